@@ -21,15 +21,13 @@ telemetry.switch_off()  # before any runtime is imported, in workers, too
 
 if TYPE_CHECKING:
     from .artifact import Artifact, Manifest, load_artifact
-    from .artifact.signing import sign, verify
     from .bench.benchmark import benchmark
     from .bench.gate.gate import gate
     from .building import build, refit
     from .calibration.ranges import Ranges
-    from .cluster.client.connection import connect
+    from .cluster.connection import connect
     from .comparison.diff import diff
     from .compiler.export import export
-    from .compiler.quantize.balance.balance import balance
     from .compiler.quantize.calibrate import calibrate
     from .compiler.quantize.quantize import quantize
     from .compiler.simplify.simplify import simplify
@@ -51,14 +49,13 @@ _HOME = {
     "Artifact": "artifact",
     "Manifest": "artifact",
     "load_artifact": "artifact",
-    "balance": "compiler.quantize.balance.balance",
     "benchmark": "bench.benchmark",
     "gate": "bench.gate.gate",
     "diff": "comparison.diff",
     "report": "reporting",
     "Ranges": "calibration.ranges",
     "calibrate": "compiler.quantize.calibrate",
-    "connect": "cluster.client.connection",
+    "connect": "cluster.connection",
     "export": "compiler.export",
     "quantize": "compiler.quantize.quantize",
     "simplify": "compiler.simplify.simplify",
@@ -78,16 +75,14 @@ _HOME = {
     "Recipe": "pipeline.recipe",
     "read_recipe": "pipeline.recipe",
     "run_untrusted": "untrusted.run",
-    "sign": "artifact.signing",
-    "verify": "artifact.signing",
     "tune": "tuning.tune",
 }
 
 __all__ = [
     "Artifact", "Manifest", "QCompileError", "Ranges", "Recipe", "TritonOptions", "__version__", "auto",
-    "balance", "benchmark", "build", "calibrate", "connect", "diff", "doctor", "export", "gate", "init",
+    "benchmark", "build", "calibrate", "connect", "diff", "doctor", "export", "gate", "init",
     "inspect", "load", "load_artifact", "migrate", "package_ep_context", "package_triton", "quantize",
-    "read_recipe", "refit", "report", "run", "run_untrusted", "sign", "simplify", "tune", "verify",
+    "read_recipe", "refit", "report", "run", "run_untrusted", "simplify", "tune",
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What a stage hands out: an artifact, the manifest beside it, and who signed it."""
+"""What a stage hands out: an artifact, and the manifest beside it."""
 
 from .artifact import (
     Artifact,

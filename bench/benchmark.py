@@ -15,19 +15,16 @@ from ..files import temporary_folder
 from ..model.pt2_archive import trusting
 from ..model.session import usable_cores
 from ..progress import Progress, silent
-from ..spec.words import AUTO, ON_SERVER
+from ..spec.words import AUTO
 from ..tensors import format_shape, samples_in
-from .evaluate import known_evaluations
 from .every_gpu import measure_every_gpu
 from .measuring.environment import environment, state
-from .measuring.gpu_metrics import ask_servers, measure_energy, measure_gpu_latencies
+from .measuring.gpu_metrics import measure_energy, measure_gpu_latencies
 from .measuring.layer_times import measure_layer_times
 from .measuring.noise import Effort, noise
 from .measuring.nvml import process_memory_bytes
-from .measuring.open_loop import SEED
 from .measuring.rounds import BenchProgress, Decided, TimingSeries, measure
 from .measuring.sweep import check_counts, sweep_batches, sweep_clients, sweep_streams
-from .measuring.under_load import check_load, find_rates, sweep_rates
 from .metrics.accuracy import read_metric
 from .metrics.quality import (
     check_evaluation,
@@ -67,8 +64,6 @@ def benchmark(
     batch_sizes: Sequence[int] = (),
     clients: Sequence[int] = (),
     streams: Sequence[int] = (),
-    rates: Sequence[float] = (),
-    p99_below_ms: float | None = None,
     cuda_graph: bool | None = None,
     layer_times: bool = False,
     torch_modes: Sequence[str] = (),
@@ -80,7 +75,6 @@ def benchmark(
     command: Sequence[str] = (),
     recipe: str | None = None,
     unbuilt: Sequence[Row] = (),
-    scores: Sequence[Path] = (),
     decided: Decided | None = None,
     compare_made: bool = False,
     progress: Progress = silent,
@@ -103,8 +97,6 @@ def benchmark(
         batch_sizes: Measure a curve over these too.
         clients: Measure a curve over so many clients at once too.
         streams: Measure the throughput of so many inferences in flight, of what runs on a GPU, too.
-        rates: Measure a curve over so many requests per second too, which arrive by themselves.
-        p99_below_ms: Find the largest rate of arriving requests whose p99 stays below this, too.
         cuda_graph: Measure every engine of TensorRT with CUDA graphs in a row of its own (True), or without
             them alone (False). By default it has one row, with them where an inference can be captured.
         layer_times: Ask the runtimes for the time of each layer, too, after everything else.
@@ -120,8 +112,6 @@ def benchmark(
         command: Words that repeat this run, for the results.
         recipe: Text of the recipe it belongs to, for the results.
         unbuilt: Rows of artifacts that could not be built, with their reasons; they are added as they are.
-        scores: Files with the scores of all parts of `evaluation`, which were evaluated elsewhere; what they
-            hold of these artifacts is not evaluated again.
         decided: Asked at the end of every launch whether to stop, in place of `precision_target`.
         compare_made: Compare outputs on the made input, where there is neither data nor evaluation.
         progress: Told of every step.
@@ -144,7 +134,6 @@ def benchmark(
     check_counts(batch_sizes, "`batch_sizes`")
     check_counts(clients, "`clients`")
     check_counts(streams, "`streams`")
-    check_load(rates, p99_below_ms)
     numbers = parse_devices(devices)
     gpu = next((number for number in numbers if number is not None), 0)
     runnables, base = choose_runnables(
@@ -183,20 +172,17 @@ def benchmark(
             workers = pool.workers
             if (evaluation or data) is not None and recorder.is_measured(base):
                 progress("compare outputs")
-                known = known_evaluations(scores, runnables, recorder, io, quality, progress)
-                measure_quality(workers, recorder, io, str(evaluation or data), quality, known)
+                measure_quality(workers, recorder, io, str(evaluation or data), quality)
             elif compare_made and recorder.is_measured(base):
                 measure_made_difference(workers, recorder, feeds)
             if decided is None:  # who has a rule of his own wants its answer, not every figure
                 measure_gpu_latencies(workers, recorder)
                 measure_energy(workers, recorder, timed, samples_in(feeds), progress)
             sweep_batches(workers, recorder, swept, folder, progress)
-            if swept and (clients or streams or rates or p99_below_ms or layer_times):
+            if swept and (clients or streams or layer_times):
                 _feed_again(workers, recorder, folder / "feeds.npz")
             sweep_clients(workers, recorder, clients, samples_in(feeds), progress)
             sweep_streams(workers, recorder, streams, samples_in(feeds), progress)
-            sweep_rates(workers, recorder, rates, progress)
-            find_rates(workers, recorder, p99_below_ms, progress)
             if layer_times:
                 measure_layer_times(workers, recorder, progress)
     except KeyboardInterrupt as error:
@@ -224,9 +210,6 @@ def benchmark(
             "batch_sizes": list(batch_sizes),
             "clients": list(clients),
             "streams": list(streams),
-            "rates": list(rates),
-            "p99_below_ms": p99_below_ms,
-            "arrivals_seed": SEED,
             "cuda_graph": cuda_graph,
             "layer_times": layer_times,
             "devices": list(devices),
@@ -278,16 +261,12 @@ def _measure(
         recorder.timed(timed, samples)
     seconds, after = time.monotonic() - began, state(gpu)
     pool.count_usage()
-    ask_servers(pool.workers, recorder)
     for name, worker in pool.workers.items():
-        if timed[name].failure is None and pool.device(name) != ON_SERVER:
+        if timed[name].failure is None:
             memory = recorder.attempt(name, partial(_memory, worker, pool.device(name)))
             if memory is not None:
                 recorder.memory(name, memory)
-    is_served = any(pool.device(name) == ON_SERVER for name in pool.workers)
-    effort = Effort(
-        seconds, pool.cpu_s + time.process_time() - own_s, pool.switches, pool.cpu_s, is_served=is_served
-    )
+    effort = Effort(seconds, pool.cpu_s + time.process_time() - own_s, pool.switches, pool.cpu_s)
     base_ms = timed[recorder.base].round_medians_ms
     judged = noise(before, after, effort, base_ms, governor=surroundings.get("governor"))
     return {"before": before | {"load_average_1min": load_average}, "after": after, "noise": judged}

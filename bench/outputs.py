@@ -15,8 +15,6 @@ from ..data.batches import Data
 from ..engines.base import Place
 from ..engines.load import engine_of
 from ..engines.registry import engine
-from ..engines.served import is_served, parse_served
-from ..engines.served.connect import look_at
 from ..errors import DataError, EngineUnavailable, InvalidOption
 from ..files import temporary_folder
 from ..model.graph import graph_precision
@@ -26,7 +24,6 @@ from ..model.random_input import RandomInput, random_feeds
 from ..model.session import make_session, run_session, session_options
 from ..model.source import NAMED, parse_source
 from ..model.weights_held import WeightsHeld, weights_of_graph
-from ..spec.words import ON_SERVER, UNKNOWN
 from ..tensors import Feeds, ModelIO, TensorInfo, format_shape, parse_input, samples_in
 from .workers.arrays import load_arrays, save_arrays
 from .workers.interpreters import Interpreters
@@ -41,20 +38,19 @@ class RunnableArtifact:
         name: Short and unique name.
         artifact: Path or MODEL spelling.
         engine: Name of its engine.
-        precision: "fp32", "fp16" or "int8"; "unknown" on a server.
+        precision: "fp32", "fp16" or "int8".
         io: Declared inputs and outputs; None where a MODEL declares none.
-        runs_on: "CPU", "GPU", or the GPUs it was built for; the server that holds it.
+        runs_on: "CPU", "GPU", or the GPUs it was built for.
         size_bytes: None for a MODEL.
         why_not: Why it cannot run here; empty when it can.
         python: Interpreter that runs it; empty for this one.
         mode: How PyTorch runs a MODEL, see `engines.pytorch.MODES`; or `words.CUDA_GRAPH`.
-        device: Where it is run: "cpu", or the GPU as "cuda:0"; "served" on a server.
+        device: Where it is run: "cpu", or the GPU as "cuda:0".
         places: Where it could be: what was optimized for a processor runs on no GPU.
         layers_by_precision: Precision to operator to number of layers, as the manifest proves it.
         made: Makes input for it; None where it is no ONNX file.
         weights: What its graph holds; None where it is no ONNX file.
         warnings: What to know of it before it is measured.
-        largest_batch: Most samples that it takes at once; None where that is not known.
         falls_back: Whether it runs without a CUDA graph where it cannot be captured, as trtexec does
             (samples/common/sampleInference.cpp of 11.1, createEnqueueFunction).
     """
@@ -75,7 +71,6 @@ class RunnableArtifact:
     made: RandomInput | None = None
     weights: WeightsHeld | None = None
     warnings: tuple[str, ...] = ()
-    largest_batch: int | None = None
     falls_back: bool = False
 
 
@@ -92,10 +87,7 @@ def describe(
 
     Raises:
         MissingFile, InvalidOption, ArtifactError: If it is not there, or not what it claims to be.
-        EngineUnavailable: If its server does not answer, or does not hold it.
     """
-    if is_served(artifact):
-        return _served(artifact, name)
     runtime = engine_of(artifact, trust=trust)
     path = Path(artifact)
     if trust:
@@ -151,25 +143,6 @@ def _elsewhere(manifest: Manifest | None, runtime: str) -> tuple[str, ...]:
     )
 
 
-def _served(artifact: str, name: str) -> RunnableArtifact:
-    """A model on a server, which is asked what the model takes; of the rest it says nothing."""
-    address = parse_served(artifact)
-    io, largest_batch = look_at(address)
-    return RunnableArtifact(
-        name=name or address.short,
-        artifact=artifact,
-        engine=address.kind,
-        precision=UNKNOWN,
-        io=io,
-        runs_on=f"served at {address.server}",
-        size_bytes=None,
-        why_not="",
-        device=ON_SERVER,
-        places=(),
-        largest_batch=largest_batch,
-    )
-
-
 def _why_not(runtime: str, pythons: Interpreters | None) -> str:
     if pythons and pythons.python(runtime):
         return pythons.why_not_run(runtime)
@@ -217,7 +190,7 @@ def feeds_for(
         for batch in Data(data, io.inputs, batch_size=batch_size, limit=samples):
             yield batch.feeds
         return
-    size = batch_size or min(samples or 8, 8, *(one.largest_batch for one in runnables if one.largest_batch))
+    size = batch_size or min(samples or 8, 8)
     runnable = next((one for one in runnables if one.made and one.made.inputs == io.inputs), None)
     if runnable is None or runnable.made is None:
         yield random_feeds(io.inputs, extent=size)
@@ -381,8 +354,6 @@ def short_name(artifact: str) -> str:
 
     A model by name keeps its package: `timm:resnet18`, and `hf:` before the name of a folder.
     """
-    if is_served(artifact):
-        return parse_served(artifact).short
     plain, _, query = artifact.partition("?")
     kind, _, name = plain.partition(":")
     if kind in NAMED:

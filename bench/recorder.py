@@ -10,7 +10,6 @@ import numpy as np
 
 from ..errors import ArtifactError, InvalidOption, QCompileError
 from ..model.weights_held import WeightsHeld
-from ..spec.words import ON_SERVER
 from .measuring.rounds import TimingSeries
 from .results.row import (
     Accuracy,
@@ -27,7 +26,6 @@ from .results.row import (
     Row,
     WarmUp,
 )
-from .results.under_load import ArrivalPoint, LargestRate
 from .statistics.launches import percentile
 from .statistics.speedup import speedup
 
@@ -83,12 +81,11 @@ class Recorder:
         """Add what the user should know."""
         self._change(name, warnings=(*self._rows[name].warnings, *texts))
 
-    def started(
-        self, name: str, cold_start: ColdStart | None, contains: str, packages: Mapping[str, str]
-    ) -> None:
-        """Record a first start; there is none to be seen of what a server holds."""
-        load_ms = cold_start.load_ms if cold_start is not None else None
-        self._change(name, cold_start=cold_start, load_ms=load_ms, contains=contains, packages=packages)
+    def started(self, name: str, cold_start: ColdStart, contains: str, packages: Mapping[str, str]) -> None:
+        """Record a first start."""
+        self._change(
+            name, cold_start=cold_start, load_ms=cold_start.load_ms, contains=contains, packages=packages
+        )
 
     def without_graph(self, name: str, error: QCompileError) -> None:
         """Record that an engine runs without a CUDA graph, and why it cannot be captured."""
@@ -145,16 +142,6 @@ class Recorder:
         """Add a point to a curve."""
         self._change(name, **{curve: (*getattr(self._rows[name], curve), point)})
 
-    def arrivals(self, name: str, point: ArrivalPoint) -> None:
-        """Add what was measured at a rate of arriving requests; measured again, it takes the place."""
-        others = [one for one in self._rows[name].arrivals if one.rate_per_s != point.rate_per_s]
-        points = sorted([*others, point], key=lambda one: one.rate_per_s)
-        self._change(name, arrivals=tuple(points))
-
-    def largest_rate(self, name: str, found: LargestRate) -> None:
-        """Record the largest rate of arriving requests whose p99 stays below a bound."""
-        self._change(name, largest_rate=found)
-
     def died(self, name: str, error: QCompileError) -> None:
         """Record that a worker is gone whose other figures stand."""
         self._change(name, output_tail=str(error.data.get("output", "")) or error.message)
@@ -179,7 +166,7 @@ class Recorder:
                     f"the interval of its speed-up is wider than {precision_target:.1%}: "
                     "measure longer (max time), or on a quieter machine",
                 )
-            if row.device != reference.device and ON_SERVER not in (row.device, reference.device):
+            if row.device != reference.device:
                 self.warn(
                     row.name,
                     f"ran on {row.device}, the baseline on {reference.device}: the speed-up compares devices "

@@ -13,20 +13,16 @@ the input ends and so does the worker; where the system can do it, it is killed 
 | `{"do": "feed", "path"}`                               | `{"first_ns", "at_rest"}`; `time` has the feeds |
 | `{"do": "time", "iterations", "discard", "rest"}`      | `{"ns": [...], "at_rest"}`                      |
 | `{"do": "clients", "clients", "seconds"}`              | `{"ns": [...], "wall_ns", "at_rest"}`           |
-| `{"do": "arrivals", "rate", "requests", "seed",        | `{"ns": [...], "service_ns": [...], "wall_ns",  |
-|   "below_ms"}`                                         |   "backlog", "overloaded", "servers", "at_rest"}` |
 | `{"do": "in_flight", "streams", "seconds"}`            | `{"ns": [...], "wall_ns", "at_rest"}`           |
 | `{"do": "gpu_times", "iterations"}`                    | `{"compute_ns", "with_transfers_ns", ...}`      |
 | `{"do": "layer_times", "engine"}`                      | `{"ms": {layer: median}}`; the artifact is      |
 |                                                        |   closed, so nothing can be timed afterwards    |
-| `{"do": "server_times"}`                               | `{"said"}`: what a server says of its time      |
 | `{"do": "infer", "path", "output"}`                    | `{}`; outputs are written to `output` (`.npz`)  |
 | `{"do": "layers", "job"}`                              | what `comparison.layers.job.run_job` returns    |
 | `{"do": "memory"}`                                     | `{"peak_bytes"}`                                |
 | `{"do": "usage"}`                                      | `{"cpu_s", "involuntary_switches"}`             |
 
-In front of the answers to `layers` and `arrivals` come lines `{"progress": N}`, N the number of batches or
-requests done.
+In front of the answer to `layers` come lines `{"progress": N}`, N the number of batches done.
 An answer has `"ok": true`, or `"ok": false` and the error's `type`, `message` and `hint`. After a timing it
 comes once the threads of the runtime have stopped spinning, so that they do not disturb the next worker:
 `at_rest` is false where they never do.
@@ -103,12 +99,12 @@ class WorkerSession:
         start = time.perf_counter_ns()
         self.runner.infer(self.feeds)
         spent = time.perf_counter_ns() - start
-        return {"first_ns": spent, "at_rest": self._rest()}
+        return {"first_ns": spent, "at_rest": _wait_for_rest()}
 
     def do_time(self, request: dict[str, Any]) -> dict[str, Any]:
         discard = request.get("discard", 0)
         durations = self.runner.time(self.feeds, request["iterations"] + discard)
-        at_rest = not request.get("rest", True) or self._rest()
+        at_rest = not request.get("rest", True) or _wait_for_rest()
         return {"ns": durations[discard:].tolist(), "at_rest": at_rest}
 
     def do_clients(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -119,30 +115,7 @@ class WorkerSession:
             for _ in range(1, request["clients"]):
                 runners.append(self._for_another_client(stack))
             durations_ns, wall_ns = time_clients(runners, self.feeds, request["seconds"])
-        return {"ns": durations_ns, "wall_ns": wall_ns, "at_rest": self._rest()}
-
-    def do_arrivals(self, request: dict[str, Any]) -> dict[str, Any]:
-        from .measuring.enough import looks_at
-        from .measuring.open_loop import poisson_arrivals, serve_arrivals
-
-        below_ms, count = request.get("below_ms"), request["requests"]
-        has_enough = looks_at(int(below_ms * 1e6), count) if below_ms else None
-        arrivals = poisson_arrivals(request["rate"], count, seed=request["seed"])
-        with contextlib.ExitStack() as stack:
-            runners = [self.runner]
-            for _ in range(1, self.runner.calls_at_once):
-                runners.append(self._for_another_client(stack))
-            calls = [runner.prepare(self.feeds) for runner in runners]
-            served = serve_arrivals(calls, arrivals, has_enough=has_enough, tell=self.tell)
-        return {
-            "ns": served.latencies.tolist(),
-            "service_ns": served.services.tolist(),
-            "wall_ns": served.wall_ns,
-            "backlog": served.backlog,
-            "overloaded": served.overloaded,
-            "servers": len(calls),
-            "at_rest": self._rest(),
-        }
+        return {"ns": durations_ns, "wall_ns": wall_ns, "at_rest": _wait_for_rest()}
 
     def do_in_flight(self, request: dict[str, Any]) -> dict[str, Any]:
         from .measuring.in_flight import time_in_flight
@@ -162,7 +135,6 @@ class WorkerSession:
     def do_layer_times(self, request: dict[str, Any]) -> dict[str, Any]:
         from ..engines.gpu import parse_device
         from ..engines.registry import engine
-        from ..spec.words import ON_SERVER
 
         self.runner.close()  # two at once may not fit on a GPU
         place = self.request.get("device") or "cpu"
@@ -170,15 +142,12 @@ class WorkerSession:
             self.request["artifact"],
             self.feeds,
             threads=self.request["threads"],
-            device=None if place == ON_SERVER else parse_device(place),
+            device=parse_device(place),
         )
         taken_ms = {layer: ms for layer, ms in times_ms.items() if ms > 0.0}  # others are fused, or free
         if not taken_ms:
             raise EngineUnavailable("the profiler reports no layer")
         return {"ms": taken_ms}
-
-    def do_server_times(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {"said": self.runner.server_times() if hasattr(self.runner, "server_times") else ""}
 
     def do_infer(self, request: dict[str, Any]) -> None:
         from .workers.arrays import load_arrays, save_arrays
@@ -200,11 +169,6 @@ class WorkerSession:
         children = resource.getrusage(resource.RUSAGE_CHILDREN)  # compilers, once they have ended
         cpu_s = time.process_time() + children.ru_utime + children.ru_stime
         return {"cpu_s": cpu_s, "involuntary_switches": switches}
-
-    def _rest(self) -> bool:
-        """Wait for the threads of this process, and for those elsewhere that this process cannot see."""
-        time.sleep(self.runner.rest_s)
-        return _wait_for_rest()
 
     def _for_another_client(self, stack: contextlib.ExitStack) -> Any:
         """A runner for one more thread: the same, unless it is for one alone.

@@ -1,4 +1,4 @@
-"""Plot each tensor's histogram with the thresholds of every method."""
+"""Plot each tensor's histogram with the thresholds of every method, as SVG."""
 
 from __future__ import annotations
 
@@ -8,66 +8,71 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import EngineUnavailable, InvalidOption
-from ..progress import quiet
+from ..errors import InvalidOption
+from ..figures import figure
+from ..svg import Scale, area, axes, line, picture, text
 from .histogram import BINS, Histogram
 from .ranges import Ranges
 from .summary import TensorSummary
 
-SUFFIXES = (".svg", ".png")
+SUFFIX = ".svg"
+DASHES = {"minmax": "", "percentile": "9 4", "entropy": "3 3", "mse": "12 4 3 4", "auto": ""}
+"""The line of each method: colour alone does not tell them apart."""
 
-_COLUMNS = 2
 _BARS = 256  # bins drawn per tensor: more would be finer than a line
-_COLOURS = {
-    "minmax": "#888888", "percentile": "#1b7837", "entropy": "#b2182b", "mse": "#2166ac", "auto": "#762a83",
-}  # fmt: skip
+_PANEL, _PLOT = (560, 230), (46, 56, 360, 124)  # pixels: of a tensor, and of the plot in it
 
 
 def plot_ranges(ranges: Ranges, tensors: Sequence[TensorSummary], path: Path) -> None:
     """Draw tensors, in the given order, to `path` (inside `files.writing`).
 
     Raises:
-        InvalidOption: If the file is neither .svg nor .png, or there is no tensor.
-        EngineUnavailable: If matplotlib is missing.
+        InvalidOption: If the file is no .svg, or there is no tensor.
     """
-    if path.suffix not in SUFFIXES:
-        raise InvalidOption(f"`plot` {path.name}: {' or '.join(SUFFIXES)} is required", option="plot")
+    if path.suffix != SUFFIX:
+        raise InvalidOption(f"`plot` {path.name}: {SUFFIX} is required", option="plot")
     if not tensors:
         raise InvalidOption("`plot`: no tensor has values to draw", option="plot")
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise EngineUnavailable(
-            f"matplotlib cannot be imported ({error})", hint="pip install 'qcompile[report]'", engine="plot"
-        ) from error
-    rows = -(-len(tensors) // _COLUMNS)
-    # Names and words stay text in an SVG, and no random identifiers make equal pictures differ.
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "qcompile", "font.size": 9}):
-        figure = Figure(figsize=(12, 2.8 * rows + 0.6), layout="constrained")
-        axes = figure.subplots(rows, min(_COLUMNS, len(tensors)), squeeze=False).flatten()
-        for axis, one in zip(axes, tensors, strict=False):
-            _draw(axis, ranges.histograms[one.tensor], one, str(ranges.method.name))
-        for axis in axes[len(tensors) :]:
-            axis.set_visible(False)
-        with quiet():  # names in scripts that the font lacks: an SVG has them as text all the same
-            figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
+    columns = min(2, len(tensors))
+    panels = []
+    for index, summary in enumerate(tensors):
+        x, y = (index % columns) * _PANEL[0], (index // columns) * _PANEL[1]
+        title = f"{_short(summary.tensor)}   {summary.snr_db:.1f} dB, {summary.clipped:.2%} clipped"
+        parts = [text(0, 0, title, shift=(-36, -34), anchor="start", colour="ink", size=13)]
+        for row, (method, amax) in enumerate(summary.amax.items()):
+            is_chosen = method == ranges.method.name
+            words, height = f"{method} {amax:.3g}", 100 * (row + 0.5) / len(summary.amax)
+            parts.append(text(100, height, words, shift=(34, 4), anchor="start", colour=method,
+                              kind="label" if is_chosen else ""))  # fmt: skip
+            parts.append(_threshold((102, height), (108, height), method, is_chosen=is_chosen))
+        panels.append(
+            ((x + _PLOT[0], y + _PLOT[1], *_PLOT[2:]), histogram_plane(ranges, summary) + "".join(parts))
+        )
+    size = (columns * _PANEL[0], -(-len(tensors) // columns) * _PANEL[1])
+    path.write_text(picture(panels, size), encoding="utf-8")
 
 
-def _draw(axis: Any, histogram: Histogram, one: TensorSummary, chosen: str) -> None:
+def histogram_plane(ranges: Ranges, summary: TensorSummary) -> str:
+    """Return a tensor's histogram, counts on a logarithmic scale, with the thresholds of every method."""
+    histogram = ranges.histograms[summary.tensor]
     counts, edges = bars(histogram)
-    axis.stairs(counts, edges, fill=True, color="#9ecae1", linewidth=0)
-    axis.set_yscale("log")
-    axis.set_ylim(bottom=0.5)
-    for method, amax in one.amax.items():
-        style: dict[str, Any] = {"color": _COLOURS[method], "linewidth": 2.2 if method == chosen else 1.1}
-        axis.axvline(amax, label=f"{method} {amax:.3g}", **style)
-        if histogram.min < 0:
-            axis.axvline(-amax, **style)
-    title = f"{_short(one.tensor)}   {one.snr_db:.1f} dB, {one.clipped:.2%} clipped"
-    axis.set_title(title, loc="left", parse_math=False)
-    axis.set_ylabel("values")
-    axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
+    sides = {method: (amax, -amax) if histogram.min < 0 else (amax,) for method, amax in summary.amax.items()}
+    ends = [float(edges[0]), float(edges[-1]), *(side for pair in sides.values() for side in pair)]
+    space = (max(ends) - min(ends)) * 0.04
+    x = Scale(min(ends) - space, max(ends) + space)
+    y = Scale(0.5, 2.0 * max(counts), "log", grows_up=True)
+    outline = []
+    for left, right, count in zip(edges[:-1], edges[1:], counts, strict=True):
+        height = y.at(max(count, 0.5))
+        outline += [(x.at(left), height), (x.at(right), height)]
+    drawing = axes(x, y, ("value of the tensor", "values, logarithmic scale"))
+    drawing += area([(outline[0][0], 100), *outline, (outline[-1][0], 100)], "float", opacity=0.45)
+    for method, amax in summary.amax.items():
+        is_chosen = method == ranges.method.name
+        for side in sides[method]:
+            tip = f"{method}: {figure(amax)}{', chosen' if is_chosen else ''}"
+            drawing += _threshold((x.at(side), 0), (x.at(side), 100), method, is_chosen=is_chosen, tip=tip)
+    return drawing
 
 
 def bars(histogram: Histogram) -> tuple[Any, Any]:
@@ -82,5 +87,11 @@ def bars(histogram: Histogram) -> tuple[Any, Any]:
 
 
 def _short(name: str) -> str:
-    printable = "".join(letter if letter.isprintable() else "�" for letter in name)
+    printable = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
     return printable if len(printable) <= 40 else f"…{printable[-39:]}"
+
+
+def _threshold(
+    start: tuple[float, float], end: tuple[float, float], method: str, *, is_chosen: bool, tip: str = ""
+) -> str:
+    return line(start, end, method, width=2.4 if is_chosen else 1.4, dashes=DASHES[method], tip=tip)

@@ -25,7 +25,6 @@ SAMPLES_OF_LAYERS = 8
     DiffCommand,
     "qcompile diff model.py:build model.int8.onnx --data data.py:evaluation",
     "qcompile diff model.onnx model.fp16.onnx --atol logits:1e-2 --rtol 1e-2",
-    "qcompile diff model.onnx kserve:http://127.0.0.1:8000/v2/models/digits",
     "qcompile diff model.onnx model.int8.onnx --snr 20",
     "qcompile diff model.onnx model.int8.onnx --judge features:signal --judge scores:classes",
     "qcompile diff model.onnx model.int8.onnx --data data.py:evaluation --metric top1 --max-drop 0.5",
@@ -34,9 +33,6 @@ SAMPLES_OF_LAYERS = 8
 )
 def diff(session: Session, given: DiffCommand) -> int:
     """Print how far the outputs, or the layers, are apart."""
-    from ..artifact.signing import verify_files
-
-    session.warn(verify_files((given.reference, given.artifact), given.verify_key))
     if given.layers:
         _refuse(given, _OF_OUTPUTS, "belongs to the comparison of outputs", "leave it out, or `layers`")
         return _layers(session, given)

@@ -33,7 +33,7 @@ _RECIPE = """\
 _OTHERS = (
     (
         "`NAME.onnx`",
-        "`export`, `simplify`, `balance`, `quantize`, `build`",
+        "`export`, `simplify`, `quantize`, `build`",
         "ONNX. Its metadata hold `qcompile.inputs`: extents of the example and limits of dynamic "
         "axes. Weights beyond 2 GB lie in `NAME.onnx.data`.",
     ),
@@ -82,22 +82,11 @@ FORMATS = (
         "made from, and what was verified. Version 1.",
     ),
     Format(
-        "Signature",
-        "signature.schema.json",
-        "`NAME.sig` lies beside an artifact that [`sign`](../integrity.md) signed: the HMAC-SHA256 of "
-        "its manifest.",
-    ),
-    Format(
         "Results",
         "results.schema.json",
-        "`results.json` of `bench` and `run`: what was measured, on which machine, and with which "
+        "`results.json` of `bench`, `run` and `sweep`: what was measured, on which machine, and with which "
         "interval. Version 2.",
         "../../bench/results/results.schema.json",
-    ),
-    Format(
-        "Sweep",
-        "sweep.schema.json",
-        "`sweep.json` of [`sweep`](../sweep.md): what became of each cell. Version 1.",
     ),
     Format(
         "Layers",
@@ -110,12 +99,6 @@ FORMATS = (
         "`NAME.ranges` of `calibrate`: a safetensors file with the counts of each tensor, int64 [4096]:"
         " 2048 bins below zero and 2048 above. The keys below are those of its header. Version 2, or 3 "
         "where the file comes from TensorRT's cache.",
-    ),
-    Format(
-        "Scores",
-        "scores.schema.json",
-        "The file of an evaluation of a part of the data, which workers of a cluster write: a "
-        "safetensors file. The keys below are those of its header. Version 1.",
     ),
 )
 

@@ -24,20 +24,14 @@ if TYPE_CHECKING:
 )
 def gate(session: Session, given: GateCommand) -> int:
     """Print the table of checks, and why one failed."""
-    from ..artifact.signing import verify_files
     from ..bench.gate.gate import gate as judge
     from ..bench.gate.junit import save_junit
     from ..bench.gate.markdown import notes_of, save_markdown
-    from ..bench.gate.pairs import find_pairs
     from ..files import check_output
 
     for path in (given.junit, given.markdown):
         if path is not None:
             check_output(path)
-    if given.verify_key is not None:
-        pairs = find_pairs(given.old, given.new).pairs
-        files = [one for pair in pairs for one in (pair.old, pair.new) if one]
-        session.warn(verify_files(files, given.verify_key))
     result = judge(
         given.old,
         given.new,

@@ -22,7 +22,6 @@ _VERBS = {
     "init": "write a commented recipe for a model and data",
     "export": "export a PyTorch model to ONNX and check it",
     "simplify": "fold and fuse nodes; outputs stay equal",
-    "balance": "balance channels before INT8",
     "calibrate": "observe activations on samples",
     "ranges": "show ranges, merge shards, write TensorRT's cache",
     "quantize": "convert to INT8, FP8, INT4, FP16 or BF16 for a target",
@@ -38,8 +37,6 @@ _VERBS = {
     "worker": "carry out stages for a Dask scheduler",
     "migrate": "turn a trtexec or Polygraphy command line into a recipe",
     "package": "package an artifact for a server",
-    "sign": "sign artifacts with a key",
-    "verify": "verify who signed artifacts",
     "inspect": "show what a file contains",
     "doctor": "check what works on this machine",
     "completion": "complete commands in your shell",
@@ -120,9 +117,10 @@ def _run(arguments: list[str], stop: StopSignals) -> int:
             return stop.exit_code  # `bench` keeps what it has measured, and says so itself
         return code if isinstance(code, int) else 0
     except click.ClickException as error:
-        gone = removed_option(error.option_name) if isinstance(error, click.NoSuchOption) else ""
-        if gone:
-            error = click.UsageError(gone, error.ctx)  # type: ignore[union-attr]
+        if isinstance(error, click.NoSuchOption):
+            command = error.ctx.info_name if error.ctx is not None else None
+            if gone := removed_option(error.option_name, command or ""):
+                error = click.UsageError(gone, error.ctx)
         error.message = plain_lines(error.message)  # type: ignore[misc]  # nothing else is shown
         error.show()
         return error.exit_code

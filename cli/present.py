@@ -13,7 +13,6 @@ from .tables import (
     curve_table,
     gpu_table,
     layer_tables,
-    load_tables,
     noise_lines,
     reasons,
     results_table,
@@ -65,7 +64,7 @@ def present_results(session: Session, results: Results) -> None:
     if not session.quiet:
         session.table(results_table(results, width=session.width))
         curves = [curve_table(results, curve) for curve in get_args(Curve)]
-        for table in (gpu_table(results), *curves, *load_tables(results), *layer_tables(results)):
+        for table in (gpu_table(results), *curves, *layer_tables(results)):
             if table is not None:
                 session.table(table)
     for line in reasons(results):

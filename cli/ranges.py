@@ -33,12 +33,12 @@ def show(session: Session, given: ShowRangesCommand) -> None:
     """Print the table of tensors."""
     file, plot, tensors = given.file, given.plot, given.tensors
     from ..calibration import load_ranges, parse_method
-    from ..calibration.plot import SUFFIXES, plot_ranges
+    from ..calibration.plot import SUFFIX, plot_ranges
     from ..calibration.summary import summarize
     from ..files import writing
 
-    if plot is not None and plot.suffix not in SUFFIXES:
-        raise Refused("plot", f"{' or '.join(SUFFIXES)} is required", value=str(plot))
+    if plot is not None and plot.suffix != SUFFIX:
+        raise Refused("plot", f"{SUFFIX} is required", value=str(plot))
     loaded = load_ranges(file)
     session.warn(loaded.notes)
     chosen = parse_method(given.method) if given.method else loaded.method

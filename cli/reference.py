@@ -16,7 +16,7 @@ import click
 import msgspec
 
 from ..deploy import TritonOptions
-from ..pipeline.migrate.flags import Tool, dashed, flags_of
+from ..pipeline.migrate.flags import TOOLS, dashed, flags_of
 from ..spec.artifacts import BuildSpec, QuantizeSpec
 from ..spec.measure import Budget
 from ..spec.option import Option, fields_of, options_of
@@ -150,10 +150,12 @@ def _python() -> Iterator[str]:
 
 
 def _migration() -> Iterator[str]:
-    yield from ("<!-- Written by python -m qcompile.cli.reference from pipeline/migrate/*.toml. -->", "")
+    yield from (
+        "<!-- Written by python -m qcompile.cli.reference from pipeline/migrate/options.toml. -->",
+        "",
+    )
     yield from ("# Options of trtexec and Polygraphy", "", _MIGRATION)
-    tools: tuple[Tool, ...] = ("trtexec", "polygraphy")
-    for tool in tools:
+    for tool in TOOLS:
         flags = list(dict.fromkeys(flags_of(tool).values()))
         yield from (
             "",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import InvalidOption
-from ..spec.recipes import RunCommand, recipe_schema
+from ..spec.recipes import RunCommand, RunOptions, recipe_schema
 from ..untrusted.child import is_child
 from .present import present_results
 from .scheduler import executor_of, listener_of
@@ -18,7 +20,8 @@ from .untrusted import refuse_trust
 from .verb import verb
 
 if TYPE_CHECKING:
-    from ..pipeline.recipe import Recipe
+    from ..pipeline.plan import Plan
+    from ..pipeline.run import RunReport
 
 
 @verb(
@@ -36,25 +39,47 @@ def run(session: Session, given: RunCommand) -> int:
         return 0
     if given.recipe is None:
         raise click.UsageError("Missing argument 'RECIPE'.")
-    from ..pipeline.recipe import read_recipe
-
-    recipe = read_recipe(given.recipe, told=lambda text: session.warn([text]))
-    if recipe.model.trust and is_child():
-        refuse_trust("model.trust of the recipe")
-    if given.dry_run:
-        return _show_plan(session, given, recipe)
+    from ..pipeline.plan import plan
     from ..pipeline.run import run as run_recipe
 
-    with executor_of(session, given, given.output or recipe.folder / recipe.output) as executor:
-        report = run_recipe(
-            recipe,
-            output=given.output,
-            again=given.again,
-            trust=given.trust,
-            executor=executor,
-            progress=session.progress,
-            listener=listener_of(session, executor),
+    return carry_out(session, given, given.recipe, run_recipe, plan)
+
+
+def carry_out(
+    session: Session,
+    given: RunOptions,
+    path: Path,
+    run_recipe: Callable[..., RunReport],
+    plan: Callable[..., Plan],
+) -> int:
+    """Run a recipe, or print what a run would do; return the exit code.
+
+    Raises:
+        InvalidOption: For a dry run with a scheduler: what a stage depends on is known on its worker.
+    """
+    from ..pipeline.recipe import read_recipe
+
+    recipe = read_recipe(path, told=lambda text: session.warn([text]))
+    if recipe.model.trust and is_child():
+        refuse_trust("model.trust of the recipe")
+    options: dict[str, Any] = {
+        "output": given.output, "again": given.again, "trust": given.trust, "progress": session.progress,
+    }  # fmt: skip
+    if given.dry_run and given.scheduler:
+        raise InvalidOption(
+            "`dry_run` tells what this machine would do; it is required without `scheduler`",
+            hint="leave one of them out",
+            option="dry_run",
         )
+    if given.dry_run:
+        return _show_plan(session, plan(recipe, **options))
+    with executor_of(session, given, given.output or recipe.folder / recipe.output) as executor:
+        report = run_recipe(recipe, executor=executor, listener=listener_of(session, executor), **options)
+    return _present(session, report)
+
+
+def _present(session: Session, report: RunReport) -> int:
+    """Print what a run did, and the table of what was measured; return the exit code."""
     results = report.results
     session.json(
         {
@@ -66,6 +91,7 @@ def run(session: Session, given: RunCommand) -> int:
             "report": str(report.page) if report.page else None,
             "budget": report.budget,
             "where": report.where,
+            **({"impossible": report.impossible} if report.impossible else {}),
         }
     )
     if results:
@@ -74,7 +100,7 @@ def run(session: Session, given: RunCommand) -> int:
         session.table(_artifacts_table(report))
     if session.quiet or not results:  # else the table's rows have said it
         session.warn(f"{name}: not built: {error}" for name, error in report.failures.items())
-    if all(state == "skipped" for state in report.stages.values()):
+    if not report.failures and all(state == "skipped" for state in report.stages.values()):
         session.note("nothing changed: every stage was done already (--again bench measures again)")
     if report.page:
         session.say(f"report: {report.page}")
@@ -97,28 +123,8 @@ def _present_budget(session: Session, budget: dict[str, str] | None) -> bool:
     return bool(kept)
 
 
-def _show_plan(session: Session, given: RunCommand, recipe: Recipe) -> int:
-    """Print what a run would do.
-
-    Raises:
-        InvalidOption: With a scheduler: what a stage depends on is known on the worker that carries it out.
-    """
-    from ..pipeline.plan import plan
-
-    if given.scheduler:
-        raise InvalidOption(
-            "`dry_run` tells what this machine would do; it is required without `scheduler`",
-            hint="leave one of them out",
-            option="dry_run",
-        )
-
-    planned = plan(
-        recipe,
-        output=given.output,
-        again=given.again,
-        trust=given.trust,
-        progress=session.progress,
-    )
+def _show_plan(session: Session, planned: Plan) -> int:
+    """Print what a run would do."""
     session.json(planned.as_json())
     if session.quiet or session.as_json:
         return 0
@@ -148,4 +154,6 @@ def _artifacts_table(report: Any) -> Any:
         add_row(table, name, path.name, bytes_text(path.stat().st_size))
     for name in report.failures:
         add_row(table, name, "failed", DASH)
+    for name in report.impossible:
+        add_row(table, name, "impossible", DASH)
     return table

@@ -32,12 +32,12 @@ def executor_of(session: Session, given: SchedulerOptions, output: Path) -> Iter
         ClusterError: If the scheduler cannot be used.
     """
     if not given.scheduler:
-        for option in ("tls_ca", "tls_cert", "tls_key", "insecure"):
+        for option in ("tls_ca", "tls_cert", "tls_key", "insecure", "store"):
             if getattr(given, option):
                 raise InvalidOption(f"`{option}` is for `scheduler`, which is missing", option=option)
         yield None
         return
-    from ..cluster.client.connection import connect
+    from ..cluster.connection import connect
     from ..pipeline.store import FOLDER
 
     session.progress("connect to the scheduler")
@@ -47,7 +47,7 @@ def executor_of(session: Session, given: SchedulerOptions, output: Path) -> Iter
         tls_cert=given.tls_cert,
         tls_key=given.tls_key,
         insecure=given.insecure,
-        store=output / FOLDER / _WORKER if given.scheduler == LOCAL else None,
+        store=output / FOLDER / _WORKER if given.scheduler == LOCAL else given.store or None,
         told=lambda text: session.warn([text]),
     ) as executor:
         names = ", ".join(sorted(facts.name for facts in executor.workers.values()))

@@ -6,12 +6,7 @@ import inspect
 import json
 from typing import Any
 
-import msgspec
-
 from ..artifact.file_types import manifest_schema
-from ..artifact.signing import Signature
-from ..bench.metrics import scores_file
-from ..bench.results.sweep_results import sweep_schema
 from ..calibration import ranges_file
 from ..comparison.layers.file_types import layers_schema
 from ..spec.recipes import recipe_schema
@@ -26,9 +21,6 @@ def schemas() -> dict[str, dict[str, Any]]:
         "manifest": manifest_schema(),
         "layers": layers_schema(),
         "ranges": ranges_file.header_schema(),
-        "scores": scores_file.header_schema(),
-        "signature": msgspec.json.schema(Signature),
-        "sweep": sweep_schema(),
     }
     files = {f"{name}.schema.json": described(f"qcompile {name}", one) for name, one in made.items()}
     return {"recipe.schema.json": recipe_schema(), **files}

@@ -38,7 +38,6 @@ class Session:
     def __init__(self, *, verbose: bool, quiet: bool, as_json: bool) -> None:
         self.verbose, self.quiet, self.as_json = verbose, quiet, as_json
         self._display: Any = None
-        self._live = False
         self._task: Any = None
         self._last_line = 0.0
         self._text, self._began, self._first = "", 0.0, 0
@@ -94,42 +93,14 @@ class Session:
             finally:
                 self._display = None
 
-    @contextlib.contextmanager
-    def live(self, render: Callable[[], Any]) -> Iterator[bool]:
-        """Show what `render` returns in place of the line of progress, drawn again and again.
-
-        Yields:
-            Whether it is shown: only on a terminal.
-        """
-        if self._display is None:
-            yield False
-            return
-        from rich.console import Console
-        from rich.live import Live
-
-        line = self._display
-        line.stop()
-        shown = Live(
-            console=Console(stderr=True), get_renderable=render, refresh_per_second=4, transient=True
-        )
-        try:
-            with shown:
-                self._display, self._live = shown, True
-                yield True
-        finally:
-            self._display, self._live = line, False
-            line.start()
-
     def progress(self, text: str, done: int = 0, total: int | None = None, /) -> None:
         """Show what is being done; this is the `progress` that library functions take."""
         now, text = time.monotonic(), plain(text)
         if text != self._text:
             self._text, self._began, self._first = text, now, done
-            if self._display is not None and not self._live:  # a total cannot be taken back from a task
+            if self._display is not None:  # a total cannot be taken back from a task
                 self._display.remove_task(self._task)
                 self._task = self._display.add_task(text, total=total, pace="")
-        if self._live:
-            return
         pace = _pace(done - self._first, now - self._began, (total or 0) - done)
         if self._display is not None:
             self._display.update(self._task, description=text, completed=done, total=total, pace=pace)

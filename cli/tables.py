@@ -62,14 +62,15 @@ def results_table(results: Results, *, width: int) -> Table:
     from ..bench.results.render import interval_words
 
     settings, machine = results.settings, results.environment
-    shapes = ", ".join(f"{name}:{shape}" for name, shape in settings["inputs"].items())
+    shapes = ", ".join(f"{name}:{shape}" for name, shape in settings.get("inputs", {}).items())
+    baseline = "the baseline of each measurement" if results.machines else results.baseline
     wide = width >= _WIDE
     gap = ", " if wide else "\n"
     table = make_table(
-        f"{shapes} · {settings['threads']} threads · {machine['processor']} · speed-up against "
-        f"{results.baseline} with its {interval_words(results.confidence)}",
+        f"{f'{shapes} · ' if shapes else ''}{settings['threads']} threads · {machine['processor']} · "
+        f"speed-up against {baseline} with its {interval_words(results.confidence)}",
         "artifact",
-        *(["machine"] if results.machines else []),
+        *(["measurement"] if results.machines else []),
         "runs on",
         "latency ms: median, p90, p99" if wide else "latency ms\np90  p99",
         "samples/s",
@@ -137,27 +138,6 @@ def curve_table(results: Results, curve: Curve) -> Table | None:
         cells = map(figure, (point.median_ms, point.p99_ms, point.throughput_per_s))
         add_row(table, name, str(point.count), *cells)
     return table
-
-
-def load_tables(results: Results) -> list[Table]:
-    """Return the tables of latencies over rates of arriving requests, and of the largest rates."""
-    from ..bench.results import under_load_text as text
-
-    tables = []
-    if any(row.arrivals for row in results.rows):
-        table = make_table("under load", "artifact", *text.COLUMNS)
-        for row in results.rows:
-            for point in row.arrivals:
-                add_row(table, row.name, *text.arrival_cells(point))
-        tables.append(table)
-    bound_ms = text.bound_of(results.rows)
-    if bound_ms is not None:
-        table = make_table(f"p99 below {bound_ms:g} ms", "artifact", *text.LARGEST_COLUMNS)
-        for row in results.rows:
-            if row.largest_rate is not None:
-                add_row(table, row.name, *text.largest_cells(row.largest_rate))
-        tables.append(table)
-    return tables
 
 
 def layer_tables(results: Results) -> list[Table]:

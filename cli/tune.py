@@ -51,7 +51,7 @@ def tune(session: Session, given: TuneCommand) -> None:
             elsewhere=on_executor(executor, given.output, progress=session.progress) if executor else None,
             progress=session.progress,
         )
-    picture = _picture(session, tuned, given.output, given.max_drop)
+    picture = _picture(tuned, given.output, given.max_drop)
     session.json(tuned.as_json())
     session.warn(tuned.notes)
     _show(session, tuned)
@@ -61,22 +61,17 @@ def tune(session: Session, given: TuneCommand) -> None:
         f"ONNX Runtime, {best.drop:+.3g} lost of "
         f"{accuracy_text(tuned.float_value, unit_of(tuned.metric))} {tuned.metric}"
     )
-    session.say(f"recipe: {tuned.recipe}" + (f"  picture: {picture}" if picture else ""))
+    session.say(f"recipe: {tuned.recipe}  picture: {picture}")
 
 
-def _picture(session: Session, tuned: TuneResult, output: Path, max_drop: float) -> Path | None:
+def _picture(tuned: TuneResult, output: Path, max_drop: float) -> Path:
     from ..bench.results.row import unit_of
-    from ..errors import EngineUnavailable
     from ..files import writing
     from ..tuning.pareto_plot import plot_front
 
     path = output / "front.svg"
-    try:
-        with writing(path) as temporary:
-            plot_front(tuned, temporary, max_drop=max_drop, unit=unit_of(tuned.metric))
-    except EngineUnavailable as reason:
-        session.warn([f"no picture: {reason.message}"])
-        return None
+    with writing(path) as temporary:
+        plot_front(tuned, temporary, max_drop=max_drop, unit=unit_of(tuned.metric))
     return path
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,8 +21,9 @@ from ..spec.decode import Told, decode, deprecated
 from ..spec.measure import BenchCommand, DiffCommand
 from ..spec.models import CalibrateCommand, ExportCommand
 from ..spec.option import Option, options_of
-from ..spec.recipes import MigrateCommand, RunCommand
-from ..spec.sweep import SweepCommand
+from ..spec.recipes import MigrateCommand, RunCommand, SweepCommand
+from ..spec.removed import removed_option
+from ..spec.words import FORMER_ISAS
 from .completions import completer
 from .session import Session, examples, session_options
 
@@ -64,7 +65,7 @@ def verb(
         options = sorted(options_of(spec), key=lambda one: "." in one.key)  # those of tables last
         made = cls(
             function.__name__,
-            params=[*map(parameter, options), *former_parameters(options), *session_options(files=files)],
+            params=[*map(parameter, options), *session_options(files=files)],
             callback=Session.of(called),
             help=spec.__doc__,
             short_help=short_help,
@@ -74,23 +75,6 @@ def verb(
         return made
 
     return decorate
-
-
-def former_parameters(options: Iterable[Option]) -> list[click.Parameter]:
-    """Return a hidden option for each former name."""
-    parameters: list[click.Parameter] = []
-    for one in options:
-        if one.spelling.formerly:
-            made = parameter(one)
-            made.name, made.opts, made.default = _former_name(one), [one.former_flag], None
-            assert isinstance(made, click.Option)
-            made.hidden = True
-            parameters.append(made)
-    return parameters
-
-
-def _former_name(one: Option) -> str:
-    return one.key.replace(".", "__").removesuffix(one.name) + one.spelling.formerly
 
 
 def parameter(one: Option) -> click.Parameter:
@@ -125,14 +109,17 @@ def parameter(one: Option) -> click.Parameter:
 
 
 class _Choice(click.Choice[str]):
-    """The values of an option. Their former names, which help does not show, are for `decode` to read."""
+    """The values of an option. `decode` reads former names of instruction sets, and says what went."""
 
     def __init__(self, one: Option) -> None:
         super().__init__(one.choices)
-        self._former = one.spelling.former_values
+        self._name = one.name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value if value in self._former else super().convert(value, param, ctx)
+        is_former = self._name == "isa" and value in FORMER_ISAS
+        if is_former or removed_option(f"{self._name}={value}"):
+            return value
+        return super().convert(value, param, ctx)
 
 
 def _metavar(one: Option) -> str | None:
@@ -166,17 +153,13 @@ def read(spec: type[Spec], given: Mapping[str, Any], *, told: Told = deprecated)
     """
     values: dict[str, Any] = {}
     for one in options_of(spec):
-        former = given.get(_former_name(one)) if one.spelling.formerly else None
-        now = given[one.key.replace(".", "__")]
-        if former and now == one.default:
-            now = None  # it was not typed
-        for name, value in ((one.spelling.formerly, former), (one.name, now)):
-            if value is None or value == ():
-                continue
-            if one.repeated and one.spelling.split:
-                parts = [part.strip() for text in value for part in re.split(one.spelling.split, text)]
-                value = [part for part in parts if part]
-            _table_of(one, values)[name] = list(value) if isinstance(value, tuple) else value
+        value = given[one.key.replace(".", "__")]
+        if value is None or value == ():
+            continue
+        if one.repeated and one.spelling.split:
+            parts = [part.strip() for text in value for part in re.split(one.spelling.split, text)]
+            value = [part for part in parts if part]
+        _table_of(one, values)[one.name] = list(value) if isinstance(value, tuple) else value
     return decode(spec, values, strict=False, told=told)
 
 
@@ -194,8 +177,6 @@ def spelled(text: str, spec: type) -> str:
         flag = one.name.upper() if one.spelling.argument else one.flag
         flags.setdefault(one.name, flag)
         flags.setdefault(one.key, flag)
-        if one.spelling.formerly:
-            flags.setdefault(one.spelling.formerly, one.former_flag)
     return re.sub(r"`([\w.]+)((?:\[\d+\])*)`", lambda match: flags.get(match[1], match[0]), text)
 
 

@@ -12,7 +12,7 @@ from .session import Session
 from .verb import verb
 
 if TYPE_CHECKING:
-    from ..cluster.messages import Facts
+    from ..cluster.facts import Facts
 
 
 @verb(
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 )
 def worker(session: Session, given: WorkerCommand) -> None:
     """Print what the worker announces, and work until a signal ends it."""
-    from ..cluster.worker.serve import serve
+    from ..cluster.serve import serve
 
     joined: list[str] = []
 

@@ -1,6 +1,5 @@
-"""Stages on other machines: a Dask scheduler deals them out, workers carry them out.
+"""Stages as Dask tasks, files as Dask values.
 
-client/    `connection` ─▶ `executor` (a `pipeline.executor.Executor`) ─┐ `Request`
-worker/    `plugin` ─▶ `task` ─▶ `children` ─▶ `stage_process`  ◀───────┘ `Result`
-files/     `parcel` (a recipe and the files it reads), `content` (files by digest), `transfer` (their way)
+`connection` ─▶ `executor` (a `pipeline.executor.Executor`) ── `Request` ─▶ `plugin` ─▶ `stage_process`
+                   └─ `bundle`: files in chunks ── `carriers`: Dask or a shared store ─┘
 """

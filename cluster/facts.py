@@ -27,7 +27,6 @@ from ..artifact import tool_versions
 from ..machine_memory import machine_bytes
 from ..processor import processor
 from ..spec.words import Isa
-from .messages import Facts
 
 PLENTY = 1000.0
 """What is announced of a capability that many steps may use at a time."""
@@ -35,7 +34,7 @@ MUST_MATCH = ("qcompile", "onnx", "onnxruntime", "onnxsim", "numpy", "torch", "o
 """Packages whose versions a worker and its client have in common: they decide what the files hold."""
 _PACKAGES = (
     "onnx", "onnxruntime", "onnxsim", "numpy", "torch", "onnxscript", "openvino", "tensorrt",
-    "tensorrt-rtx", "pycuda", "cuda-bindings", "numba", "polygraphy", "timm", "transformers", "torchvision",
+    "tensorrt-rtx", "cuda-bindings", "numba", "polygraphy", "timm", "transformers", "torchvision",
     "distributed",
 )  # fmt: skip
 _INSTEAD = {"onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")}
@@ -53,6 +52,32 @@ _SETS = {
 """Resource to the flags of /proc/cpuinfo of which one is enough."""
 _MACHINE_IDS = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 _UNKNOWN_BYTES = 1 << 30
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What a worker's machine has.
+
+    Attributes:
+        name: Of the worker.
+        address: Of the worker.
+        host: Identifies the machine: workers with the same one share processor and devices.
+        versions: Package to version, of those installed; "qcompile" and "python" among them.
+        resources: What it announces to Dask: "slots", "memory", "cpu-vnni", "openvino", "gpu-sm90", ...
+        cores: That its stages may use.
+        memory_bytes: That its stages may use.
+        gpus: Each GPU: "index", "name", "capability" ("sm90").
+        why_not: Engine to why it cannot be used there.
+    """
+
+    name: str
+    address: str
+    host: str
+    versions: dict[str, str]
+    resources: dict[str, float]
+    cores: int
+    memory_bytes: int
+    gpus: tuple[dict[str, Any], ...] = ()
+    why_not: dict[str, str] = {}
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -94,7 +119,7 @@ def why_refused(facts: Facts, versions: Mapping[str, str]) -> str:
 
 def look() -> Found:
     """Look at the engines and the GPUs; imports the runtimes, but not torch, whose import takes seconds."""
-    from ..engines.doctor.gpus import gpus_here
+    from ..engines.gpu import find_gpus
     from ..engines.registry import engine, names
 
     no_torch = "" if "torch" in tool_versions("torch") else "torch is not installed"
@@ -104,12 +129,12 @@ def look() -> Found:
     }
     gpus = tuple(
         {
-            "index": gpu.index,
+            "index": index,
             "name": gpu.name,
-            "capability": gpu.types.capability,
+            "capability": gpu.architecture,
             "memory_bytes": gpu.memory_bytes,
         }
-        for gpu in gpus_here()
+        for index, gpu in enumerate(find_gpus())
     )
     return Found(why_not, gpus)
 

@@ -17,7 +17,7 @@ from ..errors import InvalidOption
 from ..model.judgement import BY_SIGNAL, RTOL, RULES, Rule
 from ..model.pt2_archive import trusting
 from ..progress import Progress, silent
-from ..spec.words import AUTO, UNKNOWN
+from ..spec.words import AUTO
 from ..tensors import samples_in
 from .accuracy import AccuracyComparison, evaluate
 
@@ -153,6 +153,5 @@ def parse_tolerances(texts: Sequence[str], *, option: str) -> dict[str, float]:
 
 
 def _precision(runnables: Sequence[RunnableArtifact]) -> str:
-    """The coarser precision of the two sides decides what can be asked; a server tells none."""
-    told = [runnable.precision for runnable in runnables if runnable.precision != UNKNOWN]
-    return max(told or ["fp32"], key=_COARSER.index)
+    """The coarser precision of the two sides decides what can be asked."""
+    return max((runnable.precision for runnable in runnables), key=_COARSER.index)

@@ -1,33 +1,36 @@
-"""Find the kind of DATA from what lies at its path, and open it."""
+"""Find the kind of DATA from what lies at its path, open it, and list the files that reading it opens."""
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..errors import InvalidOption
+from ..errors import DataError, InvalidOption
 from ..files import require_file
 from ..files.storage import reading
-from .sample_set import SampleSet
-from .spelling import KEYS, Spelling
-from .walk import list_files
+from ..model.preprocessing_names import preprocessing_files
+from ..model.source import parse_source, source_files
+from ..spec.removed import removed_source
+from ..tensors import TensorInfo
+from .samples import SampleSet
+from .spelling import FILE_KEYS, FUNCTION, KEYS, Spelling, parse_spelling
 
+ARRAYS = ("npz", "npy", "arrays", "polygraphy")
+IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
+RECORDINGS = (".wav", ".flac", ".ogg")
+METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+"""Labels and texts of the files beside it, as `imagefolder` and `audiofolder` of `datasets` read them."""
+TABLES = (".parquet", ".arrow")
 _BY_SUFFIX = {
-    ".npz": "npz",
-    ".npy": "npy",
-    ".txt": "text",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".json": "polygraphy",
-    ".parquet": "datasets",
-    ".arrow": "datasets",
-}
-_OF_DATASETS = ("dataset_info.json", "dataset_dict.json", "state.json")
-_LOOKED_AT = 10_000
+    ".npz": "npz", ".npy": "npy", ".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv",
+    ".tsv": "csv", ".json": "polygraphy", ".parquet": "datasets", ".arrow": "datasets",
+}  # fmt: skip
+_SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")
+_PICKLES = (".pkl", ".pickle", ".pt", ".pth")
+_EXAMINED = 10_000
 """Files that are looked at to tell the kind of a folder."""
-_ARRAYS = (".npz", ".npy")
 
 
 def find_kind(spelling: Spelling) -> str:
@@ -37,90 +40,147 @@ def find_kind(spelling: Spelling) -> str:
         MissingFile: If nothing does, or a pipe or device.
         StorageError: If it cannot be read.
         InvalidOption: If it is of no kind, or of several.
+        DataError: If it is a pickle.
     """
     path = Path(spelling.path)
     with reading(path):
         is_folder = path.is_dir()
-        if is_folder:
-            os.listdir(path)
+        names = sorted(os.listdir(path)) if is_folder else [path.name]
     if not is_folder:
         require_file(path, what="data")
     if spelling.kind:
         return spelling.kind
-    kind = _of_folder(path, spelling.spec) if path.is_dir() else _of_file(path)
+    kind = _kind_of_folder(path, names, spelling.spec) if is_folder else _BY_SUFFIX.get(path.suffix.lower())
     if kind:
         return kind
+    if any(name.endswith((*_PICKLES, "batches.meta", "data_batch_1", "test_batch")) for name in names):
+        raise DataError(
+            f"{path}: holds pickles; unpickling can run code",
+            hint="save arrays with numpy.savez, or give a function that reads the pickles",
+            file=path,
+        )
+    removed = (
+        removed_source("cifar10:") if any("_batch" in name or "train.bin" in name for name in names) else ""
+    )
     raise InvalidOption(
         f"data {spelling.spec!r} is of no known kind; KIND:PATH with one of {', '.join(KEYS)}, or "
-        "file.py:function is required"
+        "file.py:function is required",
+        hint=removed,
     )
 
 
-def _of_file(path: Path) -> str:
-    from .cifar import is_cifar
-
-    return _BY_SUFFIX.get(path.suffix.lower(), "") or is_cifar(path)
-
-
-def _of_folder(path: Path, spec: str) -> str:
-    from .audio.decode import SUFFIXES as RECORDINGS
-    from .cifar import is_cifar
-    from .images.decode import SUFFIXES as IMAGES
-
-    present = sorted(one.name for one in path.iterdir())
-    if any(name in _OF_DATASETS for name in present):
+def _kind_of_folder(path: Path, names: Sequence[str], spec: str) -> str:
+    if any(name in _SAVED or name in METADATA for name in names):
         return "datasets"
-    if any(Path(name).suffix in _ARRAYS for name in present):
-        return "arrays"
-    if cifar := is_cifar(path):
-        return cifar
-    kinds = {"images": IMAGES, "audio": RECORDINGS, "datasets": (".parquet", ".arrow")}
+    if any(name.endswith((".npz", ".npy")) for name in names) or not names:
+        return "arrays"  # of an empty folder its reader says so
     found: dict[str, str] = {}
-    for count, name in enumerate(list_files(path)):
-        suffix = Path(name).suffix.lower()
-        for kind, suffixes in kinds.items():
-            if suffix in suffixes:
+    for name in itertools.islice(list_files(path), _EXAMINED):
+        for kind, suffixes in (("images", IMAGES), ("audio", RECORDINGS), ("datasets", TABLES)):
+            if name.lower().endswith(suffixes):
                 found.setdefault(kind, name)
-        if count > _LOOKED_AT:
-            break
+        if name.rpartition("/")[2] in METADATA:
+            return "datasets"
     if len(found) > 1:
         shown = ", ".join(f"{kind} ({name})" for kind, name in found.items())
         raise InvalidOption(
-            f"data {spec!r} holds {shown}; one kind is required",
-            hint=f"write {next(iter(found))}:{spec}",
+            f"data {spec!r} holds {shown}; one kind is required", hint=f"write {next(iter(found))}:{spec}"
         )
-    if not found and not present:
-        return "arrays"  # whose reader says that it is empty
-    return next(iter(found), "arrays" if not found and not _has_folders(path) else "")
+    return next(iter(found), "")
 
 
-def _has_folders(path: Path) -> bool:
-    return any(one.is_dir() for one in path.iterdir())
-
-
-def open_set(spelling: Spelling) -> SampleSet:
+def open_set(spelling: Spelling, inputs: Sequence[TensorInfo]) -> SampleSet:
     """Return the samples of a spelling whose kind is known and whose paths are absolute.
 
     Raises:
         QCompileError: If what lies there is not of the kind.
     """
-    if spelling.kind == "images":
-        from .images.kinds import open_images
+    if spelling.kind in ARRAYS:
+        from .arrays import ArraySet
 
-        return open_images(spelling)
-    if spelling.kind in ("cifar10", "cifar100"):
-        from .cifar import CifarFiles
+        return ArraySet(spelling.kind, Path(spelling.path), inputs)
+    if spelling.kind != "images":
+        from .rows import RowSet
 
-        return CifarFiles(spelling)
-    if spelling.kind == "audio":
-        from .audio.folder import AudioFolder
+        return RowSet(spelling)
+    if all(key in spelling.query for key in FILE_KEYS):
+        raise InvalidOption(f"data {spelling.spec!r}: {' and '.join(FILE_KEYS)} exclude each other")
+    if "masks" in spelling.query:
+        from .annotated import MaskedImages
 
-        return AudioFolder(spelling)
-    if spelling.kind == "datasets":
-        from .tables.datasets import open_datasets
+        return MaskedImages(spelling)
+    if "annotations" in spelling.query:
+        from .annotated import AnnotatedImages
 
-        return open_datasets(spelling)
-    from .tables.files import read_table
-    from .text.samples import TextSamples
+        return AnnotatedImages(spelling)
+    from .images import ImageFolder
 
-    return TextSamples(read_table(spelling), spelling)
+    return ImageFolder(spelling)
+
+
+def list_files(root: Path) -> Iterator[str]:
+    """Yield the paths of all files below a folder, relative to it, with `/`, sorted folder by folder.
+
+    Names that begin with a dot are left out. Links are followed, but not into a folder that they lie in.
+    """
+    yield from _below(root, "", (os.path.realpath(root),))
+
+
+def _below(folder: Path, prefix: str, above: tuple[str, ...]) -> Iterator[str]:
+    with os.scandir(folder) as scanned:
+        entries = sorted(
+            (entry for entry in scanned if not entry.name.startswith(".")), key=lambda entry: entry.name
+        )
+    for entry in entries:
+        if entry.is_file():
+            yield prefix + entry.name
+        elif entry.is_dir():
+            real = os.path.realpath(entry.path) if entry.is_symlink() else entry.path
+            if real not in above:
+                yield from _below(folder / entry.name, f"{prefix}{entry.name}/", (*above, real))
+
+
+def data_files(spec: str, base: Path, *, inside: bool = True) -> Iterator[Path]:
+    """Yield the files of a spelling, one by one, without opening them: a folder may hold millions.
+
+    Of a function they are those that its digest is of; it can open others, which `depends` names.
+
+    Args:
+        spec: The spelling.
+        base: Folder that relative paths start from.
+        inside: Whether files of folders are listed, too; without it only what the spelling itself names.
+
+    Raises:
+        MissingFile, InvalidOption: If the spelling leads nowhere.
+    """
+    spelling = parse_spelling(spec)
+    if spelling.kind == FUNCTION:
+        yield from source_files(parse_source(spelling.path, base=base))
+        return
+    spelling = spelling.located(base)
+    spelling = spelling.with_kind(find_kind(spelling))
+    for key, value in spelling.query.items():
+        if key in FILE_KEYS:
+            yield from _listed(Path(value), IMAGES) if inside else [Path(value)]
+        elif key == "preprocessing":
+            yield from preprocessing_files(value, base=base)
+    path = Path(spelling.path)
+    if not inside:
+        yield path
+    elif spelling.kind == "images":
+        from .images import split_folder
+
+        root = split_folder(path, spelling.query.get("split", ""), spelling.spec)
+        yield from _listed(root, IMAGES)
+    elif spelling.kind == "arrays":
+        yield from (file for file in _listed(path, (".npy", ".npz")) if file.parent == path)
+    else:
+        yield from _listed(path, ())
+
+
+def _listed(path: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
+    """A file, or those of a folder with these suffixes; with none, all of them."""
+    if not path.is_dir():
+        yield path
+        return
+    yield from (path / name for name in list_files(path) if not suffixes or name.lower().endswith(suffixes))

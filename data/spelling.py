@@ -1,16 +1,13 @@
 """Parse the spelling of DATA: `[KIND:]PATH[?key=value&...]`, or `file.py:function`.
 
-| kind         | PATH is                                                                              |
-|--------------|--------------------------------------------------------------------------------------|
-| `images`     | a folder of images, in folders of classes or not                                     |
-| `cifar10`    | the binary files of CIFAR-10, their folder or one of them; `cifar100` likewise       |
-| `text`       | a text file, one sample a line                                                       |
-| `jsonl`      | JSON lines; `csv` likewise (also tab-separated)                                      |
-| `audio`      | a folder of recordings (wav, flac, ogg)                                              |
-| `datasets`   | a folder of `datasets.save_to_disk`, parquet or arrow files                          |
-| `polygraphy` | the JSON that Polygraphy saves inputs in                                             |
-| `npz`, `npy` | arrays of numpy                                                                      |
-| `arrays`     | a folder of `.npz` and `.npy` files                                                  |
+| kind                   | PATH is                                                                           |
+|------------------------|-----------------------------------------------------------------------------------|
+| `images`               | a folder of images, in folders of classes or not                                  |
+| `text`, `jsonl`, `csv` | a text file, one sample a line; JSON lines; comma or tab-separated columns        |
+| `audio`                | a folder of recordings, as `datasets` reads it (`audiofolder`)                    |
+| `datasets`             | a folder of `save_to_disk`, parquet or arrow files, `imagefolder`, `audiofolder`  |
+| `polygraphy`           | the JSON that Polygraphy saves inputs in                                          |
+| `npz`, `npy`, `arrays` | arrays of numpy; a folder of such files                                           |
 
 Without a kind, it is found from what lies at the path (`kinds`). How the parts are told apart:
 
@@ -26,7 +23,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -34,19 +31,19 @@ from ..errors import InvalidOption
 from ..files import absolute_path, digest_files
 from ..model.preprocessing_names import digest_preprocessing
 from ..model.source import parse_source
+from ..spec.removed import removed_option, removed_source
 
 FUNCTION = "function"
+PARTS = ("calibration", "evaluation")
 _SAMPLING = ("samples", "seed", "part")
 _BALANCED = (*_SAMPLING, "balanced", "split", "preprocessing")
-_TEXT = (*_BALANCED, "column", "label", "labels", "bucket", "multiple", "length")
+_TEXT = (*_BALANCED, "column", "label", "bucket", "multiple", "length")
 KEYS: Mapping[str, tuple[str, ...]] = {
-    "images": (*_BALANCED, "labels", "masks", "annotations"),
-    "cifar10": _BALANCED,
-    "cifar100": _BALANCED,
+    "images": (*_BALANCED, "masks", "annotations"),
     "text": _TEXT,
     "jsonl": _TEXT,
     "csv": _TEXT,
-    "audio": (*_BALANCED, "labels"),
+    "audio": _TEXT,
     "datasets": _TEXT,
     "polygraphy": _SAMPLING,
     "npz": (*_SAMPLING, "balanced"),
@@ -54,10 +51,63 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "arrays": (*_SAMPLING, "balanced"),
 }
 """Kind to the keys that its query may have."""
-FILE_KEYS = ("labels", "masks", "annotations")
+FILE_KEYS = ("masks", "annotations")
 """Keys whose values are paths; `preprocessing` may be one."""
 _ALL_KEYS = tuple(dict.fromkeys(key for keys in KEYS.values() for key in keys))
 _WORD = re.compile(r"[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True)
+class Query:
+    """Which samples of a set, in which order.
+
+    Attributes:
+        samples: Draw so many at random; None takes all, in their own order.
+        seed: Of the drawing, and of the halves.
+        balanced: Draw as many of each class as of any other, where there are labels; else as they come.
+        part: One of two disjoint halves; empty for the whole.
+    """
+
+    samples: int | None = None
+    seed: int = 0
+    balanced: bool = True
+    part: str = ""
+
+
+def read_query(values: Mapping[str, str], spec: str) -> Query:
+    """Read the keys `samples`, `seed`, `balanced` and `part`; others are left to the kinds.
+
+    Raises:
+        InvalidOption: If a value is none.
+    """
+    return Query(
+        samples=whole(values["samples"], "samples", spec, least=1) if "samples" in values else None,
+        seed=whole(values.get("seed", "0"), "seed", spec, least=0),
+        balanced=_word_of(values.get("balanced", "true"), ("true", "false"), "balanced", spec) == "true",
+        part=_word_of(values.get("part", ""), ("", *PARTS), "part", spec),
+    )
+
+
+def whole(text: str, key: str, spec: str, *, least: int) -> int:
+    """Read a whole number.
+
+    Raises:
+        InvalidOption: If it is none, or below `least`.
+    """
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 12 else -1
+    if number < least:
+        raise InvalidOption(f"data {spec!r}: {key}={text}; a whole number of at least {least} is required")
+    return number
+
+
+def _word_of(text: str, words: Sequence[str], key: str, spec: str) -> str:
+    if text in words:
+        return text
+    near = difflib.get_close_matches(text, words, n=1)
+    raise InvalidOption(
+        f"data {spec!r}: {key}={text}; {' or '.join(filter(None, words))} is required",
+        hint=f"did you mean {key}={near[0]}?" if near else "",
+    )
 
 
 @dataclass(frozen=True)
@@ -107,6 +157,8 @@ class Spelling:
                 continue
             if self.kind == FUNCTION:
                 raise InvalidOption(f"data {self.spec!r}: a function takes no keys; {key}= was given")
+            if removed := removed_option(f"data.{key}"):
+                raise InvalidOption(f"data {self.spec!r}: {removed}")
             what = f"data of kind {self.kind}" if self.kind else "data"
             near = "" if key in _ALL_KEYS else _nearest(key, known)
             raise InvalidOption(
@@ -152,6 +204,8 @@ def _kind_and_path(spec: str, head: str) -> tuple[str, str]:
         if not rest:
             raise InvalidOption(f"data {spec!r}: a path is required after {word}:")
         return word, _unescape(rest)
+    if removed := removed_source(head):
+        raise InvalidOption(f"data {spec!r}: {removed}")
     is_function = _is_function(head)
     if colon and _WORD.fullmatch(word):
         near = _nearest(word, KEYS)

@@ -184,11 +184,6 @@ class Runner(ABC):
     """What the user should know about how it runs here."""
     weights: WeightsHeld | None = None
     """What it holds as weights, where it can tell better than its file."""
-    rest_s: float = 0.0
-    """How long what computes may spin after a call where this process cannot see it, in seconds."""
-    calls_at_once: int = 1
-    """How many calls it takes at the same time where requests arrive by themselves: several, where it is a
-    server's client."""
 
     @abstractmethod
     def infer(self, feeds: Feeds) -> dict[str, NDArray[Any]]:

@@ -25,18 +25,8 @@ _OWN_FIELDS = ("target", "precision")
 def build_engine(request: BuildRequest) -> Artifact:
     """Build from a graph that has the right precision already.
 
-    Args:
-        request: What to build; its `output` is the final path.
-
     Returns:
         The artifact and its manifest.
-
-    Raises:
-        EngineUnavailable: If the engine cannot build here, with the reason.
-        InvalidOption: If it does not have what the spec asks for.
-        IntentNotReached: If what came out is not what was asked for.
-        BuildError: If the runtime refuses the model.
-        ModelError: If the graph makes a tensor over the limit (`model.tensor_sizes`).
     """
     spec = request.spec
     chosen = require_builder(spec.target)
@@ -77,11 +67,6 @@ def keep_rejected(path: Path, final: Path, manifest: Manifest | None) -> str:
     """Move an artifact that is not what was asked for to a name of its own; return that as words for a hint.
 
     Its build may have taken an hour: it can still be run, measured and looked into.
-
-    Args:
-        path: Where it was written.
-        final: Where it would have been.
-        manifest: What is known of it; None where that is nothing.
     """
     rejected = final.with_name(f"{final.stem}.rejected{final.suffix}")
     with writing(rejected) as kept:
@@ -126,11 +111,7 @@ def _manifest(request: BuildRequest, outcome: BuildOutcome, weighed: Weighed) ->
 
 
 def plan_engine(request: BuildRequest) -> dict[str, object]:
-    """Check everything that `build_engine` would, and return what it would build.
-
-    Raises:
-        InvalidOption, EngineUnavailable, UnsupportedOperator: As `build_engine`.
-    """
+    """Check everything that `build_engine` would, and return what it would build."""
     spec = request.spec
     chosen = require_builder(spec.target)
     chosen.check(spec)
@@ -138,11 +119,7 @@ def plan_engine(request: BuildRequest) -> dict[str, object]:
 
 
 def require_builder(target: str) -> Engine:
-    """Return an engine that can build here.
-
-    Raises:
-        EngineUnavailable: With the reason and the way out.
-    """
+    """Return an engine that can build here."""
     chosen = engine(target)
     reason = chosen.why_not_build()
     if reason:

@@ -59,11 +59,7 @@ class Capabilities:
 
 
 def capabilities(engine: Engine) -> Capabilities:
-    """Read what an engine of this machine can be given.
-
-    Raises:
-        EngineUnavailable: If the engine is not installed and its version decides.
-    """
+    """Read what an engine of this machine can be given."""
     operators = engine.operators()
     weak = {precision: engine.graph_precision_if_weak(precision) for precision in engine.precisions}
     return Capabilities(

@@ -20,10 +20,6 @@ def first_layer(graph: onnx.ModelProto, fails: Callable[[str], bool]) -> onnx.No
     """Return the weighted node of the first prefix that fails; None where no prefix does.
 
     Prefixes are halved: where one fails, its ancestors remain; where one does not, they go.
-
-    Args:
-        graph: The whole.
-        fails: Whether the prefix that ends with a tensor fails.
     """
     weighted = {node.name: node for nodes in weighted_nodes(graph).values() for node in nodes}
     suspects = [node for node in graph.graph.node if node.name in weighted]

@@ -9,7 +9,7 @@ from ..artifact.int8_isa import require_exact
 from ..errors import ArtifactError, InvalidOption
 from ..files import manifest_path, require_file
 from ..model.pt2_archive import trusting
-from ..model.source import SERVED, parse_source
+from ..model.source import parse_source
 from ..tensors import ModelIO
 from .base import DeviceRun, Runner
 from .gpu import parse_device
@@ -33,8 +33,7 @@ def load(
     where it was built for, which is found out before TensorRT is asked.
 
     Args:
-        artifact: A file with a manifest, an ONNX file, a PyTorch MODEL spelling, or a model on a server
-            (`kserve:URL`, `triton:URL`).
+        artifact: A file with a manifest, an ONNX file, or a PyTorch MODEL spelling.
         threads: Threads of a CPU runtime; 0 lets it choose.
         io: Inputs and outputs of a MODEL that does not declare them.
         trust: Load a file whose digest differs from its manifest's, an engine without one, or a `.pt2` that
@@ -54,8 +53,6 @@ def load(
     """
     text = str(artifact)
     name = engine_of(text, trust=trust)
-    if name in SERVED:
-        return engine(name).open(text, io=io)
     path = Path(text)
     if trust:
         accept(path)
@@ -83,9 +80,6 @@ def engine_of(artifact: str, *, trust: bool = False) -> str:
         MissingFile, InvalidOption: If it is nothing that can be run.
         ArtifactError: If it is an engine without a manifest: nothing says what it was built by.
     """
-    kind = artifact.partition(":")[0]
-    if kind in SERVED and ":" in artifact:
-        return kind
     path = Path(artifact)
     if path.suffix in (".engine", ".plan"):
         require_file(path, what="engine")

@@ -32,9 +32,6 @@ def missed_or_refused(
         planned: Names of the layers that were to be quantized.
         left: Those of them that are in float already, with reasons.
         without: Quantizes with the layers it is given left in float, and returns the graph.
-
-    Raises:
-        BuildError: If the float model is refused too, or no few layers are at fault.
     """
     try:
         return engine.missed_layers(request)

@@ -9,11 +9,10 @@ from ..errors import InvalidOption
 from .base import Engine
 
 _HOMES: dict[str, tuple[str, str]] = {}
-_SERVERS: set[str] = set()
 
 
-def register(name: str, module: str, attribute: str, *, is_server: bool = False) -> None:
-    """Announce an engine without importing it. A server runs what it holds, and is no target.
+def register(name: str, module: str, attribute: str) -> None:
+    """Announce an engine without importing it.
 
     Raises:
         InvalidOption: If the name is taken.
@@ -21,13 +20,11 @@ def register(name: str, module: str, attribute: str, *, is_server: bool = False)
     if name in _HOMES:
         raise InvalidOption(f"engine {name!r} is registered already ({_HOMES[name][0]})")
     _HOMES[name] = (module, attribute)
-    if is_server:
-        _SERVERS.add(name)
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all engines that run in a process of this machine."""
-    return tuple(name for name in _HOMES if name not in _SERVERS)
+    """Return the names of all engines."""
+    return tuple(_HOMES)
 
 
 def engine(name: str) -> Engine:
@@ -55,5 +52,3 @@ register("tensorrt-rtx", ".tensorrt", "TensorRTRTX")
 register("tensorrt", ".tensorrt", "TensorRT")
 register("torchscript", ".pytorch", "TorchScript")
 register("pytorch", ".pytorch", "PyTorch")
-register("kserve", ".served", "Kserve", is_server=True)
-register("triton", ".served", "Triton", is_server=True)

@@ -282,13 +282,7 @@ class _Comparison:
         self.progress = request.progress
 
     def deviations(self, graph: onnx.ModelProto, artifact: Path) -> dict[str, dict[str, Deviation]]:
-        """Return way to output to its deviation, of outputs whose extents agree.
-
-        Raises:
-            EngineUnavailable: If ONNX Runtime is not installed.
-            ModelError: If it cannot run the graph as written.
-            BuildError: If the runtime does not load or run the artifact.
-        """
+        """Return way to output to its deviation, of outputs whose extents agree."""
         self.progress("compare with its graph")
         written, halves = without_saturation(graph), self.execution.halves
         rounds = rounds_activations(graph) or halves

@@ -12,11 +12,6 @@ from typing import Any
 from ..errors import ArtifactError, InvalidOption, MissingFile, first_line
 from .storage import reading
 
-_ON_SERVERS = tuple(
-    f"{kind}:{scheme}:" for kind in ("kserve", "triton") for scheme in ("http", "https", "grpc")
-)
-"""How the spellings of served models begin, which are no paths."""
-
 
 def read_json(path: Path, *, what: str = "file") -> Any:
     """Return what a JSON file holds.
@@ -93,8 +88,6 @@ def nearest_name(path: Path) -> str:
     """Return "did you mean ...?" for a path that is not there, or an empty text."""
     import difflib
 
-    if any(part.startswith(_ON_SERVERS) for part in path.parts):
-        return "`bench` and `diff` take what a server holds; give the file that the server has"
     if not path.parent.is_dir():
         return f"the folder {path.parent} does not exist either"
     try:

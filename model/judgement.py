@@ -108,17 +108,6 @@ class RowAgreement:
         self._one_hot &= other._one_hot
         self._several &= other._several
 
-    def figures(self) -> tuple[float, ...]:
-        """Return all that is kept of the rows, as numbers: counts, the sum of cosines, and truths."""
-        truths = (self._whole, self._two_axes, self._unit, self._one_hot, self._several)
-        return (self.same, self.rows, self.cosines, *truths)
-
-    @staticmethod
-    def of_figures(name: str, figures: Sequence[float]) -> RowAgreement:
-        """Return the rows of an output, from `figures`."""
-        same, rows, cosines, *truths = figures
-        return RowAgreement(name, None, int(same), int(rows), float(cosines), *map(bool, truths))
-
     @property
     def rule(self) -> Rule:
         """What the output is taken for, see the module's table."""

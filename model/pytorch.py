@@ -56,7 +56,7 @@ def load_torch(source: Source, device: str = "cpu", *, progress: Progress = sile
     if source.kind in TENSORFLOW_KINDS:
         raise ModelError(
             f"{source.spec}: a TensorFlow model cannot be run by PyTorch",
-            hint="export it, and give the ONNX file: it is compared with TensorFlow's own outputs",
+            hint="export it, and give the ONNX file",
         )
     if source.kind in ("pt2", "torchscript"):
         checked_input(source.file, what="model")

@@ -11,8 +11,8 @@
 | `model.pt`, `.torchscript` | a TorchScript archive (`torch.jit.save`)                   |
 | `model.onnx`               | an ONNX file                                               |
 | `model.keras`, `.h5`       | a Keras model; by tf2onnx                                  |
+| `model.tflite`             | a TensorFlow Lite model; by tf2onnx                        |
 | `folder`, `folder:name`    | a TensorFlow SavedModel, and its signature; by tf2onnx     |
-| `kserve:URL`, `triton:URL` | a model that a server holds, for `bench` and `diff` alone  |
 
 What follows a `?` are options (`source_options`): `timm:resnet18?weights=random&classes=10`, and
 `model.py:build?weights=trained.safetensors`. `weights` and `download` are options of
@@ -37,18 +37,17 @@ from typing import Literal
 from ..artifact import checked_input, is_manifest
 from ..errors import InvalidOption, MissingFile
 from ..files import absolute_path, digest_files, nearest_name, require_file
+from ..spec.removed import removed_source
 from .source_options import RANDOM, SourceOptions, parse_query
 
 SourceKind = Literal[
     "file", "module", "pt2", "torchscript", "onnx", "torchvision", "timm", "hf", "keras", "savedmodel",
-    "kserve", "triton",
+    "tflite",
 ]  # fmt: skip
 
 NAMED: tuple[SourceKind, ...] = ("torchvision", "timm", "hf")
 """Packages whose models are given by name."""
-SERVED: tuple[SourceKind, ...] = ("kserve", "triton")
-"""What a server holds, by its address (`engines.served`)."""
-TENSORFLOW_KINDS: tuple[SourceKind, ...] = ("keras", "savedmodel")
+TENSORFLOW_KINDS: tuple[SourceKind, ...] = ("keras", "savedmodel", "tflite")
 """What TensorFlow runs, and tf2onnx converts."""
 
 _DEFAULTS = SourceOptions()
@@ -89,8 +88,6 @@ class Source:
         """The spelling with absolute paths, for another process or another working folder."""
         if self.is_named:
             return f"{self.kind}:{self.path.resolve() if self.path else self.name}{self.options.query}"
-        if self.kind in SERVED:
-            return self.spec
         if self.path is None:
             return f"{self.module}:{self.function}{self.options.query}"
         return (
@@ -113,7 +110,6 @@ def parse_source(
     base: Path | None = None,
     weights: str = "",
     download: bool = False,
-    served: bool = False,
 ) -> Source:
     """Read a MODEL spelling; relative paths are taken from `base`.
 
@@ -122,7 +118,6 @@ def parse_source(
         base: Folder of relative paths; the working folder by default.
         weights: "random" or a file, as if it stood in the spelling.
         download: Whether the package of a named model may download, likewise.
-        served: Whether it may be a model that a server holds, as where artifacts are measured.
 
     Raises:
         InvalidOption: If the spelling is none of the known ones.
@@ -130,8 +125,8 @@ def parse_source(
     """
     head, mark, query = spec.partition("?")
     kind, colon, name = head.partition(":")
-    if kind in SERVED and colon:
-        return _served(spec, kind, served=served)
+    if instead := removed_source(spec):
+        raise InvalidOption(f"model {spec!r}: {instead}")
     if kind in NAMED and colon:
         options = parse_query(query, spec) if mark else SourceOptions()
         source = _named(spec, kind, name, base)
@@ -148,15 +143,6 @@ def parse_source(
             option=given,
         )
     return _file(spec, base)
-
-
-def _served(spec: str, kind: SourceKind, *, served: bool) -> Source:
-    if not served:
-        raise InvalidOption(
-            f"model {spec!r}: is on a server; a model that can be read is required",
-            hint="`bench` and `diff` take it; give the file that the server holds",
-        )
-    return Source(spec, kind, name=spec)
 
 
 def _named(spec: str, kind: SourceKind, name: str, base: Path | None) -> Source:
@@ -214,6 +200,8 @@ def _file(spec: str, base: Path | None) -> Source:
         return Source(spec, "savedmodel", path)
     if suffix in _KERAS_SUFFIXES:
         return Source(spec, "keras", require_file(path, what="model"))
+    if suffix == ".tflite":
+        return Source(spec, "tflite", require_file(path, what="model"))
     if suffix == ".onnx":
         return Source(spec, "onnx", require_file(path, what="model"))
     if suffix == ".pt2":
@@ -230,7 +218,7 @@ def _file(spec: str, base: Path | None) -> Source:
         raise MissingFile(f"model {spec} does not exist", hint=nearest_name(path), file=path)
     raise InvalidOption(
         f"model {spec!r} is none of: file.py:function, package.module:function, torchvision:NAME, timm:NAME, "
-        "hf:NAME_OR_FOLDER, .pt2, TorchScript (.pt, .torchscript), .onnx, a SavedModel folder, .keras, .h5"
+        "hf:NAME_OR_FOLDER, .pt2, TorchScript (.pt, .torchscript), .onnx, a SavedModel, .keras, .h5, .tflite"
     )
 
 
@@ -246,8 +234,6 @@ def digest_source(source: Source, *, depends: Sequence[Path] = ()) -> str:
         ArtifactError: If a model file is not what the manifest beside it says.
     """
     files = source_files(source, depends=depends)
-    if source.kind in SERVED:
-        return hashlib.sha256(source.spec.encode()).hexdigest()  # what it holds, only its server knows
     if source.is_named:
         return _digest_named(source, files)
     if source.kind == "module":
@@ -268,8 +254,6 @@ def source_files(source: Source, *, depends: Sequence[Path] = ()) -> list[Path]:
     files: list[Path] = [require_file(path, what="depends: file") for path in depends]
     if source.options.file:
         files.append(require_file(Path(source.options.file), what="weights"))
-    if source.kind in SERVED:
-        return files
     if source.is_named:
         return [*files, *(sorted(_folder_files(source.path)) if source.path else [])]
     if source.kind == "module":

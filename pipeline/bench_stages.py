@@ -34,14 +34,12 @@ def bench_stage(
     why_not: Mapping[str, str],
     unavailable: Collection[str] = (),
     machine: str = "",
-    scores: Sequence[Made] = (),
 ) -> Stage:
     """Measure what was built against the baseline; what was not built has a row that says why.
 
     Those in `unavailable` were not built because their engine cannot be used here: they count as not run. A
     baseline that was not built, or not for this machine, is replaced by the MODEL itself. `machine` is the
-    kind of this one where others measure the other artifacts. `scores` are what `evaluate_stage` wrote of
-    the parts of the data. It is what would be found here: the stage is the same with and without them.
+    kind of this one where others measure the other artifacts.
     """
     from ..data.batches import Data
     from ..engines.gpu import find_gpu, find_gpus, is_every_gpu, parse_devices
@@ -87,7 +85,6 @@ def bench_stage(
                 artifacts,
                 baseline=baseline,
                 unbuilt=unbuilt,
-                scores=[one.path for one in scores],
                 output=path,
                 history=output / file,
                 batch_size=section.batch_size,
@@ -100,8 +97,6 @@ def bench_stage(
                 batch_sizes=section.batch_sizes,
                 clients=section.clients,
                 streams=section.streams,
-                rates=section.rates,
-                p99_below_ms=section.p99_below_ms,
                 cuda_graph=section.cuda_graph,
                 layer_times=section.layer_times,
                 torch_modes=section.torch_modes,
@@ -110,7 +105,7 @@ def bench_stage(
                 pythons=interpreters(section.python, recipe.folder),
                 timeout_s=section.timeout_s,
                 command=("qcompile", "run", _shown(recipe.path)),
-                recipe=recipe.text_path.read_text(encoding="utf-8"),
+                recipe=recipe.path.read_text(encoding="utf-8"),
                 progress=progress,
             )
         except BenchInterrupted as stopped:
@@ -184,7 +179,7 @@ def report_stage(results: Made, ranges: Made | None, budget: Budget) -> Stage:
         "results": results.digest,
         "ranges": ranges.digest if ranges else "",
         "budget": budget.limits,
-        "tools": tool_versions("matplotlib", "jinja2"),
+        "tools": tool_versions("jinja2"),
     }
     return Stage("report", REPORT, key, work)
 
@@ -199,7 +194,7 @@ def _in_order(recipe: Recipe, names: Collection[str]) -> list[ArtifactSection]:
 def measured_models(recipe: Recipe, texts: Sequence[str]) -> dict[str, Source]:
     """Return `NAME=MODEL` of the recipe, their paths relative to it."""
     pairs = (text.split("=", 1) for text in texts)
-    return {name: parse_source(model, base=recipe.folder, served=True) for name, model in pairs}
+    return {name: parse_source(model, base=recipe.folder) for name, model in pairs}
 
 
 def _runs_on(one: ArtifactSection) -> str:

@@ -4,7 +4,6 @@
 |------------|--------------------------------------------------------------|-------------------------------|
 | export     | 4 + W / 100 MB                                               | 600 MB + 3 W                  |
 | simplify   | 1 + W / 50 MB                                                | 300 MB + 3 W                  |
-| balance    | 2 + W / 50 MB + 32 M / rate                                  | 300 MB + 3 W                  |
 | calibrate  | 2 + 3 N M / rate                                             | 300 MB + 2 W                  |
 | quantize   | 2 + W / 50 MB; INT8 10 x 32 M / rate more                    | 400 MB + 4 W                  |
 | build      | 1 + W / 100 MB; tensorrt 30 + W / 5 MB                       | 400 MB + 4 W                  |
@@ -93,7 +92,7 @@ def by_rule(stage: str, scale: Scale, artifact: ArtifactSection | None = None) -
     disk = {"calibrate": _MB, "bench": _MB}.get(kind, weights * share)
     peak = (memory * _MB + copies * weights) * (scale.rows if kind == "bench" else 1)
     inference = None if work is None else work / (RATE * scale.cores)
-    needs_work = kind in ("balance", "calibrate", "bench") or (kind == "quantize" and _is_int8(artifact))
+    needs_work = kind in ("calibrate", "bench") or (kind == "quantize" and _is_int8(artifact))
     seconds = None
     if inference is not None or not needs_work:
         seconds = _SECONDS[kind](weights / _MB, inference or 0.0, scale, artifact)
@@ -121,13 +120,12 @@ _Rule = Callable[[float, float, Scale, ArtifactSection | None], float]
 _SECONDS: Mapping[str, _Rule] = {
     "export": lambda megabytes, *_: 4 + megabytes / 100,
     "simplify": lambda megabytes, *_: 1 + megabytes / 50,
-    "balance": lambda megabytes, inference, *_: 2 + megabytes / 50 + CORRECTED_SAMPLES * inference,
     "calibrate": lambda _, inference, scale, __: 2 + 3 * scale.calibrated * inference,
     "quantize": _quantize,
     "build": _build,
     "bench": _bench,
 }
 _MEMORY = {
-    "export": (600, 3), "simplify": (300, 3), "balance": (300, 3), "calibrate": (300, 2),
+    "export": (600, 3), "simplify": (300, 3), "calibrate": (300, 2),
     "quantize": (400, 4), "build": (400, 4), "bench": (120, 2),
 }  # fmt: skip

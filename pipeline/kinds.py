@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..engines.gpu import is_every_gpu
 from ..errors import RecipeError
 from ..spec.artifacts import ArtifactSection
 from ..spec.decode import Refused
@@ -151,12 +150,6 @@ def measured_apart(recipe: Recipe, whole: Step, kinds: Sequence[str]) -> list[St
         )
         steps.append(replace(step, why_not={}, unavailable=()) if steps else step)
     return steps
-
-
-def evaluated_apart(recipe: Recipe, bench: Step) -> bool:
-    """Whether other workers may evaluate for a bench: not for one that must run on a GPU of one kind."""
-    devices = recipe.bench.devices if recipe.bench else ()
-    return bench.machine in (ANY, PROCESSOR) and not is_every_gpu(devices)
 
 
 def gpus_of(path: Path) -> tuple[str, ...]:

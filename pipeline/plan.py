@@ -24,7 +24,6 @@ from .scale import read_scale
 from .stages import (
     Made,
     Stage,
-    balance_stage,
     build_stage,
     calibrate_stage,
     export_stage,
@@ -100,12 +99,13 @@ def plan(
     output: str | Path | None = None,
     again: tuple[str, ...] = (),
     trust: bool = False,
+    shared: Path | None = None,
     progress: Progress = silent,
 ) -> Plan:
     """Return what `run` would do.
 
     Args:
-        recipe, output, again, trust: As `run`.
+        recipe, output, again, trust, shared: As `run`.
         progress: Told of every step.
 
     Raises:
@@ -118,34 +118,11 @@ def plan(
     recipe = for_every_kind(trusted(recipe, trust=trust, output=given), ())
     folder = given or recipe.folder / recipe.output
     check_output(recipe, recipe.folder, folder)
-    planner = _Planner(recipe, Store(folder), again)
+    planner = _Planner(recipe, Store(folder, folder=shared), again)
     planner.drive()
     pending = any(state != "done" for _, state, _, _ in planner.found)
     scale = read_scale(recipe, planner.model, needed=pending, progress=progress)
     return Plan(folder, tuple(planner.estimated(scale)))
-
-
-def stage_states(
-    recipe: Recipe,
-    *,
-    output: Path,
-    shared: Path | None = None,
-    again: tuple[str, ...] = (),
-    trust: bool = False,
-) -> dict[str, State]:
-    """Return each stage of a run to whether it is done, without an estimate of the others.
-
-    Args:
-        recipe, output, shared, again, trust: As `run`.
-
-    Raises:
-        RecipeError, InvalidOption, MissingFile: As `run` would at once.
-    """
-    recipe = trusted(recipe, trust=trust, output=output)
-    check_output(recipe, recipe.folder, output)
-    planner = _Planner(recipe, Store(output, folder=shared), again)
-    planner.drive()
-    return {name: state for name, state, _, _ in planner.found}
 
 
 class _Planner:
@@ -166,9 +143,6 @@ class _Planner:
         self.model = model
         if recipe.model.simplify:
             model = self._step("simplify", lambda: simplify_stage(recipe, _made(model)), model)
-        simplified = model
-        if recipe.calibrate.balance:
-            model = self._step("balance", lambda: balance_stage(recipe, _made(simplified)), simplified)
         ranges, has_ranges = self._ranges(model)
         built = {one.name: self._artifact(one, model, ranges, has_ranges) for one in recipe.artifact}
         if recipe.bench:

@@ -23,7 +23,7 @@ from ..spec.tensorrt import AUTO, OFF
 from ..spec.words import is_own_metric
 from .recipe import Recipe, parse_recipe
 from .recipe_files import settled
-from .sweep.recipe_text import recipe_text
+from .recipe_text import recipe_text
 
 Moved = Callable[[str], str]
 """Gives a path as it is spelled in the recipe another spelling."""
@@ -34,9 +34,9 @@ def portable_text(recipe: Recipe) -> bytes:
 
     Interpreters (`model.python`, `bench.python`) and `output` stay as they are.
     """
-    moved = replace(portable(recipe), written=None)
+    moved = portable(recipe)
     with contextlib.suppress(OSError, QCompileError):
-        content = recipe.text_path.read_bytes()
+        content = recipe.path.read_bytes()
         if parse_recipe(content, recipe.path, told=silent) == moved:
             return content
     return recipe_text(moved).encode()

@@ -1,6 +1,6 @@
 """The names of what a recipe's stages publish, and the recipes in which two of them are one.
 
-    NAME.onnx  NAME.simplified.onnx  NAME.balanced.onnx  NAME.ranges       of the model
+    NAME.onnx  NAME.simplified.onnx  NAME.ranges       of the model
     ARTIFACT.graph.onnx  ARTIFACT.onnx | .engine | .pt                     of each artifact
     results.json  report.html                                              with endings of their own
 
@@ -20,7 +20,7 @@ from ..spec.artifacts import ArtifactSection
 from ..spec.decode import Refused
 from ..spec.recipes import RecipeFile
 
-GRAPH, SIMPLIFIED, BALANCED = ".graph.onnx", ".simplified.onnx", ".balanced.onnx"
+GRAPH, SIMPLIFIED = ".graph.onnx", ".simplified.onnx"
 _LONGEST = 200
 """Bytes of a name that leave room for the endings, and for the names of what is not finished."""
 
@@ -79,8 +79,6 @@ def _main_files(recipe: RecipeFile) -> Iterator[tuple[str, str, str]]:
     yield f"{recipe.name}.onnx", "name", "the exported model"
     if recipe.model.simplify:
         yield f"{recipe.name}{SIMPLIFIED}", "name", "the simplified model"
-    if recipe.calibrate.balance:
-        yield f"{recipe.name}{BALANCED}", "name", "the balanced model"
     if recipe.data.calibration and not recipe.calibrate.ranges:
         yield f"{recipe.name}.ranges", "name", "the ranges"
     for index, one in enumerate(recipe.artifact):

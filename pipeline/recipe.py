@@ -38,16 +38,9 @@ class Recipe(RecipeFile):
 
     Attributes:
         path: The file it was read from, or would be written to: its folder is what paths are relative to.
-        written: File that holds its text, where `path` does not: a recipe of a sweep.
     """
 
     path: Path = Path("recipe.toml")
-    written: Path | None = None
-
-    @property
-    def text_path(self) -> Path:
-        """The file that holds its text."""
-        return self.written or self.path
 
     @property
     def folder(self) -> Path:

@@ -25,8 +25,7 @@ import functools
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..artifact.signing import signature_path
-from ..data.listing import data_files
+from ..data.kinds import data_files
 from ..files import manifest_path, require_file, side_files
 from ..model.preprocessing_names import preprocessing_files
 from ..model.source import Source, parse_source, source_files
@@ -85,7 +84,7 @@ def _found(recipe: Recipe) -> Iterator[Path]:
         if is_own_metric(recipe.bench.metric):
             yield from model_files(parse_source(recipe.bench.metric, base=folder))
         for text in recipe.bench.models:
-            yield from model_files(parse_source(text.split("=", 1)[1], base=folder, served=True))
+            yield from model_files(parse_source(text.split("=", 1)[1], base=folder))
 
 
 def model_files(source: Source) -> Iterator[Path]:
@@ -107,7 +106,7 @@ def model_files(source: Source) -> Iterator[Path]:
 
 
 def _with_companions(path: Path) -> Iterator[Path]:
-    for one in (path, *side_files(path), manifest_path(path), signature_path(path)):
+    for one in (path, *side_files(path), manifest_path(path)):
         if one == path or one.is_file():
             yield one
 

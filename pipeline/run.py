@@ -21,12 +21,11 @@ from ..errors import EngineUnavailable, QCompileError, UsageError
 from ..model.pt2_archive import trusting
 from ..model.source import TENSORFLOW_KINDS
 from ..progress import Progress, silent
-from .evaluation import evaluation_steps
 from .executor import Executor, ThisProcess
-from .kinds import built_on, evaluated_apart, for_every_kind, measured_apart
+from .kinds import built_on, for_every_kind, measured_apart
 from .published import check_output
 from .recipe import ArtifactSection, Recipe, read_recipe, refuse_matrix
-from .scale import calibration_samples, evaluation_batches
+from .scale import calibration_samples
 from .stages import Made, given_ranges, recipe_source
 from .steps import Step, source_digest, takes_pytorch
 from .store import Store
@@ -34,6 +33,7 @@ from .trust import trusted
 
 if TYPE_CHECKING:
     from ..bench.results.results import Results
+    from ..spec.measure import Budget
 
 
 class StageListener(Protocol):
@@ -59,6 +59,7 @@ class RunReport:
         budget: Measured artifact to why it may not be recommended, empty where it keeps the budget; None
             without one.
         where: Stage to the worker that did it; empty where all was done in this process.
+        impossible: Cell of a matrix to why the options, or the machines, forbid it.
     """
 
     output: Path
@@ -71,6 +72,16 @@ class RunReport:
     why_no_page: str = ""
     budget: dict[str, str] | None = None
     where: dict[str, str] = field(default_factory=dict)
+    impossible: dict[str, str] = field(default_factory=dict)
+
+    def judge(self, path: Path, budget: Budget) -> None:
+        """Note what of the results in `path` keeps a budget."""
+        from ..reporting.source import read_source
+        from ..reporting.summary import why_not
+
+        if budget.limits:
+            source = read_source(path, budget=budget)
+            self.budget = {one.name: why_not(one, budget) or "" for one in source.measured}
 
 
 def run(
@@ -82,6 +93,7 @@ def run(
     typed: Collection[str] = (),
     executor: Executor | None = None,
     shared: Path | None = None,
+    page: bool = True,
     progress: Progress = silent,
     listener: StageListener | None = None,
 ) -> RunReport:
@@ -96,6 +108,7 @@ def run(
         typed: Spellings of models and data that the user typed himself, which need no more trust.
         executor: Carries out the stages; this process by default.
         shared: Folder of finished stages that several outputs share; by default one in the output folder.
+        page: Draw the report of what is measured.
         progress: Told of every step.
         listener: Told of every stage when it is over.
 
@@ -118,7 +131,7 @@ def run(
     check_output(recipe, recipe.folder, folder)
     store = Store(folder, folder=shared)
     with store.locked(), trusting(recipe.model.trust):
-        report = _Run(recipe, store, again, executor, progress, listener).drive()
+        report = _Run(recipe, store, again, executor, progress, listener, page=page).drive()
         store.forget_old()
     return report
 
@@ -134,9 +147,11 @@ class _Run:
         executor: Executor,
         progress: Progress,
         listener: StageListener | None,
+        *,
+        page: bool,
     ) -> None:
         self.recipe, self.store, self.again, self.executor = recipe, store, again, executor
-        self.progress, self.listener = progress, listener
+        self.progress, self.listener, self.page = progress, listener, page
         self.report = RunReport(store.output)
         self.source_digest = source_digest(recipe)
         self.converted: dict[str, Made] = {}
@@ -148,8 +163,6 @@ class _Run:
             self.converted = {"model": model}
         if recipe.model.simplify:
             model = self._do(Step(kind="simplify", files={"model": model}))
-        if recipe.calibrate.balance:
-            model = self._do(Step(kind="balance", files={"model": model}))
         ranges = self._ranges(model)
         wanted = [one for one in recipe.artifact if one.name not in self.report.failures]
         made = self._each([functools.partial(self._artifact, one, model, ranges) for one in wanted])
@@ -212,8 +225,6 @@ class _Run:
 
     def _bench(self, built: Mapping[str, Made], ranges: Made | None) -> None:
         from ..bench.results.results import load_results
-        from ..reporting.source import read_source
-        from ..reporting.summary import why_not
 
         reasons = {
             name: f"{error.message}; {error.hint}" if error.hint else error.message
@@ -232,9 +243,9 @@ class _Run:
         )
         measured = self._measured(step)
         self.report.results = load_results(measured.path)
-        if self.recipe.budget.limits:
-            source = read_source(measured.path, budget=self.recipe.budget)
-            self.report.budget = {one.name: why_not(one, self.recipe.budget) or "" for one in source.measured}
+        self.report.judge(measured.path, self.recipe.budget)
+        if not self.page:
+            return
         files = {"results": measured, "ranges": ranges} if ranges else {"results": measured}
         try:
             page = self._do(Step(kind="report", files=files)).path
@@ -242,25 +253,12 @@ class _Run:
         except EngineUnavailable as error:  # the charts' library is an extra; everything else is done
             self.report.why_no_page = error.message
 
-    def _evaluated(self, bench: Step) -> Step:
-        """The bench with what it will find of the accuracy, where it need not evaluate all itself."""
-        number = min(self.executor.shards, evaluation_batches(self.recipe) if self.executor.shards > 1 else 1)
-        asked = self._is_asked(bench)
-        if number < 2 or not evaluated_apart(self.recipe, bench):
-            return bench
-        if not asked and self.executor.is_done(self.recipe, bench, self.store):
-            return bench
-        steps = evaluation_steps(self.recipe, bench, number)
-        parts = self._each([functools.partial(self._do, step) for step in steps])
-        found = tuple(part for part in parts if isinstance(part, Made))  # of a failed one bench says why
-        return replace(bench, shards=found)
-
     def _measured(self, whole: Step) -> Made:
         """Results of all that was built, measured at once or on each kind of machine that it needs."""
         steps = measured_apart(self.recipe, whole, self.executor.kinds)
         if steps == [whole]:
-            return self._do(self._evaluated(whole))
-        parts = self._each([functools.partial(self._do, self._evaluated(step)) for step in steps])
+            return self._do(whole)
+        parts = self._each([functools.partial(self._do, step) for step in steps])
         for part in parts:
             if isinstance(part, QCompileError):
                 raise part

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..data.batches import DEFAULT_BATCH, Data
+from ..data.batches import Data
 from ..errors import QCompileError
 from ..progress import Progress
 from .estimate import Scale
@@ -41,11 +41,6 @@ def calibration_samples(recipe: Recipe) -> int:
     """Return how many samples are calibrated on, as far as that is known without reading them all."""
     total = _samples(recipe, recipe.data.calibration)
     return min(total, recipe.calibrate.samples or total)
-
-
-def evaluation_batches(recipe: Recipe) -> int:
-    """Return in how many batches is evaluated, as far as that is known without reading all samples."""
-    return -(-_samples(recipe, recipe.data.evaluation) // DEFAULT_BATCH)
 
 
 def _model_sizes(recipe: Recipe, model: Made | None, progress: Progress) -> tuple[int | None, int | None]:

@@ -21,7 +21,7 @@ from ..spec.decode import key as options_key
 from ..spec.decode import shared
 from ..spec.tensorrt import AUTO, OFF, TensorRTOptions
 from ..spec.words import CPU_TARGETS, Isa
-from .published import BALANCED, GRAPH, SIMPLIFIED
+from .published import GRAPH, SIMPLIFIED
 from .recipe import ArtifactSection, Recipe
 from .recipe_batches import default_shapes, has_shapes, measured_batches
 from .trust import interpreters
@@ -118,23 +118,6 @@ def simplify_stage(recipe: Recipe, model: Made) -> Stage:
     return Stage("simplify", f"{recipe.name}{SIMPLIFIED}", key, work)
 
 
-def balance_stage(recipe: Recipe, model: Made) -> Stage:
-    """Channels are evened out between layers."""
-    from ..data.batches import Data
-
-    calibration = located(recipe, recipe.data.calibration)
-    assert calibration is not None, "read_recipe looks first"
-
-    def work(path: Path, progress: Progress) -> object:
-        from ..compiler.quantize.balance.balance import balance
-
-        return balance(model.path, path, data=calibration, progress=progress)
-
-    data = Data(recipe.data.calibration, (), base=recipe.folder, depends=recipe.data_depends)
-    key = {"model": model.digest, "data": data.digest(), "tools": tool_versions(*ONNX_TOOLS)}
-    return Stage("balance", f"{recipe.name}{BALANCED}", key, work)
-
-
 def calibrate_stage(
     recipe: Recipe, model: Made, checkpoint: Path, *, shard: str = "", parts: Sequence[Made] = ()
 ) -> Stage:
@@ -180,7 +163,7 @@ def calibrate_stage(
     key = {
         "model": model.digest,
         "data": data.digest(),
-        "options": options_key(section, without=("balance", "ranges")),  # stages of their own
+        "options": options_key(section, without=("ranges",)),  # a stage of its own
         "targets": targets,
         "tools": tool_versions(*ONNX_TOOLS),
     }

@@ -14,13 +14,11 @@ from typing import Literal
 from ..errors import EngineUnavailable
 from ..model.source import digest_source
 from .bench_stages import bench_stage, join_stage, report_stage
-from .evaluation import evaluate_stage
 from .kinds import named_artifact
 from .recipe import ArtifactSection, Recipe
 from .stages import (
     Made,
     Stage,
-    balance_stage,
     build_stage,
     calibrate_stage,
     export_stage,
@@ -34,11 +32,9 @@ from .trial_stages import rank_stage, trial_stage
 Kind = Literal[
     "export",
     "simplify",
-    "balance",
     "calibrate",
     "quantize",
     "build",
-    "evaluate",
     "bench",
     "report",
     "trial",
@@ -52,15 +48,13 @@ class Step:
 
     Attributes:
         kind: What is done.
-        artifact: Name of the artifact, of "quantize" and "build"; what a group of artifacts needs, of
-            "evaluate".
-        shard: "2/8" is the second of eight parts of the data, of "calibrate" and "evaluate"; empty for all.
-        source_digest: Of the recipe's model, of "export", "build", "evaluate" and "bench".
+        artifact: Name of the artifact, of "quantize" and "build".
+        shard: "2/8" is the second of eight parts of the data, of "calibrate"; empty for all.
+        source_digest: Of the recipe's model, of "export", "build" and "bench".
         files: What it is given: "model", "ranges", "graph", "results"; of "bench", the "model" that is
             measured in place of TensorFlow's, or what each kind of machine measured, to be put together.
-        shards: The ranges of every part, of "calibrate", or what every "evaluate" found, of "bench": they are
-            merged in place of observing or evaluating again.
-        built: Artifact name to its file, of "bench"; of the group of "evaluate".
+        shards: The ranges of every part, of "calibrate": they are merged in place of observing again.
+        built: Artifact name to its file, of "bench".
         why_not: Artifact name to why it was not built, of "bench".
         unavailable: Those of them whose engine cannot be used.
         machine: Kind of machine that it must run on, such as "sm90" for one with that GPU; empty for any.
@@ -83,7 +77,7 @@ class Step:
     def name(self) -> str:
         """Name of the stage: "export", "build-int8", "calibrate-2-of-8"."""
         part = self.shard.replace("/", "-of-") if self.shard else ""
-        machine = self.machine if self.kind in ("evaluate", "bench") else ""
+        machine = self.machine if self.kind == "bench" else ""
         return "-".join(filter(None, [self.kind, self.artifact, part, machine]))
 
     def given(self) -> list[Made]:
@@ -114,8 +108,6 @@ def stage_of(recipe: Recipe, step: Step, output: Path) -> Stage | None:
         return export_stage(recipe, recipe_source(recipe), step.source_digest)
     if step.kind == "simplify":
         return simplify_stage(recipe, _given(model))
-    if step.kind == "balance":
-        return balance_stage(recipe, _given(model))
     if step.kind == "calibrate":
         checkpoint = output / FOLDER / f"{step.name}.checkpoint"
         return calibrate_stage(recipe, _given(model), checkpoint, shard=step.shard, parts=step.shards)
@@ -129,15 +121,11 @@ def stage_of(recipe: Recipe, step: Step, output: Path) -> Stage | None:
         return rank_stage(recipe, step.name, step.trial, step.artifact, step.shard)
     if step.kind == "report":
         return report_stage(_given(step.files.get("results")), ranges, recipe.budget)
-    if step.kind == "evaluate":
-        return evaluate_stage(
-            recipe, recipe_source(recipe), step.source_digest, step.built, step.shard, step.name
-        )
     if step.files and model is None:
         return join_stage(step.files, output)
     return bench_stage(
         recipe, recipe_source(recipe), step.source_digest, step.built, output, step.why_not, step.unavailable,
-        step.machine, step.shards,
+        step.machine,
     )  # fmt: skip
 
 

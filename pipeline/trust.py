@@ -30,7 +30,7 @@ from pathlib import Path
 
 from ..data.spelling import FUNCTION, parse_spelling
 from ..errors import QCompileError, RecipeError
-from ..model.source import NAMED, SERVED, Source, parse_source
+from ..model.source import NAMED, Source, parse_source
 from ..spec.recipes import DataSection
 from ..spec.sweep import SweepModel
 from ..spec.tensorrt import AUTO, OFF
@@ -39,7 +39,6 @@ from .recipe import Recipe
 
 _RUNS_CODE_IF_TRUSTED = ("pt2", "keras", "savedmodel")
 _CODE, _INTERPRETER, _LIBRARY, _WRITES = "code", "an interpreter", "a native library", "a place to write to"
-_SERVER = "a server"
 
 
 @dataclass(frozen=True)
@@ -75,9 +74,7 @@ def trusted(recipe: Recipe, *, trust: bool, output: Path | None, typed: Collecti
         return replace(recipe, model=replace(recipe.model, trust=True))
     for one in named(recipe, output=output):
         if not _inside(one.path, recipe.folder) and not _is_typed(one, typed):
-            where = (
-                f": {one.path}" if one.path else "" if one.what == _SERVER else ", in an installed package"
-            )
+            where = f": {one.path}" if one.path else ", in an installed package"
             raise RecipeError(
                 f"{recipe.path}: key '{one.key}' names {one.what} outside of the recipe's folder "
                 f"({one.text}{where}); {_required(one)}",
@@ -155,8 +152,6 @@ def _model(key: str, text: str, recipe: Recipe) -> Iterator[Named]:
         yield Named(key, _CODE, text, source.file)
     elif source.kind == "module":
         yield Named(key, _CODE, text, _module_path(source.module, recipe.folder))
-    elif source.kind in SERVED:
-        yield Named(key, _SERVER, text, None)  # it is sent the samples
     elif source.kind in _RUNS_CODE_IF_TRUSTED and recipe.model.trust:
         yield Named(key, "a file that may hold code", text, source.file)
 
@@ -170,7 +165,7 @@ def _samples(key: str, section: DataSection | SweepModel, recipe: Recipe) -> Ite
 
 def _source(text: str, recipe: Recipe) -> Source | None:
     try:
-        return parse_source(text, base=recipe.folder, served=True)
+        return parse_source(text, base=recipe.folder)
     except QCompileError:  # the run says what is wrong with it; what is not there does not run
         return None
 
@@ -206,6 +201,4 @@ def _is_typed(one: Named, typed: Collection[str]) -> bool:
 def _required(one: Named) -> str:
     if one.key == "output":
         return "a folder within it, or `output`, is required"
-    if one.what == _SERVER:
-        return "your consent to connect to it, and to send it samples, is required"
     return "a file within it is required"

@@ -17,7 +17,7 @@ from ..processor import isa_here
 from ..progress import Progress
 from ..spec.words import CPU_TARGETS, CpuTarget, Isa
 from .executor import Executor
-from .published import BALANCED, SIMPLIFIED
+from .published import SIMPLIFIED
 from .recipe import ArtifactSection, Recipe
 from .run import RunReport
 from .stages import located
@@ -94,7 +94,7 @@ def tune_recipe(
         What was found; a search that fails is a note.
     """
     assert recipe.bench is not None, "it was measured"
-    suffix = BALANCED if recipe.calibrate.balance else SIMPLIFIED * recipe.model.simplify
+    suffix = SIMPLIFIED * recipe.model.simplify
     model = report.output / f"{recipe.name}{suffix or '.onnx'}"
     calibration, evaluation = (
         located(recipe, text) for text in (recipe.data.calibration, recipe.data.evaluation)

@@ -11,8 +11,8 @@ from ..errors import EngineUnavailable, InvalidOption
 from ..figures import words
 from ..files import check_output, write_text
 from ..spec.measure import Budget
+from ..svg import FAMILY_MARKS
 from ..version import __version__
-from .canvas import require_matplotlib
 from .sections import sections
 from .source import FAMILIES, Source, read_source
 from .summary import summarize
@@ -49,7 +49,7 @@ def write_report(
     Raises:
         InvalidOption: If the output is no .html, or a folder.
         MissingFile, ArtifactError: If a file is not there, or not what it should be.
-        EngineUnavailable: If matplotlib or Jinja is missing.
+        EngineUnavailable: If Jinja is missing.
     """
     path = Path(output)
     check_page(path)
@@ -105,6 +105,7 @@ def template(name: str) -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals["marks"] = FAMILY_MARKS
     return environment.get_template(name)
 
 
@@ -118,12 +119,12 @@ def check_page(path: Path) -> None:
 
     Raises:
         InvalidOption: If it is no .html, or a folder.
-        EngineUnavailable: If matplotlib is missing.
+        EngineUnavailable: If Jinja is missing.
     """
     if path.suffix not in SUFFIXES:
         raise InvalidOption(f"`output` {path}: {' or '.join(SUFFIXES)} is required", option="output")
     check_output(path)
-    require_matplotlib()
+    template("page.html")
 
 
 def _families(source: Source) -> dict[str, str]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .canvas import Chart
 from .source import ReportedArtifact
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A chart with its words: a title and what to read from it."""
+    """A chart, as HTML, with its words: a title and what to read from it."""
 
-    chart: Chart
+    chart: str
     title: str
     note: str = ""
 
@@ -70,7 +69,7 @@ class Section:
         signs: Artifacts whose numbers and signs the charts use.
         precisions: Whether the colours of precisions are explained.
         items: Lines of a list.
-        pairs: Whether charts stand two beside each other, in the form for phones.
+        pairs: Whether charts stand two beside each other.
         lines: Name of a colour to the dashes of its lines, as SVG spells them.
         missing: Why there is nothing; the section is then one line at the end of the page.
     """

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from .parts import Section
 from .sections_inside import calibration_section, layers_section, precision_section, times_section
-from .sections_load import load_section
 from .sections_measured import (
     accuracy_section,
     costs_section,
@@ -32,7 +31,6 @@ def sections(source: Source, chosen: ReportedArtifact | None) -> list[Section]:
         lambda source: sweep_section(source, "batches"),
         lambda source: sweep_section(source, "concurrency"),
         lambda source: sweep_section(source, "in_flight"),
-        load_section,
         costs_section,
         precision_section,
         times_section,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 
 from ..bench.results.render import slowest_layers
-from ..calibration.summary import TensorSummary, summarize
+from ..calibration.plot import DASHES
+from ..calibration.summary import summarize
 from ..figures import DASH, decibels, figure, number, words
-from .charts_layers import (
-    METHODS,
+from .charts import (
     WORST_HISTOGRAMS,
     WORST_TENSORS,
     errors_chart,
-    histogram_charts,
+    histogram_chart,
     layers_by_precision,
     precision_chart,
 )
@@ -24,7 +24,7 @@ def precision_section(source: Source) -> Section:
     """In which precision layers run."""
     title = "Precision of the layers"
     chart = precision_chart(source.subjects)
-    if chart is None:
+    if not chart:
         reason = "no artifact has a manifest that tells its layers' precisions"
         return Section("precision", title, missing=reason)
     rows = [
@@ -78,9 +78,9 @@ def layers_section(source: Source) -> Section:
         reason = "no layer differences were given (`qcompile diff` writes layers.json, `layers` takes it)"
         return Section("layers", title, missing=reason)
     charts, tables = [], []
-    for index, layers in enumerate(source.layers):
-        chart = errors_chart(f"layers-{index}", layers)
-        if chart is None:
+    for layers in source.layers:
+        chart = errors_chart(layers)
+        if not chart:
             continue
         shown = min(len(layers.tensors), WORST_TENSORS)
         note = f"The worst {shown} of {len(layers.tensors)} compared tensors. {_first_bad(layers)}"
@@ -107,24 +107,22 @@ def calibration_section(source: Source) -> Section:
     )
     charts = [
         Drawn(
-            chart,
+            histogram_chart(source.ranges, one),
             one.tensor,
             f"{_snr(one.snr_db)} after quantization, {one.clipped:.2%} of the values clipped. Thresholds: "
             + ", ".join(f"{method} {figure(amax)}" for method, amax in one.amax.items())
             + ".",
         )
-        for one, chart in histogram_charts(source.ranges, summaries)
+        for one in summaries[:WORST_HISTOGRAMS]
     ]
-    return Section("calibration", title, lead, charts, pairs=True, lines=_lines(summaries[0]))
-
-
-def _lines(one: TensorSummary) -> dict[str, str]:
-    """The dashes of every method's line."""
-    dashes = {method: METHODS[method] for method in one.amax}
-    return {
-        method: "" if isinstance(dash, str) else " ".join(f"{length:g}" for length in dash[1])
-        for method, dash in dashes.items()
-    }
+    return Section(
+        "calibration",
+        title,
+        lead,
+        charts,
+        pairs=True,
+        lines={method: DASHES[method] for method in summaries[0].amax},
+    )
 
 
 def _snr(value: float) -> str:

@@ -10,9 +10,16 @@ from ..bench.results.row import Curve, Energy, NoEnergy
 from ..bench.statistics.bootstrap import CONFIDENCE as DROP_CONFIDENCE
 from ..bench.statistics.speedup import SMALLEST_DIFFERENCE
 from ..figures import DASH, bytes_text, drop_text, figure
-from .charts_curves import curve, curves_chart, history_chart
-from .charts_speed import drop_chart, latency_chart, speedup_chart
-from .charts_tradeoff import drops_differ, pareto_chart
+from .charts import (
+    curve,
+    curves_chart,
+    drop_chart,
+    drops_differ,
+    history_chart,
+    latency_chart,
+    pareto_chart,
+    speedup_chart,
+)
 from .parts import Cell, Drawn, Section, Table
 from .source import ReportedArtifact, Source
 
@@ -48,7 +55,7 @@ def speed_section(source: Source) -> Section:
     base = source.baseline.label if source.baseline else ""
     shown = interval_words(source.results.confidence)
     chart = speedup_chart(source.measured, base, shown)
-    if chart is None:
+    if not chart:
         return Section("speed", "Speed-up", missing="no artifact was compared with the baseline")
     note = (
         f"The mark is the {_launches(source)}, the bar its {shown}. "
@@ -70,7 +77,7 @@ def _launches(source: Source) -> str:
 def latency_section(source: Source) -> Section:
     """Where every call lies."""
     chart = latency_chart(source.measured)
-    if chart is None:
+    if not chart:
         reason = "the results hold no quantiles of the calls (files of version 1 have none)"
         return Section("latency", "Latency distributions", missing=reason)
     note = (
@@ -91,7 +98,7 @@ def latency_section(source: Source) -> Section:
 def tradeoff_section(source: Source) -> Section:
     """Accuracy, latency and size at once."""
     chart = pareto_chart(source.measured)
-    if chart is None:
+    if not chart:
         reason = "at least two artifacts with a latency and an accuracy or a size are needed"
         return Section("tradeoff", "Accuracy, latency and size", missing=reason)
     note = (
@@ -109,7 +116,7 @@ def accuracy_section(source: Source) -> Section:
     dropped = [s for s in source.measured if s.drop is not None]
     metric = dropped[0].row.accuracy.metric if dropped and dropped[0].row.accuracy else ""
     chart = drop_chart(dropped, metric)
-    if chart is None:
+    if not chart:
         reason = "accuracy was not measured (`evaluation` gives labelled samples)"
         if dropped:
             reason = "only the baseline's accuracy was measured"
@@ -142,7 +149,7 @@ def sweep_section(source: Source, key: Curve) -> Section:
     """Throughput against latency over batch sizes, clients, or inferences in flight."""
     word, title, option = _SWEEPS[key]
     chart = curves_chart(source.measured, key, word)
-    if chart is None:
+    if not chart:
         return Section(key, title, missing=f"no artifact was measured over them ({option})")
     shown = [s for s in source.measured if curve(s, key)]
     rows = [
@@ -211,7 +218,7 @@ def history_section(source: Source) -> Section:
     }
     runs: list[Mapping[str, Any]] = [*earlier, now]
     chart = history_chart(runs, source.measured)
-    if chart is None:
+    if not chart:
         reason = "the file holds one run; measuring again into the same file keeps its history"
         return Section("history", "History", missing=reason)
     machines = {str(run["machine"]) for run in earlier if run.get("machine")}

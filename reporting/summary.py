@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..bench.results.render import interval_words, speedup_text
 from ..bench.results.row import Interval
@@ -47,6 +47,7 @@ class Summary:
         facts: Speed, size and accuracy of the chosen one.
         reasons: Why it, and what the others would give.
         caveats: What may make this wrong.
+        title: What stands in place of a chosen one.
     """
 
     chosen: ReportedArtifact | None
@@ -54,10 +55,13 @@ class Summary:
     facts: Sequence[Fact] = ()
     reasons: Sequence[str] = ()
     caveats: Sequence[str] = ()
+    title: str = "No recommendation"
 
 
 def summarize(source: Source) -> Summary:
-    """Choose an artifact and say why."""
+    """Choose an artifact and say why; of a sweep, one for each model and shape."""
+    if source.results.settings.get("sweep") and len(source.results.machines) > 1:
+        return _of_each(source)
     measured = source.measured
     if not measured:
         return Summary(None, "Nothing was measured.", caveats=_caveats(source, None))
@@ -81,6 +85,18 @@ def summarize(source: Source) -> Summary:
         [*_reasons(source, chosen, equals, kept), *_alternatives(source, chosen)],
         _caveats(source, chosen),
     )
+
+
+def _of_each(source: Source) -> Summary:
+    """What is recommended of each measurement: a speed-up counts within its own."""
+    reasons = []
+    for name, machine in source.results.machines.items():
+        subjects = [subject for subject in source.subjects if subject.row.machine == name]
+        results = replace(source.results, baseline=machine.baseline, machines={})
+        one = summarize(replace(source, subjects=subjects, results=results))
+        reasons.append(f"{name}: {f'{one.chosen.label}. ' if one.chosen else ''}{one.headline}")
+    headline = "One recommendation for each model and shape."
+    return Summary(None, headline, (), reasons, _caveats(source, None), title="Recommendations")
 
 
 def within_budget(source: Source) -> list[ReportedArtifact]:
@@ -282,7 +298,7 @@ def _caveats(source: Source, chosen: ReportedArtifact | None) -> list[str]:
         cautions += [f"Noisy run: {reason}." for reason in noise.get("reasons") or ["no reason was recorded"]]
     if machines := source.results.machines:
         said = "each row is compared with the baseline of its own"
-        cautions.append(f"Measured on several machines ({listed(list(machines))}): {said}.")
+        cautions.append(f"Several measurements ({listed(list(machines))}): {said}.")
     cautions += _slow_int8(source.measured)
     if chosen is not None:
         cautions += _weak_accuracy(chosen, source.max_drop)

@@ -41,6 +41,14 @@ class SchedulerOptions(ConnectionOptions):
             metavar="ADDRESS",
         ),
     ] = ""
+    store: Annotated[
+        str,
+        option(
+            "Folder or URL (fsspec) that this machine and all workers reach; it carries the files in place "
+            "of Dask.",
+            metavar="URL",
+        ),
+    ] = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,7 +79,7 @@ class ProposalOptions(Checked):
         | None
     ) = None
 
-    trust: Annotated[bool, option("Load a .pt2 or Keras file that runs code when it is loaded.")] = False
+    trust: Annotated[bool, option("Load a .pt2 that runs code, or a SavedModel that touches files.")] = False
 
     def check(self) -> None:
         """Refuse a target that there is none of."""

@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 from .decode import Checked
 from .measure import Pythons, Timeout
 from .option import argument, option
-from .signing import VERIFY_KEY
 from .words import AUTO, METRIC, METRIC_PATTERN
 
 OutputsRule = Literal["auto", "same", "any"]
@@ -110,4 +109,3 @@ class GateCommand(GateOptions):
     new: Annotated[str, argument("Artifact, MODEL or folder to judge.")]
     junit: Annotated[Path | None, option("JUnit XML file to write.", metavar="FILE")] = None
     markdown: Annotated[Path | None, option("Markdown file to write.", metavar="FILE")] = None
-    verify_key: VERIFY_KEY = None

@@ -8,8 +8,7 @@ from typing import Annotated
 
 from .decode import Checked
 from .option import COMMA, argument, fields_of, option
-from .signing import VERIFY_KEY
-from .words import AUTO, BASELINE, METRIC, METRIC_PATTERN, Count, NamedModel, Rate, TorchMode
+from .words import AUTO, BASELINE, METRIC, METRIC_PATTERN, Count, NamedModel, TorchMode
 
 _INPUTS = Annotated[
     tuple[str, ...],
@@ -125,29 +124,6 @@ class BenchOptions(Checked):
             split=COMMA,
         ),
     ] = ()
-    rates: Annotated[
-        tuple[Rate, ...],
-        option(
-            "Requests per second of an additional latency curve; they arrive by themselves (Poisson), "
-            "whether or not earlier ones are answered.",
-            flag="--rate",
-            metavar="PER_S,PER_S,...",
-            split=COMMA,
-        ),
-    ] = ()
-    p99_below_ms: (
-        Annotated[
-            float,
-            option(
-                "Find the largest rate of arriving requests whose 99th percentile of latency stays below "
-                "this, in ms.",
-                flag="--p99-below",
-                metavar="MS",
-                gt=0,
-            ),
-        ]
-        | None
-    ) = None
     cuda_graph: (
         Annotated[
             bool,
@@ -205,9 +181,7 @@ class BenchCommand(BenchOptions):
     `qcompile bench compare OLD NEW` compares two results.
     """
 
-    artifacts: Annotated[
-        tuple[str, ...], argument("Artifacts to measure; kserve:URL or triton:URL is one on a server.")
-    ]
+    artifacts: Annotated[tuple[str, ...], argument("Artifacts to measure.")]
     baseline: Annotated[str, option("Artifact or MODEL to compare with.", metavar="MODEL")]
     output: Annotated[
         Path | None, option("Results file to write, such as results.json.", short="-o", metavar="FILE")
@@ -224,7 +198,6 @@ class BenchCommand(BenchOptions):
     inputs: _INPUTS = ()
     batch_size: Annotated[int | None, option("Samples per call of a model with a dynamic batch.")] = None
     trust: _TRUST = False
-    verify_key: VERIFY_KEY = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,7 +285,6 @@ class DiffCommand(Checked):
     ) = None
     threads: Annotated[int, option("Threads of each model; 0 means the runtime's default.", ge=0)] = 0
     trust: _TRUST = False
-    verify_key: VERIFY_KEY = None
     layers: Annotated[bool, option("Find the first tensor that diverges.")] = False
     taps: Annotated[
         int | None,

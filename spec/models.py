@@ -1,4 +1,4 @@
-"""From a model to a graph and its ranges: `export`, `simplify`, `balance`, `calibrate`, `ranges`."""
+"""From a model to a graph and its ranges: `export`, `simplify`, `calibrate`, `ranges`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ExportOptions(Checked):
         bool,
         option("Export the branches that the example takes, where a model branches on values."),
     ] = False
-    trust: Annotated[bool, option("Load a .pt2 or Keras file that runs code when it is loaded.")] = False
+    trust: Annotated[bool, option("Load a .pt2 that runs code, or a SavedModel that touches files.")] = False
     weights: WEIGHTS = ""
     download: DOWNLOAD = False
     preprocessing: Annotated[
@@ -86,7 +86,7 @@ class ModelSection(ExportOptions):
         str,
         option(
             "MODEL: torchvision:NAME, timm:NAME, hf:NAME_OR_FOLDER, file.py:function, "
-            "package.module:function, .pt2, TorchScript, .onnx, a SavedModel folder, .keras or .h5; "
+            "package.module:function, .pt2, TorchScript, .onnx, a SavedModel folder, .keras, .h5 or .tflite; "
             "required without `sweep.models`."
         ),
     ] = ""
@@ -99,11 +99,11 @@ class ModelSection(ExportOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportCommand(ExportOptions):
-    """Export MODEL to ONNX, check it, and compare its outputs with PyTorch's or TensorFlow's.
+    """Export MODEL to ONNX, check it, and compare its outputs with PyTorch's.
 
     MODEL is torchvision:NAME, timm:NAME, hf:NAME_OR_FOLDER, file.py:function, package.module:function, a
-    .pt2, a TorchScript archive, an .onnx file, a SavedModel folder, or a .keras or .h5 file. Options follow a
-    `?`: timm:resnet18?weights=random&classes=10.
+    .pt2, a TorchScript archive, an .onnx file, a SavedModel folder, or a .keras, .h5 or .tflite
+    file. Options follow a `?`: timm:resnet18?weights=random&classes=10.
     """
 
     model: Annotated[str, argument("Model to export.")]
@@ -127,18 +127,6 @@ class SimplifyCommand(Checked):
     data: Annotated[
         str | None, option("Samples to check the outputs on, instead of random input.", metavar="DATA")
     ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class BalanceCommand(Checked):
-    """Scale channels so that the activations quantize with less error. The outputs stay the same."""
-
-    model: Annotated[Path, argument("ONNX file.")]
-    output: Annotated[Path, option("ONNX file to write.", short="-o", metavar="FILE")]
-    data: Annotated[
-        str | None, option("Samples that the largest value of each channel is measured on.", metavar="DATA")
-    ] = None
-    samples: Annotated[int, option("Most samples to use.")] = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,9 +155,6 @@ class CalibrateSection(CalibrateOptions):
             metavar="FILE",
         ),
     ] = ""
-    balance: Annotated[
-        bool, option("Equalize channels between layers before calibration (`qcompile balance`).")
-    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,9 +220,7 @@ class ShowRangesCommand(Checked):
     tensors: Annotated[
         tuple[str, ...], option("Tensor to show; default: all.", flag="--tensor", metavar="NAME")
     ] = ()
-    plot: Annotated[
-        Path | None, option("File for a plot of the histograms, .svg or .png.", metavar="FILE")
-    ] = None
+    plot: Annotated[Path | None, option("File for a plot of the histograms, .svg.", metavar="FILE")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

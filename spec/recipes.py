@@ -16,7 +16,7 @@ from .measure import BenchSection
 from .models import CalibrateSection, ModelSection
 from .option import COMMA, argument, fields_of, option
 from .sweep import SweepSection
-from .words import AUTO, BASELINE, METHOD, METHOD_PATTERN, METRIC, METRIC_PATTERN
+from .words import AUTO, BASELINE, FORMER_ISAS, METHOD, METHOD_PATTERN, METRIC, METRIC_PATTERN
 
 RECIPE_VERSION = 1
 
@@ -62,12 +62,9 @@ class RecipeFile(Checked):
         """Refuse sections that contradict each other."""
         self._check_presence()
         self._check_artifacts()
-        if self.calibrate.ranges and (self.calibrate.balance or self.model.simplify):
-            key = "calibrate.balance" if self.calibrate.balance else "model.simplify"
+        if self.calibrate.ranges and self.model.simplify:
             problem = "must be false: `calibrate.ranges` belong to the very file they were made with"
-            raise Refused(key, problem, value=True)
-        if self.calibrate.balance and not self.data.calibration:
-            raise Refused("data.calibration", "is missing; calibrate.balance needs it")
+            raise Refused("model.simplify", problem, value=True)
         names = {one.name for one in self.artifact}
         if self.sweep is not None:
             names |= {one.name for one in self.sweep.combinations()}
@@ -141,24 +138,19 @@ def _tables(kind: type) -> Iterator[type]:
 
 
 def _describe(table: dict[str, Any], kind: type) -> None:
-    """Say what msgspec does not know: that keys are all, and which names options and values had before."""
+    """Say what msgspec does not know: that keys are all, and which names instruction sets had before."""
     table["additionalProperties"] = False
     properties = table["properties"]
     for one in fields_of(kind):
-        former = [*one.spelling.former_values]
-        if former:
-            properties[one.name]["anyOf"] = [
-                {"enum": properties[one.name].pop("enum")}, {"enum": former, "deprecated": True}
-            ]  # fmt: skip
-        if one.spelling.formerly:
-            properties[one.spelling.formerly] = {**properties[one.name], "deprecated": True}
+        if one.name == "isa":
+            enums = [{"enum": properties["isa"].pop("enum")}, {"enum": [*FORMER_ISAS], "deprecated": True}]
+            properties["isa"]["anyOf"] = enums
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunCommand(SchedulerOptions):
-    """Run the stages of a RECIPE. Finished stages are skipped, after a kill too."""
+class RunOptions(SchedulerOptions):
+    """How the stages of recipes are carried out."""
 
-    recipe: Annotated[Path | None, argument("TOML file.")] = None
     output: Annotated[
         Path | None,
         option("Folder of the artifacts, instead of the recipe's.", short="-o", metavar="FOLDER"),
@@ -175,7 +167,33 @@ class RunCommand(SchedulerOptions):
         bool,
         option("Run code that the recipe names outside its folder, write there, and load files with code."),
     ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCommand(RunOptions):
+    """Run the stages of a RECIPE. Finished stages are skipped, after a kill too."""
+
+    recipe: Annotated[Path | None, argument("TOML file.")] = None
     schema: Annotated[bool, option("Print the JSON Schema of recipes, for editors.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepCommand(RunOptions):
+    """Run the recipes of the matrix in `[sweep]` of a RECIPE: model x shape x target x precision x GPU. What
+    fails is a cell that says why; running again does only what is missing.
+
+    OUTPUT/results.json and OUTPUT/report.html hold all of them. The exit code is 1 if a cell failed.
+    """
+
+    recipe: Annotated[Path, argument("TOML file.")]
+    only: Annotated[
+        tuple[str, ...],
+        option(
+            "Cells to build and measure: glob over their names, such as *-int8; default: all.",
+            metavar="GLOB",
+            split=COMMA,
+        ),
+    ] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import pytest
 from qcompile.artifact import is_manifest, read_manifest
 from qcompile.bench.results.results import load_results
 from qcompile.calibration.tensorrt_cache import read_cache
-from qcompile.data.polygraphy_json import load_polygraphy
+from qcompile.data.arrays import load_polygraphy
 from qcompile.errors import QCompileError
 from qcompile.files import absolute_path, read_json
 from qcompile.model.named import hf_folder

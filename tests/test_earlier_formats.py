@@ -18,10 +18,7 @@ from safetensors import safe_open
 
 import qcompile
 from qcompile.artifact import is_manifest, load_artifact, read_manifest
-from qcompile.bench.metrics.names import read_metric
-from qcompile.bench.metrics.scores_file import load_scores, read_subject
 from qcompile.bench.results.results import load_results
-from qcompile.bench.results.sweep_results import load_sweep
 from qcompile.calibration import load_ranges
 from qcompile.calibration.tensorrt_cache import read_cache
 from qcompile.errors import ArtifactError, CalibrationError, QCompileError
@@ -50,8 +47,6 @@ def of_recipe(path: Path) -> int:
 FORMATS: dict[str, tuple[str, Callable[[Path], int]]] = {
     "artifact/file_types.py SCHEMA_VERSION": ("formats/*/int8.onnx.json", of_json),
     "bench/results/results.py SCHEMA_VERSION": ("formats/*/results.json", of_json),
-    "bench/results/sweep_results.py SCHEMA_VERSION": ("formats/*/sweep.json", of_json),
-    "bench/metrics/scores_file.py VERSION": ("formats/*/*.scores", of_metadata),
     "calibration/ranges_file.py FORMAT_VERSION": ("formats/*/*.ranges", of_metadata),
     "calibration/ranges_file.py _FIXED_VERSION": ("formats/*/*.ranges", of_metadata),
     "comparison/layers/outcome.py SCHEMA_VERSION": ("formats/*/layers.json", of_json),
@@ -145,22 +140,6 @@ def test_ranges_of_an_earlier_version_give_the_same_thresholds(path: Path, tmp_p
     assert ranges.amax("x") == pytest.approx(float(np.abs(np.load(SAMPLES)["x"]).max()), rel=1e-6)
     made = qcompile.quantize(model, tmp_path / "int8.onnx", ranges=path, target=target)
     assert made.manifest.precision == "int8"
-
-
-@pytest.mark.parametrize("path", files("sweep.json"), ids=by_commit)
-def test_a_sweep_of_an_earlier_version_is_read(path: Path) -> None:
-    found = load_sweep(path)
-    assert [cell.name for cell in found.cells] == ["small-onnxruntime-fp32", "small-onnxruntime-int8"]
-    assert all(cell.state == "done" and cell.latency is not None for cell in found.cells)
-
-
-@pytest.mark.parametrize("path", files("*.scores"), ids=by_commit)
-def test_a_part_of_an_evaluation_of_an_earlier_version_is_read(path: Path) -> None:
-    assert read_subject(path)["metric"] == "cosine"
-    found = load_scores(path, read_metric("cosine"))
-    assert (found.part, found.parts, found.batches) == (1, 2, [0])  # the samples are one batch
-    samples = {name: answers.sums and answers.sums.samples for name, answers in found.answers.items()}
-    assert samples == {"float": 8, "int8": 8}
 
 
 def test_a_cache_of_tensorrt_that_an_earlier_version_wrote_is_read() -> None:

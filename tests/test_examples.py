@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 import qcompile
-from qcompile.bench.metrics.accuracy import top_k
 from qcompile.data.batches import Data
 from qcompile.model.weightless import read_weightless
 from qcompile.tensors import parse_input

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +13,7 @@ from qcompile.comparison.diff import parse_tolerances
 from qcompile.data.spelling import parse_spelling
 from qcompile.errors import InvalidOption, QCompileError
 from qcompile.model.source_options import SourceOptions, parse_query
-from qcompile.pipeline.migrate.values import polygraphy_size, trtexec_shapes, trtexec_size
+from qcompile.pipeline.migrate.values import read_size, trtexec_shapes
 from qcompile.pipeline.recipe_batches import _read_profile
 from qcompile.spec.tensorrt import parse_bytes
 from qcompile.tensors import TensorInfo, format_shape, parse_dynamic_axis, parse_input, parse_shape
@@ -55,7 +57,7 @@ def test_a_tolerance_is_given_once() -> None:
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-1", "1e999", "infM", "nanB"])
 def test_sizes_of_other_tools_are_finite(text: str) -> None:
-    for read in (trtexec_size, polygraphy_size):
+    for read in (read_size, functools.partial(read_size, unit="M")):
         with pytest.raises(InvalidOption):
             read("--memPoolSize", text)
 

@@ -1,58 +1,40 @@
-"""Plot a tuning: every trial by latency and drop, and the Pareto front."""
+"""Plot a tuning: every trial by latency and drop, and the Pareto front, as SVG."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from ..errors import EngineUnavailable
-from ..progress import quiet
+from ..svg import Scale, axes, labels, line, mark, picture, polyline, text
 from .tune import TuneResult
 
-_COLOURS = {"int8": "#2166ac", "bf16": "#1b7837", "fp32": "#b2182b"}
+_FAMILIES = {"int8": "int8", "bf16": "half", "fp32": "float"}
+_PLOT = (60, 50, 560, 330)  # pixels
 
 
 def plot_front(tuned: TuneResult, path: Path, *, max_drop: float, unit: str) -> None:
-    """Draw to `path` (.svg or .png, inside `files.writing`).
-
-    Raises:
-        EngineUnavailable: If matplotlib is missing.
-    """
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise EngineUnavailable(
-            f"matplotlib cannot be imported ({error})", hint="pip install 'qcompile[report]'", engine="plot"
-        ) from error
+    """Draw to `path` (inside `files.writing`)."""
     timed = sorted((t for t in tuned.trials.values() if t.latency_ms), key=lambda t: t.latency_ms)
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "qcompile", "font.size": 9}):
-        figure = Figure(figsize=(11, 5.5), layout="constrained")
-        axis, names = figure.subplots(1, 2, width_ratios=[5, 3])
-        front = [trial for trial in timed if trial.name in tuned.front]
-        axis.plot([t.latency_ms for t in front], [t.drop for t in front], color="#888888", linewidth=1.2)
-        for number, trial in enumerate(timed, 1):
-            marker, size = ("*", 190) if trial is tuned.best else ("o", 40)
-            colour = _COLOURS[trial.precision]
-            axis.scatter([trial.latency_ms], [trial.drop], color=colour, marker=marker, s=size, zorder=3)
-            # Neighbours lie close: their numbers take turns above and below.
-            offset = (0, 9) if number % 2 else (0, -15)
-            at = (trial.latency_ms, trial.drop)
-            axis.annotate(str(number), at, textcoords="offset points", xytext=offset, ha="center", fontsize=8)
-        for precision, colour in _COLOURS.items():
-            axis.scatter([], [], color=colour, label=precision)
-        axis.axhline(max_drop, color="#762a83", linestyle="--", linewidth=1, label=f"budget {max_drop:g}")
-        axis.set_yscale("symlog", linthresh=max(max_drop, 0.1))
-        axis.invert_yaxis()  # better is higher
-        axis.margins(0.08, 0.15)
-        axis.set_xlabel("latency, ms (median)")
-        axis.set_ylabel(f"drop, {unit}")
-        axis.legend(loc="best")
-        names.axis("off")
-        lines = [
-            f"{number:2}  {trial.latency_ms:6.3g} ms  {trial.drop:+6.2f}  {trial.name}"
-            + ("  (best)" if trial is tuned.best else "")
-            for number, trial in enumerate(timed, 1)
-        ]
-        names.text(0, 1, "\n".join(lines), va="top", family="monospace", fontsize=8, parse_math=False)
-        with quiet():
-            figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
+    drops = [*(trial.drop for trial in timed), max_drop, 0.0]
+    space = max((max(drops) - min(drops)) * 0.12, 0.05)
+    x = Scale.over([trial.latency_ms for trial in timed] or [1.0])
+    y = Scale(min(drops) - space, max(drops) + space, "symlog" if max(drops) > 10 else "linear")
+    places = {trial.name: (x.at(trial.latency_ms), y.at(trial.drop)) for trial in timed}
+    drawing = axes(x, y, ("latency, ms (median)", f"drop, {unit} (up is better)"))
+    drawing += line((0, y.at(max_drop)), (100, y.at(max_drop)), "mixed", dashes="6 4")
+    drawing += text(100, y.at(max_drop), f"budget {max_drop:g}", shift=(0, -5), anchor="end", colour="mixed")
+    front = [places[trial.name] for trial in timed if trial.name in tuned.front]
+    drawing += polyline(front, "muted", width=1.2) if front else ""
+    rows = []
+    for number, trial in enumerate(timed, 1):
+        is_best = trial is tuned.best
+        words = f"{trial.latency_ms:.3g} ms  {trial.drop:+.2f}  {trial.name}{'  (best)' if is_best else ''}"
+        size = 1.8 if is_best else 1
+        drawing += mark(_FAMILIES[trial.precision], *places[trial.name], size=size, tip=words)
+        style = {"colour": "ink", "kind": "label" if is_best else ""}
+        rows.append(text(0, 0, f"{number}  {words}", shift=(0, 17.0 * number), anchor="start", **style))
+    for index, (precision, family) in enumerate(_FAMILIES.items()):
+        at = 100 * (index + 0.5) / len(_FAMILIES) * 0.4
+        drawing += text(at, 0, precision, shift=(10, -31), anchor="start", colour=family)
+    drawing += labels([(*places[trial.name], str(number)) for number, trial in enumerate(timed, 1)], _PLOT[3])
+    panels = [(_PLOT, drawing), ((660, 30, 340, 400), "".join(rows))]
+    path.write_text(picture(panels, (1010, max(440, 17 * len(timed) + 60))), encoding="utf-8")

@@ -7,9 +7,8 @@ from functools import partial
 
 from ...engines.gpu import parse_device
 from ...progress import Progress
-from ...spec.words import ON_SERVER
 from ..recorder import Recorder
-from ..results.row import GpuLatency, NoEnergy
+from ..results.row import GpuLatency
 from ..statistics.launches import median
 from ..workers.process import Worker
 from .energy import energy_per_sample
@@ -41,9 +40,6 @@ def measure_energy(
         warm_up = series[name].warm_up
         if not recorder.is_measured(name) or warm_up is None:
             continue
-        if recorder[name].device == ON_SERVER:
-            recorder.energy(name, NoEnergy("its server uses it"))
-            continue
         progress(f"energy of {name}")
         step = partial(
             energy_per_sample,
@@ -55,15 +51,6 @@ def measure_energy(
         energy = recorder.attempt(name, step)
         if energy is not None:
             recorder.energy(name, energy)
-
-
-def ask_servers(workers: Mapping[str, Worker], recorder: Recorder) -> None:
-    """Ask servers that count their own time what the timed calls took there."""
-    for name, worker in workers.items():
-        if recorder[name].device == ON_SERVER and recorder.can_be_asked(name):
-            answer = recorder.attempt(name, partial(worker.ask, "server_times"))
-            if answer is not None and answer["said"]:
-                recorder.warn(name, answer["said"])
 
 
 def _gpu_latency(worker: Worker) -> GpuLatency:

@@ -25,14 +25,12 @@ class Effort:
         cpu_s: Processor time of the workers and of this process.
         involuntary_switches: Times that the system took a core away from a worker's thread.
         worker_cpu_s: Processor time of the workers alone.
-        is_served: Whether a server was measured: if it is on this machine, it is none of the others.
     """
 
     seconds: float
     cpu_s: float
     involuntary_switches: int
     worker_cpu_s: float
-    is_served: bool = False
 
 
 def noise(
@@ -67,7 +65,7 @@ def _other_work(before: Mapping[str, Any], after: Mapping[str, Any], effort: Eff
         spent = {name: second[name] - first[name] for name in first}
         capacity = max(sum(spent.values()), 1e-9)
         others = max(spent["busy_s"] - effort.cpu_s, 0.0) / capacity
-        if others > _OTHERS and not effort.is_served:
+        if others > _OTHERS:
             reasons.append(
                 f"other processes took {others:.0%} of the processor: end them, or measure at another time"
             )

@@ -1,4 +1,4 @@
-"""Metrics of predicted classes: top-k of scores, and mean intersection over union of segmentations."""
+"""Metrics of predicted classes: top-k, mean intersection over union, and F1 by scikit-learn and seqeval."""
 
 from __future__ import annotations
 
@@ -8,23 +8,38 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...data.samples import require_package
 from ...errors import DataError
+from ...model.preprocessing import preprocessing_of
 from ...tensors import TensorInfo
-from .metric import Metric, Outputs, Scored, Truth, class_labels, divide, first_output, require_numbers
-from .positions import IGNORED_POSITION, has_classes_last, require_classes, scores_over_labels
+from .metric import (
+    IGNORED_POSITION,
+    Floats,
+    Metric,
+    Outputs,
+    Scored,
+    Truth,
+    Values,
+    class_labels,
+    divide,
+    first_output,
+    has_classes_last,
+    require_classes,
+    require_numbers,
+    scores_over_labels,
+)  # fmt: skip
 
 IGNORED_PIXEL = 255
 """Label of a pixel that does not count, as Pascal VOC and Cityscapes have it."""
-
 _MOST_CLASSES = 4096
 
 
 class TopK(Metric):
-    """Share of labels among the `k` largest scores of the first output.
+    """Share of labels among the `k` largest scores of the first output; every position counts alike.
 
     Scores are [batch, classes] with one label per sample, or [batch, classes, positions...] or
     [batch, positions..., classes] with one per position. Of equal scores the first wins, as with argmax.
-    Every position counts alike.
+    Columns of the table: class, labels among the largest scores, labels; a row for each class of a sample.
     """
 
     def __init__(self, name: str, k: int, *, classes_last: bool = False) -> None:
@@ -42,23 +57,42 @@ class TopK(Metric):
         )
         require_numbers(name, scores, truth.where, finite=False)
         counted = labels != IGNORED_POSITION if scores.ndim > 2 else np.ones(labels.shape, bool)
-        classes = scores.shape[1]
-        require_classes(labels[counted], classes, truth.where)
-        right = (_rank(scores, np.where(counted, labels, 0)) < self.k) & counted
-        samples = len(scores)
-        statistics = np.stack([_per_sample(right), _per_sample(counted)], axis=1)
-        return Scored(
-            statistics,
-            scores.argmax(axis=1),
-            np.stack(
-                [
-                    np.bincount(labels[right], minlength=classes),
-                    np.bincount(labels[counted], minlength=classes),
-                    _samples_with(labels, counted, classes, samples),
-                ],
-                axis=1,
-            ).astype(np.float64),
-        )
+        require_classes(labels[counted], scores.shape[1], truth.where)
+        right = _rank(scores, np.where(counted, labels, 0)) < self.k
+        table, counts = _by_class(labels, counted, right[counted][:, None])
+        return Scored(table, counts, scores.argmax(axis=1))
+
+    def classes(self, scored: Scored) -> dict[int, tuple[float, int]]:
+        """See `Metric.classes`."""
+        labels, places = np.unique(scored.table[:, 0].astype(int), return_inverse=True)
+        right, whole = (np.bincount(places, scored.table[:, column]) for column in (1, 2))
+        samples = np.bincount(places)
+        return {
+            int(label): (float(right[at] / whole[at]), int(samples[at])) for at, label in enumerate(labels)
+        }
+
+
+def _by_class(
+    labels: NDArray[np.int64], counted: NDArray[np.bool_], values: NDArray[Any]
+) -> tuple[Floats, NDArray[np.int64]]:
+    """Rows [class, sums of the values..., positions] of each sample, and how many rows each sample has."""
+    sample = np.broadcast_to(np.arange(len(labels)).reshape(-1, *[1] * (labels.ndim - 1)), labels.shape)
+    pairs, places = np.unique(
+        np.stack([sample[counted], labels[counted]], axis=1), axis=0, return_inverse=True
+    )
+    places = places.ravel()
+    sums = [np.bincount(places, column, len(pairs)) for column in values.T]
+    table = np.stack([pairs[:, 1], *sums, np.bincount(places, minlength=len(pairs))], axis=1)
+    return table.astype(np.float64), np.bincount(pairs[:, 0], minlength=len(labels))
+
+
+def _rank(scores: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many classes stand before the label's, without sorting the others."""
+    at = labels[:, None]
+    score = np.take_along_axis(scores, at, axis=1)
+    index = np.arange(scores.shape[1]).reshape(1, -1, *[1] * (scores.ndim - 2))
+    before: NDArray[np.int64] = ((scores > score) | ((scores == score) & (index < at))).sum(axis=1)
+    return before
 
 
 class MeanIoU(Metric):
@@ -67,7 +101,7 @@ class MeanIoU(Metric):
     The first output is scores [batch, classes, height, width] or a map of classes [batch, height, width];
     labels are [batch, height, width]. Pixels labelled 255 do not count. The mean is over the classes that
     occur in the labels, which are the same for every artifact; a class that is only predicted counts
-    against those it was taken for.
+    against those it was taken for. Columns: class, pixels right, pixels predicted, pixels labelled.
     """
 
     def __init__(self, name: str) -> None:
@@ -85,63 +119,39 @@ class MeanIoU(Metric):
             if classes > _MOST_CLASSES:
                 raise DataError(f"{truth.where}: class {classes - 1}; below {_MOST_CLASSES} is required")
         require_classes(labels[counted], classes, truth.where)
-        samples = len(labels)
-        image = np.arange(samples).reshape(-1, *[1] * (labels.ndim - 1)) * classes
+        image = np.arange(len(labels)).reshape(-1, *[1] * (labels.ndim - 1)) * classes
 
-        def count(cells: NDArray[np.int64], chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
-            pixels = np.bincount((image + cells)[chosen], minlength=samples * classes)
-            return pixels.reshape(samples, classes).astype(np.float64)
+        def count(cells: NDArray[np.int64], chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+            return np.bincount((image + cells)[chosen], minlength=len(labels) * classes)
 
-        statistics = np.stack(
-            [
-                count(predictions, counted & (predictions == labels)),
-                count(predictions, counted),
-                count(labels, counted),
-            ],
-            axis=2,
-        )
-        intersection, predicted, true = statistics.sum(axis=0).T
-        return Scored(
-            statistics,
-            predictions,
-            np.stack(
-                [
-                    intersection,
-                    predicted + true - intersection,
-                    (statistics[..., 2] > 0).sum(axis=0).astype(np.float64),
-                ],
-                axis=1,
-            ),
-        )
+        right = count(predictions, counted & (predictions == labels))
+        pixels = np.stack([right, count(predictions, counted), count(labels, counted)], axis=1)
+        cells = np.flatnonzero(pixels.any(axis=1))
+        table = np.concatenate([cells[:, None] % classes, pixels[cells]], axis=1).astype(np.float64)
+        return Scored(table, np.bincount(cells // classes, minlength=len(labels)), predictions)
 
-    def value(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the mean of sums [..., classes, 3]: intersection, pixels predicted, pixels true."""
-        intersection, predicted, true = sums[..., 0], sums[..., 1], sums[..., 2]
-        present = true > 0
-        iou = np.where(present, divide(intersection, predicted + true - intersection), 0.0)
-        return divide(iou.sum(axis=-1), present.sum(axis=-1).astype(np.float64))
+    def values(self, scored: Scored) -> Values:
+        """See `Metric.values`."""
+        label = scored.table[:, 0].astype(int)
+        pixels = np.zeros((scored.units, label.max(initial=0) + 1, 3))
+        pixels[scored.unit_of_row, label] = scored.table[:, 1:]
+        flat = pixels.reshape(scored.units, -1)
 
+        def values(weights: Floats) -> Floats:
+            right, predicted, true = np.moveaxis((weights @ flat).reshape(len(weights), -1, 3), 2, 0)
+            iou = np.where(true > 0, divide(right, predicted + true - right), 0.0)
+            return divide(iou.sum(axis=1), (true > 0).sum(axis=1).astype(np.float64))
 
-def _rank(scores: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many classes stand before the label's, without sorting the others."""
-    at = labels[:, None]
-    own = np.take_along_axis(scores, at, axis=1)
-    index = np.arange(scores.shape[1]).reshape(1, -1, *[1] * (scores.ndim - 2))
-    before: NDArray[np.int64] = ((scores > own) | ((scores == own) & (index < at))).sum(axis=1)
-    return before
+        return values
 
-
-def _per_sample(values: NDArray[np.bool_]) -> NDArray[np.float64]:
-    counts: NDArray[np.float64] = values.reshape(len(values), -1).sum(axis=1, dtype=np.float64)
-    return counts
-
-
-def _samples_with(
-    labels: NDArray[np.int64], counted: NDArray[np.bool_], classes: int, samples: int
-) -> NDArray[np.int64]:
-    """In how many samples each class occurs."""
-    sample = np.arange(samples).reshape(-1, *[1] * (labels.ndim - 1)) * classes
-    return np.bincount(np.unique((sample + labels)[counted]) % classes, minlength=classes)
+    def classes(self, scored: Scored) -> dict[int, tuple[float, int]]:
+        """See `Metric.classes`."""
+        values = {}
+        for label in np.unique(scored.table[:, 0][scored.table[:, 3] > 0]):
+            rows = scored.table[scored.table[:, 0] == label]
+            right, predicted, true = rows[:, 1:].sum(axis=0)
+            values[int(label)] = (float(right / (predicted + true - right)), int((rows[:, 3] > 0).sum()))
+        return values
 
 
 def _class_map(
@@ -163,3 +173,135 @@ def _class_map(
         "of the labels' height and width, are required",
         hint="scale outputs to the labels' size in the model, or give `metric` file.py:function",
     )
+
+
+def predicted_classes(
+    outputs: Outputs, truth: Truth, metric: str, *, classes_last: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return predictions and labels of one shape; the output is scores, or classes of the labels' shape.
+
+    Raises:
+        DataError: If they do not fit.
+    """
+    name, output = first_output(outputs, truth.where)
+    labels = class_labels(truth, metric)
+    require_numbers(name, output, truth.where, finite=False)
+    if output.dtype.kind in "iu" and output.shape == labels.shape:
+        return output.astype(np.int64), labels
+    scores, labels = scores_over_labels(output, labels, truth.where, classes_last=classes_last)
+    require_classes(labels[labels != IGNORED_POSITION], scores.shape[1], truth.where)
+    predictions: NDArray[np.int64] = scores.argmax(axis=1)
+    return predictions, labels
+
+
+class F1(Metric):
+    """scikit-learn's `f1_score`; positions labelled -100 do not count, and `binary` is that of class 1.
+
+    Columns: true class, predicted class, how often they met in the sample.
+    """
+
+    resamples = 500
+
+    def __init__(self, name: str, average: str, *, classes_last: bool = False) -> None:
+        require_package("sklearn", "scikit-learn", f"computes {name}", extra="metrics")
+        self.name, self._average, self._classes_last = name, average, classes_last
+
+    def for_inputs(self, inputs: Sequence[TensorInfo]) -> F1:
+        """See `Metric.for_inputs`."""
+        return F1(self.name, self._average, classes_last=has_classes_last(inputs))
+
+    def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
+        """See `Metric.score`."""
+        predictions, labels = predicted_classes(outputs, truth, self.name, classes_last=self._classes_last)
+        counted = labels != IGNORED_POSITION
+        if self._average == "binary" and (labels[counted] > 1).any():
+            raise DataError(
+                f"{truth.where}: label {labels[counted].max()}; 0 or 1 is required by {self.name}",
+                hint="give `metric` f1 for more than two classes",
+            )
+        width = 1 + max(int(labels.max(initial=0)), int(predictions.max(initial=0)))
+        cells, counts = _by_class(labels * width + predictions, counted, np.empty((counted.sum(), 0)))
+        table = np.stack([cells[:, 0] // width, cells[:, 0] % width, cells[:, 1]], axis=1)
+        return Scored(table, counts, np.where(counted, predictions, IGNORED_POSITION))
+
+    def values(self, scored: Scored) -> Values:
+        """See `Metric.values`."""
+        labels, average = ([1], "macro") if self._average == "binary" else (None, self._average)
+        cells, places = np.unique(scored.table[:, :2], axis=0, return_inverse=True)
+        unit, places = scored.unit_of_row, places.ravel()
+
+        def values(weights: Floats) -> Floats:
+            counts = [np.bincount(places, row[unit] * scored.table[:, 2], len(cells)) for row in weights]
+            return np.array(
+                [_f1(cells, count, labels, average) if count.any() else np.nan for count in counts]
+            )
+
+        return values
+
+    def classes(self, scored: Scored) -> dict[int, tuple[float, int]]:
+        """See `Metric.classes`."""
+        pairs = np.unique(np.stack([scored.unit_of_row, scored.table[:, 0]], axis=1), axis=0)
+        labels, samples = np.unique(pairs[:, 1], return_counts=True)
+        each = _f1(scored.table[:, :2], scored.table[:, 2], labels, None) if labels.size else ()
+        return {
+            int(label): (float(value), int(count))
+            for label, value, count in zip(labels, each, samples, strict=True)
+        }
+
+
+def _f1(cells: Floats, counts: Floats, labels: Any, average: str | None) -> Any:
+    from sklearn.metrics import f1_score
+
+    true, predicted = cells[counts > 0].T.astype(int)
+    return f1_score(
+        true, predicted, sample_weight=counts[counts > 0], labels=labels, average=average, zero_division=0.0
+    )
+
+
+class EntityF1(Metric):
+    """Micro F1 of whole entities in IOB2 tags, as seqeval's `f1_score` counts them.
+
+    Positions labelled -100 are left out first. Columns: twice the entities that are right, entities labelled
+    and predicted.
+    """
+
+    undefined = "no entity is labelled or predicted; at least one is required"
+
+    def __init__(self, name: str, tags: Sequence[str] = ()) -> None:
+        require_package("seqeval", "seqeval", f"computes {name}", extra="metrics")
+        self.name, self._tags = name, np.array(tags, dtype=str)
+
+    def for_inputs(self, inputs: Sequence[TensorInfo]) -> EntityF1:
+        """See `Metric.for_inputs`."""
+        preprocessing = preprocessing_of(inputs)
+        return EntityF1(self.name, preprocessing.classes if preprocessing else ())
+
+    def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
+        """See `Metric.score`.
+
+        Raises:
+            DataError: If the model does not name its classes, or a name is no IOB2 tag.
+        """
+        from seqeval.metrics.sequence_labeling import get_entities
+
+        if not is_iob2(list(self._tags)):
+            shown = f"the classes are named {', '.join(self._tags[:8])}" if len(self._tags) else ""
+            raise DataError(
+                f"{self.name}: {shown or 'no classes are named'}; IOB2 tags (O, B-PER, I-PER, ...) are required",
+                hint="export with a `preprocessing` that names the classes, or give `metric` f1",
+            )
+        predictions, labels = predicted_classes(outputs, truth, self.name, classes_last=True)
+        require_classes(predictions, len(self._tags), truth.where)
+        table = []
+        for row, counted in zip(
+            zip(labels, predictions, strict=True), labels != IGNORED_POSITION, strict=True
+        ):
+            true, found = (set(get_entities(self._tags[side[counted]].tolist())) for side in row)
+            table.append([2.0 * len(true & found), float(len(true) + len(found))])
+        kept = np.where(labels != IGNORED_POSITION, predictions, IGNORED_POSITION)
+        return Scored(np.array(table).reshape(-1, 2), None, kept)
+
+
+def is_iob2(tags: Sequence[str]) -> bool:
+    """Return whether names of classes are tags of entities: O, and B- or I- with a type."""
+    return bool(tags) and all(tag == "O" or tag[:2] in ("B-", "I-") for tag in tags)

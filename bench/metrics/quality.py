@@ -6,19 +6,31 @@ All workers run the same batch before the next is read, so what is in memory doe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from ...data.batches import Data
 from ...errors import DataError
-from ...progress import Progress, silent
 from ...tensors import Feeds, ModelIO, TensorInfo, samples_in
 from ..outputs import RunnableArtifact, infer_all, paired
 from ..recorder import Recorder
 from ..workers.process import Worker
 from .accuracy import ScoreSums, accuracy
-from .evaluated import Answers, Evaluated
 from .metric import Metric, Outputs, Scored, Truth
 from .running_difference import RunningDifference
+
+
+@dataclass
+class Answers:
+    """What is kept of the answers of one artifact.
+
+    Attributes:
+        sums: Its scores; None without a metric.
+        difference: From the baseline's outputs; None of the baseline itself.
+    """
+
+    sums: ScoreSums | None = None
+    difference: RunningDifference | None = None
 
 
 def described_inputs(io: ModelIO, runnables: Sequence[RunnableArtifact]) -> Sequence[TensorInfo]:
@@ -57,7 +69,6 @@ def measure_quality(
     io: ModelIO,
     data: str,
     metric: Metric | None,
-    known: Sequence[Evaluated] = (),
 ) -> None:
     """Measure accuracy and difference of every artifact whose row is measured.
 
@@ -67,8 +78,6 @@ def measure_quality(
         io: The inputs that the data is read for.
         data: Evaluation samples.
         metric: What accuracy is; None compares outputs alone.
-        known: What was evaluated elsewhere over all of the data, with this metric and baseline. Artifacts
-            that are not among it are evaluated here.
 
     Raises:
         DataError, ModelError: If the baseline's outputs have no such accuracy: data or metric are wrong.
@@ -76,16 +85,10 @@ def measure_quality(
     base = recorder.base
     samples = Data(data, io.inputs)
     recorder.warn(base, *(f"evaluation: {note}" for note in samples.notes()))
-    answered = {name for one in known for name in one.answers}
-    names = [name for name in workers if name != base and name not in answered]
-    found = list(known)
-    if names or base not in answered:
-        here = evaluate_batches(workers, recorder, samples, metric, names)
-        if here is None:
-            return  # without the baseline's outputs there is nothing to compare with
-        found.append(here)
-    for one in found:
-        _conclude(one, recorder)
+    names = [name for name in workers if name != base]
+    answers = _evaluate_batches(workers, recorder, samples, metric, names)
+    if answers is not None:  # without the baseline's outputs there is nothing to compare with
+        _conclude(answers, recorder)
 
 
 def measure_made_difference(workers: Mapping[str, Worker], recorder: Recorder, feeds: Feeds) -> None:
@@ -94,7 +97,7 @@ def measure_made_difference(workers: Mapping[str, Worker], recorder: Recorder, f
     for name, worker in workers.items():
         if reference is None or name == recorder.base or not recorder.is_measured(name):
             continue
-        answers = Answers(recorder[name].precision, None, RunningDifference(recorder[name].precision))
+        answers = Answers(None, RunningDifference(recorder[name].precision))
         step = partial(
             _look_at, worker, feeds, reference, None, Truth(None, samples_in(feeds), "made input"), answers
         )
@@ -103,78 +106,45 @@ def measure_made_difference(workers: Mapping[str, Worker], recorder: Recorder, f
             recorder.difference(name, answers.difference.result())
 
 
-def evaluate_batches(
+def _evaluate_batches(
     workers: Mapping[str, Worker],
     recorder: Recorder,
     data: Data,
     metric: Metric | None,
     names: Sequence[str],
-    part: tuple[int, int] = (1, 1),
-    progress: Progress = silent,
-) -> Evaluated | None:
-    """Return what is kept of the answers of the baseline and of artifacts.
-
-    Args:
-        workers: The running artifacts by name, the baseline among them.
-        recorder: Takes the failure of an artifact, which is its own.
-        data: Samples.
-        metric: What accuracy is; None compares outputs alone.
-        names: The artifacts but for the baseline.
-        part: "2 of 8" as numbers: every eighth batch, beginning with the second; others are not decoded.
-        progress: Told of every batch.
-
-    Returns:
-        None where the baseline failed.
-
-    Raises:
-        DataError, ModelError: As `measure_quality`.
-    """
+) -> dict[str, Answers] | None:
+    """Return what is kept of the answers of the baseline and of artifacts; None where the baseline failed."""
     base = recorder.base
-    found = Evaluated(base, *part)
-    keep = found.parts > 1
+    answers: dict[str, Answers] = {}
     for name in (base, *names):
         if recorder.is_measured(name):
-            precision = recorder[name].precision
-            sums = ScoreSums(metric) if metric else None
-            difference = None if name == base else RunningDifference(precision, keep=keep)
-            found.answers[name] = Answers(precision, sums, difference)
-    total = -(-(data.total or 0) // (data.batch_size * found.parts)) if keep else 0
-    for batch in data.at(found.holds) if keep else data:
-        progress("evaluate", len(found.batches), total or None)
+            difference = None if name == base else RunningDifference(recorder[name].precision)
+            answers[name] = Answers(ScoreSums(metric) if metric else None, difference)
+    for batch in data:
         truth = Truth(batch.labels, batch.samples, batch.where)
         reference = recorder.attempt(base, partial(_infer, workers[base], batch.feeds))
         if reference is None:
             return None
         scored = metric.score(reference, reference, truth) if metric else None
-        own = found.answers[base].sums
-        if scored and own is not None:
-            own.add(scored, scored, truth.samples)
+        sums = answers[base].sums
+        if scored and sums is not None:
+            sums.add(scored, scored, truth.samples)
         for name in names:
-            if not recorder.is_measured(name):
-                continue
-            step = partial(
-                _look_at, workers[name], batch.feeds, reference, scored, truth, found.answers[name]
-            )
-            recorder.attempt(name, step)
-        found.batches.append(found.part - 1 + len(found.batches) * found.parts)
-    for name in names:
-        if not recorder.is_measured(name):
-            found.answers.pop(name, None)
-    return found
+            if recorder.is_measured(name):
+                step = partial(_look_at, workers[name], batch.feeds, reference, scored, truth, answers[name])
+                recorder.attempt(name, step)
+    return {name: answer for name, answer in answers.items() if recorder.is_measured(name)}
 
 
-def _conclude(found: Evaluated, recorder: Recorder) -> None:
-    """Record what was found of every artifact whose row is measured."""
-    base = found.answers[found.base].sums
-    for name, answers in found.answers.items():
-        is_known = name == found.base and recorder[name].accuracy is not None
-        if not recorder.is_measured(name) or is_known:
+def _conclude(answers: Mapping[str, Answers], recorder: Recorder) -> None:
+    """Record the accuracy and the difference of every artifact."""
+    base = answers[recorder.base].sums
+    for name, answer in answers.items():
+        if answer.difference is not None:
+            recorder.difference(name, answer.difference.result())
+        if answer.sums is None or base is None:
             continue
-        if answers.difference is not None:
-            recorder.difference(name, answers.difference.result())
-        if answers.sums is None or base is None:
-            continue
-        result = recorder.attempt(name, partial(accuracy, answers.sums, base))
+        result = recorder.attempt(name, partial(accuracy, answer.sums, base))
         if result is not None:
             recorder.accuracy(name, result)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,6 @@ from ...model.judgement import ATOL_SHARE, BY_SIGNAL, RTOL, SNR_DB, RowAgreement
 from ...model.output_error import ErrorSums
 from ..results.row import Difference
 from .metric import Outputs
-
-FIGURES = 15
-"""Numbers that are kept of one output in one batch: `OutputSums.figures`."""
 
 
 @dataclass
@@ -57,17 +53,6 @@ class OutputSums:
         self.atol = max(self.atol, batch.atol)
         self.rows.include(batch.rows)
 
-    def figures(self) -> tuple[float, ...]:
-        """Return it as `FIGURES` numbers; the mismatch is not among them."""
-        return (*astuple(self.sums), self.atol, *self.rows.figures())
-
-    @staticmethod
-    def of_figures(name: str, figures: Sequence[float], mismatch: str = "") -> OutputSums:
-        """Return what `figures` said."""
-        signal, noise, max_abs, max_abs_error, elements, abs_error, atol, *rows = figures
-        sums = ErrorSums(signal, noise, max_abs, max_abs_error, int(elements), abs_error)
-        return OutputSums(RowAgreement.of_figures(name, rows), sums, atol, mismatch)
-
     @property
     def snr_db(self) -> float:
         """Of everything added; -inf where the shapes differ."""
@@ -84,30 +69,19 @@ class RunningDifference:
 
     Args:
         precision: The artifact's, which decides what counts as equal (see `diff`).
-        keep: Keep what is known of each batch, to go on elsewhere.
-
-    Attributes:
-        batches: Of each batch, if they are kept.
     """
 
-    def __init__(self, precision: str, *, keep: bool = False) -> None:
+    def __init__(self, precision: str) -> None:
         self._by_signal = precision in BY_SIGNAL
         self._kind = precision if precision in RTOL else "fp32"
-        self._keep = keep
         self._outputs: dict[str, OutputSums] = {}
-        self.precision, self.batches = precision, list[dict[str, OutputSums]]()
 
     def add(self, reference: Outputs, outputs: Outputs) -> None:
         """Add a batch; the names are the reference's (see `paired`)."""
         rtol = RTOL[self._kind]
-        self.include({n: OutputSums.of_batch(n, one, outputs[n], rtol) for n, one in reference.items()})
-
-    def include(self, batch: Mapping[str, OutputSums]) -> None:
-        """Add what is known of a batch."""
-        for name, one in batch.items():
-            self._outputs.setdefault(name, OutputSums(RowAgreement(name))).include(one)
-        if self._keep:
-            self.batches.append(dict(batch))
+        for name, expected in reference.items():
+            batch = OutputSums.of_batch(name, expected, outputs[name], rtol)
+            self._outputs.setdefault(name, OutputSums(RowAgreement(name))).include(batch)
 
     def result(self) -> Difference:
         """Return the worst output's figures, and whether all passed."""

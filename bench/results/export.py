@@ -15,8 +15,6 @@ from ..measuring.environment import machine_text
 from ..statistics.bootstrap import CONFIDENCE as DROP_CONFIDENCE
 from .render import RowText, csv_columns, csv_row, interval_words, render
 from .results import Results
-from .under_load_text import COLUMNS as LOAD_COLUMNS
-from .under_load_text import LARGEST_COLUMNS, arrival_cells, bound_of, largest_cells
 
 _CHARACTERS = str.maketrans({"|": "\\|", "\n": " "})
 _MARKUP = str.maketrans({"\\": "\\\\", "|": "\\|", "<": "&lt;", "[": "\\[", "`": "\\`"})
@@ -60,26 +58,7 @@ def markdown(results: Results) -> str:
     noise = results.environment.get("noise") or {}
     disturbed = "".join(f"\n- disturbed: {reason}" for reason in noise.get("reasons", ()))
     stopped = "\n- interrupted: not every round was measured" if results.interrupted else ""
-    tables = "\n\n".join([table, *load_tables(results)])
-    return f"{tables}\n\n{about}\n\n{MEANING}\n{disturbed}{stopped}".rstrip() + "\n"
-
-
-def load_tables(results: Results) -> list[str]:
-    """Return the tables of latencies over rates of arriving requests and of the largest rates, if any."""
-    points = [[row.name, *arrival_cells(one)] for row in results.rows for one in row.arrivals]
-    rates = [[row.name, *largest_cells(row.largest_rate)] for row in results.rows if row.largest_rate]
-    bound_ms = bound_of(results.rows)
-    tables = [_table(("under load", *LOAD_COLUMNS), points)] if points else []
-    return tables + ([_table((f"p99 below {bound_ms:g} ms", *LARGEST_COLUMNS), rates)] if rates else [])
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines: list[Sequence[str]] = [header, ["---"] + ["---:"] * (len(header) - 1)]
-    lines += [
-        [plain(name).translate(_MARKUP), *(cell.translate(_CHARACTERS) for cell in cells)]
-        for name, *cells in rows
-    ]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return f"{table}\n\n{about}\n\n{MEANING}\n{disturbed}{stopped}".rstrip() + "\n"
 
 
 def markdown_table(results: Results) -> str:

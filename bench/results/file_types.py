@@ -1,6 +1,7 @@
 """The types of a results file of any version: what is read is checked against them first.
 
-A figure may be null or NaN, which counts as not measured. Unknown keys are a newer version's, and ignored.
+A figure may be null or NaN, which counts as not measured. Unknown keys are
+ignored: they are another version's.
 """
 
 from __future__ import annotations
@@ -124,32 +125,6 @@ class WarmUp(_Part, frozen=True, kw_only=True):
     stable: bool = False
 
 
-class ArrivalPoint(_Part, frozen=True, kw_only=True):
-    """Latencies at a rate of arriving requests."""
-
-    rate_per_s: Figure = None
-    achieved_per_s: Figure = None
-    requests: Figure = None
-    median_ms: Figure = None
-    p90_ms: Figure = None
-    p99_ms: Figure = None
-    p99_low_ms: Figure = None
-    p99_high_ms: Figure = None
-    backlog: Figure = None
-    busy: Figure = None
-    keeps_up: bool = True
-
-
-class LargestRate(_Part, frozen=True, kw_only=True):
-    """The largest rate of arriving requests whose p99 stays below a bound."""
-
-    p99_below_ms: Figure = None
-    per_s: Figure = None
-    low_per_s: Figure = None
-    high_per_s: Figure = None
-    reason: str = ""
-
-
 Curve = tuple[dict[str, Figure], ...] | None
 Figures = dict[str, Figure] | None
 
@@ -191,8 +166,6 @@ class Artifact(_Part, frozen=True, kw_only=True):
     batches: Curve = None
     concurrency: Curve = None
     in_flight: Curve = None
-    arrivals: tuple[ArrivalPoint, ...] | None = None
-    largest_rate: LargestRate | None = None
     packages: Texts | None = None
     layers_by_precision: dict[str, Any] | None = None
     layer_times_ms: Figures = None

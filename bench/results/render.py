@@ -30,8 +30,6 @@ RUNTIMES = {
     "torchscript": "TorchScript",
     "tensorrt": "TensorRT",
     "tensorrt-rtx": "TensorRT-RTX",
-    "kserve": "KServe",
-    "triton": "Triton",
 }
 _NEAR_ONE = 0.03  # so near to 1, two decimals do not show what a verdict follows from
 _LAYERS_SHOWN = 10
@@ -46,7 +44,6 @@ _GROUPS = {
     "accuracy": ("metric", "value", "drop_points", "low", "high", "samples", "agreement"),
     "difference": ("snr_db", "state", "max_abs_error", "passed", "mean_abs_error"),
     "cold_start_ms": ("process", "load", "first_result", "total"),
-    "largest_rate": ("per_s", "low_per_s", "high_per_s", "p99_below_ms"),
     "energy": ("mj_per_sample", "source", "unavailable"),
 }
 

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from ...spec.words import METRICS, is_own_metric
 from ..statistics.speedup import Speedup
-from .under_load import ArrivalPoint, LargestRate
 
 Status = Literal["measured", "not run", "failed"]
 Unit = Literal["points", "units"]
@@ -216,7 +215,7 @@ class Row:
         runs_on: "CPU", "GPU", or the GPUs it was built for; the server that holds it.
         mode: How PyTorch runs a MODEL: eager, or one of `words.TORCH_MODES`; or cuda-graph, of an engine of
             TensorRT.
-        device: "cpu", or the GPU it ran on as "cuda:0"; "served" on a server.
+        device: "cpu", or the GPU it ran on as "cuda:0".
         interpreter: Python that ran it, where that was another one.
         status: Whether it was measured; `reason` says why not.
         output_tail: Last output of a worker that failed.
@@ -231,8 +230,6 @@ class Row:
         load_ms: From nothing to a loaded artifact, importing the runtime included.
         batches, concurrency, in_flight: Curves over batch sizes, numbers of clients, and numbers of
             inferences in flight.
-        arrivals: Curve over rates of arriving requests, from the smallest on.
-        largest_rate: The largest rate whose p99 stays below a bound; None where it was not asked for.
         contains: What a latency contains.
         machine: Where it was measured, where there are several: `Results.machines`.
         packages: Versions of what the worker had loaded.
@@ -272,8 +269,6 @@ class Row:
     batches: tuple[CurvePoint, ...] = ()
     concurrency: tuple[CurvePoint, ...] = ()
     in_flight: tuple[CurvePoint, ...] = ()
-    arrivals: tuple[ArrivalPoint, ...] = ()
-    largest_rate: LargestRate | None = None
     contains: str = ""
     machine: str = ""
     packages: Mapping[str, str] = field(default_factory=dict)

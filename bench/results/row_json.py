@@ -30,7 +30,6 @@ from .row import (
     Status,
     WarmUp,
 )
-from .under_load_json import arrivals_json, largest_rate_json, read_arrivals, read_largest_rate
 
 _QUANTILES = 101
 _TEXTS = (
@@ -95,8 +94,6 @@ def row_json(row: Row) -> dict[str, Any]:
         "batches": [_point_json("batch_size", point) for point in row.batches],
         "concurrency": [_point_json("clients", point) for point in row.concurrency],
         "in_flight": [_point_json("streams", point) for point in row.in_flight],
-        "arrivals": arrivals_json(row.arrivals),
-        "largest_rate": largest_rate_json(row.largest_rate),
         "size_ratio": row.size_ratio,
         "layers_by_precision": None if row.layers_by_precision is None else dict(row.layers_by_precision),
         "output_tail": row.output_tail,
@@ -150,8 +147,6 @@ def read_row(value: Mapping[str, Any]) -> Row:
         batches=_read_curve(value.get("batches"), "batch_size"),
         concurrency=_read_curve(value.get("concurrency"), "clients"),
         in_flight=_read_curve(value.get("in_flight"), "streams"),
-        arrivals=read_arrivals(value.get("arrivals")),
-        largest_rate=read_largest_rate(value.get("largest_rate")),
         packages={str(name): str(version) for name, version in _mapping(value.get("packages")).items()},
         layers_by_precision=dict(layers) if isinstance(layers, Mapping) else None,
         layer_times_ms={

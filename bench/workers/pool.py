@@ -12,7 +12,6 @@ from types import TracebackType
 from ...errors import ModelError, QCompileError
 from ...model.weights_held import WeightsHeld
 from ...progress import Progress
-from ...spec.words import ON_SERVER
 from ..measuring.rounds import TimingSeries
 from ..outputs import RunnableArtifact, start
 from ..recorder import Recorder
@@ -139,9 +138,7 @@ class WorkerPool:
         if not fed["at_rest"]:
             worker.freeze()
         if not self._launches:
-            cold_start = None  # a server has long been started
-            if runnable.device != ON_SERVER:
-                cold_start = ColdStart(began, answer["load_ns"] / 1e6, fed["first_ns"] / 1e6)
+            cold_start = ColdStart(began, answer["load_ns"] / 1e6, fed["first_ns"] / 1e6)
             self._recorder.started(runnable.name, cold_start, answer["contains"], answer["packages"])
             if answer["weights"]:
                 self._recorder.weights(runnable.name, WeightsHeld(**answer["weights"]))

@@ -23,7 +23,7 @@ from ...model.source import TENSORFLOW_KINDS, Source, parse_source
 from ...progress import Progress, silent
 from ...spec.words import GraphTarget
 from ...tensors import TensorInfo
-from ..quantize.qat.onnx_translations import TRAINED_FOR, register_operators
+from ..quantize.qat.train import TRAINED_FOR, register_operators
 from .axes import rename_axes
 from .capture import require_axes
 from .checks import Comparison, open_session, spelled
@@ -75,7 +75,7 @@ def export(
             example, and for every comparison.
         freeze_branches: Export a model that branches on values of its input, with the branches that its
             example takes. A warning lists their places; samples that take other branches fail the comparison.
-        trust: Load a `.pt2` or a Keras file that runs code when it is loaded all the same.
+        trust: Load a `.pt2` that runs code, or a SavedModel that touches files, all the same.
         weights: Of a model by name: "random", or a file; empty for its own, from the local cache. Of a
             function: a file that is loaded into its module.
         download: Let the package of a model by name download what its cache lacks.
@@ -252,9 +252,7 @@ def _of_exporter(written: Written, label: str, *, frozen: bool) -> list[str]:
 
 def _require_converted(module: Any, label: str) -> None:
     """A model in training rounds by Python code, which ONNX has no form for."""
-    from ..quantize.qat.fake_quantize import FakeQuantize
-
-    if any(isinstance(part, FakeQuantize) for part in module.modules()):
+    if any("fake_quant_enabled" in part._buffers for part in module.modules()):
         raise ExportError(
             f"{label}: holds fake quantization that is still in training",
             hint="export qcompile.qat.convert(model)",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ...artifact import Artifact, Check, commit
@@ -20,9 +22,20 @@ from .preprocessing import note_preprocessing, with_preprocessing
 
 
 def take_onnx(
-    source: Source, output: Path, data: str | None, preprocessing: Preprocessing | None = None
+    source: Source,
+    output: Path,
+    data: str | None,
+    preprocessing: Preprocessing | None = None,
+    converter: Mapping[str, str] | None = None,
 ) -> Artifact:
     """Check and copy an ONNX file, and note how samples become its inputs, where that is said.
+
+    Args:
+        source: The file.
+        output: The .onnx file to write.
+        data: Samples to run it on; a random input by default.
+        preprocessing: How samples become the inputs.
+        converter: Package to version of what tf2onnx converted the file with.
 
     Raises:
         ModelError: If the checker refuses it, or it does not run.
@@ -46,5 +59,7 @@ def take_onnx(
             note_preprocessing(path, preprocessing, feeds)
             proto = load_onnx(path)
         options = {"model": source.spec, "opset": opset(proto), **carried_isa(source.file)}
-        manifest = commit(path, export_manifest(proto, options, checks))
+        options |= {"exporter": "tf2onnx"} if converter else {}
+        manifest = export_manifest(proto, options, checks)
+        manifest = commit(path, replace(manifest, tools={**manifest.tools, **(converter or {})}))
     return Artifact(output, manifest)

@@ -20,7 +20,6 @@ from ...progress import quiet
 from ...spec.words import GraphTarget
 from ..opset.lower import lower_opset
 from ..quantize.qat.finish_qdq import finish_qdq
-from ..quantize.qat.onnx_translations import onnx_translations
 from .axes import Axes, plain_axes
 from .capture import capture
 from .embedding_bags import bags_without_loops
@@ -182,7 +181,6 @@ def _write_captured(
         program = torch.onnx.export(
             captured.program, dynamo=True, verbose=False, output_names=list(names),
             input_names=[tensor.name for tensor in example.inputs],
-            custom_translation_table=_translations(captured.program),
             opset_version=max(opset_version, _LOWEST_EXPORTED),
         )  # fmt: skip
         program.save(str(path), external_data=_is_large(module))
@@ -268,12 +266,6 @@ def runs(module: Any, example: Example, extents: dict[str, int]) -> bool:
     except Exception:  # whatever the model raises is its answer
         return False
     return True
-
-
-def _translations(captured: Any) -> dict[Any, Any] | None:
-    """How the operators of a model with trained scales are written; None where it has none."""
-    quantized = any("quantized_decomposed" in str(node.target) for node in captured.graph.nodes)
-    return onnx_translations() if quantized else None
 
 
 def _is_large(module: Any) -> bool:

@@ -1,1 +1,1 @@
-"""`qcompile quantize` and `balance`: Q/DQ placed for one target, half precision, weights alone, training."""
+"""`qcompile quantize`: Q/DQ placed for one target, half precision, weights alone, training."""

@@ -28,18 +28,7 @@ def why_no_cuda_provider() -> str:
 
 
 def open_with_cuda(path: Path, device: int, threads: int) -> OnnxRuntimeRunner:
-    """Load an ONNX file on a GPU. FP32 stays FP32: ONNX Runtime would round products to TF32 by itself.
-
-    Args:
-        path: The file; not one that was optimized for a processor.
-        device: Number of the GPU.
-        threads: Of what the processor computes.
-
-    Raises:
-        ArtifactError: If the file was optimized for a processor.
-        EngineUnavailable: If the provider is there but does not start, so that the processor would run all.
-        BuildError: If ONNX Runtime refuses the model.
-    """
+    """Load an ONNX file on a GPU. FP32 stays FP32: ONNX Runtime would round products to TF32 by itself."""
     import onnxruntime
 
     manifest = read_manifest(path)

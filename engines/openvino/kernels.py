@@ -91,13 +91,7 @@ def read_kernels(compiled: Any) -> list[Kernel]:
 def computed_by(
     graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto], kernels: Sequence[Kernel]
 ) -> dict[str, Computed]:
-    """Return node name to what computes it.
-
-    Args:
-        graph: The file's.
-        nodes: Those of it that do the arithmetic.
-        kernels: From `read_kernels`.
-    """
+    """Return node name to what computes it."""
     search = _Search(graph, kernels)
     computed: dict[str, Computed] = {}
     for match in (

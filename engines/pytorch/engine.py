@@ -68,12 +68,7 @@ class PyTorch(Engine):
         io: ModelIO | None = None,
         device: int | None = None,
     ) -> PyTorchRunner:
-        """Load a MODEL to be run in one of `MODES`, on the processor or on a GPU.
-
-        Raises:
-            InvalidOption: If the mode is unknown.
-            EngineUnavailable: If PyTorch is missing, or cannot use that GPU.
-        """
+        """Load a MODEL to be run in one of `MODES`, on the processor or on a GPU."""
         if mode not in MODES:
             raise InvalidOption(f"PyTorch mode {mode!r} is unknown; known are {', '.join(MODES)}")
         torch = import_torch()

@@ -92,10 +92,6 @@ class PyTorchRunner(Runner):
         Args:
             feeds: Input to array.
             on_device: Of a GPU: copy the feeds there once, here, and leave the outputs there.
-
-        Raises:
-            DataError: If the feeds do not fit.
-            ModelError: If the module cannot be converted to the mode.
         """
         if self._device is not None:
             call = self._gpu_call(feeds)
@@ -112,22 +108,12 @@ class PyTorchRunner(Runner):
         return run
 
     def gpu_times(self, feeds: Feeds, iterations: int) -> GpuTimes:
-        """Run `iterations` times and return durations by CUDA events; `GpuTimes` says what each contains.
-
-        Raises:
-            InvalidOption: If it does not run on a GPU.
-            DataError, ModelError: As `prepare`.
-        """
+        """Run `iterations` times and return durations by CUDA events; `GpuTimes` says what each contains."""
         return self._gpu_call(feeds).times(iterations)
 
     @contextmanager
     def in_flight(self, feeds: Feeds, count: int) -> Iterator[Sequence[InFlight]]:
-        """Yield `count` inferences, each on a stream of its own.
-
-        Raises:
-            InvalidOption: If it does not run on a GPU.
-            DataError, ModelError: As `prepare`.
-        """
+        """Yield `count` inferences, each on a stream of its own."""
         calls = [self._gpu_call(feeds) for _ in range(count)]
         yield [InFlight(call.start, call.wait) for call in calls]
         for call in calls:

@@ -1,26 +1,12 @@
 """Differences between TensorRT's versions. No other file asks for a version.
 
-|                                          | 8.5 | 8.6 | 10.x | 11.x | TensorRT-RTX |
-|------------------------------------------|-----|-----|------|------|--------------|
-| builder flags FP16, INT8 (weak types)    | yes | yes | yes  | gone | gone         |
-| INT8 calibrators (weak types)            | yes | yes | yes  | gone | gone         |
-| strongly typed networks                  | no  | no  | yes  | only | only         |
-| EXPLICIT_BATCH must be asked for         | yes | yes | no   | gone | gone         |
-| operators and opset its parser reads     | see `parser_operators`                 ||||
-| optimization level, hardware and version compatibility | no | yes | yes | yes | level alone |
-| progress monitor, stripped weights, refit from ONNX    | no | no  | yes | yes | yes         |
-| timing cache                             | yes | yes | yes  | yes  | does nothing |
-| builds with no GPU, for others           | no  | no  | no   | no   | yes          |
-| contexts may share a profile             | no  | (1) | yes  | yes  | yes          |
-| tells whether a stream can be captured   | no  | no  | no   | no   | yes          |
-| own CUDA graphs; runtime cache of kernels | no | no  | no   | no   | from 1.2 on; yes |
-| deep learning accelerators (DLA)         | yes | yes | to 10.7 | from 11.4 on | no  |
+docs/tensorrt.md has the table ("Differences between versions"). Each row is read from the module itself: a name
+that is there is used. Only what no name tells is decided by which module it is: TensorRT-RTX keeps names that do
+nothing there. The parsers' operators and opsets are data (`parser_operators`).
 
-1. If the engine was built with the preview feature PROFILE_SHARING_0806, of which NvInferRuntime.h of 10 says
-   "the default value for this flag is on and can not be changed".
-
-Each row is read from the module itself, not from its version number: a name that is there is used. Only
-what no name tells is decided by which module it is: TensorRT-RTX keeps names that do nothing there.
+Contexts may share a profile from 8.6 on: there if the engine was built with the preview feature
+PROFILE_SHARING_0806, of which NvInferRuntime.h of 10 says "the default value for this flag is on and can not be
+changed".
 """
 
 from __future__ import annotations
@@ -36,13 +22,7 @@ from .parser_operators import UNKNOWN_OPSET, ParserOperators, ask_parser, parser
 
 MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 
-_WEAK_FLAGS = {
-    "fp32": (),
-    "tf32": (),
-    "fp16": ("FP16",),
-    "bf16": ("BF16",),
-    "int8": ("INT8",),
-}
+_WEAK_FLAGS = {"fp32": (), "tf32": (), "fp16": ("FP16",), "bf16": ("BF16",), "int8": ("INT8",)}
 """Builder flags that permit a precision where types are weak."""
 
 _IN_GRAPH = ("int8", "int4", "fp8", *BLOCK_FORMATS)
@@ -95,11 +75,7 @@ class Adapter:
         return hasattr(self.module.BuilderFlag, "FP16")
 
     def typed(self, typing: str) -> Adapter:
-        """Return the adapter for "weak" or "strong" types; itself for "".
-
-        Raises:
-            InvalidOption: If this version does not have them.
-        """
+        """Return the adapter for "weak" or "strong" types; itself for ""."""
         if typing == "weak" and not self.has_weak_types:
             raise self.lacks("`typing` weak", "flags that permit a precision", "leave it out")
         if typing == "strong" and not self.strongly_typed:
@@ -147,11 +123,7 @@ class Adapter:
         return hasattr(self.module, "IInt8EntropyCalibrator2") and hasattr(self.module.BuilderFlag, "INT8")
 
     def require_calibrators(self) -> None:
-        """Refuse where TensorRT has no calibrators of its own any more.
-
-        Raises:
-            InvalidOption: Naming the version and the way that is left.
-        """
+        """Refuse where TensorRT has no calibrators of its own any more."""
         if not self.has_calibrators():
             raise InvalidOption(
                 f"`calibrator`: {self.name} has no INT8 calibrators; its INT8 is in the graph, as Q/DQ",
@@ -166,12 +138,8 @@ class Adapter:
             weak: Whether types must be weak although they could be strong: calibrators need that.
         """
         flags = self.module.NetworkDefinitionCreationFlag
-        value = 0
-        if self.strongly_typed and not weak:
-            value |= 1 << int(flags.STRONGLY_TYPED)
-        elif hasattr(flags, "EXPLICIT_BATCH"):
-            value |= 1 << int(flags.EXPLICIT_BATCH)
-        return value
+        name = "STRONGLY_TYPED" if self.strongly_typed and not weak else "EXPLICIT_BATCH"
+        return 1 << int(getattr(flags, name)) if hasattr(flags, name) else 0
 
     def set_precision(
         self,
@@ -185,10 +153,6 @@ class Adapter:
         """Permit TF32 or not, and set the weak-typing flags for an intent; strong types need none.
 
         TF32 is on unless it is taken away: "fp32" would mean products of 10-bit mantissas.
-
-        Raises:
-            InvalidOption: If this version can reach the precision in neither way. A silent FP32 engine
-                is the trap here: TensorRT 11 dropped the flags (rf-detr issue 1453).
         """
         flags = self.module.BuilderFlag
         (config.set_flag if tf32 or precision == "tf32" else config.clear_flag)(flags.TF32)
@@ -198,11 +162,7 @@ class Adapter:
     def permitting_flags(
         self, precision: str, *, weak: bool = False, float_precision: str = "fp32"
     ) -> list[Any]:
-        """Return the builder flags that permit a precision; none where types are strong.
-
-        Raises:
-            InvalidOption: If this version can reach the precision in neither way.
-        """
+        """Return the builder flags that permit a precision; none where types are strong."""
         if self.strongly_typed and not weak:
             return []
         if precision not in _WEAK_FLAGS:
@@ -224,11 +184,7 @@ class Adapter:
         return precision if self.strongly_typed or precision in _IN_GRAPH else "fp32"
 
     def flag(self, name: str, option: str) -> Any:
-        """Return a builder flag.
-
-        Raises:
-            InvalidOption: If this version has none of that name.
-        """
+        """Return a builder flag."""
         if not hasattr(self.module.BuilderFlag, name):
             raise self.lacks(option, f"builder flag {name}")
         return getattr(self.module.BuilderFlag, name)
@@ -240,11 +196,7 @@ class Adapter:
         return InvalidOption(f"{option}: {self.name} has no {what}", hint=hint, option=option.split()[0])
 
     def set_gpus(self, config: Any, gpus: Sequence[str]) -> None:
-        """Choose the GPUs an engine is built for: compute capabilities that `require_gpus` has checked.
-
-        Raises:
-            InvalidOption: If this TensorRT builds only for the GPU it runs on.
-        """
+        """Choose the GPUs an engine is built for: compute capabilities that `require_gpus` has checked."""
         if not gpus:
             return
         if not self.builds_ahead_of_time:
@@ -263,11 +215,7 @@ class Adapter:
         return {name: value for name, value in members.items() if name.startswith("SM")}
 
     def memory_pool(self, name: str) -> Any:
-        """Return a memory pool by its name here, such as "tactic-shared-memory".
-
-        Raises:
-            InvalidOption: If this version has none of that name, with those it has.
-        """
+        """Return a memory pool by its name here, such as "tactic-shared-memory"."""
         return self._member(self.module.MemoryPoolType, name, f"`memory_pools` {name}", "pool")
 
     def _member(self, kind: Any, name: str, option: str, what: str) -> Any:
@@ -279,11 +227,7 @@ class Adapter:
         return members[spelled]
 
     def require_dla(self) -> None:
-        """Refuse a deep learning accelerator where this TensorRT supports none.
-
-        Raises:
-            InvalidOption: Naming the version and the way out.
-        """
+        """Refuse a deep learning accelerator where this TensorRT supports none."""
         numbers = tuple(int(part) for part in self.version.split(".")[:2] if part.isdecimal())
         first, again = _WITHOUT_DLA
         if self.target == "tensorrt-rtx" or first <= numbers < again:
@@ -291,11 +235,7 @@ class Adapter:
             raise self.lacks("`dla_core`", "support for DLA", hint)
 
     def hardware_level(self, name: str) -> Any:
-        """Return the hardware compatibility level for "ampere+" or "same-sm".
-
-        Raises:
-            InvalidOption: If this version builds for its own GPU alone, or has not that level.
-        """
+        """Return the hardware compatibility level for "ampere+" or "same-sm"."""
         option = "`hardware_compatible`"
         if self.is_rtx:
             raise self.lacks(option, "such levels; its engines are for the GPUs of `gpus`", "give `gpus`")
@@ -305,20 +245,12 @@ class Adapter:
         return getattr(levels, _HARDWARE[name])
 
     def require_config(self, attribute: str, option: str) -> None:
-        """Refuse an option whose attribute the builder configuration does not have.
-
-        Raises:
-            InvalidOption: Naming option and version.
-        """
+        """Refuse an option whose attribute the builder configuration does not have."""
         if not hasattr(self.module.IBuilderConfig, attribute):
             raise self.lacks(option, f"IBuilderConfig.{attribute}")
 
     def tactic_sources(self, names: Sequence[str]) -> int:
-        """Return the bits of tactic sources, such as "jit-convolutions"; ("none",) is no bit.
-
-        Raises:
-            InvalidOption: If this version has none of that name, with those it has.
-        """
+        """Return the bits of tactic sources, such as "jit-convolutions"; ("none",) is no bit."""
         chosen = () if tuple(names) == ("none",) else dict.fromkeys(names)
         kind = self.module.TacticSource
         found = [self._member(kind, name, f"`tactic_sources` {name}", "source") for name in chosen]
@@ -329,9 +261,6 @@ class Adapter:
 
         One that is only stripped takes the weights of its build alone, and loses no speed: kREFIT_IDENTICAL,
         which excludes kREFIT (NvInfer.h of 10.16:10566; trtexec: sampleEngines.cpp of 10.16:1006).
-
-        Raises:
-            InvalidOption: If this version cannot strip weights (8.x).
         """
         flags = [self.flag("REFIT", "`refit`")] if refit else []
         if not strip:
@@ -381,11 +310,7 @@ class Adapter:
 
 
 def load_adapter(target: str) -> Adapter:
-    """Import a TensorRT.
-
-    Raises:
-        EngineUnavailable: If it is not installed or cannot be loaded.
-    """
+    """Import a TensorRT."""
     try:
         module = importlib.import_module(MODULES[target])
     except Exception as error:  # besides ImportError: missing libraries raise RuntimeError or OSError

@@ -14,7 +14,7 @@ and a GPU that have them:
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,7 @@ _FOUR_NUMBERS = (8, 6)
 
 
 def check_loadable(path: Path, manifest: Manifest, adapter: Adapter, gpu: Gpu) -> None:
-    """Refuse an engine of another TensorRT or another GPU, or without weights.
-
-    Raises:
-        ArtifactError: Saying what it was built by and for, and what is here.
-    """
+    """Refuse an engine of another TensorRT or another GPU, or without weights."""
     check_version_and_gpu(path, manifest, adapter, gpu)
     if manifest.options.get("strip_weights") and not manifest.proof.get("refitted_with"):
         raise ArtifactError(
@@ -45,13 +41,9 @@ def check_loadable(path: Path, manifest: Manifest, adapter: Adapter, gpu: Gpu) -
 
 
 def check_version_and_gpu(path: Path, manifest: Manifest, adapter: Adapter, gpu: Gpu) -> None:
-    """Refuse an engine of another TensorRT or another GPU.
-
-    Raises:
-        ArtifactError: Saying what it was built by and for, and what is here.
-    """
+    """Refuse an engine of another TensorRT or another GPU."""
     built_by = str(manifest.tools.get(adapter.package, ""))
-    if not _same_version(built_by, adapter.version, carries_runtime(manifest)):
+    if not _same_version(built_by, adapter.version, carries_runtime(manifest.options)):
         raise ArtifactError(
             f"{path}: was built by {adapter.package} {built_by or 'of unknown version'}; "
             f"here is {adapter.version}",
@@ -60,10 +52,14 @@ def check_version_and_gpu(path: Path, manifest: Manifest, adapter: Adapter, gpu:
         )
     listed = manifest.device.get("gpus")
     gpus = [str(name) for name in listed] if isinstance(listed, list) else []
-    if not _runs_on(gpus, gpu, str(manifest.options.get("hardware_compatible") or "")):
+    portable = manifest.options.get("hardware_compatible") == "ampere+"
+    number = re.fullmatch(r"sm(\d+)", gpu.architecture)
+    from_ampere_on = number is not None and int(number[1]) >= _AMPERE
+    if gpu.architecture not in gpus and not (portable and from_ampere_on):
+        name = manifest.device.get("gpu")
         raise ArtifactError(
             f"{path}: was built for {', '.join(gpus) or 'an unknown GPU'}"
-            f"{_named(manifest)}; here is {gpu.name} ({gpu.architecture})",
+            f"{f' ({name})' if name else ''}; here is {gpu.name} ({gpu.architecture})",
             hint="build it for this GPU, or with `hardware_compatible` ampere+",
             file=path,
         )
@@ -74,13 +70,12 @@ def target_of(plan: bytes) -> str:
     return "tensorrt-rtx" if plan.startswith(_RTX_MAGIC) else "tensorrt"
 
 
-def carries_runtime(manifest: Manifest) -> bool:
+def carries_runtime(options: Mapping[str, object]) -> bool:
     """Whether an engine holds the lean runtime, which newer versions run it with, as host code.
 
     Without it only its own version loads it, unless the lean library of that version is given to
     `IRuntime::loadRuntime` (NvInferRuntime.h).
     """
-    options = manifest.options
     return bool(options.get("version_compatible")) and not options.get("exclude_lean_runtime")
 
 
@@ -102,22 +97,6 @@ def _same_version(built_by: str, here: str, compatible: bool) -> bool:
     return built[:count] == present[:count]
 
 
-def _runs_on(gpus: list[str], gpu: Gpu, level: str) -> bool:
-    if gpu.architecture in gpus:
-        return True
-    return level == "ampere+" and _number(gpu.architecture) >= _AMPERE
-
-
-def _number(architecture: str) -> int:
-    digits = architecture.removeprefix("sm")
-    return int(digits) if digits.isdecimal() else 0
-
-
-def _named(manifest: Manifest) -> str:
-    name = manifest.device.get("gpu")
-    return f" ({name})" if name else ""
-
-
 _WHICH = (
     "RTX 30 and A10 are sm86, RTX 40 and L4 sm89, RTX 50 sm120; "
     "`qcompile doctor` tells it on the machine with the GPU"
@@ -125,11 +104,7 @@ _WHICH = (
 
 
 def require_gpus(adapter: Adapter, gpus: Sequence[str]) -> None:
-    """Check the compute capabilities that an engine is to be built for, before any work is done.
-
-    Raises:
-        InvalidOption: If this TensorRT does not build for one of them.
-    """
+    """Check the compute capabilities that an engine is to be built for, before any work is done."""
     known = adapter.compute_capabilities()
     for gpu in gpus:
         if gpu.upper() in known:
@@ -148,11 +123,7 @@ the size of the profile itself (sampleInference.cpp of 10.16:387), as TensorRT d
 
 
 def check_memory(adapter: Adapter, options: TensorRTOptions, *, calibrates: bool) -> None:
-    """Refuse what this TensorRT cannot do to need less memory where an engine runs.
-
-    Raises:
-        InvalidOption: Naming the option and what is missing.
-    """
+    """Refuse what this TensorRT cannot do to need less memory where an engine runs."""
     needed = {
         "`allocation_strategy`": (options.allocation_strategy, "get_device_memory_size_for_profile_v2"),
         "`weight_streaming`": (options.weight_streaming, "weight_streaming_budget_v2"),
@@ -184,9 +155,6 @@ def check_block_format(adapter: Adapter, precision: str, gpus: Sequence[str], de
         precision: "nvfp4" or "mxfp8".
         gpus: Compute capabilities to build for, such as "sm120"; none for a GPU of this machine.
         device: The number of that GPU.
-
-    Raises:
-        InvalidOption: Naming what lacks it, and the way out.
     """
     types: Any = adapter.module.DataType
     if not hasattr(types, _TYPES[precision]):

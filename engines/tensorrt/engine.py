@@ -18,7 +18,7 @@ from ..gpu import find_gpu, why_no_gpu, why_not_gpu
 from .adapter import load_adapter
 from .compatibility import check_block_format, check_memory, dequantized_products, require_gpus
 from .known_faults import KNOWN_FAULTS, faults_of
-from .runner.cuda_driver import load_cuda
+from .runner.cuda import load_driver
 
 if TYPE_CHECKING:
     from .runner.loaded_engine import EngineUse
@@ -112,7 +112,7 @@ class TensorRT(Engine):
 
     def build(self, request: BuildRequest) -> BuildOutcome:
         from .builder.builder import build_plan
-        from .plan import needs_of_build
+        from .plan import needs_of_options
         from .runner.loaded_engine import EngineUse
         from .verify import verified
 
@@ -125,7 +125,7 @@ class TensorRT(Engine):
         use = EngineUse(
             options.device,
             profiles=profiles if isinstance(profiles, list) else (),
-            needs=needs_of_build(options),
+            needs=needs_of_options(vars(options)),
         )
         return verified(outcome, request, lambda: self._opened(request.output, use, outcome.io))
 
@@ -192,7 +192,7 @@ class TensorRT(Engine):
 
     def _why_no_cuda(self) -> str:
         try:
-            load_cuda()
+            load_driver()
         except ImportError as error:
             return str(error)
         return ""

@@ -15,11 +15,11 @@ from __future__ import annotations
 import re
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ...errors import InvalidOption
+from ...errors import BuildError, InvalidOption
 
 _IGNORED = ("unsupported", "not supported", "will not be used", "is disabled", "no-op")
 """Texts of TensorRT's warnings that mean it ignored a setting."""
@@ -115,14 +115,6 @@ def setting(log: Log, option: str, name: str) -> Iterator[None]:
     """Tell TensorRT an option in the block; what it then only complains about is an error.
 
     Its setters return normally when they refuse: `setFlag: Error Code 3: API Usage Error (...)`.
-
-    Args:
-        log: From `make_log`.
-        option: The option, for the message.
-        name: TensorRT's name and version.
-
-    Raises:
-        InvalidOption: With TensorRT's words.
     """
     try:
         with listening(log) as heard:
@@ -145,3 +137,57 @@ def plain(message: str) -> str:
     text = " ".join(str(message).split())
     text = text.split("]: ", 1)[-1] if "]: " in text else text
     return re.sub(r" In \w+ at /_src/\S+|\(In \w+ at /_src/\S+ ", "", text)
+
+
+_EXPLANATIONS: Sequence[tuple[str, str, str]] = (
+    (
+        r"out of memory|outofmemory|requested amount of gpu memory",
+        "the GPU's memory does not suffice",
+        "lower `max_shapes` or `workspace`, end what else uses the GPU, or build where it has more memory",
+    ),
+    (
+        r"workspace limit|insufficient workspace|increase the (allowed )?workspace",
+        "no kernel fits the workspace",
+        "raise `workspace`, or leave it out",
+    ),
+    (
+        r"could not find any implementation for node",
+        "it has no kernel for a layer",
+        "raise `workspace` or `optimization_level`, or keep the layer in another precision with `layers`",
+    ),
+    (
+        r"check\(status == cuda_success\) failed",
+        "it needs a GPU to compile with these options",
+        "leave `refit` and `strip_weights` out, or build on a machine with the GPU",
+    ),
+    (
+        r"hw-specific datatypes",
+        "one of the GPUs does not have a type of the graph",
+        "FP8 begins with sm89, NVFP4 and MXFP8 with sm100: name other `gpus`, or another `precision`",
+    ),
+    (
+        r"fp32 gemm is not supported",
+        "one of the GPUs has no kernel for products of float32",
+        "choose `precision` fp16, or int8 with `float_precision` fp16; or leave sm75 out of `gpus`",
+    ),
+    (
+        r"sm_vers_\.size\(\) == 1",
+        "with these options an engine is for one GPU",
+        "name one of `gpus` for each engine that takes new weights",
+    ),
+    (
+        r"libnvinfer_lean|libnvinfer_dispatch",
+        "the lean runtime that `version_compatible` puts into an engine is not installed",
+        "install it (tensorrt-lean), give `exclude_lean_runtime`, or leave `version_compatible` out",
+    ),
+)
+"""Pattern of what TensorRT logs, what it means, and the way out."""
+
+
+def build_failure(log: Log, subject: str, otherwise: str) -> BuildError:
+    """Return the error of a build that gave no engine."""
+    for pattern, meaning, hint in _EXPLANATIONS:  # causes first: the last error is often a consequence
+        for message in log.errors:
+            if re.search(pattern, message, re.IGNORECASE):
+                return BuildError(f"{subject} cannot build it: {meaning}: {plain(message)}", hint=hint)
+    return BuildError(f"{subject} cannot build it: {last_error(log, 'it gave no reason')}", hint=otherwise)

@@ -21,7 +21,7 @@ of them can load, all of them can, in this process or in a fresh one:
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from typing import Any
 from ...artifact import Manifest
 from ...errors import ArtifactError, InvalidOption, MissingFile
 from ...files import require_file
-from ...spec.tensorrt import TensorRTOptions, weights_on_gpu
+from ...spec.tensorrt import weights_on_gpu
 from .adapter import Adapter
 from .compatibility import carries_runtime
 from .log import Log, last_error, make_log, setting
@@ -83,40 +83,22 @@ def needs_of(manifest: Manifest | None) -> PlanNeeds:
     The caller has compared the file with its manifest, or the user trusts it (`engines.load`). A file without
     manifest is loaded only if the user trusts it, and may then hold host code.
     """
-    if manifest is None:
-        return PlanNeeds(host_code=True)
-    options = manifest.options
-    plugins: Any = options.get("plugins") or ()
-    core: Any = options.get("dla_core", -1)
+    return PlanNeeds(host_code=True) if manifest is None else needs_of_options(manifest.options)
+
+
+def needs_of_options(options: Mapping[str, Any]) -> PlanNeeds:
+    """Return what an engine needs that was built with options."""
     return PlanNeeds(
-        tuple(str(path) for path in plugins),
-        carries_runtime(manifest),
-        int(core),
+        tuple(str(path) for path in options.get("plugins") or ()),
+        carries_runtime(options),
+        int(options.get("dla_core", -1)),
         str(options.get("weight_streaming") or ""),
         str(options.get("allocation_strategy") or ""),
     )
 
 
-def needs_of_build(options: TensorRTOptions) -> PlanNeeds:
-    """Return what an engine needs that was just built with options."""
-    carries = options.version_compatible and not options.exclude_lean_runtime
-    return PlanNeeds(
-        options.plugins, carries, options.dla_core, options.weight_streaming, options.allocation_strategy
-    )
-
-
 def open_plan(adapter: Adapter, plan: Any, needs: PlanNeeds, *, subject: str) -> OpenPlan:
-    """Deserialize a plan; on the device whose context is current.
-
-    Args:
-        adapter: The TensorRT that built it.
-        plan: Its bytes, or TensorRT's `IHostMemory`.
-        needs: See `PlanNeeds`.
-        subject: What it is, for messages, such as its file.
-
-    Raises:
-        ArtifactError: If TensorRT cannot load it: other version, other GPU, damaged, a missing plugin.
-    """
+    """Deserialize a plan; on the device whose context is current."""
     log = make_log(adapter.module)
     runtime = adapter.module.Runtime(log.logger)
     try:
@@ -165,17 +147,7 @@ def _stream_weights(opened: OpenPlan, on_gpu: str, subject: str) -> None:
 
 
 def register_plugins(adapter: Adapter, owner: Any, log: Log, libraries: Sequence[str]) -> None:
-    """Register TensorRT's own plugins and load the user's libraries.
-
-    Args:
-        adapter: Which TensorRT.
-        owner: The builder or the runtime that will need them.
-        log: What TensorRT says.
-        libraries: The user's.
-
-    Raises:
-        MissingFile, InvalidOption: If a library is not there or cannot be loaded.
-    """
+    """Register TensorRT's own plugins and load the user's libraries."""
     if hasattr(adapter.module, "init_libnvinfer_plugins"):
         adapter.module.init_libnvinfer_plugins(log.logger, "")
     for path in libraries:
@@ -194,9 +166,6 @@ def _load_library(adapter: Adapter, owner: Any, path: str) -> None:
     trtexec's `--staticPlugins`, Polygraphy's `--plugins`). `IPluginRegistry::loadLibrary`, from 8.6 on,
     refuses them: "SymbolAddress for getCreators could not be loaded" (TensorRT-RTX 1.7.1); it is for those of
     trtexec's `--dynamicPlugins` (samples/trtexec/README.md).
-
-    Raises:
-        OSError: If it cannot be loaded.
     """
     library = open_library(path)
     if hasattr(adapter.module.Builder, "get_plugin_registry") and any(
@@ -206,9 +175,5 @@ def _load_library(adapter: Adapter, owner: Any, path: str) -> None:
 
 
 def open_library(path: str) -> Any:
-    """Load a library into the process, where it stays.
-
-    Raises:
-        OSError: If it cannot be loaded.
-    """
+    """Load a library into the process, where it stays."""
     return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)

@@ -53,17 +53,7 @@ class _Runs:
 
 
 def verified(outcome: BuildOutcome, request: BuildRequest, open_runner: Callable[[], Runner]) -> BuildOutcome:
-    """Return the outcome with what runs of the engine showed; with the reason where it could not be run.
-
-    Args:
-        outcome: Of a build on this machine's GPU.
-        request: What was built.
-        open_runner: Loads the engine.
-
-    Raises:
-        BuildError: If the engine computes NaN or infinity where ONNX Runtime does not, or cannot be run
-            although its runtime works here.
-    """
+    """Return the outcome with what runs of the engine showed; with the reason where it could not be run."""
     if request.spec.tensorrt.strip_weights:
         return _not_run(outcome, "it is stored without weights")
     if any(kind for _, kind in request.spec.tensorrt.tensor_formats.values()):
@@ -213,10 +203,6 @@ class TrialInput:
 def trial_inputs(outcome: BuildOutcome, request: BuildRequest) -> list[TrialInput]:
     """Return the user's first batch, where there is one, then random input at OPT of every profile, and at
     its smallest and largest shapes where these are cheap; one random input where no shape is dynamic.
-
-    Args:
-        outcome: Of the build; its proof holds the profiles.
-        request: What was built.
     """
     domains = read_domains(read_weightless(Path(request.model)).model)
     data = {} if request.sample is None else _as_declared(request.sample, outcome)

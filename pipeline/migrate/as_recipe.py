@@ -6,19 +6,25 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...plain_text import plain, plain_toml
+from ...plain_text import plain
 from ...tensors import format_shape
+from ..propose.recipe_text import toml
+from .facts import ModelFacts, Places, complete_profiles
 from .flags import RTX
 from .intent import KINDS, Intent, Profile
-from .layers import io_formats, layer_precisions
-from .model_facts import ModelFacts, complete_profiles
-from .places import Places
-from .precision import ChosenPrecision
+from .precision import ChosenPrecision, io_formats, layer_precisions
 
 Values = dict[str, object]
 Sections = dict[str, Values]
 """Path of a table to its keys; "" is the top, "artifact" the one artifact."""
 _WIDTH = 96
+_SKIPS = ("buildOnly", "skipInference")
+_IDLE_WITHOUT = (
+    ("gpu_fallback", "dla_core", "without a DLA it changes nothing"),
+    ("tiling_l2_limit", "tiling_level", "without tiling it changes nothing"),
+    ("exclude_lean_runtime", "version_compatible", "the engine has no lean runtime"),
+)
+"""Option of the build, the one that it needs, and why nothing depends on it otherwise."""
 
 WRITTEN_BY = "# Written by `qcompile migrate` from"
 """First line of every recipe that is written here."""
@@ -33,18 +39,9 @@ def recipe_values(
     target: str,
     ranges: Path | None,
 ) -> Sections:
-    """Return what the recipe says.
+    """Return what the recipe says; what becomes of its options is said in the intent.
 
-    Args:
-        intent: What the command asks for; what becomes of its options is said there.
-        facts: The model.
-        chosen: Its precision.
-        places: Where files lie.
-        target: "tensorrt" or "tensorrt-rtx".
-        ranges: File that the scales of the calibration cache are in, if there is one.
-
-    Raises:
-        InvalidOption: If shapes, layers or formats do not fit the model.
+    `ranges` is the file that the scales of the calibration cache are in, if there is one.
     """
     name = _plain(facts.path.stem) or "model"
     engine = _plain(Path(intent.engine.replace("\\", "/")).stem)
@@ -94,7 +91,7 @@ def recipe_text(sections: Sections, intent: Intent, *, command: str, then: Seque
         lines += ["", f"[[{table}]]" if table == "artifact" else f"[{table}]"] if table else []
         for key, value in values.items():
             comment = _comment(intent, f"{table}.{key}" if table else key, value)
-            lines.append(f"{key} = {_toml(value)}{comment}")
+            lines.append(f"{key} = {toml(value)}{comment}")
     return "\n".join(lines) + "\n"
 
 
@@ -135,20 +132,14 @@ def _build_options(
         del options["timing_cache"]
         intent.revise("artifact.tensorrt.timing_cache", "unneeded", "TensorRT-RTX has none")
     if "plugins" in options:
-        assert isinstance(options["plugins"], list)
         options["plugins"] = [places.spell(places.find(path)) for path in options["plugins"]]
     if "device" in options and intent.gpus:
         del options["device"]
         intent.revise("artifact.tensorrt.device", "unneeded", "the engine is built ahead of time for `gpus`")
-    if "gpu_fallback" in options and "dla_core" not in options:
-        del options["gpu_fallback"]
-        intent.revise("artifact.tensorrt.gpu_fallback", "unneeded", "without a DLA it changes nothing")
-    if "tiling_l2_limit" in options and not options.get("tiling_level"):
-        del options["tiling_l2_limit"]
-        intent.revise("artifact.tensorrt.tiling_l2_limit", "unneeded", "without tiling it changes nothing")
-    if "exclude_lean_runtime" in options and "version_compatible" not in options:
-        del options["exclude_lean_runtime"]
-        intent.revise("artifact.tensorrt.exclude_lean_runtime", "unneeded", "the engine has no lean runtime")
+    for option, needed, why in _IDLE_WITHOUT:
+        if option in options and needed not in options:
+            del options[option]
+            intent.revise(f"artifact.tensorrt.{option}", "unneeded", why)
     return options
 
 
@@ -174,8 +165,8 @@ def _settle(intent: Intent, facts: ModelFacts, sections: Sections, engine: str) 
     """Say of the remaining options what became of them in this recipe."""
     if intent.engine:
         intent.revise("artifact.name", "kept", f"the engine is out/{engine}.engine")
-    for key in ("ranges",) if "ranges" not in sections["calibrate"] else ():
-        intent.revise(f"calibrate.{key}", "unneeded", "nothing is calibrated without int8")
+    if "ranges" not in sections["calibrate"]:
+        intent.revise("calibrate.ranges", "unneeded", "nothing is calibrated without int8")
     if not sections["data"] and intent.compares is None:
         intent.revise("data.calibration", "unneeded", "nothing is calibrated, and nothing compared")
     elif not sections["data"]:
@@ -186,18 +177,11 @@ def _settle(intent: Intent, facts: ModelFacts, sections: Sections, engine: str) 
     bench = sections.get("bench")
     if bench is not None and "batch_size" not in bench:
         intent.revise("bench.batch_size", "unneeded", "the shapes of the profile are measured")
-    _settle_bench(intent, measures=bench is not None)
-    for one in intent.outcomes:
-        if one.fate == "kept" and not _is_there(one.to, sections):
-            intent.settle(one.name, "unneeded", note="the recipe says it otherwise, or needs nothing for it")
-
-
-def _settle_bench(intent: Intent, *, measures: bool) -> None:
-    for one in intent.outcomes:
-        if one.fate == "kept" and not measures and one.to.partition(".")[0] == "bench":
-            skips = one.name in ("buildOnly", "skipInference")
-            if not skips:
-                intent.settle(one.name, "unneeded", note="nothing is measured")
+    for item in [item for item in intent.outcomes if item.fate == "kept"]:
+        if bench is None and item.to.partition(".")[0] == "bench" and item.name not in _SKIPS:
+            intent.settle(item.name, "unneeded", note="nothing is measured")
+        elif not _is_there(item.to, sections):
+            intent.settle(item.name, "unneeded", note="the recipe says it otherwise, or needs nothing for it")
 
 
 def _is_there(key: str, sections: Sections) -> bool:
@@ -228,26 +212,3 @@ def _wrapped(command: str) -> list[str]:
             lines.append("")
         lines[-1] = f"{lines[-1]} {word}".strip()
     return [f"#   {plain(line)}" for line in lines]
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return plain_toml(value)
-    if isinstance(value, Sequence):
-        return f"[{', '.join(map(_toml, value))}]"
-    return str(value)
-
-
-def as_values(sections: Sections) -> dict[str, object]:
-    """Return what TOML would read from the text."""
-    values: dict[str, object] = dict(sections[""])
-    for table in ("model", "data", "calibrate", "bench"):
-        if table in sections and (sections[table] or table == "bench"):
-            values[table] = sections[table]
-    artifact: dict[str, object] = dict(sections["artifact"])
-    if sections["artifact.tensorrt"]:
-        artifact["tensorrt"] = sections["artifact.tensorrt"]
-    values["artifact"] = [artifact]
-    return values

@@ -36,10 +36,8 @@ class Invocation:
     """One call of a tool.
 
     Attributes:
-        tool: Whose options they are.
         words: What follows the name of the program.
         wrapper: What stands in front of it, such as "sudo" or "docker run ...".
-        variables: Environment variables that are set for it.
         mounts: Folder inside a container to the folder here.
         folder: Folder that relative paths begin at, as the command says it; empty for the present one.
         text: The whole command in one line.
@@ -119,7 +117,8 @@ def _split(words: Sequence[str]) -> list[list[str]]:
 
 def _call(words: Sequence[str], variables: dict[str, str], folder: str) -> Invocation | None:
     for index, word in enumerate(words):
-        tool = _PROGRAMS.get(_stem(word))
+        path = PureWindowsPath(word) if "\\" in word else PurePosixPath(word)
+        tool = _PROGRAMS.get(path.name.lower().removesuffix(".exe"))
         if tool is None or (index and words[index - 1].lstrip("-") in ("v", "name", "cd")):
             continue
         front, rest = list(words[:index]), words[index + 1 :]
@@ -149,11 +148,6 @@ def _inner_call(words: Sequence[str], variables: dict[str, str], folder: str) ->
             folder=inner.folder or inside or folder,
         )
     return None
-
-
-def _stem(word: str) -> str:
-    path = PureWindowsPath(word) if "\\" in word else PurePosixPath(word)
-    return path.name.lower().removesuffix(".exe")
 
 
 def _container(front: Sequence[str], variables: dict[str, str]) -> tuple[dict[str, str], str]:

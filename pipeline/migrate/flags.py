@@ -1,14 +1,11 @@
-"""The options of trtexec and Polygraphy, from the two tables beside this file: what becomes of each.
-
-A row says which versions know an option, where it is declared, and one of three things: what it becomes here
-(`to`), that it has no equal and what to do (`lacks`), or that nothing depends on it (`idle`).
-"""
+"""The options of trtexec and Polygraphy, from `options.toml`: what becomes of each."""
 
 from __future__ import annotations
 
 import difflib
 import functools
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,44 +18,38 @@ else:
     import tomli as tomllib
 
 Tool = Literal["trtexec", "polygraphy"]
+TOOLS: tuple[Tool, ...] = ("trtexec", "polygraphy")
 Fate = Literal["kept", "missing", "unneeded"]
 """What becomes of an option: it has an equal, it has none, or nothing depends on it."""
 
 RTX = "tensorrt-rtx"
-_KINDS: dict[str, Fate] = {"lacks": "missing", "idle": "unneeded"}
+_FATES: dict[str, Fate] = {"to": "kept", "lacks": "missing", "idle": "unneeded"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Flag:
-    """One option of another tool.
+    """One option of another tool: a row of the table, whose head says what its keys mean.
 
-    Attributes:
-        name: Without its dashes.
-        also: Other spellings, without dashes.
-        versions: First and last that know it, as "8.5-11.1".
-        source: File that declares it.
-        takes: Values, as argparse counts them: "", "1", "+", "*" or "?". trtexec has one after "=", or none.
-        to: What it becomes: a key of a recipe, or a command; empty where it becomes nothing.
-        fate: What becomes of it.
-        note: Why it has no equal and what to do, or why nothing depends on it.
-        same: The option that it is another spelling of, with a row of its own.
-        default: Its value where it is not given.
-        rtx_fate: For TensorRT-RTX, where that differs.
-        rtx_note: The reason.
+    `note` says why it has no equal and what to do, why nothing depends on it, or what to know of its equal.
     """
 
     name: str
-    also: tuple[str, ...]
-    versions: str
     source: str
-    takes: str
-    to: str
+    versions: str
     fate: Fate
     note: str
-    same: str
-    default: str
     rtx_fate: Fate | None
     rtx_note: str
+    also: tuple[str, ...] = ()
+    takes: str = ""
+    to: str = ""
+    by: str = ""
+    sets: Any = None
+    choices: Mapping[str, Any] | None = None
+    only: Sequence[str] = ()
+    otherwise: str = ""
+    same: str = ""
+    default: str = ""
 
     @property
     def typed(self) -> str:
@@ -80,24 +71,18 @@ def dashed(name: str) -> str:
 @functools.cache
 def flags_of(tool: Tool) -> dict[str, Flag]:
     """Return every spelling of a tool's options, without dashes, to what is known of it."""
-    table = tomllib.loads((Path(__file__).parent / f"{tool}.toml").read_text(encoding="utf-8"))
+    table = tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))[tool]
     spelled: dict[str, Flag] = {}
-    for name, row in table["flags"].items():
-        one = _read(name, row, table["source"])
-        spelled |= dict.fromkeys((one.name, *one.also), one)
+    for name, row in table["options"].items():
+        flag = _flag(name, dict(row), table["source"])
+        spelled |= dict.fromkeys((flag.name, *flag.also), flag)
     return spelled
 
 
 def find_flag(tool: Tool, name: str, *, prefixes: bool = False) -> Flag:
-    """Return an option by its name without dashes.
+    """Return an option by its name without dashes, or refuse it with the nearest one.
 
-    Args:
-        tool: Whose.
-        name: As it is typed.
-        prefixes: Whether the beginning of a name will do, where only one begins so, as argparse allows.
-
-    Raises:
-        InvalidOption: If there is none; with the nearest one.
+    With `prefixes` the beginning of a name will do, where only one begins so, as argparse allows.
     """
     known = flags_of(tool)
     if name in known:
@@ -115,35 +100,12 @@ def find_flag(tool: Tool, name: str, *, prefixes: bool = False) -> Flag:
     )
 
 
-def has_key(key: str) -> bool:
-    """Whether recipes have a key such as "artifact.tensorrt.workspace"; commands and sections always are."""
-    from ...spec.option import fields_of
-    from ...spec.recipes import RecipeFile
-
-    kind: Any = RecipeFile
-    for step in key.split(".") if "." in key else ():
-        one = next((one for one in fields_of(kind) if one.name == step), None)
-        if one is None:
-            return False
-        kind = one.table
-    return True
-
-
-def _read(name: str, row: dict[str, Any], source: str) -> Flag:
-    to = row.get("to", "")
-    kind = next(kind for kind in ("to", "lacks", "idle") if kind in row)
-    rtx, _, rtx_note = row.get("rtx", "").partition(": ")
+def _flag(name: str, row: dict[str, Any], source: str) -> Flag:
+    kind = next(kind for kind in _FATES if kind in row)
+    rtx, _, rtx_note = row.pop("rtx", "").partition(": ")
+    file, versions = row.pop("file", ""), row.pop("in")
+    note = row.pop("note", "") if kind == "to" else row.pop(kind)
     return Flag(
-        name,
-        tuple(row.get("also", ())),
-        row["in"],
-        f"{source}/{row['file']}" if "file" in row else source,
-        row.get("takes", ""),
-        to,
-        _KINDS.get(kind, "kept"),
-        row.get(kind, "") if kind != "to" else "",
-        row.get("same", ""),
-        row.get("default", ""),
-        _KINDS.get(rtx),
-        rtx_note,
-    )
+        name=name, source=f"{source}/{file}" if file else source, versions=versions, fate=_FATES[kind],
+        note=note, rtx_fate=_FATES.get(rtx), rtx_note=rtx_note, also=tuple(row.pop("also", ())), **row,
+    )  # fmt: skip

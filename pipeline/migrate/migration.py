@@ -1,7 +1,7 @@
 """`qcompile migrate`: a command line of trtexec or Polygraphy becomes a recipe, and its cache becomes ranges.
 
-text ─ command_line ─▶ words ─ trtexec, polygraphy ─▶ intent ─┐
-                                       ONNX file ─ model_facts ┴─ precision, layers, as_recipe ─▶ recipe.toml
+text ─ command_line ─▶ words ─ translate ─▶ intent ─┐
+                              ONNX file ─ facts ────┴─ precision, as_recipe ─▶ recipe.toml
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from pathlib import Path
 from ...errors import InvalidOption, MissingFile, RecipeError
 from ...files import check_output, require_file, write_text, writing
 from ..recipe import make_recipe
-from . import polygraphy, trtexec
 from .as_recipe import WRITTEN_BY, recipe_text, recipe_values
 from .command_line import Invocation, read_command
-from .flags import RTX
+from .facts import Places, read_facts
+from .flags import RTX, Fate
 from .intent import Intent, Outcome
-from .model_facts import read_facts
-from .places import Places
 from .precision import choose_precision
+from .translate import translate
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-_TF32_OFF, _USES_RTX, _VISIBLE = "NVIDIA_TF32_OVERRIDE", "POLYGRAPHY_USE_TENSORRT_RTX", "CUDA_VISIBLE_DEVICES"
+_TF32_OFF, _USES_RTX = "NVIDIA_TF32_OVERRIDE", "POLYGRAPHY_USE_TENSORRT_RTX"
+_VARIABLES: dict[str, tuple[Fate, str, str]] = {
+    _USES_RTX: ("kept", "artifact.target", ""),
+    "CUDA_VISIBLE_DEVICES": ("unneeded", "", "set it for `run` too: the first GPU is used"),
+    "LD_PRELOAD": ("missing", "", "if it holds plugins, list the library in `plugins`"),
+}
+"""What becomes of a variable that is set for the command."""
 _BEGINS_FILE = "@"
 
 
 @dataclass(frozen=True)
 class Migration:
-    """A recipe that was written, and what became of the command.
+    """A recipe that was written, and what became of each option and variable of the command.
 
-    Attributes:
-        recipe: The recipe.
-        ranges: The ranges of the calibration cache, if it had one.
-        tool: "trtexec" or "polygraphy".
-        outcomes: What became of each option and variable.
-        then: Commands that do what the command did, the recipe's first.
+    `ranges` are those of the calibration cache; `then` are commands that do what the command did.
     """
 
     recipe: Path
@@ -102,8 +102,7 @@ def migrate(
     _keep_what_others_wrote(output)
     call = read_command(_text(command))
     target = target or (RTX if call.variables.get(_USES_RTX, "0") not in ("", "0") else "tensorrt")
-    translate = {"trtexec": trtexec.translate, "polygraphy": polygraphy.translate}[call.tool]
-    intent = translate(call.words, target)
+    intent = translate(call.tool, call.words, target)
     _surroundings(call, intent)
     if gpus:
         intent.gpus = list(gpus)
@@ -134,11 +133,7 @@ def migrate(
 
 def _keep_what_others_wrote(output: Path) -> None:
     """Refuse to overwrite a recipe that `init`, `auto` or a person wrote."""
-    if not output.is_file():
-        return
-    with output.open(encoding="utf-8", errors="replace") as file:
-        first = file.readline()
-    if not first.startswith(WRITTEN_BY):
+    if output.is_file() and not output.read_text("utf-8", errors="replace").startswith(WRITTEN_BY):
         raise InvalidOption(
             f"`output` {output}: exists already, and `qcompile migrate` did not write it",
             hint="give another `output`, or move the file away",
@@ -192,17 +187,11 @@ def _surroundings(call: Invocation, intent: Intent) -> None:
             note = f"{note}; {folders}"
         intent.outcomes.append(Outcome("", call.wrapper, "unneeded", note=note))
     for name, value in call.variables.items():
-        one = Outcome("", f"{name}={value}", "unneeded", note="set it for `run` too, where it matters")
+        fate, to, note = _VARIABLES.get(name, ("unneeded", "", "set it for `run` too, where it matters"))
         if name == _TF32_OFF and value == "0":
             intent.tf32 = False
-            one = Outcome("", one.flag, "kept", "artifact.precision", "TF32 is off")
-        elif name == _USES_RTX:
-            one = Outcome("", one.flag, "kept", "artifact.target")
-        elif name == _VISIBLE:
-            one.note = "set it for `run` too: the first GPU is used"
-        elif name == "LD_PRELOAD":
-            one.fate, one.note = "missing", "if it holds plugins, list the library in `plugins`"
-        intent.outcomes.append(one)
+            fate, to, note = "kept", "artifact.precision", "TF32 is off"
+        intent.outcomes.append(Outcome("", f"{name}={value}", fate, to, note))
 
 
 def _then(recipe: Path, model: Path, engine: Path, intent: Intent) -> list[str]:

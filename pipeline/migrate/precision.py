@@ -1,4 +1,4 @@
-"""Which precision a command means for this file, and where the scales of INT8 come from.
+"""Which precision a command means for this file and its layers, and where the scales of INT8 come from.
 
 Where types are weak, a flag permits a precision and TensorRT chooses. Where they are strong, the graph has
 them: the lowest precision that is permitted becomes the artifact's, the next one that of what stays in float.
@@ -10,23 +10,30 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...errors import InvalidOption
+from ...tensors import TensorInfo
+from .facts import ModelFacts, as_glob, matching
 from .intent import Intent
-from .model_facts import ModelFacts
+from .values import wrong
 
 _FLOAT = "artifact.float_precision"
-_IN_GRAPH = "the types of the graph decide"
+_IN_GRAPH = "the types of the graph decide: the tool ignores it too"
 Scales = Literal["", "cache", "data"]
+_LAYERS, _FORMATS = "artifact.layers", "artifact.tensorrt.io_formats"
+_PREFER = (
+    "prefer: a typed graph has no fallback; `typing` weak and `precision_constraints` prefer have one, on "
+    "TensorRT 8 and 10"
+)
+_PRECISIONS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int8": "int8"}
+"""Type of a layer to the precision of that name."""
+_FLOATS = ("float16", "bfloat16", "float32")
+_OF_THE_DLA = ("chw16", "dla_linear", "dla_hwc4")
+"""Memory formats that only a DLA has (TensorFormat in NvInferRuntime.h of 10.16)."""
+_INTEGERS = ("int8", "uint8", "int32", "int64")
 
 
 @dataclass(frozen=True)
 class ChosenPrecision:
-    """What an artifact computes in.
-
-    Attributes:
-        precision: `artifact.precision`.
-        float_precision: `artifact.float_precision`.
-        scales: Where those of INT8 come from; empty where none are needed, or the file holds them.
-    """
+    """What an artifact computes in; `scales` is empty where none are needed, or the file holds them."""
 
     precision: str
     float_precision: str = "fp32"
@@ -34,19 +41,10 @@ class ChosenPrecision:
 
 
 def choose_precision(intent: Intent, facts: ModelFacts, *, cache: bool) -> ChosenPrecision:
-    """Decide, and say of each option what became of it.
-
-    Args:
-        intent: What the command permits.
-        facts: What the file is.
-        cache: Whether the calibration cache is there.
-
-    Raises:
-        InvalidOption: If INT8 needs scales, and there is neither a cache nor data.
-    """
+    """Decide, and say of each option what became of it; `cache`: whether the calibration cache is there."""
     if intent.strong:
         for name in intent.precisions:
-            intent.settle(name, "unneeded", note=f"{_IN_GRAPH}: the tool ignores it too")
+            intent.settle(name, "unneeded", note=_IN_GRAPH)
         return _as_the_file(intent, facts)
     permitted = _meaningful(intent, facts, has_scales=cache or bool(intent.data))
     if intent.best:
@@ -118,3 +116,91 @@ def _scales(intent: Intent, facts: ModelFacts, precision: str, *, cache: bool) -
         hint="give `data`, samples as qcompile reads them, or a calibration cache that is there",
         option="data",
     )
+
+
+def layer_precisions(intent: Intent, facts: ModelFacts, chosen: ChosenPrecision) -> list[str]:
+    """Return `artifact.layers`; what is not kept is said of the options that asked for it."""
+    why_none = _why_no_layers(intent, facts, chosen)
+    if why_none or not intent.layers:
+        fate: Literal["unneeded", "missing"] = "missing" if why_none.startswith("missing: ") else "unneeded"
+        intent.revise(_LAYERS, fate, why_none.removeprefix("missing: ") or "it names no layer")
+        return []
+    halves = {chosen.precision, chosen.float_precision, chosen.precision == "best" and "fp16"} & {
+        "fp16",
+        "bf16",
+    }
+    listed, problems = list[str](), list[str]()
+    for name, dtype in intent.layers:
+        precision = _PRECISIONS.get(dtype)
+        hits = matching(name, facts.nodes)
+        if precision is None:
+            continue  # int32 and its like: the graph has them
+        if not hits:
+            problems.append(f"the file has no node {name!r}")
+        elif precision == "int8" and chosen.precision not in ("int8", "best"):
+            problems.append(f"{name!r} in int8 needs scales, and int8 is not permitted")
+        elif precision in ("fp16", "bf16") and halves and precision not in halves:  # a graph holds one half
+            problems.append(f"{name!r} in {precision}, which the command permits nowhere else")
+        else:
+            listed.append(f"{as_glob(name)}={precision}")
+    if problems:
+        intent.revise(_LAYERS, "missing", "; ".join(problems))
+    elif intent.constraints == "prefer":
+        intent.revise(_LAYERS, "kept", _PREFER)
+    return listed
+
+
+def _why_no_layers(intent: Intent, facts: ModelFacts, chosen: ChosenPrecision) -> str:
+    if intent.strong:
+        return _IN_GRAPH
+    if not intent.constraints:
+        return "without precision constraints the tool ignores it"
+    if facts.precision != "fp32" and intent.layers:
+        return f"missing: the file is {facts.precision} already; name the layers and build from the FP32 file"
+    if chosen.precision in ("fp32", "tf32") and intent.layers:
+        return "missing: the command permits no lower precision, and TensorRT refuses it"
+    return ""
+
+
+def io_formats(intent: Intent, facts: ModelFacts) -> list[str]:
+    """Return `artifact.tensorrt.io_formats`; what is not kept is said of the options that asked for it."""
+    asked: list[tuple[TensorInfo, str, str]] = []
+    sides = {"inputs": facts.inputs, "outputs": facts.outputs}
+    for side, given in intent.ranks.items():
+        tensors = sides[side]
+        if len(given) not in (1, len(tensors)):
+            shown = ", ".join(one.name for one in tensors)
+            raise wrong(f"formats of {side}", f"{len(given)} are given for {len(tensors)}: {shown}")
+        spread = given * len(tensors) if len(given) == 1 else given
+        asked += [(tensor, *one) for tensor, one in zip(tensors, spread, strict=True)]
+    everything = {one.name: one for one in (*facts.inputs, *facts.outputs)}
+    for name, (dtype, memory) in intent.formats.items():
+        if name != "*" and name not in everything:
+            raise wrong("formats", f"{facts.path} has no input or output {name!r}")
+        asked += [(one, dtype, memory) for one in everything.values() if name in ("*", one.name)]
+    listed, problems = list[str](), list[str]()
+    for tensor, dtype, memory in asked:
+        text, problem = _format(tensor, dtype, memory, dla="dla_core" in intent.tensorrt)
+        listed += [text] if text else []
+        problems += [problem] if problem else []
+    if problems:
+        intent.revise(_FORMATS, "missing", "; ".join(problems))
+    elif not listed:
+        intent.revise(_FORMATS, "unneeded", "the file has these types, and linear is the default")
+    return listed
+
+
+def _format(tensor: TensorInfo, dtype: str, memory: str, *, dla: bool) -> tuple[str, str]:
+    """One entry, empty where the file has it already; and why it cannot be."""
+    kept = "" if dtype == tensor.dtype else dtype
+    problem = ""
+    kinds = next((kinds for kinds in (_FLOATS, _INTEGERS) if tensor.dtype in kinds), ())
+    if kept and kept not in kinds:
+        problem = f"{tensor.name!r} of {tensor.dtype} as {kept}: a cast would change what the numbers mean"
+        kept = ""
+    if memory in _OF_THE_DLA and not dla:
+        problem, memory = f"{tensor.name!r}: the format {memory} is the DLA's, and there is none", ""
+    memory = "" if memory == "linear" else memory
+    if not (kept or memory):
+        return "", problem
+    return f"{tensor.name}={kept}{':' if memory else ''}{memory}", problem

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
+from typing import Any
 
 from ...errors import InvalidOption, UsageError
 from ...tensors import parse_shape
 from .intent import Shape
 
-DTYPES = {
+_DTYPES = {
     "fp32": "float32", "float": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16",
 }  # fmt: skip
 """Names that TensorRT's tools give to types, to the names here; others are the same."""
-PRECISIONS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int8": "int8"}
-"""Type of a layer to the precision of that name."""
-POOLS = {
-    "dlaSRAM": "dla-managed-sram", "dlaLocalDRAM": "dla-local-dram", "dlaGlobalDRAM": "dla-global-dram",
-    "tacticSharedMem": "tactic-shared-memory",
-}  # fmt: skip
-"""trtexec's names of memory pools, to those of `memory_pools`."""
-_SUFFIXES = "BKMG"
 
 
 def wrong(flag: str, problem: str, hint: str = "") -> InvalidOption:
@@ -30,15 +24,11 @@ def wrong(flag: str, problem: str, hint: str = "") -> InvalidOption:
 
 def dtype_of(name: str) -> str:
     """Return the name of a type here, as "float16" for "fp16"."""
-    return DTYPES.get(name.lower(), name.lower())
+    return _DTYPES.get(name.lower(), name.lower())
 
 
 def trtexec_pairs(flag: str, text: str) -> list[tuple[str, str]]:
-    """Read `NAME:VALUE,...`; a name may be quoted, and hold colons (splitNameAndValue).
-
-    Raises:
-        InvalidOption: If a quote does not close, or a value has no name.
-    """
+    """Read `NAME:VALUE,...`; a name may be quoted, and hold colons (splitNameAndValue)."""
     pairs = []
     for part in filter(None, text.split(",")):
         if part.count("'") == 2:
@@ -53,11 +43,7 @@ def trtexec_pairs(flag: str, text: str) -> list[tuple[str, str]]:
 
 
 def trtexec_shapes(flag: str, text: str) -> dict[str, Shape]:
-    """Read `NAME:1x3x224x224,...`.
-
-    Raises:
-        InvalidOption: If a shape is not of numbers between `x`.
-    """
+    """Read `NAME:1x3x224x224,...`."""
     if "[" in text or "]" in text:
         raise wrong(flag, f"{text!r}: trtexec reads no brackets", "it writes NAME:1x3x224x224,NAME:1x10")
     shapes = {}
@@ -69,63 +55,32 @@ def trtexec_shapes(flag: str, text: str) -> dict[str, Shape]:
     return shapes
 
 
-def trtexec_size(flag: str, text: str) -> str:
-    """Read a size: a number of MiB, or with B, K, M or G (addDefaultUnitSuffixIfNotSpecified).
-
-    Raises:
-        InvalidOption: If it is none.
-    """
-    number = text[:-1] if text[-1:].upper() in _SUFFIXES else text
-    try:
-        size = float(number)
-    except ValueError:
-        raise wrong(flag, f"{text!r} is no size") from None
-    if not 0 <= size < math.inf:
-        raise wrong(flag, f"{text!r} is no size; a finite number from 0 is required")
-    unit = text[-1:].upper() if text[-1:].upper() in _SUFFIXES else "M"
-    return f"{size:g}{unit}" if size < 1e6 else f"{size:.0f}{unit}"
-
-
-def polygraphy_size(flag: str, text: str) -> str:
-    """Read a size: a number of bytes, as 1e9 too, or with K, M or G (parse_num_bytes).
-
-    Raises:
-        InvalidOption: If it is none.
-    """
-    unit = text[-1:].upper() if text[-1:].upper() in _SUFFIXES[1:] else ""
-    try:
-        size = float(text[: len(text) - len(unit)])
-    except ValueError:
-        raise wrong(flag, f"{text!r} is no size") from None
-    if not 0 <= size < math.inf:
-        raise wrong(flag, f"{text!r} is no size; a finite number from 0 is required")
-    return f"{size:g}{unit}" if unit and size < 1e6 else f"{size:.0f}{unit}"
-
-
-def polygraphy_pairs(flag: str, values: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Read `NAME:VALUE NAME:VALUE`; the name is empty where there is none.
-
-    Raises:
-        InvalidOption: If there is no value.
-    """
-    if not values:
-        raise wrong(flag, "a value is required")
-    return [(name, value) for name, _, value in (text.rpartition(":") for text in values)]
-
-
-def polygraphy_shapes(flag: str, values: tuple[str, ...]) -> dict[str, Shape]:
-    """Read `NAME:[1,3,224,224] ...`.
-
-    Raises:
-        InvalidOption: If a shape is not of numbers.
-    """
+def polygraphy_shapes(flag: str, pairs: Sequence[tuple[str, str]]) -> dict[str, Shape]:
+    """Read `NAME:[1,3,224,224] ...`."""
     shapes = {}
-    for name, value in polygraphy_pairs(flag, values):
+    for name, value in pairs:
         try:
-            shape = parse_shape(value.strip("'\"")) if value not in ("[]", "") else ()
+            shape: Sequence[Any] = parse_shape(value.strip("'\"")) if value not in ("[]", "") else ()
         except UsageError as error:
             raise wrong(flag, f"{value!r} of {name!r} is no shape", "it writes NAME:[1,3,224,224]") from error
         if not name or not all(isinstance(extent, int) and extent >= 0 for extent in shape):
             raise wrong(flag, f"{name}:{value} is not NAME:[1,3,224,224]")
-        shapes[name] = tuple(int(extent) for extent in shape)
+        shapes[name] = tuple(shape)
     return shapes
+
+
+def read_size(flag: str, text: str, *, unit: str = "") -> str:
+    """Read a size: a number, as 1e9 too, with K, M or G behind it.
+
+    Without one it is in bytes for Polygraphy (parse_num_bytes), and in MiB, `unit` "M", for trtexec,
+    which has B for bytes (addDefaultUnitSuffixIfNotSpecified).
+    """
+    suffix = text[-1:].upper() if text[-1:].upper() in tuple("BKMG" if unit else "KMG") else ""
+    try:
+        size = float(text[: len(text) - len(suffix)])
+    except ValueError:
+        raise wrong(flag, f"{text!r} is no size") from None
+    if not 0 <= size < math.inf:
+        raise wrong(flag, f"{text!r} is no size; a finite number from 0 is required")
+    suffix = suffix or unit
+    return f"{size:g}{suffix}" if suffix and size < 1e6 else f"{size:.0f}{suffix}"

@@ -17,7 +17,6 @@ VERBS: list[list[str]] = [
     ["inspect", "m.onnx"],
     ["export", "m.onnx", "-o", "o.onnx"],
     ["simplify", "m.onnx", "-o", "o.onnx"],
-    ["balance", "m.onnx", "-o", "o.onnx", "--data", "d.npz"],
     ["calibrate", "m.onnx", "--data", "d.npz", "-o", "o.ranges"],
     ["quantize", "m.onnx", "-o", "o.onnx", "--mode", "dynamic"],
     ["build", "m.onnx", "--target", "onnxruntime", "-o", "o.onnx"],

@@ -89,7 +89,6 @@ COMMANDS = {
     "m.onnx": [
         "export m.onnx -o o.onnx",
         "simplify m.onnx -o o.onnx",
-        "balance m.onnx --data x.npz -o o.onnx",
         "calibrate m.onnx --data x.npz -o o.ranges",
         "quantize m.onnx --ranges m.ranges -o o.onnx",
         "quantize m.onnx --precision fp16 -o o.onnx",
@@ -103,7 +102,6 @@ COMMANDS = {
         "diff float.onnx m.onnx",
         "diff m.onnx float.onnx --layers",
         "package triton m.onnx --name net -o o",
-        "inspect m.onnx --tensor-cores",
         "run recipe.toml",
         "run recipe.toml --dry-run",
     ],

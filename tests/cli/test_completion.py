@@ -56,7 +56,7 @@ def completed(script: Path, line: str) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("qcompile ba", ["balance"]),
+        ("qcompile cal", ["calibrate"]),
         ("qcompile build --tar", ["--target"]),
         ("qcompile build m.onnx --target tensorrt", ["tensorrt-rtx", "tensorrt"]),
         ("qcompile tune m.onnx --target onnxruntime,o", ["onnxruntime,openvino"]),

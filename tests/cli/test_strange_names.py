@@ -75,13 +75,11 @@ def test_verbs_show_the_names_of_a_strangers_model_as_escapes(
     words: list[list[object]] = [
         ["inspect", strange, "--nodes"],
         ["inspect", strange, "--json"],
-        ["inspect", strange, "--tensor-cores"],
         ["calibrate", strange, "--data", strange_data, "-o", ranges, "--threads", 1],
         ["ranges", "show", ranges],
         ["ranges", "cache", ranges, "-o", tmp_path / "c", "--tensorrt", "8.5.3"],
         ["quantize", strange, "-o", tmp_path / "i.onnx", "--ranges", ranges, "-v"],
         ["build", strange, "--target", "onnxruntime", "-o", tmp_path / "b.onnx"],
-        ["balance", strange, "-o", tmp_path / "q.onnx"],
         ["package", "triton", strange, "--name", "m", "-o", tmp_path / "repository"],
         ["init", strange, "-o", tmp_path / "recipe.toml"],
     ]

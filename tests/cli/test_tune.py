@@ -26,7 +26,6 @@ def arguments(tiny_file: MakePath, samples: MakePath, tmp_path: Path) -> list[ob
 def test_tables_name_layers_and_trials_and_the_picture_is_drawn(
     qc: Qc, arguments: list[object], tmp_path: Path
 ) -> None:
-    pytest.importorskip("matplotlib")
     said = qc(*arguments, "--max-drop", 5)
     assert said.code == 0, said.err
     for word in (

@@ -149,14 +149,18 @@ def test_data_that_is_not_there_or_of_another_kind_is_named(tmp_path: Path) -> N
     with pytest.raises(MissingFile):
         Data(f"{tmp_path / 'none.py'}:samples", [X])
     (tmp_path / "data.xyz").write_text("1,2,3")
-    with pytest.raises(InvalidOption, match=r"is of no known kind; KIND:PATH with one of images, cifar10"):
+    with pytest.raises(InvalidOption, match=r"is of no known kind; KIND:PATH with one of images, text"):
         Data(str(tmp_path / "data.xyz"), [X])
+    for name in ("data.pkl", "data_batch_1"):
+        (tmp_path / name).write_bytes(b"\x80\x04N.")
+        with pytest.raises(DataError, match=r"holds pickles; unpickling can run code\n  hint: save arrays"):
+            Data(str(tmp_path / name), [X])
 
 
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x": np.zeros((2, 3))}, r"data\.npz\[0:8\]: input 'x' is float64; float32 is required"),
+        ({"x": np.zeros((2, 3))}, r"data\.npz\[0:2\]: input 'x' is float64; float32 is required"),
         ({"x": np.zeros((2, 4), np.float32)}, r"input 'x' has shape 2x4; \[batch,3\] is required"),
         ({"y": np.zeros((2, 3), np.float32)}, r"data\.npz: input 'x' is missing; found y"),
         ({"x": rows(2), "y": rows(2)}, r"no input 'y' in the model; it takes x"),

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from qcompile.data.archive import load_arrays
-from qcompile.data.audio.decode import _ratio, decode
-from qcompile.data.images.decode import decode as decode_image
-from qcompile.data.labels import read_labels
+from qcompile.data.arrays import load_arrays
+from qcompile.data.audio import decode_audio, resampling_ratio
+from qcompile.data.images import decode as decode_image
+from qcompile.data.preparing import read_labels
 from qcompile.errors import DataError, InvalidOption
 from qcompile.model.preprocessing import read_preprocessing
 
@@ -32,29 +32,29 @@ def wav(rate_hz: int, frames: int = 100) -> bytearray:
 @pytest.mark.parametrize("rate_hz", [1, 99, 768_001, 2**31 - 1])
 def test_a_rate_whose_filter_would_take_gigabytes_is_refused(rate_hz: int) -> None:
     with pytest.raises(DataError, match=r"samples per second; 100 to 768000 are required"):
-        decode(io.BytesIO(wav(rate_hz)), 16000, 1.0, "x.wav")
+        decode_audio(io.BytesIO(wav(rate_hz)), 16000, 1.0, "x.wav")
 
 
 def test_a_recording_that_promises_gigabytes_is_cut_to_what_there_is() -> None:
     content = wav(16000)
     content[40:44] = struct.pack("<I", 2**32 - 2)
-    assert len(decode(io.BytesIO(content), 16000, 1e6, "x.wav")) <= 200
+    assert len(decode_audio(io.BytesIO(content), 16000, 1e6, "x.wav")) <= 200
 
 
 @pytest.mark.parametrize(("own", "rate"), [(44100, 16000), (8000, 16000), (11025, 16000), (100, 768_000)])
 def test_common_rates_are_exact(own: int, rate: int) -> None:
-    up, down = _ratio(own, rate)
+    up, down = resampling_ratio(own, rate).as_integer_ratio()
     assert up * own == down * rate
 
 
 def test_a_rate_that_shares_no_factor_has_a_short_filter() -> None:
-    up, down = _ratio(767_999, 16000)
+    up, down = resampling_ratio(767_999, 16000).as_integer_ratio()
     assert max(up, down) <= 50_000
     assert up / down == pytest.approx(16000 / 767_999, rel=1e-4)
 
 
 def test_a_label_of_thousands_of_digits_is_a_name() -> None:
-    assert len(read_labels([10**400, 1], (), where=str).values) == 2
+    assert len(read_labels([10**400, 1], (), where=str)[0]) == 2
 
 
 @pytest.mark.parametrize(

@@ -76,17 +76,16 @@ def test_a_large_folder_is_not_read_further_ahead_than_the_bound(
 ) -> None:
     for number in range(200):
         Image.new("L", (4, 4), number).save(tmp_path / f"{number:03}.png")
-    from qcompile.data import ordered
-    from qcompile.data.images import classification
+    from qcompile.data import images, ordered
 
     begun: list[str] = []
-    real = classification.decode
+    real = images.decode
 
     def noting(path: Path, mode: str, where: str) -> Image.Image:
         begun.append(where)
         return real(path, mode, where)
 
-    monkeypatch.setattr(classification, "decode", noting)
+    monkeypatch.setattr(images, "decode", noting)
     said = ImagePreprocessing(input="x", height=4, width=4)
     info = TensorInfo("x", "float32", ("n", 3, 4, 4), preprocessing=as_json(said))
     batches = iter(Data(str(tmp_path), [info], batch_size=3))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,7 +55,14 @@ def test_a_missing_package_is_named_with_its_extra(
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / name).write_text(json.dumps("x"))
     spec = str(tmp_path / "set" / (name if name.endswith(("txt", "parquet")) else ""))
-    monkeypatch.setitem(sys.modules, module, None)
+    imported = importlib.import_module
+
+    def refuse(name: str, *arguments: Any) -> Any:
+        if name == module:
+            raise ImportError(f"No module named {name!r}")
+        return imported(name, *arguments)
+
+    monkeypatch.setattr(importlib, "import_module", refuse)
     axes = ("n", 3, 4, 4) if isinstance(said, ImagePreprocessing) else ("n", "t")
     info = TensorInfo("x", "float32", axes, preprocessing=as_json(said))
     with pytest.raises(EngineUnavailable, match=rf"{package} .*\n  hint: pip install 'qcompile\[data\]'"):

@@ -200,18 +200,18 @@ def test_each_image_is_opened_by_one_of_the_parts(tmp_path: Path) -> None:
 def test_of_other_files_of_arrays_only_the_heads_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qcompile.data import readers
+    from qcompile.data import arrays
 
     loaded: list[str] = []
-    load = readers.load_arrays
-    monkeypatch.setattr(readers, "load_arrays", lambda path: loaded.append(path.name) or load(path))
+    load = arrays.load_arrays
+    monkeypatch.setattr(arrays, "load_arrays", lambda path: loaded.append(path.name) or load(path))
     spec = as_folder(tmp_path, [2] * 9)
     assert len(list(Data(spec, [X]).at(partial(held, 1, 3)))) == 3
     assert [name[:2] for name in loaded] == ["01", "04", "07"]
 
 
 def test_texts_of_other_parts_are_not_tokenized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from qcompile.data.text.samples import TextSamples
+    from qcompile.data.text import TextReader
 
     said = TextPreprocessing(
         tokenizer=str(save_tokenizer(tmp_path / "tokenizer")), inputs=("input_ids", "attention_mask")
@@ -223,8 +223,8 @@ def test_texts_of_other_parts_are_not_tokenized(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "t.txt").write_text("\n".join(" ".join(WORDS[: 1 + row % 7]) for row in range(11)))
     whole = [plain(batch) for batch in Data(str(tmp_path / "t.txt"), inputs, batch_size=2)]
     read: list[int] = []
-    text = TextSamples.text
-    monkeypatch.setattr(TextSamples, "text", lambda self, row: read.append(row) or text(self, row))
+    text = TextReader.text
+    monkeypatch.setattr(TextReader, "text", lambda self, row: read.append(row) or text(self, row))
     part = Data(str(tmp_path / "t.txt"), inputs, batch_size=2).at(partial(held, 1, 2))
     assert [plain(batch) for batch in part] == whole[1::2]
     assert read == [2, 3, 6, 7, 10]

@@ -5,8 +5,8 @@ from collections import Counter
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from qcompile.data.query import PARTS, Query
-from qcompile.data.selection import half_of, select
+from qcompile.data.samples import half_of, select
+from qcompile.data.spelling import PARTS, Query
 
 MANY = st.lists(st.text(max_size=6), unique=True, min_size=14, max_size=40)
 NAMES = st.lists(st.text(max_size=6), unique=True, max_size=60)

@@ -21,7 +21,7 @@ TEXT = st.text(st.characters(exclude_characters="\0\n", exclude_categories=("Cs"
         ("images:a:b/c", "images", "a:b/c", {}),
         ("./images:old", "", "./images:old", {}),
         ("/data/set:2/x", "", "/data/set:2/x", {}),
-        ("images:photos?labels=l.csv&samples=5", "images", "photos", {"labels": "l.csv", "samples": "5"}),
+        ("images:photos?masks=m&samples=5", "images", "photos", {"masks": "m", "samples": "5"}),
         ("photos?preprocessing=timm:resnet18", "", "photos", {"preprocessing": "timm:resnet18"}),
         ("what%3F/100%25?seed=1", "", "what?/100%", {"seed": "1"}),
         ("100%/a%41", "", "100%/a%41", {}),
@@ -45,11 +45,13 @@ def test_a_spelling_is_kind_path_and_query(
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("image:photos/cats", "unknown kind 'image'; images, cifar10.*did you mean images"),
+        ("image:photos/cats", "unknown kind 'image'; images, text.*did you mean images"),
         ("image:photos", "unknown kind 'image'.*did you mean images"),
         ("C:/photos", "unknown kind 'C'"),
         ("photos?sample=3", "sample= is no key of data;.*did you mean samples"),
-        ("cifar10:x?masks=y", "masks= is no key of data of kind cifar10"),
+        ("audio:x?masks=y", "masks= is no key of data of kind audio"),
+        ("cifar10:x", r"cifar10: went with 0\.3\.0: read parquet"),
+        ("x?labels=y.csv", r"labels went with 0\.3\.0: put metadata\.csv"),
         ("photos?samples", r"'samples' after the `\?`; key=value is required"),
         ("photos?", "key=value is required.*%3F"),
         ("photos?seed=", "seed has no value"),
@@ -79,7 +81,7 @@ def test_what_is_misspelled_is_named_with_the_nearest(spec: str, message: str) -
     ],
 )
 def test_a_wrong_value_is_named(query: str, message: str) -> None:
-    from qcompile.data.query import read_query
+    from qcompile.data.spelling import read_query
 
     with pytest.raises(InvalidOption, match=message):
         read_query(parse_spelling(f"photos?{query}").query, f"photos?{query}")
@@ -111,14 +113,14 @@ def test_a_located_spelling_does_not_depend_on_the_working_folder(tmp_path: Path
     (tmp_path / "beside.csv").write_text("")
     photos = tmp_path / "photos"
     assert located("photos", tmp_path) == str(photos)
-    assert located("images:photos?labels=in.csv", tmp_path) == f"images:{photos}?labels={photos}/in.csv"
-    assert located("images:photos?labels=beside.csv&seed=2", tmp_path) == (
-        f"images:{photos}?labels={tmp_path}/beside.csv&seed=2"
+    assert located("images:photos?masks=in.csv", tmp_path) == f"images:{photos}?masks={photos}/in.csv"
+    assert located("images:photos?masks=beside.csv&seed=2", tmp_path) == (
+        f"images:{photos}?masks={tmp_path}/beside.csv&seed=2"
     )
     assert located("photos?preprocessing=timm:x", tmp_path) == f"{photos}?preprocessing=timm:x"
     (tmp_path / "data.py").write_text("")
-    there = f"images:{photos}?labels=in.csv&preprocessing=timm:x"
-    assert seen_from(there, tmp_path / "a") == "images:../photos?labels=../photos/in.csv&preprocessing=timm:x"
+    there = f"images:{photos}?masks=in.csv&preprocessing=timm:x"
+    assert seen_from(there, tmp_path / "a") == "images:../photos?masks=../photos/in.csv&preprocessing=timm:x"
     assert seen_from(f"{tmp_path}/data.py:f", tmp_path / "a") == "../data.py:f"
     assert seen_from("numpy.random:rand", tmp_path) == "numpy.random:rand"
     assert located("data.py:f", tmp_path) == f"{tmp_path}/data.py:f"

@@ -80,13 +80,6 @@ def images(folder: Path) -> str:
     return f"{folder}/photos"
 
 
-def cifar(folder: Path) -> str:
-    records = RNG.integers(0, 256, (12, 3073), np.uint8)
-    records[:, 0] %= 2
-    (folder / "test_batch.bin").write_bytes(records.tobytes())
-    return f"{folder}/test_batch.bin"
-
-
 def arrays(folder: Path) -> str:
     np.save(folder / "x.npy", RNG.standard_normal((12, 3, 8, 8)).astype(np.float32))
     return f"{folder}/x.npy"
@@ -135,7 +128,6 @@ IMAGE = ImagePreprocessing(input="x", height=8, width=8)
 VOICE = AudioPreprocessing(inputs=("input_values",), rate_hz=8000)
 KINDS = {
     "images": (images, IMAGES, IMAGE),
-    "cifar10": (cifar, IMAGES, IMAGE),
     "npy": (arrays, IMAGES, None),
     "polygraphy": (polygraphy, IMAGES, None),
     "datasets": (saved_datasets, IMAGES, IMAGE),
@@ -175,7 +167,7 @@ name = "tiny"
 source = "m.onnx"
 [data]
 calibration = "images:photos?part=calibration&samples=4"
-evaluation = "photos?part=evaluation&labels=labels.csv"
+evaluation = "photos?part=evaluation"
 [[artifact]]
 name = "int8"
 target = "onnxruntime"
@@ -195,10 +187,6 @@ def test_a_recipe_of_another_folder_reads_its_images_once(
 ) -> None:
     write_model(tmp_path / "m.onnx", IMAGES, IMAGE)
     images(tmp_path)
-    rows = [
-        f"{path.parent.name}/{path.name},{n % 2}" for n, path in enumerate(sorted(tmp_path.rglob("*.png")))
-    ]
-    (tmp_path / "photos" / "labels.csv").write_text("\n".join(rows))
     (tmp_path / "recipe.toml").write_text(RECIPE + bench)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")

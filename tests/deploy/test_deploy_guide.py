@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs").glob("deploy*.md"))
+PAGES = [*sorted((ROOT / "docs").glob("deploy*.md")), ROOT / "docs/tensorrt.md"]
 GUIDE = "\n".join(path.read_text(encoding="utf-8") for path in PAGES)
 RECORDED = sorted((ROOT / "tests/support/trt_api").glob("*.json"))
 
@@ -99,8 +99,8 @@ def test_the_commands_for_onnx_runtime_write_what_the_guide_shows(
     from qcompile.cli import main
 
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
-    section = GUIDE.partition("# RTX engines for ONNX Runtime")[2].partition("\n# ")[0]
-    shown = re.search(r"```console\n(.*?)```\n.*?```\n(.*?)```", section, re.S)
+    section = GUIDE.partition("## ONNX Runtime and Windows ML")[2].partition("\n## ")[0]
+    shown = re.search(r"```console\n(.*?)```", section, re.S)
     assert shown
     tiny_file("residual", file="model.onnx", batch=2)
     monkeypatch.chdir(tmp_path)
@@ -108,8 +108,9 @@ def test_the_commands_for_onnx_runtime_write_what_the_guide_shows(
         with pytest.raises(SystemExit) as done:
             main(shlex.split(line)[1:])
         assert not done.value.code, line
-    files = {line.split()[0] for line in shown.group(2).splitlines()}
+    files = {f"model_ctx.onnx{ending}" for ending in ("", ".data", ".json")}
     assert files == {path.name for path in tmp_path.glob("model_ctx*")}
+    assert "model_ctx.onnx.data" in section
 
 
 def test_the_program_for_onnx_runtime_uses_names_that_it_has() -> None:

@@ -37,7 +37,7 @@ def test_a_tokenizer_is_named_as_there_and_found_here(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="reads models of Hugging Face")
     from named_models import FOLDERS
 
-    from qcompile.data.text.tokenizing import load_tokenizer
+    from qcompile.data.text import load_processor
     from qcompile.model.preprocessing import TextPreprocessing
     from qcompile.model.preprocessing_names import find_preprocessing
 
@@ -48,10 +48,10 @@ def test_a_tokenizer_is_named_as_there_and_found_here(tmp_path: Path) -> None:
     assert said.tokenizer == f"{there}/net"
     there.rename(here)
     with pytest.raises(DataError, match="cannot be loaded"):
-        load_tokenizer(said.tokenizer)
+        load_processor("AutoTokenizer", said.tokenizer, "tokenizer")
     with moved(str(there), here):
         assert find_preprocessing(f"hf:{here}/net") == said
-        assert load_tokenizer(said.tokenizer)("the")["input_ids"]
+        assert load_processor("AutoTokenizer", said.tokenizer, "tokenizer")("the")["input_ids"]
 
 
 @pytest.mark.slow

@@ -34,13 +34,6 @@ def test_texts_with_any_characters_are_written(tmp_path: Path) -> None:
     assert parse_recipe(portable_text(found), found.path) == found
 
 
-def test_a_recipe_of_a_sweep_keeps_the_text_that_it_was_written_as(tmp_path: Path) -> None:
-    found = replace(recipe(tmp_path), written=tmp_path / "cell.toml")
-    (tmp_path / "cell.toml").write_bytes(b"# of a sweep\n" + portable_text(found))
-    assert portable_text(found).startswith(b"# of a sweep")
-    assert not portable_text(replace(found, name="other")).startswith(b"#")
-
-
 @pytest.mark.parametrize(
     ("text", "moved"),
     [

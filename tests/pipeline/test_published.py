@@ -21,8 +21,6 @@ source = "{source}"
 simplify = {simplify}
 [data]
 calibration = "x.npz"
-[calibrate]
-balance = {balance}
 """
 
 
@@ -32,10 +30,9 @@ def recipe_text(
     output: str = "out",
     source: str = "m.py:build",
     simplify: str = "true",
-    balance: str = "false",
 ) -> str:
     """A recipe of artifacts (name, target, precision)."""
-    head = HEAD.format(name=name, output=output, source=source, simplify=simplify, balance=balance)
+    head = HEAD.format(name=name, output=output, source=source, simplify=simplify)
     tables = [
         f'[[artifact]]\nname = "{one}"\ntarget = "{target}"\nprecision = "{precision}"\n'
         for one, target, precision in artifacts
@@ -66,10 +63,6 @@ ORT, RTX = "onnxruntime", "tensorrt-rtx"
         (
             recipe_text(("net.simplified", ORT, "fp32")),
             "artifact[0].name", ("net.simplified.onnx", "the simplified model"),
-        ),
-        (
-            recipe_text(("net.balanced", ORT, "fp32"), balance="true"),
-            "artifact[0].name", ("net.balanced.onnx", "the balanced model"),
         ),
         (
             recipe_text(("a", ORT, "int8"), name="a.graph"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -242,23 +243,24 @@ def test_static_int8_without_calibration_data_is_refused(tmp_path: Path) -> None
     assert recipe.artifact[0].mode == "dynamic"
 
 
-def test_a_recipe_of_the_version_before_is_read_with_every_key() -> None:
-    renamed: list[str] = []
-    recipe = read_recipe(Path(__file__).parents[1] / "samples/recipe-0.1.0.toml", told=renamed.append)
-    assert [text.partition("`")[2] for text in renamed] == [
-        "artifact[0].rest` is now `float_precision`",
-        "artifact[0].processor` is now `isa`",
-        "artifact[0].isa` vnni is now avx512-vnni",
-        "artifact[0].form` is now `quant_format`",
-    ]
+WENT = (("balance", ""), ("rest", "float_precision"), ("processor", "isa"), ("form", "quant_format"))
+"""Keys of 0.1.0 that are refused, in the order in which they are found, and their names of today."""
+
+
+def test_a_recipe_of_0_1_0_is_read_once_each_key_that_went_was_refused(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    text = (Path(__file__).parents[1] / "samples/recipe-0.1.0.toml").read_text(encoding="utf-8")
+    for name, today in WENT:
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(RecipeError, match=rf"\.{name}' is unknown") as caught:
+            read_recipe(path, told=lambda _: None)
+        assert f"{name} went with 0.3.0: " in caught.value.hint
+        text = re.sub(rf"(?m)^{name} = (.*)$", rf"{today} = \1" if today else "", text)
+    path.write_text(text, encoding="utf-8")
+    with pytest.warns(DeprecationWarning, match="vnni is now avx512-vnni"):
+        recipe = read_recipe(path)
     (one,) = recipe.artifact
-    assert (one.name, one.precision, one.float_precision, one.isa, one.quant_format) == (
-        "cpu-int8",
-        "int8",
-        "fp32",
-        "avx512-vnni",
-        "",
-    )
+    assert (one.name, one.float_precision, one.isa) == ("cpu-int8", "fp32", "avx512-vnni")
     assert (one.tensorrt.as_json(), one.calibrator, one.block_size) == ({}, "", 64)
     assert recipe.bench is not None
     assert (recipe.bench.batch_size, recipe.bench.timeout_s) == (32, 600.0)

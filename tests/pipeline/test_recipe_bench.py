@@ -43,8 +43,6 @@ def test_the_defaults_are_those_of_the_command(tmp_path: Path) -> None:
         "batch_sizes",
         "clients",
         "streams",
-        "rates",
-        "p99_below_ms",
         "cuda_graph",
         "layer_times",
     ):
@@ -54,15 +52,12 @@ def test_the_defaults_are_those_of_the_command(tmp_path: Path) -> None:
 def test_curves_modes_and_interpreters_are_read(tmp_path: Path) -> None:
     section = read(
         tmp_path,
-        "batch_sizes = [1, 8]\nclients = [1, 2]\nstreams = [1, 4]\nrates = [20, 0.5]\n"
-        "p99_below_ms = 40\ncuda_graph = true\n"
+        "batch_sizes = [1, 8]\nclients = [1, 2]\nstreams = [1, 4]\ncuda_graph = true\n"
         'torch_modes = ["compile"]\n'
         'python = ["tensorrt=/opt/trt/bin/python"]\ntimeout_s = 30\ndevices = ["cpu", "cuda:1"]\n',
     )
     assert section.batch_sizes == (1, 8)  # type: ignore[attr-defined]
     assert section.streams == (1, 4)  # type: ignore[attr-defined]
-    assert section.rates == (20.0, 0.5)  # type: ignore[attr-defined]
-    assert section.p99_below_ms == 40.0  # type: ignore[attr-defined]
     assert section.cuda_graph is True  # type: ignore[attr-defined]
     assert section.devices == ("cpu", "cuda:1")  # type: ignore[attr-defined]
     assert section.torch_modes == ("compile",)  # type: ignore[attr-defined]
@@ -75,9 +70,6 @@ def test_curves_modes_and_interpreters_are_read(tmp_path: Path) -> None:
         ("batch_sizes = [1, 0]", r"bench\.batch_sizes\[1\]"),
         ("clients = [0]", r"bench\.clients\[0\]"),
         ("streams = [0]", r"bench\.streams\[0\]"),
-        ("rates = [20, 0]", r"bench\.rates\[1\]"),
-        ('rates = ["auto"]', r"bench\.rates\[0\]"),
-        ("p99_below_ms = 0", r"bench\.p99_below_ms"),
         ('torch_modes = ["fast"]', r"bench\.torch_modes\[0\]"),
         ('devices = ["gpu"]', r"'bench\.devices' holds 'gpu': cpu, cuda"),
         ('devices = ["cuda:0", "cuda:1"]', r"'bench\.devices' holds .*: the processor and one GPU"),

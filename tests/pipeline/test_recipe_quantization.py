@@ -127,31 +127,6 @@ def test_a_changed_option_of_one_artifact_makes_that_one_again(recipe: WriteReci
     assert set(qcompile.run(recipe(STATIC, INT4)).stages.values()) == {"skipped"}
 
 
-def test_balance_comes_before_calibration_and_serves_every_artifact(
-    recipe: WriteRecipe, tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path
-) -> None:
-    model = onnx.load(tiny_file("mlp"))
-    for tensor in model.graph.initializer:
-        if tensor.name in ("w1", "b1"):  # one channel is much larger than the others
-            values = onnx.numpy_helper.to_array(tensor).copy()
-            values[..., 0] *= 100
-            tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
-    onnx.save(model, tmp_path / "mlp.onnx")
-    samples("mlp", 32).replace(tmp_path / "calibration.npz")
-    head = HEAD.replace("residual", "mlp")
-    int8 = INT4.replace("int4", "int8")  # what is balanced for INT8 is too uneven for weights of 4 bits
-    report = qcompile.run(recipe(STATIC, int8, more="[calibrate]\nbalance = true\n", head=head))
-    stages = ["export", "balance", "calibrate", "quantize-cpu", "build-cpu", "quantize-w4", "build-w4"]
-    assert list(report.stages) == stages
-    balanced = read_manifest(report.output / "tiny.balanced.onnx")
-    assert balanced is not None
-    assert balanced.stage == "balance"
-    _, graph = graph_of(report, "cpu")
-    without = qcompile.run(recipe(STATIC, int8, head=head))
-    assert "balance" not in without.stages
-    assert graph_of(without, "cpu")[1].sources["model"] != graph.sources["model"]
-
-
 @pytest.mark.parametrize(
     ("line", "key", "said"),
     [
@@ -191,15 +166,6 @@ def test_int4_in_another_mode_is_named(mode: str, recipe: WriteRecipe) -> None:
         read_recipe(recipe(INT4.replace("weights", mode)))
     assert caught.value.data["key"] == "artifact[0].mode"
     assert 'mode = "weights"' in caught.value.hint
-
-
-def test_balance_needs_data_and_is_true_or_false(recipe: WriteRecipe) -> None:
-    head = HEAD.replace('[data]\ncalibration = "calibration.npz"\n', "")
-    with pytest.raises(RecipeError, match=r"missing; calibrate\.balance needs it") as caught:
-        read_recipe(recipe(INT4, more="[calibrate]\nbalance = true\n", head=head))
-    assert caught.value.data["key"] == "data.calibration"
-    with pytest.raises(RecipeError, match=r"'calibrate\.balance' is a text"):
-        read_recipe(recipe(INT4, more='[calibrate]\nbalance = "yes"\n'))
 
 
 def test_a_recipes_graph_is_planned_without_what_openvino_computes_in_float(

@@ -110,7 +110,6 @@ def test_ranges_that_are_not_there_are_named(recipe: WriteRecipe) -> None:
     ("calibrate", "simplify", "key"),
     [
         ('ranges = "m.ranges"', "true", "model.simplify"),
-        ('ranges = "m.ranges"\nbalance = true', "false", "calibrate.balance"),
         ("", "false", "data.calibration"),
     ],
 )

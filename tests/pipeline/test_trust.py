@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -116,23 +115,6 @@ def test_links_and_absolute_paths_do_not_hide_where_code_lies(how: str, places: 
     with pytest.raises(RecipeError, match=r"key 'model.source' names code outside"):
         run(path)
     assert ran(places) == []
-
-
-def test_a_server_that_a_recipe_names_is_sent_nothing_without_trust(places: tuple[Path, Path]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        listening.settimeout(0)
-        address = f"kserve:http://127.0.0.1:{listening.getsockname()[1]}/v2/models/m"
-        path = places[0] / "recipe.toml"
-        path.write_text(recipe_text(bench__models=f'["served={address}"]'))
-        for verb in (run, plan):
-            with pytest.raises(
-                RecipeError, match=r"'bench.models' names a server .* send it samples"
-            ) as refused:
-                verb(path)
-            assert "`trust`" in refused.value.hint
-        trusted(read_recipe(path), trust=True, output=None)
-        with pytest.raises(BlockingIOError):
-            listening.accept()
 
 
 def test_an_output_that_is_a_link_to_another_folder_is_refused(places: tuple[Path, Path]) -> None:

@@ -17,7 +17,7 @@ FORMATS = Path(__file__).parents[1] / "samples" / "formats"
     [
         ("130136f/int8.onnx.json", "is a manifest", f"inspect {FORMATS / '130136f' / 'int8.onnx'}"),
         ("508773a/layers.json", "holds layers that `qcompile diff` compared", "qcompile report"),
-        ("19f5535/sweep.json", "holds results of a sweep", "page of the sweep"),
+        ("19f5535/sweep.json", "holds results of a sweep", "run the sweep again"),
         ("130136f/small.cache", "is a calibration cache of TensorRT", "`ranges`"),
         ("bb9deac/interrupted.checkpoint", "unknown file type", ""),
     ],

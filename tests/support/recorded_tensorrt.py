@@ -94,7 +94,7 @@ class _Enumeration(enum.Enum):
     """As pybind11 makes them: equal to no number, but `int()` of one.
 
     Source: pybind11's py::enum_ (pybind11.h, `enum_base::init`);
-    tests/engines/tensorrt/builder/test_recorded.py holds it against TensorRT-RTX 1.7.1. Some of 8.5 are
+    test_stand_ins.py holds it against TensorRT-RTX 1.7.1. Some of 8.5 are
     arithmetic too (python/src/infer/pyCore.cpp of release/8.5); here they are stricter.
     """
 

@@ -163,26 +163,11 @@ def _entry(rng: np.random.Generator, row: tuple[Any, ...], drift: Any, metric: s
              "throughput_per_s": n * 8e3 / (ms * (0.8 + 0.3 * n))}
             for n in (1, 2, 4)
         ],
-        "arrivals": [_arrivals(ms, share) for share in (0.2, 0.5, 0.8, 1.1)],
-        "largest_rate": {"p99_below_ms": 40.0, "per_s": 600 / ms, "low_per_s": 500 / ms,
-                         "high_per_s": 800 / ms, "reason": ""},
         "size_ratio": 44_870_000 / size if size else None,
         "layers_by_precision": _layers(precision),
         "layer_times_ms": {f"/features/{i}/conv/Conv": ms / 2 ** (i + 1) for i in range(14)},
         "output_tail": "",
     }  # fmt: skip
-
-
-def _arrivals(ms: float, share: float) -> dict[str, Any]:
-    """At a share of the calls that follow each other; more than all of them is too many."""
-    rate = share * 1e3 / ms
-    point = {"rate_per_s": rate, "achieved_per_s": min(rate, 1e3 / ms), "requests": 1000, "backlog": 9,
-             "busy": min(share, 1.0), "keeps_up": share < 1}  # fmt: skip
-    if share >= 1:
-        return point
-    p99 = ms * (1 + 3 * share / (1 - share))
-    return point | {"median_ms": ms * 1.1, "p90_ms": p99 * 0.7, "p99_ms": p99, "p99_low_ms": p99 * 0.9,
-                    "p99_high_ms": None if share > 0.7 else p99 * 1.2}  # fmt: skip
 
 
 def _accuracy(drop: float, metric: str, *, is_baseline: bool) -> dict[str, Any]:

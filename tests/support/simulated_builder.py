@@ -119,24 +119,17 @@ class Logger:
     def __init__(self, min_severity: Any = None) -> None:
         self._severity = min_severity
 
-    def log(self, severity: Any, message: str) -> None:
-        pass
-
 
 class Builder:
     """Builder.
 
     Source: NvInfer.h of release/10.13, `IBuilder`: a build that fails logs why and returns nullptr, which
-    Python sees as None. The recording tensorrt-rtx-1.7.1.116.jsonl has both.
+    Python sees as None. TensorRT-RTX 1.7.1, tried: both.
     """
 
     def __init__(self, log: Any) -> None:
         self._given, self._circumstances = log, self._module._circumstances
         self._log = registered_logger(self, log, "Builder")
-
-    @property
-    def logger(self) -> Any:
-        return self._given
 
     @property
     def num_DLA_cores(self) -> int:  # noqa: N802
@@ -177,7 +170,7 @@ def _computes(layer: Any) -> bool:
 def _wrong_profiles(network: Any, config: Any) -> str:
     """What is wrong with the optimization profiles, in TensorRT-RTX 1.7.1's words.
 
-    Source: the recording tensorrt-rtx-1.7.1.116.jsonl, and TensorRT-RTX 1.7.1 by test_simulated_as_real.py.
+    Source: TensorRT-RTX 1.7.1, tried.
     """
     for tensor in network._inputs:
         if tensor._holds_shape or min(tensor._shape, default=0) >= 0:
@@ -208,8 +201,7 @@ def _wrong_flags(network: Any, config: Any) -> str:
 def _report_progress(builder: Any, config: Any) -> bool:
     """Tell the monitor of nested phases, by the names of TensorRT-RTX 1.7.1; False when it cancels.
 
-    Source: TensorRT-RTX 1.7.1, by
-    test_simulated_as_real.py::test_a_monitor_that_ends_a_build_ends_its_phases.
+    Source: TensorRT-RTX 1.7.1, tried.
     """
     monitor, outer, inner = config._monitor, "Building engine", "Cloning network graph"
     if monitor is None:

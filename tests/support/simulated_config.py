@@ -28,14 +28,6 @@ class HostMemory(bytes):
     def __getitem__(self, key: Any) -> Any:
         raise TypeError("'IHostMemory' object is not subscriptable")
 
-    @property
-    def nbytes(self) -> int:
-        return int(self._size)
-
-    @property
-    def dtype(self) -> Any:
-        return self._module.DataType.INT8  # type: ignore[attr-defined]
-
 
 class Profile:
     """IOptimizationProfile."""
@@ -70,7 +62,7 @@ class Config:
     """IBuilderConfig: every option is kept; what a test refuses is logged as an error and not taken.
 
     Source: NvInfer.h of release/8.5 to 10.13, `IBuilderConfig`, and python/src/infer/pyCore.cpp; what is
-    refused, and in which words, is TensorRT-RTX 1.7.1's by test_simulated_as_real.py.
+    refused, and in which words, is TensorRT-RTX 1.7.1's, tried.
     """
 
     DLA_core = -1
@@ -78,9 +70,6 @@ class Config:
     def __init__(self, builder: Any) -> None:
         self._builder, self._log = builder, builder._log
         self._circumstances = builder._circumstances
-        self._clear()
-
-    def reset(self) -> None:
         self._clear()
 
     def _clear(self) -> None:
@@ -110,14 +99,6 @@ class Config:
         return reason is None
 
     # Flags
-
-    @property
-    def flags(self) -> int:
-        return self._flags
-
-    @flags.setter
-    def flags(self, value: int) -> None:
-        self._flags = value
 
     def set_flag(self, flag: Any) -> None:
         _require(flag, self._module.BuilderFlag, "set_flag")
@@ -224,14 +205,6 @@ class Config:
         self._verbosity = value
 
     @property
-    def engine_capability(self) -> Any:
-        return self._capability
-
-    @engine_capability.setter
-    def engine_capability(self, value: Any) -> None:
-        self._capability = value
-
-    @property
     def default_device_type(self) -> Any:
         return self._device_type
 
@@ -247,17 +220,6 @@ class Config:
         elif self._takes(pool.name, "setMemoryPoolLimit"):
             self._pools[pool.name] = size
 
-    def get_memory_pool_limit(self, pool: Any) -> int:
-        return self._pools[pool.name]
-
-    @property
-    def max_workspace_size(self) -> int:
-        return self._pools["WORKSPACE"]
-
-    @max_workspace_size.setter
-    def max_workspace_size(self, value: int) -> None:
-        self._pools["WORKSPACE"] = value
-
     def set_tactic_sources(self, sources: int) -> bool:
         return self._takes("tactic_sources", "setTacticSources")
 
@@ -265,10 +227,6 @@ class Config:
         _require(feature, self._module.PreviewFeature, "set_preview_feature")
 
     # Profiles, calibration, progress
-
-    @property
-    def num_optimization_profiles(self) -> int:
-        return len(self._profiles)
 
     def add_optimization_profile(self, profile: Any) -> int:
         wrong = profile._wrong()
@@ -320,25 +278,6 @@ class Config:
         return self._cache
 
     # GPUs to build for, of TensorRT-RTX
-
-    @property
-    def num_compute_capabilities(self) -> int:
-        return len(self._capabilities)
-
-    @num_compute_capabilities.setter
-    def num_compute_capabilities(self, count: int) -> None:
-        none = self._module.ComputeCapability.NONE
-        self._capabilities = (self._capabilities + [none] * count)[:count]
-
-    def set_compute_capability(self, capability: Any, index: int) -> bool:
-        if not 0 <= index < len(self._capabilities):
-            usage_error(self, "IBuilderConfig::setComputeCapability", f"index {index} is out of range")
-            return False
-        self._capabilities[index] = capability
-        return True
-
-    def get_compute_capability(self, index: int) -> Any:
-        return self._capabilities[index]
 
 
 def _is_rtx(owner: Any) -> bool:

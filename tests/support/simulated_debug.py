@@ -50,9 +50,6 @@ def debug_behaviours(base: dict[str, Any], gpu: SimulatedGpu) -> dict[str, Any]:
             if names:
                 self._kernel = _with_more(model, names, self._computed)
 
-        def is_debug_tensor(self, name: str) -> bool:
-            return name in self._about.get("marked", [])
-
     class IExecutionContext(base["IExecutionContext"]):  # type: ignore[misc]
         def _open(self, engine: Any, *config: Any) -> None:
             base["IExecutionContext"]._open(self, engine, *config)

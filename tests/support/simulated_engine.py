@@ -10,7 +10,6 @@ from simulated_network import say
 from simulated_plan import read_plan, write_plan
 from simulated_process import missing_plugin, registered_logger, registry_of
 
-_AMPERE = 8.0
 _NO_HOST_CODE = (
     "Cannot deserialize engine with lean runtime since IRuntime::getEngineHostCodeAllowed() is false"
 )
@@ -30,10 +29,6 @@ class Runtime:
     def __init__(self, log: Any) -> None:
         self._log = registered_logger(self, log, "Runtime")
 
-    @property
-    def logger(self) -> Any:
-        return self._log
-
     def get_plugin_registry(self) -> Any:
         return registry_of(self)
 
@@ -47,14 +42,6 @@ class Runtime:
             say(self, "ERROR", missing)
             return None
         return self._module.ICudaEngine(self._log, content)
-
-    def get_engine_validity(self, plan: Any) -> tuple[Any, int]:
-        validity = self._module.EngineValidity
-        content = read_plan(plan)
-        if not self._why_not(content):
-            return validity.VALID, 0
-        reasons = self._module.EngineInvalidityDiagnostics
-        return validity.INVALID, int(reasons.MALFORMED_ENGINE if content is None else reasons.UNSUPPORTED_CC)
 
     def _why_not(self, content: dict[str, Any] | None) -> str:
         if content is None or content["module"] != self._module.__name__:
@@ -71,15 +58,12 @@ class Runtime:
                 f"not match. Note: Current Version: {here}, Serialized Engine Version: {content['version']}"
             )
         device = self._module._circumstances.device
-        if device in content["devices"] or self._portable(content["compatible"], device):
+        if device in content["devices"]:
             return ""
         return (
             "The engine plan file is generated on an incompatible device, expecting compute "
             f"{device} got compute {content['devices'][0]}, please rebuild."
         )
-
-    def _portable(self, level: str, device: str) -> bool:
-        return level == "AMPERE_PLUS" and float(device) >= _AMPERE
 
 
 class Engine:
@@ -92,37 +76,13 @@ class Engine:
         self._log, self._plan = log, plan
 
     @property
-    def name(self) -> str:
-        return str(self._plan["name"])
-
-    @property
     def num_layers(self) -> int:
         # Source: Polygraphy, backend/trt/util.py `str_from_engine`: before 10, those of all profiles.
         return len(self._plan["layers"]) * listed_profiles(self._module, self._plan)
 
     @property
-    def num_io_tensors(self) -> int:
-        return len(self._plan["io"])
-
-    @property
-    def num_optimization_profiles(self) -> int:
-        return max(len(self._plan["profiles"]), 1)
-
-    @property
     def refittable(self) -> bool:
         return bool(self._plan["refittable"])
-
-    @property
-    def profiling_verbosity(self) -> Any:
-        return self._module.ProfilingVerbosity[self._plan["verbosity"]]
-
-    @property
-    def hardware_compatibility_level(self) -> Any:
-        return self._module.HardwareCompatibilityLevel[self._plan["compatible"]]
-
-    @property
-    def engine_capability(self) -> Any:
-        return self._module.EngineCapability.STANDARD
 
     @property
     def device_memory_size(self) -> int:
@@ -156,34 +116,8 @@ class Engine:
         else:
             self._budget = value
 
-    def get_tensor_name(self, index: int) -> str:
-        return str(self._plan["io"][index]["name"])
-
-    def get_tensor_mode(self, name: str) -> Any:
-        tensor = self._tensor(name)
-        return self._module.TensorIOMode[tensor["mode"] if tensor else "NONE"]
-
     def get_tensor_dtype(self, name: str) -> Any:
         return self._module.DataType[self._tensor(name)["dtype"]]
-
-    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._tensor(name)["shape"])
-
-    def get_tensor_location(self, name: str) -> Any:
-        return self._module.TensorLocation.HOST if self._tensor(name)["holds_shape"] else (
-            self._module.TensorLocation.DEVICE
-        )  # fmt: skip
-
-    def get_tensor_format(self, name: str, profile: int = 0) -> Any:
-        return self._module.TensorFormat[self._tensor(name)["format"]]
-
-    def is_shape_inference_io(self, name: str) -> bool:
-        return bool(self._tensor(name)["holds_shape"])
-
-    def get_tensor_profile_shape(self, name: str, profile: int) -> list[tuple[int, ...]]:
-        profiles = self._plan["profiles"]
-        found = profiles[profile].get(name) if profiles else None
-        return [tuple(shape) for shape in found or [self._tensor(name)["shape"]] * 3]
 
     def create_engine_inspector(self) -> Any:
         return self._module.EngineInspector(self)

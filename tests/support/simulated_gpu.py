@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 from computed_plan import TYPES, PlanTensor, make_kernel
 from recorded_tensorrt import recorded_module
-from simulated_cuda import LogicError, Misuse, SimulatedGpu
+from simulated_cuda import Error, Misuse, SimulatedGpu
 from simulated_process import init_plugins, missing_plugin, registered_logger
 from simulated_runtime_config import ContextMemory, EngineMemory, RtxKernels
 from simulated_runtime_config import behaviours as runtime_behaviours
@@ -381,7 +381,7 @@ def behaviours(version: str, gpu: SimulatedGpu) -> dict[str, Any]:
             if handle in (0, 1, 2):
                 raise Misuse("the default stream is used")
             if handle not in gpu.streams:
-                raise LogicError("invalid resource handle")
+                raise Error("invalid resource handle")
 
     class _Outcome:
         def __init__(self, notified: bool) -> None:

@@ -25,8 +25,8 @@ def kind_of(layer: Any) -> str:
 class Tensor:
     """ITensor.
 
-    Source: NvInfer.h of release/8.5 to 10.13, `ITensor`, and python/src/infer/pyGraph.cpp; TensorRT-RTX 1.7.1
-    by test_simulated_as_real.py.
+    Source: NvInfer.h of release/8.5 to 10.13, `ITensor`, and python/src/infer/pyGraph.cpp;
+    TensorRT-RTX 1.7.1, tried.
     """
 
     def __init__(self, network: Any, name: str, dtype: str, shape: tuple[int, ...], role: str = "") -> None:
@@ -43,10 +43,6 @@ class Tensor:
     @name.setter
     def name(self, value: str) -> None:
         self._name = value
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._shape
 
     @property
     def dtype(self) -> Any:
@@ -74,16 +70,8 @@ class Tensor:
             self._formats = value
 
     @property
-    def is_network_input(self) -> bool:
-        return self._role == "input"
-
-    @property
     def is_shape_tensor(self) -> bool:
         return self._holds_shape
-
-    @property
-    def dynamic_range(self) -> tuple[float, float] | None:
-        return self._range
 
     def set_dynamic_range(self, low: float, high: float) -> bool:
         self._range = (low, high)
@@ -183,17 +171,6 @@ class Network:
     def _has(self, flag: str) -> bool:
         creation = self._module.NetworkDefinitionCreationFlag.__members__
         return flag in creation and bool(self._flags >> int(creation[flag]) & 1)
-
-    @property
-    def builder(self) -> Any:
-        return self._builder
-
-    @property
-    def flags(self) -> int:
-        return self._flags
-
-    def get_flag(self, flag: Any) -> bool:
-        return bool(self._flags >> int(flag) & 1)
 
     @property
     def num_layers(self) -> int:

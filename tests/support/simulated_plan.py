@@ -218,8 +218,8 @@ def weight_entries(network: Any) -> dict[str, dict[str, Any]]:
 def write_plan(plan: dict[str, Any], *, with_weights: bool) -> bytes:
     """Serialize a plan; without weights it holds none of their digests.
 
-    Source: the tests' own; the first bytes are those of real plans, of which the recording
-    tensorrt-rtx-1.7.1.116.jsonl has one.
+    Source: the tests' own; the first bytes are those of real plans, as TensorRT-RTX 1.7.1 writes
+    them.
     """
     weights = plan["weights"]
     if not with_weights:

@@ -80,7 +80,7 @@ def missing_plugin(runtime: Any, plan: dict[str, Any]) -> str:
 class PluginRegistry:
     """IPluginRegistry of a builder or a runtime: loads the libraries that the test's circumstances have.
 
-    Source: TensorRT-RTX 1.7.1, by test_simulated_as_real.py, for the words; NvInferRuntime.h of release/8.6,
+    Source: TensorRT-RTX 1.7.1, tried, for the words; NvInferRuntime.h of release/8.6,
     `IPluginRegistry::loadLibrary`.
     """
 

@@ -18,24 +18,9 @@ class SerializationConfig:
     def __init__(self, *, excluded: bool) -> None:
         self._flags = int(excluded) << int(self._module.SerializationFlag.EXCLUDE_WEIGHTS)
 
-    @property
-    def flags(self) -> int:
-        return self._flags
-
-    @flags.setter
-    def flags(self, value: int) -> None:
-        self._flags = value
-
-    def set_flag(self, flag: Any) -> bool:
-        self._flags |= 1 << int(flag)
-        return True
-
     def clear_flag(self, flag: Any) -> bool:
         self._flags &= ~(1 << int(flag))
         return True
-
-    def get_flag(self, flag: Any) -> bool:
-        return bool(self._flags >> int(flag) & 1)
 
 
 class Refitter:
@@ -50,10 +35,6 @@ class Refitter:
         self._given: dict[str, dict[str, Any]] = {}
         if not engine._plan["refittable"]:
             say(self, "ERROR", "IRefitter: Error Code 4: API Usage Error (engine is not refittable)")
-
-    @property
-    def logger(self) -> Any:
-        return self._log
 
     def get_all_weights(self) -> list[str]:
         return list(self._engine._plan["weights"])
@@ -110,9 +91,6 @@ class ParserRefitter:
 
     def get_error(self, index: int) -> Any:
         return self._errors[index]
-
-    def clear_errors(self) -> None:
-        self._errors = []
 
     def refit_from_file(self, path: str) -> bool:
         import onnx

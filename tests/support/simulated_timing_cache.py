@@ -37,10 +37,6 @@ class TimingCache:
         self._tactics |= other._tactics
         return True
 
-    def reset(self) -> bool:
-        self._tactics = {}
-        return True
-
 
 def make_cache(config: Any, content: bytes) -> Any:
     """What `IBuilderConfig.create_timing_cache` does; of bytes that it cannot read it makes an empty cache.

@@ -20,7 +20,6 @@ import simulated_builder
 import simulated_engine
 import simulated_gpu
 import simulated_machine
-import simulated_parser
 import simulated_refit
 from computed_plan import make_kernel
 from onnx import numpy_helper
@@ -32,7 +31,7 @@ from qcompile.compiler.io_types import set_io_types
 
 
 def install(monkeypatch: pytest.MonkeyPatch, folder: Path, version: str) -> SimulatedGpu:
-    """Put a version of TensorRT, a GPU and PyCUDA into this process.
+    """Put a version of TensorRT and a GPU into this process.
 
     Source: the tests' own.
     """
@@ -50,11 +49,6 @@ def _behaviours(version: str, gpu: SimulatedGpu) -> dict[str, Any]:
     Source: the tests' own: it joins simulated_builder.py and simulated_gpu.py.
     """
     running = simulated_gpu.behaviours(version, gpu)
-
-    class Parser(simulated_parser.Parser):
-        def _parse(self, model: Any) -> bool:
-            self._network._model = model
-            return simulated_parser.Parser._parse(self, model)
 
     class Builder(simulated_builder.Builder):
         def build_serialized_network(self, network: Any, config: Any) -> Any:
@@ -120,7 +114,7 @@ def _behaviours(version: str, gpu: SimulatedGpu) -> dict[str, Any]:
             return done
 
     ours = {kind.__name__: kind for kind in (Builder, Runtime, ICudaEngine, IExecutionContext, Refitter)}
-    return {**running, **ours, "OnnxParser": Parser}
+    return {**running, **ours}
 
 
 def _text(model: onnx.ModelProto) -> str:

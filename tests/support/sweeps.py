@@ -8,32 +8,17 @@ from pathlib import Path
 
 import numpy as np
 
-from qcompile.bench.results.sweep_results import CellResult
 from qcompile.pipeline.executor import Done, ThisProcess
 from qcompile.pipeline.recipe import Recipe
 from qcompile.pipeline.steps import Step
 from qcompile.pipeline.store import Store
-from qcompile.pipeline.sweep.cells import Member
 from qcompile.progress import Progress
 
+MODELS = {"residual": "residual", "mlp": "mlp", "other": "residual"}
+"""Model to the data that it is calibrated on."""
 RECIPE = """
 version = 1
 name = "tiny"
-
-[[sweep.model]]
-name = "residual"
-source = "residual.onnx"
-calibration = "residual.npz"
-
-[[sweep.model]]
-name = "mlp"
-source = "mlp.onnx"
-calibration = "mlp.npz"
-
-[[sweep.model]]
-name = "other"
-source = "other.onnx"
-calibration = "residual.npz"
 
 [[artifact]]
 name = "plain"
@@ -43,12 +28,11 @@ precision = "fp32"
 [sweep]
 targets = ["openvino"]
 precisions = ["fp32", "int8"]
-"""
-CELLS = [
-    f"{model}-{artifact}"
-    for model in ("residual", "mlp", "other")
-    for artifact in ("plain", "openvino-fp32", "openvino-int8")
-]
+""" + "".join(
+    f'[[sweep.model]]\nname = "{model}"\nsource = "{model}.onnx"\ncalibration = "{data}.npz"\n'
+    for model, data in MODELS.items()
+)
+CELLS = [f"{model}-{name}" for model in MODELS for name in ("plain", "openvino-fp32", "openvino-int8")]
 
 
 def write_sweep(folder: Path, tiny_file: Callable[..., Path], text: str = RECIPE) -> Path:
@@ -65,41 +49,22 @@ def write_sweep(folder: Path, tiny_file: Callable[..., Path], text: str = RECIPE
 
 
 class Asked(ThisProcess):
-    """Notes which stages were carried out, by the name of the recipe."""
+    """Notes which stages were carried out, by the name of the recipe; `fails` has an error for each name."""
 
-    def __init__(self, parallel: int = 1) -> None:
-        self.parallel = parallel
+    def __init__(self, parallel: int = 1, fails: dict[str, Exception] | None = None) -> None:
+        self.parallel, self.fails = parallel, fails or {}
         self.done: list[tuple[str, str]] = []
+        self.cancelled = threading.Event()
         self._one = threading.Lock()
 
     def do(self, recipe: Recipe, step: Step, store: Store, *, again: bool, progress: Progress) -> Done | None:
+        if recipe.name in self.fails:
+            raise self.fails[recipe.name]
         with self._one:  # what stages do to the process, such as redirecting its output, is for one thread
             done = super().do(recipe, step, store, again=again, progress=progress)
         if done is not None and not done.was_done:
             self.done.append((recipe.name, step.name))
         return done
 
-
-class Noted:
-    """A listener that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.cells: dict[str, tuple[CellResult, bool]] = {}
-        self.count, self.open = 0, set[str]()
-
-    def planned(self, cells: int) -> None:
-        self.count = cells
-
-    def began(self, member: Member) -> None:
-        self.open.add(member.name)
-
-    def stage(self, member: Member, stage: str, state: str, seconds: float) -> None:
-        assert member.name in self.open
-        assert seconds >= 0.0
-
-    def finished(self, cell: CellResult, *, changed: bool) -> None:
-        assert cell.name not in self.cells
-        self.cells[cell.name] = cell, changed
-
-    def left(self, member: Member) -> None:
-        self.open.remove(member.name)
+    def cancel(self) -> None:
+        self.cancelled.set()

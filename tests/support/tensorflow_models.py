@@ -6,7 +6,6 @@ python tests/support/tensorflow_models.py FOLDER [DIGITS.npz]
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ def write(folder: Path, digits: Path | None) -> None:
     import numpy as np
     import tensorflow as tf
     from keras import layers
-    from tensorflow.core.protobuf import saved_model_pb2
 
     keras.utils.set_random_seed(0)
 
@@ -43,6 +41,7 @@ def write(folder: Path, digits: Path | None) -> None:
     cnn.save(folder / "digits.keras")
     cnn.save(folder / "digits.h5")
     cnn.save_weights(folder / "only.weights.h5")
+    (folder / "digits.tflite").write_bytes(tf.lite.TFLiteConverter.from_keras_model(cnn).convert())
 
     series = [keras.Input((None, 6), name="series"), layers.LSTM(12), layers.Dense(3, name="out")]
     keras.Sequential(series).save(folder / "lstm.keras")
@@ -70,11 +69,6 @@ def write(folder: Path, digits: Path | None) -> None:
 
     adds, reads = Signatures(), Reads()
     tf.saved_model.save(adds, str(folder / "adds"), signatures={"add": adds.add, "more": adds.add})
-    custom = folder / "custom"
-    shutil.copytree(folder / "adds", custom)
-    saved = saved_model_pb2.SavedModel.FromString((custom / "saved_model.pb").read_bytes())
-    saved.meta_graphs[0].graph_def.node.add(name="mine", op="MyOperator")
-    (custom / "saved_model.pb").write_bytes(saved.SerializeToString())
     tf.saved_model.save(reads, str(folder / "reads"), signatures={"serving_default": reads.read})
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ....errors import InvalidOption, ModelError
+from ....errors import ModelError
 from ....model.graph import attribute, captured_names, consumers
 from ....model.graph_edits import set_values, store_constants
 
@@ -32,48 +32,34 @@ _BY_CHANNEL = _BY_VALUE | {"MaxPool", "AveragePool"}
 # Rows stay rows where the layers on both sides have as many channels.
 _BY_ROW = _BY_VALUE | {"Reshape"}
 _LARGEST_FACTOR = 2.0**12
-_CONVERGED = 1e-3
-_ROUNDS = 50
 
 Floats = NDArray[np.float64]
 
 
-def equalize(
-    model: onnx.ModelProto, channel_amax: Mapping[str, NDArray[Any]] | None = None, *, alpha: float = 0.5
-) -> int:
+def equalize(model: onnx.ModelProto, channel_amax: Mapping[str, NDArray[Any]]) -> int:
     """Equalize every chain of two layers in place; return how many pairs got other weights.
 
     A layer is a Conv, a Gemm, or a MatMul with its bias, whose weights are stored and read by it alone. With
-    r1 of channel i of the tensor between them and r2 the largest weight that reads it,
+    r1 the largest magnitude of channel i of the tensor between them, r2 the largest weight that reads it,
 
-        s_i = r1_i^alpha / r2_i^(1 - alpha),    0.5: s_i = sqrt(r1_i / r2_i), equation 11 of the paper
+        s_i = sqrt(r1_i / r2_i),    equation 11 of the paper
 
-    Channels of zeros are left alone.
+    A depthwise Conv behind the tensor has a scale for each of its channels, and takes the whole factor,
+    s_i = r1_i. Channels of zeros are left alone.
 
     Args:
         model: The float model; its function is kept to the last bit, but for subnormal numbers.
         channel_amax: Tensor name to the largest magnitude of each channel, from
-            `activations.channel_amax` for the tensors of `equalizable`: r1. A depthwise Conv behind such a
-            tensor has a scale for each of its channels, and takes the whole factor, s_i = r1_i. None takes
-            the largest weight that makes the channel for r1, which needs no data, and repeats until nothing
-            changes: a help where channels differ wildly, and a loss of up to 1.4 dB where they do not
-            (accuracy_methods.py).
-        alpha: How much of the difficulty moves from activations to weights, 0 to 1.
+            `activations.channel_amax` for the tensors of `equalizable`: r1.
 
     Raises:
-        InvalidOption: If alpha is not between 0 and 1.
         ModelError: If a tensor has another number of channels than was observed.
     """
-    if not 0.0 <= alpha <= 1.0:
-        raise InvalidOption(f"alpha {alpha}: 0 to 1 is required")
     store_constants(model.graph)
     pairs = _Chains(model.graph).pairs()
-    if channel_amax is None:
-        _converge(pairs, alpha)
-    else:
-        for pair in pairs:
-            if pair.between in channel_amax:
-                _by_activations(pair, channel_amax[pair.between], alpha)
+    for pair in pairs:
+        if pair.between in channel_amax:
+            _scale_by_activations(pair, channel_amax[pair.between])
     changed = [pair for pair in pairs if pair.round_factors()]
     layers = {id(layer): layer for pair in pairs for layer in (pair.first, pair.second)}
     for layer in layers.values():
@@ -116,11 +102,6 @@ class _Layer:
     @property
     def is_depthwise(self) -> bool:
         return self.peaks.shape[2] == 1 and self.groups > 1
-
-    def out_peaks(self) -> Floats:
-        """The largest weight of each output channel."""
-        peaks: Floats = self._scaled().max(axis=2).reshape(-1)
-        return peaks
 
     def in_peaks(self) -> Floats:
         """The largest weight that reads each input channel."""
@@ -175,36 +156,22 @@ class _Pair:
         return bool((total != 1).any())
 
 
-def _converge(pairs: list[_Pair], alpha: float) -> None:
-    """Equalize pairs in turn: a layer in the middle of a chain belongs to two."""
-    for _ in range(_ROUNDS):
-        largest = 0.0
-        for pair in pairs:
-            before = pair.second.in_factors
-            pair.scale(_factors(pair.first.out_peaks(), pair.second.in_peaks(), alpha))
-            largest = max(largest, float(np.abs(np.log(pair.second.in_factors / before)).max(initial=0.0)))
-        if largest < _CONVERGED:
-            return
-
-
-def _by_activations(pair: _Pair, amax: NDArray[Any], alpha: float) -> None:
+def _scale_by_activations(pair: _Pair, amax: NDArray[Any]) -> None:
     if amax.shape != (pair.second.inputs,):
         raise ModelError(
             f"tensor {pair.between!r}: {amax.shape} channels observed; {pair.second.inputs} are read",
             hint="observe the model that is equalized",
             tensor=pair.between,
         )
-    exponent = 1.0 if pair.second.is_depthwise else alpha
-    pair.scale(_factors(amax.astype(np.float64), pair.second.in_peaks(), exponent))
-
-
-def _factors(first: Floats, second: Floats, alpha: float) -> Floats:
-    """`first^alpha / second^(1-alpha)`; 1 where either is zero."""
+    alpha, first, second = (
+        1.0 if pair.second.is_depthwise else 0.5,
+        amax.astype(float),
+        pair.second.in_peaks(),
+    )
     live = (first > 0) & (second > 0)
-    logs = alpha * np.log(first[live]) - (1 - alpha) * np.log(second[live])
     factors = np.ones_like(first)
-    factors[live] = np.exp(logs)
-    return factors
+    factors[live] = np.exp(alpha * np.log(first[live]) - (1 - alpha) * np.log(second[live]))
+    pair.scale(factors)
 
 
 class _Chains:

@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 
 _CONVOLUTIONS = frozenset(["conv1d", "conv2d", "conv3d"])
 _TRANSPOSED = frozenset(["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"])
+WEIGHTED = _CONVOLUTIONS | _TRANSPOSED | {"linear"}
+VIEWS = frozenset(
+    """
+    view reshape flatten slice select permute transpose t squeeze unsqueeze expand detach alias split chunk
+    """.split()
+)
+OPERATOR = "qcompile_operator"
+"""Key in a node's `meta` for the operator that a module stands for: batch_norm, dropout."""
 _ACTIVATIONS = frozenset(["relu", "relu6", "hardtanh", "clamp", "clamp_min"])
 _BETWEEN = _ACTIVATIONS | frozenset(
     """
@@ -62,7 +70,7 @@ class Spots:
 def operator(node: torch.fx.Node) -> str:
     """Return the name of a node's ATen operator without its overload, as `conv2d`; "" for others."""
     name = str(node.target) if node.op == "call_function" else ""
-    return name.split(".")[1] if name.startswith("aten.") else ""
+    return name.split(".")[1] if name.startswith("aten.") else str(node.meta.get(OPERATOR, ""))
 
 
 def weight_axis(node: torch.fx.Node) -> int:
@@ -96,7 +104,7 @@ def find_spots(graph: torch.fx.Graph, target: GraphTarget, exclude: Sequence[str
     matched: set[str] = set()
     for node in graph.nodes:
         name = operator(node)
-        if name in _CONVOLUTIONS or name in _TRANSPOSED or name == "linear":
+        if name in WEIGHTED:
             reason = _unfit(node, target) or _excluded(node, exclude, matched)
             if reason is None:
                 _take_weighted(node, target, spots)

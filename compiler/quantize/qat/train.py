@@ -19,30 +19,26 @@ what will run. Without it they follow the data to the end, and `convert` takes t
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ....calibration.qparams import per_channel
-from ....errors import ExportError, InvalidOption, QuantizationError, first_line
+from ....errors import EngineUnavailable, ExportError, InvalidOption, QuantizationError, first_line
 from ....model.pytorch import import_torch
-from ....model.saturating_kernels import SaturatingKernels, saturating_kernels
 from ....processor import resolve_isa
 from ....progress import quiet
-from ....spec.artifacts import QuantizeOptions
-from ....spec.decode import with_former_names
+from ....spec.decode import current_isas, deprecated
 from ....spec.words import GRAPH_TARGETS, ISAS, GraphTarget, Isa
-from ..int8.pair_limits import pair_limits
-from .onnx_translations import TRAINED_FOR, onnx_translations, register_operators
-from .placement import Spots, as_onnx, find_spots, operator, weight_axis
+from .placement import OPERATOR, VIEWS, WEIGHTED, operator, weight_axis
 
 if TYPE_CHECKING:
     import torch
 
-    from .fake_quantize import FakeQuantize
+__all__ = ["convert", "freeze", "prepare"]
 
-__all__ = ["convert", "freeze", "onnx_translations", "prepare"]
+TRAINED_FOR = "qat_target"
+"""Key in a module's `meta` for the target that its scales were trained for."""
 
 _IN_PLACE = frozenset(
     """
@@ -50,14 +46,8 @@ _IN_PLACE = frozenset(
     feature_dropout_ add_ sub_ mul_ div_
     """.split()
 )
-_VIEWS = frozenset(
-    """
-    view reshape flatten slice select permute transpose t squeeze unsqueeze expand detach alias split chunk
-    """.split()
-)
 
 
-@with_former_names(QuantizeOptions)
 def prepare(
     model: torch.nn.Module,
     example_inputs: Any,
@@ -88,26 +78,22 @@ def prepare(
     """
     if target not in GRAPH_TARGETS:
         raise InvalidOption(f"target {target!r} is unknown; known are {', '.join(GRAPH_TARGETS)}")
+    isa = current_isas({"isa": isa}, deprecated)["isa"]
     if isa not in ISAS:
         raise InvalidOption(f"isa {isa!r} is unknown; known are {', '.join(ISAS)}")
-    isa = resolve_isa(isa, target)
     captured = _capture(model, example_inputs, dynamic_shapes)
     _without_mutation(captured.graph)
-    spots = find_spots(captured.graph, target, exclude)
-    if not spots.weighted:
-        name, reason = next(iter(spots.left_in_float.items()), ("", "no convolution and no linear layer"))
-        raise QuantizationError(
-            f"nothing to quantize: {f'{name!r}: ' if name else ''}{reason}",
-            hint="choose another target, or leave the model in float",
-            reasons=dict(spots.left_in_float),
-        )
-    _insert_weights(captured, spots, saturating_kernels(target, isa))
-    _insert_activations(captured, spots, target, isa)
     _follow_mode(captured)
-    prepared = _rebuilt(captured, type(model).__name__)
+    quantize_pt2e, quantizer = _torchao()
+    with quiet():
+        prepared = quantize_pt2e.prepare_qat_pt2e(
+            captured, quantizer.TargetQuantizer(target, resolve_isa(isa, target), exclude)
+        )
+    for name in ("train", "eval"):  # torchao forbids them; here BatchNorm and dropout are modules
+        prepared.__dict__.pop(name, None)
     prepared.meta[TRAINED_FOR] = target
     prepared.train()
-    return prepared
+    return prepared  # type: ignore[no-any-return]
 
 
 def freeze(model: torch.nn.Module, *, ranges: bool = True, batch_norm: bool = True) -> None:
@@ -115,19 +101,19 @@ def freeze(model: torch.nn.Module, *, ranges: bool = True, batch_norm: bool = Tr
 
     Call it after `model.train()`, which lets BatchNorm follow again.
     """
-    from .fake_quantize import BatchNorm, FakeQuantize
-
+    _, quantizer = _torchao()
     for module in model.modules():
-        if ranges and isinstance(module, FakeQuantize):
-            module.observing = False
-        if batch_norm and isinstance(module, BatchNorm):
+        if ranges and isinstance(module, quantizer.ActivationFakeQuantize):
+            module.frozen = True
+            module.train(module.training)
+        if batch_norm and isinstance(module, import_torch().nn.BatchNorm2d):
             module.eval()
 
 
 def convert(model: torch.nn.Module) -> torch.fx.GraphModule:
     """Return a trained model with its scales frozen, in evaluation mode, for `qcompile export`.
 
-    Weights are stored as int8, BatchNorm is folded, and activations go through
+    BatchNorm is folded, weights are stored as int8, and activations go through
     `quantized_decomposed.quantize_per_tensor`, which exporters write as QuantizeLinear.
 
     Args:
@@ -138,30 +124,50 @@ def convert(model: torch.nn.Module) -> torch.fx.GraphModule:
         QuantizationError: If an activation was never observed, or its range is not finite.
     """
     torch = import_torch()
-    from .fake_quantize import FakeQuantize, FakeQuantizeWeight, SameScale
-
     if not isinstance(model, torch.fx.GraphModule) or TRAINED_FOR not in model.meta:
         raise InvalidOption(
             f"{type(model).__name__}: not a model from qcompile.qat.prepare",
             hint="prepare it and train it first; pass the module itself, not a wrapper such as DDP",
         )
-    register_operators()
-    with quiet():  # PyTorch warns of its own way to copy a graph
+    quantize_pt2e, quantizer = _torchao()
+    with quiet(), torch.no_grad():  # PyTorch warns of its own way to copy a graph
         converted = copy.deepcopy(model).eval()
-    for node in list(converted.graph.nodes):
-        module = converted.get_submodule(str(node.target)) if node.op == "call_module" else None
-        if isinstance(module, SameScale):
-            _quantize_activation(converted.graph, node, converted.get_submodule(module.source))
-        elif isinstance(module, FakeQuantize):
-            _quantize_activation(converted.graph, node, module)
-        elif isinstance(module, FakeQuantizeWeight):
-            _store_integers(converted, node)
-        elif isinstance(module, torch.nn.Dropout | torch.nn.Dropout2d):
-            _take_out(converted.graph, node, node.args[0])
-    result = _rebuilt(converted, type(model).__name__)
+        for node in list(converted.graph.nodes):
+            module = converted.get_submodule(str(node.target)) if node.op == "call_module" else None
+            if isinstance(module, quantizer.ActivationFakeQuantize):
+                _require_range(node.args[0].name, module.activation_post_process)
+            elif isinstance(module, torch.nn.BatchNorm2d):
+                _fold(converted, node, module)
+            elif isinstance(module, torch.nn.Dropout | torch.nn.Dropout2d):
+                node.replace_all_uses_with(node.args[0])
+                converted.graph.erase_node(node)
+        result = quantize_pt2e.convert_pt2e(converted)
     result.meta[TRAINED_FOR] = model.meta[TRAINED_FOR]
-    result.eval()
-    return result
+    for name in ("train", "eval"):
+        result.__dict__.pop(name, None)
+    return result.eval()  # type: ignore[no-any-return]
+
+
+def register_operators() -> None:
+    """Make `torch.ops.quantized_decomposed` exist: programs saved with it can be loaded from then on."""
+    from torch.ao.quantization.fx import _decomposed  # noqa: F401
+
+
+def _torchao() -> tuple[Any, Any]:
+    import_torch()
+    try:
+        with quiet():  # it tells of kernels that it lacks
+            from torchao.quantization.pt2e import quantize_pt2e
+    except ImportError as error:
+        raise EngineUnavailable(
+            "torchao is not installed; qcompile.qat prepares and converts with it",
+            hint="pip install 'qcompile[qat]'",
+            engine="pytorch",
+            reason="torchao missing",
+        ) from error
+    from . import quantizer
+
+    return quantize_pt2e, quantizer
 
 
 def _capture(model: torch.nn.Module, example_inputs: Any, dynamic_shapes: Any) -> torch.fx.GraphModule:
@@ -213,185 +219,100 @@ def _without_mutation(graph: torch.fx.Graph) -> None:
     order = {node: index for index, node in enumerate(graph.nodes)}
     for node in list(graph.nodes):
         value = node.args[0] if operator(node) in _IN_PLACE else None
-        if (
-            value is None
-            or operator(value) in _VIEWS
-            or any(operator(user) in _VIEWS for user in value.users)
-        ):
+        if value is None or operator(value) in VIEWS or any(operator(user) in VIEWS for user in value.users):
             continue
         node.target = getattr(getattr(torch.ops.aten, operator(node)[:-1]), node.target._overloadname)
         for reader in [user for user in value.users if order[user] > order[node]]:
             reader.replace_input_with(value, node)
 
 
-def _insert_weights(model: torch.fx.GraphModule, spots: Spots, kernels: SaturatingKernels) -> None:
-    from .fake_quantize import FakeQuantizeWeight
-
-    graph = model.graph
-    for index, node in enumerate(spots.weighted):
-        name = f"weight_fake_quantize_{index}"
-        weight: Any = node.args[1]
-        limits = pair_limits(as_onnx(node), tuple(_attribute(model, weight.target).shape), kernels)
-        model.add_submodule(name, FakeQuantizeWeight(weight_axis(node), limits))
-        with graph.inserting_before(node):
-            rounded = graph.call_module(name, (weight,))
-        node.replace_input_with(weight, rounded)
-
-
-def _insert_activations(model: torch.fx.GraphModule, spots: Spots, target: GraphTarget, isa: Isa) -> None:
-    from .fake_quantize import FakeQuantize, SameScale
-
-    graph = model.graph
-    device = next((tensor.device for tensor in model.parameters()), import_torch().device("cpu"))
-    names: dict[Any, str] = {}
-    made: dict[Any, Any] = {}
-
-    def rounded(value: Any, source: Any) -> Any:
-        if value in made:
-            return made[value]
-        name = f"fake_quantize_{len(made)}"
-        if source is value:
-            names[source] = name
-            model.add_submodule(name, FakeQuantize(target, isa, device))
-        else:
-            model.add_submodule(name, SameScale(names[source]))
-        with graph.inserting_after(value):
-            made[value] = graph.call_module(name, (value,))
-        return made[value]
-
-    for value, source in spots.results.items():
-        new = rounded(value, source)
-        for reader in [reader for reader in value.users if reader is not new]:
-            reader.replace_input_with(value, new)
-    for reader, value in spots.operands:
-        reader.replace_input_with(value, rounded(value, value))
-
-
 def _follow_mode(model: torch.fx.GraphModule) -> None:
-    """Make modules of BatchNorm and dropout, which know of train() and eval()."""
-    torch = import_torch()
-    from .fake_quantize import BatchNorm
+    """Make modules of BatchNorm and dropout, which know of train() and eval().
 
+    torchao's own switch of their modes gives every BatchNorm the eps 1e-5 and every dropout the rate 0.5.
+    """
+    torch = import_torch()
     dropouts = {"dropout": torch.nn.Dropout, "feature_dropout": torch.nn.Dropout2d}
     for index, node in enumerate(list(model.graph.nodes)):
         name = operator(node)
         if name in dropouts:
             path, module = f"dropout_{index}", dropouts[name](node.args[1])
         elif name == "batch_norm" and all(getattr(value, "op", "") == "get_attr" for value in node.args[3:5]):
-            tensors: Any = [
+            weight, bias, mean, variance = (
                 None if value is None else _attribute(model, value.target) for value in node.args[1:5]
-            ]
+            )
             path = str(node.args[3].target).rpartition(".")[0]
-            module = BatchNorm(*tensors, *node.args[6:8])
+            module = torch.nn.BatchNorm2d(len(mean), node.args[7], node.args[6], affine=False)
+            module.weight, module.bias, module.running_mean, module.running_var = weight, bias, mean, variance
+            module._check_input_dim = _any_axes
         else:
             continue
         model.add_submodule(path, module)
         with model.graph.inserting_before(node):
-            node.replace_all_uses_with(model.graph.call_module(path, (node.args[0],)))
+            called = model.graph.call_module(path, (node.args[0],))
+        called.meta = {**node.meta, OPERATOR: name}
+        node.replace_all_uses_with(called)
         model.graph.erase_node(node)
+    for node in reversed(list(model.graph.nodes)):
+        if node.op == "get_attr" and not node.users:
+            model.graph.erase_node(node)
+    model.recompile()
 
 
-def _quantize_activation(graph: torch.fx.Graph, node: Any, module: FakeQuantize) -> None:
-    """Put quantize_per_tensor and dequantize_per_tensor in place of a module."""
-    torch = import_torch()
-    low, high = float(module.low), float(module.high)
-    value = node.args[0]
-    if not int(module.batches):
+def _any_axes(_values: torch.Tensor) -> None:
+    """BatchNorm of any number of axes."""
+
+
+def _require_range(name: str, observer: Any) -> None:
+    low, high = float(observer.min_val), float(observer.max_val)
+    if low == float("inf"):
         raise QuantizationError(
-            f"activation {value.name!r} was never observed",
+            f"activation {name!r} was never observed",
             hint="run the training loop, in training mode, before convert",
-            tensor=value.name,
+            tensor=name,
         )
-    if not (np.isfinite(low) and np.isfinite(high)):
+    if not (math.isfinite(low) and math.isfinite(high)):
         raise QuantizationError(
-            f"activation {value.name!r} has the range {low} to {high}; finite numbers are required",
+            f"activation {name!r} has the range {low} to {high}; finite numbers are required",
             hint="the training diverged: lower its rate",
-            tensor=value.name,
+            tensor=name,
         )
-    scheme = module.scheme()
-    scale, zero_point = module.qparams()
-    dtype = torch.int8 if scheme.qmin < 0 else torch.uint8
-    points = (float(scale), int(zero_point), scheme.qmin, scheme.qmax, dtype)
-    operators = torch.ops.quantized_decomposed
-    with graph.inserting_before(node):
-        integers = graph.call_function(operators.quantize_per_tensor.default, (value, *points))
-        floats = graph.call_function(operators.dequantize_per_tensor.default, (integers, *points))
-    _take_out(graph, node, floats)
 
 
-def _store_integers(model: torch.fx.GraphModule, node: Any) -> None:
-    """Store the rounded weight as int8 with its scales, a BatchNorm behind its reader folded in."""
+def _fold(model: torch.fx.GraphModule, node: Any, norm: Any) -> None:
+    """Fold a BatchNorm into the float weight and bias of the convolution in front of it, where one is.
+
+    The observer of the weight then sees the folded weight: the integers stay, but for signs.
+    """
     torch = import_torch()
-    from .fake_quantize import BatchNorm
-
-    fake: Any = model.get_submodule(node.target)
-    source = node.args[0]
-    for reader in list(node.users):
-        weight = _attribute(model, source.target)
-        integers, scales = fake.integers(weight)
-        bias = None if len(reader.args) < 3 or reader.args[2] is None else reader.args[2]
-        behind = next(iter(reader.users)) if len(reader.users) == 1 else None
-        norm = (
-            model.get_submodule(behind.target) if behind is not None and behind.op == "call_module" else None
-        )
-        if isinstance(norm, BatchNorm):
-            gain, shift = norm.factors()
-            if bias is not None:
-                shift = shift + _attribute(model, bias.target).detach() * gain
-            integers, scales = _scaled(integers, scales, gain, fake.axis)
-        stored = {"int8": integers, "scale": scales, "zero_point": torch.zeros_like(scales, dtype=torch.int8)}
-        with model.graph.inserting_before(reader):
-            made = [_store(model, f"{source.target}_{kind}", tensor) for kind, tensor in stored.items()]
-            floats = model.graph.call_function(
-                torch.ops.quantized_decomposed.dequantize_per_channel.default,
-                (*made, fake.axis, -128, 127, torch.int8),
-            )
-            if isinstance(norm, BatchNorm):
-                place = str(source.target).rpartition(".")[0]
-                bias = _store(model, f"{place}.bias_folded" if place else "bias_folded", shift)
-        reader.args = (reader.args[0], floats, bias, *reader.args[3:])
-        if isinstance(norm, BatchNorm):
-            _take_out(model.graph, behind, reader)
+    reader = node.args[0]
+    fake = reader.args[1] if operator(reader) in WEIGHTED else None
+    if fake is None or fake.op != "call_module" or len(reader.users) > 1 or len(fake.users) > 1:
+        return
+    gain = torch.rsqrt(norm.running_var + norm.eps)
+    gain = gain if norm.weight is None else gain * norm.weight
+    shift = -norm.running_mean * gain
+    shift = shift if norm.bias is None else shift + norm.bias
+    path = str(fake.args[0].target)
+    weight = _attribute(model, path)
+    bias = reader.args[2] if len(reader.args) > 2 else None
+    if bias is not None:
+        shift = shift + _attribute(model, str(bias.target)) * gain
+    folded = weight * per_channel(gain, weight_axis(reader), weight.dim())
+    place = path.rpartition(".")[0]
+    with model.graph.inserting_before(fake):
+        nodes = []
+        for name, tensor in (("weight_folded", folded), ("bias_folded", shift)):
+            full = f"{place}.{name}_{node.name}" if place else f"{name}_{node.name}"
+            model.get_submodule(place).register_buffer(full.rpartition(".")[2], tensor)
+            nodes.append(model.graph.get_attr(full))
+    fake.args = (nodes[0],)
+    model.get_submodule(str(fake.target))(folded)
+    reader.args = (reader.args[0], fake, nodes[1], *reader.args[3:])
+    node.replace_all_uses_with(reader)
     model.graph.erase_node(node)
-
-
-def _scaled(integers: Any, scales: Any, gain: Any, axis: int) -> tuple[Any, Any]:
-    """Multiply a rounded weight by a gain per channel: into the scales; its sign into the integers."""
-    torch = import_torch()
-    multiplied = scales * gain.abs().float()
-    dead = multiplied < torch.finfo(torch.float32).tiny
-    signs = torch.where(dead, 0, torch.sign(gain)).to(torch.int8)
-    integers = integers * per_channel(signs, axis, integers.dim())
-    return integers, torch.where(dead, torch.ones_like(multiplied), multiplied)
-
-
-def _store(model: torch.fx.GraphModule, name: str, tensor: Any) -> Any:
-    """Register a buffer under a free name, and return the node that reads it."""
-    place, _, leaf = name.rpartition(".")
-    parent = model.get_submodule(place)
-    free, number = leaf, 1
-    while hasattr(parent, free):
-        number += 1
-        free = f"{leaf}_{number}"
-    parent.register_buffer(free, tensor.detach().clone())
-    return model.graph.get_attr(f"{place}.{free}" if place else free)
-
-
-def _take_out(graph: torch.fx.Graph, node: Any, instead: Any) -> None:
-    node.replace_all_uses_with(instead)
-    graph.erase_node(node)
 
 
 def _attribute(model: torch.fx.GraphModule, path: str) -> Any:
     place, _, leaf = path.rpartition(".")
     return getattr(model.get_submodule(place), leaf)
-
-
-def _rebuilt(model: torch.fx.GraphModule, name: str) -> torch.fx.GraphModule:
-    """A module of what the graph still reads, that takes train() and eval() as every module does."""
-    torch = import_torch()
-    for node in reversed(list(model.graph.nodes)):
-        if node.op == "get_attr" and not node.users:
-            model.graph.erase_node(node)
-    model.graph.lint()
-    return torch.fx.GraphModule(model, model.graph, class_name=name)  # type: ignore[no-any-return]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,28 +17,16 @@ from ....tensors import ModelIO
 from ...base import BuildOutcome, BuildRequest
 from ...gpu import Gpu, find_gpu
 from ..adapter import Adapter
-from ..log import Log, make_log
-from ..plan import needs_of_build, register_plugins
-from ..runner.cuda_context import current_device
-from .calibration import (
-    Calibration,
-    Calibrator,
-    Device,
-    Feeder,
-    GivenRanges,
-    calibration_inputs,
-    first_and_all,
-    make_calibrator,
-    scales_for,
-    set_ranges,
-)
+from ..log import Log, build_failure, make_log
+from ..plan import needs_of_options, register_plugins
+from ..runner.cuda import current_device
+from .calibration import Calibrator, Feeder, Scales, calibration_inputs, make_calibrator, scaling, set_ranges
 from .configure import add_profiles, build_routes, configure, set_calibration_profile, verbosity
-from .failure import build_failure
 from .inspector import Inspection, inspect_plan, twin_differs
 from .monitor import interrupt_deferred, make_monitor
 from .network import keep_layers, mark_debug_tensors, parse, set_formats, shape_tensors
 from .profiles import InputRange, make_profiles
-from .proof import ComputeLayer, by_precision, compute_layers, prove
+from .proof import ComputeLayer, by_precision, compute_layers, inspector_warnings, prove
 from .refit import weights_digest
 from .timing_cache import CacheFile, cache_file, keep_timings, merge_cache, use_cache
 
@@ -72,24 +60,14 @@ class Prepared:
 
 
 def build_plan(adapter: Adapter, request: BuildRequest) -> BuildOutcome:
-    """Parse, check, build, and write the plan to `request.output`.
-
-    Raises:
-        InvalidOption: If shapes, GPUs or options contradict the model or this TensorRT.
-        UnsupportedOperator: If the parser refuses a node, naming it.
-        BuildError: If the build fails, with TensorRT's reason.
-    """
-    with _frames_cleared(), _on_device(request), _scaling(adapter, request) as scales:
+    """Parse, check, build, and write the plan to `request.output`."""
+    with _building(adapter, request) as scales:
         return _build(adapter, request, scales)
 
 
 def dry_run(adapter: Adapter, request: BuildRequest) -> dict[str, object]:
-    """Parse, check and configure as `build_plan` does, and return what would be built.
-
-    Raises:
-        InvalidOption, UnsupportedOperator: As `build_plan`.
-    """
-    with _frames_cleared(), _on_device(request), _scaling(adapter, request) as scales:
+    """Parse, check and configure as `build_plan` does, and return what would be built."""
+    with _building(adapter, request) as scales:
         prepared = _prepare(adapter, request, scales)
         return {
             "tensorrt": adapter.name,
@@ -106,45 +84,17 @@ def dry_run(adapter: Adapter, request: BuildRequest) -> dict[str, object]:
 
 
 @contextmanager
-def _frames_cleared() -> Iterator[None]:
+def _building(adapter: Adapter, request: BuildRequest) -> Iterator[Scales]:
+    """Have the device current and the scales at hand."""
+    device, subject = request.spec.tensorrt.device, request.source or request.model
     try:
-        yield
+        with current_device(device, subject), scaling(adapter, request) as scales:
+            yield scales
     except BaseException as error:
         # The traceback would keep TensorRT's objects alive until the garbage collector finds them,
         # perhaps while a later build logs: their destructors log too, and wait for it forever.
         traceback.clear_frames(error.__traceback__)
         raise
-
-
-def _on_device(request: BuildRequest) -> AbstractContextManager[None]:
-    return current_device(request.spec.tensorrt.device, request.source or request.model)
-
-
-@dataclass(frozen=True)
-class Fed:
-    """Which of TensorRT's own calibrators, and what it takes its batches from."""
-
-    calibrator: Calibrator
-    feeder: Feeder
-
-
-Scales = Fed | GivenRanges | None
-"""Where TensorRT gets the scales of a float graph from; None where they are in the graph."""
-
-
-@contextmanager
-def _scaling(adapter: Adapter, request: BuildRequest) -> Iterator[Scales]:
-    """Scales of a float graph; what feeds TensorRT's own calibrator holds memory of the device."""
-    scales = scales_for(adapter, request)
-    if not isinstance(scales, Calibration):
-        yield scales
-        return
-    first, batches = first_and_all(scales.batches)
-    device = Device(request.spec.tensorrt.device)
-    try:
-        yield Fed(scales.calibrator, Feeder(first, batches, device, request.progress))
-    finally:
-        device.close()
 
 
 def _prepare(adapter: Adapter, request: BuildRequest, scales: Scales) -> Prepared:
@@ -189,14 +139,13 @@ def _prepare(adapter: Adapter, request: BuildRequest, scales: Scales) -> Prepare
         constraints=options.precision_constraints,
     )
     warnings = (*warnings, *unfound)
-    if isinstance(scales, GivenRanges):
-        set_ranges(adapter, network, log, scales)
-    elif scales is not None:
-        scales.feeder.inputs = calibration_inputs(adapter, network, scales.feeder.first)
-        config.int8_calibrator = make_calibrator(adapter, scales.calibrator, scales.feeder)
+    if isinstance(scales, Feeder):
+        scales.inputs = calibration_inputs(adapter, network, scales.first)
+        config.int8_calibrator = make_calibrator(adapter, _calibrator(request), scales)
         if profiles:
-            ranges = [item.as_range() for item in scales.feeder.inputs.values()]
-            set_calibration_profile(builder, config, ranges)
+            set_calibration_profile(builder, config, [item.as_range() for item in scales.inputs.values()])
+    elif scales is not None:
+        set_ranges(adapter, network, log, scales)
     monitor = None
     if adapter.has_progress_monitor:
         monitor = config.progress_monitor = make_monitor(adapter.module, request.progress)
@@ -207,7 +156,7 @@ def _prepare(adapter: Adapter, request: BuildRequest, scales: Scales) -> Prepare
 
 def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutcome:
     prepared = _prepare(adapter, request, scales)
-    feeder = scales.feeder if isinstance(scales, Fed) else None
+    feeder = scales if isinstance(scales, Feeder) else None
     asked = verbosity(adapter, request.spec.tensorrt.profiling_verbosity)
     is_twin = prepared.gpu is not None and asked != prepared.config.profiling_verbosity
     if is_twin and adapter.keeps_timing_caches:
@@ -220,20 +169,17 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
     if is_twin:  # the engine itself tells less than the proof must read
         prepared.config.profiling_verbosity = asked
         plan = _built(adapter, request, prepared, feeder)
-        needs = needs_of_build(request.spec.tensorrt)
+        needs = needs_of_options(vars(request.spec.tensorrt))
         differs = twin_differs(adapter, plan, needs, inspections[0])
     unkept = merge_cache(prepared.config, prepared.log, prepared.timing_cache)
-    proven = prove(adapter, request, prepared.layers, inspections, weak=_weak(adapter, request))
-    proof = {
-        **proven.proof,
-        "network_layers": int(prepared.network.num_layers),
-        "profiles": _profiles_json(prepared.profiles),
-        "has_run": False,
-    }
-    if isinstance(scales, Fed):
-        proof |= {"calibrator": scales.calibrator, "calibration_batches": scales.feeder.fed}
-    elif scales is not None:
-        proof |= {"calibrator": "ranges", "calibration_batches": 0}
+    weak = _weak(adapter, request)
+    layers, planned, reached, proof = prove(adapter, request, prepared.layers, inspections, weak=weak)
+    proof["network_layers"] = int(prepared.network.num_layers)
+    proof["profiles"] = _profiles_json(prepared.profiles)
+    proof["has_run"] = False
+    if scales is not None:
+        proof["calibrator"] = "ranges" if feeder is None else _calibrator(request)
+        proof["calibration_batches"] = 0 if feeder is None else feeder.fed
     options = request.spec.tensorrt
     if options.strip_weights and not options.refit:
         proof["weights"] = weights_digest(Path(request.model))
@@ -241,16 +187,22 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
     return BuildOutcome(
         kind="engine",
         io=model_io(model),
-        planned=proven.planned,
-        reached=proven.reached,
+        planned=planned,
+        reached=reached,
         proof=proof,
         device=prepared.gpu.as_json() if prepared.gpu else {"gpus": list(request.spec.gpus)},
         packages=("onnx",),
         versions={adapter.package: adapter.version},
         checks=[Check("TensorRT's parser accepts every node", True, f"opset {opset(model)}")],
-        warnings=(*prepared.warnings, *prepared.log.warnings, *proven.warnings, *differs, *unkept),
+        warnings=(
+            *prepared.warnings,
+            *prepared.log.warnings,
+            *inspector_warnings(inspections),
+            *differs,
+            *unkept,
+        ),
         calibration_cache=feeder.cache if feeder is not None else b"",
-        layers=proven.layers,
+        layers=layers,
     )
 
 
@@ -283,12 +235,16 @@ def _inspected(adapter: Adapter, request: BuildRequest, prepared: Prepared, plan
     if prepared.gpu is None:
         return []
     request.progress("inspect")
-    return inspect_plan(adapter, plan, needs_of_build(request.spec.tensorrt), prepared.profiles)
+    return inspect_plan(adapter, plan, needs_of_options(vars(request.spec.tensorrt)), prepared.profiles)
 
 
 def _weak(adapter: Adapter, request: BuildRequest) -> bool:
     """Whether TensorRT chooses types by itself: it knows no strong ones, or calibrates."""
     return bool(request.spec.calibrator) or not adapter.strongly_typed
+
+
+def _calibrator(request: BuildRequest) -> Calibrator:
+    return "minmax" if request.spec.calibrator == "minmax" else "entropy"
 
 
 def _may_hold_shapes(io: ModelIO) -> bool:

@@ -18,7 +18,7 @@ of NVIDIA/TensorRT). The network's types are not always the model's: TensorRT 8 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -37,7 +37,7 @@ from ....tensors import format_shape
 from ...base import BuildRequest
 from ..adapter import Adapter
 from ..log import Log, setting
-from ..runner.cuda_context import PrimaryContext
+from ..runner.cuda import PrimaryContext
 from ..runner.memory import DeviceBuffer, raw
 from .profiles import InputRange
 
@@ -89,11 +89,7 @@ class Feeder:
 
 
 class Device:
-    """Buffers on the GPU, one per input, in the device's primary context.
-
-    Raises:
-        EngineUnavailable: If there is no such device, or no package to use it.
-    """
+    """Buffers on the GPU, one per input, in the device's primary context."""
 
     def __init__(self, device: int = 0) -> None:
         self._context = PrimaryContext(device, "calibration")
@@ -105,7 +101,7 @@ class Device:
             buffer = self._buffers.setdefault(name, DeviceBuffer(self._context.cuda))
             address = buffer.reserve(array.nbytes)
             if array.nbytes:
-                self._context.cuda.memcpy_htod(address, raw(array))
+                self._context.cuda.copy_to_device(address, raw(array))
             return address
 
     def close(self) -> None:
@@ -144,11 +140,7 @@ def make_calibrator(adapter: Adapter, calibrator: Calibrator, feeder: Feeder) ->
 
 
 def first_and_all(batches: Iterable[Batch]) -> tuple[Batch, Iterator[Batch]]:
-    """Return the first batch, for its shapes, and an iterator over all of them.
-
-    Raises:
-        DataError: If there is none.
-    """
+    """Return the first batch, for its shapes, and an iterator over all of them."""
     iterator = iter(batches)
     first = next(iterator, None)
     if first is None:
@@ -191,11 +183,7 @@ class CalibrationInput:
     values: tuple[int, ...] | None = None
 
     def take(self, batch: Batch) -> NDArray[Any]:
-        """Return a sample's array, contiguous and of the type that TensorRT reads.
-
-        Raises:
-            DataError: Naming the sample, if it has another shape, or a value that the type does not hold.
-        """
+        """Return a sample's array, contiguous and of the type that TensorRT reads."""
         array = np.asarray(batch.feeds[self.name])
         if array.shape != self.shape:
             raise self._refused(
@@ -252,11 +240,7 @@ def convert(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
 
 
 def calibration_inputs(adapter: Adapter, network: Any, first: Batch) -> dict[str, CalibrationInput]:
-    """Return the inputs of a parsed network, at the shapes of the first sample.
-
-    Raises:
-        InvalidOption: If TensorRT does not calibrate an input of that type or format.
-    """
+    """Return the inputs of a parsed network, at the shapes of the first sample."""
     inputs = [network.get_input(index) for index in range(network.num_inputs)]
     return {tensor.name: _input(adapter, tensor, first) for tensor in inputs}
 
@@ -286,62 +270,47 @@ _LEAST = 127 * 2.0**-149  # amax whose scale is float32's smallest: nothing belo
 _SHOWN = 3
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """Samples, on which TensorRT finds the scales by itself."""
-
-    calibrator: Calibrator
-    batches: Iterable[Batch]
+Scales = Feeder | Mapping[str, float] | None
+"""Where TensorRT gets the scales of a float graph from: batches, or tensor name to amax, > 0, of a ranges
+file; None where they are in the graph."""
 
 
-@dataclass(frozen=True)
-class GivenRanges:
-    """Tensor name to amax, > 0, of a ranges file."""
-
-    amax: Mapping[str, float]
-
-
-def scales_for(adapter: Adapter, request: BuildRequest) -> Calibration | GivenRanges | None:
-    """Return where TensorRT gets the scales from; None where they are in the graph.
-
-    Raises:
-        InvalidOption: If this TensorRT has no calibrators, or the graph is not in float.
-        CalibrationError: If the ranges are of another model.
-    """
+@contextmanager
+def scaling(adapter: Adapter, request: BuildRequest) -> Iterator[Scales]:
+    """Yield the scales of a float graph; what feeds TensorRT's own calibrator holds memory of the device."""
     spec = request.spec
     if not spec.calibrator:
-        return None
+        yield None
+        return
     adapter.require_calibrators()
     model = Path(request.source or request.model)
     weightless = read_weightless(model)
     present = graph_precision(weightless.model)
     if present != "fp32":
         raise InvalidOption(f"{model}: its graph is {present} already; a calibrator takes the float graph")
-    if spec.ranges is None:
-        assert spec.data is not None, "the spec requires one of them"
-        batches = Data(spec.data, weightless.io.inputs, batch_size=1)
-        return Calibration("minmax" if spec.calibrator == "minmax" else "entropy", batches)
-    ranges = load_ranges(spec.ranges)
-    ranges.require_model(model, weightless.fingerprint())
-    method = parse_method(spec.method) if spec.method else None
-    # A tensor that was always zero is exact at any scale, and 1 is one that TensorRT takes.
-    return GivenRanges(
-        {name: max(ranges.amax(name, method) or 1.0, _LEAST) for name in sorted(ranges.names())}
-    )
+    if spec.ranges is not None:
+        ranges = load_ranges(spec.ranges)
+        ranges.require_model(model, weightless.fingerprint())
+        method = parse_method(spec.method) if spec.method else None
+        # A tensor that was always zero is exact at any scale, and 1 is one that TensorRT takes.
+        yield {name: max(ranges.amax(name, method) or 1.0, _LEAST) for name in sorted(ranges.names())}
+        return
+    assert spec.data is not None, "the spec requires one of them"
+    first, batches = first_and_all(Data(spec.data, weightless.io.inputs, batch_size=1))
+    device = Device(spec.tensorrt.device)
+    try:
+        yield Feeder(first, batches, device, request.progress)
+    finally:
+        device.close()
 
 
-def set_ranges(adapter: Adapter, network: Any, log: Log, given: GivenRanges) -> int:
-    """Set the dynamic range of every tensor that has one; returns how many have.
-
-    Raises:
-        InvalidOption: If TensorRT refuses one, in its words.
-        CalibrationError: If the network has none of the tensors.
-    """
+def set_ranges(adapter: Adapter, network: Any, log: Log, amax: Mapping[str, float]) -> None:
+    """Set the dynamic range of every tensor that has one."""
     count = 0
     refused: list[str] = []
     for tensor in _float_tensors(network):
-        if tensor.name in given.amax:
-            limit = given.amax[tensor.name]
+        if tensor.name in amax:
+            limit = amax[tensor.name]
             with setting(log, f"`calibrator` ranges: tensor {tensor.name!r}", adapter.name):
                 taken = tensor.set_dynamic_range(-limit, limit)
             count += bool(taken)
@@ -353,7 +322,6 @@ def set_ranges(adapter: Adapter, network: Any, log: Log, given: GivenRanges) -> 
         )
     if not count:
         raise CalibrationError("the parsed network has none of the tensors that the ranges are of")
-    return count
 
 
 def _float_tensors(network: Any) -> Iterable[Any]:

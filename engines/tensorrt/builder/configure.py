@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ....errors import BuildError, InvalidOption, first_line
@@ -17,39 +17,23 @@ _VERBOSITY = {"": "DETAILED", "detailed": "DETAILED", "layer-names": "LAYER_NAME
 
 
 def configure(adapter: Adapter, builder: Any, config: Any, log: Log, options: TensorRTOptions) -> None:
-    """Set everything but precision, GPUs, profiles, calibrator and timing cache.
-
-    Raises:
-        InvalidOption: If this TensorRT lacks an option or refuses its value, in its own words.
-    """
+    """Set everything but precision, GPUs, profiles, calibrator and timing cache."""
     module, name = adapter.module, adapter.name
     adapter.share_profiles(config)
     config.profiling_verbosity = verbosity(adapter, "detailed")  # the proof reads every layer
+    pools = {adapter.memory_pool(pool): size for pool, size in options.pool_bytes.items()}
     if options.workspace_bytes:
-        with setting(log, f"`workspace` {options.workspace}", name):
-            config.set_memory_pool_limit(module.MemoryPoolType.WORKSPACE, options.workspace_bytes)
-    for pool, size in options.pool_bytes.items():
-        with setting(log, f"`memory_pools` {pool}", name):
-            config.set_memory_pool_limit(adapter.memory_pool(pool), size)
-    if options.optimization_level >= 0:
-        _set(adapter, config, log, "builder_optimization_level", options.optimization_level,
-             f"`optimization_level` {options.optimization_level}")  # fmt: skip
-    if options.aux_streams >= 0:
-        _set(adapter, config, log, "max_aux_streams", options.aux_streams, "`aux_streams`")
-    if options.tiling_level >= 0:
-        option = f"`tiling_level` {options.tiling_level}"
-        adapter.require_config("tiling_optimization_level", option)
-        level = module.TilingOptimizationLevel(options.tiling_level)
-        _set(adapter, config, log, "tiling_optimization_level", level, option)
-    if options.l2_limit_bytes:
-        limit = options.l2_limit_bytes
-        _set(adapter, config, log, "l2_limit_for_tiling", limit, "`tiling_l2_limit`")
-    if options.build_route:
-        _require_routes(adapter, config, options.build_route)
-        _set(adapter, config, log, "build_route", options.build_route, "`build_route`")
-    if options.hardware_compatible:
-        level = adapter.hardware_level(options.hardware_compatible)
-        _set(adapter, config, log, "hardware_compatibility_level", level, "`hardware_compatible`")
+        pools[module.MemoryPoolType.WORKSPACE] = options.workspace_bytes
+    for pool, size in pools.items():
+        option = f"`memory_pools` {pool.name.lower().replace('_', '-')}"
+        with setting(log, f"`workspace` {options.workspace}" if pool.name == "WORKSPACE" else option, name):
+            config.set_memory_pool_limit(pool, size)
+    for option, attribute, value in _attributes(adapter, config, options):
+        adapter.require_config(attribute, option)
+        with setting(log, option, name):
+            setattr(config, attribute, value)
+        if getattr(config, attribute) != value:
+            raise InvalidOption(f"{option}: {name} did not take it", option=option.split()[0])
     if options.tactic_sources:
         with setting(log, "`tactic_sources`", name):
             config.set_tactic_sources(adapter.tactic_sources(options.tactic_sources))
@@ -60,6 +44,25 @@ def configure(adapter: Adapter, builder: Any, config: Any, log: Log, options: Te
             config.set_flag(flag)
         if not config.get_flag(flag):
             raise InvalidOption(f"{option}: {name} did not take it", option=option)
+
+
+def _attributes(adapter: Adapter, config: Any, options: TensorRTOptions) -> Iterator[tuple[str, str, Any]]:
+    """Option in words, the configuration's attribute, and its value."""
+    if (effort := options.optimization_level) >= 0:
+        yield f"`optimization_level` {effort}", "builder_optimization_level", effort
+    if options.aux_streams >= 0:
+        yield "`aux_streams`", "max_aux_streams", options.aux_streams
+    if (tiling := options.tiling_level) >= 0:
+        kind = getattr(adapter.module, "TilingOptimizationLevel", int)
+        yield f"`tiling_level` {tiling}", "tiling_optimization_level", kind(tiling)
+    if options.l2_limit_bytes:
+        yield "`tiling_l2_limit`", "l2_limit_for_tiling", options.l2_limit_bytes
+    if options.build_route:
+        _require_routes(adapter, config, options.build_route)
+        yield "`build_route`", "build_route", options.build_route
+    if options.hardware_compatible:
+        level = adapter.hardware_level(options.hardware_compatible)
+        yield "`hardware_compatible`", "hardware_compatibility_level", level
 
 
 def verbosity(adapter: Adapter, name: str) -> Any:
@@ -83,14 +86,6 @@ def _flags(adapter: Adapter, options: TensorRTOptions) -> list[tuple[str, Any]]:
     return flags + [
         (option, adapter.flag(name, option)) for option, (name, enabled) in asked.items() if enabled
     ]
-
-
-def _set(adapter: Adapter, config: Any, log: Log, attribute: str, value: Any, option: str) -> None:
-    adapter.require_config(attribute, option)
-    with setting(log, option, adapter.name):
-        setattr(config, attribute, value)
-    if getattr(config, attribute) != value:
-        raise InvalidOption(f"{option}: {adapter.name} did not take it", option=option.split()[0])
 
 
 def build_routes(config: Any) -> dict[str, str]:
@@ -126,46 +121,36 @@ def _use_dla(adapter: Adapter, builder: Any, config: Any, options: TensorRTOptio
 
 
 def add_profiles(builder: Any, config: Any, profiles: Sequence[Sequence[InputRange]]) -> None:
-    """Add optimization profiles.
-
-    Raises:
-        BuildError: If TensorRT refuses one, naming the input and its range.
-    """
+    """Add optimization profiles."""
     for number, ranges in enumerate(profiles, 1):
-        profile = builder.create_optimization_profile()
-        for item in ranges:
-            _give(profile, item)
-        if config.add_optimization_profile(profile) < 0:
-            raise BuildError(
-                f"TensorRT refuses optimization profile {number} ({', '.join(map(_spelled, ranges))})"
-            )
+        if config.add_optimization_profile(_profile(builder, ranges)) < 0:
+            spelled = ", ".join(map(_spelled, ranges))
+            raise BuildError(f"TensorRT refuses optimization profile {number} ({spelled})")
 
 
 def set_calibration_profile(builder: Any, config: Any, ranges: Sequence[InputRange]) -> None:
-    """TensorRT calibrates at the OPT shape of a profile; this one has the shapes of the data only.
-
-    Raises:
-        BuildError: If TensorRT refuses it.
-    """
-    profile = builder.create_optimization_profile()
-    for item in ranges:
-        _give(profile, item)
-    if not config.set_calibration_profile(profile):
+    """TensorRT calibrates at the OPT shape of a profile; this one has the shapes of the data only."""
+    if not config.set_calibration_profile(_profile(builder, ranges)):
         raise BuildError(f"TensorRT refuses the calibration profile ({', '.join(map(_spelled, ranges))})")
 
 
-def _give(profile: Any, item: InputRange) -> None:
-    """Give a profile one range.
+def _profile(builder: Any, ranges: Sequence[InputRange]) -> Any:
+    """A profile of ranges.
 
     `set_shape` and `set_shape_input` return nothing and raise RuntimeError where C++ answers false
     (python/src/infer/pyCore.cpp, `opt_profile_set_shape`, release/8.5 to 11.1); the binding itself raises
     TypeError for what no `Dims` can hold.
     """
-    give = profile.set_shape_input if item.of_values else profile.set_shape
-    try:
-        give(item.name, item.min, item.opt, item.max)
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise BuildError(f"TensorRT refuses the range of {_spelled(item)}: {first_line(error)}") from error
+    profile = builder.create_optimization_profile()
+    for item in ranges:
+        set_range = profile.set_shape_input if item.of_values else profile.set_shape
+        try:
+            set_range(item.name, item.min, item.opt, item.max)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise BuildError(
+                f"TensorRT refuses the range of {_spelled(item)}: {first_line(error)}"
+            ) from error
+    return profile
 
 
 def _spelled(item: InputRange) -> str:

@@ -1,37 +1,161 @@
-"""Ask TensorRT's inspector, at detailed verbosity, what a built engine is made of."""
+"""What TensorRT's inspector tells of an engine's layers, in the words of any version.
+
+An answer may be nothing (issues 4438 and 2583: an engine of several profiles), cut off, or hold control
+characters (issue 2779); layers may be names alone, at another verbosity. What cannot be read is not known,
+and never an error: the engine is built by then.
+
+| | 8.2 to 10 | 11 |
+|---|---|---|
+| inputs and outputs | "Bindings": names | "I/O Tensors": objects |
+| a tensor's type | "Format/Datatype": a sentence, or a word in a block | "Format" and "Datatype" |
+
+(migration guide 11.0, "Migrating IEngineInspector Usage"; trex/activations.py for the sentences and words.)
+
+The network's layers are in the name and the metadata of an engine's layer:
+
+    Conv_5 + Add_6 + Relu_7                        layers in one kernel (TREX, resnet fp16, 8.4)
+    conv1.weight + QuantizeLinear_7 + Conv_9       with the constants and Q/DQ that went in (TREX, resnet qat)
+    Conv_48 + PWN(Clip_52)                         pointwise layers, at times nested (TREX, mobilenet_v2 qat)
+    conv_a || conv_b                               side by side on one input
+    Conv_0 + Relu_1 [profile 1]                    of another profile than the first (TREX, trex/parser.py)
+    {ForeignNode[first...last]}                    a block: two of its layers (issue 4397)
+    /a/MatMul+/b/MatMul_myl0_44                    a kernel of a block; dots are underscores (issue 4397)
+
+From 8.6 on `Metadata` has the ONNX nodes, `[ONNX Layer: NAME | PROPERTY ...]`, one behind the other or with
+a control character between them (onnx-tensorrt, 10.0-GA importerUtils.cpp `processMetadata`; issue 2779). A
+node that became several layers has its name there; layers have numbers behind it (`generateUniqueName`).
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ....errors import ArtifactError, BuildError
 from ..adapter import Adapter
 from ..plan import OpenPlan, PlanNeeds, open_plan
-from .engine_layers import EngineLayer, ReadLayers, decoded, read_layers
 from .profiles import InputRange
+
+UNREPORTED = "unreported"
+"""The precision of a layer of which the inspector tells none."""
+
+_SPELLINGS = (
+    (r"uint8", "uint8"),
+    (r"int8", "int8"),
+    (r"fp8|e4m3|e5m2", "fp8"),
+    (r"int4", "int4"),
+    (r"fp4|e2m1", "fp4"),
+    (r"bf16|bfloat", "bf16"),
+    (r"half|fp16|float16", "fp16"),
+    (r"double|fp64|float64", "fp64"),
+    (r"float|fp32", "fp32"),
+    (r"int32", "int32"),
+    (r"int64", "int64"),
+    (r"bool", "bool"),
+)
+"""How types are spelled, of which a sentence holds one: "Row major linear FP16 format", "Half"."""
+
+_TYPE_KEYS = ("Format/Datatype", "Datatype", "DataType", "Data Type")
+_WEIGHT_KEYS = ("Weights", "ConvWeights")
+"""The second of "ConvActPool", a convolution with the pooling behind it (TREX, resnet-qat-residual)."""
+
+_MOVE_ONLY = ("Reformat", "NoOp", "Shape", "Constant", "signal", "wait", "TrainStation")
+"""The last three wait for other streams, or for sizes that depend on data (trex/parser.py, TREX v0.1.8)."""
+
+_BLOCKS = ("myelin", "kgen", "fusion")
+_PRODUCT = re.compile("conv|gemm|matrix|matmul|fullyconnected", re.IGNORECASE)
+"""Kinds of layers that multiply: "CaskConvolution", "CudaDepthwiseConvolution", "gemm", "MatrixMultiply"."""
+
+_TYPE = r"(?:tf32|bf16|f16|f32|f64|i8|u8|i32|e4m3|e5m2|e2m1)"
+_OPERANDS = re.compile(rf"_{_TYPE}{_TYPE}_({_TYPE}){_TYPE}_{_TYPE}(?:_|$)")
+"""In a kernel's name: in and out, operands and sum, scale; `_i8f16_i8i32_f32_` multiplies INT8 (TREX)."""
+_OF_OPERANDS = {"i8": "int8", "e4m3": "fp8", "e5m2": "fp8", "bf16": "bf16", "f16": "fp16", "f32": "fp32",
+                "tf32": "fp32"}  # fmt: skip
+
+_PROFILE = re.compile(r"\s*\[profile +(\d+)\]")
+_BLOCK = re.compile(r"\{ForeignNode\[(.*)\.\.\.(.*)\]\}", re.DOTALL)
+_KERNEL = re.compile(r"_myl\d+_\d+$")
+_SEPARATORS = re.compile(r" \+ | \|\| |[\x1e\x1f]")
+_POINTWISE = re.compile(r"PWN\(|\)|, ")
+_NODE = re.compile(r"\[ONNX Layer: (.*?)(?: \| [^\x1e\x1f]*?)?\](?=\[ONNX Layer: |[\x1e\x1f\s+]|$)")
+
+
+@dataclass(frozen=True)
+class Members:
+    """What an engine's layer is made of.
+
+    Attributes:
+        layers: Names of the network's layers.
+        nodes: Names of ONNX nodes.
+        kernels: Names of layers with underscores for dots.
+    """
+
+    layers: frozenset[str] = frozenset()
+    nodes: frozenset[str] = frozenset()
+    kernels: frozenset[str] = frozenset()
+
+    def has(self, layer: str, node: str = "") -> bool:
+        """Whether a layer of the network is among them."""
+        found = layer in self.layers or layer in self.nodes or layer.replace(".", "_") in self.kernels
+        return found or (bool(node) and node in self.nodes)
+
+
+@dataclass(frozen=True)
+class EngineLayer:
+    """One layer of an engine.
+
+    Attributes:
+        name: The network's layers that it is made of, or TensorRT's name for a block.
+        kind: TensorRT's kind, such as "CaskConvolution"; empty where it is not told.
+        precision: Of its first input, its weights or its kernel, as far as one is told; "unreported" of
+            others, and of blocks: what goes in and comes out is not what is computed inside.
+        tactic: Name of the kernel; empty where none is told.
+        members: The layers and nodes that it is made of.
+    """
+
+    name: str
+    kind: str
+    precision: str
+    tactic: str
+    members: Members = field(default_factory=Members)
+
+    @property
+    def is_block(self) -> bool:
+        """Whether it is a fused block of TensorRT's second compiler, whose types are not those inside.
+
+        A kernel inside a block that tells its operands is none: "gemm", or "fusion" with such a tactic.
+        """
+        fused = self.kind.lower() in _BLOCKS and not _OPERANDS.search(self.tactic)
+        return fused or "{ForeignNode[" in self.name
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether it is a convolution or a matrix product, with or without what is fused to it."""
+        return bool(_PRODUCT.search(self.kind)) or bool(_OPERANDS.search(self.tactic))
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a built engine is.
+    """What the inspector tells of an engine, in one of its profiles.
 
     Attributes:
-        layers: Its layers in order, those that only move data left out.
-        moving: Count of layers that only copy, reformat or hold constants.
+        layers: Those that compute, in order.
+        moving: Count of layers that only copy, reformat, wait or hold constants.
+        problem: Why not everything is known; empty where it is.
         memory_bytes: What one execution context needs on the device.
         weights_bytes: None where TensorRT does not tell.
-        problem: Why not everything is known; empty where it is.
         count: Of all its layers, as TensorRT counts them.
     """
 
-    layers: Sequence[EngineLayer]
+    layers: Sequence[EngineLayer] = ()
     moving: int = 0
+    problem: str = ""
     memory_bytes: int = 0
     weights_bytes: int | None = None
-    problem: str = ""
     count: int = 0
 
     def as_json(self) -> dict[str, object]:
@@ -51,6 +175,125 @@ class Inspection:
         }
 
 
+def read_layers(answer: object, profile: int = 0) -> Inspection:
+    """Return the layers of a profile from an answer of the inspector.
+
+    Before 10 the layers of all profiles are listed, those of the first without a number (trex/parser.py);
+    from 10 on once for all (Polygraphy, backend/trt/util.py `str_from_engine`).
+
+    Args:
+        answer: Of `get_engine_information`, or a list of decoded answers of `get_layer_information`.
+        profile: Of which layers are read, where the names tell.
+    """
+    value = answer
+    if not isinstance(answer, list):
+        value, problem = decoded(answer)
+        if problem:
+            return Inspection(problem=problem)
+    entries = value.get("Layers") if isinstance(value, dict) else value
+    if not isinstance(entries, list):
+        return Inspection(problem="its answer holds no list of layers")
+    return _read_entries(entries, profile)
+
+
+def decoded(answer: object) -> tuple[Any, str]:
+    """Return an answer's JSON, or why there is none in it."""
+    if answer is None or (isinstance(answer, str) and not answer.strip("\0 \t\r\n")):
+        return None, "its answer is empty"
+    if not isinstance(answer, str):
+        return None, f"its answer is a {type(answer).__name__}"
+    try:
+        return json.loads(answer.strip("\0"), strict=False), ""
+    except (ValueError, RecursionError):
+        return None, "its answer is no JSON, or is cut off"
+
+
+def _read_entries(entries: Sequence[object], profile: int) -> Inspection:
+    profiles = [profile_of(_name(entry)) for entry in entries]
+    chosen = profile if profile in profiles else 0
+    layers, moving, unreadable = [], 0, 0
+    for entry, its_profile in zip(entries, profiles, strict=True):
+        if its_profile != chosen:
+            continue
+        if isinstance(entry, str):
+            layers.append(EngineLayer(entry, "", UNREPORTED, "", members(entry)))
+        elif not isinstance(entry, dict):
+            unreadable += 1
+        elif entry.get("LayerType") in _MOVE_ONLY:
+            moving += 1
+        else:
+            layers.append(_layer(entry))
+    return Inspection(layers, moving, f"{unreadable} of its layers cannot be read" if unreadable else "")
+
+
+def _layer(entry: dict[str, Any]) -> EngineLayer:
+    name, kind, tactic = _name(entry), _text(entry, "LayerType"), _text(entry, "TacticName")
+    layer = EngineLayer(name, kind, UNREPORTED, tactic, members(name, _text(entry, "Metadata")))
+    return layer if layer.is_block else replace(layer, precision=_told(entry, tactic))
+
+
+def _told(entry: dict[str, Any], tactic: str) -> str:
+    """The type of the first input; where it depends on shapes, of the weights, or the kernel's operands."""
+    inputs = entry.get("Inputs")
+    first = inputs[0] if isinstance(inputs, list) and inputs else {}
+    sources = [first.get(key) for key in _TYPE_KEYS] if isinstance(first, dict) else []
+    weights = [entry.get(key) for key in _WEIGHT_KEYS]
+    sources += [one.get("Type") for one in weights if isinstance(one, dict)]
+    for spelled in sources:
+        precision = spelled_precision(spelled)
+        if precision != UNREPORTED:
+            return precision
+    operands = _OPERANDS.search(tactic)
+    return _OF_OPERANDS.get(operands.group(1), UNREPORTED) if operands else UNREPORTED
+
+
+def spelled_precision(spelled: object) -> str:
+    """Return the precision that a version's spelling of a type means."""
+    lowered = spelled.lower() if isinstance(spelled, str) else ""
+    if lowered.startswith("n/a"):  # "N/A due to dynamic shapes"
+        return UNREPORTED
+    return next((name for pattern, name in _SPELLINGS if re.search(pattern, lowered)), UNREPORTED)
+
+
+def _name(entry: object) -> str:
+    return _text(entry, "Name") if isinstance(entry, dict) else entry if isinstance(entry, str) else ""
+
+
+def _text(entry: dict[str, Any], key: str) -> str:
+    value = entry.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def members(name: str, metadata: str = "") -> Members:
+    """Return what the inspector says that a layer is made of."""
+    nodes = frozenset(_NODE.findall(metadata))
+    plain = _PROFILE.sub("", name)
+    kernel = _KERNEL.sub("", plain)
+    if kernel != plain:
+        return Members(nodes=nodes, kernels=frozenset(_parts(kernel, "+")))
+    block = _BLOCK.search(plain)
+    if block is not None:
+        return Members(frozenset(part for end in block.groups() for part in _parts(end)), nodes)
+    return Members(frozenset(_parts(plain)), nodes)
+
+
+def profile_of(name: str) -> int:
+    """Return the profile that a layer belongs to: 0 where its name tells none."""
+    found = _PROFILE.search(name)
+    return int(found.group(1)[:9]) if found else 0
+
+
+def in_metadata(metadata: str) -> str:
+    """Return the ONNX node that a network layer's metadata names first; empty where it names none."""
+    found = _NODE.search(metadata)
+    return found.group(1) if found else ""
+
+
+def _parts(text: str, separator: str = "") -> list[str]:
+    parts = text.split(separator) if separator else _SEPARATORS.split(text)
+    return [*parts, *(inner for part in parts if "PWN(" in part for inner in _POINTWISE.split(part) if inner)]
+
+
 def inspect_plan(
     adapter: Adapter, plan: Any, needs: PlanNeeds, profiles: Sequence[Sequence[InputRange]]
 ) -> list[Inspection]:
@@ -59,9 +302,6 @@ def inspect_plan(
     Types depend on the shapes: without a context that knows them, TensorRT tells "N/A due to dynamic shapes"
     in their place. Each profile is asked at its OPT shapes. An inspector that does not answer is no error:
     the inspection says what is not known.
-
-    Raises:
-        BuildError: If TensorRT cannot load what it just built, or has no memory to run it.
     """
     opened = _opened(adapter, plan, needs)
     engine = opened.engine
@@ -72,6 +312,7 @@ def inspect_plan(
             hint="lower `max_shapes`, or end what else uses the GPU",
         )
     inspector = engine.create_engine_inspector()
+    stat = getattr(adapter.module, "EngineStat", None)  # from 10 on
     inspections = []
     for index, ranges in enumerate(profiles or [()]):
         kept: list[Any] = []
@@ -80,23 +321,16 @@ def inspect_plan(
             inspector.execution_context = context
         read = _answered(adapter, inspector, engine, index)
         inspections.append(
-            Inspection(
-                read.layers,
-                read.moving,
-                adapter.memory_bytes(engine),
-                _weights_bytes(adapter, engine),
-                "; ".join(filter(None, [problem, read.problem])),
-                int(engine.num_layers),
+            replace(
+                read,
+                problem="; ".join(filter(None, [problem, read.problem])),
+                memory_bytes=adapter.memory_bytes(engine),
+                weights_bytes=None if stat is None else int(engine.get_engine_stat(stat.TOTAL_WEIGHTS_SIZE)),
+                count=int(engine.num_layers),
             )
         )
         del kept
     return inspections
-
-
-def _weights_bytes(adapter: Adapter, engine: Any) -> int | None:
-    """Size of an engine's weights; None before 10, which does not tell."""
-    stat = getattr(adapter.module, "EngineStat", None)
-    return int(engine.get_engine_stat(stat.TOTAL_WEIGHTS_SIZE)) if stat is not None else None
 
 
 def twin_differs(adapter: Adapter, plan: Any, needs: PlanNeeds, twin: Inspection) -> list[str]:
@@ -122,9 +356,6 @@ def _choose_shapes(context: Any, index: int, ranges: Sequence[InputRange], kept:
     """Give a context the OPT shapes of a profile; returns why it does not take them.
 
     The bindings return False, or raise RuntimeError (python/src/infer/pyCore.cpp).
-
-    Args:
-        kept: Takes what the context then points to.
     """
     import numpy as np
 
@@ -145,19 +376,19 @@ def _choose_shapes(context: Any, index: int, ranges: Sequence[InputRange], kept:
     return ""
 
 
-def _answered(adapter: Adapter, inspector: Any, engine: Any, profile: int) -> ReadLayers:
+def _answered(adapter: Adapter, inspector: Any, engine: Any, profile: int) -> Inspection:
     """What the inspector says of a profile: of the engine as a whole, or else layer by layer."""
     whole = read_layers(_asked(adapter, inspector.get_engine_information), profile)
-    if not whole.empty and not whole.problem:
+    if (whole.layers or whole.moving) and not whole.problem:
         return whole
     count = engine.num_layers
     answers = [decoded(_asked(adapter, inspector.get_layer_information, at)) for at in range(count)]
     lost = sum(1 for _, problem in answers if problem)
     single = read_layers([answer for answer, problem in answers if not problem], profile)
-    if single.empty:
-        return ReadLayers(problem=whole.problem or ("" if not count else "it names no layer"))
+    if not single.layers and not single.moving:
+        return Inspection(problem=whole.problem or ("" if not count else "it names no layer"))
     problem = f"of {lost} of {count} layers there is no answer" if lost else single.problem
-    return ReadLayers(single.layers, single.moving, problem)
+    return Inspection(single.layers, single.moving, problem)
 
 
 def _asked(adapter: Adapter, ask: Any, *which: int) -> object:

@@ -41,10 +41,6 @@ def parse(
         shown: How messages name it.
         portable: Whether the engine is version or hardware compatible, which the plugin that 8.6 makes of
             InstanceNormalization is not (NvOnnxParser.h of 8.6-GA, kNATIVE_INSTANCENORM; trtexec sets it).
-
-    Raises:
-        UnsupportedOperator: If it refuses a node, with operator, opset and the PyTorch module it comes from.
-        BuildError: If it gives no node.
     """
     parser = adapter.module.OnnxParser(network, log.logger)
     if portable and hasattr(adapter.module, "OnnxParserFlag"):
@@ -92,14 +88,7 @@ def _module_path(node: onnx.NodeProto) -> str:
 
 
 def set_formats(adapter: Adapter, network: Any, log: Log, formats: Mapping[str, tuple[str, str]]) -> None:
-    """Set the memory formats of inputs and outputs; their types are in the graph already.
-
-    Args:
-        formats: Input or output to (dtype, format), such as ("float16", "chw32").
-
-    Raises:
-        InvalidOption: If there is no such tensor or format, or TensorRT refuses it for the tensor's type.
-    """
+    """Set the memory formats of inputs and outputs; their types are in the graph already."""
     tensors = {tensor.name: tensor for tensor in io_tensors(network)}
     members = adapter.module.TensorFormat.__members__
     for name, (_, spelled) in formats.items():
@@ -150,9 +139,6 @@ def keep_layers(
 
     Returns:
         What was not found, as sentences: the parser folds constants, and leaves no layer of such a node.
-
-    Raises:
-        InvalidOption: If there is no layer of an exact name, or of none, or this version lacks the type.
     """
     if not layers:
         return []
@@ -226,11 +212,7 @@ def marks_unfused(adapter: Adapter) -> bool:
 
 
 def mark_debug_tensors(adapter: Adapter, network: Any, names: Sequence[str] | None) -> None:
-    """Mark tensors by their names, or with None those that will not be fused.
-
-    Raises:
-        InvalidOption: If this TensorRT knows no debug tensors, or refuses one.
-    """
+    """Mark tensors by their names, or with None those that will not be fused."""
     if names is None:
         if not marks_unfused(adapter) or not getattr(network, _UNFUSED)():
             raise InvalidOption(f"debug tensors: {adapter.name} marks no unfused tensors")

@@ -45,10 +45,6 @@ def make_profiles(
             its shapes make the one profile.
         shape_tensors: Inputs whose values are shapes: their ranges are of these values.
         notes: What the file says of its inputs (`model.input_notes`).
-
-    Raises:
-        InvalidOption: As `make_ranges`; or if a profile cannot be read, leaves a dynamic input out, or
-            gives one axis that inputs share two different ranges.
     """
     profiles = spec.tensorrt.profiles
     if profiles and (spec.min_shapes or spec.opt_shapes or spec.max_shapes):
@@ -120,10 +116,6 @@ def make_ranges(
     A shape that is not given follows from those that are: min from opt, opt from max or min, max from
     opt. When nothing is given, a batch gets 1, 8 and 16; other axes get the ranges that the file's notes
     have, the example's extent as opt, and twice that as max where there is no end.
-
-    Raises:
-        InvalidOption: Naming the input: unknown, of the wrong rank, not within its neighbours, dynamic
-            in other axes than the first and without any shape, or one that holds a shape and has no values.
     """
     given: dict[str, Shapes] = {kind: spec.shapes(f"{kind}_shapes") for kind in ("min", "opt", "max")}
     return _ranges(inputs, given, shape_tensors, "", notes or {})

@@ -17,8 +17,7 @@ from ....model.graph import weighted_nodes
 from ....model.weightless import read_weightless
 from ...base import BuildRequest, Planned
 from ..adapter import Adapter
-from .engine_layers import UNREPORTED, EngineLayer, in_metadata
-from .inspector import Inspection
+from .inspector import UNREPORTED, EngineLayer, Inspection, in_metadata
 
 if TYPE_CHECKING:
     import onnx
@@ -182,25 +181,6 @@ _ASKED = "Q/DQ or flags ask for it, and TensorRT tells no types inside what it f
 _UNASKED = "no GPU is here to ask the engine"
 
 
-@dataclass(frozen=True)
-class Proven:
-    """What was found.
-
-    Attributes:
-        planned: Layers that should compute in the asked precision.
-        reached: Those that do: the engine tells it, or, where none can be asked, the strong types.
-        proof: For the manifest.
-        layers: The planned ones by name.
-        warnings: What the user should know.
-    """
-
-    planned: int
-    reached: int
-    proof: dict[str, object]
-    layers: Planned
-    warnings: Sequence[str] = ()
-
-
 def prove(
     adapter: Adapter,
     request: BuildRequest,
@@ -208,8 +188,12 @@ def prove(
     inspections: Sequence[Inspection],
     *,
     weak: bool,
-) -> Proven:
+) -> tuple[Planned, int, int, dict[str, object]]:
     """Compare what was asked for with the network, and with the engine where one could be inspected.
+
+    Returns:
+        The planned layers by name; how many should compute in the precision, and how many do: the engine
+        tells it, or, where none can be asked, the strong types; the proof for the manifest.
 
     Args:
         adapter: Which TensorRT.
@@ -242,23 +226,20 @@ def prove(
     binding = precision in _FLOATS and not chooses
     evidence = (_BINDING if binding else _ASKED) if verdict.unreported else ""
     names = (*_names(planned), *lost)
-    return Proven(
-        promised,
-        len(verdict.reached),
-        {
-            "layers_by_precision": _counted(layers, told, request),
-            "typing": "weak" if weak else "strong",
-            **({"fell_back": fell_back} if inspections else {}),
-            **(inspections[0].as_json() if inspections else {}),
-        },
-        Planned(names, {**lost, **fell_back}, verdict.unreported, not binding, evidence),
-        _problems(inspections),
-    )
+    proof: dict[str, object] = {
+        "layers_by_precision": _counted(layers, told, request),
+        "typing": "weak" if weak else "strong",
+    }
+    if inspections:
+        proof |= {"fell_back": fell_back, **inspections[0].as_json()}
+    by_name = Planned(names, {**lost, **fell_back}, verdict.unreported, not binding, evidence)
+    return by_name, promised, len(verdict.reached), proof
 
 
-def _problems(inspections: Sequence[Inspection]) -> list[str]:
-    found = dict.fromkeys(one.problem for one in inspections if one.problem)
-    return [f"TensorRT's inspector does not say what is in the engine: {problem}" for problem in found]
+def inspector_warnings(inspections: Sequence[Inspection]) -> list[str]:
+    """Return what the inspector left unsaid, as warnings."""
+    problems = dict.fromkeys(inspection.problem for inspection in inspections if inspection.problem)
+    return [f"TensorRT's inspector does not say what is in the engine: {problem}" for problem in problems]
 
 
 def _names(layers: Sequence[ComputeLayer]) -> tuple[str, ...]:

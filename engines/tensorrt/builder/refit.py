@@ -23,7 +23,7 @@ from ...gpu import find_gpu, why_no_gpu
 from ..adapter import Adapter
 from ..compatibility import check_version_and_gpu
 from ..plan import OpenPlan, needs_of, open_plan
-from ..runner.cuda_context import current_device
+from ..runner.cuda import current_device
 
 _SHOWN = 5
 
@@ -40,12 +40,6 @@ def refit_plan(
         output: Engine to write; may be the same file.
         source: What the user gave, for the manifest.
         progress: Told of every step.
-
-    Raises:
-        EngineUnavailable: If there is no GPU.
-        ArtifactError: If the engine is of another version or GPU, or takes no new weights.
-        ModelError: If the graph has other inputs and outputs, or other weights than the engine takes.
-        BuildError: If weights are missing or TensorRT refuses them, naming them.
     """
     artifact = load_artifact(engine_file)
     device = _device(artifact.manifest)

@@ -47,16 +47,7 @@ class CacheFile:
 
 
 def cache_file(adapter: Adapter, gpu: Gpu | None, choice: str) -> CacheFile | None:
-    """Return where the timing cache of this device and version lies; None for none.
-
-    Args:
-        adapter: Which TensorRT.
-        gpu: The device it builds on.
-        choice: "auto", "off", or a file.
-
-    Raises:
-        InvalidOption: If a file is given to a TensorRT that keeps no timing cache.
-    """
+    """Return where the timing cache of this device and version lies; None for none."""
     if choice == OFF:
         return None
     if not adapter.keeps_timing_caches:
@@ -74,11 +65,7 @@ def cache_file(adapter: Adapter, gpu: Gpu | None, choice: str) -> CacheFile | No
 
 
 def use_cache(config: Any, log: Log, file: CacheFile | None) -> tuple[str, ...]:
-    """Give a build what was measured before; return warnings of what it was not given.
-
-    Raises:
-        InvalidOption: If the user named a file that cannot be read from the disk.
-    """
+    """Give a build what was measured before; return warnings of what it was not given."""
     if file is None:
         return ()
     try:
@@ -155,11 +142,7 @@ def _complaint(heard: Log) -> str:
 
 
 def _read(path: Path) -> bytes:
-    """The file's content; nothing where there is none.
-
-    Raises:
-        OSError: If it cannot be read.
-    """
+    """The file's content; nothing where there is none."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -168,11 +151,7 @@ def _read(path: Path) -> bytes:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the file's lock; waits for another build that holds it, which takes as long as writing a file.
-
-    Raises:
-        OSError: If its folder cannot be written.
-    """
+    """Hold the file's lock; waits for another build that holds it, which takes as long as writing a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_lock(path.with_name(f"{path.name}.lock")) as lock:
         with contextlib.suppress(ImportError):  # not POSIX: the rename still keeps the file whole

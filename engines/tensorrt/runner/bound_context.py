@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ....errors import DataError, ModelError, first_line
 from ....tensors import format_shape
 from .callbacks import listening, make_output_allocator, make_profiler
-from .cuda_driver import CudaGraph, DriverError
+from .cuda import CudaError, CudaGraph, Stream
 from .io_tensors import IOTensor
 from .loaded_engine import GRAPH_HINT, LoadedEngine
 from .memory import DeviceArray, DeviceBuffer, DeviceInput, HostBuffer
@@ -32,8 +32,9 @@ class BoundContext:
         binding: Another object after each `bind`: whoever bound before can see that it was not the last.
     """
 
-    def __init__(self, loaded: LoadedEngine, stream: Any) -> None:
-        self._loaded, self._stream = loaded, stream
+    def __init__(self, loaded: LoadedEngine, stream: Stream) -> None:
+        self._loaded = loaded
+        self._stream: Any = stream
         self._captures = loaded.cuda_graph and not loaded.captures_itself
         self._cuda = loaded.context.cuda
         self._context = loaded.make_context()
@@ -59,18 +60,7 @@ class BoundContext:
         return self._loaded.memory_bytes(self._context) + sum(buffer.size_bytes for buffer in buffers)
 
     def bind(self, values: Values, feed_shapes: FeedShapes, profile: Profile, *, graph: bool = True) -> None:
-        """Take the feeds: choose profile and shapes, copy to page-locked memory, set every address.
-
-        Args:
-            values: Input name to array, already checked.
-            feed_shapes: Shapes and values of `values`.
-            profile: One that takes them.
-            graph: Whether to capture, where the context was made for that.
-
-        Raises:
-            DataError: If an input on the device is this context's own output.
-            ModelError: If TensorRT refuses, or it cannot be captured.
-        """
+        """Take the feeds: choose profile and shapes, copy to page-locked memory, set every address."""
         self.synchronize()
         self.binding = object()
         self._refuse_own_outputs(values)
@@ -291,11 +281,9 @@ class BoundContext:
 
     def _upload(self) -> None:
         for name in self._uploads:
-            self._cuda.memcpy_htod_async(self._device[name].address, self._host[name].used, self._stream)
+            self._cuda.copy_to_device(self._device[name].address, self._host[name].used, self._stream)
         for name, value in self._device_copies.items():
-            self._cuda.memcpy_dtod_async(
-                self._device[name].address, value.address, value.nbytes, self._stream
-            )
+            self._cuda.copy_on_device(self._device[name].address, value.address, value.nbytes, self._stream)
 
     def _enqueue(self) -> None:
         if self._graph is not None:
@@ -317,7 +305,7 @@ class BoundContext:
                 shape = self._shape_after_run(tensor)
                 self._on_host[tensor.name] = self._host[tensor.name].view(shape, tensor.dtype)
             if self._on_host[tensor.name].nbytes and not tensor.on_host:
-                self._cuda.memcpy_dtoh_async(
+                self._cuda.copy_to_host(
                     self._host[tensor.name].used, self._device[tensor.name].address, self._stream
                 )
 
@@ -335,12 +323,11 @@ class BoundContext:
         self._upload()
         self._execute()
         self.synchronize()
-        handle = self._stream.handle
         try:
-            if not self._loaded.adapter.can_be_captured(self._context, handle):
+            if not self._loaded.adapter.can_be_captured(self._context, self._stream.handle):
                 raise self._refused("TensorRT says that it is not capturable")
-            self._graph = CudaGraph(self._loaded.context.driver, handle, self._execute)
-        except (DriverError, ModelError, self._cuda.Error) as error:
+            self._graph = CudaGraph(self._cuda, self._stream, self._execute)
+        except (CudaError, ModelError) as error:
             raise ModelError(
                 f"{self._loaded.path}: it cannot be captured in a CUDA graph: {first_line(error)}",
                 hint=GRAPH_HINT,

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import ModelError
-from .cuda_context import PrimaryContext
+from .cuda import PrimaryContext
 from .io_tensors import numpy_dtype
 from .memory import ALIGNMENT_BYTES, DeviceBuffer, raw
 
@@ -47,10 +47,6 @@ def make_output_allocator(module: Any, buffer: DeviceBuffer) -> Any:
 
     TensorRT before 10 calls `reallocate_output`, 10 and newer `reallocate_output_async`. The memory is
     ordinary device memory: freeing the smaller one waits for the device, so no stream needs to be asked.
-
-    Args:
-        module: TensorRT's.
-        buffer: Where the output goes; it grows.
 
     Returns:
         An object with `shape`, the output's after a run and None before, `begin`, to be called before a
@@ -126,11 +122,11 @@ def make_listener(module: Any, context: PrimaryContext, wanted: Collection[str])
                 return True
             try:
                 array = np.empty(tuple(int(extent) for extent in shape), dtype)
-                context.driver.synchronize(stream)
+                context.cuda.synchronize(stream)
                 if array.nbytes and location == module.TensorLocation.HOST:
                     ctypes.memmove(array.ctypes.data, addr, array.nbytes)
                 elif array.nbytes:
-                    context.cuda.memcpy_dtoh(raw(array), addr)
+                    context.cuda.copy_to_host(raw(array), addr)
                 self.tensors[name] = array
             except BaseException as error:
                 self._raised = self._raised or error.with_traceback(None)

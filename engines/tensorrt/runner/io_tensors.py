@@ -59,11 +59,7 @@ class IOTensor:
 
 
 def read_tensors(adapter: Adapter, engine: Any, path: Path) -> tuple[IOTensor, ...]:
-    """Return the inputs and outputs of an engine, in its order.
-
-    Raises:
-        ModelError: Naming the tensor, if it is of a type or in a format that arrays cannot have.
-    """
+    """Return the inputs and outputs of an engine, in its order."""
     module = adapter.module
     tensors = []
     for index in range(engine.num_io_tensors):
@@ -96,16 +92,7 @@ def model_io(tensors: Sequence[IOTensor]) -> ModelIO:
 
 
 def numpy_dtype(member: Any, name: str, where: str = "") -> np.dtype[Any]:
-    """Return numpy's type for a `DataType` of TensorRT.
-
-    Args:
-        member: The type.
-        name: Of the tensor, for the error.
-        where: Beginning of the error.
-
-    Raises:
-        ModelError: If arrays cannot be of it.
-    """
+    """Return numpy's type for a `DataType` of TensorRT."""
     kind = _word(member)
     if kind in _NUMPY:
         return np.dtype(_NUMPY[kind])
@@ -148,11 +135,7 @@ class WideIntegers:
         self.io = ModelIO(tuple(map(self._widened, engine.inputs)), tuple(map(self._widened, engine.outputs)))
 
     def narrow(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return checked feeds as the engine takes them.
-
-        Raises:
-            DataError: If a value does not fit 32 bits, or lies on the device, where it is not converted.
-        """
+        """Return checked feeds as the engine takes them."""
         return {name: self._narrowed(name, value) for name, value in values.items()}
 
     def widen(self, outputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

@@ -6,20 +6,22 @@ in a runtime cache; other TensorRTs have nothing to say there.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ....errors import ModelError, first_line
+from ....errors import InvalidOption, ModelError, StorageError, first_line
+from ....files import digest_files, writing
 from ..adapter import Adapter
 from ..compatibility import ALLOCATIONS
 from ..plan import OpenPlan, PlanNeeds, open_plan
-from .cuda_context import PrimaryContext
+from .cuda import PrimaryContext
 from .io_tensors import read_tensors
 from .profile_choice import DeclaredProfiles, read_profiles, with_declared_values
-from .runtime_cache import RuntimeCacheFile
 
 GRAPH_HINT = "leave cuda_graph off"
 
@@ -64,9 +66,6 @@ class LoadedEngine:
             REQUIRE_USER_ALLOCATION (release notes 1.2), and would keep the kernels of that moment.
         user_managed: Whether whoever binds shapes allocates the memory of execution contexts.
         notes: What the user should know.
-
-    Raises:
-        EngineUnavailable, ArtifactError, ModelError: As `TensorRTRunner`.
     """
 
     def __init__(self, adapter: Adapter, path: Path, use: EngineUse) -> None:
@@ -148,9 +147,6 @@ class LoadedEngine:
         "Building with kDETAILED verbosity will generally increase latency in enqueueV3()", and the default
         is the build's (NvInferRuntime.h 8.5:3207, 10.16:5060, 11.1:4680, setNvtxVerbosity; trtexec sets it,
         samples/common/sampleInference.cpp:598 of 10.16). Inspector and profiler do not depend on it.
-
-        Raises:
-            ModelError: If there can be none, with TensorRT's reason.
         """
         how = self._config if self._config is not None else self._strategy
         context = self.engine.create_execution_context(*(() if how is None else (how,)))
@@ -173,14 +169,6 @@ class LoadedEngine:
         others answer False, and raise where the binding itself refuses, as for more than 8 axes
         (python/src/infer/pyCore.cpp: `context_set_optimization_profile_async` and `castDimsFromPyIterable`,
         release/8.5 to 11.1).
-
-        Args:
-            refusal: What to say where it is refused.
-            call: The call.
-            arguments: Its arguments.
-
-        Raises:
-            ModelError: With TensorRT's reason.
         """
         try:
             accepted = call(*arguments)
@@ -215,3 +203,81 @@ class LoadedEngine:
                 self._cache_file.save(self._cache)
         finally:
             self._config = self._cache = self._opened = None
+
+
+SUFFIX = ".runtime_cache"
+_MAGIC = b"qcompile runtime cache 1\n"
+
+
+class RuntimeCacheFile:
+    """The kernels that TensorRT-RTX compiled for an engine, in a file beside it: the next process need not.
+
+    TensorRT-RTX refuses a cache of another version, GPU or driver (`IRuntimeCache.deserialize` of 1.7). It
+    cannot know whether the file is whole and which engine it is of: the header says both.
+
+    Args:
+        engine: The engine's file.
+        version: TensorRT-RTX's.
+        digest: The engine's, where it is known and was checked.
+
+    Attributes:
+        path: The cache's file.
+        note: What became of the file that was there, for the user; empty where there was none.
+    """
+
+    def __init__(self, engine: Path, version: str, digest: str = "") -> None:
+        self.path = engine.with_name(engine.name + SUFFIX)
+        self.note = ""
+        self._about = {"engine": digest or digest_files([engine]), "tensorrt_rtx": version}
+        self._blob_digest = ""
+
+    def load(self, cache: Any) -> None:
+        """Fill a runtime cache from the file; one that cannot be used is left empty, and `note` says why."""
+        try:
+            content = self.path.read_bytes()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self.note = f"{self.path}: cannot be read ({error.strerror}); kernels are compiled again"
+            return
+        blob = self._blob(content)
+        reason = "it is of another engine or version, or damaged"
+        if blob is not None:
+            if cache.deserialize(blob):
+                self._blob_digest = _digest(blob)
+                self.note = f"kernels are those of {self.path.name}; the first start without it compiles them"
+                return
+            reason = "TensorRT-RTX refuses it, as of another GPU or driver"
+        self.note = f"{self.path} is not used: {reason}; kernels are compiled again"
+
+    def save(self, cache: Any) -> None:
+        """Write what was compiled since, whole or not at all.
+
+        Of several processes the last one wins: each of them has what it needs itself.
+        """
+        serialized = cache.serialize()
+        blob = b"" if serialized is None else bytes(serialized)
+        if not blob or _digest(blob) == self._blob_digest:
+            return
+        header = json.dumps({**self._about, "sha256": _digest(blob)}).encode()
+        try:
+            with writing(self.path) as temporary:
+                temporary.write_bytes(_MAGIC + header + b"\n" + blob)
+        except (OSError, InvalidOption, StorageError):
+            return  # a cache is no result: where it cannot be kept, the next process compiles again
+        self._blob_digest = _digest(blob)
+
+    def _blob(self, content: bytes) -> bytes | None:
+        """What TensorRT-RTX wrote; None where the header does not vouch for it."""
+        if not content.startswith(_MAGIC):
+            return None
+        header, _, blob = content[len(_MAGIC) :].partition(b"\n")
+        try:
+            about = json.loads(header)
+        except (ValueError, RecursionError):
+            return None
+        return blob if about == {**self._about, "sha256": _digest(blob)} else None
+
+
+def _digest(blob: bytes) -> str:
+    return hashlib.sha256(blob).hexdigest()

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from ....errors import DataError, first_line
 from ....tensors import format_shape
-from .cuda_context import PrimaryContext
-from .cuda_driver import DriverError
+from .cuda import Cuda, CudaError, DeviceMemory, PrimaryContext, Stream
 
 ALIGNMENT_BYTES = 256
 """What CUDA aligns every allocation to."""
@@ -32,9 +31,9 @@ class DeviceBuffer:
         size_bytes: How much was allocated.
     """
 
-    def __init__(self, cuda: Any) -> None:
+    def __init__(self, cuda: Cuda) -> None:
         self._cuda = cuda
-        self._memory: Any = None
+        self._memory: DeviceMemory | None = None
         self.address = 0
         self.size_bytes = 0
 
@@ -45,8 +44,8 @@ class DeviceBuffer:
         """
         if self._memory is None or size_bytes > self.size_bytes:
             self.free()
-            self._memory = self._cuda.mem_alloc(max(size_bytes, 1))
-            self.address, self.size_bytes = int(self._memory), max(size_bytes, 1)
+            self._memory = DeviceMemory(self._cuda, max(size_bytes, 1))
+            self.address, self.size_bytes = self._memory.address, max(size_bytes, 1)
         return self.address
 
     def free(self) -> None:
@@ -64,7 +63,7 @@ class HostBuffer:
     Whoever uses CUDA keeps such arrays out of local variables: the frames of an error would hold them.
     """
 
-    def __init__(self, cuda: Any) -> None:
+    def __init__(self, cuda: Cuda) -> None:
         self._cuda = cuda
         self._bytes: NDArray[np.uint8] | None = None
         self._used_bytes = 0
@@ -74,7 +73,7 @@ class HostBuffer:
         size_bytes = math.prod(shape) * dtype.itemsize
         if self._bytes is None or size_bytes > self._bytes.nbytes:
             self._bytes = None  # before the new one is allocated, not after
-            self._bytes = self._cuda.pagelocked_empty(max(size_bytes, 1), np.uint8)
+            self._bytes = self._cuda.pagelocked_empty(max(size_bytes, 1))
         self._used_bytes = size_bytes
         array: NDArray[Any] = self._bytes[:size_bytes].view(dtype).reshape(shape)
         return array
@@ -126,11 +125,7 @@ class DeviceArray:
 
     @property
     def address(self) -> int:
-        """Where it begins.
-
-        Raises:
-            DataError: If the memory belongs to another output meanwhile.
-        """
+        """Where it begins."""
         if not self._is_valid():
             raise DataError(
                 f"output of shape {self.shape} on the device: its runner was used again or closed since; "
@@ -160,16 +155,12 @@ class DeviceArray:
         }
 
     def copy_to_host(self) -> NDArray[Any]:
-        """Return a copy on the host.
-
-        Raises:
-            DataError: If the memory belongs to another output meanwhile.
-        """
+        """Return a copy on the host."""
         address = self.address
         array = np.empty(self.shape, self.dtype)
         if array.nbytes:
             with self._context.active("copying an output to the host"):
-                self._context.cuda.memcpy_dtoh(raw(array), address)
+                self._context.cuda.copy_to_host(raw(array), address)
         return array
 
     def __repr__(self) -> str:
@@ -198,20 +189,11 @@ class DeviceInput:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def read_device_input(name: str, value: Any, context: PrimaryContext, stream: int) -> DeviceInput:
+def read_device_input(name: str, value: Any, context: PrimaryContext, stream: Stream) -> DeviceInput:
     """Return where a feed lies on the device, and wait for what still writes it.
 
     The protocol's version 3 tells the stream that writes, and ours waits for it. PyTorch has version 2,
     which tells none: the host waits for the device.
-
-    Args:
-        name: The input's, for messages.
-        value: Anything with `__cuda_array_interface__`.
-        context: Whose device it must be on; active.
-        stream: Handle of the stream that is to wait.
-
-    Raises:
-        DataError: If it is no array on this device, or not row-major without gaps.
     """
     try:
         interface = value.__cuda_array_interface__
@@ -239,9 +221,9 @@ def read_device_input(name: str, value: Any, context: PrimaryContext, stream: in
     if address:
         _check_place(name, address, context)
     if interface["version"] >= 3 and interface.get("stream") is not None:
-        context.driver.wait(stream, int(interface["stream"]))
+        context.cuda.wait_for_stream(stream, int(interface["stream"]))
     elif interface["version"] < 3:
-        context.cuda.Context.synchronize()
+        context.cuda.synchronize()
     return DeviceInput(address, shape, dtype, value)
 
 
@@ -262,8 +244,8 @@ def _dtype(name: str, typestr: str) -> np.dtype[Any]:
 
 def _check_place(name: str, address: int, context: PrimaryContext) -> None:
     try:
-        device = context.driver.device_of(address)
-    except DriverError as error:
+        device = context.cuda.device_of(address)
+    except CudaError as error:
         raise DataError(
             f"feeds: input {name!r} lies at {address:#x}, outside the memory of CUDA devices ({error})",
             tensor=name,

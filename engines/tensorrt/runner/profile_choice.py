@@ -107,13 +107,7 @@ def read_profiles(adapter: Adapter, engine: Any, inputs: Sequence[IOTensor]) -> 
 def with_declared_values(
     profiles: Sequence[Profile], declared: DeclaredProfiles, inputs: Sequence[IOTensor]
 ) -> tuple[Profile, ...]:
-    """Return profiles with the ranges of shape inputs that TensorRT does not tell, as 8.x does not.
-
-    Args:
-        profiles: Of the engine.
-        declared: Those of its manifest; ignored where their number is another.
-        inputs: Of the engine.
-    """
+    """Return profiles with the ranges of shape inputs that TensorRT does not tell, as 8.x does not."""
     if len(declared) != len(profiles):
         return tuple(profiles)
     on_host = [tensor.name for tensor in inputs if tensor.on_host and -1 not in tensor.shape]
@@ -132,11 +126,7 @@ def with_declared_values(
 
 
 def fitting_profiles(profiles: Sequence[Profile], feed_shapes: FeedShapes) -> list[Profile]:
-    """Return the profiles that take these shapes, the tightest first.
-
-    Raises:
-        DataError: Naming the input, its shape and the ranges of the profiles.
-    """
+    """Return the profiles that take these shapes, the tightest first."""
     fitting = [profile for profile in profiles if profile.holds(feed_shapes)]
     if fitting:
         return sorted(fitting, key=lambda profile: profile.slack(feed_shapes))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -25,7 +26,7 @@ from ...gpu_times import GpuTimes, time_runs
 from ..adapter import Adapter
 from .bound_context import BoundContext, Values
 from .callbacks import make_listener
-from .cuda_driver import NON_BLOCKING
+from .cuda import Event, Stream
 from .io_tensors import WideIntegers, model_io
 from .loaded_engine import EngineUse, LoadedEngine
 from .memory import DeviceArray, DeviceInput, read_device_input
@@ -82,7 +83,7 @@ class TensorRTRunner(Runner):
         try:
             with self._context.active("loading the engine"):
                 self._slots = StreamSlots(self._loaded, streams, self.notes)
-                self._intake = self._context.cuda.Stream(NON_BLOCKING)
+                self._intake = Stream(self._context.cuda)
             self._integers = WideIntegers(model_io(self._loaded.tensors), declared)
             self.io = self._integers.io
         except BaseException:
@@ -235,7 +236,9 @@ class TensorRTRunner(Runner):
         self._require_open()
         with self._context.active("timing"):
             bound = self._bind(feeds)
-            return time_runs(iterations, self._context.cuda.Event, bound.timed_run, _elapsed_ms)
+            return time_runs(
+                iterations, partial(Event, self._context.cuda), bound.timed_run, Event.elapsed_ms
+            )
 
     def layer_times(self, feeds: Feeds, iterations: int = 10) -> dict[str, float]:
         """Return layer to its median time in milliseconds, by TensorRT's profiler, without CUDA graphs.
@@ -339,19 +342,15 @@ class TensorRTRunner(Runner):
     def _value(self, name: str, value: Any) -> NDArray[Any] | DeviceInput:
         if isinstance(value, np.ndarray | np.generic):
             return np.asarray(value)
-        return read_device_input(name, value, self._context, self._intake.handle)
+        return read_device_input(name, value, self._context, self._intake)
 
     def _after_producers(self, slot: StreamSlot, values: Values) -> None:
         """Let the stream wait for what the producers of inputs on the device have enqueued."""
         if any(isinstance(value, DeviceInput) for value in values.values()):
-            written = self._context.cuda.Event()
+            written = Event(self._context.cuda)
             written.record(self._intake)
             slot.stream.wait_for_event(written)
 
 
 def _copies(bound: BoundContext) -> dict[str, NDArray[Any]]:
     return {name: array.copy() for name, array in bound.outputs_on_host().items()}
-
-
-def _elapsed_ms(start: Any, end: Any) -> float:
-    return float(end.time_since(start))

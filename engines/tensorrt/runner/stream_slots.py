@@ -8,7 +8,7 @@ from typing import Any
 
 from ....errors import InvalidOption, ModelError
 from .bound_context import BoundContext, Values
-from .cuda_driver import NON_BLOCKING
+from .cuda import OutOfMemory, Stream
 from .loaded_engine import LoadedEngine
 from .profile_choice import FeedShapes, Profile, fitting_profiles
 
@@ -29,7 +29,7 @@ class StreamSlot:
         captured_here = loaded.cuda_graph and not loaded.captures_itself
         self._kept = GRAPHS_KEPT if captured_here and loaded.contexts_share_profiles else 1
         self._contexts: OrderedDict[object, BoundContext] = OrderedDict()
-        self.stream: Any = loaded.context.cuda.Stream(NON_BLOCKING)
+        self.stream: Any = Stream(loaded.context.cuda)
         try:
             self._contexts[None] = BoundContext(loaded, self.stream)
         except BaseException:
@@ -42,17 +42,13 @@ class StreamSlot:
         return tuple(self._contexts.values())
 
     def bind(self, values: Values, feed_shapes: FeedShapes, profile: Profile, *, graph: bool) -> BoundContext:
-        """Bind the execution context for these shapes: a new one if there is room, else the oldest's place.
-
-        Raises:
-            DataError, ModelError: As `BoundContext.bind`.
-        """
+        """Bind the context for these shapes: a new one if there is room, else the oldest's place."""
         key = feed_shapes.key if self._kept > 1 else None
         while True:
             try:
                 bound = self._context(key)
                 bound.bind(values, feed_shapes, profile, graph=graph)
-            except (ModelError, self._loaded.context.cuda.MemoryError) as error:
+            except (ModelError, OutOfMemory) as error:
                 others = [other for other in self._contexts if other != key]
                 if not others or (key in self._contexts and isinstance(error, ModelError)):
                     raise
@@ -97,9 +93,6 @@ class StreamSlots:
         loaded: The engine; its context is active.
         streams: How many inferences can be under way at once.
         notes: Where the user reads what became of them.
-
-    Raises:
-        InvalidOption: If the engine cannot be run on so many.
     """
 
     def __init__(self, loaded: LoadedEngine, streams: int, notes: list[str]) -> None:
@@ -125,11 +118,7 @@ class StreamSlots:
         self._owners = dict(enumerate(self.all)) if self._exclusive else {}
 
     def choose(self, turn: int, feed_shapes: FeedShapes) -> tuple[StreamSlot, Profile]:
-        """Return stream and profile for the inference of this turn.
-
-        Raises:
-            DataError: If no profile takes the shapes.
-        """
+        """Return stream and profile for the inference of this turn."""
         fitting = fitting_profiles(self._loaded.profiles, feed_shapes)
         slot = self.all[turn % len(self.all)]
         if not self._exclusive:

@@ -85,7 +85,7 @@ def test_tables_and_report_show_the_machine(tmp_path: Path) -> None:
     told = io.StringIO()
     Console(file=told, width=200).print(results_table(joined, width=200))
     text = told.getvalue()
-    assert "machine" in text
+    assert "measurement" in text
     assert text.count("(baseline)") == 2
     header, _, *rows = markdown_table(joined).splitlines()
     assert header.startswith("| method | machine | latency ms")

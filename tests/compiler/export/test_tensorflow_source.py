@@ -1,4 +1,4 @@
-"""TensorFlow models as MODEL: what can be said without TensorFlow, and the road with it.
+"""TensorFlow models: what can be said without TensorFlow, and the road with it.
 
 The tests of the road need `QCOMPILE_TENSORFLOW_PYTHON`: an interpreter that has tensorflow and tf2onnx.
 """
@@ -8,92 +8,153 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import onnx
+import onnxruntime
 import pytest
-from sklearn.datasets import load_digits
 
 import qcompile
-from qcompile.artifact import read_manifest
-from qcompile.compiler.export.tensorflow_source import declared
-from qcompile.compiler.quantize.calibrate import calibrate
-from qcompile.errors import InvalidOption, MissingFile, ModelError, UnsupportedOperator
+from qcompile.compiler.export.tensorflow_source import input_shapes
+from qcompile.errors import EngineUnavailable, InvalidOption, MissingFile, ModelError, UnsupportedOperator
 from qcompile.model.onnx_file import load_onnx, model_io
-from qcompile.model.source import digest_source, parse_source
+from qcompile.model.pytorch import load_torch
+from qcompile.model.source import parse_source
+from qcompile.model.tensorflow import convert, tensorflow_python
 from qcompile.tensors import TensorInfo
 
 PYTHON = os.environ.get("QCOMPILE_TENSORFLOW_PYTHON", "")
 with_tensorflow = pytest.mark.skipif(not PYTHON, reason="QCOMPILE_TENSORFLOW_PYTHON names no interpreter")
 MODELS = Path(__file__).parents[2] / "support" / "tensorflow_models.py"
 
-TOLD = [{"name": "x", "dtype": "float32", "shape": [None, 8, None]}]
+
+def layer(kind: str, name: str, module: str = "keras.layers", **more: Any) -> dict[str, Any]:
+    return {"module": module, "class_name": kind, "config": {"name": name}, **more}
 
 
-def test_the_spellings(tmp_path: Path) -> None:
-    (tmp_path / "saved").mkdir()
-    (tmp_path / "saved" / "saved_model.pb").write_bytes(b"")
-    for name in ("m.keras", "m.h5"):
-        (tmp_path / name).write_bytes(b"")
-        assert parse_source(name, base=tmp_path).kind == "keras"
-    plain, signed = parse_source("saved", base=tmp_path), parse_source("saved:add", base=tmp_path)
-    assert (plain.kind, plain.function) == ("savedmodel", "")
-    assert (signed.kind, signed.function, signed.path) == ("savedmodel", "add", plain.path)
-    assert parse_source(signed.absolute).function == "add"
-    with pytest.raises(MissingFile):
-        parse_source("none.keras", base=tmp_path)
-
-
-def test_the_digest_of_a_saved_model_is_of_all_its_files(tmp_path: Path) -> None:
-    (tmp_path / "variables").mkdir()
-    (tmp_path / "saved_model.pb").write_bytes(b"graph")
-    weights = tmp_path / "variables" / "variables.data-00000-of-00001"
-    weights.write_bytes(b"one")
-    source = parse_source(str(tmp_path))
-    before = digest_source(source)
-    weights.write_bytes(b"two")
-    assert digest_source(source) != before
-
-
-def test_open_axes_get_names_and_given_shapes_fix_them() -> None:
-    assert [str(one) for one in declared(TOLD, [], [])] == ["x:[batch,8,x_2]:float32"]
-    assert [str(one) for one in declared(TOLD, ["x:[n,8,5]"], [])] == ["x:[n,8,5]:float32"]
-    assert [str(one) for one in declared(TOLD, [], ["x:2=length"])] == ["x:[batch,8,length]:float32"]
-    assert declared(TOLD, [TensorInfo("x", "float32", (1, 8, 2))], [])[0].shape == (1, 8, 2)
-
-
-@pytest.mark.parametrize("given", ["y:1x8x2", "x:1x9x2", "x:1x8", "x:[n,k,2]"])
-def test_a_shape_that_the_model_does_not_have_is_refused(given: str) -> None:
-    with pytest.raises(InvalidOption, match=r"is no input of the model|the model's shape is \?x8x\?"):
-        declared(TOLD, [given], [])
-
-
-def test_a_file_with_code_is_refused_before_any_interpreter_is_started(tmp_path: Path) -> None:
-    path = tmp_path / "m.keras"
-    config = {"module": "keras.layers", "class_name": "Lambda", "config": {"name": "mine"}}
+def keras_file(path: Path, *layers: dict[str, Any]) -> Path:
+    """As Keras 3 writes a model: layers, each in its own configuration, deep in the tree."""
+    config = {"module": "keras", "class_name": "Functional", "config": {"name": "m", "layers": list(layers)}}
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("config.json", json.dumps(config))
-    with pytest.raises(ModelError, match=r"layer 'mine' \(Lambda\) holds Python code"):
-        qcompile.export(str(path), tmp_path / "m.onnx", python=["tensorflow=/bin/false"])
-    path.write_bytes(b"no archive")
-    with pytest.raises(ModelError, match="not a Keras file"):
-        qcompile.export(str(path), tmp_path / "m.onnx")
+    return path
 
 
-def test_pytorch_says_that_it_is_no_pytorch_model(tmp_path: Path) -> None:
-    from qcompile.model.pytorch import load_torch
+def script(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return f"tensorflow={path}"
 
-    (tmp_path / "m.keras").write_bytes(b"")
+
+def test_the_spellings_of_tensorflow_models(tmp_path: Path) -> None:
+    for name in ("m.keras", "m.h5", "m.tflite"):
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "saved_model.pb").write_bytes(b"")
+    kinds = {name: parse_source(name, base=tmp_path) for name in ("m.keras", "m.h5", "m.tflite", "saved")}
+    assert [source.kind for source in kinds.values()] == ["keras", "keras", "tflite", "savedmodel"]
+    assert parse_source("saved:serve", base=tmp_path).function == "serve"
+    with pytest.raises(MissingFile):
+        parse_source("none.keras", base=tmp_path)
     with pytest.raises(ModelError, match="cannot be run by PyTorch\n  hint: export it"):
-        load_torch(parse_source(str(tmp_path / "m.keras")))
+        load_torch(kinds["m.keras"])
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        layer("Lambda", "mine"),
+        layer("TorchModuleWrapper", "mine"),
+        layer("TFSMLayer", "mine"),
+        layer("Own>Lambda", "mine"),
+        layer("Block", "mine", module="package.layers"),
+        layer("Block", "mine", module="keras.layers", registered_name="package>Block"),
+        layer("Dense", "mine", activation={"module": "os", "class_name": "function", "config": "system"}),
+        layer("Dense", "mine", f={"module": "keras.utils", "class_name": "function", "config": "get_file"}),
+        layer("Dense", "mine", f={"module": "keras.opsx", "class_name": "function", "config": "f"}),
+        layer("Bidirectional", "outer", layer=layer("Lambda", "mine")),
+    ],
+)
+def test_a_keras_file_with_code_is_refused_before_any_process_starts(tmp_path: Path, code: Any) -> None:
+    path = keras_file(tmp_path / "m.keras", layer("Dense", "first"), code)
+    with pytest.raises(ModelError, match=r"m\.keras: layer 'mine' \(.+\) is Python code"):
+        qcompile.export(str(path), tmp_path / "m.onnx", python=["tensorflow=/bin/false"], trust=True)
+    assert not (tmp_path / "m.onnx").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04 cut off"])
+def test_what_is_no_keras_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "m.keras").write_bytes(content)
+    with pytest.raises(ModelError, match="not a Keras file"):
+        qcompile.export(str(tmp_path / "m.keras"), tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize(
+    ("text", "refusal"),
+    [
+        (["tensorflow"], "tensorflow=INTERPRETER is required"),
+        (["tensorrt=/bin/sh"], "tensorflow=INTERPRETER is required"),
+        ([f"tensorflow={sys.executable}"] * 2, "is required once"),
+        (["tensorflow=/nothing/python"], "there is no executable"),
+    ],
+)
+def test_the_interpreter_is_spelled_out(text: list[str], refusal: str) -> None:
+    with pytest.raises((InvalidOption, MissingFile), match=refusal):
+        tensorflow_python(text)
+    assert tensorflow_python([]) == sys.executable
+    assert tensorflow_python([f"tensorflow={sys.executable}"]) == sys.executable
+
+
+def test_errors_of_the_process_are_translated(tmp_path: Path) -> None:
+    (tmp_path / "m.tflite").write_bytes(b"")
+    source = parse_source("m.tflite", base=tmp_path)
+    out = tmp_path / "m.onnx"
+    if find_spec("tensorflow") is None:
+        with pytest.raises(EngineUnavailable, match=r"m\.tflite: tensorflow.* cannot be imported") as caught:
+            convert(source, sys.executable, out, opset=18, trust=False)
+        assert "qcompile[tensorflow]" in caught.value.hint
+        assert "`python` tensorflow=tf/bin/python" in caught.value.hint
+    python = script(tmp_path / "python", "echo out of luck >&2; exit 3")
+    with pytest.raises(ModelError, match="exit code 3: out of luck"):
+        qcompile.export(str(source.file), out, python=[python])
+    with pytest.raises(InvalidOption, match="cannot be run"):
+        convert(source, str(tmp_path), out, opset=18, trust=False)
+
+
+def test_files_of_the_current_folder_are_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "m.tflite").write_bytes(b"")
+    (tmp_path / "json.py").write_text("raise SystemExit('taken from the folder')")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((EngineUnavailable, ModelError)) as caught:
+        convert(parse_source("m.tflite"), sys.executable, tmp_path / "m.onnx", opset=18, trust=False)
+    assert "taken from" not in str(caught.value)
+
+
+def test_open_axes_get_names_and_shapes_that_are_requested() -> None:
+    tensors = [TensorInfo("x", "float32", ("unk__1", "unk__2", 3)), TensorInfo("y", "int64", ("?",))]
+    assert [t.shape for t in input_shapes(tensors, [], [])] == [("batch", "x_1", 3), ("batch",)]
+    assert input_shapes(tensors, ["x:1x5x3"], [])[0].shape == (1, 5, 3)
+    assert input_shapes(tensors, [], ["x:1=length"])[0].shape == ("batch", "length", 3)
+    for requested, refusal in (
+        ("z:1", "is no input of the model; it takes x, y"),
+        ("x:1x5x4", r"is \?x\?x3"),
+    ):
+        with pytest.raises(InvalidOption, match=refusal):
+            input_shapes(tensors, [requested], [])
 
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of TensorFlow models; the CNN is trained on the digits that it does not keep for the test."""
+    from sklearn.datasets import load_digits
+
     folder = tmp_path_factory.mktemp("tensorflow")
     data = load_digits()
     images = (data.images[..., None] / 16).astype(np.float32)
@@ -104,121 +165,78 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+Exported = Callable[..., qcompile.Artifact]
+
+
 @pytest.fixture
-def exported(models: Path, tmp_path: Path) -> Callable[..., qcompile.Artifact]:
+def exported(models: Path, tmp_path: Path) -> Exported:
     """`exported("digits.keras")` exports a model by the interpreter with TensorFlow."""
 
-    def export(name: str, **options: object) -> qcompile.Artifact:
-        output = tmp_path / "model.onnx"
-        return qcompile.export(str(models / name), output, python=[f"tensorflow={PYTHON}"], **options)  # type: ignore[arg-type]
+    def export(name: str, **options: Any) -> qcompile.Artifact:
+        return qcompile.export(
+            str(models / name), tmp_path / "model.onnx", python=[f"tensorflow={PYTHON}"], **options
+        )
 
     return export
 
 
-Exported = Callable[..., qcompile.Artifact]
-
-
 @with_tensorflow
-@pytest.mark.parametrize("name", ["digits.keras", "digits.h5"])
-def test_a_keras_model_keeps_its_names_its_layout_and_its_batch(exported: Exported, name: str) -> None:
-    made = exported(name)
-    io = model_io(load_onnx(made.path))
-    assert [str(one) for one in (*io.inputs, *io.outputs)] == [
-        "image:[batch,8,8,1]:float32",
-        "logits:[batch,10]:float32",
-    ]
-    manifest = read_manifest(made.path)
-    assert manifest is not None
-    assert all(check.passed for check in manifest.checks)
-    assert [check.name for check in manifest.checks][1:] == [
-        "same outputs as TensorFlow",
-        "same outputs as TensorFlow at batch 1",
-        "same outputs as TensorFlow at batch 3",
-    ]
-    assert manifest.options["exporter"] == "tf2onnx"
-    assert manifest.options["opset"] == 20
-    assert {"tensorflow", "tf2onnx", "keras", "python"} <= set(manifest.tools)
-
-
-@with_tensorflow
-def test_an_older_opset_a_fixed_batch_and_the_data(exported: Exported, models: Path) -> None:
-    made = exported("digits.keras", opset_version=13, inputs=["image:1x8x8x1"], data=str(models / "held.npz"))
-    proto = load_onnx(made.path)
-    assert proto.opset_import[0].version == 13
-    assert model_io(proto).inputs[0].shape == (1, 8, 8, 1)
-    assert any(check.name == "same outputs as TensorFlow on the data" for check in made.manifest.checks)
-
-
-@with_tensorflow
-def test_a_recurrent_layer_becomes_an_lstm_of_any_length(exported: Exported) -> None:
-    made = exported("lstm.keras")
-    assert "LSTM" in {node.op_type for node in onnx.load(made.path).graph.node}
-    assert {"batch", "series_1"} == set(made.manifest.options["axes"])  # type: ignore[call-overload]
-    assert any("series_1" in check.name for check in made.manifest.checks)
-
-
-@with_tensorflow
-def test_a_saved_model_with_two_outputs(exported: Exported) -> None:
-    io = model_io(load_onnx(exported("two_outputs").path))
-    assert [one.name for one in io.outputs] == ["score", "tags"]
-    renamed = exported("two_outputs", outputs=["first", "second"])
-    assert [one.name for one in model_io(load_onnx(renamed.path)).outputs] == ["first", "second"]
-
-
-@with_tensorflow
-def test_a_signature_is_chosen_by_its_name(exported: Exported) -> None:
-    with pytest.raises(ModelError, match="there are: add, more"):
-        exported("adds")
-    io = model_io(load_onnx(exported("adds:add").path))
-    assert [one.name for one in io.inputs] == ["a", "b"]
-    assert [one.name for one in io.outputs] == ["difference", "sum"]
-
-
-@with_tensorflow
-@pytest.mark.parametrize("name", ["lambda.keras", "lambda.h5"])
-def test_a_lambda_runs_only_where_the_file_is_trusted(exported: Exported, name: str) -> None:
-    with pytest.raises(ModelError, match=r"'mine' \(Lambda\) holds Python code"):
-        exported(name)
-    assert all(check.passed for check in exported(name, trust=True).manifest.checks)
+@pytest.mark.parametrize(
+    ("name", "options", "io"),
+    [
+        ("digits.keras", {}, ["image:[batch,8,8,1]:float32", "logits:[batch,10]:float32"]),
+        ("digits.h5", {}, ["image:[batch,8,8,1]:float32", "logits:[batch,10]:float32"]),
+        (
+            "digits.tflite",
+            {},
+            ["image:[batch,8,8,1]:float32", "StatefulPartitionedCall_1:[batch,10]:float32"],
+        ),
+        (
+            "digits.keras",
+            {"inputs": ["image:1x8x8x1"], "opset_version": 13},
+            ["image:1x8x8x1:float32", "logits:1x10:float32"],
+        ),
+        ("lstm.keras", {}, ["series:[batch,series_1,6]:float32", "out:[batch,3]:float32"]),
+        (
+            "two_outputs",
+            {"outputs": ["first", "second"]},
+            ["tokens:[batch,16]:int32", "first:[batch,4]:float32", "second:[batch,second_1,8]:float32"],
+        ),
+        (
+            "adds:add",
+            {},
+            [f"{name}:[batch,4]:float32" for name in ("a", "b", "difference", "sum")],
+        ),
+    ],
+)
+def test_models_keep_their_names_their_layout_and_their_axes(
+    exported: Exported, models: Path, name: str, options: dict[str, Any], io: list[str]
+) -> None:
+    artifact = exported(name, **options)
+    found = model_io(load_onnx(artifact.path))
+    assert [str(tensor) for tensor in (*found.inputs, *found.outputs)] == io
+    assert all(check.passed for check in artifact.manifest.checks)
+    assert artifact.manifest.options["exporter"] == "tf2onnx"
+    assert artifact.manifest.options["opset"] == options.get("opset_version", 20)
+    assert {"tensorflow", "tf2onnx", "keras"} <= set(artifact.manifest.tools)
+    if name.startswith("digits") and not options:
+        with np.load(models / "held.npz") as held:
+            scores = onnxruntime.InferenceSession(artifact.path).run(None, {"image": held["image"]})[0]
+            assert (scores.argmax(-1) == held["labels"]).mean() > 0.85
 
 
 @with_tensorflow
 def test_what_is_no_model_of_numbers_alone_is_refused(exported: Exported, models: Path) -> None:
-    with pytest.raises(ModelError, match=r"touches files or calls Python \(ReadFile\)"):
-        exported("reads")
-    with pytest.raises(
-        UnsupportedOperator, match="custom operators that this TensorFlow does not have: MyOp"
-    ):
-        exported("custom")
-    with pytest.raises(ModelError, match="file takes no numbers"):
+    (models / "damaged").mkdir()
+    (models / "damaged" / "saved_model.pb").write_bytes(b"\xff\xff no graph")
+    for name, refusal in {
+        "reads": r"touches files or calls Python \(ReadFile\)",
+        "adds:none": "signature not in model none",
+        "only.weights.h5": "No model config found",
+        "lambda.h5": r"'mine' \(Lambda\) is Python code",
+        "damaged": "ended with exit code 1",
+    }.items():
+        with pytest.raises(ModelError, match=refusal):
+            exported(name)
+    with pytest.raises(UnsupportedOperator, match="no form for TensorFlow's ReadFile"):
         exported("reads", trust=True)
-    with pytest.raises(ModelError, match="holds weights alone"):
-        exported("only.weights.h5")
-    damaged = models / "damaged"
-    damaged.mkdir()
-    (damaged / "saved_model.pb").write_bytes(b"\xff\xff no graph")
-    with pytest.raises(ModelError, match=r"saved_model\.pb is damaged"):
-        exported("damaged")
-
-
-@with_tensorflow
-def test_int8_of_a_trained_keras_model_keeps_its_accuracy(
-    exported: Exported, models: Path, tmp_path: Path
-) -> None:
-    made = exported("digits.keras")
-    simple = qcompile.simplify(made.path, tmp_path / "simple.onnx")
-    ranges = calibrate(simple.path, str(models / "digits.npz"), tmp_path / "m.ranges", samples=64, threads=1)
-    int8 = qcompile.quantize(
-        simple.path, tmp_path / "int8.onnx", ranges=ranges.path, target="onnxruntime", precision="int8"
-    )
-    assert int8.manifest.precision == "int8"
-    import onnxruntime
-
-    with np.load(models / "held.npz") as held:
-        images, labels = held["image"], held["labels"]
-    right = {}
-    for path in (simple.path, int8.path):
-        session = onnxruntime.InferenceSession(path)
-        right[path] = (session.run(None, {"image": images})[0].argmax(-1) == labels).mean()
-    assert right[simple.path] > 0.85
-    assert right[int8.path] > right[simple.path] - 0.02

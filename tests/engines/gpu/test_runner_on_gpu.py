@@ -1,7 +1,7 @@
 """The runner on a real GPU, with whichever TensorRT is installed there.
 
 Not yet run on one, only against the simulation of tests/support. Needs numpy, onnx, TensorRT, and
-cuda-bindings or PyCUDA; what needs PyTorch is skipped without it. The oracle is ONNX's own reference
+cuda-bindings; what needs PyTorch is skipped without it. The oracle is ONNX's own reference
 implementation.
 """
 
@@ -19,7 +19,7 @@ from engines_on_gpu import build, open_runner, values
 from onnx import parser
 from onnx.reference import ReferenceEvaluator
 
-from qcompile.engines.tensorrt.runner.cuda_context import PrimaryContext
+from qcompile.engines.tensorrt.runner.cuda import PrimaryContext
 from qcompile.errors import DataError, InvalidOption, ModelError
 
 pytestmark = pytest.mark.gpu

@@ -9,12 +9,25 @@ import numpy as np
 import pytest
 from computed_plan import write_plan
 from simulated_builder import simulated_tensorrt
-from tensorrt_bench import listen
 from tensorrt_simulation import Simulation, read_model, rows, values
 
 from qcompile.engines.tensorrt.log import last_error, make_log, setting
 from qcompile.engines.tensorrt.runner.runner import TensorRTRunner
 from qcompile.errors import InvalidOption, ModelError
+
+
+def listen(module: Any) -> tuple[Any, list[tuple[str, str]]]:
+    """A logger, and what it will be told: (severity, text)."""
+    said: list[tuple[str, str]] = []
+
+    class Log(module.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            module.ILogger.__init__(self)
+
+        def log(self, severity: Any, message: str) -> None:
+            said.append((severity.name, message))
+
+    return Log(), said
 
 
 @pytest.fixture(params=["real", "simulated"])

@@ -28,7 +28,7 @@ from qcompile.engines.tensorrt.log import make_log
 from qcompile.engines.tensorrt.plan import (
     PlanNeeds,
     needs_of,
-    needs_of_build,
+    needs_of_options,
     open_plan,
     register_plugins,
 )
@@ -234,7 +234,7 @@ def test_only_a_version_compatible_manifest_and_a_trusted_file_permit_it(
     assert not needs_of(about(manifest)).host_code
     lean = {"version_compatible": True, "exclude_lean_runtime": True}
     assert not needs_of(about(manifest, **lean)).host_code
-    assert not needs_of_build(TensorRTOptions(**lean)).host_code
+    assert not needs_of_options(vars(TensorRTOptions(**lean))).host_code
     assert needs_of(None) == PlanNeeds(host_code=True)
 
 

@@ -1,23 +1,26 @@
-"""Each behaviour of the stand-ins for TensorRT, CUDA and PyCUDA says where it is known from.
+"""Stand-ins have the names of real versions, and each behaviour says where it is known from.
 
 A behaviour is a class, or a function of more than three statements, at the top of a file of `STAND_INS`. It
 names its source in its docstring or in a comment inside: `Source: ...`, with a line of public source, an
-issue, a document, the real TensorRT-RTX that is installed here, or a recording of a real TensorRT. What is
-there for the tests alone says that: `Source: the tests' own`. A short file may name the source once, for
-all of it. What was only believed has no place.
+issue, a document, or the real TensorRT-RTX that is installed here. What is there for the tests alone says
+that: `Source: the tests' own`. A short file may name the source once, for all of it. What was only believed
+has no place.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 from pathlib import Path
 
 import pytest
+import tensorrt_rtx
+from recorded_tensorrt import VERSIONS, recorded_module
+from simulated_builder import simulated_tensorrt
 
 SUPPORT = Path(__file__).parents[2] / "support"
-SAMPLES = Path(__file__).parents[2] / "samples/tensorrt"
-NAMES = ("simulated_*.py", "recorded_tensorrt.py", "replayed_tensorrt.py", "computed_plan.py")
+NAMES = ("simulated_*.py", "recorded_tensorrt.py", "computed_plan.py")
 STAND_INS = sorted(path for name in NAMES for path in SUPPORT.glob(name))
 SMALL = 3
 """Functions of no more statements only pass something on."""
@@ -29,7 +32,6 @@ SOURCES = {
     "issue or pull request": r"(issues?|pull)[ /]\S*[ /]?\d+",
     "document": r"docs\.nvidia\.com|documentation|driver API|\bguide\b|public notes",
     "the real TensorRT-RTX": r"(TensorRT-RTX|tensorrt_rtx) 1\.\d",
-    "recording": r"recording (?P<file>\S+\.jsonl)",
     "the tests' own": r"the tests' own",
 }
 """What a source is, and how it is told from other words."""
@@ -68,31 +70,47 @@ def test_every_behaviour_names_its_source(path: Path) -> None:
     assert not without, "say where it is known from, or take it out"
 
 
-def test_recordings_that_are_named_are_there() -> None:
-    named = {
-        match["file"] for path in STAND_INS for match in re.finditer(SOURCES["recording"], path.read_text())
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_recorded_member_is_there_and_none_beside(version: str) -> None:
+    folder = Path(recorded_module.__code__.co_filename).parent / "trt_api"
+    prefix = "tensorrt_rtx" if version == "rtx" else f"tensorrt-{version}"
+    (file,) = folder.glob(f"{prefix}*.json")
+    names = json.loads(file.read_text())["names"]
+    for module in (recorded_module(version), simulated_tensorrt(version)):
+        assert module.__version__ in file.name
+        public = {name for name in vars(module) if not name.startswith("_")}
+        assert public - {"recorded_calls"} == set(names)
+        for name, entry in names.items():
+            if "enum" in entry:
+                assert sorted(getattr(module, name).__members__) == sorted(entry["enum"])
+            elif "members" in entry:
+                found = {member for member in dir(getattr(module, name)) if not member.startswith("_")}
+                built_in = set(dir(bytes)) if name == "IHostMemory" else set()
+                assert found - built_in | set(entry["members"]) & built_in == set(entry["members"]), name
+
+
+def test_the_recorded_names_are_those_of_the_installed_rtx() -> None:
+    module = recorded_module("rtx")
+    if module.__version__ != tensorrt_rtx.__version__:
+        pytest.skip(f"recorded {module.__version__}, installed {tensorrt_rtx.__version__}")
+    assert module.__name__ == tensorrt_rtx.__name__
+    for name in (name for name in vars(module) if name[0] != "_" and name != "recorded_calls"):
+        ours, theirs = getattr(module, name), getattr(tensorrt_rtx, name)
+        if hasattr(ours, "__members__"):
+            assert set(ours.__members__) == set(theirs.__members__), name
+        elif isinstance(ours, type):
+            assert all(hasattr(theirs, member) for member in ours._members), name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "DataType", "TensorIOMode", "TensorFormat", "ProfilingVerbosity", "EngineCapability", "ErrorCode",
+        "HardwareCompatibilityLevel", "ComputeCapability", "EngineInvalidityDiagnostics",
+    ],
+)  # fmt: skip
+def test_numbers_that_code_may_rely_on_are_the_real_ones(name: str) -> None:
+    ours, theirs = getattr(recorded_module("rtx"), name), getattr(tensorrt_rtx, name)
+    assert {key: int(value) for key, value in ours.__members__.items()} == {
+        key: int(value) for key, value in theirs.__members__.items()
     }
-    assert named <= {path.name for path in SAMPLES.iterdir()}
-
-
-def test_a_behaviour_without_source_is_found() -> None:
-    text = '''
-class Believed:
-    """It surely does."""
-
-def decides(x):
-    """Source: somebody said so."""
-    a = x
-    b = a
-    c = b
-    return c
-
-def passes_on(x):
-    return x
-
-class Known:
-    """Source: NvInfer.h of release/10.13, `IBuilder`: see include/NvInfer.h."""
-'''
-    found = behaviours(text)
-    assert list(found) == ["Believed", "decides", "Known"]
-    assert [bool(sources(one)) for one in found.values()] == [False, False, True]

@@ -10,7 +10,7 @@ import pytest
 from named_models import PAIR, VIT
 from PIL import Image
 
-from qcompile.data.images.transform import as_input
+from qcompile.data.images import as_input
 from qcompile.model.named.load import describe_named
 from qcompile.model.named.torchvision_import import declare_torchvision_operators
 from qcompile.model.preprocessing import (

@@ -13,7 +13,6 @@ from onnx import TensorProto, helper, numpy_helper
 from qcompile import build, calibrate, quantize, simplify
 from qcompile.artifact import load_artifact
 from qcompile.compiler.export import export
-from qcompile.compiler.quantize.balance.balance import balance
 from qcompile.errors import InvalidOption
 from qcompile.model.onnx_file import model_io
 from qcompile.model.preprocessing import ImagePreprocessing, Preprocessing, preprocessing_of
@@ -81,12 +80,11 @@ def test_a_name_is_fitted_to_the_input_of_an_onnx_file(exported: Path) -> None:
 def test_graphs_keep_it(exported: Path) -> None:
     folder, samples = exported.parent, str(exported.parent / "samples.npz")
     simplify(exported, folder / "simple.onnx")
-    balance(exported, folder / "balanced.onnx", data=samples)
     calibrate(exported, samples, folder / "m.ranges")
     quantize(exported, folder / "int8.onnx", ranges=folder / "m.ranges")
     quantize(exported, folder / "dynamic.onnx", mode="dynamic")
     quantize(exported, folder / "half.onnx", precision="fp16")
-    for name in ("simple", "balanced", "int8", "dynamic", "half"):
+    for name in ("simple", "int8", "dynamic", "half"):
         assert noted(folder / f"{name}.onnx") == noted(exported), name
     export(str(folder / "int8.onnx"), folder / "again.onnx")
     assert noted(folder / "again.onnx") == noted(exported)

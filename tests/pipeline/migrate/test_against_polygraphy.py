@@ -12,7 +12,7 @@ import pytest
 from issue_models import issue_model, write_loader
 
 import qcompile
-from qcompile.pipeline.migrate.model_facts import read_facts
+from qcompile.pipeline.migrate.facts import read_facts
 from qcompile.pipeline.recipe import read_recipe
 from qcompile.spec.tensorrt import parse_bytes
 
@@ -131,6 +131,6 @@ def profiles(path: Path) -> list[dict[str, Any]]:
 def test_sizes_are_polygraphys(text: str) -> None:
     from polygraphy.tools.args.util.util import parse_num_bytes
 
-    from qcompile.pipeline.migrate.values import polygraphy_size
+    from qcompile.pipeline.migrate.values import read_size
 
-    assert parse_bytes(polygraphy_size("size", text), option="size") == parse_num_bytes(text)
+    assert parse_bytes(read_size("size", text), option="size") == parse_num_bytes(text)

@@ -13,18 +13,18 @@ import pytest
 import qcompile.pipeline.migrate
 from qcompile.cli.main import _VERBS
 from qcompile.errors import InvalidOption
-from qcompile.pipeline.migrate import polygraphy, trtexec
-from qcompile.pipeline.migrate.flags import Tool, dashed, find_flag, flags_of, has_key, tomllib
-from qcompile.pipeline.migrate.polygraphy import _Polygraphy
-from qcompile.pipeline.migrate.trtexec import _Trtexec
+from qcompile.pipeline.migrate.flags import TOOLS, Tool, dashed, find_flag, flags_of, tomllib
+from qcompile.pipeline.migrate.intent import Intent
+from qcompile.pipeline.migrate.translate import _READ, _Translator, translate
 from qcompile.spec.artifacts import BuildCommand, QuantizeCommand
 from qcompile.spec.measure import BenchCommand, DiffCommand
-from qcompile.spec.option import options_of
+from qcompile.spec.option import fields_of, options_of
 from qcompile.spec.recipes import MigrateCommand, RecipeFile
 
 FOLDER = Path(qcompile.pipeline.migrate.__file__).parent
-TOOLS: tuple[Tool, ...] = ("trtexec", "polygraphy")
 KINDS = {"to", "lacks", "idle"}
+READ_BY = {"by", "sets", "note", "choices"}
+KEYS = READ_BY | {"in", "file", "takes", "also", "rtx", "same", "default", "only", "otherwise"}
 VERSIONS = {
     "trtexec": ["8.5", "8.6", *(f"10.{minor}" for minor in range(17)), "11.0", "11.1"],
     "polygraphy": [
@@ -35,15 +35,26 @@ VERSIONS = {
 
 
 def rows(tool: Tool) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = tomllib.loads((FOLDER / f"{tool}.toml").read_text())["flags"]
+    found: dict[str, dict[str, Any]] = tomllib.loads((FOLDER / "options.toml").read_text())[tool]["options"]
     return found
+
+
+def has_key(key: str) -> bool:
+    """Whether recipes have a key such as "artifact.tensorrt.workspace"; commands and sections always are."""
+    kind: Any = RecipeFile
+    for step in key.split(".") if "." in key else ():
+        one = next((one for one in fields_of(kind) if one.name == step), None)
+        if one is None:
+            return False
+        kind = one.table
+    return True
 
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_every_row_says_what_becomes_of_the_option(tool: Tool) -> None:
     names: list[str] = []
     for name, row in rows(tool).items():
-        assert set(row) <= KINDS | {"in", "file", "takes", "also", "rtx", "same", "default"}, name
+        assert set(row) <= KINDS | KEYS, name
         assert set(row) & KINDS in ({"to"}, {"lacks"}, {"idle"}), name
         first, last = row["in"].split("-")
         versions = VERSIONS[tool]
@@ -79,10 +90,13 @@ def test_a_note_names_commands_and_options_that_exist(tool: Tool) -> None:
                 assert word in known | set(_VERBS) | {"verbose", "quiet", "json", "rules"}, word
 
 
-@pytest.mark.parametrize(("tool", "translator"), [("trtexec", _Trtexec), ("polygraphy", _Polygraphy)])
-def test_what_has_an_equal_is_translated_and_nothing_else(tool: Tool, translator: type[Any]) -> None:
-    translated = {name for name, row in rows(tool).items() if "to" in row}
-    assert set(translator.HANDLERS) == translated
+@pytest.mark.parametrize("tool", TOOLS)
+def test_what_has_an_equal_is_translated_and_nothing_else(tool: Tool) -> None:
+    for name, row in rows(tool).items():
+        assert bool(set(row) & READ_BY) == ("to" in row), name
+        by = row.get("by", "")
+        known = hasattr(Intent(), by[1:]) if by[:1] == "." else hasattr(_Translator, f"_{by}")
+        assert known or by in ("", *_READ), name
 
 
 def options_of_polygraphy() -> Iterator[argparse.Action]:
@@ -156,13 +170,12 @@ def test_a_key_is_looked_up_in_the_recipe() -> None:
 @pytest.mark.parametrize("target", ["tensorrt", "tensorrt-rtx"])
 def test_whatever_value_an_option_has_it_is_translated_or_refused_in_words(tool: Tool, target: str) -> None:
     values = ["", "1", "-1", "x", "a:b", "a:1x2", "a:[1,2]", "fp16:chw", "'a", ",", ":", "=", "+CUDNN", "a b"]
-    translate = {"trtexec": trtexec.translate, "polygraphy": polygraphy.translate}[tool]
     for flag in dict.fromkeys(flags_of(tool).values()):
         for value in values:
             inline = f"{flag.typed}={value}" if value else flag.typed
             words = [inline] if tool == "trtexec" else ["run", "--trt", flag.typed, *value.split()]
             try:
-                outcomes = translate(words, target).outcomes
+                outcomes = translate(tool, words, target).outcomes
             except InvalidOption:  # any other error fails the test
                 continue
             assert all(one.note for one in outcomes if one.fate == "missing"), words

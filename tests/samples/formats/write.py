@@ -10,7 +10,6 @@ import tempfile
 from pathlib import Path
 
 import qcompile
-from qcompile.bench.evaluate import evaluate
 from qcompile.calibration import save_ranges
 from qcompile.calibration.tensorrt_cache import read_cache
 
@@ -37,23 +36,6 @@ precision = "int8"
 [bench]
 max_time_s = 1
 threads = 1
-"""
-SWEEP = """\
-version = 1
-name = "small"
-output = "swept"
-
-[data]
-calibration = "samples.npz"
-
-[bench]
-max_time_s = 1
-threads = 1
-
-[sweep]
-models = ["small=small.onnx"]
-targets = ["onnxruntime"]
-precisions = ["fp32", "int8"]
 """
 KEPT = "int8.onnx", "int8.onnx.json", "results.json", "small.ranges", "small.ranges.json"
 
@@ -85,17 +67,7 @@ def main(target: Path) -> None:
         qcompile_(folder, "ranges", "cache", "all.ranges", "-o", "small.cache", "--tensorrt", "8.5.3")
         save_ranges(read_cache(folder / "small.cache", folder / "small.onnx"), folder / "fixed.ranges")
         _interrupt_a_calibration(folder)
-        (folder / "sweep.toml").write_text(SWEEP)
-        qcompile_(folder, "sweep", "sweep.toml", "--scheduler", "none")
-        artifacts = {"float": str(folder / "small.onnx"), "int8": str(folder / "out/int8.onnx")}
-        samples = str(folder / "samples.npz")
-        evaluate(
-            artifacts, folder / "small.1-of-2.scores", baseline="float", evaluation=samples, part=(1, 2),
-            metric="cosine", batch_size=2,
-        )  # fmt: skip
         kept = [
-            "swept/sweep.json",
-            "small.1-of-2.scores",
             *(f"out/{name}" for name in KEPT),
             "layers.json",
             "small.cache",
@@ -105,7 +77,7 @@ def main(target: Path) -> None:
         for name in kept:
             path = target / Path(name).name
             shutil.copy(folder / name, path)
-            if path.name in ("results.json", "sweep.json"):
+            if path.name == "results.json":
                 path.write_text(path.read_text().replace(f"{folder}/", ""))
         shutil.copy(folder / ".interrupted.ranges.checkpoint", target / "interrupted.checkpoint")
         for record in folder.glob("out/.qcompile/[bc]*-*/stage.json"):

@@ -12,7 +12,12 @@ from onnx import numpy_helper
 from written_models import model_of, outputs_of
 
 from qcompile.compiler.quantize.balance.equalize import equalizable, equalize
+from qcompile.compiler.quantize.int8.placement import plan
+from qcompile.compiler.quantize.int8.static import quantize_static
+from qcompile.compiler.quantize.prepare import prepare_graph
+from qcompile.errors import ModelError
 from qcompile.model.graph_edits import store_constants
+from qcompile.model.output_error import output_error
 
 Floats = NDArray[np.float32]
 X = "float[N,C,H,W]"
@@ -63,16 +68,13 @@ def products(generator: np.random.Generator) -> onnx.ModelProto:
 
 @settings(deadline=None, max_examples=25)
 @given(seed=st.integers(0, 2**32 - 1), between=st.sampled_from(["Relu", "LeakyRelu", "Identity"]))
-@pytest.mark.parametrize("observed", [False, True])
-def test_convolutions_compute_the_same_numbers_to_the_last_bit(
-    seed: int, between: str, observed: bool
-) -> None:
+def test_convolutions_compute_the_same_numbers_to_the_last_bit(seed: int, between: str) -> None:
     generator = np.random.default_rng(seed)
     model = mobile(generator, between)
     x = generator.standard_normal((2, 3, 8, 8)).astype(np.float32)
     amax = {name: generator.uniform(0, 9, n).astype(np.float32) for name, n in (("r1", 8), ("r2", 16))}
     (before,) = outputs_of(model, x)
-    assert equalize(model, amax if observed else None) == (2 if observed else 3)
+    assert equalize(model, amax) == 2
     np.testing.assert_array_equal(outputs_of(model, x)[0], before)
 
 
@@ -82,7 +84,8 @@ def test_products_compute_the_same_numbers_to_the_last_bit(seed: int) -> None:
     generator = np.random.default_rng(seed)
     model, x = products(generator), generator.standard_normal((3, 2, 6)).astype(np.float32)
     (before,) = outputs_of(model, x)
-    assert equalize(model) == 2
+    amax = {name: generator.uniform(0.1, 9, n).astype(np.float32) for name, n in (("f", 8), ("a", 7))}
+    assert equalize(model, amax) == 2
     np.testing.assert_array_equal(outputs_of(model, x)[0], before)
 
 
@@ -96,32 +99,12 @@ def pointwise(w1: list[float], w2: list[float], between: str = "r = Relu(c)") ->
     )
 
 
-def test_the_factor_is_the_root_of_the_ratio_of_the_weights() -> None:
-    model = pointwise([8.0, -0.5, 3.0], [0.5, 8.0, 3.0])
-    assert equalize(model) == 1  # s = sqrt(8 / 0.5) = 4, sqrt(0.5 / 8) = 1/4 and 1
-    assert stored(model)["w1"].ravel().tolist() == [2.0, -2.0, 3.0]
-    assert stored(model)["b1"].tolist() == [0.25, 4.0, 1.0]
-    assert stored(model)["w2"].ravel().tolist() == [2.0, 2.0, 3.0]
-
-
 def test_the_factor_is_the_root_of_activations_by_weights() -> None:
     model = pointwise([1.0, 1.0], [0.5, 4.0])
     assert equalizable(model) == {"r": 1}
     equalize(model, {"r": np.array([32.0, 1.0], np.float32)})  # s = sqrt(32 / 0.5) = 8, sqrt(1 / 4) = 1/2
     assert stored(model)["w1"].ravel().tolist() == [0.125, 2.0]
     assert stored(model)["w2"].ravel().tolist() == [4.0, 2.0]
-
-
-def test_weights_of_a_whole_chain_converge() -> None:
-    model = mobile(np.random.default_rng(0))
-    equalize(model)
-    w = stored(model)
-    for made, read in (
-        (np.abs(w["w1"]).max(axis=(1, 2, 3)), np.abs(w["w2"]).reshape(8, -1).max(axis=1)),
-        (np.abs(w["w2"]).max(axis=(1, 2, 3)), np.abs(w["w3"]).reshape(2, 3, 8).max(axis=1).ravel()),
-        (np.abs(w["w3"]).max(axis=(1, 2, 3)), np.abs(w["w4"]).max(axis=(0, 2, 3))),
-    ):
-        np.testing.assert_array_less(np.abs(np.log2(made / read)), 3.0)  # each factor is rounded
 
 
 def test_a_depthwise_convolution_takes_all_that_activations_differ() -> None:
@@ -139,7 +122,7 @@ def test_a_depthwise_convolution_takes_all_that_activations_differ() -> None:
 
 def test_channels_of_zeros_are_left_alone() -> None:
     model = pointwise([0.0, 8.0, 8.0], [1.0, 0.0, 0.5])
-    equalize(model)
+    equalize(model, {"r": np.array([0, 1, 8], np.float32)})  # of the last, s = sqrt(8 / 0.5) = 4
     assert stored(model)["w1"].ravel().tolist() == [0.0, 8.0, 2.0]
     assert stored(model)["w2"].ravel().tolist() == [1.0, 0.0, 2.0]
 
@@ -157,7 +140,7 @@ def test_what_does_not_commute_with_factors_keeps_layers_apart(between: str) -> 
     model = pointwise([8.0, 0.5], [0.5, 8.0], between)
     store_constants(model.graph)  # which alone changes the file
     before = model.SerializeToString()
-    assert equalize(model) == 0
+    assert not equalizable(model)
     assert model.SerializeToString() == before
 
 
@@ -165,12 +148,49 @@ def test_a_pool_over_the_channels_of_a_product_keeps_layers_apart() -> None:
     w = np.diag([8.0, 0.5, 1.0]).astype(np.float32)
     text = """(float[N,2,3] x) => (float[N,2,3] y) {
         m = MatMul(x, w1) p = MaxPool<kernel_shape=[3], pads=[1,1]>(m) y = MatMul(p, w2) }"""
-    assert equalize(model_of(text, w1=w, w2=w[::-1].copy())) == 0
+    assert not equalizable(model_of(text, w1=w, w2=w[::-1].copy()))
 
 
 def test_an_output_of_the_model_and_shared_weights_are_left_alone() -> None:
     w = np.array([[8, 1], [0.5, 1]], np.float32)[:, :, None, None]
     shared = f"({X} x) => ({X} y) {{ c = Conv(x, w) y = Conv(c, w) }}"
-    assert equalize(model_of(shared, w=w)) == 0
+    assert not equalizable(model_of(shared, w=w))
     returned = f"({X} x) => ({X} c, {X} y) {{ c = Conv(x, w) y = Conv(c, v) }}"
-    assert equalize(model_of(returned, w=w, v=w[::-1].copy())) == 0
+    assert not equalizable(model_of(returned, w=w, v=w[::-1].copy()))
+
+
+def test_another_number_of_channels_is_an_error() -> None:
+    model = pointwise([8.0, 0.5], [0.5, 8.0])
+    with pytest.raises(ModelError, match=r"'r': \(3,\) channels observed; 2 are read"):
+        equalize(model, {"r": np.ones(3, np.float32)})
+
+
+def int8_snr_db(model: onnx.ModelProto, x: Floats) -> float:
+    """How much of the outputs INT8 keeps, with ranges of the very samples."""
+    (expected,) = outputs_of(model, x)
+    ready = prepare_graph(model)
+    names = [name for node in ready.graph.node for name in node.output]
+    ranges = {
+        n: (float(v.min()), float(v.max())) for n, v in zip(names, outputs_of(ready, x, *names), strict=True)
+    }
+    ranges["x"] = (float(x.min()), float(x.max()))
+    return output_error(
+        expected, outputs_of(quantize_static(ready, plan(ready, "tensorrt"), ranges), x)[0]
+    ).snr_db
+
+
+def test_int8_of_uneven_channels_becomes_accurate() -> None:
+    generator = np.random.default_rng(2)
+    model, factors = mobile(generator), np.exp2(generator.uniform(-6, 6, 8)).astype(np.float32)
+    even = {n: generator.standard_normal(v.shape).astype(np.float32) for n, v in stored(model).items()}
+    shape = (-1, 1, 1, 1)
+    even["w1"] *= factors.reshape(shape)
+    even["b1"] *= factors
+    even["w2"] /= np.repeat(factors, 2).reshape(shape)
+    for tensor in model.graph.initializer:
+        tensor.CopyFrom(numpy_helper.from_array(even[tensor.name], tensor.name))
+    x = generator.standard_normal((8, 3, 8, 8)).astype(np.float32)
+    before_db = int8_snr_db(model, x)
+    amax = {name: np.abs(outputs_of(model, x, name)[0]).max(axis=(0, 2, 3)) for name in equalizable(model)}
+    equalize(model, amax)
+    assert before_db < 15 < 25 < int8_snr_db(model, x)

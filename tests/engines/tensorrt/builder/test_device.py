@@ -14,8 +14,8 @@ from simulated_machine import GPU, Machine, install
 import qcompile
 from qcompile.engines.gpu import Gpu
 from qcompile.engines.tensorrt import engine
-from qcompile.engines.tensorrt.builder import builder, refit
-from qcompile.engines.tensorrt.runner.cuda_context import current_device
+from qcompile.engines.tensorrt.builder import builder, calibration, refit
+from qcompile.engines.tensorrt.runner.cuda import current_device
 from qcompile.errors import EngineUnavailable, InvalidOption
 from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.tensorrt import TensorRTOptions
@@ -115,7 +115,7 @@ def test_calibration_copies_to_it(
         def close(self) -> None:
             """Nothing to free."""
 
-    monkeypatch.setattr(builder, "Device", Memory)
+    monkeypatch.setattr(calibration, "Device", Memory)
     data = str(samples("residual"))
     machine("8.5.3").build(
         tiny_file("residual"), "int8", calibrator="native", data=data, options={"device": 1}

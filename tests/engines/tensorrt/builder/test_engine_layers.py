@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inspector_shapes import FP32, HALF8, INT8, SHAPES, UNKNOWN, convolution, graph, layer
 
-from qcompile.engines.tensorrt.builder.engine_layers import (
+from qcompile.engines.tensorrt.builder.inspector import (
     UNREPORTED,
+    Inspection,
     in_metadata,
     members,
     read_layers,
     spelled_precision,
 )
-from qcompile.engines.tensorrt.builder.inspector import Inspection
 from qcompile.engines.tensorrt.builder.proof import ComputeLayer, judge
 
 

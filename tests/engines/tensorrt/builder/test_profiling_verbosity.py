@@ -68,7 +68,7 @@ def test_a_calibrator_is_fed_once(
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr(builder, "Device", Memory)
+    monkeypatch.setattr(calibration, "Device", Memory)
     np.savez(tmp_path / "x.npz", x=np.ones((1, 4, 8, 8), np.float32))
     made = here.build(
         tiny_file("residual"), "int8", calibrator="native", data=str(tmp_path / "x.npz"), allow_fallback=True,

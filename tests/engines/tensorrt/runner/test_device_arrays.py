@@ -14,7 +14,7 @@ from device_producers import InterfaceArray
 from simulated_cuda import COPY_NS, KERNEL_NS, SimulatedGpu
 from tensorrt_simulation import Simulation, values
 
-from qcompile.engines.tensorrt.runner.cuda_context import PrimaryContext
+from qcompile.engines.tensorrt.runner.cuda import PrimaryContext, Stream
 from qcompile.engines.tensorrt.runner.memory import read_device_input
 from qcompile.errors import DataError, ModelError
 
@@ -153,11 +153,12 @@ def test_tensors_of_pytorch_are_read_as_it_shows_them(gpu: SimulatedGpu, name: s
     context = PrimaryContext(0, "test")
     claims, strided = Claims(gpu, tensor), Claims(gpu, tensor.transpose(0, 2))
     with context.active("a test"):
-        found = read_device_input("x", claims, context, 1)
+        stream = Stream(context.cuda)
+        found = read_device_input("x", claims, context, stream)
         assert found.shape == (3, 1, 5, 64)
         assert found.dtype == np.dtype(getattr(ml_dtypes, name) if name == "bfloat16" else name)
         with pytest.raises(DataError, match="is strided"):
-            read_device_input("x", strided, context, 1)
+            read_device_input("x", strided, context, stream)
     claims.free()
     strided.free()
 

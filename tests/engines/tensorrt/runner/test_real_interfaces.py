@@ -10,7 +10,7 @@ from simulated_cuda import SimulatedGpu
 
 from qcompile.engines.tensorrt.adapter import Adapter
 from qcompile.engines.tensorrt.runner.callbacks import make_output_allocator, make_profiler
-from qcompile.engines.tensorrt.runner.cuda_context import PrimaryContext
+from qcompile.engines.tensorrt.runner.cuda import PrimaryContext
 from qcompile.engines.tensorrt.runner.memory import DeviceBuffer
 from qcompile.engines.tensorrt.runner.profile_choice import Extremes
 from qcompile.errors import ModelError

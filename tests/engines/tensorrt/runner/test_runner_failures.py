@@ -70,7 +70,7 @@ def test_each_call_that_can_fail_fails_in_words_and_leaves_nothing(simulation: S
             break
         if error is None:  # memory for fewer graphs
             assert job == graphs
-            assert gpu.failed in ("create_execution_context", "mem_alloc", "pagelocked_empty alloc")
+            assert gpu.failed in ("create_execution_context", "cuMemAlloc", "cuMemHostAlloc")
             assert "memory does not suffice" in opened[0].notes[0]
         assert gpu.stack == [PYTORCHS], gpu.failed
         for runner in opened:  # still useable, unless it could not be made
@@ -78,10 +78,10 @@ def test_each_call_that_can_fail_fails_in_words_and_leaves_nothing(simulation: S
             runner.close()
         # While the error is kept, as a caller may:
         assert gpu.is_clean, (gpu.failed, +gpu.live, gpu.complaints)
-        assert (gpu.stack, gpu.pycuda_stack) == ([PYTORCHS], [])
+        assert gpu.stack == [PYTORCHS]
         failed.append(gpu.failed)
     opened[0].close()
-    assert {"mem_alloc", "execute_async_v3", "Stream.synchronize"} <= set(failed)
+    assert {"cuMemAlloc", "execute_async_v3", "cuStreamSynchronize"} <= set(failed)
     assert len(failed) > 20
 
 
@@ -92,11 +92,11 @@ def test_a_device_that_is_lost_is_reported_and_the_rest_is_freed_all_the_same(ne
     runner = newest.open("negate")
     runner.infer({"x": values(2, 4)})
     gpu, ordinary = newest.gpu, newest.gpu.enter
-    gpu.enter = lambda name: name == "Stream.synchronize" or ordinary(name)  # type: ignore[method-assign]
+    gpu.enter = lambda name: name == "cuStreamSynchronize" or ordinary(name)  # type: ignore[method-assign]
     for _ in range(2):
-        with pytest.raises(QCompileError, match=r"inference: CUDA fails: (Stream\.s|cuStreamS)ynchronize"):
+        with pytest.raises(QCompileError, match=r"inference: CUDA fails: cuStreamSynchronize"):
             runner.infer({"x": values(2, 4)})
-    with pytest.raises(QCompileError, match=r"freeing: CUDA fails: (Stream\.s|cuStreamS)ynchronize"):
+    with pytest.raises(QCompileError, match=r"freeing: CUDA fails: cuStreamSynchronize"):
         runner.close()
     assert gpu.is_clean
     runner.close()
@@ -123,8 +123,8 @@ def test_what_a_failed_run_left_under_way_is_waited_for_before_its_memory_is_wri
 
     with newest.open("negate") as runner:
         gpu, ordinary = newest.gpu, newest.gpu.enter
-        gpu.enter = lambda name: name == "memcpy_dtoh_async" or ordinary(name)  # type: ignore[method-assign]
-        with pytest.raises(QCompileError, match=r"memcpy_dtoh_async failed|cuMemcpyDtoHAsync"):
+        gpu.enter = lambda name: name == "cuMemcpyDtoHAsync" or ordinary(name)  # type: ignore[method-assign]
+        with pytest.raises(QCompileError, match=r"cuMemcpyDtoHAsync"):
             runner.infer({"x": values(2, 4)})
         gpu.enter = ordinary  # type: ignore[method-assign]
         assert waiting()

@@ -11,7 +11,7 @@ from simulated_cuda import SimulatedGpu
 from simulated_gpu import make_adapter
 from tensorrt_simulation import Simulation, values
 
-from qcompile.engines.tensorrt.runner.runtime_cache import SUFFIX
+from qcompile.engines.tensorrt.runner.loaded_engine import SUFFIX
 from qcompile.errors import ModelError
 
 CACHE = {"runtime_cache": True}

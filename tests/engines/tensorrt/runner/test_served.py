@@ -70,8 +70,6 @@ def test_before_8_6_each_client_loads_the_engine(
 
 def test_a_runner_for_all_threads_is_taken_for_each_client() -> None:
     class Anyones:
-        rest_s = 0.0
-
         def prepare(self, feeds: Any) -> Any:
             return lambda: seen.add((id(self), threading.get_ident()))
 

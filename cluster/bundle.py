@@ -1,0 +1,191 @@
+"""Files that belong together as Dask values: an index, and the bytes of all files in chunks of 64 MiB.
+
+    qcompile-3f9c…      the index: names, digests and sizes as JSON; 3f9c… is its digest
+    qcompile-3f9c…-0    the bytes of the files, one after another, cut every 64 MiB
+    qcompile-3f9c…-1
+
+A recipe with all files that it reads is one bundle, and so is what a stage writes. A data set of a hundred
+thousand images takes as many chunks as its bytes need.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from ..artifact import known_digest
+from ..errors import ArtifactError
+from ..files import manifest_path, side_files
+from ..pipeline.portable import portable_text
+from ..pipeline.recipe import Recipe
+from ..pipeline.recipe_files import recipe_files
+
+CHUNK_BYTES = 64 << 20
+
+
+class FileRef(msgspec.Struct, frozen=True):
+    """A file by its content.
+
+    Attributes:
+        name: Its path in the bundle's folder, with "/" between parts; never leads out of it.
+        digest: "sha256:" and 64 hexadecimal digits, of its bytes.
+        size_bytes: Of them.
+    """
+
+    name: str
+    digest: str
+    size_bytes: int
+
+
+class Bundle(msgspec.Struct, frozen=True):
+    """Files that belong together.
+
+    Attributes:
+        files: All files, in the order of their bytes.
+        recipe: Which of them is the recipe; empty for the files of a stage.
+        base: The folder that they lie in on the client, which files of stages may name.
+    """
+
+    files: tuple[FileRef, ...]
+    recipe: str = ""
+    base: str = ""
+
+    def index(self) -> bytes:
+        """Return the text that is carried in front of the chunks."""
+        return msgspec.json.encode(self)
+
+    def digest(self) -> str:
+        """Return the digest that names the bundle."""
+        return hashlib.sha256(self.index()).hexdigest()
+
+    def chunk_keys(self) -> list[str]:
+        """Return the key of each chunk."""
+        size_bytes = sum(file.size_bytes for file in self.files)
+        return [f"{index_key(self.digest())}-{i}" for i in range(-(-size_bytes // CHUNK_BYTES))]
+
+
+@dataclass(frozen=True)
+class LocalBundle:
+    """A bundle whose files lie on this machine.
+
+    Attributes:
+        bundle: The bundle.
+        paths: Of its files, in order; the bytes of a recipe that no file holds as they are.
+    """
+
+    bundle: Bundle
+    paths: Sequence[Path | bytes]
+
+    def items(self) -> Iterator[tuple[str, bytes]]:
+        """Yield every key and what it stands for, one chunk at a time."""
+        yield index_key(self.bundle.digest()), self.bundle.index()
+        yield from zip(self.bundle.chunk_keys(), read_chunks(self.paths), strict=False)
+
+
+def index_key(digest: str) -> str:
+    """Return the key of the index of a bundle."""
+    return f"qcompile-{digest}"
+
+
+def bundle_of_recipe(recipe: Recipe) -> LocalBundle:
+    """Return the bundle of a recipe and of all files that it reads.
+
+    Names are relative to the folder that all of them lie in, so that relative paths lead where they led.
+
+    Raises:
+        MissingFile, InvalidOption: If it names a file that is not there.
+    """
+    path_of_recipe = recipe.path.resolve()
+    paths = sorted({*recipe_files(recipe)} - {path_of_recipe})
+    base = os.path.commonpath([path_of_recipe.parent, *(path.parent for path in paths)])
+    text = portable_text(recipe)
+    name = os.path.relpath(path_of_recipe, base)
+    refs = [FileRef(name, f"sha256:{hashlib.sha256(text).hexdigest()}", len(text))]
+    refs += [_ref(os.path.relpath(path, base), path) for path in paths]
+    return LocalBundle(Bundle(tuple(refs), name, base), [text, *paths])
+
+
+def bundle_beside(path: Path) -> LocalBundle:
+    """Return the bundle of a file of an earlier stage, of its weights and its manifest."""
+    paths = [path, *side_files(path)]
+    paths += [manifest_path(path)] if manifest_path(path).is_file() else []
+    return LocalBundle(Bundle(tuple(_ref(path.name, path) for path in paths)), paths)
+
+
+def bundle_of_stage(folder: Path, main: str, digests: dict[str, str]) -> LocalBundle:
+    """Return the bundle of what a stage wrote, the main file first."""
+    names = sorted(digests, key=lambda name: (name != main, name))
+    refs = tuple(FileRef(name, digests[name], (folder / name).stat().st_size) for name in names)
+    return LocalBundle(Bundle(refs), [folder / name for name in names])
+
+
+def read_index(index: bytes, digest: str) -> Bundle:
+    """Return the bundle of an index.
+
+    Raises:
+        ArtifactError: If it has another digest, or names a file outside of its folder.
+    """
+    if hashlib.sha256(index).hexdigest() != digest:
+        raise ArtifactError(f"bundle {digest[:12]}: arrived damaged; its index has another digest")
+    bundle = msgspec.json.decode(index, type=Bundle)
+    for file in bundle.files:
+        parts = file.name.split("/")
+        inside = all(part not in ("", ".", "..") for part in parts) and not set(file.name) & {"\\", "\0"}
+        if not inside or PurePosixPath(file.name).is_absolute():
+            raise ArtifactError(f"bundle {digest[:12]}: names {file.name[:80]!r}; a name inside is required")
+    return bundle
+
+
+def read_chunks(sources: Iterable[Path | bytes]) -> Iterator[bytes]:
+    """Yield the bytes of files, one after another, cut every 64 MiB."""
+    chunk = bytearray()
+    for source in sources:
+        for block in _blocks(source):
+            chunk += block
+            while len(chunk) >= CHUNK_BYTES:
+                yield bytes(chunk[:CHUNK_BYTES])
+                del chunk[:CHUNK_BYTES]
+    if chunk:
+        yield bytes(chunk)
+
+
+def write_files(bundle: Bundle, chunks: Iterator[bytes], folder: Path) -> None:
+    """Write the files of a bundle, each verified by its digest.
+
+    Raises:
+        ArtifactError: If a file has other bytes than its digest says.
+        OSError: If one cannot be written.
+    """
+    chunk = memoryview(b"")
+    for ref in bundle.files:
+        path, sha256, missing_bytes = folder / ref.name, hashlib.sha256(), ref.size_bytes
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("xb") as file:
+            while missing_bytes:
+                chunk = chunk or memoryview(next(chunks, b""))
+                if not chunk:
+                    break
+                block, chunk = chunk[:missing_bytes], chunk[missing_bytes:]
+                file.write(block)
+                sha256.update(block)
+                missing_bytes -= len(block)
+        if f"sha256:{sha256.hexdigest()}" != ref.digest:
+            raise ArtifactError(f"{ref.name}: has another digest than the bundle says; was it changed?")
+
+
+def _ref(name: str, path: Path) -> FileRef:
+    return FileRef(Path(name).as_posix(), known_digest([path]), path.stat().st_size)
+
+
+def _blocks(source: Path | bytes) -> Iterator[bytes]:
+    if isinstance(source, bytes):
+        yield source
+        return
+    with source.open("rb") as file:
+        while block := file.read(1 << 22):
+            yield block

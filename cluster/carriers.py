@@ -1,0 +1,186 @@
+"""What carries chunks between machines: Dask's workers, or a store that all machines reach (fsspec).
+
+Dask holds a chunk as a value of one worker, spills it to disk where memory is short, and moves it from that
+worker to whoever asks. Its scheduler learns where each chunk is, and never sees one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import uuid
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from typing import Any, Protocol
+
+from ..errors import ClusterError, EngineUnavailable, InvalidOption, StorageError, first_line
+
+_Wait = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+class MissingChunk(Exception):
+    """Nobody has a chunk: its worker was lost, or it was never uploaded."""
+
+
+class Carrier(Protocol):
+    """Holds chunks by their keys."""
+
+    def get(self, key: str) -> bytes:
+        """Return a chunk.
+
+        Raises:
+            MissingChunk: If nobody has it.
+        """
+
+    def put(self, key: str, chunk: bytes) -> None:
+        """Keep a chunk."""
+
+
+class WorkerCarrier:
+    """Chunks as Dask values, seen from a worker.
+
+    Args:
+        worker: The Dask worker.
+        client: Dask's id of the client that the chunks are kept for.
+        wait: Carries out a coroutine on the worker's loop.
+    """
+
+    def __init__(self, worker: Any, client: str, wait: _Wait) -> None:
+        self._worker, self._client, self._wait = worker, client, wait
+
+    def get(self, key: str) -> bytes:
+        """As `Carrier.get`."""
+        return _bytes(key, self._wait(self._get(key)))
+
+    def put(self, key: str, chunk: bytes) -> None:
+        """As `Carrier.put`: on this worker."""
+        self._wait(self._put(key, chunk))
+
+    async def _get(self, key: str) -> Any:
+        if key in self._worker.data:
+            return self._worker.data[key]
+        return await _from_workers(key, self._worker.scheduler, self._worker.rpc)
+
+    async def _put(self, key: str, chunk: bytes) -> None:
+        # What `Client.scatter` does within a task, in the name of the client that asked for the stage: the
+        # scheduler lets the chunk go when that client does.
+        self._worker.update_data(data={key: chunk})
+        await self._worker.scheduler.update_data(
+            who_has={key: [self._worker.address]}, nbytes={key: len(chunk)}, client=self._client
+        )
+
+
+class ClientCarrier:
+    """Chunks as Dask values, seen from a client.
+
+    Args:
+        client: A synchronous `distributed.Client`.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._futures: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def get(self, key: str) -> bytes:
+        """As `Carrier.get`: from the worker that has it."""
+        return _bytes(key, self._client.sync(_from_workers, key, self._client.scheduler, self._client.rpc))
+
+    def put_on(self, worker: str, key: str, chunk: bytes) -> None:
+        """Upload a chunk to a worker.
+
+        Raises:
+            MissingChunk: If the worker is lost.
+        """
+        try:
+            future = self._client.scatter({key: chunk}, workers=[worker], direct=True, timeout=10)[key]
+        except (OSError, TimeoutError, ValueError, KeyError) as error:
+            raise MissingChunk(key) from error
+        with self._lock:
+            self._futures[key] = future
+
+    def hold(self, keys: Iterable[str]) -> None:
+        """Have the workers keep chunks that a stage wrote for this client."""
+        from distributed import Future
+
+        with self._lock:
+            for key in keys:
+                if key not in self._futures:
+                    self._futures[key] = Future(key, self._client)  # type: ignore[no-untyped-call]
+
+    def release(self, keys: Iterable[str]) -> None:
+        """Let workers forget chunks."""
+        with self._lock:
+            for key in keys:
+                self._futures.pop(key, None)
+
+
+class StoreCarrier:
+    """Chunks as files below a URL, named by their keys; they stay there for later runs.
+
+    Args:
+        url: As fsspec spells it: a folder that all machines mount, s3://BUCKET/PREFIX, ...
+
+    Raises:
+        InvalidOption: If fsspec does not know the URL.
+        EngineUnavailable: If the package of its protocol is missing.
+    """
+
+    def __init__(self, url: str) -> None:
+        import fsspec
+
+        try:
+            self._files, root = fsspec.core.url_to_fs(url)
+        except ImportError as error:
+            raise EngineUnavailable(
+                f"`store` {url}: {first_line(error)}", hint="install what fsspec names", engine="cluster"
+            ) from error
+        except ValueError as error:
+            raise InvalidOption(f"`store` {url!r}: {first_line(error)}", option="store") from error
+        self._url, self._root = url, str(root).rstrip("/")
+        with self._errors():
+            self._files.makedirs(self._root, exist_ok=True)
+
+    def get(self, key: str) -> bytes:
+        """As `Carrier.get`."""
+        with self._errors():
+            try:
+                return bytes(self._files.cat_file(f"{self._root}/{key}"))
+            except FileNotFoundError as error:
+                raise MissingChunk(key) from error
+
+    def put(self, key: str, chunk: bytes) -> None:
+        """As `Carrier.put`: a reader sees all of it or nothing."""
+        path = f"{self._root}/{key}"
+        with self._errors():
+            if self._files.exists(path):
+                return
+            temporary = f"{path}.{os.getpid()}-{uuid.uuid4().hex}"
+            self._files.pipe_file(temporary, chunk)
+            self._files.mv(temporary, path)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(f"`store` {self._url}: {first_line(error)}") from error
+
+
+async def _from_workers(key: str, scheduler: Any, rpc: Any) -> Any:
+    """A chunk from a worker that has it; None where nobody has. Dask's `gather` asks the scheduler then."""
+    from distributed.utils_comm import gather_from_workers
+
+    who_has = await scheduler.who_has(keys=[key])
+    if not who_has.get(key):
+        return None
+    found, *_ = await gather_from_workers(who_has, rpc=rpc)
+    return found.get(key)
+
+
+def _bytes(key: str, chunk: Any) -> bytes:
+    if chunk is None:
+        raise MissingChunk(key)
+    if not isinstance(chunk, bytes | bytearray | memoryview):
+        raise ClusterError(f"{key}: Dask holds a {type(chunk).__name__}; bytes are required")
+    return bytes(chunk)

@@ -1,0 +1,253 @@
+"""The client's connection to a Dask scheduler, and the executor that sends steps to its workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ClusterError, EngineUnavailable, InvalidOption, first_line
+from ..files.temporary import temporary_folder
+from ..machine_memory import machine_bytes
+from ..model.session import usable_cores
+from ..spec.cluster import LOCAL
+from .security import check_address, read_scheduler, security
+
+if TYPE_CHECKING:
+    from .executor import ClusterExecutor
+
+_CONNECT_S = 5.0
+_LOST = (OSError, TimeoutError, asyncio.TimeoutError, asyncio.CancelledError)
+"""Of a connection: Dask's own `CommClosedError` is an OSError."""
+_DEFAULTS = {
+    "distributed": {
+        "comm": {"timeouts": {"connect": "10s"}},  # so long a worker that died is called
+        "worker": {"profile": {"enabled": False}},  # stages run in other processes
+    }
+}
+
+
+@contextlib.contextmanager
+def connect(
+    scheduler: str | Any,
+    *,
+    tls_ca: str | Path | None = None,
+    tls_cert: str | Path | None = None,
+    tls_key: str | Path | None = None,
+    insecure: Sequence[str] = (),
+    store: str | Path | None = None,
+    told: Callable[[str], None] | None = None,
+) -> Iterator[ClusterExecutor]:
+    """Connect to a Dask scheduler: `qcompile.run(recipe, executor=...)` then has its workers do the stages.
+
+    Args:
+        scheduler: Its address (tls://HOST:PORT), its file, "local" for processes on this machine, or a
+            `distributed.Client` or cluster, as dask-cuda, dask-jobqueue and dask-kubernetes make them.
+        tls_ca, tls_cert, tls_key: Certificate of the cluster's authority, and this machine's with its key.
+        insecure: Hosts to speak to without TLS, each given twice.
+        store: Folder or URL of fsspec that this machine and all workers reach: it carries the files, in place
+            of Dask. Of "local", the folder of its worker; by default one that is removed at the end.
+        told: Of workers that are refused or too small; by default a Python warning.
+
+    Yields:
+        The executor. When the block ends, what workers do for it is ended.
+
+    Raises:
+        EngineUnavailable: If Dask is not installed.
+        InvalidOption, MissingFile: If an option cannot be used.
+        ClusterError: If the scheduler cannot be reached or is refused, or no worker can be used.
+    """
+    require_dask()
+    ca, cert, key = (None if path is None else Path(path) for path in (tls_ca, tls_cert, tls_key))
+    url = str(store) if store else ""
+    with contextlib.ExitStack() as stack:
+        if not isinstance(scheduler, str):
+            client = stack.enter_context(_client_of(scheduler))
+        elif scheduler == LOCAL:
+            folder = Path(store) if store else Path(stack.enter_context(temporary_folder("worker")))
+            stack.enter_context(quiet_dask())
+            client = stack.enter_context(_local(folder.absolute()))
+            url = str(folder.absolute() / "chunks")
+        else:
+            address = read_scheduler(scheduler)
+            check_address(address, insecure)
+            stack.enter_context(quiet_dask())
+            client = stack.enter_context(_opened(address, security(ca, cert, key)))
+        yield stack.enter_context(_executing(client, insecure, told or _warn, url))
+
+
+@contextlib.contextmanager
+def _executing(
+    client: Any, insecure: Sequence[str], told: Callable[[str], None], store: str
+) -> Iterator[ClusterExecutor]:
+    from .executor import ClusterExecutor
+    from .fleet import Fleet
+
+    executor = ClusterExecutor(client, Fleet(client, insecure, told), told, store)
+    try:
+        executor.await_workers(_CONNECT_S)
+        yield executor
+    finally:
+        executor.close()
+
+
+@contextlib.contextmanager
+def _opened(address: str, secured: Any) -> Iterator[Any]:
+    """A client of our own.
+
+    Raises:
+        ClusterError: If nobody answers there.
+    """
+    from distributed import Client, Security
+
+    ours: Any = secured or Security()  # type: ignore[no-untyped-call]
+    if address.startswith(("tls:", "wss:")) and not (ours.tls_ca_file and ours.tls_client_cert):
+        raise ClusterError(
+            f"scheduler {address}: speaks TLS; certificates are required",
+            hint="give `tls_ca`, `tls_cert` and `tls_key`",
+            address=address,
+        )
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r"\s*(Mismatched versions|$)")  # we compare ours
+            client = Client(  # type: ignore[no-untyped-call]
+                address, security=ours, timeout=_CONNECT_S, set_as_default=False, name="qcompile"
+            )
+    except (OSError, TimeoutError, ImportError, RuntimeError, ValueError) as error:
+        raise _unreachable(address, error) from error
+    _mute(client)
+    try:
+        yield client
+    finally:
+        with contextlib.suppress(OSError, TimeoutError):  # the scheduler is gone
+            client.close(timeout=_CONNECT_S)  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def _local(folder: Path) -> Iterator[Any]:
+    """A client of a scheduler and one worker in this process, which open no port; stages have processes.
+
+    The worker has half as many slots as there are cores.
+    """
+    from distributed import Client, Scheduler, Security, SpecCluster, Worker
+
+    from .plugin import StagePlugin
+
+    def open_nothing(*_: Any, **__: Any) -> None:
+        """In place of the web server that Dask opens, dashboard or not."""
+
+    scheduler_class = type("PortlessScheduler", (Scheduler,), {"start_http_server": open_nothing})
+    worker_class = type("PortlessWorker", (Worker,), {"start_http_server": open_nothing})
+    cores = usable_cores()
+    slots = max(1, cores // 2)
+    plugin = StagePlugin(folder, slots=slots, cores=cores, memory_bytes=machine_bytes() or 0)
+    worker = {
+        "nthreads": slots,
+        "memory_limit": 0,  # it holds no files
+        "local_directory": str(folder / "dask"),
+        "plugins": (plugin,),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    with (
+        SpecCluster(  # type: ignore[no-untyped-call]
+            scheduler={"cls": scheduler_class, "options": {"protocol": "inproc://", "dashboard": False}},
+            workers={LOCAL: {"cls": worker_class, "options": worker}},
+            security=Security(require_encryption=False),  # type: ignore[no-untyped-call]
+            name=LOCAL,
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,  # type: ignore[no-untyped-call]
+    ):
+        _mute(client)
+        yield client
+
+
+@contextlib.contextmanager
+def quiet_dask() -> Iterator[None]:
+    """Keep what Dask logs off the terminal: what matters is told in our own words."""
+
+    def drop(_: logging.LogRecord) -> bool:
+        return False
+
+    loggers = ("distributed", "tornado", "asyncio", "bokeh")
+    names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] in loggers]
+    handlers = dict.fromkeys(
+        handler for name in (*loggers, *names) for handler in logging.getLogger(name).handlers
+    )
+    for handler in handlers:
+        handler.addFilter(drop)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(drop)
+
+
+def _mute(client: Any) -> None:
+    """Let a client of our own lose its connections in silence: what that means is told in our own words.
+
+    Dask 2026.8 also drops timers and reads of its connections as it closes. Any other error of its loop is
+    logged as ever.
+    """
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        dropped = error is None and client.status in ("closing", "closed")
+        if not (isinstance(error, _LOST) or dropped):
+            loop.default_exception_handler(context)
+
+    client.loop.asyncio_loop.set_exception_handler(handle)
+
+
+@contextlib.contextmanager
+def _client_of(scheduler: Any) -> Iterator[Any]:
+    """The client that a user gives, which stays open; or one of the cluster that he gives."""
+    from distributed import Client
+    from distributed.deploy.cluster import Cluster
+
+    if isinstance(scheduler, Client) and not scheduler.asynchronous:
+        yield scheduler
+    elif isinstance(scheduler, Cluster):
+        with Client(scheduler, set_as_default=False) as client:  # type: ignore[no-untyped-call]
+            yield client
+    else:
+        what = "asynchronous client" if isinstance(scheduler, Client) else type(scheduler).__name__
+        raise InvalidOption(
+            f"`scheduler`: is a {what}; an address or a synchronous distributed.Client is required",
+            option="scheduler",
+        )
+
+
+def _unreachable(address: str, error: BaseException) -> ClusterError:
+    said = first_line(error)
+    hint = "start it with `dask scheduler`, or look at its address and at firewalls"
+    words = f"{said} {first_line(error.__cause__) if error.__cause__ else ''}".lower()
+    if any(word in words for word in ("certificate", "ssl", "tls")):
+        hint = "give the certificates of this cluster: `tls_ca`, `tls_cert` and `tls_key`"
+    return ClusterError(f"scheduler {address}: cannot be reached ({said})", hint=hint, address=address)
+
+
+def require_dask() -> None:
+    """Import Dask, with defaults of our own.
+
+    Raises:
+        EngineUnavailable: If it is not installed.
+    """
+    try:
+        import dask
+        import distributed  # noqa: F401  # which declares its defaults
+    except ImportError as error:
+        raise EngineUnavailable(
+            f"a cluster needs Dask's distributed, which cannot be imported ({first_line(error)})",
+            hint="pip install 'qcompile[cluster]'",
+            engine="cluster",
+            reason="distributed is not installed",
+        ) from error
+    dask.config.update_defaults(_DEFAULTS)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=2)

@@ -1,1 +1,0 @@
-"""What travels: files by digest, and a recipe with the files that it reads."""

@@ -1,0 +1,173 @@
+"""`qcompile worker`: a Dask worker of its own, without a nanny, that carries out stages until it is ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import platform
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ClusterError, InvalidOption, QCompileError, first_line
+from ..machine_memory import machine_bytes
+from ..model.session import usable_cores
+from ..spec.cluster import WorkerCommand
+from .connection import require_dask
+from .security import check_address, is_this_machine, read_scheduler, security, split_address
+
+if TYPE_CHECKING:
+    from .facts import Facts
+
+CONNECT_S = 300.0
+"""How long a scheduler may be away, at the start and after it was lost."""
+_LEAST_BYTES = 2 << 30
+_ENDED = ("scheduler-remove-worker", "scheduler-close-worker", "worker-close", "worker-close-gracefully")
+"""Reasons of Dask's with which a worker is told to end; with others the scheduler was lost."""
+_Announced = Callable[["Facts"], None]
+_Told = Callable[[str], None]
+
+
+def serve(options: WorkerCommand, *, announced: _Announced, told: _Told) -> None:
+    """Carry out stages until the process is ended by a signal, or the scheduler says so.
+
+    A scheduler that is away is tried again for five minutes. The process's children end with it.
+
+    Args:
+        options: What was typed.
+        announced: Told of what the worker announces, each time that it has joined.
+        told: Told of a scheduler that is away.
+
+    Raises:
+        InvalidOption: If an option is wrong, or another worker uses the store.
+        ClusterError: If the scheduler's address is refused, or it is away for too long.
+        KeyboardInterrupt: At Ctrl-C, or what the process makes of SIGTERM.
+    """
+    address = read_scheduler(options.scheduler)
+    check_address(address, options.insecure)
+    parse_resources(options.resources), parse_memory(options.memory)
+    require_dask()
+    logging.getLogger("distributed").setLevel(logging.ERROR)  # the command line tells the rest
+    asyncio.run(_serve(options, address, announced, told))
+
+
+async def _serve(options: WorkerCommand, address: str, announced: _Announced, told: _Told) -> None:
+    from .plugin import service_of
+
+    lost = True
+    while lost:
+        worker = _worker(options, address)
+        told(f"connect to the scheduler {address}")
+        try:
+            await worker
+            service = service_of(worker)
+            assert service is not None, "its plugin has started"
+            announced(service.facts)
+            await worker.finished()
+            lost = worker.reason not in ("", *_ENDED)
+        except Exception as error:
+            raise _problem(error, address, str(worker.name)) from error
+        finally:
+            with contextlib.suppress(Exception):
+                await worker.close(timeout=5, executor_wait=False)
+
+
+def _problem(error: Exception, address: str, name: str) -> QCompileError:
+    """What kept a worker from joining; Dask wraps what its plugins raise."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, QCompileError):
+            return cause
+        last, cause = cause, cause.__cause__
+    if isinstance(error, TimeoutError):
+        return ClusterError(
+            f"scheduler {address}: has not answered for {CONNECT_S:.0f} s ({first_line(last)})",
+            hint="start it with `dask scheduler`, and give its address",
+            address=address,
+        )
+    return ClusterError(
+        f"scheduler {address}: worker {name!r} cannot join ({first_line(last)})",
+        hint="give it another `name` where that one is taken",
+        address=address,
+    )
+
+
+def _worker(options: WorkerCommand, address: str) -> Any:
+    from distributed import Security, Worker
+
+    from .plugin import StagePlugin
+
+    class ReasonedWorker(Worker):
+        """A worker that remembers why it ended; the first reason counts."""
+
+        reason = ""
+
+        async def close(  # type: ignore[no-untyped-def,override]
+            self, timeout=30, executor_wait=True, nanny=True, reason="worker-close"
+        ):
+            self.reason = self.reason or reason
+            return await super().close(timeout, executor_wait, nanny, reason)
+
+    folder = options.store.absolute()
+    memory_bytes = parse_memory(options.memory) or machine_bytes() or 0
+    protocol, host, _ = split_address(address)
+    tls = security(options.tls_ca, options.tls_cert, options.tls_key)
+    plugin = StagePlugin(
+        str(folder),
+        slots=options.slots,
+        cores=options.cores or usable_cores(),
+        memory_bytes=memory_bytes,
+        resources=parse_resources(options.resources),
+    )
+    return ReasonedWorker(
+        address,
+        nthreads=options.slots,
+        name=options.name or platform.node() or "worker",
+        security=tls or Security(require_encryption=False),  # type: ignore[no-untyped-call]
+        plugins=(plugin,),
+        memory_limit=max(_LEAST_BYTES, memory_bytes // 4),  # of chunks: Dask spills what is more
+        dashboard=False,
+        dashboard_address="127.0.0.1:0",  # HTTP, which others need not see
+        death_timeout=CONNECT_S,
+        local_directory=str(folder / "dask"),
+        # Without TLS it listens where its scheduler is reached: at loopback, no other machine gets in.
+        host="127.0.0.1" if protocol == "tcp" and is_this_machine(host) else None,
+    )
+
+
+def parse_resources(texts: tuple[str, ...]) -> dict[str, float]:
+    """Return what a user announces: "rack-7=1" as a name and a quantity.
+
+    Raises:
+        InvalidOption: If one is spelled otherwise.
+    """
+    resources: dict[str, float] = {}
+    for text in texts:
+        name, equals, number = text.partition("=")
+        try:
+            quantity = float(number)
+        except ValueError:
+            quantity = -1.0
+        if not (name and equals and 0 <= quantity < float("inf")):
+            raise InvalidOption(f"`resources` {text!r}: NAME=NUMBER is required", option="resources")
+        resources[name] = quantity
+    return resources
+
+
+def parse_memory(text: str) -> int:
+    """Return the bytes of "16GB" or "8 GiB"; 0 for an empty text.
+
+    Raises:
+        InvalidOption: If it is no size.
+    """
+    if not text:
+        return 0
+    from dask.utils import parse_bytes
+
+    try:
+        size_bytes = int(parse_bytes(text))
+    except ValueError:
+        size_bytes = 0
+    if size_bytes <= 0:
+        raise InvalidOption(f"`memory` {text!r}: a size such as 16GB is required", option="memory")
+    return size_bytes

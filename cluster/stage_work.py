@@ -1,0 +1,202 @@
+"""One request carried out in a process of a worker, whose folder holds all files that it names."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..bench.worker import peak_memory_bytes
+from ..errors import QCompileError
+from ..files import held_folder, open_lock, read_json
+from ..files.storage import storage_error
+from ..machine_memory import out_of_memory
+from ..model.moved import moved
+from ..model.pt2_archive import trusting
+from ..pipeline.executor import carry_out
+from ..pipeline.recipe import read_recipe
+from ..pipeline.stages import Made, Stage
+from ..pipeline.steps import Step, stage_of
+from ..pipeline.store import FOLDER, Store
+from ..progress import Progress, silent
+from .bundle import Bundle, bundle_of_stage
+from .folders import BUNDLES, FILES, INDEX, PUBLISHED, STAGES
+from .messages import OUTPUT, RECIPE, Answer, Request
+
+_RECORD = "stage.json"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a recipe lies on this worker.
+
+    Attributes:
+        recipe: The recipe's file.
+        files: The folder that holds it and what it reads, deeper or not.
+        output: The folder that its stages publish to.
+        base: The folder of the client that `files` stands for.
+    """
+
+    recipe: Path
+    files: Path
+    output: Path
+    base: str
+
+
+def carry_out_request(request: Request, folder: Path, progress: Progress, *, find_only: bool) -> Answer:
+    """Carry out a request, or look whether it is done; what goes wrong is an answer."""
+    try:
+        return _carry_out(request, folder, progress, find_only)
+    except QCompileError as error:
+        failure = out_of_memory(error, request.name) or error
+    except OSError as error:
+        said = storage_error(error)
+        if said is None:
+            raise
+        failure = said
+    return Answer("failed", error=failure.as_json())
+
+
+def _carry_out(request: Request, folder: Path, progress: Progress, find_only: bool) -> Answer:
+    bundle = msgspec.json.decode((folder / BUNDLES / request.recipe / INDEX).read_bytes(), type=Bundle)
+    files, output = folder / BUNDLES / request.recipe / FILES, folder / PUBLISHED / request.recipe
+    place = Place(files / bundle.recipe, files, output, bundle.base)
+    (output / FOLDER).mkdir(parents=True, exist_ok=True)
+    os.utime(output)
+    # What the client's user trusts was decided there; here everything named lies within the bundle.
+    recipe = read_recipe(place.recipe, told=silent)
+    # As one would start it: code of a recipe may open what lies beside it.
+    os.chdir(place.recipe.parent)
+    step = _step(request, folder)
+    if step.kind == "bench":
+        _publish(step, output)
+    with trusting(recipe.model.trust), _named_as_on_client(place), moved(place.base, files):
+        stage = stage_of(recipe, step, output)
+        if stage is None:
+            return Answer("none")
+        return _stored(request, folder, place, stage, recipe.output, progress, find_only)
+
+
+def _stored(
+    request: Request,
+    folder: Path,
+    place: Place,
+    stage: Stage,
+    published: str,
+    progress: Progress,
+    find_only: bool,
+) -> Answer:
+    """What the client or this worker has of a stage, or what carrying it out gives."""
+    store = Store(place.output, folder=folder / STAGES, published=stage.published)
+    key = {**stage.key, "file": stage.file}
+    name = store.name(stage.name, key)
+    if name in request.known and not request.again:
+        return Answer("known", name=name, key=key, was_done=True)
+    if find_only and (request.again or store.find(stage.name, key) is None):
+        return Answer("none")
+    took: dict[str, float | None] = {"seconds": 0.0, "peak_bytes": None}
+
+    def work(temporary: Path) -> None:
+        with contextlib.suppress(OSError):  # count the largest memory anew (Linux, proc(5))
+            Path("/proc/self/clear_refs").write_text("5")
+        start_s = time.monotonic()
+        carry_out(stage, temporary, place.output, progress)
+        if request.step.kind == "bench":
+            _name_as_on_client(temporary / stage.file, place, published)
+        took.update(seconds=round(time.monotonic() - start_s, 3), peak_bytes=peak_memory_bytes())
+
+    with _locked(store, name):
+        stored = store.run(stage.name, key, work, again=request.again, took=took)
+    record = read_json(stored.folder / _RECORD)
+    return Answer(
+        "done",
+        name=name,
+        key=key,
+        bundle=bundle_of_stage(stored.folder, stage.file, dict(stored.files)).bundle,
+        was_done=stored.was_done,
+        seconds=float(record.get("seconds") or 0.0),
+        peak_bytes=record.get("peak_bytes"),
+    )
+
+
+def _step(request: Request, folder: Path) -> Step:
+    """The step with its files as they lie here."""
+
+    def made(digest: str) -> Made:
+        place = folder / BUNDLES / request.inputs[digest]
+        bundle = msgspec.json.decode((place / INDEX).read_bytes(), type=Bundle)
+        return Made(place / FILES / bundle.files[0].name, digest)
+
+    values = msgspec.structs.asdict(request.step)
+    step = Step(**{name: value for name, value in values.items() if name not in ("files", "shards", "built")})
+    return replace(
+        step,
+        files={name: made(digest) for name, digest in request.step.files.items()},
+        shards=tuple(made(digest) for digest in request.step.shards),
+        built={name: made(digest) for name, digest in request.step.built.items()},
+    )
+
+
+def _publish(step: Step, output: Path) -> None:
+    """Give what is measured the public names that it is measured by."""
+    for artifact in step.given():
+        for path in artifact.path.parent.iterdir():
+            with held_folder(output) as temporary:
+                os.link(path, temporary / path.name)
+                os.replace(temporary / path.name, output / path.name)
+
+
+@contextlib.contextmanager
+def _locked(store: Store, name: str) -> Iterator[None]:
+    """Hold the making of a stage, which another process of this worker may be asked for, too."""
+    with open_lock(store.folder / f".{name}.lock") as held:
+        with contextlib.suppress(ImportError):  # Windows
+            import fcntl
+
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _named_as_on_client(place: Place) -> Iterator[None]:
+    """Have errors say `OUTPUT` and `RECIPE` in place of folders of this worker; the client has its own."""
+    folder = place.recipe.parent
+    beside = str(Path(RECIPE, os.path.relpath(place.files, folder)))
+    names: Mapping[str, str] = {str(place.output): OUTPUT, str(folder): RECIPE, str(place.files): beside}
+
+    def there(value: Any) -> Any:
+        if isinstance(value, str | Path):
+            value = str(value)
+            for here, name in names.items():
+                value = value.replace(here, name)
+        return value
+
+    try:
+        yield
+    except QCompileError as error:
+        error.message, error.hint = there(error.message), there(error.hint)
+        error.data = {name: there(value) for name, value in error.data.items()}
+        raise
+
+
+def _name_as_on_client(results: Path, place: Place, output: str) -> None:
+    """Have a file of results name files as they are seen from the recipe's folder."""
+    folder = place.recipe.parent
+    spellings = [
+        (str(place.output), output),
+        (os.path.relpath(place.output), output),
+        (str(folder), ""),
+        (str(place.files), os.path.relpath(place.files, folder)),
+    ]
+    text = results.read_text(encoding="utf-8")
+    for here, there in spellings:
+        before, after = (json.dumps(path, ensure_ascii=False)[1:-1] for path in (here, there))
+        text = text.replace(f"{before}/", f"{after}/" if after else "")
+    results.write_text(text, encoding="utf-8")

@@ -1,1 +1,0 @@
-"""Recordings: folders of files with classes or transcripts, as waveforms or features."""

@@ -1,0 +1,370 @@
+"""Rows of tables, texts, images and recordings, read by Hugging Face's `datasets` from local files alone.
+
+| what lies there                                  | rows                                                       |
+|--------------------------------------------------|------------------------------------------------------------|
+| `.txt`, `.csv`, `.tsv`, `.jsonl`, `.parquet`, `.arrow` | by the builder of this format; a folder of them has a file, or files, for each split |
+| a folder of `datasets.save_to_disk`              | mapped                                                     |
+| a folder of images or recordings                 | a file each. Columns are those of `metadata.csv`, `.jsonl` or `.parquet` beside them, by `file_name`, as `imagefolder` and `audiofolder` have it; else folders are classes |
+
+No builder runs code of a data set, and none asks a network: files are named one by one.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import csv
+import difflib
+import functools
+import glob
+import io
+import re
+import tempfile
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import DataError, InvalidOption, QCompileError, first_line
+from ..files import require_file
+from ..model.named.caches import network
+from ..progress import quiet
+from ..tensors import TensorInfo
+from .audio import AudioInput, audio_input, decode_audio
+from .images import ImageInput, decode, image_input, split_folder
+from .kinds import IMAGES, METADATA, RECORDINGS, TABLES, list_files
+from .preparing import read_labels
+from .readers import Batch
+from .samples import (
+    Reader,
+    Sample,
+    SampleSet,
+    digest_contents,
+    digest_texts,
+    join_labels,
+    require_package,
+    where_of,
+)
+from .spelling import Spelling
+from .text import TextReader
+
+_TEXTS = (
+    ("text",), ("sentence",), ("content",), ("tokens",), ("words",), ("premise", "hypothesis"),
+    ("sentence1", "sentence2"), ("question1", "question2"), ("question", "sentence"),
+)  # fmt: skip
+"""Columns of texts by the names that data sets commonly give them; two are a pair."""
+_LABELS = ("label", "labels", "target", "ner_tags", "tags", "fine_label", "score")
+_TRANSCRIPTS = ("text", "sentence", "transcription", "transcript", "normalized_text")
+_SUFFIXES = {
+    "text": (".txt",), "jsonl": (".jsonl", ".ndjson", ".json"), "csv": (".csv", ".tsv"), "datasets": TABLES,
+    "audio": (),
+}  # fmt: skip
+_BUILDERS = {".txt": "text", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
+_SPLIT_OF_FILE = re.compile(r"(train|test|validation|valid|val|dev)\b|(.+?)-\d+-of-\d+")
+
+
+class RowSet(SampleSet):
+    """The rows of a spelling of kind `text`, `jsonl`, `csv`, `audio` or `datasets`."""
+
+    def __init__(self, spelling: Spelling) -> None:
+        self.spelling, path = spelling, Path(spelling.path)
+        self.is_saved = any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
+        suffixes, split = _SUFFIXES[spelling.kind], spelling.query.get("split", "")
+        below = [] if path.is_file() else list(list_files(path))
+        tables = [path / name for name in below if name.lower().endswith(suffixes) and not _is_metadata(name)]
+        self.root, self.media = path, False
+        if self.is_saved:
+            self.files = [path / name for name in below if not Path(name).name.startswith("cache-")]
+        elif path.is_file() or (tables and spelling.kind != "audio"):
+            self.files = _of_split(tables or [path], path, split, spelling.spec)
+        elif spelling.kind in ("audio", "datasets"):
+            self.root, self.media = split_folder(path, split, spelling.spec), True
+            self.files = [self.root / name for name in list_files(self.root)]
+        else:
+            raise DataError(f"{path}: holds no file {' or '.join(suffixes)}; one is required", file=path)
+
+    @functools.cached_property
+    def table(self) -> Table:
+        """The rows, read when they are needed."""
+        try:
+            with quiet():
+                table = self._media_files() if self.media else Table(self.root, self._rows(), self.spelling)
+        except QCompileError:
+            raise
+        except Exception as error:  # pyarrow's and datasets' own types, OSError, KeyError, ...
+            raise DataError(
+                f"{self.root}: cannot be read by datasets ({_cause(error)})", file=self.root
+            ) from error
+        if not len(table):
+            raise DataError(f"{self.root}: holds no samples; at least one is required", file=self.root)
+        return table
+
+    def _rows(self) -> Any:
+        if not self.is_saved:
+            return load_rows(self.files, "json" if self.spelling.kind == "jsonl" else "")
+        require_package("datasets", "datasets", "reads data sets")
+        import datasets
+
+        rows, split = datasets.load_from_disk(str(self.root)), self.spelling.query.get("split", "")
+        splits = rows if isinstance(rows, dict) else {"": rows}
+        return _undecoded(splits[_chosen(split, list(splits), self.spelling.spec)])
+
+    def _media_files(self) -> Table:
+        """Image or audio files, with the columns of the metadata beside them, or the folder of each."""
+        suffixes: tuple[str, ...] = RECORDINGS
+        if self.spelling.kind != "audio" and any(file.suffix.lower() in IMAGES for file in self.files):
+            suffixes = IMAGES
+        media = [file for file in self.files if file.suffix.lower() in suffixes]
+        if not media:
+            raise DataError(f"{self.root}: holds no recording {', '.join(RECORDINGS)}", file=self.root)
+        columns: dict[str, Sequence[Any]] = {"image" if suffixes is IMAGES else "audio": media}
+        names = [file.relative_to(self.root).as_posix() for file in media]
+        if metadata := [file for file in self.files if _is_metadata(file.name)]:
+            rows = load_rows(metadata, "")
+            if "file_name" not in rows.column_names:
+                raise DataError(
+                    f"{metadata[0]}: has no column file_name; it names the files", file=metadata[0]
+                )
+            numbers = {name: number for number, name in enumerate(rows["file_name"])}
+            if missing := [name for name in names if name not in numbers]:
+                raise DataError(
+                    f"{metadata[0]}: has no row for {missing[0]} of {self.root}", file=metadata[0]
+                )
+            for column in set(rows.column_names) - {"file_name"}:
+                values = list(rows[column])
+                columns[column] = [values[numbers[name]] for name in names]
+        elif len({name.split("/")[0] for name in names if "/" in name}) > 1:
+            columns["label"] = [name.split("/")[0] if "/" in name else "" for name in names]
+        others = len(self.files) - len(media) - len(metadata)
+        self.notes = [f"{others} files in {self.root} are left out"] if others else []
+        return Table(self.root, columns, self.spelling, names=names)
+
+    @property
+    def names(self) -> Sequence[str]:  # type: ignore[override]
+        """The file, the text, or the number of each row."""
+        table = self.table
+        if table.names or table.media:
+            return table.names or [str(row) for row in range(len(table))]
+        return ["\x1f".join(map(_plain, texts)) for texts in zip(*table.texts, strict=True)]
+
+    def classes(self) -> Sequence[Hashable] | None:
+        labels = list(self.table.columns[self.table.label]) if self.table.label else [None]
+        # Scores, and labels of words, are no classes to draw evenly.
+        return labels if all(isinstance(label, str | int) for label in labels) else None
+
+    def digest(self, order: Callable[[], Sequence[int]]) -> str:
+        names = [file.relative_to(self.root).as_posix() for file in self.files if file != self.root]
+        return f"{digest_contents(self.files)}:{digest_texts(names)}"
+
+    def reader(self, inputs: Sequence[TensorInfo]) -> Reader:
+        if self.table.media == "Image":
+            return _ImageReader(self.table, image_input(inputs, self.spelling))
+        if self.table.media == "Audio":
+            return _AudioReader(self.table, audio_input(inputs, self.spelling))
+        return TextReader(self.table, inputs, self.spelling)
+
+
+class Table:
+    """Columns of rows, and which column is what.
+
+    Args:
+        path: The file or folder.
+        rows: A split of `datasets`, or column name to values.
+        spelling: Its keys `column` and `label` decide over the common names.
+        names: The file of each row, where rows are files.
+    """
+
+    def __init__(self, path: Path, rows: Any, spelling: Spelling, names: Sequence[str] = ()) -> None:
+        self._path, self._spelling, self.names = path, spelling, names
+        self._features: Mapping[str, Any] = getattr(rows, "features", {})
+        columns = list(rows) if isinstance(rows, dict) else rows.column_names
+        self.columns: Mapping[str, Sequence[Any]] = {name: rows[name] for name in columns}
+        asked = spelling.query.get("column", "")
+        chosen = asked.split(",") if asked else columns
+        for name in chosen if asked else ():
+            self._require(name, "column")
+        kinds = {"image": "Image", "audio": "Audio"} if names else {
+            name: type(feature).__name__ for name, feature in self._features.items()
+        }  # fmt: skip
+        self.media_column = next((name for name in chosen if kinds.get(name) in ("Image", "Audio")), "")
+        self.media = kinds.get(self.media_column, "")
+        self.lines: list[int] = []
+        if spelling.kind == "text":
+            self.lines = [row for row, text in enumerate(self.columns["text"]) if text.strip()]
+            self.columns = {"text": [self.columns["text"][row] for row in self.lines]}
+        self.label = spelling.query.get("label", "")
+        if self.label:
+            self._require(self.label, "label")
+        else:
+            self.label = next((name for name in _LABELS if name in self.columns), "")
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+    def where(self, row: int) -> str:
+        """Return where a row is: "reviews.csv row 3", "lines.txt line 4", or its file."""
+        if self.names:
+            return str(self._path / self.names[row])
+        return (
+            f"{self._path.name} line {self.lines[row] + 1}" if self.lines else f"{self._path.name} row {row}"
+        )
+
+    @functools.cached_property
+    def texts(self) -> list[Sequence[Any]]:
+        """The column of the texts, or both of a pair: `column=`, or by their common names.
+
+        Raises:
+            InvalidOption: If there is none with a common name, or more than two are asked for.
+        """
+        asked = self._spelling.query.get("column", "")
+        common = (names for names in _TEXTS if all(name in self.columns for name in names))
+        chosen = tuple(asked.split(",")) if asked else next(common, ())
+        if not chosen:
+            raise InvalidOption(
+                f"data {self._spelling.spec!r}: no column has a name that texts have; found "
+                f"{', '.join(self.columns)}",
+                hint="add ?column=NAME, or column=FIRST,SECOND for pairs",
+            )
+        if len(chosen) > 2:
+            raise InvalidOption(f"data {self._spelling.spec!r}: column={asked}; one column, or two of a pair")
+        return [self.columns[name] for name in chosen]
+
+    def labels(self, classes: Sequence[str], *, texts: bool = False) -> tuple[list[Any] | None, list[str]]:
+        """Return the labels as numbers, and what to tell of them; `texts` gives the transcripts."""
+        if texts:
+            named = self._spelling.query.get("label", "")
+            name = named or next((name for name in _TRANSCRIPTS if name in self.columns), "")
+            return (list(self.columns[name]) if name else None), []
+        if not self.label:
+            return None, []
+        feature = self._features.get(self.label)
+        feature = getattr(feature, "feature", feature)  # of a list
+        names = tuple(getattr(feature, "names", None) or ())
+        return read_labels(list(self.columns[self.label]), classes, where=self.where, names=names)
+
+    def file(self, row: int) -> Path | io.BytesIO:
+        """Return the image or recording of a row, as a path or its content.
+
+        Raises:
+            DataError: If there is neither.
+        """
+        value = self.columns[self.media_column][row]
+        if isinstance(value, Path):
+            return value
+        if value and value.get("bytes"):
+            return io.BytesIO(value["bytes"])
+        if value and value.get("path"):
+            return Path(value["path"])
+        raise DataError(f"{self.where(row)}: column {self.media_column} holds no file", sample=row)
+
+    def _require(self, name: str, key: str) -> None:
+        if name in self.columns:
+            return
+        near = difflib.get_close_matches(name, list(self.columns), n=1)
+        raise InvalidOption(
+            f"data {self._spelling.spec!r}: {key}={name}: no such column; found {', '.join(self.columns)}",
+            hint=f"did you mean {key}={near[0]}?" if near else "",
+        )
+
+
+class _ImageReader(Reader):
+    def __init__(self, table: Table, to_input: ImageInput) -> None:
+        self._table, self._input = table, to_input
+        self._labels, self.notes = table.labels(to_input.preprocessing.classes)
+
+    def read(self, index: int) -> Sample:
+        where = self._table.where(index)
+        image = decode(self._table.file(index), self._input.mode, where)
+        return Sample(self._input(image), self._labels[index] if self._labels else None, where)
+
+
+class _AudioReader(Reader):
+    def __init__(self, table: Table, to_input: AudioInput) -> None:
+        self._table, self._input = table, to_input
+        said = to_input.preprocessing
+        self._labels, self.notes = table.labels(said.classes, texts=said.task == "speech-recognition")
+
+    def read(self, index: int) -> Sample:
+        where, said = self._table.where(index), self._input.preprocessing
+        waveform = decode_audio(self._table.file(index), said.rate_hz, said.max_seconds, where)
+        return Sample({"waveform": waveform}, self._labels[index] if self._labels else None, where)
+
+    def join(self, samples: Sequence[Sample]) -> Batch:
+        feeds = self._input([sample.feeds["waveform"] for sample in samples])
+        return Batch(feeds, join_labels(samples), where_of(samples))
+
+
+def load_rows(files: Sequence[Path], builder: str) -> Any:
+    """Return the rows of local files, one behind the other, with images and recordings not decoded.
+
+    Args:
+        files: Of one format.
+        builder: Of `datasets`; empty where the suffix tells it.
+    """
+    require_package("datasets", "datasets", "reads tables")
+    import datasets
+
+    for file in files:
+        require_file(file, what="data")
+    suffix = files[0].suffix.lower()
+    builder = builder or _BUILDERS.get(suffix, "json")
+    options: dict[str, Any] = {"encoding": "utf-8-sig"} if builder in ("csv", "json", "text") else {}
+    if builder == "csv":  # every column is text: "007" and "NA" stay what they are
+        options |= {"keep_default_na": False, "sep": "\t" if suffix == ".tsv" else ","}
+        with files[0].open(newline="", encoding="utf-8-sig") as file:
+            head = next(csv.reader(file, delimiter=options["sep"]), [])
+        options["features"] = datasets.Features({name: datasets.Value("string") for name in head})
+    paths = [glob.escape(str(file)) for file in files]
+    if any(not file.stat().st_size for file in files):
+        raise DataError(f"{files[0]}: holds no samples; at least one is required", file=files[0])
+    with network(allowed=False), tempfile.TemporaryDirectory(prefix="qcompile-rows-") as cache:
+        rows = datasets.load_dataset(
+            builder, data_files={"rows": paths}, split="rows", cache_dir=cache, keep_in_memory=True, **options
+        )
+    return _undecoded(rows)
+
+
+def _undecoded(rows: Any) -> Any:
+    import datasets
+
+    for name, feature in list(rows.features.items()):
+        if isinstance(feature, datasets.Image | datasets.Audio):
+            rows = rows.cast_column(name, type(feature)(decode=False))
+    return rows
+
+
+def _of_split(files: Sequence[Path], path: Path, split: str, spec: str) -> list[Path]:
+    """The files of the chosen split: they begin with its name, or lie in a folder of it."""
+    if path.is_file():
+        if split:
+            raise InvalidOption(f"data {spec!r}: split={split}: a file has no splits")
+        return [path]
+    splits: dict[str, list[Path]] = {}
+    for file in files:
+        match = _SPLIT_OF_FILE.match(file.name)
+        inside = file.parent.name if file.parent != path else split if file.stem == split else ""
+        splits.setdefault(inside or (match[1] or match[2] if match else ""), []).append(file)
+    return splits[_chosen(split, list(splits), spec)]
+
+
+def _chosen(split: str, splits: Sequence[str], spec: str) -> str:
+    if split not in splits and (split or len(splits) > 1):
+        named = [name for name in splits if name]
+        what = f"split={split}: no such split; found {', '.join(named) or 'one only'}" if split else (
+            f"holds {', '.join(named)}; one of them is required"
+        )  # fmt: skip
+        hint = "" if split else f"add ?split={named[0]}"
+        raise InvalidOption(f"data {spec!r}: {what}", hint=hint)
+    return split or splits[0]
+
+
+def _is_metadata(name: str) -> bool:
+    return name.rpartition("/")[2] in METADATA
+
+
+def _cause(error: BaseException) -> str:
+    """The first line of the innermost error: the builders' own say only that there was one."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return first_line(error)
+
+
+def _plain(value: Any) -> str:
+    return "\x1e".join(map(str, value)) if isinstance(value, list) else str(value)

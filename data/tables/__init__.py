@@ -1,1 +1,0 @@
-"""Tables of samples: text files, JSON lines, CSV, and folders of `datasets`."""

@@ -1,1 +1,0 @@
-"""Texts: lines, columns and pairs of them, through the model's tokenizer."""

@@ -1,0 +1,313 @@
+"""CUDA's driver through cuda-bindings: the primary context of a device, its memory, streams, events, graphs.
+
+Functions are named as in the driver API, https://docs.nvidia.com/cuda/cuda-driver-api/; all but those of
+graphs need a current context. No context is created, and none stays current: each block makes the primary
+one, which PyTorch uses too, current and leaves the thread as it found it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from traceback import clear_frames
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....errors import EngineUnavailable, InvalidOption, ModelError, first_line
+
+_NON_BLOCKING = 1
+"""CU_STREAM_NON_BLOCKING: nothing waits for the default stream, or makes it wait."""
+_OUT_OF_MEMORY = 2
+"""CUDA_ERROR_OUT_OF_MEMORY."""
+_DISABLE_TIMING = 2
+"""CU_EVENT_DISABLE_TIMING."""
+
+
+class CudaError(Exception):
+    """A driver function failed; the message names it and the error."""
+
+
+class OutOfMemory(CudaError):
+    """The device's memory, or page-locked memory, does not suffice."""
+
+
+def load_driver() -> Any:
+    """Return the module `cuda.bindings.driver`."""
+    try:
+        from cuda.bindings import driver
+    except Exception as error:  # ImportError, of a library of the toolkit too
+        raise ImportError(f"cuda-bindings cannot be imported ({first_line(error)})") from error
+    return driver
+
+
+class Cuda:
+    """The driver's functions that are used here; objects free what they hold when they are collected.
+
+    Args:
+        driver: The module `cuda.bindings.driver`; each function returns an error code, then its results.
+    """
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+
+    def call(self, function: str, *arguments: Any) -> Any:
+        """Call a function of the driver and return its result, None where it has none."""
+        try:
+            code, *results = getattr(self.driver, function)(*arguments)
+        except RuntimeError as error:  # cuda-bindings: the driver is older, and has no such function
+            raise CudaError(f"{function}: {first_line(error)}") from error
+        if int(code):
+            kind = OutOfMemory if int(code) == _OUT_OF_MEMORY else CudaError
+            raise kind(f"{function}: {code.name} ({int(code)})")
+        return results[0] if results else None
+
+    def owned(self, owner: object, function: str, handle: int) -> Callable[[], object]:
+        """Let a function free a handle, once, in the context of now, at the latest with the owner."""
+        driver, context = self.driver, self.call("cuCtxGetCurrent")
+
+        def free() -> None:
+            if not int(driver.cuCtxPushCurrent(context)[0]):
+                getattr(driver, function)(handle)
+                driver.cuCtxPopCurrent()
+
+        finalize = weakref.finalize(owner, free)
+        finalize.atexit = False  # the process gives all back
+        return finalize
+
+    def pagelocked_empty(self, size_bytes: int) -> NDArray[np.uint8]:
+        """Return bytes in page-locked memory, which is freed with the last view of it."""
+        address = self.call("cuMemHostAlloc", size_bytes, 0)
+        memory = (ctypes.c_uint8 * size_bytes).from_address(address)
+        self.owned(memory, "cuMemFreeHost", address)
+        array: NDArray[np.uint8] = np.frombuffer(memoryview(memory), np.uint8)
+        return array
+
+    def copy_to_device(self, target: int, source: NDArray[np.uint8], stream: Stream | None = None) -> None:
+        """Copy to the device, and wait; with a stream enqueue it, from page-locked memory."""
+        arguments = target, source.ctypes.data, source.nbytes
+        if stream is None:
+            self.call("cuMemcpyHtoD", *arguments)
+        else:
+            self.call("cuMemcpyHtoDAsync", *arguments, stream.handle)
+
+    def copy_to_host(self, target: NDArray[np.uint8], source: int, stream: Stream | None = None) -> None:
+        """Copy from the device, and wait; with a stream enqueue it, to page-locked memory."""
+        arguments = target.ctypes.data, source, target.nbytes
+        if stream is None:
+            self.call("cuMemcpyDtoH", *arguments)
+        else:
+            self.call("cuMemcpyDtoHAsync", *arguments, stream.handle)
+
+    def copy_on_device(self, target: int, source: int, size_bytes: int, stream: Stream) -> None:
+        """Enqueue a copy on the device."""
+        self.call("cuMemcpyDtoDAsync", target, source, size_bytes, stream.handle)
+
+    def wait_for_stream(self, stream: Stream, producer: int) -> None:
+        """Let a stream wait for the work enqueued on another one so far; the host does not wait.
+
+        Args:
+            stream: The stream that waits.
+            producer: Handle of any stream of this context; 1 is the legacy default one, 2 the thread's.
+        """
+        event = self.call("cuEventCreate", _DISABLE_TIMING)
+        try:
+            self.call("cuEventRecord", event, producer)
+            self.call("cuStreamWaitEvent", stream.handle, event, 0)
+        finally:
+            self.call("cuEventDestroy", event)
+
+    def synchronize(self, stream: int | None = None) -> None:
+        """Let the host wait for the work on a stream, by its handle, or on all of the context."""
+        self.call("cuCtxSynchronize") if stream is None else self.call("cuStreamSynchronize", stream)
+
+    def device_of(self, address: int) -> int:
+        """Return the number of the device whose memory an address is in."""
+        kind = self.driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        return int(self.call("cuPointerGetAttribute", kind, address))
+
+
+class DeviceMemory:
+    """An allocation on the device."""
+
+    def __init__(self, cuda: Cuda, size_bytes: int) -> None:
+        self.address = int(cuda.call("cuMemAlloc", size_bytes))
+        self.free = cuda.owned(self, "cuMemFree", self.address)
+
+
+class Stream:
+    """A stream beside the default one."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        self._cuda, self.handle = cuda, int(cuda.call("cuStreamCreate", _NON_BLOCKING))
+        cuda.owned(self, "cuStreamDestroy", self.handle)
+
+    def synchronize(self) -> None:
+        """Wait for its work."""
+        self._cuda.synchronize(self.handle)
+
+    def wait_for_event(self, event: Event) -> None:
+        """Let it wait for an event; the host does not wait."""
+        self._cuda.call("cuStreamWaitEvent", self.handle, event.handle, 0)
+
+
+class Event:
+    """An event that knows its time."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        self._cuda, self.handle = cuda, int(cuda.call("cuEventCreate", 0))
+        cuda.owned(self, "cuEventDestroy", self.handle)
+
+    def record(self, stream: Stream) -> None:
+        """Let it happen behind the work on a stream."""
+        self._cuda.call("cuEventRecord", self.handle, stream.handle)
+
+    def synchronize(self) -> None:
+        """Wait until it has happened."""
+        self._cuda.call("cuEventSynchronize", self.handle)
+
+    def elapsed_ms(self, end: Event) -> float:
+        """Return the milliseconds from this to another one; both have happened."""
+        return float(self._cuda.call("cuEventElapsedTime", self.handle, end.handle))
+
+
+class CudaGraph:
+    """The work that `enqueue` puts on a stream, captured as a graph.
+
+    Args:
+        cuda: The driver; its context is active.
+        stream: Nothing may be under way on it.
+        enqueue: Tells the stream what is to be captured; must not wait for it.
+    """
+
+    def __init__(self, cuda: Cuda, stream: Stream, enqueue: Callable[[], None]) -> None:
+        self._cuda, self._stream = cuda, stream
+        # Other threads may go on allocating.
+        mode = cuda.driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        with _no_collection():
+            cuda.call("cuStreamBeginCapture", stream.handle, mode)
+            try:
+                enqueue()
+            except BaseException:
+                # The stream must leave capture mode; that the capture is void is what is being raised.
+                with suppress(CudaError):
+                    cuda.call("cuGraphDestroy", cuda.call("cuStreamEndCapture", stream.handle))
+                raise
+            graph = cuda.call("cuStreamEndCapture", stream.handle)
+        try:
+            self._executable = cuda.call("cuGraphInstantiate", graph, 0)
+        finally:
+            cuda.call("cuGraphDestroy", graph)
+
+    def launch(self) -> None:
+        """Replay it on the stream it was captured from."""
+        self._cuda.call("cuGraphLaunch", self._executable, self._stream.handle)
+
+    def free(self) -> None:
+        """Free it; it cannot be launched afterwards."""
+        self._cuda.call("cuGraphExecDestroy", self._executable)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep Python from collecting garbage: what that frees on the device voids a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+class PrimaryContext:
+    """A device's primary context, which everything in the process shares, PyTorch included.
+
+    Attributes:
+        cuda: The driver.
+        device: The device's number.
+        subject: What needs it, such as the engine's file; every message begins with it.
+    """
+
+    def __init__(self, device: int, subject: str, *, engine: str = "tensorrt") -> None:
+        if device < 0:
+            raise InvalidOption(f"device: {device}; 0 or more is required", option="devices")
+        self.device, self.subject, self._engine = device, subject, engine
+        try:
+            self.cuda = Cuda(load_driver())
+            self._handle = _retained(self.cuda.driver, device)
+        except (ImportError, CudaError) as error:
+            raise EngineUnavailable(
+                f"no CUDA device can be used for {subject} (device {device}: {error})",
+                hint="pip install 'qcompile[cuda]' on a machine with an NVIDIA GPU",
+                engine=engine,
+            ) from error
+
+    @contextmanager
+    def active(self, doing: str) -> Iterator[None]:
+        """Make the context current in the block, and translate CUDA's errors, which say what it does.
+
+        The frames of an error that the block calls lose their locals here: whoever keeps the error would
+        keep memory of the device and TensorRT's objects with them.
+        """
+        outer = sys.exc_info()[1]
+        self.cuda.call("cuCtxPushCurrent", self._handle)
+        try:
+            yield
+        except BaseException as error:
+            _forget_locals(error, outer)
+            self._translate(error, doing)
+            raise
+        finally:
+            self.cuda.call("cuCtxPopCurrent")
+
+    def _translate(self, error: BaseException, doing: str) -> None:
+        if isinstance(error, OutOfMemory):
+            raise EngineUnavailable(
+                f"{self.subject}: {doing}: not enough memory on CUDA device {self.device}",
+                hint="free memory on the GPU, or give a smaller batch",
+                engine=self._engine,
+            ) from error
+        if isinstance(error, CudaError):
+            raise ModelError(f"{self.subject}: {doing}: CUDA fails: {first_line(error)}") from error
+
+
+@functools.cache
+def _retained(driver: Any, device: int) -> Any:
+    """The handle of a device's primary context, which is retained until the process ends."""
+    cuda = Cuda(driver)
+    cuda.call("cuInit", 0)
+    return cuda.call("cuDevicePrimaryCtxRetain", cuda.call("cuDeviceGet", device))
+
+
+@contextmanager
+def current_device(device: int, subject: str) -> Iterator[None]:
+    """Let TensorRT build on a device in the block: it takes the one whose context is current in the thread.
+
+    trtexec calls `cudaSetDevice` (samples/common/sampleDevice.h, `setCudaDevice`), which makes a device's
+    primary context current. Device 0 is CUDA's default: where cuda-bindings cannot make it current, as on a
+    machine without a GPU, nothing is done.
+    """
+    active: AbstractContextManager[None]
+    try:
+        active = PrimaryContext(device, subject).active("building")
+    except EngineUnavailable:
+        if device != 0:
+            raise
+        active = nullcontext()
+    with active:
+        yield
+
+
+def _forget_locals(error: BaseException, outer: BaseException | None) -> None:
+    """Clear the finished frames of an error and of what caused it, up to what was being handled before."""
+    chained: BaseException | None = error
+    while chained is not None and chained is not outer:
+        clear_frames(chained.__traceback__)
+        chained = chained.__cause__ or chained.__context__

@@ -1,0 +1,252 @@
+"""TensorFlow's models become ONNX files: `python -m tf2onnx.convert` in the interpreter that has it.
+
+That may be another interpreter, since TensorFlow often has its own environment; qcompile need not be there.
+A Keras file is a JSON tree of classes. It is refused where one of them is code: bytecode in a Lambda, a
+pickled module, a class or function of another package.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import EngineUnavailable, InvalidOption, MissingFile, ModelError, UnsupportedOperator
+from ..files import temporary_folder
+from .archive_checks import check_archive
+from .graph_edits import rename_inputs, store
+from .source import Source
+
+ANOTHER = (
+    "python -m venv tf && tf/bin/pip install tensorflow tf2onnx, and give `python` tensorflow=tf/bin/python"
+)
+INSTALL = "pip install 'qcompile[tensorflow]'"
+HIGHEST_OPSET = 18
+"""tf2onnx 1.17 writes no newer one."""
+_PLAIN = "save a SavedModel: model.export('folder')"
+_CODE = ("Lambda", "__lambda__", "TorchModuleWrapper", "TFSMLayer", "JaxLayer", "FlaxLayer")
+_FUNCTIONS = re.compile(r"(builtins|keras\.(src\.)?(activations|ops))(\.|$)")
+"""Modules of functions that compute; those of others can load and download files."""
+_TOUCHES = (b"ReadFile", b"WriteFile", b"MatchingFiles", b"PyFunc")
+"""Operators by which a graph reads or writes files of its choice, or calls back into Python."""
+_VERSIONS = """
+import importlib.metadata, importlib.util, json
+names = {d.name.lower().replace("_", "-"): d.version for d in importlib.metadata.distributions() if d.name}
+print(json.dumps({name: names.get(name) or names.get(name + "-cpu") or "unknown"
+    for name in ("tensorflow", "tf2onnx", "keras") if importlib.util.find_spec(name)}))
+"""
+_H5_CONFIG = "import h5py, sys; print(h5py.File(sys.argv[1], 'r').attrs.get('model_config', '{}'))"
+
+
+def tensorflow_python(texts: Sequence[str]) -> str:
+    """Return the interpreter of `tensorflow=INTERPRETER`; this one where none is given.
+
+    Raises:
+        InvalidOption: If one is spelled otherwise, or given twice.
+        MissingFile: If there is no such executable.
+    """
+    for text in texts:
+        name, _, python = text.partition("=")
+        if name != "tensorflow" or not python or len(texts) > 1:
+            raise InvalidOption(
+                f"`python` {text!r}: tensorflow=INTERPRETER is required once",
+                option="python",
+            )
+        if not shutil.which(python):
+            raise MissingFile(f"`python` {text}: there is no executable {python}", file=python)
+        return os.path.abspath(str(shutil.which(python)))  # links stay: a venv's python is one
+    return sys.executable
+
+
+def tensorflow_versions(python: str) -> dict[str, str]:
+    """Return the versions of TensorFlow, tf2onnx and Keras in an interpreter, of those that it has."""
+    with temporary_folder("tensorflow") as folder:
+        versions: dict[str, str] = json.loads(_run([python, "-c", _VERSIONS], folder, "TensorFlow"))
+    return versions
+
+
+def convert(
+    source: Source, python: str, output: Path, names: Sequence[str] = (), *, opset: int, trust: bool
+) -> dict[str, str]:
+    """Write the ONNX file that tf2onnx makes of a model; names are those of its layers or signature.
+
+    Args:
+        source: Of kind "savedmodel", "keras" or "tflite".
+        python: Interpreter that has TensorFlow and tf2onnx.
+        output: File to write.
+        names: Names for the outputs.
+        opset: ONNX opset, at most `HIGHEST_OPSET`.
+        trust: Whether a SavedModel may touch files.
+
+    Returns:
+        Package to version.
+
+    Raises:
+        EngineUnavailable: If TensorFlow or tf2onnx is missing in the interpreter.
+        ModelError: If the file holds code, or tf2onnx cannot convert it.
+        UnsupportedOperator: If tf2onnx has no form for an operator.
+    """
+    path, config = source.file.resolve(), {}
+    if path.suffix == ".keras":  # needs no TensorFlow
+        config = _keras_config(path)
+        _refuse_code(path, config)
+    versions = tensorflow_versions(python)
+    if missing := " and ".join(name for name in ("tensorflow", "tf2onnx") if name not in versions):
+        raise EngineUnavailable(
+            f"{source.spec}: {missing} cannot be imported by {python}",
+            hint=f"{INSTALL}, or {ANOTHER}",
+            engine="tensorflow",
+            reason=f"{missing} missing",
+        )
+    with temporary_folder("tensorflow") as folder:
+        arguments = ["--saved-model", str(path)]
+        if source.kind == "savedmodel":
+            _refuse_file_operators(path, trust=trust)
+            arguments += ["--signature_def", source.function] if source.function else []
+        elif source.kind == "tflite":
+            arguments = ["--tflite", str(path)]
+        else:
+            arguments = ["--keras", str(path)]
+            if not config:
+                config = json.loads(_run([python, "-c", _H5_CONFIG, str(path)], folder, source.spec))
+                _refuse_code(path, config)
+        command = [
+            python,
+            "-m",
+            "tf2onnx.convert",
+            *arguments,
+            "--output",
+            str(output),
+            "--opset",
+            str(opset),
+        ]
+        _run(command, folder, source.spec)
+    _finish(output, source.spec, config.get("config", {}), names)
+    return versions
+
+
+def _run(command: list[str], folder: Path, label: str) -> str:
+    """Return what a process prints. Its working folder, which Python imports from, is an empty one."""
+    settings = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "KERAS_BACKEND": "tensorflow"}
+    environment = os.environ | settings | {"KERAS_HOME": str(folder)}
+    try:
+        process = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, stdin=subprocess.DEVNULL, check=False
+        )
+    except OSError as error:
+        raise InvalidOption(
+            f"`python` {command[0]}: cannot be run ({error.strerror})", option="python"
+        ) from error
+    if process.returncode:
+        lines = process.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+        raise ModelError(
+            f"{label}: the process with TensorFlow ended with exit code {process.returncode}: {lines[-1]}",
+            hint=f"{_PLAIN}; or convert it by `python -m tf2onnx.convert`, and give the ONNX file",
+        )
+    return process.stdout.decode(errors="replace")
+
+
+def _keras_config(path: Path) -> Any:
+    check_archive(path, what="a Keras file", hint="save it again: model.save('model.keras')")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return json.loads(archive.read("config.json"))
+    except (KeyError, ValueError, RecursionError) as error:
+        raise ModelError(
+            f"{path}: not a Keras file: no config.json that can be read ({error})", hint=_PLAIN, file=path
+        ) from error
+
+
+def _refuse_code(path: Path, config: Any) -> None:
+    for layer, code in _code(config):
+        raise ModelError(
+            f"{path}: layer {layer!r} ({code}) is Python code, which loading would run; Keras's own layers "
+            "are required",
+            hint=f"where its class is known, {_PLAIN}",
+            file=path,
+        )
+
+
+def _code(config: Any) -> Iterator[tuple[str, str]]:
+    """Layer, and class or function, of all that is no data in a Keras configuration."""
+    waiting = [(config, "")]
+    while waiting:
+        value, layer = waiting.pop()
+        if isinstance(value, list):
+            waiting += [(item, layer) for item in value]
+        if not isinstance(value, dict):
+            continue
+        kind, module, inner = value.get("class_name"), value.get("module"), value.get("config")
+        registered = f"{value.get('registered_name') or ''}{kind or ''}"
+        if isinstance(kind, str):
+            layer = str(inner["name"]) if isinstance(inner, dict) and "name" in inner else layer or kind
+            foreign = isinstance(module, str) and module.split(".")[0] not in ("keras", "builtins")
+            calls = kind == "function" and isinstance(module, str) and not _FUNCTIONS.match(module)
+            if kind.rpartition(">")[2] in _CODE or foreign or calls or ">" in registered:
+                yield layer, f"{module}.{inner}" if calls else f"{module}.{kind}" if foreign else kind
+        waiting += [(item, layer) for item in value.values()]
+
+
+def _refuse_file_operators(path: Path, *, trust: bool) -> None:
+    content = (path / "saved_model.pb").read_bytes()
+    touching = [name.decode() for name in _TOUCHES if name in content]
+    if touching and not trust:
+        raise ModelError(
+            f"{path}: its graph touches files or calls Python ({', '.join(touching)})",
+            hint="give `trust` if you know where it comes from",
+            file=path,
+        )
+
+
+def _finish(path: Path, label: str, config: Any, outputs: Sequence[str]) -> None:
+    """Name inputs and outputs, write Erfc (Keras's GELU) as 1 - Erf, and name what has no form in ONNX."""
+    import onnx
+
+    model = onnx.load(path)
+    names: dict[str, str] = {}
+    for key, values in (("input_layers", model.graph.input), ("output_layers", model.graph.output)):
+        layers = re.findall(r'\["([^"]+)", \d+, \d+\]', json.dumps(config.get(key)))
+        if "layers" in config and key not in config:  # Sequential
+            layers = [config["layers"][0 if key == "input_layers" else -1]["config"].get("name", "")]
+        plain = [value.name.removeprefix("serving_default_").removesuffix(":0") for value in values]
+        chosen = layers if len(layers) == len(values) else plain
+        if outputs and key == "output_layers":
+            if len(outputs) != len(values):
+                there = f"{len(values)} outputs: {', '.join(chosen)}"
+                raise InvalidOption(
+                    f"`outputs`: {len(outputs)} names are given; the model has {there}", option="outputs"
+                )
+            chosen = list(outputs)
+        names |= {value.name: name for value, name in zip(values, chosen, strict=True)}
+    made = {name for node in model.graph.node for name in node.output} - set(names)
+    names = {old: f"{name}_io" if name in made else name for old, name in names.items()}
+    for value in (*model.graph.input, *model.graph.output):
+        value.name = names[value.name]
+    rename_inputs(model.graph, names)
+    for node in list(model.graph.node):
+        node.output[:] = [names.get(name, name) for name in node.output]
+        if node.op_type == "Erfc":
+            erf = onnx.helper.make_node(
+                "Erf", list(node.input), [f"{node.output[0]}/erf"], f"{node.name}/erf"
+            )
+            model.graph.node.insert(list(model.graph.node).index(node), erf)
+            node.op_type, node.domain = "Sub", ""
+            node.input[:] = [store(model.graph, f"{node.output[0]}/1", np.float32(1)), erf.output[0]]
+    del model.graph.value_info[:]
+    unknown = {n.op_type for n in model.graph.node if not n.domain and not onnx.defs.has(n.op_type)}
+    if unknown:
+        raise UnsupportedOperator(
+            f"{label}: tf2onnx has no form for TensorFlow's {', '.join(sorted(unknown))}",
+            hint="save a SavedModel of the part without them",
+            operator=min(unknown),
+        )
+    onnx.save(model, path)

@@ -1,0 +1,154 @@
+"""The primary context is shared: whatever is done in it, the thread has its own contexts back afterwards."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import numpy as np
+import pytest
+from simulated_cuda import SimulatedGpu
+from tensorrt_simulation import PYTORCHS
+
+from qcompile.engines.tensorrt.builder.calibration import Device
+from qcompile.engines.tensorrt.runner import cuda
+from qcompile.engines.tensorrt.runner.cuda import (
+    CudaError,
+    DeviceMemory,
+    Event,
+    PrimaryContext,
+    Stream,
+    current_device,
+)
+from qcompile.errors import EngineUnavailable, ModelError
+
+
+def test_it_is_current_in_the_block_alone(gpu: SimulatedGpu) -> None:
+    context = PrimaryContext(1, "test")
+    assert (gpu.retained, gpu.stack) == ({1: 1}, [PYTORCHS])
+    for _ in range(2):
+        with context.active("a test"):
+            assert gpu.stack == [PYTORCHS, gpu.primary(1)]
+        assert gpu.stack == [PYTORCHS]
+
+
+def test_it_is_retained_once_for_the_process(gpu: SimulatedGpu) -> None:
+    for device in (0, 0, 1):
+        with PrimaryContext(device, "test").active("a test"):
+            pass
+    assert gpu.retained == {0: 1, 1: 1}
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_a_build_has_its_device_current_whatever_a_caller_has(gpu: SimulatedGpu, device: int) -> None:
+    with current_device(1 - device, "another"), current_device(device, "m.onnx"):
+        assert gpu.stack[-1] == gpu.primary(device)
+    assert gpu.stack == [PYTORCHS]
+
+
+def test_without_a_package_device_0_alone_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "load_driver", missing)
+    with current_device(0, "m.onnx"):
+        pass
+    with pytest.raises(EngineUnavailable, match="device 1: no package"), current_device(1, "m.onnx"):
+        pass
+
+
+def missing() -> None:
+    raise ImportError("no package")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_an_error_leaves_it_too_and_is_not_changed(gpu: SimulatedGpu, error: type[BaseException]) -> None:
+    context = PrimaryContext(0, "test")
+    with pytest.raises(error), context.active("a test"):
+        raise error
+    assert gpu.stack == [PYTORCHS]
+
+
+def test_cudas_errors_become_ours_with_what_was_being_done(gpu: SimulatedGpu) -> None:
+    context = PrimaryContext(0, "m.engine")
+    said = r"m\.engine: loading: not enough memory on CUDA device 0"
+    with pytest.raises(EngineUnavailable, match=said), context.active("loading"):
+        DeviceMemory(context.cuda, 1 << 40)
+    said = r"m\.engine: copying: CUDA fails: .*was refused"
+    with pytest.raises(ModelError, match=said) as caught, context.active("copying"):
+        raise CudaError("this was refused")
+    assert isinstance(caught.value.__cause__, CudaError)
+    gpu.fail_on = gpu.calls + 1
+    said = r"CUDA fails: cuGraphLaunch: CUDA_ERROR_UNKNOWN \(999\)"
+    with pytest.raises(ModelError, match=said), context.active("replaying"):
+        context.cuda.call("cuGraphLaunch", 1, 1)
+
+
+def test_an_error_that_is_kept_keeps_nothing_on_the_device(gpu: SimulatedGpu) -> None:
+    def work() -> None:
+        held = DeviceMemory(context.cuda, 16)
+        raise ValueError(f"with {held} in hand")
+
+    context = PrimaryContext(0, "test")
+    with pytest.raises(ValueError, match="in hand") as caught, context.active("a test"):
+        work()
+    assert gpu.live["device memory"] == 0
+    assert caught.value.args
+
+
+def test_an_error_that_was_being_handled_before_keeps_its_frames(gpu: SimulatedGpu) -> None:
+    def work() -> None:
+        kept = "kept"
+        raise ValueError(kept)
+
+    context = PrimaryContext(0, "test")
+    try:
+        work()
+    except ValueError as outer:
+        with pytest.raises(KeyError), context.active("a test"):
+            {}["nothing"]
+        trace = outer.__traceback__
+        assert trace is not None
+        assert trace.tb_next is not None
+        assert trace.tb_next.tb_frame.f_locals == {"kept": "kept"}
+    assert gpu.stack == [PYTORCHS]
+
+
+def test_batches_for_tensorrts_calibrator_go_to_buffers_of_that_context(gpu: SimulatedGpu) -> None:
+    device = Device()
+    for batch in (np.ones((2, 3), np.float32), np.full((4, 3), 2, np.float32)):
+        address = device.copy("x", batch)
+        np.testing.assert_array_equal(gpu.bytes_at(address, batch.nbytes).view(np.float32), batch.reshape(-1))
+        assert gpu.stack == [PYTORCHS]
+    assert gpu.live["device memory"] == 1
+    device.close()
+    device.close()
+
+
+def test_what_is_collected_elsewhere_is_freed_in_its_context(gpu: SimulatedGpu) -> None:
+    context = PrimaryContext(0, "test")
+    with context.active("a test"):
+        held = (Stream(context.cuda), Event(context.cuda), DeviceMemory(context.cuda, 8))
+    gpu.stack.clear()  # as a thread has it in which nothing is current
+    assert sum(gpu.live.values()) == 3
+    del held
+    assert gpu.stack == []
+    gpu.stack.append(PYTORCHS)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_function_that_an_older_driver_lacks_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object) -> None:
+        # As cuda-bindings 13.5 raises it.
+        raise RuntimeError("function cuEventElapsedTime_v2 is not found")
+
+    context = PrimaryContext(0, "m.engine")
+    monkeypatch.setattr(context.cuda.driver, "cuEventElapsedTime", missing)
+    said = r"m\.engine: timing: CUDA fails: cuEventElapsedTime: function cuEventElapsedTime_v2 is not found"
+    with pytest.raises(ModelError, match=said), context.active("timing"):
+        Event(context.cuda).elapsed_ms(Event(context.cuda))
+
+
+def test_every_function_is_one_of_the_real_package() -> None:
+    driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
+    source = inspect.getsource(cuda)
+    named = set(re.findall(r'"(cu[A-Z]\w+)"', source)) | set(re.findall(r"driver\.(CU\w+)", source))
+    assert len(named) > 25
+    assert {name for name in named if not hasattr(driver, name)} == set()
