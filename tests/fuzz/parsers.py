@@ -44,17 +44,22 @@ from qcompile.compiler.simplify.simplify import simplify
 from qcompile.data.arrays import load_arrays, load_polygraphy, read_shapes
 from qcompile.data.audio import decode_audio
 from qcompile.data.images import decode
+<<<<<<< HEAD
 from qcompile.data.spelling import parse_spelling, read_query
+=======
+from qcompile.data.rows import RowSet
+from qcompile.data.spelling import Spelling, parse_spelling, read_query
+>>>>>>> half-h
 from qcompile.engines.gpu import parse_devices
-from qcompile.engines.tensorrt.runner.runtime_cache import RuntimeCacheFile
+from qcompile.engines.tensorrt.runner.loaded_engine import RuntimeCacheFile
 from qcompile.errors import ArtifactError, CalibrationError, InvalidOption, QCompileError
 from qcompile.model.input_notes import read_notes
 from qcompile.model.named.hf_folder import processor_of
 from qcompile.model.preprocessing import as_json, read_preprocessing
 from qcompile.model.source import parse_source
 from qcompile.model.source_options import parse_query
-from qcompile.pipeline.migrate import polygraphy, trtexec
 from qcompile.pipeline.migrate.command_line import read_command
+from qcompile.pipeline.migrate.translate import translate
 from qcompile.pipeline.recipe import parse_recipe
 from qcompile.reporting.sections import sections
 from qcompile.reporting.source import _layers, read_source
@@ -198,9 +203,8 @@ def command_line(content: bytes, _: Path) -> None:
 def migrate(content: bytes, _: Path) -> None:
     """Command lines of trtexec and Polygraphy."""
     call = read_command(_text(content))
-    translate = {"trtexec": trtexec.translate, "polygraphy": polygraphy.translate}[call.tool]
     for target in ("tensorrt", "tensorrt-rtx"):
-        translate(call.words, target)
+        translate(call.tool, call.words, target)
     shlex.split(call.text)
 
 
@@ -322,6 +326,14 @@ def npy(content: bytes, folder: Path) -> None:
     assert array is None or (array.shape == shape and not array.dtype.hasobject)
 
 
+<<<<<<< HEAD
+=======
+def _table(kind: str) -> Parse:
+    suffix = {"text": "txt"}.get(kind, kind)
+    return lambda c, f: RowSet(Spelling(path := str(_file(c, f, f"t.{suffix}")), kind, path)).table
+
+
+>>>>>>> half-h
 PARSERS: dict[str, Parser] = {
     "shapes": Parser(shapes),
     "options": Parser(options),
@@ -360,6 +372,12 @@ PARSERS: dict[str, Parser] = {
     "image": Parser(lambda c, _: [decode(io.BytesIO(c), mode, "x.png") for mode in ("RGB", "L")]),
     "audio": Parser(lambda c, _: decode_audio(io.BytesIO(c), 16000, 1.0, "x.wav")),
     "polygraphy_inputs": Parser(lambda c, f: load_polygraphy(_file(c, f, "inputs.json")), json=True),
+<<<<<<< HEAD
+=======
+    "text_table": Parser(_table("text")),
+    "jsonl": Parser(_table("jsonl")),
+    "csv": Parser(_table("csv")),
+>>>>>>> half-h
     "onnx": Parser(
         lambda c, f: simplify(_file(c, f, "m.onnx"), f / "s.onnx"),
         crash="onnx, onnxsim and ONNX Runtime read the bytes",
