@@ -44,12 +44,7 @@ from qcompile.compiler.simplify.simplify import simplify
 from qcompile.data.arrays import load_arrays, load_polygraphy, read_shapes
 from qcompile.data.audio import decode_audio
 from qcompile.data.images import decode
-<<<<<<< HEAD
 from qcompile.data.spelling import parse_spelling, read_query
-=======
-from qcompile.data.rows import RowSet
-from qcompile.data.spelling import Spelling, parse_spelling, read_query
->>>>>>> half-h
 from qcompile.engines.gpu import parse_devices
 from qcompile.engines.tensorrt.runner.loaded_engine import RuntimeCacheFile
 from qcompile.errors import ArtifactError, CalibrationError, InvalidOption, QCompileError
@@ -326,14 +321,6 @@ def npy(content: bytes, folder: Path) -> None:
     assert array is None or (array.shape == shape and not array.dtype.hasobject)
 
 
-<<<<<<< HEAD
-=======
-def _table(kind: str) -> Parse:
-    suffix = {"text": "txt"}.get(kind, kind)
-    return lambda c, f: RowSet(Spelling(path := str(_file(c, f, f"t.{suffix}")), kind, path)).table
-
-
->>>>>>> half-h
 PARSERS: dict[str, Parser] = {
     "shapes": Parser(shapes),
     "options": Parser(options),
@@ -372,12 +359,6 @@ PARSERS: dict[str, Parser] = {
     "image": Parser(lambda c, _: [decode(io.BytesIO(c), mode, "x.png") for mode in ("RGB", "L")]),
     "audio": Parser(lambda c, _: decode_audio(io.BytesIO(c), 16000, 1.0, "x.wav")),
     "polygraphy_inputs": Parser(lambda c, f: load_polygraphy(_file(c, f, "inputs.json")), json=True),
-<<<<<<< HEAD
-=======
-    "text_table": Parser(_table("text")),
-    "jsonl": Parser(_table("jsonl")),
-    "csv": Parser(_table("csv")),
->>>>>>> half-h
     "onnx": Parser(
         lambda c, f: simplify(_file(c, f, "m.onnx"), f / "s.onnx"),
         crash="onnx, onnxsim and ONNX Runtime read the bytes",
