@@ -15,7 +15,7 @@ from .model.pt2_archive import trusting
 from .processor import resolve_isa
 from .progress import Progress, silent
 from .spec.artifacts import BuildSpec
-from .spec.decode import called, current, given
+from .spec.decode import called, given
 from .spec.option import fields_of
 from .spec.tensorrt import TensorRTOptions
 
@@ -158,7 +158,7 @@ def refit(
         raise InvalidOption(
             f"{path}: is for {manifest.target or 'no target'}; an engine of TensorRT is required"
         )
-    told = current(BuildSpec, manifest.options, silent)  # whichever version wrote it
+    told = manifest.current_options
     # Where the layers' types are in the quantized graph, the model has them already.
     names = ("layers", "exclude", "only") if manifest.precision in ("fp16", "bf16") else ()
     spec = given(
@@ -240,7 +240,7 @@ def _spec_of(manifest: Manifest) -> BuildSpec:
     Raises:
         InvalidOption: If it cannot be asked for without these files.
     """
-    told = current(BuildSpec, manifest.options, silent)  # whichever version wrote it
+    told = manifest.current_options
     tables = {"": BuildSpec, "tensorrt": TensorRTOptions}
     names = {table: {one.name for one in fields_of(kind)} for table, kind in tables.items()}
     options = {

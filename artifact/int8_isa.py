@@ -35,11 +35,13 @@ def int8_isa(manifest: Manifest | None) -> Isa:
         or manifest.options.get("mode", "static") not in ("static", "dynamic")
     ):
         return "auto"
-    options, device = manifest.options, manifest.device
-    for text in (options.get("isa"), options.get("processor"), device.get("isa")):
-        known = FORMER_ISAS.get(str(text), text)
-        if known in ISAS and known != "auto":
-            return cast(Isa, known)
+    device = manifest.device
+    for isa in (
+        manifest.current_options.get("isa"),
+        FORMER_ISAS.get(str(device.get("isa")), device.get("isa")),
+    ):
+        if isa in ISAS and isa != "auto":
+            return cast(Isa, isa)
     if manifest.stage == "quantize" and manifest.target:
         return _OF_0_2
     return _by_features(device) if manifest.stage == "build" else "auto"

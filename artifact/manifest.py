@@ -1,7 +1,7 @@
 """The manifest of an artifact: what it holds, and how it is read from a file that anybody may have written.
 
 Every field is typed when it is read, with what others read inside `proof`, `device` and `options`. A manifest
-is self-attested: it finds accidents. `signing` finds attackers.
+is self-attested: it finds accidents, and no attackers.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ import msgspec
 
 from ..errors import ArtifactError
 from ..files import manifest_path, read_json
+from ..spec.words import FORMER_ISAS
 from ..tensors import ModelIO
 from .file_types import SCHEMA_VERSION, Check, File, OfEngine, Read
 
+_FORMER_OPTIONS = {"rest": "float_precision", "processor": "isa", "form": "quant_format"}
+"""Options of 0.1.0 to what they are called now."""
 _DEEPEST = 32
 """Levels of nesting that a manifest may have; those written have less than ten."""
 _MARKS = ("schema_version", "stage", "digest")
@@ -60,6 +63,14 @@ class Manifest:
     warnings: Sequence[str] = ()
     digest: str = ""
     size_bytes: int = 0
+
+    @property
+    def current_options(self) -> dict[str, object]:
+        """`options` by the names that they have now, whichever version wrote them."""
+        current = {_FORMER_OPTIONS.get(name, name): value for name, value in self.options.items()}
+        isa, calibrator = current.get("isa"), current.get("calibrator")
+        current |= {"isa": FORMER_ISAS[isa]} if isinstance(isa, str) and isa in FORMER_ISAS else {}
+        return current | ({"calibrator": "ranges"} if calibrator == "ours" else {})
 
     def as_json(self) -> dict[str, object]:
         """Return the form written to disk."""

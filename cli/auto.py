@@ -20,30 +20,10 @@ from .verb import verb
 )
 def auto(session: Session, given: AutoCommand) -> int:
     """Print the table of what was measured, the answer in one sentence, and where everything is."""
-    from ..pipeline.auto import auto as find
-    from ..pipeline.auto import folder_of
+    from ..pipeline.auto import find_artifact, folder_of
 
     with executor_of(session, given, folder_of(given.model, given.output)) as executor:
-        found = find(
-            given.model,
-            max_drop=given.max_drop,
-            data=given.data,
-            calibration=given.calibration,
-            evaluation=given.evaluation,
-            output=given.output,
-            inputs=given.inputs,
-            weights=given.weights,
-            download=given.download,
-            targets=given.targets,
-            gpus=given.gpus,
-            metric=given.metric,
-            max_time_s=given.max_time_s,
-            trust=given.trust,
-            force=given.force,
-            executor=executor,
-            progress=session.progress,
-            listener=listener_of(session, executor),
-        )
+        found = find_artifact(given, executor, session.progress, listener_of(session, executor))
     session.json(found.as_json())
     if found.report.results is not None:
         present_results(session, found.report.results)

@@ -18,28 +18,10 @@ from .verb import verb
 )
 def init(session: Session, given: InitCommand) -> None:
     """Print the artifacts with their reasons, and what was left out."""
-    from ..pipeline.propose import init as write_recipe
+    from ..pipeline.propose.init import write_recipe
     from ..pipeline.trust import needs_trust
 
-    written = write_recipe(
-        given.model,
-        given.output,
-        data=given.data,
-        calibration=given.calibration,
-        evaluation=given.evaluation,
-        inputs=given.inputs,
-        weights=given.weights,
-        download=given.download,
-        targets=given.targets,
-        gpus=given.gpus,
-        metric=given.metric,
-        max_drop=given.max_drop,
-        max_time_s=given.max_time_s,
-        trust=given.trust,
-        force=given.force,
-        command=("qcompile", *sys.argv[1:]),
-        progress=session.progress,
-    )
+    written = write_recipe(given, command=("qcompile", *sys.argv[1:]), progress=session.progress)
     session.json(written.as_json())
     if not (session.quiet or session.as_json):
         table = make_table("", "artifact", "for", "why", text=True)

@@ -10,7 +10,6 @@ from ..tensors import ModelIO
 from .present import present_io, profile_lines
 from .session import Session
 from .tables import add_row, bytes_text, make_table, results_table
-from .tensor_cores import show_tensor_cores
 from .verb import verb
 
 
@@ -18,19 +17,15 @@ from .verb import verb
     InspectCommand,
     "qcompile inspect model.onnx",
     "qcompile inspect model.onnx --nodes",
-    "qcompile inspect model.onnx --tensor-cores --precision int8 --gpu sm86",
-    "qcompile inspect timm:mobilenetv2_035 --tensor-cores",
+    "qcompile inspect model.onnx --nodes --precision int8",
     "qcompile inspect model.engine",
     "qcompile inspect model.ranges --json",
 )
 def inspect(session: Session, given: InspectCommand) -> int:
     """Print what is known of a file; the exit code is 1 if it is not what its manifest says."""
-    if given.tensor_cores:
-        show_tensor_cores(session, given)
-        return 0
     from ..reporting.inspection import inspect as look
 
-    facts = look(given.file, nodes=given.nodes)
+    facts = look(given.file, nodes=given.nodes, precision=given.precision)
     session.json(facts)
     session.say(f"{facts['file']}: {facts['kind']}, {bytes_text(facts['size_bytes'])}")
     _SHOW.get(facts["kind"], _show_manifest)(session, facts)
@@ -47,9 +42,9 @@ def _show_onnx(session: Session, facts: dict[str, Any]) -> None:
         add_row(table, operator, str(count))
     session.table(table)
     if "nodes" in facts:
-        listing = make_table("", "node", "operator", "precision", text=True)
+        listing = make_table("", "node", "operator", "precision", "Tensor Cores", text=True)
         for node in facts["nodes"]:
-            add_row(listing, node["name"], node["operator"], node["precision"])
+            add_row(listing, node["name"], node["operator"], node["precision"], node["tensor_cores"])
         session.table(listing)
     _show_manifest(session, facts)
 

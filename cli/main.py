@@ -39,7 +39,6 @@ _VERBS = {
     "package": "package an artifact for a server",
     "inspect": "show what a file contains",
     "doctor": "check what works on this machine",
-    "completion": "complete commands in your shell",
 }
 """Help of each verb, in the order of the road. A verb's module is imported when the verb is called."""
 
@@ -117,9 +116,10 @@ def _run(arguments: list[str], stop: StopSignals) -> int:
             return stop.exit_code  # `bench` keeps what it has measured, and says so itself
         return code if isinstance(code, int) else 0
     except click.ClickException as error:
-        gone = removed_option(error.option_name) if isinstance(error, click.NoSuchOption) else ""
-        if gone:
-            error = click.UsageError(gone, error.ctx)  # type: ignore[union-attr]
+        if isinstance(error, click.NoSuchOption):
+            command = error.ctx.info_name if error.ctx is not None else None
+            if gone := removed_option(error.option_name, command or ""):
+                error = click.UsageError(gone, error.ctx)
         error.message = plain_lines(error.message)  # type: ignore[misc]  # nothing else is shown
         error.show()
         return error.exit_code

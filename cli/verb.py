@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +22,9 @@ from ..spec.measure import BenchCommand, DiffCommand
 from ..spec.models import CalibrateCommand, ExportCommand
 from ..spec.option import Option, options_of
 from ..spec.recipes import MigrateCommand, RunCommand, SweepCommand
-from .completions import completer
+from ..spec.removed import removed_option
+from ..spec.words import FORMER_ISAS
+from .completions import Text
 from .session import Session, examples, session_options
 
 Spec = TypeVar("Spec")
@@ -63,7 +65,7 @@ def verb(
         options = sorted(options_of(spec), key=lambda one: "." in one.key)  # those of tables last
         made = cls(
             function.__name__,
-            params=[*map(parameter, options), *former_parameters(options), *session_options(files=files)],
+            params=[*map(parameter, options), *session_options(files=files)],
             callback=Session.of(called),
             help=spec.__doc__,
             short_help=short_help,
@@ -75,32 +77,13 @@ def verb(
     return decorate
 
 
-def former_parameters(options: Iterable[Option]) -> list[click.Parameter]:
-    """Return a hidden option for each former name."""
-    parameters: list[click.Parameter] = []
-    for one in options:
-        if one.spelling.formerly:
-            made = parameter(one)
-            made.name, made.opts, made.default = _former_name(one), [one.former_flag], None
-            assert isinstance(made, click.Option)
-            made.hidden = True
-            parameters.append(made)
-    return parameters
-
-
-def _former_name(one: Option) -> str:
-    return one.key.replace(".", "__").removesuffix(one.name) + one.spelling.formerly
-
-
 def parameter(one: Option) -> click.Parameter:
     """Return the argument or the option of the command line that a field becomes."""
     name = one.key.replace(".", "__")
     default = None if one.required or one.default in (None, (), "") else one.default
     if one.spelling.argument:
         many = -1 if one.repeated else 1
-        return click.Argument(
-            [name], type=_type(one), nargs=many, required=one.required, shell_complete=completer(one)
-        )
+        return click.Argument([name], type=_type(one), nargs=many, required=one.required)
     flags = [*filter(None, [one.spelling.short]), one.flag]
     about: dict[str, Any] = {"help": one.sentence}
     if isinstance(one.kind, msgspec.inspect.BoolType):
@@ -119,19 +102,22 @@ def parameter(one: Option) -> click.Parameter:
     shows = default not in (None, 0, -1)
     return click.Option(
         [*flags, name], type=_type(one), metavar=_metavar(one), multiple=one.repeated, required=one.required,
-        show_default=shows, shell_complete=completer(one), **about,
+        show_default=shows, **about,
     )  # fmt: skip
 
 
 class _Choice(click.Choice[str]):
-    """The values of an option. Their former names, which help does not show, are for `decode` to read."""
+    """The values of an option. `decode` reads former names of instruction sets, and says what went."""
 
     def __init__(self, one: Option) -> None:
         super().__init__(one.choices)
-        self._former = one.spelling.former_values
+        self._name = one.name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value if value in self._former else super().convert(value, param, ctx)
+        is_former = self._name == "isa" and value in FORMER_ISAS
+        if is_former or removed_option(f"{self._name}={value}"):
+            return value
+        return super().convert(value, param, ctx)
 
 
 def _metavar(one: Option) -> str | None:
@@ -143,7 +129,7 @@ def _metavar(one: Option) -> str | None:
 def _type(one: Option) -> click.ParamType[Any]:
     kind = one.kind
     if one.spelling.split or isinstance(kind, msgspec.inspect.StrType):
-        return click.STRING
+        return Text(one)
     if one.choices:
         return _Choice(one)
     if isinstance(kind, msgspec.inspect.IntType):
@@ -165,17 +151,13 @@ def read(spec: type[Spec], given: Mapping[str, Any], *, told: Told = deprecated)
     """
     values: dict[str, Any] = {}
     for one in options_of(spec):
-        former = given.get(_former_name(one)) if one.spelling.formerly else None
-        now = given[one.key.replace(".", "__")]
-        if former and now == one.default:
-            now = None  # it was not typed
-        for name, value in ((one.spelling.formerly, former), (one.name, now)):
-            if value is None or value == ():
-                continue
-            if one.repeated and one.spelling.split:
-                parts = [part.strip() for text in value for part in re.split(one.spelling.split, text)]
-                value = [part for part in parts if part]
-            _table_of(one, values)[name] = list(value) if isinstance(value, tuple) else value
+        value = given[one.key.replace(".", "__")]
+        if value is None or value == ():
+            continue
+        if one.repeated and one.spelling.split:
+            parts = [part.strip() for text in value for part in re.split(one.spelling.split, text)]
+            value = [part for part in parts if part]
+        _table_of(one, values)[one.name] = list(value) if isinstance(value, tuple) else value
     return decode(spec, values, strict=False, told=told)
 
 
@@ -193,8 +175,6 @@ def spelled(text: str, spec: type) -> str:
         flag = one.name.upper() if one.spelling.argument else one.flag
         flags.setdefault(one.name, flag)
         flags.setdefault(one.key, flag)
-        if one.spelling.formerly:
-            flags.setdefault(one.spelling.formerly, one.former_flag)
     return re.sub(r"`([\w.]+)((?:\[\d+\])*)`", lambda match: flags.get(match[1], match[0]), text)
 
 

@@ -308,8 +308,8 @@ def load_rows(files: Sequence[Path], builder: str) -> Any:
     options: dict[str, Any] = {"encoding": "utf-8-sig"} if builder in ("csv", "json", "text") else {}
     if builder == "csv":  # every column is text: "007" and "NA" stay what they are
         options |= {"keep_default_na": False, "sep": "\t" if suffix == ".tsv" else ","}
-        with files[0].open(newline="", encoding="utf-8-sig") as file:
-            head = next(csv.reader(file, delimiter=options["sep"]), [])
+        with files[0].open(newline="", encoding="utf-8-sig") as text:
+            head = next(csv.reader(text, delimiter=options["sep"]), [])
         options["features"] = datasets.Features({name: datasets.Value("string") for name in head})
     paths = [glob.escape(str(file)) for file in files]
     if any(not file.stat().st_size for file in files):

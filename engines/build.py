@@ -81,10 +81,7 @@ def _manifest(request: BuildRequest, outcome: BuildOutcome, weighed: Weighed) ->
         target=spec.target,
         precision=request.precision,
         io=outcome.io,
-        sources={
-            "model": _digest(request.source or request.model),
-            "graph": _digest(request.model),
-        },
+        sources={"model": _digest(request.source or request.model), "graph": _digest(request.model)},
         tools={**tool_versions(*outcome.packages), **outcome.versions},
         device=outcome.device,
         options={**changed(spec, without=_OWN_FIELDS), **({"tf32": True} if request.tf32 else {})},
@@ -121,10 +118,7 @@ def require_builder(target: str) -> Engine:
     reason = chosen.why_not_build()
     if reason:
         raise EngineUnavailable(
-            f"target {target} cannot build here: {reason}",
-            hint=chosen.fix(),
-            engine=target,
-            reason=reason,
+            f"target {target} cannot build here: {reason}", hint=chosen.fix(), engine=target, reason=reason
         )
     return chosen
 

@@ -26,11 +26,12 @@ from ..progress import Progress, silent
 from ..reporting.recommendation import Recommendation, recommend
 from ..spec.cluster import SchedulerOptions
 from ..spec.decode import key as options_key
-from ..spec.first_use import AutoCommand
+from ..spec.decode import shared
+from ..spec.first_use import AutoCommand, InitCommand
 from ..spec.option import fields_of
 from .bench_stages import RESULTS
 from .executor import Executor
-from .propose import init
+from .propose.init import write_recipe
 from .propose.model_facts import plain_name
 from .recipe import read_recipe
 from .run import RunReport, StageListener, run
@@ -126,7 +127,17 @@ def auto(
         metric=metric, max_time_s=max_time_s, trust=trust, force=force,
         output=Path(output) if output is not None else None,
     )  # fmt: skip
-    if not (data or evaluation):
+    return find_artifact(asked, executor, progress, listener)
+
+
+def find_artifact(
+    asked: AutoCommand,
+    executor: Executor | None = None,
+    progress: Progress = silent,
+    listener: StageListener | None = None,
+) -> AutoResult:
+    """Find the artifact of a model to use, as `auto`."""
+    if not (asked.data or asked.evaluation):
         raise InvalidOption(
             "`data`: is missing; a budget of accuracy needs samples to measure it on",
             hint="give `data`, or `evaluation` and `calibration`",
@@ -179,22 +190,8 @@ class _Auto:
                 )
             self._note("init", "skipped", start)
             return
-        init(
-            self.asked.model,
-            self.recipe,
-            data=self.asked.data,
-            calibration=self.asked.calibration,
-            evaluation=self.asked.evaluation,
-            metric=self.asked.metric,
-            inputs=self.asked.inputs,
-            weights=self.asked.weights,
-            download=self.asked.download,
-            targets=self.asked.targets,
-            gpus=self.asked.gpus,
-            max_drop=self.asked.max_drop,
-            max_time_s=self.asked.max_time_s,
-            trust=self.asked.trust,
-            force=True,
+        write_recipe(
+            shared(InitCommand, self.asked, output=self.recipe, force=True),
             command=("qcompile", "auto", self.asked.model),
             progress=lambda text, done=0, total=None, /: self.progress(f"init: {text}", done, total),
         )

@@ -25,12 +25,14 @@ _OTHERS = {
 """Kinds of JSON files that other commands read: what they are, and what shows them."""
 
 
-def inspect(path: str | Path, *, nodes: bool = False) -> dict[str, Any]:
+def inspect(path: str | Path, *, nodes: bool = False, precision: str = "fp16") -> dict[str, Any]:
     """Return what is known of a file, ready for JSON.
 
     Args:
         path: Any file of the road, or an ONNX file from elsewhere.
-        nodes: List every node of an ONNX file with its operator and precision.
+        nodes: List every node of an ONNX file with its operator, precision, and what padding its sizes for
+            Tensor Cores would take.
+        precision: What these multiply in.
 
     Raises:
         MissingFile: If it is not there.
@@ -49,7 +51,7 @@ def inspect(path: str | Path, *, nodes: bool = False) -> dict[str, Any]:
         facts["matches_manifest"] = facts["digest"] == manifest.digest
     with accepting(path):  # what was changed is looked at all the same, and said to be
         if kind == "onnx":
-            facts |= _onnx(path, nodes=nodes)
+            facts |= _onnx(path, precision if nodes else "")
         elif kind == "ranges":
             facts |= _ranges(path)
     return facts
@@ -82,9 +84,10 @@ def _kind(path: Path) -> str:
     )
 
 
-def _onnx(path: Path, *, nodes: bool) -> dict[str, Any]:
+def _onnx(path: Path, tensor_core_precision: str) -> dict[str, Any]:
     from ..model.graph import count_weighted, graph_precision, weighted_nodes
     from ..model.onnx_file import count_operators, load_onnx, model_io, opset
+    from ..model.tensor_cores import tensor_core_advice
 
     model = load_onnx(path)
     by_precision = count_weighted(model)
@@ -100,10 +103,16 @@ def _onnx(path: Path, *, nodes: bool) -> dict[str, Any]:
         "weighted_by_precision": by_precision,
         "quantized_share": quantized / total if total else 0.0,
     }
-    if nodes:
+    if tensor_core_precision:
+        advice = tensor_core_advice(model, tensor_core_precision)
         names = {node.name: kind for kind, of_kind in weighted_nodes(model).items() for node in of_kind}
         facts["nodes"] = [
-            {"name": node.name, "operator": node.op_type, "precision": names.get(node.name, "")}
+            {
+                "name": node.name,
+                "operator": node.op_type,
+                "precision": names.get(node.name, ""),
+                "tensor_cores": advice.get(node.name, ""),
+            }
             for node in model.graph.node
         ]
     return facts

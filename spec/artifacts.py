@@ -17,7 +17,6 @@ from .tensorrt import TensorRTOptions
 from .words import (
     CALIBRATED,
     CLUSTER,
-    FORMER_ISAS,
     METHOD,
     METHOD_PATTERN,
     TENSORRT_TARGETS,
@@ -67,7 +66,6 @@ class PrecisionOptions(Checked):
         FloatChoice,
         option(
             "Precision of layers that stay in floating point; auto: fp16 in INT8 of TensorRT, else fp32.",
-            formerly="rest",
         ),
     ] = "auto"
     allow_loss: Annotated[
@@ -111,8 +109,6 @@ class QuantizeOptions(PrecisionOptions):
         option(
             "Instruction set of the CPU that will run INT8; auto means this machine's. Files for avx2 run on "
             "every x86 CPU.",
-            formerly="processor",
-            former_values=FORMER_ISAS,
         ),
     ] = "auto"
     correct_bias: Annotated[
@@ -137,7 +133,6 @@ class QuantizeOptions(PrecisionOptions):
         QuantFormat,
         option(
             "Operators of mode weights: ONNX Runtime's (nbits) or ONNX's (qdq); default: the target's.",
-            formerly="form",
         ),
     ] = ""
 
@@ -197,7 +192,6 @@ class ArtifactOptions(QuantizeOptions):
             "Source of the INT8 scales of TensorRT 8.5 to 10, in place of Q/DQ: the ranges file (ranges), or "
             "TensorRT's own calibrator on the data.",
             targets=TENSORRT_TARGETS,
-            former_values={"ours": "ranges"},
         ),
     ] = ""
     allow_fallback: Annotated[

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import math
 import os
 import re
@@ -16,7 +15,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -24,10 +23,9 @@ from ..errors import InvalidOption, UsageError
 from ..tensors import format_shape, parse_shapes
 from .option import Option, as_path, fields_of
 from .removed import removed_option
+from .words import FORMER_ISAS
 
 T = TypeVar("T")
-P = ParamSpec("P")
-R = TypeVar("R")
 
 _NAMES = {
     "str": "a text", "int": "a whole number", "float": "a number", "bool": "true or false",
@@ -97,7 +95,7 @@ Told = Callable[[str], object]
 
 
 def deprecated(text: str) -> None:
-    """Warn the caller of this package of an option's former name."""
+    """Warn the caller of this package of a former name."""
     inside = str(Path(__file__).parents[1]) + os.sep
     frames = traceback.walk_stack(sys._getframe())
     level = next(
@@ -113,12 +111,12 @@ def decode(kind: type[T], values: Mapping[str, Any], *, strict: bool = True, tol
         kind: Its type.
         values: Key to value, as TOML or JSON has them.
         strict: Whether a text is no number; the command line has nothing but texts.
-        told: Of every former name of an option, or of a value.
+        told: Of every former name of an instruction set.
 
     Raises:
         Refused: Naming the key, what was found and what is required.
     """
-    values = current(kind, values, told)
+    values = current_isas(values, told)
     _refuse_unknown(kind, values, "")
     try:
         return msgspec.convert(values, kind, strict=strict, dec_hook=as_path)
@@ -130,58 +128,22 @@ def decode(kind: type[T], values: Mapping[str, Any], *, strict: bool = True, tol
         raise _explained(text, place, kind, values) from error
 
 
-def current(kind: Any, values: Mapping[str, Any], told: Told, prefix: str = "") -> dict[str, Any]:
-    """Return values by the names that options and values have now.
-
-    Args:
-        kind: The spec whose fields know their former names.
-        values: As `decode` takes them, or the options of a manifest.
-        told: Of every former name that is found.
-        prefix: Path of the table, with a dot.
-
-    Raises:
-        Refused: If an option is given by both of its names.
-    """
-    options = {one.name: one for one in fields_of(kind)}
-    renamed = {one.spelling.formerly: one for one in options.values() if one.spelling.formerly}
-    renewed: dict[str, Any] = {}
+def current_isas(values: Mapping[str, Any], told: Told, prefix: str = "") -> dict[str, Any]:
+    """Return values with the names that instruction sets have now; `told` hears of the others."""
+    renewed = dict(values)
     for name, value in values.items():
-        one = options.get(name) or renamed.get(name)
-        if one is None:
-            renewed[name] = value
-            continue
-        if name != one.name:
-            told(f"`{prefix}{name}` is now `{one.name}`")
-            if one.name in values:
-                raise Refused(f"{prefix}{one.name}", f"is given twice, by its former name `{name}` too")
-        former = one.spelling.former_values
-        if isinstance(value, str) and value in former:
-            told(f"`{prefix}{one.name}` {value} is now {former[value]}")
-            value = former[value]
-        elif one.table is not None and isinstance(value, Mapping):
-            value = current(one.table, value, told, f"{prefix}{one.name}.")
-        elif one.table is not None and isinstance(value, list):
-            value = [
-                current(one.table, row, told, f"{prefix}{one.name}[{index}].")
-                if isinstance(row, Mapping)
-                else row
+        key = f"{prefix}{name}"
+        if name == "isa" and isinstance(value, str) and value in FORMER_ISAS:
+            told(f"`{key}` {value} is now {FORMER_ISAS[value]}")
+            renewed[name] = FORMER_ISAS[value]
+        elif isinstance(value, Mapping):
+            renewed[name] = current_isas(value, told, f"{key}.")
+        elif isinstance(value, list):
+            renewed[name] = [
+                current_isas(row, told, f"{key}[{index}].") if isinstance(row, Mapping) else row
                 for index, row in enumerate(value)
             ]
-        renewed[one.name] = value
     return renewed
-
-
-def with_former_names(kind: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator: a function takes the former names of its keyword arguments, which are options."""
-
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        @functools.wraps(function)
-        def called(*arguments: P.args, **keywords: P.kwargs) -> R:
-            return function(*arguments, **current(kind, keywords, deprecated))
-
-        return called
-
-    return decorate
 
 
 def given(kind: type[T], values: Mapping[str, Any]) -> T:
@@ -209,7 +171,7 @@ def called(kind: type[T], spec: T | None, values: Mapping[str, Any]) -> T:
         Refused: As `decode`.
     """
     base = vars(shared(kind, spec)) if spec is not None else {}
-    return given(kind, {**base, **current(kind, values, deprecated)})
+    return given(kind, {**base, **values})
 
 
 def shared(kind: type[T], spec: object, **more: Any) -> T:
@@ -278,7 +240,7 @@ def _worded(text: str, key: str, one: Option, value: object) -> Refused:
     """Put an error of msgspec into words."""
     if text.startswith("Invalid enum value"):
         near = difflib.get_close_matches(str(value), one.choices, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else ""
+        hint = removed_option(f"{one.name}={value}") or (f"did you mean {near[0]!r}?" if near else "")
         least = "one of " if len(one.choices) > 1 else ""
         return Refused(key, f"{least}{', '.join(one.choices)} is required", value=value, hint=hint)
     expected = re.fullmatch(r"Expected `([\w |]+)`(.*)", text)

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from .decode import Checked, Refused, read_shapes
 from .option import COMMA, argument, option
-from .words import Count, Precision
+from .words import Count, TensorCorePrecision
 
 _Index = Annotated[int, Meta(ge=0)]
 _POLICY = r"^(|latest(:[1-9]\d*)?|all|specific:\d+(,\d+)*)$"
@@ -18,40 +18,15 @@ _POLICY = r"^(|latest(:[1-9]\d*)?|all|specific:\d+(,\d+)*)$"
 
 @dataclass(frozen=True, kw_only=True)
 class InspectCommand(Checked):
-    """Describe FILE: ONNX, engine, TorchScript, ranges or results. --tensor-cores takes any MODEL."""
+    """Describe FILE: ONNX, engine, TorchScript, ranges or results."""
 
     file: Annotated[Path, argument("File to describe.")]
-    nodes: Annotated[bool, option("List every node of an ONNX file.")] = False
-    tensor_cores: Annotated[
-        bool,
-        option("Name the layers whose sizes do not fit Tensor Cores, and what padding them would gain."),
-    ] = False
-    precision: Annotated[Precision, option("Precision that --tensor-cores judges the sizes for.")] = "fp16"
-    gpus: Annotated[
-        tuple[str, ...],
-        option(
-            "Compute capability whose Tensor Cores are asked for the precision.",
-            flag="--gpu",
-            metavar="sm86,sm89",
-            split=COMMA,
-        ),
-    ] = ()
-    inputs: Annotated[
-        tuple[str, ...],
-        option(
-            "Input of a PyTorch MODEL that declares none.",
-            flag="--input",
-            short="-i",
-            metavar="NAME:SHAPE[:DTYPE]",
-        ),
-    ] = ()
-
-    def check(self) -> None:
-        """Refuse what belongs to `tensor_cores` without it."""
-        if not self.tensor_cores:
-            for name in ("gpus", "inputs"):
-                if getattr(self, name):
-                    raise Refused(name, "belongs to `tensor_cores`, which is not given")
+    nodes: Annotated[bool, option("List every node of an ONNX file and its padding for Tensor Cores.")] = (
+        False
+    )
+    precision: Annotated[
+        TensorCorePrecision, option("Precision that the column Tensor Cores of --nodes is for.")
+    ] = "fp16"
 
 
 @dataclass(frozen=True, kw_only=True)

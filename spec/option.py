@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import functools
 import typing
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,6 @@ class Spelling:
         place: Whether it only says where a file lies. What the file holds decides, so keys and manifests have
             digests in place of the option.
         targets: The targets that have a use for it; empty for all.
-        formerly: Its name before, which is still understood, with a warning.
-        former_values: Values by the names they had before.
     """
 
     flag: str = ""
@@ -54,8 +52,6 @@ class Spelling:
     argument: bool = False
     place: bool = False
     targets: tuple[str, ...] = ()
-    formerly: str = ""
-    former_values: Mapping[str, str] = field(default_factory=dict)
 
 
 def option(
@@ -69,8 +65,6 @@ def option(
     off: bool = False,
     place: bool = False,
     targets: tuple[str, ...] = (),
-    formerly: str = "",
-    former_values: Mapping[str, str] | None = None,
     ge: float | None = None,
     gt: float | None = None,
     le: float | None = None,
@@ -88,8 +82,7 @@ def option(
         "min_length": min_length,
     }
     spelling = Spelling(
-        flag, short, metavar, split, pairs, off, place=place, targets=targets, formerly=formerly,
-        former_values=former_values or {},
+        flag, short, metavar, split, pairs, off, place=place, targets=targets,
     )  # fmt: skip
     return Meta(description=sentence, extra={_SPELLING: spelling}, **about)
 
@@ -138,11 +131,6 @@ class Option:
     def flag(self) -> str:
         """How the command line spells it."""
         return self.spelling.flag or "--" + self.name.replace("_", "-")
-
-    @property
-    def former_flag(self) -> str:
-        """How the command line spelled it; empty where it has always had its name."""
-        return self.spelling.formerly and "--" + self.spelling.formerly.replace("_", "-")
 
 
 def fields_of(kind: Any) -> tuple[Option, ...]:

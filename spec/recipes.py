@@ -16,7 +16,7 @@ from .measure import BenchSection
 from .models import CalibrateSection, ModelSection
 from .option import COMMA, argument, fields_of, option
 from .sweep import SweepSection
-from .words import AUTO, BASELINE, METHOD, METHOD_PATTERN, METRIC, METRIC_PATTERN
+from .words import AUTO, BASELINE, FORMER_ISAS, METHOD, METHOD_PATTERN, METRIC, METRIC_PATTERN
 
 RECIPE_VERSION = 1
 
@@ -138,17 +138,13 @@ def _tables(kind: type) -> Iterator[type]:
 
 
 def _describe(table: dict[str, Any], kind: type) -> None:
-    """Say what msgspec does not know: that keys are all, and which names options and values had before."""
+    """Say what msgspec does not know: that keys are all, and which names instruction sets had before."""
     table["additionalProperties"] = False
     properties = table["properties"]
     for one in fields_of(kind):
-        former = [*one.spelling.former_values]
-        if former:
-            properties[one.name]["anyOf"] = [
-                {"enum": properties[one.name].pop("enum")}, {"enum": former, "deprecated": True}
-            ]  # fmt: skip
-        if one.spelling.formerly:
-            properties[one.spelling.formerly] = {**properties[one.name], "deprecated": True}
+        if one.name == "isa":
+            enums = [{"enum": properties["isa"].pop("enum")}, {"enum": [*FORMER_ISAS], "deprecated": True}]
+            properties["isa"]["anyOf"] = enums
 
 
 @dataclass(frozen=True, kw_only=True)

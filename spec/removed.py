@@ -12,10 +12,13 @@ VERSION = "0.3.0"
 
 _SIGNED = "`minisign` or `cosign` signs the manifest, which holds the file's digest"
 
+_BALANCED = "`quantize` balances channels by itself where it has data"
+
 COMMANDS: Mapping[str, str] = {
-    "balance": "`quantize` balances channels by itself where it has data",
+    "balance": _BALANCED,
     "sign": _SIGNED,
     "verify": _SIGNED,
+    "completion": "`_QCOMPILE_COMPLETE=bash_source qcompile` prints the script (zsh_source, fish_source)",
 }
 """Command, or name of the Python package, to what to use instead."""
 
@@ -26,14 +29,26 @@ _LOAD = (
 _CIFAR = "read parquet files of CIFAR (`datasets:FOLDER`), an image folder, or an .npz of arrays"
 _SERVER = "`perf_analyzer` measures what a server holds; `bench` and `diff` take its file"
 
+_INSPECT = "a column of `--nodes` has the advice; `doctor --gpu` says what a GPU takes"
+
 OPTIONS: Mapping[str, str] = {
-    "calibrate.balance": "`quantize` balances channels by itself; its option is `balance`",
+    "calibrate.balance": _BALANCED,
+    "calibrator=ours": "its name is ranges",
     "data.labels": "put metadata.csv (file_name,label) into the folder, or labels into a column",
+    "form": "its name is `quant_format`",
+    "inspect.gpu": _INSPECT,
+    "inspect.i": _INSPECT,
+    "inspect.input": _INSPECT,
+    "memory": "leave it out; `--slots` of `worker` says how many stages run at a time",
+    "processor": "its name is `isa`",
     **dict.fromkeys(("rate", "rates", "p99_below", "p99_below_ms"), _LOAD),
+    "rest": "its name is `float_precision`",
+    "tensor_cores": _INSPECT,
     "verify_key": _SIGNED,
     "written": "leave it out; the text of a recipe is that of its `path`",
 }
-"""Option, as its key in a recipe, to what to use instead; "TABLE.KEY" where another table keeps it."""
+"""Option, as its key in a recipe, to what to use instead; "TABLE.KEY" or "COMMAND.KEY" where others keep it,
+"KEY=VALUE" where a value went."""
 
 SOURCES: Mapping[str, str] = {
     **dict.fromkeys(("cifar10", "cifar100"), _CIFAR),
@@ -47,10 +62,11 @@ def removed_command(name: str) -> str:
     return _sentence(name, COMMANDS.get(name))
 
 
-def removed_option(name: str) -> str:
-    """Return what to say of an option that went, by its flag or its key ("bench.rate"); else nothing."""
-    key = name.removeprefix("--").removeprefix("no-").replace("-", "_")
-    return _sentence(name, OPTIONS.get(key) or OPTIONS.get(key.rpartition(".")[2]))
+def removed_option(name: str, command: str = "") -> str:
+    """Return what to say of an option that went, by flag or key ("bench.rates"), or an empty text."""
+    key = name.lstrip("-").removeprefix("no-").replace("-", "_")
+    keys = (f"{command}.{key}", key, key.rpartition(".")[2])
+    return _sentence(name, next((OPTIONS[one] for one in keys if one in OPTIONS), None))
 
 
 def removed_source(text: str) -> str:

@@ -11,6 +11,9 @@ Precision = Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4", "nvfp
 """What an artifact computes in."""
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
+TensorCorePrecision = Literal["tf32", "fp16", "bf16", "int8", "fp8", "mxfp8", "int4", "nvfp4"]
+"""What Tensor Cores multiply."""
+
 BuildPrecision = Literal[Precision, "best"]
 
 GraphPrecision = Literal["int8", "fp8", "int4", "nvfp4", "mxfp8", "fp16", "bf16"]
@@ -56,7 +59,7 @@ Isa = Literal["auto", "avx2", "avx-vnni", "avx512-vnni", "amx", "neon", "neon-do
 ISAS: tuple[Isa, ...] = get_args(Isa)
 ARM_ISAS: tuple[Isa, ...] = ("neon", "neon-dotprod", "i8mm")
 FORMER_ISAS: Mapping[str, Isa] = {"vnni": "avx512-vnni", "arm": "neon"}
-"""Names that instruction sets had in 0.2.0."""
+"""Names that instruction sets had in 0.2.0, taken until 0.4.0."""
 
 Rounding = Literal["rtn", "gptq"]
 

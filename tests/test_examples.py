@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scoring import top_k
 
 import qcompile
-from qcompile.bench.metrics.accuracy import top_k
 from qcompile.data.batches import Data
 from qcompile.model.weightless import read_weightless
 from qcompile.tensors import parse_input

@@ -35,7 +35,7 @@ def changed(name: str, before: dict[str, str], today: dict[str, str]) -> Iterato
         allowed = {kind, kind.replace("required", "optional")}
         if kind.endswith("by name"):
             allowed |= {text.replace("by name", "by position") for text in allowed}
-        if one not in today and removed_option(one):
+        if one not in today and removed_option(one, name.removeprefix("qcompile ")):
             continue
         if today.get(one) not in allowed:
             yield f"{name}: {one} was {kind}, is {today.get(one, 'gone')}"

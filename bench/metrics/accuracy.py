@@ -7,43 +7,21 @@ counts. It is in points (hundredths of a share) for shares, and in the metric's 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import DataError
 from ...spec.words import METRICS
 from ..results.row import Accuracy, ClassChange, Interval
 from ..statistics.bootstrap import require_pairs, resampled_interval
-from .classes import TopK
-from .metric import Metric, Scored, Truth, Values, joined
+from .metric import Metric, Scored, Values, joined
 from .names import read_metric
 
-__all__ = ["METRICS", "MOST_CLASSES_LISTED", "ScoreSums", "accuracy", "read_metric", "top_k"]
+__all__ = ["METRICS", "MOST_CLASSES_LISTED", "ScoreSums", "accuracy", "read_metric"]
 
 MOST_CLASSES_LISTED = 50
-
-
-def top_k(outputs: Sequence[NDArray[Any]], labels: Sequence[NDArray[Any]], k: int) -> float:
-    """Return the share of labels among the `k` largest scores, over all batches.
-
-    Args:
-        outputs: Scores of each batch, as `TopK` takes them.
-        labels: Class indices of each batch.
-        k: How many guesses count.
-
-    Raises:
-        DataError: If scores and labels do not fit.
-    """
-    metric = TopK(f"top{k}", k)
-    sums = ScoreSums(metric)
-    for scores, truth in zip(outputs, labels, strict=True):
-        scored = metric.score({"scores": scores}, {}, Truth(truth, len(truth), "accuracy"))
-        sums.add(scored, scored, len(truth))
-    return sums.value()
 
 
 @dataclass
@@ -53,25 +31,21 @@ class Tally:
     Attributes:
         samples: How many were answered.
         same, predictions: Predictions that are the baseline's, of so many.
-        by_class: See `Scored.by_class`.
     """
 
     samples: int = 0
     same: int = 0
     predictions: int = 0
-    by_class: NDArray[np.float64] | None = None
 
     def include(self, other: Tally) -> None:
         """Add what another one has summed up."""
         self.samples += other.samples
         self.same += other.same
         self.predictions += other.predictions
-        if other.by_class is not None:
-            self.by_class = _added(self.by_class, other.by_class)
 
 
 class ScoreSums:
-    """What is kept of one artifact's answers while the data goes by: numbers or a record of each sample.
+    """What is kept of one artifact's answers while the data goes by.
 
     Attributes:
         scored: Of each batch, in the order of the data.
@@ -91,11 +65,11 @@ class ScoreSums:
 
     def add(self, scored: Scored, baseline: Scored, samples: int) -> None:
         """Add a batch, and the baseline's score of it."""
-        tally = Tally(samples, by_class=scored.by_class)
+        tally = Tally(samples)
         mine, theirs = scored.predictions, baseline.predictions
         if mine is not None and theirs is not None and mine.shape == theirs.shape:
             tally.same, tally.predictions = int((mine == theirs).sum()), mine.size
-        self.include([replace(scored, predictions=None, by_class=None)], tally)
+        self.include([replace(scored, predictions=None)], tally)
 
     def include(self, scored: Iterable[Scored], tally: Tally) -> None:
         """Add batches that were looked at before, which follow those that are here."""
@@ -109,20 +83,9 @@ class ScoreSums:
         return sum(part.units for part in self.scored)
 
     @property
-    def statistics(self) -> NDArray[np.float64]:
-        """Of all units; classes that a batch had not met are zero there."""
-        return joined(self.scored)
-
-    @property
     def by_class(self) -> dict[int, tuple[float, int]]:
         """Value and number of samples of each class that occurs in the labels."""
-        if self.tally.by_class is None:
-            return self.metric.classes(self.scored)
-        return {
-            label: (float(part / whole), int(samples))
-            for label, (part, whole, samples) in enumerate(self.tally.by_class)
-            if samples
-        }
+        return self.metric.classes(joined(self.scored)) if self.scored else {}
 
     @property
     def agreement(self) -> float | None:
@@ -132,7 +95,7 @@ class ScoreSums:
     def values(self) -> Values:
         """Return the metric as a function of the weights of the units; made once."""
         if self._values is None:
-            self._values = self.metric.values(self.scored)
+            self._values = self.metric.values(joined(self.scored))
         return self._values
 
     def value(self) -> float:
@@ -176,16 +139,6 @@ def accuracy(sums: ScoreSums, baseline: ScoreSums) -> Accuracy:
         _class_changes(baseline.by_class, sums.by_class),
         metric.higher_is_better,
     )
-
-
-def _added(total: NDArray[np.float64] | None, part: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The sum of two tables of classes, of which one may have met more classes."""
-    if total is None:
-        return part
-    long, short = (total, part) if len(total) >= len(part) else (part, total)
-    added: NDArray[np.float64] = long.copy()
-    added[: len(short)] += short
-    return added
 
 
 def _class_changes(

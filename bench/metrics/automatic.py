@@ -28,7 +28,7 @@ from ...errors import DataError
 from ...model.preprocessing import preprocessing_of
 from ...spec.words import AUTO
 from ...tensors import TensorInfo
-from .f1 import is_iob2
+from .classes import is_iob2
 from .metric import Metric, Outputs, Scored, Truth, first_output
 
 Make = Callable[[str], Metric]

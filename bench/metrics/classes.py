@@ -1,4 +1,4 @@
-"""Metrics of predicted classes: top-k of scores, and mean intersection over union of segmentations."""
+"""Metrics of predicted classes: top-k, mean intersection over union, F1, and seqeval's F1 of entities."""
 
 from __future__ import annotations
 
@@ -8,23 +8,57 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...data.samples import require_package
 from ...errors import DataError
+from ...model.preprocessing import preprocessing_of
 from ...tensors import TensorInfo
-from .metric import Metric, Outputs, Scored, Truth, class_labels, divide, first_output, require_numbers
-from .positions import IGNORED_POSITION, has_classes_last, require_classes, scores_over_labels
+from .metric import (
+    IGNORED_POSITION,
+    Floats,
+    Metric,
+    Outputs,
+    Scored,
+    Truth,
+    Values,
+    class_labels,
+    divide,
+    first_output,
+    has_classes_last,
+    require_classes,
+    require_numbers,
+    scores_over_labels,
+)  # fmt: skip
 
 IGNORED_PIXEL = 255
 """Label of a pixel that does not count, as Pascal VOC and Cityscapes have it."""
-
 _MOST_CLASSES = 4096
+
+Counted = tuple[NDArray[np.int64], NDArray[np.bool_]]
+"""Classes of positions [samples, positions...], and which of the positions count."""
+
+
+def _class_counts(
+    classes: int, *columns: Counted, predictions: NDArray[np.int64], shown: Any = None
+) -> Scored:
+    """Return rows [class, positions counted by each column] of the classes of each sample."""
+    samples = len(predictions)
+    first = np.arange(samples).reshape(-1, *[1] * (predictions.ndim - 1)) * classes
+    counts = np.stack(
+        [np.bincount((first + cells)[chosen], minlength=samples * classes) for cells, chosen in columns],
+        axis=1,
+    )
+    cells = np.flatnonzero(counts.any(axis=1))
+    table = np.concatenate([cells[:, None] % classes, counts[cells]], axis=1).astype(np.float64)
+    shown = predictions if shown is None else shown
+    return Scored(table, np.bincount(cells // classes, minlength=samples), shown)
 
 
 class TopK(Metric):
-    """Share of labels among the `k` largest scores of the first output.
+    """Share of labels among the `k` largest scores of the first output; every position counts alike.
 
     Scores are [batch, classes] with one label per sample, or [batch, classes, positions...] or
     [batch, positions..., classes] with one per position. Of equal scores the first wins, as with argmax.
-    Every position counts alike.
+    Columns of the table: class, labels among the largest scores, labels; a row for each class of a sample.
     """
 
     def __init__(self, name: str, k: int, *, classes_last: bool = False) -> None:
@@ -42,26 +76,68 @@ class TopK(Metric):
         )
         require_numbers(name, scores, truth.where, finite=False)
         counted = labels != IGNORED_POSITION if scores.ndim > 2 else np.ones(labels.shape, bool)
-        classes = scores.shape[1]
-        require_classes(labels[counted], classes, truth.where)
+        require_classes(labels[counted], scores.shape[1], truth.where)
         right = (_rank(scores, np.where(counted, labels, 0)) < self.k) & counted
-        samples = len(scores)
-        statistics = np.stack([_per_sample(right), _per_sample(counted)], axis=1)
-        return Scored(
-            statistics,
-            scores.argmax(axis=1),
-            np.stack(
-                [
-                    np.bincount(labels[right], minlength=classes),
-                    np.bincount(labels[counted], minlength=classes),
-                    _samples_with(labels, counted, classes, samples),
-                ],
-                axis=1,
-            ).astype(np.float64),
-        )
+        predictions = scores.argmax(axis=1)
+        return _class_counts(scores.shape[1], (labels, right), (labels, counted), predictions=predictions)
+
+    def classes(self, scored: Scored) -> dict[int, tuple[float, int]]:
+        """See `Metric.classes`."""
+        labels, places = np.unique(scored.table[:, 0].astype(int), return_inverse=True)
+        right, whole = (np.bincount(places, scored.table[:, column]) for column in (1, 2))
+        values = right / whole
+        return {
+            int(label): (float(values[at]), int(count))
+            for at, (label, count) in enumerate(zip(labels, np.bincount(places), strict=True))
+        }
 
 
-class MeanIoU(Metric):
+def _rank(scores: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many classes stand before the label's, without sorting the others."""
+    at = labels[:, None]
+    score = np.take_along_axis(scores, at, axis=1)
+    index = np.arange(scores.shape[1]).reshape(1, -1, *[1] * (scores.ndim - 2))
+    before: NDArray[np.int64] = ((scores > score) | ((scores == score) & (index < at))).sum(axis=1)
+    return before
+
+
+class _ClassMetric(Metric):
+    """A mean of values of classes, each of counts over the data: class, right, predicted, labelled."""
+
+    def each(self, right: Floats, predicted: Floats, true: Floats) -> Floats:
+        """Return the value of each class; NaN where nothing counts."""
+        raise NotImplementedError
+
+    def average(self, right: Floats, predicted: Floats, true: Floats, labels: Floats) -> Floats:
+        """Return the values of counts [resamples, classes]; `labels` are the classes."""
+        raise NotImplementedError
+
+    def values(self, scored: Scored) -> Values:
+        """See `Metric.values`."""
+        labels, places = np.unique(scored.table[:, 0], return_inverse=True)
+        counts = np.zeros((scored.units, len(labels), 3))
+        counts[scored.unit_of_row, places] = scored.table[:, 1:]
+        flat = counts.reshape(scored.units, -1)
+
+        def values(weights: Floats) -> Floats:
+            right, predicted, true = np.moveaxis((weights @ flat).reshape(len(weights), -1, 3), 2, 0)
+            return np.where(true.any(axis=1), self.average(right, predicted, true, labels), np.nan)
+
+        return values
+
+    def classes(self, scored: Scored) -> dict[int, tuple[float, int]]:
+        """See `Metric.classes`."""
+        table, values = scored.table, {}
+        for label in np.unique(table[table[:, 3] > 0, 0]):
+            rows = table[table[:, 0] == label, 1:]
+            values[int(label)] = (
+                float(self.each(*rows.sum(axis=0)[:, None])[0]),
+                int((rows[:, 2] > 0).sum()),
+            )
+        return values
+
+
+class MeanIoU(_ClassMetric):
     """Mean over classes of intersection over union, counted over all pixels of the data.
 
     The first output is scores [batch, classes, height, width] or a map of classes [batch, height, width];
@@ -85,63 +161,18 @@ class MeanIoU(Metric):
             if classes > _MOST_CLASSES:
                 raise DataError(f"{truth.where}: class {classes - 1}; below {_MOST_CLASSES} is required")
         require_classes(labels[counted], classes, truth.where)
-        samples = len(labels)
-        image = np.arange(samples).reshape(-1, *[1] * (labels.ndim - 1)) * classes
+        right = counted & (predictions == labels)
+        columns = ((predictions, right), (predictions, counted), (labels, counted))
+        return _class_counts(classes, *columns, predictions=predictions)
 
-        def count(cells: NDArray[np.int64], chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
-            pixels = np.bincount((image + cells)[chosen], minlength=samples * classes)
-            return pixels.reshape(samples, classes).astype(np.float64)
+    def each(self, right: Floats, predicted: Floats, true: Floats) -> Floats:
+        """See `_ClassMetric.each`."""
+        return divide(right, predicted + true - right)
 
-        statistics = np.stack(
-            [
-                count(predictions, counted & (predictions == labels)),
-                count(predictions, counted),
-                count(labels, counted),
-            ],
-            axis=2,
-        )
-        intersection, predicted, true = statistics.sum(axis=0).T
-        return Scored(
-            statistics,
-            predictions,
-            np.stack(
-                [
-                    intersection,
-                    predicted + true - intersection,
-                    (statistics[..., 2] > 0).sum(axis=0).astype(np.float64),
-                ],
-                axis=1,
-            ),
-        )
-
-    def value(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the mean of sums [..., classes, 3]: intersection, pixels predicted, pixels true."""
-        intersection, predicted, true = sums[..., 0], sums[..., 1], sums[..., 2]
-        present = true > 0
-        iou = np.where(present, divide(intersection, predicted + true - intersection), 0.0)
-        return divide(iou.sum(axis=-1), present.sum(axis=-1).astype(np.float64))
-
-
-def _rank(scores: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many classes stand before the label's, without sorting the others."""
-    at = labels[:, None]
-    own = np.take_along_axis(scores, at, axis=1)
-    index = np.arange(scores.shape[1]).reshape(1, -1, *[1] * (scores.ndim - 2))
-    before: NDArray[np.int64] = ((scores > own) | ((scores == own) & (index < at))).sum(axis=1)
-    return before
-
-
-def _per_sample(values: NDArray[np.bool_]) -> NDArray[np.float64]:
-    counts: NDArray[np.float64] = values.reshape(len(values), -1).sum(axis=1, dtype=np.float64)
-    return counts
-
-
-def _samples_with(
-    labels: NDArray[np.int64], counted: NDArray[np.bool_], classes: int, samples: int
-) -> NDArray[np.int64]:
-    """In how many samples each class occurs."""
-    sample = np.arange(samples).reshape(-1, *[1] * (labels.ndim - 1)) * classes
-    return np.bincount(np.unique((sample + labels)[counted]) % classes, minlength=classes)
+    def average(self, right: Floats, predicted: Floats, true: Floats, labels: Floats) -> Floats:
+        """See `_ClassMetric.average`."""
+        each = np.where(true > 0, self.each(right, predicted, true), 0.0)
+        return divide(each.sum(axis=1), (true > 0).sum(axis=1).astype(np.float64))
 
 
 def _class_map(
@@ -163,3 +194,115 @@ def _class_map(
         "of the labels' height and width, are required",
         hint="scale outputs to the labels' size in the model, or give `metric` file.py:function",
     )
+
+
+def predicted_classes(
+    outputs: Outputs, truth: Truth, metric: str, *, classes_last: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return predictions and labels of one shape; the output is scores, or classes of the labels' shape.
+
+    Raises:
+        DataError: If they do not fit.
+    """
+    name, output = first_output(outputs, truth.where)
+    labels = class_labels(truth, metric)
+    require_numbers(name, output, truth.where, finite=False)
+    if output.dtype.kind in "iu" and output.shape == labels.shape:
+        return output.astype(np.int64), labels
+    scores, labels = scores_over_labels(output, labels, truth.where, classes_last=classes_last)
+    require_classes(labels[labels != IGNORED_POSITION], scores.shape[1], truth.where)
+    predictions: NDArray[np.int64] = scores.argmax(axis=1)
+    return predictions, labels
+
+
+class F1(_ClassMetric):
+    """F1 over classes, `2 right / (predicted + labelled)`; positions labelled -100 do not count.
+
+    Averages are those of scikit-learn's `f1_score`: `macro` is the mean over the classes that occur in labels
+    or predictions, `weighted` weighs them by the labels, `micro` counts all together, `binary` is of class 1.
+    """
+
+    def __init__(self, name: str, average: str, *, classes_last: bool = False) -> None:
+        self.name, self._average, self._classes_last = name, average, classes_last
+
+    def for_inputs(self, inputs: Sequence[TensorInfo]) -> F1:
+        """See `Metric.for_inputs`."""
+        return F1(self.name, self._average, classes_last=has_classes_last(inputs))
+
+    def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
+        """See `Metric.score`."""
+        predictions, labels = predicted_classes(outputs, truth, self.name, classes_last=self._classes_last)
+        counted = labels != IGNORED_POSITION
+        if self._average == "binary" and (labels[counted] > 1).any():
+            raise DataError(
+                f"{truth.where}: label {labels[counted].max()}; 0 or 1 is required by {self.name}",
+                hint="give `metric` f1 for more than two classes",
+            )
+        right = counted & (predictions == labels)
+        columns = ((labels, right), (predictions, counted), (labels, counted))
+        classes = 1 + max(int(labels.max(initial=0)), int(predictions.max(initial=0)))
+        shown = np.where(counted, predictions, IGNORED_POSITION)
+        return _class_counts(classes, *columns, predictions=predictions, shown=shown)
+
+    def each(self, right: Floats, predicted: Floats, true: Floats) -> Floats:
+        """See `_ClassMetric.each`."""
+        return divide(2.0 * right, predicted + true)
+
+    def average(self, right: Floats, predicted: Floats, true: Floats, labels: Floats) -> Floats:
+        """See `_ClassMetric.average`."""
+        if self._average == "micro":
+            return self.each(right.sum(axis=1), predicted.sum(axis=1), true.sum(axis=1))
+        weights = {"weighted": true, "binary": np.where(labels == 1, 1.0, 0.0) * np.ones_like(true)}
+        counted = weights.get(self._average, (predicted + true > 0).astype(np.float64))
+        each = np.nan_to_num(self.each(right, predicted, true))
+        return np.nan_to_num(divide((each * counted).sum(axis=1), counted.sum(axis=1)))
+
+
+class EntityF1(Metric):
+    """Micro F1 of whole entities in IOB2 tags, as seqeval's `f1_score` counts them.
+
+    Positions labelled -100 are left out first. Columns: twice the entities that are right, entities labelled
+    and predicted.
+    """
+
+    undefined = "no entity is labelled or predicted; at least one is required"
+
+    def __init__(self, name: str, tags: Sequence[str] = ()) -> None:
+        require_package("seqeval", "seqeval", f"computes {name}", extra="metrics")
+        self.name, self._tags = name, np.array(tags, dtype=str)
+
+    def for_inputs(self, inputs: Sequence[TensorInfo]) -> EntityF1:
+        """See `Metric.for_inputs`."""
+        preprocessing = preprocessing_of(inputs)
+        return EntityF1(self.name, preprocessing.classes if preprocessing else ())
+
+    def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
+        """See `Metric.score`.
+
+        Raises:
+            DataError: If the model does not name its classes, or a name is no IOB2 tag.
+        """
+        from seqeval.metrics.sequence_labeling import get_entities
+
+        if not is_iob2(list(self._tags)):
+            shown = f"the classes are named {', '.join(self._tags[:8])}" if len(self._tags) else ""
+            raise DataError(
+                f"{self.name}: {shown or 'no classes are named'}; "
+                "IOB2 tags (O, B-PER, I-PER, ...) are required",
+                hint="export with a `preprocessing` that names the classes, or give `metric` f1",
+            )
+        predictions, labels = predicted_classes(outputs, truth, self.name, classes_last=True)
+        require_classes(predictions, len(self._tags), truth.where)
+        table = []
+        for row, counted in zip(
+            zip(labels, predictions, strict=True), labels != IGNORED_POSITION, strict=True
+        ):
+            true, found = (set(get_entities(self._tags[side[counted]].tolist())) for side in row)
+            table.append([2.0 * len(true & found), float(len(true) + len(found))])
+        kept = np.where(labels != IGNORED_POSITION, predictions, IGNORED_POSITION)
+        return Scored(np.array(table).reshape(-1, 2), None, kept)
+
+
+def is_iob2(tags: Sequence[str]) -> bool:
+    """Return whether names of classes are tags of entities: O, and B- or I- with a type."""
+    return bool(tags) and all(tag == "O" or tag[:2] in ("B-", "I-") for tag in tags)

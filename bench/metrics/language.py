@@ -14,10 +14,19 @@ from numpy.typing import NDArray
 
 from ...errors import DataError
 from ...tensors import TensorInfo
-from .metric import Metric, Outputs, Scored, Truth, class_labels, divide, first_output, require_numbers
-from .positions import IGNORED_POSITION, has_classes_last, require_classes
-
-Floats = NDArray[np.float64]
+from .metric import (
+    IGNORED_POSITION,
+    Floats,
+    Metric,
+    Outputs,
+    Scored,
+    Truth,
+    class_labels,
+    first_output,
+    has_classes_last,
+    require_classes,
+    require_numbers,
+)  # fmt: skip
 
 _SMALLEST_PROBABILITY = 1e-12
 _SUM_TOLERANCE = 1e-3
@@ -60,10 +69,10 @@ class Perplexity(Metric):
             rows.append([-scores[np.arange(len(scores)), label[kept]].sum(), float(len(scores))])
         return Scored(np.array(rows, np.float64).reshape(-1, 2))
 
-    def value(self, sums: Floats) -> Floats:
-        """See `Metric.value`."""
+    def finished(self, values: Floats) -> Floats:
+        """See `Metric.finished`."""
         with np.errstate(over="ignore"):
-            perplexity: Floats = np.exp(divide(sums[..., 0], sums[..., 1]))
+            perplexity: Floats = np.exp(values)
         return perplexity
 
 

@@ -1,31 +1,33 @@
-"""A metric: what is kept of each sample, and a value computed from it for any weights of the samples.
+"""A metric: the numbers that are kept of each sample, and a value computed from them for any weights.
 
-Outputs are looked at batch by batch and forgotten. There are two kinds.
-
-- Functions of sums over samples, such as a mean or a mean intersection over union, keep a few numbers of each
-  sample (`Scored.statistics`). A resample of the samples costs one matrix product.
-- Others, such as mean average precision or a rank correlation, keep a record of each sample
-  (`Scored.records`, `RecordMetric`), and compute their value from the records and from how often each counts.
+Outputs are looked at batch by batch and forgotten. What stays is one table of numbers, a row or several for
+each sample. A value follows from the table and from how often each sample counts: 1 for the value itself, 0, 1,
+2, ... for a resample. Tables of parts of the data, joined in the order of the data, are the table of all of it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
+from ...model.preprocessing import Task, preprocessing_of
 from ...tensors import TensorInfo
-from ..statistics.bootstrap import RESAMPLES, weighted_sums
+from ..statistics.bootstrap import RESAMPLES
 
+Floats = NDArray[np.float64]
 Outputs = Mapping[str, NDArray[Any]]
-
-Values = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+Values = Callable[[Floats], Floats]
 """How often each unit counts, [resamples, units], to the values [resamples]; NaN where there is none."""
+
+IGNORED_POSITION = -100
+"""Label of a position that does not count: PyTorch's default `ignore_index`."""
+_CLASSES_LAST: tuple[Task, ...] = ("token-classification", "language-model", "speech-recognition")
 
 
 @dataclass(frozen=True)
@@ -45,28 +47,45 @@ class Truth:
 
 @dataclass(frozen=True)
 class Scored:
-    """What is kept of one artifact's outputs for one batch.
+    """What is kept of one artifact's outputs.
 
     Attributes:
-        statistics: [units, columns] or [units, classes, columns], float64; a unit is a sample, or a batch
-            where only the batch has a value. Their sum over units has the metric's value.
+        table: [rows, columns]; a metric says what its columns are.
+        counts: How many rows each unit has; None for one each. A unit is a sample, or a batch where only the
+            batch has a value.
         predictions: What is predicted of each sample, position or pixel, such as a class; None where nothing
-            is predicted.
-        by_class: [classes, 3], float64: numerator and denominator of each class's value, and the samples
-            it occurs in, all counts, so that sums do not depend on their order; None where there are no
-            classes.
-        records: One per sample, in place of statistics, of metrics that are no functions of sums.
+            is predicted. It is compared with the baseline's, and forgotten.
     """
 
-    statistics: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 0)))
+    table: NDArray[Any]
+    counts: NDArray[np.int64] | None = None
     predictions: NDArray[Any] | None = None
-    by_class: NDArray[np.float64] | None = None
-    records: Sequence[Any] = ()
 
     @property
     def units(self) -> int:
         """What is drawn again and again: samples, or batches."""
-        return len(self.records) or len(self.statistics)
+        return len(self.table) if self.counts is None else len(self.counts)
+
+    @property
+    def unit_of_row(self) -> NDArray[np.int64]:
+        """The number of each row's unit."""
+        return np.repeat(np.arange(self.units), 1 if self.counts is None else self.counts)
+
+    def sums(self, columns: slice) -> Floats:
+        """Return the sums of columns over the rows of each unit, [units, columns]."""
+        if self.counts is None:
+            return self.table[:, columns]
+        sums = np.zeros((self.units, self.table[:0, columns].shape[1]))
+        np.add.at(sums, self.unit_of_row, self.table[:, columns])
+        return sums
+
+
+def joined(parts: Sequence[Scored]) -> Scored:
+    """Return one table of all batches."""
+    counts = [
+        part.counts if part.counts is not None else np.ones(len(part.table), np.int64) for part in parts
+    ]
+    return Scored(np.concatenate([part.table for part in parts]), np.concatenate(counts))
 
 
 class Metric(ABC):
@@ -78,7 +97,7 @@ class Metric(ABC):
         higher_is_better: Whether more is better.
         needs_labels: Whether it means nothing without labels.
         resamples: How often the samples are drawn for the interval of a drop.
-        undefined: Why there is no value where `value` says NaN.
+        undefined: Why there is no value where `values` says NaN.
         note: What was taken for granted, for people: which form the outputs have, which metric was chosen.
     """
 
@@ -116,58 +135,26 @@ class Metric(ABC):
             DataError: If outputs and labels do not fit the metric or each other, or hold NaN.
         """
 
-    def value(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the value of summed statistics [..., columns] as [...]; NaN where there is none.
+    def values(self, scored: Scored) -> Values:
+        """Return the values of everything that was scored, for any weights of its units.
 
-        Two columns are a weighted sum and its weights; a metric of other statistics says what they mean.
+        Unless a metric says otherwise, the last two columns are a weighted sum and its weights.
         """
-        return divide(sums[..., 0], sums[..., 1])
+        sums = scored.sums(slice(-2, None))
+        return lambda weights: self.finished(divide(*(weights @ sums).T))
 
-    def values(self, scored: Sequence[Scored]) -> Values:
-        """Return the values of everything that was scored, for any weights of its units."""
-        statistics = joined(scored)
-        return lambda weights: self.value(weighted_sums(weights, statistics))
+    def finished(self, values: Floats) -> Floats:
+        """Return the value of a mean."""
+        return values
 
-    def classes(self, scored: Sequence[Scored]) -> dict[int, tuple[float, int]]:
-        """Return value and samples of each class, where `Scored.by_class` does not say them."""
+    def classes(self, scored: Scored) -> dict[int, tuple[float, int]]:
+        """Return value and number of samples of each class of the labels; empty without classes."""
         return {}
 
     def drop(self, baseline: Any, value: Any) -> Any:
         """Return how much worse a value is than the baseline's, in the metric's unit; below 0: better."""
         worse = baseline - value if self.higher_is_better else value - baseline
         return (100.0 if self.unit == "points" else 1.0) * worse
-
-
-class RecordMetric(Metric):
-    """A metric that is no function of sums over samples: `values` computes it from the samples' records."""
-
-    @abstractmethod
-    def values(self, scored: Sequence[Scored]) -> Values:
-        """See `Metric.values`."""
-
-    def arrays_of(self, record: Any) -> tuple[NDArray[Any], ...]:
-        """Return a record as arrays, each with a first axis; as many, and of equal other axes, every time."""
-        return (record,)
-
-    def record_of(self, arrays: Sequence[NDArray[Any]]) -> Any:
-        """Return the record of these arrays."""
-        [record] = arrays
-        return record
-
-    def value(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Records have no sums."""
-        raise NotImplementedError(f"{self.name} is computed from records")
-
-
-def joined(scored: Sequence[Scored]) -> NDArray[np.float64]:
-    """Return the statistics of all units; classes that a batch had not met are zero there."""
-    widest = max(part.statistics.shape[1] for part in scored)
-    padded = []
-    for part in scored:
-        missing = widest - part.statistics.shape[1]
-        axes = ((0, 0), (0, missing), *[(0, 0)] * (part.statistics.ndim - 2))
-        padded.append(np.pad(part.statistics, axes) if missing else part.statistics)
-    return np.concatenate(padded)
 
 
 def divide(numerator: NDArray[np.float64], denominator: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -222,3 +209,51 @@ def class_labels(truth: Truth, metric: str) -> NDArray[np.int64]:
     if not whole:
         raise DataError(f"{truth.where}: labels of type {labels.dtype}; class indices are required")
     return labels.astype(np.int64)
+
+
+def has_classes_last(inputs: Sequence[TensorInfo]) -> bool:
+    """Return whether the task's scores are [batch, positions, classes], as those of transformers are."""
+    preprocessing = preprocessing_of(inputs)
+    return preprocessing is not None and preprocessing.task in _CLASSES_LAST
+
+
+def scores_over_labels(
+    scores: NDArray[Any], labels: NDArray[np.int64], where: str, *, classes_last: bool = False
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return scores as [batch, classes, positions...], and labels as [batch, positions...].
+
+    Args:
+        scores: [batch, classes], [batch, classes, positions...] or [batch, positions..., classes].
+        labels: One per sample, or one per position; an axis of extent 1 behind them is left out.
+        where: Where they come from, for messages.
+        classes_last: Which of the two it is where both fit.
+
+    Raises:
+        DataError: If they do not fit.
+    """
+    if scores.ndim >= 2:
+        first, last = (scores.shape[0], *scores.shape[2:]), scores.shape[:-1]
+        for shape, is_last in sorted(
+            ((first, False), (last, True)), key=lambda form: form[1] != classes_last
+        ):
+            if labels.shape in (shape, (*shape, 1)):
+                return np.moveaxis(scores, -1, 1) if is_last else scores, labels.reshape(shape)
+    raise DataError(
+        f"{where}: an output of shape {scores.shape} with labels of shape {labels.shape}; [batch, classes] "
+        "and one label per sample, or [batch, classes, positions...] or [batch, positions..., classes] and "
+        "one per position, are required",
+        hint="give `metric` file.py:function for outputs of another kind",
+    )
+
+
+def require_classes(labels: NDArray[np.int64], classes: int, where: str) -> None:
+    """Refuse labels that are no index of a class.
+
+    Raises:
+        DataError: Naming the first of them.
+    """
+    wrong = labels[(labels < 0) | (labels >= classes)]
+    if wrong.size:
+        raise DataError(
+            f"{where}: label {wrong[0]}; 0 to {classes - 1} is required: there are {classes} classes"
+        )

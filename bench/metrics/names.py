@@ -3,12 +3,12 @@
 | metric                  | value                                                                        |
 |-------------------------|------------------------------------------------------------------------------|
 | `top1`, `top5`          | share of labels among the largest scores (`classes.TopK`)                     |
-| `f1[:AVERAGE]`          | F1 of classes, of token classes, or of entities (`f1.F1`, `f1.EntityF1`)      |
+| `f1[:AVERAGE]`          | F1 of classes, of token classes, or of entities (`classes.F1`, `EntityF1`)      |
 | `miou`                  | mean intersection over union of classes (`classes.MeanIoU`)                   |
-| `map[:50]`              | COCO's mean average precision (`mean_average_precision`)                      |
+| `map[:50]`              | COCO's mean average precision (`detection`)                      |
 | `wer`, `cer`            | word and character error rate (`transcripts.ErrorRate`)                       |
 | `ndcg[:K]`, `spearman`  | rankings (`ranking`)                                                          |
-| `neighbours[:K]`        | nearest neighbours kept (`neighbours.Neighbours`)                             |
+| `neighbours[:K]`        | nearest neighbours kept (`ranking.Neighbours`)                             |
 | `perplexity`, `kl`      | distributions (`language`)                                                    |
 | `cosine`, `mse`         | against targets, or the baseline's outputs (`values.Similarity`)              |
 | `file.py:function`      | what the user's function says (`values.OwnMetric`)                            |
@@ -26,13 +26,11 @@ from ...errors import InvalidOption
 from ...spec.words import AUTO, METRIC, METRIC_PARAMETERS, METRICS
 from ...tensors import TensorInfo
 from .automatic import Automatic
-from .classes import MeanIoU, TopK
-from .f1 import F1, EntityF1
+from .classes import F1, EntityF1, MeanIoU, TopK
+from .detection import MeanAveragePrecision
 from .language import Divergence, Perplexity
-from .mean_average_precision import MeanAveragePrecision
 from .metric import Metric
-from .neighbours import DEFAULT_K, Neighbours
-from .ranking import Ndcg, Spearman
+from .ranking import DEFAULT_K, Ndcg, Neighbours, Spearman
 from .transcripts import ErrorRate
 from .values import OwnMetric, Similarity, cosine, mean_squared_error
 

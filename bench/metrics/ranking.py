@@ -1,36 +1,23 @@
-"""Metrics of rankings: normalized discounted cumulative gain, and Spearman's rank correlation."""
+"""Metrics of rankings: nDCG by scikit-learn, Spearman's correlation by scipy, and nearest neighbours."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...data.samples import require_package
 from ...errors import DataError
-from .metric import (
-    Metric,
-    Outputs,
-    RecordMetric,
-    Scored,
-    Truth,
-    Values,
-    divide,
-    first_output,
-    require_numbers,
-)
+from .metric import Floats, Metric, Outputs, Scored, Truth, Values, first_output, require_numbers
 
-Floats = NDArray[np.float64]
+DEFAULT_K = 10
+_BLOCK = 1 << 22  # similarities that are held at once
 
 
 class Ndcg(Metric):
-    """Mean over samples of the discounted cumulative gain of a ranking, over that of the best ranking.
+    """Mean over samples of scikit-learn's `ndcg_score`, with the relevance itself as the gain.
 
-    The first output is scores [batch, items]; labels are the items' relevance in that shape, 0 or more. The
-    gain of an item is its relevance, its discount `1 / log2(1 + rank)`. Items of equal score share the mean
-    of their relevance (McSherry and Najork, Computing Information Retrieval Performance Measures Efficiently
-    in the Presence of Tied Scores, ECIR 2008). A sample without a relevant item counts as 0. All of this is
-    as scikit-learn's `ndcg_score` has it.
+    The first output is scores [batch, items]; labels are the items' relevance in that shape, 0 or more. A
+    sample without a relevant item counts as 0. Columns: value, 1.
 
     Args:
         name: As the user spelled it.
@@ -38,56 +25,46 @@ class Ndcg(Metric):
     """
 
     def __init__(self, name: str, k: int | None = None) -> None:
+        require_package("sklearn", "scikit-learn", f"computes {name}", extra="metrics")
         self.name, self._k = name, k
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
         """See `Metric.score`."""
+        from sklearn.metrics import ndcg_score
+
         name, scores = first_output(outputs, truth.where)
         if truth.labels is None:
             raise DataError(f"{truth.where}: has no labels; {self.name} needs the relevance of each item")
         relevance = np.asarray(truth.labels)
-        if scores.ndim != 2 or relevance.shape != scores.shape or relevance.dtype.kind not in "fiub":
+        if scores.ndim != 2 or relevance.shape != scores.shape or scores.shape[1] < 2:
             raise DataError(
                 f"{truth.where}: output {name!r} of shape {scores.shape} with labels of shape "
-                f"{relevance.shape}; scores [batch, items] and their relevance in that shape are required",
+                f"{relevance.shape}; scores [batch, items] of two items or more and their relevance in that "
+                "shape are required",
                 hint="give `metric` file.py:function for rankings of another form",
             )
         require_numbers(name, scores, truth.where, finite=True)
         require_numbers("labels", relevance, truth.where, finite=True)
         if (relevance < 0).any():
             raise DataError(f"{truth.where}: relevance {relevance.min()}; 0 or more is required")
-        values = ndcg(scores.astype(np.float64), relevance.astype(np.float64), self._k)
+        values = [
+            ndcg_score(relevance[row : row + 1], scores[row : row + 1], k=self._k)
+            for row in range(len(scores))
+        ]
         return Scored(np.stack([values, np.ones(len(values))], axis=1))
 
 
-def ndcg(scores: Floats, relevance: Floats, k: int | None = None) -> Floats:
-    """Return the value of each row of [batch, items]."""
-    discount = 1.0 / np.log2(np.arange(scores.shape[1]) + 2.0)
-    if k is not None:
-        discount[k:] = 0.0
-    best = -np.sort(-relevance, axis=1) @ discount
-    order = np.argsort(-scores, axis=1, kind="stable")
-    ranked, gains = (np.take_along_axis(one, order, axis=1) for one in (scores, relevance))
-    gained = np.array([_gain(*row, discount) for row in zip(ranked, gains, strict=True)])
-    return np.nan_to_num(divide(gained, best))
+class Spearman(Metric):
+    """scipy's `spearmanr` of a scalar output with targets; equal values share their mean rank.
 
-
-def _gain(ranked: Floats, gains: Floats, discount: Floats) -> float:
-    """The discounted gain of one ranking, in which equal scores share their mean gain."""
-    begins = np.flatnonzero(np.append(True, ranked[1:] != ranked[:-1]))
-    counts = np.diff(np.append(begins, len(ranked)))
-    return float(np.sum(np.add.reduceat(gains, begins) / counts * np.add.reduceat(discount, begins)))
-
-
-class Spearman(RecordMetric):
-    """Spearman's rank correlation of a scalar output with targets; equal values share their mean rank.
-
-    The first output is [batch] or [batch, 1], and so are the targets. A record is (output, target).
+    The first output is [batch] or [batch, 1], and so are the targets. Columns: output, target.
     """
 
+    resamples = 1000
     undefined = "outputs or targets are all equal; values that differ are required"
 
     def __init__(self, name: str) -> None:
+        require_package("scipy", "scipy", f"computes {name}", extra="metrics")
         self.name = name
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
@@ -104,44 +81,85 @@ class Spearman(RecordMetric):
             )
         require_numbers(name, output, truth.where, finite=True)
         require_numbers("labels", targets, truth.where, finite=True)
-        pairs = np.stack([output.ravel().astype(np.float64), targets.ravel().astype(np.float64)], axis=1)
-        return Scored(records=list(pairs))
+        return Scored(np.stack([output.ravel(), targets.ravel()], axis=1).astype(np.float64))
 
-    def values(self, scored: Sequence[Scored]) -> Values:
+    def values(self, scored: Scored) -> Values:
         """See `Metric.values`."""
-        found, targets = np.array([record for part in scored for record in part.records]).T
-        rank_found, rank_targets = _Ranks(found), _Ranks(targets)
+        from scipy.stats import spearmanr
 
-        def values(weights: Floats) -> Floats:
-            return _correlation(rank_found(weights), rank_targets(weights), weights)
+        def value(weights: Floats) -> float:
+            pairs = np.repeat(scored.table, weights.astype(int), axis=0)
+            if not len(pairs) or not np.ptp(pairs, axis=0).all():
+                return float("nan")
+            return float(spearmanr(*pairs.T).statistic)
 
-        return values
-
-
-class _Ranks:
-    """Mean ranks of values that occur as often as weights say."""
-
-    def __init__(self, values: Floats) -> None:
-        self._order = np.argsort(values, kind="stable")
-        ordered = values[self._order]
-        self._begins = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
-        self._group = np.empty(len(values), np.int64)
-        self._group[self._order] = np.repeat(
-            np.arange(len(self._begins)), np.diff(np.append(self._begins, len(values)))
-        )
-
-    def __call__(self, weights: Floats) -> Floats:
-        """[resamples, units] to ranks of the same shape."""
-        sizes = np.add.reduceat(weights[:, self._order], self._begins, axis=1)
-        ranks = np.cumsum(sizes, axis=1) - sizes + (sizes + 1.0) / 2.0
-        found: Floats = ranks[:, self._group]
-        return found
+        return lambda weights: np.array([value(row) for row in weights])
 
 
-def _correlation(one: Floats, other: Floats, weights: Floats) -> Floats:
-    """Pearson's correlation of each row, weighted."""
-    total = weights.sum(axis=1, keepdims=True)
-    one = one - (one * weights).sum(axis=1, keepdims=True) / total
-    other = other - (other * weights).sum(axis=1, keepdims=True) / total
-    product = (weights * one * other).sum(axis=1)
-    return divide(product, np.sqrt((weights * one**2).sum(axis=1) * (weights * other**2).sum(axis=1)))
+class Neighbours(Metric):
+    """Mean over samples of the share of the `k` nearest others, by cosine, that are also the baseline's.
+
+    The first output of shape [batch, size] is the embedding. Neighbours are looked for once, among all
+    evaluated samples; of equal similarities the earlier sample is nearer. Resamples draw the samples' shares,
+    not their neighbours. Columns, in float32: the baseline's embedding, then the artifact's.
+    """
+
+    needs_labels = False
+
+    def __init__(self, name: str, k: int = DEFAULT_K) -> None:
+        self.name, self._k = name, k
+
+    def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
+        """See `Metric.score`."""
+        name = next((name for name, array in reference.items() if array.ndim == 2 and array.shape[1] > 1), "")
+        if (
+            not name
+            or not reference[name].shape == outputs[name].shape
+            or len(outputs[name]) != truth.samples
+        ):
+            shapes = ", ".join(f"{name!r} {array.shape}" for name, array in outputs.items())
+            raise DataError(
+                f"{truth.where}: outputs {shapes}; embeddings [batch, size] of the baseline's shape are "
+                "required",
+                hint="export a model that pools its tokens, or give `metric` cosine",
+            )
+        for side in (outputs, reference):
+            require_numbers(name, side[name], truth.where, finite=True)
+        return Scored(np.concatenate([reference[name], outputs[name]], axis=1).astype(np.float32))
+
+    def values(self, scored: Scored) -> Values:
+        """See `Metric.values`.
+
+        Raises:
+            DataError: If there are no more samples than neighbours.
+        """
+        if scored.units <= self._k:
+            raise DataError(
+                f"{self.name}: {scored.units} samples; more than {self._k} are required",
+                hint=f"evaluate more samples, or give `metric` neighbours:{max(1, scored.units // 2)}",
+            )
+        baseline, artifact = np.split(scored.table, 2, axis=1)
+        kept = kept_neighbours(baseline, artifact, self._k)
+        return lambda weights: weights @ kept / weights.sum(axis=1)
+
+
+def kept_neighbours(baseline: NDArray[np.float32], artifact: NDArray[np.float32], k: int) -> Floats:
+    """Return the share of each sample's `k` nearest others that two sets of embeddings share."""
+    sides = []
+    for embeddings in (baseline, artifact):
+        lengths = np.linalg.norm(embeddings.astype(np.float64), axis=1, keepdims=True)
+        sides.append(embeddings / np.where(lengths > 0, lengths, 1.0))
+    samples, shares = len(baseline), []
+    rows = max(1, _BLOCK // samples)
+    for start in range(0, samples, rows):
+        theirs, mine = (_nearest(side, np.arange(start, min(start + rows, samples)), k) for side in sides)
+        shares.append((theirs[:, :, None] == mine[:, None, :]).any(axis=2).mean(axis=1))
+    return np.concatenate(shares)
+
+
+def _nearest(embeddings: Floats, samples: NDArray[np.int64], k: int) -> NDArray[np.int64]:
+    """The `k` nearest others of some samples, [samples, k], nearest first."""
+    # Rounded, so that equal embeddings are equally near however the product was computed.
+    similarity = np.round(embeddings[samples] @ embeddings.T, 12)
+    similarity[np.arange(len(samples)), samples] = -np.inf
+    return np.argsort(-similarity, axis=1, kind="stable")[:, :k]

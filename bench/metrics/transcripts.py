@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError, EngineUnavailable
+from ...data.samples import require_package
+from ...errors import DataError
 from ...model.preprocessing import AudioPreprocessing, preprocessing_of
 from ...tensors import TensorInfo
 from .metric import Metric, Outputs, Scored, Truth, first_output, require_numbers
@@ -42,12 +43,9 @@ class ErrorRate(Metric):
 
     def __init__(self, name: str, audio: AudioPreprocessing | None = None) -> None:
         self.name, self._audio = name, audio
-        try:
-            import jiwer
-        except ImportError as error:
-            raise EngineUnavailable(
-                f"jiwer cannot be imported ({error})", hint="pip install 'qcompile[metrics]'", engine="jiwer"
-            ) from error
+        require_package("jiwer", "jiwer", f"computes {name}", extra="metrics")
+        import jiwer
+
         self._process = jiwer.process_words if name == "wer" else jiwer.process_characters
 
     def for_inputs(self, inputs: Sequence[TensorInfo]) -> ErrorRate:
@@ -60,7 +58,7 @@ class ErrorRate(Metric):
         references = _references(truth, self.name)
         hypotheses = self._hypotheses(outputs, truth)
         rows = [self._errors(*pair) for pair in zip(references, hypotheses, strict=True)]
-        return Scored(np.array(rows, np.float64).reshape(-1, 2), np.array(hypotheses, dtype=str))
+        return Scored(np.array(rows, np.float64).reshape(-1, 2), None, np.array(hypotheses, dtype=str))
 
     def _errors(self, reference: str, hypothesis: str) -> tuple[int, int]:
         """Errors, and the words or characters of the reference."""

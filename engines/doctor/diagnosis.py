@@ -3,60 +3,28 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, distributions, requires, version
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import distributions
 
 from ...errors import QCompileError
-from ...model.named.torchvision_import import mismatch
+from ...machine_memory import machine_bytes
+from ...model.session import usable_cores
 from ...model.tensorflow import ANOTHER, INSTALL, tensorflow_python, tensorflow_versions
+from ...processor import is_arm, isa_here, processor
+from ..gpu import Gpu, find_gpus
 from ..registry import engine, names
-from .extras import ExtraState, extra_states
+from .extras import EXTRAS, ExtraState, extra_states, installed_version
 from .gpu_types import GpuTypes, gpu_types
-from .gpus import GpuState, gpus_here
-from .int8 import Int8Gain, int8_gain
-from .machine import Machine, this_machine
-from .precisions import Installed, PrecisionState, precision_states
-from .problems import Problem, find_problems
+from .precisions import PrecisionState, TargetState, precision_states
 
-_PACKAGES = (
-    "torch",
-    "onnx",
-    "onnxruntime",
-    "openvino",
-    "onnxscript",
-    "onnxsim",
-    "numpy",
-    "numba",
-    "polygraphy",
-    "safetensors",
-    "tensorrt",
-    "tensorrt-rtx",
-    "cuda-bindings",
-)
-
-
-@dataclass(frozen=True)
-class TargetState:
-    """Whether a target builds here, runs here, and runs on a GPU here; reasons are empty when it does."""
-
-    target: str
-    why_not_build: str
-    why_not_run: str
-    why_not_run_on_gpu: str
-    fix: str
+_RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")
 
 
 @dataclass(frozen=True)
 class TensorFlowState:
-    """The interpreter that converts TensorFlow models.
-
-    Attributes:
-        python: Its path.
-        versions: Package to version there.
-        problem: Why it cannot; empty where it can.
-        fix: What to type.
-    """
+    """The interpreter that converts TensorFlow models, what is installed there, why it cannot, the fix."""
 
     python: str
     versions: dict[str, str]
@@ -65,44 +33,29 @@ class TensorFlowState:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
-    """What `doctor` found.
+class Problem:
+    """A broken state of the installation and its fix."""
 
-    Attributes:
-        python, system, processor: Of this process and this machine.
-        packages: Package to version.
-        targets: State of every target.
-        problems: Known defects of the installation.
-        machine: Instruction sets, cores, memory, disk.
-        gpus: GPUs of this machine.
-        asked: Compute capabilities that were asked for, and need not be here.
-        precisions: Every target's precisions, on this processor and those GPUs.
-        int8: What INT8 gains and costs on this processor.
-        extras: State of every extra.
-        tensorflow: The interpreter that converts TensorFlow models.
-    """
+    problem: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What `doctor` found: versions here, the state of every target, extra and precision, known defects, the
+    processor, the GPUs, and what the Tensor Cores of these, or of those that were asked for, take."""
 
     python: str
     system: str
-    processor: str
     packages: dict[str, str]
     targets: list[TargetState]
     problems: list[Problem]
-    machine: Machine
-    gpus: list[GpuState]
-    asked: list[GpuTypes]
+    machine: dict[str, object]
+    gpus: list[Gpu]
+    types: list[GpuTypes]
     precisions: list[PrecisionState]
-    int8: Int8Gain
     extras: list[ExtraState]
     tensorflow: TensorFlowState
-
-    def as_json(self) -> dict[str, object]:
-        """Return the `--json` form."""
-        return asdict(self) | {
-            "gpus": [gpu.as_json() for gpu in self.gpus],
-            "asked": [gpu.as_json() for gpu in self.asked],
-            "int8": {**asdict(self.int8), "sentence": self.int8.sentence},
-        }
 
 
 def doctor(*, gpus: Sequence[str] = (), python: Sequence[str] = ()) -> Diagnosis:
@@ -112,38 +65,40 @@ def doctor(*, gpus: Sequence[str] = (), python: Sequence[str] = ()) -> Diagnosis
         gpus: Compute capabilities to answer for, such as "sm86", in place of this machine's.
         python: `tensorflow=INTERPRETER` to look at.
 
-    Returns:
-        What works here, why the rest does not, and the fix.
-
     Raises:
         InvalidOption: If one is no compute capability, or the interpreter is spelled otherwise.
     """
-    asked = [gpu_types(one) for one in gpus]
-    targets, machine, here = [_state(name) for name in names()], this_machine(), gpus_here()
-    installed = {
-        one.target: Installed(one.why_not_build, one.why_not_run, one.fix)
-        for one in targets
-        if one.target != "pytorch"  # a baseline, which is not built
-    }
-    distinct = list(dict.fromkeys(gpu.types for gpu in here))
+    asked = [gpu_types(text) for text in gpus]
+    targets, here = [TargetState.of(engine(name)) for name in names()], find_gpus()
+    shown = asked or [gpu_types(name) for name in dict.fromkeys(gpu.architecture for gpu in here)]
+    packages = ["onnx", "numpy", "safetensors", *(name for of_extra in EXTRAS.values() for name in of_extra)]
     return Diagnosis(
         python=platform.python_version(),
         system=platform.platform(),
-        processor=machine.processor,
-        packages={name: found for name in _PACKAGES if (found := _version(name))},
+        packages={name: known for name in dict.fromkeys(packages) if (known := installed_version(name))},
         targets=targets,
-        problems=find_problems({name.lower() for name in _installed()}, _version),
-        machine=machine,
+        problems=find_problems({str(one.metadata["Name"]).lower() for one in distributions()}),
+        machine=machine_facts(),
         gpus=here,
-        asked=asked,
-        precisions=precision_states(installed, machine, asked or distinct, here=not asked),
-        int8=int8_gain(machine),
-        extras=extra_states(_version, _requirements, torchvision=_torchvision()),
-        tensorflow=tensorflow_state(python),
+        types=shown,
+        precisions=precision_states(targets, shown, here=not asked),
+        extras=extra_states(),
+        tensorflow=_tensorflow_state(python),
     )
 
 
-def tensorflow_state(texts: Sequence[str]) -> TensorFlowState:
+def machine_facts() -> dict[str, object]:
+    """The processor with what INT8 does to a graph for it, threads of this process, memory, free disk."""
+    here, isa = processor(), isa_here()
+    fitted = "weights are fitted so that no pair of products overflows, which costs accuracy"
+    cost = "activations are signed" if is_arm() else fitted if isa == "avx2" else "weights use all 8 bits"
+    unknown = "the system does not tell what multiplies integers here"
+    sizes = {"memory_bytes": machine_bytes() or 0, "free_bytes": shutil.disk_usage(".").free}
+    int8 = f"INT8 on {isa}: {cost}" if here["features"] else f"INT8: {unknown}"
+    return {**here, "isa": isa, "int8": int8, "threads": usable_cores(), **sizes}
+
+
+def _tensorflow_state(texts: Sequence[str]) -> TensorFlowState:
     """Ask the interpreter that would convert TensorFlow models; TensorFlow is not imported."""
     python = tensorflow_python(texts)
     try:
@@ -156,29 +111,29 @@ def tensorflow_state(texts: Sequence[str]) -> TensorFlowState:
     return TensorFlowState(python, versions)
 
 
-def _state(name: str) -> TargetState:
-    one = engine(name)
-    return TargetState(name, one.why_not_build(), one.why_not_run(), one.why_not_run_on_gpu(), one.fix())
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
-
-
-def _torchvision() -> str:
-    """Why torchvision's compiled operators do not load; empty where they do, or it is missing."""
-    return mismatch() if _version("torch") and _version("torchvision") else ""
-
-
-def _requirements(package: str) -> list[str]:
-    try:
-        return requires(package) or []
-    except PackageNotFoundError:
-        return []
-
-
-def _installed() -> list[str]:
-    return [str(item.metadata["Name"]) for item in distributions() if item.metadata["Name"]]
+def find_problems(installed: set[str], version_of: Callable[[str], str] = installed_version) -> list[Problem]:
+    """Return the known broken states among installed distributions (names in lower case)."""
+    runtimes = [name for name in sorted(_RUNTIMES) if name in installed]
+    numpy = version_of("numpy") if "numpy" in installed else ""
+    tensorrt = version_of("tensorrt") if "tensorrt" in installed else ""
+    # TensorRT 8 is built with a pybind11 before 2.12, which first knew numpy 2; all else wants numpy 2.
+    is_old, wants_old = numpy.startswith("1."), tensorrt.startswith("8.")
+    known = (
+        (len(runtimes) > 1,
+         f"{' and '.join(runtimes)} are installed together: they own the same files, and which one is "
+         "imported is chance",
+         f"pip uninstall -y {' '.join(runtimes)} && pip install {''.join(runtimes[-1:])}"),
+        ("torch" in installed and "onnxscript" not in installed,
+         "torch is installed without onnxscript, which its ONNX exporter needs", "pip install onnxscript"),
+        (bool(runtimes) and "numba" not in installed,
+         "numba is missing: calibration counts with numpy, eight times as slowly", "pip install numba"),
+        ("onnx-simplifier" in installed,
+         "onnx-simplifier is installed: an old name of onnxsim that owns the same module",
+         "pip uninstall -y onnx-simplifier && pip install --force-reinstall onnxsim"),
+        (bool(numpy) and wants_old and not is_old,
+         f"tensorrt {tensorrt} and numpy {numpy} are installed: TensorRT 8 is built for numpy 1",
+         "pip install 'numpy<2'"),
+        (is_old and not wants_old,
+         f"numpy {numpy} is installed; qcompile is tested with numpy 2", "pip install 'numpy>=2'"),
+    )  # fmt: skip
+    return [Problem(problem, fix) for is_there, problem, fix in known if is_there]

@@ -1,15 +1,7 @@
 """Which precisions each target builds and runs on this machine, and whether an instruction does it.
 
-| state    | means                                                                             |
-|----------|-----------------------------------------------------------------------------------|
-| fast     | builds and runs here; the processor or the GPU multiplies in this precision       |
-| runs     | builds and runs here; products take several instructions, or fewer bits in memory |
-| emulated | would be computed in float32 and rounded: qcompile does not call it reached       |
-| builds   | builds here for another machine                                                   |
-| no       | neither                                                                           |
-
-It is concluded from instruction sets and NVIDIA's tables, not measured: a fast one can be slower than FP32 on
-a small model. `build` proves what was reached, `bench` measures it.
+It is concluded from what the engines take, instruction sets and NVIDIA's tables, not measured.
+docs/doctor.md says what the states mean.
 """
 
 from __future__ import annotations
@@ -18,48 +10,51 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ...processor import why_emulated
+from ...processor import is_arm, isa_here, processor, why_emulated
 from ...spec.words import PRECISIONS, TENSORRT_TARGETS, Precision
+from ..base import Engine
+from ..registry import engine
 from .gpu_types import GpuTypes
-from .machine import Machine
 
 State = Literal["fast", "runs", "emulated", "builds", "no"]
-_NOT_HERE = "formats of NVIDIA's Tensor Cores"
+Verdict = tuple[State, str, str]  # with why it is not fast, and the way out
+_FAST: Verdict = ("fast", "", "")
+_FOUR_BITS: Verdict = ("runs", "weights alone have 4 bits: less memory, the products are of wider types", "")
 _OF_TENSORRT = (
     "choose `target` tensorrt-rtx or tensorrt: tf32 from sm80, fp8 from sm89, nvfp4 and mxfp8 from sm100"
 )
-_FOUR_BITS = "weights alone have 4 bits: less memory, the products are of wider types"
+_OTHER_HALF = "choose `target` openvino where the processor has it, or `precision` int8"
+_ON_CPU: Mapping[tuple[str, Precision], Verdict] = {
+    ("onnxruntime", "fp16"): ("emulated", "its CPU provider computes fp16 in fp32", _OTHER_HALF),
+    ("onnxruntime", "bf16"): ("no", "its CPU provider has no bf16 kernels for most operators", _OTHER_HALF),
+    ("onnxruntime", "int4"): _FOUR_BITS,
+    ("openvino", "int4"): ("no", "it does not tell which weights have 4 bits", "choose `target` onnxruntime"),
+}
+_ARM_HALF: Verdict = ("runs", "it has fp16 kernels for some operators on ARM", "build and read the proof")
 _OLDEST = 70
 _RTX_BUILDS_FOR = (75, 80, 86, 89, 120, 121)
 """TensorRT-RTX 1.7; on the first it refuses products of all types but FP16."""
-_TAKES = {
-    "onnxruntime": ("fp32", "fp16", "bf16", "int8", "int4"),
-    "openvino": ("fp32", "fp16", "bf16", "int8", "int4"),
-    "torchscript": ("fp32",),
-}
 
 
 @dataclass(frozen=True)
-class Installed:
-    """Of a target: why it does not build here, why it does not run here, and the fix; empty where it does."""
+class TargetState:
+    """Whether a target builds here, runs here, and runs on a GPU here; reasons are empty when it does."""
 
+    target: str
     why_not_build: str = ""
     why_not_run: str = ""
+    why_not_run_on_gpu: str = ""
     fix: str = ""
+
+    @classmethod
+    def of(cls, one: Engine) -> TargetState:
+        """Ask an engine, whose runtime is imported."""
+        return cls(one.name, one.why_not_build(), one.why_not_run(), one.why_not_run_on_gpu(), one.fix())
 
 
 @dataclass(frozen=True)
 class PrecisionState:
-    """A target's precision on a device.
-
-    Attributes:
-        target: Such as "openvino".
-        device: "cpu", or a compute capability.
-        precision: Such as "int8".
-        state: As the table above has it.
-        reason: Why it is not fast; empty where it is.
-        fix: What to install or to choose; empty where nothing helps here.
-    """
+    """A target's precision on a device ("cpu", or a compute capability), why it is not fast, the way out."""
 
     target: str
     device: str
@@ -70,100 +65,64 @@ class PrecisionState:
 
 
 def precision_states(
-    installed: Mapping[str, Installed], machine: Machine, gpus: Sequence[GpuTypes], *, here: bool
+    targets: Sequence[TargetState], gpus: Sequence[GpuTypes], *, here: bool
 ) -> list[PrecisionState]:
-    """Return every target's precisions: on this processor, and on each GPU for TensorRT's.
-
-    Args:
-        installed: Target to what was found of it.
-        machine: This machine.
-        gpus: GPUs of this machine, or those that were asked for.
-        here: Whether they are of this machine.
-    """
+    """Return every target's precisions: on this processor, and for TensorRT's on each of the GPUs, which are
+    `here` or were asked for."""
     states = []
-    for target, found in installed.items():
-        for precision in PRECISIONS:
-            if target in TENSORRT_TARGETS:
-                states += [_on_gpu(target, precision, found, gpu, here=here) for gpu in gpus]
-                if not gpus:
-                    states.append(_on_no_gpu(target, precision, found))
-            elif target in _TAKES:
-                states.append(_on_cpu(target, precision, found, machine))
+    for target in targets:
+        for precision in () if target.target == "pytorch" else PRECISIONS:  # a baseline is not built
+            if target.target not in TENSORRT_TARGETS:
+                verdicts = {"cpu": _on_cpu(target, precision)}
+            else:
+                verdicts = {gpu.capability: _on_gpu(target, precision, gpu, here=here) for gpu in gpus}
+                verdicts = verdicts or {"gpu": _installed(target)}
+            states += [PrecisionState(target.target, on, precision, *said) for on, said in verdicts.items()]
     return states
 
 
-def _on_cpu(target: str, precision: Precision, found: Installed, machine: Machine) -> PrecisionState:
-    def state(word: State, reason: str = "", fix: str = "") -> PrecisionState:
-        return PrecisionState(target, "cpu", precision, word, reason, fix)
-
-    if precision not in _TAKES[target]:
-        of_tensorrt = precision not in _TAKES["onnxruntime"]
-        reason = _NOT_HERE if of_tensorrt else "it is built in fp32 alone"
-        return state("no", reason, _OF_TENSORRT if of_tensorrt else "")
-    if found.why_not_build or found.why_not_run:
-        return state("no", found.why_not_build or found.why_not_run, found.fix)
-    if precision in ("fp16", "bf16"):
-        return state(*_half(target, precision, machine))
-    if precision == "int8" and (reason := machine.why_int8_is_slow()):
-        return state("runs", reason, "measure it with `qcompile bench`: fp32 may be faster here")
-    if precision == "int4":
-        if target == "openvino":
-            reason = "OpenVINO does not tell which weights it keeps in 4 bits: it cannot be proven"
-            return state("no", reason, "choose `target` onnxruntime or tensorrt-rtx")
-        return state("runs", _FOUR_BITS)
-    return state("fast")
+def _installed(target: TargetState) -> Verdict:
+    if target.why_not_build:
+        return "no", target.why_not_build, target.fix
+    return "builds", target.why_not_run or "no GPU is here", target.fix
 
 
-def _half(target: str, precision: str, machine: Machine) -> tuple[State, str, str]:
-    if target == "onnxruntime":
-        if precision == "bf16":
-            return "no", "ONNX Runtime's CPU provider has no bf16 kernels for most operators", _OTHER_HALF
-        if machine.is_arm and "asimdhp" in machine.features:
-            return (
-                "runs",
-                "ONNX Runtime has fp16 kernels for some operators on ARM",
-                "build and read the proof",
-            )
-        return "emulated", "ONNX Runtime's CPU provider computes fp16 in fp32", _OTHER_HALF
-    emulated = why_emulated(precision)
-    if emulated:
-        return "emulated", emulated, "choose `precision` int8, or fp32"
-    return "fast", "", ""
+def _on_cpu(target: TargetState, precision: Precision) -> Verdict:
+    name, features = target.target, processor()["features"]
+    if name == "torchscript" and precision != "fp32":
+        return "no", "it is built in fp32 alone", "choose another `target`"
+    if precision not in engine(name).precisions:
+        return "no", "formats of NVIDIA's Tensor Cores", _OF_TENSORRT
+    if target.why_not_build or target.why_not_run:
+        return "no", target.why_not_build or target.why_not_run, target.fix
+    if (name, precision) == ("onnxruntime", "fp16") and is_arm() and not why_emulated("fp16"):
+        return _ARM_HALF
+    if (name, precision) in _ON_CPU:
+        return _ON_CPU[name, precision]
+    if precision in ("fp16", "bf16") and (reason := why_emulated(precision)):
+        return "emulated", reason, "choose `precision` int8, or fp32"
+    if precision == "int8" and features and isa_here() in ("avx2", "neon"):
+        reason = f"{isa_here()} has no product of 8 bits: it takes several instructions"
+        return "runs", reason, "measure it with `qcompile bench`: fp32 may be faster here"
+    return _FAST
 
 
-_OTHER_HALF = "choose `target` openvino where the processor has it, or `precision` int8"
-
-
-def _on_gpu(
-    target: str, precision: Precision, found: Installed, gpu: GpuTypes, *, here: bool
-) -> PrecisionState:
-    def state(word: State, reason: str = "", fix: str = "") -> PrecisionState:
-        return PrecisionState(target, gpu.capability, precision, word, reason, fix)
-
-    lacks = gpu.why_not(precision)
-    if lacks:
-        return state("no", lacks, "choose another `precision`, or a newer GPU")
-    if target == "tensorrt-rtx" and gpu.number not in _RTX_BUILDS_FOR:
+def _on_gpu(target: TargetState, precision: Precision, gpu: GpuTypes, *, here: bool) -> Verdict:
+    rtx = target.target == "tensorrt-rtx"
+    if lacks := gpu.why_not(precision):
+        return "no", lacks, "choose another `precision`, or a newer GPU"
+    if rtx and gpu.number not in _RTX_BUILDS_FOR:
         known = ", ".join(f"sm{number}" for number in _RTX_BUILDS_FOR)
-        return state("no", f"TensorRT-RTX builds for {known}", "choose `target` tensorrt")
-    if target == "tensorrt-rtx" and gpu.number == _RTX_BUILDS_FOR[0] and precision not in ("fp16", "int8"):
+        return "no", f"TensorRT-RTX builds for {known}", "choose `target` tensorrt"
+    if rtx and gpu.number == _RTX_BUILDS_FOR[0] and precision not in ("fp16", "int8"):
         reason = f"TensorRT-RTX multiplies matrices of fp16 and int8 alone on {gpu.capability}"
-        return state("no", reason, "choose `precision` fp16 or int8, or `target` tensorrt")
+        return "no", reason, "choose `precision` fp16 or int8, or `target` tensorrt"
     if gpu.number < _OLDEST:
-        return state("no", f"TensorRT 10 begins with sm{_OLDEST}")
-    if found.why_not_build:
-        return state("no", found.why_not_build, found.fix)
-    if not here or found.why_not_run:
-        reason = found.why_not_run or f"{gpu.capability} was asked for; it need not be here"
-        return state("builds", reason, "" if not found.why_not_run else found.fix)
-    if precision == "int4":
-        return state("runs", _FOUR_BITS)
-    if precision == "mxfp8" and target == "tensorrt-rtx":
-        return state("runs", "TensorRT-RTX 1.7 multiplies MXFP8 after it is dequantized")
-    return state("fast")
-
-
-def _on_no_gpu(target: str, precision: Precision, found: Installed) -> PrecisionState:
-    if found.why_not_build:
-        return PrecisionState(target, "gpu", precision, "no", found.why_not_build, found.fix)
-    return PrecisionState(target, "gpu", precision, "builds", found.why_not_run, found.fix)
+        return "no", f"TensorRT 10 begins with sm{_OLDEST}", ""
+    if target.why_not_build or target.why_not_run:
+        return _installed(target)
+    if not here:
+        return "builds", f"{gpu.capability} was asked for; it need not be here", ""
+    if rtx and precision == "mxfp8":
+        return "runs", "TensorRT-RTX 1.7 multiplies MXFP8 after it is dequantized", ""
+    return _FOUR_BITS if precision == "int4" else _FAST

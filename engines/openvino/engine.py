@@ -15,9 +15,7 @@ from ...model.onnx_file import load_onnx, model_io, save_onnx
 from ...model.random_input import run_on
 from ...model.session import usable_cores
 from ...processor import device_for, resolve_isa, why_emulated, why_unchecked
-from ...progress import silent
 from ...spec.artifacts import BuildSpec
-from ...spec.decode import current
 from ...spec.words import Precision
 from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, Engine, Planned, Runner
@@ -234,7 +232,7 @@ def _as_built(path: Path) -> str:
     manifest = read_manifest(path)
     if manifest is None:
         return "fp32"
-    options = current(BuildSpec, manifest.options, silent)  # whichever version wrote it
+    options = manifest.current_options
     return _computed_in(manifest.precision, str(options.get("float_precision") or "fp32"))
 
 

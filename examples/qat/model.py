@@ -1,4 +1,4 @@
-"""The network of examples/mixed_precision: in float, and trained with fake quantization by train.py."""
+"""The network of tones.py: in float, and trained with fake quantization by train.py."""
 
 from __future__ import annotations
 
@@ -6,19 +6,14 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+from tones import build
 from torch import nn
 
-from data import load_neighbour, sounds
+from data import sounds
 from qcompile import qat
 
 TARGET = "tensorrt"
 FOLDER = Path(__file__).parent
-
-
-def build() -> nn.Module:
-    """Return the trained float network: [N,1,1024] float32 -> [N,10] float32."""
-    model: nn.Module = load_neighbour("model").build()
-    return model
 
 
 def prepared() -> torch.fx.GraphModule:

@@ -7,7 +7,7 @@ import fnmatch
 import glob
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -166,18 +166,15 @@ class Places:
 
     def find_data(self, text: str) -> str:
         """Return samples of the command as they are here: a file, or file.py:function."""
-        script, function = _function(text)
-        return f"{self.find(script)}{function}"
+        return self._moved(text, self.find)
 
     def spell_data(self, text: str) -> str:
         """Return samples as the recipe spells them."""
-        script, function = _function(text)
-        return f"{self.spell(Path(script))}{function}"
+        return self._moved(text, lambda script: self.spell(Path(script)))
 
-
-def _function(text: str) -> tuple[str, str]:
-    """A file, and ":function" or nothing."""
-    script, colon, function = text.rpartition(":")
-    if colon and script and function.isidentifier():
-        return script, f":{function}"
-    return text, ""
+    @staticmethod
+    def _moved(text: str, move: Callable[[str], object]) -> str:
+        script, colon, function = text.rpartition(":")
+        if colon and script and function.isidentifier():
+            return f"{move(script)}:{function}"
+        return str(move(text))

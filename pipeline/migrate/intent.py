@@ -17,15 +17,7 @@ Profile = dict[Kind, dict[str, Shape]]
 
 @dataclass
 class Outcome:
-    """What became of one option.
-
-    Attributes:
-        name: Of the option, without dashes; empty for what is none, as a variable.
-        flag: As it was typed.
-        fate: Whether its intent is kept, has no equal, or nothing depends on it.
-        to: The key of the recipe that it became, or the command.
-        note: What to know: why there is no equal, what to do, or what it means here.
-    """
+    """What became of an option, or of a variable, which has no name; `to` is a key or a command."""
 
     name: str
     flag: str

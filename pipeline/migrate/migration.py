@@ -19,7 +19,7 @@ from ..recipe import make_recipe
 from .as_recipe import WRITTEN_BY, recipe_text, recipe_values
 from .command_line import Invocation, read_command
 from .facts import Places, read_facts
-from .flags import RTX
+from .flags import RTX, Fate
 from .intent import Intent, Outcome
 from .precision import choose_precision
 from .translate import translate
@@ -29,7 +29,13 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-_TF32_OFF, _USES_RTX, _VISIBLE = "NVIDIA_TF32_OVERRIDE", "POLYGRAPHY_USE_TENSORRT_RTX", "CUDA_VISIBLE_DEVICES"
+_TF32_OFF, _USES_RTX = "NVIDIA_TF32_OVERRIDE", "POLYGRAPHY_USE_TENSORRT_RTX"
+_VARIABLES: dict[str, tuple[Fate, str, str]] = {
+    _USES_RTX: ("kept", "artifact.target", ""),
+    "CUDA_VISIBLE_DEVICES": ("unneeded", "", "set it for `run` too: the first GPU is used"),
+    "LD_PRELOAD": ("missing", "", "if it holds plugins, list the library in `plugins`"),
+}
+"""What becomes of a variable that is set for the command."""
 _BEGINS_FILE = "@"
 
 
@@ -181,17 +187,11 @@ def _surroundings(call: Invocation, intent: Intent) -> None:
             note = f"{note}; {folders}"
         intent.outcomes.append(Outcome("", call.wrapper, "unneeded", note=note))
     for name, value in call.variables.items():
-        one = Outcome("", f"{name}={value}", "unneeded", note="set it for `run` too, where it matters")
+        fate, to, note = _VARIABLES.get(name, ("unneeded", "", "set it for `run` too, where it matters"))
         if name == _TF32_OFF and value == "0":
             intent.tf32 = False
-            one = Outcome("", one.flag, "kept", "artifact.precision", "TF32 is off")
-        elif name == _USES_RTX:
-            one = Outcome("", one.flag, "kept", "artifact.target")
-        elif name == _VISIBLE:
-            one.note = "set it for `run` too: the first GPU is used"
-        elif name == "LD_PRELOAD":
-            one.fate, one.note = "missing", "if it holds plugins, list the library in `plugins`"
-        intent.outcomes.append(one)
+            fate, to, note = "kept", "artifact.precision", "TF32 is off"
+        intent.outcomes.append(Outcome("", f"{name}={value}", fate, to, note))
 
 
 def _then(recipe: Path, model: Path, engine: Path, intent: Intent) -> list[str]:

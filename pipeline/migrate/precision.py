@@ -13,10 +13,10 @@ from ...errors import InvalidOption
 from ...tensors import TensorInfo
 from .facts import ModelFacts, as_glob, matching
 from .intent import Intent
-from .translate import wrong
+from .values import wrong
 
 _FLOAT = "artifact.float_precision"
-_IN_GRAPH = "the types of the graph decide"
+_IN_GRAPH = "the types of the graph decide: the tool ignores it too"
 Scales = Literal["", "cache", "data"]
 _LAYERS, _FORMATS = "artifact.layers", "artifact.tensorrt.io_formats"
 _PREFER = (
@@ -44,7 +44,7 @@ def choose_precision(intent: Intent, facts: ModelFacts, *, cache: bool) -> Chose
     """Decide, and say of each option what became of it; `cache`: whether the calibration cache is there."""
     if intent.strong:
         for name in intent.precisions:
-            intent.settle(name, "unneeded", note=f"{_IN_GRAPH}: the tool ignores it too")
+            intent.settle(name, "unneeded", note=_IN_GRAPH)
         return _as_the_file(intent, facts)
     permitted = _meaningful(intent, facts, has_scales=cache or bool(intent.data))
     if intent.best:
@@ -125,8 +125,11 @@ def layer_precisions(intent: Intent, facts: ModelFacts, chosen: ChosenPrecision)
         fate: Literal["unneeded", "missing"] = "missing" if why_none.startswith("missing: ") else "unneeded"
         intent.revise(_LAYERS, fate, why_none.removeprefix("missing: ") or "it names no layer")
         return []
-    listed: list[str] = []
-    problems: list[str] = []
+    halves = {chosen.precision, chosen.float_precision, chosen.precision == "best" and "fp16"} & {
+        "fp16",
+        "bf16",
+    }
+    listed, problems = list[str](), list[str]()
     for name, dtype in intent.layers:
         precision = _PRECISIONS.get(dtype)
         hits = matching(name, facts.nodes)
@@ -136,7 +139,7 @@ def layer_precisions(intent: Intent, facts: ModelFacts, chosen: ChosenPrecision)
             problems.append(f"the file has no node {name!r}")
         elif precision == "int8" and chosen.precision not in ("int8", "best"):
             problems.append(f"{name!r} in int8 needs scales, and int8 is not permitted")
-        elif not _is_given(precision, chosen):
+        elif precision in ("fp16", "bf16") and halves and precision not in halves:  # a graph holds one half
             problems.append(f"{name!r} in {precision}, which the command permits nowhere else")
         else:
             listed.append(f"{as_glob(name)}={precision}")
@@ -149,7 +152,7 @@ def layer_precisions(intent: Intent, facts: ModelFacts, chosen: ChosenPrecision)
 
 def _why_no_layers(intent: Intent, facts: ModelFacts, chosen: ChosenPrecision) -> str:
     if intent.strong:
-        return "the types of the graph decide: the tool ignores it too"
+        return _IN_GRAPH
     if not intent.constraints:
         return "without precision constraints the tool ignores it"
     if facts.precision != "fp32" and intent.layers:
@@ -157,14 +160,6 @@ def _why_no_layers(intent: Intent, facts: ModelFacts, chosen: ChosenPrecision) -
     if chosen.precision in ("fp32", "tf32") and intent.layers:
         return "missing: the command permits no lower precision, and TensorRT refuses it"
     return ""
-
-
-def _is_given(precision: str, chosen: ChosenPrecision) -> bool:
-    """Whether a graph of this artifact can hold a precision: FP32, its own, and one half."""
-    halves = {chosen.precision, chosen.float_precision} & {"fp16", "bf16"}
-    if chosen.precision == "best":
-        halves = {"fp16"}
-    return precision in ("fp32", "int8") or not halves or precision in halves
 
 
 def io_formats(intent: Intent, facts: ModelFacts) -> list[str]:
@@ -183,8 +178,7 @@ def io_formats(intent: Intent, facts: ModelFacts) -> list[str]:
         if name != "*" and name not in everything:
             raise wrong("formats", f"{facts.path} has no input or output {name!r}")
         asked += [(one, dtype, memory) for one in everything.values() if name in ("*", one.name)]
-    listed: list[str] = []
-    problems: list[str] = []
+    listed, problems = list[str](), list[str]()
     for tensor, dtype, memory in asked:
         text, problem = _format(tensor, dtype, memory, dla="dla_core" in intent.tensorrt)
         listed += [text] if text else []

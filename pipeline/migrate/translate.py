@@ -7,24 +7,18 @@ backend/trt/config.py obeys them.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from ...errors import InvalidOption, UsageError
-from ...tensors import parse_shape
+from ...errors import InvalidOption
 from .flags import RTX, Fate, Flag, Tool, dashed, find_flag
 from .intent import Intent, Kind, Outcome, Profile, Shape
+from .values import dtype_of, polygraphy_shapes, read_size, trtexec_pairs, trtexec_shapes, wrong
 
 Said = tuple[Fate, str] | str | None
 """What a function says of an option: another fate and why, or a note to what its row says."""
 
-DTYPES = {
-    "fp32": "float32", "float": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16",
-}  # fmt: skip
-"""Names that TensorRT's tools give to types, to the names here; others are the same."""
 _POOLS = {
     "dlaSRAM": "dla-managed-sram", "dlaLocalDRAM": "dla-local-dram", "dlaGlobalDRAM": "dla-global-dram",
     "tacticSharedMem": "tactic-shared-memory", "workspace": "workspace",
@@ -77,9 +71,13 @@ class Typed:
         return wrong(self.flag.typed, problem, hint)
 
 
-def wrong(flag: str, problem: str, hint: str = "") -> InvalidOption:
-    """Return the error for the value of another tool's option."""
-    return InvalidOption(f"{flag}: {problem}", hint=hint, flag=flag)
+_READ: dict[str, Callable[[Typed], object]] = {
+    "text": lambda typed: typed.value,
+    "number": lambda typed: typed.number,
+    "numbers": lambda typed: [typed.number],
+    "number_text": lambda typed: str(typed.number),
+}
+"""What `by` names, and reads the value of a key."""
 
 
 def translate(tool: Tool, words: Sequence[str], target: str) -> Intent:
@@ -183,6 +181,8 @@ class _Translator:
                 return "unneeded", f"{typed.value} is the default"
         if flag.by.startswith("."):
             setattr(self.intent, flag.by[1:], typed.value if value is None else value)
+        elif flag.by in _READ:
+            self._set(typed, _READ[flag.by](typed))
         elif flag.by:
             function: Callable[[Typed], Said] = getattr(self, f"_{flag.by}")
             return function(typed)
@@ -227,8 +227,6 @@ class _Translator:
         elif intent.runs_at and not self.is_trtexec:
             intent.settle(name, "unneeded", note="the comparison runs at shapes of the profile")
 
-    # Values as each tool spells them
-
     def _pairs(self, typed: Typed) -> list[tuple[str, str]]:
         if self.is_trtexec:
             return trtexec_pairs(typed.flag.typed, typed.value)
@@ -244,27 +242,13 @@ class _Translator:
     def _bytes(self, typed: Typed, text: str) -> str:
         return read_size(typed.flag.typed, text, unit="M" if self.is_trtexec else "")
 
-    def _number(self, typed: Typed) -> None:
-        self._set(typed, typed.number)
-
-    def _numbers(self, typed: Typed) -> None:
-        self._set(typed, [typed.number])
-
-    def _number_text(self, typed: Typed) -> None:
-        self._set(typed, str(typed.number))
-
-    def _text(self, typed: Typed) -> None:
-        self._set(typed, typed.value)
-
-    def _size(self, typed: Typed) -> None:
-        self._set(typed, self._bytes(typed, typed.value))
-
     def _only(self, typed: Typed) -> Said:
         values = [value for text in typed.values for value in text.split(",")]
         others = [value for value in values if value.lower() not in typed.flag.only]
         return ("missing", f"{', '.join(others)}: {typed.flag.otherwise}") if others else None
 
-    # Precision
+    def _size(self, typed: Typed) -> None:
+        self._set(typed, self._bytes(typed, typed.value))
 
     def _permit(self, typed: Typed) -> None:
         self.intent.precisions.add(typed.flag.sets or typed.flag.name)
@@ -283,8 +267,6 @@ class _Translator:
             return "missing", f"{typed.value}: `calibrate.method` has {', '.join({*_METHODS.values()})}"
         self.intent.method = _METHODS[typed.value]
         return None
-
-    # Shapes and formats
 
     def _profile(self, typed: Typed) -> None:
         self._filling = self._numbered.setdefault(typed.number, {})
@@ -320,8 +302,6 @@ class _Translator:
                 layout = value.strip("[]").split(",")[0].lower()
             self.intent.formats[name or "*"] = dtype, layout
 
-    # The build
-
     def _pools(self, typed: Typed) -> Said:
         missing = ""
         for name, size in self._pairs(typed):
@@ -336,30 +316,30 @@ class _Translator:
                 self.intent.tensorrt.setdefault("memory_pools", []).append(f"{pool}={size}")
         return ("missing", missing) if missing else None
 
-    def _signed_tactics(self, typed: Typed) -> Said:
-        used = list(_OWN)
-        for text in typed.value.split(","):
-            sign, name = text[:1], text[1:].lower().replace("_", "-")
-            if sign not in ("+", "-") or name not in (*_EXTERNAL, *_OWN):
-                raise typed.wrong(f"{text!r}", "it writes +NAME or -NAME")
-            if name in _EXTERNAL and sign == "+":
-                return "missing", f"TensorRT 11 and TensorRT-RTX have no tactics of {name}; leave it out"
-            if name in _OWN and sign == "-" and name in used:
-                used.remove(name)
-        if len(used) == len(_OWN):
-            return "unneeded", "TensorRT 10 has the other libraries off by default, and 11 has none"
-        self._set(typed, used or ["none"])
-        return None
-
     def _tactics(self, typed: Typed) -> Said:
-        names = [value.lower().replace("_", "-") for value in typed.values]
-        unknown = [name for name in names if name not in (*_OWN, *_EXTERNAL)]
-        if unknown:
-            raise typed.wrong(f"{unknown[0]!r}", f"it has {', '.join((*_OWN, *_EXTERNAL))}")
-        self._set(typed, [name for name in names if name in _OWN] or ["none"])
-        external = [name for name in names if name in _EXTERNAL]
+        """Names to use; of trtexec names to add and to leave out, each with its sign."""
+        texts = typed.value.split(",") if self.is_trtexec else typed.values
+        used = list(_OWN) if self.is_trtexec else []
+        external = []
+        for text in texts:
+            sign, name = (text[:1], text[1:]) if self.is_trtexec else ("+", text)
+            name = name.lower().replace("_", "-")
+            if sign not in ("+", "-") or name not in (*_EXTERNAL, *_OWN):
+                names = ", ".join((*_OWN, *_EXTERNAL))
+                form = "it writes +NAME or -NAME" if self.is_trtexec else f"it has {names}"
+                raise typed.wrong(f"{text!r}", form)
+            if name in _EXTERNAL:
+                external += [name] if sign == "+" else []
+            else:
+                used = [item for item in used if item != name] + ([name] if sign == "+" else [])
+        unchanged = self.is_trtexec and len(used) == len(_OWN)
+        if not unchanged:
+            self._set(typed, used or ["none"])
         if external:
-            return "missing", f"TensorRT 11 and TensorRT-RTX have no tactics of {', '.join(external)}"
+            listed = ", ".join(external)
+            return "missing", f"TensorRT 11 and TensorRT-RTX have no tactics of {listed}; leave it out"
+        if unchanged:
+            return "unneeded", "TensorRT 10 has the other libraries off by default, and 11 has none"
         return None
 
     def _strip_all(self, typed: Typed) -> None:
@@ -402,8 +382,6 @@ class _Translator:
         self.intent.gpus = [f"sm{value.replace('.', '')}" for value in typed.values]
         return None
 
-    # The model, the data and what is measured
-
     def _script(self, typed: Typed) -> None:
         script, _, function = typed.value.rpartition(":")
         named = bool(script) and function.isidentifier()
@@ -414,8 +392,6 @@ class _Translator:
             return "unneeded", "`bench` runs until its intervals are narrow"
         self._set(typed, float(typed.number))
         return None
-
-    # The comparison
 
     def _iterations(self, typed: Typed) -> None:
         self._comparison += [dashed("samples"), str(typed.number)]
@@ -431,67 +407,3 @@ class _Translator:
         if dashed("layers") not in self._comparison:
             self._comparison.append(dashed("layers"))
         return "tensor by tensor, few at a time"
-
-
-def dtype_of(name: str) -> str:
-    """Return the name of a type here, as "float16" for "fp16"."""
-    return DTYPES.get(name.lower(), name.lower())
-
-
-def trtexec_pairs(flag: str, text: str) -> list[tuple[str, str]]:
-    """Read `NAME:VALUE,...`; a name may be quoted, and hold colons (splitNameAndValue)."""
-    pairs = []
-    for part in filter(None, text.split(",")):
-        if part.count("'") == 2:
-            before, name, after = part.split("'")
-            pairs.append((before + name, after.removeprefix(":")))
-        else:
-            name, colon, value = part.rpartition(":")
-            if not colon or "'" in part:
-                raise wrong(flag, f"{part!r} is not NAME:VALUE")
-            pairs.append((name, value))
-    return pairs
-
-
-def trtexec_shapes(flag: str, text: str) -> dict[str, Shape]:
-    """Read `NAME:1x3x224x224,...`."""
-    if "[" in text or "]" in text:
-        raise wrong(flag, f"{text!r}: trtexec reads no brackets", "it writes NAME:1x3x224x224,NAME:1x10")
-    shapes = {}
-    for name, value in trtexec_pairs(flag, text):
-        extents = () if value in ("", "scalar") else value.split("x")
-        if not all(re.fullmatch(r"[0-9]{1,18}", extent) for extent in extents):
-            raise wrong(flag, f"{value!r} of {name!r} is no shape", "it writes NAME:1x3x224x224")
-        shapes[name] = tuple(map(int, extents))
-    return shapes
-
-
-def polygraphy_shapes(flag: str, pairs: Sequence[tuple[str, str]]) -> dict[str, Shape]:
-    """Read `NAME:[1,3,224,224] ...`."""
-    shapes = {}
-    for name, value in pairs:
-        try:
-            shape: Sequence[Any] = parse_shape(value.strip("'\"")) if value not in ("[]", "") else ()
-        except UsageError as error:
-            raise wrong(flag, f"{value!r} of {name!r} is no shape", "it writes NAME:[1,3,224,224]") from error
-        if not name or not all(isinstance(extent, int) and extent >= 0 for extent in shape):
-            raise wrong(flag, f"{name}:{value} is not NAME:[1,3,224,224]")
-        shapes[name] = tuple(shape)
-    return shapes
-
-
-def read_size(flag: str, text: str, *, unit: str = "") -> str:
-    """Read a size: a number, as 1e9 too, with K, M or G behind it.
-
-    Without one it is in bytes for Polygraphy (parse_num_bytes), and in MiB, `unit` "M", for trtexec,
-    which has B for bytes (addDefaultUnitSuffixIfNotSpecified).
-    """
-    suffix = text[-1:].upper() if text[-1:].upper() in tuple("BKMG" if unit else "KMG") else ""
-    try:
-        size = float(text[: len(text) - len(suffix)])
-    except ValueError:
-        raise wrong(flag, f"{text!r} is no size") from None
-    if not 0 <= size < math.inf:
-        raise wrong(flag, f"{text!r} is no size; a finite number from 0 is required")
-    suffix = suffix or unit
-    return f"{size:g}{suffix}" if suffix and size < 1e6 else f"{size:.0f}{suffix}"

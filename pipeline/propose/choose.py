@@ -13,15 +13,58 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ...spec.words import Target
+from ...engines.gpu import find_gpu
+from ...engines.registry import engine
+from ...processor import processor, why_emulated
+from ...spec.words import AUTO, TARGETS, Target
 from ...tensors import TensorInfo, format_shape
-from .batch import LARGEST_BATCH, batch_size
 from .data_facts import DataFacts
-from .machine import USUAL_GPUS, Machine
 from .model_facts import ModelFacts
 
 Line = tuple[str, object, str]
 """A key, its value and why; no comment where the reason is empty."""
+CALIBRATION_SAMPLES = 256
+USUAL_GPUS = ("sm86", "sm89")
+"""Ampere and Ada: the desktop and inference cards of two generations."""
+CALL_MULTIPLY_ADDS = 1_000_000_000
+"""Of one call: with much less, the runtime's own time per call is a large share of what is measured."""
+LARGEST_BATCH = 16
+"""What an engine of TensorRT takes that is built without shapes."""
+_SECONDS_EACH = 8.0
+_SECONDS = (20.0, 120.0)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What can be built and run here.
+
+    Attributes:
+        missing: Target to why nothing can be built for it here; those that can are not in it.
+        fixes: Target to what installs it; empty where nothing does.
+        gpu: Compute capability of its GPU; empty without one.
+        emulates_bf16: Why the processor does not multiply in bfloat16; empty where it does.
+    """
+
+    missing: dict[str, str]
+    fixes: dict[str, str]
+    gpu: str = ""
+    processor: str = ""
+    cores: int = 1
+    emulates_bf16: str = ""
+
+
+def look_at_machine(targets: Sequence[Target] = TARGETS) -> Machine:
+    """Look at the targets, as `doctor` does; imports their runtimes."""
+    from ...model.session import usable_cores
+
+    reasons = {target: engine(target).why_not_build() for target in targets}
+    missing: dict[str, str] = {target: reason for target, reason in reasons.items() if reason}
+    fixes: dict[str, str] = {target: engine(target).fix() for target in targets if target in missing}
+    gpu = find_gpu()
+    return Machine(
+        missing, fixes, gpu.architecture if gpu else "",
+        str(processor()["processor"]), usable_cores(), why_emulated("bf16"),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -68,12 +111,8 @@ def choose_artifacts(
 ) -> Choice:
     """Choose artifacts.
 
-    Args:
-        model: What is built.
-        data: What it is calibrated on.
-        machine: What can be built here.
-        targets: What was asked for, which is proposed even where only another machine can build it.
-        gpus: Compute capabilities that TensorRT-RTX builds for; by default the GPU's here, or `USUAL_GPUS`.
+    `targets` that were asked for are proposed even where only another machine can build them. TensorRT-RTX
+    builds for `gpus`; by default for the GPU's here, or `USUAL_GPUS`.
     """
     chosen = _Chooser(model, data, machine, tuple(targets), tuple(gpus))
     return Choice(tuple(chosen.artifacts()), tuple(chosen.left_out()))
@@ -97,7 +136,7 @@ class _Chooser:
 
     def takes(self, target: Target) -> bool:
         """Whether a target is proposed."""
-        return target in self.asked if self.asked else self.machine.builds(target)
+        return target in self.asked if self.asked else target not in self.machine.missing
 
     def artifacts(self) -> Iterator[Proposed]:
         if self.takes("onnxruntime"):
@@ -206,3 +245,50 @@ def _extents(one: TensorInfo, model: ModelFacts) -> tuple[tuple[int, ...], tuple
         usual.append(middle)
         most.append(high)
     return tuple(least), tuple(usual), tuple(most)
+
+
+def batch_size(model: ModelFacts, samples: int | None = None) -> tuple[int, str]:
+    """Return the batch that is measured, a power of two, and why: enough work to be measured, and no more.
+
+    It does not exceed the `samples` of the evaluation, if their number is known.
+    """
+    if model.fixed_batch is not None:
+        return model.fixed_batch, "the model takes no other"
+    if not model.multiply_adds:
+        return 1, "the latency of one sample"
+    batch, most = 1, LARGEST_BATCH if samples is None else min(LARGEST_BATCH, samples)
+    while 2 * batch <= most and 2 * batch * model.multiply_adds <= CALL_MULTIPLY_ADDS:
+        batch *= 2
+    if batch == 1:
+        return 1, "the latency of one sample; a larger one measures throughput"
+    return batch, "one sample is too little work to measure; 1 measures its latency"
+
+
+def bench_lines(
+    model: ModelFacts,
+    data: DataFacts,
+    artifacts: Sequence[Proposed],
+    *,
+    metric: str = "auto",
+    max_drop: float | None = None,
+    max_time_s: float | None = None,
+) -> list[Line]:
+    """Return the keys of `[bench]`."""
+    lines: list[Line] = [("batch_size", *batch_size(model, data.samples))]
+    first = artifacts[0].name
+    if model.is_onnx:
+        lines.append(("baseline", first, "there is no PyTorch model to compare with"))
+    if data.evaluation:
+        known = metric != AUTO
+        lines.append(("metric", *((metric, "as asked for") if known else (data.metric, data.why_metric))))
+        if max_drop is not None:
+            lines.append(
+                ("max_drop", max_drop, "the report recommends nothing that may lose more, in points")
+            )
+    if max_time_s is not None:
+        lines.append(("max_time_s", max_time_s, "as asked for"))
+    else:
+        seconds = min(max(_SECONDS_EACH * (len(artifacts) + 1), _SECONDS[0]), _SECONDS[1])
+        why = f"{_SECONDS_EACH:g} s for each of {len(artifacts) + 1} rows; more narrows the intervals"
+        lines.append(("max_time_s", seconds, why))
+    return lines

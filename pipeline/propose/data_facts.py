@@ -30,14 +30,11 @@ class DataFacts:
     """What a proposal follows from.
 
     Attributes:
-        calibration: Samples to calibrate on; empty for none.
-        evaluation: Samples to evaluate on; empty for none.
+        calibration, evaluation: Samples to calibrate and to evaluate on; empty for none.
         shared: How one set serves both: "" for two sets, "divided", or "same" where it cannot be divided.
         kind: Of the evaluation: "images", "jsonl", "function", ...
         samples: Of the evaluation; None where only reading them all would tell.
-        has_labels: Whether the evaluation has labels.
-        metric: The one that fits labels and outputs.
-        why_metric: Why.
+        metric, why_metric: The one that fits labels and outputs, and why.
         notes: What the user should know of how it is read.
     """
 
@@ -59,17 +56,7 @@ def look_at_data(
     *,
     progress: Progress,
 ) -> DataFacts:
-    """Look at the samples that serve a model.
-
-    Args:
-        asked: `data` serves both; `calibration` and `evaluation` are in place of it.
-        inputs: The model's.
-        outputs: Name to shape of its outputs.
-        progress: Told of every step.
-
-    Raises:
-        DataError, MissingFile, InvalidOption: If the data is not there or does not fit the model.
-    """
+    """Look at the samples that serve a model: `calibration` and `evaluation` are in place of `data`."""
     progress("look at the data")
     divided = _is_divided(asked)
     parts = [divide(asked.data, part) if divided else asked.data for part in PARTS]
@@ -120,12 +107,7 @@ def _metric(
 def first_sample(spec: str, names: Sequence[str]) -> Feeds | None:
     """Return the first sample of arrays or of a function by input name, with the axis of samples.
 
-    Args:
-        spec: A DATA spelling.
-        names: Of the arguments that the model requires, in order.
-
-    Raises:
-        DataError, MissingFile: If the data is not there, or cannot be read.
+    `names` are the arguments that the model requires, in order.
     """
     spelling = parse_spelling(spec)
     if spelling.kind == FUNCTION:

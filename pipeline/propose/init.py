@@ -18,12 +18,10 @@ from ...spec.first_use import InitCommand
 from ...spec.words import TARGETS
 from ...tensors import Feeds
 from ..recipe import Recipe, make_recipe
-from .choose import Choice, Line, choose_artifacts
+from .choose import Choice, Line, bench_lines, choose_artifacts, look_at_machine
 from .data_facts import DataFacts, first_sample, look_at_data, relocated
-from .machine import look_at_machine
 from .model_facts import ModelFacts, look_at_model, seen_from, spelled_from
 from .recipe_text import Proposal, recipe_text
-from .settings import bench_lines
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -33,16 +31,7 @@ else:
 
 @dataclass(frozen=True)
 class InitResult:
-    """What was written.
-
-    Attributes:
-        path: The recipe.
-        recipe: What it says.
-        text: Its text.
-        choice: Its artifacts with their reasons, and what was left out.
-        model: What the model told.
-        data: What the data told.
-    """
+    """What was written, the choice of its artifacts, and what the model and the data tell."""
 
     path: Path
     recipe: Recipe
@@ -119,19 +108,24 @@ def init(
         ModelError, DataError, MissingFile: If the model or the data cannot be read.
         EngineUnavailable: If nothing can be built here.
     """
-    path = Path(output)
-    if path.exists() and not force:
+    options = InitCommand(
+        model=model, output=Path(output), data=data, calibration=calibration, evaluation=evaluation,
+        inputs=tuple(inputs), weights=weights, download=download, targets=tuple(targets), gpus=tuple(gpus),
+        metric=metric, max_drop=max_drop, max_time_s=max_time_s, trust=trust, force=force,
+    )  # fmt: skip
+    return write_recipe(options, command=command, progress=progress)
+
+
+def write_recipe(options: InitCommand, *, command: Sequence[str], progress: Progress) -> InitResult:
+    """Write the recipe that `init` would; errors are those of `init`."""
+    path = options.output
+    if path.exists() and not options.force:
         raise InvalidOption(
             f"`output` {path}: exists already",
             hint="give another name, or `force` to overwrite it",
             option="output",
         )
-    asked = InitCommand(
-        model=model, output=path, data=data, calibration=calibration, evaluation=evaluation,
-        inputs=tuple(inputs), weights=weights, download=download, targets=tuple(targets), gpus=tuple(gpus),
-        metric=metric, max_drop=max_drop, max_time_s=max_time_s, trust=trust, force=force,
-    )  # fmt: skip
-    proposal = propose(asked, command=command, progress=progress)
+    proposal = propose(options, command=command, progress=progress)
     text = recipe_text(proposal)
     recipe = make_recipe(tomllib.loads(text), path)  # it must be read back before anybody gets it
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -140,11 +134,7 @@ def init(
 
 
 def propose(asked: InitCommand, *, command: Sequence[str], progress: Progress) -> Proposal:
-    """Look at model, data and machine, and decide on a recipe.
-
-    Raises:
-        QCompileError: As `init`.
-    """
+    """Look at model, data and machine, and decide on a recipe."""
     spellings = [spec for spec in (asked.data, asked.calibration, asked.evaluation) if spec]
 
     def samples(names: Sequence[str]) -> Feeds | None:

@@ -1,10 +1,12 @@
-"""What the layers of a model tell: their kinds, and the shape that the first of them takes."""
+"""What a module tells: kinds of layers, the shape that the first takes, inputs of a captured program."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+from ...tensors import format_shape
 
 KINDS = {
     "convolution": re.compile(r"conv", re.I),
@@ -64,3 +66,31 @@ def kinds_of_layers(names: Iterable[str]) -> frozenset[str]:
     """Return the kinds of layers by their names."""
     every = set(names)
     return frozenset(kind for kind, pattern in KINDS.items() if any(map(pattern.search, every)))
+
+
+def captured_inputs(module: Any) -> tuple[str, ...]:
+    """Return `NAME:SHAPE[:DTYPE]` of each input of a captured program; nothing of another module.
+
+    A symbolic first axis is called batch; the same symbol has the same name everywhere.
+    """
+    if not hasattr(module, "_in_spec"):
+        return ()
+    values = [
+        (str(node.target), node.meta.get("val")) for node in module.graph.nodes if node.op == "placeholder"
+    ]
+    if any(not hasattr(value, "shape") for _, value in values):
+        return ()  # an argument that is no tensor
+    names: dict[str, str] = {}
+    return tuple(_spelled(name, value, names) for name, value in values)
+
+
+def _spelled(name: str, value: Any, names: dict[str, str]) -> str:
+    shape: list[int | str] = []
+    for axis, extent in enumerate(value.shape):
+        if isinstance(extent, int):
+            shape.append(extent)
+            continue
+        usual = "batch" if not axis and "batch" not in names.values() else f"{name}_{axis}"
+        shape.append(names.setdefault(str(extent), usual))
+    dtype = str(value.dtype).removeprefix("torch.")
+    return f"{name}:{format_shape(tuple(shape))}" + ("" if dtype == "float32" else f":{dtype}")

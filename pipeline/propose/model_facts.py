@@ -6,9 +6,10 @@ with it, on the first sample of the data, or on random values.
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,7 @@ from ...errors import InvalidOption
 from ...model.source import Source, parse_source
 from ...progress import Progress, quiet
 from ...tensors import Feeds, TensorInfo, format_shape
-from .captured import captured_inputs
-from .layers import input_templates, kinds_of_layers, names_of_layers, required_arguments
+from .layers import captured_inputs, input_templates, kinds_of_layers, names_of_layers, required_arguments
 
 _TRIED_BATCHES = (1, 3)
 
@@ -28,7 +28,6 @@ class ModelFacts:
     """What a proposal follows from.
 
     Attributes:
-        source: The model.
         name: What its files may be called.
         inputs: Its inputs; dynamic axes have names.
         outputs: Name and shape of its outputs, where it was run or the file tells.
@@ -36,10 +35,8 @@ class ModelFacts:
         why_inputs: Where `declared` comes from.
         kinds: Which of `layers.KINDS` it holds.
         precision: Of its graph: "fp32", or "int8" of one that holds Q/DQ.
-        parameters: Number of its weights.
-        weight_bytes: What they take.
+        parameters, weight_bytes: Number of its weights, and what they take.
         multiply_adds: Of one sample; 0 where that is not known.
-        preprocessing: How a sample becomes the inputs, as `model.preprocessing` writes it.
         notes: What the user should know.
     """
 
@@ -90,21 +87,10 @@ def look_at_model(
     trust: bool = False,
     progress: Progress,
 ) -> ModelFacts:
-    """Look at a model.
+    """Look at a model; an error says which inputs to give, where they are not known.
 
-    Args:
-        spec: A MODEL spelling.
-        inputs: Its inputs, as the user gives them.
-        weights: "random", or a file.
-        download: Whether the package of a model by name may download.
-        samples: Given the names of `forward`'s parameters, returns the first sample of the data by input
-            name, with its batch axis; None where that cannot be known.
-        trust: Load a `.pt2` that runs code when it is loaded.
-        progress: Told of every step.
-
-    Raises:
-        InvalidOption: If the inputs are not known; it says which to give.
-        ModelError, MissingFile, EngineUnavailable: If the model cannot be loaded, or raises.
+    `samples` takes the names of `forward`'s parameters, and returns the first sample of the data by input
+    name, with its batch axis, or None where that cannot be known. The other options are those of `init`.
     """
     source = parse_source(spec, weights=weights, download=download)
     progress("look at the model")
@@ -137,8 +123,7 @@ def _look_at_onnx(source: Source) -> ModelFacts:
     from ...model.weightless import read_weightless
 
     read = read_weightless(source.file)
-    weights = [(tensor.dims, tensor.data_type) for tensor in read.model.graph.initializer]
-    counted = sum(_product(dims) for dims, _ in weights)
+    counted = sum(math.prod(tensor.dims) for tensor in read.model.graph.initializer)
     return ModelFacts(
         source,
         plain_name(source),
@@ -249,13 +234,6 @@ def _multiply_adds(original: Any) -> int:
         return int(counter.get_total_flops() // 2 // max(1, first.shape[0] if first.ndim else 1))
     except Exception:  # TorchScript, and operators that it does not know
         return 0
-
-
-def _product(dims: Iterable[int]) -> int:
-    total = 1
-    for extent in dims:
-        total *= int(extent)
-    return total
 
 
 def spelled_from(source: Source, folder: Path) -> str:

@@ -8,11 +8,9 @@ from pathlib import Path
 
 from ...figures import bytes_text, figure
 from ...plain_text import plain, plain_toml
-from .choose import Choice, Line
+from .choose import CALIBRATION_SAMPLES, Choice, Line, Machine
 from .data_facts import DataFacts
-from .machine import Machine
 from .model_facts import ModelFacts
-from .settings import CALIBRATION_SAMPLES
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "recipe.schema.json"
 
@@ -22,11 +20,8 @@ class Proposal:
     """All that a recipe says.
 
     Attributes:
-        model, data, machine: What it follows from.
-        choice: Its artifacts.
         source: The model as the recipe's folder has it; `calibration` and `evaluation` likewise.
         model_options: More keys of `[model]`.
-        bench: Keys of `[bench]`.
         command: What wrote it.
     """
 

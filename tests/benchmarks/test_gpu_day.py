@@ -102,14 +102,6 @@ def test_every_graph_says_what_old_parsers_ask_for(harness: dict[str, ModuleType
     assert "LayerNormalization" in {node.op_type for node in graphs.bert().graph.node}
 
 
-def test_both_spellings_of_bert_compute_the_same(harness: dict[str, ModuleType]) -> None:
-    graphs = harness["graphs"]
-    feeds = dict(harness["kit"].feeds_of(graphs.bert()))
-    found, expected = (outputs(graphs.bert(opset=opset), feeds) for opset in (16, 17))
-    # The weights are drawn in the same order, so the networks are the same.
-    np.testing.assert_allclose(found, expected, atol=1e-4)
-
-
 def test_a_file_that_changed_on_the_way_is_named(
     harness: dict[str, ModuleType], kit: Path, tmp_path: Path
 ) -> None:
@@ -135,15 +127,6 @@ def test_weights_that_do_not_travel_are_drawn_again(
     feeds, expected = day.batch(name)
     assert (kit / f"{name}.onnx").stat().st_size < 0.3 * graph.stat().st_size
     np.testing.assert_array_equal(outputs(onnx.load(graph), feeds), next(iter(expected.values())))
-
-
-def test_weights_that_another_numpy_would_draw_are_refused(
-    harness: dict[str, ModuleType], kit: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weights = harness["random_weights"]
-    monkeypatch.setattr(weights, "draw", lambda _, shape, bound: np.full(shape, bound, np.float32))
-    with pytest.raises(ValueError, match=r"numpy .* draws other values for conv1\.weight"):
-        weights.fill(onnx.load(kit / "residual.onnx"))
 
 
 @pytest.mark.parametrize("name", ["residual", "resnet_small"])
@@ -201,10 +184,6 @@ def test_a_check_does_with_tensorrt_rtx_what_needs_no_gpu(
         pytest.skip("a GPU is here, and the day itself can be run")
     found = checked(harness, name, kit, tmp_path, target="tensorrt-rtx", gpus=("sm86",))
     assert found["result"] == BUILT[name], found
-
-
-def test_every_check_is_tried_here(script: ModuleType) -> None:
-    assert set(BUILT) == {*script.FIRST, *script.CHECKS}
 
 
 ON_STAND_INS = (
@@ -265,16 +244,6 @@ def test_pytorch_is_measured_against_engines_of_three_precisions(
         assert row["snr_db"] > (20 if "int8" in title else 100 if "FP32" in title or "fp32" in title else 40)
     assert not list(tmp_path.glob("*/recordings/*"))
     assert f"{network}, batch 1, against PyTorch FP32: PyTorch FP16" in done.stdout
-
-
-def test_an_engine_that_cannot_be_built_is_a_row_with_the_reason(kit: Path, tmp_path: Path) -> None:
-    done = run("run", "--more", "--kit", str(kit), "--results", str(tmp_path), "--simulated", "11.4",
-               "--only", "build.bert_small.int8-native", "measure.bert_small.more")  # fmt: skip
-    assert done.returncode == 2  # nothing was run
-    (row,) = (line for line in lines(tmp_path) if "row" in line)
-    assert (row["row"], row["result"]) == ("TensorRT int8-native", "not run")
-    assert "has no INT8 calibrators" in row["reason"]
-    assert steps(tmp_path)["measure.bert_small.more"]["reason"] == "no engine was built"
 
 
 @pytest.mark.parametrize("fails", ["PyTorch FP16", "PyTorch FP32"])

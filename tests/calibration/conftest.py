@@ -5,13 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from calibrated import (
-    SAMPLES,
-    normal,
-    npz,
-    observed,
-    save,
-)
+from calibrated import SAMPLES, normal, npz, observed, save
 
 from qcompile.calibration import Ranges
 

@@ -12,12 +12,10 @@ import onnxruntime
 import pytest
 from calibrated import (
     COUNT,
-    SAMPLES,
     Listener,
     MakePath,
     Said,
     function_from,
-    function_of,
     half_product,
     normal,
     npz,
@@ -29,9 +27,8 @@ from onnx import TensorProto, helper
 from qcompile.artifact import load_artifact
 from qcompile.calibration import Ranges, calibrate, load_ranges
 from qcompile.calibration.calibrate import Shard
-from qcompile.data.batches import Data
-from qcompile.errors import CalibrationError, InvalidOption, MissingFile, ModelError
-from qcompile.model.weightless import fingerprint, read_weightless
+from qcompile.errors import CalibrationError, InvalidOption, MissingFile
+from qcompile.model.weightless import fingerprint
 
 
 def totals(said: Said) -> tuple[list[int], set[int | None]]:
@@ -63,16 +60,6 @@ def test_progress_is_told_with_the_number_of_samples_there_are(
     assert done == sorted(done)
     assert done[-1] == total
     assert all(0 <= count <= total for count in done)
-
-
-def test_progress_over_a_function_has_no_total_but_the_limit(network: Path, tmp_path: Path) -> None:
-    spec = function_of(tmp_path / "d", np.split(SAMPLES, [5]))
-    for limit, total in ((None, None), (9, 9)):
-        heard = Listener()
-        observed(network, spec, progress=heard, limit=limit)
-        done, known = totals(heard.said)
-        assert known == {total}
-        assert done[-1] == (total or COUNT)
 
 
 def test_every_step_is_told(network: Path, data: str, tmp_path: Path) -> None:
@@ -113,13 +100,6 @@ def test_which_data_was_seen_is_kept_apart_from_how_much_of_it(network: Path, da
     assert part.model == rest.model == fingerprint(network)
 
 
-def test_data_may_be_given_already_opened(network: Path, data: str, tmp_path: Path) -> None:
-    weightless = read_weightless(network)
-    opened = calibrate(weightless, Data(data, weightless.io.inputs, batch_size=3, limit=7), tmp_path / "1")
-    spelled = calibrate(network, data, tmp_path / "2", samples=7)
-    assert opened.path.read_bytes() == spelled.path.read_bytes()
-
-
 def test_only_the_named_tensors_are_observed(network: Path, data: str, whole: Ranges) -> None:
     found = observed(network, data, tensors={"y", "c", "f"})
     assert sorted(found.histograms) == ["c", "d", "y"]
@@ -150,15 +130,6 @@ def test_a_model_without_activations_to_observe_cannot_be_calibrated(
         )
 
 
-def test_a_model_that_onnx_runtime_refuses_is_named(tmp_path: Path) -> None:
-    graph = onnx.load(save(tmp_path / "m.onnx", "y = Relu(x)", "(float[n] x) => (float[n] y)"))
-    graph.graph.node.append(onnx.helper.make_node("NoSuchOperator", ["y"], ["z"]))
-    onnx.save(graph, tmp_path / "m.onnx")
-    spec = npz(tmp_path / "d.npz", x=np.ones(3, np.float32))
-    with pytest.raises(ModelError, match=r"m\.onnx: ONNX Runtime refuses it"):
-        calibrate(tmp_path / "m.onnx", spec, tmp_path / "r")
-
-
 def test_wrong_options_are_refused_before_any_work(network: Path, data: str, tmp_path: Path) -> None:
     heard = Listener()
     with pytest.raises(InvalidOption, match="method 'kl'"):
@@ -173,17 +144,6 @@ def test_wrong_options_are_refused_before_any_work(network: Path, data: str, tmp
         calibrate(network, str(tmp_path / "none.npz"), tmp_path / "r", progress=heard)
     assert heard.said == []
     assert list(tmp_path.iterdir()) == []
-
-
-def test_samples_that_are_read_only_are_counted(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.ones((6, 4), np.float32))
-    spec = function_from(
-        tmp_path / "d", f"yield from np.split(np.load({str(tmp_path / 'x.npy')!r}, mmap_mode='r'), 3)"
-    )
-    assert (
-        observed(save(tmp_path / "m.onnx", "y = Relu(x)", "(float[n, 4] x) => (float[n, 4] y)"), spec).samples
-        == 6
-    )
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -236,16 +196,6 @@ def test_negative_threads_are_refused(tmp_path: Path) -> None:
         )
 
 
-def test_the_artifact_returned_is_the_one_on_disk(tmp_path: Path) -> None:
-    np.savez(tmp_path / "x.npz", x=normal(3, 4))
-    artifact = calibrate(
-        save(tmp_path / "m.onnx", "y = Relu(x)", "(float[n, 4] x) => (float[n, 4] y)"),
-        str(tmp_path / "x.npz"),
-        tmp_path / "r",
-    )
-    assert load_artifact(artifact.path) == artifact
-
-
 def test_a_convolution_whose_output_a_subgraph_reads_is_observed(tmp_path: Path) -> None:
     body = """
         c = Conv <pads = [1, 1, 1, 1]> (x, w)
@@ -263,15 +213,6 @@ def test_a_convolution_whose_output_a_subgraph_reads_is_observed(tmp_path: Path)
     )
     spec = function_from(tmp_path / "d", "yield np.ones((1, 3, 8, 8), np.float32), np.array(True)")
     assert observed(model, spec, tensors={"c", "i", "y"}).samples == 1
-
-
-def test_a_link_of_another_name_is_followed(tmp_path: Path) -> None:
-    body = "a = MatMul(x, w) y = Relu(a)"
-    save(tmp_path / "real.onnx", body, "(float[n, 64] x) => (float[n, 64] y)", w=normal(64, 64))
-    (tmp_path / "links").mkdir()
-    (tmp_path / "links" / "model.onnx").symlink_to(tmp_path / "real.onnx")
-    np.savez(tmp_path / "x.npz", x=normal(3, 64))
-    assert observed(tmp_path / "links" / "model.onnx", str(tmp_path / "x.npz")).samples == 3
 
 
 def test_half_activations_are_the_rounded_ones(tmp_path: Path) -> None:

@@ -48,15 +48,6 @@ def test_nan_in_an_input_that_is_not_observed_is_an_error_too(tmp_path: Path) ->
         observed(model, npz(tmp_path / "d.npz", x=x, z=z))
 
 
-def test_nan_in_the_first_samples_is_an_error_whatever_the_batch(tmp_path: Path) -> None:
-    model = save(tmp_path / "m.onnx", "y = Relu(x)", "(float[n, 2] x) => (float[n, 2] y)")
-    for number, size in enumerate((1, 2, 4)):
-        x = np.ones((4, 2), np.float32)
-        x[0, 1] = np.nan
-        with pytest.raises(DataError, match=r"samples batch 0.*: input 'x' holds NaN"):
-            observed(model, function_of(tmp_path / f"d{number}", np.split(x, 4 // size)))
-
-
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_model_that_overflows_is_an_error_naming_tensor_and_sample(tmp_path: Path, threads: int) -> None:
     model = save(tmp_path / "m.onnx", "e = Exp(x) y = Add(e, x)", "(float[n, 2] x) => (float[n, 2] y)")
@@ -81,17 +72,6 @@ def test_the_earliest_bad_sample_is_the_one_that_is_named(tmp_path: Path, thread
     for _ in range(5):
         with pytest.raises(CalibrationError, match="tensor 'e' holds infinity at samples batch 3,"):
             observed(model, spec, threads=threads)
-
-
-def test_a_sample_on_which_the_model_fails_is_named(tmp_path: Path) -> None:
-    model = save(
-        tmp_path / "m.onnx",
-        "g = Gather(x, ids) y = Sigmoid(g)",
-        "(float[n, 4] x, int64[n] ids) => (float[n, 4] y)",
-    )
-    spec = npz(tmp_path / "data.npz", x=np.ones((3, 4), np.float32), ids=np.array([0, 0, 7]))
-    with pytest.raises(DataError, match=r"data\.npz\[2:3\]: the model failed on it"):
-        calibrate(model, spec, tmp_path / "r")
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])

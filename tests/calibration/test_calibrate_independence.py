@@ -27,14 +27,6 @@ from qcompile.data.batches import Data
 from qcompile.model.weightless import read_weightless
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, COUNT])
-def test_ranges_do_not_depend_on_how_a_function_batches(
-    network: Path, whole: Ranges, tmp_path: Path, size: int
-) -> None:
-    spec = function_of(tmp_path / "d", [SAMPLES[at : at + size] for at in range(0, COUNT, size)])
-    assert_equal(observed(network, spec), whole)
-
-
 def batches_in_any_order() -> st.SearchStrategy[tuple[list[int], list[int]]]:
     """The order of the samples, and where to cut it."""
     cuts = st.sets(st.integers(1, COUNT - 1)).map(sorted)
@@ -66,19 +58,6 @@ def test_an_npz_and_a_folder_of_the_same_samples_give_the_same(
     assert_equal(observed(network, folder), whole)
     inputs = read_weightless(network).io.inputs
     assert_equal(observe(network, Data(data, inputs, batch_size=5)), whole)
-
-
-def test_arrays_of_any_layout_count_alike(network: Path, whole: Ranges, tmp_path: Path) -> None:
-    body = """
-        x = np.load(HERE / "x.npy")
-        yield np.asfortranarray(x[:4])
-        yield np.ascontiguousarray(x[4:9].transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
-        yield x[9:].repeat(2, axis=0)[::2]
-    """
-    np.save(tmp_path / "x.npy", SAMPLES)
-    head = "from pathlib import Path\nimport numpy as np\nHERE = Path(__file__).parent\n"
-    (tmp_path / "data.py").write_text(f"{head}def samples():{body}")
-    assert_equal(observed(network, f"{tmp_path / 'data.py'}:samples"), whole)
 
 
 def test_samples_that_are_mapped_and_cannot_be_written_are_counted(
@@ -117,10 +96,3 @@ def test_histograms_count_what_onnx_runtime_computes_for_each_sample(
         feeds = [{"x": row[None]} for row in arrays["x"]]
     for tensor, arrays in plain(model, list(found.histograms), feeds).items():
         assert_counts(found.histograms[tensor], arrays)
-
-
-def test_the_network_of_these_tests_is_counted_right(network: Path, whole: Ranges) -> None:
-    expected = plain(network, list(whole.histograms), [{"x": sample[None]} for sample in SAMPLES])
-    assert sorted(expected) == ["b", "c", "d", "g", "x", "y"]
-    for tensor, arrays in expected.items():
-        assert_counts(whole.histograms[tensor], arrays)

@@ -28,9 +28,6 @@ from hypothesis import strategies as st
 from qcompile.calibration.counting import make_count, why_slow
 from qcompile.calibration.histogram import BINS, Histogram, count_by_numpy
 
-LOWEST = -160
-
-
 property_test = settings(deadline=None, max_examples=150)
 
 
@@ -97,14 +94,6 @@ def test_long_arrays_are_counted_exactly_however_they_are_cut(values: Values, cu
 
 
 @property_test
-@given(long_arrays(), st.integers(0, 2**32 - 1))
-def test_order_does_not_matter_to_the_compiled_counter(values: Values, seed: int) -> None:
-    expected = histogram([values], COMPILED)
-    for ordered in (np.random.default_rng(seed).permutation(values), np.sort(values), np.sort(values)[::-1]):
-        assert_equal(histogram([ordered], COMPILED), expected)
-
-
-@property_test
 @given(st.lists(long_arrays() | SHORT, min_size=2, max_size=6))
 def test_arrays_may_be_counted_both_ways_in_turn(batches: list[Values]) -> None:
     mixed = Histogram()
@@ -163,14 +152,6 @@ def test_powers_of_two_and_their_neighbours_are_on_their_side_of_the_border(expo
     assert_counted_exactly(borders)
 
 
-def test_an_array_that_grows_in_every_chunk_is_counted_exactly() -> None:
-    steps = np.repeat(2.0 ** np.arange(-140.0, 128.0, 20.0), CHUNK - 1)
-    signs = np.random.default_rng(0).choice([-1.0, 1.0], steps.size)
-    values = (steps * signs * np.random.default_rng(1).uniform(0.5, 1, steps.size)).astype(np.float32)
-    assert_counted_exactly(values)
-    assert_counted_exactly(values[::-1])
-
-
 def test_every_finite_float16_is_widened_exactly() -> None:
     every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     assert_counted_exactly(every[np.isfinite(every)])
@@ -217,42 +198,6 @@ def test_counters_of_several_threads_do_not_disturb_each_other() -> None:
         found = list(pool.map(lambda values: histogram([values], make_count()), arrays))
     for made, values in zip(found, arrays, strict=True):
         assert_equal(made, histogram([values], None))
-
-
-def test_arrays_of_any_layout_are_counted_alike() -> None:
-    values = np.random.default_rng(0).standard_normal((12, 30, 20)).astype(np.float32)
-    layouts = [
-        values, values.transpose(2, 0, 1), np.asfortranarray(values), values[::-1], values[::2, 3:, ::-3],
-        values[..., 0], np.broadcast_to(values[0, 0], (7, 20)), values[:, :0], values[3, 4, 5:6].reshape(()),
-    ]  # fmt: skip
-    for array in layouts:
-        assert_counted_exactly(array)
-
-
-def test_scalars_and_empty_arrays_are_counted() -> None:
-    made = histogram([np.zeros((0, 3), np.float32), np.array([], np.float16), np.zeros((2, 0))], COMPILED)
-    assert_equal(made, Histogram())
-    made.add(np.float32(-2.5), COMPILED)  # type: ignore[arg-type]
-    made.add(np.array(7.0, np.float32), COMPILED)
-    made.add(np.array(0.5, np.float64), COMPILED)
-    assert_equal(made, exact([-2.5, 7.0, 0.5]))
-
-
-def test_the_array_that_is_counted_is_not_changed() -> None:
-    values = np.random.default_rng(0).standard_normal(5000).astype(np.float32)
-    before = values.tobytes()
-    histogram([values], COMPILED)
-    assert values.tobytes() == before
-
-
-def test_many_equal_values_are_counted_one_by_one() -> None:
-    generator = np.random.default_rng(0)
-    relu = np.maximum(generator.standard_normal(300_000), 0).astype(np.float32)
-    assert_equal(histogram([relu], COMPILED), histogram([relu], count_by_numpy))
-    for value in (0.0, -0.0, 0.1, -LEAST):
-        made = histogram([np.full(100_001, value, np.float32), np.ones(1, np.float32)], COMPILED)
-        assert int(made.counts[BINS + floor_of_quotient(value, made.exponent)]) in (100_001, 100_002)
-        assert made.total == 100_002
 
 
 @property_test

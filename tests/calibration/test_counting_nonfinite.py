@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from counters import (
-    CHUNK,
-    COMPILED,
-    LARGEST,
-    LEAST,
-    assert_equal,
-    exact,
-    histogram,
-)
+from counters import CHUNK, COMPILED, LARGEST, LEAST, assert_equal, exact, histogram
 
 from qcompile.calibration.counting import make_count
 from qcompile.calibration.histogram import Histogram, NonFinite, count_by_numpy

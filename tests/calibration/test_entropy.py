@@ -6,12 +6,9 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import onnx
-import onnxruntime
 import pytest
 from distributions import DISTRIBUTIONS, draw, histogram
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
 
 from qcompile.calibration.histogram import BINS, Histogram
 from qcompile.calibration.thresholds import amax_entropy, amax_minmax, entropy_divergences
@@ -144,50 +141,6 @@ def test_entropy_of_fewer_bits_is_the_best_of_all_candidates(num_bits: int) -> N
         assert found[kept] <= min(found.values()) + 1e-11
 
 
-def test_entropy_is_the_best_of_all_candidates_on_real_activations(
-    tiny: Callable[..., onnx.ModelProto],
-) -> None:
-    found = activations(tiny("residual"), (4, 8, 8)) | activations(conv_net(), (3, 16, 16))
-    assert len(found) == 12
-    for values in found.values():
-        assert_best_by_the_definition(histogram(values))
-
-
-def activations(model: onnx.ModelProto, shape: tuple[int, ...]) -> dict[str, NDArray[np.float32]]:
-    """Every tensor of a model on normal samples, as ONNX Runtime computes it."""
-    names = [output for node in model.graph.node for output in node.output]
-    del model.graph.output[:]
-    model.graph.output.extend(helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in names)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    samples = np.random.default_rng(0).standard_normal((16, *shape)).astype(np.float32)
-    return dict(zip(names, session.run(names, {"x": samples}), strict=True))
-
-
-def conv_net() -> onnx.ModelProto:
-    """Convolutions with other activations than Relu: x [batch,3,16,16] to y [batch,10]."""
-    generator = np.random.default_rng(0)
-    shapes = {"w1": (12, 3, 3, 3), "w2": (16, 12, 3, 3), "w3": (16, 10)}
-    weights = [
-        numpy_helper.from_array((generator.standard_normal(shape) * 0.4).astype(np.float32), name)
-        for name, shape in shapes.items()
-    ]
-    nodes = [
-        helper.make_node("Conv", ["x", "w1"], ["c1"], pads=[1, 1, 1, 1]),
-        helper.make_node("Sigmoid", ["c1"], ["s1"]),
-        helper.make_node("Mul", ["c1", "s1"], ["silu"]),
-        helper.make_node("Conv", ["silu", "w2"], ["c2"], strides=[2, 2]),
-        helper.make_node("Tanh", ["c2"], ["t"]),
-        helper.make_node("GlobalAveragePool", ["t"], ["p"]),
-        helper.make_node("Flatten", ["p"], ["f"]),
-        helper.make_node("MatMul", ["f", "w3"], ["m"]),
-        helper.make_node("Softmax", ["m"], ["y"]),
-    ]
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 16, 16])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 10])
-    graph = helper.make_graph(nodes, "net", [x], [y], weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-
-
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_entropy_never_clips_more_than_it_may(name: str) -> None:
     values = np.abs(draw(name, 20_000).astype(np.float64))
@@ -229,14 +182,6 @@ def test_the_chosen_threshold_is_the_best_by_the_definition(name: str) -> None:
     others = np.random.default_rng(0).integers(128, last + 2, 12)
     assert math.isfinite(best)
     assert all(best <= divergence(counts.tolist(), int(other), 128) + 1e-12 for other in others)
-
-
-def test_a_candidate_whose_last_bins_are_empty_is_never_chosen_over_a_full_one() -> None:
-    counts = np.zeros(16)
-    counts[[0, 1, 2, 15]] = 10
-    found = entropy_divergences(counts, np.array([8, 16]), 4)
-    assert math.isinf(found[0])
-    assert math.isfinite(found[1])
 
 
 def test_entropy_cuts_an_outlier_and_keeps_a_uniform_whole() -> None:

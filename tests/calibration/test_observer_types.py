@@ -8,15 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from ml_dtypes import bfloat16
-from observed_models import (
-    assert_observed,
-    assert_same_values,
-    expected,
-    model,
-    normal,
-    observed,
-    saved,
-)
+from observed_models import assert_observed, assert_same_values, expected, model, normal, observed, saved
 from onnx import TensorProto
 
 from qcompile.errors import ModelError
@@ -30,31 +22,6 @@ def test_double_activations_are_observed_as_they_are(tmp_path: Path) -> None:
     )
     found = assert_observed(saved(made, tmp_path / "m.onnx"), {"x": normal(4, 8, dtype="float64")})
     assert {array.dtype.name for array in found.values()} == {"float64"}
-
-
-def test_half_activations_are_observed_in_their_type(tmp_path: Path) -> None:
-    made = model(
-        """
-        h = Cast <to = 10> (x)
-        a = Slice (h, zero, two, axis)
-        b = Concat <axis = 1> (a, k)
-        y = Cast <to = 1> (b)
-        """,
-        "(float[n, 4] x) => (float[n, m] y)",
-        k=normal(3, 2, dtype="float16"),
-        zero=np.array([0]),
-        two=np.array([2]),
-        axis=np.array([1]),
-    )
-    x = normal(3, 4)
-    found = observed(saved(made, tmp_path / "m.onnx"), {"x": x}, ["h", "a", "b"])
-    half = x.astype(np.float16)
-    oracle = {
-        "h": half,
-        "a": half[:, :2],
-        "b": np.concatenate([half[:, :2], normal(3, 2, dtype="float16")], axis=1),
-    }
-    assert_same_values(found, oracle)
 
 
 @pytest.mark.parametrize("channels", [5, 16])

@@ -74,8 +74,7 @@ def test_the_message_names_both_checksums_and_the_way_out(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"model": "sha256:bb"}, {"percentile": 99.0}, {"skipped": {}}, {"empty": []}, {"more": 1}],
+    "change", [{"model": "sha256:bb"}, {"percentile": 99.0}, {"skipped": {}}, {"empty": []}, {"more": 1}]
 )
 def test_another_header_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     path = rewritten(saved(full(), tmp_path / "a.ranges"), **change)

@@ -76,18 +76,6 @@ def test_interruptions_leave_no_trace(
     assert found.portions == expected.portions
 
 
-@pytest.mark.parametrize("after", [1, 2, 7, COUNT - 1])
-def test_an_interrupted_calibration_goes_on_where_it_was(
-    network: Path, data: str, whole: Ranges, tmp_path: Path, after: int
-) -> None:
-    interrupt(network, data, tmp_path / "checkpoint", after)
-    heard = Listener()
-    found = observed(network, data, checkpoint=tmp_path / "checkpoint", progress=heard)
-    assert heard.continued() == [after]
-    assert heard.said[-1] == ("calibrate", COUNT, COUNT)
-    assert_equal(found, whole)
-
-
 @pytest.mark.parametrize("batch", [0, 1, 2, 3])
 def test_data_that_fails_midway_can_be_gone_on_with(
     network: Path, whole: Ranges, tmp_path: Path, batch: int
@@ -274,16 +262,6 @@ def test_a_calibration_can_be_begun_anew(network: Path, data: str, whole: Ranges
     assert heard.continued() == []
     assert_equal(found, whole)
     assert not checkpoint.exists()
-
-
-def test_a_finished_calibration_that_is_repeated_counts_once(
-    network: Path, data: str, whole: Ranges, tmp_path: Path
-) -> None:
-    """A kill between the last sample and the ranges file leaves a checkpoint of all samples."""
-    checkpoint = tmp_path / "checkpoint"
-    for _ in range(3):
-        found = observed(network, data, checkpoint=checkpoint, checkpoint_every_s=0)
-        assert_equal(found, whole)
 
 
 @pytest.mark.parametrize("tensors", ["[]", '{"x": [0, 0, 0]}'])

@@ -193,11 +193,6 @@ def test_the_values_of_a_concat_are_those_of_all_its_inputs() -> None:
     np.testing.assert_array_equal(np.sort(found["c"], axis=None), np.sort(inputs))
 
 
-def test_a_tensor_that_goes_into_a_concat_twice_is_named_once() -> None:
-    taps = choose_taps(model("a = Sigmoid(x) c = Concat <axis = 1> (a, a) y = Exp(c)"))
-    assert taps.shared == {"c": ("a",)}
-
-
 def test_a_concat_with_a_constant_is_observed_itself() -> None:
     taps = choose_taps(model("a = Sigmoid(x) c = Concat <axis = 0> (a, k) y = Exp(c)", k=normal(1, 4)))
     assert taps.names == ("x", "a", "c")

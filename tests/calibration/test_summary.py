@@ -69,21 +69,6 @@ def test_a_summary_says_what_the_single_functions_say(
         assert (one.clipped, one.snr_db) == (lost.clipped, lost.snr_db)
 
 
-@BOTH_WAYS
-def test_the_ratio_is_that_of_really_quantizing(symmetric: bool) -> None:
-    values = np.random.default_rng(1).standard_normal(100_000).astype(np.float32)
-    (found,) = summarize(
-        Ranges("m", histograms={"x": made_of(values)}), method=Method("minmax"), symmetric=symmetric
-    )
-    exact = values.astype(np.float64)
-    step = found.amax["minmax"] / 127 if symmetric else float(exact.max() - exact.min()) / 255
-    # Zero is a level both ways, and nothing is clipped but to half a level.
-    error = exact - np.rint(exact / step) * step
-    expected = 10 * math.log10(float((exact**2).sum() / (error**2).sum()))
-    assert found.snr_db == pytest.approx(expected, abs=0.3)
-    assert found.clipped <= 1e-4
-
-
 def test_the_method_of_the_ranges_is_the_default(ranges: Ranges) -> None:
     for name in METHODS:
         ranges.method = Method(name, 99.5)
@@ -97,39 +82,6 @@ def test_the_percentile_of_the_method_is_the_one_listed(ranges: Ranges) -> None:
     for one in low:
         assert one.amax["percentile"] < high[one.tensor].amax["percentile"]
         assert high[one.tensor].amax["percentile"] == one.amax["minmax"]
-
-
-def test_equal_ratios_are_in_the_order_of_names() -> None:
-    values = np.random.default_rng(0).standard_normal(500)
-    histograms = {name: made_of(values) for name in ("c", "a", "d", "b")}
-    assert [one.tensor for one in summarize(Ranges("m", histograms=histograms))] == ["a", "b", "c", "d"]
-
-
-def test_many_tensors_are_summarized_as_each_alone() -> None:
-    histograms = {
-        f"t{seed}": made_of(np.random.default_rng(seed).standard_normal(50 + seed)) for seed in range(60)
-    }
-    alone = {
-        name: summarize(Ranges("m", histograms={name: histogram}))[0]
-        for name, histogram in histograms.items()
-    }
-    found = summarize(Ranges("m", histograms=histograms))
-    assert {one.tensor: one for one in found} == alone
-
-
-def test_nothing_observed_is_nothing_summarized() -> None:
-    assert summarize(Ranges("m")) == []
-    assert summarize(Ranges("m", histograms={"x": Histogram()})) == []
-    assert summarize(Ranges("m", fixed={"x": 1.0})) == []
-
-
-def test_summarizing_changes_nothing(ranges: Ranges) -> None:
-    before = {name: histogram.counts.copy() for name, histogram in ranges.histograms.items()}
-    method = ranges.method
-    assert summarize(ranges, method=Method("mse")) == summarize(ranges, method=Method("mse"))
-    assert ranges.method == method
-    for name, counts in before.items():
-        np.testing.assert_array_equal(ranges.histograms[name].counts, counts)
 
 
 def test_the_json_form_holds_every_value_and_is_plain(ranges: Ranges) -> None:

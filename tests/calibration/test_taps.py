@@ -52,10 +52,6 @@ def test_constants_computed_inside_the_graph_are_not_observed() -> None:
     assert choose_taps(made, {"x", "one", "two", "y"}).names == ("x", "y")
 
 
-def test_tensors_between_other_operators_are_left_alone() -> None:
-    assert choose_taps(model("a = Exp(x) b = Log(a) y = Relu(b)")).names == ("b", "y")
-
-
 def test_an_integer_tensor_is_skipped_with_its_reason() -> None:
     made = model("e = Exp(x) y = Gather(e, ids)", "(float[n, 4] x, int64[m] ids) => (float[m, 4] y)")
     taps = choose_taps(made)
@@ -143,16 +139,6 @@ def test_a_wanted_tensor_brings_those_whose_values_it_holds(tiny: Tiny) -> None:
 
 def test_a_wanted_tensor_may_lie_at_any_operator() -> None:
     assert choose_taps(model("a = Exp(x) b = Log(a) y = Relu(b)"), {"a"}).names == ("a",)
-
-
-def test_wanted_weights_are_left_out(tiny: Tiny) -> None:
-    taps = choose_taps(tiny("mlp"), {"w1", "b1", "w2", "m1"})
-    assert (taps.names, taps.skipped) == (("m1",), {})
-
-
-def test_nothing_wanted_is_nothing_observed(tiny: Tiny) -> None:
-    taps = choose_taps(tiny("residual"), set())
-    assert (taps.names, taps.shared, taps.skipped) == ((), {}, {})
 
 
 def test_every_quantizable_operator_is_one_of_onnxs() -> None:

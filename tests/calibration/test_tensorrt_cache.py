@@ -119,11 +119,6 @@ def test_the_calibrator_is_named_in_the_header(calibrator: str) -> None:
     assert list(parse_cache(text, CACHE)) == ["x"]
 
 
-def test_an_unknown_calibrator_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(InvalidOption, match="'Entropy' is unknown; known are EntropyCalibration2"):
-        format_cache(of_amax({"x": 1.0}), version="8.5.3", calibrator="Entropy")
-
-
 @pytest.mark.parametrize(
     ("version", "code"),
     [
@@ -151,15 +146,6 @@ def test_a_version_that_is_none_is_refused(version: str) -> None:
 
 
 # Reading.
-
-
-@settings(deadline=None)
-@given(
-    st.text("0123456789abcXYZ.", min_size=1, max_size=12),
-    st.sampled_from([*CALIBRATORS, "LegacyCalibration", "Some_Calibrator3"]),
-)
-def test_any_version_is_read(version: str, calibrator: str) -> None:
-    assert parse_cache(f"TRT-{version}-{calibrator}\nx: 3f800000\n", CACHE) == {"x": 1.0}
 
 
 def test_digits_of_either_case_and_leading_zeros_left_out_are_read() -> None:

@@ -30,28 +30,6 @@ BOTH_WAYS = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric"
 BY_EVERY_METHOD = pytest.mark.parametrize("method", EVERY_METHOD, ids=str)
 
 
-@pytest.mark.parametrize("percentile", [1.0, 50.0, 99.0, 99.9, 99.99, 100.0])
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_a_percentile_is_within_one_bin_of_numpys(name: str, percentile: float) -> None:
-    values = draw(name, 20_000)
-    made = histogram(values)
-    expected = float(np.percentile(np.abs(values.astype(np.float64)), percentile))
-    assert abs(amax_percentile(made, percentile) - expected) <= made.width
-
-
-@settings(deadline=None)
-@given(
-    st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=30),
-    st.floats(0.01, 100) | st.sampled_from([99.9, 99.99, 100.0]),
-)
-def test_a_percentile_of_few_values_is_within_one_bin_of_numpys(
-    values: list[float], percentile: float
-) -> None:
-    made = histogram(np.array(values, np.float32))
-    expected = float(np.percentile(np.abs(np.array(values, np.float32).astype(np.float64)), percentile))
-    assert abs(amax_percentile(made, percentile) - expected) <= made.width * (1 + 1e-9)
-
-
 @settings(deadline=None)
 @given(
     st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=1, max_size=200),
@@ -170,14 +148,3 @@ def test_auto_keeps_what_costs_little_and_clips_what_costs_much(symmetric: bool)
     outlier = amax_by_method(histogram(draw("outlier", 200_000)), symmetric=symmetric)
     assert uniform["mse"] < uniform["auto"] == uniform["minmax"]
     assert outlier["percentile"] < outlier["auto"] == outlier["mse"] < outlier["minmax"]
-
-
-@BOTH_WAYS
-def test_every_method_is_reckoned_for_nothing_but_zeros(symmetric: bool) -> None:
-    made = histogram(np.zeros(10, np.float32))
-    assert amax_by_method(made, symmetric=symmetric) == dict.fromkeys(METHODS, 0.0)
-
-
-def test_no_method_is_reckoned_for_an_empty_histogram() -> None:
-    with pytest.raises(CalibrationError, match="no values were observed"):
-        amax_by_method(Histogram())

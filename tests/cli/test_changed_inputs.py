@@ -102,7 +102,6 @@ COMMANDS = {
         "diff float.onnx m.onnx",
         "diff m.onnx float.onnx --layers",
         "package triton m.onnx --name net -o o",
-        "inspect m.onnx --tensor-cores",
         "run recipe.toml",
         "run recipe.toml --dry-run",
     ],

@@ -120,9 +120,13 @@ def test_inspect_lists_nodes_with_their_precision(
 ) -> None:
     model = tiny_file("residual")
     nodes = {node["name"]: node for node in json_of("inspect", model, "--nodes")["nodes"]}
-    assert nodes["conv1"] == {"name": "conv1", "operator": "Conv", "precision": "fp32"}
+    assert nodes["conv1"] == {
+        "name": "conv1", "operator": "Conv", "precision": "fp32",
+        "tensor_cores": "K 4 -> 8, N 4 -> 8, 75.0% zeros",
+    }  # fmt: skip
     assert nodes["relu1"]["precision"] == ""
-    assert "conv1" in qc("inspect", model, "--nodes")
+    assert "K 4 -> 8" in qc("inspect", model, "--nodes")
+    assert "K 4 -> 16" in qc("inspect", model, "--nodes", "--precision", "int8")
 
 
 def test_doctor_names_every_target(json_of: Json, qc: Qc) -> None:

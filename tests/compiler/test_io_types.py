@@ -117,10 +117,6 @@ def test_there_and_back_is_the_same_up_to_rounding_and_the_model_given_is_untouc
     np.testing.assert_array_equal(run(changed, {"x": x})[0], run(model, {"x": rounded})[0])
 
 
-def test_the_type_it_has_changes_nothing(tiny: Callable[..., onnx.ModelProto]) -> None:
-    assert set_io_types(tiny("mlp"), {"x": "float32"}) == tiny("mlp")
-
-
 def test_a_stored_tensor_may_be_an_output() -> None:
     text = """
     <ir_version: 8, opset_import: ["" : 17]>

@@ -27,7 +27,6 @@ import safetensors.numpy
 
 from qcompile.artifact import read_manifest
 from qcompile.bench.metrics.names import read_metric
-from qcompile.bench.metrics.scores_file import load_scores, save_scores
 from qcompile.bench.results.export import markdown
 from qcompile.bench.results.regress import compare_results, parse_limit
 from qcompile.bench.results.results import parse_results
@@ -42,24 +41,25 @@ from qcompile.cli.main import _VERBS
 from qcompile.cli.verb import Verb, read
 from qcompile.comparison.diff import parse_rules, parse_tolerances
 from qcompile.compiler.simplify.simplify import simplify
-from qcompile.data.archive import load_arrays, read_shapes
-from qcompile.data.audio.decode import decode as decode_audio
-from qcompile.data.images.decode import decode
-from qcompile.data.label_table import read_label_table
-from qcompile.data.polygraphy_json import load_polygraphy
-from qcompile.data.query import read_query
-from qcompile.data.spelling import Spelling, parse_spelling
-from qcompile.data.tables.files import read_table
+from qcompile.data.arrays import load_arrays, load_polygraphy, read_shapes
+from qcompile.data.audio import decode_audio
+from qcompile.data.images import decode
+<<<<<<< HEAD
+from qcompile.data.spelling import parse_spelling, read_query
+=======
+from qcompile.data.rows import RowSet
+from qcompile.data.spelling import Spelling, parse_spelling, read_query
+>>>>>>> half-h
 from qcompile.engines.gpu import parse_devices
-from qcompile.engines.tensorrt.runner.runtime_cache import RuntimeCacheFile
+from qcompile.engines.tensorrt.runner.loaded_engine import RuntimeCacheFile
 from qcompile.errors import ArtifactError, CalibrationError, InvalidOption, QCompileError
 from qcompile.model.input_notes import read_notes
 from qcompile.model.named.hf_folder import processor_of
 from qcompile.model.preprocessing import as_json, read_preprocessing
 from qcompile.model.source import parse_source
 from qcompile.model.source_options import parse_query
-from qcompile.pipeline.migrate import polygraphy, trtexec
 from qcompile.pipeline.migrate.command_line import read_command
+from qcompile.pipeline.migrate.translate import translate
 from qcompile.pipeline.recipe import parse_recipe
 from qcompile.reporting.sections import sections
 from qcompile.reporting.source import _layers, read_source
@@ -203,9 +203,8 @@ def command_line(content: bytes, _: Path) -> None:
 def migrate(content: bytes, _: Path) -> None:
     """Command lines of trtexec and Polygraphy."""
     call = read_command(_text(content))
-    translate = {"trtexec": trtexec.translate, "polygraphy": polygraphy.translate}[call.tool]
     for target in ("tensorrt", "tensorrt-rtx"):
-        translate(call.words, target)
+        translate(call.tool, call.words, target)
     shlex.split(call.text)
 
 
@@ -241,7 +240,7 @@ def input_notes(content: bytes, _: Path) -> None:
         json.dumps(note.as_json())
 
 
-# Files of calibration and of scores. A changed header gets its checksum; without it, all are refused at once.
+# Files of calibration. A changed header gets its checksum; without it, all are refused at once.
 
 
 def _whole(name: str) -> bytes:
@@ -316,13 +315,6 @@ def checkpoint(content: bytes, folder: Path) -> None:
             histogram.add(np.float32([1.0, -3e38]))
 
 
-def scores(content: bytes, folder: Path, name: str = "top1") -> None:
-    """A file of scores; what is read is written and read as the same."""
-    loaded = load_scores(_file(content, folder, "a.scores"), read_metric(name))
-    save_scores(loaded, {"metric": name}, folder / "b.scores")
-    assert list(load_scores(folder / "b.scores", read_metric(name)).answers) == list(loaded.answers)
-
-
 # Data and models
 
 
@@ -334,10 +326,14 @@ def npy(content: bytes, folder: Path) -> None:
     assert array is None or (array.shape == shape and not array.dtype.hasobject)
 
 
+<<<<<<< HEAD
+=======
 def _table(kind: str) -> Parse:
-    return lambda c, f: read_table(Spelling(path := str(_file(c, f, f"t.{kind}")), kind, path))
+    suffix = {"text": "txt"}.get(kind, kind)
+    return lambda c, f: RowSet(Spelling(path := str(_file(c, f, f"t.{suffix}")), kind, path)).table
 
 
+>>>>>>> half-h
 PARSERS: dict[str, Parser] = {
     "shapes": Parser(shapes),
     "options": Parser(options),
@@ -371,17 +367,17 @@ PARSERS: dict[str, Parser] = {
         lambda c, _: RuntimeCacheFile(Path("e"), "1.7", "sha256:0")._blob(b"qcompile runtime cache 1\n" + c),
         json=True,
     ),
-    "scores_header": Parser(lambda c, f: scores(_sealed(c, "scores.top1"), f), json=True),
-    "scores_file": Parser(scores),
     "npy": Parser(npy),
     "npz": Parser(lambda c, f: (read_shapes(path := _file(c, f, "x.npz")), load_arrays(path))),
     "image": Parser(lambda c, _: [decode(io.BytesIO(c), mode, "x.png") for mode in ("RGB", "L")]),
     "audio": Parser(lambda c, _: decode_audio(io.BytesIO(c), 16000, 1.0, "x.wav")),
     "polygraphy_inputs": Parser(lambda c, f: load_polygraphy(_file(c, f, "inputs.json")), json=True),
+<<<<<<< HEAD
+=======
     "text_table": Parser(_table("text")),
     "jsonl": Parser(_table("jsonl")),
     "csv": Parser(_table("csv")),
-    "label_table": Parser(lambda c, f: read_label_table(_file(c, f, "l.csv"), ["a.png", "b/c.png"], f)),
+>>>>>>> half-h
     "onnx": Parser(
         lambda c, f: simplify(_file(c, f, "m.onnx"), f / "s.onnx"),
         crash="onnx, onnxsim and ONNX Runtime read the bytes",

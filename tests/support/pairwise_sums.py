@@ -1,7 +1,6 @@
 """Sums of products of bytes whose products a processor adds in pairs, in int16.
 
 x86 without VNNI: `vpmaddubsw` multiplies uint8 by int8 and adds two neighbours, saturated to int16.
-ARM without dot products: `smull` and `smlal` multiply int8 by int8 and add two products, wrapped to int16.
 """
 
 from __future__ import annotations
@@ -21,19 +20,9 @@ def saturate16(values: Array) -> Array:
     return np.clip(values, -(2**15), 2**15 - 1)
 
 
-def wrap16(values: Array) -> Array:
-    """Return values modulo 2 ** 16, in the range of int16."""
-    return (values + 2**15) % 2**16 - 2**15
-
-
 def neighbours(depth: int) -> Pairs:
     """Return (0, 1), (2, 3), ...: what `vpmaddubsw` adds."""
     return [(k, k + 1) for k in range(0, depth - 1, 2)]
-
-
-def halves_of_16(depth: int) -> Pairs:
-    """Return (0, 8), (1, 9), ..., (7, 15), (16, 24), ...: the two halves of a NEON register."""
-    return [(k, k + 8) for k in range(depth - 8) if k % 16 < 8]
 
 
 def pairwise_sums(rows: Array, columns: Array, pairs: Pairs, narrow: Callable[[Array], Array]) -> Array:
@@ -69,7 +58,6 @@ def convolution_operands(
     strides: list[int],
     pads: list[int],
     group: int,
-    channels_last: bool = True,
 ) -> tuple[Array, Array]:
     """Return the operands of a convolution as a product of matrices.
 
@@ -78,7 +66,6 @@ def convolution_operands(
         w: [m, c / group, *kernel].
         fill: What stands in the padding.
         strides, pads, group: Attributes of Conv.
-        channels_last: The order of the depth: kernel, then channels; otherwise channels, then kernel.
 
     Returns:
         Rows [n, group, places, depth] and columns [group, depth, m / group], int64.
@@ -90,6 +77,5 @@ def convolution_operands(
     columns = (
         w.astype(np.int64).reshape(group, -1, w.shape[1], int(np.prod(w.shape[2:]))).transpose(0, 2, 3, 1)
     )
-    if channels_last:
-        rows, columns = rows.swapaxes(3, 4), columns.swapaxes(1, 2)
+    rows, columns = rows.swapaxes(3, 4), columns.swapaxes(1, 2)  # the depth is the kernel, then the channels
     return rows.reshape(*rows.shape[:3], -1), columns.reshape(group, -1, columns.shape[-1])

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qcompile.bench.metrics.accuracy import ScoreSums, accuracy, read_metric
+from qcompile.bench.metrics.classes import TopK
 from qcompile.bench.metrics.metric import Metric, Truth
 from qcompile.bench.results.row import Accuracy
 from qcompile.model.preprocessing import Preprocessing, as_json
@@ -72,3 +73,13 @@ def value(
 def expanded(array: NDArray[Any], weights: NDArray[np.float64]) -> NDArray[Any]:
     """Rows repeated as often as weights say."""
     return np.repeat(array, weights.astype(int), axis=0)
+
+
+def top_k(outputs: Sequence[NDArray[Any]], labels: Sequence[NDArray[Any]], k: int) -> float:
+    """The share of labels among the `k` largest scores, over all batches."""
+    metric = TopK(f"top{k}", k)
+    sums = ScoreSums(metric)
+    for scores, truth in zip(outputs, labels, strict=True):
+        scored = metric.score({"scores": scores}, {}, Truth(truth, len(truth), "accuracy"))
+        sums.add(scored, scored, len(truth))
+    return sums.value()

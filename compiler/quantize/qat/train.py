@@ -28,8 +28,7 @@ from ....errors import EngineUnavailable, ExportError, InvalidOption, Quantizati
 from ....model.pytorch import import_torch
 from ....processor import resolve_isa
 from ....progress import quiet
-from ....spec.artifacts import QuantizeOptions
-from ....spec.decode import with_former_names
+from ....spec.decode import current_isas, deprecated
 from ....spec.words import GRAPH_TARGETS, ISAS, GraphTarget, Isa
 from .placement import OPERATOR, VIEWS, WEIGHTED, operator, weight_axis
 
@@ -49,7 +48,6 @@ _IN_PLACE = frozenset(
 )
 
 
-@with_former_names(QuantizeOptions)
 def prepare(
     model: torch.nn.Module,
     example_inputs: Any,
@@ -80,6 +78,7 @@ def prepare(
     """
     if target not in GRAPH_TARGETS:
         raise InvalidOption(f"target {target!r} is unknown; known are {', '.join(GRAPH_TARGETS)}")
+    isa = current_isas({"isa": isa}, deprecated)["isa"]
     if isa not in ISAS:
         raise InvalidOption(f"isa {isa!r} is unknown; known are {', '.join(ISAS)}")
     captured = _capture(model, example_inputs, dynamic_shapes)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scoring import top_k
 
 from qcompile.bench.metrics.accuracy import (
     METRICS,
@@ -19,7 +20,6 @@ from qcompile.bench.metrics.accuracy import (
     ScoreSums,
     accuracy,
     read_metric,
-    top_k,
 )
 from qcompile.bench.metrics.metric import Metric, Truth
 from qcompile.bench.results.row import unit_of

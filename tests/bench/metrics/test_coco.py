@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -12,12 +12,19 @@ from numpy.typing import NDArray
 from scoring import scored
 
 from qcompile.bench.metrics.accuracy import read_metric
-from qcompile.bench.metrics.coco import Detections, match_image
-from qcompile.bench.metrics.mean_average_precision import MeanAveragePrecision
+from qcompile.bench.metrics.detection import MeanAveragePrecision, match
 from qcompile.bench.metrics.metric import Scored
 from qcompile.errors import DataError
 
 Floats = NDArray[np.float64]
+
+
+class Detections(NamedTuple):
+    boxes: Floats
+    scores: Floats
+    classes: NDArray[np.int64]
+
+
 Images = list[tuple[Detections, Floats]]
 
 FIGURES = {  # of `COCOeval.stats`
@@ -63,12 +70,16 @@ def by_pycocotools(images: Images) -> list[float]:
     return [float(one) for one in evaluation.stats]
 
 
+def matched(images: Images, mean: MeanAveragePrecision) -> Scored:
+    """What is kept of the images."""
+    return match([found for found, _ in images], [boxes for _, boxes in images], mean.thresholds, mean.area)
+
+
 def ours(images: Images, metric: str = "map", weights: Floats | None = None) -> float:
     """The same figure of ours; -1 where there is none."""
     mean = read_metric(metric)
     assert isinstance(mean, MeanAveragePrecision)
-    records = [match_image(found, boxes, mean.thresholds, mean.area) for found, boxes in images]
-    values = mean.values([Scored(records=records)])
+    values = mean.values(matched(images, mean))
     [value] = values(np.ones((1, len(images))) if weights is None else weights[None])
     return -1.0 if np.isnan(value) else float(value)
 
@@ -173,8 +184,7 @@ def test_the_figures_that_were_published_for_cocos_own_example() -> None:
         assert ours(images, metric) == pytest.approx(expected, abs=6e-4), metric
     assert ours(images) == pytest.approx(by_pycocotools(images)[0], abs=1e-9)
     metric = MeanAveragePrecision("map")
-    records = [match_image(found, boxes, metric.thresholds, metric.area) for found, boxes in images]
-    each = metric.classes([Scored(records=records)])
+    each = metric.classes(matched(images, metric))
     assert {label: value for label, (value, _) in each.items()} == pytest.approx(PUBLISHED_CLASSES, abs=6e-4)
     assert [samples for _, samples in each.values()] == [1, 1, 1, 2, 1]
 
@@ -244,10 +254,10 @@ def test_the_interval_is_that_of_a_plain_loop_with_pycocotools() -> None:
 @pytest.mark.parametrize(
     ("labels", "said"),
     [
-        (np.zeros((2, 3)), r"labels of shape \(2, 3\) for 2 images; boxes"),
+        (np.zeros((2, 3)), r"labels of shape \(2, 3\) for 2 images; map needs boxes"),
         (np.zeros((2, 3, 4)), r"labels of shape \(2, 3, 4\) for 2 images"),
         (np.full((2, 3, 5), -1.0), "map: no box is to be found in the labels"),
-        (None, "has no labels; map needs boxes"),
+        (None, "has no labels for 2 images; map needs boxes"),
     ],
 )
 def test_labels_that_are_no_boxes_are_refused(labels: Any, said: str) -> None:

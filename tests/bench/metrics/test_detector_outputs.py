@@ -11,35 +11,32 @@ from numpy.typing import NDArray
 from scoring import inputs_of, value
 
 from qcompile.bench.metrics.accuracy import read_metric
-from qcompile.bench.metrics.coco import Detections
-from qcompile.bench.metrics.detector_outputs import (
-    DetectorInput,
-    detector_form,
-    detector_input,
-)
+from qcompile.bench.metrics.detection import Detections, read_detections, suppressed
 from qcompile.bench.metrics.metric import Truth
-from qcompile.bench.metrics.suppression import suppressed
 from qcompile.errors import DataError
 from qcompile.model.preprocessing import ImagePreprocessing
 from qcompile.tensors import TensorInfo
 
-INPUT = DetectorInput(width=200, height=100, classes=3)
+INPUT = inputs_of(ImagePreprocessing(width=200, height=100, classes=("a", "b", "c")))
 BOXES = np.array([[[20.0, 10, 60, 50], [100, 40, 180, 90]]])
 LABELS, SCORES = np.array([[2, 0]]), np.array([[0.9, 0.6]])
 
 
-def read(outputs: dict[str, NDArray[Any]], samples: int = 1, known: DetectorInput = INPUT) -> tuple[str, Any]:
+def read(
+    outputs: dict[str, NDArray[Any]], samples: int = 1, inputs: list[TensorInfo] = INPUT
+) -> tuple[str, Any]:
     """The form, and the detections of the first image."""
-    form, reader = detector_form(outputs, samples, known, "data")
-    return form, reader(outputs)[0]
+    form, images = read_detections(outputs, samples, inputs, "data")
+    return form, images[0]
 
 
 def same(found: Detections, keep: int = 2) -> None:
     """Whether the best detections are those above."""
-    order = np.argsort(-found.scores, kind="stable")[:keep]
-    assert found.boxes[order] == pytest.approx(BOXES[0], abs=1e-4)
-    assert found.classes[order].tolist() == LABELS[0].tolist()
-    assert found.scores[order] == pytest.approx(SCORES[0], abs=1e-6)
+    boxes, scores, classes = found
+    order = np.argsort(-scores, kind="stable")[:keep]
+    assert boxes[order] == pytest.approx(BOXES[0], abs=1e-4)
+    assert classes[order].tolist() == LABELS[0].tolist()
+    assert scores[order] == pytest.approx(SCORES[0], abs=1e-6)
 
 
 def centred(boxes: NDArray[Any]) -> NDArray[Any]:
@@ -64,7 +61,7 @@ def test_outputs_of_a_batch_may_say_how_many_count() -> None:
     }
     form, found = read(padded)
     assert form == "boxes 'det_boxes', labels 'det_classes', scores 'det_scores'"
-    assert len(found.boxes) == 2
+    assert len(found[0]) == 2
     same(found)
 
 
@@ -77,7 +74,7 @@ def test_detrs_softmax_has_a_class_for_nothing() -> None:
     how = "(softmax, the last class is nothing)"
     assert form == f"DETR: logits 'logits' {how}, boxes 'pred_boxes' as shares of the input"
     same(found)
-    assert len(found.boxes) == 2
+    assert len(found[0]) == 2
 
 
 def test_its_successors_have_sigmoid_scores_of_the_classes_alone() -> None:
@@ -86,14 +83,14 @@ def test_its_successors_have_sigmoid_scores_of_the_classes_alone() -> None:
     outputs = {"logits": np.log(shares / (1 - shares)), "boxes": centred(BOXES) / [200, 100, 200, 100]}
     form, found = read(outputs)
     assert "sigmoid" in form
-    assert len(found.boxes) == 6  # every pair of query and class
+    assert len(found[0]) == 6  # every pair of query and class
     same(found)
 
 
 def test_boxes_as_shares_need_the_size_of_the_input() -> None:
     outputs = {"logits": np.zeros((1, 2, 4)), "pred_boxes": np.zeros((1, 2, 4))}
     with pytest.raises(DataError, match="shares of an input whose height and width are not known") as caught:
-        read(outputs, known=DetectorInput())
+        read(outputs, inputs=[])
     assert "preprocessing" in caught.value.hint
 
 
@@ -109,7 +106,7 @@ def test_rows_of_six_are_boxes_score_and_class() -> None:
     rows = np.concatenate([rows, np.zeros((1, 4, 6))], axis=1)
     form, found = read({"output0": rows})
     assert form == "rows 'output0': x1, y1, x2, y2, score, class"
-    assert len(found.boxes) == 2
+    assert len(found[0]) == 2
     same(found)
 
 
@@ -127,10 +124,10 @@ def test_yolos_predictions_are_suppressed(transposed: bool, objectness: bool, cl
     if objectness and not classes:
         return  # nothing tells it from a class
     outputs = {"output0": rows.transpose(0, 2, 1) if transposed else rows}
-    form, found = read(outputs, known=DetectorInput(200, 100, classes))
+    form, found = read(outputs, inputs=INPUT if classes else [])
     first = 5 if objectness else 4
     assert f"{first} + classes" in form
-    assert len(found.boxes) == 2
+    assert len(found[0]) == 2
     same(found)
 
 
@@ -172,11 +169,12 @@ def test_other_outputs_are_refused_with_the_way_out(outputs: dict[str, NDArray[A
     assert "file.py:function" in caught.value.hint
 
 
-def test_what_is_known_of_the_input_comes_from_its_preprocessing_or_its_shape() -> None:
-    said = ImagePreprocessing(height=480, width=640, classes=("cat", "dog"))
-    assert detector_input(inputs_of(said)) == DetectorInput(640, 480, 2)
-    assert detector_input([TensorInfo("x", "float32", ("n", 3, 32, 64))]) == DetectorInput(64, 32)
-    assert detector_input([TensorInfo("x", "float32", ("n", 3, "h", "w"))]) == DetectorInput()
+def test_the_size_of_the_input_is_that_of_its_preprocessing_or_its_shape() -> None:
+    outputs = {"logits": np.zeros((1, 1, 4)), "pred_boxes": np.ones((1, 1, 4))}
+    for inputs, corner in ((INPUT, [300, 150]), ([TensorInfo("x", "float32", ("n", 3, 32, 64))], [96, 48])):
+        assert read(outputs, inputs=inputs)[1][0][0, 2:].tolist() == corner
+    with pytest.raises(DataError, match="height and width are not known"):
+        read(outputs, inputs=[TensorInfo("x", "float32", ("n", 3, "h", "w"))])
 
 
 def test_a_metric_says_which_form_it_took_and_every_form_has_the_same_value() -> None:

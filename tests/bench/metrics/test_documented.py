@@ -12,7 +12,7 @@ from scoring import inputs_of
 
 import qcompile
 from qcompile.bench.metrics.accuracy import read_metric
-from qcompile.bench.metrics.mean_average_precision import MeanAveragePrecision
+from qcompile.bench.metrics.detection import MeanAveragePrecision
 from qcompile.bench.results.row import unit_of
 from qcompile.bench.statistics.bootstrap import CONFIDENCE, FEWEST_UNITS, RESAMPLES
 from qcompile.cli.main import group

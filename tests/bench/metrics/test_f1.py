@@ -14,8 +14,7 @@ from scoring import expanded, inputs_of, scored, value
 from sklearn.metrics import f1_score
 
 from qcompile.bench.metrics.accuracy import read_metric
-from qcompile.bench.metrics.f1 import entities
-from qcompile.bench.metrics.metric import Truth
+from qcompile.bench.metrics.metric import Truth, joined
 from qcompile.errors import DataError
 from qcompile.model.preprocessing import TextPreprocessing
 
@@ -39,9 +38,8 @@ def test_the_examples_of_scikit_learn() -> None:
     true, predicted = np.array([0, 1, 2, 0, 1, 2]), np.array([0, 2, 1, 0, 0, 1])
     for average, expected in (("macro", 0.8 / 3), ("micro", 1 / 3), ("weighted", 0.8 / 3)):
         assert value(f"f1:{average}", logits_of(predicted, 3), true) == pytest.approx(expected)
-    each = read_metric("f1").classes(
-        [read_metric("f1").score({"y": logits_of(predicted, 3)}, {}, Truth(true, 6, "data"))]
-    )
+    metric = read_metric("f1")
+    each = metric.classes(metric.score({"y": logits_of(predicted, 3)}, {}, Truth(true, 6, "data")))
     assert each == {0: (0.8, 2), 1: (0.0, 2), 2: (0.0, 2)}
 
 
@@ -58,7 +56,7 @@ def test_the_confusion_matrix_of_scikit_learns_tests() -> None:
     assert value("f1:macro", scores, true) == pytest.approx(0.51, abs=0.005)
     assert value("f1", scores, true) == value("f1:macro", scores, true)
     metric = read_metric("f1")
-    each = metric.classes([metric.score({"y": scores}, {}, Truth(true, len(true), "data"))])
+    each = metric.classes(metric.score({"y": scores}, {}, Truth(true, len(true), "data")))
     assert [round(one, 2) for one, _ in each.values()] == [0.81, 0.15, 0.57]
     assert [samples for _, samples in each.values()] == [24, 31, 20]
 
@@ -99,7 +97,7 @@ def test_weights_are_repeated_samples(average: str) -> None:
     rng = np.random.default_rng(4)
     true, predicted = rng.integers(0, 2 if average == "binary" else 5, (2, 30))
     metric = read_metric(f"f1:{average}")
-    values = metric.values([metric.score({"y": predicted}, {}, Truth(true, 30, "data"))])
+    values = metric.values(joined([metric.score({"y": predicted}, {}, Truth(true, 30, "data"))]))
     for weights in rng.integers(0, 3, (20, 30)).astype(np.float64):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -152,19 +150,22 @@ def test_the_vectors_of_seqeval(true: list[list[str]], predicted: list[list[str]
     assert value(metric, outputs, labels) == pytest.approx(expected)
 
 
-def test_entities_are_those_of_seqevals_tests() -> None:
-    """Source: seqeval's tests/test_metrics.py, test_get_entities."""
-    tags = ["O", "O", "O", "B-MISC", "I-MISC", "I-MISC", "O", "B-PER", "I-PER"]
-    assert entities(tags) == {("MISC", 3, 5), ("PER", 7, 8)}
-    assert entities(["I-A", "I-A", "I-B", "B-B"]) == {("A", 0, 1), ("B", 2, 2), ("B", 3, 3)}
-    assert entities([]) == set()
-
-
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.sampled_from(TAGS), max_size=12))
-def test_entities_cover_every_tag_but_o_once(tags: list[str]) -> None:
-    covered = [at for _, first, last in entities(tags) for at in range(first, last + 1)]
-    assert sorted(covered) == [at for at, tag in enumerate(tags) if tag != "O"]
+@given(
+    st.lists(
+        st.lists(st.tuples(st.sampled_from(TAGS), st.sampled_from(TAGS)), min_size=1, max_size=9), min_size=2
+    )
+)
+def test_entities_of_any_tags_are_those_of_seqevals_f1(rows: list[list[tuple[str, str]]]) -> None:
+    from seqeval.metrics import f1_score as entity_f1
+
+    true, predicted = ([[pair[side] for pair in row] for row in rows] for side in (0, 1))
+    if all(tag == "O" for row in (*true, *predicted) for tag in row):
+        return
+    labels, found = tag_ids(true), tag_ids(predicted)
+    outputs = logits_of(np.where(found < 0, 0, found), len(TAGS))
+    actual = value(read_metric("f1:entities", inputs=tagger(*TAGS)), outputs, labels)
+    assert actual == pytest.approx(entity_f1(true, predicted, zero_division=0))
 
 
 def test_what_has_no_f1_is_refused() -> None:

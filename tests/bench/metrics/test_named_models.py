@@ -89,14 +89,14 @@ def test_a_recognizer_of_speech_has_a_word_error_rate(tmp_path: Path) -> None:
     add_json(folder, "vocab.json", LETTERS)
     add_json(folder, "preprocessor_config.json", SOUNDS)
     rng = np.random.default_rng(0)
-    rows = ["file,text"]
+    rows = ["file_name,text"]
     (tmp_path / "wav").mkdir()
     for index in range(SAMPLES):
         with wave.open(str(tmp_path / "wav" / f"{index:02}.wav"), "wb") as file:
             file.setparams((1, 2, 16000, 0, "NONE", ""))
             file.writeframes((rng.standard_normal(1600) * 3000).astype("<i2").tobytes())
         rows.append(f"{index:02}.wav,{' '.join(rng.choice(['a', 'ab', 'cab'], 3))}")
-    (tmp_path / "labels.csv").write_text("\n".join(rows))
-    metric, found = measured(folder, f"audio:{tmp_path}/wav?labels={tmp_path}/labels.csv")
+    (tmp_path / "wav" / "metadata.csv").write_text("\n".join(rows))
+    metric, found = measured(folder, f"audio:{tmp_path}/wav")
     assert metric == "wer"
     assert found.value > 0

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scoring import scored, value
 
-from qcompile.bench.metrics import neighbours
+from qcompile.bench.metrics import ranking as neighbours
 from qcompile.errors import DataError
 
 Floats = NDArray[np.float64]

@@ -168,5 +168,5 @@ def test_without_jiwer_the_extra_is_named() -> None:
         "except EngineUnavailable as error:\n    print(error.message, error.hint)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "jiwer cannot be imported" in done.stdout
+    assert "jiwer computes wer, and cannot be imported" in done.stdout
     assert "pip install 'qcompile[metrics]'" in done.stdout

@@ -23,7 +23,7 @@ def values(metric: str, labels: NDArray[Any] | None, outputs: Any = None) -> lis
     """The value of each sample."""
     scored = read_metric(metric).score(outputs or FOUND, BASELINE, Truth(labels, 4, "data[0:4]"))
     assert scored.predictions is None
-    return [float(value) for value, weight in scored.statistics if weight == 1.0]
+    return [float(value) for value, weight in scored.table if weight == 1.0]
 
 
 def by_hand(metric: str, a: NDArray[Any], b: NDArray[Any]) -> float:
@@ -89,4 +89,4 @@ def test_the_metric_of_the_page_runs(tmp_path: Path) -> None:
     metric = read_metric(f"{tmp_path / 'metric.py'}:parity")
     truth = Truth(np.array([2, 0, 0, 1]), 4, "data[0:4]")  # against classes 0, 1, 2, 3
     scored = metric.score({"logits": np.eye(4)}, None, truth)
-    assert scored.statistics.tolist() == [[1, 1], [0, 1], [1, 1], [1, 1]]
+    assert scored.table.tolist() == [[1, 1], [0, 1], [1, 1], [1, 1]]

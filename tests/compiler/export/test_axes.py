@@ -115,16 +115,6 @@ def test_the_file_keeps_what_is_known_of_its_inputs(tmp_path: Path) -> None:
     assert note == InputNote((2, 24), {1: AxisRange(24, 96, 8)})
 
 
-def test_a_note_is_written_for_a_static_input_too(tmp_path: Path) -> None:
-    export(nn.ReLU(), tmp_path / "m.onnx", inputs=["input:2x3"])
-    assert read_notes(onnx.load(tmp_path / "m.onnx")) == {"input": InputNote((2, 3))}
-
-
-def test_the_limit_of_a_table_is_the_axis_maximum(tmp_path: Path) -> None:
-    artifact = export(Positions(), tmp_path / "m.onnx", inputs=["x:[n,length=8,2]"])
-    assert axes_of(artifact)["length"] == {"min": 1, "max": 16, "multiple": 1, "traced": 8}
-
-
 def test_a_branch_on_an_extent_is_exported_for_the_range_that_was_asked_for(tmp_path: Path) -> None:
     artifact = export(OtherWhenLarge(), tmp_path / "m.onnx", inputs=["x:[n=2..4,2]"])
     assert axes_of(artifact)["n"] == {"min": 2, "max": 4, "multiple": 1, "traced": 2}

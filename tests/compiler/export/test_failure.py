@@ -132,11 +132,6 @@ def test_a_frozen_branch_that_a_sample_does_not_take_is_refused(source: Path, tm
     assert not (tmp_path / "m.onnx").exists()
 
 
-def test_the_exporters_own_error_is_kept_as_the_cause(source: Path) -> None:
-    error = refuse(source, "eigen")
-    assert isinstance(error.__cause__, torch.onnx.OnnxExporterError)
-
-
 def test_an_error_of_ours_passes_through_unchanged() -> None:
     error = InvalidOption("as it was")
     assert explain_export_failure(error, "model") is error

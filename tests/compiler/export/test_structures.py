@@ -113,13 +113,6 @@ def test_a_model_in_training_mode_is_exported_in_evaluation_mode_with_a_word(
     np.testing.assert_array_equal(run(artifact.path, x=x)["output"], x)
 
 
-def test_a_module_that_is_given_keeps_its_mode(tmp_path: Path) -> None:
-    module = nn.Sequential(nn.Dropout(), nn.Sequential(nn.Dropout()).eval())
-    artifact = export(module, tmp_path / "m.onnx", inputs=["input:2x3"])
-    assert [part.training for part in module.modules()] == [True, True, False, False]
-    assert any("training mode" in text for text in artifact.manifest.warnings)
-
-
 class Memory:
     """A cache, as text models return it: no tensor."""
 
@@ -168,15 +161,6 @@ def test_a_dataclass_that_pytorch_does_not_know_is_taken_apart(tmp_path: Path) -
 
     artifact = export(Detector(), tmp_path / "m.onnx", inputs=["x:[n,3]"])
     assert list(run(artifact.path, x=np.ones((2, 3), np.float32))) == ["boxes", "scores_0", "scores_1"]
-
-
-def test_a_random_model_is_told_from_a_wrong_export(tmp_path: Path) -> None:
-    class Noise(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x + torch.rand_like(x)
-
-    with pytest.raises(ModelError, match="the model itself is random"):
-        export(Noise(), tmp_path / "m.onnx", inputs=["x:2x3"])
 
 
 def test_a_wrong_export_of_a_steady_model_names_the_random_input(tmp_path: Path) -> None:

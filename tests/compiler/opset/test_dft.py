@@ -122,16 +122,3 @@ def test_runtimes_without_it_build_the_product(target: str, tmp_path: Path) -> N
         options = {"gpus": ["sm86"]} | {f"{kind}_shapes": {"x": (2, 16, 1)} for kind in ("min", "opt", "max")}
     built = qcompile.build(tmp_path / "m.onnx", tmp_path / "b", target=target, **options)  # type: ignore[arg-type]
     assert built.manifest.proof["reached_in_precision"] == 1
-
-
-def test_rtx_builds_a_length_of_run_time(tmp_path: Path) -> None:
-    onnx.save(transformed("y = DFT<axis = 1>(x)", "n,m,2", 17), tmp_path / "m.onnx")
-    shapes = {
-        "min_shapes": {"x": (1, 4, 2)},
-        "opt_shapes": {"x": (2, 16, 2)},
-        "max_shapes": {"x": (2, 32, 2)},
-    }
-    built = qcompile.build(
-        tmp_path / "m.onnx", tmp_path / "b.engine", target="tensorrt-rtx", gpus=["sm86"], **shapes
-    )
-    assert built.manifest.proof["reached_in_precision"] == 2

@@ -108,13 +108,6 @@ def test_what_cannot_be_lowered_leaves_nothing(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["bits.onnx"]
 
 
-def test_given_samples_are_compared(mean: Path, tmp_path: Path) -> None:
-    data = tmp_path / "x.npz"
-    np.savez(data, x=np.ones((5, 3, 4), np.float32))
-    artifact = fit_opset(mean, tmp_path / "old.onnx", 17, data=str(data))
-    assert artifact.manifest.checks[1].detail == "1 input, equal"
-
-
 def test_weights_in_a_file_of_their_own_are_carried_along(
     mean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from qcompile.compiler.export import export
 from qcompile.compiler.opset.fit import fit_opset
 from qcompile.errors import ExportError
-from qcompile.model.onnx_file import count_operators, load_onnx, opset
+from qcompile.model.onnx_file import load_onnx, opset
 
 
 class UNet(nn.Module):
@@ -96,59 +96,3 @@ def test_export_names_the_node_that_an_older_opset_lacks(tmp_path: Path) -> None
     with pytest.raises(ExportError, match=r"opset 17 was asked for; .* reached 18: BitwiseAnd") as caught:
         export(Bits(), tmp_path / "m.onnx", inputs=["x:4:int32"], opset_version=17)
     assert "`opset` 18" in caught.value.hint
-
-
-def _bert() -> nn.Module:
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64)
-
-    class Hidden(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = BertModel(config, add_pooling_layer=False)
-
-        def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-            found: Tensor = self.model(input_ids=tokens, attention_mask=mask).last_hidden_state
-            return found
-
-    return Hidden()
-
-
-def _images(kind: str) -> nn.Module:
-    import transformers
-
-    settings = {
-        "ViT": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64},
-        "ResNet": {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]},
-        "EfficientNet": {"width_coefficient": 0.2, "depth_coefficient": 0.2, "hidden_dim": 256},
-    }[kind]
-    sizes = {} if kind == "ResNet" else {"image_size": 32}
-
-    class Logits(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            config = getattr(transformers, f"{kind}Config")(**settings, **sizes, num_labels=5)
-            self.model = getattr(transformers, f"{kind}ForImageClassification")(config)
-
-        def forward(self, image: Tensor) -> Tensor:
-            found: Tensor = self.model(image).logits
-            return found
-
-    return Logits()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("version", [18, 20, 23])
-@pytest.mark.parametrize("name", ["Bert", "ViT", "ResNet", "EfficientNet"])
-def test_an_architecture_of_transformers_computes_the_same_in_opset_17(
-    name: str, version: int, tmp_path: Path
-) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed")
-    torch.manual_seed(0)
-    module = _bert() if name == "Bert" else _images(name)
-    inputs = ["tokens:[N,9]:int64", "mask:[N,9]:int64"] if name == "Bert" else ["image:[N,3,32,32]"]
-    newer = export(module.eval(), tmp_path / "new.onnx", inputs=inputs, opset_version=version)
-    older = fit_opset(newer.path, tmp_path / "old.onnx", 17)
-    assert older.manifest.checks[-1].passed
-    assert sum(count_operators(load_onnx(older.path)).values()) > 10

@@ -12,13 +12,11 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-import tensorrt_rtx
 from onnx import TensorProto, helper, numpy_helper
 
 import qcompile
 from qcompile.compiler.opset.trt_operators import find_trt_operators, in_standard_forms
 from qcompile.engines.load import load
-from qcompile.engines.tensorrt.builder.network import parse
 from qcompile.model.graph import graph_precision
 from qcompile.model.onnx_file import opset
 
@@ -160,26 +158,3 @@ def test_the_real_rtx_builds_each_and_what_cannot_be_compared_is_said(
     ).manifest
     told = any("ONNX Runtime has no TRT_" in warning for warning in manifest.warnings)
     assert told == (precision == "fp32")
-
-
-def test_the_real_parser_reads_both_spellings_alike(tmp_path: Path) -> None:
-    from qcompile.engines.tensorrt.adapter import load_adapter
-    from qcompile.engines.tensorrt.log import make_log
-
-    adapter, log = load_adapter("tensorrt-rtx"), make_log(tensorrt_rtx)
-    kinds = []
-    for index, proto in enumerate((fp8(), in_standard_forms(fp8()))):
-        path = tmp_path / f"{index}.onnx"
-        onnx.save(proto, path)
-        network = tensorrt_rtx.Builder(log.logger).create_network(adapter.network_flags())
-        parser = parse(adapter, network, log, path)
-        layers = [network.get_layer(at) for at in range(network.num_layers)]
-        kinds.append(
-            [
-                (one.type, one.get_output(0).dtype)
-                for one in layers
-                if one.type != tensorrt_rtx.LayerType.CONSTANT
-            ]
-        )
-        del parser
-    assert kinds[0] == kinds[1]

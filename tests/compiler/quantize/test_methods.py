@@ -33,11 +33,7 @@ from qcompile.spec.artifacts import BuildSpec
 )
 @pytest.mark.parametrize("mode", ["static", "dynamic", "weights", "fp16"])
 def test_only_and_exclude_choose_the_same_nodes_in_every_mode(
-    mode: str,
-    choice: dict[str, list[str]],
-    taken: set[str],
-    layers: Any,
-    tmp_path: Path,
+    mode: str, choice: dict[str, list[str]], taken: set[str], layers: Any, tmp_path: Path
 ) -> None:
     model, _, data, _ = layers
     options: dict[str, Any] = {"mode": mode} if mode != "fp16" else {"precision": "fp16"}

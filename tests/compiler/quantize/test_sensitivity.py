@@ -208,11 +208,7 @@ def products() -> onnx.ModelProto:
     ("make", "shape"), [(products, (32, 16)), (convolutions, (48, 4, 6, 6))], ids=["products", "convolutions"]
 )
 def test_the_real_quantizer_does_the_same_damage(
-    make: Callable[[], onnx.ModelProto],
-    shape: tuple[int, ...],
-    target: GraphTarget,
-    isa: Isa,
-    tmp_path: Path,
+    make: Callable[[], onnx.ModelProto], shape: tuple[int, ...], target: GraphTarget, isa: Isa, tmp_path: Path
 ) -> None:
     """The damage is read from the files as they are written, so that the kernels of no processor matter."""
     bench = Bench(tmp_path, make(), {"x": normal(*shape)})

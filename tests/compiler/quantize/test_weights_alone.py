@@ -98,10 +98,5 @@ def test_onnx_runtimes_own_form_is_refused_for_tensorrt(layers: Any, tmp_path: P
     options = {"quant_format": "nbits"}
     with pytest.raises(InvalidOption, match="`quant_format` 'nbits' needs ONNX Runtime's own operators"):
         quantize(
-            layers[0],
-            tmp_path / "q.onnx",
-            mode="weights",
-            precision="int4",
-            target="tensorrt",
-            **options,
+            layers[0], tmp_path / "q.onnx", mode="weights", precision="int4", target="tensorrt", **options
         )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper, parser
 
 import qcompile
-from qcompile.compiler.simplify.simplify import removed_nodes, simplify
+from qcompile.compiler.simplify.simplify import simplify
 from qcompile.errors import DataError, ModelError
 from qcompile.model.input_notes import KEY, InputNote, read_notes, write_notes
 from qcompile.model.onnx_file import load_onnx, model_io
@@ -181,11 +181,6 @@ def test_a_damaged_model_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(b"not a model")
     with pytest.raises(ModelError, match="not an ONNX model, or cut off"):
         simplify(tmp_path / "m.onnx", tmp_path / "out.onnx")
-
-
-def test_removed_nodes_counts_what_went_and_what_came() -> None:
-    before, after = {"Conv": 2, "Identity": 3, "Relu": 1}, {"Conv": 2, "Relu": 2}
-    assert removed_nodes(before, after) == {"Identity": 3, "Relu": -1}
 
 
 class Attention(torch.nn.Module):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Callable
+from dataclasses import asdict
 from importlib.metadata import version
 from importlib.util import find_spec
 
@@ -11,6 +13,7 @@ import pytest
 
 from qcompile.engines import doctor, names
 from qcompile.engines.doctor import Diagnosis, find_problems
+from qcompile.engines.doctor.diagnosis import machine_facts
 from qcompile.engines.gpu import why_no_gpu
 from qcompile.errors import InvalidOption, MissingFile
 
@@ -28,53 +31,41 @@ def diagnosis() -> Diagnosis:
     return doctor()
 
 
-def test_a_clean_installation_has_no_problem() -> None:
-    assert find_problems(CLEAN, numpy_2) == []
+@pytest.mark.parametrize(
+    ("installed", "versions", "problem", "fix"),
+    [
+        (CLEAN | {"onnxruntime-gpu"}, {}, "onnxruntime and onnxruntime-gpu are installed together",
+         "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu"),
+        (CLEAN - {"onnxscript"}, {}, "torch is installed without onnxscript", "pip install onnxscript"),
+        (CLEAN | {"onnx-simplifier"}, {}, "an old name of onnxsim", "pip uninstall -y onnx-simplifier && "
+         "pip install --force-reinstall onnxsim"),
+        (CLEAN, {"numpy": "1.26.4"}, "numpy 1.26.4 is installed", "pip install 'numpy>=2'"),
+        (CLEAN | {"tensorrt"}, {"tensorrt": "8.5.3.1"}, "TensorRT 8 is built for numpy 1",
+         "pip install 'numpy<2'"),
+        (CLEAN - {"numba"}, {}, "numba is missing", "pip install numba"),
+    ],
+)  # fmt: skip
+def test_a_defect_is_named_with_its_fix(
+    installed: set[str], versions: dict[str, str], problem: str, fix: str
+) -> None:
+    (found,) = find_problems(installed, lambda name: versions.get(name) or numpy_2(name))
+    assert problem in found.problem
+    assert found.fix == fix
 
 
-def test_both_onnxruntimes_together_are_a_problem_with_one_command_as_its_fix() -> None:
-    (problem,) = find_problems(CLEAN | {"onnxruntime-gpu"}, numpy_2)
-    assert problem.problem.startswith("onnxruntime and onnxruntime-gpu are installed together")
-    assert problem.fix == ("pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu")
-
-
-@pytest.mark.parametrize("only", ["onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino"])
-def test_any_one_onnxruntime_is_no_problem(only: str) -> None:
-    assert find_problems((CLEAN - {"onnxruntime"}) | {only}, numpy_2) == []
-
-
-def test_torch_without_onnxscript_is_a_problem() -> None:
-    (problem,) = find_problems(CLEAN - {"onnxscript"}, numpy_2)
-    assert problem.fix == "pip install onnxscript"
-    assert find_problems(CLEAN - {"torch", "onnxscript"}, numpy_2) == []
-
-
-def test_the_old_name_of_onnxsim_is_a_problem() -> None:
-    (problem,) = find_problems(CLEAN | {"onnx-simplifier"}, numpy_2)
-    assert "pip uninstall -y onnx-simplifier" in problem.fix
-
-
-def test_numpy_1_is_a_problem() -> None:
-    (problem,) = find_problems(CLEAN, lambda _: "1.26.4")
-    assert "numpy 1.26.4 is installed" in problem.problem
-    assert problem.fix == "pip install 'numpy>=2'"
-
-
-def test_tensorrt_8_wants_numpy_1() -> None:
-    installed = CLEAN | {"tensorrt"}
-    versions = {"tensorrt": "8.5.3.1", "numpy": "2.4.6"}
-    (problem,) = find_problems(installed, lambda name: versions.get(name, "1"))
-    assert "TensorRT 8 is built for numpy 1" in problem.problem
-    assert problem.fix == "pip install 'numpy<2'"
-    assert find_problems(installed, lambda name: {**versions, "numpy": "1.26.4"}.get(name, "1")) == []
-    newer = {"tensorrt": "10.16.1", "numpy": "2.4.6"}
-    assert find_problems(installed, lambda name: newer.get(name, "1")) == []
-
-
-def test_counting_by_numpy_is_a_problem_where_a_runtime_calibrates() -> None:
-    (problem,) = find_problems(CLEAN - {"numba"}, numpy_2)
-    assert problem.fix == "pip install numba"
-    assert find_problems(CLEAN - {"numba", "onnxruntime"}, numpy_2) == []
+@pytest.mark.parametrize(
+    ("installed", "versions"),
+    [
+        (CLEAN, {}),
+        ((CLEAN - {"onnxruntime"}) | {"onnxruntime-openvino"}, {}),
+        (CLEAN - {"torch", "onnxscript"}, {}),
+        (CLEAN | {"tensorrt"}, {"tensorrt": "8.5.3.1", "numpy": "1.26.4"}),
+        (CLEAN | {"tensorrt"}, {"tensorrt": "10.16.1"}),
+        (CLEAN - {"numba", "onnxruntime"}, {}),
+    ],
+)
+def test_what_fits_is_no_defect(installed: set[str], versions: dict[str, str]) -> None:
+    assert find_problems(installed, lambda name: versions.get(name) or numpy_2(name)) == []
 
 
 def test_every_problem_is_reported_at_once() -> None:
@@ -84,7 +75,7 @@ def test_every_problem_is_reported_at_once() -> None:
 
 def test_doctor_reports_python_and_the_versions_of_what_is_here(diagnosis: Diagnosis) -> None:
     assert diagnosis.python == platform.python_version()
-    assert diagnosis.processor
+    assert diagnosis.machine["processor"]
     assert diagnosis.packages["onnxruntime"] == version("onnxruntime")
     assert all(diagnosis.packages.values())
 
@@ -114,20 +105,39 @@ def test_doctor_says_that_rtx_builds_here_and_needs_a_gpu_to_run(diagnosis: Diag
 
 
 def test_the_json_form_is_plain(diagnosis: Diagnosis) -> None:
-    value = json.loads(json.dumps(diagnosis.as_json()))
+    value = json.loads(json.dumps(asdict(diagnosis)))
     assert set(value) == {
-        "python", "system", "processor", "packages", "targets", "problems", "machine", "gpus", "asked",
-        "precisions", "int8", "extras", "tensorflow",
+        "python", "system", "packages", "targets", "problems", "machine", "gpus", "types", "precisions",
+        "extras", "tensorflow",
     }  # fmt: skip
-    assert set(value["int8"]) == {"isa", "cost", "measured", "measured_on", "sentence"}
+    assert set(value["machine"]) == {
+        "processor", "architecture", "features", "isa", "int8", "threads", "memory_bytes", "free_bytes",
+    }  # fmt: skip
     assert set(value["precisions"][0]) == {"target", "device", "precision", "state", "reason", "fix"}
     assert set(value["extras"][0]) == {"extra", "state", "missing", "problem", "fix"}
     assert set(value["targets"][0]) == {"target", "why_not_build", "why_not_run", "why_not_run_on_gpu", "fix"}
 
 
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        (
+            "sse4",
+            "INT8 on avx2: weights are fitted so that no pair of products overflows, which costs accuracy",
+        ),
+        ("avx512_vnni", "INT8 on avx512-vnni: weights use all 8 bits"),
+        ("avx_vnni", "INT8 on avx-vnni: weights use all 8 bits"),
+        ("amx_int8", "INT8 on amx: weights use all 8 bits"),
+    ],
+)
+def test_what_int8_does_here_is_said(flag: str, said: str, on_processor: Callable[..., None]) -> None:
+    on_processor(flag)
+    assert machine_facts()["int8"] == said
+
+
 def test_doctor_answers_for_gpus_that_are_not_here() -> None:
     found = doctor(gpus=["sm86", "8.9"])
-    assert [one.capability for one in found.asked] == ["sm86", "sm89"]
+    assert [one.capability for one in found.types] == ["sm86", "sm89"]
     devices = {one.device for one in found.precisions if one.target == "tensorrt-rtx"}
     assert devices == {"sm86", "sm89"}
     with pytest.raises(InvalidOption, match="a compute capability"):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import onnx
 import pytest
-from issue_commands import POLYGRAPHY, TRTEXEC
 from issue_models import issue_model, write_cache
 
 from qcompile.cli import main
@@ -21,29 +20,6 @@ def block(kind: str) -> str:
     found = re.search(rf"```{kind}\n(.*?)```", GUIDE, re.DOTALL)
     assert found is not None
     return found[1]
-
-
-def issue_table() -> list[str]:
-    """The rows of the table, from the commands that the tests migrate."""
-    rows = []
-    for tool, commands in (("trtexec", TRTEXEC), ("polygraphy", POLYGRAPHY)):
-        for one in commands:
-            owner, name, _, number = one.source.rsplit("/", 4)[1:]
-            data = " (with `--data`)" if one.data else ""
-            floats = f", {one.floats}" if one.floats != "fp32" else ""
-            layers = ", ".join(sorted({*one.by_layer.values()} - {one.precision, one.floats}))
-            named = ", ".join(f"`{flag}`" for flag in one.missing)
-            rows.append(
-                f"| [{owner}/{name} {number}]({one.source}) | {tool} | {one.precision}{floats}"
-                f"{f', layers in {layers}' if layers else ''}{data} | {named} |"
-            )
-    return rows
-
-
-def test_the_table_of_issues_is_what_the_tests_migrate() -> None:
-    shown = [line for line in GUIDE.splitlines() if line.startswith("| [")]
-    assert shown == issue_table()
-    assert len(shown) >= 20
 
 
 def test_the_example_writes_the_recipe_that_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,13 @@ from onnx import numpy_helper
 from written_models import model_of, outputs_of
 
 from qcompile.compiler.quantize.balance.equalize import equalizable, equalize
+<<<<<<< HEAD
+=======
 from qcompile.compiler.quantize.int8.placement import plan
 from qcompile.compiler.quantize.int8.static import quantize_static
 from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.errors import ModelError
+>>>>>>> half-h
 from qcompile.model.graph_edits import store_constants
 from qcompile.model.output_error import output_error
 
@@ -157,6 +160,8 @@ def test_an_output_of_the_model_and_shared_weights_are_left_alone() -> None:
     assert not equalizable(model_of(shared, w=w))
     returned = f"({X} x) => ({X} c, {X} y) {{ c = Conv(x, w) y = Conv(c, v) }}"
     assert not equalizable(model_of(returned, w=w, v=w[::-1].copy()))
+<<<<<<< HEAD
+=======
 
 
 def test_another_number_of_channels_is_an_error() -> None:
@@ -194,3 +199,4 @@ def test_int8_of_uneven_channels_becomes_accurate() -> None:
     amax = {name: np.abs(outputs_of(model, x, name)[0]).max(axis=(0, 2, 3)) for name in equalizable(model)}
     equalize(model, amax)
     assert before_db < 15 < 25 < int8_snr_db(model, x)
+>>>>>>> half-h

@@ -117,20 +117,6 @@ def test_tensorrt_rtx_builds_the_float_model_for_blackwell(
     assert any("multiplies floats" in text for text in artifact.manifest.warnings) is (kind == "mxfp8")
 
 
-def test_a_quantized_graph_builds_as_it_is(network: Path) -> None:
-    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
-    graph = quantized(network, "nvfp4", float_precision="fp16").path
-    artifact = qcompile.build(
-        graph,
-        network.with_name("e.engine"),
-        target="tensorrt-rtx",
-        precision="nvfp4",
-        gpus=["sm120"],
-        **SHAPES,
-    )  # type: ignore[arg-type]
-    assert artifact.manifest.proof["layers_by_precision"]["nvfp4"] == {"MATRIX_MULTIPLY": 2}  # type: ignore[index]
-
-
 @pytest.mark.parametrize(
     ("options", "problem", "hint"),
     [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import tensorrt_rtx
 from hypothesis import given, settings
@@ -20,7 +19,6 @@ from qcompile.calibration.histogram import Histogram
 from qcompile.compiler.quantize.half.casts import Half
 from qcompile.compiler.quantize.half.precision import to_half
 from qcompile.engines.tensorrt.log import make_log
-from qcompile.errors import InvalidOption
 from qcompile.model.onnx_file import model_io
 from qcompile.model.output_error import output_error
 from qcompile.model.random_input import random_feeds
@@ -161,13 +159,6 @@ def test_what_can_compute_in_half_does(name: str, operator: str, dtype: Half) ->
     assert set(operands(half, operator)) == {wanted}
 
 
-def test_the_given_model_is_not_changed() -> None:
-    model = graph("branch")
-    before = model.SerializeToString(deterministic=True)
-    to_half(model)
-    assert model.SerializeToString(deterministic=True) == before
-
-
 def test_a_constant_beyond_65504_keeps_its_node_in_float32_and_is_named() -> None:
     half, kept = to_half(graph("large"))
     assert kept == {"times_k": "'k' reaches 1e+05, beyond float16's 65504"}
@@ -186,13 +177,6 @@ def test_a_row_that_is_masked_as_a_whole_stays_uniform() -> None:
     half, _ = to_half(graph("mask"))
     (found,) = run(half, m=np.zeros((3, 4), np.bool_))
     np.testing.assert_allclose(found, np.full((3, 4), 0.25), rtol=1e-3)
-
-
-def test_an_infinite_mask_is_float16_as_it_is() -> None:
-    half, kept = to_half(graph(GRAPHS["mask"].replace("-3.4e38", "-inf")))
-    assert kept == {}
-    assert set(operands(half, "Softmax")) == {TensorProto.FLOAT16}
-    assert np.isfinite(run(half)[0]).all()
 
 
 def test_resize_keeps_float32_scales_behind_a_float16_image() -> None:
@@ -262,12 +246,6 @@ def test_a_weight_that_is_subnormal_as_a_whole_keeps_its_node_and_one_in_part_do
     assert output_error(run(model)[0], run(half)[0]).snr_db > 60
 
 
-def test_a_weight_of_zeros_is_float16() -> None:
-    assert (
-        to_half(graph("(float[n,4] x) => (float[n,4] y) <float[4] z = {0,0,0,0}> { y = Add(x, z) }"))[1] == {}
-    )
-
-
 def bfloat16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     """The upper 16 bits after rounding to nearest, halves to even: add just less than half, or half."""
     bits = values.view(np.uint32).astype(np.uint64)
@@ -289,14 +267,6 @@ def test_weights_are_rounded_to_the_nearest_bfloat16(values: NDArray[np.float32]
     (stored,) = half.graph.initializer
     assert stored.data_type == TensorProto.BFLOAT16
     np.testing.assert_array_equal(np.frombuffer(stored.raw_data, np.uint16), bfloat16_bits(values))
-
-
-def test_onnx_runtime_rounds_to_the_same_bfloat16_where_it_has_kernels() -> None:
-    half, _ = to_half(graph("(float[4,6] x) => (float[6,4] y) { y = Transpose(x) }"), "bfloat16")
-    session = onnxruntime.InferenceSession(half.SerializeToString(), providers=["CPUExecutionProvider"])
-    x = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
-    expected = (bfloat16_bits(x).astype(np.uint32) << 16).view(np.float32).T
-    np.testing.assert_array_equal(session.run(None, {"x": x})[0], expected)
 
 
 def test_bfloat16_reaches_beyond_float16_and_saturates_at_its_own_largest_number() -> None:
@@ -343,22 +313,12 @@ def test_large_weights_and_names_survive_a_raised_opset() -> None:
     )
 
 
-def test_an_unknown_type_is_an_error() -> None:
-    with pytest.raises(InvalidOption, match="float16 or bfloat16"):
-        to_half(graph(LINEAR), "float8")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("pattern", ["MatMul", "Mat*", "[!R]*"])
 def test_a_blocked_node_stays_in_float32_between_casts(pattern: str) -> None:
     half, kept = to_half(graph(LINEAR), block=[pattern])
     assert list(kept.values()) == [f"excluded by {pattern!r}"]
     assert set(operands(half, "MatMul")) == {TensorProto.FLOAT}
     assert set(operands(half, "Relu")) == {TensorProto.FLOAT16}
-
-
-def test_a_pattern_that_matches_nothing_is_an_error() -> None:
-    with pytest.raises(InvalidOption, match="'Convolution'"):
-        to_half(graph(LINEAR), block=["Convolution"])
 
 
 def test_an_activation_observed_beyond_65504_keeps_its_nodes_in_float32() -> None:

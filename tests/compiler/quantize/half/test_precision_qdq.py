@@ -172,19 +172,6 @@ def test_tensorrt_builds_it_with_every_product_in_int8(quantized: onnx.ModelProt
     assert sum(layers["int8"].values()) == products >= 3
 
 
-@pytest.mark.parametrize("name", ["residual", "transformer"])
-def test_tensorrt_builds_bfloat16(name: str, tiny: Tiny) -> None:
-    model = tiny("residual") if name == "residual" else graph(TRANSFORMER)
-    half, kept = to_half(model, "bfloat16")
-    onnx.checker.check_model(half, full_check=True)
-    assert kept == {}
-    counts = count_weighted(half)
-    assert counts["fp32"] == counts["fp16"] == {}
-    layers = built(half)
-    assert list(layers) == ["bf16"]
-    assert sum(layers["bf16"].values()) == sum(counts["bf16"].values()) >= 3
-
-
 def test_weights_are_stored_as_the_integers_of_the_int8_graph(quantized: onnx.ModelProto) -> None:
     stored = {tensor.name for tensor in quantized.graph.initializer}
     makers = {

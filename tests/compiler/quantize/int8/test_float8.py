@@ -20,8 +20,6 @@ from onnx import TensorProto, helper, numpy_helper, parser
 import qcompile
 from qcompile.artifact import Artifact
 from qcompile.compiler.quantize.int8.float8 import round_to_float8, unfit_for_float8, weight_scales
-from qcompile.compiler.quantize.int8.placement import plan
-from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.errors import QuantizationError
 from qcompile.model.graph import graph_precision, weighted_nodes
 from qcompile.model.onnx_file import opset
@@ -237,16 +235,6 @@ def test_activations_beyond_float16_stay_in_float32_beside_it(network: Path) -> 
     assert "beyond float16's 65504" in left["h_DequantizeLinear"]
 
 
-def test_an_older_model_is_raised_and_still_computes_the_same(
-    tiny_file: Callable[..., Path], samples: Any
-) -> None:
-    path = tiny_file("mlp", opset=13)
-    qcompile.calibrate(path, str(samples("mlp")), path.with_suffix(".ranges"))
-    artifact = fp8(path, only=["MatMul"])
-    assert opset(onnx.load(artifact.path)) == 19
-    assert artifact.manifest.proof["nodes_by_precision"]["fp8"] == {"MatMul": 2}  # type: ignore[index]
-
-
 def test_a_network_of_small_convolutions_alone_has_nothing_for_fp8(
     tiny_file: Callable[..., Path], samples: Any
 ) -> None:
@@ -277,12 +265,6 @@ def test_layers_without_a_kernel_stay_in_float(
     found = unfit_for_float8(node, {"w": numpy_helper.from_array(np.zeros(shape, np.float32), "w")})
     assert (found is None) is (reason is None)
     assert (reason or "") in (found or "")
-
-
-def test_int8_is_placed_as_ever_where_fp8_is_not_asked_for(network: Path) -> None:
-    ready = prepare_graph(onnx.load(network))
-    assert "first" in plan(ready, "tensorrt").nodes
-    assert "first" not in plan(ready, "tensorrt", float8=True).nodes
 
 
 @pytest.mark.parametrize("float_precision", ["fp32", "fp16", "bf16"])

@@ -12,12 +12,7 @@ from numpy.typing import NDArray
 from onnx import helper
 from pairwise_sums import convolution_operands, neighbours, pairwise_sums, saturate16
 
-from qcompile.compiler.quantize.int8.pair_limits import (
-    PairLimits,
-    limits_of,
-    pair_limits,
-    product_limits,
-)
+from qcompile.compiler.quantize.int8.pair_limits import PairLimits, limits_of, pair_limits, product_limits
 from qcompile.compiler.quantize.weights.rounding import gptq
 from qcompile.model.saturating_kernels import NONE, RECORDED, SaturatingKernels
 

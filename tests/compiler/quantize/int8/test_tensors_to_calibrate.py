@@ -15,7 +15,7 @@ from onnx import numpy_helper, parser
 import qcompile
 from qcompile.calibration import load_ranges
 from qcompile.compiler.quantize.int8.tensors_to_calibrate import tensors_to_calibrate
-from qcompile.errors import CalibrationError, InvalidOption
+from qcompile.errors import CalibrationError
 from qcompile.model.graph import weighted_nodes
 from qcompile.model.weightless import read_weightless
 
@@ -73,20 +73,6 @@ def test_two_targets_want_what_each_of_them_wants(tiny_file: MakePath, name: str
     assert tensors_to_calibrate(read_weightless(model)) == tensors_to_calibrate(read_weightless(model), ALL)
 
 
-def test_weights_are_not_needed_to_know_what_is_wanted(tmp_path: Path) -> None:
-    body, signature = "a = MatMul(x, w) y = Relu(a)", "(float[n, 64] x) => (float[n, 64] y)"
-    small = save(tmp_path / "small.onnx", body, signature.replace("64", "8"), w=normal(8, 8))
-    large = save(tmp_path / "large.onnx", body, signature, w=normal(64, 64))
-    assert activations(small, BOTH) == activations(large, BOTH) == {"x", "a"}
-
-
-def test_the_outline_is_left_as_it_was(tiny_file: MakePath) -> None:
-    weightless = read_weightless(tiny_file("residual"))
-    before = weightless.model.SerializeToString()
-    tensors_to_calibrate(weightless)
-    assert weightless.model.SerializeToString() == before
-
-
 @pytest.mark.parametrize(
     ("body", "targets"),
     [
@@ -107,16 +93,6 @@ def test_a_model_with_nothing_to_quantize_cannot_be_calibrated(
     with pytest.raises(CalibrationError, match="nothing to calibrate"):
         qcompile.calibrate(model, str(tmp_path / "x.npz"), tmp_path / "r", targets=targets)
     assert not (tmp_path / "r").exists()
-
-
-def test_an_unknown_target_is_refused_with_the_known_ones(
-    tiny_file: MakePath, samples: MakePath, tmp_path: Path
-) -> None:
-    model = tiny_file("mlp")
-    with pytest.raises(InvalidOption, match="'tpu' is unknown; known are onnxruntime, openvino, tensorrt"):
-        activations(model, ["onnxruntime", "tpu"])
-    with pytest.raises(InvalidOption, match="'tpu' is unknown"):
-        qcompile.calibrate(model, str(samples("mlp", 4)), tmp_path / "r", targets=["tpu"])
 
 
 # With ranges of exactly the wanted tensors, quantization has all it needs.

@@ -1,0 +1,162 @@
+"""Write what is generated from `spec/`: two pages of the reference, the JSON Schemas, the keyword types.
+
+`make reference` runs it; a test compares. MkDocs makes the pages of commands and of Python itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import msgspec
+from json_schemas import schemas
+from keyword_types import keyword_types
+
+from qcompile.cli.main import group
+from qcompile.cli.verb import Verb
+from qcompile.pipeline.migrate.flags import TOOLS, dashed, flags_of
+from qcompile.spec.option import Option, fields_of
+from qcompile.spec.recipes import RecipeFile
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs"
+_NOTE = "<!-- Written by `make reference` from spec/. -->"
+_SCHEMA = """\
+[The recipe](../recipe.md) shows one. Editors that know JSON Schema complete and check the keys with
+[recipe.schema.json](../recipe.schema.json), which `qcompile run --schema` prints: write
+`#:schema recipe.schema.json` in the first line of the recipe."""
+_MIGRATION = """\
+[The guide](../migrate.md) shows how `qcompile migrate` uses them. Versions are the first and the last that
+know the option: of TensorRT for trtexec, of Polygraphy itself."""
+_KINDS = {
+    msgspec.inspect.StrType: "text",
+    msgspec.inspect.IntType: "whole number",
+    msgspec.inspect.FloatType: "number",
+    msgspec.inspect.BoolType: "true or false",
+}
+
+
+@functools.cache
+def pages() -> dict[str, str]:
+    """Return the name of each generated file to its text."""
+    return {
+        "reference/recipe.md": "\n".join(_recipe()) + "\n",
+        "reference/migrate.md": "\n".join(_migration()) + "\n",
+        **{name: json.dumps(schema, indent=2) + "\n" for name, schema in schemas().items()},
+    }
+
+
+def verbs(command: click.Command = group, name: str = "qcompile") -> Iterator[tuple[str, Verb]]:
+    """Every command that is made from a spec, with the words that call it."""
+    if isinstance(command, Verb):
+        yield name.removesuffix(" measure"), command
+    if isinstance(command, click.Group):
+        with click.Context(command) as context:
+            for word in command.list_commands(context):
+                inner = command.get_command(context, word)
+                assert inner is not None, "it is listed"
+                yield from verbs(inner, f"{name} {word}")
+
+
+def _recipe() -> Iterator[str]:
+    yield from (_NOTE, "# Keys of a recipe", "", _SCHEMA)
+    yield from ("", "## The file", "", *_table([one for one in fields_of(RecipeFile) if one.table is None]))
+    for one in fields_of(RecipeFile):
+        if one.table is None:
+            continue
+        heading = f"[[{one.name}]]" if one.repeated else f"[{one.name}]"
+        inner = fields_of(one.table)
+        yield from (
+            "",
+            f"## `{heading}`",
+            "",
+            one.sentence,
+            "",
+            *_table([f for f in inner if f.table is None]),
+        )
+        for nested in inner:
+            if nested.table is not None:
+                path = f"{one.name}.{nested.name}"
+                yield from ("", f"## `[[{path}]]`" if nested.repeated else f"## `[{path}]`", "")
+                yield from (
+                    (nested.table.__doc__ or "").partition("\n")[0],
+                    "",
+                    *_table(fields_of(nested.table)),
+                )
+
+
+def _migration() -> Iterator[str]:
+    yield from ("<!-- Written by `make reference` from pipeline/migrate/options.toml. -->", "")
+    yield from ("# Options of trtexec and Polygraphy", "", _MIGRATION)
+    for tool in TOOLS:
+        flags = list(dict.fromkeys(flags_of(tool).values()))
+        yield from (
+            "",
+            f"## {tool}",
+            "",
+            f"From {flags[0].source.partition('/args')[0]}, {len(flags)} options.",
+        )
+        yield from ("", "| option | versions | becomes | note |", "|---|---|---|---|")
+        for flag in flags:
+            spelled = ", ".join(f"`{dashed(name)}`" for name in (flag.name, *flag.also))
+            fate = {"kept": f"`{flag.to}`", "missing": "**no equal**", "unneeded": "not needed"}[flag.fate]
+            note = f"{flag.note}. On TensorRT-RTX: {flag.rtx_note}" if flag.rtx_note else flag.note
+            yield f"| {spelled} | {flag.versions} | {fate} | {_cell(note.removeprefix('. '))} |"
+
+
+def _table(options: list[Option] | tuple[Option, ...]) -> Iterator[str]:
+    yield from ("| key | type | default | |", "|---|---|---|---|")
+    for one in sorted(options, key=lambda one: not one.required):
+        kind = ", ".join(f"`{choice}`" for choice in one.choices) or _value(one).strip()
+        if one.spelling.split and not one.choices:
+            kind = re.sub(r",[^,`]*(?:,\.\.\.)?`$", "`", kind)  # `N,N` on the command line
+        kind = kind or _KINDS[type(one.kind)]
+        limits = _limits(one)
+        kind = f"list of {kind}" if one.repeated else kind
+        default, sentence = _default(one), one.sentence
+        if one.spelling.off:  # a flag; here the field itself
+            default, sentence = "`true`", f"If false: {sentence[0].lower()}{sentence[1:]}"
+        yield f"| `{one.name}` | {kind}{limits} | {default} | {_cell(sentence)} |"
+
+
+def _limits(one: Option) -> str:
+    limits = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    said = [f"{word} {getattr(one.kind, name)}" for name, word in limits.items() if _limit(one, name)]
+    return f", {', '.join(said)}" if said else ""
+
+
+def _limit(one: Option, name: str) -> bool:
+    return getattr(one.kind, name, None) is not None
+
+
+def _value(one: Option) -> str:
+    if isinstance(one.kind, msgspec.inspect.BoolType):
+        return ""
+    if one.choices:
+        return " " + ", ".join(f"`{choice}`" for choice in one.choices)
+    metavar = one.spelling.metavar
+    return f" `{_cell(metavar)}`" if metavar and " " not in metavar else ""
+
+
+def _default(one: Option) -> str:
+    if one.required:
+        return "required"
+    if one.default in (None, "", ()):
+        return ""
+    if isinstance(one.default, bool):
+        return "" if one.spelling.off else f"`{str(one.default).lower()}`"
+    return f"`{one.default}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    for file, content in pages().items():
+        (FOLDER / file).write_text(content, encoding="utf-8")
+    (ROOT / "spec/keywords.py").write_text(keyword_types(), encoding="utf-8")
