@@ -7,8 +7,8 @@ counts. It is in points (hundredths of a share) for shares, and in the metric's 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,57 +24,28 @@ __all__ = ["METRICS", "MOST_CLASSES_LISTED", "ScoreSums", "accuracy", "read_metr
 MOST_CLASSES_LISTED = 50
 
 
-@dataclass
-class Tally:
-    """What is summed up of one artifact's answers, in whole numbers: its order does not matter.
-
-    Attributes:
-        samples: How many were answered.
-        same, predictions: Predictions that are the baseline's, of so many.
-    """
-
-    samples: int = 0
-    same: int = 0
-    predictions: int = 0
-
-    def include(self, other: Tally) -> None:
-        """Add what another one has summed up."""
-        self.samples += other.samples
-        self.same += other.same
-        self.predictions += other.predictions
-
-
 class ScoreSums:
     """What is kept of one artifact's answers while the data goes by.
 
     Attributes:
         scored: Of each batch, in the order of the data.
-        tally: Of all batches.
+        samples: How many were answered.
     """
 
     def __init__(self, metric: Metric) -> None:
         self.metric = metric
         self.scored: list[Scored] = []
-        self.tally = Tally()
+        self.samples, self._same, self._predictions = 0, 0, 0
         self._values: Values | None = None
-
-    @property
-    def samples(self) -> int:
-        """How many were answered."""
-        return self.tally.samples
 
     def add(self, scored: Scored, baseline: Scored, samples: int) -> None:
         """Add a batch, and the baseline's score of it."""
-        tally = Tally(samples)
         mine, theirs = scored.predictions, baseline.predictions
         if mine is not None and theirs is not None and mine.shape == theirs.shape:
-            tally.same, tally.predictions = int((mine == theirs).sum()), mine.size
-        self.include([replace(scored, predictions=None)], tally)
-
-    def include(self, scored: Iterable[Scored], tally: Tally) -> None:
-        """Add batches that were looked at before, which follow those that are here."""
-        self.scored.extend(scored)
-        self.tally.include(tally)
+            self._same += int((mine == theirs).sum())
+            self._predictions += mine.size
+        self.scored.append(replace(scored, predictions=None))
+        self.samples += samples
         self._values = None
 
     @property
@@ -90,7 +61,7 @@ class ScoreSums:
     @property
     def agreement(self) -> float | None:
         """Share of predictions that are the baseline's; None where nothing is predicted."""
-        return self.tally.same / self.tally.predictions if self.tally.predictions else None
+        return self._same / self._predictions if self._predictions else None
 
     def values(self) -> Values:
         """Return the metric as a function of the weights of the units; made once."""

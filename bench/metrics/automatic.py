@@ -49,11 +49,9 @@ class Automatic(Metric):
         self._make, self._inputs = make, tuple(inputs)
 
     def for_inputs(self, inputs: Sequence[TensorInfo]) -> Automatic:
-        """See `Metric.for_inputs`."""
         return Automatic(self._make, inputs)
 
     def resolved(self, outputs: Outputs, truth: Truth) -> Metric:
-        """See `Metric.resolved`."""
         name, reason = choose(outputs, truth, self._inputs)
         metric = self._make(name).for_inputs(self._inputs)
         metric.note = f"{name}: {reason}"

@@ -69,7 +69,6 @@ class TopK(Metric):
         return TopK(self.name, self.k, classes_last=has_classes_last(inputs))
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
-        """See `Metric.score`."""
         name, scores = first_output(outputs, truth.where)
         scores, labels = scores_over_labels(
             scores, class_labels(truth, self.name), truth.where, classes_last=self._classes_last
@@ -82,7 +81,6 @@ class TopK(Metric):
         return _class_counts(scores.shape[1], (labels, right), (labels, counted), predictions=predictions)
 
     def classes(self, scored: Scored) -> dict[int, tuple[float, int]]:
-        """See `Metric.classes`."""
         labels, places = np.unique(scored.table[:, 0].astype(int), return_inverse=True)
         right, whole = (np.bincount(places, scored.table[:, column]) for column in (1, 2))
         values = right / whole
@@ -113,7 +111,6 @@ class _ClassMetric(Metric):
         raise NotImplementedError
 
     def values(self, scored: Scored) -> Values:
-        """See `Metric.values`."""
         labels, places = np.unique(scored.table[:, 0], return_inverse=True)
         counts = np.zeros((scored.units, len(labels), 3))
         counts[scored.unit_of_row, places] = scored.table[:, 1:]
@@ -126,7 +123,6 @@ class _ClassMetric(Metric):
         return values
 
     def classes(self, scored: Scored) -> dict[int, tuple[float, int]]:
-        """See `Metric.classes`."""
         table, values = scored.table, {}
         for label in np.unique(table[table[:, 3] > 0, 0]):
             rows = table[table[:, 0] == label, 1:]
@@ -150,7 +146,6 @@ class MeanIoU(_ClassMetric):
         self.name = name
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
-        """See `Metric.score`."""
         name, output = first_output(outputs, truth.where)
         labels = class_labels(truth, self.name)
         require_numbers(name, output, truth.where, finite=False)
@@ -166,11 +161,9 @@ class MeanIoU(_ClassMetric):
         return _class_counts(classes, *columns, predictions=predictions)
 
     def each(self, right: Floats, predicted: Floats, true: Floats) -> Floats:
-        """See `_ClassMetric.each`."""
         return divide(right, predicted + true - right)
 
     def average(self, right: Floats, predicted: Floats, true: Floats, labels: Floats) -> Floats:
-        """See `_ClassMetric.average`."""
         each = np.where(true > 0, self.each(right, predicted, true), 0.0)
         return divide(each.sum(axis=1), (true > 0).sum(axis=1).astype(np.float64))
 
@@ -226,11 +219,9 @@ class F1(_ClassMetric):
         self.name, self._average, self._classes_last = name, average, classes_last
 
     def for_inputs(self, inputs: Sequence[TensorInfo]) -> F1:
-        """See `Metric.for_inputs`."""
         return F1(self.name, self._average, classes_last=has_classes_last(inputs))
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
-        """See `Metric.score`."""
         predictions, labels = predicted_classes(outputs, truth, self.name, classes_last=self._classes_last)
         counted = labels != IGNORED_POSITION
         if self._average == "binary" and (labels[counted] > 1).any():
@@ -245,11 +236,9 @@ class F1(_ClassMetric):
         return _class_counts(classes, *columns, predictions=predictions, shown=shown)
 
     def each(self, right: Floats, predicted: Floats, true: Floats) -> Floats:
-        """See `_ClassMetric.each`."""
         return divide(2.0 * right, predicted + true)
 
     def average(self, right: Floats, predicted: Floats, true: Floats, labels: Floats) -> Floats:
-        """See `_ClassMetric.average`."""
         if self._average == "micro":
             return self.each(right.sum(axis=1), predicted.sum(axis=1), true.sum(axis=1))
         weights = {"weighted": true, "binary": np.where(labels == 1, 1.0, 0.0) * np.ones_like(true)}
@@ -272,7 +261,6 @@ class EntityF1(Metric):
         self.name, self._tags = name, np.array(tags, dtype=str)
 
     def for_inputs(self, inputs: Sequence[TensorInfo]) -> EntityF1:
-        """See `Metric.for_inputs`."""
         preprocessing = preprocessing_of(inputs)
         return EntityF1(self.name, preprocessing.classes if preprocessing else ())
 

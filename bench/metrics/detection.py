@@ -58,7 +58,6 @@ class MeanAveragePrecision(Metric):
         return MeanAveragePrecision(self.name, self._kind, inputs)
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
-        """See `Metric.score`."""
         labels = None if truth.labels is None else np.asarray(truth.labels)
         if (
             labels is None
@@ -78,7 +77,6 @@ class MeanAveragePrecision(Metric):
         return match(images, [rows[rows[:, 0] >= 0] for rows in labels], self.thresholds, self.area)
 
     def values(self, scored: Scored) -> Values:
-        """See `Metric.values`."""
         classes = self._curves(scored)
 
         def values(weights: Floats) -> Floats:
@@ -148,7 +146,7 @@ def match(images: Sequence[Detections], labels: Sequence[Floats], thresholds: Fl
 
 
 def _annotations(images: Iterable[Floats]) -> Iterable[dict[str, Any]]:
-    """Rows [class, x1, y1, x2, y2, is a crowd, area, score] of each image in COCO's form; -1 where unknown."""
+    """Rows [class, x1, y1, x2, y2, is a crowd, area, score] of images in COCO's form; -1 where unknown."""
     identifier = 0
     for image, rows in enumerate(images):
         for label, x1, y1, x2, y2, crowd, area, score in rows.tolist():

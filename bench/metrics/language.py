@@ -46,7 +46,6 @@ class Perplexity(Metric):
         self.name, self._shift = name, shift
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
-        """See `Metric.score`."""
         name, logits = first_output(outputs, truth.where)
         labels = class_labels(truth, self.name)
         if logits.ndim != 3 or labels.shape != logits.shape[:2]:
@@ -70,7 +69,6 @@ class Perplexity(Metric):
         return Scored(np.array(rows, np.float64).reshape(-1, 2))
 
     def finished(self, values: Floats) -> Floats:
-        """See `Metric.finished`."""
         with np.errstate(over="ignore"):
             perplexity: Floats = np.exp(values)
         return perplexity
@@ -89,11 +87,9 @@ class Divergence(Metric):
         self.name, self._classes_last = name, classes_last
 
     def for_inputs(self, inputs: Sequence[TensorInfo]) -> Divergence:
-        """See `Metric.for_inputs`."""
         return Divergence(self.name, classes_last=has_classes_last(inputs))
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
-        """See `Metric.score`."""
         name, output = first_output(outputs, truth.where)
         expected = reference[name]
         if output.shape != expected.shape or output.ndim < 2 or output.shape[0] != truth.samples:

@@ -1,8 +1,9 @@
 """A metric: the numbers that are kept of each sample, and a value computed from them for any weights.
 
 Outputs are looked at batch by batch and forgotten. What stays is one table of numbers, a row or several for
-each sample. A value follows from the table and from how often each sample counts: 1 for the value itself, 0, 1,
-2, ... for a resample. Tables of parts of the data, joined in the order of the data, are the table of all of it.
+each sample. A value follows from the table and from how often each sample counts: 1 for the value itself,
+0, 1, 2, ... for a resample. Tables of parts of the data, joined in the order of the data, are the table of
+all of it.
 """
 
 from __future__ import annotations

@@ -29,7 +29,6 @@ class Ndcg(Metric):
         self.name, self._k = name, k
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
-        """See `Metric.score`."""
         from sklearn.metrics import ndcg_score
 
         name, scores = first_output(outputs, truth.where)
@@ -68,7 +67,6 @@ class Spearman(Metric):
         self.name = name
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
-        """See `Metric.score`."""
         name, output = first_output(outputs, truth.where)
         if truth.labels is None:
             raise DataError(f"{truth.where}: has no labels; {self.name} needs a target of each sample")
@@ -84,7 +82,6 @@ class Spearman(Metric):
         return Scored(np.stack([output.ravel(), targets.ravel()], axis=1).astype(np.float64))
 
     def values(self, scored: Scored) -> Values:
-        """See `Metric.values`."""
         from scipy.stats import spearmanr
 
         def value(weights: Floats) -> float:
@@ -110,13 +107,8 @@ class Neighbours(Metric):
         self.name, self._k = name, k
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
-        """See `Metric.score`."""
         name = next((name for name, array in reference.items() if array.ndim == 2 and array.shape[1] > 1), "")
-        if (
-            not name
-            or not reference[name].shape == outputs[name].shape
-            or len(outputs[name]) != truth.samples
-        ):
+        if not name or reference[name].shape != outputs[name].shape or len(outputs[name]) != truth.samples:
             shapes = ", ".join(f"{name!r} {array.shape}" for name, array in outputs.items())
             raise DataError(
                 f"{truth.where}: outputs {shapes}; embeddings [batch, size] of the baseline's shape are "

@@ -49,12 +49,10 @@ class ErrorRate(Metric):
         self._process = jiwer.process_words if name == "wer" else jiwer.process_characters
 
     def for_inputs(self, inputs: Sequence[TensorInfo]) -> ErrorRate:
-        """See `Metric.for_inputs`."""
         preprocessing = preprocessing_of(inputs)
         return ErrorRate(self.name, preprocessing if isinstance(preprocessing, AudioPreprocessing) else None)
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
-        """See `Metric.score`."""
         references = _references(truth, self.name)
         hypotheses = self._hypotheses(outputs, truth)
         rows = [self._errors(*pair) for pair in zip(references, hypotheses, strict=True)]
