@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 LOCK ?= no
 TOOLS := build/tools
 
-.PHONY: demo test lint types docs check resnet18 cifar test-gpu gpu-day gpu-day-kit gpu-day-more clean lock audit licences sbom wheel sdist
+.PHONY: demo test lint types docs reference check resnet18 cifar test-gpu gpu-day gpu-day-kit gpu-day-more clean lock audit licences sbom wheel sdist
 
 demo: $(READY)
 	$(BIN)/qcompile run examples/digits/recipe.toml
@@ -26,12 +26,17 @@ lint: $(READY)
 # The repository's root is the package, so mypy sees it through a link of the package's name.
 types: $(READY)
 	mkdir -p build/types && ln -sfn ../.. build/types/qcompile
-	MYPYPATH=build/types $(BIN)/mypy -p qcompile --exclude '/(build|tests|examples|benchmarks|supply|\.venv)/'
+	MYPYPATH=build/types $(BIN)/mypy -p qcompile --exclude '/(build|tests|examples|benchmarks|docs|\.venv)/'
 
 # The site in build/site, to be opened as a folder. A broken link or anchor, or a page without a place, is an error
 # (with --quiet, MkDocs counts no warnings).
 docs: $(READY)
+	mkdir -p build/types && ln -sfn ../.. build/types/qcompile
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# What is generated from spec/ and committed: the recipe's page, schemas, keyword types.
+reference: $(READY)
+	$(BIN)/python tests/support/reference_pages.py
 
 resnet18: $(READY)
 	test -f benchmarks/digits_resnet18/resnet18.safetensors || $(BIN)/python benchmarks/digits_resnet18/train.py
@@ -41,7 +46,7 @@ resnet18: $(READY)
 cifar: $(READY)
 	$(BIN)/python examples/cifar_resnet18/compare.py
 
-# Every use of TensorRT is recorded: tests/support/replayed_tensorrt.py plays the file in its place.
+# The calls of TensorRT are recorded.
 test-gpu: $(READY)
 	PYTHONPATH=$(CURDIR)/tests/support/recording$${PYTHONPATH:+:$$PYTHONPATH} \
 	QCOMPILE_TENSORRT_RECORD=$(CURDIR)/build/recordings/test-gpu.jsonl \
@@ -62,16 +67,13 @@ gpu-day-more:
 clean:
 	rm -rf $(VENV) build dist *.egg-info examples/*/out benchmarks/*/out
 
-# torch first: the pin in constraints.txt decides which build everything else meets. With `make LOCK=yes ...`
-# every file must have a hash of the lock. pip prefers PyPI's file of torch to a local build where both have
-# one, so torch is installed by version, and its file is looked up in the lock before anything imports it.
+# torch first: the pin in constraints.txt decides which build everything else meets. With `make LOCK=yes ...` pip
+# takes only files whose hash is in the lock; it refuses a build of PyTorch that is not on PyPI.
 $(READY): setup.cfg pyproject.toml constraints.txt requirements-test.lock
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 ifeq ($(LOCK),yes)
-	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt --report $(VENV)/torch.json torch
-	$(BIN)/python supply/lock.py --check $(VENV)/torch.json
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements-test.lock
-	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 else
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
@@ -79,28 +81,33 @@ endif
 	touch $(READY)
 
 # The tools of the supply chain, in an environment of their own.
-$(TOOLS)/.ready: supply/tools.txt
+$(TOOLS)/.ready: Makefile
 	test -d $(TOOLS) || $(PYTHON) -m venv $(TOOLS)
-	$(TOOLS)/bin/python -m pip install --quiet -r supply/tools.txt
+	$(TOOLS)/bin/python -m pip install --quiet cyclonedx-bom==7.5.0 pip-audit==2.10.1 pip-licenses==5.5.5 uv==0.13.9
 	touch $@
 
 # After a change of constraints.txt; needs a package index.
 lock: $(TOOLS)/.ready
-	$(PYTHON) supply/lock.py $(TOOLS)/bin/uv
+	$(TOOLS)/bin/uv pip compile --quiet --no-deps --generate-hashes --no-annotate \
+		--custom-compile-command 'make lock' constraints.txt -o requirements-test.lock
 
-# Known vulnerabilities of what is pinned. Exit code 2: the database did not answer for all packages.
+# Known vulnerabilities of what is pinned; a package without an answer is an error.
 audit: $(TOOLS)/.ready
-	$(PYTHON) supply/audit.py $(TOOLS)/bin/pip-audit
+	$(TOOLS)/bin/pip-audit --strict --disable-pip --no-deps -r constraints.txt
 
-licences: $(READY)
-	$(BIN)/python supply/licences.py
+licences: $(READY) $(TOOLS)/.ready
+	$(TOOLS)/bin/pip-licenses --python $(BIN)/python --from=mixed --format=markdown
 
-sbom: $(READY)
-	$(BIN)/python supply/sbom.py dist/qcompile.cdx.json
+sbom: $(READY) $(TOOLS)/.ready
+	mkdir -p dist
+	$(TOOLS)/bin/cyclonedx-py environment --output-reproducible -o dist/qcompile.cdx.json $(BIN)/python
 
-# Twice, from the committed files alone; equal bytes or an error.
+# From the committed files alone. Neither umask nor time is in it: another build has equal bytes.
 wheel: $(READY)
-	$(BIN)/python supply/wheel.py dist
+	rm -rf build/source && mkdir -p build/source dist
+	umask 022 && git -c tar.umask=0022 archive HEAD | tar -x -C build/source && \
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) \
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w dist build/source
 
 # A wheel that is built from it holds what `make wheel` holds.
 sdist: $(READY)

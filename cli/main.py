@@ -39,7 +39,6 @@ _VERBS = {
     "package": "package an artifact for a server",
     "inspect": "show what a file contains",
     "doctor": "check what works on this machine",
-    "completion": "complete commands in your shell",
 }
 """Help of each verb, in the order of the road. A verb's module is imported when the verb is called."""
 

@@ -24,7 +24,7 @@ from ..spec.option import Option, options_of
 from ..spec.recipes import MigrateCommand, RunCommand, SweepCommand
 from ..spec.removed import removed_option
 from ..spec.words import FORMER_ISAS
-from .completions import completer
+from .completions import Text
 from .session import Session, examples, session_options
 
 Spec = TypeVar("Spec")
@@ -83,9 +83,7 @@ def parameter(one: Option) -> click.Parameter:
     default = None if one.required or one.default in (None, (), "") else one.default
     if one.spelling.argument:
         many = -1 if one.repeated else 1
-        return click.Argument(
-            [name], type=_type(one), nargs=many, required=one.required, shell_complete=completer(one)
-        )
+        return click.Argument([name], type=_type(one), nargs=many, required=one.required)
     flags = [*filter(None, [one.spelling.short]), one.flag]
     about: dict[str, Any] = {"help": one.sentence}
     if isinstance(one.kind, msgspec.inspect.BoolType):
@@ -104,7 +102,7 @@ def parameter(one: Option) -> click.Parameter:
     shows = default not in (None, 0, -1)
     return click.Option(
         [*flags, name], type=_type(one), metavar=_metavar(one), multiple=one.repeated, required=one.required,
-        show_default=shows, shell_complete=completer(one), **about,
+        show_default=shows, **about,
     )  # fmt: skip
 
 
@@ -131,7 +129,7 @@ def _metavar(one: Option) -> str | None:
 def _type(one: Option) -> click.ParamType[Any]:
     kind = one.kind
     if one.spelling.split or isinstance(kind, msgspec.inspect.StrType):
-        return click.STRING
+        return Text(one)
     if one.choices:
         return _Choice(one)
     if isinstance(kind, msgspec.inspect.IntType):

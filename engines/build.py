@@ -11,7 +11,6 @@ from ..files import write_text, writing
 from ..model.multiply_adds import multiply_adds, named, shares
 from ..model.onnx_file import load_onnx
 from ..model.source import digest_source, parse_source
-from ..model.tensor_sizes import require_tensor_sizes
 from ..model.weightless import fingerprint
 from ..spec.decode import changed
 from .base import BuildOutcome, BuildRequest, Engine
@@ -31,8 +30,6 @@ def build_engine(request: BuildRequest) -> Artifact:
     spec = request.spec
     chosen = require_builder(spec.target)
     chosen.check(spec)
-    if chosen.takes == "onnx":
-        require_tensor_sizes(Path(request.model))
     final = Path(request.output)
     with writing(final) as path:
         outcome = _build(chosen, request, path)
@@ -84,10 +81,7 @@ def _manifest(request: BuildRequest, outcome: BuildOutcome, weighed: Weighed) ->
         target=spec.target,
         precision=request.precision,
         io=outcome.io,
-        sources={
-            "model": _digest(request.source or request.model),
-            "graph": _digest(request.model),
-        },
+        sources={"model": _digest(request.source or request.model), "graph": _digest(request.model)},
         tools={**tool_versions(*outcome.packages), **outcome.versions},
         device=outcome.device,
         options={**changed(spec, without=_OWN_FIELDS), **({"tf32": True} if request.tf32 else {})},
@@ -124,10 +118,7 @@ def require_builder(target: str) -> Engine:
     reason = chosen.why_not_build()
     if reason:
         raise EngineUnavailable(
-            f"target {target} cannot build here: {reason}",
-            hint=chosen.fix(),
-            engine=target,
-            reason=reason,
+            f"target {target} cannot build here: {reason}", hint=chosen.fix(), engine=target, reason=reason
         )
     return chosen
 

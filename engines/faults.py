@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -44,6 +44,13 @@ class KnownFault:
 
     def __str__(self) -> str:
         return f"{self.name}: {self.operator} {self.what} ({'; '.join(self.issues)})"
+
+
+def faults_of(
+    faults: Iterable[KnownFault], target: str, version: str, gpu: str = ""
+) -> tuple[KnownFault, ...]:
+    """Return those of a version such as "10.16.1.11", on a GPU such as "sm120" or, empty, any."""
+    return tuple(fault for fault in faults if fault.affects(target, version, gpu))
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -64,12 +64,7 @@ def weigh(
 
 
 def _by_name(
-    precision: str,
-    outcome: BuildOutcome,
-    layers: Planned,
-    multiply_adds: Mapping[str, int],
-    *,
-    strict: bool,
+    precision: str, outcome: BuildOutcome, layers: Planned, multiply_adds: Mapping[str, int], *, strict: bool
 ) -> Weighed:
     share, counted = shares(layers.names, multiply_adds)
     missed = sum(share[name] for name in layers.missed)

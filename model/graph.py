@@ -132,7 +132,7 @@ def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
     for item in node.attribute:
         if item.name == name:
             value = helper.get_attribute_value(item)
-            return value.decode() if isinstance(value, bytes) else value
+            return value.decode(errors="replace") if isinstance(value, bytes) else value
     return default
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..artifact import checked_input, known_digest
-from ..errors import ModelError, first_line
+from ..errors import ModelError
 from ..files import read_bytes
 from ..tensors import Dim, ModelIO, TensorInfo
 from .input_notes import read_notes
-from .onnx_checks import check_model
+from .onnx_checks import check_model, finding
 from .source_paths import strip_source_paths
 from .stored_tensors import every_tensor, read_external
 
@@ -123,7 +123,7 @@ def check_onnx(path: Path, *, infer_shapes: bool = False) -> None:
         onnx.checker.check_model(str(path), full_check=infer_shapes)
     except refusals as error:
         raise ModelError(
-            f"{path}: ONNX's checker refuses it: {first_line(error)}",
+            f"{path}: ONNX's checker refuses it: {finding(error)}",
             hint="the file is damaged or its exporter is wrong; export it again",
             file=path,
         ) from error

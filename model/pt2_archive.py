@@ -1,4 +1,4 @@
-"""Detect code in a `.pt2` that loading would run, before PyTorch reads it.
+"""Detect code in a `.pt2` or a TorchScript archive that loading would run, before PyTorch reads it.
 
 `torch.export.save` writes a zip: the graph and the places of the weights as JSON, raw tensors, and the
 example inputs as a pickle of tensors. `torch.export.load` (PyTorch 2.13) unpickles without restraint what
@@ -11,26 +11,29 @@ follows, and evaluates or calls what the JSON names:
 | `custom_obj_*`, `opaque_obj_*`                | it is there                                                |
 | `data/aotinductor/*`                          | it is there: native code                                   |
 | `models/*.json`                               | an expression or a target is more than a program has       |
+| `code/*.py` of TorchScript                    | it calls an operator that reads or writes files            |
+
+PyTorch evaluates the expressions of sizes (`sympy.sympify`, which is `eval`), and looks the targets of nodes
+up by name in `torch`, where `torch.os.system` is found, too. `torch.jit.load` runs `__setstate__` of classes.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import io
 import json
 import os
 import re
-import struct
 import zipfile
-import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..errors import ModelError, first_line
-from .pt2_graph import foreign_code
+from .archive_checks import DAMAGE, check_names, is_archive
+from .torch_import import import_torch
 
 _trusted: ContextVar[bool] = ContextVar("qcompile_trusted", default=False)
 
@@ -38,7 +41,26 @@ _OLD_PICKLES = ("serialized_state_dict.json", "serialized_constants.json")
 _OBJECTS = ("custom_obj_", "opaque_obj_")
 _WEIGHTS_ALONE, _ANYTHING = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 
-_DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, RuntimeError)
+_NAMES = r"from_file|load_tensor|rpc_async|rpc_sync|rpc_remote"
+_IN_CODE = re.compile(rf"\b(?:{_NAMES})\b|\.\s*(?:save)\s*\(|getattr\s*\([^)]*\\")
+"""`getattr` with an escape spells any name."""
+_TOUCHES_FILES = re.compile(rf"torch\.ops\.\w+\.(?:{_NAMES}|save)(?:\.\w+)?")
+_SYMBOL = re.compile(r"Symbol\('[A-Za-z_]\w*'(, \w+=(True|False))*\)")
+_EXPRESSION = re.compile(r"[\w\s+\-*/%(),<>=&|~!]|(?<=\d)\.|\.(?=\d)")
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_TARGETS = (
+    re.compile(r"torch\.ops\.(?!_)\w+\.(?!__)\w+(\.(?!__)\w+)?"),
+    re.compile(r"torch\._?sym_\w+"),
+    re.compile(r"torch\.fx\.experimental\.symbolic_shapes\.\w+"),
+    re.compile(r"_operator\.(?!_|attrgetter|methodcaller|itemgetter|call)\w+"),
+    re.compile(r"math\.(?!_)\w+"),
+    re.compile(r"#.*", re.DOTALL),  # of a registry: what is loaded has registered it
+)
+_LOOKED_UP = ("torch", "_operator", "math")
+_FUNCTIONS = frozenset(
+    "Max Min Mod Eq Ne Lt Le Gt Ge And Or Not Pow Mul Add Abs Rational Integer Float Piecewise True False "
+    "true false oo int_oo floor ceiling sqrt zoo nan".split()
+)
 
 Members = Mapping[str, Callable[[], bytes]]
 
@@ -89,11 +111,11 @@ def check_program(path: Path) -> None:
         return
     try:
         with zipfile.ZipFile(path) as archive:
-            _check_names(archive, path)
+            check_names(archive, path)
             _check_members({name: _reading(archive, name) for name in archive.namelist()}, path)
         # PyTorch has a reader of its own, and sees what that one sees.
         _check_members(_members_of_torch(path), path)
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise ModelError(
             f"{path}: not a program saved by torch.export.save ({first_line(error)})",
             hint="save it with torch.export.save, with a PyTorch no newer than this one",
@@ -117,16 +139,6 @@ def _members_of_torch(path: Path) -> Members:
         return lambda: bytes(reader.get_record(name))
 
     return {name: reading(name) for name in reader.get_all_records()}
-
-
-def _check_names(archive: zipfile.ZipFile, path: Path) -> None:
-    names = Counter(member.orig_filename for member in archive.infolist())
-    for name, count in names.items():
-        parts = PurePosixPath(name.replace("\\", "/")).parts
-        if ".." in parts or name.startswith(("/", "\\")) or "\0" in name:
-            raise ModelError(f"{path}: member {name!r} lies outside of the archive", file=path)
-        if count > 1:
-            raise ModelError(f"{path}: holds member {name!r} more than once", file=path)
 
 
 def _check_members(members: Members, path: Path) -> None:
@@ -182,3 +194,87 @@ def _unsafe(content: bytes) -> str:
         named = re.search(r"GLOBAL\s+`?([\w.]+)", str(error))
         return f"a pickle with {named.group(1)}" if named else f"a pickle ({first_line(error)[:120]})"
     return ""
+
+
+def check_torchscript(path: Path) -> None:
+    """Refuse a TorchScript archive whose code touches files; nothing of it is run.
+
+    Raises:
+        ModelError: Naming the member and the operator. Data: `file`, `member`.
+    """
+    if not is_archive(path):  # another format that PyTorch takes, with a zip behind it
+        raise ModelError(f"{path}: does not begin as a TorchScript archive", file=path)
+    for name, code in _code(path):
+        found = _IN_CODE.search(code)
+        if found:
+            raise ModelError(
+                f"{path}: member {name!r} calls {found[0].strip()!r}, which reads or writes files; "
+                "operators that compute are required",
+                hint="if you know where the file comes from, give `trust`",
+                file=path,
+                member=name,
+            )
+
+
+def _code(path: Path) -> Iterator[tuple[str, str]]:
+    """Every member with code, as Python's reader of zips has it and as PyTorch's own has it."""
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            if "/code/" in name and name.endswith(".py"):
+                yield name, archive.read(name).decode("utf-8", "replace")
+    reader = import_torch()._C.PyTorchFileReader(str(path))
+    for name in reader.get_all_records():
+        if name.startswith("code/") and name.endswith(".py"):
+            yield name, bytes(reader.get_record(name)).decode("utf-8", "replace")
+
+
+def foreign_code(program: Any) -> str:
+    """Return what in a program's JSON is no operator and no size; empty where all is."""
+    for key, value in _texts(program):
+        if key == "expr_str" and not _is_size(value):
+            return f"the expression {value[:80]!r}"
+        if key == "target" and not _is_operator(value):
+            return f"a call of {value[:80]!r}"
+    return ""
+
+
+def _texts(value: Any) -> Iterator[tuple[str, str]]:
+    """Every text of a nested value, with the key it is under."""
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, dict):
+            for key, inner in item.items():
+                if isinstance(inner, str):
+                    yield key, inner
+                else:
+                    waiting.append(inner)
+        elif isinstance(item, list):
+            waiting += item
+
+
+def _is_operator(target: str) -> bool:
+    """Whether a target is one; names that PyTorch does not look up are those of inputs and parameters."""
+    if _TOUCHES_FILES.fullmatch(target):
+        return False
+    if not target.startswith((*_LOOKED_UP, "#")):
+        return True
+    return any(pattern.fullmatch(target) for pattern in _TARGETS) or not target.startswith(
+        tuple(f"{name}." for name in _LOOKED_UP)
+    )
+
+
+def _is_size(expression: str) -> bool:
+    expression = _SYMBOL.sub("1", expression)
+    if _EXPRESSION.sub("", expression):
+        return False
+    import sympy
+    from torch.utils._sympy import functions
+
+    own = {name for name, item in vars(functions).items() if isinstance(item, type)}
+    return all(
+        name in _FUNCTIONS
+        or name in own
+        or not (hasattr(sympy, name) or hasattr(builtins, name) or "__" in name)
+        for name in _NAME.findall(expression)
+    )

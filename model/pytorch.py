@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 
 from ..artifact import checked_input
 from ..errors import ModelError, first_line
-from ..progress import Progress, quiet, silent
+from ..progress import quiet
 from .archive_checks import check_archive, is_archive
-from .file_operators import check_torchscript
 from .loaded_model import LoadedModel as LoadedModel
-from .pt2_archive import is_trusted, program_checked
+from .pt2_archive import check_torchscript, is_trusted, program_checked
 from .source import TENSORFLOW_KINDS, Source
 from .torch_import import import_torch as import_torch
 from .user_code import call, load_function
@@ -30,13 +29,12 @@ _TRAINING = re.compile("Dropout|DropPath|StochasticDepth|BatchNorm|InstanceNorm|
 """Layers that compute something else in training, by their names."""
 
 
-def load_torch(source: Source, device: str = "cpu", *, progress: Progress = silent) -> LoadedModel:
+def load_torch(source: Source, device: str = "cpu") -> LoadedModel:
     """Load a PyTorch source, in evaluation mode.
 
     Args:
         source: What MODEL says.
         device: Where its parameters go: "cpu", or "cuda:0".
-        progress: Told of the check of an archive.
 
     Raises:
         EngineUnavailable: If PyTorch is not installed.
@@ -61,9 +59,9 @@ def load_torch(source: Source, device: str = "cpu", *, progress: Progress = sile
     if source.kind in ("pt2", "torchscript"):
         checked_input(source.file, what="model")
     if source.kind == "pt2":
-        return LoadedModel(_load_pt2(source.file, device, progress), None)
+        return LoadedModel(_load_pt2(source.file, device), None)
     if source.kind == "torchscript":
-        return LoadedModel(_load_torchscript(source.file, device, progress), None)
+        return LoadedModel(_load_torchscript(source.file, device), None)
     result = call(load_function(source), source)
     example = None
     if isinstance(result, tuple) and len(result) == 2:
@@ -97,10 +95,10 @@ def evaluated(module: torch.nn.Module) -> torch.nn.Module:
         return module
 
 
-def _load_pt2(path: Path, device: str, progress: Progress) -> torch.nn.Module:
+def _load_pt2(path: Path, device: str) -> torch.nn.Module:
     torch = import_torch()
     check_archive(
-        path, what="a program saved by torch.export.save", progress=progress,
+        path, what="a program saved by torch.export.save",
         hint="save it with torch.export.save, with a PyTorch no newer than this one",
     )  # fmt: skip
     try:
@@ -128,11 +126,11 @@ def _load_pt2(path: Path, device: str, progress: Progress) -> torch.nn.Module:
         ) from error
 
 
-def _load_torchscript(path: Path, device: str, progress: Progress) -> torch.nn.Module:
+def _load_torchscript(path: Path, device: str) -> torch.nn.Module:
     torch = import_torch()
     if is_archive(path):
         hint = "copy it again, or save it with torch.jit.save; its sums must be on (set_crc32_options)"
-        check_archive(path, what="a TorchScript archive", hint=hint, progress=progress)
+        check_archive(path, what="a TorchScript archive", hint=hint)
     if not _is_torchscript(path):
         raise ModelError(
             f"{path}: not a TorchScript archive; a checkpoint of pickled weights is never unpickled",

@@ -9,7 +9,6 @@ from typing import Any
 
 from ..errors import EngineUnavailable, ModelError, QCompileError, first_line
 from ..tensors import Feeds, format_shape
-from .tensor_sizes import require_tensor_sizes
 from .zero_padded_pools import optimizers_that_lose_zeros
 
 SIGNED_ACTIVATIONS = "session.qdqisint8allowed"
@@ -84,11 +83,9 @@ def make_session(
 
     Raises:
         EngineUnavailable: If ONNX Runtime is missing.
-        ModelError: If the graph makes a tensor over the limit (`tensor_sizes`).
         QCompileError: Of type `error`, with what ONNX Runtime says.
     """
     onnxruntime = import_onnxruntime()
-    require_tensor_sizes(path)
     unoptimized = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     left_out = [*without, *optimizers_that_lose_zeros(path)]
     source = str(path) if content is None else content

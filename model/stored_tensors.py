@@ -25,10 +25,16 @@ _NARROW_BITS = {
     "INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6,
 }  # fmt: skip
 """Element types whose values share bytes."""
+_VALUES = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
 _BESIDE = "keep the data file in the folder of the model; it may be no link that leads out of it"
 
-Problem = tuple[str, str]
-"""What is wrong, and the way out; empty where the common one serves."""
+
+class Refused(Exception):
+    """What is wrong with a model, and the way out, empty where the common one serves."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 def every_tensor(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
@@ -61,63 +67,57 @@ def _of_nodes(nodes: Any) -> Iterator[onnx.TensorProto]:
                 yield from _of_graph(graph)
 
 
-def check_tensor(tensor: onnx.TensorProto, folder: Path) -> Problem | None:
-    """Return what is wrong with a tensor; None where nothing is.
+def check_tensor(tensor: onnx.TensorProto, folder: Path) -> None:
+    """Compare what a tensor says of itself with what is there.
 
     Args:
         tensor: The tensor.
         folder: Where external data must lie: that of the model's file, links resolved.
+
+    Raises:
+        Refused: Naming the tensor.
     """
     import onnx
 
-    kind = tensor.data_type
+    kind, subject = tensor.data_type, f"tensor {tensor.name!r}"
     if not kind or kind not in onnx.TensorProto.DataType.values():
-        return f"tensor {tensor.name!r} has the unknown element type {kind}", ""
+        raise Refused(f"{subject} has the unknown element type {kind}")
     if len(tensor.dims) > _MOST_AXES:
-        return f"tensor {tensor.name!r} has {len(tensor.dims)} axes; at most {_MOST_AXES} are supported", ""
+        raise Refused(f"{subject} has {len(tensor.dims)} axes; at most {_MOST_AXES} are supported")
     if tensor.dims and min(tensor.dims) < 0:
-        return f"tensor {tensor.name!r} has an axis of extent {min(tensor.dims)}; 0 or more is required", ""
+        raise Refused(f"{subject} has an axis of extent {min(tensor.dims)}; 0 or more is required")
     if math.prod(max(dim, 1) for dim in tensor.dims) > MOST_VALUES:
         shape = "x".join(map(str, tensor.dims))
-        return f"tensor {tensor.name!r} has shape {shape}; at most {MOST_VALUES} values are supported", ""
+        raise Refused(f"{subject} has shape {shape}; at most {MOST_VALUES} values are supported")
     if tensor.HasField("segment"):
-        return f"tensor {tensor.name!r} is stored in segments, which no runtime reads", ""
+        raise Refused(f"{subject} is stored in segments, which no runtime reads")
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        return _check_external(tensor, folder)
-    return _check_values(tensor)
+        _check_external(tensor, folder)
+    else:
+        _check_values(tensor)
 
 
-def _check_values(tensor: onnx.TensorProto) -> Problem | None:
+def _check_values(tensor: onnx.TensorProto) -> None:
     """Compare the number of values that are stored with the extents."""
     import onnx
 
-    values = math.prod(tensor.dims)
-    typed = {"string_data"} if tensor.data_type == onnx.TensorProto.STRING else set()
-    if not typed:
-        typed = {onnx.helper.tensor_dtype_to_field(tensor.data_type)}
-    if tensor.HasField("raw_data"):
-        if typed == {"string_data"}:
-            return f"tensor {tensor.name!r} holds strings as raw bytes; a list of strings is required", ""
-        unit, required = "bytes", stored_bytes(tensor)
+    required, strings = math.prod(tensor.dims), tensor.data_type == onnx.TensorProto.STRING
+    typed = "string_data" if strings else onnx.helper.tensor_dtype_to_field(tensor.data_type)
+    raw = tensor.HasField("raw_data")
+    present = {field for field in _VALUES if len(getattr(tensor, field))} - {typed}
+    if present or (raw and strings):
+        field = min(present, default="raw_data")
+        raise Refused(f"tensor {tensor.name!r} has values in {field}, which is not of its type")
+    if raw:
+        required = stored_bytes(tensor)
         stored = required if _has_raw_bytes(tensor, required) else len(tensor.raw_data)
-        typed = set()
     else:
-        unit, required = "values", values if typed == {"string_data"} else _typed_values(tensor, values)
-        stored = len(getattr(tensor, next(iter(typed))))
-    others = [
-        field.name
-        for field, _ in tensor.ListFields()
-        if field.name.endswith("_data") and field.name not in (*typed, "raw_data", "external_data")
-    ]
-    if others:
-        return (
-            f"tensor {tensor.name!r} has values in {others[0]}, which its element type is not stored in",
-            "",
-        )
+        stored = len(getattr(tensor, typed))
+        required = required if strings else _typed_values(tensor, required)
     if stored != required:
         shape = "x".join(map(str, tensor.dims)) or "scalar"
-        return f"tensor {tensor.name!r} of shape {shape} holds {stored} {unit}; {required} are required", ""
-    return None
+        found = f"{stored} {'bytes' if raw else 'values'}"
+        raise Refused(f"tensor {tensor.name!r} of shape {shape} holds {found}; {required} are required")
 
 
 def stored_bytes(tensor: onnx.TensorProto) -> int:
@@ -161,38 +161,30 @@ def _has_raw_bytes(tensor: onnx.TensorProto, required: int) -> bool:
     return exact or len(tensor.raw_data) == required  # where it has fields that are not known here
 
 
-def _check_external(tensor: onnx.TensorProto, folder: Path) -> Problem | None:
-    entries: dict[str, str] = {}
-    for entry in tensor.external_data:
-        if entry.key in entries:
-            return f"tensor {tensor.name!r} says twice where its data lie", ""
-        entries[entry.key] = entry.value
-    subject = f"external data {entries.get('location', '')!r} of tensor {tensor.name!r}"
-    found = external_path(entries.get("location", ""), folder)
-    if isinstance(found, str):
-        return f"{subject}: {found}; a file in the folder of the model is required", _BESIDE
-    numbers: dict[str, int] = {}
-    for key in ("offset", "length"):
-        text = entries.get(key, "0")
-        if not (text.isascii() and text.isdigit() and len(text) < 20):
-            return f"{subject}: {key} {text[:40]!r}; a whole number of bytes, 0 or more, is required", ""
-        numbers[key] = int(text)
+def _check_external(tensor: onnx.TensorProto, folder: Path) -> None:
     from onnx import TensorProto
 
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    if len(entries) < len(tensor.external_data):
+        raise Refused(f"tensor {tensor.name!r} says twice where its data lie")
+    subject = f"external data {entries.get('location', '')!r} of tensor {tensor.name!r}"
+    target = external_path(entries.get("location", ""), folder)
+    if isinstance(target, str):
+        raise Refused(f"{subject}: {target}; a file in the folder of the model is required", _BESIDE)
+    for key in ("offset", "length"):
+        text = entries.setdefault(key, "0")
+        if not (text.isascii() and text.isdigit() and len(text) < 20):
+            raise Refused(f"{subject}: {key} {text[:40]!r}; a whole number of bytes, 0 or more, is required")
     if tensor.data_type == TensorProto.STRING:
-        return f"{subject}: strings cannot be stored outside of the file", ""
+        raise Refused(f"{subject}: strings cannot be stored outside of the file")
     required = stored_bytes(tensor)
-    if entries.get("length", "") and numbers["length"] != required:
-        return f"{subject}: its length is {numbers['length']} bytes; {required} are required by its shape", ""
-    if not found.exists():
-        return None  # who needs the values says so
-    size = found.stat().st_size
-    if numbers["offset"] + required > size:
-        return (
-            f"{subject}: {required} bytes at {numbers['offset']} of a file of {size} bytes",
+    if int(entries["length"]) not in (0, required):
+        raise Refused(f"{subject}: its length is {entries['length']} bytes; {required} are required")
+    if target.exists() and int(entries["offset"]) + required > (size := target.stat().st_size):
+        raise Refused(
+            f"{subject}: {required} bytes at {entries['offset']} of a file of {size} bytes",
             "copy the data file again: it is cut off, or of another model",
-        )
-    return None
+        )  # one that is not there is missed by who needs the values
 
 
 def external_path(location: str, folder: Path) -> Path | str:

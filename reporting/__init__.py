@@ -4,7 +4,6 @@ results.json ─▶ source ─▶ summary, sections (charts, tables) ─▶ page
 """
 
 from .page import write_report
-
-report = write_report  # the verb, as `qcompile.report`
+from .page import write_report as report
 
 __all__ = ["report", "write_report"]

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from .cluster import SchedulerOptions
 from .decode import Checked, Refused
 from .models import DOWNLOAD, WEIGHTS
 from .option import COMMA, argument, option
 from .words import METRIC, METRIC_PATTERN, TARGETS, Target
-
-Shell = Literal["bash", "zsh", "fish"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,11 +129,3 @@ class AutoCommand(SchedulerOptions, ProposalOptions):
         Path | None, option("Folder to write; default: auto-NAME.", short="-o", metavar="FOLDER")
     ] = None
     force: Annotated[bool, option("Write the recipe in the folder anew.")] = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompletionCommand(Checked):
-    """Print the script that completes verbs, options, choices and files in SHELL. One of the lines below
-    installs it."""
-
-    shell: Annotated[Shell, argument("Shell to complete in.")]

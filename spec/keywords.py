@@ -1,4 +1,4 @@
-"""Keyword arguments of `build` and `quantize`. Written by python -m qcompile.cli.reference from spec/."""
+"""Keyword arguments of `build` and `quantize`. Written by `make reference` from spec/."""
 
 from __future__ import annotations
 

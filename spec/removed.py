@@ -18,6 +18,7 @@ COMMANDS: Mapping[str, str] = {
     "balance": _BALANCED,
     "sign": _SIGNED,
     "verify": _SIGNED,
+    "completion": "`_QCOMPILE_COMPLETE=bash_source qcompile` prints the script (zsh_source, fish_source)",
 }
 """Command, or name of the Python package, to what to use instead."""
 

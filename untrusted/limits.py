@@ -19,8 +19,8 @@ class Limits:
     """Limits of one verb with all processes that it starts.
 
     Attributes:
-        memory_gb: Memory of their own that they may hold together, in 10**9 bytes. Files that are mapped
-            into memory, as weights are, do not count: the system can drop their pages.
+        memory_gb: Memory of their own that they may hold together, in 10**9 bytes. Mapped files, as weights
+            are, do not count: the system can drop their pages.
         time_s: Seconds by the clock.
 
     Raises:
@@ -31,17 +31,10 @@ class Limits:
     time_s: float = TIME_S
 
     def __post_init__(self) -> None:
-        if not _LEAST_MEMORY_GB <= self.memory_gb < math.inf:
-            raise InvalidOption(
-                f"`memory_limit_gb` {self.memory_gb}: a number from {_LEAST_MEMORY_GB} on is required",
-                option="memory_limit_gb",
-            )
-        if not 0 < self.time_s < math.inf:
-            raise InvalidOption(
-                f"`time_limit_s` {self.time_s}: a positive number is required", option="time_limit_s"
-            )
-
-    @property
-    def memory_bytes(self) -> int:
-        """The limit on memory in bytes."""
-        return int(self.memory_gb * 1e9)
+        for name, value, least in (
+            ("memory_limit_gb", self.memory_gb, _LEAST_MEMORY_GB),
+            ("time_limit_s", self.time_s, math.ulp(0.0)),
+        ):
+            if not least <= value < math.inf:
+                required = f"a number from {least} on" if least == _LEAST_MEMORY_GB else "a positive number"
+                raise InvalidOption(f"`{name}` {value}: {required} is required", option=name)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -74,13 +74,13 @@ def run_untrusted(
     if reason := why_unavailable():
         raise EngineUnavailable(f"`untrusted` cannot work here: {reason}", reason=reason)
     verb = arguments[0] if arguments else "qcompile"
-    with temporary_folder("untrusted") as folder, _output(capture) as output:
+    with temporary_folder("untrusted") as folder, tempfile.TemporaryFile() as output:
         places = folder / "places"
         temporary = folder / "files"
         temporary.mkdir()
         process = subprocess.Popen(
             worker_command("qcompile.__main__", *arguments),
-            stdout=output,
+            stdout=output if capture else None,
             env=os.environ | watched_by_this(limits) | {"TMPDIR": str(temporary), PLACES: str(places)},
             start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on
         )
@@ -90,7 +90,7 @@ def run_untrusted(
         except BaseException as stop:
             _pass_on(process, stop)
             if process.returncode in _OWN_CODES:
-                return Finished(process.returncode, _read(output))  # it has said so itself
+                return Finished(process.returncode, _text(output))  # it has said so itself
             raise
         finally:
             tree.kill()
@@ -98,48 +98,43 @@ def run_untrusted(
             _sweep(places)
         if problem:
             raise WorkerError(f"{verb}: {problem[0]}", hint=problem[1], output="")
-        return Finished(process.returncode, _read(output))
+        return Finished(process.returncode, _text(output))
 
 
 def _watch(process: subprocess.Popen[bytes], tree: Tree, limits: Limits) -> tuple[str, str] | None:
     """Wait for the end; returns what went wrong, and the way out."""
     began, looks = time.monotonic(), 0
+    too_long = (
+        f"ended: it took more than {limits.time_s:g} s",
+        "raise `time_limit_s` where you know why it needs longer",
+    )
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_EVERY_S)
-            return _crash(process.returncode, limits)
+            code = process.wait(_EVERY_S)
+            return too_long if code == -signal.SIGXCPU else _crash(code)
         if looks % _TREE_EVERY == 0:
             tree.refresh()
         looks += 1
-        held = tree.bytes()
-        if held > limits.memory_bytes:
+        held_gb = tree.bytes() / 1e9
+        if held_gb > limits.memory_gb:
             return (
-                f"ended: its processes held {held / 1e9:.3g} GB of memory; at most {limits.memory_gb:g} GB "
-                "are allowed",
+                f"ended: its processes held {held_gb:.3g} GB of memory; at most {limits.memory_gb:g} GB are "
+                "allowed",
                 "raise `memory_limit_gb` where you know why it needs more",
             )
         if time.monotonic() - began > limits.time_s:
-            return _too_long(limits)
+            return too_long
 
 
-def _crash(code: int, limits: Limits) -> tuple[str, str] | None:
+def _crash(code: int) -> tuple[str, str] | None:
     if code in _OWN_CODES:
         return None
     if code >= 0:
         return f"its process ended with exit code {code}", _HARM
-    if code == -signal.SIGXCPU:
-        return _too_long(limits)
     name = signal.Signals(-code).name
     if code == -signal.SIGKILL:
         return f"its process was killed ({name}): the system has no memory left, or somebody did it", _HARM
     return f"its process crashed ({name}) in native code that read the files", _HARM
-
-
-def _too_long(limits: Limits) -> tuple[str, str]:
-    return (
-        f"ended: it took more than {limits.time_s:g} s",
-        "raise `time_limit_s` where you know why it needs longer",
-    )
 
 
 def _pass_on(process: subprocess.Popen[bytes], stop: BaseException) -> None:
@@ -159,17 +154,6 @@ def _sweep(places: Path) -> None:
                 remove_stale(Path(place))
 
 
-def _read(output: IO[bytes] | None) -> str:
-    if output is None:
-        return ""
+def _text(output: IO[bytes]) -> str:
     output.seek(0)
     return output.read().decode(errors="replace")
-
-
-@contextlib.contextmanager
-def _output(capture: bool) -> Iterator[IO[bytes] | None]:
-    if not capture:
-        yield None
-        return
-    with tempfile.TemporaryFile() as file:
-        yield file

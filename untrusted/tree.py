@@ -20,10 +20,7 @@ _GONE_S = 5.0
 
 def available() -> bool:
     """Whether the system tells what is needed here."""
-    try:
-        return "RssAnon:" in (_PROC / "self/status").read_text()
-    except OSError:
-        return False
+    return "RssAnon:" in _read(os.getpid(), "status")
 
 
 class Tree:
@@ -34,45 +31,37 @@ class Tree:
     """
 
     def __init__(self, pid: int) -> None:
-        self._began: dict[int, str] = {}
-        self._add(pid, _stat(pid))
+        stat = _stat(pid)
+        self._began = {pid: stat[19]} if stat else {}
 
     def refresh(self) -> None:
         """Look for new ones. One that is found stays known after its parent has ended."""
-        started: dict[int, list[int]] = {}
-        stats: dict[int, list[str]] = {}
-        for name in os.listdir(_PROC):
-            if name.isdecimal() and (stat := _stat(int(name))):
-                stats[int(name)] = stat
-                started.setdefault(int(stat[1]), []).append(int(name))
-        pending = [pid for pid in self._began if self._is_still(pid)]
-        while pending:
-            for pid in started.get(pending.pop(), ()):
-                if pid not in self._began:
-                    self._add(pid, stats[pid])
-                    pending.append(pid)
+        stats = {
+            int(name): stat for name in os.listdir(_PROC) if name.isdecimal() and (stat := _stat(int(name)))
+        }
+        found = True
+        while found:
+            living = {pid for pid in self._began if self._lives(pid)}
+            found = [pid for pid, stat in stats.items() if int(stat[1]) in living and pid not in self._began]
+            self._began |= {pid: stats[pid][19] for pid in found}
 
     def bytes(self) -> int:
         """Return the memory that they hold."""
-        return sum(_held_bytes(pid) for pid in self._began if self._is_still(pid))
+        return sum(_held_bytes(pid) for pid in self._began if self._lives(pid))
 
     def kill(self) -> None:
         """End all of them by force and wait until they are gone."""
         for _ in range(2):  # what one of them started meanwhile is found the second time
             self.refresh()
             for pid in self._began:
-                if self._is_still(pid):
+                if self._lives(pid):
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, signal.SIGKILL)
         until = time.monotonic() + _GONE_S
-        while any(map(self._is_still, self._began)) and time.monotonic() < until:
+        while any(map(self._lives, self._began)) and time.monotonic() < until:
             time.sleep(0.01)
 
-    def _add(self, pid: int, stat: list[str]) -> None:
-        if stat:
-            self._began[pid] = stat[19]
-
-    def _is_still(self, pid: int) -> bool:
+    def _lives(self, pid: int) -> bool:
         """Whether the process lives, and is not another one with the same id."""
         stat = _stat(pid)
         return bool(stat) and stat[0] not in "ZX" and stat[19] == self._began[pid]
@@ -80,15 +69,16 @@ class Tree:
 
 def _stat(pid: int) -> list[str]:
     """The fields of /proc/PID/stat from the third on: state, parent, ...; [19] is when it began."""
-    try:
-        return (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return []
+    return _read(pid, "stat").rpartition(")")[2].split()
 
 
 def _held_bytes(pid: int) -> int:
-    try:
-        lines = (_PROC / str(pid) / "status").read_text(errors="replace").splitlines()
-    except OSError:
-        return 0
+    lines = _read(pid, "status").splitlines()
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(_HELD))
+
+
+def _read(pid: int, name: str) -> str:
+    try:
+        return (_PROC / str(pid) / name).read_text(errors="replace")
+    except OSError:
+        return ""

@@ -115,7 +115,7 @@ def export(
     with ExitStack() as stack:
         if isinstance(source, Source):
             with trusting(trust):
-                loaded, label = load_torch(source, progress=progress), source.spec
+                loaded, label = load_torch(source), source.spec
         else:
             stack.enter_context(kept_mode(source))
             was_training, label = computes_otherwise_in_training(source), type(source).__name__

@@ -31,11 +31,16 @@ from ...processor import (
 from ...spec.words import ARM_ISAS, Precision
 from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Planned, Runner
-from ..faults import KnownFault
+from ..faults import KnownFault, faults_of
 from ..gpu import why_not_gpu
 from ..values import Execution, check_values
-from .known_faults import KNOWN_FAULTS, optimizers_to_leave_out
-from .runner import OnnxRuntimeRunner
+from .runner import (
+    KNOWN_FAULTS,
+    OnnxRuntimeRunner,
+    open_with_cuda,
+    optimizers_to_leave_out,
+    why_no_cuda_provider,
+)
 
 if TYPE_CHECKING:
     import onnx
@@ -64,8 +69,6 @@ class OnnxRuntime(Engine):
         return ""
 
     def why_not_run_on_gpu(self, device: int = 0) -> str:
-        from .on_gpu import why_no_cuda_provider
-
         return self.why_not_run() or why_no_cuda_provider() or why_not_gpu(device)
 
     def fix(self) -> str:
@@ -77,8 +80,7 @@ class OnnxRuntime(Engine):
     def known_faults(self) -> Sequence[KnownFault]:
         import onnxruntime
 
-        version = onnxruntime.__version__
-        return tuple(fault for fault in KNOWN_FAULTS if fault.affects(self.name, version))
+        return faults_of(KNOWN_FAULTS, self.name, onnxruntime.__version__)
 
     def build(self, request: BuildRequest) -> BuildOutcome:
         path = Path(request.model)
@@ -165,8 +167,6 @@ class OnnxRuntime(Engine):
     def open_on_gpu(
         self, artifact: str, run: DeviceRun, *, threads: int = 0, io: ModelIO | None = None
     ) -> Runner:
-        from .on_gpu import open_with_cuda, why_no_cuda_provider
-
         run.require_plain(self.name)
         reason = self.why_not_run_on_gpu(run.device)
         if reason:

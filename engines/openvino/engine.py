@@ -14,7 +14,6 @@ from ...model.graph import weighted_nodes
 from ...model.onnx_file import load_onnx, model_io, save_onnx
 from ...model.random_input import run_on
 from ...model.session import usable_cores
-from ...model.tensor_sizes import require_tensor_sizes
 from ...processor import device_for, resolve_isa, why_emulated, why_unchecked
 from ...spec.artifacts import BuildSpec
 from ...spec.words import Precision
@@ -186,7 +185,6 @@ class OpenVino(Engine):
     ) -> OpenVinoRunner:
         import openvino
 
-        require_tensor_sizes(path)
         io = model_io(load_onnx(path, external_data=False))  # what is damaged is refused before it is read
         _require_dtypes(io, shown or path)
         core = openvino.Core()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib import metadata
 
-from ..faults import KnownFault
+from ..faults import KnownFault, faults_of
 
 _SEEN = ("seen by us with OpenVINO 2026.4.1; not reported",)
 _VERSIONS = {"openvino": ("2024.4", "")}
@@ -58,4 +58,4 @@ def known_faults() -> tuple[KnownFault, ...]:
         version = metadata.version("openvino")
     except metadata.PackageNotFoundError:
         return KNOWN_FAULTS
-    return tuple(fault for fault in KNOWN_FAULTS if fault.affects("openvino", version))
+    return faults_of(KNOWN_FAULTS, "openvino", version)

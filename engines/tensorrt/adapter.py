@@ -1,12 +1,12 @@
 """Differences between TensorRT's versions. No other file asks for a version.
 
-docs/tensorrt.md has the table ("Differences between versions"). Each row is read from the module itself: a name
-that is there is used. Only what no name tells is decided by which module it is: TensorRT-RTX keeps names that do
-nothing there. The parsers' operators and opsets are data (`parser_operators`).
+docs/tensorrt.md has the table ("Differences between versions"). Each row is read from the module itself: a
+name that is there is used. Only what no name tells is decided by which module it is: TensorRT-RTX keeps names
+that do nothing there. The parsers' operators and opsets are data (`parser_operators`).
 
 Contexts may share a profile from 8.6 on: there if the engine was built with the preview feature
-PROFILE_SHARING_0806, of which NvInferRuntime.h of 10 says "the default value for this flag is on and can not be
-changed".
+PROFILE_SHARING_0806, of which NvInferRuntime.h of 10 says "the default value for this flag is on and can not
+be changed".
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import EngineUnavailable, InvalidOption
-from ...spec.words import BLOCK_FORMATS
+from ...spec.words import BLOCK_FORMATS, Precision
 from .parser_operators import UNKNOWN_OPSET, ParserOperators, ask_parser, parser_of
 
 MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
@@ -174,7 +174,7 @@ class Adapter:
         also = _WEAK_FLAGS[float_precision] if precision == "int8" else ()
         return [self.flag(name, f"`precision` {precision}") for name in (*_WEAK_FLAGS[precision], *also)]
 
-    def graph_precision(self, precision: str) -> str:
+    def graph_precision(self, precision: Precision) -> Precision:
         """Return the precision the graph must have: its own where types are strong.
 
         Integers and FP8 are always in the graph, as Q/DQ; FP16 only where there is no flag to be trusted.

@@ -13,11 +13,11 @@ from ...spec.artifacts import BuildSpec
 from ...spec.words import BLOCK_FORMATS, PRECISIONS, Precision
 from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Runner
-from ..faults import KnownFault
+from ..faults import KnownFault, faults_of
 from ..gpu import find_gpu, why_no_gpu, why_not_gpu
 from .adapter import load_adapter
 from .compatibility import check_block_format, check_memory, dequantized_products, require_gpus
-from .known_faults import KNOWN_FAULTS, faults_of
+from .known_faults import KNOWN_FAULTS
 from .runner.cuda import load_driver
 
 if TYPE_CHECKING:
@@ -58,15 +58,11 @@ class TensorRT(Engine):
         return "pip install 'qcompile[cuda]'" if self._why_no_cuda() else ""
 
     def graph_precision(self, precision: Precision) -> Precision:
-        in_graph = load_adapter(self.name).graph_precision(precision)
-        return PRECISIONS[PRECISIONS.index(in_graph)]
+        return load_adapter(self.name).graph_precision(precision)
 
     def graph_precision_if_weak(self, precision: Precision) -> Precision | None:
         adapter = load_adapter(self.name)
-        if not adapter.has_weak_types:
-            return None
-        in_graph = adapter.typed("weak").graph_precision(precision)
-        return PRECISIONS[PRECISIONS.index(in_graph)]
+        return adapter.typed("weak").graph_precision(precision) if adapter.has_weak_types else None
 
     def reader(self) -> str:
         return load_adapter(self.name).name
@@ -77,7 +73,7 @@ class TensorRT(Engine):
 
     def known_faults(self) -> Sequence[KnownFault]:
         adapter, gpu = load_adapter(self.name), find_gpu()
-        return faults_of(adapter.target, adapter.version, gpu.architecture if gpu else "")
+        return faults_of(KNOWN_FAULTS, adapter.target, adapter.version, gpu.architecture if gpu else "")
 
     def check(self, spec: BuildSpec) -> None:
         adapter = load_adapter(self.name).typed(spec.tensorrt.typing)
@@ -152,10 +148,7 @@ class TensorRT(Engine):
         reason, gpu = self.why_not_run_on_gpu(run.device), find_gpu(run.device)
         if reason or gpu is None:
             raise EngineUnavailable(
-                f"{path}: cannot run here: {reason}",
-                hint=self.fix(),
-                engine=self.name,
-                reason=reason,
+                f"{path}: cannot run here: {reason}", hint=self.fix(), engine=self.name, reason=reason
             )
         from .compatibility import check_loadable
         from .plan import needs_of

@@ -150,14 +150,3 @@ KNOWN_FAULTS: tuple[KnownFault, ...] = (
         versions=_versions("11.2"),
     ),
 )
-
-
-def faults_of(target: str, version: str, gpu: str = "") -> tuple[KnownFault, ...]:
-    """Return the known faults of a version.
-
-    Args:
-        target: "tensorrt" or "tensorrt-rtx".
-        version: Such as "10.16.1.11".
-        gpu: The GPU that is built for, such as "sm120"; empty where that is not known.
-    """
-    return tuple(fault for fault in KNOWN_FAULTS if fault.affects(target, version, gpu))

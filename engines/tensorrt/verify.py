@@ -36,14 +36,7 @@ Outputs = Mapping[str, Any]
 
 @dataclass
 class _Runs:
-    """What ran.
-
-    Attributes:
-        words: On what, in words.
-        expected, outputs: Of the model and of the engine, input by input.
-        refused: Why the engine did not take an input.
-        uncompared: Why the model has no outputs to compare with; empty where it has.
-    """
+    """What ran: on what, in words, outputs of the model and of the engine, and why others did not run."""
 
     words: list[str] = field(default_factory=list)
     expected: list[Outputs] = field(default_factory=list)
@@ -78,18 +71,18 @@ def verified(outcome: BuildOutcome, request: BuildRequest, open_runner: Callable
 
 
 def _run(runner: Runner, outcome: BuildOutcome, request: BuildRequest) -> _Runs:
-    runs, reference = _Runs(), _Reference(request, [tensor.name for tensor in outcome.io.outputs])
-    for trial in trial_inputs(outcome, request):
-        request.progress(f"run it on {trial.words}")
-        expected = reference.outputs(trial)
+    runs, reference = _Runs(), _reference(request, [tensor.name for tensor in outcome.io.outputs])
+    for words, feeds in trial_inputs(outcome, request):
+        request.progress(f"run it on {words}")
+        expected = reference(feeds)
         if isinstance(expected, str) and runs.expected:
             continue  # a corner of the profile that the graph cannot compute, such as a Reshape to less
         try:
-            outputs = runner.infer(trial.feeds)
+            outputs = runner.infer(feeds)
         except DataError as error:
-            runs.refused.append(f"{trial.words}: {error.message}")
+            runs.refused.append(f"{words}: {error.message}")
             continue
-        runs.words.append(trial.words)
+        runs.words.append(words)
         runs.outputs.append(outputs)
         if isinstance(expected, str):
             runs.uncompared = expected
@@ -98,31 +91,28 @@ def _run(runner: Runner, outcome: BuildOutcome, request: BuildRequest) -> _Runs:
     return runs
 
 
-class _Reference:
-    """ONNX Runtime's outputs, unoptimized: of the graph that was built from, or of the user's float model.
+def _reference(request: BuildRequest, names: list[str]) -> Callable[[Feeds], Outputs | str]:
+    """ONNX Runtime's outputs, unoptimized, or why there are none: of the graph, else of the user's model.
 
     It has no kernels for some types, such as bfloat16's: then the model is computed as it was given.
     """
+    files = [file for file in dict.fromkeys([request.model, request.source]) if file.endswith(".onnx")]
+    sessions: dict[str, Any] = {}
 
-    def __init__(self, request: BuildRequest, names: list[str]) -> None:
-        files = dict.fromkeys([request.model, request.source])
-        self._files = [file for file in files if file and Path(file).suffix == ".onnx"]
-        self._names = names
-        self._session: Any = None
-
-    def outputs(self, trial: TrialInput) -> Outputs | str:
-        """Outputs by name; the reason where there are none."""
+    def outputs(feeds: Feeds) -> Outputs | str:
         reason = ""
-        for file in self._files:
+        for file in [*sessions] or files:
             try:
-                session = self._session or make_session(Path(file), session_options(optimize=False))
-                outputs = run_session(session, self._names, trial.feeds, file)
+                session = sessions.get(file) or make_session(Path(file), session_options(optimize=False))
+                computed = run_session(session, names, feeds, file)
             except QCompileError as error:  # it is missing, or has no kernel for a plugin's operator
                 reason = reason or error.message
                 continue
-            self._files, self._session = [file], session
-            return dict(zip(self._names, outputs, strict=True))
+            sessions[file] = session
+            return dict(zip(names, computed, strict=True))
         return reason or "it is no ONNX file"
+
+    return outputs
 
 
 def _require_finite(runs: _Runs, request: BuildRequest) -> None:
@@ -146,21 +136,21 @@ def _judged(outcome: BuildOutcome, request: BuildRequest, runs: _Runs) -> BuildO
     except ValueError as error:
         check = Check("same outputs as ONNX Runtime", False, f"{error}, on {on}")
         return replace(outcome, checks=(*outcome.checks, check), failure=f"its outputs' {error}")
-    lowest = min(judged, key=lambda one: one.snr_db)
-    failed = [one for one in judged if not one.passed]
-    check = Check(
-        "same outputs as ONNX Runtime",
-        not failed,
-        f"{lowest.snr_db:.1f} dB at output {lowest.output!r} on {on}",
-    )
-    wrong = [one for one in failed if _is_wrong(one, request, runs)]
-    mild = [one for one in failed if one not in wrong]
+    lowest = min(judged, key=lambda output: output.snr_db)
+    failed = [output for output in judged if not output.passed]
+    texts = {
+        output.output: f"output {output.output!r} of the engine has {output.measured} against ONNX Runtime "
+        f"on {on}; {output.criterion} is required"
+        for output in failed
+    }
+    wrong = [output.output for output in failed if _is_wrong(output, request, runs)]
+    detail = f"{lowest.snr_db:.1f} dB at output {lowest.output!r} on {on}"
     return replace(
         outcome,
-        checks=(*outcome.checks, check),
+        checks=(*outcome.checks, Check("same outputs as ONNX Runtime", not failed, detail)),
         proof={**outcome.proof, "snr_db": lowest.snr_db if np.isfinite(lowest.snr_db) else None},
-        warnings=(*outcome.warnings, *(_said(one, on) for one in mild)),
-        failure="; ".join(_said(one, on) for one in wrong),
+        warnings=(*outcome.warnings, *(text for name, text in texts.items() if name not in wrong)),
+        failure="; ".join(texts[name] for name in wrong),
     )
 
 
@@ -170,13 +160,6 @@ def _is_wrong(one: Judgement, request: BuildRequest, runs: _Runs) -> bool:
         return False
     calibrated = request.precision in BY_SIGNAL and bool(request.spec.calibrator)
     return not calibrated or request.sample is not None
-
-
-def _said(one: Judgement, on: str) -> str:
-    return (
-        f"output {one.output!r} of the engine has {one.measured} against ONNX Runtime on {on}; "
-        f"{one.criterion} is required"
-    )
 
 
 def _batches(runs: Sequence[Outputs]) -> dict[str, list[Any]]:
@@ -192,21 +175,15 @@ _CHEAP_TIMES, _CHEAP_ELEMENTS = 4, 1 << 20
 ONNX Runtime computes them, too, unoptimized and on the processor."""
 
 
-@dataclass(frozen=True)
-class TrialInput:
-    """One input, and what it is in words: "the data", "random input at OPT"."""
+def trial_inputs(outcome: BuildOutcome, request: BuildRequest) -> list[tuple[str, Feeds]]:
+    """Return inputs and what each is in words ("the data", "random input at OPT").
 
-    words: str
-    feeds: Feeds
-
-
-def trial_inputs(outcome: BuildOutcome, request: BuildRequest) -> list[TrialInput]:
-    """Return the user's first batch, where there is one, then random input at OPT of every profile, and at
+    They are the user's first batch, where there is one, then random input at OPT of every profile, and at
     its smallest and largest shapes where these are cheap; one random input where no shape is dynamic.
     """
     domains = read_domains(read_weightless(Path(request.model)).model)
     data = {} if request.sample is None else _as_declared(request.sample, outcome)
-    found = [TrialInput("the data", data)] if data else []
+    found = [("the data", data)] if data else []
     seen: list[Any] = []
     for seed, (words, given) in enumerate(_places(outcome.proof["profiles"], outcome.io.inputs)):
         if given in seen:
@@ -214,7 +191,7 @@ def trial_inputs(outcome: BuildOutcome, request: BuildRequest) -> list[TrialInpu
         seen.append(given)
         shapes, values = _shapes_and_values(outcome, given)
         feeds = random_feeds(outcome.io.inputs, seed=seed, shapes=shapes, domains=domains)
-        found.append(TrialInput(words, {**feeds, **values}))
+        found.append((words, {**feeds, **values}))
     return found
 
 

@@ -29,7 +29,6 @@ VERBS = (
     "package",
     "inspect",
     "doctor",
-    "completion",
 )
 _GROUPS = {"ranges": ("show", "merge", "cache"), "package": ("triton",)}
 COMMANDS = (
@@ -81,7 +80,7 @@ def test_every_command_shows_an_example_and_the_common_options(command: str) -> 
     assert any(line[: len(typed)] == typed for line in examples)
     for option in ("--verbose", "--quiet", "--json", "--help"):
         assert option in done.stdout
-    unwritten = ("diff", "inspect", "doctor", "completion", "ranges show", "worker")
+    unwritten = ("diff", "inspect", "doctor", "ranges show", "worker")
     if command not in unwritten:
         assert "--output" in done.stdout
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from json_schemas import described, schemas
 from jsonschema import Draft202012Validator
 from safetensors import safe_open
 
 from qcompile.bench.results.results import SCHEMA
-from qcompile.cli.format_reference import FORMATS
-from qcompile.cli.reference import pages
-from qcompile.cli.schemas import described, schemas
 from qcompile.comparison.layers.outcome import EngineSearch, Layer, LayerDiff, Neighbour
 
 SAMPLES = Path(__file__).parents[1] / "samples/formats"
@@ -82,25 +79,6 @@ def test_layers_of_an_engine_with_infinite_figures_fit() -> None:
     assert list(validator.iter_errors(found.as_json())) == []
     assert not validator.is_valid(found.as_json() | {"samples": -1})
     assert not validator.is_valid(found.as_json() | {"engine": {"layers": 9}})
-
-
-def test_every_key_of_every_schema_is_on_the_page() -> None:
-    page = pages()["reference/formats.md"]
-    chapters = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
-    for one in FORMATS:
-        shown = set(re.findall(r"^\| `(\w+)` \|", chapters[one.title], re.MULTILINE))
-        assert shown == set(keys(ALL[one.schema])), one.title
-
-
-def keys(schema: Any) -> Iterator[str]:
-    """Yield every key that a schema has, however deep."""
-    if isinstance(schema, Mapping):
-        yield from schema.get("properties", {})
-        for value in schema.values():
-            yield from keys(value)
-    elif isinstance(schema, list):
-        for value in schema:
-            yield from keys(value)
 
 
 def test_the_sentences_of_a_docstring_stand_at_their_keys() -> None:

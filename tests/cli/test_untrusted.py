@@ -9,13 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from reference_pages import verbs
 
 from qcompile.cli import main
-from qcompile.cli.reference import verbs
 from qcompile.untrusted.child import WATCHED, is_child
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")
-TRUSTED_INPUT = {"doctor", "migrate", "completion", "worker"}
+TRUSTED_INPUT = {"doctor", "migrate", "worker"}
 """Verbs that read no model, data or artifact."""
 
 Call = Callable[..., tuple[int, str, str]]

@@ -19,8 +19,8 @@ import qcompile
 from qcompile.engines import engine, load
 from qcompile.engines.gpu import device_text, parse_device, parse_devices, why_no_gpu, why_not_gpu
 from qcompile.engines.onnx_runtime import engine as onnx_runtime
-from qcompile.engines.onnx_runtime import on_gpu
-from qcompile.engines.onnx_runtime.on_gpu import CPU, CUDA, placement_notes
+from qcompile.engines.onnx_runtime import runner as on_gpu
+from qcompile.engines.onnx_runtime.runner import CPU, CUDA, placement_notes
 from qcompile.engines.pytorch import MODES, PyTorch, PyTorchRunner
 from qcompile.errors import ArtifactError, EngineUnavailable, InvalidOption
 
@@ -96,7 +96,7 @@ def test_a_cuda_provider_that_does_not_start_is_no_run_on_the_processor(
 ) -> None:
     # What a machine with onnxruntime-gpu and a GPU, but without cuDNN, gets to: ONNX Runtime goes on
     # with the processor, and so does the one that is installed here, which has no CUDA.
-    monkeypatch.setattr(on_gpu, "why_no_cuda_provider", lambda: "")
+    monkeypatch.setattr(onnx_runtime, "why_no_cuda_provider", lambda: "")
     monkeypatch.setattr(onnx_runtime, "why_not_gpu", lambda _: "")
     with (
         pytest.warns(UserWarning, match="CUDAExecutionProvider"),
@@ -110,7 +110,7 @@ def test_a_file_optimized_for_a_processor_is_no_file_for_a_gpu(
     tiny_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = qcompile.build(tiny_file("mlp"), tmp_path / "built.onnx", target="onnxruntime").path
-    monkeypatch.setattr(on_gpu, "why_no_cuda_provider", lambda: "")
+    monkeypatch.setattr(onnx_runtime, "why_no_cuda_provider", lambda: "")
     monkeypatch.setattr(onnx_runtime, "why_not_gpu", lambda _: "")
     with pytest.raises(ArtifactError, match="was optimized for a processor") as caught:
         load(built, device=0)

@@ -87,8 +87,7 @@ def test_a_model_optimized_by_another_onnxruntime_is_refused(optimized: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("features", "architecture", "lacking"),
-    [(["avx", "quantum"], None, "quantum"), ([], "sparc", "sparc")],
+    ("features", "architecture", "lacking"), [(["avx", "quantum"], None, "quantum"), ([], "sparc", "sparc")]
 )
 def test_a_model_optimized_for_another_processor_is_refused(
     features: list[str], architecture: str | None, lacking: str, optimized: Path

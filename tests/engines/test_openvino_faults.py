@@ -338,8 +338,7 @@ def heads(graph: Graph) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize(
-    ("make", "fault"),
-    [(pooled, "quantized-extremum"), (recognizer, "merged-bias"), (heads, "moved-scale")],
+    ("make", "fault"), [(pooled, "quantized-extremum"), (recognizer, "merged-bias"), (heads, "moved-scale")]
 )
 def test_a_built_file_computes_its_graph_wherever_it_is_loaded(
     make: Callable[[Graph], onnx.ModelProto], fault: str, tmp_path: Path

@@ -17,14 +17,7 @@ from qcompile.spec.words import PRECISIONS
 
 
 def test_the_engines_are_these() -> None:
-    assert names() == (
-        "onnxruntime",
-        "openvino",
-        "tensorrt-rtx",
-        "tensorrt",
-        "torchscript",
-        "pytorch",
-    )
+    assert names() == ("onnxruntime", "openvino", "tensorrt-rtx", "tensorrt", "torchscript", "pytorch")
 
 
 @pytest.mark.parametrize("name", names())

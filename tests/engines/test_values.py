@@ -342,10 +342,7 @@ def test_a_file_that_a_plain_loader_cannot_run_fails_the_build(
 def test_what_topk_chooses_is_no_fault_where_all_layers_are_right(
     operator: str, target: str, wrong: Callable[..., None], tmp_path: Path
 ) -> None:
-    chosen = {
-        "TopK": "v, i = TopK (m, k)",
-        "Split": "v, rest = Split <axis = 1> (m, k2)",
-    }[operator]
+    chosen = {"TopK": "v, i = TopK (m, k)", "Split": "v, rest = Split <axis = 1> (m, k2)"}[operator]
     model = parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[n,2] x) => (float[n,2] y)
         <float[2,4] w = {{1, 2, 3, 4, 5, 6, 7, 8}}, int64[1] k = {{2}}, int64[2] k2 = {{2, 2}},
         float two = {{2}}>

@@ -151,7 +151,7 @@ MAY_USE = {"temporary.py"}
 
 def test_temporary_folders_are_made_in_one_place() -> None:
     makers = ("TemporaryDirectory(", "mkdtemp(", "mkstemp(", "NamedTemporaryFile(", "mktemp(")
-    others = ("tests", "benchmarks", "examples", "build", "docs", "supply")
+    others = ("tests", "benchmarks", "examples", "build", "docs")
     folders = [path for path in ROOT.iterdir() if path.is_dir() and path.name not in others]
     sources = [path for folder in folders if folder.name[0] != "." for path in folder.rglob("*.py")]
     found = [

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from qcompile.compiler.export.tensorflow_source import require_data_alone
+import qcompile
 from qcompile.errors import ModelError
 from qcompile.model import archive_checks
 from qcompile.model.archive_checks import check_archive
@@ -100,12 +100,9 @@ def test_a_keras_file_with_a_changed_byte_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "whole.keras", "w") as archive:
         archive.writestr("config.json", "{}")
         archive.writestr("model.weights.h5", TEN * 100)
-    require_data_alone(tmp_path / "whole.keras", trust=False)
     path = _changed(tmp_path / "whole.keras", tmp_path / "m.keras", _weight_at(tmp_path / "whole.keras") + 5)
-    with pytest.raises(
-        ModelError, match=r"m\.keras: not a Keras file that can be read: member 'model\.weights\.h5'"
-    ):
-        require_data_alone(path, trust=False)
+    with pytest.raises(ModelError, match=r"m\.keras: not a Keras file .* member 'model\.weights\.h5'"):
+        qcompile.export(str(path), tmp_path / "m.onnx")
 
 
 @pytest.mark.parametrize("name", ["../evil", "/etc/passwd", "a/../../b", "..\\evil"])
@@ -135,17 +132,3 @@ def test_an_archive_that_unpacks_to_much_more_than_itself_is_refused_unread(
         archive.writestr("zeros", bytes(8 << 20))
     with pytest.raises(ModelError, match=r"bomb\.pt: its \d+ bytes unpack to 8388608; at most 100 times"):
         check_archive(path, what="a state dict", hint="no")
-
-
-def test_progress_is_told_in_megabytes(tmp_path: Path) -> None:
-    path = tmp_path / "m.pt"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("a", bytes(3 << 20))
-    told: list[tuple[str, int, int | None]] = []
-    check_archive(
-        path,
-        what="it",
-        hint="",
-        progress=lambda text, done=0, total=None, /: told.append((text, done, total)),
-    )
-    assert told[-1] == ("check the archive, MB", 3, 3)

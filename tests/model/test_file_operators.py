@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from qcompile.errors import ModelError
-from qcompile.model.file_operators import check_torchscript, is_file_operator
-from qcompile.model.pt2_archive import trusting
+from qcompile.model.pt2_archive import check_torchscript, trusting
 from qcompile.model.pytorch import load_torch
 from qcompile.model.source import parse_source
 
@@ -110,17 +109,3 @@ def test_another_format_with_an_archive_behind_it_is_refused(tmp_path: Path) -> 
     path.write_bytes(b"\0\0\0\0PTMF" + (tmp_path / "m.pt").read_bytes())
     with pytest.raises(ModelError, match="does not begin"):
         check_torchscript(path)
-
-
-@pytest.mark.parametrize(
-    ("target", "touches"),
-    [
-        ("torch.ops.aten.from_file.default", True),
-        ("torch.ops.aten.save", True),
-        ("torch.ops.debugprims.load_tensor.default", True),
-        ("torch.ops.aten.add.Tensor", False),
-        ("torch.ops.aten.from_file_like.default", False),
-    ],
-)
-def test_targets_of_an_exported_program(target: str, touches: bool) -> None:
-    assert is_file_operator(target) == touches

@@ -45,22 +45,6 @@ def _map(model: onnx.ModelProto) -> None:
     model.graph.input[0].type.map_type.value_type.CopyFrom(inner)
 
 
-def _doubling(model: onnx.ModelProto) -> None:
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
-    for level in range(30):
-        name, domain = (f"f{level + 1}", "own") if level < 29 else ("Relu", "")
-        nodes = [helper.make_node(name, [a], [b], domain=domain) for a, b in (("u", "t"), ("t", "v"))]
-        model.functions.append(helper.make_function("own", f"f{level}", ["u"], ["v"], nodes, opsets))
-
-
-def _many_calls(model: onnx.ModelProto) -> None:
-    for number in range(33):
-        model.graph.node.append(helper.make_node("f0", ["x"], [f"n{number}"], domain="own"))
-    nodes = [helper.make_node("Relu", ["u"], [f"v{number}"]) for number in range(1000)]
-    opsets = [helper.make_opsetid("", 17)]
-    model.functions.append(helper.make_function("own", "f0", ["u"], ["v0"], nodes, opsets))
-
-
 def _mutual(model: onnx.ModelProto) -> None:
     model.functions[0].node.append(helper.make_node("other", ["u"], ["n"], domain="own"))
     nodes = [helper.make_node("act", ["u"], ["v"], domain="own")]
@@ -87,7 +71,6 @@ def _do(text: str) -> Change:
 
 
 W = "graph.initializer[0]"
-NODE = "MatMul 'making m'"
 CASES: dict[str, tuple[Change, str]] = {
     "ir_version 0": (_set("ir_version", 0), r"ir_version 0; onnx .* knows 3 to \d+"),
     "ir_version 1000": (_set("ir_version", 1000), "ir_version 1000"),
@@ -99,7 +82,7 @@ CASES: dict[str, tuple[Change, str]] = {
         "imports opsets 17 and 9 of domain ''",
     ),
     "sequence": (_sequence, "output 'y' is a sequence; tensors alone are supported"),
-    "optional": (_optional, "output 'y' is an optional; tensors alone are supported"),
+    "optional": (_optional, "output 'y' is a optional"),
     "map": (_map, "input 'x' is a map"),
     "no type": (_do("model.graph.input[0].ClearField('type')"), "input 'x' has no type"),
     "input type 99": (_set("graph.input[0].type.tensor_type.elem_type", 99), "input 'x' .* element type 99"),
@@ -130,7 +113,7 @@ CASES: dict[str, tuple[Change, str]] = {
     "long raw data": (_set(f"{W}.raw_data", bytes(65)), "holds 65 bytes; 64 are required"),
     "no data": (_do(f"model.{W}.ClearField('raw_data')"), "holds 0 values; 16 are required"),
     "two kinds of data": (_do(f"model.{W}.int32_data.append(1)"), "tensor 'w' has values in int32_data"),
-    "raw strings": (_set(f"{W}.data_type", 8), "tensor 'w' holds strings as raw bytes"),
+    "raw strings": (_set(f"{W}.data_type", 8), "tensor 'w' has values in raw_data"),
     "segment": (_do(f"model.{W}.segment.begin = 1"), "tensor 'w' is stored in segments"),
     "bad constant": (
         _do("model.graph.node[1].attribute[0].t.dims.append(3)"),
@@ -140,62 +123,41 @@ CASES: dict[str, tuple[Change, str]] = {
     "stored twice": (_do(f"model.graph.initializer.append(model.{W})"), "tensor 'w' is stored twice"),
     "input twice": (_do("model.graph.input.append(model.graph.input[0])"), "input 'x' is declared twice"),
     "output twice": (_do("model.graph.output.append(model.graph.output[0])"), "output 'y' is declared twice"),
-    "made twice": (_do("model.graph.node[2].output[0] = 'm'"), "Mul 'making m' makes 'm', which is there"),
-    "unknown name": (_do("model.graph.node[0].input[1] = 'u'"), f"{NODE} reads 'u', which nothing makes"),
-    "cycle": (_do("model.graph.node[0].input[0] = 's'"), f"{NODE} reads 's', which only a later node makes"),
-    "own output": (_do("model.graph.node[0].input[0] = 'm'"), f"{NODE} reads 'm', which only a later"),
+    "made twice": (_do("model.graph.node[2].output[0] = 'm'"), "'m' has been used as output names"),
+    "unknown name": (_do("model.graph.node[0].input[1] = 'u'"), "input 'u' of node: .* MatMul is not output"),
+    "cycle": (_do("model.graph.node[0].input[0] = 's'"), "input 's' of node: .* not output of any previous"),
+    "own output": (_do("model.graph.node[0].input[0] = 'm'"), "input 'm' of node"),
     "unknown outer name": (
         _do("model.graph.node[4].attribute[1].g.node[0].input[0] = 'u'"),
-        "Add 'making e' in 'else_branch' of If 'making y' reads 'u', which nothing makes",
+        "input 'u' of node: .* Add",
     ),
-    "unknown output": (_set("graph.output[0].name", "gone"), "output 'gone': no node makes it"),
-    "few inputs": (_do("del model.graph.node[0].input[:]"), f"{NODE} has 0 inputs; 2 are required"),
-    "empty input": (_do("model.graph.node[0].input[1] = ''"), f"{NODE}: input 1 is left out, but required"),
-    "empty repeated input": (
-        _do(
-            "model.graph.node[0].CopyFrom(helper.make_node('Einsum', ['x', ''], ['m'], equation='bi,ij->bj'))"
-        ),
-        "Einsum 'making m': input 1 is left out, but required",  # ONNX Runtime 1.31.1 crashes on it
-    ),
-    "an equation that is no text": (
-        _do("model.graph.node[0].CopyFrom(helper.make_node('Einsum', ['x', 'w'], ['m'], equation=b'\\xff'))"),
-        "attribute 'equation' is no UTF-8",
-    ),
-    "a flag of -1": (
-        _do("model.graph.node[0].CopyFrom(helper.make_node('Gemm', ['x', 'w'], ['m'], transB=-1))"),
-        "Gemm 'making m': attribute 'transB' is -1; 0 or 1 is required",
-    ),
-    "no outputs": (_do("del model.graph.node[0].output[:]"), "MatMul 'without a name' has no output"),
-    "no operator": (_set("graph.node[0].op_type", ""), "a node 'making m' has no operator"),
+    "unknown output": (_set("graph.output[0].name", "gone"), "output 'gone'"),
+    "few inputs": (_do("del model.graph.node[0].input[:]"), r"input size 0 not in range .* \(MatMul ''\)"),
+    "empty input": (_do("model.graph.node[0].input[1] = ''"), "input 1 is marked single but has an empty"),
+    "no outputs": (_do("del model.graph.node[0].output[:]"), "has output size 0 not in range"),
+    "no operator": (_set("graph.node[0].op_type", ""), "'op_type' of 'node' is required"),
     "attribute twice": (
         _do("model.graph.node[1].attribute.append(model.graph.node[1].attribute[0])"),
-        "Constant 'making k': attribute 'value' is given twice",
+        "Attribute 'value' appeared multiple",
     ),
     "attribute type": (
         _do("model.graph.node[1].attribute[0].type = 2"),
-        "attribute 'value' has no value of its type INT",
+        "mismatch in attribute value",
     ),
     "another type": (
         _do("model.graph.node[1].attribute[0].CopyFrom(helper.make_attribute('value', 3))"),
-        "attribute 'value' is of type INT; TENSOR is required",
+        "Expected: 'TENSOR', actual: 'INT'",
     ),
     "lacking attribute": (
         _do("del model.graph.node[4].attribute[0]"),
-        "If 'making y' lacks the attribute 'then_branch', which is required",
-    ),
-    "stray reference": (
-        _set("graph.node[1].attribute[0].ref_attr_name", "alpha"),
-        "attribute 'value' refers to 'alpha', which no function declares",
+        "Required attribute 'then_branch' is missing",
     ),
     "self-calling function": (
         _do("model.functions[0].node[0].op_type = 'act'; model.functions[0].node[0].domain = 'own'"),
-        "function own.act calls itself",
+        "own::act -> own::act",
     ),
-    "mutual functions": (_mutual, r"function own\.\w+ calls itself"),
-    "doubling functions": (_doubling, r"calls of function own\.f\d+ stand for more than 32768 nodes"),
-    "many calls": (_many_calls, "its calls of functions stand for more than 32768 nodes"),
-    "function twice": (_do("model.functions.append(model.functions[0])"), "own.act is defined twice"),
-    "function output": (_do("model.functions[0].output[0] = 'n'"), "output 'n' in function own.act"),
+    "mutual functions": (_mutual, "references: own::"),
+    "function twice": (_do("model.functions.append(model.functions[0])"), "same implementation id"),
 }  # fmt: skip
 
 

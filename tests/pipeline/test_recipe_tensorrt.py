@@ -76,7 +76,7 @@ def test_options_of_the_table_reach_the_engine_and_a_change_builds_it_again(reci
 def test_tensorrts_own_calibrator_gets_the_calibration_data(
     recipe: WriteRecipe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from qcompile.engines.tensorrt.builder import builder
+    from qcompile.engines.tensorrt.builder import calibration
 
     class Memory:
         """A device that keeps nothing."""
@@ -90,7 +90,7 @@ def test_tensorrts_own_calibrator_gets_the_calibration_data(
         def close(self) -> None:
             """Nothing to free."""
 
-    monkeypatch.setattr(builder, "Device", Memory)
+    monkeypatch.setattr(calibration, "Device", Memory)
     here = install(monkeypatch, tmp_path, "8.5.3")
     path = recipe('target = "tensorrt"\nprecision = "int8"\ncalibrator = "native"')
     manifest = built(path)

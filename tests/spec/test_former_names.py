@@ -11,10 +11,10 @@ import click
 import pytest
 from click.testing import CliRunner
 from jsonschema import Draft202012Validator
+from reference_pages import verbs
 
 import qcompile
 from qcompile.artifact import Manifest
-from qcompile.cli.reference import verbs
 from qcompile.cli.session import Session
 from qcompile.cli.verb import verb
 from qcompile.errors import InvalidOption, RecipeError

@@ -1,9 +1,11 @@
-"""The reference pages and the schema in docs/ are what `spec/` says; the command line has nothing else."""
+"""The reference pages and the schemas in docs/ are what `spec/` says; docstrings tell every parameter."""
 
 from __future__ import annotations
 
 import ast
+import inspect
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -11,10 +13,11 @@ from typing import Any, get_type_hints
 import pytest
 from click.testing import CliRunner
 from jsonschema import Draft202012Validator
+from keyword_types import keyword_types
+from reference_pages import FOLDER, pages, verbs
 
+import qcompile
 from qcompile.cli.main import group
-from qcompile.cli.reference import FOLDER, pages, verbs
-from qcompile.cli.signatures import FILE, signatures
 from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.keywords import BuildKeywords, QuantizeKeywords
 from qcompile.spec.option import fields_of, options_of
@@ -31,13 +34,11 @@ SCHEMA = json.loads((ROOT / "docs/recipe.schema.json").read_text(encoding="utf-8
 @pytest.mark.parametrize("name", pages())
 def test_the_pages_are_what_the_fields_say(name: str) -> None:
     written = (FOLDER / name).read_text(encoding="utf-8")
-    assert written == pages()[name], "python -m qcompile.cli.reference writes it again"
+    assert written == pages()[name], "`make reference` writes it again"
 
 
 def test_the_keyword_arguments_are_what_the_fields_say() -> None:
-    assert FILE.read_text(encoding="utf-8") == signatures(), (
-        "python -m qcompile.cli.reference writes it again"
-    )
+    assert (ROOT / "spec/keywords.py").read_text(encoding="utf-8") == keyword_types(), "`make reference`"
     keywords = get_type_hints(BuildKeywords)
     assert [*keywords] == [one.name for one in fields_of(BuildSpec)]
     assert "ranges" not in get_type_hints(QuantizeKeywords)  # a parameter of its own, as it may be in memory
@@ -49,6 +50,19 @@ def test_every_option_says_what_it_does_in_one_sentence() -> None:
         for one in options_of(made.spec):
             assert one.sentence.endswith("."), f"{name}: {one.key}"
             assert one.sentence[0].isupper(), f"{name}: {one.key}"
+
+
+@pytest.mark.parametrize("name", [name for name in qcompile.__all__ if name.islower() and name[0] != "_"])
+def test_every_parameter_of_a_function_is_told(name: str) -> None:
+    """MkDocs makes the page of Python from the docstrings."""
+    function = inspect.unwrap(getattr(qcompile, name))
+    doc = inspect.cleandoc(function.__doc__ or "").partition("Args:\n")[2].partition("\n\n")[0]
+    told = {
+        one.strip("* ")
+        for names in re.findall(r"^ {4}(\*{0,2}\w[\w*, ]*): ", doc, re.M)
+        for one in names.split(",")
+    }
+    assert told == set(inspect.signature(function).parameters) or name == "load_artifact"
 
 
 def test_options_stand_in_the_spec_alone() -> None:

@@ -25,7 +25,6 @@ _LEFT_OUT = {
     "benchmarks",
     "docs",
     "examples",
-    "supply",
 }
 
 

@@ -219,8 +219,4 @@ def _at(network: Any, items: list[Any], index: int) -> Any:
     return None
 
 
-BEHAVIOURS: dict[str, Any] = {
-    "ITensor": Tensor,
-    "ILayer": Layer,
-    "INetworkDefinition": Network,
-}
+BEHAVIOURS: dict[str, Any] = {"ITensor": Tensor, "ILayer": Layer, "INetworkDefinition": Network}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from huge_tensors import looped
+from onnx import parser
 
 from qcompile.bench.workers.command import worker_command
 from qcompile.errors import InvalidOption, WorkerError
@@ -62,13 +62,25 @@ def test_memory_counts_that_of_processes_it_starts(calibration: Words, left: Lef
     assert left() == ["pid"]
 
 
-def test_a_tensor_that_only_a_run_can_tell_is_ended(left: Left, tmp_path: Path) -> None:
-    """A Loop doubles it until it has 2 GB, far beyond what shape inference sees."""
-    path = tmp_path / "loop.onnx"
-    onnx.save(looped(28), path)
+BOMBS = {
+    "a constant of 2 GB": """shape = Constant <value = int64[1] {500000000}> ()
+        t = ConstantOfShape (shape)  s = ReduceSum (t)""",
+    "a loop that doubles": """count = Constant <value = int64 {29}> ()
+        none = Constant <value = bool {1}> ()
+        t = Loop (count, none, x) <body = b (int64 i, bool go, float[m] held) => (bool on, float[k] twice)
+            { on = Identity (go)  twice = Concat <axis = 0> (held, held) }>
+        s = ReduceSum (t)""",
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_few_bytes_that_make_gigabytes_are_ended(left: Left, tmp_path: Path, bomb: str) -> None:
+    header = '<ir_version: 8, opset_import: ["" : 13]> g (float[1] x) => (float[n] y)'
+    path = tmp_path / "bomb.onnx"
+    onnx.save(parser.parse_model(f"{header} {{ {BOMBS[bomb]}  y = Add (s, x) }}"), path)
     with pytest.raises(WorkerError, match=r"simplify: ended: its processes held [\d.]+ GB of memory"):
         run_untrusted(["simplify", str(path), "-o", str(tmp_path / "s.onnx")], Limits(memory_gb=0.4))
-    assert left() == ["loop.onnx"]
+    assert left() == ["bomb.onnx"]
 
 
 def test_a_verb_that_ends_by_itself_gives_its_exit_code_and_output(calibration: Words, left: Left) -> None:

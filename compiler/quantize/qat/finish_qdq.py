@@ -1,34 +1,24 @@
 """Finish an exported Q/DQ graph for a target; trained scales stay unchanged.
 
-1. Constants: weights behind QuantizeLinear (and Clip, Transpose, Reshape) become stored integers.
-2. One pair for one grid: a pair right behind a pair of the same scale goes away, and equal pairs on one
-   tensor become one.
-3. ONNX Runtime and OpenVINO: a mean over height and width is GlobalAveragePool, for which they have integer
+1. A stored weight is transposed instead of what is dequantized from it.
+2. ONNX Runtime and OpenVINO: a mean over height and width is GlobalAveragePool, for which they have integer
    kernels.
-4. ONNX Runtime: the bias of Conv and Gemm becomes int32 with scale = input scale * weight scale, without
+3. ONNX Runtime: the bias of Conv and Gemm becomes int32 with scale = input scale * weight scale, without
    which nothing is fused. What stays in float is kept from being quantized there.
-5. TensorRT: weights are float behind a pair, which its parsers take from 8.5 on.
+4. TensorRT: weights are float behind a pair, which its parsers take from 8.5 on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ....calibration.qparams import QParams, dequantize, per_channel
+from ....calibration.qparams import QParams, dequantize
 from ....errors import InvalidOption, QuantizationError
 from ....model.graph import attribute, consumers, infer_shapes, producers
-from ....model.graph_edits import (
-    drop_unread,
-    drop_unused_initializers,
-    name_nodes,
-    set_nodes,
-    store,
-    store_constants,
-)
+from ....model.graph_edits import drop_unread, drop_unused_initializers, name_nodes, store, store_constants
 from ....model.onnx_file import copy_model
 from ....spec.words import GRAPH_TARGETS, GraphTarget
 from ...opset.layers_apart import keep_layers_apart
@@ -36,306 +26,151 @@ from ...opset.layers_apart import keep_layers_apart
 if TYPE_CHECKING:
     import onnx
 
-_FOLDED = frozenset(
-    ["QuantizeLinear", "Clip", "Cast", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Identity"]
-)
+_PAIR = ("QuantizeLinear", "DequantizeLinear")
 _LARGEST_INT32 = 2**31 - 1
+_Arrays = dict[str, NDArray[Any]]
 
 
 def finish_qdq(model: onnx.ModelProto, target: GraphTarget) -> onnx.ModelProto:
     """Return a copy of a model that was exported with its Q/DQ, complete for a target.
 
     Args:
-        model: From `torch.onnx.export` of `qat.convert`'s result, or of torchao's `convert_pt2e`.
+        model: From `torch.onnx.export` of what torchao's `convert_pt2e` returned.
         target: What the result is for.
 
     Raises:
         InvalidOption: If the target is unknown.
-        QuantizationError: If a stored scale is not positive and finite, or a zero point is not 0 where
-            TensorRT reads it.
+        QuantizationError: If a zero point is not 0 where TensorRT reads it.
     """
+    from onnx import numpy_helper
+
     if target not in GRAPH_TARGETS:
         raise InvalidOption(f"target {target!r} is unknown; known are {', '.join(GRAPH_TARGETS)}")
-    model = fold_weights(model)
+    model = copy_model(model)
     graph = model.graph
-    _check_scales(graph, target)
-    _drop_repeated_pairs(graph)
-    if target != "tensorrt":
-        _pool_means(model)
-    if target == "onnxruntime":
-        _quantize_biases(graph)
-        keep_layers_apart(model)
+    name_nodes(graph)
+    store_constants(graph)
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    _fold_transposes(graph, stored)
     if target == "tensorrt":
-        _unfold_weights(graph)
+        _require_zero_points(graph, stored)
+        _unfold_weights(graph, stored)
+    else:
+        _pool_means(model, stored)
+    if target == "onnxruntime":
+        _quantize_biases(graph, stored)
+        keep_layers_apart(model)
     drop_unused_initializers(graph)
     return model
 
 
-def fold_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of a model whose quantized weights are stored integers behind one DequantizeLinear.
-
-    w ─ Q ─ DQ ─ Transpose ─ MatMul      becomes      wᵀ (int8) ─ DQ ─ MatMul
-    """
-    copy = copy_model(model)
-    name_nodes(copy.graph)
-    store_constants(copy.graph)
-    stored = {tensor.name: tensor for tensor in copy.graph.initializer}
-    _fold_constants(copy, stored)
-    _fold_transposes(copy.graph, stored)
-    drop_unused_initializers(copy.graph)
-    return copy
-
-
-def _fold_constants(model: onnx.ModelProto, stored: dict[str, Any]) -> None:
-    from onnx import numpy_helper
-    from onnx.reference import ReferenceEvaluator
-
-    kept = []
-    outputs = {value.name for value in model.graph.output}
-    for node in model.graph.node:
-        names = [name for name in node.input if name]
-        constant = node.op_type in _FOLDED and names and all(name in stored for name in names)
-        if not constant or outputs & set(node.output):
-            kept.append(node)
-            continue
-        feeds = {name: numpy_helper.to_array(stored[name]) for name in names}
-        (array,) = ReferenceEvaluator(_one_node(model, node, feeds)).run(None, feeds)
-        _add(model.graph, stored, node.output[0], np.ascontiguousarray(array))
-    set_nodes(model.graph, kept)
-
-
-def _one_node(
-    model: onnx.ModelProto, node: onnx.NodeProto, feeds: dict[str, NDArray[Any]]
-) -> onnx.ModelProto:
-    import onnx
-
-    values = [
-        onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
-        for name, a in feeds.items()
-    ]
-    result = onnx.helper.make_empty_tensor_value_info(node.output[0])
-    graph = onnx.helper.make_graph([node], "one", values, [result])
-    return onnx.helper.make_model(graph, opset_imports=list(model.opset_import), ir_version=model.ir_version)
-
-
-def _fold_transposes(graph: onnx.GraphProto, stored: dict[str, Any]) -> None:
-    """Transpose stored integers instead of what is dequantized from them."""
-    import onnx
-    from onnx import numpy_helper
-
+def _fold_transposes(graph: onnx.GraphProto, stored: _Arrays) -> None:
     made_by = producers(graph)
-    for node in list(graph.node):
+    for node in graph.node:
         before = made_by.get(node.input[0]) if node.op_type == "Transpose" else None
         if before is None or before.op_type != "DequantizeLinear" or before.input[0] not in stored:
             continue
-        integers = numpy_helper.to_array(stored[before.input[0]])
+        integers = stored[before.input[0]]
         order = attribute(node, "perm", list(range(integers.ndim))[::-1])
         name = f"{before.input[0]}/transposed/{node.name}"
-        _add(graph, stored, name, np.ascontiguousarray(integers.transpose(order)))
+        stored[name] = np.ascontiguousarray(integers.transpose(order))
         axis = order.index(attribute(before, "axis", 1) % integers.ndim)
-        node.CopyFrom(
-            onnx.helper.make_node(
-                "DequantizeLinear", [name, *before.input[1:]], list(node.output), node.name, axis=axis
-            )
-        )
-    drop_unread(graph, ("QuantizeLinear", "DequantizeLinear"))
+        operands = [store(graph, name, stored[name]), *before.input[1:]]
+        node.CopyFrom(_node("DequantizeLinear", operands, node.output[0], node.name, axis=axis))
+    drop_unread(graph, _PAIR)
 
 
-def _drop_repeated_pairs(graph: onnx.GraphProto) -> None:
-    """As case 2 says; to be kept are pairs on both sides of an operator."""
-    from onnx import numpy_helper
-
-    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
-
-    def points(node: Any) -> tuple[Any, ...]:
-        arrays = [stored.get(name) for name in node.input[1:]]
-        values = [
-            name if a is None else (a.dtype.str, a.tobytes())
-            for name, a in zip(node.input[1:], arrays, strict=True)
-        ]
-        return (*values, attribute(node, "axis", 1))
-
-    made_by = producers(graph)
-    seen: dict[Any, onnx.NodeProto] = {}
-    renamed: dict[str, str] = {}
-    outputs = {value.name for value in graph.output}
-    for node in graph.node:
-        node.input[:] = [renamed.get(name, name) for name in node.input]
-        if node.op_type not in ("QuantizeLinear", "DequantizeLinear") or outputs & set(node.output):
-            continue
-        first = seen.setdefault((node.op_type, node.input[0], points(node)), node)
-        if first is not node:
-            renamed[node.output[0]] = first.output[0]
-        before: Any = made_by.get(node.input[0])
-        if node.op_type != "QuantizeLinear" or before is None or before.op_type != "DequantizeLinear":
-            continue
-        if points(before) == points(node):
-            renamed[node.output[0]] = before.input[0]
-    drop_unread(graph, ("QuantizeLinear", "DequantizeLinear"))
-
-
-def _pool_means(model: onnx.ModelProto) -> None:
+def _pool_means(model: onnx.ModelProto, stored: _Arrays) -> None:
     """Write ReduceMean over height and width, of a value from integers to integers, as GlobalAveragePool.
 
     DQ ─ ReduceMean (drops axes) ─ Q      becomes      DQ ─ GlobalAveragePool ─ Q ─ DQ ─ Flatten ─ Q
     """
-    import onnx
-    from onnx import numpy_helper
-
     graph = model.graph
-    stored = {tensor.name: tensor for tensor in graph.initializer}
     made_by, readers = producers(graph), consumers(graph)
     extents = {name: len(shape) for name, shape in infer_shapes(model).items()}
-    for node in list(graph.node):
+    for index, node in reversed(list(enumerate(graph.node))):
         if node.op_type != "ReduceMean" or extents.get(node.input[0]) != 4:
             continue
-        axes = attribute(node, "axes", [])
-        if len(node.input) > 1 and node.input[1] in stored:
-            axes = numpy_helper.to_array(stored[node.input[1]]).tolist()
-        keeps = attribute(node, "keepdims", 1)
-        before = made_by.get(node.input[0])
-        behind = readers.get(node.output[0], [])
-        quantized = before is not None and before.op_type == "DequantizeLinear"
-        quantized = quantized and bool(behind) and all(n.op_type == "QuantizeLinear" for n in behind)
-        if not quantized or sorted(axis % 4 for axis in axes) != [2, 3]:
+        axes = (
+            stored[node.input[1]] if node.input[1:] and node.input[1] in stored else attribute(node, "axes")
+        )
+        before, behind = made_by.get(node.input[0]), readers.get(node.output[0], [])
+        quantized = before is not None and before.op_type == "DequantizeLinear" and len(behind) > 0
+        quantized = quantized and all(reader.op_type == "QuantizeLinear" for reader in behind)
+        if not quantized or axes is None or sorted(axis % 4 for axis in axes) != [2, 3]:
             continue
-        name, mean = node.name, node.output[0]
+        name, mean, keeps = node.name, node.output[0], attribute(node, "keepdims", 1)
         pooled = mean if keeps else f"{mean}/pooled"
-        operands = [node.input[0]]
-        node.CopyFrom(onnx.helper.make_node("GlobalAveragePool", operands, [pooled], name))
-        if not keeps:
-            points = list(behind[0].input[1:])
-            place = list(graph.node).index(node) + 1
-            for operator, read, made in (
+        node.CopyFrom(_node("GlobalAveragePool", [node.input[0]], pooled, name))
+        points = list(behind[0].input[1:])
+        for operator, operands, output in (
+            ()
+            if keeps
+            else (
                 ("Flatten", [f"{pooled}/dequantized"], mean),
                 ("DequantizeLinear", [f"{pooled}/quantized", *points], f"{pooled}/dequantized"),
                 ("QuantizeLinear", [pooled, *points], f"{pooled}/quantized"),
-            ):
-                graph.node.insert(place, onnx.helper.make_node(operator, read, [made], f"{operator}/{made}"))
+            )
+        ):
+            graph.node.insert(index + 1, _node(operator, operands, output, f"{operator}/{output}"))
 
 
-def _quantized_operands(graph: onnx.GraphProto) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield each Conv and Gemm of integers with the DequantizeLinear of its input, and of its weight."""
+def _quantize_biases(graph: onnx.GraphProto, stored: _Arrays) -> None:
+    """Store the bias of Conv and Gemm as int32, where it fits."""
     made_by = producers(graph)
-    stored = {tensor.name for tensor in graph.initializer}
-    for node in list(graph.node):
-        if node.op_type not in ("Conv", "Gemm"):
+    for index, node in reversed(list(enumerate(graph.node))):
+        if node.op_type not in ("Conv", "Gemm") or len(node.input) < 3:
             continue
         data, weight = (made_by.get(name) for name in node.input[:2])
-        if data is None or weight is None:
+        if data is None or weight is None or {data.op_type, weight.op_type} != {"DequantizeLinear"}:
             continue
-        if data.op_type == weight.op_type == "DequantizeLinear" and weight.input[0] in stored:
-            yield node, data, weight
-
-
-def _quantize_biases(graph: onnx.GraphProto) -> None:
-    """Store the bias as int32; where it would not fit, the channel's weight gets a coarser scale."""
-    import onnx
-    from onnx import numpy_helper
-
-    stored = {tensor.name: tensor for tensor in graph.initializer}
-    for node, data, weight in _quantized_operands(graph):
-        bias = node.input[2] if len(node.input) > 2 else ""
+        names = (node.input[2], data.input[1], weight.input[1])
         plain = all(attribute(node, name, 1.0) == 1.0 for name in ("alpha", "beta"))
-        needed = [bias, data.input[1], weight.input[1]]
-        if not plain or any(name not in stored for name in needed):
+        if not plain or any(name not in stored for name in (*names, weight.input[0])):
             continue
-        values, scale, scales = (numpy_helper.to_array(stored[name]).astype(np.float64) for name in needed)
+        values, scale, scales = (stored[name].astype(np.float64) for name in names)
         if values.ndim != 1 or scale.size != 1 or scales.size not in (1, values.size):
             continue
         steps = scale.reshape(()) * np.broadcast_to(scales, values.shape)
-        least = np.abs(values) / _LARGEST_INT32
-        if (steps < least).any():
-            scales = _coarsen(
-                graph, stored, weight, np.maximum(steps, least * (1 + 1e-6)) / scale.reshape(())
-            )
-            steps = scale.reshape(()) * scales
-        integers = np.clip(np.rint(values / steps), -_LARGEST_INT32, _LARGEST_INT32).astype(np.int32)
-        name = f"{bias}/{node.name}"
-        _add(graph, stored, f"{name}/int32", integers)
-        _add(graph, stored, f"{name}/scale", steps.astype(np.float32))
-        _add(graph, stored, f"{name}/zero_point", np.zeros(values.shape, np.int32))
-        operands = [f"{name}/int32", f"{name}/scale", f"{name}/zero_point"]
-        dequantize = onnx.helper.make_node(
-            "DequantizeLinear", operands, [f"{name}/dequantized"], f"{name}/dequantize", axis=0
-        )
-        graph.node.insert(list(graph.node).index(node), dequantize)
-        node.input[2] = dequantize.output[0]
+        if (np.abs(values) > steps * _LARGEST_INT32).any():
+            continue  # of a channel whose weights are almost zero: the layer adds it as a float
+        name = f"{names[0]}/{node.name}"
+        operands = [
+            store(graph, f"{name}/int32", np.rint(values / steps).astype(np.int32)),
+            store(graph, f"{name}/scale", steps.astype(np.float32)),
+            store(graph, f"{name}/zero_point", np.zeros(values.shape, np.int32)),
+        ]
+        node.input[2] = f"{name}/dequantized"
+        graph.node.insert(index, _node("DequantizeLinear", operands, node.input[2], name, axis=0))
 
 
-def _coarsen(
-    graph: onnx.GraphProto, stored: dict[str, Any], weight: Any, scales: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Round a stored weight again, to scales per channel that are larger where they must be."""
-    from onnx import numpy_helper
-
-    integers = numpy_helper.to_array(stored[weight.input[0]])
-    old = numpy_helper.to_array(stored[weight.input[1]])
-    ratios = np.broadcast_to(old, scales.shape) / scales
-    ratio = per_channel(ratios, attribute(weight, "axis", 1) if old.ndim else 0, integers.ndim)
-    made = {
-        "int8": np.rint(integers * ratio).astype(integers.dtype),
-        "scale": scales.astype(np.float32),
-        "zero_point": np.zeros(scales.shape, integers.dtype),
-    }
-    for index, (kind, array) in enumerate(made.items()):
-        name = f"{weight.output[0]}/{kind}"
-        _add(graph, stored, name, array)
-        weight.input[index] = name
-    coarser: NDArray[np.float64] = made["scale"].astype(np.float64)
-    return coarser
-
-
-def _unfold_weights(graph: onnx.GraphProto) -> None:
+def _unfold_weights(graph: onnx.GraphProto, stored: _Arrays) -> None:
     """Store weights as floats in front of a QuantizeLinear: they are rounded to the very same integers."""
-    import onnx
-    from onnx import numpy_helper
-
-    stored = {tensor.name: tensor for tensor in graph.initializer}
-    for node in [n for n in graph.node if n.op_type == "DequantizeLinear" and n.input[0] in stored]:
-        integers = numpy_helper.to_array(stored[node.input[0]])
-        scale = numpy_helper.to_array(stored[node.input[1]])
-        limits = np.iinfo(integers.dtype)
-        qparams = QParams(
-            scale, np.zeros(scale.shape, integers.dtype), limits.min, limits.max, attribute(node, "axis", 1)
-        )
-        floats = dequantize(integers, qparams)
-        name = f"{node.output[0]}/float"
-        _add(graph, stored, name, floats)
-        operands = [name, *node.input[1:]]
-        quantized = f"{node.output[0]}/quantized"
-        quantize = onnx.helper.make_node(
-            "QuantizeLinear", operands, [quantized], quantized, axis=attribute(node, "axis", 1)
-        )
-        graph.node.insert(list(graph.node).index(node), quantize)
-        node.input[0] = quantized
-
-
-def _check_scales(graph: onnx.GraphProto, target: GraphTarget) -> None:
-    from onnx import numpy_helper
-
-    stored = {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
+    for index, node in reversed(list(enumerate(graph.node))):
+        if node.op_type != "DequantizeLinear" or node.input[0] not in stored:
             continue
-        name = node.output[0] if node.op_type == "DequantizeLinear" else node.input[0]
-        scale = numpy_helper.to_array(stored[node.input[1]]) if node.input[1] in stored else np.ones(1)
-        if not (np.isfinite(scale).all() and (scale > 0).all()):
+        integers, scale = stored[node.input[0]], stored[node.input[1]]
+        limits, axis = np.iinfo(integers.dtype), attribute(node, "axis", 1)
+        qparams = QParams(scale, np.zeros(scale.shape, integers.dtype), limits.min, limits.max, axis)
+        floats = store(graph, f"{node.output[0]}/float", dequantize(integers, qparams))
+        node.input[0] = f"{node.output[0]}/quantized"
+        operands = [floats, *node.input[1:]]
+        graph.node.insert(index, _node("QuantizeLinear", operands, node.input[0], node.input[0], axis=axis))
+
+
+def _require_zero_points(graph: onnx.GraphProto, stored: _Arrays) -> None:
+    for node in graph.node:
+        zero = stored.get(node.input[2]) if node.op_type in _PAIR and len(node.input) > 2 else None
+        if zero is not None and zero.any():
+            name = node.output[0] if node.op_type == "DequantizeLinear" else node.input[0]
             raise QuantizationError(
-                f"tensor {name!r} has a scale of {scale.min()}; above zero and finite is required",
-                hint="its values were constant or diverged in training",
-                tensor=name,
-            )
-        zero = stored.get(node.input[2]) if len(node.input) > 2 else None
-        if target == "tensorrt" and zero is not None and numpy_helper.to_array(zero).any():
-            zero_point = numpy_helper.to_array(zero).max()
-            raise QuantizationError(
-                f"tensor {name!r} has a zero point of {zero_point}; TensorRT requires 0",
+                f"tensor {name!r} has a zero point of {zero.max()}; TensorRT requires 0",
                 hint='train with qcompile.qat.prepare(..., target="tensorrt")',
                 tensor=name,
             )
 
 
-def _add(graph: onnx.GraphProto, stored: dict[str, Any], name: str, array: NDArray[Any]) -> None:
-    store(graph, name, array)
-    stored[name] = graph.initializer[-1]
+def _node(operator: str, operands: list[str], output: str, name: str, **attributes: Any) -> onnx.NodeProto:
+    import onnx
+
+    return onnx.helper.make_node(operator, operands, [output], name, **attributes)

@@ -136,6 +136,8 @@ def convert(model: torch.nn.Module) -> torch.fx.GraphModule:
             module = converted.get_submodule(str(node.target)) if node.op == "call_module" else None
             if isinstance(module, quantizer.ActivationFakeQuantize):
                 _require_range(node.args[0].name, module.activation_post_process)
+            elif module is not None and node.args[0].op == "get_attr":
+                module(_attribute(converted, str(node.args[0].target)))  # the weight may have been loaded
             elif isinstance(module, torch.nn.BatchNorm2d):
                 _fold(converted, node, module)
             elif isinstance(module, torch.nn.Dropout | torch.nn.Dropout2d):

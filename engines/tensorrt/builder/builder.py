@@ -117,11 +117,7 @@ def _prepare(adapter: Adapter, request: BuildRequest, scales: Scales) -> Prepare
     mark_debug_tensors(adapter, network, request.debug_tensors)
     config = builder.create_builder_config()
     adapter.set_precision(
-        config,
-        request.precision,
-        weak=scales is not None,
-        float_precision=spec.floats,
-        tf32=request.tf32,
+        config, request.precision, weak=scales is not None, float_precision=spec.floats, tf32=request.tf32
     )
     adapter.set_gpus(config, spec.gpus)
     profiles = make_profiles(io.inputs, spec, shape_tensors(network), notes)

@@ -89,7 +89,9 @@ def _module_path(node: onnx.NodeProto) -> str:
 
 def set_formats(adapter: Adapter, network: Any, log: Log, formats: Mapping[str, tuple[str, str]]) -> None:
     """Set the memory formats of inputs and outputs; their types are in the graph already."""
-    tensors = {tensor.name: tensor for tensor in io_tensors(network)}
+    inputs = map(network.get_input, range(network.num_inputs))
+    outputs = map(network.get_output, range(network.num_outputs))
+    tensors = {tensor.name: tensor for tensor in (*inputs, *outputs)}
     members = adapter.module.TensorFormat.__members__
     for name, (_, spelled) in formats.items():
         if name not in tensors:
@@ -105,15 +107,9 @@ def set_formats(adapter: Adapter, network: Any, log: Log, formats: Mapping[str, 
             tensors[name].allowed_formats = 1 << int(members[spelled.upper()])
 
 
-def io_tensors(network: Any) -> list[Any]:
-    """Return the inputs and outputs of a network."""
-    inputs = [network.get_input(index) for index in range(network.num_inputs)]
-    return inputs + [network.get_output(index) for index in range(network.num_outputs)]
-
-
 def shape_tensors(network: Any) -> list[str]:
     """Return the inputs whose values are shapes."""
-    inputs = [network.get_input(index) for index in range(network.num_inputs)]
+    inputs = map(network.get_input, range(network.num_inputs))
     return [tensor.name for tensor in inputs if tensor.is_shape_tensor]
 
 
@@ -178,10 +174,10 @@ def _layers_by_node(network: Any, names: Collection[str]) -> dict[str, list[Any]
 def _computes_floats(adapter: Adapter, layer: Any) -> bool:
     """Whether a layer's outputs are floats, and no shape."""
     outputs = [layer.get_output(index) for index in range(layer.num_outputs)]
-    floats = _float_types(adapter)
-    inputs = [layer.get_input(index) for index in range(min(layer.num_inputs, 1))]
-    shapes = any(tensor is not None and tensor.is_shape_tensor for tensor in (*inputs, *outputs))
-    return bool(outputs) and not shapes and any(tensor.dtype in floats for tensor in outputs)
+    first = [layer.get_input(0)] if layer.num_inputs else []
+    if any(tensor is not None and tensor.is_shape_tensor for tensor in (*first, *outputs)):
+        return False
+    return any(tensor.dtype in _float_types(adapter) for tensor in outputs)
 
 
 def _float_types(adapter: Adapter) -> list[Any]:
@@ -221,10 +217,7 @@ def mark_debug_tensors(adapter: Adapter, network: Any, names: Sequence[str] | No
         return
     if not hasattr(network, "mark_debug"):
         raise InvalidOption(f"debug tensors: {adapter.name} has none; TensorRT 10 or newer has")
-    asked = set(names)
-    for index in range(network.num_layers):
-        layer = network.get_layer(index)
-        for number in range(layer.num_outputs):
-            tensor = layer.get_output(number)
-            if tensor.name in asked and not network.mark_debug(tensor):
+    for layer in map(network.get_layer, range(network.num_layers)):
+        for tensor in map(layer.get_output, range(layer.num_outputs)):
+            if tensor.name in names and not network.mark_debug(tensor):
                 raise InvalidOption(f"debug tensors: {adapter.name} does not mark {tensor.name!r}")

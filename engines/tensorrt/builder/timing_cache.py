@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,21 +87,18 @@ def keep_timings(config: Any, log: Log) -> None:
 
 
 def merge_cache(config: Any, log: Log, file: CacheFile | None) -> tuple[str, ...]:
-    """Write what a build measured, merged with what other builds wrote meanwhile.
+    """Write what a build measured, merged with what others wrote meanwhile; returns why nothing was kept.
 
     The engine is on the disk by now, and whatever happens here leaves it there.
-
-    Returns:
-        Warnings: why nothing was kept.
     """
     if file is None:
         return ()
     try:
-        unkept = _merge(config, log, file)
+        refusal = _merge(config, log, file)
     except Exception as error:  # of the disk, or of a binding that was given nothing
         why = getattr(error, "message", None) or getattr(error, "strerror", None) or str(error)
-        unkept = why or type(error).__name__
-    return (f"{file}: what was measured is not kept: {unkept}",) if unkept else ()
+        refusal = why or type(error).__name__
+    return (f"{file}: what was measured is not kept: {refusal}",) if refusal else ()
 
 
 def _merge(config: Any, log: Log, file: CacheFile) -> str:
@@ -110,7 +106,12 @@ def _merge(config: Any, log: Log, file: CacheFile) -> str:
     measured = config.get_timing_cache()
     if measured is None:
         return "TensorRT has no timing cache of this build"
-    with _locked(file.path):
+    file.path.parent.mkdir(parents=True, exist_ok=True)
+    with open_lock(file.path.with_name(f"{file.path.name}.lock")) as lock:
+        with contextlib.suppress(ImportError):  # not POSIX: the rename still keeps the file whole
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another build holds it as long as writing a file takes
         theirs = _read(file.path)
         if theirs:
             with listening(log) as heard:
@@ -147,15 +148,3 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError:
         return b""
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the file's lock; waits for another build that holds it, which takes as long as writing a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open_lock(path.with_name(f"{path.name}.lock")) as lock:
-        with contextlib.suppress(ImportError):  # not POSIX: the rename still keeps the file whole
-            import fcntl
-
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -21,6 +21,24 @@ from .io_tensors import numpy_dtype
 from .memory import ALIGNMENT_BYTES, DeviceBuffer, raw
 
 
+class _KeptError:
+    """The first error of a callback, until TensorRT has returned."""
+
+    _raised: BaseException | None = None
+
+    def _keep(self, error: BaseException) -> None:
+        self._raised = self._raised or error.with_traceback(None)  # which would keep the frames of this run
+
+    def raise_again(self) -> None:
+        """Raise the error of the run, and keep it no longer."""
+        raised, self._raised = self._raised, None
+        if raised is not None:
+            try:
+                raise raised
+            finally:
+                del raised  # else it holds its own frame, and so the engine
+
+
 def make_profiler(module: Any) -> Any:
     """Return an `IProfiler` with `median_ms()`, layer to its median time so far.
 
@@ -53,11 +71,10 @@ def make_output_allocator(module: Any, buffer: DeviceBuffer) -> Any:
         run, and `raise_again`, for the error that must not cross TensorRT's C++.
     """
 
-    class OutputAllocator(module.IOutputAllocator):  # type: ignore[misc]
+    class OutputAllocator(_KeptError, module.IOutputAllocator):  # type: ignore[misc]
         def __init__(self) -> None:
             module.IOutputAllocator.__init__(self)
             self.shape: tuple[int, ...] | None = None
-            self._raised: BaseException | None = None
 
         def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int:
             try:
@@ -67,7 +84,7 @@ def make_output_allocator(module: Any, buffer: DeviceBuffer) -> Any:
                     )
                 return buffer.reserve(size)
             except BaseException as error:  # Ctrl-C too
-                self._raised = error.with_traceback(None)  # which would keep the frames of this run
+                self._keep(error)
                 return 0  # a null pointer; of None the binding complains on stderr (pyCore.cpp)
 
         def reallocate_output_async(
@@ -81,12 +98,6 @@ def make_output_allocator(module: Any, buffer: DeviceBuffer) -> Any:
         def begin(self) -> None:
             """Forget the run before."""
             self.shape = self._raised = None
-
-        def raise_again(self) -> None:
-            """Raise the error of the run, and keep it no longer."""
-            error, self._raised = self._raised, None
-            if error is not None:
-                raise error
 
     return OutputAllocator()
 
@@ -102,12 +113,11 @@ def make_listener(module: Any, context: PrimaryContext, wanted: Collection[str])
     cannot have. `raise_again` raises the first exception.
     """
 
-    class Listener(module.IDebugListener):  # type: ignore[misc]
+    class Listener(_KeptError, module.IDebugListener):  # type: ignore[misc]
         def __init__(self) -> None:
             module.IDebugListener.__init__(self)
             self.tensors: dict[str, NDArray[Any]] = {}
             self.passed: set[str] = set()
-            self._raised: BaseException | None = None
 
         def process_debug_tensor(
             self, addr: int, location: Any, type: Any, shape: Any, name: str, stream: int
@@ -129,16 +139,8 @@ def make_listener(module: Any, context: PrimaryContext, wanted: Collection[str])
                     context.cuda.copy_to_host(raw(array), addr)
                 self.tensors[name] = array
             except BaseException as error:
-                self._raised = self._raised or error.with_traceback(None)
+                self._keep(error)
             return True
-
-        def raise_again(self) -> None:
-            raised, self._raised = self._raised, None
-            if raised is not None:
-                try:
-                    raise raised
-                finally:
-                    del raised  # else it holds its own frame, and so the engine
 
     return Listener()
 

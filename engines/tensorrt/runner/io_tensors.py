@@ -102,15 +102,20 @@ def numpy_dtype(member: Any, name: str, where: str = "") -> np.dtype[Any]:
             hint="build a model whose inputs and outputs are of another type",
             tensor=name,
         )
+    return extended_dtype(_ML_DTYPES[kind], f"{where}tensor {name!r}", name)
+
+
+def extended_dtype(kind: str, subject: str, name: str) -> np.dtype[Any]:
+    """Return a type of the package ml_dtypes, such as "bfloat16"."""
     try:
         import ml_dtypes
     except ImportError as error:
         raise ModelError(
-            f"{where}tensor {name!r} is {kind}, which numpy has only from ml_dtypes",
+            f"{subject} is {kind}, which numpy has only from ml_dtypes",
             hint="pip install ml_dtypes",
             tensor=name,
         ) from error
-    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, _ML_DTYPES[kind]))
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, kind))
     return dtype
 
 

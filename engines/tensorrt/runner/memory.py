@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ....errors import DataError, first_line
 from ....tensors import format_shape
 from .cuda import Cuda, CudaError, DeviceMemory, PrimaryContext, Stream
+from .io_tensors import extended_dtype
 
 ALIGNMENT_BYTES = 256
 """What CUDA aligns every allocation to."""
@@ -211,7 +212,9 @@ def read_device_input(name: str, value: Any, context: PrimaryContext, stream: St
             tensor=name,
         ) from error
     shape = tuple(int(extent) for extent in interface["shape"])
-    dtype = _dtype(name, interface["typestr"])
+    typestr = interface["typestr"]  # "<V2" is PyTorch's name for bfloat16, _dtype_to_typestr
+    is_bfloat16 = typestr == "<V2"
+    dtype = extended_dtype("bfloat16", f"feeds: input {name!r}", name) if is_bfloat16 else np.dtype(typestr)
     strides = interface.get("strides")
     if strides is not None:
         _check_dense(name, shape, tuple(stride / dtype.itemsize for stride in strides))
@@ -225,21 +228,6 @@ def read_device_input(name: str, value: Any, context: PrimaryContext, stream: St
     elif interface["version"] < 3:
         context.cuda.synchronize()
     return DeviceInput(address, shape, dtype, value)
-
-
-def _dtype(name: str, typestr: str) -> np.dtype[Any]:
-    if typestr != "<V2":
-        return np.dtype(typestr)
-    try:
-        import ml_dtypes
-    except ImportError as error:
-        raise DataError(
-            f"feeds: input {name!r} is bfloat16, which numpy has only from ml_dtypes",
-            hint="pip install ml_dtypes",
-            tensor=name,
-        ) from error
-    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)  # PyTorch's name for it, _dtype_to_typestr
-    return bfloat16
 
 
 def _check_place(name: str, address: int, context: PrimaryContext) -> None:

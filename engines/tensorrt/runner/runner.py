@@ -95,9 +95,6 @@ class TensorRTRunner(Runner):
 
         It has streams, execution contexts and buffers of its own; weights are on the device once. Either may
         be closed first.
-
-        Raises:
-            InvalidOption: If each execution context of the engine needs a profile of its own (8.5).
         """
         self._require_open()
         if not self.can_be_shared:
@@ -187,9 +184,6 @@ class TensorRTRunner(Runner):
             feeds: Input to array.
             on_device: Copy the feeds to the device once, here, and leave the outputs there: the call runs
                 alone, and waits.
-
-        Raises:
-            DataError, ModelError, EngineUnavailable: As `infer`.
         """
         self._require_open()
         bound, binding = self._prepared(feeds, upload=on_device)
@@ -218,21 +212,13 @@ class TensorRTRunner(Runner):
         """Yield `count` inferences on streams of their own, in another runner of the same engine.
 
         Inside the block the CUDA context stays current: use them in its thread alone.
-
-        Raises:
-            InvalidOption: If the engine cannot be shared.
-            DataError, ModelError, EngineUnavailable: As `infer`.
         """
         with self.share(streams=count) as other, self._context.active("inferences in flight"):
             slots = [other._bind(feeds, stream=index) for index in range(count)]
             yield [InFlight(bound.start, bound.synchronize) for bound in slots]
 
     def gpu_times(self, feeds: Feeds, iterations: int) -> GpuTimes:
-        """Run `iterations` times and return durations by CUDA events; `GpuTimes` says what each contains.
-
-        Raises:
-            DataError, ModelError, EngineUnavailable: As `infer`.
-        """
+        """Run `iterations` times and return durations by CUDA events; `GpuTimes` says what each contains."""
         self._require_open()
         with self._context.active("timing"):
             bound = self._bind(feeds)
@@ -244,9 +230,6 @@ class TensorRTRunner(Runner):
         """Return layer to its median time in milliseconds, by TensorRT's profiler, without CUDA graphs.
 
         Layers are named as the engine was built to tell (profiling verbosity).
-
-        Raises:
-            DataError, ModelError, EngineUnavailable: As `infer`.
         """
         self._require_open()
         if iterations < 1:
@@ -259,9 +242,6 @@ class TensorRTRunner(Runner):
 
         An engine shows what it was built to show (`BuildRequest.debug_tensors`), and that a tensor is in
         row-major order TensorRT does not say.
-
-        Raises:
-            DataError, ModelError, EngineUnavailable: As `infer`.
         """
         self._require_open()
         with self._context.active("reading debug tensors"):

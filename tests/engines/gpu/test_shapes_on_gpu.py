@@ -148,9 +148,7 @@ def test_on_the_device_the_outputs_are_the_same(engine: Path, cuda_graph: bool) 
             np.testing.assert_array_equal(run()["y"].copy_to_host(), -x)
 
 
-def test_pytorch_is_measured_in_the_same_memory_and_by_the_same_clock(
-    torch_model: str,
-) -> None:
+def test_pytorch_is_measured_in_the_same_memory_and_by_the_same_clock(torch_model: str) -> None:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("PyTorch here has no CUDA")

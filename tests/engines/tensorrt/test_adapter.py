@@ -69,12 +69,7 @@ NEITHER = stand_in("9.9", {}, "TF32")
 
 @pytest.mark.parametrize(
     ("adapter", "strong", "monitor", "ahead"),
-    [
-        (V8, False, False, False),
-        (V10, True, True, False),
-        (V11, True, True, False),
-        (RTX, True, True, True),
-    ],
+    [(V8, False, False, False), (V10, True, True, False), (V11, True, True, False), (RTX, True, True, True)],
 )
 def test_what_a_version_has_is_read_from_its_names(
     adapter: Adapter, strong: bool, monitor: bool, ahead: bool
@@ -93,12 +88,7 @@ def test_networks_are_strongly_typed_wherever_they_can_be(adapter: Adapter, flag
 
 @pytest.mark.parametrize(
     ("precision", "flags"),
-    [
-        ("fp32", ["no TF32"]),
-        ("tf32", ["TF32"]),
-        ("fp16", ["no TF32", "FP16"]),
-        ("int8", ["no TF32", "INT8"]),
-    ],
+    [("fp32", ["no TF32"]), ("tf32", ["TF32"]), ("fp16", ["no TF32", "FP16"]), ("int8", ["no TF32", "INT8"])],
 )
 def test_a_weakly_typed_version_is_told_by_flags(precision: str, flags: list[str]) -> None:
     config = Config()

@@ -11,13 +11,14 @@ import pytest
 import tensorrt_rtx as trt
 from onnx import helper, parser
 
+from qcompile.engines.faults import faults_of
 from qcompile.engines.tensorrt.adapter import load_adapter
-from qcompile.engines.tensorrt.known_faults import KNOWN_FAULTS, faults_of
+from qcompile.engines.tensorrt.known_faults import KNOWN_FAULTS
 from qcompile.engines.tensorrt.log import make_log
 
 
 def names(target: str, version: str, gpu: str = "sm86") -> set[str]:
-    return {fault.name for fault in faults_of(target, version, gpu)}
+    return {fault.name for fault in faults_of(KNOWN_FAULTS, target, version, gpu)}
 
 
 EVER = {"mod-by-float", "recurrent-layout"}

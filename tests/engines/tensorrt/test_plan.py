@@ -25,13 +25,7 @@ from tensorrt_simulation import Simulation, values
 from qcompile.artifact import Manifest, read_manifest
 from qcompile.engines.tensorrt.adapter import Adapter
 from qcompile.engines.tensorrt.log import make_log
-from qcompile.engines.tensorrt.plan import (
-    PlanNeeds,
-    needs_of,
-    needs_of_options,
-    open_plan,
-    register_plugins,
-)
+from qcompile.engines.tensorrt.plan import PlanNeeds, needs_of, needs_of_options, open_plan, register_plugins
 from qcompile.errors import ArtifactError
 from qcompile.spec.tensorrt import TensorRTOptions
 

@@ -44,7 +44,7 @@ OPERANDS = 3  # two convolutions and a linear layer
 
 
 def source(folder: Path, target: str) -> str:
-    path = folder / f"{target}.py"
+    path = folder / f"trained_{target}.py"
     path.write_text(FILE.replace("{target!r}", repr(target)), encoding="utf-8")
     return f"{path}:build"
 

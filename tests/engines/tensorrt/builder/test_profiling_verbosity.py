@@ -12,7 +12,8 @@ from simulated_machine import Machine
 from simulated_plan import read_plan
 
 import qcompile
-from qcompile.engines.tensorrt.builder import builder
+from qcompile.engines.tensorrt.adapter import Adapter
+from qcompile.engines.tensorrt.builder import calibration
 from qcompile.spec.tensorrt import TensorRTOptions
 
 MakeFile = Callable[..., Path]
@@ -49,7 +50,7 @@ def test_other_kernels_than_the_twins_are_said(
     machine: OnMachine, tiny_file: MakeFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, sizes = machine("10.16"), iter((4096, 8192))
-    monkeypatch.setattr(builder.Adapter, "memory_bytes", lambda *_: next(sizes))
+    monkeypatch.setattr(Adapter, "memory_bytes", lambda *_: next(sizes))
     made = here.build(tiny_file("residual"), options={"profiling_verbosity": "layer-names"}).manifest
     assert any("needs 8192 bytes; the detailed one that was inspected" in text for text in made.warnings)
 

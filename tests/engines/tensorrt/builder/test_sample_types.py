@@ -13,7 +13,7 @@ from onnx import parser
 from simulated_machine import Machine
 
 from qcompile.data.readers import Batch
-from qcompile.engines.tensorrt.builder import builder
+from qcompile.engines.tensorrt.builder import calibration
 from qcompile.engines.tensorrt.builder.calibration import CalibrationInput, convert
 from qcompile.errors import DataError, InvalidOption
 
@@ -56,7 +56,7 @@ class Memory:
 def device(monkeypatch: pytest.MonkeyPatch) -> Memory:
     """What the next build copies to."""
     made = Memory()
-    monkeypatch.setattr(builder, "Device", lambda *_: made)
+    monkeypatch.setattr(calibration, "Device", lambda *_: made)
     return made
 
 

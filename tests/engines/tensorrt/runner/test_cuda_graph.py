@@ -176,8 +176,7 @@ def test_a_shape_that_depends_on_data_is_refused(simulation: Simulation) -> None
 
 
 @pytest.mark.parametrize(
-    "call",
-    ["cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiate", "second execute_async_v3"],
+    "call", ["cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiate", "second execute_async_v3"]
 )
 def test_a_capture_that_fails_says_why_and_the_way_out(newest: Simulation, call: str) -> None:
     gpu, ordinary = newest.gpu, newest.gpu.enter

@@ -1,6 +1,6 @@
-"""The reference pages and the JSON Schemas in `docs/`, from `spec/`, docstrings and types.
+"""Write what is generated from `spec/`: two pages of the reference, the JSON Schemas, the keyword types.
 
-`python -m qcompile.cli.reference` writes them; a test compares them.
+`make reference` runs it; a test compares. MkDocs makes the pages of commands and of Python itself.
 """
 
 from __future__ import annotations
@@ -8,35 +8,23 @@ from __future__ import annotations
 import functools
 import json
 import re
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import msgspec
+from json_schemas import schemas
+from keyword_types import keyword_types
 
-from ..deploy import TritonOptions
-from ..pipeline.migrate.flags import TOOLS, dashed, flags_of
-from ..spec.artifacts import BuildSpec, QuantizeSpec
-from ..spec.measure import Budget
-from ..spec.option import Option, fields_of, options_of
-from ..spec.recipes import RecipeFile
-from .format_reference import formats_page
-from .main import group
-from .python_reference import python_page
-from .schemas import schemas
-from .signatures import FILE, signatures
-from .verb import Verb
+from qcompile.cli.main import group
+from qcompile.cli.verb import Verb
+from qcompile.pipeline.migrate.flags import TOOLS, dashed, flags_of
+from qcompile.spec.option import Option, fields_of
+from qcompile.spec.recipes import RecipeFile
 
-FOLDER = Path(__file__).parents[1] / "docs"
-_NOTE = "<!-- Written by python -m qcompile.cli.reference from spec/. -->"
-_NOTE_OF_DOCSTRINGS = "<!-- Written by python -m qcompile.cli.reference from the docstrings. -->"
-_NOTE_OF_TYPES = "<!-- Written by python -m qcompile.cli.reference from the types that read the files. -->"
-_EVERY = """\
-Every command takes `-v` (every step, and tracebacks), `-q` (no progress, no tables), `--json` and `-h`. A
-*repeatable* option takes one value at a time; a *list* takes several, with commas, too. Commands that read
-models, data or artifacts take `--untrusted`, `--memory-limit-gb` and `--time-limit-s`:
-[files of strangers](../untrusted.md)."""
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs"
+_NOTE = "<!-- Written by `make reference` from spec/. -->"
 _SCHEMA = """\
 [The recipe](../recipe.md) shows one. Editors that know JSON Schema complete and check the keys with
 [recipe.schema.json](../recipe.schema.json), which `qcompile run --schema` prints: write
@@ -56,11 +44,8 @@ _KINDS = {
 def pages() -> dict[str, str]:
     """Return the name of each generated file to its text."""
     return {
-        "reference/commands.md": "\n".join(_commands()) + "\n",
         "reference/recipe.md": "\n".join(_recipe()) + "\n",
         "reference/migrate.md": "\n".join(_migration()) + "\n",
-        "reference/python.md": "\n".join(_python()) + "\n",
-        "reference/formats.md": "\n".join(formats_page(_NOTE_OF_TYPES)) + "\n",
         **{name: json.dumps(schema, indent=2) + "\n" for name, schema in schemas().items()},
     }
 
@@ -75,36 +60,6 @@ def verbs(command: click.Command = group, name: str = "qcompile") -> Iterator[tu
                 inner = command.get_command(context, word)
                 assert inner is not None, "it is listed"
                 yield from verbs(inner, f"{name} {word}")
-
-
-def _commands() -> Iterator[str]:
-    yield from (_NOTE, "# Commands", "")
-    yield from (_EVERY, "")
-    yield "The keys of recipes are on [their own page](recipe.md)."
-    for name, made in verbs():
-        options = options_of(made.spec)
-        yield from ("", f"## `{_heading(name, made)}`", "", _unwrapped(made.spec.__doc__ or ""), "")
-        flags = [one for one in made.params if isinstance(one, click.Option)]
-        by_key = {one.key.replace(".", "__"): one for one in options}
-        yield from (*_examples(made), "")
-        rows = [(flag, by_key[flag.name or ""]) for flag in flags if flag.name in by_key]
-        if rows:
-            yield from ("| option | default | |", "|---|---|---|")
-        for flag, one in rows:
-            spelled = ", ".join(f"`{text}`" for text in [*flag.opts, *flag.secondary_opts])
-            marks = " *List.*" if one.spelling.split else " *Repeatable.*" if one.repeated else ""
-            yield f"| {spelled}{_value(one)} | {_default(one)} | {_cell(one.sentence)}{marks} |"
-
-
-def _heading(name: str, made: Verb) -> str:
-    arguments = [one for one in options_of(made.spec) if one.spelling.argument]
-    return " ".join([name, *(one.name.upper() + ("..." if one.repeated else "") for one in arguments)])
-
-
-def _examples(made: Verb) -> Iterator[str]:
-    lines = (made.epilog or "").partition("Examples:\n")[2]
-    if lines:
-        yield from ("```console", textwrap.dedent(lines), "```")
 
 
 def _recipe() -> Iterator[str]:
@@ -134,26 +89,8 @@ def _recipe() -> Iterator[str]:
                 )
 
 
-def _python() -> Iterator[str]:
-    tables = {
-        "build": list(_table([one for one in fields_of(BuildSpec) if one.table is None])),
-        "quantize": list(_table([one for one in fields_of(QuantizeSpec) if one.name != "ranges"])),
-        "Budget": list(_table(fields_of(Budget))),
-        "TritonOptions": list(_table(fields_of(TritonOptions))),
-    }
-    anchors = {
-        name.removeprefix("qcompile "): re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
-        for name, made in verbs()
-        for heading in [_heading(name, made)]
-    }
-    yield from python_page(_NOTE_OF_DOCSTRINGS, tables, anchors)
-
-
 def _migration() -> Iterator[str]:
-    yield from (
-        "<!-- Written by python -m qcompile.cli.reference from pipeline/migrate/options.toml. -->",
-        "",
-    )
+    yield from ("<!-- Written by `make reference` from pipeline/migrate/options.toml. -->", "")
     yield from ("# Options of trtexec and Polygraphy", "", _MIGRATION)
     for tool in TOOLS:
         flags = list(dict.fromkeys(flags_of(tool).values()))
@@ -219,12 +156,7 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _unwrapped(text: str) -> str:
-    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
-
-
 if __name__ == "__main__":
-    (FOLDER / "reference").mkdir(exist_ok=True)
     for file, content in pages().items():
         (FOLDER / file).write_text(content, encoding="utf-8")
-    FILE.write_text(signatures(), encoding="utf-8")
+    (ROOT / "spec/keywords.py").write_text(keyword_types(), encoding="utf-8")

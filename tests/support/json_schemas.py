@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
+import textwrap
 from typing import Any
 
-from ..artifact.file_types import manifest_schema
-from ..calibration import ranges_file
-from ..comparison.layers.file_types import layers_schema
-from ..spec.recipes import recipe_schema
-from .docstrings import sections_of
+from qcompile.artifact.file_types import manifest_schema
+from qcompile.calibration import ranges_file
+from qcompile.comparison.layers.file_types import layers_schema
+from qcompile.spec.recipes import recipe_schema
 
+_ENTRY = re.compile(r"^(\w+(?:, \w+)*): ", re.MULTILINE)  # of a docstring's attributes
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -37,12 +39,13 @@ def described(title: str, schema: dict[str, Any]) -> dict[str, Any]:
     for name in [*parts]:
         part = parts.pop(name)
         part["title"] = part.get("title", name).removeprefix("_")
-        body, sections = sections_of(inspect.cleandoc(part.get("description", "")))
+        body, _, attributes = inspect.cleandoc(part.get("description", "")).partition("Attributes:\n")
         if body:
             part["description"] = " ".join(body.split())
-        for entry in (entry for section in sections for entry in section.entries):
-            for key in entry.names:
+        _, *entries = _ENTRY.split(textwrap.dedent(attributes))
+        for names, sentence in zip(entries[::2], entries[1::2], strict=True):
+            for key in names.split(", "):
                 if key in part.get("properties", {}):
-                    part["properties"][key]["description"] = entry.text
+                    part["properties"][key]["description"] = " ".join(sentence.split())
         parts[name.removeprefix("_")] = part
     return whole

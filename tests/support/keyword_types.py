@@ -1,6 +1,6 @@
 """The keyword arguments of `build` and `quantize` for editors and type checkers, from `spec/`.
 
-`python -m qcompile.cli.reference` writes `spec/keywords.py`; a test compares it.
+``make reference`` writes `spec/keywords.py`; a test compares it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import typing
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..spec.artifacts import BuildSpec, QuantizeSpec
-from ..spec.option import Option, fields_of
+from qcompile.spec.artifacts import BuildSpec, QuantizeSpec
+from qcompile.spec.option import Option, fields_of
 
-FILE = Path(__file__).parents[1] / "spec" / "keywords.py"
 _HEAD = '''\
-"""Keyword arguments of `build` and `quantize`. Written by python -m qcompile.cli.reference from spec/."""
+"""Keyword arguments of `build` and `quantize`. Written by `make reference` from spec/."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ from typing import Literal, TypedDict
 from .tensorrt import TensorRTOptions'''
 
 
-def signatures() -> str:
+def keyword_types() -> str:
     """Return the text of `spec/keywords.py`."""
     build = _keywords("BuildKeywords", "build", fields_of(BuildSpec))
     quantize = _keywords(

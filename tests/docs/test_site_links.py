@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def hook() -> ModuleType:
     """The file that MkDocs loads by its path."""
-    place = importlib.util.spec_from_file_location("site_links", ROOT / "supply/site_links.py")
+    place = importlib.util.spec_from_file_location("site_links", ROOT / "docs/hooks/site_links.py")
     assert place is not None
     assert place.loader is not None
     module = importlib.util.module_from_spec(place)
