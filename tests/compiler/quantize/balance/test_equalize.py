@@ -12,12 +12,8 @@ from onnx import numpy_helper
 from written_models import model_of, outputs_of
 
 from qcompile.compiler.quantize.balance.equalize import equalizable, equalize
-from qcompile.compiler.quantize.int8.placement import plan
-from qcompile.compiler.quantize.int8.static import quantize_static
-from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.errors import ModelError
 from qcompile.model.graph_edits import store_constants
-from qcompile.model.output_error import output_error
 
 Floats = NDArray[np.float32]
 X = "float[N,C,H,W]"
@@ -163,34 +159,3 @@ def test_another_number_of_channels_is_an_error() -> None:
     model = pointwise([8.0, 0.5], [0.5, 8.0])
     with pytest.raises(ModelError, match=r"'r': \(3,\) channels observed; 2 are read"):
         equalize(model, {"r": np.ones(3, np.float32)})
-
-
-def int8_snr_db(model: onnx.ModelProto, x: Floats) -> float:
-    """How much of the outputs INT8 keeps, with ranges of the very samples."""
-    (expected,) = outputs_of(model, x)
-    ready = prepare_graph(model)
-    names = [name for node in ready.graph.node for name in node.output]
-    ranges = {
-        n: (float(v.min()), float(v.max())) for n, v in zip(names, outputs_of(ready, x, *names), strict=True)
-    }
-    ranges["x"] = (float(x.min()), float(x.max()))
-    return output_error(
-        expected, outputs_of(quantize_static(ready, plan(ready, "tensorrt"), ranges), x)[0]
-    ).snr_db
-
-
-def test_int8_of_uneven_channels_becomes_accurate() -> None:
-    generator = np.random.default_rng(2)
-    model, factors = mobile(generator), np.exp2(generator.uniform(-6, 6, 8)).astype(np.float32)
-    even = {n: generator.standard_normal(v.shape).astype(np.float32) for n, v in stored(model).items()}
-    shape = (-1, 1, 1, 1)
-    even["w1"] *= factors.reshape(shape)
-    even["b1"] *= factors
-    even["w2"] /= np.repeat(factors, 2).reshape(shape)
-    for tensor in model.graph.initializer:
-        tensor.CopyFrom(numpy_helper.from_array(even[tensor.name], tensor.name))
-    x = generator.standard_normal((8, 3, 8, 8)).astype(np.float32)
-    before_db = int8_snr_db(model, x)
-    amax = {name: np.abs(outputs_of(model, x, name)[0]).max(axis=(0, 2, 3)) for name in equalizable(model)}
-    equalize(model, amax)
-    assert before_db < 15 < 25 < int8_snr_db(model, x)
