@@ -112,12 +112,13 @@ class _ClassMetric(Metric):
 
     def values(self, scored: Scored) -> Values:
         labels, places = np.unique(scored.table[:, 0], return_inverse=True)
-        counts = np.zeros((scored.units, len(labels), 3))
-        counts[scored.unit_of_row, places] = scored.table[:, 1:]
-        flat = counts.reshape(scored.units, -1)
+        unit = scored.unit_of_row
 
         def values(weights: Floats) -> Floats:
-            right, predicted, true = np.moveaxis((weights @ flat).reshape(len(weights), -1, 3), 2, 0)
+            right, predicted, true = (
+                np.stack([np.bincount(places, row[unit] * column, len(labels)) for row in weights])
+                for column in scored.table[:, 1:].T
+            )
             return np.where(true.any(axis=1), self.average(right, predicted, true, labels), np.nan)
 
         return values
