@@ -43,6 +43,7 @@ OPTIONS: Mapping[str, str] = {
     "processor": "its name is `isa`",
     **dict.fromkeys(("rate", "rates", "p99_below", "p99_below_ms"), _LOAD),
     "rest": "its name is `float_precision`",
+    "scores": "leave it out; `bench` evaluates the accuracy itself",
     "tensor_cores": _INSPECT,
     "verify_key": _SIGNED,
     "written": "leave it out; the text of a recipe is that of its `path`",
