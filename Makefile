@@ -108,6 +108,7 @@ wheel: $(READY)
 	umask 022 && git -c tar.umask=0022 archive HEAD | tar -x -C build/source && \
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) \
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w dist build/source
+	rm -rf build/source
 
 # A wheel that is built from it holds what `make wheel` holds.
 sdist: $(READY)

@@ -101,11 +101,11 @@ class Scale:
 
 
 def plain(value: float) -> str:
-    """Return the number of a tick: "1,000", "100k", "0.25", "−2"."""
+    """Return the number of a tick: "1,000", "10k", "0.25", "−2"."""
     if value and (abs(value) < 1e-3 or abs(value) >= 1e12):
         return f"{value:g}".replace("-", MINUS)
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= max(size, 1e5):
+        if abs(value) >= max(size, 1e4):
             return plain(value / size) + letter
     return f"{value:,.3f}".rstrip("0").rstrip(".").replace("-", MINUS) or "0"
 

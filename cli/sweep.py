@@ -29,5 +29,5 @@ def sweep(session: Session, given: SweepCommand) -> int:
 
     if given.scheduler == _THIS_PROCESS:
         given = replace(given, scheduler="")
-    run, plan = (functools.partial(verb, only=given.only) for verb in (sweep_recipe, plan_sweep))
-    return carry_out(session, given, given.recipe, run, plan)
+    run = functools.partial(sweep_recipe, only=given.only)
+    return carry_out(session, given, given.recipe, run, functools.partial(plan_sweep, only=given.only))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -29,13 +29,7 @@ CHUNK_BYTES = 64 << 20
 
 
 class FileRef(msgspec.Struct, frozen=True):
-    """A file by its content.
-
-    Attributes:
-        name: Its path in the bundle's folder, with "/" between parts; never leads out of it.
-        digest: "sha256:" and 64 hexadecimal digits, of its bytes.
-        size_bytes: Of them.
-    """
+    """A file: its path in the bundle's folder with "/" between parts, "sha256:..." of its bytes, its size."""
 
     name: str
     digest: str
@@ -63,28 +57,24 @@ class Bundle(msgspec.Struct, frozen=True):
         """Return the digest that names the bundle."""
         return hashlib.sha256(self.index()).hexdigest()
 
-    def chunk_keys(self) -> list[str]:
-        """Return the key of each chunk."""
-        size_bytes = sum(file.size_bytes for file in self.files)
-        return [f"{index_key(self.digest())}-{i}" for i in range(-(-size_bytes // CHUNK_BYTES))]
+    def keys(self) -> list[str]:
+        """Return the key of the index and of each chunk."""
+        size_bytes, key = sum(file.size_bytes for file in self.files), index_key(self.digest())
+        return [key, *(f"{key}-{number}" for number in range(-(-size_bytes // CHUNK_BYTES)))]
 
 
 @dataclass(frozen=True)
 class LocalBundle:
-    """A bundle whose files lie on this machine.
-
-    Attributes:
-        bundle: The bundle.
-        paths: Of its files, in order; the bytes of a recipe that no file holds as they are.
-    """
+    """A bundle whose files lie on this machine: `sources` are their paths in order, or a recipe's text."""
 
     bundle: Bundle
-    paths: Sequence[Path | bytes]
+    sources: Sequence[Path | bytes]
 
     def items(self) -> Iterator[tuple[str, bytes]]:
         """Yield every key and what it stands for, one chunk at a time."""
-        yield index_key(self.bundle.digest()), self.bundle.index()
-        yield from zip(self.bundle.chunk_keys(), read_chunks(self.paths), strict=False)
+        index, *keys = self.bundle.keys()
+        yield index, self.bundle.index()
+        yield from zip(keys, _chunks(self.sources), strict=False)
 
 
 def index_key(digest: str) -> str:
@@ -100,11 +90,11 @@ def bundle_of_recipe(recipe: Recipe) -> LocalBundle:
     Raises:
         MissingFile, InvalidOption: If it names a file that is not there.
     """
-    path_of_recipe = recipe.path.resolve()
-    paths = sorted({*recipe_files(recipe)} - {path_of_recipe})
-    base = os.path.commonpath([path_of_recipe.parent, *(path.parent for path in paths)])
+    here = recipe.path.resolve()
+    paths = sorted({*recipe_files(recipe)} - {here})
+    base = os.path.commonpath([here.parent, *(path.parent for path in paths)])
     text = portable_text(recipe)
-    name = os.path.relpath(path_of_recipe, base)
+    name = Path(os.path.relpath(here, base)).as_posix()
     refs = [FileRef(name, f"sha256:{hashlib.sha256(text).hexdigest()}", len(text))]
     refs += [_ref(os.path.relpath(path, base), path) for path in paths]
     return LocalBundle(Bundle(tuple(refs), name, base), [text, *paths])
@@ -112,16 +102,15 @@ def bundle_of_recipe(recipe: Recipe) -> LocalBundle:
 
 def bundle_beside(path: Path) -> LocalBundle:
     """Return the bundle of a file of an earlier stage, of its weights and its manifest."""
-    paths = [path, *side_files(path)]
-    paths += [manifest_path(path)] if manifest_path(path).is_file() else []
+    paths = [path, *side_files(path), *filter(Path.is_file, [manifest_path(path)])]
     return LocalBundle(Bundle(tuple(_ref(path.name, path) for path in paths)), paths)
 
 
-def bundle_of_stage(folder: Path, main: str, digests: dict[str, str]) -> LocalBundle:
+def bundle_of_stage(folder: Path, main: str, digests: Mapping[str, str]) -> LocalBundle:
     """Return the bundle of what a stage wrote, the main file first."""
-    names = sorted(digests, key=lambda name: (name != main, name))
-    refs = tuple(FileRef(name, digests[name], (folder / name).stat().st_size) for name in names)
-    return LocalBundle(Bundle(refs), [folder / name for name in names])
+    paths = [folder / name for name in sorted(digests, key=lambda name: (name != main, name))]
+    refs = tuple(FileRef(path.name, digests[path.name], path.stat().st_size) for path in paths)
+    return LocalBundle(Bundle(refs), paths)
 
 
 def read_index(index: bytes, digest: str) -> Bundle:
@@ -141,20 +130,7 @@ def read_index(index: bytes, digest: str) -> Bundle:
     return bundle
 
 
-def read_chunks(sources: Iterable[Path | bytes]) -> Iterator[bytes]:
-    """Yield the bytes of files, one after another, cut every 64 MiB."""
-    chunk = bytearray()
-    for source in sources:
-        for block in _blocks(source):
-            chunk += block
-            while len(chunk) >= CHUNK_BYTES:
-                yield bytes(chunk[:CHUNK_BYTES])
-                del chunk[:CHUNK_BYTES]
-    if chunk:
-        yield bytes(chunk)
-
-
-def write_files(bundle: Bundle, chunks: Iterator[bytes], folder: Path) -> None:
+def write_files(bundle: Bundle, chunks: Iterator[bytes], folder: Path, *, mode: int = 0o644) -> None:
     """Write the files of a bundle, each verified by its digest.
 
     Raises:
@@ -166,26 +142,33 @@ def write_files(bundle: Bundle, chunks: Iterator[bytes], folder: Path) -> None:
         path, sha256, missing_bytes = folder / ref.name, hashlib.sha256(), ref.size_bytes
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("xb") as file:
-            while missing_bytes:
-                chunk = chunk or memoryview(next(chunks, b""))
-                if not chunk:
-                    break
+            while missing_bytes and (chunk := chunk or memoryview(next(chunks, b""))):
                 block, chunk = chunk[:missing_bytes], chunk[missing_bytes:]
                 file.write(block)
                 sha256.update(block)
                 missing_bytes -= len(block)
         if f"sha256:{sha256.hexdigest()}" != ref.digest:
-            raise ArtifactError(f"{ref.name}: has another digest than the bundle says; was it changed?")
+            raise ArtifactError(f"{ref.name}: has another digest than its bundle says; was it changed?")
+        path.chmod(mode)
 
 
 def _ref(name: str, path: Path) -> FileRef:
     return FileRef(Path(name).as_posix(), known_digest([path]), path.stat().st_size)
 
 
-def _blocks(source: Path | bytes) -> Iterator[bytes]:
-    if isinstance(source, bytes):
-        yield source
-        return
-    with source.open("rb") as file:
+def _chunks(sources: Iterable[Path | bytes]) -> Iterator[bytes]:
+    chunk = bytearray()
+    for source in sources:
+        for block in [source] if isinstance(source, bytes) else _blocks(source):
+            chunk += block
+            while len(chunk) >= CHUNK_BYTES:
+                yield bytes(chunk[:CHUNK_BYTES])
+                del chunk[:CHUNK_BYTES]
+    if chunk:
+        yield bytes(chunk)
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
         while block := file.read(1 << 22):
             yield block

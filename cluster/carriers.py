@@ -7,15 +7,11 @@ worker to whoever asks. Its scheduler learns where each chunk is, and never sees
 from __future__ import annotations
 
 import contextlib
-import os
-import threading
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterator, MutableMapping, Sequence
 from typing import Any, Protocol
 
-from ..errors import ClusterError, EngineUnavailable, InvalidOption, StorageError, first_line
-
-_Wait = Callable[[Coroutine[Any, Any, Any]], Any]
+from ..errors import EngineUnavailable, InvalidOption, StorageError, first_line
 
 
 class MissingChunk(Exception):
@@ -45,12 +41,12 @@ class WorkerCarrier:
         wait: Carries out a coroutine on the worker's loop.
     """
 
-    def __init__(self, worker: Any, client: str, wait: _Wait) -> None:
+    def __init__(self, worker: Any, client: str, wait: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
         self._worker, self._client, self._wait = worker, client, wait
 
     def get(self, key: str) -> bytes:
         """As `Carrier.get`."""
-        return _bytes(key, self._wait(self._get(key)))
+        return bytes(self._wait(self._get(key)))
 
     def put(self, key: str, chunk: bytes) -> None:
         """As `Carrier.put`: on this worker."""
@@ -75,44 +71,34 @@ class ClientCarrier:
 
     Args:
         client: A synchronous `distributed.Client`.
+        futures: Takes what keeps the chunks that are put; workers forget a chunk with its future.
+        worker: Address of the worker that chunks are put on.
     """
 
-    def __init__(self, client: Any) -> None:
-        self._client = client
-        self._futures: dict[str, Any] = {}
-        self._lock = threading.Lock()
+    def __init__(self, client: Any, futures: MutableMapping[str, Any], worker: str = "") -> None:
+        self._client, self._futures, self._worker = client, futures, worker
 
     def get(self, key: str) -> bytes:
         """As `Carrier.get`: from the worker that has it."""
-        return _bytes(key, self._client.sync(_from_workers, key, self._client.scheduler, self._client.rpc))
+        return bytes(self._client.sync(_from_workers, key, self._client.scheduler, self._client.rpc))
 
-    def put_on(self, worker: str, key: str, chunk: bytes) -> None:
-        """Upload a chunk to a worker.
+    def put(self, key: str, chunk: bytes) -> None:
+        """As `Carrier.put`.
 
         Raises:
             MissingChunk: If the worker is lost.
         """
         try:
-            future = self._client.scatter({key: chunk}, workers=[worker], direct=True, timeout=10)[key]
+            scattered = self._client.scatter({key: chunk}, workers=[self._worker], direct=True, timeout=10)
         except (OSError, TimeoutError, ValueError, KeyError) as error:
             raise MissingChunk(key) from error
-        with self._lock:
-            self._futures[key] = future
+        self._futures[key] = scattered[key]
 
-    def hold(self, keys: Iterable[str]) -> None:
-        """Have the workers keep chunks that a stage wrote for this client."""
+    def hold(self, keys: Sequence[str]) -> None:
+        """Keep chunks that a worker put for this client."""
         from distributed import Future
 
-        with self._lock:
-            for key in keys:
-                if key not in self._futures:
-                    self._futures[key] = Future(key, self._client)  # type: ignore[no-untyped-call]
-
-    def release(self, keys: Iterable[str]) -> None:
-        """Let workers forget chunks."""
-        with self._lock:
-            for key in keys:
-                self._futures.pop(key, None)
+        self._futures.update({key: Future(key, self._client) for key in keys})
 
 
 class StoreCarrier:
@@ -132,9 +118,7 @@ class StoreCarrier:
         try:
             self._files, root = fsspec.core.url_to_fs(url)
         except ImportError as error:
-            raise EngineUnavailable(
-                f"`store` {url}: {first_line(error)}", hint="install what fsspec names", engine="cluster"
-            ) from error
+            raise EngineUnavailable(f"`store` {url}: {first_line(error)}", engine="cluster") from error
         except ValueError as error:
             raise InvalidOption(f"`store` {url!r}: {first_line(error)}", option="store") from error
         self._url, self._root = url, str(root).rstrip("/")
@@ -151,13 +135,11 @@ class StoreCarrier:
 
     def put(self, key: str, chunk: bytes) -> None:
         """As `Carrier.put`: a reader sees all of it or nothing."""
-        path = f"{self._root}/{key}"
+        path, temporary = f"{self._root}/{key}", f"{self._root}/{key}.{uuid.uuid4().hex}"
         with self._errors():
-            if self._files.exists(path):
-                return
-            temporary = f"{path}.{os.getpid()}-{uuid.uuid4().hex}"
-            self._files.pipe_file(temporary, chunk)
-            self._files.mv(temporary, path)
+            if not self._files.exists(path):
+                self._files.pipe_file(temporary, chunk)
+                self._files.mv(temporary, path)
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -168,19 +150,15 @@ class StoreCarrier:
 
 
 async def _from_workers(key: str, scheduler: Any, rpc: Any) -> Any:
-    """A chunk from a worker that has it; None where nobody has. Dask's `gather` asks the scheduler then."""
+    """A chunk from a worker that has it. Dask's `gather` asks the scheduler for it where that fails.
+
+    Raises:
+        MissingChunk: If no worker has it.
+    """
     from distributed.utils_comm import gather_from_workers
 
     who_has = await scheduler.who_has(keys=[key])
-    if not who_has.get(key):
-        return None
-    found, *_ = await gather_from_workers(who_has, rpc=rpc)
-    return found.get(key)
-
-
-def _bytes(key: str, chunk: Any) -> bytes:
-    if chunk is None:
+    found = (await gather_from_workers(who_has, rpc=rpc))[0] if who_has.get(key) else {}
+    if key not in found:
         raise MissingChunk(key)
-    if not isinstance(chunk, bytes | bytearray | memoryview):
-        raise ClusterError(f"{key}: Dask holds a {type(chunk).__name__}; bytes are required")
-    return bytes(chunk)
+    return found[key]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import warnings
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ClusterError, EngineUnavailable, InvalidOption, first_line
 from ..files.temporary import temporary_folder
-from ..machine_memory import machine_bytes
 from ..model.session import usable_cores
 from ..spec.cluster import LOCAL
 from .security import check_address, read_scheduler, security
@@ -21,8 +19,6 @@ if TYPE_CHECKING:
     from .executor import ClusterExecutor
 
 _CONNECT_S = 5.0
-_LOST = (OSError, TimeoutError, asyncio.TimeoutError, asyncio.CancelledError)
-"""Of a connection: Dask's own `CommClosedError` is an OSError."""
 _DEFAULTS = {
     "distributed": {
         "comm": {"timeouts": {"connect": "10s"}},  # so long a worker that died is called
@@ -51,7 +47,7 @@ def connect(
         insecure: Hosts to speak to without TLS, each given twice.
         store: Folder or URL of fsspec that this machine and all workers reach: it carries the files, in place
             of Dask. Of "local", the folder of its worker; by default one that is removed at the end.
-        told: Of workers that are refused or too small; by default a Python warning.
+        told: Of workers that are refused; by default a Python warning.
 
     Yields:
         The executor. When the block ends, what workers do for it is ended.
@@ -87,7 +83,7 @@ def _executing(
     from .executor import ClusterExecutor
     from .fleet import Fleet
 
-    executor = ClusterExecutor(client, Fleet(client, insecure, told), told, store)
+    executor = ClusterExecutor(client, Fleet(client, insecure, told), store)
     try:
         executor.await_workers(_CONNECT_S)
         yield executor
@@ -119,7 +115,6 @@ def _opened(address: str, secured: Any) -> Iterator[Any]:
             )
     except (OSError, TimeoutError, ImportError, RuntimeError, ValueError) as error:
         raise _unreachable(address, error) from error
-    _mute(client)
     try:
         yield client
     finally:
@@ -144,7 +139,7 @@ def _local(folder: Path) -> Iterator[Any]:
     worker_class = type("PortlessWorker", (Worker,), {"start_http_server": open_nothing})
     cores = usable_cores()
     slots = max(1, cores // 2)
-    plugin = StagePlugin(folder, slots=slots, cores=cores, memory_bytes=machine_bytes() or 0)
+    plugin = StagePlugin(folder, slots=slots, cores=cores)
     worker = {
         "nthreads": slots,
         "memory_limit": 0,  # it holds no files
@@ -161,45 +156,21 @@ def _local(folder: Path) -> Iterator[Any]:
         ) as cluster,
         Client(cluster, set_as_default=False) as client,  # type: ignore[no-untyped-call]
     ):
-        _mute(client)
         yield client
 
 
 @contextlib.contextmanager
 def quiet_dask() -> Iterator[None]:
     """Keep what Dask logs off the terminal: what matters is told in our own words."""
-
-    def drop(_: logging.LogRecord) -> bool:
-        return False
-
-    loggers = ("distributed", "tornado", "asyncio", "bokeh")
-    names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] in loggers]
-    handlers = dict.fromkeys(
-        handler for name in (*loggers, *names) for handler in logging.getLogger(name).handlers
-    )
-    for handler in handlers:
-        handler.addFilter(drop)
+    loggers = [logging.getLogger(name) for name in ("distributed", "tornado", "asyncio", "bokeh")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
-        for handler in handlers:
-            handler.removeFilter(drop)
-
-
-def _mute(client: Any) -> None:
-    """Let a client of our own lose its connections in silence: what that means is told in our own words.
-
-    Dask 2026.8 also drops timers and reads of its connections as it closes. Any other error of its loop is
-    logged as ever.
-    """
-
-    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        dropped = error is None and client.status in ("closing", "closed")
-        if not (isinstance(error, _LOST) or dropped):
-            loop.default_exception_handler(context)
-
-    client.loop.asyncio_loop.set_exception_handler(handle)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 @contextlib.contextmanager
@@ -223,8 +194,8 @@ def _client_of(scheduler: Any) -> Iterator[Any]:
 
 def _unreachable(address: str, error: BaseException) -> ClusterError:
     said = first_line(error)
-    hint = "start it with `dask scheduler`, or look at its address and at firewalls"
     words = f"{said} {first_line(error.__cause__) if error.__cause__ else ''}".lower()
+    hint = "start it with `dask scheduler`, or look at its address and at firewalls"
     if any(word in words for word in ("certificate", "ssl", "tls")):
         hint = "give the certificates of this cluster: `tls_ca`, `tls_cert` and `tls_key`"
     return ClusterError(f"scheduler {address}: cannot be reached ({said})", hint=hint, address=address)

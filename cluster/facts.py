@@ -3,12 +3,13 @@
 | resource                             | stands for                                            | quantity   |
 |--------------------------------------|-------------------------------------------------------|------------|
 | `slots`                              | stages at a time                                      | of them    |
-| `memory`                             | bytes that they may use together                      | of them    |
 | `onnxruntime`, `openvino`, ...       | an engine that works here, by `engines/registry.py`   | 1000       |
 | `tensorrt-10`                        | the same, of one major version                        | 1000       |
 | `export`                             | PyTorch models become ONNX here: torch and onnxscript | 1000       |
 | `cpu-vnni`, `cpu-bf16`, `cpu-amx` ...| instruction sets                                      | 1000       |
 | `gpu-sm90`                           | GPUs of this compute capability                       | of them    |
+| `onnx==1.23.0`                       | the version of a package that decides what files hold | 1000       |
+| `host=3f9c…`                         | the machine: its workers take turns for measurements  | 1000       |
 
 A step takes one of each that it needs, so 1000 is more than a worker has steps at a time.
 """
@@ -18,13 +19,10 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from ..artifact import tool_versions
-from ..machine_memory import machine_bytes
 from ..processor import processor
 from ..spec.words import Isa
 
@@ -50,46 +48,26 @@ _SETS = {
     "cpu-sve": ("sve",),
 }
 """Resource to the flags of /proc/cpuinfo of which one is enough."""
-_MACHINE_IDS = ("/etc/machine-id", "/var/lib/dbus/machine-id")
-_UNKNOWN_BYTES = 1 << 30
 
 
-class Facts(msgspec.Struct, frozen=True):
-    """What a worker's machine has.
+@dataclass(frozen=True)
+class Facts:
+    """What a worker announces.
 
     Attributes:
         name: Of the worker.
         address: Of the worker.
-        host: Identifies the machine: workers with the same one share processor and devices.
-        versions: Package to version, of those installed; "qcompile" and "python" among them.
-        resources: What it announces to Dask: "slots", "memory", "cpu-vnni", "openvino", "gpu-sm90", ...
-        cores: That its stages may use.
-        memory_bytes: That its stages may use.
-        gpus: Each GPU: "index", "name", "capability" ("sm90").
-        why_not: Engine to why it cannot be used there.
+        resources: See the module's table.
     """
 
     name: str
     address: str
-    host: str
-    versions: dict[str, str]
-    resources: dict[str, float]
-    cores: int
-    memory_bytes: int
-    gpus: tuple[dict[str, Any], ...] = ()
-    why_not: dict[str, str] = {}
+    resources: Mapping[str, float]
 
-
-class Found(msgspec.Struct, frozen=True):
-    """What a look at the runtimes and the devices found, in a process of its own.
-
-    Attributes:
-        why_not: Engine to why it cannot be used; empty where it can.
-        gpus: Each GPU: "index", "name", "capability", "memory_bytes".
-    """
-
-    why_not: dict[str, str] = {}
-    gpus: tuple[dict[str, Any], ...] = ()
+    def value(self, name: str, between: str) -> str:
+        """Return what stands behind a resource's name: "1.23.0" of "onnx==1.23.0"; empty where none does."""
+        head = f"{name}{between}"
+        return next((text.removeprefix(head) for text in self.resources if text.startswith(head)), "")
 
 
 def versions_here() -> dict[str, str]:
@@ -102,23 +80,22 @@ def versions_here() -> dict[str, str]:
     return versions
 
 
-def why_refused(facts: Facts, versions: Mapping[str, str]) -> str:
-    """Return why a worker may not carry out steps for a client; empty where it may.
+def why_refused(facts: Facts) -> str:
+    """Return why a worker may not carry out steps for this client; empty where it may.
 
-    Args:
-        facts: What the worker has.
-        versions: What the client has. A package that only one of them has is no reason.
+    A package that only one of them has is no reason.
     """
+    here = versions_here()
     different = [
-        f"{name} {facts.versions[name]}; {versions[name]} is required"
+        f"{name} {there}; {here[name]} is required"
         for name in MUST_MATCH
-        if name in versions and name in facts.versions and facts.versions[name] != versions[name]
+        if name in here and (there := facts.value(name, "==")) and there != here[name]
     ]
     return f"worker {facts.name} ({facts.address}) has {', '.join(different)}" if different else ""
 
 
-def look() -> Found:
-    """Look at the engines and the GPUs; imports the runtimes, but not torch, whose import takes seconds."""
+def resources_here() -> dict[str, float]:
+    """Return what this machine has; imports the runtimes, but not torch, whose import takes seconds."""
     from ..engines.gpu import find_gpus
     from ..engines.registry import engine, names
 
@@ -127,56 +104,10 @@ def look() -> Found:
         name: no_torch if name in ("pytorch", "torchscript") else engine(name).why_not_build()
         for name in names()
     }
-    gpus = tuple(
-        {
-            "index": index,
-            "name": gpu.name,
-            "capability": gpu.architecture,
-            "memory_bytes": gpu.memory_bytes,
-        }
-        for index, gpu in enumerate(find_gpus())
-    )
-    return Found(why_not, gpus)
-
-
-def facts_here(
-    found: Found,
-    *,
-    name: str,
-    address: str,
-    slots: int = 1,
-    cores: int = 0,
-    memory_bytes: int = 0,
-    extra: Mapping[str, float] | None = None,
-) -> Facts:
-    """Return what this machine has.
-
-    Args:
-        found: What `look` returned, here.
-        name: Of the worker.
-        address: Of the worker.
-        slots: Stages at a time.
-        cores: That they may use; 0 means all that this process may use.
-        memory_bytes: That they may use; 0 means all of the machine's or container's.
-        extra: Resources that the user announces besides.
-    """
-    from ..model.session import usable_cores
-
-    memory = memory_bytes or machine_bytes() or _UNKNOWN_BYTES
     versions = versions_here()
-    resources = {"slots": float(slots), "memory": float(memory)}
-    resources |= capabilities(found.why_not, [gpu["capability"] for gpu in found.gpus], versions)
-    return Facts(
-        name=name,
-        address=address,
-        host=host_id(),
-        versions=versions,
-        resources=resources | dict(extra or {}),
-        cores=cores or usable_cores(),
-        memory_bytes=memory,
-        gpus=found.gpus,
-        why_not={engine: reason for engine, reason in found.why_not.items() if reason},
-    )
+    found = capabilities(why_not, [gpu.architecture for gpu in find_gpus()], versions)
+    found |= {f"{name}=={versions[name]}": PLENTY for name in MUST_MATCH if name in versions}
+    return {**found, f"host={host_id()}": PLENTY}
 
 
 def host_id() -> str:
@@ -185,9 +116,7 @@ def host_id() -> str:
     The kernel's boot id also joins containers on one machine, which share its cores and devices. Where the
     system does not tell it, the machine's id and its name stand for it.
     """
-    text = _first_text(["/proc/sys/kernel/random/boot_id"])
-    if not text:
-        text = f"{_first_text(_MACHINE_IDS)} {platform.node()}"
+    text = _text("/proc/sys/kernel/random/boot_id") or f"{_text('/etc/machine-id')} {platform.node()}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -226,12 +155,8 @@ def isa_announced(facts: Facts) -> Isa | None:
     return next((isa for name, isa in arm.items() if has.get(name)), None)
 
 
-def _first_text(paths: Sequence[str]) -> str:
-    for path in paths:
-        try:
-            text = Path(path).read_text(encoding="ascii", errors="replace").strip()
-        except OSError:
-            continue
-        if text:
-            return text
-    return ""
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""

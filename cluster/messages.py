@@ -11,17 +11,14 @@ import msgspec
 
 from .bundle import Bundle
 
-Outcome = Literal["done", "known", "none", "missing", "refused", "failed"]
+Outcome = Literal["done", "known", "none", "missing", "failed"]
 """How a request ends.
 
-| done    | the stage is done; `Answer.bundle` lists what it wrote, and its chunks can be had         |
-| known   | the client holds it already: `Answer.name` is one of `Request.known`                      |
-| none    | the step means no stage, as a graph that stays in float; or it is not done (`look`)       |
-| missing | nobody has the chunks of `Answer.missing`: the client uploads them, and asks again        |
-| refused | the worker has other versions; nothing was tried                                          |
+| done    | the stage is done; `Answer.bundle` lists what it wrote, and its chunks can be had           |
+| known   | the client holds it already: `Answer.name` is one of `Request.known`                        |
+| none    | the step means no stage, as a graph that stays in float; or it is not done (`look`)         |
+| missing | nobody has the chunks of `Answer.missing`: the client uploads them, and asks again          |
 | failed  | the step failed: `Answer.error`, where `OUTPUT` and `RECIPE` stand for the worker's folders |
-
-A process that carries out a stage and is killed is an exception, `StageKilled`: Dask retries the task.
 """
 
 OUTPUT, RECIPE = "<output>", "<recipe>"
@@ -29,23 +26,7 @@ OUTPUT, RECIPE = "<output>", "<recipe>"
 
 
 class StageKilled(Exception):
-    """The process that carried out a stage ended by itself or by force."""
-
-
-class StepText(msgspec.Struct, frozen=True):
-    """A `pipeline.steps.Step`, whose files are named by the digests of the main ones."""
-
-    kind: str
-    artifact: str = ""
-    shard: str = ""
-    source_digest: str = ""
-    files: dict[str, str] = {}
-    shards: tuple[str, ...] = ()
-    built: dict[str, str] = {}
-    why_not: dict[str, str] = {}
-    unavailable: tuple[str, ...] = ()
-    machine: str = ""
-    trial: str = ""
+    """The process that carried out a stage ended by itself or by force: Dask retries the task."""
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -53,20 +34,19 @@ class Request(msgspec.Struct, frozen=True):
 
     Attributes:
         client: Dask's id of the client: chunks are kept for it, progress is told to it.
-        step: What to do.
-        name: Of the step's stage, for progress.
+        step: A `pipeline.steps.Step` as JSON, whose files are named by their digests.
+        name: Of the step's stage.
         recipe: Digest of the bundle of the recipe and of all files that it reads.
         inputs: Digest of a file of the step to that of the bundle that it is the first file of.
         store: URL of a store that carries the chunks; empty for Dask.
         known: Names of the finished stages of this step that the client holds ("build-int8-3f9c…").
         look: Only say whether it is done.
         again: Carry it out even if it is done.
-        versions: Package to version that the worker must have, where it has the package at all.
         alone: Whether nothing else may run on the worker's machine meanwhile, as for a measurement.
     """
 
     client: str
-    step: StepText
+    step: dict[str, Any]
     name: str
     recipe: str
     inputs: dict[str, str] = {}
@@ -74,7 +54,6 @@ class Request(msgspec.Struct, frozen=True):
     known: tuple[str, ...] = ()
     look: bool = False
     again: bool = False
-    versions: dict[str, str] = {}
     alone: bool = False
 
 
@@ -87,12 +66,9 @@ class Answer(msgspec.Struct, frozen=True):
         key: Everything its outcome depended on.
         bundle: What the stage wrote, the main file first.
         was_done: Whether the worker had done it before.
-        seconds: The stage's time.
-        peak_bytes: Largest memory of the process that did it.
-        worker: Name of the worker, for people.
-        address: Of the worker.
+        took: `seconds` and `peak_bytes` of the process that did it.
+        worker, address: Of the worker.
         missing: Digests of the bundles that nobody has whole.
-        reason: Of "refused", a sentence.
         error: Of "failed": `QCompileError.as_json()`.
     """
 
@@ -101,10 +77,8 @@ class Answer(msgspec.Struct, frozen=True):
     key: dict[str, Any] = {}
     bundle: Bundle | None = None
     was_done: bool = False
-    seconds: float = 0.0
-    peak_bytes: int | None = None
+    took: dict[str, Any] = {}
     worker: str = ""
     address: str = ""
     missing: tuple[str, ...] = ()
-    reason: str = ""
     error: dict[str, Any] = {}

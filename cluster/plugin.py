@@ -1,7 +1,9 @@
 """The Dask plugin that makes a worker carry out stages: of `qcompile worker`, or of any other tool.
 
-`client.register_plugin(StagePlugin())` makes workers of dask-cuda, dask-jobqueue and dask-kubernetes take
-stages; `qcompile.connect` does so by itself.
+STORE/lock                            held while the worker runs: two workers never share a folder
+     /bundles/3f9c…/index.json, files files that arrived or were made here
+     /stages/build-int8-3f9c…         finished stages, of all recipes
+     /published/8a1b…                 what the stages of a recipe publish
 """
 
 from __future__ import annotations
@@ -20,24 +22,20 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import msgspec
-from distributed import WorkerPlugin
+from distributed import Semaphore, WorkerPlugin
 
-from ..errors import InvalidOption, QCompileError, first_line
+from ..errors import InvalidOption, first_line
 from ..files import held_folder, lock, open_lock, remove_stale
 from ..model.session import usable_cores
 from ..pipeline.store import Store
-from ..progress import Progress
-from .bundle import Bundle, FileRef, index_key, read_index, write_files
+from .bundle import Bundle, LocalBundle, index_key, read_index, write_files
 from .carriers import Carrier
-from .children import Children
-from .facts import Facts, Found, facts_here
-from .folders import BUNDLES, FILES, INDEX, PUBLISHED, STAGES
-from .messages import Request
+from .facts import Facts
+from .stage_work import BUNDLES, FILES, INDEX, PUBLISHED, STAGES
 
 NAME = "qcompile"
 _KEPT_DAYS = 14.0
 _LOOK_S = 0.1
-_TELL_EVERY_S = 0.5
 _WANTED = ("executing", "long-running", "resumed")
 """States of a Dask task whose result somebody waits for."""
 _ENDING = ("closing", "closed", "failed", "stopping", "stopped")
@@ -48,18 +46,23 @@ class Cancelled(Exception):
 
 
 class Service:
-    """What a worker keeps between requests: its folder, its facts, its processes.
+    """What a worker keeps between requests.
 
     Args:
         worker: The Dask worker.
         folder: Of its own.
         plugin: How it was asked for.
 
+    Attributes:
+        facts: What the machine has.
+
     Raises:
         InvalidOption: If another worker uses the folder.
     """
 
     def __init__(self, worker: Any, folder: Path, plugin: StagePlugin) -> None:
+        from .task import look
+
         self.worker, self.folder, self.name = worker, folder, str(worker.name)
         try:
             for name in (BUNDLES, STAGES, PUBLISHED):
@@ -72,24 +75,12 @@ class Service:
                 hint="give each worker a `store` of its own",
                 option="store",
             ) from error
-        self._arriving = threading.Lock()
-        self._semaphores: dict[str, Any] = {}
         self._tidy()
-        cores = plugin.cores or min(worker.state.nthreads, usable_cores())
-        self.children = Children(
-            self.name, slots=plugin.slots, cores=cores, below_nanny=worker.nanny is not None
-        )
-        with self.children.taken() as child:
-            found = child.ask("look")["found"]
-        self.facts = facts_here(
-            msgspec.convert(found, Found),
-            name=self.name,
-            address=str(worker.contact_address or worker.address),
-            slots=plugin.slots,
-            cores=cores,
-            memory_bytes=plugin.memory_bytes or worker.memory_manager.memory_limit or 0,
-            extra=plugin.resources,
-        )
+        self.slots, self.cores = plugin.slots, plugin.cores or min(worker.state.nthreads, usable_cores())
+        self._arriving = threading.Lock()
+        self._semaphores: dict[str, Semaphore] = {}
+        resources = {**look(self), "slots": float(plugin.slots), **plugin.resources}
+        self.facts = Facts(self.name, str(worker.contact_address or worker.address), resources)
 
     def check(self, key: str) -> None:
         """Look whether a task is still wanted.
@@ -116,32 +107,11 @@ class Service:
 
     def semaphore(self, name: str, leases: int) -> Any:
         """Return a Dask semaphore that all workers of this machine share, the same one for each name."""
-        from distributed import Semaphore
-
         with self._arriving:
             if name not in self._semaphores:  # each has a timer of its own, which nothing stops
-                self._semaphores[name] = Semaphore(leases, name=f"qcompile-{self.facts.host}-{name}")
+                host = self.facts.value("host", "=")
+                self._semaphores[name] = Semaphore(leases, name=f"qcompile-{host}-{name}")  # type: ignore[no-untyped-call]
             return self._semaphores[name]
-
-    def teller(self, request: Request) -> Progress:
-        """Return a `Progress` that tells the client, twice a second at most."""
-        last_text, last_s = "", 0.0
-
-        def tell(text: str, done: int = 0, total: int | None = None, /) -> None:
-            nonlocal last_text, last_s
-            now_s = time.monotonic()
-            if text == last_text and now_s - last_s < _TELL_EVERY_S:
-                return
-            last_text, last_s = text, now_s
-            event = {"step": request.name, "text": text, "done": done, "total": total, "name": self.name}
-            with contextlib.suppress(Exception):  # the connection is closing: nobody listens
-                self.worker.log_event(f"qcompile-{request.client}", event)
-
-        return tell
-
-    def folder_of(self, digest: str) -> Path:
-        """Return the folder of the files of a bundle that is here."""
-        return self.folder / BUNDLES / digest / FILES
 
     def bring(self, digest: str, carrier: Carrier) -> None:
         """Have the files of a bundle here; those that are here and have their sizes stay.
@@ -150,60 +120,64 @@ class Service:
             MissingChunk: If nobody has a chunk of it.
             ArtifactError: If it arrives damaged.
         """
-        final = self.folder / BUNDLES / digest
         with self._arriving:
-            if _is_whole(final):
-                os.utime(final)
-                return
-            shutil.rmtree(final, ignore_errors=True)
-            bundle = read_index(carrier.get(index_key(digest)), digest)
-            with held_folder(final.parent) as folder:
-                write_files(bundle, (carrier.get(key) for key in bundle.chunk_keys()), folder / FILES)
-                for ref in bundle.files:
-                    (folder / FILES / ref.name).chmod(0o444)
-                (folder / INDEX).write_bytes(bundle.index())
-                os.replace(folder, final)
+            if not self._is_here(digest):
+                bundle = read_index(carrier.get(index_key(digest)), digest)
+                with held_folder(self.folder / BUNDLES) as folder:
+                    chunks = (carrier.get(key) for key in bundle.keys()[1:])
+                    write_files(bundle, chunks, folder / FILES, mode=0o444)
+                    self._name(bundle, folder)
 
-    def adopt(self, bundle: Bundle, folder: Path) -> None:
-        """Have what a stage wrote here as a bundle, for the stages that come next."""
-        final = self.folder / BUNDLES / bundle.digest()
+    def give_out(self, made: LocalBundle, carrier: Carrier) -> None:
+        """Keep what a stage wrote as chunks, and for the stages that come next here."""
         with self._arriving:
-            if _is_whole(final):
-                return
-            shutil.rmtree(final, ignore_errors=True)
-            with held_folder(final.parent) as beside:
-                (beside / FILES).mkdir()
-                for ref in bundle.files:
-                    shutil.copyfile(folder / ref.name, beside / FILES / ref.name)
-                (beside / INDEX).write_bytes(bundle.index())
-                os.replace(beside, final)
+            if not self._is_here(made.bundle.digest()):
+                with held_folder(self.folder / BUNDLES) as folder:
+                    (folder / FILES).mkdir()
+                    for ref, path in zip(made.bundle.files, made.sources, strict=True):
+                        shutil.copyfile(path, folder / FILES / ref.name)
+                    self._name(made.bundle, folder)
+        for key, chunk in made.items():
+            carrier.put(key, chunk)
 
     def close(self) -> None:
-        """End the processes, and let another worker have the folder."""
-        self.children.close()
+        """Let another worker have the folder."""
         self._lock.close()
+
+    def _is_here(self, digest: str) -> bool:
+        """Whether every file of a bundle is here and has its size; what is left of another one goes."""
+        final = self.folder / BUNDLES / digest
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            bundle = msgspec.json.decode((final / INDEX).read_bytes(), type=Bundle)
+            os.utime(final)
+            if all((final / FILES / ref.name).lstat().st_size == ref.size_bytes for ref in bundle.files):
+                return True
+        shutil.rmtree(final, ignore_errors=True)
+        return False
+
+    def _name(self, bundle: Bundle, folder: Path) -> None:
+        (folder / INDEX).write_bytes(bundle.index())
+        os.replace(folder, self.folder / BUNDLES / bundle.digest())
 
     def _tidy(self) -> None:
         """Remove what nothing has used for two weeks, and what killed processes left."""
         Store(self.folder, folder=self.folder / STAGES).forget_old()
+        oldest = time.time() - _KEPT_DAYS * 86400
         for name in (STAGES, PUBLISHED, BUNDLES):
             remove_stale(self.folder / name)
-        oldest = time.time() - _KEPT_DAYS * 86400
-        for name in (PUBLISHED, BUNDLES):
-            for folder in (self.folder / name).glob("[0-9a-f]*"):
+            for folder in (self.folder / name).glob("[0-9a-f]" * 64):
                 if folder.stat().st_mtime < oldest:
                     shutil.rmtree(folder, ignore_errors=True)
 
 
 class StagePlugin(WorkerPlugin):
-    """Carries out stages on a worker.
+    """Carries out stages on a worker: `client.register_plugin(StagePlugin())`, or `qcompile.connect`.
 
     Args:
         store: Folder that keeps files and finished stages. Without one a folder in the worker's own,
             which Dask removes when the worker ends. `{name}` stands for the worker's name.
         slots: Stages at a time. One on workers of other tools, whatever their number of threads.
         cores: That the stages may use; 0 means as many as the worker has threads.
-        memory_bytes: That they may use; 0 means the worker's limit, or the machine's memory.
         resources: Announced besides what is found.
     """
 
@@ -216,11 +190,9 @@ class StagePlugin(WorkerPlugin):
         *,
         slots: int = 1,
         cores: int = 0,
-        memory_bytes: int = 0,
         resources: Mapping[str, float] | None = None,
     ) -> None:
-        self.store, self.slots, self.cores, self.memory_bytes = str(store), slots, cores, memory_bytes
-        self.resources = dict(resources or {})
+        self.store, self.slots, self.cores, self.resources = str(store), slots, cores, dict(resources or {})
 
     async def setup(self, worker: Any) -> None:
         """Start, unless another plugin has done so before."""
@@ -228,8 +200,7 @@ class StagePlugin(WorkerPlugin):
             if worker in _services:
                 return
             plain = re.sub(r"[^\w.-]+", "-", str(worker.name)).strip("-.") or "worker"
-            folder = Path(self.store.replace("{name}", plain)) if self.store else None
-            folder = folder or Path(worker.local_directory) / NAME
+            folder = Path(self.store.replace("{name}", plain) or Path(worker.local_directory) / NAME)
             service = await asyncio.to_thread(Service, worker, folder.absolute(), self)
             if worker.status.name == "init":  # it registers with the scheduler next, and tells it these
                 worker.state.total_resources.update(service.facts.resources)
@@ -239,12 +210,9 @@ class StagePlugin(WorkerPlugin):
             _services[worker] = service
 
     async def teardown(self, worker: Any) -> None:
-        """End with the worker."""
-        if worker.status.name in ("running", "paused", "init", "closing_gracefully"):
-            return  # the plugin is replaced, or a client unregisters it
-        service = _services.pop(worker, None)
-        if service is not None:
-            await asyncio.to_thread(service.close)
+        """End with the worker; not where the plugin is replaced, or a client unregisters it."""
+        if worker.status.name in _ENDING and worker in _services:
+            _services.pop(worker).close()
 
 
 _services: WeakKeyDictionary[Any, Service] = WeakKeyDictionary()
@@ -254,35 +222,3 @@ _starting: WeakKeyDictionary[Any, asyncio.Lock] = WeakKeyDictionary()
 def service_of(worker: Any) -> Service | None:
     """Return what carries out stages on a worker; None where nothing does."""
     return _services.get(worker)
-
-
-class Introduction(msgspec.Struct, frozen=True):
-    """What a worker says of itself: what it has, or why it cannot take stages."""
-
-    facts: Facts | None = None
-    problem: str = ""
-
-
-async def introduce(worker: Any) -> bytes:
-    """Return an `Introduction` as JSON; a worker that another tool started is made to take stages."""
-    if service_of(worker) is None:
-        try:
-            await worker.plugin_add(StagePlugin(), name=NAME, catch_errors=False)
-        except (QCompileError, OSError) as error:
-            return msgspec.json.encode(Introduction(problem=f"cannot take stages ({first_line(error)})"))
-    service = service_of(worker)
-    facts = service.facts if service else None
-    return msgspec.json.encode(Introduction(facts, "" if facts else "is ending"))
-
-
-def _is_whole(final: Path) -> bool:
-    """Whether every file of a bundle is there and has its size."""
-    try:
-        bundle = msgspec.json.decode((final / INDEX).read_bytes(), type=Bundle)
-        return all(_has_size(final / FILES, ref) for ref in bundle.files)
-    except (OSError, msgspec.MsgspecError):
-        return False
-
-
-def _has_size(folder: Path, ref: FileRef) -> bool:
-    return (folder / ref.name).lstat().st_size == ref.size_bytes

@@ -12,6 +12,7 @@ import ssl
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from ..errors import ClusterError, InvalidOption, MissingFile, first_line
 
@@ -22,7 +23,6 @@ _ENCRYPTED = ("tls", "wss")
 _PLAIN = ("tcp", "ws")
 _INSIDE = ("inproc",)
 _PROTOCOLS = (*_ENCRYPTED, *_PLAIN, *_INSIDE)
-_MOST_BYTES = 1 << 20
 _TWICE = 2
 
 
@@ -32,19 +32,21 @@ def split_address(address: str) -> tuple[str, str, int | None]:
     Raises:
         InvalidOption: If it is none.
     """
-    protocol, separator, rest = address.strip().partition("://")
-    if not separator:
-        protocol, rest = "tcp", protocol
-    protocol = protocol.lower()
-    if protocol not in _PROTOCOLS:
-        raise _wrong(address, f"has the protocol {protocol!r}; one of {', '.join(_PROTOCOLS)} is required")
-    if protocol in _INSIDE:
-        return protocol, rest.partition("/")[0], None
-    rest = rest.partition("/")[0] if protocol in ("ws", "wss") else rest
-    host, port = _host_and_port(address, rest)
-    if not host or any(letter in host for letter in "/@?# \t\n\0[]"):
+    text = address.strip() if "://" in address else f"tcp://{address.strip()}"
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname or "", parts.port
+    except ValueError as error:
+        raise _wrong(address, str(error)) from error
+    if parts.scheme not in _PROTOCOLS:
+        raise _wrong(
+            address, f"has the protocol {parts.scheme!r}; one of {', '.join(_PROTOCOLS)} is required"
+        )
+    if parts.scheme in _INSIDE:
+        return parts.scheme, host, None
+    if not host or parts.path.strip("/") or set(parts.netloc) & set("@ %"):
         raise _wrong(address, "names no host; PROTOCOL://HOST:PORT is required")
-    return protocol, host, port
+    return parts.scheme, host, port
 
 
 def check_address(address: str, insecure: Sequence[str] = (), *, what: str = "scheduler") -> None:
@@ -100,15 +102,13 @@ def read_scheduler(text: str) -> str:
     if not path.is_file():
         raise MissingFile(f"scheduler file {path}: does not exist", hint="give tls://HOST:PORT", file=path)
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ValueError("too large")
         address = json.loads(path.read_bytes())["address"]
         if not isinstance(address, str):
             raise TypeError("no text")
+        return address
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         problem = f"scheduler file {path}: holds no address; what `dask scheduler` writes is"
         raise InvalidOption(f"{problem} required", option="scheduler", file=path) from error
-    return address
 
 
 def security(ca: Path | None, cert: Path | None, key: Path | None) -> Security | None:
@@ -131,15 +131,13 @@ def security(ca: Path | None, cert: Path | None, key: Path | None) -> Security |
 
     try:
         context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(ca))
-    except (OSError, ValueError) as error:
-        problem = f"`tls_ca` {ca}: holds no certificate ({first_line(error)})"
-        raise InvalidOption(f"{problem}; a PEM file is required", option="tls_ca") from error
-    try:
         context.load_cert_chain(str(cert), str(key), password=_no_password)
     except (OSError, ValueError) as error:
-        problem = f"`tls_cert` {cert} and `tls_key` {key}: do not fit together ({first_line(error)})"
-        hint = "give the certificate and its unencrypted private key, both as PEM"
-        raise InvalidOption(problem, hint=hint, option="tls_cert") from error
+        raise InvalidOption(
+            f"`tls_ca` {ca}, `tls_cert` {cert} and `tls_key` {key}: cannot be used ({first_line(error)})",
+            hint="give the authority's certificate, this machine's and its unencrypted private key, as PEM",
+            option="tls_cert",
+        ) from error
     return Security(  # type: ignore[no-untyped-call]
         require_encryption=True,
         tls_ca_file=str(ca),
@@ -150,24 +148,6 @@ def security(ca: Path | None, cert: Path | None, key: Path | None) -> Security |
 
 def _no_password() -> str:
     raise ValueError("the key is encrypted")
-
-
-def _host_and_port(address: str, rest: str) -> tuple[str, int | None]:
-    """Host and port of "host:port", "[::1]:port" and "host"."""
-    if rest.startswith("["):
-        host, closed, port = rest[1:].partition("]")
-        if not closed or (port and not port.startswith(":")):
-            raise _wrong(address, "has no ] after its host; [HOST]:PORT is required")
-        port = port[1:]
-    elif rest.count(":") > 1:  # an address of IPv6 without brackets, which Dask does not take either
-        raise _wrong(address, "has more than one colon; [HOST]:PORT is required")
-    else:
-        host, _, port = rest.partition(":")
-    if not port:
-        return host, None
-    if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
-        raise _wrong(address, f"has the port {port!r}; a number below 65536 is required")
-    return host, int(port)
 
 
 def _wrong(address: str, problem: str) -> InvalidOption:

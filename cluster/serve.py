@@ -45,7 +45,7 @@ def serve(options: WorkerCommand, *, announced: _Announced, told: _Told) -> None
     """
     address = read_scheduler(options.scheduler)
     check_address(address, options.insecure)
-    parse_resources(options.resources), parse_memory(options.memory)
+    parse_resources(options.resources)
     require_dask()
     logging.getLogger("distributed").setLevel(logging.ERROR)  # the command line tells the rest
     asyncio.run(_serve(options, address, announced, told))
@@ -109,14 +109,12 @@ def _worker(options: WorkerCommand, address: str) -> Any:
             return await super().close(timeout, executor_wait, nanny, reason)
 
     folder = options.store.absolute()
-    memory_bytes = parse_memory(options.memory) or machine_bytes() or 0
     protocol, host, _ = split_address(address)
     tls = security(options.tls_ca, options.tls_cert, options.tls_key)
     plugin = StagePlugin(
         str(folder),
         slots=options.slots,
         cores=options.cores or usable_cores(),
-        memory_bytes=memory_bytes,
         resources=parse_resources(options.resources),
     )
     return ReasonedWorker(
@@ -125,7 +123,7 @@ def _worker(options: WorkerCommand, address: str) -> Any:
         name=options.name or platform.node() or "worker",
         security=tls or Security(require_encryption=False),  # type: ignore[no-untyped-call]
         plugins=(plugin,),
-        memory_limit=max(_LEAST_BYTES, memory_bytes // 4),  # of chunks: Dask spills what is more
+        memory_limit=max(_LEAST_BYTES, (machine_bytes() or 0) // 4),  # of files: Dask spills what is more
         dashboard=False,
         dashboard_address="127.0.0.1:0",  # HTTP, which others need not see
         death_timeout=CONNECT_S,
@@ -152,22 +150,3 @@ def parse_resources(texts: tuple[str, ...]) -> dict[str, float]:
             raise InvalidOption(f"`resources` {text!r}: NAME=NUMBER is required", option="resources")
         resources[name] = quantity
     return resources
-
-
-def parse_memory(text: str) -> int:
-    """Return the bytes of "16GB" or "8 GiB"; 0 for an empty text.
-
-    Raises:
-        InvalidOption: If it is no size.
-    """
-    if not text:
-        return 0
-    from dask.utils import parse_bytes
-
-    try:
-        size_bytes = int(parse_bytes(text))
-    except ValueError:
-        size_bytes = 0
-    if size_bytes <= 0:
-        raise InvalidOption(f"`memory` {text!r}: a size such as 16GB is required", option="memory")
-    return size_bytes

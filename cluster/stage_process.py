@@ -1,15 +1,7 @@
-"""`python -m qcompile.cluster.stage_process`: carry out stages for a worker, over standard streams.
+"""`python -m qcompile.cluster.stage_process FOLDER`: carry out one stage for a worker.
 
-One JSON object per line in, one out. What a stage prints goes to standard error, and what it reads from
-standard input is empty, so it cannot disturb them. When the worker dies, so does this process (Linux).
-
-| request                                      | answer                                          |
-|----------------------------------------------|-------------------------------------------------|
-| `{"do": "look"}`                             | `{"found"}`, a `facts.Found`                    |
-| `{"do": "carry_out", "request", "folder"}`   | `{"answer"}`, a `messages.Answer`               |
-| `{"do": "find"}`, and the same               | the same; its outcome is "none" if it is not done |
-
-In front of an answer come lines `{"progress", "text", "total"}`, two a second at most.
+It reads FOLDER/question.json and writes FOLDER/answer.json; lines of progress go to standard output as JSON,
+what a stage prints to standard error. When the worker dies, so does this process (Linux).
 """
 
 from __future__ import annotations
@@ -17,72 +9,40 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
-import traceback
-from collections.abc import Callable, Mapping
+import sys
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
 from ..bench.worker import die_with_caller, leave_ending_to_caller
-from .facts import look
+from ..files import write_text
+from .facts import resources_here
 from .messages import Request
 from .stage_work import carry_out_request
 
-_TOLD_EVERY_S = 0.5
-Write = Callable[[Mapping[str, Any]], None]
-
 
 def main() -> None:
-    """Serve on the standard streams until the input ends."""
+    """Answer one question."""
     die_with_caller()
     leave_ending_to_caller()
     with contextlib.suppress(OSError):  # where memory runs out, this process goes, not the worker (Linux)
         Path("/proc/self/oom_score_adj").write_text("1000")
-    requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
+    folder = Path(sys.argv[1])
+    lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    serve(requests, answers)
-
-
-def serve(requests: IO[str], answers: IO[str]) -> None:
-    """Answer requests until they end."""
-
-    def write(line: Mapping[str, Any]) -> None:
-        answers.write(json.dumps(line) + "\n")
-        answers.flush()
-
-    for line in requests:
-        try:
-            reply = {"ok": True, **_reply(json.loads(line), write)}
-        except Exception as error:
-            traceback.print_exc()
-            reply = {"ok": False, "type": type(error).__name__, "message": str(error), "hint": ""}
-        write(reply)
-
-
-def _reply(request: dict[str, Any], write: Write) -> dict[str, Any]:
-    if request["do"] == "look":
-        return {"found": msgspec.to_builtins(look())}
-    last_s = 0.0
 
     def tell(text: str, done: int = 0, total: int | None = None, /) -> None:
-        nonlocal last_s
-        now_s = time.monotonic()
-        if now_s - last_s >= _TOLD_EVERY_S:
-            last_s = now_s
-            write({"progress": done, "text": text, "total": total})
+        print(json.dumps([text, done, total]), file=lines, flush=True)
 
-    answer = carry_out_request(
-        msgspec.convert(request["request"], Request),
-        Path(request["folder"]),
-        tell,
-        find_only=request["do"] == "find",
-    )
-    return {"answer": msgspec.to_builtins(answer)}
+    question = json.loads((folder / "question.json").read_bytes())
+    if question["do"] == "look":
+        answer: Any = resources_here()
+    else:
+        request = msgspec.convert(question["request"], Request)
+        find_only = question["do"] == "find"
+        answer = carry_out_request(request, Path(question["folder"]), tell, find_only=find_only)
+    write_text(folder / "answer.json", msgspec.json.encode(answer).decode())
 
 
 if __name__ == "__main__":

@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from ..bench.worker import peak_memory_bytes
 from ..errors import QCompileError
 from ..files import held_folder, open_lock, read_json
 from ..files.storage import storage_error
@@ -27,27 +25,19 @@ from ..pipeline.steps import Step, stage_of
 from ..pipeline.store import FOLDER, Store
 from ..progress import Progress, silent
 from .bundle import Bundle, bundle_of_stage
-from .folders import BUNDLES, FILES, INDEX, PUBLISHED, STAGES
 from .messages import OUTPUT, RECIPE, Answer, Request
 
-_RECORD = "stage.json"
+BUNDLES, STAGES, PUBLISHED = "bundles", "stages", "published"
+INDEX, FILES = "index.json", "files"
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a recipe lies on this worker.
-
-    Attributes:
-        recipe: The recipe's file.
-        files: The folder that holds it and what it reads, deeper or not.
-        output: The folder that its stages publish to.
-        base: The folder of the client that `files` stands for.
-    """
+    """Where a recipe lies on this worker, all files of its bundle, and what its stages publish."""
 
     recipe: Path
     files: Path
     output: Path
-    base: str
 
 
 def carry_out_request(request: Request, folder: Path, progress: Progress, *, find_only: bool) -> Answer:
@@ -67,7 +57,7 @@ def carry_out_request(request: Request, folder: Path, progress: Progress, *, fin
 def _carry_out(request: Request, folder: Path, progress: Progress, find_only: bool) -> Answer:
     bundle = msgspec.json.decode((folder / BUNDLES / request.recipe / INDEX).read_bytes(), type=Bundle)
     files, output = folder / BUNDLES / request.recipe / FILES, folder / PUBLISHED / request.recipe
-    place = Place(files / bundle.recipe, files, output, bundle.base)
+    place = Place(files / bundle.recipe, files, output)
     (output / FOLDER).mkdir(parents=True, exist_ok=True)
     os.utime(output)
     # What the client's user trusts was decided there; here everything named lies within the bundle.
@@ -77,7 +67,7 @@ def _carry_out(request: Request, folder: Path, progress: Progress, find_only: bo
     step = _step(request, folder)
     if step.kind == "bench":
         _publish(step, output)
-    with trusting(recipe.model.trust), _named_as_on_client(place), moved(place.base, files):
+    with trusting(recipe.model.trust), _named_as_on_client(place), moved(bundle.base, files):
         stage = stage_of(recipe, step, output)
         if stage is None:
             return Answer("none")
@@ -101,28 +91,26 @@ def _stored(
         return Answer("known", name=name, key=key, was_done=True)
     if find_only and (request.again or store.find(stage.name, key) is None):
         return Answer("none")
-    took: dict[str, float | None] = {"seconds": 0.0, "peak_bytes": None}
 
     def work(temporary: Path) -> None:
-        with contextlib.suppress(OSError):  # count the largest memory anew (Linux, proc(5))
-            Path("/proc/self/clear_refs").write_text("5")
-        start_s = time.monotonic()
         carry_out(stage, temporary, place.output, progress)
-        if request.step.kind == "bench":
+        if request.step["kind"] == "bench":
             _name_as_on_client(temporary / stage.file, place, published)
-        took.update(seconds=round(time.monotonic() - start_s, 3), peak_bytes=peak_memory_bytes())
 
-    with _locked(store, name):
-        stored = store.run(stage.name, key, work, again=request.again, took=took)
-    record = read_json(stored.folder / _RECORD)
+    with open_lock(store.folder / f".{name}.lock") as held:  # another process here may be asked for it, too
+        with contextlib.suppress(ImportError):  # Windows
+            import fcntl
+
+            fcntl.flock(held, fcntl.LOCK_EX)
+        stored = store.run(stage.name, key, work, again=request.again)
+    record = read_json(stored.folder / "stage.json")
     return Answer(
         "done",
         name=name,
         key=key,
-        bundle=bundle_of_stage(stored.folder, stage.file, dict(stored.files)).bundle,
+        bundle=bundle_of_stage(stored.folder, stage.file, stored.files).bundle,
         was_done=stored.was_done,
-        seconds=float(record.get("seconds") or 0.0),
-        peak_bytes=record.get("peak_bytes"),
+        took={name: record.get(name) for name in ("seconds", "peak_bytes")},
     )
 
 
@@ -134,14 +122,12 @@ def _step(request: Request, folder: Path) -> Step:
         bundle = msgspec.json.decode((place / INDEX).read_bytes(), type=Bundle)
         return Made(place / FILES / bundle.files[0].name, digest)
 
-    values = msgspec.structs.asdict(request.step)
-    step = Step(**{name: value for name, value in values.items() if name not in ("files", "shards", "built")})
-    return replace(
-        step,
-        files={name: made(digest) for name, digest in request.step.files.items()},
-        shards=tuple(made(digest) for digest in request.step.shards),
-        built={name: made(digest) for name, digest in request.step.built.items()},
-    )
+    values: dict[str, Any] = dict(request.step)
+    for name in ("files", "built"):
+        values[name] = {key: made(digest) for key, digest in values[name].items()}
+    values["shards"] = tuple(made(digest) for digest in values["shards"])
+    values["unavailable"] = tuple(values["unavailable"])
+    return Step(**values)
 
 
 def _publish(step: Step, output: Path) -> None:
@@ -151,17 +137,6 @@ def _publish(step: Step, output: Path) -> None:
             with held_folder(output) as temporary:
                 os.link(path, temporary / path.name)
                 os.replace(temporary / path.name, output / path.name)
-
-
-@contextlib.contextmanager
-def _locked(store: Store, name: str) -> Iterator[None]:
-    """Hold the making of a stage, which another process of this worker may be asked for, too."""
-    with open_lock(store.folder / f".{name}.lock") as held:
-        with contextlib.suppress(ImportError):  # Windows
-            import fcntl
-
-            fcntl.flock(held, fcntl.LOCK_EX)
-        yield
 
 
 @contextlib.contextmanager

@@ -1,28 +1,43 @@
 """The one task that a client submits to Dask: a `Request` as JSON in, an `Answer` as JSON out.
 
 It runs on a thread of the Dask worker: the files are brought, a measurement waits until it is alone on its
-machine, and a process of its own does the work. What goes wrong in a stage is an answer.
+machine, and a process of its own does the work: a crash, a leak or a hang ends that, never the worker.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
 
 import msgspec
 
+from ..bench.workers.command import worker_command
 from ..errors import ClusterError, QCompileError, StorageError, first_line
-from ..progress import Progress
-from .bundle import LocalBundle
-from .carriers import Carrier, MissingChunk, StoreCarrier, WorkerCarrier
-from .facts import why_refused
-from .folders import STAGES
-from .messages import Answer, Request
+from ..model.session import CORES, usable_cores
+from ..progress import Progress, silent
+from .bundle import bundle_of_stage
+from .carriers import MissingChunk, StoreCarrier, WorkerCarrier
+from .messages import Answer, Request, StageKilled
 from .plugin import Cancelled, Service, service_of
+from .stage_work import STAGES
 
 _LEASES = 16
 """Stages of one machine at a time, of all its workers; a measurement takes all of these leases."""
 _WAIT_S = 1.0
+_LOOK_S = 0.05
+_TELL_EVERY_S = 0.5
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_LAST_BYTES = 2000
+_Check = Callable[[], None]
 
 
 def carry_out_request(text: bytes) -> bytes:
@@ -35,35 +50,53 @@ def carry_out_request(text: bytes) -> bytes:
 
     worker = get_worker()
     service = service_of(worker)
-    request = msgspec.json.decode(text, type=Request)
-    if service is None:
-        reason = f"worker {worker.name} ({worker.address}) carries out no stages: `qcompile worker` does"
-        answer = Answer("refused", reason=reason)
-    else:
-        answer = _carry_out(service, request, str(worker.get_current_task()))
+    assert service is not None, "it has announced what it has"
+    request, task = msgspec.json.decode(text, type=Request), str(worker.get_current_task())
+    answer = _carry_out(service, request, lambda: service.check(task))
     answer = msgspec.structs.replace(answer, worker=str(worker.name), address=worker.address)
     return msgspec.json.encode(answer)
 
 
-def _carry_out(service: Service, request: Request, task: str) -> Answer:
-    def check() -> None:
-        service.check(task)
+def look(service: Service) -> dict[str, float]:
+    """Return what the worker's machine has."""
+    resources: dict[str, float] = _in_process(service, {"do": "look"}, lambda: None, silent)
+    return resources
 
-    tell = service.teller(request)
+
+def _carry_out(service: Service, request: Request, check: _Check) -> Answer:
+    def tell(text: str, done: int = 0, total: int | None = None, /) -> None:
+        event = {"stage": [request.recipe, request.name], "text": text, "done": done, "total": total}
+        with contextlib.suppress(Exception):  # the connection is closing: nobody listens
+            service.worker.log_event(f"qcompile-{request.client}", {**event, "name": service.name})
+
     try:
-        if reason := why_refused(service.facts, request.versions):
-            return Answer("refused", reason=reason)
-        carrier = carrier_of(service, request, check)
-        missing = _bring(service, request, carrier, tell)
+        carrier = (
+            StoreCarrier(request.store)
+            if request.store
+            else WorkerCarrier(service.worker, request.client, lambda work: service.on_loop(work, check))
+        )
+        missing = []
+        for digest in dict.fromkeys([request.recipe, *request.inputs.values()]):
+            try:
+                service.bring(digest, carrier)
+            except MissingChunk:
+                missing.append(digest)
         if missing:
-            return Answer("missing", missing=missing)
-        if request.alone or request.look:  # what is done is told without waiting for all others
-            found = _ask(service, request, "find", check, tell)
-            if request.look or found.outcome != "none":
-                return _given_out(service, found, carrier)
-        with machine_turn(service, alone=request.alone, check=check, progress=tell):
-            answer = _ask(service, request, "carry_out", check, tell)
-        return _given_out(service, answer, carrier)
+            return Answer("missing", missing=tuple(missing))
+        question = {"request": msgspec.to_builtins(request), "folder": str(service.folder)}
+        answer = Answer("none")
+        if request.look or (request.alone and request.known):  # known without waiting for all others
+            answer = msgspec.convert(_in_process(service, {"do": "find", **question}, check, tell), Answer)
+        if answer.outcome == "none" and not request.look:
+            with _machine_turn(service, request.alone, check, tell):
+                cores = service.cores if request.alone else max(1, service.cores // service.slots)
+                done = _in_process(service, {"do": "carry_out", **question}, check, tell, cores=cores)
+                answer = msgspec.convert(done, Answer)
+        if answer.bundle is not None:
+            main, folder = answer.bundle.files[0].name, service.folder / STAGES / answer.name
+            digests = {ref.name: ref.digest for ref in answer.bundle.files}
+            service.give_out(bundle_of_stage(folder, main, digests), carrier)
+        return answer
     except Cancelled:
         error: QCompileError = ClusterError(f"worker {service.name}: {request.name} was cancelled")
     except QCompileError as failure:
@@ -73,26 +106,16 @@ def _carry_out(service: Service, request: Request, task: str) -> Answer:
     return Answer("failed", error=error.as_json())
 
 
-def carrier_of(service: Service, request: Request, check: Callable[[], None]) -> Carrier:
-    """Return what carries the chunks of a request."""
-    if request.store:
-        return StoreCarrier(request.store)
-    return WorkerCarrier(service.worker, request.client, lambda work: service.on_loop(work, check))
-
-
 @contextlib.contextmanager
-def machine_turn(
-    service: Service, *, alone: bool, check: Callable[[], None], progress: Progress
-) -> Iterator[None]:
+def _machine_turn(service: Service, alone: bool, check: _Check, progress: Progress) -> Iterator[None]:
     """Hold one lease of a machine's Dask semaphore, or all of them, so that nothing runs beside.
 
     One at a time collects all leases, so that two measurements never hold half of them each. A worker that
     is killed holds its leases until Dask lets them run out, 30 s later.
     """
-    leases = service.semaphore("stages", _LEASES)
-    gate = service.semaphore("measurement", 1)
+    stages, gate = service.semaphore("stages", _LEASES), service.semaphore("measurement", 1)
     with contextlib.ExitStack() as held:
-        for semaphore in [gate, *[leases] * _LEASES] if alone else [leases]:
+        for semaphore in [gate, *[stages] * _LEASES] if alone else [stages]:
             while not semaphore.acquire(timeout=_WAIT_S):
                 progress(f"wait until {'nothing else runs' if alone else 'a measurement ends'} here")
                 check()
@@ -100,38 +123,59 @@ def machine_turn(
         yield
 
 
-def _bring(service: Service, request: Request, carrier: Carrier, tell: Progress) -> tuple[str, ...]:
-    """Have the files of a request here; return the bundles that nobody has."""
-    missing = []
-    for digest in dict.fromkeys([request.recipe, *request.inputs.values()]):
-        try:
-            tell("bring files")
-            service.bring(digest, carrier)
-        except MissingChunk:
-            missing.append(digest)
-    return tuple(missing)
+def _in_process(
+    service: Service, question: dict[str, Any], check: _Check, tell: Progress, *, cores: int = 0
+) -> Any:
+    """Have `stage_process` answer a question.
 
-
-def _ask(service: Service, request: Request, do: str, check: Callable[[], None], tell: Progress) -> Answer:
-    """Have a process of the worker find a finished stage, or carry it out."""
-    with service.children.taken(recipe=request.recipe, alone=request.alone) as child:
-        answer = child.ask(
-            do,
-            check=check,
-            progress=tell,
-            request=msgspec.to_builtins(request),
-            folder=str(service.folder),
+    Raises:
+        StageKilled: If it ended without an answer.
+    """
+    with tempfile.TemporaryDirectory(prefix="qcompile-stage-") as name, tempfile.TemporaryFile() as output:
+        folder = Path(name)
+        (folder / "question.json").write_text(json.dumps(question))
+        process = subprocess.Popen(
+            [*worker_command("qcompile.cluster.stage_process"), str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            env=_environment(service, cores or service.cores),
+            start_new_session=True,
         )
-        child.recipe = request.recipe
-    return msgspec.convert(answer["answer"], Answer)
+        assert process.stdout is not None
+        threading.Thread(target=_relay, args=(process.stdout, tell), daemon=True).start()
+        try:
+            while process.poll() is None:
+                check()
+                time.sleep(_LOOK_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        with contextlib.suppress(OSError):
+            return json.loads((folder / "answer.json").read_bytes())
+        output.seek(max(0, output.seek(0, os.SEEK_END) - _LAST_BYTES))
+        said = output.read().decode(errors="replace").strip()
+        code = process.returncode
+        cause = f"{signal.Signals(-code).name}, out of memory?" if code < 0 else f"exit code {code}"
+        raise StageKilled(f"worker {service.name}: the process of a stage ended ({cause}); it said: {said}")
 
 
-def _given_out(service: Service, answer: Answer, carrier: Carrier) -> Answer:
-    """Keep what a stage wrote as chunks that client and other workers can have."""
-    if answer.bundle is None:
-        return answer
-    folder = service.folder / STAGES / answer.name
-    service.adopt(answer.bundle, folder)
-    for key, chunk in LocalBundle(answer.bundle, [folder / ref.name for ref in answer.bundle.files]).items():
-        carrier.put(key, chunk)
-    return answer
+def _relay(lines: IO[bytes], tell: Progress) -> None:
+    """Tell of progress twice a second at most."""
+    last_s = 0.0
+    with lines:
+        for line in lines:
+            if time.monotonic() - last_s > _TELL_EVERY_S:
+                last_s = time.monotonic()
+                tell(*json.loads(line))
+
+
+def _environment(service: Service, cores: int) -> dict[str, str]:
+    """What a stage's libraries read when they load."""
+    variables = dict(os.environ)
+    if service.worker.nanny is not None:  # Dask's nanny limits libraries to one thread
+        variables = {name: text for name, text in variables.items() if name not in _THREADS}
+    # Bytecode beside a recipe's code would be a file of the recipe that nobody sent.
+    variables |= {"PYTHONDONTWRITEBYTECODE": "1", CORES: str(cores)}
+    return variables | (dict.fromkeys(_THREADS, str(cores)) if cores < usable_cores() else {})

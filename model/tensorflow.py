@@ -108,27 +108,16 @@ def convert(
             reason=f"{missing} missing",
         )
     with temporary_folder("tensorflow") as folder:
-        arguments = ["--saved-model", str(path)]
+        form = {"savedmodel": "saved-model"}.get(source.kind, source.kind)
+        arguments = {form: str(path), "output": str(output), "opset": str(opset)}
         if source.kind == "savedmodel":
             _refuse_file_operators(path, trust=trust)
-            arguments += ["--signature_def", source.function] if source.function else []
-        elif source.kind == "tflite":
-            arguments = ["--tflite", str(path)]
-        else:
-            arguments = ["--keras", str(path)]
-            if not config:
-                config = json.loads(_run([python, "-c", _H5_CONFIG, str(path)], folder, source.spec))
-                _refuse_code(path, config)
-        command = [
-            python,
-            "-m",
-            "tf2onnx.convert",
-            *arguments,
-            "--output",
-            str(output),
-            "--opset",
-            str(opset),
-        ]
+            arguments |= {"signature_def": source.function} if source.function else {}
+        elif source.kind == "keras" and not config:
+            config = json.loads(_run([python, "-c", _H5_CONFIG, str(path)], folder, source.spec))
+            _refuse_code(path, config)
+        options = [text for name, value in arguments.items() for text in (f"--{name}", value)]
+        command = [python, "-m", "tf2onnx.convert", *options]
         _run(command, folder, source.spec)
     _finish(output, source.spec, config.get("config", {}), names)
     return versions

@@ -128,10 +128,7 @@ class _Variant:
         return replace(cell, name=f"{self.name}-{cell.artifact}", model=self.model.name, shape=label)
 
     def member(
-        self,
-        artifacts: Sequence[tuple[Cell, Mapping[str, Any]]],
-        exclude: Sequence[str],
-        only: Sequence[str],
+        self, artifacts: Sequence[tuple[Cell, Mapping[str, Any]]], exclude: Sequence[str], only: Sequence[str]
     ) -> Member:
         cells, sections = [], []
         for cell, options in artifacts:

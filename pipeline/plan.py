@@ -147,11 +147,7 @@ class _Planner:
         built = {one.name: self._artifact(one, model, ranges, has_ranges) for one in recipe.artifact}
         if recipe.bench:
             results = self._step("bench", lambda: self._bench_stage(built), *built.values())
-            self._step(
-                "report",
-                lambda: report_stage(_made(results), ranges, recipe.budget),
-                results,
-            )
+            self._step("report", lambda: report_stage(_made(results), ranges, recipe.budget), results)
 
     def estimated(self, scale: Scale) -> Iterator[PlannedStage]:
         """The stages with what they take: as measured last time, else by rule."""

@@ -62,9 +62,6 @@ class WorkerCommand(ConnectionOptions):
     name: Annotated[str, option("Name that tables and messages show; default: the host's.")] = ""
     slots: Annotated[int, option("Stages at a time, which share the cores.", ge=1)] = 1
     cores: Annotated[int, option("Cores that the stages may use; 0 means all.", ge=0)] = 0
-    memory: Annotated[
-        str, option("Memory that the stages may use, such as 16GB; default: the machine's.", metavar="SIZE")
-    ] = ""
     resources: Annotated[
         tuple[str, ...],
         option(

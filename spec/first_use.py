@@ -1,4 +1,4 @@
-"""The verbs of the first ten minutes: `init`, `auto`, `completion`."""
+"""The verbs of the first ten minutes: `init` and `auto`."""
 
 from __future__ import annotations
 

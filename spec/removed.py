@@ -39,6 +39,7 @@ OPTIONS: Mapping[str, str] = {
     "inspect.gpu": _INSPECT,
     "inspect.i": _INSPECT,
     "inspect.input": _INSPECT,
+    "memory": "leave it out; `--slots` of `worker` says how many stages run at a time",
     "processor": "its name is `isa`",
     **dict.fromkeys(("rate", "rates", "p99_below", "p99_below_ms"), _LOAD),
     "rest": "its name is `float_precision`",

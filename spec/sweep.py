@@ -56,8 +56,7 @@ class SweepModel(Checked):
     name: Annotated[str, option("Name of the model.", metavar="a plain file name", pattern=PLAIN_NAME)]
     source: Annotated[str, option("MODEL, as `model.source` spells it.", min_length=1, metavar="MODEL")]
     inputs: Annotated[
-        tuple[str, ...],
-        option("An input, as `model.inputs` spells it.", metavar="NAME:SHAPE[:DTYPE]"),
+        tuple[str, ...], option("An input, as `model.inputs` spells it.", metavar="NAME:SHAPE[:DTYPE]")
     ] = ()
     weights: Annotated[str, option("Weights, as `model.weights` spells them.", metavar="random|FILE")] = ""
     preprocessing: Annotated[
@@ -121,9 +120,9 @@ class SweepSection(Checked):
             ("shapes", [shape.label for shape in self.read_shapes()]),
             ("gpus", self.gpus),
         ):
-            if (index := first_taken(names)) is not None:
-                where = f"{key}[{index}]" if index < len(getattr(self, key)) else "model"
-                raise Refused(where, "another one is required: it is taken", value=names[index])
+            if (taken := first_taken(names)) is not None:
+                where = f"{key}[{taken}]" if taken < len(getattr(self, key)) else "model"
+                raise Refused(where, "another one is required: it is taken", value=names[taken])
 
     def every_model(self) -> list[SweepModel]:
         """Return the models: those of `models`, then those with a table."""

@@ -129,7 +129,7 @@ def test_every_option_that_a_document_names_exists(document: Path) -> None:
         "--show-values",  # polygraphy
         "--protocol", "--tls-ca-file", "--scheduler-file", "--dashboard-address",  # dask scheduler
         "--servers", "--model", "--max-time", "--inline",  # benchmarks/served.py, load.py
-        "--link-mbit", "--price-per-hour", "--egress-per-gb", "--workers",  # benchmarks/cluster
+        "--workers",
         "--measured-s", "--megabytes", "--samples", "--rounds", "--cells", "--count", "--tasks",
         "--gres", "--ntasks-per-node", "--cpus-per-task",  # srun
         "--host", "--nthreads",  # dask worker

@@ -30,8 +30,9 @@ def plot_front(tuned: TuneResult, path: Path, *, max_drop: float, unit: str) -> 
         words = f"{trial.latency_ms:.3g} ms  {trial.drop:+.2f}  {trial.name}{'  (best)' if is_best else ''}"
         size = 1.8 if is_best else 1
         drawing += mark(_FAMILIES[trial.precision], *places[trial.name], size=size, tip=words)
-        style = {"colour": "ink", "kind": "label" if is_best else ""}
-        rows.append(text(0, 0, f"{number}  {words}", shift=(0, 17.0 * number), anchor="start", **style))
+        kind = "label" if is_best else ""
+        shift = (0.0, 17.0 * number)
+        rows.append(text(0, 0, f"{number}  {words}", shift=shift, anchor="start", colour="ink", kind=kind))
     for index, (precision, family) in enumerate(_FAMILIES.items()):
         at = 100 * (index + 0.5) / len(_FAMILIES) * 0.4
         drawing += text(at, 0, precision, shift=(10, -31), anchor="start", colour=family)

@@ -39,7 +39,7 @@ class Tree:
         stats = {
             int(name): stat for name in os.listdir(_PROC) if name.isdecimal() and (stat := _stat(int(name)))
         }
-        found = True
+        found = [0]
         while found:
             living = {pid for pid in self._began if self._lives(pid)}
             found = [pid for pid, stat in stats.items() if int(stat[1]) in living and pid not in self._began]

@@ -93,7 +93,7 @@ def _link(link: re.Match[str], source: str, place: str) -> str:
         return link[0]
     named = os.path.normpath(os.path.join(os.path.dirname(source), path))
     if not (ROOT / named).exists():
-        return link[0]  # MkDocs warns of it
+        return text if source == "CHANGELOG.md" else link[0]  # a page that went; else MkDocs warns
     if (ROOT / named / "README.md").is_file():
         named = f"{named}/README.md"
     there = included().get(named) or (named.removeprefix("docs/") if named.startswith("docs/") else None)

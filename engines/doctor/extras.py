@@ -18,7 +18,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "cuda": ("cuda-bindings",),
     "models": ("torch", "onnxscript", "pillow", "timm", "torchvision", "transformers"),
     "data": ("datasets", "pillow", "scipy", "soundfile", "transformers"),
-    "metrics": ("jiwer",),
+    "metrics": ("jiwer", "pycocotools", "scikit-learn", "seqeval"),
     "qat": ("torch", "onnxscript", "torchao"),
     "report": ("jinja2",),
     "triton": ("tritonclient",),

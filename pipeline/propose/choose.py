@@ -58,10 +58,11 @@ def look_at_machine(targets: Sequence[Target] = TARGETS) -> Machine:
     from ...model.session import usable_cores
 
     reasons = {target: engine(target).why_not_build() for target in targets}
-    missing = {target: reason for target, reason in reasons.items() if reason}
+    missing: dict[str, str] = {target: reason for target, reason in reasons.items() if reason}
+    fixes: dict[str, str] = {target: engine(target).fix() for target in targets if target in missing}
     gpu = find_gpu()
     return Machine(
-        missing, {target: engine(target).fix() for target in missing}, gpu.architecture if gpu else "",
+        missing, fixes, gpu.architecture if gpu else "",
         str(processor()["processor"]), usable_cores(), why_emulated("bf16"),
     )  # fmt: skip
 

@@ -18,13 +18,7 @@ from ...errors import InvalidOption
 from ...model.source import Source, parse_source
 from ...progress import Progress, quiet
 from ...tensors import Feeds, TensorInfo, format_shape
-from .layers import (
-    captured_inputs,
-    input_templates,
-    kinds_of_layers,
-    names_of_layers,
-    required_arguments,
-)
+from .layers import captured_inputs, input_templates, kinds_of_layers, names_of_layers, required_arguments
 
 _TRIED_BATCHES = (1, 3)
 

@@ -61,18 +61,6 @@ def test_an_svg_has_the_title_and_the_methods_of_each_tensor_as_text(number: int
         assert sum(text.startswith(f"{method} ") for text in found) == number
 
 
-def test_tensors_are_drawn_in_the_order_given(tmp_path: Path) -> None:
-    ranges = normals(MANY)
-    order = [f"/block.{index}/conv/Conv_output_0" for index in (3, 0, 4, 1, 2)]
-    titles = [text for text in texts(drawn(ranges, tmp_path / "a.svg", order)) if "clipped" in text]
-    assert [title.split()[0] for title in titles] == order
-
-
-def test_only_the_tensors_given_are_drawn(tmp_path: Path) -> None:
-    found = texts(drawn(normals(MANY), tmp_path / "a.svg", ["/block.2/conv/Conv_output_0"]))
-    assert [text.split()[0] for text in found if "clipped" in text] == ["/block.2/conv/Conv_output_0"]
-
-
 def test_equal_pictures_have_equal_bytes(tmp_path: Path) -> None:
     one = drawn(normals(3), tmp_path / "one.svg").read_bytes()
     other = drawn(normals(3), tmp_path / "other.svg").read_bytes()
@@ -89,14 +77,6 @@ def test_the_threshold_stands_on_the_negative_side_only_where_there_are_negative
     for method in ("entropy", "mse", "percentile", "auto"):  # once more each: the legend
         stroke = f"stroke:{COLOURS[method]}"
         assert (both.count(stroke), one.count(stroke)) == (3, 2)
-
-
-def test_the_method_of_the_ranges_is_drawn_wider(tmp_path: Path) -> None:
-    for method in ("mse", "entropy"):
-        ranges = ranges_of({"x": np.random.default_rng(0).standard_normal(3000)}, Method(method))
-        picture = drawn(ranges, tmp_path / f"{method}.svg").read_text()
-        assert picture.count("stroke-width:2.4") == 3
-        assert picture.count(f"stroke:{COLOURS[method]};stroke-width:2.4") == 3
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def _zero(model: onnx.ModelProto) -> None:
 
 CASES: dict[str, tuple[Callable[[onnx.ModelProto], None], str]] = {
     "a sequence": (_sequence, "output 'y' is a sequence; tensors alone are supported"),
-    "a recursive function": (_recursive, "function own.again calls itself"),
+    "a recursive function": (_recursive, "own::again -> own::again"),
     "the memory of this process": (
         lambda model: _elsewhere(model, "/proc/self/mem"),
         "external data '/proc/self/mem' of tensor 'w1': is an absolute path",

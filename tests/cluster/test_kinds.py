@@ -22,7 +22,7 @@ import qcompile
 from qcompile.artifact import read_manifest
 from qcompile.bench.results.results import Results
 from qcompile.bench.results.row import Latency, Row
-from qcompile.cluster.client.connection import connect
+from qcompile.cluster.connection import connect
 from qcompile.files import digest_files
 from qcompile.pipeline.trial_steps import on_executor
 from qcompile.tuning import trials, tune

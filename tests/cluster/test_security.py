@@ -98,5 +98,5 @@ def test_a_missing_or_wrong_certificate_is_named(tmp_path: Path) -> None:
         security(file, None, file)
     with pytest.raises(MissingFile, match="`tls_key`"):
         security(file, file, tmp_path / "key.pem")
-    with pytest.raises(InvalidOption, match=r"`tls_ca` .* holds no certificate"):
+    with pytest.raises(InvalidOption, match=r"`tls_ca` .* cannot be used"):
         security(file, file, file)

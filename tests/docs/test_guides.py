@@ -26,7 +26,7 @@ LEAST_LITERAL, LEAST_TELLING, LEAST_SHARE = 12, 15, 0.3
 FILLED_IN = "\0"
 
 
-GUIDES = ("debugging", "precision", "tensorrt_versions", "without_gpu")
+GUIDES = ("debugging", "precision")
 _STEP = re.compile(
     r"<!-- run(?P<how>[\w, ]*) -->\n```console\n(?P<commands>.*?)```\n"
     r"(?:\n<!-- output -->\n```text\n(?P<output>.*?)\n?```\n<!-- end of output -->\n)?"

@@ -38,6 +38,7 @@ def hook() -> ModuleType:
         ("[`setup.cfg`](../setup.cfg)", "docs/data.md", "data.md", "`setup.cfg`"),
         ("[train.py](train.py)", "examples/qat/README.md", "examples/qat.md", "`examples/qat/train.py`"),
         ("[a](https://semver.org)", "docs/data.md", "data.md", "[a](https://semver.org)"),
+        ("[a](docs/gone.md)", "CHANGELOG.md", "changelog.md", "a"),
         ("[a](#texts)", "docs/data.md", "data.md", "[a](#texts)"),
         ("[a](nothing.md)", "docs/data.md", "data.md", "[a](nothing.md)"),  # MkDocs warns of it
         ("[`a[0]`, two\nlines](../setup.cfg)", "docs/data.md", "data.md", "`a[0]`, two\nlines (`setup.cfg`)"),

@@ -37,5 +37,5 @@ def test_the_gru_is_exported_and_its_products_become_int8(tmp_path: Path) -> Non
         tmp_path / "gru.onnx", tmp_path / "int8.onnx", target="onnxruntime", mode="dynamic", allow_loss=True
     )
     assert int8.path.stat().st_size < 0.6 * (tmp_path / "gru.onnx").stat().st_size
-    assert value(folder, tmp_path / "gru.onnx", "top1") > 0.96
-    assert value(folder, int8.path, "top1") > 0.96
+    assert value(folder, tmp_path / "gru.onnx", "top1") > 0.95
+    assert value(folder, int8.path, "top1") > 0.95

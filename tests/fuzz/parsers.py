@@ -46,15 +46,15 @@ from qcompile.data.audio import decode_audio
 from qcompile.data.images import decode
 from qcompile.data.spelling import parse_spelling, read_query
 from qcompile.engines.gpu import parse_devices
-from qcompile.engines.tensorrt.runner.runtime_cache import RuntimeCacheFile
+from qcompile.engines.tensorrt.runner.loaded_engine import RuntimeCacheFile
 from qcompile.errors import ArtifactError, CalibrationError, InvalidOption, QCompileError
 from qcompile.model.input_notes import read_notes
 from qcompile.model.named.hf_folder import processor_of
 from qcompile.model.preprocessing import as_json, read_preprocessing
 from qcompile.model.source import parse_source
 from qcompile.model.source_options import parse_query
-from qcompile.pipeline.migrate import polygraphy, trtexec
 from qcompile.pipeline.migrate.command_line import read_command
+from qcompile.pipeline.migrate.translate import translate
 from qcompile.pipeline.recipe import parse_recipe
 from qcompile.reporting.sections import sections
 from qcompile.reporting.source import _layers, read_source
@@ -198,9 +198,8 @@ def command_line(content: bytes, _: Path) -> None:
 def migrate(content: bytes, _: Path) -> None:
     """Command lines of trtexec and Polygraphy."""
     call = read_command(_text(content))
-    translate = {"trtexec": trtexec.translate, "polygraphy": polygraphy.translate}[call.tool]
     for target in ("tensorrt", "tensorrt-rtx"):
-        translate(call.words, target)
+        translate(call.tool, call.words, target)
     shlex.split(call.text)
 
 

@@ -89,11 +89,7 @@ def test_an_artifact_for_the_cluster_becomes_one_for_each_kind() -> None:
 @pytest.mark.parametrize(
     ("artifacts", "kinds", "said"),
     [
-        (
-            [ENGINE],
-            (),
-            "artifact\\[0\\].gpus' is 'cluster'; there is no cluster with a GPU for 'engine'",
-        ),
+        ([ENGINE], (), "artifact\\[0\\].gpus' is 'cluster'; there is no cluster with a GPU for 'engine'"),
         ([ENGINE, {**FLOAT, "name": "engine-sm86"}], KINDS, "with artifacts for sm86, sm89, sm90, key"),
     ],
 )

@@ -151,32 +151,6 @@ def test_a_batch_that_the_model_does_not_take_is_a_cell_that_says_so() -> None:
 FINE = {"models": ["a=a.onnx"], "targets": ["openvino"], "precisions": ["fp32"]}
 
 
-@pytest.mark.parametrize(
-    ("wrong", "key", "says"),
-    [
-        ({"targets": []}, "sweep.targets", "is missing"),
-        ({"precisions": []}, "sweep.precisions", "is missing"),
-        ({"models": ["a=a.onnx", "A=b.onnx"]}, "sweep.models[1]", "is taken"),
-        ({"models": ["a/b=a.onnx"]}, "sweep.models[0]", "a plain file name"),
-        ({"shapes": ["0"]}, "sweep.shapes[0]", "at least 1"),
-        ({"shapes": ["8", "b8=8"]}, "sweep.shapes[1]", "is taken"),
-        ({"shapes": ["x:"]}, "sweep.shapes[0]", ""),
-        ({"shapes": ["eight"]}, "sweep.shapes[0]", "a batch size, NAME:SHAPE"),
-        ({"shapes": ["x:1x3..2x3"]}, "sweep.shapes[0]", "a batch size, NAME:SHAPE"),
-        ({"shapes": ["x:4x3..2x3..8x3"]}, "sweep.shapes[0]", "MIN up to OPT up to MAX"),
-        ({"shapes": ["x:1x3,y:2x3"]}, "sweep.shapes[0]", "one batch"),
-        ({"shapes": ["x:1x3,x:1x3"]}, "sweep.shapes[0]", "given twice"),
-        ({"model": [{"name": "a", "source": "b.onnx"}]}, "sweep.model", "is taken"),
-        ({"tragets": ["openvino"]}, "sweep.tragets", "is unknown"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_is_named_by_its_key(wrong: dict[str, Any], key: str, says: str) -> None:
-    with pytest.raises(RecipeError) as refused:
-        recipe({**FINE, **wrong})
-    assert refused.value.data["key"] == key
-    assert says in refused.value.message
-
-
 def test_a_source_beside_the_models_is_refused() -> None:
     with pytest.raises(RecipeError, match="is given, and models of `sweep` too"):
         recipe(FINE, model={"source": "m.onnx"})

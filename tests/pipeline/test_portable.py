@@ -64,8 +64,8 @@ def test_models_are_named_from_the_recipes_folder(text: str, moved: str) -> None
     ("text", "moved"),
     [
         ("/base/images", "../images"),
-        ("images:/base/images?masks=/base/l.csv&seed=3", "images:../images?masks=../l.csv&seed=3"),
-        ("/base/images?masks=l.csv", "../images?masks=l.csv"),
+        ("images:/base/images?masks=/base/m&seed=3", "images:../images?masks=../m&seed=3"),
+        ("/base/images?masks=m", "../images?masks=m"),
         ("/base/odd%3Fname?masks=/base/m%26m", "../odd%3Fname?masks=../m%26m"),
         ("/base/texts.txt?preprocessing=hf:/base/net", "../texts.txt?preprocessing=hf:../net"),
         ("/base/x?preprocessing=/base/p.json", "../x?preprocessing=../p.json"),

@@ -50,47 +50,6 @@ ORT, RTX = "onnxruntime", "tensorrt-rtx"
 
 
 @pytest.mark.parametrize(
-    ("text", "key", "both"),
-    [
-        (
-            recipe_text(("a", ORT, "int8"), ("a.graph", ORT, "fp32")),
-            "artifact[1].name", ("artifact 'a.graph'", "a.graph.onnx", "the graph of artifact 'a'"),
-        ),
-        (
-            recipe_text(("a.graph", "openvino", "fp32"), ("a", RTX, "fp16")),
-            "artifact[1].name", ("the graph of artifact 'a'", "a.graph.onnx", "artifact 'a.graph'"),
-        ),
-        (
-            recipe_text(("net.simplified", ORT, "fp32")),
-            "artifact[0].name", ("net.simplified.onnx", "the simplified model"),
-        ),
-        (
-            recipe_text(("a", ORT, "int8"), name="a.graph"),
-            "artifact[0].name", ("the graph of artifact 'a'", "the exported model"),
-        ),
-        (
-            recipe_text(("int8", ORT, "int8"), ("INT8", ORT, "fp32")),
-            "artifact[1].name", ("artifact 'INT8' would be INT8.onnx", "artifact 'int8' is int8.onnx"),
-        ),
-        (
-            recipe_text(("größe", ORT, "fp32"), ("gro\u0308ße", ORT, "fp16")),
-            "artifact[1].name", ("artifact 'größe'",),
-        ),
-    ],
-)  # fmt: skip
-def test_one_name_of_two_files_is_refused_with_both(
-    tmp_path: Path, text: str, key: str, both: tuple[str, ...]
-) -> None:
-    path = write(tmp_path, text)
-    with pytest.raises(RecipeError) as caught:
-        read_recipe(path)
-    assert caught.value.data["key"] == key
-    assert "another name is required" in caught.value.message
-    for words in both:
-        assert words in caught.value.message
-
-
-@pytest.mark.parametrize(
     "text",
     [
         recipe_text(("a", ORT, "fp32"), ("a.graph", ORT, "fp32")),  # of float32 no graph is made

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from qcompile.errors import RecipeError
 from qcompile.pipeline.recipe import read_recipe
 from qcompile.pipeline.recipe_batches import default_shapes
 from qcompile.tensors import TensorInfo
@@ -28,37 +27,12 @@ SHAPES
 BENCH
 """
 
-ONE_TO_16 = 'max_shapes = ["x:16x3"]\nmin_shapes = ["x:1x3"]'
-FOUR_TO_16 = 'max_shapes = ["x:16x3"]\nmin_shapes = ["x:4x3"]'
-TWO_INPUTS = 'max_shapes = ["x:8x3", "y:4x3"]\nmin_shapes = ["x:1x3", "y:1x3"]'
-PROFILES = """[artifact.tensorrt]
-profiles = ["a:1x3..2x3..4x3,b:[1]..[2]..[4]", "a:8x3..8x3..8x3,b:8..8..8"]"""
-
-REFUSED = {
-    "above max": (ONE_TO_16, "batch_size = 32", "is 32; the engine 'trt' takes 1 to 16"),
-    "below min": (FOUR_TO_16, "batch_size = 2", "is 2; the engine 'trt' takes 4 to 16"),
-    "opt alone": ('opt_shapes = ["x:8x3"]', "batch_size = 1", "is 1; the engine 'trt' takes 8 in 'x'"),
-    "a curve": (ONE_TO_16, "batch_sizes = [1, 17]", "batch_sizes[1]' is 17; the engine"),
-    "no profile": (PROFILES, "batch_size = 6", "takes 1 to 4 in 'a' (artifact[0].tensorrt.profiles)"),
-    "one input of two": (TWO_INPUTS, "batch_size = 8", "takes 1 to 4 in 'y'"),
-}
-
 
 def write(folder: Path, shapes: str, bench: str, *, inputs: str = "", target: str = "tensorrt-rtx") -> Path:
     path = folder / "recipe.toml"
     text = RECIPE.replace("SHAPES", shapes).replace("BENCH", bench).replace("TARGET", target)
     path.write_text(text.replace("INPUTS", inputs))
     return path
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_batch_that_an_engine_does_not_take_is_an_error(case: str, tmp_path: Path) -> None:
-    shapes, bench, said = REFUSED[case]
-    with pytest.raises(RecipeError) as refused:
-        read_recipe(write(tmp_path, shapes, bench))
-    assert said in refused.value.message
-    assert str(refused.value.data["key"]).startswith("bench.batch_size")
-    assert refused.value.hint
 
 
 @pytest.mark.parametrize(
@@ -74,19 +48,6 @@ def test_a_batch_that_an_engine_does_not_take_is_an_error(case: str, tmp_path: P
 )
 def test_batches_that_engines_take_are_none(shapes: str, bench: str, inputs: str, tmp_path: Path) -> None:
     read_recipe(write(tmp_path, shapes, bench, inputs=inputs))
-
-
-def test_a_batch_that_the_model_fixes_is_the_one_to_measure(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"is 8; model.inputs fixes the first axis of 'x' at 4"):
-        read_recipe(write(tmp_path, "", "batch_size = 8", inputs='inputs = ["x:4x3"]'))
-
-
-def test_shapes_of_other_targets_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        RecipeError, match="is for tensorrt and tensorrt-rtx; the target is onnxruntime"
-    ) as caught:
-        read_recipe(write(tmp_path, 'max_shapes = ["x:4x3"]', "batch_size = 8", target="onnxruntime"))
-    assert caught.value.data["key"] == "artifact[0].max_shapes"
 
 
 def test_an_engine_without_shapes_takes_what_is_measured(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from qcompile.errors import RecipeError
 from qcompile.pipeline.bench_stages import measured_options
 from qcompile.pipeline.recipe import read_recipe
 
@@ -62,23 +61,6 @@ def test_curves_modes_and_interpreters_are_read(tmp_path: Path) -> None:
     assert section.devices == ("cpu", "cuda:1")  # type: ignore[attr-defined]
     assert section.torch_modes == ("compile",)  # type: ignore[attr-defined]
     assert section.python == ("tensorrt=/opt/trt/bin/python",)  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    ("line", "key"),
-    [
-        ("batch_sizes = [1, 0]", r"bench\.batch_sizes\[1\]"),
-        ("clients = [0]", r"bench\.clients\[0\]"),
-        ("streams = [0]", r"bench\.streams\[0\]"),
-        ('torch_modes = ["fast"]', r"bench\.torch_modes\[0\]"),
-        ('devices = ["gpu"]', r"'bench\.devices' holds 'gpu': cpu, cuda"),
-        ('devices = ["cuda:0", "cuda:1"]', r"'bench\.devices' holds .*: the processor and one GPU"),
-        ("batch_sizes = 8", r"bench\.batch_sizes"),
-    ],
-)
-def test_a_wrong_value_is_named_by_its_key(tmp_path: Path, line: str, key: str) -> None:
-    with pytest.raises(RecipeError, match=key):
-        read(tmp_path, line)
 
 
 ENGINE = '[[artifact]]\nname = "engine"\ntarget = "tensorrt"\n'

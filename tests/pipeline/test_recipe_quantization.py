@@ -11,8 +11,6 @@ import pytest
 import qcompile
 from qcompile.artifact import Manifest, read_manifest
 from qcompile.engines.base import BuildRequest
-from qcompile.errors import RecipeError
-from qcompile.pipeline.recipe import read_recipe
 from qcompile.pipeline.run import RunReport
 
 HEAD = """
@@ -125,47 +123,6 @@ def test_a_changed_option_of_one_artifact_makes_that_one_again(recipe: WriteReci
     stages = qcompile.run(recipe(STATIC, INT4.replace("16", "32"))).stages
     assert next(name for name, state in stages.items() if state == "done") == "quantize-w4"
     assert set(qcompile.run(recipe(STATIC, INT4)).stages.values()) == {"skipped"}
-
-
-@pytest.mark.parametrize(
-    ("line", "key", "said"),
-    [
-        (
-            'float_precision = "int8"',
-            "artifact[0].float_precision",
-            "one of auto, fp32, fp16, bf16 is required",
-        ),
-        ('float_precision = "bf61"', "artifact[0].float_precision", "'bf61'"),
-        (
-            'isa = "avx"',
-            "artifact[0].isa",
-            "one of auto, avx2, avx-vnni, avx512-vnni, amx, neon, neon-dotprod, i8mm is required",
-        ),
-        ('rounding = "gtpq"', "artifact[0].rounding", "one of rtn, gptq is required"),
-        ('quant_format = "qqd"', "artifact[0].quant_format", "nbits, qdq is required"),
-        ('layers = ["gemm"]', "artifact[0].layers[0]", "PATTERN=PRECISION is required"),
-        ('layers = ["conv1=fp32", "gemm=fp8"]', "artifact[0].layers[1]", "PATTERN=PRECISION is required"),
-        ('layers = ["=fp32"]', "artifact[0].layers[0]", "PATTERN=PRECISION is required"),
-        ('only = "gemm"', "artifact[0].only", "a list is required"),
-        ("correct_bias = 1", "artifact[0].correct_bias", "true or false is required"),
-        ('block_size = "64"', "artifact[0].block_size", "a whole number is required"),
-    ],
-)
-def test_a_wrong_value_is_named_with_its_key(line: str, key: str, said: str, recipe: WriteRecipe) -> None:
-    path = recipe(f"{STATIC}\n{line}")
-    with pytest.raises(RecipeError) as caught:
-        read_recipe(path)
-    assert caught.value.data["key"] == key
-    assert f"key '{key}' " in caught.value.message
-    assert said in caught.value.message
-
-
-@pytest.mark.parametrize("mode", ["static", "dynamic"])
-def test_int4_in_another_mode_is_named(mode: str, recipe: WriteRecipe) -> None:
-    with pytest.raises(RecipeError) as caught:
-        read_recipe(recipe(INT4.replace("weights", mode)))
-    assert caught.value.data["key"] == "artifact[0].mode"
-    assert 'mode = "weights"' in caught.value.hint
 
 
 def test_a_recipes_graph_is_planned_without_what_openvino_computes_in_float(

@@ -12,8 +12,7 @@ import qcompile
 from qcompile.artifact import Manifest, read_manifest
 from qcompile.calibration import load_ranges, save_ranges
 from qcompile.calibration.tensorrt_cache import format_cache, read_cache
-from qcompile.errors import CalibrationError, MissingFile, RecipeError
-from qcompile.pipeline.recipe import read_recipe
+from qcompile.errors import CalibrationError, MissingFile
 
 pytest.importorskip("tensorrt_rtx")
 HEAD = """
@@ -104,21 +103,6 @@ def test_other_ranges_build_again_and_the_same_do_not(folder: Path, recipe: Writ
 def test_ranges_that_are_not_there_are_named(recipe: WriteRecipe) -> None:
     with pytest.raises(MissingFile, match=r"ranges file .*n\.ranges does not exist"):
         qcompile.run(recipe('ranges = "n.ranges"'))
-
-
-@pytest.mark.parametrize(
-    ("calibrate", "simplify", "key"),
-    [
-        ('ranges = "m.ranges"', "true", "model.simplify"),
-        ("", "false", "data.calibration"),
-    ],
-)
-def test_what_cannot_work_with_given_ranges_is_refused_before_any_work(
-    calibrate: str, simplify: str, key: str, recipe: WriteRecipe
-) -> None:
-    with pytest.raises(RecipeError) as caught:
-        read_recipe(recipe(calibrate, simplify=simplify))
-    assert caught.value.data["key"] == key
 
 
 @pytest.mark.parametrize("float_precision", ["fp32", "fp16", "bf16"])

@@ -10,8 +10,6 @@ from simulated_machine import install
 
 import qcompile
 from qcompile.artifact import Manifest, read_manifest
-from qcompile.errors import RecipeError
-from qcompile.pipeline.recipe import read_recipe
 
 HEAD = """
 version = 1
@@ -97,36 +95,3 @@ def test_tensorrts_own_calibrator_gets_the_calibration_data(
     assert manifest.proof["calibration_batches"] == 16
     assert "INT8" in here.flags()
     assert not any(name.startswith(("calibrate", "quantize")) for name in qcompile.run(path).stages)
-
-
-@pytest.mark.parametrize(
-    ("artifact", "key", "said"),
-    [
-        (f'{RTX}[artifact.tensorrt]\nworkspce = "1G"', "artifact[0].tensorrt.workspce", "workspace"),
-        (
-            f'{RTX}[artifact.tensorrt]\nworkspace = "lots"',
-            "artifact[0].tensorrt.workspace",
-            "is 'lots'; a size such as",
-        ),
-        (f"{RTX}[artifact.tensorrt]\nrefit = 1", "artifact[0].tensorrt.refit", "true or false"),
-        (
-            'target = "openvino"\n[artifact.tensorrt]\nrefit = true',
-            "artifact[0].tensorrt.refit",
-            "is for tensorrt and tensorrt-rtx; the target is openvino",
-        ),
-        (
-            'target = "openvino"\nprecision = "int8"\ncalibrator = "native"',
-            "artifact[0].calibrator",
-            "is for",
-        ),
-        ('target = "tensorrt"\nprecision = "fp16"\ncalibrator = "native"', "artifact[0].calibrator", "int8"),
-        (f'{RTX}precision = "tf23"', "artifact[0].precision", "tf32"),
-    ],
-)
-def test_a_wrong_key_is_named_before_anything_runs(
-    artifact: str, key: str, said: str, recipe: WriteRecipe
-) -> None:
-    with pytest.raises(RecipeError) as caught:
-        read_recipe(recipe(artifact))
-    assert caught.value.data["key"] == key
-    assert said in str(caught.value)

@@ -190,10 +190,7 @@ def test_a_deleted_artifact_comes_back_and_a_changed_one_is_made_again(finished:
 def test_two_runs_in_one_folder_are_refused(recipe: Path, tmp_path: Path) -> None:
     from qcompile.pipeline.store import Store
 
-    with (
-        Store(tmp_path / "out").locked(),
-        pytest.raises(InvalidOption, match="another run is using it"),
-    ):
+    with Store(tmp_path / "out").locked(), pytest.raises(InvalidOption, match="another run is using it"):
         qcompile.run(recipe)
 
 

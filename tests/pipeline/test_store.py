@@ -23,13 +23,23 @@ class Work:
         (folder / "model.onnx.json").write_text("{}")
 
 
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    store = Store(tmp_path)
+    store.folder.mkdir()
+    return store
+
+
+@pytest.fixture
+def work() -> Work:
+    return Work()
+
+
 def stages(store: Store) -> list[str]:
     return sorted(path.name.rpartition("-")[0] for path in store.folder.iterdir())
 
 
-def test_a_stage_is_carried_out_once(tmp_path: Path) -> None:
-    store, work = Store(tmp_path), Work()
-    store.folder.mkdir()
+def test_a_stage_is_carried_out_once(store: Store, work: Work, tmp_path: Path) -> None:
     first = store.run("export", {"model": "a", "opset": 20}, work)
     second = Store(tmp_path).run("export", {"opset": 20, "model": "a"}, work)
     assert (first.was_done, second.was_done, work.runs) == (False, True, 1)
@@ -38,9 +48,7 @@ def test_a_stage_is_carried_out_once(tmp_path: Path) -> None:
     assert (first.folder / "model.onnx").read_text() == "weights"
 
 
-def test_another_key_or_stage_is_another_run(tmp_path: Path) -> None:
-    store, work = Store(tmp_path), Work()
-    store.folder.mkdir()
+def test_another_key_or_stage_is_another_run(store: Store, work: Work) -> None:
     store.run("export", {"model": "a"}, work)
     store.run("export", {"model": "b"}, work)
     store.run("simplify", {"model": "a"}, work)
@@ -48,9 +56,7 @@ def test_another_key_or_stage_is_another_run(tmp_path: Path) -> None:
     assert store.run("export", {"model": "a"}, work).was_done
 
 
-def test_a_stage_asked_for_again_is_carried_out_again(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.folder.mkdir()
+def test_a_stage_asked_for_again_is_carried_out_again(store: Store, tmp_path: Path) -> None:
     store.run("bench", {}, Work("old"))
     stored = store.run("bench", {}, Work("new"), again=True)
     assert not stored.was_done
@@ -78,10 +84,8 @@ def delete_record(folder: Path) -> None:
 
 @pytest.mark.parametrize("damage", [change_in_place, lengthen, delete, delete_record])
 def test_a_stage_whose_files_were_changed_is_made_again(
-    tmp_path: Path, damage: Callable[[Path], None]
+    store: Store, work: Work, damage: Callable[[Path], None]
 ) -> None:
-    store, work = Store(tmp_path), Work()
-    store.folder.mkdir()
     stored = store.run("export", {}, work)
     damage(stored.folder)
     again = store.run("export", {}, work)
@@ -91,27 +95,23 @@ def test_a_stage_whose_files_were_changed_is_made_again(
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", "null", "[]", '{"files": {"model.onnx": "sha256:aa"}}'])
-def test_a_damaged_record_makes_the_stage_again(tmp_path: Path, text: str) -> None:
-    store, work = Store(tmp_path), Work()
-    store.folder.mkdir()
+def test_a_damaged_record_makes_the_stage_again(store: Store, work: Work, text: str) -> None:
     stored = store.run("export", {}, work)
     (stored.folder / "stage.json").write_text(text)
     assert not store.run("export", {}, work).was_done
     assert work.runs == 2
 
 
-def test_a_new_time_with_the_same_content_changes_nothing(tmp_path: Path) -> None:
-    store, work = Store(tmp_path), Work()
-    store.folder.mkdir()
+def test_a_new_time_with_the_same_content_changes_nothing(store: Store, work: Work) -> None:
     stored = store.run("export", {}, work)
     os.utime(stored.folder / "model.onnx", ns=(1, 1))
     assert store.run("export", {}, work).was_done
 
 
 @pytest.mark.parametrize("how", ["deleted", "replaced"])
-def test_a_published_file_is_restored_without_work(tmp_path: Path, how: str) -> None:
-    store, work = Store(tmp_path), Work()
-    store.folder.mkdir()
+def test_a_published_file_is_restored_without_work(
+    store: Store, work: Work, tmp_path: Path, how: str
+) -> None:
     store.run("export", {}, work)
     public = tmp_path / "model.onnx"
     assert public.read_text() == "weights"
@@ -123,9 +123,9 @@ def test_a_published_file_is_restored_without_work(tmp_path: Path, how: str) -> 
     assert work.runs == 1
 
 
-def test_a_published_file_edited_in_place_does_not_corrupt_the_store(tmp_path: Path) -> None:
-    store, work = Store(tmp_path), Work()
-    store.folder.mkdir()
+def test_an_edited_published_file_does_not_corrupt_the_store(
+    store: Store, work: Work, tmp_path: Path
+) -> None:
     store.run("export", {}, work)
     (tmp_path / "model.onnx").write_text("edited")
     stored = store.run("export", {}, work)
@@ -133,9 +133,7 @@ def test_a_published_file_edited_in_place_does_not_corrupt_the_store(tmp_path: P
     assert (tmp_path / "model.onnx").read_text() == "weights"
 
 
-def test_failing_work_leaves_nothing(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.folder.mkdir()
+def test_failing_work_leaves_nothing(store: Store, tmp_path: Path) -> None:
 
     def fail(folder: Path) -> None:
         (folder / "model.onnx").write_text("half")
@@ -173,9 +171,7 @@ def test_an_output_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
         pytest.fail("the block must not run")
 
 
-def test_stages_unused_for_two_weeks_are_forgotten(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.folder.mkdir()
+def test_stages_unused_for_two_weeks_are_forgotten(store: Store, tmp_path: Path) -> None:
     old = store.run("export", {}, Work("old"))
     store.run("simplify", {}, Work("new"))
     month_ago = time.time() - 30 * 86400
@@ -184,9 +180,7 @@ def test_stages_unused_for_two_weeks_are_forgotten(tmp_path: Path) -> None:
     assert stages(store) == ["simplify"]
 
 
-def test_a_used_stage_is_not_forgotten(tmp_path: Path) -> None:
-    store, work = Store(tmp_path), Work()
-    store.folder.mkdir()
+def test_a_used_stage_is_not_forgotten(store: Store, work: Work) -> None:
     stored = store.run("export", {}, work)
     month_ago = time.time() - 30 * 86400
     os.utime(stored.folder / "stage.json", (month_ago, month_ago))

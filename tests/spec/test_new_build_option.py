@@ -134,9 +134,5 @@ def test_it_is_part_of_the_key_of_a_graph(colours: list[str], recipe: Recipe, ti
 def test_every_option_of_a_build_that_runs_know_is_in_its_key(name: str, recipe: Recipe) -> None:
     key = build_stage(recipe, recipe.artifact[0], "m.onnx", "sha256:0").key
     of_the_machine = {"ranges", "data", "calibration_cache"}  # digests stand for them
-    elsewhere = {
-        "inputs",
-        "threads",
-        "trust",
-    }  # of [model]; threads are the bench's
+    elsewhere = {"inputs", "threads", "trust"}  # of [model]; threads are the bench's
     assert name in {**key["options"], **dict.fromkeys(of_the_machine | elsewhere)}

@@ -15,12 +15,15 @@ from __future__ import annotations
 import enum
 import functools
 import importlib
+import itertools
 import json
 import math
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import tensorrt_rtx
 
 FILES = {
     "8.5.3": "tensorrt-8.5.3.1",
@@ -31,41 +34,6 @@ FILES = {
 """Version to file of `trt_api/`."""
 
 VERSIONS = tuple(FILES)
-
-_VALUES: dict[str, dict[str, int]] = {
-    # Those on which code may rely, as in NVIDIA's headers (NvInfer.h, NvInferRuntime.h). All other
-    # enumerations are numbered in the order of their names.
-    "Severity": {"INTERNAL_ERROR": 0, "ERROR": 1, "WARNING": 2, "INFO": 3, "VERBOSE": 4},
-    "DataType": {
-        "FLOAT": 0, "HALF": 1, "INT8": 2, "INT32": 3, "BOOL": 4, "UINT8": 5, "FP8": 6, "BF16": 7, "INT64": 8,
-        "INT4": 9, "FP4": 10, "E8M0": 11,
-    },
-    "TensorIOMode": {"NONE": 0, "INPUT": 1, "OUTPUT": 2},
-    "ProfilingVerbosity": {"LAYER_NAMES_ONLY": 0, "NONE": 1, "DETAILED": 2, "DEFAULT": 0, "VERBOSE": 2},
-    "EngineCapability": {
-        "STANDARD": 0, "SAFETY": 1, "DLA_STANDALONE": 2, "DEFAULT": 0, "SAFE_GPU": 1, "SAFE_DLA": 2,
-    },
-    "TensorFormat": {
-        "LINEAR": 0, "CHW2": 1, "HWC8": 2, "CHW4": 3, "CHW16": 4, "CHW32": 5, "DHWC8": 6, "CDHW32": 7,
-        "HWC": 8, "DLA_LINEAR": 9, "DLA_HWC4": 10, "HWC16": 11, "DHWC": 12,
-    },
-    "TilingOptimizationLevel": {"NONE": 0, "FAST": 1, "MODERATE": 2, "FULL": 3},
-    "HardwareCompatibilityLevel": {"NONE": 0, "AMPERE_PLUS": 1, "SAME_COMPUTE_CAPABILITY": 2},
-    "ErrorCode": {
-        "SUCCESS": 0, "INTERNAL_ERROR": 1, "MEM_ALLOC_FAILED": 2, "MODEL_DESERIALIZE_FAILED": 3,
-        "INVALID_VALUE": 4, "INVALID_GRAPH": 5, "INVALID_NODE": 6, "UNSUPPORTED_GRAPH": 7,
-        "UNSUPPORTED_NODE": 8, "UNSUPPORTED_NODE_ATTR": 9, "UNSUPPORTED_NODE_INPUT": 10,
-        "UNSUPPORTED_NODE_DATATYPE": 11,
-        "UNSUPPORTED_NODE_DYNAMIC": 12, "UNSUPPORTED_NODE_SHAPE": 13, "REFIT_FAILED": 14,
-    },
-    "ComputeCapability": {
-        "NONE": 0, "CURRENT": 1, "SM75": 75, "SM80": 80, "SM86": 86, "SM89": 89, "SM120": 120, "SM121": 121,
-    },
-    "EngineInvalidityDiagnostics": {
-        "VERSION_MISMATCH": 1, "UNSUPPORTED_CC": 2, "OLD_CUDA_DRIVER": 4, "OLD_CUDA_RUNTIME": 8,
-        "INSUFFICIENT_GPU_MEMORY": 16, "MALFORMED_ENGINE": 32, "CUDA_ERROR": 64,
-    },
-}  # fmt: skip
 
 _ALIASES = {
     "float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int8": "INT8", "int32": "INT32",
@@ -195,7 +163,7 @@ def recorded_module(
     module: Any = types.ModuleType("tensorrt_rtx" if version == "rtx" else "tensorrt")
     module.__version__ = recorded["version"]
     module.recorded_calls = []
-    severity = _enumeration("Severity", list(_VALUES["Severity"]), module.__name__)
+    severity = _enumeration("Severity", list(tensorrt_rtx.ILogger.Severity.__members__), module.__name__)
     for name, entry in recorded["names"].items():
         if "enum" in entry:
             setattr(module, name, _enumeration(name, entry["enum"], module.__name__))
@@ -214,13 +182,16 @@ def stored(instance: Any, name: str, default: Any) -> Any:
 
 
 def _enumeration(name: str, members: list[str], module: str) -> Any:
-    """Source: NvInfer.h, NvInferRuntime.h and NvInferRuntimeBase.h of release/8.5 to 11.1, for `_VALUES`."""
-    known = _VALUES.get(name, {})
-    if not set(members) <= set(known):
-        known = {member: value for value, member in enumerate(sorted(members))}
-    in_order = sorted(members, key=lambda member: (known[member], list(known).index(member)))
+    """The numbers are those of TensorRT-RTX 1.7.1 where it has the member; others follow by their names.
+
+    Source: TensorRT-RTX 1.7.1, whose headers have the numbers of NvInfer.h and NvInferRuntime.h.
+    """
+    real = tensorrt_rtx.ILogger.Severity if name == "Severity" else getattr(tensorrt_rtx, name, None)
+    known = {key: int(value) for key, value in getattr(real, "__members__", {}).items()}
+    free = itertools.count(max(known.values(), default=-1) + 1)
+    numbers = {member: known[member] if member in known else next(free) for member in sorted(members)}
     base: Any = _Ordered if name == "Severity" else _Enumeration
-    return base(name, [(member, known[member]) for member in in_order], module=module)
+    return base(name, sorted(numbers.items(), key=lambda item: item[1]), module=module)
 
 
 def _other(module: Any, name: str, kind: str, severity: Any) -> Any:

@@ -119,6 +119,9 @@ class Logger:
     def __init__(self, min_severity: Any = None) -> None:
         self._severity = min_severity
 
+    def log(self, severity: Any, message: str) -> None:
+        pass
+
 
 class Builder:
     """Builder.

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from ....calibration import Ranges, observe
 from ....data.batches import Data
 from ....model.onnx_file import copy_model, save_onnx
-from ....progress import Progress, silent
 from ..activations import channel_amax
 from .equalize import equalizable, equalize, equalized_tensors
 from .rows import observe_rows
@@ -42,9 +41,7 @@ class Floats:
     ranges: Ranges
 
 
-def smoothed(
-    floats: Floats, data: Data, path: Path, *, symmetric: bool, progress: Progress = silent
-) -> tuple[Floats, Smoothed]:
+def smoothed(floats: Floats, data: Data, path: Path, *, symmetric: bool) -> tuple[Floats, Smoothed]:
     """Return the model smoothed (`smooth`), written to `path`, and what was done to it.
 
     Args:
@@ -52,21 +49,20 @@ def smoothed(
         data: The samples.
         path: File to write, where anything was done.
         symmetric: Whether activations will be symmetric int8.
-        progress: Told of every sample.
 
     Raises:
         DataError, CalibrationError, ModelError: If samples do not fit, or a tensor becomes NaN.
     """
     model = copy_model(floats.model)
     tensors = smoothable(model)
-    observed = observe_rows(model, floats.path, tensors, data, _LOOKED_AT, progress)
+    observed = observe_rows(model, floats.path, tensors, data, _LOOKED_AT)
     done = smooth(model, observed, symmetric=symmetric)
     if not done.rescaled:
         return floats, done
-    return _written(floats, model, done.rescaled, data, path, progress), done
+    return _written(floats, model, done.rescaled, data, path), done
 
 
-def equalized(floats: Floats, data: Data, path: Path, *, progress: Progress = silent) -> tuple[Floats, int]:
+def equalized(floats: Floats, data: Data, path: Path) -> tuple[Floats, int]:
     """Return the model equalized by its activations (`equalize`), written to `path`, and how many pairs.
 
     Args, raises: As `smoothed`.
@@ -74,11 +70,11 @@ def equalized(floats: Floats, data: Data, path: Path, *, progress: Progress = si
     model = copy_model(floats.model)
     axes = equalizable(model)
     rescaled = equalized_tensors(model)
-    amax = channel_amax(floats.path, axes, data, _LOOKED_AT, progress) if axes else {}
+    amax = channel_amax(floats.path, axes, data, _LOOKED_AT) if axes else {}
     pairs = equalize(model, amax) if axes else 0
     if not pairs:
         return floats, 0
-    return _written(floats, model, rescaled, data, path, progress), pairs
+    return _written(floats, model, rescaled, data, path), pairs
 
 
 def _written(
@@ -87,10 +83,9 @@ def _written(
     rescaled: Collection[str],
     data: Data,
     path: Path,
-    progress: Progress,
 ) -> Floats:
     save_onnx(model, path)
-    again = observe(path, data, tensors=rescaled, progress=progress)
+    again = observe(path, data, tensors=rescaled)
     return Floats(path, model, _with(floats.ranges, again, rescaled))
 
 

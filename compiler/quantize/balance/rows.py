@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import CalibrationError
-from ....progress import Progress, silent
 from ..activations import run_samples
 
 if TYPE_CHECKING:
@@ -50,7 +49,6 @@ def observe_rows(
     tensors: Collection[str],
     data: Data,
     limit: int | None = None,
-    progress: Progress = silent,
 ) -> dict[str, Rows]:
     """Run the samples, and return what the tensors held; channels are their last axis.
 
@@ -61,7 +59,7 @@ def observe_rows(
         ModelError: If a tensor is not made by a node, or ONNX Runtime refuses the model.
     """
     rows_of: dict[str, Rows] = {}
-    for where, arrays in run_samples(model, path, sorted(tensors), data, limit, progress):
+    for where, arrays in run_samples(model, path, sorted(tensors), data, limit):
         for name, array in arrays.items():
             rows = array.reshape(-1, array.shape[-1])
             if not rows.size:

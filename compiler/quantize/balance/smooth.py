@@ -28,7 +28,7 @@ from ....calibration.qparams import (
     per_channel,
     quantize,
 )
-from ....errors import InvalidOption, ModelError
+from ....errors import ModelError
 from ....model.graph_edits import name_nodes, set_values, store, store_constants
 from .places import Place, find_places
 from .rows import Rows
@@ -62,13 +62,7 @@ class Smoothed:
     rescaled: list[str] = field(default_factory=list)
 
 
-def smooth(
-    model: onnx.ModelProto,
-    observed: Mapping[str, Rows],
-    alphas: Sequence[float] = ALPHAS,
-    *,
-    symmetric: bool = False,
-) -> Smoothed:
+def smooth(model: onnx.ModelProto, observed: Mapping[str, Rows], *, symmetric: bool = False) -> Smoothed:
     """Smooth every place that gains by it, in place.
 
     `s_j = max|X_j|^alpha / max|W_j|^(1-alpha)` (equation 4 of the paper), X the activations and W_j all
@@ -78,16 +72,11 @@ def smooth(
     Args:
         model: The float model; its function is kept to the last bit, but for subnormal numbers.
         observed: What the tensors of `smoothable` held.
-        alphas: The strengths to try, 0 to 1.
         symmetric: Whether activations will be symmetric int8 (TensorRT), or uint8 with a zero point.
 
     Raises:
-        InvalidOption: If an alpha is not between 0 and 1.
         ModelError: If a tensor has another number of channels than was observed.
     """
-    for alpha in alphas:
-        if not 0.0 <= alpha <= 1.0:
-            raise InvalidOption(f"alpha {alpha}: 0 to 1 is required")
     store_constants(model.graph)
     name_nodes(model.graph)
     places, left = find_places(model)
@@ -107,7 +96,7 @@ def smooth(
                 tensor=place.tensor,
             )
         matrices = _matrices(place, stored)
-        alpha, factors, gain_db = best_factors(rows, matrices, alphas, symmetric=symmetric)
+        alpha, factors, gain_db = best_factors(rows, matrices, symmetric=symmetric)
         least = LEAST_GAIN_DB[place.folds]
         if gain_db < least:
             reason = f"smoothing gains {max(gain_db, 0):.1f} dB there; {least} dB is required"
@@ -128,22 +117,18 @@ def smoothable(model: onnx.ModelProto) -> set[str]:
 
 
 def best_factors(
-    rows: Rows, matrices: Sequence[NDArray[Any]], alphas: Sequence[float], *, symmetric: bool
+    rows: Rows, matrices: Sequence[NDArray[Any]], *, symmetric: bool
 ) -> tuple[float, Floats, float]:
     """Return the strength with the least error, its factors [channels], and the gain over none, in dB.
 
-    Args:
-        rows: What flows in.
-        matrices: The weights, each [channels, outputs].
-        alphas: Strengths to try.
-        symmetric: As `smooth`.
+    `rows` flow into the weights `matrices`, each [channels, outputs].
     """
     peaks = np.max([np.abs(matrix).max(axis=1, initial=0.0) for matrix in matrices], axis=0)
     exact = [rows.rows @ matrix for matrix in matrices]
     none = np.ones(len(rows.low))
     plain = product_error(rows, matrices, exact, none, symmetric=symmetric)
     best, chosen, least = 0.0, none, plain
-    for alpha in alphas:
+    for alpha in ALPHAS:
         tried = smoothing_factors(rows.amax.astype(np.float64), peaks.astype(np.float64), alpha)
         error = product_error(rows, matrices, exact, tried, symmetric=symmetric)
         if error < least:

@@ -34,7 +34,7 @@ AVERAGING = 0.01
 """Weight of the newest batch in the ranges of activations; the first one begins them."""
 
 
-class ActivationFakeQuantize(FakeQuantize):
+class ActivationFakeQuantize(FakeQuantize):  # type: ignore[misc]
     """Observe in training mode alone; a range that has seen nothing lets values through as they are."""
 
     frozen = False
@@ -63,7 +63,7 @@ class ActivationFakeQuantize(FakeQuantize):
         return rounded
 
 
-class LimitedObserver(MovingAveragePerChannelMinMaxObserver):
+class LimitedObserver(MovingAveragePerChannelMinMaxObserver):  # type: ignore[misc]
     """Scales under which no pair of integers overflows a kernel that adds two products in 16 bits."""
 
     def __init__(self, limits: PairLimits, **options: Any) -> None:

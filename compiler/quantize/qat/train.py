@@ -244,6 +244,7 @@ def _follow_mode(model: torch.fx.GraphModule) -> None:
                 None if value is None else _attribute(model, value.target) for value in node.args[1:5]
             )
             path = str(node.args[3].target).rpartition(".")[0]
+            assert mean is not None, "looked at above"
             module = torch.nn.BatchNorm2d(len(mean), node.args[7], node.args[6], affine=False)
             module.weight, module.bias, module.running_mean, module.running_var = weight, bias, mean, variance
             module._check_input_dim = _any_axes

@@ -35,15 +35,9 @@ from .timing_cache import CacheFile, cache_file, keep_timings, merge_cache, use_
 class Prepared:
     """A network that is parsed and configured, ready to be built.
 
-    Attributes:
-        builder, network, parser, config: TensorRT's; the parser holds the weights until the build.
-        log: Where TensorRT speaks.
-        layers: The network's layers that compute.
-        profiles: Optimization profiles.
-        monitor: Told of the build's progress; None where TensorRT has none.
-        timing_cache: Its file; None for none.
-        warnings: What the build was not given, and named layers that are not there.
-        gpu: The device here; None where there is none.
+    The parser holds the weights until the build. `monitor` is None where TensorRT has none, `timing_cache`
+    for none, `gpu` where none is here; `warnings` are what the build was not given, and named layers that are
+    not there.
     """
 
     builder: Any

@@ -130,7 +130,8 @@ def add_profiles(builder: Any, config: Any, profiles: Sequence[Sequence[InputRan
 
 def set_calibration_profile(builder: Any, config: Any, ranges: Sequence[InputRange]) -> None:
     """TensorRT calibrates at the OPT shape of a profile; this one has the shapes of the data only."""
-    if not config.set_calibration_profile(_profile(builder, ranges)):
+    profile = _profile(builder, ranges)
+    if not config.set_calibration_profile(profile):
         raise BuildError(f"TensorRT refuses the calibration profile ({', '.join(map(_spelled, ranges))})")
 
 

@@ -46,24 +46,20 @@ def make_profiles(
         shape_tensors: Inputs whose values are shapes: their ranges are of these values.
         notes: What the file says of its inputs (`model.input_notes`).
     """
-    profiles = spec.tensorrt.profiles
-    if profiles and (spec.min_shapes or spec.opt_shapes or spec.max_shapes):
+    texts = spec.tensorrt.profiles
+    if texts and (spec.min_shapes or spec.opt_shapes or spec.max_shapes):
         raise InvalidOption("`profiles`: excludes `min_shapes`, `opt_shapes` and `max_shapes`")
-    if not profiles:
-        ranges_by_profile = [make_ranges(inputs, spec, shape_tensors, notes)]
-    else:
-        ranges_by_profile = [
-            _profile(text, index, inputs, shape_tensors) for index, text in enumerate(profiles)
-        ]
-    for ranges in ranges_by_profile:
+    profiles = [_profile(text, index, inputs, shape_tensors) for index, text in enumerate(texts, 1)]
+    profiles = profiles or [make_ranges(inputs, spec, shape_tensors, notes)]
+    for ranges in profiles:
         _check_shared_axes(inputs, ranges)
-    return [ranges for ranges in ranges_by_profile if ranges]
+    return [ranges for ranges in profiles if ranges]
 
 
 def _profile(
     text: str, index: int, inputs: Sequence[TensorInfo], shape_tensors: Collection[str]
 ) -> list[InputRange]:
-    option = f"`profiles` {index + 1}"
+    option = f"`profiles` {index}"
     given: dict[str, Shapes] = {"min": {}, "opt": {}, "max": {}}
     for part in re.split(r",(?=[^,\[\]]*:)", text):
         name, colon, spelled = part.strip().rpartition(":")
@@ -75,18 +71,17 @@ def _profile(
                 option="profiles",
             )
         for kind, shape in zip(given, shapes, strict=True):
-            given[kind] = {**given[kind], name: _fixed(parse_shape(shape, option=option), option, name)}
+            extents = parse_shape(shape, option=option)
+            if any(isinstance(extent, str) for extent in extents):
+                raise InvalidOption(
+                    f"{option}: input {name!r}: {format_shape(extents)} is not made of numbers"
+                )
+            given[kind] = {**given[kind], name: tuple(int(extent) for extent in extents)}
     needed = [tensor.name for tensor in inputs if tensor.dynamic_axes or tensor.name in shape_tensors]
     missing = [name for name in needed if name not in given["opt"]]
     if missing:
         raise InvalidOption(f"{option}: gives no shapes for {', '.join(missing)}", option="profiles")
     return _ranges(inputs, given, shape_tensors, option, {})
-
-
-def _fixed(shape: tuple[int | str, ...], option: str, name: str) -> tuple[int, ...]:
-    if any(isinstance(extent, str) for extent in shape):
-        raise InvalidOption(f"{option}: input {name!r}: {format_shape(shape)} is not made of numbers")
-    return tuple(int(extent) for extent in shape)
 
 
 def _check_shared_axes(inputs: Sequence[TensorInfo], ranges: Sequence[InputRange]) -> None:
@@ -128,39 +123,30 @@ def _ranges(
     option: str,
     notes: Mapping[str, InputNote],
 ) -> list[InputRange]:
-    names = {tensor.name: tensor for tensor in inputs}
     for kind, shapes in given.items():
         for name, shape in shapes.items():
-            _check_given(kind, name, shape, names, shape_tensors, option or f"`{kind}_shapes`")
+            tensor = next((tensor for tensor in inputs if tensor.name == name), None)
+            if tensor is None:
+                known = ", ".join(tensor.name for tensor in inputs)
+                raise InvalidOption(
+                    f"{option or f'`{kind}_shapes`'}: no input {name!r}; the inputs are {known}"
+                )
+            count = tensor.shape[0] if tensor.shape else 1
+            if name in shape_tensors and len(shape) != count:
+                raise InvalidOption(
+                    f"input {name!r} holds a shape of {count} values; its {kind} has {len(shape)}",
+                    hint="give the least, usual and largest values it holds",
+                )
+            if name not in shape_tensors and not tensor.accepts(shape):
+                raise InvalidOption(
+                    f"input {name!r}: {kind} shape {format_shape(shape)} does not fit "
+                    f"{format_shape(tensor.shape)}"
+                )
     return [
         _range(tensor, given, tensor.name in shape_tensors, notes.get(tensor.name))
         for tensor in inputs
         if tensor.dynamic_axes or tensor.name in shape_tensors
     ]
-
-
-def _check_given(
-    kind: str,
-    name: str,
-    shape: tuple[int, ...],
-    names: dict[str, TensorInfo],
-    shape_tensors: Collection[str],
-    option: str,
-) -> None:
-    if name not in names:
-        raise InvalidOption(f"{option}: no input {name!r}; the inputs are {', '.join(names)}")
-    if name in shape_tensors:
-        count = names[name].shape[0] if names[name].shape else 1
-        if len(shape) != count:
-            raise InvalidOption(
-                f"input {name!r} holds a shape of {count} values; its {kind} has {len(shape)}",
-                hint="give the least, usual and largest values it holds",
-            )
-    elif not names[name].accepts(shape):
-        raise InvalidOption(
-            f"input {name!r}: {kind} shape {format_shape(shape)} does not fit "
-            f"{format_shape(names[name].shape)}"
-        )
 
 
 def _range(

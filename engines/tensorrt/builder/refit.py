@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ....artifact import Artifact, Manifest, commit, load_artifact, tool_versions
+from ....artifact import Artifact, commit, load_artifact, tool_versions
 from ....errors import ArtifactError, BuildError, EngineUnavailable, ModelError
 from ....files import writing
 from ....model.graph import tensor_values
@@ -42,7 +42,8 @@ def refit_plan(
         progress: Told of every step.
     """
     artifact = load_artifact(engine_file)
-    device = _device(artifact.manifest)
+    built_on: Any = artifact.manifest.options.get("device") or 0
+    device = int(built_on) if find_gpu(int(built_on)) is not None else 0
     gpu = find_gpu(device)
     if gpu is None:
         raise EngineUnavailable(
@@ -67,26 +68,27 @@ def refit_plan(
         )
     with current_device(device, str(engine_file)):
         progress("load the engine")
-        plan = _refitted(adapter, artifact, graph, source, progress)
-    return _write(adapter, plan, artifact.manifest, output, source, graph)
-
-
-def _device(manifest: Manifest) -> int:
-    """The number of the GPU that it was built on; 0 on a machine that has none of that number."""
-    built_on: Any = manifest.options.get("device") or 0
-    return int(built_on) if find_gpu(int(built_on)) is not None else 0
-
-
-def _refitted(adapter: Adapter, artifact: Artifact, graph: Path, source: str, progress: Progress) -> Any:
-    """The plan with new weights."""
-    file = artifact.path
-    needs = replace(needs_of(artifact.manifest), weights_on_gpu="")  # nothing runs here
-    opened = open_plan(adapter, file.read_bytes(), needs, subject=str(file))
-    if not opened.engine.refittable:
-        raise ArtifactError(f"{file}: takes no new weights", hint="build it with `refit`", file=file)
-    progress("refit")
-    _refit(adapter, opened, graph, source)
-    return _serialized(adapter, opened.engine)
+        needs = replace(needs_of(artifact.manifest), weights_on_gpu="")  # nothing runs here
+        opened = open_plan(adapter, engine_file.read_bytes(), needs, subject=str(engine_file))
+        if not opened.engine.refittable:
+            raise ArtifactError(
+                f"{engine_file}: takes no new weights", hint="build it with `refit`", file=engine_file
+            )
+        progress("refit")
+        _refit(adapter, opened, graph, source)
+        plan = _serialized(adapter, opened.engine)
+        del opened
+    manifest = artifact.manifest
+    renewed = replace(
+        manifest,
+        stage="refit",
+        sources={"model": fingerprint(Path(source)), "graph": fingerprint(graph)},
+        tools={**tool_versions(*manifest.tools), adapter.package: adapter.version},
+        proof={**manifest.proof, "refitted_with": fingerprint(graph)},
+    )
+    with writing(output) as path:
+        path.write_bytes(memoryview(plan))
+        return Artifact(output, commit(path, renewed))
 
 
 def _serialized(adapter: Adapter, engine: Any) -> Any:
@@ -153,24 +155,6 @@ def _set_by_name(refitter: Any, weights: Mapping[str, NDArray[Any]]) -> list[str
         for name in refitter.get_all_weights()
         if name in weights and not refitter.set_named_weights(name, weights[name])
     ]
-
-
-def _write(
-    adapter: Adapter, plan: Any, manifest: Manifest, output: Path, source: str, graph: Path
-) -> Artifact:
-    with writing(output) as path:
-        path.write_bytes(memoryview(plan))
-        renewed = commit(
-            path,
-            replace(
-                manifest,
-                stage="refit",
-                sources={"model": fingerprint(Path(source)), "graph": fingerprint(graph)},
-                tools={**tool_versions(*manifest.tools), adapter.package: adapter.version},
-                proof={**manifest.proof, "refitted_with": fingerprint(graph)},
-            ),
-        )
-    return Artifact(output, renewed)
 
 
 def _same_io(declared: ModelIO, built: ModelIO) -> bool:

@@ -74,9 +74,9 @@ class LoadedEngine:
         self.captures_itself = use.cuda_graph and adapter.captures_by_itself
         self.user_managed = use.needs.allocation == "runtime"
         self._allocation, self._strategy = use.needs.allocation, None
-        if use.needs.allocation:
+        if self._allocation:
             strategies = adapter.module.ExecutionContextAllocationStrategy
-            self._strategy = getattr(strategies, ALLOCATIONS[use.needs.allocation])
+            self._strategy = getattr(strategies, ALLOCATIONS[self._allocation])
         self.notes: tuple[str, ...] = ()
         self._holders, self._lock = 1, threading.Lock()
         self._opened: OpenPlan | None = None

@@ -133,3 +133,18 @@ def test_equal_and_infinitely_wrong_are_told_apart(
     written = json.loads((tmp_path / "r.json").read_text(), parse_constant=pytest.fail)
     assert written["artifacts"][0]["difference"]["state"] == state
     assert load_results(tmp_path / "r.json").rows[0].difference == difference
+
+
+def test_rows_of_0_2_0_that_measured_arriving_requests_keep_their_other_figures(tmp_path: Path) -> None:
+    """What a server held, too: its row says where it ran, in the words that were written."""
+    written = json.loads((DATA / "results.version-2.json").read_text())
+    load = {"arrivals": [{"rate_per_s": 20.0, "keeps_up": False}], "largest_rate": {"per_s": 50.0}}
+    served = {"engine": "kserve", "device": "served", "precision": "unknown", "size_bytes": None}
+    written["artifacts"][1] |= {**load, **served}
+    written["settings"] |= {"rates": [20.0], "p99_below_ms": 50.0, "arrivals_seed": 1}
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(written))
+    row = load_results(path).rows[1]
+    assert (row.engine, row.device, row.precision, row.size_bytes) == ("kserve", "served", "unknown", None)
+    assert row.latency == load_results(DATA / "results.version-2.json").rows[1].latency
+    assert not {"arrivals", "largest_rate"} & row_json(row).keys()

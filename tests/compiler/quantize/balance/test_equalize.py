@@ -12,6 +12,7 @@ from onnx import numpy_helper
 from written_models import model_of, outputs_of
 
 from qcompile.compiler.quantize.balance.equalize import equalizable, equalize
+from qcompile.errors import ModelError
 from qcompile.model.graph_edits import store_constants
 
 Floats = NDArray[np.float32]
@@ -152,3 +153,9 @@ def test_an_output_of_the_model_and_shared_weights_are_left_alone() -> None:
     assert not equalizable(model_of(shared, w=w))
     returned = f"({X} x) => ({X} c, {X} y) {{ c = Conv(x, w) y = Conv(c, v) }}"
     assert not equalizable(model_of(returned, w=w, v=w[::-1].copy()))
+
+
+def test_another_number_of_channels_is_an_error() -> None:
+    model = pointwise([8.0, 0.5], [0.5, 8.0])
+    with pytest.raises(ModelError, match=r"'r': \(3,\) channels observed; 2 are read"):
+        equalize(model, {"r": np.ones(3, np.float32)})

@@ -46,7 +46,7 @@ def stored(model: onnx.ModelProto) -> dict[str, NDArray[Any]]:
 
 
 def quantized_weight(bias: float) -> onnx.ModelProto:
-    """x [2,4], a stored weight behind DequantizeLinear and Transpose, then a Gemm: what an exporter leaves."""
+    """x [2,4], a stored weight behind DequantizeLinear and Transpose, then a Gemm, as exported."""
     generator = np.random.default_rng(0)
     arrays = {
         "xs": np.float32(0.02), "xz": np.uint8(100),

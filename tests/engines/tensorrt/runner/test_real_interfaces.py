@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import tensorrt_rtx
 from simulated_cuda import SimulatedGpu
 
-from qcompile.engines.tensorrt.adapter import Adapter
 from qcompile.engines.tensorrt.runner.callbacks import make_output_allocator, make_profiler
 from qcompile.engines.tensorrt.runner.cuda import PrimaryContext
 from qcompile.engines.tensorrt.runner.memory import DeviceBuffer
-from qcompile.engines.tensorrt.runner.profile_choice import Extremes
 from qcompile.errors import ModelError
 
 
@@ -54,24 +50,3 @@ def test_a_profiler_tells_medians() -> None:
         profiler.report_layer_time("conv", time_ms)
     profiler.report_layer_time("relu", 0.5)
     assert profiler.median_ms() == {"conv": 3.0, "relu": 0.5}
-
-
-@pytest.mark.parametrize("shape", [(), (3,), (1, 2, 3)])
-def test_dims_are_read_like_tuples(shape: tuple[int, ...]) -> None:
-    dims: Any = tensorrt_rtx.Dims(shape)
-    assert tuple(int(extent) for extent in dims) == shape
-    assert Extremes(shape, shape, shape).holds(tuple(dims))
-
-
-def test_names_of_the_runtime_are_those_of_the_real_module() -> None:
-    assert Adapter(tensorrt_rtx, "tensorrt-rtx").shares_profiles()
-    assert str(tensorrt_rtx.DataType.BF16).rsplit(".", 1)[-1] == "BF16"
-    for owner, names in {
-        "ICudaEngine": "num_io_tensors get_tensor_name get_tensor_dtype get_tensor_shape get_tensor_mode "
-        "get_tensor_location get_tensor_format get_tensor_profile_shape get_tensor_profile_values "
-        "num_optimization_profiles create_execution_context",
-        "IExecutionContext": "active_optimization_profile set_optimization_profile_async set_input_shape "
-        "get_tensor_shape set_tensor_address set_output_allocator execute_async_v3 profiler "
-        "is_stream_capturable",
-    }.items():
-        assert all(hasattr(getattr(tensorrt_rtx, owner), name) for name in names.split())

@@ -15,7 +15,7 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 from simulated_runtime_config import CONTEXT_BYTES
-from tensorrt_simulation import PYTORCHS, Simulation, read_model, values
+from tensorrt_simulation import PYTORCHS, Simulation, values
 
 from qcompile.engines.tensorrt.runner.runner import TensorRTRunner
 from qcompile.errors import ArtifactError, DataError, EngineUnavailable, InvalidOption, ModelError
@@ -351,9 +351,3 @@ def test_without_a_package_the_extra_is_named(newest: Simulation, monkeypatch: p
     with pytest.raises(EngineUnavailable, match="cuda-bindings cannot be imported") as caught:
         newest.open("negate")
     assert "qcompile[cuda]" in caught.value.hint
-
-
-def test_models_of_these_tests_are_what_their_comments_say() -> None:
-    x = values(3, 4)
-    places = reference(read_model("nonzero"), x=x)["places"]
-    np.testing.assert_array_equal(places, np.array(np.nonzero(x)))

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorrt_rtx
 from simulated_cuda import SimulatedGpu
 from simulated_gpu import make_adapter
 from tensorrt_simulation import Simulation, values
@@ -35,20 +34,6 @@ def run(simulation: Simulation, **options: object) -> tuple[str, ...]:
 def cache_of(simulation: Simulation) -> Path:
     """Where the runtime cache lies."""
     return simulation.folder / f"m.engine{SUFFIX}"
-
-
-def test_the_names_that_are_used_are_those_of_the_real_module() -> None:
-    config, cache = tensorrt_rtx.IRuntimeConfig, tensorrt_rtx.IRuntimeCache
-    for owner, names in {
-        config: "create_runtime_cache set_runtime_cache cuda_graph_strategy "
-        "dynamic_shapes_kernel_specialization_strategy",
-        cache: "serialize deserialize",
-        tensorrt_rtx.ICudaEngine: "create_runtime_config create_execution_context",
-        tensorrt_rtx.CudaGraphStrategy: "WHOLE_GRAPH_CAPTURE",
-        tensorrt_rtx.DynamicShapesKernelSpecializationStrategy: "EAGER",
-    }.items():
-        assert all(hasattr(owner, name) for name in names.split())
-    assert "IRuntimeConfig" in tensorrt_rtx.ICudaEngine.create_execution_context.__doc__
 
 
 def test_it_captures_by_itself_in_one_context_for_all_shapes(rtx: Simulation) -> None:

@@ -49,33 +49,6 @@ def test_before_8_6_it_is_refused_where_shapes_are_dynamic(oldest: Simulation) -
         assert caught.value.hint == "load the engine again"
 
 
-def test_clients_in_threads_of_their_own_compute_what_they_are_given(newest: Simulation) -> None:
-    rounds = 25
-    failures: list[tuple[int, int]] = []
-    with newest.open("negate") as runner:
-        runners = [runner, *(runner.share() for _ in range(3))]
-        gate = threading.Barrier(len(runners))
-
-        def client(number: int) -> None:
-            gate.wait()
-            for turn in range(rounds):
-                x = values(1 + (number + turn) % 8, 4, seed=number)
-                if not np.array_equal(runners[number].infer({"x": x})["y"], -x):
-                    failures.append((number, turn))
-            if newest.gpu.stack:
-                failures.append((number, -1))  # the thread keeps a context
-
-        threads = [threading.Thread(target=client, args=[number]) for number in range(len(runners))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for other in runners[1:]:
-            other.close()
-    assert not failures
-    assert newest.gpu.is_clean
-
-
 def test_holders_may_let_go_in_any_thread(newest: Simulation) -> None:
     runner = newest.open("negate")
     others = [runner.share() for _ in range(8)]
