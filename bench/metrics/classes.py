@@ -116,7 +116,7 @@ class _ClassMetric(Metric):
 
         def values(weights: Floats) -> Floats:
             right, predicted, true = (
-                np.stack([np.bincount(places, row[unit] * column, len(labels)) for row in weights])
+                np.array([np.bincount(places, row[unit] * column, len(labels)) for row in weights], float)
                 for column in scored.table[:, 1:].T
             )
             return np.where(true.any(axis=1), self.average(right, predicted, true, labels), np.nan)
