@@ -33,7 +33,8 @@ def main() -> None:
     os.dup2(2, 1)
 
     def tell(text: str, done: int = 0, total: int | None = None, /) -> None:
-        print(json.dumps([text, done, total]), file=lines, flush=True)
+        lines.write(json.dumps([text, done, total]) + "\n")
+        lines.flush()
 
     question = json.loads((folder / "question.json").read_bytes())
     if question["do"] == "look":
