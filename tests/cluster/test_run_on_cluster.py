@@ -16,6 +16,7 @@ import pytest
 
 pytest.importorskip("distributed", reason="the extra cluster is not installed")
 
+from certificates import HAS_OPENSSL, make_certificates
 from cluster_trials import Client, await_stage, contents, differing, run_once, run_words, write_recipe
 from clusters import Cluster, running_cluster
 from odd_workers import another_version
@@ -97,6 +98,22 @@ def test_a_shared_store_carries_the_files(
     assert said.code == 0, said.text
     assert differing(tmp_path / "out", expected) == []
     assert len(list((tmp_path / "store").glob("qcompile-*"))) > 4
+
+
+@pytest.mark.skipif(not HAS_OPENSSL, reason="openssl is not installed")
+def test_a_run_over_tls_makes_the_files_of_one_process_and_needs_a_certificate(
+    recipe: Path, expected: dict[str, str], tmp_path: Path
+) -> None:
+    files = make_certificates(tmp_path / "tls")
+    with running_cluster(tmp_path / "cluster", workers=1, security=files) as cluster:
+        assert cluster.address.startswith("tls://")
+        words = [word for name, path in files.items() for word in (f"--tls-{name}", path)]
+        said = run_once(cluster, recipe, tmp_path / "out", *words)
+        assert said.code == 0, said.text
+        assert differing(tmp_path / "out", expected) == []
+        refused = run_once(cluster, recipe, tmp_path / "refused")
+        assert refused.code != 0
+        assert not any((tmp_path / "refused").glob("*.onnx"))
 
 
 def test_local_processes_make_the_files_of_one_process(
