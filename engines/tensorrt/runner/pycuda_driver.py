@@ -45,10 +45,9 @@ class PyCuda(Cuda):
         natives = (value.native if isinstance(value, _Object) else value for value in arguments)
         try:
             return function(*natives)
-        except self.package.MemoryError as error:
-            raise OutOfMemory(first_line(error)) from error
         except self.package.Error as error:
-            raise CudaError(first_line(error)) from error
+            kind = OutOfMemory if isinstance(error, self.package.MemoryError) else CudaError
+            raise kind(first_line(error)) from error.with_traceback(None)  # it would keep callers' frames
 
     def retain(self, device: int) -> Any:
         self.run(self.package.init)
