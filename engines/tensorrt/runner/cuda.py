@@ -316,7 +316,7 @@ class PrimaryContext:
 
 
 @functools.cache
-def _retained(package: Any, device: int) -> Any:  # once for each package, which `load_cuda` takes
+def _retained(package: Any, device: int) -> Any:  # noqa: ARG001 - once for each package that is loaded
     return load_cuda().retain(device)
 
 
