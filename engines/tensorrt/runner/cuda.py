@@ -278,7 +278,7 @@ class PrimaryContext:
         self.device, self.subject, self._engine = device, subject, engine
         try:
             self.cuda = load_cuda()
-            self._handle = _retained(type(self.cuda), self.cuda.package, device)
+            self._handle = _retained(self.cuda.package, device)
         except (ImportError, CudaError) as error:
             raise EngineUnavailable(
                 f"no CUDA device can be used for {subject} (device {device}: {error})",
@@ -316,8 +316,8 @@ class PrimaryContext:
 
 
 @functools.cache
-def _retained(kind: type[Cuda], package: Any, device: int) -> Any:
-    return kind(package).retain(device)
+def _retained(package: Any, device: int) -> Any:  # noqa: ARG001 - once for each package that is loaded
+    return load_cuda().retain(device)
 
 
 @contextmanager

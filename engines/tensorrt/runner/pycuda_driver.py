@@ -72,8 +72,7 @@ class PyCuda(Cuda):
         held = _Object(self, self.package.pagelocked_empty, size_bytes, np.uint8)
         memory = (ctypes.c_uint8 * size_bytes).from_address(held.native.ctypes.data)
         weakref.finalize(memory, held.free).atexit = False
-        array: NDArray[np.uint8] = np.frombuffer(memoryview(memory), np.uint8)
-        return array
+        return np.frombuffer(memoryview(memory), np.uint8)
 
     def copy_to_device(self, target: int, source: NDArray[np.uint8], stream: Any = None) -> None:
         self._copy("memcpy_htod", target, source, stream=stream)
@@ -130,7 +129,7 @@ class _Libcuda:
 
         def call(*arguments: Any) -> tuple[Any, ...]:
             inputs = iter(arguments)
-            results = [_TYPES[kind.lower()]() for kind in kinds if kind.isupper()]
+            results: list[Any] = [_TYPES[kind.lower()]() for kind in kinds if kind.isupper()]
             outputs = iter(map(ctypes.byref, results))
             values = (next(outputs) if kind.isupper() else _TYPES[kind](next(inputs)) for kind in kinds)
             code = function(*values)
