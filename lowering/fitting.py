@@ -78,7 +78,7 @@ class Fitting:
             UnsupportedOperator: Naming a node that it does not take, or would compute wrongly.
             ModelError: If a rewrite computes something else.
         """
-        from ..compiler.opset.kernel_shapes import with_kernel_shapes
+        from ..compiler.opset.plain_forms import with_kernel_shapes
 
         self.warnings = []
         graph = self._with_io_types(graph)
@@ -110,9 +110,12 @@ class Fitting:
     def _without_lacking(self, graph: Path) -> Path:
         """Write forms of operators that the reader lacks in others, where they can be."""
         from ..compiler.opset.dft import dft_to_products
-        from ..compiler.opset.folds import folds_to_transposes
-        from ..compiler.opset.plain_forms import einsums_in_lower_case, eyes_to_ranges
-        from ..compiler.opset.scatter_adds import scatter_adds_to_products
+        from ..compiler.opset.plain_forms import (
+            einsums_in_lower_case,
+            eyes_to_ranges,
+            folds_to_transposes,
+            scatter_adds_to_products,
+        )
         from ..model.onnx_file import load_onnx
 
         rewrites = {
@@ -129,7 +132,7 @@ class Fitting:
 
     def _with_kernel_shapes(self, graph: Path) -> Path:
         """Say the kernel_shape of quantized convolutions, which TensorRT's parser needs."""
-        from ..compiler.opset.kernel_shapes import with_kernel_shapes
+        from ..compiler.opset.plain_forms import with_kernel_shapes
 
         return with_kernel_shapes(graph, self.path, self.spec.target)
 
@@ -154,7 +157,7 @@ class Fitting:
 
     def _without_missing(self, graph: Path) -> Path:
         """Write operators that the version lacks in others, or refuse them by name."""
-        from ..compiler.opset.missing import require_operators, without_missing
+        from ..compiler.opset.lower import require_operators, without_missing
         from ..model.onnx_file import load_onnx
         from ..model.weightless import read_weightless
 

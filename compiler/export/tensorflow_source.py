@@ -15,7 +15,7 @@ from ...model.source import Source
 from ...model.tensorflow import HIGHEST_OPSET, convert, tensorflow_python
 from ...progress import Progress
 from ...tensors import Dim, TensorInfo, parse_dynamic_axis, parse_input
-from ..opset.upgrade import upgrade_in_place
+from ..opset.fit import upgrade_in_place
 from .onnx_source import take_onnx
 from .write import lower_to
 

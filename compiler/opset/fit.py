@@ -1,4 +1,4 @@
-"""Convert an ONNX file to the newest opset that a parser reads."""
+"""Convert an ONNX file to the newest opset that a parser reads, or upgrade it, and compare the two."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from ...artifact import Artifact, Check, Manifest, commit, tool_versions
 from ...artifact.int8_isa import carried_isa
 from ...data.batches import Data
 from ...errors import ModelError
-from ...files import writing
-from ...model.graph import ONNX_DOMAINS, every_graph, graph_precision
+from ...files import temporary_folder, writing
+from ...model.graph import ONNX_DOMAINS, every_graph, graph_precision, without_weights
 from ...model.onnx_file import (
     check_onnx,
+    copy_model,
     count_operators,
     digest_model,
     load_onnx,
@@ -26,6 +27,7 @@ from ...model.random_input import RandomInput
 from ...progress import Progress, silent
 from ...tensors import Feeds
 from ..check import OnnxReference, compare_outputs
+from ..quantize.prepare import upgrade_opset
 from .lower import lower_opset
 
 if TYPE_CHECKING:
@@ -173,3 +175,57 @@ def _feeds(model: Path, data: str | None, reference: OnnxReference) -> Iterator[
         return
     for batch in itertools.islice(Data(data, model_io(proto).inputs), _DATA_BATCHES):
         yield batch.feeds
+
+
+def in_newer_opset(
+    model: onnx.ModelProto, path: Path, lowest: int, *, data: str | None = None
+) -> onnx.ModelProto:
+    """Return the model in opset `lowest` or newer; itself where it is no older.
+
+    Args:
+        model: What `path` holds.
+        path: The file.
+        lowest: The opset.
+        data: Samples to compare the outputs on; random input otherwise.
+
+    Raises:
+        UnsupportedOperator: Naming what ONNX's converter could not take.
+        ModelError: If the converted model computes something else.
+    """
+    if opset(model) >= lowest:
+        return model
+    raised = copy_model(model)
+    upgrade_in_place(raised, lowest)
+    with temporary_folder("opset") as folder:
+        converted = folder / path.name
+        save_onnx(raised, converted)
+        same_outputs(path, converted, data)
+    return raised
+
+
+def upgrade_in_place(model: onnx.ModelProto, lowest: int) -> None:
+    """Bring a model to opset `lowest` where it is older; large weights are not copied.
+
+    Args:
+        model: It is changed; it may be over protobuf's 2 GB.
+        lowest: The opset.
+
+    Raises:
+        UnsupportedOperator: Naming what ONNX's converter could not take.
+    """
+    import onnx
+
+    if opset(model) < lowest:
+        light = without_weights(model)
+        small = {tensor.name for tensor in light.graph.initializer}
+        raised = upgrade_opset(light, lowest)
+        stored = model.graph.initializer
+        for index in reversed(range(len(stored))):
+            if stored[index].name in small:
+                del stored[index]
+        stored.extend(raised.graph.initializer)
+        del model.graph.node[:], model.opset_import[:]
+        model.graph.node.extend(raised.graph.node)
+        model.opset_import.extend(raised.opset_import)
+    known = [item for item in model.opset_import if item.domain in ("", "ai.onnx")]
+    model.ir_version = max(model.ir_version, onnx.helper.find_min_ir_version_for(known))
