@@ -350,7 +350,7 @@ def capture(module: Any, example: Example) -> tuple[Any, Axes]:
 
 
 def dynamic_shapes(module: Any, example: Example, *, proven: bool) -> Any:
-    """Return the `dynamic_shapes` of `torch.export`: a `Dim`, or `Dim.DYNAMIC` without `proven`, for each axis.
+    """Return the `dynamic_shapes` of `torch.export`: of each axis a `Dim`, or without `proven` `Dim.DYNAMIC`.
 
     None where nothing is dynamic.
     """

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...artifact import Artifact, Check, Manifest, commit, tool_versions
 from ...artifact.int8_isa import carried_isa
-from ...data.batches import Data
 from ...errors import ModelError
 from ...files import temporary_folder, writing
 from ...model.graph import ONNX_DOMAINS, every_graph, graph_precision, without_weights
@@ -23,10 +20,8 @@ from ...model.onnx_file import (
     opset,
     save_onnx,
 )
-from ...model.random_input import RandomInput
 from ...progress import Progress, silent
-from ...tensors import Feeds
-from ..check import OnnxReference, compare_outputs
+from ..check import OnnxReference, compare_outputs, sample_feeds
 from ..quantize.prepare import upgrade_opset
 from .lower import lower_opset
 
@@ -35,7 +30,6 @@ if TYPE_CHECKING:
 
 NOT_COMPARED = "what was rewritten could not be compared in ONNX Runtime"
 _DOMAINS = (*ONNX_DOMAINS, "ai.onnx.ml", "ai.onnx.preview.training", "com.microsoft", "com.ms.internal.nhwc")
-_DATA_BATCHES = 2
 _LOWEST_DB = 80.0  # of what is rewritten in other operators: float32 sums in another order keep it
 _LOWEST_ROUNDED_DB = 30.0  # of a graph that rounds to fewer bits, where a value may go either way
 
@@ -107,7 +101,8 @@ def same_outputs(model: Path, converted: Path, data: str | None) -> Check:
         DataError: If the data does not fit.
     """
     reference, converted_outputs = OnnxReference(model), OnnxReference(converted)
-    pairs = [(reference(item), converted_outputs(item)) for item in _feeds(model, data, reference)]
+    feeds = sample_feeds(load_onnx(model, external_data=False), data, reference)
+    pairs = [(reference(item), converted_outputs(item)) for item in feeds]
     check = compare_outputs("same outputs as before", reference.names, pairs)
     if not check.passed:
         raise ModelError(
@@ -135,7 +130,7 @@ def rewritten_outputs(model: Path, rewritten: Path) -> list[str]:
         return [f"{NOT_COMPARED}: it has {', '.join(foreign)}"]
     try:
         reference = OnnxReference(model, integers=False)  # what the graph says, not what kernels make of it
-        feeds = list(_feeds(model, None, reference))
+        feeds = list(sample_feeds(light, None, reference))
         before = [reference(item) for item in feeds]
     except ModelError as error:
         return [f"{NOT_COMPARED}: {error.message}"]
@@ -162,19 +157,6 @@ def foreign_operators(model: onnx.ModelProto) -> list[str]:
             if node.domain not in _DOMAINS and (node.domain, node.op_type) not in defined
         }
     )
-
-
-def _feeds(model: Path, data: str | None, reference: OnnxReference) -> Iterator[Feeds]:
-    proto = load_onnx(model, external_data=False)
-    if data is None:
-        # Two batch sizes, so that an axis that was taken for a constant is found out.
-        made = RandomInput(proto)
-        yield made.run(reference)[0]
-        if made.has_batch:
-            yield made.feeds(3, seed=1)
-        return
-    for batch in itertools.islice(Data(data, model_io(proto).inputs), _DATA_BATCHES):
-        yield batch.feeds
 
 
 def in_newer_opset(
