@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
 from ..artifact import Check
+from ..data.batches import Data
+from ..model.onnx_file import model_io
 from ..model.output_error import output_error, worst
+from ..model.random_input import RandomInput
 from ..model.session import make_session, run_session, session_options
 from ..tensors import Feeds, format_shape
 
+if TYPE_CHECKING:
+    import onnx
+
 Outputs = list[NDArray[Any]]
+_DATA_BATCHES = 2
 
 
 class OnnxReference:
@@ -47,6 +55,21 @@ class OnnxReference:
         return run_session(self._session, self.names, feeds, str(self.path))
 
 
+def sample_feeds(model: onnx.ModelProto, data: str | None, reference: OnnxReference) -> Iterator[Feeds]:
+    """Yield the first samples of the data, or random input that a session of the model runs on.
+
+    Random input is of two batch sizes, so that an axis that was folded to a constant is found out.
+    """
+    if data is None:
+        random_input = RandomInput(model)
+        yield random_input.run(reference)[0]
+        if random_input.has_batch:
+            yield random_input.run(reference, 3, seed=1)[0]
+        return
+    for batch in itertools.islice(Data(data, model_io(model).inputs), _DATA_BATCHES):
+        yield batch.feeds
+
+
 def compare_outputs(
     subject: str,
     names: Sequence[str],
@@ -63,29 +86,23 @@ def compare_outputs(
         lowest_db: Require this signal-to-noise ratio instead: both sides round to integers, and a value
             between two of them may go either way.
     """
-    compared = 0
-    lowest = ("", float("inf"))
+    compared, lowest = 0, ("", float("inf"))
     for reference, outputs in pairs:
         if len(reference) != len(outputs):
             return Check(subject, False, f"{len(outputs)} outputs; {len(reference)} are required")
         values = {}
         for name, expected, output in zip(names, reference, outputs, strict=True):
             if expected.shape != output.shape:
+                required = f"{format_shape(expected.shape)} is required"
                 return Check(
-                    subject,
-                    False,
-                    f"output {name!r}: shape {format_shape(output.shape)}; "
-                    f"{format_shape(expected.shape)} is required",
+                    subject, False, f"output {name!r}: shape {format_shape(output.shape)}; {required}"
                 )
             values[name] = output_error(expected, output)
         for name, value in values.items():
             if not (value.close if lowest_db is None else value.snr_db >= lowest_db):
-                return Check(
-                    subject,
-                    False,
-                    f"output {name!r} differs by up to {value.max_abs_error:.3g} "
-                    f"(largest value {value.max_abs:.3g}, {value.snr_db:.1f} dB)",
-                )
+                largest = f"(largest value {value.max_abs:.3g}, {value.snr_db:.1f} dB)"
+                detail = f"output {name!r} differs by up to {value.max_abs_error:.3g} {largest}"
+                return Check(subject, False, detail)
         name, value = worst(values)
         lowest = min(lowest, (name, value.snr_db), key=lambda item: item[1])
         compared += 1

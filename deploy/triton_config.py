@@ -1,19 +1,28 @@
-"""The configuration of one model, as Triton's `ModelConfig` (common, protobuf/model_config.proto)."""
+"""The configuration of one model, as Triton's `ModelConfig` (common, protobuf/model_config.proto).
+
+`format_config` writes it by Triton's own definitions (package tritonclient).
+
+Triton, "Model Configuration", "Maximum Batch Size": batching needs the batch as the first axis of every input
+and output; else `max_batch_size` is 0 and `dims` are whole shapes. The backends want that axis to be dynamic
+(tensorrt_backend and onnxruntime_backend, `CompareDimsSupported`), so an engine of a fixed batch serves whole
+batches of that size, one request each.
+
+Warm-up requests, which Triton generates before a model counts as ready, are zeros, not Triton's random data:
+that is random bytes (core, `GenerateWarmupData`), among them NaN and infinity, and indices outside of any
+table.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import importlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import InvalidOption
+from ..errors import ArtifactError, EngineUnavailable, InvalidOption, first_line
 from ..spec.looking import TritonOptions
 from ..tensors import TensorInfo, format_shape
-from .triton_backends import TENSORRT, TYPES
-from .triton_batching import max_batch_size
-from .triton_model import TritonModel
-from .triton_text import Message
-from .triton_warm_up import warm_up
+from .triton_model import TENSORRT, TYPES, TritonModel
 
 NO_AUTO_COMPLETE = "--disable-auto-complete-config"
 
@@ -60,7 +69,7 @@ def make_config(model: TritonModel, name: str, options: TritonOptions) -> Config
     fields: dict[str, Any] = {"name": name, "backend": backend.name}
     if backend.platform:
         fields["platform"] = backend.platform
-    if backend.file != backend.default_file:
+    if backend.default_file:
         fields["default_model_filename"] = backend.file
     fields["max_batch_size"] = size
     fields["input"] = [_tensor(model, tensor, size) for tensor in model.io.inputs]
@@ -179,3 +188,224 @@ def spelled(tensors: Iterable[Message]) -> str:
     for fields in tensors:
         said.append(f"{fields['name']} {fields['data_type']} {list(fields['dims'])}")
     return ", ".join(said)
+
+
+Message = Mapping[str, Any]
+"""Fields of a protobuf message by name: enumerations by their names, messages as mappings."""
+
+_INSTALL = "pip install 'qcompile[triton]'"
+
+
+def format_config(fields: Message) -> str:
+    """Return the text form of a `ModelConfig` (common, protobuf/model_config.proto).
+
+    Raises:
+        EngineUnavailable: If tritonclient is missing.
+        ArtifactError: If its `ModelConfig` has no such field, or one of another type.
+    """
+    try:
+        definition: Any = importlib.import_module("tritonclient.grpc.model_config_pb2")
+    except (ImportError, RuntimeError, TypeError) as error:  # a half installed one raises RuntimeError
+        raise EngineUnavailable(
+            f"config.pbtxt: Triton's definitions are missing ({first_line(error)})",
+            hint=_INSTALL,
+            engine="triton",
+        ) from error
+    from google.protobuf import json_format, text_format
+
+    try:
+        message = json_format.ParseDict(fields, definition.ModelConfig())
+    except json_format.ParseError as error:
+        from importlib.metadata import version
+
+        raise ArtifactError(
+            f"config.pbtxt: tritonclient {version('tritonclient')} refuses it: {first_line(error)}",
+            hint="install a newer tritonclient",
+        ) from error
+    text: str = text_format.MessageToString(message, as_utf8=True, use_short_repeated_primitives=True)
+    return text
+
+
+DEFAULT_MAX_BATCH = 4
+"""Where nothing limits it: what Triton itself takes (onnxruntime_backend, "Default Max Batch Size")."""
+
+_UNNAMED = "?"
+_SHOWN = 4
+
+
+def max_batch_size(model: TritonModel, options: TritonOptions) -> tuple[int, list[str]]:
+    """Return `max_batch_size`, 0 for none, and what the user should know.
+
+    Raises:
+        InvalidOption: If more was asked for than the artifact takes.
+    """
+    asked = options.max_batch_size
+    if asked == 0:
+        return 0, []
+    reason = _why_no_batches(model)
+    if reason and asked:
+        raise InvalidOption(
+            f"`max_batch_size` {asked}: {model.path}: {reason}",
+            hint="leave it out: every request is then a whole batch",
+            option="max_batch_size",
+        )
+    if reason:
+        return 0, [f"no batching: {reason}"]
+    axes = list(dict.fromkeys(str(tensor.shape[0]) for tensor in (*model.io.inputs, *model.io.outputs)))
+    unsure = len(axes) > 1 or _UNNAMED in axes
+    if unsure and asked is None:
+        return 0, [
+            f"no batching: the first axes are {_shown(axes)}, which may not be one batch; "
+            "`max_batch_size` says that they are"
+        ]
+    notes = (
+        [f"the first axes {_shown(axes)} are taken for one batch, as `max_batch_size` says"] if unsure else []
+    )
+    batches = profile_batches(model)
+    most = max((last for _, last in batches), default=None)
+    if most is not None and asked is not None and asked > most:
+        raise InvalidOption(
+            f"`max_batch_size` {asked}: the profiles of {model.path} end at {most}",
+            hint=f"give {most} or less, or build with larger `max_shapes`",
+            option="max_batch_size",
+        )
+    size = asked or most or DEFAULT_MAX_BATCH
+    if asked is None and most is None:
+        notes.append(
+            f"max_batch_size is {size}, Triton's own where nothing limits it; `max_batch_size` sets it"
+        )
+    gaps = _gaps(batches, size) if batches else []
+    if gaps:
+        notes.append(f"no profile takes a batch of {_shown(gaps)}: Triton fails such requests")
+    return size, notes
+
+
+def profile_batches(model: TritonModel) -> list[tuple[int, int]]:
+    """Return the least and largest batch of every profile, over all inputs in it."""
+    return [
+        (max(item.min[0] for item in ranges.values()), min(item.max[0] for item in ranges.values()))
+        for ranges in model.profiles
+        if ranges
+    ]
+
+
+def _why_no_batches(model: TritonModel) -> str:
+    if not model.backend.batches:
+        return f"Triton's {model.backend.name} backend would take only requests of exactly max_batch_size"
+    if model.shape_tensors:
+        return f"{_shown(sorted(model.shape_tensors))} holds a shape, whose first value need not be the batch"
+    for tensor in (*model.io.inputs, *model.io.outputs):
+        if not tensor.shape or isinstance(tensor.shape[0], int):
+            return f"the first axis of {tensor.name!r} ({format_shape(tensor.shape)}) is not dynamic"
+    return ""
+
+
+def _gaps(batches: Iterable[tuple[int, int]], size: int) -> list[str]:
+    """Spans of batches up to `size` that no profile takes: `["1", "5-7"]`."""
+    gaps, covered = [], 0
+    for first, last in [*sorted(batches), (size + 1, size + 1)]:
+        if first > covered + 1:
+            gaps.append(str(first - 1) if first == covered + 2 else f"{covered + 1}-{first - 1}")
+        covered = max(covered, last)
+        if covered >= size:
+            break
+    return gaps
+
+
+def _shown(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def warm_up(model: TritonModel, options: TritonOptions, size: int) -> tuple[list[Message], list[str]]:
+    """Return the warm-up samples, and what the user should know.
+
+    An engine is warmed up at the optimum of each of its profiles; others at their largest batch.
+
+    Args:
+        model: The artifact.
+        options: Whether to, and shapes for axes that nothing tells the extents of.
+        size: `max_batch_size`.
+
+    Raises:
+        InvalidOption: If a warm-up was asked for and cannot be made, or a shape does not fit.
+    """
+    if options.warm_up is False:
+        return [], []
+    _check_shapes(model, options, size)
+    reason = _why_cold(model, options, size)
+    if reason and options.warm_up:
+        raise InvalidOption(f"`warm_up`: {model.path}: {reason}", hint=_hint(model), option="warm_up")
+    if reason:
+        return [], [f"no warm-up: {reason}{f'; {hint}' if (hint := _hint(model)) else ''}"]
+    if model.profiles:
+        shapes: list[tuple[str, Shapes]] = [
+            (f"profile {index}", {name: item.opt for name, item in ranges.items()})
+            for index, ranges in enumerate(model.profiles)
+            if not size or all(item.min[0] <= size for item in ranges.values())
+        ]
+    else:
+        shapes = [("largest batch" if size else "one request", options.shapes)]
+    return [_sample(model, name, given, size) for name, given in shapes], []
+
+
+def _sample(model: TritonModel, name: str, given: Shapes, size: int) -> Message:
+    """One request; with a batch, Triton repeats the sample that many times."""
+    inputs: dict[str, Message] = {}
+    batch = 1
+    if size:
+        batch = min([size, *(shape[0] for shape in given.values())])
+    for tensor in model.io.inputs:
+        shape = given.get(tensor.name) or tuple(
+            extent if isinstance(extent, int) else 1 for extent in tensor.shape
+        )
+        fields: dict[str, Any] = {
+            "data_type": TYPES[tensor.dtype],
+            "dims": list(shape[1:] if size else shape) or [1],
+            "zero_data": True,
+        }
+        inputs[tensor.name] = fields
+    return {"name": name, "batch_size": batch, "inputs": inputs}
+
+
+def _why_cold(model: TritonModel, options: TritonOptions, size: int) -> str:
+    if model.shape_tensors:
+        return f"{', '.join(sorted(model.shape_tensors))} holds a shape, which zeros are not"
+    if model.profiles:
+        return ""
+    for tensor in model.io.inputs:
+        # The first axis is the batch where Triton forms batches; elsewhere it may be anything.
+        open_axes = [axis for axis in tensor.dynamic_axes if not (size and axis == 0)]
+        if open_axes and tensor.name not in options.shapes:
+            return f"nothing tells the extents of {tensor.name} {format_shape(tensor.shape)}"
+    return ""
+
+
+def _hint(model: TritonModel) -> str:
+    return "" if model.shape_tensors else "`warm_up_shapes` gives them"
+
+
+def _check_shapes(model: TritonModel, options: TritonOptions, size: int) -> None:
+    if options.warm_up_shapes and model.profiles:
+        raise InvalidOption(
+            "`warm_up_shapes`: an engine is warmed up at the optimum of its profiles",
+            hint="leave it out",
+            option="warm_up_shapes",
+        )
+    tensors = {tensor.name: tensor for tensor in model.io.inputs}
+    for name, shape in options.shapes.items():
+        if name not in tensors:
+            raise InvalidOption(f"`warm_up_shapes`: no input {name!r}; the inputs are {', '.join(tensors)}")
+        if not tensors[name].accepts(shape) or 0 in shape:
+            raise InvalidOption(
+                f"`warm_up_shapes`: {format_shape(shape)} does not fit "
+                f"{name}:{format_shape(tensors[name].shape)}"
+            )
+    batches = {shape[0] for shape in options.shapes.values()} if size else set()
+    if len(batches) > 1 or any(batch > size for batch in batches):
+        raise InvalidOption(
+            f"`warm_up_shapes`: batches {', '.join(map(str, sorted(batches)))}; one up to {size} is required"
+        )

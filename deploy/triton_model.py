@@ -1,19 +1,76 @@
-"""An artifact as a Triton model: its backend, inputs, outputs, files and profiles."""
+"""An artifact as a Triton model: its backend, inputs, outputs, files and profiles.
+
+What the backends serve and take is read from Triton's documents ("Model Repository", "Model Configuration")
+and its backends' sources, 26.09.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from ..artifact import Check, Manifest, load_artifact, read_manifest
 from ..artifact.int8_isa import PACKAGE_ELSEWHERE, require_exact
-from ..errors import ArtifactError, InvalidOption
+from ..errors import ArtifactError, EngineUnavailable, InvalidOption, ModelError
 from ..files import manifest_path, require_file
+from ..model.onnx_file import external_files, load_onnx, model_io
+from ..model.pytorch import import_torch, load_torch
+from ..model.session import make_session, session_options
+from ..model.source import parse_source
 from ..tensors import ModelIO, TensorInfo
-from .triton_backends import ONNX_RUNTIME, OPENVINO, PYTORCH, TENSORRT, Backend
-from .triton_model_onnx import onnx_io, onnx_side_files
-from .triton_model_torchscript import positional_names
+
+TYPES = {
+    name: f"TYPE_{name.upper().replace('BFLOAT', 'BF').replace('FLOAT', 'FP')}"
+    for name in (
+        "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 float32 float64 bfloat16 string"
+    ).split()
+}
+"""numpy's name of a type to Triton's."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One of Triton's backends.
+
+    Attributes:
+        name: As `backend` spells it.
+        platform: As `platform` spells it; empty where the backend has none.
+        file: Name of the model in a version's folder.
+        dtypes: Types of inputs and outputs it takes.
+        kinds: Where instances can run; the first is where its artifacts were checked.
+        default_file: The name it looks for by itself, where that is another.
+        batches: Whether its dynamic batch is any batch up to the largest.
+    """
+
+    name: str
+    platform: str
+    file: str
+    dtypes: frozenset[str]
+    kinds: tuple[str, ...]
+    default_file: str = ""
+    batches: bool = True
+
+
+TENSORRT = Backend(
+    "tensorrt", "tensorrt_plan", "model.plan",
+    frozenset("float32 float16 bfloat16 int8 uint8 int32 int64 bool".split()),
+    ("gpu",),  # model_state.cc: "TensorRT backend does not support KIND_CPU at all"
+)  # fmt: skip
+ONNX_RUNTIME = Backend("onnxruntime", "onnxruntime_onnx", "model.onnx", frozenset(TYPES), ("cpu", "gpu"))
+OPENVINO = Backend(
+    "openvino", "", "model.onnx",
+    frozenset(TYPES) - {"bfloat16", "float64", "string"},  # openvino_utils.cc
+    ("cpu",),  # openvino.cc: "supports only Kind CPU and AUTO"
+    default_file="model.xml",
+    # openvino.cc: with max_batch_size a request of any other batch is refused, or padded up to it.
+    batches=False,
+)  # fmt: skip
+PYTORCH = Backend(
+    "pytorch", "pytorch_libtorch", "model.pt",
+    frozenset("bool uint8 int8 int16 int32 int64 float32 float64".split()), ("cpu", "gpu"),
+)  # fmt: skip
 
 _INT64_BEFORE = 10
 """TensorRT 8's parser casts int64 inputs to int32 (onnx-tensorrt, docs/operators.md)."""
@@ -268,3 +325,116 @@ def _check_types(model: TritonModel) -> None:
             )
         if not tensor.name:
             raise ArtifactError(f"{model.path}: an input or output has no name", file=model.path)
+
+
+def onnx_io(path: Path, *, with_onnxruntime: bool) -> tuple[ModelIO, tuple[Check, ...], list[str]]:
+    """Return inputs and outputs, what was checked, and what the user should know.
+
+    ONNX Runtime infers extents that the file leaves open, and Triton compares the configured outputs with
+    what it inferred, exactly (onnxruntime_backend, `CompareDimsSupported`): so it is asked where it is here.
+
+    Raises:
+        ModelError: If the file is damaged, or gives no rank for an input or output.
+    """
+    model = load_onnx(path, external_data=False)
+    declared = model_io(model)
+    io = declared
+    checks: tuple[Check, ...] = ()
+    notes: list[str] = []
+    if with_onnxruntime:
+        try:
+            session = make_session(path, session_options(optimize=False))
+            io = _as_session(declared, session)
+            checks = (Check("ONNX Runtime loads it", True, "inputs and outputs are what it tells"),)
+        except (EngineUnavailable, ModelError) as error:
+            notes.append(f"not loaded by ONNX Runtime here: {error.message}")
+    unknown = {
+        value.name
+        for value in (*model.graph.input, *model.graph.output)
+        if not value.type.tensor_type.HasField("shape")
+    }
+    for tensor in (*io.inputs, *io.outputs):
+        if tensor.name in unknown and not tensor.shape:
+            raise ModelError(
+                f"{path}: the rank of {tensor.name!r} is not known; Triton must be told its dims",
+                hint="export the model with declared shapes, or simplify it",
+                file=path,
+            )
+    return io, checks, notes
+
+
+def onnx_side_files(path: Path) -> dict[str, Path]:
+    """Return the files with a model's external data, by the place beside it that the model names.
+
+    Raises:
+        ModelError: If one is missing, or (as `load_onnx` finds) lies outside the model's folder.
+    """
+    folder = path.resolve().parent
+    side_files: dict[str, Path] = {}
+    for file in external_files(path, load_onnx(path, external_data=False)):
+        if not file.is_file():
+            raise ModelError(
+                f"{path}: its external data {file} does not exist",
+                hint="keep the data file beside the model",
+                file=path,
+            )
+        side_files[file.relative_to(folder).as_posix()] = file
+    return side_files
+
+
+def _as_session(declared: ModelIO, session: Any) -> ModelIO:
+    shapes = {value.name: value.shape for value in (*session.get_inputs(), *session.get_outputs())}
+
+    def seen(tensor: TensorInfo) -> TensorInfo:
+        shape = shapes.get(tensor.name)
+        if shape is None:
+            return tensor
+        dims = (extent if isinstance(extent, int) else extent or "?" for extent in shape)
+        return TensorInfo(tensor.name, tensor.dtype, tuple(dims))
+
+    return ModelIO(tuple(map(seen, declared.inputs)), tuple(map(seen, declared.outputs)))
+
+
+def positional_names(path: Path, io: ModelIO) -> list[str]:
+    """Return `INPUT__0` and so on for the manifest's inputs, in its order.
+
+    Triton, "Model Configuration", "Special Conventions for PyTorch Backend": `NAME__INDEX`, where the index
+    is the argument of `forward`.
+
+    Raises:
+        EngineUnavailable: If PyTorch, which has to read the file, is not here.
+        ArtifactError: If `forward` takes or returns something else than tensors, one by one.
+    """
+    import_torch()
+    module: Any = load_torch(parse_source(str(path))).module
+    schema = module.forward.schema
+    arguments = list(schema.arguments)[1:]  # without self
+    names = [argument.name for argument in arguments]
+    given = [str(argument.type) for argument in arguments]
+    returned = _tensors_of(schema.returns[0].type if len(schema.returns) == 1 else None)
+    if any(kind != "Tensor" for kind in given) or len(given) != len(io.inputs):
+        raise _not_plain(path, f"forward takes ({', '.join(given)})", f"{len(io.inputs)} tensors")
+    if returned != len(io.outputs):
+        what = ", ".join(str(value.type) for value in schema.returns)
+        raise _not_plain(path, f"forward returns {what}", f"a tensor or a tuple of {len(io.outputs)}")
+    by_name = all(tensor.name in names for tensor in io.inputs)
+    places = [names.index(tensor.name) for tensor in io.inputs] if by_name else range(len(io.inputs))
+    return [f"INPUT__{place}" for place in places]
+
+
+def _tensors_of(kind: Any) -> int:
+    """How many tensors a type is; -1 when it is not a tensor or a tuple of them."""
+    if str(kind) == "Tensor":
+        return 1
+    if kind is None or kind.kind() != "TupleType":
+        return -1
+    elements = [str(element) for element in kind.elements()]
+    return len(elements) if all(element == "Tensor" for element in elements) else -1
+
+
+def _not_plain(path: Path, problem: str, required: str) -> ArtifactError:
+    return ArtifactError(
+        f"{path}: {problem}; Triton's pytorch backend is given {required} here",
+        hint="package the ONNX file in its place",
+        file=path,
+    )

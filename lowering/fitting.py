@@ -4,6 +4,11 @@
 
 What was rewritten for the last two is compared with what it was, in ONNX Runtime, at 80 dB. What is rewritten
 in a quantized graph alone is compared there, at 30 dB, as a value between two integers may go either way.
+
+Which layers must have which precision, where the engine chooses the types: its constraints.
+
+what the user names (`layers`, `exclude`, `only`)     as it is named
+what half precision would break                       float32, as where the graph has the types
 """
 
 from __future__ import annotations
@@ -12,18 +17,38 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from ..errors import UnsupportedOperator
+from ..compiler.io_types import set_io_types
+from ..compiler.opset.cures import FAULTY_GRAPHS
+from ..compiler.opset.dft import dft_to_products
+from ..compiler.opset.fit import fit_opset, rewritten_outputs
+from ..compiler.opset.grid_samples import find_cubic_modes
+from ..compiler.opset.lower import require_operators, without_missing
+from ..compiler.opset.plain_forms import (
+    einsums_in_lower_case,
+    eyes_to_ranges,
+    folds_to_transposes,
+    scatter_adds_to_products,
+    with_kernel_shapes,
+)
+from ..compiler.opset.scope import Cure
+from ..compiler.opset.trt_operators import find_trt_operators
+from ..data.batches import Data
+from ..errors import InvalidOption, UnsupportedOperator
 from ..files import temporary_folder
+from ..model.graph import ONNX_DOMAINS, every_graph
+from ..model.onnx_file import load_onnx, opset, save_onnx
+from ..model.weightless import read_weightless
 from ..progress import Progress, silent
 
 if TYPE_CHECKING:
     import onnx
 
+    from ..calibration import Ranges
     from ..engines.capabilities import Capabilities
     from ..engines.faults import KnownFault
-    from ..spec.artifacts import BuildSpec
+    from ..spec.artifacts import ArtifactOptions, BuildSpec
 
 _OPSETS_OF_TYPES = {"bf16": 22, "int4": 21}
 """Opsets from which ONNX has a type for the operators that need it; parsers that list the type read it."""
@@ -78,12 +103,9 @@ class Fitting:
             UnsupportedOperator: Naming a node that it does not take, or would compute wrongly.
             ModelError: If a rewrite computes something else.
         """
-        from ..compiler.opset.kernel_shapes import with_kernel_shapes
-
         self.warnings = []
         graph = self._with_io_types(graph)
         graph = self._without_lacking(graph)
-        graph = self._with_kernel_shapes(graph)
         graph = self._in_older_opset(graph)
         graph = self._without_missing(graph)
         graph = with_kernel_shapes(graph, self.path, self.spec.target)
@@ -92,8 +114,6 @@ class Fitting:
 
     def _tell_of_foreign(self, graph: Path) -> None:
         """Say which of TensorRT's operators are left, with which nothing but TensorRT can be compared."""
-        from ..compiler.opset.trt_operators import find_trt_operators
-        from ..model.weightless import read_weightless
 
         if left := find_trt_operators(read_weightless(graph).model):
             self.warnings.append(
@@ -101,20 +121,12 @@ class Fitting:
             )
 
     def _with_io_types(self, graph: Path) -> Path:
-        from ..compiler.io_types import set_io_types
-        from ..model.onnx_file import load_onnx
 
         types = {name: dtype for name, (dtype, _) in self.spec.tensorrt.tensor_formats.items() if dtype}
         return self._saved(set_io_types(load_onnx(graph), types)) if types else graph
 
     def _without_lacking(self, graph: Path) -> Path:
         """Write forms of operators that the reader lacks in others, where they can be."""
-        from ..compiler.opset.dft import dft_to_products
-        from ..compiler.opset.folds import folds_to_transposes
-        from ..compiler.opset.plain_forms import einsums_in_lower_case, eyes_to_ranges
-        from ..compiler.opset.scatter_adds import scatter_adds_to_products
-        from ..model.onnx_file import load_onnx
-
         rewrites = {
             "Col2Im": folds_to_transposes, "DFT": dft_to_products, "Einsum": einsums_in_lower_case,
             "EyeLike": eyes_to_ranges, "ScatterND": scatter_adds_to_products,
@@ -127,16 +139,7 @@ class Fitting:
             return graph
         return self._saved(model)
 
-    def _with_kernel_shapes(self, graph: Path) -> Path:
-        """Say the kernel_shape of quantized convolutions, which TensorRT's parser needs."""
-        from ..compiler.opset.kernel_shapes import with_kernel_shapes
-
-        return with_kernel_shapes(graph, self.path, self.spec.target)
-
     def _in_older_opset(self, graph: Path) -> Path:
-        from ..compiler.opset.fit import fit_opset
-        from ..compiler.opset.grid_samples import find_cubic_modes
-        from ..model.onnx_file import load_onnx, opset
 
         highest = self.capabilities.highest_opset
         if highest is None:
@@ -154,9 +157,6 @@ class Fitting:
 
     def _without_missing(self, graph: Path) -> Path:
         """Write operators that the version lacks in others, or refuse them by name."""
-        from ..compiler.opset.missing import require_operators, without_missing
-        from ..model.onnx_file import load_onnx
-        from ..model.weightless import read_weightless
 
         known = self.capabilities.operators
         if known is None:
@@ -180,9 +180,6 @@ class Fitting:
         Raises:
             UnsupportedOperator: Naming the fault, its reports and the nodes.
         """
-        from ..compiler.opset.cures import FAULTY_GRAPHS
-        from ..model.onnx_file import load_onnx
-        from ..model.weightless import read_weightless
 
         faults, cured = self._faults(), dict[str, Sequence[str]]()
         light = read_weightless(graph).model
@@ -231,7 +228,7 @@ class Fitting:
             node=nodes[0],
         )
 
-    def _compare(self, change: Change, path: Path | None = None) -> list[str]:
+    def _compare(self, change: Cure, path: Path | None = None) -> list[str]:
         """Compare a file, by default the float model, with what a change makes of it.
 
         Returns:
@@ -240,8 +237,6 @@ class Fitting:
         Raises:
             ModelError: If it computes something else.
         """
-        from ..compiler.opset.fit import rewritten_outputs
-        from ..model.onnx_file import load_onnx, save_onnx
 
         path = path or self.model
         model = load_onnx(path)
@@ -252,21 +247,13 @@ class Fitting:
             return rewritten_outputs(path, changed)
 
     def _saved(self, model: onnx.ModelProto) -> Path:
-        from ..model.onnx_file import save_onnx
 
         save_onnx(model, self.path)
         return self.path
 
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Change = Callable[[onnx.ModelProto], object]
-
-
 def cure(model: onnx.ModelProto, names: Collection[str]) -> None:
     """Rewrite what shows these known faults, in place."""
-    from ..compiler.opset.cures import FAULTY_GRAPHS
 
     for name, faulty in FAULTY_GRAPHS.items():
         if name in names and faulty.cure is not None:
@@ -275,8 +262,108 @@ def cure(model: onnx.ModelProto, names: Collection[str]) -> None:
 
 def _operators(graph: Path) -> set[str]:
     """All operators of ONNX in a file, those inside nodes included."""
-    from ..model.graph import ONNX_DOMAINS, every_graph
-    from ..model.weightless import read_weightless
 
     graphs = every_graph(read_weightless(graph).model.graph)
     return {node.op_type for inner in graphs for node in inner.node if node.domain in ONNX_DOMAINS}
+
+
+_FLOATS = ("fp32", "tf32")
+_LOOKED_AT = 16  # samples in which FP16 looks for activations that overflow
+_BLIND = "no data was given: values beyond float16's 65504 were not looked for"
+_HALVES: Mapping[str, Literal["float16", "bfloat16"]] = {"fp16": "float16", "bf16": "bfloat16"}
+
+
+def half_left_to_engine(spec: ArtifactOptions, capabilities: Capabilities) -> str:
+    """Return the half precision whose layers the engine chooses, "fp16" or "bf16"; empty for none."""
+    half = spec.precision if spec.precision in _HALVES else spec.floats
+    if half not in _HALVES or half not in capabilities.in_graph or not capabilities.keeps_layers:
+        return ""
+    weak = spec.tensorrt.typing == "weak"
+    chooses = bool(spec.calibrator) or capabilities.needed(half, weak=weak) == "fp32"
+    return half if chooses else ""
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """What decides the constraints of one build.
+
+    Attributes:
+        model: The user's float model, whose nodes they name.
+        spec: What is built.
+        capabilities: Of its engine.
+        needed: The precision of the graph; another than the spec's where the engine chooses.
+        ranges: Observed values of activations.
+    """
+
+    model: Path
+    spec: BuildSpec
+    capabilities: Capabilities
+    needed: str
+    ranges: Path | Ranges | None
+
+    def of(self, graph: Path, output: Path) -> tuple[dict[str, str], Path, list[str]]:
+        """Return node of the graph to precision, the graph, and what the user should know.
+
+        Args:
+            graph: The fitted graph.
+            output: Where it is written with a name for each node, after which layers are named.
+
+        Raises:
+            InvalidOption: If the user names layers, and the engine takes no constraints.
+        """
+        named = self._named()
+        half = half_left_to_engine(self.spec, self.capabilities)
+        if not half:
+            return named, graph, []
+        from ..compiler.quantize.half.protect import nodes_to_protect
+
+        model = load_onnx(graph)
+        ranges = self._observed() if half == "fp16" else None  # bf16 reaches as far as float32
+        protected = nodes_to_protect(model, _HALVES[half], ranges=ranges)
+        names = [node.name for node in model.graph.node]
+        save_onnx(model, output)
+        asked = {name: kind for one, kind in named.items() for name in _nodes_of(one, names)}
+        blind = half == "fp16" and ranges is None
+        return dict.fromkeys(protected, "fp32") | asked, output, [_BLIND] * blind
+
+    def _observed(self) -> Ranges | None:
+        """The ranges that were given, or those of the first samples; None without either."""
+        from ..calibration import Ranges, load_ranges, observe
+        from ..calibration.tensorrt_cache import is_cache
+
+        if isinstance(self.ranges, Ranges):
+            return self.ranges
+        if self.ranges is not None and not is_cache(self.ranges):
+            return load_ranges(self.ranges)
+        if self.spec.data is None:
+            return None
+        inputs = read_weightless(self.model).io.inputs  # the graph's may be of other types
+        samples = Data(self.spec.data, inputs, batch_size=1, limit=_LOOKED_AT)
+        return observe(self.model, samples, infinite=True)
+
+    def _named(self) -> dict[str, str]:
+        """Node of the model to precision, of what the user named."""
+        from ..compiler.quantize.match_nodes import match_nodes
+
+        spec = self.spec
+        if spec.precision in _FLOATS or self.needed == spec.precision:
+            return {}
+        if not (spec.layers or spec.exclude or spec.only):
+            return {}
+        if not self.capabilities.keeps_layers:
+            raise InvalidOption(
+                f"{spec.precision} for {spec.target}: it chooses the types of all layers by itself",
+                hint="leave `layers` and `exclude` out, or choose another precision or target",
+            )
+        graph = read_weightless(self.model).model.graph
+        above = dict.fromkeys(match_nodes(graph, spec.exclude, only=spec.only), "fp32")
+        return above | {
+            name: kind
+            for pattern, kind in spec.layer_precisions.items()
+            for name in match_nodes(graph, [pattern])
+        }
+
+
+def _nodes_of(asked: str, names: Sequence[str]) -> list[str]:
+    """A node of the model as it is in the graph: itself, or those that it was written out in."""
+    return [asked] if asked in names else [name for name in names if name.startswith(f"{asked}/")] or [asked]

@@ -23,14 +23,18 @@ import msgspec
 
 from ..artifact import Manifest, commit, read_manifest
 from ..artifact.int8_isa import QUANTIZE_AGAIN, carried_isa, require_exact
+from ..compiler.opset.trt_operators import find_trt_operators, in_standard_forms
+from ..data.batches import Data
 from ..errors import ArtifactError, InvalidOption
 from ..files import manifest_path, temporary_folder, writing
+from ..model.graph import graph_precision, weighted_nodes
+from ..model.onnx_file import load_onnx, model_io, save_onnx
+from ..model.weightless import fingerprint, read_weightless
 from ..processor import resolve_isa
 from ..progress import Progress, silent
 from ..spec.artifacts import with_floats
 from ..spec.words import CALIBRATED, WAY_OUT, FloatPrecision, Precision
-from .constraints import Constraints, half_left_to_engine
-from .fitting import Fitted, Fitting
+from .fitting import Constraints, Fitted, Fitting, half_left_to_engine
 
 if TYPE_CHECKING:
     from ..calibration import Ranges
@@ -149,8 +153,6 @@ def lower(
 
 def first_samples(model: str | Path, spec: BuildSpec, count: int = 16) -> list[Feeds]:
     """Return the first batches of the spec's data, one at least, up to so many samples; none without data."""
-    from ..data.batches import Data
-    from ..model.weightless import read_weightless
 
     data = spec.data
     return [] if data is None else Data(data, read_weightless(Path(model)).io.inputs).first_batches(count)
@@ -159,9 +161,6 @@ def first_samples(model: str | Path, spec: BuildSpec, count: int = 16) -> list[F
 @contextmanager
 def _in_standard_forms(model: Path) -> Iterator[Path]:
     """A model with Q/DQ of ONNX in place of those of TensorRT, which ModelOpt writes; itself without them."""
-    from ..compiler.opset.trt_operators import find_trt_operators, in_standard_forms
-    from ..model.onnx_file import load_onnx, save_onnx
-    from ..model.weightless import read_weightless
 
     if not find_trt_operators(read_weightless(model).model):
         yield model
@@ -208,8 +207,6 @@ def _decided(
 
 
 def _precision_of(model: str | Path) -> str:
-    from ..model.graph import graph_precision
-    from ..model.weightless import read_weightless
 
     return graph_precision(read_weightless(Path(model)).model)
 
@@ -348,8 +345,6 @@ class _Lowering:
         from ..engines.base import BuildRequest
         from ..engines.refused import missed_or_refused
         from ..engines.registry import engine
-        from ..model.graph import weighted_nodes
-        from ..model.weightless import read_weightless
 
         spec, samples = self.spec, first_samples(self.model, self.spec, 1)
         graph = self._typed()
@@ -383,8 +378,6 @@ class _Lowering:
 
     def _record(self, lowered: LoweredGraph, source: Path) -> None:
         """Write the manifest of the graph: that of its quantization, and what the graph does not say."""
-        from ..model.onnx_file import load_onnx, model_io
-        from ..model.weightless import fingerprint
 
         manifest = self.manifest or Manifest(
             kind="onnx",

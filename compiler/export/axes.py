@@ -1,17 +1,24 @@
-"""Dynamic axes of a captured graph: their names, and the extents that PyTorch's guards allow."""
+"""Capture a PyTorch model as a graph: its dynamic axes, and the extents that PyTorch's guards allow.
+
+A guard is an expression over the symbols of axes that must be true, such as `Eq(s53, 2*(s53//2))`.
+"""
 
 from __future__ import annotations
 
+import inspect
 import math
+import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from itertools import product
 from typing import Any
 
 from ...errors import ExportError
 from ...model.example import Example
 from ...model.input_notes import AxisRange
-from .guards import Guard, allowed_extents, read_guards
+from ...model.pytorch import import_torch
 
 
 @dataclass(frozen=True)
@@ -96,13 +103,7 @@ def read_axes(program: Any, example: Example, *, proven: bool) -> Axes:
 
 
 def rename_axes(model: Any, axes: Axes, example: Example) -> None:
-    """Give the axes of an ONNX model the user's names; other axes are told by them.
-
-    Args:
-        model: The `ModelProto`.
-        axes: What its symbols stand for.
-        example: How the axes of its inputs are called.
-    """
+    """Give the axes of an ONNX model the names of the example's; other axes are told by them."""
     symbols = re.compile(r"\b(" + "|".join(map(re.escape, axes.names)) + r")\b") if axes.names else None
     inputs = {tensor.name: tensor for tensor in example.inputs}
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
@@ -166,3 +167,241 @@ def _both(first: AxisRange, second: AxisRange, name: str) -> AxisRange:
     if common.maximum is not None and common.maximum < common.minimum:
         raise ExportError(f"axis {name!r} cannot be dynamic: no extent suits all inputs that share it")
     return common
+
+
+_WINDOW = 512  # extents beyond the traced one among which a multiple shows
+_FAR = 64  # times the traced extent: what holds there holds for all
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "Add": lambda *terms: sum(terms),
+    "Mul": lambda *factors: math.prod(factors),
+    "Pow": pow,
+    "Max": max,
+    "Min": min,
+    "Abs": abs,
+    "Equality": operator.eq,
+    "Unequality": operator.ne,
+    "StrictLessThan": operator.lt,
+    "LessThan": operator.le,
+    "StrictGreaterThan": operator.gt,
+    "GreaterThan": operator.ge,
+    "And": lambda *parts: all(parts),
+    "Or": lambda *parts: any(parts),
+    "Not": operator.not_,
+    "FloorDiv": operator.floordiv,
+    "CleanDiv": operator.floordiv,
+    "CeilDiv": lambda a, b: -(-a // b),
+    "Mod": operator.mod,
+    "PythonMod": operator.mod,
+    "ModularIndexing": lambda a, b, modulus: a // b % modulus,
+    "PowByNatural": pow,
+    "ToFloat": float,
+    "IntTrueDiv": operator.truediv,
+    "FloatTrueDiv": operator.truediv,
+    "FloorToInt": math.floor,
+    "CeilToInt": math.ceil,
+    "TruncToInt": math.trunc,
+}
+"""What the symbolic functions of sympy and PyTorch compute (torch/utils/_sympy/functions.py), by class."""
+
+
+@dataclass(frozen=True)
+class Guard:
+    """One guard: its symbols by name and in order, and its value, given the extents of these."""
+
+    symbols: tuple[str, ...]
+    value: Callable[[Sequence[int]], Any]
+
+    def holds(self, symbol: str, extent: int, traced: Mapping[str, int]) -> bool:
+        """Return whether it is true for an extent, at some extents of the other symbols in it.
+
+        Others are traced with 2 or more, and so is what they stand for: their own guards are judged apart.
+        """
+        others = [
+            [extent] if name == symbol else [traced[name], traced[name] + 1, traced[name] * 2]
+            for name in self.symbols
+        ]
+        return any(self._is_true(chosen) for chosen in product(*others))
+
+    def _is_true(self, extents: Sequence[int]) -> bool:
+        try:
+            return bool(self.value(extents))
+        except (ArithmeticError, ValueError):  # such as a division by a number of windows that is 0
+            return False
+
+
+def read_guards(expressions: Iterable[Any], symbols: Iterable[str]) -> list[Guard]:
+    """Return the expressions of sympy that are about the symbols of input axes, and of known functions."""
+    known = set(symbols)
+    guards = []
+    for expression in dict.fromkeys(expressions):
+        names = sorted(str(symbol) for symbol in getattr(expression, "free_symbols", ()))
+        if names and set(names) <= known:
+            value = _compiled(expression, names)
+            guards += [Guard(tuple(names), value)] if value is not None else []
+    return guards
+
+
+def _compiled(expression: Any, names: Sequence[str]) -> Callable[[Sequence[int]], Any] | None:
+    """The function that an expression is of the extents of its symbols; None where a part is not known."""
+    if getattr(expression, "is_Symbol", False):
+        index = names.index(str(expression))
+        return lambda extents: extents[index]
+    if not expression.args:
+        number = _number(expression)
+        return None if number is None else lambda _: number
+    function = _FUNCTIONS.get(type(expression).__name__)
+    parts = [_compiled(part, names) for part in expression.args]
+    if function is None or None in parts:
+        return None
+    known = [part for part in parts if part is not None]
+    return lambda extents: function(*(part(extents) for part in known))
+
+
+def _number(expression: Any) -> int | float | None:
+    if getattr(expression, "is_Integer", False):
+        return int(expression)
+    return float(expression) if getattr(expression, "is_Rational", False) else None
+
+
+def allowed_extents(
+    symbol: str, traced: Mapping[str, int], guards: Sequence[Guard], lowest: int, highest: int | None
+) -> AxisRange:
+    """Return the extents of a symbol for which all guards hold; the traced one is among them.
+
+    PyTorch knows `lowest` and `highest`, which is None where it knows none.
+    """
+    own = [guard for guard in guards if symbol in guard.symbols]
+    start = traced[symbol]
+
+    def holds(extent: int) -> bool:
+        return all(guard.holds(symbol, extent, traced) for guard in own)
+
+    step = _step(start, highest, holds)
+    first = _last_that_holds(start // step, -(-lowest // step), lambda count: holds(count * step)) * step
+    if highest is not None:
+        end = highest
+    elif holds(start * _FAR):
+        return AxisRange(first, None, step)
+    else:
+        end = start * _FAR
+    return AxisRange(
+        first, _last_that_holds(start // step, end // step, lambda n: holds(n * step)) * step, step
+    )
+
+
+def _step(traced: int, highest: int | None, holds: Callable[[int], bool]) -> int:
+    """The greatest number of which all allowed extents near the traced one are multiples."""
+    end = traced + _WINDOW if highest is None else min(highest, traced + _WINDOW)
+    if end == traced or holds(traced + 1):
+        return 1
+    others = [extent for extent in range(traced + 2, end + 1) if holds(extent)]
+    return reduce(math.gcd, others, traced) if others else 1
+
+
+def _last_that_holds(inside: int, end: int, holds: Callable[[int], bool]) -> int:
+    """The last of the numbers from `inside` to `end` up to which `holds` is true, by bisection."""
+    if inside == end or holds(end):
+        return end
+    outside = end
+    while abs(outside - inside) > 1:
+        middle = (inside + outside) // 2
+        if holds(middle):
+            inside = middle
+        else:
+            outside = middle
+    return inside
+
+
+def capture(module: Any, example: Example) -> tuple[Any, Axes]:
+    """Capture a module as an `ExportedProgram`; its gradients are off, as they are at inference.
+
+    An axis is a plain `Dim` at first: PyTorch then proves that the graph holds for every extent. Where it
+    refuses, the axis is `Dim.DYNAMIC`, for which PyTorch notes the limits that it met (`read_axes`). Both of
+    PyTorch's tracers are tried.
+
+    Raises:
+        ExportError: If an axis was made static although it was to be dynamic.
+        Exception: What PyTorch raised first.
+    """
+    torch = import_torch()
+    arguments, keywords = example.arguments(example.feeds)
+    kinds = (True, False) if any(tensor.dynamic_axes for tensor in example.inputs) else (True,)
+    first: Exception | None = None
+    for strict in (False, True):
+        for proven in kinds:
+            try:
+                shapes = dynamic_shapes(module, example, proven=proven)
+                with torch.no_grad():
+                    program = torch.export.export(
+                        module, arguments, keywords, dynamic_shapes=shapes, strict=strict
+                    )
+            except Exception as error:  # whatever PyTorch raises, the next way may do
+                first = first or error
+                if "your code specialized it to be a constant" in str(error) and not proven:
+                    raise first from None  # the other tracer runs the same operators
+                continue
+            try:
+                return program, read_axes(program, example, proven=proven)
+            except ExportError as error:
+                first = first or error
+    assert first is not None
+    raise first
+
+
+def dynamic_shapes(module: Any, example: Example, *, proven: bool) -> Any:
+    """Return the `dynamic_shapes` of `torch.export`: of each axis a `Dim`, or without `proven` `Dim.DYNAMIC`.
+
+    None where nothing is dynamic.
+    """
+    torch = import_torch()
+    dims: dict[str, Any] = {}
+    shapes: list[dict[int, Any]] = []
+    for tensor in example.inputs:
+        for name in tensor.dynamic_axes.values():
+            asked = example.ranges.get(name, AxisRange())
+            limits = {"min": asked.minimum if asked.minimum > 1 else None, "max": asked.maximum}
+            spelled = name if name.isidentifier() else f"axis_{len(dims)}"
+            if name not in dims:
+                dims[name] = torch.export.Dim(spelled, **limits) if proven else _hinted(torch, limits)
+        shapes.append({axis: dims[name] for axis, name in tensor.dynamic_axes.items()})
+    if not any(shapes):
+        return None
+    if example.by_name:
+        return {tensor.name: axes for tensor, axes in zip(example.inputs, shapes, strict=True)}
+    named = _named_parameters(module)
+    return tuple(shapes) if named is None else (*shapes[:named], tuple(shapes[named:]))
+
+
+def _hinted(torch: Any, limits: dict[str, int | None]) -> Any:
+    given = {word: limit for word, limit in limits.items() if limit is not None}
+    return torch.export.Dim.DYNAMIC(**given) if given else torch.export.Dim.DYNAMIC
+
+
+def _named_parameters(module: Any) -> int | None:
+    """How many parameters stand before `*args` in `forward`; None where there is no such thing."""
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    kinds = [parameter.kind for parameter in parameters]
+    if inspect.Parameter.VAR_POSITIONAL not in kinds:
+        return None
+    return kinds.index(inspect.Parameter.VAR_POSITIONAL)
+
+
+def require_axes(example: Example, written: Any, label: str) -> None:
+    """Refuse a file, with the inputs `written`, in which an axis is static that was to be dynamic.
+
+    Raises:
+        ExportError: Naming the axis.
+    """
+    by_name = {tensor.name: tensor for tensor in written}
+    for tensor in example.inputs:
+        for axis, name in tensor.dynamic_axes.items():
+            if tensor.name in by_name and axis not in by_name[tensor.name].dynamic_axes:
+                raise ExportError(
+                    f"{label}: axis {axis} ({name}) of input {tensor.name!r} cannot be dynamic: the exporter "
+                    f"wrote {by_name[tensor.name]}",
+                    hint="the model fixes that axis; leave it out",
+                )

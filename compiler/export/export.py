@@ -23,15 +23,19 @@ from ...model.source import TENSORFLOW_KINDS, Source, parse_source
 from ...progress import Progress, silent
 from ...spec.words import GraphTarget
 from ...tensors import TensorInfo
+from ..check import OnnxReference
 from ..quantize.qat.train import TRAINED_FOR, register_operators
-from .axes import rename_axes
-from .capture import require_axes
-from .checks import Comparison, open_session, spelled
-from .manifest import axis_options, export_manifest, input_notes
-from .onnx_source import take_onnx
-from .original import Original, kept_mode, open_original
-from .preprocessing import note_preprocessing, with_preprocessing
-from .tensorflow_source import take_tensorflow
+from .axes import rename_axes, require_axes
+from .checks import Comparison, Original, kept_mode, open_original, spelled
+from .onnx_source import (
+    axis_options,
+    export_manifest,
+    input_notes,
+    note_preprocessing,
+    take_onnx,
+    take_tensorflow,
+    with_preprocessing,
+)
 from .write import TensorsOut, Written, edit_in_place, finish, lower_to, write_model
 
 DEFAULT_OPSET = 20
@@ -166,7 +170,7 @@ def _export(
             )
         comparison = Comparison(
             original,
-            open_session(path),
+            OnnxReference(path),
             names,
             written.axes,
             traced=bool(written.reason),

@@ -1,24 +1,121 @@
-"""Check and copy an ONNX file that is given as MODEL."""
+"""Metadata of an exported file, in its manifest and in the ONNX file.
+
+Note in an exported file how samples become its inputs, as `preprocessing` of the user says.
+
+Check and copy an ONNX file that is given as MODEL.
+
+Convert a TensorFlow model that is given as MODEL, and check the ONNX file as any other.
+"""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from ...artifact import Artifact, Check, commit
+from ...artifact import Artifact, Check, Manifest, commit, tool_versions
 from ...artifact.int8_isa import carried_isa
 from ...data.batches import Data
-from ...files import writing
-from ...model.onnx_file import check_onnx, external_files, load_checked, load_onnx, model_io, opset, save_onnx
-from ...model.preprocessing import Preprocessing
+from ...errors import InvalidOption
+from ...files import temporary_folder, writing
+from ...model.example import Example
+from ...model.graph import graph_precision
+from ...model.input_notes import AxisRange, InputNote, read_notes, write_notes
+from ...model.onnx_file import (
+    check_onnx,
+    count_operators,
+    external_files,
+    load_checked,
+    load_onnx,
+    model_io,
+    opset,
+    save_onnx,
+)
+from ...model.preprocessing import Preprocessing, as_json
+from ...model.preprocessing_fit import fit_preprocessing
 from ...model.random_input import run_on
 from ...model.source import Source
 from ...model.source_paths import strip_source_paths
+from ...model.tensorflow import HIGHEST_OPSET, convert, tensorflow_python
+from ...progress import Progress
+from ...tensors import Dim, Feeds, TensorInfo, parse_dynamic_axis, parse_input
 from ..check import OnnxReference
-from .manifest import export_manifest
-from .preprocessing import note_preprocessing, with_preprocessing
+from ..opset.fit import upgrade_in_place
+from .write import edit_in_place, lower_to
+
+
+def export_manifest(
+    proto: Any, options: Mapping[str, object], checks: Sequence[Check], warnings: Sequence[str] = ()
+) -> Manifest:
+    """Return the manifest of an exported file."""
+    return Manifest(
+        kind="onnx",
+        stage="export",
+        precision=graph_precision(proto),
+        io=model_io(proto),
+        tools=tool_versions("torch", "onnx", "onnxscript", "onnxruntime"),
+        options=options,
+        proof={"operators": count_operators(proto)},
+        checks=checks,
+        warnings=warnings,
+    )
+
+
+def axis_options(example: Example, ranges: Mapping[str, AxisRange]) -> dict[str, object]:
+    """Return axis name to its range and the extent that it was traced with."""
+    return {
+        name: {**ranges.get(name, AxisRange()).as_json(), "traced": extent}
+        for name, extent in example.extents.items()
+    }
+
+
+def input_notes(example: Example, ranges: Mapping[str, AxisRange]) -> dict[str, InputNote]:
+    """Return what later stages should know of each input: the example's extents, the ranges of its axes."""
+    return {
+        tensor.name: InputNote(
+            tuple(int(extent) for extent in example.feeds[tensor.name].shape),
+            {axis: ranges[name] for axis, name in tensor.dynamic_axes.items() if name in ranges},
+            tensor.preprocessing,
+        )
+        for tensor in example.inputs
+    }
+
+
+def with_preprocessing(inputs: Sequence[TensorInfo], said: Preprocessing | None) -> tuple[TensorInfo, ...]:
+    """Return inputs with how samples become them; as they are where nothing is said.
+
+    Raises:
+        InvalidOption: If the model has no such input.
+    """
+    made = fit_preprocessing(said, inputs) if said is not None else {}
+    return tuple(
+        replace(one, preprocessing=as_json(made[one.name])) if one.name in made else one for one in inputs
+    )
+
+
+def note_preprocessing(path: Path, said: Preprocessing | None, feeds: Feeds) -> None:
+    """Note in an ONNX file how samples become its inputs; nothing changes where nothing is said.
+
+    Args:
+        path: The file; weights beside it stay where they are.
+        said: The preprocessing.
+        feeds: Input that suits the model, whose extents are noted where the file notes none.
+
+    Raises:
+        InvalidOption: If the model has no such input.
+    """
+    if said is not None:
+        edit_in_place(path, lambda proto: write_notes(proto, _noted(proto, said, feeds)))
+
+
+def _noted(proto: Any, said: Preprocessing, feeds: Feeds) -> Mapping[str, InputNote]:
+    notes = read_notes(proto)
+    for one in with_preprocessing(model_io(proto).inputs, said):
+        note = notes.get(one.name) or InputNote(tuple(int(extent) for extent in feeds[one.name].shape))
+        notes[one.name] = replace(note, preprocessing=one.preprocessing)
+    return notes
 
 
 def take_onnx(
@@ -63,3 +160,93 @@ def take_onnx(
         manifest = export_manifest(proto, options, checks)
         manifest = commit(path, replace(manifest, tools={**manifest.tools, **(converter or {})}))
     return Artifact(output, manifest)
+
+
+def take_tensorflow(
+    source: Source,
+    output: Path,
+    *,
+    inputs: Sequence[str | TensorInfo],
+    outputs: Sequence[str],
+    dynamic: Sequence[str],
+    opset_version: int,
+    data: str | None,
+    trust: bool,
+    python: Sequence[str],
+    preprocessing: Preprocessing | None,
+    progress: Progress,
+) -> Artifact:
+    """Convert a SavedModel, Keras or TFLite file by tf2onnx, name its axes, and check it as an ONNX file.
+
+    Args and Raises: As `export` and `model.tensorflow.convert` have them.
+    """
+    with temporary_folder("tensorflow") as folder:
+        path = folder / "model.onnx"
+        progress("convert to ONNX")
+        interpreter = tensorflow_python(python)
+        opset = min(opset_version, HIGHEST_OPSET)
+        versions = convert(source, interpreter, path, outputs, opset=opset, trust=trust)
+        proto = load_onnx(path)
+        tensors = input_shapes(model_io(proto).inputs, inputs, dynamic)
+        first = {tensor.shape[0] for tensor in tensors if tensor.shape}
+        batch = first.pop() if len(first) == 1 else ""
+        for value, tensor in zip(proto.graph.input, tensors, strict=True):
+            for dimension, extent in zip(value.type.tensor_type.shape.dim, tensor.shape, strict=True):
+                if isinstance(extent, int):
+                    dimension.dim_value = extent
+                else:
+                    dimension.dim_param = extent
+        for value in proto.graph.output:  # tf2onnx makes names up
+            for axis, dimension in enumerate(value.type.tensor_type.shape.dim):
+                if isinstance(batch, int) and axis == 0:
+                    dimension.dim_value = batch
+                elif not dimension.HasField("dim_value"):
+                    dimension.dim_param = str(batch) if axis == 0 and batch else f"{value.name}_{axis}"
+        if opset_version > HIGHEST_OPSET:
+            upgrade_in_place(proto, opset_version)
+        save_onnx(proto, path)
+        lower_to(path, opset_version, source.spec)
+        converted = replace(source, kind="onnx", path=path)
+        return take_onnx(converted, output, data, preprocessing, versions)
+
+
+def input_shapes(
+    tensors: Sequence[TensorInfo], requested: Sequence[str | TensorInfo], dynamic: Sequence[str]
+) -> list[TensorInfo]:
+    """Return inputs with the shapes that are requested; a first open axis is "batch", another INPUT_AXIS.
+
+    Args:
+        tensors: Inputs of the converted model.
+        requested: Shapes of some of them, whose dtypes are the model's.
+        dynamic: `INPUT:AXIS=NAME` each.
+
+    Raises:
+        InvalidOption: If an input is unknown, or a shape does not fit the model.
+    """
+    shapes: dict[str, list[Dim]] = {
+        tensor.name: [
+            dim if isinstance(dim, int) and dim > 0 else "batch" if axis == 0 else f"{tensor.name}_{axis}"
+            for axis, dim in enumerate(tensor.shape)
+        ]
+        for tensor in tensors
+    }
+    infos = [parse_input(item) if isinstance(item, str) else item for item in requested]
+    labels = [parse_dynamic_axis(text) for text in dynamic]
+    for name in (*(info.name for info in infos), *(label[0] for label in labels)):
+        if name not in shapes:
+            raise InvalidOption(
+                f"`inputs` {name}: is no input of the model; it takes {', '.join(shapes)}", option="inputs"
+            )
+    for info in infos:
+        if info.extents:
+            raise InvalidOption(f"`inputs` {info}: TensorFlow's axes take names, no ranges", option="inputs")
+        shape = shapes[info.name]
+        if len(shape) != len(info.shape) or any(
+            isinstance(dim, int) and dim != extent for dim, extent in zip(shape, info.shape, strict=True)
+        ):
+            spelled = "x".join(str(dim) if isinstance(dim, int) else "?" for dim in shape)
+            raise InvalidOption(f"`inputs` {info}: the model's shape is {spelled}", option="inputs")
+        shapes[info.name] = list(info.shape)
+    for name, axis, label in labels:
+        shapes[name][axis : axis + 1] = [label]
+    return [replace(tensor, shape=tuple(shapes[tensor.name])) for tensor in tensors]

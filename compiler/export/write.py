@@ -1,7 +1,16 @@
-"""Write a PyTorch model as an ONNX file, by the dynamo exporter, else by the TorchScript exporter."""
+"""Write a PyTorch model as an ONNX file, by the dynamo exporter, else by the TorchScript exporter.
+
+Embedding bags of one length are captured as a lookup and a reduction, not as a loop over the bags.
+`torch.nn.EmbeddingBag` reads rows of a table and reduces each bag of them. Its exporter writes a Loop that
+appends to a sequence, which neither OpenVINO nor TensorRT takes. Where the bags are the rows of a matrix of
+indices [bags, length], the same is
+
+    Gather(table, indices) [bags, length, width] ─ ReduceMean, -Sum or -Max of axis 1 ─ [bags, width]
+"""
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,10 +29,7 @@ from ...progress import quiet
 from ...spec.words import GraphTarget
 from ..opset.lower import lower_opset
 from ..quantize.qat.finish_qdq import finish_qdq
-from .axes import Axes, plain_axes
-from .capture import capture
-from .embedding_bags import bags_without_loops
-from .failure import explain_export_failure
+from .axes import Axes, capture, plain_axes
 
 _LOWEST_EXPORTED = 18  # below that, PyTorch's exporter has onnx.version_converter try, which gives up early
 _HIGHEST_TRACED = 20  # the TorchScript-based exporter knows no newer opset
@@ -176,15 +182,15 @@ def _write_captured(
 ) -> Axes:
     torch = import_torch()
     with quiet(), torch.no_grad(), bags_without_loops():
-        captured = capture(module, example)
-        _require_ranges(module, example, captured.axes)
+        captured, axes = capture(module, example)
+        _require_ranges(module, example, axes)
         program = torch.onnx.export(
-            captured.program, dynamo=True, verbose=False, output_names=list(names),
+            captured, dynamo=True, verbose=False, output_names=list(names),
             input_names=[tensor.name for tensor in example.inputs],
             opset_version=max(opset_version, _LOWEST_EXPORTED),
         )  # fmt: skip
         program.save(str(path), external_data=_is_large(module))
-    return captured.axes
+    return axes
 
 
 def _require_ranges(module: Any, example: Example, axes: Axes) -> None:
@@ -271,3 +277,133 @@ def runs(module: Any, example: Example, extents: dict[str, int]) -> bool:
 def _is_large(module: Any) -> bool:
     total = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
     return bool(total > (1 << 31) - (1 << 26))
+
+
+def explain_export_failure(error: Exception, label: str) -> QCompileError:
+    """Return the error to raise for an exception of `torch.onnx.export`.
+
+    Args:
+        error: What the exporter raised.
+        label: The model's spelling.
+
+    Returns:
+        An `ExportError` whose data has a `reason`: "axis" where an axis cannot be dynamic, "values" where
+        the model branches on values; or the error itself, where it is one of ours of another kind.
+    """
+    if isinstance(error, ExportError):
+        message = error.message if error.message.startswith(label) else f"{label}: {error.message}"
+        return ExportError(message, hint=error.hint, **error.data)
+    if isinstance(error, QCompileError):
+        return error
+    chain = list(_causes(error))
+    text = "\n".join(str(item) for item in chain)
+    node = _failing_node(error)
+    module = _module(node)
+    if node is not None:
+        text += str(node.meta.get("stack_trace") or "")
+    place = f" in module {module}" if module else ""
+
+    def failure(what: str, hint: str = "", **data: str) -> ExportError:
+        return ExportError(f"{label}: {what}{_line(text)}", hint=hint, module=module, **data)
+
+    replace_it = "replace the operator in the model, or leave it out of the exported part"
+    if match := re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", text):
+        return failure(f"operator {match[1]}{place} has no ONNX form", replace_it, operator=match[1])
+    if match := re.search(r"Error when translating node .*?target=torch\.ops\.([\w.]+)", text, re.S):
+        what = f"operator {match[1]}{place} cannot be translated: {first_line(chain[-1])}"
+        return failure(what, replace_it, operator=match[1])
+    if "data-dependent" in text:
+        return failure(
+            f"forward branches on a value of its input{place}, which ONNX cannot freeze",
+            "use torch.where or torch.cond in place of the Python `if`; `freeze_branches` exports the "
+            "branches that the example takes",
+            reason="values",
+        )
+    if match := re.search(r"[Cc]onstraints violated \((.+?)\).*?\n\s*- ([^\n]+)", text, re.S):
+        return failure(
+            f"axis {match[1]} cannot be dynamic in this model: {match[2].split('. If ')[0]}",
+            "give that axis a number in `inputs`, or leave it out of `dynamic`",
+            reason="axis",
+        )
+    return failure(f"the exporter failed with {type(chain[-1]).__name__}: {first_line(chain[-1])}")
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    current: BaseException | None = error
+    while current is not None:
+        yield current
+        current = current.__cause__
+
+
+def _failing_node(error: BaseException) -> Any:
+    """The FX node that the exporter was translating, read from the frames it failed in.
+
+    The exporter's messages name the node but not the module it came from; the node itself knows.
+    """
+    for cause in _causes(error):
+        trace = cause.__traceback__
+        while trace is not None:
+            node = trace.tb_frame.f_locals.get("node")
+            if hasattr(node, "meta") and hasattr(node, "target"):
+                return node
+            trace = trace.tb_next
+    return None
+
+
+def _module(node: Any) -> str:
+    """The innermost module of an FX node: "inner.0 (Bad)"."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values()) if node is not None else []
+    if not stack:
+        return ""
+    path, kind = stack[-1]
+    name = kind if isinstance(kind, str) else kind.__name__
+    return f"{path or '(root)'} ({name.rsplit('.', 1)[-1]})"
+
+
+def _line(text: str) -> str:
+    """The user's own line that led there, when the exporter says it."""
+    places = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', text)
+    own = [place for place in places if "site-packages" not in place[0]]
+    if not own:
+        return ""
+    file, line, function = own[-1]
+    return f" ({file.rsplit('/', 1)[-1]}, line {line}, in {function})"
+
+
+@contextmanager
+def bags_without_loops() -> Iterator[None]:
+    """Let bags of one length be a lookup and a reduction while a model is captured.
+
+    Bags of several lengths (offsets) or with padded indices, and tables that a call renormalizes, stay.
+    """
+    functional = import_torch().nn.functional
+    original = functional.embedding_bag
+
+    def embedding_bag(
+        input: Any,
+        weight: Any,
+        offsets: Any = None,
+        max_norm: Any = None,
+        norm_type: float = 2,
+        scale_grad_by_freq: bool = False,
+        mode: str = "mean",
+        sparse: bool = False,
+        per_sample_weights: Any = None,
+        include_last_offset: bool = False,
+        padding_idx: Any = None,
+    ) -> Any:
+        if input.dim() != 2 or offsets is not None or max_norm is not None or padding_idx is not None:
+            return original(
+                input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse,
+                per_sample_weights, include_last_offset, padding_idx,
+            )  # fmt: skip
+        rows = functional.embedding(input, weight)
+        if per_sample_weights is not None:
+            rows = rows * per_sample_weights.unsqueeze(-1)
+        return rows.amax(1) if mode == "max" else rows.sum(1) if mode == "sum" else rows.mean(1)
+
+    functional.embedding_bag = embedding_bag
+    try:
+        yield
+    finally:
+        functional.embedding_bag = original

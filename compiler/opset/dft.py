@@ -10,27 +10,34 @@ For a signal x of N values, each real (c = 1) or a pair of real and imaginary pa
 
 The inverse takes exp(+2 pi i k n / L) / L; of a onesided spectrum it gives L real numbers, for which every
 value stands for two, but the first and, where L is even, the last. Values beyond L are cut off; missing ones
-are 0 (ONNX, DFT). A length that only a run tells has a table that the graph computes (`dft_of_any_length`).
+are 0 (ONNX, DFT). A length that only a run tells has tables that the graph computes:
+
+    x [..., N, c] ─ Transpose [..., c, N] ─┬─ MatMul(cos) ─┬─ real and imaginary part ─ [..., M, 2]
+                                           └─ MatMul(sin) ─┘
+
+    cos[n, k] = cos(2 pi (n k mod N) / N),  k = 0 ... M - 1,  M = N, or N // 2 + 1 if onesided
+
+`n k mod N` is computed in integers, so that long signals lose nothing. A table has N M values, which the
+runtime computes anew at every call: that is for lengths of thousands at most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...model.graph import attribute, constant_tensor, infer_shapes, infer_types, tensor_values
-from ...model.graph_edits import set_nodes, store
-from ...model.onnx_file import opset
-from .dft_of_any_length import products_of_any_length
+from ...model.graph import attribute
+from .scope import Chain, Scope, rewrite_operator
 
 if TYPE_CHECKING:
     import onnx
 
 _LARGEST_TABLE = 1 << 22
 """Values of a table: 16 MB. A longer transform keeps its operator, which is fast where a runtime has it."""
+_FLOAT = 1  # ONNX's number of float32
 
 
 def dft_to_products(model: onnx.ModelProto) -> list[str]:
@@ -41,107 +48,98 @@ def dft_to_products(model: onnx.ModelProto) -> list[str]:
     Args:
         model: Of any opset that has DFT, 17 or newer; it is changed.
     """
-    if not any(node.op_type == "DFT" for node in model.graph.node):
-        return []
-    return _Rewriter(model).run()
+    return rewrite_operator(model, "DFT", _product)
 
 
-class _Rewriter:
-    def __init__(self, model: onnx.ModelProto) -> None:
-        self.graph, self.opset = model.graph, opset(model)
-        self.shapes, self.types = infer_shapes(model), infer_types(model)
-        self.constants: Mapping[str, NDArray[np.generic]] = {
-            tensor.name: tensor_values(tensor) for tensor in model.graph.initializer if len(tensor.dims) <= 1
-        } | {
-            node.output[0]: tensor_values(tensor)
-            for node in model.graph.node
-            if (tensor := constant_tensor(node)) is not None
-        }
-
-    def run(self) -> list[str]:
-        nodes, rewritten = list(self.graph.node), []
-        made = []
-        for node in nodes:
-            replaced = self._product(node) if node.op_type == "DFT" else None
-            made += [node] if replaced is None else replaced
-            rewritten += [node.name] if replaced is not None else []
-        set_nodes(self.graph, made)
-        return rewritten
-
-    def _product(self, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-        """The nodes in place of a DFT; None where it stays."""
-        from onnx import helper
-
-        shape = self.shapes.get(node.input[0], ())
-        axis, length = self._axis(node, len(shape)), self._length(node, shape)
-        onesided, inverse = (attribute(node, name, 0) for name in ("onesided", "inverse"))
-        dtype = self.types.get(node.input[0], "")
-        if axis is None or dtype not in ("float32", "float16") or shape[-1] not in (1, 2):
+def _product(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
+    """The nodes in place of a DFT; None where it stays."""
+    shape = scope.shape(node.input[0]) or ()
+    axis, rank = _axis(node, scope, len(shape)), len(shape)
+    if axis is None or scope.type(node.input[0]) not in ("tensor(float)", "tensor(float16)"):
+        return None
+    onesided, inverse = (bool(attribute(node, name, 0)) for name in ("onesided", "inverse"))
+    count, parts, kind = shape[axis], shape[-1], scope.elem_type(node, node.input[0])
+    if parts not in (1, 2):
+        return None
+    whole = len(node.input) < 2 or not node.input[1]
+    if count is None:
+        if not whole or (onesided and inverse):
             return None
-        if length is None:
-            whole = len(node.input) < 2 or not node.input[1]
-            if not whole or isinstance(shape[axis], int) or (onesided and inverse):
-                return None
-            parts = 1 if shape[-1] == 1 else 2
-            return products_of_any_length(
-                self.graph, node, axis=axis, rank=len(shape), parts=parts, dtype=dtype
-            )
-        count, parts, rank = shape[axis], shape[-1], len(shape)
-        assert isinstance(count, int)
-        assert isinstance(parts, int)
-        table = dft_table(count, parts, length, onesided=bool(onesided), inverse=bool(inverse))
-        if table.size > _LARGEST_TABLE:
+        return _of_any_length(node, scope, shape, axis, onesided, inverse)
+    points = None if whole else scope.constant(node.input[1])
+    if not whole and points is None:
+        return None
+    length = count if points is None else int(points.reshape(-1)[0])
+    table = dft_table(count, parts, length, onesided=onesided, inverse=inverse)
+    if table.size > _LARGEST_TABLE:
+        return None
+    chain, value, moved = Chain(node, scope), node.input[0], axis != rank - 2
+    swap = list(range(rank))
+    swap[axis], swap[-2] = swap[-2], swap[axis]
+    if moved:
+        value = chain.add("Transpose", [value], perm=swap)
+    value = chain.add("Reshape", [value, chain.ints([0] * (rank - 2) + [count * parts])])
+    stored = scope.store(table.astype(np.float32 if kind == _FLOAT else np.float16), f"{chain.output}/table")
+    value = chain.add("MatMul", [value, stored])
+    real = 1 if onesided and inverse else 2
+    pairs = chain.ints([0] * (rank - 2) + [table.shape[1] // real, real])
+    value = chain.add("Reshape", [value, pairs], last=not moved)
+    if moved:
+        chain.add("Transpose", [value], last=True, perm=swap)
+    return chain.nodes
+
+
+def _axis(node: onnx.NodeProto, scope: Scope, rank: int) -> int | None:
+    """The signal's axis, from 0; None where it is not known."""
+    axis = -2
+    if scope.target < 20:
+        axis = attribute(node, "axis", 1)
+    elif len(node.input) > 2 and node.input[2]:
+        values = scope.constant(node.input[2])
+        if values is None:
             return None
-        name = node.name or node.output[0]
-        swap = list(range(rank))
-        swap[axis], swap[-2] = swap[-2], swap[axis]
-        store(self.graph, f"{name}/table", table.astype(dtype))
-        store(self.graph, f"{name}/flat", np.array([0] * (rank - 2) + [count * parts], np.int64))
-        real = 1 if onesided and inverse else 2
-        store(
-            self.graph, f"{name}/pairs", np.array([0] * (rank - 2) + [table.shape[1] // real, real], np.int64)
+        axis = int(values.reshape(-1)[0])
+    axis += rank if axis < 0 else 0
+    return axis if 0 <= axis < rank - 1 else None
+
+
+def _of_any_length(
+    node: onnx.NodeProto, scope: Scope, shape: Sequence[int | None], axis: int, onesided: bool, inverse: bool
+) -> list[onnx.NodeProto]:
+    """The nodes in place of a DFT over the whole of an axis whose extent a run tells."""
+    chain, kind = Chain(node, scope), scope.elem_type(node, node.input[0])
+    add, ints = chain.add, chain.ints
+    length = add("Gather", [add("Shape", [node.input[0]]), ints(axis)])
+    rows = columns = add("Range", [ints(0), length, ints(1)])
+    if onesided:
+        columns = add("Range", [ints(0), add("Add", [add("Div", [length, ints(2)]), ints(1)]), ints(1)])
+    products = add("Mul", [add("Unsqueeze", [rows, ints([1])]), add("Unsqueeze", [columns, ints([0])])])
+    remainders = add("Sub", [products, add("Mul", [add("Div", [products, length]), length])])
+    turns = add("Div", [add("Cast", [remainders], to=_FLOAT), add("Cast", [length], to=_FLOAT)])
+    angle = add("Mul", [turns, chain.scalar(2 * np.pi, _FLOAT)])
+    rank = len(shape)
+    flat = [index for index in range(rank) if index not in (axis, rank - 1)] + [rank - 1, axis]
+    x = add("Transpose", [node.input[0]], perm=flat)
+    with_table = []
+    for function in ("Cos", "Sin"):
+        table = add(function, [angle])
+        with_table.append(add("MatMul", [x, table if kind == _FLOAT else add("Cast", [table], to=kind)]))
+    with_cosine, with_sine = with_table
+    if inverse:
+        scale = add("Cast", [length], to=kind)
+        with_cosine = add("Div", [with_cosine, scale])
+        with_sine = add("Neg", [add("Div", [with_sine, scale])])
+    if shape[-1] == 1:
+        real, imaginary = with_cosine, add("Neg", [with_sine])
+    else:  # (r + i s) (cos - i sin): real r cos + s sin, imaginary s cos - r sin
+        (r_cosine, s_cosine), (r_sine, s_sine) = (
+            [add("Slice", [value, ints([part]), ints([part + 1]), ints([-2])]) for part in (0, 1)]
+            for value in (with_cosine, with_sine)
         )
-        steps = [
-            ("Transpose", [], {"perm": swap}),
-            ("Reshape", [f"{name}/flat"], {}),
-            ("MatMul", [f"{name}/table"], {}),
-            ("Reshape", [f"{name}/pairs"], {}),
-            ("Transpose", [], {"perm": swap}),
-        ]
-        if axis == rank - 2:
-            steps = steps[1:-1]
-        nodes, value = [], node.input[0]
-        for index, (operator, more, attributes) in enumerate(steps):
-            last = index == len(steps) - 1
-            output = node.output[0] if last else f"{name}/{operator.lower()}_{index}"
-            own = name if operator == "MatMul" else f"{name}/{operator}_{index}"
-            nodes.append(helper.make_node(operator, [value, *more], [output], own, **attributes))
-            value = output
-        return nodes
-
-    def _axis(self, node: onnx.NodeProto, rank: int) -> int | None:
-        """The signal's axis, from 0; None where it is not known."""
-        if self.opset < 20:
-            axis = attribute(node, "axis", 1)
-        elif len(node.input) > 2 and node.input[2]:
-            if node.input[2] not in self.constants:
-                return None
-            axis = int(np.asarray(self.constants[node.input[2]]).reshape(-1)[0])
-        else:
-            axis = -2
-        axis += rank if axis < 0 else 0
-        return axis if 0 <= axis < rank - 1 else None
-
-    def _length(self, node: onnx.NodeProto, shape: tuple[int | str, ...]) -> int | None:
-        """Points of the transform; None where they, the signal's extent or its parts are not known."""
-        axis = self._axis(node, len(shape))
-        if axis is None or not isinstance(shape[axis], int) or shape[-1] not in (1, 2):
-            return None
-        if len(node.input) > 1 and node.input[1]:
-            given = self.constants.get(node.input[1])
-            return None if given is None else int(np.asarray(given).reshape(-1)[0])
-        extent = shape[axis]
-        return extent if isinstance(extent, int) else None
+        real, imaginary = add("Add", [r_cosine, s_sine]), add("Sub", [s_cosine, r_sine])
+    joined = add("Concat", [real, imaginary], axis=-2)
+    add("Transpose", [joined], last=True, perm=[flat.index(index) for index in range(rank)])
+    return chain.nodes
 
 
 def dft_table(

@@ -1,20 +1,18 @@
-"""Convert an ONNX file to the newest opset that a parser reads."""
+"""Convert an ONNX file to the newest opset that a parser reads, or upgrade it, and compare the two."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...artifact import Artifact, Check, Manifest, commit, tool_versions
 from ...artifact.int8_isa import carried_isa
-from ...data.batches import Data
 from ...errors import ModelError
-from ...files import writing
-from ...model.graph import ONNX_DOMAINS, every_graph, graph_precision
+from ...files import temporary_folder, writing
+from ...model.graph import ONNX_DOMAINS, every_graph, graph_precision, without_weights
 from ...model.onnx_file import (
     check_onnx,
+    copy_model,
     count_operators,
     digest_model,
     load_onnx,
@@ -22,10 +20,9 @@ from ...model.onnx_file import (
     opset,
     save_onnx,
 )
-from ...model.random_input import RandomInput
 from ...progress import Progress, silent
-from ...tensors import Feeds
-from ..check import OnnxReference, compare_outputs
+from ..check import OnnxReference, compare_outputs, sample_feeds
+from ..quantize.prepare import upgrade_opset
 from .lower import lower_opset
 
 if TYPE_CHECKING:
@@ -33,7 +30,6 @@ if TYPE_CHECKING:
 
 NOT_COMPARED = "what was rewritten could not be compared in ONNX Runtime"
 _DOMAINS = (*ONNX_DOMAINS, "ai.onnx.ml", "ai.onnx.preview.training", "com.microsoft", "com.ms.internal.nhwc")
-_DATA_BATCHES = 2
 _LOWEST_DB = 80.0  # of what is rewritten in other operators: float32 sums in another order keep it
 _LOWEST_ROUNDED_DB = 30.0  # of a graph that rounds to fewer bits, where a value may go either way
 
@@ -105,7 +101,8 @@ def same_outputs(model: Path, converted: Path, data: str | None) -> Check:
         DataError: If the data does not fit.
     """
     reference, converted_outputs = OnnxReference(model), OnnxReference(converted)
-    pairs = [(reference(item), converted_outputs(item)) for item in _feeds(model, data, reference)]
+    feeds = sample_feeds(load_onnx(model, external_data=False), data, reference)
+    pairs = [(reference(item), converted_outputs(item)) for item in feeds]
     check = compare_outputs("same outputs as before", reference.names, pairs)
     if not check.passed:
         raise ModelError(
@@ -133,7 +130,7 @@ def rewritten_outputs(model: Path, rewritten: Path) -> list[str]:
         return [f"{NOT_COMPARED}: it has {', '.join(foreign)}"]
     try:
         reference = OnnxReference(model, integers=False)  # what the graph says, not what kernels make of it
-        feeds = list(_feeds(model, None, reference))
+        feeds = list(sample_feeds(light, None, reference))
         before = [reference(item) for item in feeds]
     except ModelError as error:
         return [f"{NOT_COMPARED}: {error.message}"]
@@ -162,14 +159,55 @@ def foreign_operators(model: onnx.ModelProto) -> list[str]:
     )
 
 
-def _feeds(model: Path, data: str | None, reference: OnnxReference) -> Iterator[Feeds]:
-    proto = load_onnx(model, external_data=False)
-    if data is None:
-        # Two batch sizes, so that an axis that was taken for a constant is found out.
-        made = RandomInput(proto)
-        yield made.run(reference)[0]
-        if made.has_batch:
-            yield made.feeds(3, seed=1)
-        return
-    for batch in itertools.islice(Data(data, model_io(proto).inputs), _DATA_BATCHES):
-        yield batch.feeds
+def in_newer_opset(
+    model: onnx.ModelProto, path: Path, lowest: int, *, data: str | None = None
+) -> onnx.ModelProto:
+    """Return the model in opset `lowest` or newer; itself where it is no older.
+
+    Args:
+        model: What `path` holds.
+        path: The file.
+        lowest: The opset.
+        data: Samples to compare the outputs on; random input otherwise.
+
+    Raises:
+        UnsupportedOperator: Naming what ONNX's converter could not take.
+        ModelError: If the converted model computes something else.
+    """
+    if opset(model) >= lowest:
+        return model
+    raised = copy_model(model)
+    upgrade_in_place(raised, lowest)
+    with temporary_folder("opset") as folder:
+        converted = folder / path.name
+        save_onnx(raised, converted)
+        same_outputs(path, converted, data)
+    return raised
+
+
+def upgrade_in_place(model: onnx.ModelProto, lowest: int) -> None:
+    """Bring a model to opset `lowest` where it is older; large weights are not copied.
+
+    Args:
+        model: It is changed; it may be over protobuf's 2 GB.
+        lowest: The opset.
+
+    Raises:
+        UnsupportedOperator: Naming what ONNX's converter could not take.
+    """
+    import onnx
+
+    if opset(model) < lowest:
+        light = without_weights(model)
+        small = {tensor.name for tensor in light.graph.initializer}
+        raised = upgrade_opset(light, lowest)
+        stored = model.graph.initializer
+        for index in reversed(range(len(stored))):
+            if stored[index].name in small:
+                del stored[index]
+        stored.extend(raised.graph.initializer)
+        del model.graph.node[:], model.opset_import[:]
+        model.graph.node.extend(raised.graph.node)
+        model.opset_import.extend(raised.opset_import)
+    known = [item for item in model.opset_import if item.domain in ("", "ai.onnx")]
+    model.ir_version = max(model.ir_version, onnx.helper.find_min_ir_version_for(known))

@@ -33,8 +33,7 @@ from ...model.graph import (
     producers,
     tensor_values,
 )
-from .exact_forms import rewriting
-from .scope import Scope
+from .scope import Chain, Scope, node_name
 
 if TYPE_CHECKING:
     import onnx
@@ -76,7 +75,7 @@ def find_quantized_extrema(model: onnx.ModelProto) -> list[str]:
                 if any(_APART in reader.name for reader in read_by.get(node.output[0], ())):
                     continue
                 reached = _reached(node.output[0], read_by, _FUSED)
-                names += [_name(node)] * any(reader.op_type == "QuantizeLinear" for reader in reached)
+                names += [node_name(node)] * any(reader.op_type == "QuantizeLinear" for reader in reached)
     return names
 
 
@@ -99,18 +98,13 @@ def find_moved_scales(model: onnx.ModelProto) -> list[str]:
 
 def with_max(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """A node, and Max(·, -1e30) behind it."""
-    from onnx import helper
-
-    result = node.output[0]
-    lowest = scope.store(_LOWEST.get(scope.type(result), np.float32(-1e30)), f"{result}/lowest")
-    inner = scope.fresh(f"{result}{_APART}")
-    node.output[0] = inner
-    return [node, helper.make_node("Max", [inner, lowest], [result], scope.fresh(f"{_name(node)}{_APART}"))]
-
-
-extrema_apart = rewriting(find_quantized_extrema, with_max)
-biases_apart = rewriting(find_merged_biases, with_max)
-scales_apart = rewriting(find_moved_scales, with_max)
+    chain = Chain(node, scope)
+    lowest = scope.store(_LOWEST.get(scope.type(chain.output), np.float32(-1e30)), f"{chain.output}/lowest")
+    node.output[0] = scope.fresh(f"{chain.output}{_APART}")
+    chain.nodes.append(node)
+    chain.add("Max", [node.output[0], lowest], last=True)
+    chain.nodes[-1].name = scope.fresh(f"{chain.name}{_APART}")
+    return chain.nodes
 
 
 class _Products:
@@ -138,7 +132,7 @@ class _Products:
             elsewhere = shaped and (biased or len(tensors) > 1)
             elsewhere &= node.op_type in _CONVOLUTIONS or not reads_integers
             if (shared or elsewhere) and self._is_quantized(last.output[0]):
-                names += dict.fromkeys([_name(node), _name(last)] if scaled else [_name(last)])
+                names += dict.fromkeys([node_name(node), node_name(last)] if scaled else [node_name(last)])
         return names
 
     def moved_scales(self) -> list[str]:
@@ -151,7 +145,7 @@ class _Products:
                 if not (matrix and len(shape) > 2) and any(
                     self._mixes_batch(reader, shape if matrix else ()) for reader in reached
                 ):
-                    names.append(_name(node))
+                    names.append(node_name(node))
         return names
 
     def _dynamic(self) -> Iterator[onnx.NodeProto]:
@@ -238,7 +232,3 @@ def _reached(
 
 def _is_dynamic(shape: Sequence[int | str]) -> bool:
     return any(not isinstance(extent, int) for extent in shape)
-
-
-def _name(node: onnx.NodeProto) -> str:
-    return str(node.name or node.output[0])

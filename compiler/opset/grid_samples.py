@@ -12,17 +12,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ...model.graph import ONNX_DOMAINS, attribute, consumers, every_graph
 from ...model.graph_edits import drop_attributes
 from ...model.onnx_file import opset
-from .decompose import Chain
-from .scope import Scope, replace_nodes
+from .scope import Chain, Scope, node_name, replace_nodes
 
 if TYPE_CHECKING:
     import onnx
 
+_FLOAT, _INT64 = 1, 7  # ONNX's numbers
 _RENAMED = 20  # the opset in which bilinear and bicubic became linear and cubic
 _BILINEAR = ("bilinear", "linear")
 _CARRIED_BY = frozenset("Unsqueeze Reshape Identity Squeeze Transpose Cast".split())
@@ -33,7 +31,7 @@ def find_renamed_modes(model: onnx.ModelProto) -> list[str]:
     if opset(model) < _RENAMED:
         return []
     return [
-        _name(node)
+        node_name(node)
         for node in _grid_samples(model)
         if attribute(node, "mode") in ("linear", "cubic")
     ]  # fmt: skip
@@ -41,7 +39,7 @@ def find_renamed_modes(model: onnx.ModelProto) -> list[str]:
 
 def find_cubic_modes(model: onnx.ModelProto) -> list[str]:
     """Return GridSample nodes of mode "cubic", for which older opsets alone have a name that all know."""
-    return [_name(node) for node in _grid_samples(model) if attribute(node, "mode") == "cubic"]
+    return [node_name(node) for node in _grid_samples(model) if attribute(node, "mode") == "cubic"]
 
 
 def modes_left_out(model: onnx.ModelProto) -> None:
@@ -60,7 +58,7 @@ def find_deformable_attention(model: onnx.ModelProto) -> list[str]:
         for node in graph.node:
             if node.op_type == "GridSample" and attribute(node, "mode", "linear") in _BILINEAR:
                 for concat in _concats(node.output[0], read_by):
-                    met.setdefault(concat, []).append(_name(node))
+                    met.setdefault(concat, []).append(node_name(node))
         names += [name for samples in met.values() if len(samples) > 1 for name in samples]
     return list(dict.fromkeys(names))
 
@@ -70,87 +68,67 @@ def samples_to_gathers(model: onnx.ModelProto) -> None:
     found = set(find_deformable_attention(model))
 
     def gathered(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-        wanted = node.op_type == "GridSample" and _name(node) in found
+        wanted = node.op_type == "GridSample" and node_name(node) in found
         plain = attribute(node, "padding_mode", "zeros") in ("zeros", "border")
         shape = scope.shape(node.input[0]) if wanted else None
         if not (wanted and plain and shape is not None and len(shape) == 4):
             return [node]
-        return _Corners(node, scope).nodes()
+        return _corners(node, scope)
 
     replace_nodes(model, opset(model), gathered)
 
 
-class _Corners:
+def _corners(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """One bilinear GridSample of an image [N, C, H, W], as nodes."""
+    chain, (image, grid) = Chain(node, scope), node.input
+    add, ints, kind = chain.add, chain.ints, scope.elem_type(node, image)
+    sizes, grid_sizes = add("Shape", [image]), add("Shape", [grid])
+    if scope.elem_type(node, grid) != _FLOAT:
+        grid = add("Cast", [grid], to=_FLOAT)
+    width, height = (add("Gather", [sizes, ints(axis)]) for axis in (3, 2))
+    x_places, y_places = (
+        _places(node, chain, add("Gather", [grid, ints(index)], axis=3), size)
+        for index, size in ((0, width), (1, height))
+    )
+    flat = add("Reshape", [image, ints([0, 0, -1])])
+    channels = add("Concat", [ints([1]), add("Gather", [sizes, ints([1])]), ints([1])], axis=0)
+    corners = []
+    for x_index, x_weight in x_places:
+        for y_index, y_weight in y_places:
+            index = add("Add", [add("Mul", [y_index, width]), x_index])
+            index = add("Expand", [add("Unsqueeze", [index, ints([1])]), channels])
+            weight = add("Unsqueeze", [add("Mul", [x_weight, y_weight]), ints([1])])
+            if kind != _FLOAT:
+                weight = add("Cast", [weight], to=kind)
+            corners.append(add("Mul", [add("GatherElements", [flat, index], axis=2), weight]))
+    total = add("Add", [add("Add", corners[:2]), add("Add", corners[2:])])
+    extents = [add("Gather", [shape, ints(axes)]) for shape, axes in ((sizes, [0, 1]), (grid_sizes, [1, 2]))]
+    add("Reshape", [total, add("Concat", extents, axis=0)], last=True)
+    return chain.nodes
 
-    def __init__(self, node: onnx.NodeProto, scope: Scope) -> None:
-        from onnx import TensorProto
 
-        self.node, self.scope, self.chain = node, scope, Chain(node, scope)
-        self.image, self.grid = node.input
-        self.kind = scope.elem_type(node, self.image)
-        self.float, self.long = TensorProto.FLOAT, TensorProto.INT64
-        self.zeros = attribute(node, "padding_mode", "zeros") == "zeros"
-        self.aligned = bool(attribute(node, "align_corners", 0))
-
-    def nodes(self) -> list[onnx.NodeProto]:
-        add, scope = self.chain.add, self.scope
-        sizes = add("Shape", [self.image])
-        grid = self.grid
-        if scope.elem_type(self.node, grid) != self.float:
-            grid = add("Cast", [grid], to=self.float)
-        places = {
-            axis: self._place(grid, at, sizes, extent) for axis, at, extent in (("x", 0, 3), ("y", 1, 2))
-        }
-        flat = add("Reshape", [self.image, self._ints([0, 0, -1])])
-        channels = add("Concat", [self._ints([1]), self._slice(sizes, 1, 2), self._ints([1])], axis=0)
-        width = add("Squeeze", [self._slice(sizes, 3, 4), self._ints([0])])
-        corners = []
-        for x_index, x_weight in places["x"]:
-            for y_index, y_weight in places["y"]:
-                index = add("Add", [add("Mul", [y_index, width]), x_index])
-                index = add("Expand", [add("Unsqueeze", [index, self._ints([1])]), channels])
-                weight = add("Unsqueeze", [add("Mul", [x_weight, y_weight]), self._ints([1])])
-                if self.kind != self.float:
-                    weight = add("Cast", [weight], to=self.kind)
-                corners.append(add("Mul", [add("GatherElements", [flat, index], axis=2), weight]))
-        total = add("Add", [add("Add", corners[:2]), add("Add", corners[2:])])
-        made = add("Concat", [self._slice(sizes, 0, 2), self._slice(add("Shape", [self.grid]), 1, 3)], axis=0)
-        add("Reshape", [total, made], last=True)
-        return self.chain.nodes
-
-    def _place(self, grid: str, at: int, sizes: str, extent: int) -> list[tuple[str, str]]:
-        """Index int64 [N, P] and weight [N, P] of the lower and of the upper neighbour along an axis."""
-        add = self.chain.add
-        size = add(
-            "Cast", [add("Squeeze", [self._slice(sizes, extent, extent + 1), self._ints([0])])], to=self.float
-        )
-        one, half, zero = (self.chain.scalar(value, self.float) for value in (1.0, 0.5, 0.0))
-        value = add("Gather", [grid, self.scope.store(np.array(at, np.int64), "axis")], axis=3)
-        value = add("Add", [add("Reshape", [value, self._ints([0, -1])]), one])
-        last = add("Sub", [size, one])
-        if self.aligned:
-            value = add("Mul", [add("Mul", [value, half]), last])
-        else:
-            value = add("Mul", [add("Sub", [add("Mul", [value, size]), one]), half])
-        if not self.zeros:
-            value = add("Min", [add("Max", [value, zero]), last])
-        low = add("Floor", [value])
-        share = add("Sub", [value, low])
-        neighbours = []
-        for corner, weight in ((low, add("Sub", [one, share])), (add("Add", [low, one]), share)):
-            inside = add("Min", [add("Max", [corner, zero]), last])
-            if self.zeros:
-                hit = add("Cast", [add("Equal", [inside, corner])], to=self.float)
-                weight = add("Mul", [weight, hit])
-            neighbours.append((add("Cast", [inside], to=self.long), weight))
-        return neighbours
-
-    def _slice(self, shape: str, first: int, last: int) -> str:
-        return self.chain.add("Slice", [shape, self._ints([first]), self._ints([last])])
-
-    def _ints(self, values: list[int]) -> str:
-        return self.scope.store(np.array(values, np.int64), f"{self.node.output[0]}/ints")
+def _places(node: onnx.NodeProto, chain: Chain, value: str, extent: str) -> list[tuple[str, str]]:
+    """Index int64 [N, P] and weight [N, P] of the lower and of the upper neighbour along an axis."""
+    add, zeros = chain.add, attribute(node, "padding_mode", "zeros") == "zeros"
+    one, half, zero = (chain.scalar(number, _FLOAT) for number in (1.0, 0.5, 0.0))
+    size = add("Cast", [extent], to=_FLOAT)
+    value = add("Add", [add("Reshape", [value, chain.ints([0, -1])]), one])
+    last = add("Sub", [size, one])
+    if attribute(node, "align_corners", 0):
+        value = add("Mul", [add("Mul", [value, half]), last])
+    else:
+        value = add("Mul", [add("Sub", [add("Mul", [value, size]), one]), half])
+    if not zeros:
+        value = add("Min", [add("Max", [value, zero]), last])
+    low = add("Floor", [value])
+    share = add("Sub", [value, low])
+    neighbours = []
+    for corner, weight in ((low, add("Sub", [one, share])), (add("Add", [low, one]), share)):
+        inside = add("Min", [add("Max", [corner, zero]), last])
+        if zeros:
+            weight = add("Mul", [weight, add("Cast", [add("Equal", [inside, corner])], to=_FLOAT)])
+        neighbours.append((add("Cast", [inside], to=_INT64), weight))
+    return neighbours
 
 
 def _grid_samples(model: onnx.ModelProto) -> list[onnx.NodeProto]:
@@ -168,11 +146,7 @@ def _concats(name: str, read_by: dict[str, list[onnx.NodeProto]]) -> list[str]:
     while waiting:
         for node in read_by.get(waiting.pop(), ()):
             if node.op_type == "Concat":
-                found.append(_name(node))
+                found.append(node_name(node))
             elif node.op_type in _CARRIED_BY:
                 waiting.extend(node.output)
     return found
-
-
-def _name(node: onnx.NodeProto) -> str:
-    return str(node.name or node.output[0])

@@ -15,11 +15,20 @@
 
 Each takes a node and its scope, and returns the nodes in its place. They are of opset 13, so that they
 mean the same in every opset from there on.
+
+Operators that older opsets lack become operators that runtimes fuse again:
+
+    Gelu (20)                       x / 2 * (1 + Erf(x / sqrt(2))), or with Tanh
+    RMSNormalization (23)           x / Sqrt(ReduceMean(x * x) + epsilon) * scale
+    LayerNormalization (17)         (x - mean) / Sqrt(variance + epsilon) * scale + bias
+    GroupNormalization (18, 21)     Reshape, InstanceNormalization, Reshape, Mul, Add
+
+What has no decomposition here is written as ONNX itself defines it (`schemas`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,12 +36,10 @@ from numpy.typing import NDArray
 
 from ...model.graph import attribute
 from ...model.graph_edits import drop_attributes
-from .scope import Scope
+from .scope import Chain, Rewrite, Scope
 
 if TYPE_CHECKING:
     import onnx
-
-Rewrite = Callable[["onnx.NodeProto", Scope], "list[onnx.NodeProto]"]
 
 _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
 _KEPT_WHOLE = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd")
@@ -58,14 +65,14 @@ def reduce_by_attribute(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
     if scope.type(node.input[0]) != "tensor(bool)":
         return [node]
     # Compared with 0 and not cast: that is right for no elements too, of which the result is the least int.
-    number, reduced = scope.fresh(f"{node.output[0]}/int"), scope.fresh(f"{node.output[0]}/reduced")
-    zero = scope.store(np.array(0, np.int32), f"{node.output[0]}/zero")
-    cast = helper.make_node(
-        "Cast", node.input, [number], scope.fresh(f"{node.name}/int"), to=TensorProto.INT32
+    chain = Chain(node, scope)
+    node.input[0], node.output[0] = (
+        chain.add("Cast", node.input, to=TensorProto.INT32),
+        scope.fresh("reduced"),
     )
-    above = helper.make_node("Greater", [reduced, zero], node.output, scope.fresh(f"{node.name}/above"))
-    node.input[0], node.output[0] = number, reduced
-    return [cast, node, above]
+    chain.nodes.append(node)
+    chain.add("Greater", [node.output[0], chain.scalar(0, TensorProto.INT32)], last=True)
+    return chain.nodes
 
 
 def split_by_sizes(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
@@ -93,32 +100,17 @@ def split_by_sizes(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 def _sizes_of_parts(node: onnx.NodeProto, scope: Scope, axis: int, count: int) -> list[onnx.NodeProto]:
     """Nodes that compute the sizes, where it is not known whether the parts are equal."""
-    from onnx import helper
-
-    base = f"{node.output[0]}/sizes"
-    shape, extent, above, part, most, last, sizes = (scope.fresh(base) for _ in range(7))
-    at, less, whole, others = (
-        scope.store(np.array([value], np.int64), base) for value in (axis, count - 1, count, count - 1)
-    )
+    chain = Chain(node, scope)
+    extent = chain.add("Gather", [chain.add("Shape", node.input[:1]), chain.ints([axis])])
+    part = chain.add("Div", [chain.add("Add", [extent, chain.ints([count - 1])]), chain.ints([count])])
+    last = chain.add("Sub", [extent, chain.add("Mul", [part, chain.ints([count - 1])])])
     del node.input[1:]
-    node.input.append(sizes)
-    steps: tuple[tuple[str, list[str], str], ...] = (
-        ("Shape", [node.input[0]], shape),
-        ("Gather", [shape, at], extent),
-        ("Add", [extent, less], above),
-        ("Div", [above, whole], part),
-        ("Mul", [part, others], most),
-        ("Sub", [extent, most], last),
-    )
-    made = [helper.make_node(what, read, [name], scope.fresh(name)) for what, read, name in steps]
-    parts = [part] * (count - 1) + [last]
-    return [*made, helper.make_node("Concat", parts, [sizes], scope.fresh(sizes), axis=0)]
+    node.input.append(chain.add("Concat", [part] * (count - 1) + [last], axis=0))
+    return chain.nodes
 
 
 def pad_every_axis(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """Pad whose pads are those of some axes."""
-    from onnx import helper
-
     if attribute(node, "mode", "constant") == "wrap":
         raise scope.refusal(node, "mode 'wrap' came with opset 19")
     axes = _operand(node, 3, scope, "its axes are")
@@ -135,16 +127,15 @@ def pad_every_axis(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
         none[places] = pads.reshape(-1)
         node.input[1] = scope.store(none, f"{node.output[0]}/pads")
         return [node]
-    every = scope.fresh(f"{node.output[0]}/pads")
-    operands = [scope.store(none, f"{every}/none"), scope.store(places, f"{every}/places"), node.input[1]]
-    spread = helper.make_node("ScatterElements", operands, [every], scope.fresh(f"{node.name}/pads"), axis=0)
-    node.input[1] = every
-    return [spread, node]
+    chain = Chain(node, scope)
+    operands = [chain.ints(none.tolist()), chain.ints(places.tolist()), node.input[1]]
+    node.input[1] = chain.add("ScatterElements", operands, axis=0)
+    return [*chain.nodes, node]
 
 
 def resize_every_axis(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """Resize whose scales or sizes are those of some axes."""
-    from onnx import TensorProto, helper
+    from onnx import TensorProto
 
     mode = attribute(node, "coordinate_transformation_mode", "half_pixel")
     policy = attribute(node, "keep_aspect_ratio_policy", "stretch")
@@ -161,31 +152,20 @@ def resize_every_axis(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
     if mode == "tf_crop_and_resize":
         raise scope.refusal(node, f"axes with {mode!r} came with opset 18")
     rank = scope.rank(node, node.input[0])
-    places = scope.store(np.array([axis % rank for axis in axes], np.int64), f"{node.output[0]}/axes")
+    places = [axis % rank for axis in axes]
     by_size = len(node.input) > 3 and bool(node.input[3])
-    index = 3 if by_size else 2
-    made: list[onnx.NodeProto] = []
-    if by_size:
-        whole = scope.fresh(f"{node.output[0]}/extents")
-        made.append(helper.make_node("Shape", node.input[:1], [whole], scope.fresh(f"{node.name}/shape")))
-    else:
-        kind = scope.elem_type(node, node.input[2])
-        if kind != TensorProto.FLOAT:
-            raise scope.refusal(node, "its scales are not float32")
-        whole = scope.store(np.ones(rank, np.float32), f"{node.output[0]}/ones")
-    every = scope.fresh(f"{node.output[0]}/{'sizes' if by_size else 'scales'}")
-    stored = scope.constant(node.input[index])
+    index, chain = 3 if by_size else 2, Chain(node, scope)
+    if not by_size and scope.elem_type(node, node.input[2]) != TensorProto.FLOAT:
+        raise scope.refusal(node, "its scales are not float32")
+    ones, stored = np.ones(rank, np.float32), scope.constant(node.input[index])
     if stored is not None and not by_size:
-        values = np.ones(rank, np.float32)
-        values[[axis % rank for axis in axes]] = stored.reshape(-1)
-        node.input[index] = scope.store(values, every)
+        ones[places] = stored.reshape(-1)
+        node.input[index] = scope.store(ones, f"{chain.output}/scales")
         return [node]
-    operands = [whole, places, node.input[index]]
-    made.append(
-        helper.make_node("ScatterElements", operands, [every], scope.fresh(f"{node.name}/axes"), axis=0)
-    )
-    node.input[index] = every
-    return [*made, node]
+    whole = chain.add("Shape", node.input[:1]) if by_size else scope.store(ones, f"{chain.output}/ones")
+    operands = [whole, chain.ints(places), node.input[index]]
+    node.input[index] = chain.add("ScatterElements", operands, axis=0)
+    return [*chain.nodes, node]
 
 
 def sample_images(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
@@ -215,16 +195,13 @@ def transform_by_attribute(node: onnx.NodeProto, scope: Scope) -> list[onnx.Node
 
 def is_inf_of_float(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """IsInf of float16 or bfloat16: float32 holds all of their values, and their infinities."""
-    from onnx import TensorProto, helper
+    from onnx import TensorProto
 
     if scope.type(node.input[0]) not in ("tensor(float16)", "tensor(bfloat16)"):
         return [node]
-    wide = scope.fresh(f"{node.output[0]}/float")
-    cast = helper.make_node(
-        "Cast", node.input, [wide], scope.fresh(f"{node.name}/float"), to=TensorProto.FLOAT
-    )
-    node.input[0] = wide
-    return [cast, node]
+    chain = Chain(node, scope)
+    node.input[0] = chain.add("Cast", node.input, to=TensorProto.FLOAT)
+    return [*chain.nodes, node]
 
 
 def optional_as_it_is(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
@@ -272,18 +249,17 @@ def reshape_without_zeros(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeP
 
 def slice_shape(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """Shape from one axis to another."""
-    from onnx import helper
-
     start, end = attribute(node, "start", 0), attribute(node, "end")
     drop_attributes(node, "start", "end")
     if not start and end is None:
         return [node]
     rank = scope.rank(node, node.input[0])
     first, last = (min(max(at + rank * (at < 0), 0), rank) for at in (start, rank if end is None else end))
-    result, whole = node.output[0], scope.fresh(f"{node.output[0]}/whole")
-    node.output[0] = whole
-    bounds = [scope.store(np.array([at], np.int64), f"{whole}/bound") for at in (first, max(first, last))]
-    return [node, helper.make_node("Slice", [whole, *bounds], [result], scope.fresh(f"{node.name}/slice"))]
+    chain = Chain(node, scope)
+    node.output[0] = scope.fresh(f"{chain.output}/whole")
+    chain.nodes.append(node)
+    chain.add("Slice", [node.output[0], chain.ints([first]), chain.ints([max(first, last)])], last=True)
+    return chain.nodes
 
 
 REWRITES: dict[str, tuple[int, Rewrite]] = {
@@ -312,3 +288,110 @@ def _operand(node: onnx.NodeProto, index: int, scope: Scope, what: str) -> NDArr
     if values is None:
         raise scope.refusal(node, f"{what} computed at run time ({node.input[index]!r})")
     return values
+
+
+def gelu(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
+    """Gelu, in the form in which exporters have always written it."""
+    chain, x = Chain(node, scope), node.input[0]
+    kind = scope.elem_type(node, x if scope.type(x) else node.output[0])
+    one, half = chain.scalar(1.0, kind), chain.scalar(0.5, kind)
+    if attribute(node, "approximate", "none") == "tanh":
+        cubed = chain.add("Pow", [x, chain.scalar(3.0, kind)])
+        inner = chain.add("Add", [x, chain.add("Mul", [chain.scalar(0.044715, kind), cubed])])
+        scaled = chain.add("Mul", [chain.scalar(math.sqrt(2 / math.pi), kind), inner])
+        bent = chain.add("Tanh", [scaled])
+    else:
+        bent = chain.add("Erf", [chain.add("Div", [x, chain.scalar(math.sqrt(2), kind)])])
+    product = chain.add("Mul", [x, chain.add("Add", [bent, one])])
+    chain.add("Mul", [product, half], last=True)
+    return chain.nodes
+
+
+def group_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
+    """GroupNormalization: one scale per group in opset 18, one per channel from 21 on.
+
+    The statistics are those of float32 by default (stash_type), so a half is cast for them.
+    """
+    from onnx import TensorProto, helper
+
+    chain, (x, scale, bias) = Chain(node, scope), node.input
+    rank, kind = scope.rank(node, x), scope.elem_type(node, x)
+    groups = int(attribute(node, "num_groups", 0))
+    scales = scope.shape(scale)
+    if scales is None or scales[0] is None:
+        raise scope.refusal(node, f"whether {scale!r} is per group or per channel is not known")
+    stash = attribute(node, "stash_type", TensorProto.FLOAT)
+    if stash != TensorProto.FLOAT or kind == TensorProto.DOUBLE:
+        stash = kind
+    shape = chain.add("Shape", [x])
+    value = x if stash == kind else chain.add("Cast", [x], to=stash)
+    each = scope.store(np.array([0, groups, -1], np.int64), f"{shape}/groups")
+    value = chain.add("Reshape", [value, each])
+    dtype = helper.tensor_dtype_to_np_dtype(stash)
+    ones = scope.store(np.ones(groups, dtype), f"{shape}/ones")
+    zeros = scope.store(np.zeros(groups, dtype), f"{shape}/zeros")
+    epsilon = attribute(node, "epsilon", 1e-5)
+    value = chain.add("InstanceNormalization", [value, ones, zeros], epsilon=epsilon)
+    if stash != kind:
+        value = chain.add("Cast", [value], to=kind)
+    if scales[0] == groups:
+        value = chain.add("Mul", [value, chain.column(scale, 1)])
+        value = chain.add("Add", [value, chain.column(bias, 1)])
+        chain.add("Reshape", [value, shape], last=True)
+    else:
+        value = chain.add("Mul", [chain.add("Reshape", [value, shape]), chain.column(scale, rank - 2)])
+        chain.add("Add", [value, chain.column(bias, rank - 2)], last=True)
+    return chain.nodes
+
+
+def rms_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
+    """RMSNormalization, whose mean of squares is that of float32 by default (stash_type)."""
+    from onnx import TensorProto
+
+    chain, (x, scale) = Chain(node, scope), node.input
+    rank, kind = scope.rank(node, x), scope.elem_type(node, x)
+    stash = attribute(node, "stash_type", TensorProto.FLOAT)
+    axis = attribute(node, "axis", -1) % rank
+    value = x if stash == kind else chain.add("Cast", [x], to=stash)
+    square = chain.add("Mul", [value, value])
+    mean = chain.mean(square, list(range(axis, rank)))
+    epsilon = chain.scalar(attribute(node, "epsilon", 1e-5), stash)
+    root = chain.add("Sqrt", [chain.add("Add", [mean, epsilon])])
+    value = chain.add("Div", [value, root])
+    value = value if stash == kind else chain.add("Cast", [value], to=kind)
+    if scope.elem_type(node, scale) != kind:
+        raise scope.refusal(node, f"{scale!r} is of another type than {x!r}")
+    chain.add("Mul", [value, scale], last=True)
+    return chain.nodes
+
+
+def layer_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
+    """LayerNormalization, as exporters wrote it before there was one; statistics as `rms_normalization`."""
+    from onnx import TensorProto
+
+    chain, (x, scale, *bias) = Chain(node, scope), node.input
+    if len([name for name in node.output if name]) > 1:
+        raise scope.refusal(node, "its mean and deviation are read, which only newer opsets return")
+    rank, kind = scope.rank(node, x), scope.elem_type(node, x)
+    stash = attribute(node, "stash_type", TensorProto.FLOAT)
+    axes = list(range(attribute(node, "axis", -1) % rank, rank))
+    value = x if stash == kind else chain.add("Cast", [x], to=stash)
+    value = chain.add("Sub", [value, chain.mean(value, axes)])
+    variance = chain.mean(chain.add("Mul", [value, value]), axes)
+    epsilon = chain.scalar(attribute(node, "epsilon", 1e-5), stash)
+    value = chain.add("Div", [value, chain.add("Sqrt", [chain.add("Add", [variance, epsilon])])])
+    value = value if stash == kind else chain.add("Cast", [value], to=kind)
+    given = [name for name in bias if name]
+    value = chain.add("Mul", [value, scale], last=not given)
+    if given:
+        chain.add("Add", [value, given[0]], last=True)
+    return chain.nodes
+
+
+DECOMPOSITIONS: dict[str, Rewrite] = {
+    "Gelu": gelu,
+    "LayerNormalization": layer_normalization,
+    "GroupNormalization": group_normalization,
+    "RMSNormalization": rms_normalization,
+}
+"""Operator to what makes it of operators that the older opset has."""

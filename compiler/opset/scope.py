@@ -1,8 +1,8 @@
-"""The graph around a node, as rewrites query it: stored values, types, shapes, unused names."""
+"""What rewrites share: the graph around a node (values, types, shapes, names), and the nodes in its place."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,9 +11,14 @@ from numpy.typing import NDArray
 from ...errors import UnsupportedOperator
 from ...model.graph import constant_tensor, every_graph, subgraphs, tensor_values, without_weights
 from ...model.graph_edits import set_nodes
+from ...model.onnx_file import opset
 
 if TYPE_CHECKING:
     import onnx
+
+Finder = Callable[["onnx.ModelProto"], "list[str]"]
+Cure = Callable[["onnx.ModelProto"], object]
+Rewrite = Callable[["onnx.NodeProto", "Scope"], "list[onnx.NodeProto]"]
 
 
 class Scope:
@@ -122,6 +127,82 @@ class Scope:
         )
 
 
+class Chain:
+    """Nodes one behind the other, named after the one they stand for, whose result is theirs."""
+
+    def __init__(self, node: onnx.NodeProto, scope: Scope) -> None:
+        self.name, self.output, self.scope = node_name(node), node.output[0], scope
+        self.nodes: list[onnx.NodeProto] = []
+
+    def add(self, operator: str, operands: Sequence[str], *, last: bool = False, **attributes: Any) -> str:
+        """Append a node; return the name of what it makes, the replaced node's own output for the last."""
+        from onnx import helper
+
+        result = self.output if last else self.scope.fresh(f"{self.output}/{operator.lower()}")
+        name = self.scope.fresh(f"{self.name}/{operator}")
+        self.nodes.append(helper.make_node(operator, operands, [result], name, **attributes))
+        return str(result)
+
+    def ints(self, values: int | Sequence[int]) -> str:
+        """Store an integer, or a vector of integers, as int64."""
+        return self.scope.store(np.array(values, np.int64), f"{self.output}/ints")
+
+    def scalar(self, value: float, kind: int) -> str:
+        """Store a number of an element type."""
+        from onnx import helper
+
+        dtype = helper.tensor_dtype_to_np_dtype(kind)
+        return self.scope.store(np.array(value, dtype), f"{self.output}/constant")
+
+    def column(self, name: str, axes: int) -> str:
+        """Return a vector with so many axes of one element behind its own."""
+        values = self.scope.constant(name)
+        if values is not None:
+            return self.scope.store(values.reshape(-1, *[1] * axes), f"{name}/column")
+        return self.add("Reshape", [name, self.ints([-1] + [1] * axes)])
+
+    def mean(self, name: str, axes: list[int]) -> str:
+        """Take the mean over axes, which are an operand from opset 18 on."""
+        if self.scope.target < 18:
+            return self.add("ReduceMean", [name], axes=axes)
+        return self.add("ReduceMean", [name, self.ints(axes)])
+
+
+def rewriting(find: Finder, rewrite: Rewrite) -> Cure:
+    """Return what rewrites the nodes that a finder finds, in place."""
+
+    def cure(model: onnx.ModelProto) -> None:
+        found = set(find(model))
+        if found:
+            replace_nodes(
+                model,
+                opset(model),
+                lambda node, scope: rewrite(node, scope) if node_name(node) in found else [node],
+            )
+
+    return cure
+
+
+def rewrite_operator(
+    model: onnx.ModelProto,
+    operator: str,
+    rewrite: Callable[[onnx.NodeProto, Scope], list[onnx.NodeProto] | None],
+) -> list[str]:
+    """Rewrite the nodes of an operator in place; return the names of those for which there is a rewrite."""
+    names: list[str] = []
+
+    def replaced(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
+        nodes = rewrite(node, scope) if node.op_type == operator else None
+        if nodes is None:
+            return [node]
+        names.append(node.name)
+        return nodes
+
+    if any(node.op_type == operator for graph in every_graph(model.graph) for node in graph.node):
+        replace_nodes(model, opset(model), replaced)
+    return names
+
+
 def replace_nodes(
     model: onnx.ModelProto, target: int, replace: Callable[[onnx.NodeProto, Scope], list[onnx.NodeProto]]
 ) -> None:
@@ -195,3 +276,8 @@ def _own_names(graph: onnx.GraphProto) -> Iterator[str]:
     yield from (value.name for value in (*graph.input, *graph.output, *graph.initializer))
     for node in graph.node:
         yield from (node.name, *node.input, *node.output)
+
+
+def node_name(node: onnx.NodeProto) -> str:
+    """Return the name that a node has, or its first output's."""
+    return str(node.name or node.output[0])

@@ -21,7 +21,7 @@ from ...errors import QCompileError
 from ...model.graph import ONNX_DOMAINS, attribute, every_graph
 from ...model.graph_edits import drop_attributes, store
 from ...model.onnx_file import copy_model, opset
-from .upgrade import upgrade_in_place
+from .fit import upgrade_in_place
 
 if TYPE_CHECKING:
     import onnx

@@ -18,7 +18,7 @@ from ...processor import why_not_exact
 from ...spec.words import BLOCK_FORMATS
 from ...tensors import Feeds
 from ..check import OnnxReference
-from ..opset.scatter_adds import scatter_adds_to_products
+from ..opset.plain_forms import scatter_adds_to_products
 from .blocks.simulate import simulated
 from .half.emulate import in_float32
 from .request import QuantizeRequest

@@ -16,9 +16,9 @@ from ...model.onnx_file import load_onnx, save_onnx
 from ...model.saturating_kernels import NONE, saturating_kernels
 from ...model.session import import_onnxruntime
 from ...spec.words import ARM_ISAS, BLOCK_FORMATS, HALVES
-from ..opset.layers_apart import keep_layers_apart
+from ..opset.exact_forms import keep_layers_apart
+from ..opset.fit import in_newer_opset
 from ..opset.lstm_products import closed_lstms, open_lstms, quantize_states
-from ..opset.upgrade import in_newer_opset
 from .blocks.method import quantize_in_blocks
 from .half.precision import to_half
 from .int8.adaptive_rounding import round_weights

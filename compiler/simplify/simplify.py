@@ -7,32 +7,28 @@ the outputs are equal.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...artifact import Artifact, Check, Manifest, commit, tool_versions
 from ...artifact.int8_isa import carried_isa
-from ...data.batches import Data
 from ...errors import EngineUnavailable, first_line
 from ...files import held_folder, writing
 from ...files.storage import hidden_storage_error
 from ...machine_memory import out_of_memory
 from ...model.graph import graph_precision
 from ...model.onnx_file import check_onnx, count_operators, is_large, load_onnx, model_io, opset, save_onnx
-from ...model.random_input import RandomInput
 from ...model.weightless import fingerprint
 from ...progress import Progress, quiet, silent
 from ...tensors import Feeds, ModelIO
-from ..check import OnnxReference, compare_outputs
-from .attention import simplify_attention
-from .pooling import pool_globally
+from ..check import OnnxReference, compare_outputs, sample_feeds
+from .attention import pool_globally, simplify_attention
 
 if TYPE_CHECKING:
     import onnx
 
-_DATA_BATCHES = 2
 _FOREIGN = ["fuse_attention", "fuse_gqa"]
 """Passes of onnxsim that write `com.microsoft.Attention` and its kin, which only ONNX Runtime knows."""
 
@@ -64,7 +60,8 @@ def simplify(
     before = load_onnx(model)
     check_onnx(model)
     reference = OnnxReference(model)
-    feeds, expected = _references(before, data, reference)
+    feeds = list(sample_feeds(before, data, reference))
+    expected = [reference(item) for item in feeds]
     progress("simplify")
     with writing(output) as path:
         after, checks, warnings = _attempt(model, before, path, feeds, expected, reference.names)
@@ -78,11 +75,8 @@ def simplify(
 def removed_nodes(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
     """Return operator to number of nodes that went (negative where some came)."""
     difference = {name: before.get(name, 0) - after.get(name, 0) for name in {*before, *after}}
-    return {
-        name: count
-        for name, count in sorted(difference.items(), key=lambda item: (-item[1], item[0]))
-        if count
-    }
+    ordered = sorted(difference.items(), key=lambda item: (-item[1], item[0]))
+    return {name: count for name, count in ordered if count}
 
 
 def _attempt(
@@ -96,8 +90,7 @@ def _attempt(
     """Return the simplified model written to `path`, or None with the reason as a warning."""
     kept = "the model was left as it is"
     try:
-        large = is_large(before)
-        after = _run_onnxsim_on_file(model, path.parent) if large else _run_onnxsim(before)
+        after = _run_onnxsim(before, model, path.parent)
         simplify_attention(after)
         pool_globally(after)
         restore_io(before, after)
@@ -126,25 +119,22 @@ def _attempt(
     return after, checks, []
 
 
-def _run_onnxsim(model: onnx.ModelProto) -> onnx.ModelProto:
+def _run_onnxsim(model: onnx.ModelProto, file: Path, folder: Path) -> onnx.ModelProto:
+    """Over 2 GB onnxsim works from file to file, and leaves files of its own behind."""
     onnxsim = _import_onnxsim()
-    with quiet():
-        simplified, ok = onnxsim.simplify(model, skipped_optimizers=_FOREIGN)
+    with ExitStack() as stack:
+        options = {"skipped_optimizers": _FOREIGN}
+        if is_large(model):
+            scratch = stack.enter_context(held_folder(folder, "simplify")) / file.name
+            with quiet():
+                _, ok = onnxsim.simplify(str(file), output_path=str(scratch), **options)
+            simplified = load_onnx(scratch) if ok else None
+        else:
+            with quiet():
+                simplified, ok = onnxsim.simplify(model, **options)
     if not ok:
         raise RuntimeError("its own check of the outputs failed")
     return simplified
-
-
-def _run_onnxsim_on_file(file: Path, folder: Path) -> onnx.ModelProto:
-    """Over 2 GB onnxsim works from file to file, and leaves files of its own behind."""
-    onnxsim = _import_onnxsim()
-    with held_folder(folder, "simplify") as scratch:
-        output = scratch / file.name
-        with quiet():
-            _, ok = onnxsim.simplify(str(file), output_path=str(output), skipped_optimizers=_FOREIGN)
-        if not ok:
-            raise RuntimeError("its own check of the outputs failed")
-        return load_onnx(output)
 
 
 def _import_onnxsim() -> Any:
@@ -198,21 +188,6 @@ def _same_io(before: ModelIO, after: ModelIO) -> Check:
         if list(old) != list(new):
             return Check(name, False, f"{kind} are now {', '.join(new)}")
     return Check(name, True, f"{len(before.inputs)} in, {len(before.outputs)} out")
-
-
-def _references(
-    model: onnx.ModelProto, data: str | None, reference: OnnxReference
-) -> tuple[list[Feeds], list[Any]]:
-    """Input of two batch sizes, so that an axis that was folded to a constant is found out; what it gives."""
-    if data is None:
-        made = RandomInput(model)
-        pairs = [made.run(reference)]
-        if made.has_batch:
-            pairs.append(made.run(reference, 3, seed=1))
-        return [feeds for feeds, _ in pairs], [outputs for _, outputs in pairs]
-    batches = itertools.islice(Data(data, model_io(model).inputs), _DATA_BATCHES)
-    feeds = [batch.feeds for batch in batches]
-    return feeds, [reference(item) for item in feeds]
 
 
 def _manifest(

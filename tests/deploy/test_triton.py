@@ -11,7 +11,7 @@ import pytest
 from packaging_engines import IMAGE, make_engine
 
 from qcompile.artifact import load_artifact
-from qcompile.deploy import TritonOptions, package_triton, triton_repository
+from qcompile.deploy import TritonOptions, package_triton, triton
 from qcompile.errors import ArtifactError, EngineUnavailable, InvalidOption, MissingFile
 
 LARGER = {"x": ((1, 3, 8, 8), (8, 3, 8, 8), (32, 3, 8, 8))}
@@ -140,9 +140,9 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, at: int, *, before: bool) -> No
             raise KeyboardInterrupt
 
     if at == 0:
-        monkeypatch.setattr(triton_repository, "digest_files", interrupt)
+        monkeypatch.setattr(triton, "digest_files", interrupt)
     else:
-        monkeypatch.setattr(triton_repository.os, "rename", counted)
+        monkeypatch.setattr(triton.os, "rename", counted)
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -169,7 +169,7 @@ def test_a_copy_that_differs_is_refused(
     def cut_off(source: Path, target: Path) -> None:
         Path(target).write_bytes(Path(source).read_bytes()[:-1])
 
-    monkeypatch.setattr(triton_repository.shutil, "copyfile", cut_off)
+    monkeypatch.setattr(triton.shutil, "copyfile", cut_off)
     with pytest.raises(ArtifactError, match=r"its copy model\.plan differs"):
         package_triton(engine, repository, name="net")
     assert not repository.exists()

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from packaging_engines import make_engine
 
 from qcompile.deploy import TritonOptions
-from qcompile.deploy.triton_config import Config, make_config
+from qcompile.deploy.triton_config import Config, format_config, make_config
 from qcompile.deploy.triton_model import read_triton_model
-from qcompile.deploy.triton_text import format_config
 from qcompile.errors import InvalidOption, QCompileError
 
 definition = pytest.importorskip(

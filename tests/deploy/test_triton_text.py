@@ -9,7 +9,7 @@ from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qcompile.deploy.triton_text import Message, format_config
+from qcompile.deploy.triton_config import Message, format_config
 from qcompile.errors import ArtifactError
 
 definition = pytest.importorskip(

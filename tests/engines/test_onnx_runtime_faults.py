@@ -16,7 +16,7 @@ from onnx import parser
 
 import qcompile
 from qcompile.artifact import Artifact
-from qcompile.compiler.opset.layers_apart import find_requantized, keep_layers_apart
+from qcompile.compiler.opset.exact_forms import find_requantized, keep_layers_apart
 from qcompile.engines import load
 from qcompile.engines.base import BuildRequest
 from qcompile.engines.build import build_engine

@@ -9,7 +9,7 @@ from ....errors import CalibrationError, QuantizationError
 from ....model.graph import count_weighted, weighted_nodes
 from ....model.onnx_file import save_onnx
 from ....spec.words import BlockFormat
-from ...opset.upgrade import in_newer_opset
+from ...opset.fit import in_newer_opset
 from ..layer_precisions import in_mixed_precision, layer_precisions
 from ..match_nodes import match_nodes
 from ..prepare import prepare_graph

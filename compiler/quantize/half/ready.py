@@ -18,7 +18,7 @@ from ....calibration.qparams import QParams, quantize
 from ....model.graph import ONNX_DOMAINS, attribute, consumers
 from ....model.graph_edits import set_nodes, store
 from ....model.onnx_file import opset
-from ...opset.upgrade import upgrade_in_place
+from ...opset.fit import upgrade_in_place
 from .casts import HalfType, stored_tensor
 
 if TYPE_CHECKING:

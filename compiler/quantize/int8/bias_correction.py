@@ -24,7 +24,7 @@ from ....model.graph import captured_names, consumers, producers, tensor_values,
 from ....model.graph_edits import set_values
 from ....model.onnx_file import copy_model, load_onnx, opset
 from ....progress import Progress, silent
-from ...opset.upgrade import upgrade_in_place
+from ...opset.fit import upgrade_in_place
 from ..activations import run_samples
 from ..prepare import prepare_graph
 from .float8 import stored_weight

@@ -21,7 +21,7 @@ from ....model.graph import attribute, consumers, infer_shapes, producers
 from ....model.graph_edits import drop_unread, drop_unused_initializers, name_nodes, store, store_constants
 from ....model.onnx_file import copy_model
 from ....spec.words import GRAPH_TARGETS, GraphTarget
-from ...opset.layers_apart import keep_layers_apart
+from ...opset.exact_forms import keep_layers_apart
 
 if TYPE_CHECKING:
     import onnx

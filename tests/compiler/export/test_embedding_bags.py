@@ -41,7 +41,7 @@ def test_bags_of_one_length_are_a_lookup_and_a_reduction(mode: str, reduction: s
 
 def test_bags_of_several_lengths_stay_as_they_are() -> None:
     torch = pytest.importorskip("torch")
-    from qcompile.compiler.export.embedding_bags import bags_without_loops
+    from qcompile.compiler.export.write import bags_without_loops
 
     bag = torch.nn.EmbeddingBag(50, 16, padding_idx=3)
     indices, offsets = torch.arange(10), torch.tensor([0, 2, 7])
@@ -55,7 +55,7 @@ def test_bags_of_several_lengths_stay_as_they_are() -> None:
 @pytest.mark.parametrize("mode", ["mean", "sum", "max"])
 def test_bags_of_one_length_are_what_pytorch_computes(mode: str) -> None:
     torch = pytest.importorskip("torch")
-    from qcompile.compiler.export.embedding_bags import bags_without_loops
+    from qcompile.compiler.export.write import bags_without_loops
 
     bag, indices = torch.nn.EmbeddingBag(50, 16, mode=mode), torch.arange(21).reshape(3, 7)
     weights = torch.rand(3, 7) if mode == "sum" else None

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from qcompile.compiler.export import export
-from qcompile.compiler.export.failure import explain_export_failure
+from qcompile.compiler.export.write import explain_export_failure
 from qcompile.errors import ExportError, InvalidOption, ModelError
 from qcompile.model.pytorch import load_torch
 from qcompile.model.source import parse_source

@@ -6,7 +6,7 @@ import pytest
 import sympy
 from torch.utils._sympy.functions import FloorDiv, Mod
 
-from qcompile.compiler.export.guards import allowed_extents, read_guards
+from qcompile.compiler.export.axes import allowed_extents, read_guards
 from qcompile.model.input_notes import AxisRange
 
 BATCH, HEIGHT, OTHER = sympy.symbols("s0 s1 u0", integer=True, positive=True)

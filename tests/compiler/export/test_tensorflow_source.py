@@ -20,7 +20,7 @@ import onnxruntime
 import pytest
 
 import qcompile
-from qcompile.compiler.export.tensorflow_source import input_shapes
+from qcompile.compiler.export.onnx_source import input_shapes
 from qcompile.errors import EngineUnavailable, InvalidOption, MissingFile, ModelError, UnsupportedOperator
 from qcompile.model.onnx_file import load_onnx, model_io
 from qcompile.model.pytorch import load_torch

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from onnx import numpy_helper, parser
 from written_models import outputs_of
 
-from qcompile.compiler.opset.folds import folds_to_transposes
+from qcompile.compiler.opset.plain_forms import folds_to_transposes
 
 
 def fold(image: tuple[int, int], block: tuple[int, int], attributes: str) -> onnx.ModelProto:

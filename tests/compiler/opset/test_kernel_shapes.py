@@ -13,7 +13,7 @@ from onnx import parser
 from written_models import outputs_of
 
 import qcompile
-from qcompile.compiler.opset.kernel_shapes import write_kernel_shapes
+from qcompile.compiler.opset.plain_forms import write_kernel_shapes
 from qcompile.model.graph import attribute
 
 TEXT = """<ir_version: 8, opset_import: ["" : 17]>

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from two_opsets import model, operators, run
 
-from qcompile.compiler.opset.missing import require_operators, without_missing
+from qcompile.compiler.opset.lower import require_operators, without_missing
 from qcompile.engines.tensorrt.parser_operators import parser_of
 from qcompile.errors import UnsupportedOperator
 from qcompile.model.onnx_file import copy_model, model_io, opset

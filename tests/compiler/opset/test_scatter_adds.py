@@ -11,7 +11,7 @@ from onnx import parser
 from written_models import outputs_of
 
 import qcompile
-from qcompile.compiler.opset.scatter_adds import scatter_adds_to_products
+from qcompile.compiler.opset.plain_forms import scatter_adds_to_products
 
 GRAPH = """<ir_version: 8, opset_import: ["" : 18]>
 graph (float[nodes,3] x, int64[2,edges] edges) => (float[nodes,3] y)

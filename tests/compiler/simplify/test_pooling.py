@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 from onnx import parser
 
-from qcompile.compiler.simplify.pooling import pool_globally
+from qcompile.compiler.simplify.attention import pool_globally
 
 
 def pool(operator: str, attributes: str, shape: str = "n,2,7,5", result: str = "n,2,p,q") -> onnx.ModelProto:
