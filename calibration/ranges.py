@@ -13,8 +13,7 @@ from pathlib import Path
 
 from ..errors import CalibrationError
 from .histogram import Histogram
-from .quantization_error import limits
-from .thresholds import Method, amax
+from .thresholds import Method, amax, limits
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ class Constraints:
         half = half_left_to_engine(self.spec, self.capabilities)
         if not half:
             return named, graph, []
-        from ..compiler.quantize.half.protect import nodes_to_protect
+        from ..compiler.quantize.half.precision import nodes_to_protect
         from ..model.onnx_file import load_onnx, save_onnx
 
         model = load_onnx(graph)
@@ -97,7 +97,7 @@ class Constraints:
 
     def _named(self) -> dict[str, str]:
         """Node of the model to precision, of what the user named."""
-        from ..compiler.quantize.match_nodes import match_nodes
+        from ..compiler.quantize.request import match_nodes
         from ..model.weightless import read_weightless
 
         spec = self.spec

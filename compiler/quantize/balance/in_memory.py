@@ -16,8 +16,7 @@ from ....data.batches import Data
 from ....model.onnx_file import copy_model, save_onnx
 from ..activations import channel_amax
 from .equalize import equalizable, equalize, equalized_tensors
-from .rows import observe_rows
-from .smooth import Smoothed, smooth, smoothable
+from .smooth import Smoothed, observe_rows, smooth, smoothable
 
 if TYPE_CHECKING:
     import onnx

@@ -12,8 +12,9 @@ the products on observed rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,13 +29,15 @@ from ....calibration.qparams import (
     per_channel,
     quantize,
 )
-from ....errors import ModelError
+from ....errors import CalibrationError, ModelError
 from ....model.graph_edits import name_nodes, set_values, store, store_constants
+from ..activations import run_samples
 from .places import Place, find_places
-from .rows import Rows
 
 if TYPE_CHECKING:
     import onnx
+
+    from ....data.batches import Data
 
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Strengths that are tried, beside none at all: how much of the difficulty moves into the weights."""
@@ -219,3 +222,66 @@ def _insert_mul(model: onnx.ModelProto, place: Place, factors: Floats) -> list[s
             graph.node.insert(position + 1, node)
         product.input[0] = smoothed[read]
     return list(smoothed.values())
+
+
+_KEPT_ROWS = 1024
+_ROWS_OF_SAMPLE = 64
+
+
+@dataclass
+class Rows:
+    """Some of what a tensor held.
+
+    Attributes:
+        low, high: Smallest and largest value of each channel over all rows seen, float32 [channels].
+        rows: Some of the rows, float32 [rows, channels].
+    """
+
+    low: NDArray[np.float32]
+    high: NDArray[np.float32]
+    rows: NDArray[np.float32]
+
+    @property
+    def amax(self) -> NDArray[np.float32]:
+        """The largest magnitude of each channel."""
+        largest: NDArray[np.float32] = np.maximum(np.abs(self.low), np.abs(self.high))
+        return largest
+
+
+def observe_rows(
+    model: onnx.ModelProto,
+    path: Path,
+    tensors: Collection[str],
+    data: Data,
+    limit: int | None = None,
+) -> dict[str, Rows]:
+    """Run the samples; return the extremes of each tensor's channels, its last axis, and some of its rows.
+
+    Memory holds `_KEPT_ROWS` rows of each tensor, evenly spaced within each sample.
+
+    Raises:
+        CalibrationError: If a tensor becomes NaN or infinite, naming tensor and sample.
+        ModelError: If a tensor is not made by a node, or ONNX Runtime refuses the model.
+    """
+    rows_of: dict[str, Rows] = {}
+    for where, arrays in run_samples(model, path, sorted(tensors), data, limit):
+        for name, array in arrays.items():
+            rows = array.reshape(-1, array.shape[-1])
+            if not rows.size:
+                continue
+            if not np.isfinite(rows).all():
+                raise CalibrationError(
+                    f"{where}: tensor {name!r} becomes NaN or infinite; finite values are required",
+                    hint="check the sample and the float model",
+                    tensor=name,
+                )
+            step = max(1, -(-len(rows) // _ROWS_OF_SAMPLE))
+            one = Rows(rows.min(axis=0), rows.max(axis=0), rows[::step].copy())
+            rows_of[name] = _merged(rows_of[name], one) if name in rows_of else one
+    return rows_of
+
+
+def _merged(first: Rows, second: Rows) -> Rows:
+    room = max(0, _KEPT_ROWS - len(first.rows))
+    rows = np.concatenate([first.rows, second.rows[:room]]) if room else first.rows
+    return Rows(np.minimum(first.low, second.low), np.maximum(first.high, second.high), rows)

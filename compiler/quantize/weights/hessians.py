@@ -81,7 +81,7 @@ def collect_hessians(
 
     Args:
         model_path: The float ONNX file.
-        inputs_of: From `weight_only.gptq_inputs`: names of float32 tensors, whose last axis is K, and
+        inputs_of: From `gptq_inputs`: names of float32 tensors, whose last axis is K, and
             `patches_of` Conv nodes.
         data: The samples. They are run one by one where that changes nothing.
         limit: Use at most this many samples.

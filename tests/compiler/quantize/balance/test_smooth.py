@@ -15,10 +15,11 @@ from onnx import numpy_helper
 from written_models import model_of, outputs_of
 
 from qcompile.compiler.quantize.activations import channel_amax
-from qcompile.compiler.quantize.balance.rows import Rows, observe_rows
 from qcompile.compiler.quantize.balance.smooth import (
     ALPHAS,
+    Rows,
     best_factors,
+    observe_rows,
     smooth,
     smoothable,
     smoothing_factors,
