@@ -47,7 +47,6 @@ def summarize(ranges: Ranges, *, method: Method | None = None, symmetric: bool =
     """Return a summary of every observed tensor, the worst signal-to-noise ratio first.
 
     Args:
-        ranges: What calibration found, with histograms.
         method: What `clipped` and `snr_db` are of; the ranges' own by default.
         symmetric: Whether for symmetric int8 or asymmetric uint8 (`quantization_error`).
     """

@@ -128,7 +128,6 @@ class Ranges:
         """Return the clipping magnitude of a tensor, by the method or by the default one.
 
         Args:
-            tensor: Its name in the ONNX file.
             method: Chooses the threshold; `self.method` if it is None.
             symmetric: Minimize the error on the grid of symmetric int8; else on that of 255 steps over the
                 range.

@@ -331,7 +331,6 @@ def merge_files(
         output: Ranges file to write; may be one of the files.
         all_of: What is to know of the data, where the files are all parts of one calibration: the manifest
             is the one of a whole run, too.
-        progress: Told of every file.
 
     Raises:
         InvalidOption: If no file is given.

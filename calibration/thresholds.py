@@ -100,9 +100,7 @@ def squared_errors(
     `n` and centres `c`.
 
     Args:
-        histogram: Counts of one tensor.
         candidates: Thresholds in bins, float64, above zero.
-        symmetric: Which way to quantize, see above.
     """
     moments = _moments(histogram.counts, _CENTRES)
     errors = [
@@ -224,8 +222,6 @@ def amax(histogram: Histogram, method: Method, *, symmetric: bool = True) -> flo
     """Return the clipping magnitude by a method.
 
     Args:
-        histogram: Counts of one tensor.
-        method: From `parse_method`.
         symmetric: Whether the target quantizes to symmetric int8 or to asymmetric uint8
             (`quantization_error`): "mse" and "auto" mind it.
 
@@ -322,7 +318,6 @@ def amax_entropy(histogram: Histogram, *, num_bits: int = 8) -> float:
     exactly at any scale and must not decide.
 
     Args:
-        histogram: Counts of one tensor.
         num_bits: Width of the signed integer, 2 to 8.
 
     Returns:
@@ -357,7 +352,6 @@ def entropy_divergences(
     Args:
         counts: float64 [bins], of magnitudes.
         candidates: int64, each the number of bins kept, `levels` to bins.
-        levels: Number of quantized levels.
     """
     prefixes = _prefix(counts), _prefix((counts > 0).astype(np.float64)), _prefix(_xlogx(counts))
     parts = [

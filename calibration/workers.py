@@ -88,9 +88,7 @@ def open_observer(model: WeightlessModel, taps: Taps, threads: int) -> Iterator[
     """Yield an observer of a model.
 
     Args:
-        model: The ONNX file.
         taps: From `choose_taps`; taps that are inputs are left to the caller, who has the feeds.
-        threads: Threads of one inference; 0 lets ONNX Runtime choose.
 
     Raises:
         ModelError: If ONNX Runtime refuses the model.
@@ -214,7 +212,6 @@ class Workers:
     """Runs samples and counts; use as a context manager.
 
     Args:
-        model: The ONNX file.
         taps: From `choose_taps`.
         threads: Threads in all; 0 takes one per core.
         infinite: Whether activations may hold infinity, as the scores of masked attention do: their finite

@@ -71,9 +71,6 @@ def searching(order: Sequence[str], *, tries: int = 8) -> Search:
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
     """Return indices of the points that no other beats in both latency (less) and quality (more).
 
-    Args:
-        points: (latency_ms, quality) pairs.
-
     Returns:
         Indices, by growing latency. Of equal points the first stays.
     """
@@ -106,14 +103,7 @@ class Possible:
 def possible_questions(
     make: Callable[[], Search], answers: Sequence[bool], known: Callable[[Mix], bool | None], most: int
 ) -> list[Possible]:
-    """Return the questions without an answer that a search may ask next, the nearest first.
-
-    Args:
-        make: Begins the search anew.
-        answers: Those that it was given.
-        known: The answer of a mix; None where it is to be found out.
-        most: How many are returned at most.
-    """
+    """Return the questions without an answer that a search may ask next, the nearest first."""
     found: dict[Mix, Possible] = {}
     level: list[tuple[list[bool], int]] = [(list(answers), 0)]
     while level and len(found) < most:
@@ -142,11 +132,8 @@ def search_ahead(
     """Return what a search finds, whose next possible questions are begun before each is answered.
 
     Args:
-        make: Begins the search anew.
         keeps_budget: Answers a question, and waits for it where it was begun.
         begin: Begins to find these answers, and may give up those that it was told of before.
-        known: As `possible_questions`.
-        most: Questions that are begun at a time.
     """
     search, answers = make(), list[bool]()
     try:

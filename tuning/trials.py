@@ -80,9 +80,6 @@ class TrialRunner:
     """Has trials of one float model made in one folder, and remembers them.
 
     Args:
-        maker: Makes them here, and knows the float model.
-        folder: Where their files go.
-        progress: Told of every step.
         elsewhere: Makes them in place of `maker`, several at a time.
     """
 
@@ -268,9 +265,6 @@ def slower_layers(
 
     Args:
         int8, in_float: Built for runtimes that tell the time of each kernel.
-        layers: Names of the layers that may be quantized.
-        feeds: One input.
-        threads: As they are measured with.
     """
     times = [
         by_layer(engine(trial.target).kernel_times(str(trial.path), feeds, threads=threads), layers)

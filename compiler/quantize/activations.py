@@ -35,11 +35,7 @@ def channel_amax(
     Memory holds these tensors for one sample at a time.
 
     Args:
-        model_path: ONNX file.
         tensors: Names, or names with the axis of their channels, which is else the last.
-        data: The samples.
-        limit: Use at most this many; None uses all.
-        progress: Told of every sample.
 
     Raises:
         CalibrationError: If a tensor becomes NaN or infinite, naming tensor and sample.
@@ -76,11 +72,7 @@ def run_samples(
     """Yield what some tensors of a model hold, sample by sample, and where the sample came from.
 
     Args:
-        model: The model, which is not changed.
-        path: Names it in messages.
         tensors: Names of float32 tensors, which need not be outputs.
-        data, limit, progress: As `channel_amax`.
-        doing: What progress is told.
         integers: Whether Q/DQ pairs may become integer kernels; without, they are computed as they are
             written, whatever the kernels of this processor make of them.
 

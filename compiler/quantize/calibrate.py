@@ -88,12 +88,6 @@ def calibrate(
 def merge(files: Sequence[Path], output: Path, data: Data, *, progress: Progress = silent) -> Artifact:
     """Merge the ranges of all shards of one calibration into the files that one whole run gives.
 
-    Args:
-        files: The ranges of every shard.
-        output: Ranges file to write.
-        data: What they were observed on.
-        progress: Told of every file.
-
     Raises:
         CalibrationError, ArtifactError: As `merge_files`.
     """

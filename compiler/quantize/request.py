@@ -160,7 +160,6 @@ def match_nodes(
     """Return name to reason for the nodes that are left out.
 
     Args:
-        graph: Its nodes have unique names.
         exclude: Names, globs (`/head/*`) or operator types of nodes to leave out.
         only: The same, for the nodes to keep; empty for all.
 

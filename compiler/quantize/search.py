@@ -110,7 +110,6 @@ def best_static(request: QuantizeRequest, once: Once) -> Outcome:
     Args:
         request: Of static INT8, with ranges. Without `search`, without data, or with fixed scales, it is
             quantized as it is.
-        once: Quantizes once, as a request says.
 
     Raises:
         InvalidOption: If `max_damage` is asked for without data or without `search`.
@@ -240,9 +239,6 @@ def _take_back(
     """Leave the most damaging layers in float until the outputs are near enough; return why they are.
 
     Args:
-        search: Whose best request it starts from.
-        enough: Whether outputs are near enough.
-        required: What that means, in words.
         most: Share of the layers that may be left in float.
 
     Raises:
@@ -343,9 +339,6 @@ class Judged:
 
 class Judge:
     """The float model's outputs on some samples, or on random input, and what others' are worth beside them.
-
-    Args:
-        request: Whose data and float model.
 
     Raises:
         DataError, ModelError: If samples do not fit, or the model fails on them.

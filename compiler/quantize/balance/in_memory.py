@@ -43,12 +43,6 @@ class Floats:
 def smoothed(floats: Floats, data: Data, path: Path, *, symmetric: bool) -> tuple[Floats, Smoothed]:
     """Return the model smoothed (`smooth`), written to `path`, and what was done to it.
 
-    Args:
-        floats: The model as it is; it stays so.
-        data: The samples.
-        path: File to write, where anything was done.
-        symmetric: Whether activations will be symmetric int8.
-
     Raises:
         DataError, CalibrationError, ModelError: If samples do not fit, or a tensor becomes NaN.
     """

@@ -74,8 +74,6 @@ def smooth(model: onnx.ModelProto, observed: Mapping[str, Rows], *, symmetric: b
 
     Args:
         model: The float model; its function is kept to the last bit, but for subnormal numbers.
-        observed: What the tensors of `smoothable` held.
-        symmetric: Whether activations will be symmetric int8 (TensorRT), or uint8 with a zero point.
 
     Raises:
         ModelError: If a tensor has another number of channels than was observed.

@@ -75,7 +75,6 @@ def quantize_weight(weight: NDArray[Any], kind: BlockFormat) -> BlockWeight:
 
     Args:
         weight: Floats [rows, columns]; the columns are a multiple of the block.
-        kind: The format.
     """
     weight = np.asarray(weight, np.float32)
     return _nvfp4(weight) if kind == "nvfp4" else _mxfp8(weight)

@@ -48,11 +48,6 @@ def plan_blocks(
 
     TensorRT quantizes activations of two or three axes along the last one, in whole blocks
     (`IDynamicQuantizeLayer` of NvInfer.h, release/10.12; TensorRT-RTX 1.7 refuses others by name).
-
-    Args:
-        model: From `prepare.prepare_graph`.
-        kind: The format.
-        excluded: Name of a node that stays in float to the reason.
     """
     shapes = infer_shapes(model)
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -104,7 +99,6 @@ def to_blocks(model: onnx.ModelProto, kind: BlockFormat, amax: Mapping[str, floa
 
     Args:
         model: Float graph, or one converted to float16 or bfloat16, of opset `LOWEST_OPSET` or newer.
-        kind: The format.
         amax: Name of a planned node to its activation's largest magnitude.
     """
     from onnx import helper

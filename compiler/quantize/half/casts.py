@@ -247,8 +247,6 @@ def raise_for(model: onnx.ModelProto, half: HalfType, excluded: Container[str]) 
 
     Args:
         model: It is changed; its large weights are not copied, so it may be over protobuf's 2 GB.
-        half: The type.
-        excluded: Names of nodes that stay in float32 anyway.
 
     Raises:
         UnsupportedOperator: Naming what ONNX's converter could not take.

@@ -81,9 +81,7 @@ def to_half(
 
     Args:
         model: The model, with or without Q/DQ; inputs, outputs and its float32 parts keep their types.
-        dtype: "float16" or "bfloat16".
         block: Names, globs or operator types of nodes that stay in float32.
-        ranges: Observed values, for the overflow check of activations.
 
     Raises:
         InvalidOption: If a pattern of `block` matches nothing, or there is no such type.
@@ -108,8 +106,6 @@ def unfit_nodes(model: onnx.ModelProto, half: HalfType, ranges: Ranges | None) -
 
     Args:
         model: It is converted on the way, in the opset that it has.
-        half: The type.
-        ranges: Observed values of activations.
     """
     conversion = _Conversion(model, half, {}, ranges)
     conversion.run()
@@ -332,8 +328,6 @@ def with_half_rest(model: Path, output: Path, precision: str) -> Path:
     the types of the graph.
 
     Args:
-        model: ONNX file with Q/DQ, of any target.
-        output: File to write, where something changes.
         precision: "fp16" or "bf16"; "fp32" changes nothing.
 
     Returns:
@@ -364,8 +358,6 @@ def nodes_to_protect(model: onnx.ModelProto, dtype: Half, *, ranges: Ranges | No
 
     Args:
         model: The float32 model, with or without Q/DQ; nodes without a name get one.
-        dtype: The half type that the runtime may choose.
-        ranges: Observed values, for the overflow check of activations.
     """
     name_nodes(model.graph)
     unfit = unfit_nodes(copy_model(model), half_type(dtype), ranges)

@@ -64,11 +64,6 @@ def round_weights(
     rounded to nearest.
 
     Args:
-        float_model_path: The model that was quantized.
-        quantized: From `static.quantize_static`.
-        data: Samples.
-        limit: Use at most this many.
-        progress: Told of every sample.
         pairs: Weight of the float model to its limits, where two of its products are added in 16 bits.
 
     Raises:
@@ -173,12 +168,8 @@ def correct_biases(
     Layers without a bias are left as they are.
 
     Args:
-        float_model_path: The model that was quantized.
         quantized: From `quantize_static`: biases are int32 behind DequantizeLinear, or float,
             or the vector that an Add behind a MatMul adds.
-        data: Samples; those of the calibration will do.
-        limit: Use at most this many; None uses all.
-        progress: Told of every sample.
 
     Raises:
         CalibrationError: If a layer's error is not finite.

@@ -55,8 +55,6 @@ def quantize_dynamic(
     """Write the dynamically quantized model to `path`.
 
     Args:
-        model: From `prepare_graph`; it is changed.
-        path: File to write, inside `files.writing`.
         exclude: Names, globs or operator types that stay in float.
         weight_type: "int8": symmetric, with a scale per output channel. "uint8": with a zero point too;
             x86 processors without VNNI add two products of uint8 by uint8 in int32, in more instructions. A

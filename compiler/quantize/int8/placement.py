@@ -96,8 +96,6 @@ def plan(
     """Decide which nodes of a prepared model are quantized.
 
     Args:
-        model: From `prepare_graph`.
-        target: What the result is for.
         exclude: Names, globs (`/head/*`) or operator types of nodes that stay in float.
         only: The same, for the nodes that may be quantized; empty for all.
         chosen: The same, for nodes that TensorRT gets in INT8 although it has no good kernel; as `only`.

@@ -23,10 +23,6 @@ def join_biases(model: onnx.ModelProto, *, exclude: Collection[str] = ()) -> lis
     ONNX Runtime's own optimizer would join the two after Q/DQ are placed, also where the Add is of another
     activation: its Gemm then has a float bias, for which there is no integer kernel, and the product runs in
     float (1.31.1). `keep_adds_apart` writes such an Add as Sum, which computes the same.
-
-    Args:
-        model: From `prepare_graph`; it is changed.
-        exclude: Names of nodes that stay as they are.
     """
     from onnx import numpy_helper
 
@@ -61,12 +57,7 @@ def join_biases(model: onnx.ModelProto, *, exclude: Collection[str] = ()) -> lis
 
 
 def keep_adds_apart(model: onnx.ModelProto, planned: set[str]) -> None:
-    """Write each Add of two activations behind a planned product of two axes as Sum.
-
-    Args:
-        model: With Q/DQ; it is changed.
-        planned: Names of the quantized nodes.
-    """
+    """Write each Add of two activations behind a planned product of two axes as Sum."""
     made_by, shapes = producers(model.graph), infer_shapes(model)
     stored = {tensor.name for tensor in model.graph.initializer}
     for node in model.graph.node:
@@ -124,8 +115,6 @@ def read_floats(graph: onnx.GraphProto, planned: set[str], *, kernels_write_floa
                        └─ Add                            └─ Add
 
     Args:
-        graph: With Q/DQ pairs.
-        planned: Names of the quantized nodes.
         kernels_write_float: Whether an integer kernel can write floats at no cost, for readers of which
             none is planned.
     """

@@ -43,8 +43,6 @@ def quantize_static(
     """Return the prepared model with Q/DQ pairs.
 
     Args:
-        model: From `prepare_graph`; it is changed.
-        placement: From `placement.plan`.
         ranges: Tensor name to (min, max) in real units.
         isa: Instruction set of the processor that will run it: ONNX Runtime's kernels for ARM take int8
             activations.
@@ -236,9 +234,6 @@ def all_channels_at_once(limits: Mapping[str, PairLimits]) -> Iterator[type]:
     16 bits (`pair_limits`). Where ONNX Runtime's quantizer is made otherwise than it was from 1.20 to 1.31,
     its own loops are used.
 
-    Args:
-        limits: Weight to its limits, where two of its products are added in 16 bits.
-
     Raises:
         EngineUnavailable: If there are limits, and the quantizer is made otherwise.
     """
@@ -345,8 +340,6 @@ def executed(
     planned ones that it computes in float, each with what it computes them in.
 
     Args:
-        path: ONNX file with Q/DQ.
-        planned: Names of the weighted nodes that are to be integer.
         signed: Whether activations are int8, for an ARM processor: on x86 ONNX Runtime fuses those only
             when it is told to.
     """
@@ -366,11 +359,6 @@ def executed(
 
 def require_executed(path: Path, planned: Sequence[str], missed: Mapping[str, str]) -> list[str]:
     """Weigh what missed; return what the user should know of it.
-
-    Args:
-        path: ONNX file with Q/DQ.
-        planned: Names of the weighted nodes that are to be integer.
-        missed: Those that are not, with the reason.
 
     Raises:
         QuantizationError: If they are more than 10% of the planned multiply-adds, with the names.

@@ -104,8 +104,6 @@ class ResidualAdds:
         """The result of the planned convolution that makes a tensor, through what is fused with it; or "".
 
         Args:
-            name: Of the tensor.
-            planned: Names of the nodes that are quantized.
             alone: Whether nothing else may read what lies between, nor the tensor.
         """
         node, reads = self.made_by.get(name), 1

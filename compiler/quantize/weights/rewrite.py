@@ -84,8 +84,6 @@ def quantize_weights(
     """Return the model with its large weights as integers; the given one is left as it is.
 
     Args:
-        model: From `prepare_graph`. Weights that are replaced are not copied.
-        bits: 4 or 8.
         block_size: Values that share a scale: a power of two from 16 on (to 256 for "nbits"); 0 for one
             scale per output channel.
         method: "rtn" rounds to nearest, with a search over clipping; "gptq" makes up for the errors where
@@ -158,7 +156,6 @@ def gptq_inputs(
     """Return what `hessians.collect_hessians` is to collect for the method "gptq".
 
     Args:
-        model: From `prepare_graph`.
         quant_format, exclude: As of `quantize_weights`.
 
     Returns:
