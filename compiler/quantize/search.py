@@ -17,7 +17,7 @@ Where there are enough samples, those that judge are not those that factors and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ from ...spec.words import BLOCK_FORMATS
 from ...tensors import Feeds
 from ..check import OnnxReference
 from ..opset.scatter_adds import scatter_adds_to_products
-from .balance.in_memory import Floats, equalized, smoothed
+from .balance.equalize import equalized
+from .balance.smooth import smoothed
 from .blocks.formats import simulated
 from .half.casts import in_float32
 from .request import Outcome, QuantizeRequest, exactly
@@ -198,33 +199,21 @@ def _others(chosen: Method) -> list[Method]:
 
 def _balance(search: _Search, folder: Path) -> dict[str, object]:
     """Offer the equalized and the smoothed model; return what the proof tells of it."""
-    request, told = search.request, dict[str, object]()
-    data = request.samples(_samples(request))
-    request.progress("equalize channels")
-    floats, pairs = equalized(_floats(request), data, folder / "equalized.onnx")
+    told = dict[str, object]()
+    data = search.request.samples(_samples(search.request))
+    search.request.progress("equalize channels")
+    request, pairs = equalized(search.request, data, folder / "equalized.onnx")
     if pairs:
-        kept = search.offer("equalized", _on(request, floats))
-        told["equalized_pairs"] = pairs if kept else 0
-    request = search.request
-    request.progress("smooth channels")
-    symmetric = request.spec.target == "tensorrt"
-    floats, done = smoothed(_floats(request), data, folder / "smoothed.onnx", symmetric=symmetric)
+        told["equalized_pairs"] = pairs if search.offer("equalized", request) else 0
+    search.request.progress("smooth channels")
+    request, done = smoothed(search.request, data, folder / "smoothed.onnx")
     if done.rescaled:
-        kept = search.offer("smoothed", _on(request, floats))
+        kept = search.offer("smoothed", request)
         gained = "the outputs gain by it" if kept else "the outputs do not gain by it"
         told["smoothed"] = done.places if kept else {}
         told["smoothing"] = f"{len(done.places)} places: {gained}"
     told["left_alone"] = done.left_alone
     return told
-
-
-def _floats(request: QuantizeRequest) -> Floats:
-    assert request.ranges is not None, "best_static asks"
-    return Floats(request.path, request.model, request.ranges)
-
-
-def _on(request: QuantizeRequest, floats: Floats) -> QuantizeRequest:
-    return replace(request, path=floats.path, model=floats.model, ranges=floats.ranges)
 
 
 def _samples(request: QuantizeRequest) -> int:
