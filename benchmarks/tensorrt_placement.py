@@ -35,11 +35,10 @@ import numpy as np
 import onnx
 
 import qcompile
-from qcompile.compiler.quantize import methods
-from qcompile.compiler.quantize.int8 import static, tensors_to_calibrate
-from qcompile.compiler.quantize.int8.between import Between
+from qcompile.compiler.quantize import calibrate, methods
+from qcompile.compiler.quantize.int8 import static
 from qcompile.compiler.quantize.int8.placement import Placement
-from qcompile.compiler.quantize.int8.tensorrt_kernels import TensorRTKernels
+from qcompile.compiler.quantize.int8.tensorrt import Between, TensorRTKernels
 from qcompile.data.batches import Data
 from qcompile.model.graph import constant_names, producers, weighted_nodes
 from qcompile.model.output_error import output_error
@@ -117,7 +116,7 @@ def _planned(change: Change) -> list[Any]:
     def plan(model: onnx.ModelProto, *args: Any, **options: Any) -> Placement:
         return change(model, planned(model, *args, **options))
 
-    return [mock.patch.object(module, "plan", plan) for module in (methods, tensors_to_calibrate)]
+    return [mock.patch.object(module, "plan", plan) for module in (methods, calibrate)]
 
 
 def _without(operator: str) -> list[Any]:

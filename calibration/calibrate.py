@@ -15,11 +15,9 @@ from ..errors import CalibrationError, InvalidOption, QCompileError
 from ..files import check_output, writing
 from ..model.weightless import WeightlessModel, read_weightless
 from ..progress import Progress, silent
-from .checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from .manifest import ranges_manifest
 from .one_by_one import numbered_units, one_by_one
 from .ranges import Portion, Ranges
-from .ranges_file import save_ranges
+from .ranges_file import Checkpoint, load_checkpoint, ranges_manifest, save_checkpoint, save_ranges
 from .taps import choose_taps
 from .thresholds import parse_method
 from .workers import Workers

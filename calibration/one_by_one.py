@@ -26,8 +26,6 @@ def one_by_one(data: Data, run: Run, limit: int | None = None) -> Iterator[Batch
     """Yield the samples of the data one by one, or whole batches where that would change the tensors.
 
     Args:
-        data: The samples.
-        run: Returns the tensors that are observed, of one batch.
         limit: Stop after this many samples; a batch that stays whole may exceed it. None yields all.
     """
     separable: bool | None = None
@@ -49,11 +47,6 @@ def numbered_units(data: Data, run: Run, holds: Callable[[int], bool]) -> Iterat
 
     Data whose shapes are known is not decoded where no unit of a batch is held, but for the first batch that
     can be split: it decides, for every part of the data alike, whether batches are.
-
-    Args:
-        data: The samples.
-        run: As of `one_by_one`.
-        holds: Whether a unit of a number is asked for.
     """
     extents = data.extents()
     if extents is None:
@@ -85,10 +78,6 @@ def gives_the_same_one_by_one(batch: Batch, run: Run) -> bool:
     """Return whether two samples give the same tensors alone as together.
 
     Floats are made up for it: real samples may begin with zeros, or be equal, and would then tell nothing.
-
-    Args:
-        batch: A batch that can be split.
-        run: As of `one_by_one`.
     """
     generator = np.random.default_rng(0)
     feeds = {

@@ -1,8 +1,10 @@
-"""Plot each tensor's histogram with the thresholds of every method, as SVG."""
+"""Summary of each tensor's ranges, and its histogram with the thresholds of every method as SVG."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,52 @@ from ..figures import figure
 from ..svg import Scale, area, axes, line, picture, text
 from .histogram import BINS, Histogram
 from .ranges import Ranges
-from .summary import TensorSummary
+from .thresholds import Method, amax_by_method, loss
+
+
+@dataclass(frozen=True)
+class TensorSummary:
+    """One observed tensor.
+
+    Attributes:
+        tensor: Its name.
+        min, max: Exact extremes.
+        amax: Method name to magnitude.
+        clipped: Share of the values beyond the chosen magnitude, 0 to 1, to one bin.
+        snr_db: Estimated signal-to-noise ratio of quantization at the chosen magnitude.
+    """
+
+    tensor: str
+    min: float
+    max: float
+    amax: dict[str, float]
+    clipped: float
+    snr_db: float
+
+    def as_json(self) -> dict[str, object]:
+        """Return the `--json` form; an infinite ratio is null."""
+        snr_db = self.snr_db if math.isfinite(self.snr_db) else None
+        return {**self.__dict__, "snr_db": snr_db}
+
+
+def summarize(ranges: Ranges, *, method: Method | None = None, symmetric: bool = True) -> list[TensorSummary]:
+    """Return a summary of every observed tensor, the worst signal-to-noise ratio first.
+
+    Args:
+        method: What `clipped` and `snr_db` are of; the ranges' own by default.
+        symmetric: Whether for symmetric int8 or asymmetric uint8 (`quantization_error`).
+    """
+    chosen = method or ranges.method
+    observed = {name: h for name, h in ranges.histograms.items() if not h.is_empty}
+    summaries = [_summary(name, histogram, chosen, symmetric) for name, histogram in observed.items()]
+    return sorted(summaries, key=lambda one: (one.snr_db, one.tensor))
+
+
+def _summary(tensor: str, histogram: Histogram, method: Method, symmetric: bool) -> TensorSummary:
+    every = amax_by_method(histogram, method.percentile, symmetric=symmetric)
+    lost = loss(histogram, every[method.name], symmetric=symmetric)
+    return TensorSummary(tensor, histogram.min, histogram.max, every, lost.clipped, lost.snr_db)
+
 
 SUFFIX = ".svg"
 DASHES = {"minmax": "", "percentile": "9 4", "entropy": "3 3", "mse": "12 4 3 4", "auto": ""}

@@ -68,7 +68,6 @@ def choose_qparams(low: ArrayLike, high: ArrayLike, scheme: Scheme, axis: int | 
     Args:
         low: Smallest value, in the tensor's units: a number, or [channels].
         high: Largest value, likewise.
-        scheme: The integers.
         axis: The axis of the channels, where low and high have one value for each.
     """
     low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
@@ -85,7 +84,6 @@ def scale_and_zero_point(low: Any, high: Any, scheme: Scheme, xp: Any = np) -> t
     Args:
         low: Smallest values; a float array or tensor of any shape.
         high: Largest values, of the same shape and dtype.
-        scheme: The integers.
         xp: The module of the arrays: numpy or torch.
     """
     low, high = xp.clip(low, None, 0.0), xp.clip(high, 0.0, None)
@@ -110,8 +108,6 @@ def choose_weight_qparams(weight: NDArray[Any], axis: int, scheme: Scheme = INT8
 
     Args:
         weight: float32 of any shape.
-        axis: The axis of the output channels.
-        scheme: The integers, symmetric.
     """
     amax = channel_amax(weight, axis)
     return choose_qparams(-amax, amax, scheme, axis)
@@ -123,7 +119,6 @@ def per_channel(parameter: Any, axis: int | None, ndim: int) -> Any:
     Args:
         parameter: Array or tensor [channels]; one value for the whole tensor, [], is returned as it is.
         axis: The axis of the channels in the tensor.
-        ndim: Number of axes of the tensor.
     """
     if axis is None or not parameter.ndim:
         return parameter

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from ..errors import CalibrationError
 from .histogram import Histogram
-from .quantization_error import limits
-from .thresholds import Method, amax
+from .thresholds import Method, amax, limits
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,6 @@ class Ranges:
         """Return the clipping magnitude of a tensor, by the method or by the default one.
 
         Args:
-            tensor: Its name in the ONNX file.
             method: Chooses the threshold; `self.method` if it is None.
             symmetric: Minimize the error on the grid of symmetric int8; else on that of 255 steps over the
                 range.

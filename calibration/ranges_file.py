@@ -6,12 +6,17 @@ amax of each tensor, under "fixed"; such a file is of version 3, which versions 
 
 The header holds a checksum over itself and all counts. Files of the former format hold none: they are read,
 and `Ranges.is_verified` says so.
+
+A checkpoint has the same form: the counts of every tensor, what they belong to, and a checksum. An
+interrupted calibration resumes from it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,11 +25,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..artifact import checked_input
-from ..errors import CalibrationError
+from ..artifact import Artifact, Manifest, checked_input, commit, tool_versions
+from ..errors import CalibrationError, InvalidOption
+from ..files import writing
+from ..progress import Progress, silent
 from ..spec.words import METHODS
-from .checksum import checksum
-from .histogram import BINS, Histogram
+from .histogram import BINS, Histogram, why_slow
 from .ranges import Portion, Ranges
 from .thresholds import Method, amax_by_method
 
@@ -34,20 +40,19 @@ _KEY = "qcompile"
 
 def save_ranges(ranges: Ranges, path: Path) -> None:
     """Write a ranges file to `path` (inside `files.writing`)."""
-    from safetensors.numpy import save
-
     observed = {
         name: histogram for name, histogram in sorted(ranges.histograms.items()) if not histogram.is_empty
     }
-    entries = {name: _entry(histogram, ranges.method) for name, histogram in observed.items()}
+    entries = {
+        name: {"exponent": histogram.exponent, "min": histogram.min, "max": histogram.max,
+               "amax": amax_by_method(histogram, ranges.method.percentile)}
+        for name, histogram in observed.items()
+    }  # fmt: skip
     header = {
         "version": _FIXED_VERSION if ranges.fixed else FORMAT_VERSION,
         "bins": BINS,
         "model": ranges.model,
-        "data": {
-            digest: {"samples": portion.samples, "shards": portion.shards, "parts": portion.parts}
-            for digest, portion in sorted(ranges.portions.items())
-        },
+        "data": {digest: vars(portion) for digest, portion in sorted(ranges.portions.items())},
         "method": ranges.method.name,
         "percentile": ranges.method.percentile,
         "tensors": entries,
@@ -56,9 +61,7 @@ def save_ranges(ranges: Ranges, path: Path) -> None:
         "skipped": dict(sorted(ranges.skipped.items())),
         **({"fixed": dict(sorted(ranges.fixed.items()))} if ranges.fixed else {}),
     }
-    counts = {name: histogram.counts for name, histogram in observed.items()}
-    header["checksum"] = checksum(header, counts)
-    path.write_bytes(save(counts, metadata={_KEY: json.dumps(header)}))
+    path.write_bytes(_file_content(header, observed))
 
 
 def load_ranges(path: Path) -> Ranges:
@@ -117,13 +120,7 @@ class _Entry:
 
 @dataclass(frozen=True)
 class _Data:
-    """How much of a set of samples was observed.
-
-    Attributes:
-        samples: Number of samples.
-        shards: Parts that the set was divided into.
-        parts: Numbers of those that were observed, from 1.
-    """
+    """How much of a set of samples was observed: see `Portion`."""
 
     samples: _Count
     shards: _Positive
@@ -185,15 +182,6 @@ def _require_checksum(
         )
 
 
-def _entry(histogram: Histogram, method: Method) -> dict[str, Any]:
-    return {
-        "exponent": histogram.exponent,
-        "min": histogram.min,
-        "max": histogram.max,
-        "amax": amax_by_method(histogram, method.percentile),
-    }
-
-
 def _ranges(header: _Header, counts: dict[str, NDArray[np.int64]]) -> Ranges:
     for array in counts.values():
         if array.shape != (2 * BINS,) or array.dtype != np.int64:
@@ -219,3 +207,157 @@ def _ranges(header: _Header, counts: dict[str, NDArray[np.int64]]) -> Ranges:
         header.model, portions, method, histograms, header.shared, header.skipped, header.fixed,
         is_verified=bool(header.checksum),
     )  # fmt: skip
+
+
+def _file_content(header: dict[str, Any], histograms: Mapping[str, Histogram]) -> bytes:
+    from safetensors.numpy import save
+
+    counts = {name: histogram.counts for name, histogram in histograms.items()}
+    header["checksum"] = checksum(header, counts)
+    content: bytes = save(counts, metadata={_KEY: json.dumps(header)})
+    return content
+
+
+def checksum(header: Mapping[str, Any], counts: Mapping[str, NDArray[Any]]) -> str:
+    """Return "sha256:..." over a header, but its own `checksum`, and the counts of every tensor."""
+    plain = {key: value for key, value in header.items() if key != "checksum"}
+    total = hashlib.sha256(_plain_text(plain))
+    for name in sorted(counts):
+        array = np.ascontiguousarray(counts[name], counts[name].dtype.newbyteorder("<"))
+        total.update(_plain_text([name, str(array.dtype), list(array.shape)]))
+        total.update(array.tobytes())
+    return f"sha256:{total.hexdigest()}"
+
+
+def _plain_text(value: object) -> bytes:
+    """JSON of one form: equal values give equal bytes."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+@dataclass
+class Checkpoint:
+    """The state of a calibration between two samples, as one safetensors file that is replaced as a whole.
+
+    Attributes:
+        key: Everything that decides what is counted: another key is another calibration.
+        units: How many units of the data were read: samples, or batches that are not taken apart.
+        samples: How many samples were counted, of this shard.
+        histograms: Tensor name to counts.
+    """
+
+    key: Mapping[str, object]
+    units: int
+    samples: int
+    histograms: dict[str, Histogram]
+
+
+@dataclass(frozen=True)
+class _CheckpointHeader:
+    """What the metadata hold: a tensor has its exponent, least and largest value."""
+
+    key: dict[str, Any]
+    units: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+    samples: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+    tensors: dict[str, tuple[int, float, float]]
+    checksum: str
+
+
+def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
+    """Replace the file at once: a kill leaves the earlier one or this one."""
+    tensors = {name: [one.exponent, one.min, one.max] for name, one in checkpoint.histograms.items()}
+    header = {key: value for key, value in vars(checkpoint).items() if key != "histograms"}
+    with writing(path) as temporary:
+        temporary.write_bytes(_file_content({**header, "tensors": tensors}, checkpoint.histograms))
+
+
+def load_checkpoint(path: Path, key: Mapping[str, object]) -> Checkpoint | None:
+    """Return the checkpoint of a calibration; None where there is none, or it is of another calibration."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, framework="np") as file:
+            header = json.loads((file.metadata() or {})[_KEY])
+            typed = msgspec.convert(header, _CheckpointHeader)
+            if typed.key != json.loads(json.dumps(key)):
+                return None
+            counts = {name: np.array(file.get_tensor(name)) for name in typed.tensors}
+        histograms = {
+            name: Histogram(exponent, counts[name], low, high)
+            for name, (exponent, low, high) in typed.tensors.items()
+        }
+        intact = typed.checksum == checksum(header, counts)
+        if not (intact and all(histogram.is_plausible for histogram in histograms.values())):
+            return None
+        return Checkpoint(key, typed.units, typed.samples, histograms)
+    except (SafetensorError, KeyError, ValueError, OSError, RecursionError):
+        return None  # damaged: to begin anew loses time only
+
+
+def ranges_manifest(ranges: Ranges, stage: str, notes: Sequence[str] = (), **options: object) -> Manifest:
+    """Return the manifest of ranges that a stage made, for `artifact.commit`; `notes` are of the data."""
+    warnings = [*notes]
+    warnings += [reason] if stage == "calibrate" and (reason := why_slow()) else []
+    if not ranges.samples:
+        warnings.append("no sample was observed: this part of the data is empty")
+    return Manifest(
+        kind="ranges",
+        stage=stage,
+        sources={"model": ranges.model, "data": ranges.data},
+        tools=tool_versions("onnx", "onnxruntime", "numpy", "numba"),
+        options={"method": str(ranges.method), **options},
+        proof={
+            "samples": ranges.samples,
+            "tensors": len(ranges.histograms),
+            "shared": len(ranges.shared),
+            "skipped": dict(ranges.skipped),
+        },
+        warnings=warnings,
+    )
+
+
+def merge_files(
+    files: Sequence[Path],
+    output: Path,
+    *,
+    all_of: Sequence[str] | None = None,
+    progress: Progress = silent,
+) -> Artifact:
+    """Merge ranges files; all shards of one calibration give the file that one whole run gives.
+
+    Args:
+        files: Ranges files of one model, each sample in one of them.
+        output: Ranges file to write; may be one of the files.
+        all_of: What is to know of the data, where the files are all parts of one calibration: the manifest
+            is the one of a whole run, too.
+
+    Raises:
+        InvalidOption: If no file is given.
+        CalibrationError: If they do not belong together (`Ranges.merge`), naming the file.
+        ArtifactError: If a file was changed after it was made.
+    """
+    if not files:
+        raise InvalidOption("no ranges files; at least one is required")
+    total = None
+    for number, file in enumerate(files, start=1):
+        progress("merge", number, len(files))
+        ranges = load_ranges(file)
+        if total is None:
+            total = ranges
+            continue
+        try:
+            total.merge(ranges)
+        except CalibrationError as error:
+            error.message = f"{file}: {error.message}"
+            raise
+    assert total is not None
+    with writing(output) as path:
+        save_ranges(total, path)
+        made = (
+            ranges_manifest(total, "merge")
+            if all_of is None
+            else ranges_manifest(total, "calibrate", all_of, shard="1/1")
+        )
+        manifest = commit(path, made)
+    return Artifact(output, manifest)

@@ -63,7 +63,6 @@ def choose_taps(model: onnx.ModelProto, scaled: Collection[str] | None = None) -
     """Choose the tensors to observe so that each tensor that gets a scale has a range.
 
     Args:
-        model: The graph; weights are not looked at.
         scaled: Names of the tensors that get a scale. None takes all inputs and outputs of quantizable
             operators.
 

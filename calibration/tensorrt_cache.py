@@ -57,9 +57,7 @@ def format_cache(
     scale of zero without a word.
 
     Args:
-        ranges: What calibration found.
         version: TensorRT's, as "8.5.3" or as the module says it.
-        calibrator: One of `CALIBRATORS`.
         method: How amax is chosen; the file's own method by default.
 
     Raises:

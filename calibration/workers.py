@@ -1,4 +1,8 @@
-"""Worker threads: each runs a sample through the model and counts the values of its taps.
+"""Worker threads: each runs samples through a model whose taps are outputs, and counts their values.
+
+ONNX Runtime computes convolutions in a blocked memory layout (NCHWc) and would reorder every tapped
+tensor, at up to half the cost of inference. A histogram does not ask for an order, so the optimized graph
+is written once, its reorders in front of taps are taken out, and the graph is read back as it is.
 
 One sample is run by one thread, several samples at once: threads inside one inference would wait for each
 other at every operator. Each worker counts into histograms of its own, which merge exactly.
@@ -7,24 +11,196 @@ other at every operator. Each worker counts into histograms of its own, which me
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..data.readers import Batch
-from ..errors import CalibrationError, DataError, InvalidOption
+from ..errors import CalibrationError, DataError, InvalidOption, first_line
+from ..files import temporary_folder
 from ..machine_memory import address_space_limit
-from ..model.session import usable_cores
+from ..model.graph import attribute, captured_names, holds_half
+from ..model.onnx_file import load_onnx
+from ..model.session import make_session, session_options, usable_cores
 from ..model.weightless import WeightlessModel
-from .counting import make_count
-from .histogram import Count, Histogram, NonFinite
-from .observer import Observer, open_observer
+from ..tensors import Feeds
+from .histogram import Count, Histogram, NonFinite, make_count
 from .taps import Taps
+
+if TYPE_CHECKING:
+    import onnx
+
+_ONNX_NAMES = {"float32": "FLOAT", "float16": "FLOAT16", "bfloat16": "BFLOAT16", "float64": "DOUBLE"}
+_BLOCK = 16
+"""The widest block of channels in ONNX Runtime's layouts: tensors whose channels fill it have no padding."""
+
+
+@dataclass
+class Observer:
+    """A session that returns the taps.
+
+    Attributes:
+        session: ONNX Runtime's.
+        outputs: Name of an output to the tap that it holds.
+    """
+
+    session: Any
+    outputs: dict[str, str]
+
+    def run(self, feeds: Feeds, where: str) -> list[tuple[str, Any]]:
+        """Return (tap, array) pairs; each array holds the tap's values in some order, bfloat16 widened.
+
+        Raises:
+            DataError: If the model fails on the sample.
+        """
+        if not self.outputs:
+            return []  # only inputs are observed; without a name, ONNX Runtime would return every output
+        try:
+            arrays = self._run(feeds)
+        except Exception as error:
+            # ONNX Runtime's exceptions share no base but RuntimeError and Exception.
+            raise DataError(
+                f"{where}: the model failed on it: {first_line(error)}",
+                hint="check the sample's shape and values against the model",
+                sample=where,
+            ) from error
+        return list(zip(self.outputs.values(), arrays, strict=True))
+
+    def _run(self, feeds: Feeds) -> list[Any]:
+        import onnxruntime
+
+        if any(array.dtype.kind in "OSUT" for array in feeds.values()):
+            return list(self.session.run(list(self.outputs), feeds))  # its values hold no strings
+        values = {name: _as_ort_value(onnxruntime, array) for name, array in feeds.items()}
+        return [_as_array(value) for value in self.session.run_with_ort_values(list(self.outputs), values)]
+
+
+@contextlib.contextmanager
+def open_observer(model: WeightlessModel, taps: Taps, threads: int) -> Iterator[Observer]:
+    """Yield an observer of a model.
+
+    Args:
+        taps: From `choose_taps`; taps that are inputs are left to the caller, who has the feeds.
+
+    Raises:
+        ModelError: If ONNX Runtime refuses the model.
+    """
+    inputs = {value.name for value in model.model.graph.input}
+    outputs = {name: name for name in taps.names if name not in inputs}
+    content = _with_outputs(model.model, taps, outputs)
+    convolves = any(node.op_type in ("Conv", "ConvTranspose") for node in model.model.graph.node)
+    # The layout level crashes the process on some float16 graphs: see `session_options`.
+    layouts = not holds_half(model.model)
+    options = session_options(threads, layouts=layouts)
+    weights = str(model.path.resolve().parent)  # of the file itself: ONNX Runtime follows no link
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", weights)
+    # The weightless model refers to the weights where they lie: they are mapped, not copied.
+    with temporary_folder("calibrate") as folder:
+        if convolves and layouts:
+            written = folder / "optimized.onnx"
+            session = _without_reorders(model.path, content, options, written, outputs, threads)
+        else:
+            session = make_session(model.path, options, content=content)
+        del content
+        yield Observer(session, outputs)
+
+
+def _with_outputs(model: onnx.ModelProto, taps: Taps, outputs: dict[str, str]) -> bytes:
+    """The serialized model with the taps among its outputs."""
+    import onnx
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    present = {value.name for value in model.graph.output}
+    for output, tap in outputs.items():
+        if output not in present:
+            kind = getattr(onnx.TensorProto, _ONNX_NAMES[taps.types[tap]])
+            copy.graph.output.append(onnx.helper.make_tensor_value_info(output, kind, None))
+    serialized: bytes = copy.SerializeToString()
+    return serialized
+
+
+def _without_reorders(
+    model: Path, content: bytes, options: Any, written: Path, outputs: dict[str, str], threads: int
+) -> Any:
+    """Return a session of the optimized graph whose `outputs`, which are renamed, skip the reorders."""
+    options.optimized_model_filepath = str(written)
+    weights = f"{written.name}.data"
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights)
+    options.add_session_config_entry(
+        "session.optimized_model_external_initializers_min_size_in_bytes", "1024"
+    )
+    session = make_session(model, options, content=content)
+    optimized = load_onnx(written, external_data=False)
+    skipped = _skip_reorders(optimized.graph, outputs)
+    if not skipped:
+        return session
+    del session
+    as_it_is = session_options(threads, optimize=False)
+    written.write_bytes(optimized.SerializeToString())
+    again = make_session(written, as_it_is)
+    for output, source in skipped.items():
+        tap = outputs.pop(output)
+        outputs[source] = tap
+    return again
+
+
+def _skip_reorders(graph: onnx.GraphProto, outputs: dict[str, str]) -> dict[str, str]:
+    """Let outputs be what goes into their reorder, in place; returns output to the tensor instead of it."""
+    made_by = {name: node for node in graph.node for name in node.output}
+    read = {name for node in graph.node for name in (*node.input, *captured_names(node))}
+    skipped: dict[str, str] = {}
+    for value in graph.output:
+        node = made_by.get(value.name)
+        if node is None or node.op_type != "ReorderOutput" or value.name not in outputs:
+            continue
+        channels = attribute(node, "channels", 0)
+        if channels % _BLOCK or not channels or node.input[0] in skipped.values():
+            continue  # the last block is padded, and the padding is no value of the model
+        skipped[value.name] = node.input[0]
+        if value.name not in read:
+            graph.node.remove(node)
+    kept = [value for value in graph.value_info if value.name not in set(skipped.values())]
+    del graph.value_info[:]
+    graph.value_info.extend(kept)
+    for value in graph.output:
+        if value.name in skipped:
+            value.name = skipped[value.name]
+            value.type.tensor_type.ClearField("shape")
+    return skipped
+
+
+def _as_ort_value(onnxruntime: Any, array: Any) -> Any:
+    if array.dtype.name != "bfloat16":
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+    import onnx
+
+    kind = onnx.TensorProto.BFLOAT16
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view("uint16"), kind)
+
+
+def _as_array(value: Any) -> Any:
+    """The values of a tensor without a copy; numpy has no bfloat16, so that is widened, exactly."""
+    import ctypes
+
+    import numpy as np
+
+    if value.data_type() != "tensor(bfloat16)":
+        return value.numpy()
+    size = math.prod(value.shape())
+    if not size:
+        return np.zeros(value.shape(), np.float32)
+    halves = np.ctypeslib.as_array((ctypes.c_uint16 * size).from_address(value.data_ptr()))
+    return (halves.astype(np.uint32) << 16).view(np.float32).reshape(value.shape())
+
 
 IN_FLIGHT_BYTES = 256 << 20
 """Activations held at a time by all workers; a model with larger ones gets fewer workers."""
@@ -36,7 +212,6 @@ class Workers:
     """Runs samples and counts; use as a context manager.
 
     Args:
-        model: The ONNX file.
         taps: From `choose_taps`.
         threads: Threads in all; 0 takes one per core.
         infinite: Whether activations may hold infinity, as the scores of masked attention do: their finite

@@ -15,7 +15,7 @@ from .tables import add_row, make_table
 from .verb import verb
 
 if TYPE_CHECKING:
-    from ..calibration.summary import TensorSummary
+    from ..calibration.plot import TensorSummary
 
 
 @click.group(cls=RoadGroup, short_help="show ranges, merge shards, write TensorRT's cache")
@@ -33,8 +33,7 @@ def show(session: Session, given: ShowRangesCommand) -> None:
     """Print the table of tensors."""
     file, plot, tensors = given.file, given.plot, given.tensors
     from ..calibration import load_ranges, parse_method
-    from ..calibration.plot import SUFFIX, plot_ranges
-    from ..calibration.summary import summarize
+    from ..calibration.plot import SUFFIX, plot_ranges, summarize
     from ..files import writing
 
     if plot is not None and plot.suffix != SUFFIX:
@@ -100,7 +99,7 @@ def _table(session: Session, summaries: list[TensorSummary]) -> None:
 )
 def merge(session: Session, given: MergeRangesCommand) -> None:
     """Print the merged file."""
-    from ..calibration.merge import merge_files
+    from ..calibration.ranges_file import merge_files
 
     artifact = merge_files(given.files, given.output, progress=session.progress)
     present_artifact(

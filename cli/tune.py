@@ -67,7 +67,7 @@ def tune(session: Session, given: TuneCommand) -> None:
 def _picture(tuned: TuneResult, output: Path, max_drop: float) -> Path:
     from ..bench.results.row import unit_of
     from ..files import writing
-    from ..tuning.pareto_plot import plot_front
+    from ..tuning.recipe_file import plot_front
 
     path = output / "front.svg"
     with writing(path) as temporary:

@@ -239,7 +239,7 @@ class _Lowering:
         if not self._must_be_typed():
             if self.needed == "int8":
                 require_exact(source, read_manifest(source), on=self.spec.isa, hint=QUANTIZE_AGAIN)
-            from ..compiler.quantize.half.rest import with_half_rest
+            from ..compiler.quantize.half.precision import with_half_rest
 
             half = self.capabilities.in_graph.get(self.spec.floats, "fp32")
             given = with_half_rest(self.model, self.path, half) if self.static else self.model

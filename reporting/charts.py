@@ -13,9 +13,8 @@ from ..bench.results.render import speedup_text
 from ..bench.results.row import Curve, CurvePoint, Interval
 from ..bench.statistics.bootstrap import CONFIDENCE as DROP_CONFIDENCE
 from ..bench.statistics.speedup import Speedup
-from ..calibration.plot import histogram_plane
+from ..calibration.plot import TensorSummary, histogram_plane
 from ..calibration.ranges import Ranges
-from ..calibration.summary import TensorSummary
 from ..figures import DASH, bytes_text, drop_interval, drop_text, figure, number, shortened, times
 from ..svg import (
     DASHES,

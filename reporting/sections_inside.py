@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 from ..bench.results.render import slowest_layers
-from ..calibration.plot import DASHES
-from ..calibration.summary import summarize
+from ..calibration.plot import DASHES, summarize
 from ..figures import DASH, decibels, figure, number, words
 from .charts import (
     WORST_HISTOGRAMS,

@@ -143,7 +143,7 @@ def test_ranges_and_caches_are_not_unpickled(
 
 
 def test_a_checkpoint_of_a_calibration_is_not_unpickled(tmp_path: Path, mark: Path) -> None:
-    from qcompile.calibration.checkpoint import load_checkpoint
+    from qcompile.calibration.ranges_file import load_checkpoint
 
     (tmp_path / "c.checkpoint").write_bytes(pickle.dumps(Evil(mark)))
     with contextlib.suppress(QCompileError):

@@ -145,10 +145,6 @@ class Elsewhere(Protocol):
 class TrialMaker:
     """Makes trials of one float model in this process.
 
-    Args:
-        setting: What they share.
-        progress: Told of every step.
-
     Raises:
         DataError: If the data is empty, or lacks the labels that the metric needs.
     """

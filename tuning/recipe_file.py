@@ -1,16 +1,21 @@
-"""Write the chosen trial as a recipe, from which `qcompile run` makes the same artifact again."""
+"""A tuning written down: the recipe of the chosen trial, and the plot of all trials."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..data.batches import seen_from
 from ..model.source import parse_source
 from ..plain_text import plain_toml
 from ..spec.words import Isa
+from ..svg import Scale, axes, labels, line, mark, picture, polyline, text
 from .trials import Trial
+
+if TYPE_CHECKING:
+    from .tune import TuneResult
 
 
 def recipe_text(
@@ -23,22 +28,22 @@ def recipe_text(
     folder: Path,
     isa: Isa = "auto",
 ) -> str:
-    """Return the TOML of a recipe that lies in `folder`."""
+    """Return the TOML of a recipe in `folder`, from which `qcompile run` makes the chosen trial again."""
     lines = [
         f"# {best.name}: {best.latency_ms:.3g} ms, {best.drop:+.3g} lost. Made by qcompile tune.",
         "version = 1",
-        f"name = {_text(model.stem)}",
+        f"name = {plain_toml(model.stem)}",
         "",
         "[model]",
-        f"source = {_text(_relative(str(model), folder))}",
+        f"source = {plain_toml(_relative(str(model), folder))}",
         "simplify = false # the names of layers below are those of this file",
         "",
         "[data]",
-        f"calibration = {_text(seen_from(calibration, folder))}",
-        f"evaluation = {_text(seen_from(evaluation, folder))}",
+        f"calibration = {plain_toml(seen_from(calibration, folder))}",
+        f"evaluation = {plain_toml(seen_from(evaluation, folder))}",
         "",
         "[calibrate]",
-        f"method = {_text(method or 'auto')}",
+        f"method = {plain_toml(method or 'auto')}",
         "",
         *artifact_lines(best, best.name, exclude, isa),
     ]
@@ -49,25 +54,20 @@ def artifact_lines(best: Trial, name: str, exclude: Sequence[str] = (), isa: Isa
     """Return the `[[artifact]]` of a trial, for a recipe of the same graph."""
     lines = [
         "[[artifact]]",
-        f"name = {_text(name)}",
-        f"target = {_text(best.target)}",
-        f"precision = {_text(best.precision)}",
+        f"name = {plain_toml(name)}",
+        f"target = {plain_toml(best.target)}",
+        f"precision = {plain_toml(best.precision)}",
     ]
     if isa != "auto":
-        lines.append(f"isa = {_text(isa)}")
+        lines.append(f"isa = {plain_toml(isa)}")
     if best.float_precision != "fp32":
-        lines.append(f"float_precision = {_text(best.float_precision)}")
+        lines.append(f"float_precision = {plain_toml(best.float_precision)}")
     if best.precision == "int8":
         lines += ["correct_bias = false # as it was measured", "search = false", "allow_loss = true"]
     left = [*exclude, *sorted(best.in_float)] if best.precision == "int8" else []
     if left:
-        lines += ["exclude = [", *(f"    {_text(layer)}," for layer in left), "]"]
+        lines += ["exclude = [", *(f"    {plain_toml(layer)}," for layer in left), "]"]
     return lines
-
-
-def _text(value: str) -> str:
-    """A TOML string: JSON's escapes are among TOML's."""
-    return plain_toml(value)
 
 
 def _relative(spelling: str, folder: Path) -> str:
@@ -78,3 +78,37 @@ def _relative(spelling: str, folder: Path) -> str:
     if source is None or source.path is None:
         return os.path.relpath(spelling, folder) if Path(spelling).exists() else spelling
     return f"{os.path.relpath(source.path, folder)}:{source.function}"
+
+
+_FAMILIES = {"int8": "int8", "bf16": "half", "fp32": "float"}
+_PLOT = (60, 50, 560, 330)  # pixels
+
+
+def plot_front(tuned: TuneResult, path: Path, *, max_drop: float, unit: str) -> None:
+    """Draw every trial by latency and drop, and the Pareto front, to `path` (inside `files.writing`)."""
+    timed = sorted((t for t in tuned.trials.values() if t.latency_ms), key=lambda t: t.latency_ms)
+    drops = [*(trial.drop for trial in timed), max_drop, 0.0]
+    space = max((max(drops) - min(drops)) * 0.12, 0.05)
+    x = Scale.over([trial.latency_ms for trial in timed] or [1.0])
+    y = Scale(min(drops) - space, max(drops) + space, "symlog" if max(drops) > 10 else "linear")
+    places = {trial.name: (x.at(trial.latency_ms), y.at(trial.drop)) for trial in timed}
+    drawing = axes(x, y, ("latency, ms (median)", f"drop, {unit} (up is better)"))
+    drawing += line((0, y.at(max_drop)), (100, y.at(max_drop)), "mixed", dashes="6 4")
+    drawing += text(100, y.at(max_drop), f"budget {max_drop:g}", shift=(0, -5), anchor="end", colour="mixed")
+    front = [places[trial.name] for trial in timed if trial.name in tuned.front]
+    drawing += polyline(front, "muted", width=1.2) if front else ""
+    rows = []
+    for number, trial in enumerate(timed, 1):
+        is_best = trial is tuned.best
+        words = f"{trial.latency_ms:.3g} ms  {trial.drop:+.2f}  {trial.name}{'  (best)' if is_best else ''}"
+        size = 1.8 if is_best else 1
+        drawing += mark(_FAMILIES[trial.precision], *places[trial.name], size=size, tip=words)
+        kind = "label" if is_best else ""
+        shift = (0.0, 17.0 * number)
+        rows.append(text(0, 0, f"{number}  {words}", shift=shift, anchor="start", colour="ink", kind=kind))
+    for index, (precision, family) in enumerate(_FAMILIES.items()):
+        at = 100 * (index + 0.5) / len(_FAMILIES) * 0.4
+        drawing += text(at, 0, precision, shift=(10, -31), anchor="start", colour=family)
+    drawing += labels([(*places[trial.name], str(number)) for number, trial in enumerate(timed, 1)], _PLOT[3])
+    panels = [(_PLOT, drawing), ((660, 30, 340, 400), "".join(rows))]
+    path.writeplain_toml(picture(panels, (1010, max(440, 17 * len(timed) + 60))), encoding="utf-8")

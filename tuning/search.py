@@ -1,12 +1,19 @@
 """Search for the fewest layers to leave in float within the budget.
 
-The search is a generator of questions, so that it can be replayed with other answers: `ahead` finds what it
-may ask next.
+The search is a generator of questions, so that it can be replayed with other answers. What it may ask next
+can be answered while the question before it still is (`search_ahead`):
+
+        ∅ ── no ── all ── yes ── half ─┬─ yes ── a quarter ─ ...
+                                       └─ no ─── three quarters ─ ...
+
+Both branches are begun. Only the one that the answers lead to counts, so the search finds what it would find
+with one question after the other, whatever the answers are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 
 Mix = frozenset[str]
 """Layers that stay in float."""
@@ -64,9 +71,6 @@ def searching(order: Sequence[str], *, tries: int = 8) -> Search:
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
     """Return indices of the points that no other beats in both latency (less) and quality (more).
 
-    Args:
-        points: (latency_ms, quality) pairs.
-
     Returns:
         Indices, by growing latency. Of equal points the first stays.
     """
@@ -77,3 +81,78 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
             best = points[index][1]
             chosen.append(index)
     return chosen
+
+
+_WIDEST = 64
+"""Branches that are followed at a time; many of them may ask the same."""
+
+
+@dataclass(frozen=True)
+class Possible:
+    """A question that may come.
+
+    Attributes:
+        mix: What it asks of.
+        after: Questions without an answer yet that come before it.
+    """
+
+    mix: Mix
+    after: int
+
+
+def possible_questions(
+    make: Callable[[], Search], answers: Sequence[bool], known: Callable[[Mix], bool | None], most: int
+) -> list[Possible]:
+    """Return the questions without an answer that a search may ask next, the nearest first."""
+    found: dict[Mix, Possible] = {}
+    level: list[tuple[list[bool], int]] = [(list(answers), 0)]
+    while level and len(found) < most:
+        following: list[tuple[list[bool], int]] = []
+        for path, after in level:
+            mix = _question(make(), path)
+            if mix is None:
+                continue
+            answer = known(mix)
+            if answer is not None:
+                following.append(([*path, answer], after))
+                continue
+            found.setdefault(mix, Possible(mix, after))
+            following += [([*path, guess], after + 1) for guess in (True, False)]
+        level = following[:_WIDEST]
+    return list(found.values())[:most]
+
+
+def search_ahead(
+    make: Callable[[], Search],
+    keeps_budget: Keeps,
+    begin: Callable[[Sequence[Possible]], object],
+    known: Callable[[Mix], bool | None],
+    most: int,
+) -> Mix | None:
+    """Return what a search finds, whose next possible questions are begun before each is answered.
+
+    Args:
+        keeps_budget: Answers a question, and waits for it where it was begun.
+        begin: Begins to find these answers, and may give up those that it was told of before.
+    """
+    search, answers = make(), list[bool]()
+    try:
+        mix = next(search)
+        while True:
+            begin(possible_questions(make, answers, known, most))
+            answers.append(keeps_budget(mix))
+            mix = search.send(answers[-1])
+    except StopIteration as found:
+        result: Mix | None = found.value
+        return result
+
+
+def _question(search: Search, answers: Sequence[bool]) -> Mix | None:
+    """What a search asks after these answers; None where it is over."""
+    try:
+        mix = next(search)
+        for answer in answers:
+            mix = search.send(answer)
+    except StopIteration:
+        return None
+    return mix

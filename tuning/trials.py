@@ -16,9 +16,11 @@ from typing import Any
 from ..artifact import size_bytes
 from ..bench.benchmark import benchmark
 from ..compiler.quantize.sensitivity import LayerSensitivity
+from ..engines.registry import engine
 from ..errors import QCompileError
 from ..progress import Progress
 from ..spec.words import FloatPrecision, Target
+from ..tensors import Feeds
 from .making import Elsewhere, MadeElsewhere, Score, TrialAsk, TrialMaker, rank_part
 
 
@@ -78,9 +80,6 @@ class TrialRunner:
     """Has trials of one float model made in one folder, and remembers them.
 
     Args:
-        maker: Makes them here, and knows the float model.
-        folder: Where their files go.
-        progress: Told of every step.
         elsewhere: Makes them in place of `maker`, several at a time.
     """
 
@@ -257,3 +256,35 @@ def _take(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
+
+
+def slower_layers(
+    int8: Trial, in_float: Trial, layers: Sequence[str], feeds: Feeds, threads: int
+) -> list[str]:
+    """Return the layers that are slower in an INT8 artifact than in a float one, the costliest first.
+
+    Args:
+        int8, in_float: Built for runtimes that tell the time of each kernel.
+    """
+    times = [
+        by_layer(engine(trial.target).kernel_times(str(trial.path), feeds, threads=threads), layers)
+        for trial in (int8, in_float)
+    ]
+    return compare_times(*times)
+
+
+def compare_times(int8_ms: Mapping[str, float], float_ms: Mapping[str, float]) -> list[str]:
+    """Return the names in both whose INT8 time is the longer one, by what they lose."""
+    lost = {name: int8_ms[name] - taken for name, taken in float_ms.items() if name in int8_ms}
+    return sorted((name for name, loss in lost.items() if loss > 0), key=lambda name: -lost[name])
+
+
+def by_layer(kernels_ms: Mapping[str, float], layers: Sequence[str]) -> dict[str, float]:
+    """Return layer to the time of its kernels: those whose names begin with the layer's, the longest one."""
+    times: dict[str, float] = {}
+    known = sorted(layers, key=len, reverse=True)
+    for kernel, taken in kernels_ms.items():
+        layer = next((name for name in known if kernel.startswith(name)), None)
+        if layer is not None:
+            times[layer] = times.get(layer, 0.0) + taken
+    return times

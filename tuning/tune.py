@@ -24,12 +24,10 @@ from ..model.source import parse_source
 from ..processor import isa_here
 from ..progress import Progress, silent
 from ..spec.words import AUTO, CPU_TARGETS, CpuTarget, FloatPrecision, Isa, Target
-from .ahead import Possible, search_ahead
-from .costs import slower_layers
 from .making import Elsewhere, TrialAsk, TrialMaker, TrialSetting
 from .recipe_file import recipe_text
-from .search import Keeps, Mix, fewest_in_float, pareto, searching
-from .trials import Trial, TrialRunner, as_table
+from .search import Keeps, Mix, Possible, fewest_in_float, pareto, search_ahead, searching
+from .trials import Trial, TrialRunner, as_table, slower_layers
 
 _TRIED_SLOWER = 2  # times that slow layers are taken out
 

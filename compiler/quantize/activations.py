@@ -1,8 +1,9 @@
-"""Collect activations of a float model sample by sample: the largest magnitude per channel, or all values."""
+"""Collect activations of a float model sample by sample: extremes of channels, some rows, or all values."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from ...calibration.one_by_one import one_by_one
 from ...errors import CalibrationError, ModelError
 from ...files import temporary_folder
-from ...model.onnx_file import copy_model, load_onnx, save_onnx
+from ...model.onnx_file import copy_model, save_onnx
 from ...model.session import make_session, run_session, session_options
 from ...progress import Progress, silent
 
@@ -23,43 +24,66 @@ if TYPE_CHECKING:
     from ...data.readers import Batch
 
 
-def channel_amax(
-    model_path: Path,
-    tensors: Collection[str] | Mapping[str, int],
-    data: Data,
-    limit: int | None = None,
-    progress: Progress = silent,
-) -> dict[str, NDArray[np.float32]]:
-    """Return the largest magnitude of each channel of some float activations over samples.
+_KEPT_ROWS = 1024
+_ROWS_OF_SAMPLE = 64
 
-    Memory holds these tensors for one sample at a time.
+
+@dataclass
+class Rows:
+    """Some of what a tensor held.
+
+    Attributes:
+        low, high: Smallest and largest value of each channel over all rows seen, float32 [channels].
+        rows: Some of the rows, float32 [rows, channels].
+    """
+
+    low: NDArray[np.float32]
+    high: NDArray[np.float32]
+    rows: NDArray[np.float32]
+
+    @property
+    def amax(self) -> NDArray[np.float32]:
+        """The largest magnitude of each channel."""
+        largest: NDArray[np.float32] = np.maximum(np.abs(self.low), np.abs(self.high))
+        return largest
+
+
+def observe_rows(
+    model: onnx.ModelProto, path: Path, axes: Mapping[str, int], data: Data, limit: int | None = None
+) -> dict[str, Rows]:
+    """Run the samples; return the extremes of each tensor's channels, and some of its rows.
+
+    Memory holds these tensors for one sample at a time, and `_KEPT_ROWS` rows of each, evenly spaced within
+    each sample.
 
     Args:
-        model_path: ONNX file.
-        tensors: Names, or names with the axis of their channels, which is else the last.
-        data: The samples.
-        limit: Use at most this many; None uses all.
-        progress: Told of every sample.
+        axes: Tensor to the axis of its channels.
 
     Raises:
         CalibrationError: If a tensor becomes NaN or infinite, naming tensor and sample.
-        ModelError: If a tensor is not in the model, or ONNX Runtime refuses the model.
+        ModelError: If a tensor is not made by a node, or ONNX Runtime refuses the model.
     """
-    axes = tensors if isinstance(tensors, Mapping) else dict.fromkeys(tensors, -1)
-    largest: dict[str, NDArray[np.float32]] = {}
-    model = load_onnx(model_path)
-    for where, arrays in run_samples(model, model_path, sorted(axes), data, limit, progress):
+    rows_of: dict[str, Rows] = {}
+    for where, arrays in run_samples(model, path, sorted(axes), data, limit):
         for name, array in arrays.items():
-            others = tuple(i for i in range(array.ndim) if i != axes[name] % array.ndim)
-            amax = np.abs(array).max(axis=others, initial=0.0)
-            if not np.isfinite(amax).all():
+            rows = np.moveaxis(array, axes[name], -1).reshape(-1, array.shape[axes[name]])
+            if not rows.size:
+                continue
+            if not np.isfinite(rows).all():
                 raise CalibrationError(
                     f"{where}: tensor {name!r} becomes NaN or infinite; finite values are required",
                     hint="check the sample and the float model",
                     tensor=name,
                 )
-            largest[name] = np.maximum(largest[name], amax) if name in largest else amax
-    return largest
+            step = max(1, -(-len(rows) // _ROWS_OF_SAMPLE))
+            sample = Rows(rows.min(axis=0), rows.max(axis=0), rows[::step].copy())
+            if name not in rows_of:
+                rows_of[name] = sample
+                continue
+            seen = rows_of[name]
+            kept = np.concatenate([seen.rows, sample.rows[: max(0, _KEPT_ROWS - len(seen.rows))]])
+            rows_of[name] = Rows(np.minimum(seen.low, sample.low), np.maximum(seen.high, sample.high), kept)
+    return rows_of
 
 
 def run_samples(
@@ -76,11 +100,7 @@ def run_samples(
     """Yield what some tensors of a model hold, sample by sample, and where the sample came from.
 
     Args:
-        model: The model, which is not changed.
-        path: Names it in messages.
         tensors: Names of float32 tensors, which need not be outputs.
-        data, limit, progress: As `channel_amax`.
-        doing: What progress is told.
         integers: Whether Q/DQ pairs may become integer kernels; without, they are computed as they are
             written, whatever the kernels of this processor make of them.
 

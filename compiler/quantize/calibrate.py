@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...artifact import Artifact
 from ...calibration import calibrate as observe_and_write
-from ...calibration.merge import merge_files
+from ...calibration.ranges_file import merge_files
 from ...data.batches import Data
+from ...errors import CalibrationError
+from ...model.graph_edits import name_nodes, store_constants
 from ...model.onnx_file import check_onnx
-from ...model.weightless import read_weightless
+from ...model.weightless import WeightlessModel, read_weightless
 from ...progress import Progress, silent
-from ...spec.words import GRAPH_TARGETS
-from .int8.tensors_to_calibrate import tensors_to_calibrate
+from ...spec.words import GRAPH_TARGETS, GraphTarget
+from ..opset.lstm_products import lstm_inputs
+from .int8.placement import plan, scaled_tensors
+from .prepare import sum_to_add
+
+if TYPE_CHECKING:
+    import onnx
 
 
 def calibrate(
@@ -80,13 +88,47 @@ def calibrate(
 def merge(files: Sequence[Path], output: Path, data: Data, *, progress: Progress = silent) -> Artifact:
     """Merge the ranges of all shards of one calibration into the files that one whole run gives.
 
-    Args:
-        files: The ranges of every shard.
-        output: Ranges file to write.
-        data: What they were observed on.
-        progress: Told of every file.
-
     Raises:
-        CalibrationError, ArtifactError: As `calibration.merge.merge_files`.
+        CalibrationError, ArtifactError: As `merge_files`.
     """
     return merge_files(files, output, all_of=data.notes(), progress=progress)
+
+
+def tensors_to_calibrate(model: WeightlessModel, targets: Iterable[GraphTarget] = GRAPH_TARGETS) -> set[str]:
+    """Return the tensors that get a scale when a float model is quantized for the targets.
+
+    The plan depends on the shapes of weights, not on their values.
+
+    Raises:
+        CalibrationError: If no operator would be quantized.
+        InvalidOption: If a target is unknown.
+    """
+    ready = _prepare(model.model)
+    tensors: set[str] = set()
+    every = ["*"] if ready.graph.node else []
+    for target in targets:
+        tensors |= scaled_tensors(ready, plan(ready, target, chosen=every))  # a user may choose any
+        if target == "tensorrt":
+            tensors |= lstm_inputs(ready)
+    if not tensors:
+        raise CalibrationError(
+            f"{model.path}: no operator would be quantized; nothing to calibrate",
+            hint="simplify first; qcompile inspect shows the operators",
+            file=model.path,
+        )
+    return tensors
+
+
+def _prepare(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy as `prepare` makes it, as far as the plan looks."""
+    import onnx
+
+    named = onnx.ModelProto()
+    named.CopyFrom(model)
+    name_nodes(named.graph)
+    sum_to_add(named.graph)
+    store_constants(named.graph)
+    for node in named.graph.node:
+        if node.op_type == "Gemm":
+            del node.input[2:]  # `prepare` brings its bias into the form that the plan asks for
+    return named

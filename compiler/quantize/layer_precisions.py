@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...spec.words import HALVES
 from .half.precision import to_half
-from .match_nodes import exactly, match_nodes
-from .request import QuantizeRequest
+from .request import QuantizeRequest, exactly, match_nodes
 
 if TYPE_CHECKING:
     import onnx

@@ -19,23 +19,18 @@ from ...spec.words import ARM_ISAS, BLOCK_FORMATS, HALVES
 from ..opset.exact_forms import keep_layers_apart
 from ..opset.fit import in_newer_opset
 from ..opset.lstm_products import closed_lstms, open_lstms, quantize_states
-from .blocks.method import quantize_in_blocks
+from .blocks.rewrite import quantize_in_blocks
 from .half.precision import to_half
-from .int8.adaptive_rounding import round_weights
-from .int8.bias_correction import correct_biases
+from .int8.corrections import correct_biases, round_weights
 from .int8.dynamic import quantize_dynamic
-from .int8.executed import executed, require_executed
 from .int8.float8 import LOWEST_OPSET, to_float8
-from .int8.gemms import join_biases
 from .int8.pair_limits import limits_of
 from .int8.placement import Placement, plan
-from .int8.qdq_cleanup import keep_norms_apart
-from .int8.static import activation_limits, quantize_static
-from .int8.tables import large_tables, quantize_tables
+from .int8.rewrites import join_biases, keep_norms_apart, large_tables, quantize_tables
+from .int8.static import activation_limits, executed, quantize_static, require_executed
 from .layer_precisions import in_mixed_precision, in_own_patterns, layer_precisions
-from .match_nodes import exactly, match_nodes
 from .prepare import prepare_graph
-from .request import Outcome, QuantizeRequest
+from .request import Outcome, QuantizeRequest, exactly, match_nodes
 from .search import best_static
 from .weights.hessians import collect_hessians
 from .weights.rewrite import gptq_inputs, quantize_weights

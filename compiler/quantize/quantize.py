@@ -27,9 +27,9 @@ from ...progress import Progress, silent
 from ...spec.artifacts import QuantizeSpec
 from ...spec.decode import called, changed
 from ...spec.words import BLOCK_FORMATS, HALVES
-from .judge import Judge
 from .methods import quantize_graph
 from .request import QuantizeRequest, check_options, check_ranges
+from .search import Judge
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

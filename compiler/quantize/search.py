@@ -4,8 +4,8 @@ What is best for a tensor need not be best for the model: a method that clips ca
 that helps one product may hurt another. Where samples are given, candidates are quantized in turn, and the
 one whose outputs are nearest to the float model's is kept:
 
-1. channels evened out: equalized (`balancing.equalize`), then smoothed (`balancing.smooth`);
-2. biases corrected (`int8.bias_correction`);
+1. channels evened out: equalized (`balance.equalize`), then smoothed (`balance.smooth`);
+2. biases corrected (`int8.corrections`);
 3. other methods, where `auto` is asked for: minmax, percentile, entropy. A correction of biases destroys
    some models together with a method that clips: few rows are clipped, and all get the correction;
 4. the most damaging layers in float, as many as it takes: for `max_damage`, or where `diff` would not let
@@ -17,18 +17,29 @@ Where there are enough samples, those that judge are not those that factors and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ...calibration import Method, parse_method
 from ...errors import InvalidOption, QuantizationError
 from ...files import temporary_folder
-from ...model.judgement import SNR_DB
+from ...model.judgement import SNR_DB, Judgement, judge_outputs
 from ...model.onnx_file import load_onnx, save_onnx
-from .balance.in_memory import Floats, equalized, smoothed
-from .judge import Judge, Judged
-from .match_nodes import exactly
-from .request import Outcome, QuantizeRequest
+from ...model.random_input import run_on
+from ...processor import why_not_exact
+from ...spec.words import BLOCK_FORMATS
+from ...tensors import Feeds
+from ..check import OnnxReference
+from ..opset.scatter_adds import scatter_adds_to_products
+from .balance.equalize import equalized
+from .balance.smooth import smoothed
+from .blocks.formats import simulated
+from .half.casts import in_float32
+from .request import Outcome, QuantizeRequest, exactly
 from .sensitivity import rank_layers
 
 Once = Callable[[QuantizeRequest], Outcome]
@@ -100,7 +111,6 @@ def best_static(request: QuantizeRequest, once: Once) -> Outcome:
     Args:
         request: Of static INT8, with ranges. Without `search`, without data, or with fixed scales, it is
             quantized as it is.
-        once: Quantizes once, as a request says.
 
     Raises:
         InvalidOption: If `max_damage` is asked for without data or without `search`.
@@ -189,33 +199,21 @@ def _others(chosen: Method) -> list[Method]:
 
 def _balance(search: _Search, folder: Path) -> dict[str, object]:
     """Offer the equalized and the smoothed model; return what the proof tells of it."""
-    request, told = search.request, dict[str, object]()
-    data = request.samples(_samples(request))
-    request.progress("equalize channels")
-    floats, pairs = equalized(_floats(request), data, folder / "equalized.onnx")
+    told = dict[str, object]()
+    data = search.request.samples(_samples(search.request))
+    search.request.progress("equalize channels")
+    request, pairs = equalized(search.request, data, folder / "equalized.onnx")
     if pairs:
-        kept = search.offer("equalized", _on(request, floats))
-        told["equalized_pairs"] = pairs if kept else 0
-    request = search.request
-    request.progress("smooth channels")
-    symmetric = request.spec.target == "tensorrt"
-    floats, done = smoothed(_floats(request), data, folder / "smoothed.onnx", symmetric=symmetric)
+        told["equalized_pairs"] = pairs if search.offer("equalized", request) else 0
+    search.request.progress("smooth channels")
+    request, done = smoothed(search.request, data, folder / "smoothed.onnx")
     if done.rescaled:
-        kept = search.offer("smoothed", _on(request, floats))
+        kept = search.offer("smoothed", request)
         gained = "the outputs gain by it" if kept else "the outputs do not gain by it"
         told["smoothed"] = done.places if kept else {}
         told["smoothing"] = f"{len(done.places)} places: {gained}"
     told["left_alone"] = done.left_alone
     return told
-
-
-def _floats(request: QuantizeRequest) -> Floats:
-    assert request.ranges is not None, "best_static asks"
-    return Floats(request.path, request.model, request.ranges)
-
-
-def _on(request: QuantizeRequest, floats: Floats) -> QuantizeRequest:
-    return replace(request, path=floats.path, model=floats.model, ranges=floats.ranges)
 
 
 def _samples(request: QuantizeRequest) -> int:
@@ -230,9 +228,6 @@ def _take_back(
     """Leave the most damaging layers in float until the outputs are near enough; return why they are.
 
     Args:
-        search: Whose best request it starts from.
-        enough: Whether outputs are near enough.
-        required: What that means, in words.
         most: Share of the layers that may be left in float.
 
     Raises:
@@ -277,3 +272,108 @@ def _take_back(
 
 def _floats_by_name(request: QuantizeRequest) -> list[str]:
     return [pattern for pattern, kind in request.spec.layer_precisions.items() if kind != "int8"]
+
+
+JUDGED_ON = 16
+"""Samples on which candidates are compared, after those from which they learn."""
+
+_LEARNT_FROM = 32
+
+
+def reference(request: QuantizeRequest, path: Path) -> OnnxReference:
+    """What runs the result: ONNX Runtime's CPU.
+
+    It has next to no kernels for bfloat16, and none that adds float16 at indices: both are rewritten. Halves
+    for another runtime are not optimized: casts between kernels would go, and the rounding with them. Nor is
+    FP8: its optimizer computes what is stored wrongly (1.31.1). NVFP4 and MXFP8 are rounded by arithmetic.
+    """
+    optimize = request.spec.target == "onnxruntime" and not why_not_exact(request.spec.isa)
+    kinds = {request.spec.precision, request.spec.floats, *request.spec.layer_precisions.values()}
+    if not kinds & {"bf16", "fp16", *BLOCK_FORMATS}:
+        return OnnxReference(path, optimize="fp8" not in kinds, integers=optimize)
+    model = load_onnx(path)
+    changed = not optimize and bool(scatter_adds_to_products(model))
+    if kinds & set(BLOCK_FORMATS):
+        model, changed = simulated(model), True
+    if "bf16" in kinds:
+        model, changed = in_float32(model), True
+    if not changed:
+        return OnnxReference(path, optimize=optimize)
+    with temporary_folder("emulated") as folder:
+        emulated = folder / path.name
+        save_onnx(model, emulated)
+        return OnnxReference(emulated, optimize=optimize)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the outputs of a quantized graph are worth.
+
+    Attributes:
+        outputs: The verdict on each.
+        snr_db: Signal-to-noise ratio of the worst output of floats, in decibels: -inf where one became NaN or
+            infinite that was not, inf where there is none.
+        broken: Name of an output that became NaN or infinite.
+    """
+
+    outputs: tuple[Judgement, ...]
+    snr_db: float
+    broken: str = ""
+
+    @property
+    def failed(self) -> list[Judgement]:
+        """What `diff` would not let pass."""
+        return [one for one in self.outputs if not one.passed]
+
+
+class Judge:
+    """The float model's outputs on some samples, or on random input, and what others' are worth beside them.
+
+    Raises:
+        DataError, ModelError: If samples do not fit, or the model fails on them.
+    """
+
+    def __init__(self, request: QuantizeRequest) -> None:
+        self._request = request
+        expected = OnnxReference(request.path)
+        if request.spec.data is None:
+            feeds, outputs = run_on(request.model, None, expected)
+            self._feeds, batches = [feeds], [outputs]
+        else:
+            self._feeds = _judging(request)
+            batches = [expected(feeds) for feeds in self._feeds]
+        self._expected = dict(zip(expected.names, map(list, zip(*batches, strict=True)), strict=True))
+
+    def written(self, write: Callable[[Path], object]) -> Judged:
+        """Judge a graph that `write` writes to a path."""
+        with temporary_folder("candidate") as folder:
+            path = folder / "candidate.onnx"
+            write(path)
+            return self.file(path)
+
+    def file(self, path: Path) -> Judged:
+        """Judge the graph of a file, all samples together."""
+        run = reference(self._request, path)
+        outputs = list(zip(*(run(feeds) for feeds in self._feeds), strict=True))
+        actual = dict(zip(run.names, map(list, outputs), strict=True))
+        judged = tuple(judge_outputs(self._expected, actual))
+        floats = {name for name, batches in self._expected.items() if batches[0].dtype.kind == "f"}
+        broken = [name for name in floats if any(map(_breaks, self._expected[name], actual[name]))]
+        worst = min((one.snr_db for one in judged if one.output in floats), default=float("inf"))
+        return Judged(judged, worst, min(broken, default=""))
+
+
+def _judging(request: QuantizeRequest) -> list[Feeds]:
+    """Samples behind those that are learnt from; the last of them where there are no more."""
+    data = request.samples(_LEARNT_FROM + JUDGED_ON)
+    ends: list[tuple[int, Feeds]] = []
+    seen = 0
+    for batch in data:
+        seen += 1 if data.is_fixed else batch.samples
+        ends.append((seen, batch.feeds))
+    first = min(_LEARNT_FROM, max(seen - JUDGED_ON, 0))
+    return [feeds for last, feeds in ends if last > first]
+
+
+def _breaks(expected: NDArray[Any], actual: NDArray[Any]) -> bool:
+    return bool(np.any(np.isfinite(expected) & ~np.isfinite(actual)))

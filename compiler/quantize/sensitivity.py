@@ -75,16 +75,9 @@ def rank_layers(
     """Return the damage of every layer that would be quantized, the most damaging first.
 
     Args:
-        model: Float model.
-        target: Decides which layers, and in which scales.
-        ranges: Of this model.
-        data: The samples; each is run once per layer.
         isa: What the CPU that runs it multiplies integers with; "auto" is this one's.
-        method: Another method than the ranges' own.
-        exclude: Patterns of nodes that stay in float anyway.
         part: (2, 3) looks at the second of three parts of the layers alone, in the order of the graph. The
             graphs that are run are those of all layers, so that a part tells what the whole does.
-        progress: Told of every sample.
 
     Raises:
         DataError, ModelError: If a sample does not fit, or the model fails on it.

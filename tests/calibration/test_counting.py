@@ -25,8 +25,7 @@ from counters import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qcompile.calibration.counting import make_count, why_slow
-from qcompile.calibration.histogram import BINS, Histogram, count_by_numpy
+from qcompile.calibration.histogram import BINS, Histogram, count_by_numpy, make_count, why_slow
 
 property_test = settings(deadline=None, max_examples=150)
 
@@ -227,7 +226,7 @@ import sys
 sys.modules["numba"] = None
 sys.modules.pop("qcompile.calibration.kernel", None)
 import numpy as np
-from qcompile.calibration.counting import make_count, why_slow
+from qcompile.calibration.histogram import make_count, why_slow
 from qcompile.calibration.histogram import Histogram, count_by_numpy
 assert make_count() is count_by_numpy
 made = Histogram()
@@ -243,7 +242,7 @@ print(why_slow())
 
 
 def test_numba_is_imported_only_when_a_counter_is_made() -> None:
-    program = "import sys, qcompile.calibration.counting; print('numba' in sys.modules)"
+    program = "import sys, qcompile.calibration.histogram; print('numba' in sys.modules)"
     assert python(program).strip() == "False"
 
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from counters import CHUNK, COMPILED, LARGEST, LEAST, assert_equal, exact, histogram
 
-from qcompile.calibration.counting import make_count
-from qcompile.calibration.histogram import Histogram, NonFinite, count_by_numpy
+from qcompile.calibration.histogram import Histogram, NonFinite, count_by_numpy, make_count
 
 NAN_BITS = [0x7FC00000, 0xFFC00000, 0x7FC12345, 0xFFFFFFFF, 0x7FFFFFFF]
 

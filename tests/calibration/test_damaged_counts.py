@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from qcompile.calibration.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from qcompile.calibration.checksum import checksum
 from qcompile.calibration.histogram import BINS, Histogram
+from qcompile.calibration.ranges_file import Checkpoint, checksum, load_checkpoint, save_checkpoint
 from qcompile.errors import CalibrationError
 
 KEY = {"model": "m"}

@@ -20,8 +20,8 @@ from observed_models import (
 )
 from onnx import TensorProto
 
-from qcompile.calibration.observer import open_observer
 from qcompile.calibration.taps import choose_taps
+from qcompile.calibration.workers import open_observer
 from qcompile.errors import DataError, ModelError
 from qcompile.model.weightless import read_weightless
 

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from qcompile.calibration.histogram import Histogram
-from qcompile.calibration.plot import plot_ranges
+from qcompile.calibration.plot import plot_ranges, summarize
 from qcompile.calibration.ranges import Ranges
-from qcompile.calibration.summary import summarize
 from qcompile.calibration.thresholds import METHODS, Method
 from qcompile.errors import InvalidOption
 from qcompile.svg import COLOURS

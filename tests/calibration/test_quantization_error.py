@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from qcompile.calibration.histogram import BINS, Histogram
-from qcompile.calibration.quantization_error import amax_mse, limits, loss, squared_errors
-from qcompile.calibration.thresholds import METHODS, amax_by_method
+from qcompile.calibration.thresholds import METHODS, amax_by_method, amax_mse, limits, loss, squared_errors
 
 Floats = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], Floats]

@@ -13,8 +13,8 @@ from safetensors.numpy import load_file, save_file
 from written_ranges import full, make, saved, tensors
 
 from qcompile.calibration import Ranges, load_ranges
-from qcompile.calibration.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from qcompile.calibration.histogram import Histogram
+from qcompile.calibration.ranges_file import Checkpoint, load_checkpoint, save_checkpoint
 from qcompile.errors import CalibrationError, MissingFile
 
 

@@ -16,10 +16,8 @@ from written_ranges import NONE, full, make, saved, tensors
 from qcompile.artifact import Artifact, commit, load_artifact
 from qcompile.calibration import Method, Ranges, load_ranges, save_ranges
 from qcompile.calibration.histogram import BINS
-from qcompile.calibration.manifest import ranges_manifest
-from qcompile.calibration.merge import merge_files
 from qcompile.calibration.ranges import Portion
-from qcompile.calibration.ranges_file import FORMAT_VERSION
+from qcompile.calibration.ranges_file import FORMAT_VERSION, merge_files, ranges_manifest
 from qcompile.calibration.thresholds import METHODS
 from qcompile.errors import ArtifactError, CalibrationError, InvalidOption, MissingFile
 from qcompile.files import writing

@@ -34,7 +34,7 @@ from safetensors.numpy import save_file
 
 from qcompile.calibration import Ranges, calibrate
 from qcompile.calibration.calibrate import Shard
-from qcompile.calibration.checkpoint import load_checkpoint
+from qcompile.calibration.ranges_file import load_checkpoint
 from qcompile.errors import DataError
 
 

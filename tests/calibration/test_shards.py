@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from qcompile.calibration import calibrate, load_ranges
 from qcompile.calibration.calibrate import Shard, parse_shard
-from qcompile.calibration.merge import merge_files
+from qcompile.calibration.ranges_file import merge_files
 from qcompile.errors import CalibrationError, InvalidOption
 
 

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from qcompile.calibration.histogram import BINS, Histogram
-from qcompile.calibration.quantization_error import loss
+from qcompile.calibration.plot import TensorSummary, summarize
 from qcompile.calibration.ranges import Ranges
-from qcompile.calibration.summary import TensorSummary, summarize
-from qcompile.calibration.thresholds import METHODS, Method, amax, amax_by_method
+from qcompile.calibration.thresholds import METHODS, Method, amax, amax_by_method, loss
 
 BOTH_WAYS = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "asymmetric"])
 BY_EVERY_METHOD = pytest.mark.parametrize("method", [Method(name, 99.0) for name in METHODS], ids=str)

@@ -11,7 +11,7 @@ from commands import Qc
 from onnx import numpy_helper, parser
 
 from qcompile.calibration import load_ranges, observe
-from qcompile.compiler.quantize.int8.tensors_to_calibrate import tensors_to_calibrate
+from qcompile.compiler.quantize.calibrate import tensors_to_calibrate
 from qcompile.data.batches import Data
 from qcompile.model.weightless import read_weightless
 

@@ -32,9 +32,7 @@ from qcompile.bench.results.regress import compare_results, parse_limit
 from qcompile.bench.results.results import parse_results
 from qcompile.bench.workers.process import read_answer
 from qcompile.calibration.calibrate import parse_shard
-from qcompile.calibration.checkpoint import load_checkpoint
-from qcompile.calibration.checksum import checksum
-from qcompile.calibration.ranges_file import load_ranges, save_ranges
+from qcompile.calibration.ranges_file import checksum, load_checkpoint, load_ranges, save_ranges
 from qcompile.calibration.tensorrt_cache import parse_cache_bytes, version_code
 from qcompile.calibration.thresholds import parse_method
 from qcompile.cli.main import _VERBS

@@ -7,7 +7,7 @@ from onnx.reference.op_run import OpRun
 from onnx.reference.ops._op_list import load_op
 from onnx_reference import OWN
 
-from qcompile.compiler.quantize.int8 import dynamic, placement, residuals
+from qcompile.compiler.quantize.int8 import dynamic, placement, tensorrt
 from qcompile.compiler.quantize.weights import rewrite
 from qcompile.model.graph import WEIGHTED
 
@@ -22,8 +22,8 @@ def placed() -> set[str]:
         *placement._BETWEEN,
         *placement.SAME_SCALE,
         *(operator for operators in placement._WEIGHTED.values() for operator in operators),
-        *residuals._FUSED,
-        *residuals._CONVOLUTIONS,
+        *tensorrt._FUSED,
+        *tensorrt._CONVOLUTIONS,
         *dynamic.DYNAMIC_OPERATORS,
         *rewrite._TAKEN,
     }

@@ -12,8 +12,8 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import numpy_helper, parser
 
-from qcompile.calibration.observer import open_observer
 from qcompile.calibration.taps import choose_taps
+from qcompile.calibration.workers import open_observer
 from qcompile.model.weightless import read_weightless
 
 Array = NDArray[Any]

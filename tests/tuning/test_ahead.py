@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qcompile.tuning.ahead import Possible, possible_questions, search_ahead
-from qcompile.tuning.search import Mix, fewest_in_float, searching
+from qcompile.tuning.search import Mix, Possible, fewest_in_float, possible_questions, search_ahead, searching
 
 
 class Budget:

@@ -21,7 +21,7 @@ from qcompile.errors import DataError
 from qcompile.model.graph import weighted_nodes
 from qcompile.model.onnx_file import load_onnx
 from qcompile.tuning import trials, tune
-from qcompile.tuning.costs import by_layer, compare_times
+from qcompile.tuning.trials import by_layer, compare_times
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
 

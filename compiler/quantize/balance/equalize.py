@@ -7,21 +7,30 @@ its steps, and a network that was trained with BatchNorm often has such channels
 "Data-Free Quantization Through Weight Equalization and Bias Correction", arXiv 1906.04721, section 4.1).
 What lies between must commute with positive factors: Relu does, Clip does not. Factors are powers of two,
 so that the float model computes the very same numbers as before.
+
+One ranges file serves the model as it is and balanced: it holds every tensor that balancing leaves as it was.
+The few that it rescales, or adds, are observed again on the samples, in memory (`balanced`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ....calibration import observe
+from ....data.batches import Data
 from ....errors import ModelError
-from ....model.graph import attribute, captured_names, consumers
+from ....model.graph import attribute, captured_names, consumers, producers
 from ....model.graph_edits import set_values, store_constants
+from ....model.onnx_file import copy_model, save_onnx
+from ..activations import observe_rows
+from ..request import QuantizeRequest
 
 if TYPE_CHECKING:
     import onnx
@@ -32,6 +41,8 @@ _BY_CHANNEL = _BY_VALUE | {"MaxPool", "AveragePool"}
 # Rows stay rows where the layers on both sides have as many channels.
 _BY_ROW = _BY_VALUE | {"Reshape"}
 _LARGEST_FACTOR = 2.0**12
+LOOKED_AT = 32
+"""Samples on which channels are looked at."""
 
 Floats = NDArray[np.float64]
 
@@ -49,8 +60,8 @@ def equalize(model: onnx.ModelProto, channel_amax: Mapping[str, NDArray[Any]]) -
 
     Args:
         model: The float model; its function is kept to the last bit, but for subnormal numbers.
-        channel_amax: Tensor name to the largest magnitude of each channel, from
-            `activations.channel_amax` for the tensors of `equalizable`: r1.
+        channel_amax: Tensor of `equalizable` to the largest magnitude of each channel, by
+            `activations.observe_rows`: r1.
 
     Raises:
         ModelError: If a tensor has another number of channels than was observed.
@@ -60,11 +71,15 @@ def equalize(model: onnx.ModelProto, channel_amax: Mapping[str, NDArray[Any]]) -
     for pair in pairs:
         if pair.between in channel_amax:
             _scale_by_activations(pair, channel_amax[pair.between])
-    changed = [pair for pair in pairs if pair.round_factors()]
+    changed = 0
+    for pair in pairs:
+        total = np.exp2(np.round(np.log2(pair.second.in_factors)))
+        pair.second.in_factors, pair.first.out_factors = total, 1 / total
+        changed += bool((total != 1).any())
     layers = {id(layer): layer for pair in pairs for layer in (pair.first, pair.second)}
     for layer in layers.values():
         layer.write()
-    return len(changed)
+    return changed
 
 
 def equalizable(model: onnx.ModelProto) -> dict[str, int]:
@@ -73,12 +88,51 @@ def equalizable(model: onnx.ModelProto) -> dict[str, int]:
     return {pair.between: pair.axis for pair in _Chains(model.graph).pairs()}
 
 
-def equalized_tensors(model: onnx.ModelProto) -> list[str]:
-    """Return the tensors that hold other values once `equalize` has scaled them: those of `equalizable`, and
-    all that lie between the layers.
+def equalized(request: QuantizeRequest, data: Data, path: Path) -> tuple[QuantizeRequest, int]:
+    """Return the request of the model equalized by its activations, written to `path`, and how many pairs.
+
+    Raises:
+        DataError, CalibrationError, ModelError: If samples do not fit, or a tensor becomes NaN.
     """
-    store_constants(model.graph)
-    return [name for pair in _Chains(model.graph).pairs() for name in pair.path]
+    model = copy_model(request.model)
+    axes = equalizable(model)
+    rescaled = [name for pair in _Chains(model.graph).pairs() for name in pair.path]
+    rows = observe_rows(model, request.path, axes, data, LOOKED_AT)
+    pairs = equalize(model, {name: seen.amax for name, seen in rows.items()})
+    return (balanced(request, model, rescaled, data, path) if pairs else request), pairs
+
+
+def balanced(
+    request: QuantizeRequest, model: onnx.ModelProto, rescaled: Collection[str], data: Data, path: Path
+) -> QuantizeRequest:
+    """Write a balanced model to `path`; return its request, with ranges of the rescaled tensors in place."""
+    save_onnx(model, path)
+    ranges, again = request.ranges, observe(path, data, tensors=rescaled)
+    assert ranges is not None, "static quantization needs them"
+    changed = set(rescaled)
+    shared = {name: sources for name, sources in ranges.shared.items() if name not in changed}
+    needed = {source for sources in shared.values() for source in sources} - again.histograms.keys()
+    histograms = {n: one for n, one in ranges.histograms.items() if n not in changed or n in needed}
+    ranges = replace(ranges, histograms={**histograms, **again.histograms}, shared={**shared, **again.shared})
+    return replace(request, path=path, model=model, ranges=ranges)
+
+
+class Uses:
+    """Who makes and reads the tensors of a graph, and its stored ones of some types that are no inputs."""
+
+    def __init__(self, graph: onnx.GraphProto, *types: int) -> None:
+        self.graph, self.inputs = graph, {value.name for value in graph.input}
+        self.stored = {
+            t.name: t for t in graph.initializer if t.name not in self.inputs and t.data_type in types
+        }
+        self.made_by, self.readers = producers(graph), consumers(graph)
+        self.reads = Counter(name for node in graph.node for name in node.input)
+        self.kept = {value.name for value in graph.output}
+        self.kept |= {name for node in graph.node for name in captured_names(node)}
+
+    def own(self, name: str) -> onnx.TensorProto | None:
+        """Return a stored tensor that nothing else reads."""
+        return self.stored.get(name) if self.reads[name] == 1 and name not in self.kept else None
 
 
 class _Layer:
@@ -99,13 +153,9 @@ class _Layer:
         self.outputs, self.inputs = peaks.shape[0], groups * peaks.shape[1]
         self.out_factors, self.in_factors = np.ones(self.outputs), np.ones(self.inputs)
 
-    @property
-    def is_depthwise(self) -> bool:
-        return self.peaks.shape[2] == 1 and self.groups > 1
-
     def in_peaks(self) -> Floats:
         """The largest weight that reads each input channel."""
-        peaks: Floats = self._scaled().max(axis=1).reshape(-1)
+        peaks: Floats = (self.peaks * self._factors()).max(axis=1).reshape(-1)
         return peaks
 
     def write(self) -> None:
@@ -130,9 +180,6 @@ class _Layer:
         out_factors = self.out_factors.reshape(self.groups, -1, 1)
         return out_factors * self.in_factors.reshape(self.groups, 1, -1)
 
-    def _scaled(self) -> Floats:
-        return self.peaks * self._factors()
-
 
 @dataclass
 class _Pair:
@@ -144,17 +191,6 @@ class _Pair:
     axis: int
     path: tuple[str, ...]
 
-    def scale(self, factors: Floats) -> None:
-        """Divide the first's outputs by the factors, and multiply what reads them."""
-        total = np.clip(self.second.in_factors * factors, 1 / _LARGEST_FACTOR, _LARGEST_FACTOR)
-        self.second.in_factors, self.first.out_factors = total, 1 / total
-
-    def round_factors(self) -> bool:
-        """Round the factors to powers of two; return whether any is not 1."""
-        total = np.exp2(np.round(np.log2(self.second.in_factors)))
-        self.second.in_factors, self.first.out_factors = total, 1 / total
-        return bool((total != 1).any())
-
 
 def _scale_by_activations(pair: _Pair, amax: NDArray[Any]) -> None:
     if amax.shape != (pair.second.inputs,):
@@ -163,29 +199,20 @@ def _scale_by_activations(pair: _Pair, amax: NDArray[Any]) -> None:
             hint="observe the model that is equalized",
             tensor=pair.between,
         )
-    alpha, first, second = (
-        1.0 if pair.second.is_depthwise else 0.5,
-        amax.astype(float),
-        pair.second.in_peaks(),
-    )
+    depthwise = pair.second.peaks.shape[2] == 1 and pair.second.groups > 1
+    alpha, first, second = (1.0 if depthwise else 0.5), amax.astype(float), pair.second.in_peaks()
     live = (first > 0) & (second > 0)
     factors = np.ones_like(first)
     factors[live] = np.exp(alpha * np.log(first[live]) - (1 - alpha) * np.log(second[live]))
-    pair.scale(factors)
+    total = np.clip(pair.second.in_factors * factors, 1 / _LARGEST_FACTOR, _LARGEST_FACTOR)
+    pair.second.in_factors, pair.first.out_factors = total, 1 / total
 
 
-class _Chains:
+class _Chains(Uses):
     """Finds the pairs of a graph."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
-        self.graph, self.readers = graph, consumers(graph)
-        inputs = {value.name for value in graph.input}
-        self.stored = {
-            t.name: t for t in graph.initializer if t.name not in inputs and t.data_type in (1, 11)
-        }
-        self.kept = {value.name for value in graph.output}
-        self.kept |= {name for node in graph.node for name in captured_names(node)}
-        self.reads = Counter(name for node in graph.node for name in node.input)
+        super().__init__(graph, 1, 11)  # float32 and float64
         self.layers: dict[str, _Layer | None] = {}
 
     def pairs(self) -> list[_Pair]:
@@ -194,7 +221,7 @@ class _Chains:
             first = self._layer(node)
             if first is None:
                 continue
-            tensor = self._with_bias(node)
+            tensor = str((self._bias_add(node) or node).output[0])
             path = list(dict.fromkeys([str(node.output[0]), tensor]))
             passed = _BY_CHANNEL if node.op_type == "Conv" else _BY_ROW
             while (reader := self._only_reader(tensor)) is not None and reader.op_type in passed:
@@ -217,15 +244,17 @@ class _Chains:
     def _make_layer(self, node: onnx.NodeProto) -> _Layer | None:
         if node.op_type not in ("Conv", "Gemm", "MatMul") or node.domain not in ("", "ai.onnx"):
             return None
-        weight = self._own(node.input[1])
-        if weight is None or (node.op_type != "Conv" and len(weight.dims) != 2):
-            return None
-        if attribute(node, "transA", 0):
+        weight = self.own(node.input[1])
+        if (
+            weight is None
+            or (node.op_type != "Conv" and len(weight.dims) != 2)
+            or attribute(node, "transA", 0)
+        ):
             return None
         by_output = node.op_type == "Conv" or bool(attribute(node, "transB", 0))
         axis = 0 if by_output else 1
         bias = self._bias_name(node)
-        own = self._own(bias) if bias else None
+        own = self.own(bias) if bias else None
         channels = weight.dims[axis]
         if bias and (own is None or own.dims[-1:] != [channels] or np.prod(own.dims) != channels):
             return None
@@ -244,16 +273,8 @@ class _Chains:
             return None
         return reader
 
-    def _with_bias(self, node: onnx.NodeProto) -> str:
-        add = self._bias_add(node)
-        return str((node if add is None else add).output[0])
-
     def _only_reader(self, tensor: str) -> onnx.NodeProto | None:
         if tensor in self.kept or self.reads[tensor] != 1:
             return None
         reader = self.readers[tensor][0]
         return reader if reader.domain in ("", "ai.onnx") and len(reader.output) == 1 else None
-
-    def _own(self, name: str) -> onnx.TensorProto | None:
-        """An initializer that nothing else reads."""
-        return self.stored.get(name) if self.reads[name] == 1 and name not in self.kept else None

@@ -5,15 +5,31 @@
 A Transformer's activations have a few channels that are far larger than the rest, always the same ones.
 They take the one scale of the tensor for themselves; weights, with a scale per output channel, have room to
 spare (Xiao et al. 2022, arXiv 2211.10438). Factors are powers of two, so that the float model computes the
-very same numbers as before. `places` finds where factors can move, and what takes the 1/s; the strength is
-searched for each place by itself, as the paper searches it for the model: the one with the least error of
-the products on observed rows.
+very same numbers as before. The strength is searched for each place by itself, as the paper searches it for
+the model: the one with the least error of the products on observed rows.
+
+A place is a tensor `x` and all products `x @ w` with stored weights that read it, directly or through a
+Reshape that keeps its last axis:
+
+    x ─┬─ MatMul(w1)                 x/s ─┬─ MatMul(s·w1)
+       ├─ Reshape ─ Gemm(w2)  becomes     ├─ Reshape ─ Gemm(s·w2)
+       └─ Add (a residual)        x ──────┴─ Add
+
+What makes `x` can take the 1/s where nothing else reads it:
+
+1. LayerNormalization: its gain and bias.
+2. Mul or Add of a stored vector, as a LayerNorm ends that is written in plain operators: the vectors.
+3. A product with its bias, through Reshape, Transpose and the attention's own product (the projection of
+   the values): its columns.
+
+Elsewhere a Mul in front of the products does it, which everything else does not see.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,10 +44,14 @@ from ....calibration.qparams import (
     per_channel,
     quantize,
 )
+from ....data.batches import Data
 from ....errors import ModelError
+from ....model.graph import attribute, infer_shapes, producers
 from ....model.graph_edits import name_nodes, set_values, store, store_constants
-from .places import Place, find_places
-from .rows import Rows
+from ....model.onnx_file import copy_model
+from ..activations import Rows, observe_rows
+from ..request import QuantizeRequest
+from .equalize import LOOKED_AT, Uses, balanced
 
 if TYPE_CHECKING:
     import onnx
@@ -71,18 +91,15 @@ def smooth(model: onnx.ModelProto, observed: Mapping[str, Rows], *, symmetric: b
 
     Args:
         model: The float model; its function is kept to the last bit, but for subnormal numbers.
-        observed: What the tensors of `smoothable` held.
-        symmetric: Whether activations will be symmetric int8 (TensorRT), or uint8 with a zero point.
 
     Raises:
         ModelError: If a tensor has another number of channels than was observed.
     """
     store_constants(model.graph)
     name_nodes(model.graph)
-    places, left = find_places(model)
-    result = Smoothed(left_alone=left)
+    places, left = _Finder(model).find()
+    result, made = Smoothed(left_alone=left), producers(model.graph)
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
-    made = {name for node in model.graph.node for name in node.output}
     for place in places:
         rows = observed.get(place.tensor)
         if rows is None:
@@ -97,7 +114,7 @@ def smooth(model: onnx.ModelProto, observed: Mapping[str, Rows], *, symmetric: b
             )
         matrices = _matrices(place, stored)
         alpha, factors, gain_db = best_factors(rows, matrices, symmetric=symmetric)
-        least = LEAST_GAIN_DB[place.folds]
+        least = LEAST_GAIN_DB[bool(place.vectors or place.columns)]
         if gain_db < least:
             reason = f"smoothing gains {max(gain_db, 0):.1f} dB there; {least} dB is required"
             result.left_alone |= dict.fromkeys(place.products, reason)
@@ -112,8 +129,19 @@ def smoothable(model: onnx.ModelProto) -> set[str]:
     """Return the names of the tensors that `smooth` may rescale."""
     store_constants(model.graph)
     name_nodes(model.graph)
-    made = {name for node in model.graph.node for name in node.output}
-    return {place.tensor for place in find_places(model)[0]} & made
+    return {place.tensor for place in _Finder(model).find()[0]} & producers(model.graph).keys()
+
+
+def smoothed(request: QuantizeRequest, data: Data, path: Path) -> tuple[QuantizeRequest, Smoothed]:
+    """Return the request of the model smoothed, written to `path`, and what was done to it.
+
+    Raises:
+        DataError, CalibrationError, ModelError: If samples do not fit, or a tensor becomes NaN.
+    """
+    model = copy_model(request.model)
+    observed = observe_rows(model, request.path, dict.fromkeys(smoothable(model), -1), data, LOOKED_AT)
+    done = smooth(model, observed, symmetric=request.spec.target == "tensorrt")
+    return (balanced(request, model, done.rescaled, data, path) if done.rescaled else request), done
 
 
 def best_factors(
@@ -219,3 +247,203 @@ def _insert_mul(model: onnx.ModelProto, place: Place, factors: Floats) -> list[s
             graph.node.insert(position + 1, node)
         product.input[0] = smoothed[read]
     return list(smoothed.values())
+
+
+_HEADS = [0, 2, 1, 3]  # [batch, positions, heads, width] to [batch, heads, positions, width], and back
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor and the products that read it.
+
+    Attributes:
+        tensor: Name of the activations; channels are its last axis.
+        products: Names of the nodes that multiply it by a stored matrix.
+        weights: Names of those matrices, each with the axis of the channels that are read: 0 or 1.
+        channels: How many channels there are.
+        vectors: Stored vectors that take 1/s: gain, bias.
+        columns: A stored matrix and the axis of its outputs, which take 1/s; or None.
+        rescaled: Tensors that hold other values once 1/s is folded; empty where a Mul is needed.
+    """
+
+    tensor: str
+    products: tuple[str, ...]
+    weights: tuple[tuple[str, int], ...]
+    channels: int
+    vectors: tuple[str, ...] = ()
+    columns: tuple[str, int] | None = None
+    rescaled: tuple[str, ...] = ()
+
+
+class _Finder(Uses):
+    def __init__(self, model: onnx.ModelProto) -> None:
+        super().__init__(model.graph, 1)
+        self.shapes = infer_shapes(model)
+
+    def find(self) -> tuple[list[Place], dict[str, str]]:
+        """Return the places in the order of execution, and node to why another product is left alone."""
+        groups: dict[str, list[onnx.NodeProto]] = {}
+        left: dict[str, str] = {}
+        for node in self.graph.node:
+            if node.op_type not in ("MatMul", "Gemm") or node.domain not in ("", "ai.onnx"):
+                continue
+            reason = self._unfit(node)
+            if reason:
+                left[node.name] = reason
+            else:
+                groups.setdefault(self._root(node), []).append(node)
+        places = []
+        for tensor, nodes in groups.items():
+            fit = [node for node in nodes if self._channels(node) == self._channels(nodes[0])]
+            left |= {n.name: "it reads other channels than its neighbour" for n in nodes if n not in fit}
+            places.append(self._place(tensor, fit))
+        return places, left
+
+    def _unfit(self, node: onnx.NodeProto) -> str:
+        if node.input[1] not in self.stored:
+            return "its second operand is not a stored float32 matrix"
+        weight = self.stored[node.input[1]]
+        if len(weight.dims) != 2:
+            return f"its weight has {len(weight.dims)} axes; 2 are required"
+        if self.own(weight.name) is None:
+            return "its weight is read elsewhere too"
+        if attribute(node, "transA", 0):
+            return "it reads its activations transposed"
+        if node.input[0] in self.stored:
+            return "its first operand is stored"
+        return ""
+
+    def _channels(self, node: onnx.NodeProto) -> int:
+        axis = attribute(node, "transB", 0)
+        return int(self.stored[node.input[1]].dims[axis])
+
+    def _root(self, node: onnx.NodeProto) -> str:
+        """The tensor in front of Reshapes that keep the last axis and that products alone read."""
+        name = str(node.input[0])
+        while (maker := self.made_by.get(name)) is not None and maker.op_type == "Reshape":
+            before = self.shapes.get(maker.input[0], ())
+            behind = {reader.op_type for reader in self.readers.get(name, ())}
+            if not before or before[-1] != self._channels(node) or name in self.kept:
+                break
+            if behind - {"MatMul", "Gemm", "Reshape", "Shape"}:
+                break
+            name = str(maker.input[0])
+        return name
+
+    def _place(self, tensor: str, nodes: list[onnx.NodeProto]) -> Place:
+        weights = tuple((str(n.input[1]), attribute(n, "transB", 0)) for n in nodes)
+        names = tuple(node.name for node in nodes)
+        plain = Place(tensor, names, weights, self._channels(nodes[0]))
+        rescaled = self._only_for(tensor, set(names))
+        maker = self.made_by.get(tensor)
+        if rescaled is None or maker is None:
+            return plain
+        if (found := self._vectors(maker, plain.channels)) is not None:
+            return replace(plain, vectors=found[0], rescaled=(*found[1], *rescaled))
+        if (columns := self._columns(tensor, plain.channels)) is not None:
+            matrix, bias, inner = columns
+            return replace(plain, vectors=bias, columns=matrix, rescaled=(*inner, *rescaled))
+        return plain
+
+    def _only_for(self, tensor: str, products: set[str]) -> tuple[str, ...] | None:
+        """The tensor and its reshaped forms, where nothing but the products reads their values."""
+        if tensor in self.kept:
+            return None
+        names = [tensor]
+        for node in self.readers.get(tensor, ()):
+            if node.name in products or node.op_type == "Shape":
+                continue
+            inner = self._only_for(node.output[0], products) if node.op_type == "Reshape" else None
+            if inner is None:
+                return None
+            names += inner
+        return tuple(names)
+
+    def _own_vector(self, name: str, channels: int) -> bool:
+        tensor = self.own(name)
+        return tensor is not None and list(tensor.dims) == [channels]
+
+    def _vectors(
+        self, maker: onnx.NodeProto, channels: int
+    ) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        """Stored vectors that scale a tensor, and the tensors in between; None where there are none."""
+        if maker.op_type == "LayerNormalization":
+            parameters = tuple(str(name) for name in maker.input[1:] if name)
+            last = attribute(maker, "axis", -1) == -1 and len(maker.output) == 1
+            fit = last and all(self._own_vector(name, channels) for name in parameters)
+            return (parameters, ()) if fit and parameters else None
+        if maker.op_type not in ("Mul", "Add") or len(maker.input) != 2:
+            return None
+        vector = next((str(n) for n in maker.input if self._own_vector(n, channels)), "")
+        if not vector:
+            return None
+        if maker.op_type == "Mul":
+            return (vector,), ()
+        inside = next(str(name) for name in maker.input if name != vector)
+        gain = self.made_by.get(inside)
+        if gain is None or gain.op_type != "Mul" or self.reads[inside] != 1 or inside in self.kept:
+            return None
+        gain_vectors = self._vectors(gain, channels)
+        return ((vector, *gain_vectors[0]), (inside, *gain_vectors[1])) if gain_vectors is not None else None
+
+    def _columns(
+        self, tensor: str, channels: int
+    ) -> tuple[tuple[str, int], tuple[str, ...], tuple[str, ...]] | None:
+        """The matrix that projects the values of an attention, its bias, and the tensors in between."""
+        path: list[str] = []
+        name = tensor
+        for step in ("Reshape", "Transpose", "MatMul", "Transpose", "Reshape"):
+            node = self.made_by.get(name)
+            if node is None or node.op_type != step or (path and not self._read_once(name)):
+                return None
+            if step == "Transpose" and attribute(node, "perm") != _HEADS:
+                return None
+            name = str(node.input[1] if step == "MatMul" else node.input[0])
+            path.append(name)
+        bias: tuple[str, ...] = ()
+        for node in self._linear(name):
+            if not self._read_once(name):
+                return None
+            if node.op_type == "Reshape":
+                name = str(node.input[0])
+                path.append(name)
+            elif node.op_type == "Add":
+                vector = next((str(n) for n in node.input if self._own_vector(n, channels)), "")
+                if not vector:
+                    return None
+                bias, name = (vector,), next(str(n) for n in node.input if n != vector)
+                path.append(name)
+            else:
+                return self._matrix(node, channels, bias, tuple(path))
+        return None
+
+    def _linear(self, name: str) -> Iterator[onnx.NodeProto]:
+        """Reshape and Add in any order, and then the product."""
+        for _ in range(4):
+            node = self.made_by.get(name)
+            if node is None or node.op_type not in ("Reshape", "Add", "MatMul", "Gemm"):
+                return
+            yield node
+            if node.op_type in ("MatMul", "Gemm"):
+                return
+            name = next((str(n) for n in node.input if n in self.made_by and n not in self.stored), "")
+
+    def _matrix(
+        self, node: onnx.NodeProto, channels: int, bias: tuple[str, ...], path: tuple[str, ...]
+    ) -> tuple[tuple[str, int], tuple[str, ...], tuple[str, ...]] | None:
+        weight = self.stored.get(node.input[1])
+        if weight is None or self._unfit(node):
+            return None
+        axis = 0 if attribute(node, "transB", 0) else 1
+        if weight.dims[axis] != channels or len(node.input) > 3:
+            return None
+        if len(node.input) == 3 and node.input[2]:
+            if not self._own_vector(node.input[2], channels):
+                return None
+            bias = (*bias, str(node.input[2]))
+        return (weight.name, axis), bias, path
+
+    def _read_once(self, name: str) -> bool:
+        """Whether one node reads a tensor's values; its shape may be asked for."""
+        values = [node for node in self.readers.get(name, ()) if node.op_type != "Shape"]
+        return name not in self.kept and len(values) == 1

@@ -9,18 +9,34 @@ NVFP4 quantizes its scales, too ("double quantization"): a value is `E2M1 * (E4M
 MXFP8 is a power of two, rounded up, so that nothing is clipped (NVIDIA/Model-Optimizer, onnx/quantization/
 quant_utils.py: `get_weights_scaling_factor_2`, `get_weights_scaling_factor`, `compute_e8m0`). Halves are
 rounded to the even number.
+
+`simulated` writes the same roundings in ONNX's own operators, for ONNX Runtime, which has none that quantizes
+in blocks at run time: a weight becomes the float32 that its
+codes stand for, and an activation is rounded by arithmetic:
+
+    NVFP4   s = E4M3(amax / 6 / scale) * scale          x' = E2M1(x / s) * s
+    MXFP8   s = 2^n, the least that is >= amax / 448    x' = E4M3(x / s) * s
+
+amax is that of 16 or 32 values. TensorRT's kernels may sum in another order; the roundings are these.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ....model.graph import producers, tensor_values
+from ....model.graph_edits import drop_unread, drop_unused_initializers, set_nodes, store
+from ....model.onnx_file import copy_model
 from ....spec.words import BlockFormat
 
+if TYPE_CHECKING:
+    import onnx
+
+DOMAIN = "trt"
 BLOCK_SIZE = {"nvfp4": 16, "mxfp8": 32}
 E2M1_MAX = 6.0
 E4M3_MAX = 448.0
@@ -59,7 +75,6 @@ def quantize_weight(weight: NDArray[Any], kind: BlockFormat) -> BlockWeight:
 
     Args:
         weight: Floats [rows, columns]; the columns are a multiple of the block.
-        kind: The format.
     """
     weight = np.asarray(weight, np.float32)
     return _nvfp4(weight) if kind == "nvfp4" else _mxfp8(weight)
@@ -97,3 +112,149 @@ def _mxfp8(weight: NDArray[np.float32]) -> BlockWeight:
     steps = blocks.astype(np.float64) / np.exp2(exponent.astype(np.float64))[..., None]
     values = steps.astype(np.float32).reshape(weight.shape).astype(ml_dtypes.float8_e4m3fn)
     return BlockWeight(values, (exponent + E8M0_BIAS).astype(np.uint8), np.float32(1))
+
+
+_SMALLEST_RATIO = 2.0**-126
+
+# E2M1: steps of 0.5 below 2, of 1 below 4, of 2 up to 6. Round takes halves to the even step, as E2M1 does.
+_BLOCKS = """
+    as_float = Cast <to = 1> (x)
+    shape = Shape(as_float)
+    blocks = Reshape(as_float, blocked)
+    magnitudes = Abs(blocks)
+    amax = ReduceMax <keepdims = 1> (magnitudes, last)
+"""
+_NVFP4 = f"""{_BLOCKS}
+    largest_step = Div(amax, six)
+    wanted = Div(largest_step, scale)
+    clipped = Min(wanted, largest)
+    e4m3 = Cast <to = 17> (clipped)
+    scale_steps = Cast <to = 1> (e4m3)
+    scales = Mul(scale_steps, scale)
+    empty = Equal(scales, zero)
+    divisors = Where(empty, one, scales)
+    steps = Div(blocks, divisors)
+    sign = Sign(steps)
+    any_magnitude = Abs(steps)
+    magnitude = Min(any_magnitude, six)
+    doubled = Mul(magnitude, two)
+    doubled_even = Round(doubled)
+    fine = Div(doubled_even, two)
+    middle = Round(magnitude)
+    halved = Div(magnitude, two)
+    halved_even = Round(halved)
+    coarse = Mul(halved_even, two)
+    below_four = Less(magnitude, four)
+    upper = Where(below_four, middle, coarse)
+    below_two = Less(magnitude, two)
+    unsigned = Where(below_two, fine, upper)
+    rounded = Mul(unsigned, sign)
+    values = Mul(rounded, scales)
+    y = Reshape(values, shape)
+"""
+_MXFP8 = f"""{_BLOCKS}
+    any_ratio = Div(amax, largest)
+    ratio = Max(any_ratio, tiny)
+    log = Log(ratio)
+    exponent = Div(log, ln_two)
+    whole = Floor(exponent)
+    near = Pow(two, whole)
+    above = Mul(near, two)
+    too_small = Less(near, ratio)
+    scales = Where(too_small, above, near)
+    steps = Div(blocks, scales)
+    e4m3 = Cast <to = 17> (steps)
+    rounded = Cast <to = 1> (e4m3)
+    values = Mul(rounded, scales)
+    floats = Reshape(values, shape)
+    y = CastLike(floats, x)
+"""
+_NUMBERS = {
+    "zero": 0.0, "one": 1.0, "two": 2.0, "four": 4.0, "six": E2M1_MAX, "largest": E4M3_MAX,
+    "tiny": _SMALLEST_RATIO, "ln_two": np.log(2.0),
+}  # fmt: skip
+
+
+def simulated(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of a graph of `rewrite.to_blocks` without operators of TensorRT.
+
+    Args:
+        model: Also one of Model-Optimizer, whose form is the same.
+    """
+    copy = copy_model(model)
+    graph = copy.graph
+    made_by = producers(graph)
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        if node.op_type == "TRT_MXFP8DequantizeLinear" or _reads_blocks(node, made_by, stored):
+            maker = made_by.get(node.input[0])
+            if maker is None:
+                _store_weight(graph, node, stored, made_by)
+            else:
+                nodes += _rounded(graph, maker, node.output[0])
+        elif node.domain != DOMAIN:
+            nodes.append(node)
+    set_nodes(graph, nodes)
+    drop_unread(graph, ("DequantizeLinear",))
+    drop_unused_initializers(graph)
+    for index in reversed(range(len(copy.opset_import))):
+        if copy.opset_import[index].domain == DOMAIN:
+            del copy.opset_import[index]
+    return copy
+
+
+def _reads_blocks(
+    node: onnx.NodeProto, made_by: dict[str, onnx.NodeProto], stored: dict[str, onnx.TensorProto]
+) -> bool:
+    """Whether a DequantizeLinear makes floats of NVFP4's values."""
+    from onnx import TensorProto
+
+    if node.op_type != "DequantizeLinear":
+        return False
+    maker, tensor = made_by.get(node.input[0]), stored.get(node.input[0])
+    if maker is not None:
+        return bool(maker.op_type == "TRT_FP4DynamicQuantize" and maker.output[0] == node.input[0])
+    return tensor is not None and bool(tensor.data_type == TensorProto.FLOAT4E2M1)
+
+
+def _store_weight(
+    graph: onnx.GraphProto,
+    node: onnx.NodeProto,
+    stored: dict[str, onnx.TensorProto],
+    made_by: dict[str, onnx.NodeProto],
+) -> None:
+    """Store what a weight's values stand for, under the name of what is dequantized."""
+    from onnx import helper
+
+    scale = made_by.get(node.input[1])
+    names = [node.input[1]] if scale is None else list(scale.input[:2])
+    scales = [tensor_values(stored[name]) for name in names]
+    tensor_scale = np.float32(1) if scale is None else np.float32(scales[1])
+    weight = BlockWeight(tensor_values(stored[node.input[0]]), scales[0], tensor_scale).dequantized()
+    kinds = {item.name: item.i for item in node.attribute}
+    dtype = helper.tensor_dtype_to_np_dtype(kinds.get("output_dtype", 1))
+    store(graph, node.output[0], weight.astype(dtype))
+
+
+def _rounded(graph: onnx.GraphProto, quantize: onnx.NodeProto, output: str) -> list[onnx.NodeProto]:
+    """The nodes that round what an operator of TensorRT would quantize, under names of their own."""
+    from onnx import parser
+
+    kind = "nvfp4" if quantize.op_type == "TRT_FP4DynamicQuantize" else "mxfp8"
+    body = _NVFP4 if kind == "nvfp4" else _MXFP8
+    text = f'<ir_version: 9, opset_import: ["" : 19]> g (float[n] x) => (float[n] y) {{ {body} }}'
+    nodes = list(parser.parse_model(text).graph.node)
+    outer = {"x": quantize.input[0], "y": output}
+    if kind == "nvfp4":
+        outer["scale"] = quantize.input[1]
+    numbers = {name: np.float32(number) for name, number in _NUMBERS.items()}
+    constants = numbers | {"last": np.array([-1]), "blocked": np.array([-1, BLOCK_SIZE[kind]])}
+    made = {name for node in nodes for name in node.output}
+    for name in {name for node in nodes for name in node.input} - made - outer.keys():
+        outer[name] = store(graph, f"{output}/{name}", np.asarray(constants[name]))
+    for node in nodes:
+        node.input[:] = [outer.get(name, f"{output}/{name}") for name in node.input]
+        node.output[:] = [outer.get(name, f"{output}/{name}") for name in node.output]
+        node.name = node.output[0]
+    return nodes

@@ -19,19 +19,76 @@ ONNX's FLOAT8E8M0.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ....model.graph import attribute, tensor_values
+from ....calibration import Method, Ranges, parse_method
+from ....errors import CalibrationError, QuantizationError
+from ....model.graph import WEIGHTED, attribute, count_weighted, infer_shapes, tensor_values, weighted_nodes
 from ....model.graph_edits import drop_attributes, drop_unused_initializers, set_nodes, store
+from ....model.onnx_file import save_onnx
 from ....spec.words import BlockFormat
-from .formats import BLOCK_SIZE, BlockWeight, quantize_weight, tensor_scale
+from ...opset.upgrade import in_newer_opset
+from ..layer_precisions import in_mixed_precision, layer_precisions
+from ..prepare import prepare_graph
+from ..request import Outcome, QuantizeRequest, match_nodes
+from .formats import BLOCK_SIZE, DOMAIN, BlockWeight, quantize_weight, tensor_scale
 
 if TYPE_CHECKING:
     import onnx
 
-DOMAIN = "trt"
+_FEWEST_AXES, _MOST_AXES = 2, 3
+
+
+def plan_blocks(
+    model: onnx.ModelProto, kind: BlockFormat, excluded: Mapping[str, str]
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the names of the products to quantize, and for every other weighted node why it stays in float.
+
+    TensorRT quantizes activations of two or three axes along the last one, in whole blocks
+    (`IDynamicQuantizeLayer` of NvInfer.h, release/10.12; TensorRT-RTX 1.7 refuses others by name).
+    """
+    shapes = infer_shapes(model)
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    planned, left = [], {}
+    for node in model.graph.node:
+        if node.op_type not in WEIGHTED or node.domain not in ("", "ai.onnx"):
+            continue
+        reason = excluded.get(node.name) or _unfit(node, kind, stored, shapes)
+        if reason is None:
+            planned.append(node.name)
+        else:
+            left[node.name] = reason
+    return tuple(planned), left
+
+
+def _unfit(
+    node: onnx.NodeProto,
+    kind: BlockFormat,
+    stored: Mapping[str, onnx.TensorProto],
+    shapes: Mapping[str, tuple[int | str, ...]],
+) -> str | None:
+    if node.op_type not in ("MatMul", "Gemm"):
+        return f"TensorRT computes matrix products in {kind}, and no {node.op_type}"
+    if node.input[0] in stored:
+        return "its constant is the left operand"
+    if node.input[1] not in stored:
+        return "its weight is computed at run time"
+    if attribute(node, "transA", 0):
+        return "its activation is transposed"
+    dims = stored[node.input[1]].dims
+    if len(dims) != 2:
+        return f"its weight has {len(dims)} axes; blocks need 2"
+    axes = len(shapes.get(node.input[0], ()))
+    if not _FEWEST_AXES <= axes <= _MOST_AXES:
+        return f"its activation has {axes or 'an unknown number of'} axes; TensorRT takes 2 or 3"
+    summed, block = dims[1 if attribute(node, "transB", 0) else 0], BLOCK_SIZE[kind]
+    if summed % block:
+        return f"it sums over {summed} values, which blocks of {block} do not divide"
+    return None
+
+
 LOWEST_OPSET = {"nvfp4": 23, "mxfp8": 19}
 """The first opset whose types hold the values: FLOAT4E2M1, FLOAT8E4M3FN."""
 _IR_VERSION = {"nvfp4": 11, "mxfp8": 9}
@@ -42,7 +99,6 @@ def to_blocks(model: onnx.ModelProto, kind: BlockFormat, amax: Mapping[str, floa
 
     Args:
         model: Float graph, or one converted to float16 or bfloat16, of opset `LOWEST_OPSET` or newer.
-        kind: The format.
         amax: Name of a planned node to its activation's largest magnitude.
     """
     from onnx import helper
@@ -160,3 +216,62 @@ class _Writer:
         from onnx import helper
 
         self.nodes.append(helper.make_node(operator, inputs, outputs, outputs[0], **options))
+
+
+def quantize_in_blocks(request: QuantizeRequest) -> Outcome:
+    """Quantize the products of stored weights; what they leave in float may become float16 or bfloat16.
+
+    Raises:
+        QuantizationError: If there is no product to quantize, or less was reached than planned.
+        CalibrationError: If an activation of NVFP4 has no range.
+    """
+    kind = cast("BlockFormat", request.spec.precision)
+    model = in_newer_opset(request.model, request.path, LOWEST_OPSET[kind], data=request.spec.data)
+    ready = prepare_graph(model)
+    layers = layer_precisions(request, ready.graph)
+    excluded = {name: layer.reason for name, layer in layers.items()}
+    excluded |= match_nodes(ready.graph, request.spec.exclude, only=request.spec.only)
+    planned, left = plan_blocks(ready, kind, excluded)
+    if not planned:
+        name, reason = next(iter(left.items()), ("", "no MatMul or Gemm"))
+        raise QuantizationError(
+            f"nothing to quantize: {f'node {name!r}: ' if name else ''}{reason}",
+            hint="simplify first" if not left else "choose `precision` int8 or fp8, or keep it in float",
+            reasons=left,
+        )
+    amax = _amax(ready, planned, request) if kind == "nvfp4" else dict.fromkeys(planned, 0.0)
+    graph, kept, missed = in_mixed_precision(request, ready, layers)
+    to_blocks(graph, kind, amax)
+    reached = {node.name for node in weighted_nodes(graph).get(kind, ())}
+    lost = [name for name in planned if name not in reached]
+    if lost:
+        raise QuantizationError(
+            f"{len(lost)} of {len(planned)} planned nodes stayed in float: {', '.join(lost[:5])}", nodes=lost
+        )
+    proof: dict[str, object] = {
+        "nodes_by_precision": count_weighted(graph),
+        "left_in_float": left,
+        "left_in_fp32": kept,
+        "block_size": BLOCK_SIZE[kind],
+    }
+    return Outcome(lambda path: save_onnx(graph, path), proof, missed)
+
+
+def _amax(model: onnx.ModelProto, planned: tuple[str, ...], request: QuantizeRequest) -> dict[str, float]:
+    """Node to the largest magnitude of its activation, by the method that was asked for."""
+    assert request.ranges is not None, "check_ranges comes first"
+    method = parse_method(request.spec.method) if request.spec.method else None
+    read = {node.name: node.input[0] for node in model.graph.node if node.name in set(planned)}
+    limits = {tensor: _limit(request.ranges, tensor, method) for tensor in dict.fromkeys(read.values())}
+    return {name: limits[tensor] for name, tensor in read.items()}
+
+
+def _limit(ranges: Ranges, tensor: str, method: Method | None) -> float:
+    if tensor not in ranges.names():
+        raise CalibrationError(
+            f"tensor {tensor!r} needs a scale and has no range",
+            hint="ranges cover the tensors that their targets scale: calibrate for `target` tensorrt",
+            tensor=tensor,
+        )
+    low, high = ranges.limits(tensor, method, symmetric=True)
+    return max(-low, high)

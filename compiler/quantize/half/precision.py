@@ -26,18 +26,37 @@ Inputs and outputs of the model keep their types, so one set of data serves ever
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ....calibration import Method, Ranges
 from ....calibration.qparams import FLOAT8_E4M3
-from ....model.graph import ONNX_DOMAINS, WEIGHTED, attribute, captured_names, infer_types, subgraphs
+from ....model.graph import (
+    ONNX_DOMAINS,
+    WEIGHTED,
+    attribute,
+    captured_names,
+    infer_types,
+    producers,
+    subgraphs,
+)
 from ....model.graph_edits import fix_initializers, name_nodes, rename_inputs, store_constants
-from ....model.onnx_file import copy_model, opset
-from ..match_nodes import match_nodes
-from .casts import Casts, Half, HalfType, half_type, set_own_type
-from .ready import OWN_TYPE, QDQ, raise_for, store_quantized_weights
+from ....model.onnx_file import copy_model, load_onnx, opset, save_onnx
+from ....spec.words import HALVES
+from ..request import match_nodes
+from .casts import (
+    OWN_TYPE,
+    QDQ,
+    Casts,
+    Half,
+    HalfType,
+    half_type,
+    raise_for,
+    set_own_type,
+    store_quantized_weights,
+)
 
 if TYPE_CHECKING:
     import onnx
@@ -62,9 +81,7 @@ def to_half(
 
     Args:
         model: The model, with or without Q/DQ; inputs, outputs and its float32 parts keep their types.
-        dtype: "float16" or "bfloat16".
         block: Names, globs or operator types of nodes that stay in float32.
-        ranges: Observed values, for the overflow check of activations.
 
     Raises:
         InvalidOption: If a pattern of `block` matches nothing, or there is no such type.
@@ -89,8 +106,6 @@ def unfit_nodes(model: onnx.ModelProto, half: HalfType, ranges: Ranges | None) -
 
     Args:
         model: It is converted on the way, in the opset that it has.
-        half: The type.
-        ranges: Observed values of activations.
     """
     conversion = _Conversion(model, half, {}, ranges)
     conversion.run()
@@ -304,3 +319,88 @@ def _amax(values: Any) -> float:
     """The largest finite magnitude; 0 where there is none."""
     magnitudes = np.abs(values)
     return float(magnitudes[np.isfinite(magnitudes)].max(initial=0.0))
+
+
+def with_half_rest(model: Path, output: Path, precision: str) -> Path:
+    """Return the file of a quantized model whose float parts have a precision; the Q/DQ stay as they are.
+
+    A weakly typed TensorRT chose FP16 by a flag, for what the Q/DQ leave in float. A strongly typed one takes
+    the types of the graph.
+
+    Args:
+        precision: "fp16" or "bf16"; "fp32" changes nothing.
+
+    Returns:
+        `output`, or `model`: where nothing changes, or it has half types already, which whoever quantized it
+        chose.
+
+    Raises:
+        UnsupportedOperator: As `to_half`.
+    """
+    if precision not in HALVES:
+        return model
+    proto = load_onnx(model)
+    if {*HALVES.values()} & {*infer_types(proto).values()}:
+        return model
+    save_onnx(to_half(proto, HALVES[precision])[0], output)
+    return output
+
+
+_SQUARES = ("Mul", "Pow")
+_MEANS = ("ReduceMean", "GlobalAveragePool", "ReduceSum")
+_REASON = "its statistics would overflow or round away"
+
+
+def nodes_to_protect(model: onnx.ModelProto, dtype: Half, *, ranges: Ranges | None = None) -> dict[str, str]:
+    """Return name of a node to why it must stay in float32, for a runtime that chooses types by itself.
+
+    They are those that `to_half` leaves in float32, and the normalizations.
+
+    Args:
+        model: The float32 model, with or without Q/DQ; nodes without a name get one.
+    """
+    name_nodes(model.graph)
+    unfit = unfit_nodes(copy_model(model), half_type(dtype), ranges)
+    return {**dict.fromkeys(normalizations(model.graph), _REASON), **unfit}
+
+
+def normalizations(graph: onnx.GraphProto) -> list[str]:
+    """Return the nodes of each normalization that is written in primitives, whose squares overflow float16.
+
+    x ─ ReduceMean ─ Sub ─ Pow or Mul ─ ReduceMean ─ Add epsilon ─ Sqrt ─ Div
+    """
+    made_by = producers(graph)
+    found: list[str] = []
+    for node in graph.node:
+        if node.op_type == "Sqrt" and (inside := _statistics(node, made_by)):
+            found += [one.name for one in inside]
+            root = set(node.output)
+            found += [
+                one.name
+                for one in graph.node
+                if one.op_type in ("Div", "Reciprocal") and root & set(one.input)
+            ]
+    return list(dict.fromkeys(found))
+
+
+def _statistics(root: onnx.NodeProto, made_by: dict[str, onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """The nodes from the mean to the root; empty where it is the root of something else."""
+    above = made_by.get(root.input[0])
+    chain = [root]
+    if above is not None and above.op_type == "Add":
+        chain.append(above)
+        above = next((made_by[name] for name in above.input if name in made_by), None)
+    if above is None or above.op_type not in _MEANS:
+        return []
+    square = made_by.get(above.input[0])
+    if square is None or square.op_type not in _SQUARES:
+        return []
+    if square.op_type == "Mul" and square.input[0] != square.input[1]:
+        return []
+    chain += [above, square]
+    centered = made_by.get(square.input[0])
+    if centered is not None and centered.op_type == "Sub":
+        chain.append(centered)
+        mean = made_by.get(centered.input[1])
+        chain += [mean] if mean is not None and mean.op_type in _MEANS else []
+    return chain

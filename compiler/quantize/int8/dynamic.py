@@ -26,7 +26,7 @@ from ....model.onnx_file import load_onnx, save_onnx
 from ....model.saturating_kernels import NONE, SaturatingKernels
 from ....progress import quiet
 from ....spec.words import WeightType
-from ..match_nodes import match_nodes
+from ..request import match_nodes
 from .pair_limits import product_limits
 
 if TYPE_CHECKING:
@@ -55,8 +55,6 @@ def quantize_dynamic(
     """Write the dynamically quantized model to `path`.
 
     Args:
-        model: From `prepare.prepared`; it is changed.
-        path: File to write, inside `files.writing`.
         exclude: Names, globs or operator types that stay in float.
         weight_type: "int8": symmetric, with a scale per output channel. "uint8": with a zero point too;
             x86 processors without VNNI add two products of uint8 by uint8 in int32, in more instructions. A

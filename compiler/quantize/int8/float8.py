@@ -93,7 +93,6 @@ def weight_scales(weight: NDArray[Any], axis: int | None, *, half: bool = False)
 
     Args:
         weight: float32 of any shape.
-        axis: The axis of the output channels.
         half: Whether to round up to the next float16.
 
     Returns:

@@ -99,7 +99,6 @@ class PairLimits:
         """Return what GPTQ asks for: the lowest and the highest step that the partner of a column leaves.
 
         Args:
-            shape: Of the weight.
             middle: The code that stands for 0.
         """
         inner = [1 if axis == self.axes[0] else extent for axis, extent in enumerate(shape)]
@@ -129,13 +128,7 @@ def product_limits(depth: int) -> PairLimits:
 def pair_limits(
     node: onnx.NodeProto, shape: tuple[int, ...], kernels: SaturatingKernels
 ) -> PairLimits | None:
-    """Return the limits of a layer's weight; None where its kernel adds in 32 bits.
-
-    Args:
-        node: Conv, ConvTranspose, Gemm or MatMul.
-        shape: Of its weight.
-        kernels: What saturates.
-    """
+    """Return the limits of a layer's weight; None where its kernel adds in 32 bits."""
     if node.op_type not in ("Conv", "ConvTranspose"):
         if not kernels.products or len(shape) != 2:
             return None
@@ -161,8 +154,6 @@ def limits_of(
 
     Args:
         nodes: The layers that will be integer; those that share a weight are of one kind.
-        shapes: Stored tensor to its shape.
-        kernels: What saturates.
     """
     found = {
         node.input[1]: pair_limits(node, shapes[node.input[1]], kernels)

@@ -26,12 +26,10 @@ from typing import TYPE_CHECKING
 from ....errors import InvalidOption
 from ....model.graph import WEIGHTED, constant_names, consumers
 from ....spec.words import GRAPH_TARGETS, GraphTarget
-from ..match_nodes import match_nodes
-from .between import Between
+from ..request import match_nodes
 from .float8 import unfit_for_float8
-from .residuals import ResidualAdds
-from .tables import is_table
-from .tensorrt_kernels import TensorRTKernels
+from .rewrites import is_table
+from .tensorrt import Between, ResidualAdds, TensorRTKernels
 
 if TYPE_CHECKING:
     import onnx
@@ -98,8 +96,6 @@ def plan(
     """Decide which nodes of a prepared model are quantized.
 
     Args:
-        model: From `prepare.prepared`.
-        target: What the result is for.
         exclude: Names, globs (`/head/*`) or operator types of nodes that stay in float.
         only: The same, for the nodes that may be quantized; empty for all.
         chosen: The same, for nodes that TensorRT gets in INT8 although it has no good kernel; as `only`.

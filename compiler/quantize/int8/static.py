@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ....calibration import Method, Ranges
-from ....errors import CalibrationError, QuantizationError, first_line
-from ....model.graph import producers
+from ....calibration.qparams import INT8, QParams, choose_weight_qparams, quantize
+from ....errors import CalibrationError, EngineUnavailable, QuantizationError, first_line
+from ....files import temporary_folder
+from ....model.executed import missed_nodes
+from ....model.graph import count_weighted, producers, weighted_nodes
 from ....model.graph_edits import drop_unused_initializers, sort_nodes
+from ....model.multiply_adds import ALLOWED_SHARE, multiply_adds, named, shares
+from ....model.onnx_file import load_onnx
+from ....model.session import SIGNED_ACTIVATIONS, optimize_file, session_options
 from ....progress import quiet
 from ....spec.words import ARM_ISAS, GraphTarget, Isa
-from .between import share_scales
-from .gathers import gather_by_vectors
-from .gemms import keep_adds_apart
 from .pair_limits import PairLimits
 from .placement import SAME_SCALE, WRITES_FLOAT, Placement, scaled_tensors
-from .qdq_cleanup import keep_norms_apart, read_floats
-from .residuals import join_with_convolutions
-from .tables import quantize_tables
-from .weights import all_channels_at_once
+from .rewrites import gather_by_vectors, keep_adds_apart, keep_norms_apart, quantize_tables, read_floats
+from .tensorrt import join_with_convolutions, share_scales
 
 if TYPE_CHECKING:
     import onnx
@@ -39,8 +43,6 @@ def quantize_static(
     """Return the prepared model with Q/DQ pairs.
 
     Args:
-        model: From `prepare.prepared`; it is changed.
-        placement: From `placement.plan`.
         ranges: Tensor name to (min, max) in real units.
         isa: Instruction set of the processor that will run it: ONNX Runtime's kernels for ARM take int8
             activations.
@@ -221,3 +223,158 @@ def _check_scales(model: onnx.ModelProto) -> None:
                     hint="exclude its node, or calibrate on more samples",
                     tensor=scales[tensor.name],
                 )
+
+
+@contextmanager
+def all_channels_at_once(limits: Mapping[str, PairLimits]) -> Iterator[type]:
+    """Yield the QDQ quantizer class to use; inside the block, all channels are quantized at once.
+
+    ONNX Runtime's quantizer would go through them one by one in Python, which takes longer than everything
+    else for a Transformer. The numbers are the same, but for weights of which no two products may overflow in
+    16 bits (`pair_limits`). Where ONNX Runtime's quantizer is made otherwise than it was from 1.20 to 1.31,
+    its own loops are used.
+
+    Raises:
+        EngineUnavailable: If there are limits, and the quantizer is made otherwise.
+    """
+    import onnxruntime
+    from onnxruntime.quantization import qdq_quantizer
+
+    original = getattr(qdq_quantizer, "quantize_onnx_initializer", None)
+    fitted: dict[str, NDArray[np.int8]] = {}
+    quantizer = _quantizer_class(qdq_quantizer, limits, fitted)
+    if limits and (original is None or quantizer is qdq_quantizer.QDQQuantizer):
+        raise EngineUnavailable(
+            f"ONNX Runtime {onnxruntime.__version__} quantizes weights in another way than 1.20 to 1.31: "
+            "they cannot be fitted to a processor without VNNI",
+            hint="pip install 'onnxruntime<1.32'",
+            engine="onnxruntime",
+        )
+
+    def quantize_initializer(
+        weight: onnx.TensorProto,
+        quant_type: int,
+        zero_point: Any,
+        scale: Any,
+        axis: int | None = None,
+        *rest: Any,
+        **options: Any,
+    ) -> Any:
+        import onnx
+
+        if weight.name in fitted:
+            return onnx.numpy_helper.from_array(fitted[weight.name], f"{weight.name}_quantized")
+        plain = not rest and not any(options.values()) and weight.data_type == onnx.TensorProto.FLOAT
+        if axis is None or not plain or quant_type != onnx.TensorProto.INT8 or np.any(zero_point):
+            return original(weight, quant_type, zero_point, scale, axis, *rest, **options)  # type: ignore[misc]
+        values = onnx.numpy_helper.to_array(weight)
+        zeros = np.zeros(np.shape(scale), np.int8)
+        qparams = QParams(np.asarray(scale), zeros, INT8.qmin, INT8.qmax, axis)
+        return onnx.numpy_helper.from_array(quantize(values, qparams), f"{weight.name}_quantized")
+
+    if original is not None:
+        qdq_quantizer.quantize_onnx_initializer = quantize_initializer
+    try:
+        yield quantizer
+    finally:
+        if original is not None:
+            qdq_quantizer.quantize_onnx_initializer = original
+
+
+def _quantizer_class(
+    module: Any, limits: Mapping[str, PairLimits], fitted: dict[str, NDArray[np.int8]]
+) -> type:
+    """The class; it writes the integers of weights that have limits to `fitted`."""
+    base: Any = module.QDQQuantizer
+    parameters: Any = getattr(module, "QuantizationParams", None)
+    if parameters is None or not hasattr(base, "_calc_initializer_quant_params"):
+        return base  # type: ignore[no-any-return]
+
+    class Quantizer(base):  # type: ignore[misc]
+        """The scales of weights per channel are computed at once, all others as ever."""
+
+        tensors_to_quantize: dict[str, Any]
+
+        def _calc_initializer_quant_params(self) -> dict[str, Any]:
+            from onnx import TensorProto, numpy_helper
+
+            stored = {tensor.name: tensor for tensor in self.model.initializer()}
+            every: dict[str, Any] = self.tensors_to_quantize
+            weights = {
+                name: info.axis % len(stored[name].dims)
+                for name, info in every.items()
+                if name in stored
+                and info.axis is not None
+                and info.tensor_type is module.QDQQuantTensorType.WEIGHT
+                and stored[name].data_type == TensorProto.FLOAT
+                and self.weight_qType == TensorProto.INT8
+            }
+            self.tensors_to_quantize = {n: info for n, info in every.items() if n not in weights}
+            try:
+                parameters_of: dict[str, Any] = super()._calc_initializer_quant_params()
+            finally:
+                self.tensors_to_quantize = every
+            for name, axis in weights.items():
+                values = numpy_helper.to_array(stored[name])
+                if name in limits:
+                    scales, fitted[name] = limits[name].fitted(values)
+                    zeros = np.zeros(scales.shape, np.int8)
+                else:
+                    chosen = choose_weight_qparams(values, axis)
+                    scales, zeros = chosen.scale, chosen.zero_point
+                parameters_of[name] = parameters(
+                    zero_point=zeros,
+                    scale=scales,
+                    quant_type=self.weight_qType,
+                    axis=axis,
+                )
+            return parameters_of
+
+    return Quantizer
+
+
+def executed(
+    path: Path, planned: Sequence[str], *, signed: bool = False
+) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
+    """Return precision to operator to number of the weighted nodes that ONNX Runtime will execute, and the
+    planned ones that it computes in float, each with what it computes them in.
+
+    Args:
+        signed: Whether activations are int8, for an ARM processor: on x86 ONNX Runtime fuses those only
+            when it is told to.
+    """
+    with temporary_folder("executed") as folder:
+        optimized = folder / "optimized.onnx"
+        options = session_options()
+        if signed:
+            options.add_session_config_entry(SIGNED_ACTIVATIONS, "1")
+        optimize_file(path, optimized, options)
+        model = load_onnx(optimized)
+    asked = [node for node in weighted_nodes(load_onnx(path))["int8"] if node.name in set(planned)]
+    missed, unknown = missed_nodes(asked, model, "int8")
+    reasons = {name: f"ONNX Runtime computes it in {kind}" for name, kind in missed.items()}
+    reasons |= dict.fromkeys(unknown, "ONNX Runtime does not compute it as an integer")
+    return count_weighted(model, as_executed=True), reasons
+
+
+def require_executed(path: Path, planned: Sequence[str], missed: Mapping[str, str]) -> list[str]:
+    """Weigh what missed; return what the user should know of it.
+
+    Raises:
+        QuantizationError: If they are more than 10% of the planned multiply-adds, with the names.
+    """
+    if not missed:
+        return []
+    share, counted = shares(planned, multiply_adds(load_onnx(path, external_data=False)))
+    total = sum(share[name] for name in missed)
+    text = (
+        f"ONNX Runtime executes {len(planned) - len(missed)} of {len(planned)} planned nodes as integers; "
+        f"{total:.1%} of the planned {counted} stay in float: {named(missed, share)}"
+    )
+    if total > ALLOWED_SHARE:
+        raise QuantizationError(
+            text,
+            hint="leave them in float with `exclude`: as they are they only cost conversions",
+            nodes=list(missed),
+        )
+    return [text]

@@ -195,7 +195,7 @@ def _weight_name(node: torch.fx.Node) -> str:
 
 
 def _closes_residual(node: torch.fx.Node) -> bool:
-    """Whether `int8.residuals` plans it: of two activations, a convolution makes one and begins no other."""
+    """Whether `int8.tensorrt` plans it: of two activations, a convolution makes one and begins no other."""
     values = [value for value in _values(node) if value.op != "get_attr"]
     if len(values) != 2:
         return False
@@ -207,7 +207,7 @@ def _closes_residual(node: torch.fx.Node) -> bool:
 
 
 def _fused_operand(node: torch.fx.Node, spots: Spots) -> torch.fx.Node | None:
-    """The operand that its convolution's kernel adds to, by the rules of `int8.residuals`."""
+    """The operand that its convolution's kernel adds to, by the rules of `int8.tensorrt`."""
     fusible = []
     for value in _values(node):
         convolution = _convolution(value)

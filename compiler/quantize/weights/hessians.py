@@ -80,12 +80,8 @@ def collect_hessians(
     """Return `2 X Xᵀ` of each tensor over samples, X being [K, values of the other axes].
 
     Args:
-        model_path: The float ONNX file.
-        inputs_of: From `weight_only.gptq_inputs`: names of float32 tensors, whose last axis is K, and
+        inputs_of: From `gptq_inputs`: names of float32 tensors, whose last axis is K, and
             `patches_of` Conv nodes.
-        data: The samples. They are run one by one where that changes nothing.
-        limit: Use at most this many samples.
-        progress: Told of every sample.
         budget_bytes: Hessians that grow at a time; with more of them there are several passes.
 
     Returns:

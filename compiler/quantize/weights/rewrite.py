@@ -34,8 +34,8 @@ from ....errors import InvalidOption, QuantizationError
 from ....model.graph import attribute, captured_names, producers, without_weights
 from ....model.graph_edits import drop_unused_initializers, name_nodes, set_nodes
 from ....model.onnx_file import opset, tensor_bytes
-from ..match_nodes import match_nodes
 from ..prepare import upgrade_opset
+from ..request import match_nodes
 from .hessians import hessian_key, hessian_of
 from .rounding import (
     Floats,
@@ -84,8 +84,6 @@ def quantize_weights(
     """Return the model with its large weights as integers; the given one is left as it is.
 
     Args:
-        model: From `prepare.prepared`. Weights that are replaced are not copied.
-        bits: 4 or 8.
         block_size: Values that share a scale: a power of two from 16 on (to 256 for "nbits"); 0 for one
             scale per output channel.
         method: "rtn" rounds to nearest, with a search over clipping; "gptq" makes up for the errors where
@@ -158,7 +156,6 @@ def gptq_inputs(
     """Return what `hessians.collect_hessians` is to collect for the method "gptq".
 
     Args:
-        model: From `prepare.prepared`.
         quant_format, exclude: As of `quantize_weights`.
 
     Returns:

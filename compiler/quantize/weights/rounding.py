@@ -68,7 +68,6 @@ def round_to_nearest(
 
     Args:
         weight: float32 [N, K], finite.
-        bits: 4 or 8.
         block_size: Values of a row that share a scale; 0 gives each row one scale.
         symmetric: Whether the zero point is the middle; else it is chosen for each block.
         search: Whether a block's range may be clipped; without, it spans the block's values and 0.
@@ -114,7 +113,6 @@ def gptq(
         hessian: [K, K], `2 X Xᵀ` over the layer's inputs X [K, samples]; any factor gives the same.
         bits, block_size, symmetric, search: As of `round_to_nearest`.
         damping: Part of the mean of the Hessian's diagonal that is added to the diagonal.
-        name: Of the weight, for messages.
         scales: float32 [N], where a symmetric weight's are given: one for each row, whatever `block_size`.
         room: Of a symmetric weight with scales: from a column and the codes [columns before it, N], the
             lowest and the highest step of each row.
@@ -220,7 +218,6 @@ def qdq_arrays(rounded: Rounded, axis: int) -> tuple[Codes, Floats]:
     """Return what DequantizeLinear reads, of a symmetric weight.
 
     Args:
-        rounded: [N, K].
         axis: 1 for a weight stored as [N, K], 0 for [K, N].
 
     Returns:

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from qcompile.compiler.quantize.activations import channel_amax, run_samples
+from qcompile.compiler.quantize.activations import observe_rows, run_samples
 from qcompile.compiler.quantize.weights.hessians import collect_hessians
 from qcompile.data.batches import Data
 from qcompile.model.onnx_file import model_io
@@ -68,7 +68,7 @@ def test_rows_that_meet_in_the_model_are_run_together(name: str, tmp_path: Path)
     batches = [normal(7, 4), normal(5, 4)]
     path, data = model_and_data(MODELS[name], batches, tmp_path)
     whole = np.concatenate([computed(path, batch) for batch in batches])
-    found = channel_amax(path, ["a"], data)["a"]
+    found = observe_rows(onnx.load(path), path, {"a": -1}, data)["a"].amax
     np.testing.assert_allclose(found, np.abs(whole).max(axis=0), rtol=1e-5)
 
 

@@ -10,8 +10,8 @@ import onnx
 import pytest
 from written_models import model_of
 
-from qcompile.compiler.quantize.judge import Judge
 from qcompile.compiler.quantize.request import QuantizeRequest
+from qcompile.compiler.quantize.search import Judge
 from qcompile.spec.artifacts import QuantizeSpec
 
 FLOAT = "(float[N,64] x) => (float[N,64] y, float[N,64] z) { y = Add(x, a) z = Add(x, b) }"

@@ -13,7 +13,7 @@ import pytest
 from mode_models import normal, run, snr_db, static, stored, written
 
 import qcompile
-from qcompile.compiler.quantize.int8.executed import executed, require_executed
+from qcompile.compiler.quantize.int8.static import executed, require_executed
 from qcompile.errors import QuantizationError
 from qcompile.processor import is_arm, processor
 

@@ -10,7 +10,7 @@ import pytest
 from mode_models import normal, static, written
 
 from qcompile.compiler.quantize import methods, search
-from qcompile.compiler.quantize.int8.executed import executed
+from qcompile.compiler.quantize.int8.static import executed
 
 BODY = """(float[n,16,4,4] x) => (float[n,4,4,4] y) {
     [first] a = Conv(x, w1) b = Relu(a)

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper, parser
 from written_models import outputs_of
 
-from qcompile.compiler.quantize.blocks.formats import tensor_scale
+from qcompile.compiler.quantize.blocks.formats import simulated, tensor_scale
 from qcompile.compiler.quantize.blocks.rewrite import to_blocks
-from qcompile.compiler.quantize.blocks.simulate import simulated
 from qcompile.engines.tensorrt.builder.proof import by_precision, compute_layers
 from qcompile.model.graph import graph_precision, weighted_nodes
 from qcompile.spec.words import BLOCK_FORMATS, BlockFormat

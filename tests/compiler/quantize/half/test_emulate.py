@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, parser
 
-from qcompile.compiler.quantize.half.emulate import in_float32
+from qcompile.compiler.quantize.half.casts import in_float32
 from qcompile.compiler.quantize.half.precision import to_half
 
 BF16 = ml_dtypes.bfloat16

@@ -9,9 +9,9 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
-from qcompile.compiler.quantize.int8.between import share_scales
 from qcompile.compiler.quantize.int8.placement import plan
 from qcompile.compiler.quantize.int8.static import quantize_static
+from qcompile.compiler.quantize.int8.tensorrt import share_scales
 from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.model.graph import producers
 

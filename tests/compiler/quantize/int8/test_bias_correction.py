@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from written_models import model_of, outputs_of
 
-from qcompile.compiler.quantize.int8.bias_correction import correct_biases
+from qcompile.compiler.quantize.int8.corrections import correct_biases
 from qcompile.compiler.quantize.int8.placement import plan
 from qcompile.compiler.quantize.int8.static import quantize_static
 from qcompile.compiler.quantize.prepare import prepare_graph

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mode_models import normal, static, written
 from written_models import model_of, outputs_of
 
-from qcompile.compiler.quantize.int8.gathers import gather_by_vectors
+from qcompile.compiler.quantize.int8.rewrites import gather_by_vectors
 
 
 @given(axis=st.integers(-4, 3), rows=st.integers(1, 3), columns=st.integers(1, 4), free=st.booleans())

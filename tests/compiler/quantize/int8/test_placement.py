@@ -10,8 +10,8 @@ import pytest
 from onnx import parser
 
 from qcompile.compiler.quantize.int8.placement import plan
-from qcompile.compiler.quantize.match_nodes import match_nodes
 from qcompile.compiler.quantize.prepare import prepare_graph
+from qcompile.compiler.quantize.request import match_nodes
 from qcompile.errors import InvalidOption
 from qcompile.spec.words import GRAPH_TARGETS, GraphTarget
 

@@ -13,8 +13,12 @@ from numpy.typing import NDArray
 from onnx import numpy_helper, parser
 
 import qcompile
-from qcompile.compiler.quantize.int8.qdq_cleanup import keep_norms_apart, read_floats
-from qcompile.compiler.quantize.int8.tables import BLOCK_SIZE, quantize_tables
+from qcompile.compiler.quantize.int8.rewrites import (
+    BLOCK_SIZE,
+    keep_norms_apart,
+    quantize_tables,
+    read_floats,
+)
 from qcompile.model.graph import producers
 from qcompile.model.onnx_file import save_onnx
 

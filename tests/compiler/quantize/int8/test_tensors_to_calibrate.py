@@ -14,7 +14,7 @@ from onnx import numpy_helper, parser
 
 import qcompile
 from qcompile.calibration import load_ranges
-from qcompile.compiler.quantize.int8.tensors_to_calibrate import tensors_to_calibrate
+from qcompile.compiler.quantize.calibrate import tensors_to_calibrate
 from qcompile.errors import CalibrationError
 from qcompile.model.graph import weighted_nodes
 from qcompile.model.weightless import read_weightless

@@ -13,7 +13,7 @@ from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 
 import qcompile
 from qcompile.compiler.quantize.int8 import static as static_int8
-from qcompile.compiler.quantize.int8.weights import all_channels_at_once
+from qcompile.compiler.quantize.int8.static import all_channels_at_once
 
 
 @contextmanager

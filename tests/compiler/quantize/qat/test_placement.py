@@ -1,4 +1,4 @@
-"""Fake quantization at residual adds lies where `int8.residuals` puts Q/DQ."""
+"""Fake quantization at residual adds lies where `int8.tensorrt` puts Q/DQ."""
 
 from __future__ import annotations
 

@@ -1,0 +1,254 @@
+"""Graph rewrites for integer kernels of ONNX Runtime and OpenVINO, and int8 tables of embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ....calibration.qparams import choose_weight_qparams, quantize
+from ....model.graph import attribute, consumers, infer_shapes, producers
+from ....model.graph_edits import drop_unread, drop_unused_initializers, set_nodes, store
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def join_biases(model: onnx.ModelProto, *, exclude: Collection[str] = ()) -> list[str]:
+    """Make the bias of a product with two axes its own; return the names of the nodes that became a Gemm.
+
+        x ─ MatMul(w) ─ Add(b) ─ y      becomes      x ─ Gemm(w, b) ─ y
+
+    ONNX Runtime's own optimizer would join the two after Q/DQ are placed, also where the Add is of another
+    activation: its Gemm then has a float bias, for which there is no integer kernel, and the product runs in
+    float (1.31.1). `keep_adds_apart` writes such an Add as Sum, which computes the same.
+    """
+    from onnx import numpy_helper
+
+    graph = model.graph
+    readers, shapes = consumers(graph), infer_shapes(model)
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    outputs = {value.name for value in graph.output}
+    joined = []
+    for node in list(graph.node):
+        behind = readers.get(node.output[0], []) if node.op_type == "MatMul" else []
+        weight = stored.get(node.input[1]) if behind else None
+        if weight is None or len(weight.dims) != 2 or len(shapes.get(node.input[0], ())) != 2:
+            continue
+        if len(behind) != 1 or behind[0].op_type != "Add" or node.output[0] in outputs:
+            continue
+        add = behind[0]
+        name = next((name for name in add.input if name != node.output[0]), "")
+        bias = stored.get(name)
+        channels = weight.dims[1]
+        fits = bias is not None and list(bias.dims) in ([channels], [1, channels], [1], [])
+        if bias is None or not fits or {node.name, add.name} & set(exclude):
+            continue
+        if len(readers[name]) > 1 or list(bias.dims) != [channels]:  # its int32 scale differs with each
+            plain = np.broadcast_to(numpy_helper.to_array(bias).reshape(-1), (channels,)).copy()
+            name = store(graph, f"{name}/{node.name}", plain)
+        node.op_type = "Gemm"
+        node.input.append(name)
+        node.output[0] = add.output[0]
+        graph.node.remove(add)
+        joined.append(node.name)
+    return joined
+
+
+def keep_adds_apart(model: onnx.ModelProto, planned: set[str]) -> None:
+    """Write each Add of two activations behind a planned product of two axes as Sum."""
+    made_by, shapes = producers(model.graph), infer_shapes(model)
+    stored = {tensor.name for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type != "Add" or node.name in planned or stored & set(node.input):
+            continue
+        before = [made_by.get(name) for name in node.input]
+        products = [one for one in before if one is not None and one.op_type == "MatMul"]
+        if any(one.name in planned and len(shapes.get(one.output[0], ())) == 2 for one in products):
+            node.op_type = "Sum"
+
+
+def gather_by_vectors(model: onnx.ModelProto) -> None:
+    """Rewrite the Gathers of activations by stored indices of two or more axes, in place, for OpenVINO.
+
+        Gather(x, indices[2,12])      becomes      Reshape(Gather(x, indices[24]))
+
+    Its low-precision passes move a convolution's scales per channel, [1, C, 1, 1], behind the Gather that
+    follows it. Behind one that adds an axis they no longer fit, and compilation fails with "Argument shapes
+    are inconsistent" (2026.4): the windows of a halo attention are such. One stays as it is where more than
+    one axis behind the gathered one has an unknown extent.
+    """
+    from onnx import helper, numpy_helper
+
+    graph = model.graph
+    shapes, stored = infer_shapes(model), {tensor.name: tensor for tensor in graph.initializer}
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        nodes.append(node)
+        indices = stored.get(node.input[1]) if node.op_type == "Gather" else None
+        shape = shapes.get(node.input[0])
+        if indices is None or len(indices.dims) < 2 or not shape or node.input[0] in stored:
+            continue
+        axis = attribute(node, "axis", 0) % len(shape)
+        behind = [extent if isinstance(extent, int) else -1 for extent in shape[axis + 1 :]]
+        if behind.count(-1) > 1:
+            continue
+        whole = np.array([0] * axis + [*indices.dims, *behind], np.int64)  # 0: as it comes in
+        flat = store(graph, f"{node.name}/indices", numpy_helper.to_array(indices).reshape(-1))
+        target, result = store(graph, f"{node.name}/shape", whole), f"{node.name}/flat"
+        nodes.append(
+            helper.make_node("Reshape", [result, target], [node.output[0]], name=f"{node.name}/reshape")
+        )
+        node.input[1], node.output[0] = flat, result
+    set_nodes(graph, nodes)
+    drop_unused_initializers(graph)
+
+
+def read_floats(graph: onnx.GraphProto, planned: set[str], *, kernels_write_float: bool = False) -> None:
+    """Let nodes that stay in float read the float value where there is one.
+
+    The quantizer gives every reader of a tensor the quantized one: the Add of a residual branch behind a
+    LayerNormalization would lose precision, and pay a conversion, for nothing.
+
+        norm ─ Q ─ DQ ─┬─ MatMul      becomes      norm ─┬─ Q ─ DQ ─ MatMul
+                       └─ Add                            └─ Add
+
+    Args:
+        kernels_write_float: Whether an integer kernel can write floats at no cost, for readers of which
+            none is planned.
+    """
+    made_by, readers = producers(graph), consumers(graph)
+    outputs = {value.name for value in graph.output}
+    inputs = {value.name for value in graph.input}
+    for dequantize in [node for node in graph.node if node.op_type == "DequantizeLinear"]:
+        quantize = made_by.get(dequantize.input[0])
+        if quantize is None or quantize.op_type != "QuantizeLinear":
+            continue
+        source = made_by.get(quantize.input[0])
+        if source is None and quantize.input[0] not in inputs:
+            continue  # a stored weight
+        behind = {node.name for node in readers.get(dequantize.output[0], ())}
+        if (
+            source is not None
+            and source.name in planned
+            and not (kernels_write_float and not behind & planned)
+        ):
+            continue  # its kernel writes the integers itself
+        value = quantize.input[0]
+        if dequantize.output[0] in outputs and source is not None:
+            value = _return_float(dequantize, quantize, source, readers)
+        for node in readers.get(dequantize.output[0], ()):
+            if node.name not in planned and node.op_type != "QuantizeLinear":
+                for index, name in enumerate(node.input):
+                    if name == dequantize.output[0]:
+                        node.input[index] = value
+    drop_unread(graph, ("QuantizeLinear", "DequantizeLinear"))
+
+
+def _return_float(
+    dequantize: onnx.NodeProto,
+    quantize: onnx.NodeProto,
+    source: onnx.NodeProto,
+    readers: dict[str, list[onnx.NodeProto]],
+) -> str:
+    """Give the name of a model's output back to the float value; return it."""
+    value, name = str(quantize.input[0]), str(dequantize.output[0])
+    source.output[list(source.output).index(value)] = name
+    rest = f"{name}/dequantized"
+    readers[rest] = readers.pop(name, [])
+    for node in readers[rest]:
+        node.input[:] = [rest if operand == name else operand for operand in node.input]
+    for node in readers.get(value, ()):
+        node.input[:] = [name if operand == value else operand for operand in node.input]
+    dequantize.output[0] = rest
+    return name
+
+
+def keep_norms_apart(graph: onnx.GraphProto) -> None:
+    """Write the Add in front of a LayerNormalization as Sum, which computes the same.
+
+    ONNX Runtime would fuse both into SkipLayerNormalization, whose CPU kernel takes eight times as long as
+    the two (1.31.1: 0.20 ms against 0.03 ms for 128 x 768 values).
+    """
+    made_by = producers(graph)
+    for node in graph.node:
+        if node.op_type == "LayerNormalization":
+            before = made_by.get(node.input[0])
+            if before is not None and before.op_type == "Add":
+                before.op_type = "Sum"
+
+
+BLOCK_SIZE = 128
+SMALLEST = 1 << 16
+"""Tables of fewer values stay as they are: they weigh nothing."""
+
+
+def is_table(node: onnx.NodeProto, stored: dict[str, onnx.TensorProto]) -> bool:
+    """Return whether a node looks up rows of a stored float32 table of two axes that is worth quantizing."""
+    table = stored.get(node.input[0]) if node.op_type == "Gather" else None
+    axis = attribute(node, "axis", 0)
+    if table is None or table.data_type != 1 or len(table.dims) != 2 or axis != 0:
+        return False
+    return int(np.prod(table.dims)) >= SMALLEST
+
+
+def large_tables(model: onnx.ModelProto, excluded: Collection[str] = ()) -> set[str]:
+    """Return the names of the nodes for which `is_table` is true, and that are not excluded."""
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    return {node.name for node in model.graph.node if is_table(node, stored)} - set(excluded)
+
+
+def quantize_tables(model: onnx.ModelProto, names: set[str]) -> None:
+    """Store the lookup tables of the named nodes, for each of which `is_table` is true, as int8, in place.
+
+        Gather(table, ids)      becomes      Reshape(Cast(Gather(int8, ids)) * Gather(scales, ids))
+
+    A scale belongs to a block of one row: rows of a vocabulary differ, and a scale per column would have to
+    fit the largest of tens of thousands. Plain operators do it, which every CPU runtime has.
+    """
+    from onnx import helper, numpy_helper
+
+    graph = model.graph
+    shapes = infer_shapes(model) if names else {}
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        nodes.append(node)
+        if node.name not in names or node.input[1] not in shapes | stored:
+            continue
+        table, ids, result, name = node.input[0], node.input[1], node.output[0], node.name
+        axes = len(shapes[ids]) if ids in shapes else len(stored[ids].dims)
+        if f"{table}/int8" not in stored:
+            for tensor in _quantized(table, numpy_helper.to_array(stored[table])):
+                stored[tensor.name] = tensor
+                graph.initializer.append(tensor)
+        whole = f"{name}/shape"
+        store(graph, whole, np.array([0] * axes + [-1], np.int64))
+        node.input[0], node.output[0] = f"{table}/int8", f"{result}/int8"
+        made = [f"{result}/{what}" for what in ("float", "scale", "blocks")]
+        nodes += [
+            helper.make_node("Cast", [node.output[0]], made[:1], name=f"{name}/float", to=1),
+            helper.make_node("Gather", [f"{table}/scale", ids], made[1:2], name=f"{name}/scale"),
+            helper.make_node("Mul", made[:2], made[2:], name=f"{name}/scaled"),
+            helper.make_node("Reshape", [made[2], whole], [result], name=f"{name}/row"),
+        ]
+    set_nodes(graph, nodes)
+    drop_unused_initializers(graph)
+
+
+def _quantized(
+    name: str, values: np.ndarray[tuple[int, int], np.dtype[np.float32]]
+) -> list[onnx.TensorProto]:
+    """int8 [rows, blocks, block] and scales float32 [rows, blocks, 1]; symmetric."""
+    from onnx import numpy_helper
+
+    rows, columns = values.shape
+    block = next(size for size in (BLOCK_SIZE, columns) if columns % size == 0)
+    blocks = values.reshape(-1, block)
+    qparams = choose_weight_qparams(blocks, 0)
+    quantized = quantize(blocks, qparams).reshape(rows, -1, block)
+    return [
+        numpy_helper.from_array(quantized, f"{name}/int8"),
+        numpy_helper.from_array(qparams.scale.reshape(rows, -1, 1), f"{name}/scale"),
+    ]

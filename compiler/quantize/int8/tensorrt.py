@@ -1,0 +1,328 @@
+"""Placement for TensorRT: residual adds, what lies between convolutions, layers without a good kernel.
+
+A. Adds that close a residual branch (`ResidualAdds`) get Q/DQ on that branch, not behind the convolution.
+
+    ┌────────────── Q ─ DQ ─┐              ┌── Conv ─ Q ─ DQ ─┐
+    x ─ Q ─ DQ ─ Conv ───── Add            x ─ Conv ─ Conv ── Add
+
+TensorRT computes a convolution and the Add behind it in one INT8 kernel if the other operand is INT8 and no
+Q/DQ stands between the two. The rules, and where they are from:
+
+1. The residual operand gets Q/DQ; the one that a convolution makes does not (NVIDIA/TensorRT,
+   tools/tensorflow-quantization, docs/add_custom_qdq_cases.md, and `ResidualConnectionQDQCase` in
+   custom_qdq_cases.py; tools/pytorch-quantization, examples/torchvision, resnet.py: `residual_quantizer`).
+2. Convolutions on both sides: one of them. The longer branch stays without Q/DQ; of two of one length, the
+   second operand (NVIDIA/Model-Optimizer, onnx/quantization/graph_utils.py, `build_non_residual_input_map`).
+3. What another node reads too cannot be computed inside the kernel of the sum: such a convolution gets Q/DQ
+   (`ResidualConnectionQDQCase`: one outbound node). With no other, both operands get it; but if the other
+   branch begins at that convolution, as in ConvNeXt, the sum is no residual add, and stays in float
+   (`build_non_residual_input_map`: the lowest common ancestor is the backbone).
+4. Between the convolution and the Add may stand BatchNormalization, an activation, Dropout (the patterns of
+   `ResidualConnectionQDQCase`) and x * Sigmoid(x) (`get_fusible_backbone`).
+5. The sum of a matrix product, as in a Transformer, stays in float: docs/quantization.md has the reason.
+
+B. Between convolutions, beside the residual adds (`Between`):
+
+    squeeze and excite                           conv ─ Resize ─┐
+    conv ─┬─ Q ─ DQ ──────────────── Mul         conv ──────────┴─ Concat ─ Q ─ DQ ─ conv
+          └─ mean ─ conv ─ σ ─ Q ─ DQ ─┘              one scale before and behind
+
+1. Both operands of a Mul that two convolutions make get Q/DQ (NVIDIA/TensorRT, tools/tensorflow-quantization,
+   custom_qdq_cases.py, `EfficientNetQDQCase`).
+2. So does what a Resize by nearest or linear reads behind a convolution, if an INT8 layer reads its result
+   (NVIDIA/Model-Optimizer, onnx/quantization/partitioning.py, `_find_quantizable_kgen_partitions`).
+3. What a Concat joins, a MaxPool or a Resize reads has the scale of the result: else TensorRT rescales it
+   (graph_utils.py, `get_concat_eliminated_tensors`; NVIDIA-AI-IOT/yolo_deepstream, yolov7_qat,
+   Guidance_of_QAT_performance_optimization.md: 180 and 207 inferences a second).
+4. A MaxPool gets no pair of its own: TensorRT moves Q and DQ over it (the same guide).
+
+C. Layers without a good INT8 kernel, each with the reason to leave it in float (`TensorRTKernels`):
+
+1. MatMul and Gemm where m or n is 1, or k or n below 16; an m that is not fixed, as a dynamic batch, is taken
+   for more than 1 (Model-Optimizer graph_utils.py:1090-1150, 1281-1406).
+2. Conv of one group with fewer than 16 channels on a side, if neither side is a multiple of 8, or both are
+   below 16 and it does not read the model's input, or its kernel is longer on one axis. Conv of groups with
+   fewer than 16 channels each, if its outputs are no multiple of 8, or a kernel axis is below 3
+   (graph_utils.py:1160-1206).
+3. Attention in INT8, both products, over more than 512 queries or keys, or a number that is not fixed
+   (graph_utils.py:1510; issue 3714: it becomes three kernels, slower than FP16), or with heads of other than
+   16, 32 or 64 values (issue 4167 quotes the developer guide, "MHA fusion").
+4. Attention to which a mask of activations is added (partitioning.py:404-440).
+
+The files are NVIDIA/Model-Optimizer's in modelopt/onnx/quantization, the issues NVIDIA/TensorRT's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from ....model.graph import attribute, captured_names, consumers, infer_shapes, producers
+
+if TYPE_CHECKING:
+    import onnx
+
+_CONVOLUTIONS = ("Conv", "ConvTranspose")
+_FUSED = frozenset(
+    ["Relu", "Clip", "BatchNormalization", "Identity", "Dropout", "LeakyRelu", "HardSwish", "Sigmoid", "Tanh"]
+)
+
+
+class ResidualAdds:
+    """The Adds of a graph that close residual branches."""
+
+    def __init__(self, graph: onnx.GraphProto, constants: Collection[str]) -> None:
+        self.constants = constants
+        self.made_by = producers(graph)
+        self.reads = Counter(name for node in graph.node for name in (*node.input, *captured_names(node)))
+        self.reads.update(value.name for value in graph.output)
+
+    def closes(self, node: onnx.NodeProto, planned: Collection[str]) -> bool:
+        """Whether two activations meet in an Add, and a planned convolution makes one of them.
+
+        Where all convolutions stay in float there is nothing that an INT8 Add could be fused with.
+        """
+        values = [name for name in node.input if name not in self.constants]
+        if node.op_type != "Add" or len(values) != 2:
+            return False
+        first, second = (self._convolution(name, planned, alone=False) for name in values)
+        if first and second:
+            return True
+        made, other = (first, values[1]) if first else (second, values[0])
+        return bool(made) and made not in self._branch(other)
+
+    def fused_operand(self, node: onnx.NodeProto, planned: Collection[str]) -> str | None:
+        """Return the operand without Q/DQ, to which its convolution's kernel adds; None for none."""
+        fusible: list[str] = [n for n in node.input if self._convolution(n, planned, alone=True)]
+        if len(fusible) < 2:
+            return fusible[0] if fusible else None
+        first, second = (self._branch(name) for name in fusible)
+        return fusible[0] if len(first - second) > len(second - first) else fusible[1]
+
+    def _convolution(self, name: str, planned: Collection[str], *, alone: bool) -> str:
+        """The result of the planned convolution that makes a tensor, through what is fused with it; or "".
+
+        Args:
+            alone: Whether nothing else may read what lies between, nor the tensor.
+        """
+        node, reads = self.made_by.get(name), 1
+        while node is not None:
+            if alone and self.reads[name] != reads:
+                return ""
+            if node.op_type in _CONVOLUTIONS:
+                return node.output[0] if node.name in planned else ""
+            name, reads = self._passed_through(node)
+            node = self.made_by.get(name)
+        return ""
+
+    def _passed_through(self, node: onnx.NodeProto) -> tuple[str, int]:
+        """What a fused node computes from, and how many nodes then read that; "" for other nodes."""
+        if node.op_type in _FUSED:
+            return node.input[0], 1
+        if node.op_type == "Mul":
+            for value, gate in (node.input, reversed(node.input)):
+                made = self.made_by.get(gate)
+                if made is not None and made.op_type == "Sigmoid" and made.input[0] == value:
+                    return value, 2
+        return "", 0
+
+    def _branch(self, name: str) -> set[str]:
+        """The tensors that a tensor is computed from, itself among them."""
+        seen, ahead = set[str](), [name]
+        while ahead:
+            name = ahead.pop()
+            if name and name not in seen and name not in self.constants:
+                seen.add(name)
+                ahead += self.made_by[name].input if name in self.made_by else ()
+        return seen
+
+
+def join_with_convolutions(graph: onnx.GraphProto, fused: Mapping[str, str]) -> None:
+    """Let Adds read the float value of their fused operand, in place.
+
+        conv ─ Q ─ DQ ─ Add        becomes        conv ─ Add
+
+    Args:
+        graph: With Q/DQ on all operands; pairs that nobody reads any more stay.
+        fused: Name of an Add to its operand of `ResidualAdds.fused_operand`.
+    """
+    made_by = producers(graph)
+    for node in graph.node:
+        if node.name not in fused:
+            continue
+        for index, name in enumerate(node.input):
+            dequantize = made_by.get(name)
+            quantize = made_by.get(dequantize.input[0]) if dequantize is not None else None
+            if quantize is not None and quantize.input[0] == fused[node.name]:
+                node.input[index] = quantize.input[0]
+
+
+_POINTWISE = frozenset(
+    """
+    Add BatchNormalization Clip Div Dropout Elu HardSigmoid HardSwish Identity LeakyRelu Mul Relu Sigmoid Sub
+    Tanh
+    """.split()
+)
+_ONE_SCALE = ("Concat", "MaxPool", "Resize")
+
+
+class Between:
+    """What lies between the quantized convolutions of a graph."""
+
+    def __init__(self, graph: onnx.GraphProto, constants: Collection[str]) -> None:
+        self.made_by, self.readers = producers(graph), consumers(graph)
+        self.makers: dict[str, str | None] = {}  # tensor to the one convolution that makes it by element
+        for node in graph.node:
+            if node.op_type in _CONVOLUTIONS:
+                self.makers[node.output[0]] = node.name
+            elif node.op_type in _POINTWISE:
+                before = {self.makers.get(name) for name in node.input if name and name not in constants}
+                self.makers[node.output[0]] = before.pop() if len(before) == 1 else None
+
+    def quantizes(self, node: onnx.NodeProto, planned: Collection[str]) -> bool:
+        """Whether the operands of a node get Q/DQ as cases 1 and 2 say."""
+        makers = {self.makers.get(name) for name in node.input}
+        if node.op_type == "Mul":
+            return len(makers) == 2 and makers <= set(planned)
+        if node.op_type != "Resize" or attribute(node, "mode", "nearest") not in ("nearest", "linear"):
+            return False
+        before = self.made_by.get(node.input[0])
+        behind = bool(makers & set(planned)) or (before is not None and before.name in planned)
+        return behind and _is_read(node.output[0], self.readers, planned)
+
+
+def share_scales(
+    graph: onnx.GraphProto, planned: Collection[str], limits: dict[str, tuple[float, float]]
+) -> None:
+    """Give tensors one range as case 3 says, the widest of theirs, in place."""
+    readers = consumers(graph)
+    scaled = {name for node in graph.node if node.name in planned for name in node.input} & limits.keys()
+    groups: dict[str, set[str]] = {}
+    for node in graph.node:
+        if node.op_type in _ONE_SCALE and _is_read(node.output[0], readers, planned):
+            values = node.input if node.op_type == "Concat" else node.input[:1]
+            group = set[str]().union(*(groups.get(name, {name}) for name in (*values, node.output[0])))
+            groups |= dict.fromkeys(group, group)
+    for name, group in groups.items():
+        if name in scaled:
+            limits[name] = max((limits[other] for other in group & scaled), key=lambda limit: limit[1])
+
+
+def _is_read(name: str, readers: Mapping[str, list[onnx.NodeProto]], planned: Collection[str]) -> bool:
+    """Whether a planned node reads a tensor, through what has its scale."""
+    seen, ahead = {name}, [name]
+    while ahead:
+        for node in readers.get(ahead.pop(), ()):
+            if node.name in planned:
+                return True
+            if node.op_type in _ONE_SCALE and node.output[0] not in seen:
+                seen.add(node.output[0])
+                ahead.append(node.output[0])
+    return False
+
+
+_LEAST = 16
+"""Channels of a convolution, k and n of a product."""
+_LONGEST = 512
+"""Queries and keys of fused INT8 attention."""
+_HEADS = (16, 32, 64)
+_BY_ELEMENT = frozenset(
+    "Add Sub Mul Div Where Min Max Clip Neg Cast Identity Dropout Flatten Reshape".split()
+)
+_MASKS = ("Add", "Sub", "Where")
+
+
+class TensorRTKernels:
+    """The kernels of TensorRT for the weighted nodes of one graph."""
+
+    def __init__(self, model: onnx.ModelProto, constants: Collection[str], *, float8: bool) -> None:
+        self.constants, self.float8 = constants, float8
+        self.stored = {tensor.name: tensor for tensor in model.graph.initializer}
+        self.inputs = {value.name for value in model.graph.input}
+        shapes = infer_shapes(model)
+        self.shapes = {name: [n if isinstance(n, int) else 0 for n in shapes[name]] for name in shapes}
+        self.shapes |= {name: list(tensor.dims) for name, tensor in self.stored.items()}
+        self.made_by, self.readers = producers(model.graph), consumers(model.graph)
+        self.attention: dict[str, str] = {}
+        for node in model.graph.node:
+            if node.op_type == "Softmax":
+                self.attention.update(self._attention(node))
+
+    def unfit(self, node: onnx.NodeProto) -> str | None:
+        """Return why a node is better left in float; None where it has a good kernel."""
+        if node.op_type == "Conv" and not self.float8:
+            return self._convolution(node)
+        if node.op_type in ("MatMul", "Gemm"):
+            return self.attention.get(node.name) or self._product(node)
+        return None
+
+    def _convolution(self, node: onnx.NodeProto) -> str | None:
+        outputs, inputs, *kernel = self.shapes[node.input[1]]
+        if min(outputs, inputs) >= _LEAST:
+            return None
+        if attribute(node, "group", 1) > 1:
+            if outputs % 8 == 0 and min(kernel) >= 3:
+                return None
+            return f"a group has {inputs} channels: INT8 takes multiples of 8 outputs, and kernels from 3 on"
+        channels = f"its {inputs} and {outputs} channels are few for INT8"
+        if outputs % 8 and inputs % 8:
+            return f"{channels}: neither is a multiple of 8"
+        if max(outputs, inputs) < _LEAST and node.input[0] not in self.inputs:
+            return f"{channels}: both are below {_LEAST}"
+        return f"{channels}: its kernel is longer on one axis" if len(set(kernel)) > 1 else None
+
+    def _product(self, node: onnx.NodeProto) -> str | None:
+        result, right = self.shapes.get(node.output[0], []), self.shapes.get(node.input[1], [])
+        transposed = node.op_type == "Gemm" and attribute(node, "transB", 0)
+        depth = right[-1 if transposed else -2] if len(right) >= 2 else 0
+        width = result[-1] if len(result) >= 2 else 0
+        activations = node.input[1] not in self.constants
+        if 1 in (result[-2:] if activations else result if len(result) < 3 else ()):
+            return "it is a matrix by a vector, for which INT8 has no tensor cores"
+        small = [f"{name} of {n}" for name, n in (("k", depth), ("n", width)) if 0 < n < _LEAST]
+        return f"its {' and '.join(small)} are below the {_LEAST} of INT8 kernels" if small else None
+
+    def _attention(self, softmax: onnx.NodeProto) -> Iterator[tuple[str, str]]:
+        """Yield the products around a Softmax that are no attention for INT8, with the reason."""
+        masked = False
+        scores: list[onnx.NodeProto] = []
+        for node in self._around(softmax.input[0], backward=True):
+            activations = [name for name in node.input if name and name not in self.constants]
+            masked = masked or (node.op_type in _MASKS and len(activations) > 1)
+            scores += [node] if node.op_type == "MatMul" else []
+        results = [n for n in self._around(softmax.output[0], backward=False) if n.op_type == "MatMul"]
+        if not scores or not results:
+            return
+        reason = None if self.float8 else self._not_fused(scores[0])
+        reason = (
+            "it is attention with an added mask, which Model-Optimizer leaves in float" if masked else reason
+        )
+        if reason is not None:
+            yield from ((node.name, reason) for node in (*scores, *results))
+
+    def _not_fused(self, scores: onnx.NodeProto) -> str | None:
+        lengths = self.shapes.get(scores.output[0], [])[-2:] or [0]
+        head = (self.shapes.get(scores.input[0]) or [0])[-1]
+        if min(lengths) < 1:
+            return f"it is attention of no fixed length; TensorRT fuses it in INT8 up to {_LONGEST} positions"
+        if max(lengths) > _LONGEST:
+            return f"it is attention over {max(lengths)} positions; TensorRT fuses up to {_LONGEST} in INT8"
+        widths = ", ".join(map(str, _HEADS))
+        return None if head in (0, *_HEADS) else f"its heads are {head} wide; TensorRT fuses {widths} in INT8"
+
+    def _around(self, name: str, *, backward: bool) -> Iterator[onnx.NodeProto]:
+        """Yield the operators by element before or behind a tensor, and the products of two activations."""
+        seen, ahead = set[str](), [name]
+        while ahead:
+            name = ahead.pop()
+            nodes = [self.made_by[name]] if name in self.made_by else []
+            for node in nodes if backward else self.readers.get(name, []):
+                if node.name in seen:
+                    continue
+                seen.add(node.name)
+                if node.op_type in _BY_ELEMENT:
+                    ahead += node.input if backward else node.output
+                elif node.op_type != "MatMul" or set(node.input) & set(self.constants):
+                    continue
+                yield node
