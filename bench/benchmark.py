@@ -34,8 +34,7 @@ from .metrics.quality import (
 )
 from .outputs import save_feeds, shared_io, timing_feeds
 from .recorder import Recorder
-from .results.history import earlier_runs
-from .results.results import BenchInterrupted, Results, now, save_results
+from .results.results import BenchInterrupted, Results, earlier_runs, now, save_results
 from .results.row import Memory, Row
 from .runnables import choose_runnables, row_of
 from .statistics.speedup import CONFIDENCE

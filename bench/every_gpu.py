@@ -9,9 +9,8 @@ from typing import Any
 from ..engines.gpu import device_text, find_gpus, why_no_gpu
 from ..errors import EngineUnavailable
 from ..spec.words import CUDA_GRAPH
-from .results.history import earlier_runs
 from .results.join import join_results
-from .results.results import BenchInterrupted, Results, save_results
+from .results.results import BenchInterrupted, Results, earlier_runs, save_results
 
 
 def measure_every_gpu(measure: Callable[..., Results], options: Mapping[str, Any]) -> Results:

@@ -22,7 +22,6 @@ from .results.row import (
     Latency,
     Launch,
     Memory,
-    NoEnergy,
     Row,
     WarmUp,
 )
@@ -134,7 +133,7 @@ class Recorder:
         """Record what the GPU's own clock says."""
         self._change(name, gpu_latency=latency)
 
-    def energy(self, name: str, energy: Energy | NoEnergy) -> None:
+    def energy(self, name: str, energy: Energy) -> None:
         """Record the energy of an inference, or why there is none."""
         self._change(name, energy=energy)
 

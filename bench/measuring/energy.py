@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ..results.row import Energy, NoEnergy
+from ..results.row import Energy
 from ..workers.process import Worker
 from .nvml import find_nvml
 
@@ -16,7 +16,7 @@ POWERCAP = Path("/sys/class/powercap")
 RUN_S = 2.0  # NVML renews its counter some ten times a second
 
 
-def energy_per_sample(worker: Worker, *, call_ns: float, samples: int, gpu: int | None) -> Energy | NoEnergy:
+def energy_per_sample(worker: Worker, *, call_ns: float, samples: int, gpu: int | None) -> Energy:
     """Run an artifact for two seconds between two readings of a counter.
 
     Args:
@@ -30,7 +30,7 @@ def energy_per_sample(worker: Worker, *, call_ns: float, samples: int, gpu: int 
     """
     read, source, why_not = rapl_counter() if gpu is None else _gpu_counter(gpu)
     if read is None:
-        return NoEnergy(why_not)
+        return Energy(unavailable=why_not)
     calls = max(int(RUN_S * 1e9 / call_ns), 1)
     before = read()
     worker.ask("time", iterations=calls)

@@ -13,7 +13,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from ...errors import InvalidOption
 from .launches import Level, half_width, level_of
@@ -22,6 +24,7 @@ CONFIDENCE = 0.99
 SMALLEST_DIFFERENCE = 0.01
 FEWEST_ROUNDS = 8  # with fewer, their noise cannot be told
 
+Positive = Annotated[float, Meta(gt=0, le=1e300)]
 Verdict = Literal["faster", "slower", "no difference"]
 Launches = Sequence[Sequence[float]]
 """Milliseconds: of each launch its rounds, in the order they were measured."""
@@ -40,13 +43,13 @@ class Speedup:
         launches: Number of launches that counted.
     """
 
-    value: float
-    low: float
-    high: float
-    rounds: int
+    value: Positive
+    low: Positive
+    high: Positive
+    rounds: Annotated[int, Meta(ge=0)]
     verdict: Verdict
     correlation_rounds: float = 1.0
-    launches: int = 1
+    launches: Annotated[int, Meta(ge=0)] = 1
 
     @property
     def width(self) -> float:
