@@ -26,8 +26,7 @@ from ..model.source import NAMED, parse_source
 from ..model.weights_held import WeightsHeld, weights_of_graph
 from ..tensors import Feeds, ModelIO, TensorInfo, format_shape, parse_input, samples_in
 from .workers.arrays import load_arrays, save_arrays
-from .workers.interpreters import Interpreters
-from .workers.process import Worker
+from .workers.process import Interpreters, Worker
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ from .results.row import (
     Row,
     WarmUp,
 )
-from .statistics.launches import percentile
-from .statistics.speedup import speedup
+from .statistics.speedup import percentile, speedup
 
 _QUANTILES = 101
 _FEW_LAUNCHES = 3

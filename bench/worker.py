@@ -108,7 +108,7 @@ class WorkerSession:
         return {"ns": durations[discard:].tolist(), "at_rest": at_rest}
 
     def do_clients(self, request: dict[str, Any]) -> dict[str, Any]:
-        from .measuring.clients import time_clients
+        from .measuring.concurrent import time_clients
 
         with contextlib.ExitStack() as stack:
             runners = [self.runner]
@@ -118,7 +118,7 @@ class WorkerSession:
         return {"ns": durations_ns, "wall_ns": wall_ns, "at_rest": _wait_for_rest()}
 
     def do_in_flight(self, request: dict[str, Any]) -> dict[str, Any]:
-        from .measuring.in_flight import time_in_flight
+        from .measuring.concurrent import time_in_flight
 
         with self.runner.in_flight(self.feeds, request["streams"]) as inferences:
             durations_ns, wall_ns = time_in_flight(inferences, request["seconds"])

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 import msgspec
 
-from ..bench.workers.command import worker_command
+from ..bench.workers.process import worker_command
 from ..errors import ClusterError, QCompileError, StorageError, first_line
 from ..model.session import CORES, usable_cores
 from ..progress import Progress, silent

@@ -200,8 +200,7 @@ def _join(report: RunReport, recipe: Recipe, parts: Mapping[str, Results], cells
 
     Of the settings it holds those that all measurements have in common.
     """
-    from ..bench.results.join import join_results
-    from ..bench.results.results import save_results
+    from ..bench.results.results import join_results, save_results
     from ..reporting import write_report
 
     joined = join_results(parts)

@@ -16,8 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from ...figures import number
-from ..statistics.launches import split_launches
-from ..statistics.speedup import Positive, Speedup, verdict_of
+from ..statistics.speedup import Positive, Speedup, split_launches, verdict_of
 from .row import (
     Accuracy,
     ClassChange,

@@ -18,7 +18,7 @@ from qcompile.bench.results.render import render
 from qcompile.bench.results.row import Row
 from qcompile.bench.runnables import choose_runnables, row_of
 from qcompile.bench.statistics.speedup import Speedup
-from qcompile.bench.workers.interpreters import Interpreters
+from qcompile.bench.workers.process import Interpreters
 from qcompile.engines.gpu import why_no_gpu
 from qcompile.errors import EngineUnavailable, InvalidOption
 from qcompile.progress import silent

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from qcompile.bench.gate.rule import (
+from qcompile.bench.gate.checks import (
     FEWEST_LAUNCHES,
     MOST_LAUNCHES,
     GateRule,

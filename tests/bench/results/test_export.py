@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from qcompile.bench.results.export import markdown, save_csv, save_markdown
+from qcompile.bench.results.render import markdown, save_csv, save_markdown
 from qcompile.bench.results.results import Results
 from qcompile.bench.results.row import Accuracy, Difference, Energy, Interval, Latency, Memory, Row
 from qcompile.bench.statistics.speedup import Speedup
