@@ -21,7 +21,7 @@ from .measuring.environment import Effort, environment, noise, state
 from .measuring.gpu_metrics import measure_energy, measure_gpu_latencies, measure_layer_times
 from .measuring.nvml import process_memory_bytes
 from .measuring.rounds import BenchProgress, Decided, TimingSeries, measure
-from .measuring.sweep import check_counts, sweep_batches, sweep_clients, sweep_streams
+from .measuring.sweep import check_counts, sweep_at_once, sweep_batches
 from .metrics.accuracy import read_metric
 from .metrics.quality import check_evaluation, described_inputs, measure_made_difference, measure_quality
 from .outputs import save_feeds, shared_io, timing_feeds
@@ -171,8 +171,8 @@ def benchmark(
             sweep_batches(workers, recorder, swept, folder, progress)
             if swept and (clients or streams or layer_times):
                 _feed_again(workers, recorder, folder / "feeds.npz")
-            sweep_clients(workers, recorder, clients, samples_in(feeds), progress)
-            sweep_streams(workers, recorder, streams, samples_in(feeds), progress)
+            at_once = {"clients": clients, "streams": streams}
+            sweep_at_once(workers, recorder, at_once, samples_in(feeds), progress)
             if layer_times:
                 measure_layer_times(workers, recorder, progress)
     except KeyboardInterrupt as error:
@@ -255,7 +255,7 @@ def _measure(
         if timed[name].failure is None:
             memory = recorder.attempt(name, partial(_memory, worker, pool.device(name)))
             if memory is not None:
-                recorder.memory(name, memory)
+                recorder.change(name, memory=memory)
     effort = Effort(seconds, pool.cpu_s + time.process_time() - own_s, pool.switches, pool.cpu_s)
     base_ms = timed[recorder.base].round_medians_ms
     judged = noise(before, after, effort, base_ms, governor=surroundings.get("governor"))
@@ -283,10 +283,6 @@ def measure_every_gpu(measure: Callable[..., Results], options: Mapping[str, Any
     """Measure on every GPU of this machine.
 
     What runs on the processor alone is measured once, beside the first GPU; the baseline beside each.
-
-    Args:
-        measure: `benchmark`.
-        options: Its arguments, with `devices` all.
 
     Raises:
         EngineUnavailable: If there is no GPU.

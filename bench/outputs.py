@@ -165,8 +165,7 @@ def shared_io(runnables: Sequence[RunnableArtifact], inputs: Sequence[str] = ())
     example = _example_io(runnables)
     if example is None:
         raise DataError(
-            "the inputs are not known: no artifact declares them",
-            hint="give `inputs` NAME:SHAPE",
+            "the inputs are not known: no artifact declares them", hint="give `inputs` NAME:SHAPE"
         )
     return example
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from ...figures import accuracy_text, bytes_text, decibels, drop_interval, drop_text, figure
 from ..measuring.rounds import TimingSeries
@@ -59,13 +59,7 @@ class Check:
 
 
 def checks_of(old: Row, new: Row, limits: Limits, *, has_data: bool) -> list[Check]:
-    """Return the checks of two measured rows, the old one the baseline of the other.
-
-    Args:
-        old, new: The rows.
-        limits: What is required.
-        has_data: Whether outputs were compared on given samples, not on made ones.
-    """
+    """Return the checks of two measured rows, the old one the baseline of the other."""
     found = slowdown(old.launches_ms, new.launches_ms)
     possible = (
         latency_check(old, new, found, limits),
@@ -183,11 +177,6 @@ def change_text(ratio: float, of: Sequence[float] = ()) -> str:
     if not all(0.5 < one < 1.5 for one in of or (ratio,)):
         return f"{ratio:.3g}x"
     return f"{100.0 * (ratio - 1.0):+.1f}%".replace("-", "\N{MINUS SIGN}")
-
-
-def check_json(check: Check) -> dict[str, Any]:
-    """Return the `--json` form."""
-    return dict(vars(check))
 
 
 # When a new version is slower than the limit, when it is not, and when to measure on.

@@ -1,4 +1,4 @@
-"""The outcome of a gate: the checks of every pair, whether all that was required holds; as XML and Markdown."""
+"""The outcome of a gate: its checks, whether all that was required holds; as XML and Markdown."""
 
 from __future__ import annotations
 

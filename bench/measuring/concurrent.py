@@ -70,10 +70,6 @@ _WARM_UP_ROUNDS = 3
 def time_in_flight(inferences: Sequence[InFlight], seconds: float) -> tuple[list[int], int]:
     """Keep all inferences under way: as soon as the oldest is done, it is started again.
 
-    Args:
-        inferences: Each with memory and a stream of its own.
-        seconds: Start none after this.
-
     Returns:
         The nanoseconds of each inference, from its start until its outputs were waited for, and those from
         the first start to the end of the last.

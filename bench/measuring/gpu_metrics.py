@@ -27,7 +27,7 @@ def measure_gpu_latencies(workers: Mapping[str, Worker], recorder: Recorder) -> 
         if recorder.is_measured(name) and row.device != "cpu" and has_clock:
             latency = recorder.attempt(name, partial(_gpu_latency, worker))
             if latency is not None:
-                recorder.gpu_latency(name, latency)
+                recorder.change(name, gpu_latency=latency)
 
 
 def measure_energy(
@@ -52,7 +52,7 @@ def measure_energy(
         )
         energy = recorder.attempt(name, step)
         if energy is not None:
-            recorder.energy(name, energy)
+            recorder.change(name, energy=energy)
 
 
 def _gpu_latency(worker: Worker) -> GpuLatency:
@@ -74,12 +74,6 @@ RUN_S = 2.0  # NVML renews its counter some ten times a second
 
 def energy_per_sample(worker: Worker, *, call_ns: float, samples: int, gpu: int | None) -> Energy:
     """Run an artifact for two seconds between two readings of a counter.
-
-    Args:
-        worker: Loaded and fed.
-        call_ns: Latency of a call, to know how many fill the time.
-        samples: In a call.
-        gpu: Number of the GPU whose counter to read; None for the processor's.
 
     Returns:
         The energy, or why there is none.
@@ -146,6 +140,7 @@ def measure_layer_times(workers: Mapping[str, Worker], recorder: Recorder, progr
 
     def step(name: str, worker: Worker) -> None:
         progress(f"layer times of {name}")
-        recorder.layer_times(name, worker.ask("layer_times", engine=recorder[name].engine)["ms"])
+        times_ms = worker.ask("layer_times", engine=recorder[name].engine)["ms"]
+        recorder.change(name, layer_times_ms=times_ms)
 
     each_worker(workers, recorder, "layer times", step)

@@ -12,7 +12,7 @@ import pytest
 
 import qcompile
 from qcompile.bench.measuring.gpu_metrics import measure_gpu_latencies
-from qcompile.bench.measuring.sweep import sweep_streams
+from qcompile.bench.measuring.sweep import sweep_at_once
 from qcompile.bench.recorder import Recorder
 from qcompile.bench.results.render import render
 from qcompile.bench.results.row import Row
@@ -114,7 +114,7 @@ def test_only_what_runs_on_a_gpu_has_a_gpus_clock_and_streams() -> None:
     recorder, workers = Recorder(rows, "base"), {row.name: Worker() for row in rows}
     serving: Any = workers
     measure_gpu_latencies(serving, recorder)
-    sweep_streams(serving, recorder, [2], 4, silent)
+    sweep_at_once(serving, recorder, {"streams": [2]}, 4, silent)
     assert {name: one.asked for name, one in workers.items()} == {
         "base": [], "torch": ["gpu_times", "in_flight"], "plan": ["gpu_times", "in_flight"],
         "onnx": ["in_flight"],
