@@ -4,7 +4,7 @@
     python benchmarks/gpu_day.py run           # on the GPU host; `make gpu-day` does the same
     python benchmarks/gpu_day.py run --more    # GPU tests, torch.compile, calibrators, MobileNetV2
 
-The GPU host needs a driver, TensorRT (8.5 to 11, or TensorRT-RTX), cuda-bindings, numpy, onnx and
+The GPU host needs a driver, TensorRT (8.5 to 11, or TensorRT-RTX), PyCUDA or cuda-bindings, numpy, onnx and
 msgspec; no network and no installation of qcompile. PyTorch may be in another interpreter, which
 --torch-python names; that one needs numpy, onnx and msgspec too.
 

@@ -32,7 +32,7 @@ MUST_MATCH = ("qcompile", "onnx", "onnxruntime", "onnxsim", "numpy", "torch", "o
 """Packages whose versions a worker and its client have in common: they decide what the files hold."""
 _PACKAGES = (
     "onnx", "onnxruntime", "onnxsim", "numpy", "torch", "onnxscript", "openvino", "tensorrt",
-    "tensorrt-rtx", "cuda-bindings", "numba", "polygraphy", "timm", "transformers", "torchvision",
+    "tensorrt-rtx", "pycuda", "cuda-bindings", "numba", "polygraphy", "timm", "transformers", "torchvision",
     "distributed",
 )  # fmt: skip
 _INSTEAD = {"onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")}

@@ -15,13 +15,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 
 from ..bench.workers.process import worker_command
 from ..errors import ClusterError, QCompileError, StorageError, first_line
+from ..files.temporary import temporary_folder
 from ..model.session import CORES, usable_cores
 from ..progress import Progress, silent
 from .bundle import bundle_of_stage
@@ -131,8 +131,7 @@ def _in_process(
     Raises:
         StageKilled: If it ended without an answer.
     """
-    with tempfile.TemporaryDirectory(prefix="qcompile-stage-") as name, tempfile.TemporaryFile() as output:
-        folder = Path(name)
+    with temporary_folder("stage") as folder, tempfile.TemporaryFile() as output:
         (folder / "question.json").write_text(json.dumps(question))
         process = subprocess.Popen(
             [*worker_command("qcompile.cluster.stage_process"), str(folder)],

@@ -17,13 +17,13 @@ import functools
 import glob
 import io
 import re
-import tempfile
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import DataError, InvalidOption, QCompileError, first_line
 from ..files import require_file
+from ..files.temporary import temporary_folder
 from ..model.named.caches import network
 from ..progress import quiet
 from ..tensors import TensorInfo
@@ -314,9 +314,14 @@ def load_rows(files: Sequence[Path], builder: str) -> Any:
     paths = [glob.escape(str(file)) for file in files]
     if any(not file.stat().st_size for file in files):
         raise DataError(f"{files[0]}: holds no samples; at least one is required", file=files[0])
-    with network(allowed=False), tempfile.TemporaryDirectory(prefix="qcompile-rows-") as cache:
+    with network(allowed=False), temporary_folder("rows") as cache:
         rows = datasets.load_dataset(
-            builder, data_files={"rows": paths}, split="rows", cache_dir=cache, keep_in_memory=True, **options
+            builder,
+            data_files={"rows": paths},
+            split="rows",
+            cache_dir=str(cache),
+            keep_in_memory=True,
+            **options,
         )
     return _undecoded(rows)
 

@@ -22,6 +22,7 @@ MEASURED_PACKAGES = {
     "openvino": "openvino",
     "tensorrt": "tensorrt",
     "tensorrt-rtx": "tensorrt_rtx",
+    "pycuda": "pycuda",
     "cuda-bindings": "cuda.bindings",
     "numpy": "numpy",
 }

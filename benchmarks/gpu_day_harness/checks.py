@@ -24,7 +24,7 @@ FP32_DB, FP16_DB, INT8_DB = 60.0, 30.0, 15.0
 """Least closeness to ONNX Runtime on the same graph."""
 
 _PACKAGES = (
-    "tensorrt", "tensorrt-rtx", "numpy", "onnx", "onnxruntime", "torch", "safetensors", "msgspec",
+    "tensorrt", "tensorrt-rtx", "pycuda", "numpy", "onnx", "onnxruntime", "torch", "safetensors", "msgspec",
     "cuda-bindings", "ml-dtypes", "protobuf", "pytest",
 )  # fmt: skip
 _BERT = ",".join(f"{name}:1x128..4x128..8x128" for name in ("tokens", "mask"))

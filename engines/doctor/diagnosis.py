@@ -71,7 +71,8 @@ def doctor(*, gpus: Sequence[str] = (), python: Sequence[str] = ()) -> Diagnosis
     asked = [gpu_types(text) for text in gpus]
     targets, here = [TargetState.of(engine(name)) for name in names()], find_gpus()
     shown = asked or [gpu_types(name) for name in dict.fromkeys(gpu.architecture for gpu in here)]
-    packages = ["onnx", "numpy", "safetensors", *(name for of_extra in EXTRAS.values() for name in of_extra)]
+    extras = [name for of_extra in EXTRAS.values() for name in of_extra]
+    packages = ["onnx", "numpy", "safetensors", "pycuda", *extras]
     return Diagnosis(
         python=platform.python_version(),
         system=platform.platform(),

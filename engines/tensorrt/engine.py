@@ -18,7 +18,7 @@ from ..gpu import find_gpu, why_no_gpu, why_not_gpu
 from .adapter import load_adapter
 from .compatibility import check_block_format, check_memory, dequantized_products, require_gpus
 from .known_faults import KNOWN_FAULTS
-from .runner.cuda import load_driver
+from .runner.cuda import load_cuda
 
 if TYPE_CHECKING:
     from .runner.loaded_engine import EngineUse
@@ -185,7 +185,7 @@ class TensorRT(Engine):
 
     def _why_no_cuda(self) -> str:
         try:
-            load_driver()
+            load_cuda()
         except ImportError as error:
             return str(error)
         return ""

@@ -16,6 +16,7 @@ import pytest
 
 pytest.importorskip("distributed", reason="the extra cluster is not installed")
 
+from certificates import HAS_OPENSSL, make_certificates
 from cluster_trials import Client, await_stage, contents, differing, run_once, run_words, write_recipe
 from clusters import Cluster, running_cluster
 from odd_workers import another_version
@@ -97,6 +98,22 @@ def test_a_shared_store_carries_the_files(
     assert said.code == 0, said.text
     assert differing(tmp_path / "out", expected) == []
     assert len(list((tmp_path / "store").glob("qcompile-*"))) > 4
+
+
+@pytest.mark.skipif(not HAS_OPENSSL, reason="openssl is not installed")
+def test_a_run_over_tls_makes_the_files_of_one_process_and_needs_a_certificate(
+    recipe: Path, expected: dict[str, str], tmp_path: Path
+) -> None:
+    files = make_certificates(tmp_path / "tls")
+    with running_cluster(tmp_path / "cluster", workers=1, security=files) as cluster:
+        assert cluster.address.startswith("tls://")
+        words = [word for name, path in files.items() for word in (f"--tls-{name}", path)]
+        said = run_once(cluster, recipe, tmp_path / "out", *words)
+        assert said.code == 0, said.text
+        assert differing(tmp_path / "out", expected) == []
+        refused = run_once(cluster, recipe, tmp_path / "refused")
+        assert refused.code != 0
+        assert not any((tmp_path / "refused").glob("*.onnx"))
 
 
 def test_local_processes_make_the_files_of_one_process(
@@ -203,18 +220,17 @@ def test_two_measurements_never_run_on_one_machine_at_a_time(cluster: Cluster, t
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(times))
 
 
-def test_a_worker_killed_in_a_calibration_loses_nothing(
-    cluster: Cluster, expected: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_worker_killed_in_a_calibration_loses_nothing(cluster: Cluster, tmp_path: Path) -> None:
     """What only the killed worker held is uploaded again, and Dask gives its task to the other one."""
     fresh = write_recipe(tmp_path / "recipe", samples=40, pause_s=0.05, weights=WEIGHTS)
+    subprocess.run(run_words(fresh, tmp_path / "one"), check=True, capture_output=True, timeout=300)
     client = Client(cluster, fresh, tmp_path / "out")
     name = await_stage(cluster, "calibrate-", client)
     cluster.workers.pop(name).kill()
     said = client.wait()
     assert said.code == 0, said.text
     assert "Traceback" not in said.text
-    assert differing(tmp_path / "out", expected) == []
+    assert differing(tmp_path / "out", contents(tmp_path / "one")) == []
 
 
 def test_a_lost_scheduler_is_told_and_the_next_run_goes_on(

@@ -1,4 +1,4 @@
-"""A CUDA driver that is not there, as cuda-bindings shows it; its device memory is host memory.
+"""A CUDA driver that is not there, as PyCUDA and cuda-bindings show it; its device memory is host memory.
 
 Addresses are real, so what is bound wrongly computes wrongly. Streams are queues that run only when somebody
 waits, so what is not waited for is not there. Everything that is allocated, freed, pushed and popped is
@@ -141,6 +141,15 @@ class SimulatedGpu:
         found: list[int] = vars(self._of_thread).setdefault("stack", [])
         return found
 
+    @property
+    def pycuda_stack(self) -> list[Any]:
+        """PyCUDA's contexts of the thread.
+
+        Source: cuda.hpp of inducer/pycuda, context_stack_ptr, a boost::thread_specific_ptr.
+        """
+        found: list[Any] = vars(self._of_thread).setdefault("pycuda_stack", [])
+        return found
+
     def enter(self, call: str) -> bool:
         """Count a call that may fail, and return whether this one does."""
         self.calls += 1
@@ -265,8 +274,9 @@ class SimulatedGpu:
         self.clock_ns += KERNEL_NS
 
 
-def install(monkeypatch: pytest.MonkeyPatch, **options: Any) -> SimulatedGpu:
-    """Put the simulation where qcompile looks for cuda-bindings, and return it. Source: the tests' own."""
+def install(monkeypatch: pytest.MonkeyPatch, package: str = "cuda-bindings", **options: Any) -> SimulatedGpu:
+    """Put the simulation where qcompile looks for one of the packages. Source: the tests' own."""
+    import simulated_pycuda
     from simulated_driver import Enumerations, Functions, answering
 
     gpu = SimulatedGpu(**options)
@@ -276,9 +286,18 @@ def install(monkeypatch: pytest.MonkeyPatch, **options: Any) -> SimulatedGpu:
     for name in vars(Functions):
         if name.startswith("cu"):
             setattr(module, name, answering(gpu, name, getattr(functions, name)))
-    for name in ("cuda", "cuda.bindings"):
-        parent: Any = types.ModuleType(name)
+    packages: dict[str, Any] = dict.fromkeys(
+        ("cuda", "cuda.bindings", "cuda.bindings.driver", "pycuda", "pycuda.driver")
+    )
+    if package == "pycuda":
+        simulated_pycuda.install_libcuda(monkeypatch, module)
+        module = simulated_pycuda.make_module(gpu, module)
+    names = module.__name__.split(".")
+    for depth in range(1, len(names)):
+        parent: Any = types.ModuleType(".".join(names[:depth]))
         parent.driver = module
-        monkeypatch.setitem(sys.modules, name, parent)
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+        packages[parent.__name__] = parent
+    packages[module.__name__] = module
+    for name, found in packages.items():
+        monkeypatch.setitem(sys.modules, name, found)
     return gpu

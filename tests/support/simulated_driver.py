@@ -33,7 +33,7 @@ class Handle:
         return self._value
 
 
-_NEVER_FAIL = ("CtxPush", "CtxPop", "CtxGet", "Free", "Destroy", "PointerGet", "ElapsedTime", "EndCapture")
+_NEVER_FAIL = ("CtxP", "CtxGet", "ErrorName", "Free", "Destroy", "PointerGet", "ElapsedTime", "EndCapture")
 
 
 def answering(gpu: SimulatedGpu, name: str, function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
@@ -64,6 +64,9 @@ class Functions:
 
     def __init__(self, gpu: SimulatedGpu) -> None:
         self._gpu = gpu
+
+    def cuGetErrorName(self, error: Any) -> bytes:
+        return CUresult(error).name.encode()
 
     def cuInit(self, flags: int) -> None:
         pass

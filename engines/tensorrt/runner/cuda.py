@@ -1,8 +1,9 @@
-"""CUDA's driver through cuda-bindings: the primary context of a device, its memory, streams, events, graphs.
+"""CUDA's driver by PyCUDA or cuda-bindings: a device's primary context, memory, streams, events, graphs.
 
-Functions are named as in the driver API, https://docs.nvidia.com/cuda/cuda-driver-api/; all but those of
-graphs need a current context. No context is created, and none stays current: each block makes the primary
-one, which PyTorch uses too, current and leaves the thread as it found it.
+`Cuda` is the interface of both. PyCUDA is compiled with CUDA's headers, where cuda-bindings is a wheel. The
+functions are those of https://docs.nvidia.com/cuda/cuda-driver-api/; all but graphs' need a current context.
+No context is created, and none stays current: each block makes the primary one, which PyTorch uses too,
+current and leaves the thread as it found it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from ....errors import EngineUnavailable, InvalidOption, ModelError, first_line
 
-_NON_BLOCKING = 1
+NON_BLOCKING = 1
 """CU_STREAM_NON_BLOCKING: nothing waits for the default stream, or makes it wait."""
 _OUT_OF_MEMORY = 2
 """CUDA_ERROR_OUT_OF_MEMORY."""
@@ -38,35 +39,72 @@ class OutOfMemory(CudaError):
     """The device's memory, or page-locked memory, does not suffice."""
 
 
-def load_driver() -> Any:
-    """Return the module `cuda.bindings.driver`."""
+def load_cuda() -> Cuda:
+    """Return the driver through PyCUDA where it can be imported, else through cuda-bindings."""
+    try:
+        import pycuda.driver
+
+        from .pycuda_driver import PyCuda
+
+        return PyCuda(pycuda.driver)
+    except Exception as error:  # ImportError, of a library of the toolkit too; OSError: no libcuda
+        reason = first_line(error)
     try:
         from cuda.bindings import driver
-    except Exception as error:  # ImportError, of a library of the toolkit too
-        raise ImportError(f"cuda-bindings cannot be imported ({first_line(error)})") from error
-    return driver
+    except Exception as error:
+        raise ImportError(
+            f"neither cuda-bindings nor PyCUDA can be imported ({first_line(error)}; {reason})"
+        ) from error
+    return Cuda(driver)
 
 
 class Cuda:
     """The driver's functions that are used here; objects free what they hold when they are collected.
 
-    Args:
+    Attributes:
         driver: The module `cuda.bindings.driver`; each function returns an error code, then its results.
+        package: The same module, or `pycuda.driver`.
     """
 
-    def __init__(self, driver: Any) -> None:
-        self.driver = driver
+    def __init__(self, package: Any) -> None:
+        self.driver = self.package = package
 
     def call(self, function: str, *arguments: Any) -> Any:
         """Call a function of the driver and return its result, None where it has none."""
         try:
             code, *results = getattr(self.driver, function)(*arguments)
-        except RuntimeError as error:  # cuda-bindings: the driver is older, and has no such function
+        except (RuntimeError, AttributeError) as error:  # the driver is older, and has no such function
             raise CudaError(f"{function}: {first_line(error)}") from error
         if int(code):
             kind = OutOfMemory if int(code) == _OUT_OF_MEMORY else CudaError
-            raise kind(f"{function}: {code.name} ({int(code)})")
+            name = self.driver.cuGetErrorName(code)[1] or b"an unknown error"
+            raise kind(f"{function}: {name.decode()} ({int(code)})")
         return results[0] if results else None
+
+    def retain(self, device: int) -> Any:
+        """Return the handle of a device's primary context, which is retained until the process ends."""
+        self.call("cuInit", 0)
+        return self.call("cuDevicePrimaryCtxRetain", self.call("cuDeviceGet", device))
+
+    def push(self, context: Any) -> None:
+        """Make a context current."""
+        self.call("cuCtxPushCurrent", context)
+
+    def pop(self) -> None:
+        """Make the context current that was so before."""
+        self.call("cuCtxPopCurrent")
+
+    def stream(self) -> Stream:
+        """Create a stream."""
+        return Stream(self)
+
+    def event(self) -> Event:
+        """Create an event."""
+        return Event(self)
+
+    def mem_alloc(self, size_bytes: int) -> DeviceMemory:
+        """Allocate on the device."""
+        return DeviceMemory(self, size_bytes)
 
     def owned(self, owner: object, function: str, handle: int) -> Callable[[], object]:
         """Let a function free a handle, once, in the context of now, at the latest with the owner."""
@@ -91,23 +129,19 @@ class Cuda:
 
     def copy_to_device(self, target: int, source: NDArray[np.uint8], stream: Stream | None = None) -> None:
         """Copy to the device, and wait; with a stream enqueue it, from page-locked memory."""
-        arguments = target, source.ctypes.data, source.nbytes
-        if stream is None:
-            self.call("cuMemcpyHtoD", *arguments)
-        else:
-            self.call("cuMemcpyHtoDAsync", *arguments, stream.handle)
+        self._copy("cuMemcpyHtoD", target, source.ctypes.data, source.nbytes, stream=stream)
 
     def copy_to_host(self, target: NDArray[np.uint8], source: int, stream: Stream | None = None) -> None:
         """Copy from the device, and wait; with a stream enqueue it, to page-locked memory."""
-        arguments = target.ctypes.data, source, target.nbytes
-        if stream is None:
-            self.call("cuMemcpyDtoH", *arguments)
-        else:
-            self.call("cuMemcpyDtoHAsync", *arguments, stream.handle)
+        self._copy("cuMemcpyDtoH", target.ctypes.data, source, target.nbytes, stream=stream)
 
     def copy_on_device(self, target: int, source: int, size_bytes: int, stream: Stream) -> None:
         """Enqueue a copy on the device."""
-        self.call("cuMemcpyDtoDAsync", target, source, size_bytes, stream.handle)
+        self._copy("cuMemcpyDtoD", target, source, size_bytes, stream=stream)
+
+    def _copy(self, function: str, *arguments: int, stream: Stream | None) -> None:
+        ending, last = ("", ()) if stream is None else ("Async", (stream.handle,))
+        self.call(function + ending, *arguments, *last)
 
     def wait_for_stream(self, stream: Stream, producer: int) -> None:
         """Let a stream wait for the work enqueued on another one so far; the host does not wait.
@@ -137,15 +171,18 @@ class DeviceMemory:
     """An allocation on the device."""
 
     def __init__(self, cuda: Cuda, size_bytes: int) -> None:
-        self.address = int(cuda.call("cuMemAlloc", size_bytes))
-        self.free = cuda.owned(self, "cuMemFree", self.address)
+        self._address = int(cuda.call("cuMemAlloc", size_bytes))
+        self.free = cuda.owned(self, "cuMemFree", self._address)
+
+    def __int__(self) -> int:
+        return self._address
 
 
 class Stream:
     """A stream beside the default one."""
 
     def __init__(self, cuda: Cuda) -> None:
-        self._cuda, self.handle = cuda, int(cuda.call("cuStreamCreate", _NON_BLOCKING))
+        self._cuda, self.handle = cuda, int(cuda.call("cuStreamCreate", NON_BLOCKING))
         cuda.owned(self, "cuStreamDestroy", self.handle)
 
     def synchronize(self) -> None:
@@ -172,7 +209,7 @@ class Event:
         """Wait until it has happened."""
         self._cuda.call("cuEventSynchronize", self.handle)
 
-    def elapsed_ms(self, end: Event) -> float:
+    def time_till(self, end: Event) -> float:
         """Return the milliseconds from this to another one; both have happened."""
         return float(self._cuda.call("cuEventElapsedTime", self.handle, end.handle))
 
@@ -240,8 +277,8 @@ class PrimaryContext:
             raise InvalidOption(f"device: {device}; 0 or more is required", option="devices")
         self.device, self.subject, self._engine = device, subject, engine
         try:
-            self.cuda = Cuda(load_driver())
-            self._handle = _retained(self.cuda.driver, device)
+            self.cuda = load_cuda()
+            self._handle = _retained(self.cuda.package, device)
         except (ImportError, CudaError) as error:
             raise EngineUnavailable(
                 f"no CUDA device can be used for {subject} (device {device}: {error})",
@@ -257,7 +294,7 @@ class PrimaryContext:
         keep memory of the device and TensorRT's objects with them.
         """
         outer = sys.exc_info()[1]
-        self.cuda.call("cuCtxPushCurrent", self._handle)
+        self.cuda.push(self._handle)
         try:
             yield
         except BaseException as error:
@@ -265,7 +302,7 @@ class PrimaryContext:
             self._translate(error, doing)
             raise
         finally:
-            self.cuda.call("cuCtxPopCurrent")
+            self.cuda.pop()
 
     def _translate(self, error: BaseException, doing: str) -> None:
         if isinstance(error, OutOfMemory):
@@ -279,11 +316,8 @@ class PrimaryContext:
 
 
 @functools.cache
-def _retained(driver: Any, device: int) -> Any:
-    """The handle of a device's primary context, which is retained until the process ends."""
-    cuda = Cuda(driver)
-    cuda.call("cuInit", 0)
-    return cuda.call("cuDevicePrimaryCtxRetain", cuda.call("cuDeviceGet", device))
+def _retained(package: Any, device: int) -> Any:  # noqa: ARG001 - once for each package that is loaded
+    return load_cuda().retain(device)
 
 
 @contextmanager
@@ -291,7 +325,7 @@ def current_device(device: int, subject: str) -> Iterator[None]:
     """Let TensorRT build on a device in the block: it takes the one whose context is current in the thread.
 
     trtexec calls `cudaSetDevice` (samples/common/sampleDevice.h, `setCudaDevice`), which makes a device's
-    primary context current. Device 0 is CUDA's default: where cuda-bindings cannot make it current, as on a
+    primary context current. Device 0 is CUDA's default: where no package can make it current, as on a
     machine without a GPU, nothing is done.
     """
     active: AbstractContextManager[None]

@@ -45,8 +45,8 @@ class DeviceBuffer:
         """
         if self._memory is None or size_bytes > self.size_bytes:
             self.free()
-            self._memory = DeviceMemory(self._cuda, max(size_bytes, 1))
-            self.address, self.size_bytes = self._memory.address, max(size_bytes, 1)
+            self._memory = self._cuda.mem_alloc(max(size_bytes, 1))
+            self.address, self.size_bytes = int(self._memory), max(size_bytes, 1)
         return self.address
 
     def free(self) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -26,7 +25,6 @@ from ...gpu_times import GpuTimes, time_runs
 from ..adapter import Adapter
 from .bound_context import BoundContext, Values
 from .callbacks import make_listener
-from .cuda import Event, Stream
 from .io_tensors import WideIntegers, model_io
 from .loaded_engine import EngineUse, LoadedEngine
 from .memory import DeviceArray, DeviceInput, read_device_input
@@ -83,7 +81,7 @@ class TensorRTRunner(Runner):
         try:
             with self._context.active("loading the engine"):
                 self._slots = StreamSlots(self._loaded, streams, self.notes)
-                self._intake = Stream(self._context.cuda)
+                self._intake = self._context.cuda.stream()
             self._integers = WideIntegers(model_io(self._loaded.tensors), declared)
             self.io = self._integers.io
         except BaseException:
@@ -223,7 +221,7 @@ class TensorRTRunner(Runner):
         with self._context.active("timing"):
             bound = self._bind(feeds)
             return time_runs(
-                iterations, partial(Event, self._context.cuda), bound.timed_run, Event.elapsed_ms
+                iterations, self._context.cuda.event, bound.timed_run, lambda start, end: start.time_till(end)
             )
 
     def layer_times(self, feeds: Feeds, iterations: int = 10) -> dict[str, float]:
@@ -327,7 +325,7 @@ class TensorRTRunner(Runner):
     def _after_producers(self, slot: StreamSlot, values: Values) -> None:
         """Let the stream wait for what the producers of inputs on the device have enqueued."""
         if any(isinstance(value, DeviceInput) for value in values.values()):
-            written = Event(self._context.cuda)
+            written = self._context.cuda.event()
             written.record(self._intake)
             slot.stream.wait_for_event(written)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ....errors import InvalidOption, ModelError
 from .bound_context import BoundContext, Values
-from .cuda import OutOfMemory, Stream
+from .cuda import OutOfMemory
 from .loaded_engine import LoadedEngine
 from .profile_choice import FeedShapes, Profile, fitting_profiles
 
@@ -29,7 +29,7 @@ class StreamSlot:
         captured_here = loaded.cuda_graph and not loaded.captures_itself
         self._kept = GRAPHS_KEPT if captured_here and loaded.contexts_share_profiles else 1
         self._contexts: OrderedDict[object, BoundContext] = OrderedDict()
-        self.stream: Any = Stream(loaded.context.cuda)
+        self.stream: Any = loaded.context.cuda.stream()
         try:
             self._contexts[None] = BoundContext(loaded, self.stream)
         except BaseException:

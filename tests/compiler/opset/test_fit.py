@@ -58,7 +58,7 @@ def test_a_file_that_claims_an_older_opset_than_its_operators_have_is_refused(
     model = load_onnx(mean)
     model.opset_import[0].version = 17
     onnx.save(model, mean)
-    with pytest.raises(ModelError, match=r"ReduceMean.* has 2 inputs; 1 are required"):
+    with pytest.raises(ModelError, match=r"ReduceMean.* has input size 2 not in range"):
         fit_opset(mean, tmp_path / "old.onnx", 17)
     assert not (tmp_path / "old.onnx").exists()
 

@@ -1,6 +1,6 @@
 """Builds on a real GPU, with whichever TensorRT is installed there: precisions, calibrators, every option.
 
-Needs numpy, onnx, cuda-bindings, and TensorRT; quantized graphs and ranges are made without ONNX
+Needs numpy, onnx, cuda-bindings or PyCUDA, and TensorRT; quantized graphs and ranges are made without ONNX
 Runtime. The oracle is ONNX's own reference implementation. An option that the version here does not have must
 be refused. Not yet run on a GPU, only on stand-ins (tests/engines/tensorrt/on_stand_ins).
 """

@@ -1,6 +1,6 @@
 """What TensorRT's versions do differently: normalizations, 64-bit integers, shape tensors, fresh processes.
 
-Needs numpy, onnx, cuda-bindings, and TensorRT. The oracle is ONNX's own reference implementation.
+Needs numpy, onnx, cuda-bindings or PyCUDA, and TensorRT. The oracle is ONNX's own reference implementation.
 Not yet run on a GPU, only on stand-ins (tests/engines/tensorrt/on_stand_ins).
 """
 

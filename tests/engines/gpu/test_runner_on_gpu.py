@@ -1,7 +1,7 @@
 """The runner on a real GPU, with whichever TensorRT is installed there.
 
 Not yet run on one, only against the simulation of tests/support. Needs numpy, onnx, TensorRT, and
-cuda-bindings; what needs PyTorch is skipped without it. The oracle is ONNX's own reference
+cuda-bindings or PyCUDA; what needs PyTorch is skipped without it. The oracle is ONNX's own reference
 implementation.
 """
 

@@ -13,14 +13,14 @@ from simulated_gpu import make_adapter
 from tensorrt_simulation import PYTORCHS, Simulation
 
 
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedGpu]:
+@pytest.fixture(params=["pycuda", "cuda-bindings"])
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedGpu]:
     """A GPU with PyTorch's context current, where nothing may be left at the end but that."""
-    found = install(monkeypatch)
+    found = install(monkeypatch, request.param)
     found.stack.append(PYTORCHS)
     yield found
     assert found.is_clean, (+found.live, found.complaints, found.retained)
-    assert found.stack == [PYTORCHS]
+    assert (found.stack, found.pycuda_stack) == ([PYTORCHS], [])
 
 
 @pytest.fixture(params=VERSIONS)

@@ -289,11 +289,11 @@ def test_nan_or_infinity_fails_the_build(value: float, tiny_file: MakeFile) -> N
 
 def test_a_runtime_that_cannot_run_here_leaves_the_reason(tiny_file: MakeFile) -> None:
     def refuse() -> Runner:
-        raise EngineUnavailable("no cuda-bindings", engine="tensorrt")
+        raise EngineUnavailable("no PyCUDA", engine="tensorrt")
 
     found = verified(outcome(tiny_file("mlp")), request(tiny_file("mlp")), refuse)
     assert found.proof["has_run"] is False
-    assert found.warnings == ("the engine was not run: no cuda-bindings",)
+    assert found.warnings == ("the engine was not run: no PyCUDA",)
 
 
 @pytest.mark.parametrize(

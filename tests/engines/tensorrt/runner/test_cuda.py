@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
+import threading
 
 import numpy as np
 import pytest
-from simulated_cuda import SimulatedGpu
+from simulated_cuda import SimulatedGpu, install
 from tensorrt_simulation import PYTORCHS
 
 from qcompile.engines.tensorrt.builder.calibration import Device
-from qcompile.engines.tensorrt.runner import cuda
-from qcompile.engines.tensorrt.runner.cuda import (
-    CudaError,
-    DeviceMemory,
-    Event,
-    PrimaryContext,
-    Stream,
-    current_device,
-)
+from qcompile.engines.tensorrt.runner import cuda, pycuda_driver
+from qcompile.engines.tensorrt.runner.cuda import CudaError, OutOfMemory, PrimaryContext, current_device
 from qcompile.errors import EngineUnavailable, ModelError
 
 
@@ -47,7 +42,7 @@ def test_a_build_has_its_device_current_whatever_a_caller_has(gpu: SimulatedGpu,
 
 
 def test_without_a_package_device_0_alone_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "load_driver", missing)
+    monkeypatch.setattr(cuda, "load_cuda", missing)
     with current_device(0, "m.onnx"):
         pass
     with pytest.raises(EngineUnavailable, match="device 1: no package"), current_device(1, "m.onnx"):
@@ -70,7 +65,7 @@ def test_cudas_errors_become_ours_with_what_was_being_done(gpu: SimulatedGpu) ->
     context = PrimaryContext(0, "m.engine")
     said = r"m\.engine: loading: not enough memory on CUDA device 0"
     with pytest.raises(EngineUnavailable, match=said), context.active("loading"):
-        DeviceMemory(context.cuda, 1 << 40)
+        context.cuda.mem_alloc(1 << 40)
     said = r"m\.engine: copying: CUDA fails: .*was refused"
     with pytest.raises(ModelError, match=said) as caught, context.active("copying"):
         raise CudaError("this was refused")
@@ -83,7 +78,7 @@ def test_cudas_errors_become_ours_with_what_was_being_done(gpu: SimulatedGpu) ->
 
 def test_an_error_that_is_kept_keeps_nothing_on_the_device(gpu: SimulatedGpu) -> None:
     def work() -> None:
-        held = DeviceMemory(context.cuda, 16)
+        held = context.cuda.mem_alloc(16)
         raise ValueError(f"with {held} in hand")
 
     context = PrimaryContext(0, "test")
@@ -122,33 +117,68 @@ def test_batches_for_tensorrts_calibrator_go_to_buffers_of_that_context(gpu: Sim
     device.close()
 
 
-def test_what_is_collected_elsewhere_is_freed_in_its_context(gpu: SimulatedGpu) -> None:
+def test_what_is_collected_in_another_thread_is_freed_in_its_context(gpu: SimulatedGpu) -> None:
     context = PrimaryContext(0, "test")
     with context.active("a test"):
-        held = (Stream(context.cuda), Event(context.cuda), DeviceMemory(context.cuda, 8))
-    gpu.stack.clear()  # as a thread has it in which nothing is current
-    assert sum(gpu.live.values()) == 3
-    del held
-    assert gpu.stack == []
-    gpu.stack.append(PYTORCHS)
+        cuda = context.cuda
+        held = [cuda.stream(), cuda.event(), cuda.mem_alloc(8), cuda.pagelocked_empty(8)[2:]]
+    assert sum(gpu.live.values()) == 4
+    other = threading.Thread(target=held.clear)
+    other.start()
+    other.join()
+    assert gpu.is_clean
 
 
+@pytest.mark.parametrize("kind", [RuntimeError, AttributeError], ids=["cuda-bindings 13.5", "ctypes"])
 @pytest.mark.usefixtures("gpu")
-def test_a_function_that_an_older_driver_lacks_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_that_an_older_driver_lacks_is_an_error_of_ours(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
     def missing(*_: object) -> None:
-        # As cuda-bindings 13.5 raises it.
-        raise RuntimeError("function cuEventElapsedTime_v2 is not found")
+        raise kind("function cuGraphLaunch is not found")
 
     context = PrimaryContext(0, "m.engine")
-    monkeypatch.setattr(context.cuda.driver, "cuEventElapsedTime", missing)
-    said = r"m\.engine: timing: CUDA fails: cuEventElapsedTime: function cuEventElapsedTime_v2 is not found"
-    with pytest.raises(ModelError, match=said), context.active("timing"):
-        Event(context.cuda).elapsed_ms(Event(context.cuda))
+    monkeypatch.setattr(context.cuda.driver, "cuGraphLaunch", missing)
+    said = r"m\.engine: replaying: CUDA fails: cuGraphLaunch: function cuGraphLaunch is not found"
+    with pytest.raises(ModelError, match=said), context.active("replaying"):
+        context.cuda.call("cuGraphLaunch", 1, 1)
+
+
+def test_pycuda_is_taken_where_both_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, "pycuda")
+    pycuda = {name: sys.modules[name] for name in ("pycuda", "pycuda.driver")}
+    install(monkeypatch, "cuda-bindings")
+    assert type(cuda.load_cuda()) is cuda.Cuda
+    for name, module in pycuda.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    assert cuda.load_cuda().package is pycuda["pycuda.driver"]
+
+
+def test_a_context_that_pycuda_has_current_is_current_again(gpu: SimulatedGpu) -> None:
+    pycuda = pytest.importorskip("pycuda.driver", reason="the other package has no contexts of its own")
+    theirs = pycuda.Device(1).retain_primary_context()
+    theirs.push()
+    with PrimaryContext(0, "test").active("a test"):
+        assert gpu.stack == [PYTORCHS, gpu.primary(0)]
+    assert gpu.stack == [PYTORCHS, gpu.primary(1)]
+    theirs.pop()
+
+
+def test_the_errors_of_each_package_are_ours(gpu: SimulatedGpu) -> None:
+    context = PrimaryContext(0, "m.engine")
+    with context.active("a test"):
+        stream = context.cuda.stream()
+        gpu.fail_on = gpu.calls + 1
+        with pytest.raises(OutOfMemory, match="cuMemHostAlloc"):
+            context.cuda.pagelocked_empty(8)
+        gpu.fail_on = gpu.calls + 1
+        with pytest.raises(CudaError, match="cuStreamSynchronize"):
+            stream.synchronize()
 
 
 def test_every_function_is_one_of_the_real_package() -> None:
     driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
-    source = inspect.getsource(cuda)
+    source = inspect.getsource(cuda) + "".join(f'"{name}"' for name in pycuda_driver._PARAMETERS)
     named = set(re.findall(r'"(cu[A-Z]\w+)"', source)) | set(re.findall(r"driver\.(CU\w+)", source))
     assert len(named) > 25
     assert {name for name in named if not hasattr(driver, name)} == set()

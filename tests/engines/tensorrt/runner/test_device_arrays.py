@@ -14,7 +14,7 @@ from device_producers import InterfaceArray
 from simulated_cuda import COPY_NS, KERNEL_NS, SimulatedGpu
 from tensorrt_simulation import Simulation, values
 
-from qcompile.engines.tensorrt.runner.cuda import PrimaryContext, Stream
+from qcompile.engines.tensorrt.runner.cuda import PrimaryContext
 from qcompile.engines.tensorrt.runner.memory import read_device_input
 from qcompile.errors import DataError, ModelError
 
@@ -153,7 +153,7 @@ def test_tensors_of_pytorch_are_read_as_it_shows_them(gpu: SimulatedGpu, name: s
     context = PrimaryContext(0, "test")
     claims, strided = Claims(gpu, tensor), Claims(gpu, tensor.transpose(0, 2))
     with context.active("a test"):
-        stream = Stream(context.cuda)
+        stream = context.cuda.stream()
         found = read_device_input("x", claims, context, stream)
         assert found.shape == (3, 1, 5, 64)
         assert found.dtype == np.dtype(getattr(ml_dtypes, name) if name == "bfloat16" else name)
