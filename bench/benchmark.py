@@ -4,44 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..engines.gpu import is_every_gpu, parse_device, parse_devices
-from ..errors import InvalidOption
+from ..engines.gpu import device_text, find_gpus, is_every_gpu, parse_device, parse_devices, why_no_gpu
+from ..errors import EngineUnavailable, InvalidOption
 from ..files import temporary_folder
 from ..model.pt2_archive import trusting
 from ..model.session import usable_cores
 from ..progress import Progress, silent
-from ..spec.words import AUTO
+from ..spec.words import AUTO, CUDA_GRAPH
 from ..tensors import format_shape, samples_in
-from .every_gpu import measure_every_gpu
-from .measuring.environment import environment, state
-from .measuring.gpu_metrics import measure_energy, measure_gpu_latencies
-from .measuring.layer_times import measure_layer_times
-from .measuring.noise import Effort, noise
+from .measuring.environment import Effort, environment, noise, state
+from .measuring.gpu_metrics import measure_energy, measure_gpu_latencies, measure_layer_times
 from .measuring.nvml import process_memory_bytes
 from .measuring.rounds import BenchProgress, Decided, TimingSeries, measure
-from .measuring.sweep import check_counts, sweep_batches, sweep_clients, sweep_streams
+from .measuring.sweep import check_counts, sweep_at_once, sweep_batches
 from .metrics.accuracy import read_metric
-from .metrics.quality import (
-    check_evaluation,
-    described_inputs,
-    measure_made_difference,
-    measure_quality,
-)
+from .metrics.quality import check_evaluation, described_inputs, measure_made_difference, measure_quality
 from .outputs import save_feeds, shared_io, timing_feeds
 from .recorder import Recorder
-from .results.history import earlier_runs
-from .results.results import BenchInterrupted, Results, now, save_results
+from .results.results import BenchInterrupted, Results, earlier_runs, join_results, now, save_results
 from .results.row import Memory, Row
 from .runnables import choose_runnables, row_of
 from .statistics.speedup import CONFIDENCE
-from .workers.interpreters import parse_interpreters
 from .workers.pool import WorkerPool
-from .workers.process import DEFAULT_TIMEOUT_S, Worker
+from .workers.process import DEFAULT_TIMEOUT_S, Worker, parse_interpreters
 
 DEFAULT_PRECISION_TARGET = 0.01
 DEFAULT_MAX_TIME_S = 60.0
@@ -181,8 +171,8 @@ def benchmark(
             sweep_batches(workers, recorder, swept, folder, progress)
             if swept and (clients or streams or layer_times):
                 _feed_again(workers, recorder, folder / "feeds.npz")
-            sweep_clients(workers, recorder, clients, samples_in(feeds), progress)
-            sweep_streams(workers, recorder, streams, samples_in(feeds), progress)
+            at_once = {"clients": clients, "streams": streams}
+            sweep_at_once(workers, recorder, at_once, samples_in(feeds), progress)
             if layer_times:
                 measure_layer_times(workers, recorder, progress)
     except KeyboardInterrupt as error:
@@ -265,7 +255,7 @@ def _measure(
         if timed[name].failure is None:
             memory = recorder.attempt(name, partial(_memory, worker, pool.device(name)))
             if memory is not None:
-                recorder.memory(name, memory)
+                recorder.change(name, memory=memory)
     effort = Effort(seconds, pool.cpu_s + time.process_time() - own_s, pool.switches, pool.cpu_s)
     base_ms = timed[recorder.base].round_medians_ms
     judged = noise(before, after, effort, base_ms, governor=surroundings.get("governor"))
@@ -287,3 +277,54 @@ def _feed_again(workers: Mapping[str, Worker], recorder: Recorder, path: Path) -
     for name, worker in workers.items():
         if recorder.can_be_asked(name):
             recorder.attempt(name, partial(worker.ask, "feed", path=str(path)))
+
+
+def measure_every_gpu(measure: Callable[..., Results], options: Mapping[str, Any]) -> Results:
+    """Measure on every GPU of this machine.
+
+    What runs on the processor alone is measured once, beside the first GPU; the baseline beside each.
+
+    Raises:
+        EngineUnavailable: If there is no GPU.
+        BenchInterrupted: After Ctrl-C, with what was measured until then; `output` is written.
+    """
+    gpus = find_gpus()
+    if not gpus:
+        raise EngineUnavailable(
+            f"`devices` all: {why_no_gpu() or 'there is no GPU'}",
+            hint="run it on a machine with an NVIDIA GPU, or give `devices` cpu",
+            engine="cuda",
+        )
+    output, history = options["output"], options["history"]
+    asked = dict(options) | {"output": None, "history": None}
+    parts: dict[str, Results] = {}
+    stopped: BenchInterrupted | None = None
+    for number in range(len(gpus)):
+        device = device_text(number)
+        try:
+            parts[device] = measure(**asked | {"devices": (device,)})
+        except BenchInterrupted as interrupted:
+            parts[device], stopped = interrupted.results, interrupted
+            break
+        asked |= _on_the_others(parts[device], asked)
+    results = join_results(parts, history=earlier_runs(history or output))
+    if output is not None:
+        save_results(results, Path(output))
+    if stopped is not None:
+        raise BenchInterrupted(results) from stopped
+    return results
+
+
+def _on_the_others(first: Results, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments for further GPUs: what ran on the first, and the baseline."""
+    alone = asked["models"] or {}
+    modes = ("eager",) if asked["cuda_graph"] else ("eager", CUDA_GRAPH)  # without rows that are added
+    kept = {
+        row.name: row.artifact
+        for row in first.rows
+        if row.mode in modes
+        and row.name not in alone
+        and (row.device != "cpu" or row.name == first.baseline)
+        and row.name not in {one.name for one in asked["unbuilt"]}
+    }
+    return {"artifacts": kept, "baseline": first.baseline, "unbuilt": ()}

@@ -26,8 +26,7 @@ from ..model.source import NAMED, parse_source
 from ..model.weights_held import WeightsHeld, weights_of_graph
 from ..tensors import Feeds, ModelIO, TensorInfo, format_shape, parse_input, samples_in
 from .workers.arrays import load_arrays, save_arrays
-from .workers.interpreters import Interpreters
-from .workers.process import Worker
+from .workers.process import Interpreters, Worker
 
 
 @dataclass(frozen=True)
@@ -166,8 +165,7 @@ def shared_io(runnables: Sequence[RunnableArtifact], inputs: Sequence[str] = ())
     example = _example_io(runnables)
     if example is None:
         raise DataError(
-            "the inputs are not known: no artifact declares them",
-            hint="give `inputs` NAME:SHAPE",
+            "the inputs are not known: no artifact declares them", hint="give `inputs` NAME:SHAPE"
         )
     return example
 

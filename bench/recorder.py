@@ -17,17 +17,12 @@ from .results.row import (
     Curve,
     CurvePoint,
     Difference,
-    Energy,
-    GpuLatency,
     Latency,
     Launch,
-    Memory,
-    NoEnergy,
     Row,
     WarmUp,
 )
-from .statistics.launches import percentile
-from .statistics.speedup import speedup
+from .statistics.speedup import percentile, speedup
 
 _QUANTILES = 101
 _FEW_LAUNCHES = 3
@@ -36,12 +31,7 @@ T = TypeVar("T")
 
 
 class Recorder:
-    """Rows by name.
-
-    Args:
-        rows: As they are before anything is measured.
-        base: Name of the baseline's.
-    """
+    """Rows by name."""
 
     def __init__(self, rows: Iterable[Row], base: str) -> None:
         self._rows, self.base = {row.name: row for row in rows}, base
@@ -75,76 +65,55 @@ class Recorder:
         tail = str(error.data.get("output", ""))
         refused = isinstance(error, ArtifactError) and error.hint
         reason = f"{error.message}; {error.hint}" if refused else error.message
-        self._change(name, status="failed", reason=reason, output_tail=tail)
+        self.change(name, status="failed", reason=reason, output_tail=tail)
 
     def warn(self, name: str, *texts: str) -> None:
         """Add what the user should know."""
-        self._change(name, warnings=(*self._rows[name].warnings, *texts))
+        self.change(name, warnings=(*self._rows[name].warnings, *texts))
 
     def started(self, name: str, cold_start: ColdStart, contains: str, packages: Mapping[str, str]) -> None:
         """Record a first start."""
-        self._change(
+        self.change(
             name, cold_start=cold_start, load_ms=cold_start.load_ms, contains=contains, packages=packages
         )
 
     def without_graph(self, name: str, error: QCompileError) -> None:
         """Record that an engine runs without a CUDA graph, and why it cannot be captured."""
-        self._change(name, mode="eager")
+        self.change(name, mode="eager")
         self.warn(name, f"measured without a CUDA graph: {error.message}")
-
-    def layer_times(self, name: str, times_ms: Mapping[str, float]) -> None:
-        """Record the time of each layer."""
-        self._change(name, layer_times_ms=times_ms)
 
     def weights(self, name: str, held: WeightsHeld) -> None:
         """Record what an artifact says of its weights, once it is loaded."""
         precision = held.precision or self._rows[name].precision
-        self._change(name, parameters=held.parameters or None, weights_bytes=held.bytes, precision=precision)
+        self.change(name, parameters=held.parameters or None, weights_bytes=held.bytes, precision=precision)
 
     def timed(self, series: Mapping[str, TimingSeries], samples: int) -> None:
-        """Record the latencies of all, and their speed-ups against the baseline.
-
-        Args:
-            series: Name to what was timed; whole rounds, also where measuring was interrupted.
-            samples: In a call.
-        """
+        """Record the latencies of all, and their speed-ups against the baseline."""
         for name, one in series.items():
             if one.failure is not None:
                 self.failed(name, one.failure)
             elif not one.round_medians_ms:
-                self._change(name, status="not run", reason="interrupted before its first round")
+                self.change(name, status="not run", reason="interrupted before its first round")
             else:
                 self._latency(name, one, samples)
                 if name != self.base and series[self.base].failure is None:
                     self._speedup(name, series[self.base], one)
 
-    def memory(self, name: str, memory: Memory) -> None:
-        """Record the memory of a worker."""
-        self._change(name, memory=memory)
-
     def difference(self, name: str, difference: Difference) -> None:
         """Record the difference from the baseline's outputs."""
-        self._change(name, difference=difference)
+        self.change(name, difference=difference)
 
     def accuracy(self, name: str, accuracy: Accuracy) -> None:
         """Record the accuracy over the evaluation data."""
-        self._change(name, accuracy=accuracy)
-
-    def gpu_latency(self, name: str, latency: GpuLatency) -> None:
-        """Record what the GPU's own clock says."""
-        self._change(name, gpu_latency=latency)
-
-    def energy(self, name: str, energy: Energy | NoEnergy) -> None:
-        """Record the energy of an inference, or why there is none."""
-        self._change(name, energy=energy)
+        self.change(name, accuracy=accuracy)
 
     def point(self, name: str, curve: Curve, point: CurvePoint) -> None:
         """Add a point to a curve."""
-        self._change(name, **{curve: (*getattr(self._rows[name], curve), point)})
+        self.change(name, **{curve: (*getattr(self._rows[name], curve), point)})
 
     def died(self, name: str, error: QCompileError) -> None:
         """Record that a worker is gone whose other figures stand."""
-        self._change(name, output_tail=str(error.data.get("output", "")) or error.message)
+        self.change(name, output_tail=str(error.data.get("output", "")) or error.message)
 
     def conclude(self, precision_target: float) -> None:
         """Record what the rows say of each other: sizes, wide intervals, speed-ups between devices."""
@@ -154,9 +123,9 @@ class Recorder:
         peak_bytes = reference.memory and reference.memory.peak_bytes
         for row in self.rows:
             if size_bytes and row.held_bytes:
-                self._change(row.name, size_ratio=size_bytes / row.held_bytes)
+                self.change(row.name, size_ratio=size_bytes / row.held_bytes)
             if peak_bytes and row.memory and row.memory.peak_bytes:
-                self._change(row.name, memory_ratio=peak_bytes / row.memory.peak_bytes)
+                self.change(row.name, memory_ratio=peak_bytes / row.memory.peak_bytes)
             if row.speedup is None:
                 continue
             few = row.speedup.launches < _FEW_LAUNCHES  # it was said why
@@ -173,13 +142,14 @@ class Recorder:
                     "as well; `devices` says where PyTorch and ONNX Runtime run",
                 )
 
-    def _change(self, name: str, **fields: Any) -> None:
+    def change(self, name: str, **fields: Any) -> None:
+        """Record figures of a row."""
         self._rows[name] = replace(self._rows[name], **fields)
 
     def _latency(self, name: str, series: TimingSeries, samples: int) -> None:
         latencies = series.latencies_ms
         shown = series.unsettled or series.warm_up
-        self._change(
+        self.change(
             name,
             latency=latency_of(latencies),
             throughput_per_s=samples * len(latencies) / (sum(latencies) / 1e3),
@@ -203,7 +173,7 @@ class Recorder:
         except InvalidOption as error:
             self.warn(name, f"no speed-up: {error.message}")
             return
-        self._change(name, speedup=ratio)
+        self.change(name, speedup=ratio)
         if ratio.launches < _FEW_LAUNCHES:
             counted = "one launch" if ratio.launches == 1 else f"{ratio.launches} launches"
             self.warn(

@@ -10,7 +10,7 @@ from ..errors import InvalidOption
 from ..spec.words import CUDA_GRAPH
 from .outputs import RunnableArtifact, describe, short_name
 from .results.row import Row
-from .workers.interpreters import Interpreters
+from .workers.process import Interpreters
 
 
 def choose_runnables(

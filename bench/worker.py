@@ -52,11 +52,7 @@ _REST_STEPS = 3  # in a row: some threads sleep and spin by turns
 
 
 class WorkerSession:
-    """The artifact being served, and the feeds it is timed on.
-
-    Args:
-        tell: Called with how far a long request is.
-    """
+    """The artifact being served, and the feeds it is timed on."""
 
     def __init__(self, tell: Callable[[int], None]) -> None:
         self.tell = tell
@@ -108,7 +104,7 @@ class WorkerSession:
         return {"ns": durations[discard:].tolist(), "at_rest": at_rest}
 
     def do_clients(self, request: dict[str, Any]) -> dict[str, Any]:
-        from .measuring.clients import time_clients
+        from .measuring.concurrent import time_clients
 
         with contextlib.ExitStack() as stack:
             runners = [self.runner]
@@ -118,7 +114,7 @@ class WorkerSession:
         return {"ns": durations_ns, "wall_ns": wall_ns, "at_rest": _wait_for_rest()}
 
     def do_in_flight(self, request: dict[str, Any]) -> dict[str, Any]:
-        from .measuring.in_flight import time_in_flight
+        from .measuring.concurrent import time_in_flight
 
         with self.runner.in_flight(self.feeds, request["streams"]) as inferences:
             durations_ns, wall_ns = time_in_flight(inferences, request["seconds"])
@@ -139,10 +135,7 @@ class WorkerSession:
         self.runner.close()  # two at once may not fit on a GPU
         place = self.request.get("device") or "cpu"
         times_ms = engine(request["engine"]).kernel_times(
-            self.request["artifact"],
-            self.feeds,
-            threads=self.request["threads"],
-            device=parse_device(place),
+            self.request["artifact"], self.feeds, threads=self.request["threads"], device=parse_device(place)
         )
         taken_ms = {layer: ms for layer, ms in times_ms.items() if ms > 0.0}  # others are fused, or free
         if not taken_ms:

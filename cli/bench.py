@@ -55,7 +55,7 @@ def bench() -> None:
 def measure(session: Session, given: BenchCommand) -> int:
     """Print the table of what was measured."""
     from ..bench.benchmark import benchmark
-    from ..bench.results.export import save_csv, save_markdown
+    from ..bench.results.render import save_csv, save_markdown
     from ..bench.results.results import BenchInterrupted
 
     try:

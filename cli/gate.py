@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 def gate(session: Session, given: GateCommand) -> int:
     """Print the table of checks, and why one failed."""
     from ..bench.gate.gate import gate as judge
-    from ..bench.gate.junit import save_junit
-    from ..bench.gate.markdown import notes_of, save_markdown
+    from ..bench.gate.result import notes_of, save_junit, save_markdown
     from ..files import check_output
 
     for path in (given.junit, given.markdown):
@@ -75,7 +74,7 @@ def gate(session: Session, given: GateCommand) -> int:
 
 def gate_table(result: GateResult) -> Table:
     """Return the table of a gate, one row for each check."""
-    from ..bench.gate.markdown import cells_of
+    from ..bench.gate.result import cells_of
 
     table = make_table(
         f"{result.machine} · {result.threads} threads", "artifact", "check", "old", "new", "change", "verdict"

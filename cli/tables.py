@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from ..bench.results.regress import Change, Regression
     from ..bench.results.results import Results
     from ..bench.results.row import Curve, Row
-    from ..comparison.accuracy import AccuracyComparison
-    from ..comparison.diff import Comparison
+    from ..comparison.diff import AccuracyComparison, Comparison
 
 __all__ = ["DASH", "add_row", "bytes_text", "make_table"]
 

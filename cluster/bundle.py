@@ -21,9 +21,8 @@ import msgspec
 from ..artifact import known_digest
 from ..errors import ArtifactError
 from ..files import manifest_path, side_files
-from ..pipeline.portable import portable_text
+from ..pipeline.portable import portable_text, recipe_files
 from ..pipeline.recipe import Recipe
-from ..pipeline.recipe_files import recipe_files
 
 CHUNK_BYTES = 64 << 20
 

@@ -23,11 +23,10 @@ import msgspec
 
 from .. import errors
 from ..errors import ArtifactError, ClusterError, EngineUnavailable, QCompileError, first_line
-from ..pipeline.executor import Done, ThisProcess
 from ..pipeline.kinds import kind_of_others
 from ..pipeline.recipe import Recipe
 from ..pipeline.stages import Made, with_isa
-from ..pipeline.steps import Step
+from ..pipeline.steps import Done, Step, ThisProcess
 from ..pipeline.store import Store, Stored
 from ..processor import isa_here
 from ..progress import Progress, silent
@@ -113,7 +112,7 @@ class ClusterExecutor:
         return max(1, sum("onnxruntime" in facts.resources for facts in self.fleet.ready()))
 
     def do(self, recipe: Recipe, step: Step, store: Store, *, again: bool, progress: Progress) -> Done | None:
-        """As `pipeline.executor.Executor.do`.
+        """As `pipeline.steps.Executor.do`.
 
         Raises:
             EngineUnavailable: If no worker has what the step needs.
@@ -140,14 +139,14 @@ class ClusterExecutor:
         raise _gave_up(step)
 
     def is_done(self, recipe: Recipe, step: Step, store: Store) -> bool:
-        """As `pipeline.executor.Executor.is_done`."""
+        """As `pipeline.steps.Executor.is_done`."""
         if not store.kept(step.name):
             return False
         answer = self._answer(self._run_of(recipe, store), step, store, False, silent, look=True)
         return answer.outcome in ("known", "done")
 
     def cancel(self) -> None:
-        """As `pipeline.executor.Executor.cancel`: what workers do for this client ends."""
+        """As `pipeline.steps.Executor.cancel`: what workers do for this client ends."""
         self.stopped.set()
 
     def close(self) -> None:

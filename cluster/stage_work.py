@@ -18,10 +18,9 @@ from ..files.storage import storage_error
 from ..machine_memory import out_of_memory
 from ..model.moved import moved
 from ..model.pt2_archive import trusting
-from ..pipeline.executor import carry_out
 from ..pipeline.recipe import read_recipe
 from ..pipeline.stages import Made, Stage
-from ..pipeline.steps import Step, stage_of
+from ..pipeline.steps import Step, carry_out, stage_of
 from ..pipeline.store import FOLDER, Store
 from ..progress import Progress, silent
 from .bundle import Bundle, bundle_of_stage

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import msgspec
 
-from ..bench.workers.command import worker_command
+from ..bench.workers.process import worker_command
 from ..errors import ClusterError, QCompileError, StorageError, first_line
 from ..files.temporary import temporary_folder
 from ..model.session import CORES, usable_cores

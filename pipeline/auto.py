@@ -11,17 +11,21 @@ was asked for is kept beside the finished stages: another request in the same fo
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..artifact import read_manifest
-from ..errors import InvalidOption
-from ..files import write_json, write_text
+from ..bench.results.row import Row
+from ..data.batches import Data
+from ..errors import InvalidOption, QCompileError
+from ..files import digest_files, write_json, write_text
 from ..model.source import parse_source
+from ..processor import isa_here
 from ..progress import Progress, silent
 from ..reporting.recommendation import Recommendation, recommend
 from ..spec.cluster import SchedulerOptions
@@ -29,14 +33,17 @@ from ..spec.decode import key as options_key
 from ..spec.decode import shared
 from ..spec.first_use import AutoCommand, InitCommand
 from ..spec.option import fields_of
+from ..spec.words import CPU_TARGETS, CpuTarget, Isa
 from .bench_stages import RESULTS
-from .executor import Executor
 from .propose.init import write_recipe
 from .propose.model_facts import plain_name
-from .recipe import read_recipe
+from .published import SIMPLIFIED
+from .recipe import ArtifactSection, Recipe, read_recipe
 from .run import RunReport, StageListener, run
+from .stages import located
+from .steps import Executor
 from .store import FOLDER
-from .tuned import TUNED, tune_recipe, worth_tuning
+from .trial_steps import on_executor
 
 RECIPE = "recipe.toml"
 _STATE = "auto.json"
@@ -264,3 +271,134 @@ class _Auto:
         self.stages[stage] = state
         if self.listener:
             self.listener(stage, state, time.monotonic() - start)
+
+
+TUNED = "tuned-int8"
+"""Name of the artifact that `tune` finds."""
+_LONGEST_S = 20.0  # of each measurement of the search; the recipe then measures what was found
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the search found.
+
+    Attributes:
+        key: Digest of all it depends on.
+        lines: The `[[artifact]]` of the mix; empty where none is faster within the budget.
+        notes: What the user should know.
+        was_known: Whether an earlier search is the same.
+    """
+
+    key: str
+    lines: tuple[str, ...]
+    notes: tuple[str, ...]
+    was_known: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the form that is kept."""
+        return {"key": self.key, "lines": list(self.lines), "notes": list(self.notes)}
+
+
+def worth_tuning(recipe: Recipe, report: RunReport, max_drop: float) -> list[CpuTarget]:
+    """Return the processor's targets whose plain INT8 does not serve; none where that of one target does.
+
+    It serves where it drops by no more than the budget and is faster than the baseline and than every float
+    artifact on the processor. Whether more samples would confirm the drop is no matter of tuning.
+    """
+    sections = [one for one in recipe.artifact if one.target in CPU_TARGETS]
+    plain = [one for one in sections if one.precision == "int8" and one.mode == "static"]
+    if report.results is None or not recipe.data.calibration or not plain:
+        return []
+    rows = {row.name: row for row in report.results.rows}
+    floats = [rows[one.name].latency for one in sections if one.precision != "int8" and one.name in rows]
+    fastest = min((latency.median_ms for latency in floats if latency), default=float("inf"))
+    if any(_serves(rows.get(one.name), max_drop, fastest) for one in plain):
+        return []
+    return [target for target in CPU_TARGETS if any(one.target == target for one in plain)]
+
+
+def tune_recipe(
+    recipe: Recipe,
+    report: RunReport,
+    folder: Path,
+    targets: Sequence[CpuTarget],
+    *,
+    max_drop: float,
+    known: Mapping[str, Any] | None,
+    executor: Executor | None = None,
+    progress: Progress,
+) -> Found:
+    """Search a mix for the graph that the recipe's artifacts are built from.
+
+    Returns:
+        What was found; a search that fails is a note.
+    """
+    assert recipe.bench is not None, "it was measured"
+    suffix = SIMPLIFIED * recipe.model.simplify
+    model = report.output / f"{recipe.name}{suffix or '.onnx'}"
+    calibration, evaluation = (
+        located(recipe, text) for text in (recipe.data.calibration, recipe.data.evaluation)
+    )
+    isa = _isa(recipe.artifact)
+    settings = {
+        "model": digest_files([model]),
+        "data": [
+            Data(text, (), base=recipe.folder, depends=recipe.data_depends).digest()
+            for text in (recipe.data.calibration, recipe.data.evaluation)
+        ],
+        "targets": list(targets),
+        "max_drop": max_drop,
+        "metric": recipe.bench.metric,
+        "method": recipe.calibrate.method,
+        "isa": isa_here() if isa == "auto" else isa,
+    }
+    key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    if isinstance(known, Mapping) and known.get("key") == key:
+        lines, notes = known.get("lines"), known.get("notes")
+        if isinstance(lines, list) and isinstance(notes, list):
+            return Found(key, tuple(map(str, lines)), tuple(map(str, notes)), was_known=True)
+    from ..tuning import tune
+    from ..tuning.recipe_file import artifact_lines
+
+    try:
+        tuned = tune(
+            str(model),
+            str(evaluation),
+            folder,
+            max_drop=max_drop,
+            metric=recipe.bench.metric,
+            calibration=calibration,
+            targets=targets,
+            method=recipe.calibrate.method,
+            batch_size=recipe.bench.batch_size,
+            threads=recipe.bench.threads,
+            max_time_s=min(recipe.bench.max_time_s, _LONGEST_S),
+            isa=isa,
+            elsewhere=on_executor(executor, folder, progress=progress) if executor else None,
+            progress=progress,
+        )
+    except QCompileError as error:
+        return Found(key, (), (f"tune: {error.message}",))
+    notes = tuple(f"tune: {note}" for note in tuned.notes)
+    if tuned.best.precision != "int8" or _is_there(recipe.artifact, tuned.best.in_float):
+        return Found(key, (), notes)
+    return Found(key, tuple(artifact_lines(tuned.best, TUNED, isa=isa)), notes)
+
+
+def _isa(artifacts: Sequence[ArtifactSection]) -> Isa:
+    """What the INT8 of a recipe is for: the first instruction set that it names."""
+    named = (one.isa for one in artifacts if one.precision == "int8" and one.target in CPU_TARGETS)
+    return next((isa for isa in named if isa != "auto"), "auto")
+
+
+def _serves(row: Row | None, max_drop: float, fastest_float_ms: float) -> bool:
+    if row is None or row.latency is None or row.speedup is None:
+        return False
+    drop = row.accuracy.drop if row.accuracy else None
+    keeps = drop is None or drop.value <= max_drop
+    return keeps and row.speedup.verdict == "faster" and row.latency.median_ms < fastest_float_ms
+
+
+def _is_there(artifacts: Sequence[ArtifactSection], in_float: frozenset[str]) -> bool:
+    """Whether the mix is plain INT8, which the recipe has already."""
+    return not in_float and any(one.precision == "int8" for one in artifacts)

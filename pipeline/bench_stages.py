@@ -154,9 +154,7 @@ def join_stage(parts: Mapping[str, Made], output: Path) -> Stage:
     """What several kinds of machines measured becomes one file of results."""
 
     def work(path: Path, progress: Progress) -> object:
-        from ..bench.results.history import earlier_runs
-        from ..bench.results.join import join_results
-        from ..bench.results.results import load_results, save_results
+        from ..bench.results.results import earlier_runs, join_results, load_results, save_results
 
         progress("put together")
         results = {machine: load_results(part.path) for machine, part in parts.items()}

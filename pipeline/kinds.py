@@ -30,10 +30,6 @@ PROCESSOR = "cpu"
 def for_every_kind(recipe: Recipe, kinds: Sequence[str]) -> Recipe:
     """Return the recipe with one artifact for each kind in place of each that is for the cluster's GPUs.
 
-    Args:
-        recipe: The recipe.
-        kinds: GPUs of the cluster by compute capability; none without a cluster.
-
     Raises:
         RecipeError: If an artifact is for the cluster's GPUs and there are none, or a name is taken.
     """

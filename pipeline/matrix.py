@@ -21,8 +21,7 @@ from ..spec.sweep import SweepModel, SweepSection, SweepShape, first_taken
 from ..spec.words import BASELINE, TENSORRT_TARGETS
 from ..tensors import format_shape, parse_input
 from .published import check_names
-from .recipe import Recipe, require_scales
-from .recipe_batches import find_contradiction, has_shapes
+from .recipe import Recipe, find_contradiction, has_shapes, require_scales
 
 
 @dataclass(frozen=True, kw_only=True)

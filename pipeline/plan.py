@@ -6,32 +6,20 @@ stage that is not done has no key yet, as that holds the digest of what it will 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import EngineUnavailable, QCompileError
-from ..model.source import digest_source
+from ..errors import EngineUnavailable
 from ..progress import Progress, silent
 from ..spec.artifacts import ArtifactSection
-from .bench_stages import bench_stage, report_stage
-from .estimate import Estimate, Scale, by_rule, measured
+from .estimate import Estimate, Scale, by_rule, measured, read_scale
 from .kinds import for_every_kind
 from .published import check_output
 from .recipe import Recipe, read_recipe, refuse_matrix
-from .scale import read_scale
-from .stages import (
-    Made,
-    Stage,
-    build_stage,
-    calibrate_stage,
-    export_stage,
-    given_ranges,
-    lower_stage,
-    recipe_source,
-    simplify_stage,
-)
+from .stages import Made, given_ranges
+from .steps import Step, source_digest, stage_of, takes_pytorch
 from .store import Store
 from .trust import trusted
 
@@ -126,28 +114,26 @@ def plan(
 
 
 class _Planner:
-    """As `run._Run`, which carries the stages out; one that is not done yields None in place of its file."""
+    """As `run._Run`, which carries the steps out; one that is not done yields None in place of its file."""
 
     def __init__(self, recipe: Recipe, store: Store, again: tuple[str, ...]) -> None:
         self.recipe, self.store, self.again = recipe, store, again
-        self.source = recipe_source(recipe)
-        self.digest = digest_source(
-            self.source, depends=[recipe.folder / name for name in recipe.model.depends]
-        )
+        self.digest = source_digest(recipe)
         self.found: list[tuple[str, State, str, ArtifactSection | None]] = []
         self.model: Made | None = None
 
     def drive(self) -> None:
         recipe = self.recipe
-        model = self._step("export", lambda: export_stage(recipe, self.source, self.digest))
-        self.model = model
+        self.model = model = self._look(Step(kind="export", source_digest=self.digest), {})
         if recipe.model.simplify:
-            model = self._step("simplify", lambda: simplify_stage(recipe, _made(model)), model)
-        ranges, has_ranges = self._ranges(model)
-        built = {one.name: self._artifact(one, model, ranges, has_ranges) for one in recipe.artifact}
+            model = self._look(Step(kind="simplify"), {"model": model})
+        ranges: dict[str, Made | None] = {}
+        if any(one.needs_ranges for one in recipe.artifact) and recipe.has_ranges:
+            ranges = {"ranges": given_ranges(recipe) or self._look(Step(kind="calibrate"), {"model": model})}
+        built = {one.name: self._artifact(one, model, ranges) for one in recipe.artifact}
         if recipe.bench:
-            results = self._step("bench", lambda: self._bench_stage(built), *built.values())
-            self._step("report", lambda: report_stage(_made(results), ranges, recipe.budget), results)
+            results = self._look(Step(kind="bench", source_digest=self.digest), {}, built)
+            self._look(Step(kind="report"), {"results": results, **{k: v for k, v in ranges.items() if v}})
 
     def estimated(self, scale: Scale) -> Iterator[PlannedStage]:
         """The stages with what they take: as measured last time, else by rule."""
@@ -156,71 +142,44 @@ class _Planner:
             last = next((one for one in known if one is not None), None)
             yield PlannedStage(name, state, why, last or by_rule(name, scale, artifact))
 
-    def _ranges(self, model: Made | None) -> tuple[Made | None, bool]:
-        recipe = self.recipe
-        if not (any(one.needs_ranges for one in recipe.artifact) and recipe.has_ranges):
-            return None, False
-        if given := given_ranges(recipe):
-            return given, True
-        checkpoint = self.store.folder / "calibrate.checkpoint"
-        return self._step("calibrate", lambda: calibrate_stage(recipe, _made(model), checkpoint), model), True
-
     def _artifact(
-        self, one: ArtifactSection, model: Made | None, ranges: Made | None, has_ranges: bool
+        self, one: ArtifactSection, model: Made | None, ranges: Mapping[str, Made | None]
     ) -> Made | None:
         from ..engines.capabilities import capabilities
         from ..engines.registry import engine
         from ..lowering import writes_types
 
-        recipe, chosen, build = self.recipe, engine(one.target), f"build-{one.name}"
-        if chosen.takes == "pytorch":
-            make = lambda: build_stage(recipe, one, self.source.absolute, self.digest)  # noqa: E731
-            return self._step(build, make, artifact=one)
-        needed = [model, ranges] if one.needs_ranges and has_ranges else [model]
-        given = ranges if one.needs_ranges else None
+        build = Step(kind="build", artifact=one.name, source_digest=self.digest)
+        if takes_pytorch(one):
+            return self._look(build, {}, artifact=one)
+        files = {"model": model, **(ranges if one.needs_ranges else {})}
         try:
-            needs = capabilities(chosen)
-            is_lowered = writes_types(one, needs)
+            is_lowered = writes_types(one, capabilities(engine(one.target)))
         except EngineUnavailable as error:
-            self.found.append((build, "to do", f"cannot be built here: {error.message}", one))
+            self.found.append((build.name, "to do", f"cannot be built here: {error.message}", one))
             return None
-        graph: Made | None = None
         if is_lowered:
-            graph = self._step(
-                f"quantize-{one.name}",
-                lambda: _stage(lower_stage(recipe, one, _made(model), given, needs)),
-                *needed,
-                artifact=one,
-            )
-            needed = [graph]
-        return self._step(
-            build,
-            lambda: build_stage(
-                recipe, one, str(_made(model).path), _made(model).digest, ranges=given, graph=graph
-            ),
-            *needed,
-            artifact=one,
-        )
+            files["graph"] = self._look(Step(kind="quantize", artifact=one.name), files, artifact=one)
+        return self._look(build, files, artifact=one)
 
-    def _bench_stage(self, built: Mapping[str, Made | None]) -> Stage:
-        done = {name: _made(made) for name, made in built.items()}
-        return bench_stage(self.recipe, self.source, self.digest, done, self.store.output, {})
-
-    def _step(
+    def _look(
         self,
-        name: str,
-        make: Callable[[], Stage],
-        *needed: Made | None,
+        step: Step,
+        files: Mapping[str, Made | None],
+        built: Mapping[str, Made | None] | None = None,
         artifact: ArtifactSection | None = None,
     ) -> Made | None:
-        """Look a stage up; None where it, or what it needs, is not done."""
+        """Look a step up; None where it, or what it needs, is not done."""
+        name, built = step.name, built or {}
         records = self.store.records(name)
-        if None in needed:
+        if None in [*files.values(), *built.values()]:
             before = next((one for one, state, _, _ in self.found if state != "done"), "")
             state: State = "changed" if records else "to do"
             self.found.append((name, state, f"follows {before}", artifact))
             return None
-        stage = make()
+        step = replace(step, files=_all_made(files), built=_all_made(built))
+        stage = stage_of(self.recipe, step, self.store.output)
+        assert stage is not None, "it was asked whether the graph is lowered"
         key = {**stage.key, "file": stage.file}
         asked = any(name == one or name.startswith(f"{one}-") for one in self.again)
         stored = None if asked else self.store.find(name, key)
@@ -230,6 +189,10 @@ class _Planner:
         why = "asked for" if asked else difference(records[0].get("key", {}), key) if records else ""
         self.found.append((name, "changed" if records and not asked else "to do", why, artifact))
         return None
+
+
+def _all_made(files: Mapping[str, Made | None]) -> dict[str, Made]:
+    return {name: made for name, made in files.items() if made is not None}
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str:
@@ -247,14 +210,3 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = 
 def _plain(value: Any) -> Any:
     """A tuple as the list that JSON made of it."""
     return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
-
-
-def _made(made: Made | None) -> Made:
-    assert made is not None, "the caller looks first"
-    return made
-
-
-def _stage(stage: Stage | None) -> Stage:
-    if stage is None:
-        raise QCompileError("the graph stays in float")
-    return stage

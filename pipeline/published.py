@@ -56,11 +56,6 @@ def check_names(recipe: RecipeFile) -> None:
 def check_output(recipe: RecipeFile, folder: Path, output: Path) -> None:
     """Refuse an output folder in which a run would overwrite what it reads.
 
-    Args:
-        recipe: The recipe.
-        folder: What its paths are relative to.
-        output: Where it publishes.
-
     Raises:
         InvalidOption: Naming the file.
     """

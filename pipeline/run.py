@@ -21,13 +21,12 @@ from ..errors import EngineUnavailable, QCompileError, UsageError
 from ..model.pt2_archive import trusting
 from ..model.source import TENSORFLOW_KINDS
 from ..progress import Progress, silent
-from .executor import Executor, ThisProcess
+from .estimate import calibration_samples
 from .kinds import built_on, for_every_kind, measured_apart
 from .published import check_output
 from .recipe import ArtifactSection, Recipe, read_recipe, refuse_matrix
-from .scale import calibration_samples
 from .stages import Made, given_ranges, recipe_source
-from .steps import Step, source_digest, takes_pytorch
+from .steps import Executor, Step, ThisProcess, source_digest, takes_pytorch
 from .store import Store
 from .trust import trusted
 

@@ -22,8 +22,7 @@ from ..spec.decode import shared
 from ..spec.tensorrt import AUTO, OFF, TensorRTOptions
 from ..spec.words import CPU_TARGETS, Isa
 from .published import GRAPH, SIMPLIFIED
-from .recipe import ArtifactSection, Recipe
-from .recipe_batches import default_shapes, has_shapes, measured_batches
+from .recipe import ArtifactSection, Recipe, default_shapes, has_shapes, measured_batches
 from .trust import interpreters
 
 if TYPE_CHECKING:

@@ -6,13 +6,15 @@ same `Stage` of it there. The files that it is given are named by their digests,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
-from ..errors import EngineUnavailable
+from ..errors import EngineUnavailable, QCompileError
+from ..machine_memory import out_of_memory
 from ..model.source import digest_source
+from ..progress import Progress
 from .bench_stages import bench_stage, join_stage, report_stage
 from .kinds import named_artifact
 from .recipe import ArtifactSection, Recipe
@@ -26,20 +28,10 @@ from .stages import (
     recipe_source,
     simplify_stage,
 )
-from .store import FOLDER
+from .store import FOLDER, Store
 from .trial_stages import rank_stage, trial_stage
 
-Kind = Literal[
-    "export",
-    "simplify",
-    "calibrate",
-    "quantize",
-    "build",
-    "bench",
-    "report",
-    "trial",
-    "rank",
-]
+Kind = Literal["export", "simplify", "calibrate", "quantize", "build", "bench", "report", "trial", "rank"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +85,6 @@ def source_digest(recipe: Recipe) -> str:
 
 def stage_of(recipe: Recipe, step: Step, output: Path) -> Stage | None:
     """Return the stage that a step means here, keyed by what this machine has.
-
-    Args:
-        recipe: The recipe that it belongs to.
-        step: The step; its files lie on this machine.
-        output: Folder that the artifacts are published to.
 
     Returns:
         None for a graph that stays as it is: in float, of PyTorch, or for an engine that is not here, whose
@@ -164,3 +151,97 @@ def _build(recipe: Recipe, step: Step) -> Stage:
 def _given(made: Made | None) -> Made:
     assert made is not None, "the caller gives it"
     return made
+
+
+@dataclass(frozen=True)
+class Done:
+    """A stage that is done.
+
+    Attributes:
+        made: The file, kept in the store of the run and published.
+        was_done: Whether an earlier run did it.
+        where: Name of the worker that did it; empty for this process.
+    """
+
+    made: Made
+    was_done: bool
+    where: str = ""
+
+
+class Executor(Protocol):
+    """Carries out steps."""
+
+    @property
+    def parallel(self) -> int:
+        """Steps of one run that may be asked for at a time, each from a thread of its own."""
+
+    @property
+    def shards(self) -> int:
+        """Parts that a calibration is cut into; 1 keeps it whole."""
+
+    @property
+    def kinds(self) -> Sequence[str]:
+        """GPUs of the cluster by compute capability ("sm86"), each once, sorted; none without a cluster."""
+
+    def do(self, recipe: Recipe, step: Step, store: Store, *, again: bool, progress: Progress) -> Done | None:
+        """Carry out a step unless it is done, and publish its files; None where it means no stage.
+
+        Raises:
+            QCompileError: If the step fails; what was done before stays done.
+        """
+
+    def is_done(self, recipe: Recipe, step: Step, store: Store) -> bool:
+        """Whether an earlier run did a step, so that `do` would carry nothing out."""
+
+    def cancel(self) -> None:
+        """End what is carried out: `do` raises soon, in whatever thread it is."""
+
+
+class ThisProcess:
+    """Carries out one step after the other, here."""
+
+    parallel = 1
+    shards = 1
+    kinds: Sequence[str] = ()
+
+    def do(self, recipe: Recipe, step: Step, store: Store, *, again: bool, progress: Progress) -> Done | None:
+        """As `Executor.do`."""
+        stage = stage_of(recipe, step, store.output)
+        if stage is None:
+            return None
+        stored = store.run(
+            stage.name,
+            {**stage.key, "file": stage.file},
+            lambda folder: carry_out(stage, folder, store.output, progress),
+            again=again,
+            publish=not step.shard,
+        )
+        return Done(Made(stored.folder / stage.file, stored.files[stage.file]), stored.was_done)
+
+    def is_done(self, recipe: Recipe, step: Step, store: Store) -> bool:
+        """As `Executor.is_done`, by the tools of this machine."""
+        stage = stage_of(recipe, step, store.output)
+        return stage is not None and store.find(stage.name, {**stage.key, "file": stage.file}) is not None
+
+    def cancel(self) -> None:
+        """Nothing runs in other threads."""
+
+
+def carry_out(stage: Stage, folder: Path, output: Path, progress: Progress) -> None:
+    """Do the work of a stage in a folder.
+
+    Raises:
+        OutOfMemory: If it gets no memory.
+        QCompileError: If it fails.
+    """
+    try:
+        stage.work(folder / stage.file, progress)
+    except Exception as error:
+        shortage = out_of_memory(error, stage.name)
+        if shortage is not None and shortage is not error:
+            raise shortage from error
+        if not isinstance(error, QCompileError):
+            raise
+        # The folder has another name each time, and is gone: say where the file would be.
+        error.message = error.message.replace(str(folder), str(output))
+        raise

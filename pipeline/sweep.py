@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from ..errors import ClusterError, EngineUnavailable, QCompileError
 from ..progress import Progress, silent
 from .bench_stages import REPORT, RESULTS
-from .executor import Executor, ThisProcess
 from .matrix import Cell, Member, members
 from .plan import Plan, PlannedStage, plan
 from .recipe import Recipe, read_recipe
 from .run import RunReport, StageListener, run
+from .steps import Executor, ThisProcess
 from .store import FOLDER, Store
 from .trust import trusted
 
@@ -200,8 +200,7 @@ def _join(report: RunReport, recipe: Recipe, parts: Mapping[str, Results], cells
 
     Of the settings it holds those that all measurements have in common.
     """
-    from ..bench.results.join import join_results
-    from ..bench.results.results import save_results
+    from ..bench.results.results import join_results, save_results
     from ..reporting import write_report
 
     joined = join_results(parts)

@@ -12,9 +12,8 @@ from ..errors import EngineUnavailable
 from ..model.source import parse_source
 from ..progress import Progress, silent
 from ..spec.words import Target, is_own_metric
-from .executor import Executor
 from .recipe import Recipe, make_recipe
-from .steps import Step
+from .steps import Executor, Step
 from .store import FOLDER, Store
 from .trial_stages import read_ranks, read_score, trial_files, trial_text
 
@@ -28,24 +27,12 @@ RECIPE = "trials.toml"
 def on_executor(
     executor: Executor, folder: str | Path, *, progress: Progress = silent
 ) -> Callable[[TrialSetting], Elsewhere]:
-    """Return what `tune` takes as `elsewhere`.
-
-    Args:
-        executor: Carries out the trials.
-        folder: Of the tuning; finished trials are kept in it, and not made again.
-        progress: Told of every step.
-    """
+    """Return what `tune` takes as `elsewhere`."""
     return lambda setting: StepTrials(executor, setting, Path(folder), progress)
 
 
 class StepTrials:
     """Has the trials of one setting carried out as steps.
-
-    Args:
-        executor: Carries them out.
-        setting: What they share.
-        folder: Of the tuning.
-        progress: Told of every step.
 
     Raises:
         InvalidOption: If another tuning holds the folder.

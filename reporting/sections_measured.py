@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..bench.results.render import interval_words
-from ..bench.results.row import Curve, Energy, NoEnergy
+from ..bench.results.row import Curve
 from ..bench.statistics.bootstrap import CONFIDENCE as DROP_CONFIDENCE
 from ..bench.statistics.speedup import SMALLEST_DIFFERENCE
 from ..figures import DASH, bytes_text, drop_text, figure
@@ -177,8 +177,8 @@ def costs_section(source: Source) -> Section:
     rows, energy = [], set[str]()
     for s in source.measured:
         cold, power, memory = s.row.cold_start, s.row.energy, s.row.memory
-        if isinstance(power, NoEnergy):
-            energy.add(power.reason)
+        if power and power.unavailable:
+            energy.add(power.unavailable)
         cells = [
             figure(cold.process_ms if cold else None),
             figure(cold.load_ms if cold else s.row.load_ms),
@@ -186,7 +186,7 @@ def costs_section(source: Source) -> Section:
             figure(cold.total_ms if cold else None),
             s.text.memory,
             bytes_text(memory.gpu_bytes if memory else None),
-            figure(power.mj_per_sample if isinstance(power, Energy) else None),
+            figure(power.mj_per_sample if power else None),
         ]
         rows.append([Cell(s.label, subject=s), *map(Cell, cells)])
     columns = (

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from ..bench.results.file_types import kind_and_version
 from ..bench.results.render import RowText, render
-from ..bench.results.results import Results, load_results, read_results
+from ..bench.results.results import Results, kind_and_version, load_results, read_results
 from ..bench.results.row import Interval, Row, Unit
 from ..bench.statistics.speedup import Speedup
 from ..errors import ArtifactError

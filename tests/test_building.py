@@ -202,10 +202,7 @@ def test_mappings_and_none_are_keyword_arguments_too(model: Path, tmp_path: Path
         ({}, "`target`: is missing"),
         ({"target": "onnxruntime", "threads": "4"}, "`threads` '4': a whole number is required"),
         ({"target": "tensorrt", "min_shapes": {"x": "?"}}, "`min_shapes`"),
-        (
-            {"target": "tensorrt", "layers": {"conv1": "int4"}},
-            "`layers\\[0\\]` 'conv1=int4': PATTERN",
-        ),
+        ({"target": "tensorrt", "layers": {"conv1": "int4"}}, "`layers\\[0\\]` 'conv1=int4': PATTERN"),
         ({"target": "openvino", "tensorrt": {"refit": True}}, "`tensorrt.refit`: is for tensorrt and"),
     ],
 )

@@ -59,10 +59,7 @@ def accuracy(model: Path) -> float:
 
 def test_static_int8_loses_at_most_half_a_point_with_every_method(tmp_path: Path) -> None:
     model = qcompile.export(
-        f"{DIGITS}/model.py:build",
-        tmp_path / "m.onnx",
-        inputs=["image:[batch,3,32,32]"],
-        outputs=["logits"],
+        f"{DIGITS}/model.py:build", tmp_path / "m.onnx", inputs=["image:[batch,3,32,32]"], outputs=["logits"]
     ).path
     before = accuracy(model)
     assert before >= 0.985

@@ -104,9 +104,5 @@ def test_a_graph_for_onnxruntime_is_refused_by_the_tensorrt_parser_with_its_node
     qcompile.quantize(model, tmp_path / "q.onnx", ranges=ranges.path, target="onnxruntime")
     with pytest.raises(UnsupportedOperator, match="DequantizeLinear"):
         qcompile.build(
-            tmp_path / "q.onnx",
-            tmp_path / "q.engine",
-            target="tensorrt-rtx",
-            precision="int8",
-            gpus=["sm86"],
+            tmp_path / "q.onnx", tmp_path / "q.engine", target="tensorrt-rtx", precision="int8", gpus=["sm86"]
         )

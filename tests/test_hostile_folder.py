@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from qcompile.bench.workers.command import worker_command
+from qcompile.bench.workers.process import worker_command
 from qcompile.cli import main
 
 NAMES = ("random", "json", "numpy", "types", "typing", "runpy", "qcompile", "sitecustomize", "onnxruntime")

@@ -163,31 +163,11 @@ def test_feeds_that_fit_pass() -> None:
 @pytest.mark.parametrize(
     ("changed", "message", "tensor"),
     [
-        (
-            {"y": np.zeros(1)},
-            "batch 3: no input 'y' in the model; it takes x, mask",
-            "y",
-        ),
-        (
-            {"x": np.zeros((2, 3))},
-            "batch 3: input 'x' is float64; float32 is required",
-            "x",
-        ),
-        (
-            {"x": np.zeros((2, 4), np.float32)},
-            "batch 3: input 'x' has shape 2x4; [batch,3] is required",
-            "x",
-        ),
-        (
-            {"mask": np.zeros((), bool)},
-            "batch 3: input 'mask' has shape scalar; [batch] is required",
-            "mask",
-        ),
-        (
-            {"x": np.zeros((2, 3), ">f4")},
-            "batch 3: input 'x' is >f4; float32 is required",
-            "x",
-        ),
+        ({"y": np.zeros(1)}, "batch 3: no input 'y' in the model; it takes x, mask", "y"),
+        ({"x": np.zeros((2, 3))}, "batch 3: input 'x' is float64; float32 is required", "x"),
+        ({"x": np.zeros((2, 4), np.float32)}, "batch 3: input 'x' has shape 2x4; [batch,3] is required", "x"),
+        ({"mask": np.zeros((), bool)}, "batch 3: input 'mask' has shape scalar; [batch] is required", "mask"),
+        ({"x": np.zeros((2, 3), ">f4")}, "batch 3: input 'x' is >f4; float32 is required", "x"),
     ],
 )
 def test_feeds_that_do_not_fit_are_refused(changed: dict[str, np.ndarray], message: str, tensor: str) -> None:

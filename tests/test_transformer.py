@@ -101,11 +101,7 @@ def test_tensorrt_rtx_builds_it_in_every_precision(precision: str, road: Path) -
 
 def test_the_int8_model_agrees_with_pytorch(road: Path) -> None:
     qcompile.build(
-        road / "s.onnx",
-        road / "cpu.onnx",
-        target="onnxruntime",
-        precision="int8",
-        ranges=road / "m.ranges",
+        road / "s.onnx", road / "cpu.onnx", target="onnxruntime", precision="int8", ranges=road / "m.ranges"
     )
     assert qcompile.diff(
         f"{road}/encoder.py:build", str(road / "cpu.onnx"), data=f"{road}/encoder.py:samples"

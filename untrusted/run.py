@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from ..bench.workers.command import worker_command
+from ..bench.workers.process import worker_command
 from ..errors import EngineUnavailable, WorkerError
 from ..files import remove_stale, temporary_folder
 from ..files.temporary import PLACES

@@ -1,13 +1,18 @@
-"""The outcome of a gate: the checks of every pair, and whether all that was required holds."""
+"""The outcome of a gate: its checks, whether all that was required holds; as XML and Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
-from .checks import Check, Limits
-from .rule import Slowdown
+from ...figures import DASH
+from ...files import write_text
+from ...plain_text import plain
+from ..results.render import markdown_cell
+from .checks import Check, Limits, Slowdown, State
 
 KIND = "qcompile.gate"
 SCHEMA_VERSION = 1
@@ -119,3 +124,100 @@ def _pair_json(pair: PairResult) -> dict[str, Any]:
         "warnings": list(pair.warnings),
         "disturbed": list(pair.disturbed),
     }
+
+
+# JUnit XML of a gate: a suite, one case for each check, as Jenkins, GitLab and GitHub actions read it.
+#
+# The elements and attributes are those of Jenkins' schema (`junit-10.xsd` of the xUnit plugin). GitLab shows
+# `classname` as the suite and drops a second case of one name (docs.gitlab.com, "Unit test reports"), so the
+# class is the artifact and the name is the check.
+
+
+_SUITE = "qcompile gate"
+
+
+def save_junit(result: GateResult, path: Path) -> None:
+    """Write the XML."""
+    write_text(path, junit(result))
+
+
+def junit(result: GateResult) -> str:
+    """Return the XML. What is undecided is skipped, with its reason; with `strict` it is a failure."""
+    cases = list(result.checks())
+    about = {
+        "name": _SUITE,
+        "tests": str(len(cases)),
+        "failures": str(sum(result.fails(check) for _, check in cases)),
+        "errors": "0",
+        "time": f"{result.seconds:.3f}",
+    }
+    skipped = str(sum(_is_skipped(result, check) for _, check in cases))
+    root = ElementTree.Element("testsuites", about)
+    suite = ElementTree.SubElement(
+        root, "testsuite", about | {"skipped": skipped, "timestamp": result.created}
+    )
+    properties = ElementTree.SubElement(suite, "properties")
+    for name, value in (("machine", result.machine), ("threads", str(result.threads))):
+        ElementTree.SubElement(properties, "property", name=name, value=plain(value))
+    for pair, check in cases:
+        _case(suite, result, pair, check)
+    ElementTree.indent(root)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
+
+
+def _case(suite: ElementTree.Element, result: GateResult, pair: PairResult, check: Check) -> None:
+    seconds = pair.seconds if check is pair.checks[0] else 0.0  # the checks of a pair share its measuring
+    case = ElementTree.SubElement(
+        suite, "testcase", name=check.kind, classname=plain(pair.name), time=f"{seconds:.3f}"
+    )
+    text = plain(check.text)
+    if result.fails(check):
+        failure = ElementTree.SubElement(case, "failure", type=check.state, message=text)
+        failure.text = "\n".join(
+            filter(None, (text, plain(check.hint), f"old: {plain(pair.old)}", f"new: {plain(pair.new)}"))
+        )
+    elif _is_skipped(result, check):
+        ElementTree.SubElement(case, "skipped", type=check.state, message=text)
+    else:
+        ElementTree.SubElement(case, "system-out").text = text
+
+
+def _is_skipped(result: GateResult, check: Check) -> bool:
+    return check.state in ("undecided", "skipped") and not result.fails(check)
+
+
+_HEADER = ("artifact", "check", "old", "new", "change", "verdict")
+WORDS: dict[State, str] = {
+    "passed": "passed", "failed": "FAILED", "undecided": "undecided", "skipped": "not judged",
+}  # fmt: skip
+
+
+def save_markdown(result: GateResult, path: Path) -> None:
+    """Write the Markdown."""
+    write_text(path, markdown(result))
+
+
+def markdown(result: GateResult) -> str:
+    """Return a heading, the table, and a sentence for each check that did not pass."""
+    lines: list[tuple[str, ...]] = [_HEADER, ("---", "---", "---:", "---:", "---:", "---")]
+    lines += [cells_of(result, pair, check) for pair, check in result.checks()]
+    rows = ["| " + " | ".join(map(markdown_cell, cells)) + " |" for cells in lines]
+    notes = [f"- {markdown_cell(note)}" for note in notes_of(result)]
+    about = f"{result.machine}, {result.threads} threads; interleaved, with 99% intervals"
+    parts = (f"### qcompile gate: {result.words}", "\n".join(rows), "\n".join(notes), markdown_cell(about))
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def cells_of(result: GateResult, pair: PairResult, check: Check) -> tuple[str, ...]:
+    """Return the row of a check; the cells of what was not measured have a dash."""
+    first = pair.name if check is pair.checks[0] else ""
+    verdict = WORDS[check.state]
+    if result.fails(check) and check.state != "failed":
+        verdict = f"FAILED: {verdict}"
+    return (first, check.kind, check.old or DASH, check.new or DASH, check.change or DASH, verdict)
+
+
+def notes_of(result: GateResult) -> list[str]:
+    """Return a sentence for each check that failed or is open, and for artifacts without an old version."""
+    notes = [f"{pair.name}: {check.text}" for pair, check in result.checks() if check.state != "passed"]
+    return [*notes, *(f"{name}: only the new folder has it; not judged" for name in result.added)]

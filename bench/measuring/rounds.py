@@ -8,15 +8,14 @@ import itertools
 import math
 import time
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from itertools import chain, cycle
+from typing import Any, Literal, Protocol, TypeVar
 
 from ...errors import QCompileError
-from ..statistics.launches import median
-from ..statistics.speedup import FEWEST_ROUNDS, ratio_level, speedup_with_interval
+from ..statistics.speedup import FEWEST_ROUNDS, median, ratio_level, speedup_with_interval
 from ..workers.process import Worker
-from .schedule import rounds
 from .warm_up import LIMIT_S, TimedWarmUp, warm_up
 
 BLOCK_S = 0.15  # long against the clock and the scheduler, short enough for many rounds
@@ -280,3 +279,38 @@ def _guard(timed: TimingSeries, worker: Worker, work: Callable[[TimingSeries], N
         except QCompileError as error:
             timed.failure = error
             worker.kill()  # it is asked no more
+
+
+# The order of artifacts in rounds: each follows each other one equally often.
+#
+# A block can feel what ran before it: caches, clocks, heat. The rows of a Williams square (Williams 1949,
+# "Experimental designs balanced for the estimation of residual effects of treatments") are orders in which
+# every artifact has every place once and follows every other one once; an odd number of artifacts needs the
+# square and its mirror image.
+
+
+T = TypeVar("T")
+
+
+def balanced_orders(items: Sequence[T]) -> list[list[T]]:
+    """Return the orders of one balanced cycle: `n` of `n` items, or `2 n` for odd `n`."""
+    n = len(items)
+    first = _zigzag(n)
+    rows = [[items[(place + shift) % n] for place in first] for shift in range(n)]
+    return rows + [row[::-1] for row in rows] if n % 2 and n > 1 else rows
+
+
+def rounds(items: Sequence[T]) -> Iterator[list[T]]:
+    """Yield the orders of round after round, without end."""
+    return chain.from_iterable(cycle([balanced_orders(items)]))
+
+
+def _zigzag(n: int) -> list[int]:
+    """0, n-1, 1, n-2, ...: the steps between neighbours are all different."""
+    low, high, order = 0, n - 1, []
+    while low <= high:
+        order.append(low)
+        if low != high:
+            order.append(high)
+        low, high = low + 1, high - 1
+    return order

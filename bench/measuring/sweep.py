@@ -22,6 +22,11 @@ from .warm_up import warm_up
 POINT_S = 1.0
 _WARM_UP_S = 2.0
 _FEWEST_CALLS = 5
+_AT_ONCE: dict[str, tuple[str, Curve, str]] = {
+    "clients": ("clients", "concurrency", "clients"),
+    "streams": ("in_flight", "in_flight", "in flight"),
+}
+"""Option to the request of the worker, the curve of the row, and words."""
 
 
 def sweep_batches(
@@ -31,15 +36,7 @@ def sweep_batches(
     folder: Path,
     progress: Progress,
 ) -> None:
-    """Measure every artifact over batch sizes.
-
-    Args:
-        workers: Name to worker.
-        recorder: Takes the points.
-        feeds_of: Batch size to feeds.
-        folder: Where feeds may be written for the workers.
-        progress: Told of every batch size.
-    """
+    """Measure every artifact over batch sizes."""
     for batch_size, feeds in feeds_of.items():
         path = folder / f"batch-{batch_size}.npz"
         save_feeds(feeds, path)
@@ -55,42 +52,32 @@ def sweep_batches(
         _each(workers, recorder, f"batch size {batch_size}", "batches", point)
 
 
-def sweep_clients(
+def sweep_at_once(
     workers: Mapping[str, Worker],
     recorder: Recorder,
-    counts: Sequence[int],
+    counts_of: Mapping[str, Sequence[int]],
     samples: int,
     progress: Progress,
 ) -> None:
-    """Measure every artifact over numbers of clients: threads that call one artifact in a closed loop."""
-    for count in counts:
+    """Measure over numbers of clients, threads that call one artifact in a closed loop; and, of what runs on
+    a GPU, over numbers of inferences that one thread keeps in flight ("streams").
 
-        def point(worker: Worker, count: int = count) -> CurvePoint:
-            return _served(worker, worker.ask("clients", clients=count, seconds=POINT_S), count, samples)
-
-        progress(f"{count} clients")
-        _each(workers, recorder, f"{count} clients", "concurrency", point)
-
-
-def sweep_streams(
-    workers: Mapping[str, Worker],
-    recorder: Recorder,
-    counts: Sequence[int],
-    samples: int,
-    progress: Progress,
-) -> None:
-    """Measure what runs on a GPU over numbers of inferences that one thread keeps in flight.
-
-    The latency of a point is from the start of an inference until its outputs were waited for.
+    The latency of a point of the latter is from the start of an inference until its outputs were waited for.
     """
     on_gpu = {name: worker for name, worker in workers.items() if recorder[name].device.startswith("cuda")}
-    for count in counts:
+    for option, counts in counts_of.items():
+        do, curve, words = _AT_ONCE[option]
+        for count in counts:
 
-        def point(worker: Worker, count: int = count) -> CurvePoint:
-            return _served(worker, worker.ask("in_flight", streams=count, seconds=POINT_S), count, samples)
+            def point(worker: Worker, count: int = count, option: str = option, do: str = do) -> CurvePoint:
+                arguments: dict[str, Any] = {option: count, "seconds": POINT_S}
+                answer = worker.ask(do, **arguments)
+                if not answer["at_rest"]:
+                    worker.freeze()
+                return _point(count, answer["ns"], samples * len(answer["ns"]) / (answer["wall_ns"] / 1e9))
 
-        progress(f"{count} in flight")
-        _each(on_gpu, recorder, f"{count} in flight", "in_flight", point)
+            progress(f"{count} {words}")
+            _each(workers if option == "clients" else on_gpu, recorder, f"{count} {words}", curve, point)
 
 
 def check_counts(values: Sequence[int], option: str) -> None:
@@ -107,10 +94,7 @@ def check_counts(values: Sequence[int], option: str) -> None:
 
 
 def each_worker(
-    workers: Mapping[str, Worker],
-    recorder: Recorder,
-    what: str,
-    step: Callable[[str, Worker], None],
+    workers: Mapping[str, Worker], recorder: Recorder, what: str, step: Callable[[str, Worker], None]
 ) -> None:
     """Do a step with every worker that can be asked.
 
@@ -136,13 +120,6 @@ def _each(
     point: Callable[[Worker], CurvePoint],
 ) -> None:
     each_worker(workers, recorder, what, lambda name, worker: recorder.point(name, curve, point(worker)))
-
-
-def _served(worker: Worker, answer: Mapping[str, Any], count: int, samples: int) -> CurvePoint:
-    """The point of several inferences at once; a worker that is not at rest is frozen."""
-    if not answer["at_rest"]:
-        worker.freeze()
-    return _point(count, answer["ns"], samples * len(answer["ns"]) / (answer["wall_ns"] / 1e9))
 
 
 def _point(count: int, durations_ns: Sequence[int], throughput_per_s: float) -> CurvePoint:

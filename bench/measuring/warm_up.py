@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..results.row import WarmUp
-from ..statistics.launches import median
+from ..statistics.speedup import median
 
 LIMIT_S = 10.0
 LEAST_S = 0.3

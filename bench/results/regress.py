@@ -17,8 +17,7 @@ from typing import Any, Literal
 from ...errors import InvalidOption
 from ...spec.words import CUDA_GRAPH
 from ..measuring.environment import machine_of, machine_text
-from ..statistics.launches import level_of
-from ..statistics.speedup import FEWEST_ROUNDS, Launches, Speedup, logarithms, speedup_with_interval
+from ..statistics.speedup import FEWEST_ROUNDS, Launches, Speedup, level_of, logarithms, speedup_with_interval
 from .results import Results
 from .row import Row, Unit
 

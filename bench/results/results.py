@@ -6,21 +6,31 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from ...errors import ArtifactError
 from ...files import require_file, write_json
-from .file_types import KIND, READABLE, kind_and_version, problem_of
+from ..measuring.environment import machine_text
 from .row import Row
 from .row_json import read_row, row_json
 
+KIND = "qcompile.results"
+READABLE = (1, 2)
 SCHEMA_VERSION = 2
 SCHEMA = Path(__file__).with_name("results.schema.json")
+HISTORY_LIMIT = 100
 _OLDER_CONFIDENCE = 0.95  # of speed-ups in files that do not say it
+_DEEPEST = 64
+_KEY = re.compile(r"(?P<text>.*) - at `\$\.?(?P<key>.+)`", re.DOTALL)
+_WITH_UNIT = re.compile(r"^(latency|gpu_latency|cold_start)(?:\.(\w+?)(_ms)?)?$")
 
 
 @dataclass(frozen=True)
@@ -139,13 +149,15 @@ def parse_results(content: bytes, path: Path) -> Results:
             hint="a newer qcompile wrote it: use that one" if kind == KIND else "",
             file=path,
         )
-    problem = problem_of(value)
-    if problem:
-        raise _no_results(path, problem)
+    if _depth(value) > _DEEPEST:
+        raise _no_results(path, f"nested more than {_DEEPEST} deep")
     try:
         return read_results(value)
-    except ValueError as error:
+    except UnicodeError as error:  # in a message about a key that no file can hold
         raise _no_results(path, str(error)) from error
+    except ValueError as error:
+        found = _KEY.fullmatch(str(error))
+        raise _no_results(path, f"key '{found['key']}': {found['text']}" if found else str(error)) from error
 
 
 def _no_results(path: Path, problem: str) -> ArtifactError:
@@ -153,24 +165,142 @@ def _no_results(path: Path, problem: str) -> ArtifactError:
 
 
 def read_results(value: Mapping[str, Any]) -> Results:
-    """Return the results that a JSON value of a known version and of the right types holds.
+    """Return the results that a JSON value of a known version holds.
 
     Raises:
-        ValueError: If its rounds are damaged.
+        ValueError: If a key has the wrong type, or the rounds of a row are damaged.
     """
+    file, rows = msgspec.convert(value, _File), []
+    for index, entry in enumerate(file.artifacts):
+        try:
+            rows.append(read_row(entry))
+        except msgspec.ValidationError as error:
+            text, _, place = str(error).rpartition(" - at `$")
+            key = _WITH_UNIT.sub(_key_in_file, place.rstrip("`").lstrip(".")) if text else ""
+            raise ValueError(f"{text or error} - at `$.{f'artifacts[{index}].{key}'.rstrip('.')}`") from error
     return Results(
-        value["baseline"],
-        [read_row(row) for row in value["artifacts"]],
+        file.baseline,
+        rows,
         dict(value["environment"]),
         dict(value["settings"]),
-        created=value.get("created", ""),
+        created=file.created,
         history=value.get("history", []),
-        interrupted=value.get("interrupted", False),
+        interrupted=file.interrupted,
         machines={
-            name: Measured(one["baseline"], dict(one["environment"]))
-            for name, one in value.get("machines", {}).items()
+            name: Measured(one.baseline, dict(value["machines"][name]["environment"]))
+            for name, one in file.machines.items()
         },
     )
+
+
+def _key_in_file(place: re.Match[str]) -> str:
+    return f"{place[1]}_ms" + (f".{place[2]}" if place[2] else "")
+
+
+class _Noise(msgspec.Struct):
+    noisy: bool = False
+    reasons: tuple[str, ...] = ()
+
+
+class _Environment(msgspec.Struct):
+    """What it ran on: checked and kept as it is, with the keys of other versions."""
+
+    processor: str | None = None
+    architecture: str | None = None
+    features: tuple[str, ...] | None = None
+    cores_usable: int | None = None
+    gpu: str | None = None
+    packages: dict[str, str] = {}
+    before: dict[str, Any] | None = None
+    after: dict[str, Any] | None = None
+    noise: _Noise | None = None
+
+
+class _Settings(msgspec.Struct):
+    """What was asked for: checked and kept as it is."""
+
+    threads: int | None = None
+    inputs: dict[str, str] | None = None
+    batch_size: int | None = None
+    data: str | None = None
+    evaluation: str | None = None
+    metric: str | None = None
+    metric_note: str | None = None
+    confidence: Annotated[float, Meta(gt=0, lt=1)] = 0.5
+    command: tuple[str, ...] | None = None
+    recipe: str | None = None
+
+
+class _Run(msgspec.Struct):
+    created: str = ""
+    machine: str = ""
+    artifacts: dict[str, dict[str, float | None]] = {}
+
+
+class _Machine(msgspec.Struct):
+    baseline: str
+    environment: _Environment
+
+
+class _File(msgspec.Struct):
+    """A file of any version. Unknown keys are ignored: they are another version's."""
+
+    baseline: str
+    settings: _Settings
+    environment: _Environment
+    artifacts: tuple[dict[str, Any], ...]
+    created: str = ""
+    interrupted: bool = False
+    history: tuple[_Run, ...] = ()
+    machines: dict[str, _Machine] = {}
+
+
+def kind_and_version(value: object) -> tuple[str, int]:
+    """Return what a file of ours says that it is: "" and 0 where it does not."""
+    kind, version = (value.get("kind"), value.get("schema_version")) if isinstance(value, dict) else ("", 0)
+    return kind if isinstance(kind, str) else "", version if type(version) is int else 0
+
+
+def earlier_runs(path: str | Path | None) -> list[Mapping[str, Any]]:
+    """Return the history of a file with its own run behind it; empty for what is no results file."""
+    if path is None or not Path(path).is_file():
+        return []
+    try:
+        before = load_results(Path(path))
+    except ArtifactError:
+        return []  # it is about to be replaced, whatever it is
+    return [*before.history, _summary(before)][-HISTORY_LIMIT:]
+
+
+def _summary(results: Results) -> dict[str, Any]:
+    """What is kept of a run: when, where, and the figures of each artifact that was measured."""
+    return {
+        "created": results.created,
+        "machine": machine_text(results.environment),
+        "artifacts": {
+            row.name: {
+                "median_ms": row.latency.median_ms if row.latency else None,
+                "speedup": row.speedup.value if row.speedup else None,
+                "low": row.speedup.low if row.speedup else None,
+                "high": row.speedup.high if row.speedup else None,
+                "accuracy": row.accuracy.value if row.accuracy else None,
+            }
+            for row in results.rows
+            if row.status == "measured"
+        },
+    }
+
+
+def _depth(value: object) -> int:
+    """How many tables and lists lie in each other: what shows a file goes down by calling itself."""
+    depth, level = 0, [value]
+    while level and depth <= _DEEPEST:
+        inner: list[object] = []
+        for one in level:
+            items = one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+            inner += [item for item in items if isinstance(item, dict | list)]
+        depth, level = depth + 1, inner
+    return depth
 
 
 def _machines_json(machines: Mapping[str, Measured]) -> dict[str, Any]:
@@ -178,3 +308,65 @@ def _machines_json(machines: Mapping[str, Measured]) -> dict[str, Any]:
         name: {"baseline": one.baseline, "environment": dict(one.environment)}
         for name, one in machines.items()
     }
+
+
+# Results of several machines, or of several GPUs of one, as one: each row is compared where it was measured.
+#
+# results.cpu.json   pytorch, int8                      results.json   pytorch, int8
+# results.sm90.json  pytorch, engine             ─▶                    pytorch (sm90), engine
+
+
+def join_results(parts: Mapping[str, Results], *, history: Sequence[Mapping[str, Any]] = ()) -> Results:
+    """Return one results of several measurements.
+
+    The first part keeps the names of its rows, and its settings and environment are those of the whole. A row
+    of another part whose name is taken gets that of its machine: the baseline is measured on each.
+
+    Args:
+        parts: Machine, such as "sm90" or "cuda:1", to what was measured there; at least one.
+        history: Of the file that they become.
+    """
+    (first_name, first), *_ = parts.items()
+    if len(parts) == 1:
+        return replace(first, history=history)
+    rows, machines = list[Row](), dict[str, Measured]()
+    for part_name, results in parts.items():
+        names = {row.name: _free(row.name, part_name, {one.name for one in rows}) for row in results.rows}
+        for inner, measured in (results.machines or {"": _alone(results)}).items():
+            machine = " ".join(filter(None, (part_name, inner)))
+            machines[machine] = replace(measured, baseline=names[measured.baseline])
+        rows += [
+            replace(row, name=names[row.name], machine=" ".join(filter(None, (part_name, row.machine))))
+            for row in results.rows
+        ]
+    return replace(
+        first,
+        baseline=machines[_first_machine(first_name, first)].baseline,
+        rows=rows,
+        machines=machines,
+        history=history,
+        created=max(one.created for one in parts.values()),
+        interrupted=any(one.interrupted for one in parts.values()),
+        environment={**first.environment, "noise": _noise(parts)},
+    )
+
+
+def _alone(results: Results) -> Measured:
+    return Measured(results.baseline, results.environment)
+
+
+def _first_machine(name: str, results: Results) -> str:
+    return " ".join(filter(None, (name, next(iter(results.machines), ""))))
+
+
+def _free(name: str, machine: str, taken: set[str]) -> str:
+    while name in taken:
+        name = f"{name} ({machine})"
+    return name
+
+
+def _noise(parts: Mapping[str, Results]) -> dict[str, Any]:
+    """What disturbed any of them, with its machine."""
+    found = {name: results.environment.get("noise") or {} for name, results in parts.items()}
+    reasons = [f"{name}: {reason}" for name, noise in found.items() for reason in noise.get("reasons", ())]
+    return {"noisy": any(noise.get("noisy") for noise in found.values()), "reasons": reasons}

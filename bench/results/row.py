@@ -1,20 +1,24 @@
 """The measurements of one artifact: immutable values, each with its unit in its name.
 
-Launch ─▶ Row ─▶ Results. A figure that was not measured is None; `results_json` reads and writes all of them.
+Launch ─▶ Row ─▶ Results. A figure that was not measured is None. `row_json` reads these types from a file and
+checks what it reads against them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from ...spec.words import METRICS, is_own_metric
-from ..statistics.speedup import Speedup
+from ..statistics.speedup import Positive, Speedup
 
 Status = Literal["measured", "not run", "failed"]
 Unit = Literal["points", "units"]
 Curve = Literal["batches", "concurrency", "in_flight"]
+Whole = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 METRICS_IN_OWN_UNITS = ("perplexity", "kl", "mse")
 METRICS_IN_POINTS = tuple(name for name in METRICS if name not in METRICS_IN_OWN_UNITS)
@@ -31,7 +35,7 @@ def unit_of(metric: str) -> Unit:
 class Launch:
     """One process of an artifact: the median latency of each of its rounds, in the order of measuring."""
 
-    round_medians_ms: tuple[float, ...]
+    round_medians_ms: tuple[Positive, ...]
 
 
 @dataclass(frozen=True)
@@ -44,13 +48,13 @@ class Latency:
         quantiles_ms: 0%, 1%, ... 100% of the calls; empty where the file does not hold them.
     """
 
-    median_ms: float
-    p90_ms: float | None = None
-    p99_ms: float | None = None
-    min_ms: float | None = None
-    max_ms: float | None = None
-    calls: int | None = None
-    quantiles_ms: tuple[float, ...] = ()
+    median_ms: Positive
+    p90_ms: Positive | None = None
+    p99_ms: Positive | None = None
+    min_ms: Positive | None = None
+    max_ms: Positive | None = None
+    calls: Whole | None = None
+    quantiles_ms: tuple[Positive, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ class WarmUp:
         stable: Whether the latency had stopped changing; False where the limit came first.
     """
 
-    calls: int
+    calls: Whole
     seconds: float
     stable: bool
 
@@ -104,10 +108,10 @@ class Interval:
 class ClassChange:
     """The metric of one class: the baseline's, the artifact's, and the samples in which the class occurs."""
 
-    label: int
+    label: Whole
     baseline: float
     value: float
-    samples: int
+    samples: Whole
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,7 @@ class Accuracy:
     metric: str
     value: float
     drop: Interval | None = None
-    samples: int | None = None
+    samples: Whole | None = None
     agreement: float | None = None
     per_class: tuple[ClassChange, ...] = ()
     higher_is_better: bool = True
@@ -173,34 +177,28 @@ class Difference:
 class Memory:
     """Largest resident memory of the worker until the timing ended, and what it has on the GPU."""
 
-    peak_bytes: int | None
-    gpu_bytes: int | None
+    peak_bytes: Whole | None = None
+    gpu_bytes: Whole | None = None
 
 
 @dataclass(frozen=True)
 class Energy:
-    """Energy of an inference; `source` says which counter, and what it contains."""
+    """Energy of an inference, and which counter `source` is; or why it was not measured."""
 
-    mj_per_sample: float
-    source: str
-
-
-@dataclass(frozen=True)
-class NoEnergy:
-    """Why energy was not measured."""
-
-    reason: str
+    mj_per_sample: float | None = None
+    source: str = ""
+    unavailable: str = ""
 
 
 @dataclass(frozen=True)
 class CurvePoint:
     """Latency and throughput at one batch size, number of clients, or number of inferences in flight."""
 
-    count: int
-    median_ms: float
-    p99_ms: float | None
-    throughput_per_s: float
-    p90_ms: float | None = None
+    count: Annotated[int, Meta(ge=1)]
+    median_ms: Positive
+    p99_ms: Positive | None
+    throughput_per_s: Positive
+    p90_ms: Positive | None = None
 
 
 @dataclass(frozen=True)
@@ -249,19 +247,19 @@ class Row:
     status: Status = "measured"
     reason: str = ""
     output_tail: str = ""
-    size_bytes: int | None = None
-    size_ratio: float | None = None
-    parameters: int | None = None
-    weights_bytes: int | None = None
+    size_bytes: Whole | None = None
+    size_ratio: Positive | None = None
+    parameters: Whole | None = None
+    weights_bytes: Whole | None = None
     launches: tuple[Launch, ...] = ()
     latency: Latency | None = None
-    throughput_per_s: float | None = None
+    throughput_per_s: Positive | None = None
     speedup: Speedup | None = None
     accuracy: Accuracy | None = None
     difference: Difference | None = None
     memory: Memory | None = None
-    memory_ratio: float | None = None
-    energy: Energy | NoEnergy | None = None
+    memory_ratio: Positive | None = None
+    energy: Energy | None = None
     gpu_latency: GpuLatency | None = None
     warm_up: WarmUp | None = None
     cold_start: ColdStart | None = None

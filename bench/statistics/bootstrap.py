@@ -27,41 +27,6 @@ _CHUNK = 1 << 16  # numbers drawn at once: what a cache holds
 Statistics = NDArray[np.float64]
 
 
-def paired_interval(
-    baseline: Statistics,
-    artifact: Statistics,
-    drop: Callable[[Statistics, Statistics], NDArray[np.float64]],
-    *,
-    confidence: float = CONFIDENCE,
-    count: int = RESAMPLES,
-) -> tuple[float, float] | None:
-    """Return the interval of a drop; None of fewer than `FEWEST_UNITS` units.
-
-    The draws depend on the number of units alone, so equal data has equal intervals.
-
-    Args:
-        baseline: Statistics of the baseline, [units, ...].
-        artifact: Of the artifact for the same units; the other axes may differ.
-        drop: Summed statistics [resamples, ...] of both, to the drops [resamples]; NaN where a resample
-            has no value, which is then left out.
-        confidence: Share of data sets whose interval is to hold the true drop.
-        count: Number of resamples.
-
-    Raises:
-        DataError: If the units do not pair up.
-    """
-    units = len(baseline)
-    require_pairs(units, len(artifact))
-    if units >= FEWEST_UNITS and np.array_equal(baseline, artifact):
-        return 0.0, 0.0
-    return resampled_interval(
-        units,
-        lambda weights: drop(weighted_sums(weights, baseline), weighted_sums(weights, artifact)),
-        confidence=confidence,
-        count=count,
-    )
-
-
 def resampled_interval(
     units: int,
     drop: Callable[[NDArray[np.float64]], NDArray[np.float64]],
@@ -69,7 +34,9 @@ def resampled_interval(
     confidence: float = CONFIDENCE,
     count: int = RESAMPLES,
 ) -> tuple[float, float] | None:
-    """Return the interval of a drop that is no function of sums, such as that of a rank correlation.
+    """Return the interval of a drop.
+
+    The draws depend on the number of units alone, so equal data has equal intervals.
 
     Args:
         units: How many there are.
@@ -111,9 +78,3 @@ def resamples(units: int, count: int) -> Iterator[NDArray[np.float64]]:
         drawn = generator.integers(0, units, size=(some, units))
         drawn += np.arange(some)[:, None] * units  # a range of numbers of its own for each row
         yield np.bincount(drawn.ravel(), minlength=some * units).reshape(some, units).astype(np.float64)
-
-
-def weighted_sums(weights: NDArray[np.float64], statistics: Statistics) -> Statistics:
-    """Return the sums of statistics [units, ...] over units drawn so often, as [resamples, ...]."""
-    flat = statistics.reshape(len(statistics), -1)
-    return (weights @ flat).reshape(len(weights), *statistics.shape[1:])

@@ -20,16 +20,7 @@ from .process import Worker
 
 
 class WorkerPool:
-    """The workers of all artifacts that can run here. A context manager; leaving it ends them.
-
-    Args:
-        runnables: What is measured.
-        recorder: The rows.
-        feeds: File that every worker is fed.
-        threads: Of every worker.
-        timeout_s: Longest wait for one answer.
-        progress: Told of every start.
-    """
+    """The workers of all artifacts that can run here. A context manager; leaving it ends them."""
 
     def __init__(
         self,
@@ -59,10 +50,7 @@ class WorkerPool:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 

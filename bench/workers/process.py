@@ -7,18 +7,21 @@ import errno
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ...errors import InvalidOption, QCompileError, WorkerError
-from .command import worker_command
+from ...engines.registry import engine
+from ...errors import InvalidOption, MissingFile, QCompileError, WorkerError
 
 DEFAULT_TIMEOUT_S = 600.0
 _LAST_LINES = 5
@@ -172,10 +175,7 @@ class Worker:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None:
             self.kill()
@@ -256,3 +256,99 @@ def _as_error(answer: dict[str, Any], name: str, output: str) -> QCompileError:
         return kind(text, hint=answer["hint"], artifact=name, output=output)
     message = ": ".join(part for part in (answer["type"], answer["message"]) if part)
     return WorkerError(f"{name}: {message}", artifact=name, output=output)
+
+
+# Command line of a worker process: it runs this package's files with any interpreter, in any folder.
+#
+# `python -m` and `python -c` put the current folder first in `sys.path`, where a `random.py` would be taken
+# for the standard library's. `-P` forbids it from Python 3.11 on. This removes the entry in every version,
+# before anything is imported. Another interpreter need not have qcompile installed.
+
+
+_START = """
+import sys
+if sys.path[:1] == [""]:
+    del sys.path[0]
+folder, module = sys.argv[1:3]
+del sys.argv[1:3]
+import importlib.util, runpy
+spec = importlib.util.spec_from_file_location(
+    "qcompile", folder + "/__init__.py", submodule_search_locations=[folder]
+)
+package = importlib.util.module_from_spec(spec)
+sys.modules["qcompile"] = package
+spec.loader.exec_module(package)
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+
+
+def worker_command(module: str, *arguments: str, python: str = "") -> list[str]:
+    """Return the words that run a module of this package as `__main__`.
+
+    Args:
+        module: Its full name.
+        arguments: What it finds in `sys.argv[1:]`.
+        python: Interpreter, or a script that runs one with the arguments it is given; by default this one.
+    """
+    folder = Path(__file__).resolve().parents[2]
+    return [python or sys.executable, "-c", _START, str(folder), module, *arguments]
+
+
+@dataclass
+class Interpreters:
+    """Engine to the interpreter that runs it, and what these have said.
+
+    Attributes:
+        by_engine: Engine's name to an executable: a Python, or a script that runs one with the arguments
+            it is given.
+    """
+
+    by_engine: dict[str, str] = field(default_factory=dict)
+    _answers: dict[str, str] = field(default_factory=dict)
+
+    def python(self, engine_name: str) -> str:
+        """Return the interpreter of an engine; empty for this one."""
+        return self.by_engine.get(engine_name, "")
+
+    def why_not_run(self, engine_name: str) -> str:
+        """Return why an engine cannot run in its interpreter; empty when it can. Asks once, in a worker."""
+        if engine_name not in self._answers:
+            python = self.python(engine_name)
+            try:
+                with Worker(f"{engine_name} in {python}", threads=0, python=python) as worker:
+                    answer = worker.ask("why_not", engine=engine_name)
+            except WorkerError as error:
+                raise InvalidOption(
+                    f"`python` {engine_name}={python}: cannot serve a worker: {error.message}",
+                    hint="it needs Python 3.10 or newer with numpy, onnx, msgspec and the runtime; "
+                    'a script must pass its arguments on: exec python "$@"',
+                    option="python",
+                ) from error
+            reason, fix = str(answer["why_not"]), str(answer["fix"])
+            self._answers[engine_name] = f"{reason}; {fix}" if reason and fix else reason
+        return self._answers[engine_name]
+
+
+def parse_interpreters(texts: Iterable[str]) -> Interpreters:
+    """Read `ENGINE=INTERPRETER`, such as `tensorrt=/opt/trt/bin/python`.
+
+    Raises:
+        InvalidOption: If one is spelled otherwise, names no engine, or an engine twice.
+        MissingFile: If there is no such executable.
+    """
+    by_engine: dict[str, str] = {}
+    for text in texts:
+        name, equals, python = text.partition("=")
+        if not (name and equals and python):
+            raise InvalidOption(
+                f"`python` {text!r}: ENGINE=INTERPRETER is required, as tensorrt=/opt/trt/bin/python",
+                option="python",
+            )
+        engine(name)  # or it says which there are
+        if name in by_engine:
+            raise InvalidOption(f"`python` {name}: is given twice", option="python")
+        path = shutil.which(python)
+        if path is None:
+            raise MissingFile(f"`python` {text}: there is no executable {python}", file=python)
+        by_engine[name] = path
+    return Interpreters(by_engine)

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...errors import InvalidOption
 from ...files import temporary_folder
+from ...model.graph import consumers
 from ...model.weightless import read_weightless
 from ...progress import Progress, silent
-from .engine_refine import EngineRefinement
-from .engine_taps import EngineRuns
-from .observable import observable
+from .engine_refine import EngineRefinement, EngineRuns
+from .forms import Form
 from .outcome import LayerDiff
-from .pairing import Pairs, pair_outputs, pair_tensors
-from .polygraphy_results import require_polygraphy, save_results
+from .pairing import Pairs, pair_outputs, pair_tensors, restricted
 from .rebuild import EngineSource
-from .refine import Refinement
-from .samples import write_samples
+from .samples import require_polygraphy, save_results, write_samples
+from .search import Refinement
 from .sides import Side, artifact_side, input_casts, reference_side
 from .taps import LayerRuns
+
+if TYPE_CHECKING:
+    import onnx
+
 
 SAMPLES = 8
 """Enough to place a fault: a tensor has thousands of elements in each."""
@@ -122,3 +127,19 @@ def _pairs(reference: Side, artifact: Side, source: EngineSource | None) -> Pair
             hint="compare an artifact with the ONNX file that it was made from",
         )
     return pairs
+
+
+def observable(pairs: Pairs, graph: onnx.ModelProto) -> Pairs:
+    """Return the pairs of a graph that can be outputs of an engine: of integers, what they are scaled to."""
+    readers = consumers(graph.graph)
+    found, kept = list(pairs.pairs), []
+    for index, pair in enumerate(pairs.pairs):
+        if not pair.form.is_integer:
+            kept.append(index)
+            continue
+        scaled = [node for node in readers.get(pair.artifact, []) if node.op_type == "DequantizeLinear"]
+        if scaled:
+            form = Form(channels_last=pair.form.channels_last)
+            found[index] = replace(pair, artifact=str(scaled[0].output[0]), form=form)
+            kept.append(index)
+    return restricted(replace(pairs, pairs=tuple(found)), kept)

@@ -91,12 +91,7 @@ def pair_outputs(reference: onnx.ModelProto, outputs: Iterable[str]) -> Pairs:
 
 
 def restricted(pairs: Pairs, kept: Sequence[int]) -> Pairs:
-    """Return some of the pairs, each with those that lie before it among these alone.
-
-    Args:
-        pairs: All of them.
-        kept: Their indexes, ascending.
-    """
+    """Return some of the pairs, each with those that lie before it among these alone."""
     own, place = pairs.pairs, {index: at for at, index in enumerate(kept)}
     nearest: list[set[int]] = []  # the kept ones right before each pair, behind those that are left out
     for pair in own:

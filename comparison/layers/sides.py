@@ -104,9 +104,7 @@ def artifact_side(artifact: str, *, trust: bool = False) -> Side:
 def _engine_side(path: Path, runtime: str, manifest: Manifest | None) -> Side:
     if manifest is None or manifest.io is None:
         raise ModelError(
-            f"{path}: {manifest_path(path).name} names no inputs and outputs",
-            hint=_LOOK,
-            file=path,
+            f"{path}: {manifest_path(path).name} names no inputs and outputs", hint=_LOOK, file=path
         )
     known = manifest.precision in THRESHOLD_DB  # "best" may be anything down to INT8
     return Side(path, runtime, manifest.precision if known else "int8", None, manifest.io)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ...bench.workers.process import Worker
+from ...files import held_folder
 from ...model.graph import infer_types
 from ...model.output_error import ErrorSums
 from ...progress import Progress
 from .forms import Form
 from .job import Job
 from .pairing import Pairs
-from .runs import run
 from .samples import Samples, tensor_sizes
 from .sides import Side
 
@@ -208,3 +210,25 @@ class LayerRuns:
             "reference": [4 * count for count in elements],
             "artifact": [count * size for count, size in zip(elements, width, strict=True)],
         }
+
+
+SILENCE_S = 600.0
+"""Longest wait for one batch."""
+
+
+def run(job: Job, name: str, text: str, progress: Progress) -> dict[str, Any]:
+    """Carry out a job in a process of its own and return its answer.
+
+    Raises:
+        WorkerError: If the process died or hung, with its last output.
+        QCompileError: The error that the artifact's runtime raised.
+    """
+    with (
+        held_folder(Path(job.feeds).parent, "run") as folder,
+        Worker(name, threads=job.threads, timeout_s=SILENCE_S) as worker,
+    ):
+        return worker.ask(
+            "layers",
+            job={**asdict(job), "folder": str(folder)},
+            told=lambda done: progress(text, done, job.batches),
+        )

@@ -17,7 +17,7 @@ import train
 
 import model
 import qcompile
-from qcompile.bench.results.export import markdown
+from qcompile.bench.results.render import markdown
 from qcompile.pipeline.recipe import Recipe
 
 HERE = Path(__file__).resolve().parent

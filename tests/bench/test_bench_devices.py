@@ -12,13 +12,13 @@ import pytest
 
 import qcompile
 from qcompile.bench.measuring.gpu_metrics import measure_gpu_latencies
-from qcompile.bench.measuring.sweep import sweep_streams
+from qcompile.bench.measuring.sweep import sweep_at_once
 from qcompile.bench.recorder import Recorder
 from qcompile.bench.results.render import render
 from qcompile.bench.results.row import Row
 from qcompile.bench.runnables import choose_runnables, row_of
 from qcompile.bench.statistics.speedup import Speedup
-from qcompile.bench.workers.interpreters import Interpreters
+from qcompile.bench.workers.process import Interpreters
 from qcompile.engines.gpu import why_no_gpu
 from qcompile.errors import EngineUnavailable, InvalidOption
 from qcompile.progress import silent
@@ -114,7 +114,7 @@ def test_only_what_runs_on_a_gpu_has_a_gpus_clock_and_streams() -> None:
     recorder, workers = Recorder(rows, "base"), {row.name: Worker() for row in rows}
     serving: Any = workers
     measure_gpu_latencies(serving, recorder)
-    sweep_streams(serving, recorder, [2], 4, silent)
+    sweep_at_once(serving, recorder, {"streams": [2]}, 4, silent)
     assert {name: one.asked for name, one in workers.items()} == {
         "base": [], "torch": ["gpu_times", "in_flight"], "plan": ["gpu_times", "in_flight"],
         "onnx": ["in_flight"],

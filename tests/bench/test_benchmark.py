@@ -16,7 +16,7 @@ import workers_here
 import qcompile
 from qcompile.bench.measuring.rounds import Decided, TimingSeries
 from qcompile.bench.results.results import SCHEMA, load_results
-from qcompile.bench.results.row import Energy, NoEnergy
+from qcompile.bench.results.row import Energy
 from qcompile.bench.results.row_json import row_json
 from qcompile.errors import DataError, InvalidOption
 
@@ -64,7 +64,7 @@ def test_results_hang_together(
     assert cold["total"] == pytest.approx(cold["process"] + cold["load"] + cold["first_result"])
     assert cold["load"] == a.load_ms
     assert a.energy is not None
-    assert isinstance(a.energy, Energy | NoEnergy)
+    assert isinstance(a.energy, Energy)
     assert a.size_ratio == 1.0
     assert a.packages["onnxruntime"] == results.environment["packages"]["onnxruntime"]
     assert a.speedup is None

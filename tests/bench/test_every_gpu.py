@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import qcompile
-from qcompile.bench import every_gpu
+from qcompile.bench import benchmark as every_gpu
 from qcompile.bench.results.results import BenchInterrupted, Results, load_results
 from qcompile.bench.results.row import Row
 from qcompile.engines import gpu as driver

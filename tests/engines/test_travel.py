@@ -20,7 +20,7 @@ from onnx import numpy_helper, parser
 import qcompile
 from qcompile.artifact import Manifest, read_manifest
 from qcompile.artifact.int8_isa import int8_isa
-from qcompile.bench.workers import command
+from qcompile.bench.workers import process
 from qcompile.cli import main
 from qcompile.errors import ArtifactError
 from qcompile.files import manifest_path
@@ -89,7 +89,7 @@ def workers_too(monkeypatch: pytest.MonkeyPatch) -> None:
     here = (
         "import qcompile.processor as here\nhere._read_cpuinfo = lambda: ({'avx2', 'avx512f'}, 'Some CPU')\n"
     )
-    monkeypatch.setattr(command, "_START", command._START.replace("runpy.run_", f"{here}runpy.run_"))
+    monkeypatch.setattr(process, "_START", process._START.replace("runpy.run_", f"{here}runpy.run_"))
 
 
 @pytest.fixture

@@ -27,8 +27,8 @@ import safetensors.numpy
 
 from qcompile.artifact import read_manifest
 from qcompile.bench.metrics.names import read_metric
-from qcompile.bench.results.export import markdown
 from qcompile.bench.results.regress import compare_results, parse_limit
+from qcompile.bench.results.render import markdown
 from qcompile.bench.results.results import parse_results
 from qcompile.bench.workers.process import read_answer
 from qcompile.calibration.calibrate import parse_shard

@@ -15,13 +15,11 @@ from qcompile.bench.results.row import Accuracy, Interval, Latency, Row
 from qcompile.bench.statistics.speedup import Speedup
 from qcompile.cli import main
 from qcompile.errors import InvalidOption
-from qcompile.pipeline.auto import AutoResult
-from qcompile.pipeline.executor import Done, ThisProcess
+from qcompile.pipeline.auto import TUNED, AutoResult, worth_tuning
 from qcompile.pipeline.recipe import Recipe, read_recipe
 from qcompile.pipeline.run import RunReport
-from qcompile.pipeline.steps import Step
+from qcompile.pipeline.steps import Done, Step, ThisProcess
 from qcompile.pipeline.store import Store
-from qcompile.pipeline.tuned import TUNED, worth_tuning
 from qcompile.progress import Progress
 
 pytestmark = pytest.mark.usefixtures("short_blocks")

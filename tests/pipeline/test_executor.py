@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from qcompile.files import digest_files
-from qcompile.pipeline.executor import Done, ThisProcess
 from qcompile.pipeline.recipe import Recipe
 from qcompile.pipeline.run import run
-from qcompile.pipeline.steps import Step
+from qcompile.pipeline.steps import Done, Step, ThisProcess
 from qcompile.pipeline.store import Store
 from qcompile.progress import Progress
 

@@ -16,12 +16,11 @@ from qcompile.bench.results.results import Results, save_results
 from qcompile.bench.results.row import Latency, Row
 from qcompile.errors import InvalidOption, RecipeError
 from qcompile.files import digest_files
-from qcompile.pipeline.executor import Done, ThisProcess
 from qcompile.pipeline.kinds import built_on, for_every_kind, measured_on, named_artifact
 from qcompile.pipeline.recipe import Recipe, make_recipe, read_recipe
 from qcompile.pipeline.run import run
 from qcompile.pipeline.stages import Made
-from qcompile.pipeline.steps import Step, stage_of
+from qcompile.pipeline.steps import Done, Step, ThisProcess, stage_of
 from qcompile.pipeline.store import Store
 from qcompile.progress import Progress
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from qcompile.errors import RecipeError
 from qcompile.pipeline.matrix import members
+from qcompile.pipeline.portable import recipe_text
 from qcompile.pipeline.recipe import Recipe, make_recipe, parse_recipe
-from qcompile.pipeline.recipe_text import recipe_text
 from qcompile.spec.words import TARGETS, TENSORRT_TARGETS
 
 PATH = Path("recipe.toml")

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from qcompile.pipeline.portable import portable, portable_text, relative
+from qcompile.pipeline.portable import portable, portable_text, relative, settled
 from qcompile.pipeline.recipe import Recipe, make_recipe, parse_recipe, read_recipe
-from qcompile.pipeline.recipe_files import settled
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*/recipe.toml"))
 ARTIFACT = {"name": "a", "target": "onnxruntime"}

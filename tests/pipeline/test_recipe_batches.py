@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qcompile.pipeline.recipe import read_recipe
-from qcompile.pipeline.recipe_batches import default_shapes
+from qcompile.pipeline.recipe import default_shapes, read_recipe
 from qcompile.tensors import TensorInfo
 
 RECIPE = """

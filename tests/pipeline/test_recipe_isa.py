@@ -12,11 +12,11 @@ import pytest
 
 from qcompile.engines.capabilities import capabilities
 from qcompile.engines.registry import engine
+from qcompile.pipeline.auto import _isa
 from qcompile.pipeline.portable import portable_text
 from qcompile.pipeline.recipe import Recipe, parse_recipe
 from qcompile.pipeline.stages import Made, build_stage, lower_stage, with_isa
 from qcompile.pipeline.trial_stages import trial_text
-from qcompile.pipeline.tuned import _isa
 from qcompile.tuning import making
 from qcompile.tuning.making import TrialAsk, TrialMaker, TrialSetting
 

@@ -20,12 +20,11 @@ from sweeps import CELLS, MODELS, RECIPE, Asked, write_sweep
 from qcompile.bench.results.results import load_results
 from qcompile.errors import ClusterError, InvalidOption, RecipeError
 from qcompile.files import digest_files
-from qcompile.pipeline.executor import Done
 from qcompile.pipeline.matrix import members
 from qcompile.pipeline.plan import plan
 from qcompile.pipeline.recipe import Recipe, parse_recipe, read_recipe
 from qcompile.pipeline.run import run
-from qcompile.pipeline.steps import Step
+from qcompile.pipeline.steps import Done, Step
 from qcompile.pipeline.store import Store
 from qcompile.pipeline.sweep import plan_sweep, sweep
 from qcompile.progress import Progress

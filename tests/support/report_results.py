@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from qcompile.bench.statistics.launches import split_launches
-from qcompile.bench.statistics.speedup import speedup
+from qcompile.bench.statistics.speedup import speedup, split_launches
 
 ROUNDS = 25
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from qcompile.pipeline.executor import Done, ThisProcess
 from qcompile.pipeline.recipe import Recipe
-from qcompile.pipeline.steps import Step
+from qcompile.pipeline.steps import Done, Step, ThisProcess
 from qcompile.pipeline.store import Store
 from qcompile.progress import Progress
 

@@ -14,9 +14,8 @@ from hostile_network import Case
 from qcompile.compiler.quantize.sensitivity import LayerSensitivity
 from qcompile.errors import DataError, InvalidOption, QCompileError
 from qcompile.files import digest_files
-from qcompile.pipeline.executor import Done, ThisProcess
 from qcompile.pipeline.recipe import Recipe
-from qcompile.pipeline.steps import Step
+from qcompile.pipeline.steps import Done, Step, ThisProcess
 from qcompile.pipeline.store import Store
 from qcompile.pipeline.trial_steps import on_executor
 from qcompile.progress import Progress

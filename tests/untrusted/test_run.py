@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import parser
 
-from qcompile.bench.workers.command import worker_command
+from qcompile.bench.workers.process import worker_command
 from qcompile.errors import InvalidOption, WorkerError
 from qcompile.untrusted.limits import Limits
 from qcompile.untrusted.run import run_untrusted

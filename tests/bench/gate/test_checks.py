@@ -9,6 +9,7 @@ import pytest
 
 from qcompile.bench.gate.checks import (
     Limits,
+    Slowdown,
     State,
     accuracy_check,
     change_text,
@@ -17,7 +18,6 @@ from qcompile.bench.gate.checks import (
     outputs_check,
     size_check,
 )
-from qcompile.bench.gate.rule import Slowdown
 from qcompile.bench.results.row import Accuracy, Difference, Interval, Latency, Launch, Row
 
 LIMITS = Limits(0.02, 0.01, None, "auto", False)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from bench_simulation import MACHINES, SimulatedWorker, Simulation
 
-from qcompile.bench.gate.rule import Decision, GateRule, decide, slowdown
+from qcompile.bench.gate.checks import Decision, GateRule, decide, slowdown
 from qcompile.bench.measuring.rounds import TimingSeries, measure
 
 CALL_S, LAUNCH_S, MAX_TIME_S, LIMIT = 0.03, 1.0, 30.0, 0.02

@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qcompile.bench.gate.checks import Check, Limits
-from qcompile.bench.gate.junit import junit
-from qcompile.bench.gate.markdown import markdown
-from qcompile.bench.gate.result import GateResult, PairResult
+from qcompile.bench.gate.result import GateResult, PairResult, junit, markdown
 
 CHECKS = (
     Check("latency", "failed", "1.00 ms", "1.10 ms", "+10.0%", "latency changes by +10.0%", "make it faster"),

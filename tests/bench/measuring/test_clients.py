@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qcompile.bench.measuring.clients import time_clients
+from qcompile.bench.measuring.concurrent import time_clients
 from qcompile.errors import ModelError
 
 

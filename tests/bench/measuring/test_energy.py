@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qcompile.bench.measuring.energy import POWERCAP, rapl_counter
+from qcompile.bench.measuring.gpu_metrics import POWERCAP, rapl_counter
 
 
 def package(folder: Path, number: int, microjoules: int, *, name: str = "package-0") -> Path:

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from qcompile.bench.measuring.in_flight import time_in_flight
+from qcompile.bench.measuring.concurrent import time_in_flight
 from qcompile.engines.base import InFlight, Runner
 from qcompile.errors import InvalidOption
 

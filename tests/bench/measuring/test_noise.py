@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from qcompile.bench.measuring.environment import environment, machine_of, state
-from qcompile.bench.measuring.noise import Effort, noise
+from qcompile.bench.measuring.environment import Effort, environment, machine_of, noise, state
 
 QUIET: dict[str, Any] = {
     "cpu_ticks": {"busy_s": 0.0, "stolen_s": 0.0, "idle_s": 0.0}, "frequency_mhz": 3000.0,

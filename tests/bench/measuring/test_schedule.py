@@ -7,7 +7,7 @@ from itertools import islice, pairwise
 
 import pytest
 
-from qcompile.bench.measuring.schedule import balanced_orders, rounds
+from qcompile.bench.measuring.rounds import balanced_orders, rounds
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6, 7, 10])

@@ -7,9 +7,9 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from qcompile.bench.results.export import markdown, save_csv, save_markdown
+from qcompile.bench.results.render import markdown, save_csv, save_markdown
 from qcompile.bench.results.results import Results
-from qcompile.bench.results.row import Accuracy, Difference, Interval, Latency, Memory, NoEnergy, Row
+from qcompile.bench.results.row import Accuracy, Difference, Energy, Interval, Latency, Memory, Row
 from qcompile.bench.statistics.speedup import Speedup
 
 BASE = Row(
@@ -20,7 +20,7 @@ FAST = Row(
     "fast", "fast.onnx", "onnxruntime", "int8", size_bytes=1_000_000, size_ratio=4.0, throughput_per_s=2000.0,
     latency=Latency(0.5, 0.6, 0.7, 0.4, 0.8, 400),
     speedup=Speedup(4.0, 3.9, 4.1, 20, "faster"),
-    energy=NoEnergy("no counter"),
+    energy=Energy(unavailable="no counter"),
     parameters=300_000, weights_bytes=900_000, memory=Memory(80_000_000, None), memory_ratio=1.25,
     difference=Difference(True, "y", 40.0, 0.5, mean_abs_error=0.0123),
 )  # fmt: skip

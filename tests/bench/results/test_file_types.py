@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 from pathlib import Path
@@ -11,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qcompile.bench.results.file_types import Artifact, ResultsFile, problem_of
-from qcompile.bench.results.results import SCHEMA, load_results, parse_results
+from qcompile.bench.results.results import load_results, parse_results
 from qcompile.errors import ArtifactError
 
 SAMPLE = json.loads((Path(__file__).parents[2] / "samples/bench/results.version-2.json").read_text())
@@ -74,17 +74,9 @@ def test_what_is_no_table_is_refused(content: bytes) -> None:
         parse_results(content, Path("r.json"))
 
 
-def test_every_key_of_the_schema_has_a_type() -> None:
-    schema = json.loads(SCHEMA.read_text())
-    assert set(schema["properties"]) - {"kind", "schema_version"} == set(ResultsFile.__struct_fields__)
-    assert set(schema["$defs"]["artifact"]["properties"]) == set(Artifact.__struct_fields__)
-
-
 @settings(max_examples=50)
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(), lambda inner: st.lists(inner)))
-def test_any_value_is_of_the_right_types_or_has_a_problem(value: object) -> None:
-    assert problem_of(value)
-    for key in ("settings", "environment", "artifacts", "history"):
-        whole = {**SAMPLE, key: value}
-        if not problem_of(whole):
+def test_any_value_is_read_or_refused(value: object) -> None:
+    for whole in (value, *({**SAMPLE, key: value} for key in SAMPLE)):
+        with contextlib.suppress(ArtifactError):
             parse_results(json.dumps(whole).encode(), Path("r.json"))

@@ -10,10 +10,9 @@ import jsonschema
 from report_results import recommendable, results_of, write
 from rich.console import Console
 
-from qcompile.bench.results.export import markdown_table
-from qcompile.bench.results.join import join_results
 from qcompile.bench.results.regress import compare_results
-from qcompile.bench.results.results import SCHEMA, Results, read_results, save_results
+from qcompile.bench.results.render import markdown_table
+from qcompile.bench.results.results import SCHEMA, Results, join_results, read_results, save_results
 from qcompile.cli.tables import results_table
 from qcompile.reporting import write_report
 from qcompile.reporting.recommendation import recommend

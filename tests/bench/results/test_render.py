@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qcompile.bench.results.export import markdown
-from qcompile.bench.results.render import interval_words, render
+from qcompile.bench.results.render import interval_words, markdown, render
 from qcompile.bench.results.results import Results, save_results
 from qcompile.bench.results.row import Accuracy, Difference, Interval, Latency, Row
 from qcompile.bench.results.row_json import read_row, row_json

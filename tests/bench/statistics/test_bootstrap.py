@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from qcompile.bench.metrics.classes import MeanIoU
-from qcompile.bench.statistics.bootstrap import FEWEST_UNITS, paired_interval, resamples
+from qcompile.bench.statistics.bootstrap import (
+    FEWEST_UNITS,
+    require_pairs,
+    resampled_interval,
+    resamples,
+)
 from qcompile.errors import DataError
 
 Array = NDArray[np.float64]
@@ -21,6 +28,21 @@ def mean_drop(theirs: Array, mine: Array) -> Array:
 
 def with_weights(values: NDArray[np.generic]) -> Array:
     return np.stack([values.astype(np.float64), np.ones(len(values))], axis=1)
+
+
+def weighted_sums(weights: NDArray[np.float64], statistics: Array) -> Array:
+    """Return the sums of statistics [units, ...] over units drawn so often, as [resamples, ...]."""
+    flat = statistics.reshape(len(statistics), -1)
+    return (weights @ flat).reshape(len(weights), *statistics.shape[1:])
+
+
+def paired_interval(
+    baseline: Array, found: Array, drop: Callable[[Array, Array], Array], count: int = 2000
+) -> tuple[float, float] | None:
+    """Of a drop that is a function of sums of statistics, [units, ...]."""
+    return resampled_interval(
+        len(baseline), lambda w: drop(weighted_sums(w, baseline), weighted_sums(w, found)), count=count
+    )
 
 
 def interval(baseline: Array, found: Array, *, count: int = 2000) -> tuple[float, float]:
@@ -125,7 +147,7 @@ def test_few_units_and_units_that_do_not_pair_have_no_interval() -> None:
     few = with_weights(np.arange(FEWEST_UNITS - 1))
     assert paired_interval(few, few + 1, mean_drop) is None
     with pytest.raises(DataError, match="9 values against 10 of the baseline"):
-        paired_interval(with_weights(np.arange(10)), few, mean_drop)
+        require_pairs(10, len(few))
 
 
 def test_a_resample_without_a_value_is_left_out() -> None:

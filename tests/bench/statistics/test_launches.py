@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from qcompile.bench.statistics.launches import (
+from qcompile.bench.statistics.speedup import (
     PRIOR_DEGREES,
     PRIOR_SPREAD,
     correlation_time,

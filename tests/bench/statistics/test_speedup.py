@@ -9,8 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qcompile.bench.statistics.launches import half_width, level_of
-from qcompile.bench.statistics.speedup import CONFIDENCE, SMALLEST_DIFFERENCE, speedup, verdict_of
+from qcompile.bench.statistics.speedup import (
+    CONFIDENCE,
+    SMALLEST_DIFFERENCE,
+    half_width,
+    level_of,
+    speedup,
+    verdict_of,
+)
 from qcompile.errors import InvalidOption
 
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import qcompile
-from qcompile.bench.workers.command import worker_command
+from qcompile.bench.workers.process import worker_command
 
 
 def test_a_worker_runs_the_files_of_this_package() -> None:

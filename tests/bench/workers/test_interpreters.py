@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 import qcompile
-from qcompile.bench.workers.command import worker_command
-from qcompile.bench.workers.interpreters import parse_interpreters
-from qcompile.bench.workers.process import Worker
+from qcompile.bench.workers.process import Worker, parse_interpreters, worker_command
 from qcompile.errors import InvalidOption, MissingFile
 
 

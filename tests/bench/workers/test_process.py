@@ -96,10 +96,7 @@ def test_a_hanging_worker_is_given_up(tmp_path: Path) -> None:
 
 def test_a_model_out_of_memory_is_reported_and_not_the_end_of_the_caller(tmp_path: Path) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30)); bytearray(1 << 32)"
-    with (
-        Worker("large", threads=1) as worker,
-        pytest.raises(QCompileError, match="MemoryError") as caught,
-    ):
+    with Worker("large", threads=1) as worker, pytest.raises(QCompileError, match="MemoryError") as caught:
         worker.ask("load", artifact=crashing_model(tmp_path, limit), threads=1, io=None)
     assert "about to misbehave" in str(caught.value.data["output"])
 

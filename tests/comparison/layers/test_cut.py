@@ -10,7 +10,7 @@ import onnxruntime
 from layer_faults import all_at_once, random_network
 from onnx import parser
 
-from qcompile.comparison.layers.observable import observable
+from qcompile.comparison.layers.compare import observable
 from qcompile.comparison.layers.pairing import pair_outputs, pair_tensors
 from qcompile.model.cut import cut
 
@@ -88,9 +88,7 @@ def test_types_that_numpy_lacks_are_widened() -> None:
     onnx.checker.check_model(model)
 
 
-def test_integers_are_read_behind_their_dequantize_linear(
-    tiny: Callable[..., onnx.ModelProto],
-) -> None:
+def test_integers_are_read_behind_their_dequantize_linear(tiny: Callable[..., onnx.ModelProto]) -> None:
     from onnx import helper, numpy_helper
 
     model = tiny("mlp")

@@ -22,7 +22,7 @@ from simulated_debug import make_debug_adapter
 import qcompile
 from qcompile.building import engine_graph
 from qcompile.comparison.layers import layer_diff
-from qcompile.comparison.layers.observable import observable
+from qcompile.comparison.layers.compare import observable
 from qcompile.comparison.layers.pairing import pair_tensors
 from qcompile.comparison.layers.rebuild import EngineSource, Rebuilder
 from qcompile.comparison.layers.sides import Side
@@ -143,10 +143,7 @@ def test_another_model_than_the_engine_was_built_from_is_refused(
         pass
     assert "the quantized one" in caught.value.hint
     built.engine.with_name("m.engine.json").unlink()
-    with (
-        pytest.raises(ArtifactError, match="has no manifest"),
-        engine_graph(built.engine, built.model),
-    ):
+    with pytest.raises(ArtifactError, match="has no manifest"), engine_graph(built.engine, built.model):
         pass
 
 

@@ -60,9 +60,7 @@ def test_a_relu_that_stays_pairs_by_itself(
 
 
 def test_what_the_optimizer_of_onnx_runtime_leaves_pairs_by_the_names_of_nodes(
-    tiny: Callable[..., onnx.ModelProto],
-    quantized: Callable[..., onnx.ModelProto],
-    tmp_path: Path,
+    tiny: Callable[..., onnx.ModelProto], quantized: Callable[..., onnx.ModelProto], tmp_path: Path
 ) -> None:
     quantized("residual", "onnxruntime")
     built = tmp_path / "built.onnx"
@@ -143,9 +141,7 @@ def test_an_engine_pairs_by_its_outputs_alone(tiny: Callable[..., onnx.ModelProt
     assert set(pairs.reference_only) == {"c1", "c2", "r2", "p", "f"}
 
 
-def test_upstream_is_what_onnx_says_the_tensor_is_computed_from(
-    light_models: dict[str, Path],
-) -> None:
+def test_upstream_is_what_onnx_says_the_tensor_is_computed_from(light_models: dict[str, Path]) -> None:
     for path in list(light_models.values())[:3]:
         model = onnx.load(path)
         pairs = pair_tensors(model, model)

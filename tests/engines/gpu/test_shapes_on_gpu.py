@@ -114,7 +114,7 @@ def test_two_engines_are_closed_in_either_order(engine: Path) -> None:
 
 
 def test_inferences_in_flight_compute_and_overlap(engine: Path) -> None:
-    from qcompile.bench.measuring.in_flight import time_in_flight
+    from qcompile.bench.measuring.concurrent import time_in_flight
 
     with open_runner(engine) as runner:
         if not runner.can_be_shared:

@@ -33,7 +33,7 @@ def serve(simulation: Simulation, folder: Path, **options: Any) -> worker.Worker
 def test_clients_share_one_engine_and_have_contexts_of_their_own(
     newest: Simulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qcompile.bench.measuring import clients
+    from qcompile.bench.measuring import concurrent
 
     seen: dict[str, Any] = {}
 
@@ -43,7 +43,7 @@ def test_clients_share_one_engine_and_have_contexts_of_their_own(
             np.testing.assert_array_equal(one.infer(feeds)["y"], -feeds["x"])
         return [1, 2], 3
 
-    monkeypatch.setattr(clients, "time_clients", time_clients)
+    monkeypatch.setattr(concurrent, "time_clients", time_clients)
     session = serve(newest, tmp_path)
     answer = session.answer({"do": "clients", "clients": 4, "seconds": 0.01})
     assert (answer["ns"], answer["wall_ns"]) == ([1, 2], 3)
@@ -58,11 +58,11 @@ def test_clients_share_one_engine_and_have_contexts_of_their_own(
 def test_before_8_6_each_client_loads_the_engine(
     oldest: Simulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qcompile.bench.measuring import clients
+    from qcompile.bench.measuring import concurrent
 
     session = serve(oldest, tmp_path)
     monkeypatch.setattr(session, "_open", lambda: oldest.open("negate"))
-    monkeypatch.setattr(clients, "time_clients", lambda *_: ([oldest.gpu.live["engine"]], 1))
+    monkeypatch.setattr(concurrent, "time_clients", lambda *_: ([oldest.gpu.live["engine"]], 1))
     assert session.answer({"do": "clients", "clients": 3, "seconds": 0.01})["ns"] == [3]
     session.runner.close()
     assert oldest.gpu.is_clean

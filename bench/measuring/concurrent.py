@@ -1,4 +1,4 @@
-"""Time several concurrent clients of one loaded artifact, one thread each."""
+"""Time inferences at once: clients of one artifact, one thread each, or several that one thread enqueues."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from ...engines.base import InFlight
 from ...errors import ModelError, first_line
 from ...tensors import Feeds
 
@@ -61,3 +62,41 @@ def time_clients(runners: Sequence[Any], feeds: Feeds, seconds: float) -> tuple[
     if failures:
         raise ModelError(f"{len(calls)} clients: a call fails: {first_line(failures[0])}") from failures[0]
     return [ns for durations in durations_ns for ns in durations], wall_ns
+
+
+_WARM_UP_ROUNDS = 3
+
+
+def time_in_flight(inferences: Sequence[InFlight], seconds: float) -> tuple[list[int], int]:
+    """Keep all inferences under way: as soon as the oldest is done, it is started again.
+
+    Returns:
+        The nanoseconds of each inference, from its start until its outputs were waited for, and those from
+        the first start to the end of the last.
+    """
+    for _ in range(_WARM_UP_ROUNDS):
+        for one in inferences:
+            one.start()
+        for one in inferences:
+            one.wait()
+    clock = time.perf_counter_ns
+    durations_ns: list[int] = []
+    begin = clock()
+    deadline = begin + int(seconds * 1e9)
+    started_ns = []
+    for one in inferences:
+        started_ns.append(clock())
+        one.start()
+    now = begin
+    while now < deadline:
+        for index, one in enumerate(inferences):
+            one.wait()
+            now = clock()
+            durations_ns.append(now - started_ns[index])
+            started_ns[index] = now
+            one.start()
+    for index, one in enumerate(inferences):
+        one.wait()
+        now = clock()
+        durations_ns.append(now - started_ns[index])
+    return durations_ns, now - begin
