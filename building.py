@@ -67,11 +67,7 @@ def plan(
     progress: Progress = silent,
     **options: Unpack[BuildKeywords],
 ) -> dict[str, object]:
-    """Prepare, parse and check everything that `build` would, and return what would be built.
-
-    Raises:
-        InvalidOption, EngineUnavailable, BuildError: As `build`.
-    """
+    """Prepare, parse and check everything that `build` would, and return what would be built."""
     from .engines.build import plan_engine
 
     asked = called(BuildSpec, spec, options)
@@ -190,11 +186,6 @@ def engine_graph(
         engine: A TensorRT engine with its manifest.
         model: The ONNX file that `build` was given, or what it was made of it: that is made again.
         progress: Told of every step.
-
-    Raises:
-        InvalidOption: If the engine was not built from the model, or what it was built from cannot be made
-            again: it took ranges or data, which a manifest does not keep.
-        ArtifactError: If the engine has no manifest, or is none of TensorRT.
     """
     from .artifact import read_manifest
     from .engines.tensorrt.adapter import MODULES
@@ -235,11 +226,7 @@ def engine_graph(
 
 
 def _spec_of(manifest: Manifest) -> BuildSpec:
-    """What an engine was asked for, but for the places of files, which a manifest does not keep.
-
-    Raises:
-        InvalidOption: If it cannot be asked for without these files.
-    """
+    """What an engine was asked for, but for the places of files, which a manifest does not keep."""
     told = manifest.current_options
     tables = {"": BuildSpec, "tensorrt": TensorRTOptions}
     names = {table: {one.name for one in fields_of(kind)} for table, kind in tables.items()}
@@ -254,12 +241,7 @@ def _spec_of(manifest: Manifest) -> BuildSpec:
 
 @contextmanager
 def _lowered(model: str | Path, spec: BuildSpec, progress: Progress) -> Iterator[LoweredGraph]:
-    """A graph that the engine can build from, which lives as long as this.
-
-    Raises:
-        InvalidOption: If the graph has not the precision and cannot be given it, or options contradict.
-        EngineUnavailable: If the engine cannot build here.
-    """
+    """A graph that the engine can build from, which lives as long as this."""
     from .engines.build import require_builder
     from .engines.capabilities import capabilities
 

@@ -80,9 +80,6 @@ def require_address_space(needed_bytes: int, step: str) -> None:
 
     The OpenBLAS that scipy 1.17.1 loads (0.3.30) tries again for ever where it gets no memory: it is not
     loaded where that could happen.
-
-    Raises:
-        OutOfMemory: With the number, where `ulimit -v` leaves fewer bytes.
     """
     left = address_space_left()
     if left is not None and left < needed_bytes:

@@ -159,11 +159,7 @@ def format_shape(shape: Sequence[Dim]) -> str:
 
 
 def parse_shape(text: str, *, option: str = "shape") -> tuple[Dim, ...]:
-    """Read `1x3x224x224`, `[1,3,224,224]` or `1,3,224,224`; names stand for dynamic axes.
-
-    Raises:
-        InvalidOption: If a part is empty, negative, or not a number or name.
-    """
+    """Read `1x3x224x224`, `[1,3,224,224]` or `1,3,224,224`; names stand for dynamic axes."""
     body = text.strip()
     if body in ("", "[]", "scalar"):
         return ()
@@ -185,11 +181,7 @@ def parse_shape(text: str, *, option: str = "shape") -> tuple[Dim, ...]:
 
 
 def parse_named_shape(text: str, *, option: str = "shape") -> tuple[str, tuple[Dim, ...]]:
-    """Read `NAME:SHAPE`. Names may hold colons (`serving_default:0`): the last one divides.
-
-    Raises:
-        InvalidOption: If there is no name or the shape cannot be read.
-    """
+    """Read `NAME:SHAPE`. Names may hold colons (`serving_default:0`): the last one divides."""
     name, colon, shape = text.rpartition(":")
     if not colon or not name:
         raise InvalidOption(
@@ -201,11 +193,7 @@ def parse_named_shape(text: str, *, option: str = "shape") -> tuple[str, tuple[D
 
 
 def parse_input(text: str, *, option: str = "`inputs`") -> TensorInfo:
-    """Read `NAME:SHAPE[:DTYPE]`, dtype float32 unless said; axes may have extents (`height=32..512`).
-
-    Raises:
-        InvalidOption: If a part cannot be read.
-    """
+    """Read `NAME:SHAPE[:DTYPE]`, dtype float32 unless said; axes may have extents (`height=32..512`)."""
     head, _, last = text.rpartition(":")
     dtype = "float32"
     if head and last in _DTYPES:
@@ -257,11 +245,7 @@ def _axis_extents(axis: int, match: re.Match[str], subject: str) -> AxisExtents:
 
 
 def parse_shapes(texts: Iterable[str], *, option: str) -> dict[str, tuple[int, ...]]:
-    """Read several concrete `NAME:SHAPE`, as for `--min-shapes`.
-
-    Raises:
-        InvalidOption: If a shape is not concrete or a name comes twice.
-    """
+    """Read several concrete `NAME:SHAPE`, as for `--min-shapes`."""
     shapes: dict[str, tuple[int, ...]] = {}
     for text in texts:
         name, shape = parse_named_shape(text, option=option)
@@ -272,11 +256,7 @@ def parse_shapes(texts: Iterable[str], *, option: str) -> dict[str, tuple[int, .
 
 
 def parse_dynamic_axis(text: str, *, option: str = "`dynamic`") -> tuple[str, int, str]:
-    """Read `INPUT:AXIS[=NAME]`, such as `x:0=batch`; the name defaults to `INPUT_AXIS`.
-
-    Raises:
-        InvalidOption: If the form is wrong.
-    """
+    """Read `INPUT:AXIS[=NAME]`, such as `x:0=batch`; the name defaults to `INPUT_AXIS`."""
     match = re.fullmatch(r"(.+):([0-9]{1,3})(?:=([A-Za-z_]\w*))?", text.strip())
     if not match:
         raise InvalidOption(
@@ -289,11 +269,7 @@ def parse_dynamic_axis(text: str, *, option: str = "`dynamic`") -> tuple[str, in
 
 
 def concrete(shape: Sequence[Dim], subject: str) -> tuple[int, ...]:
-    """Return the shape as integers.
-
-    Raises:
-        InvalidOption: If an axis is dynamic.
-    """
+    """Return the shape as integers."""
     extents: list[int] = []
     for axis, dim in enumerate(shape):
         if isinstance(dim, str):
@@ -323,9 +299,6 @@ def check_feeds(inputs: Sequence[TensorInfo], feeds: Mapping[str, Any], subject:
         inputs: What the model takes.
         feeds: Input name to array.
         subject: Where the feeds come from, to begin the message with.
-
-    Raises:
-        DataError: Naming the input, what was found and what is required.
     """
     names = [tensor.name for tensor in inputs]
     for name in feeds:

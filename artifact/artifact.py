@@ -76,10 +76,6 @@ def checked_input(path: Path, *, what: str = "file") -> Path:
     Args:
         path: The file.
         what: What it should be, for the message.
-
-    Raises:
-        MissingFile: If it is not there.
-        ArtifactError: If it is not what its manifest says, unless it was accepted (`accept`).
     """
     require_file(path, what=what)
     if not manifest_path(path).is_file() or _version_of([path, *side_files(path)]) in _accepted:

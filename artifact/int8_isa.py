@@ -63,9 +63,6 @@ def require_exact(
         manifest: Its manifest.
         on: The instruction set that it is to run on; "auto" is this processor's.
         hint: The way out.
-
-    Raises:
-        ArtifactError: Naming the file, its instruction set and what it would run on.
     """
     isa = int8_isa(manifest)
     if not overflows(isa, isa_here() if on == "auto" else on):

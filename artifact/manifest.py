@@ -97,9 +97,6 @@ def read_manifest(path: Path) -> Manifest | None:
     """Return the manifest of an artifact, or None when it has none.
 
     JSON of another tool under the manifest's name, such as the settings of a voice, is none.
-
-    Raises:
-        ArtifactError: If the manifest cannot be read, is of a newer version, or holds a wrong type.
     """
     beside = manifest_path(path)
     if not beside.is_file():
@@ -125,9 +122,6 @@ def decode_manifest(value: Any, file: Path) -> Manifest:
     Args:
         value: What `json` read.
         file: The file it was read from, for messages.
-
-    Raises:
-        ArtifactError: Naming the field.
     """
     version = value.get("schema_version") if isinstance(value, dict) else None
     if type(version) is int and version != SCHEMA_VERSION:

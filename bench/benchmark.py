@@ -283,10 +283,6 @@ def measure_every_gpu(measure: Callable[..., Results], options: Mapping[str, Any
     """Measure on every GPU of this machine.
 
     What runs on the processor alone is measured once, beside the first GPU; the baseline beside each.
-
-    Raises:
-        EngineUnavailable: If there is no GPU.
-        BenchInterrupted: After Ctrl-C, with what was measured until then; `output` is written.
     """
     gpus = find_gpus()
     if not gpus:

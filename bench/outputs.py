@@ -83,9 +83,6 @@ def describe(
         name: Short and unique name; made of the path otherwise.
         trust: Take a file that is not what its manifest says, or an engine without one, all the same.
         pythons: Other interpreters for some engines, which are then asked whether they can run.
-
-    Raises:
-        MissingFile, InvalidOption, ArtifactError: If it is not there, or not what it claims to be.
     """
     runtime = engine_of(artifact, trust=trust)
     path = Path(artifact)
@@ -152,11 +149,7 @@ def _why_not(runtime: str, pythons: Interpreters | None) -> str:
 
 
 def shared_io(runnables: Sequence[RunnableArtifact], inputs: Sequence[str] = ()) -> ModelIO:
-    """Return the inputs and outputs that all artifacts are run with: the first that are declared.
-
-    Raises:
-        DataError: If nobody declares them and none are given.
-    """
+    """Return the inputs and outputs that all artifacts are run with: the first that are declared."""
     if inputs:
         return ModelIO(tuple(parse_input(text) for text in inputs), ())
     for runnable in runnables:
@@ -178,12 +171,7 @@ def feeds_for(
     samples: int | None = None,
     batch_size: int | None = None,
 ) -> Iterator[Feeds]:
-    """Yield the batches that every artifact is given: from the data, or one made batch.
-
-    Raises:
-        DataError: If the data does not fit.
-        ModelError: If no input can be made up that the model takes.
-    """
+    """Yield the batches that every artifact is given: from the data, or one made batch."""
     if data is not None:
         for batch in Data(data, io.inputs, batch_size=batch_size, limit=samples):
             yield batch.feeds
@@ -198,11 +186,7 @@ def feeds_for(
 
 
 def try_extents(made: RandomInput, path: Path) -> None:
-    """Where only a trial tells which extents suit a model, let ONNX Runtime try them.
-
-    Raises:
-        ModelError: If it takes none.
-    """
+    """Where only a trial tells which extents suit a model, let ONNX Runtime try them."""
     if not made.is_guess:
         return
     session = make_session(path, session_options(optimize=False))
@@ -217,12 +201,7 @@ def timing_feeds(
     runnables: Sequence[RunnableArtifact] = (),
     batch_size: int | None = None,
 ) -> Feeds:
-    """Return the one batch that is timed: exactly `batch_size` samples, joined from the data's batches.
-
-    Raises:
-        InvalidOption: If the model's own batch is fixed at another size.
-        DataError: If the data does not fit, or holds fewer samples.
-    """
+    """Return the one batch that is timed: exactly `batch_size` samples, joined from the data's batches."""
     fixed = {t.shape[0] for t in io.inputs if t.shape and isinstance(t.shape[0], int)}
     if batch_size is not None and fixed - {batch_size}:
         raise InvalidOption(
@@ -260,12 +239,7 @@ def timing_feeds(
 def collect_outputs(
     runnable: RunnableArtifact, feeds: Sequence[Feeds], runnables: Sequence[RunnableArtifact], *, threads: int
 ) -> list[dict[str, np.ndarray[Any, Any]]]:
-    """Return the outputs of every batch, from a worker of its own.
-
-    Raises:
-        EngineUnavailable: If the artifact cannot run here.
-        WorkerError: If its process dies.
-    """
+    """Return the outputs of every batch, from a worker of its own."""
     require_runnable(runnable)
     with Worker(runnable.name, threads=threads, python=runnable.python) as worker:
         start(worker, runnable, runnables, threads)
@@ -273,11 +247,7 @@ def collect_outputs(
 
 
 def require_runnable(runnable: RunnableArtifact) -> None:
-    """Refuse what cannot run here.
-
-    Raises:
-        EngineUnavailable: With the reason, and what to install.
-    """
+    """Refuse what cannot run here."""
     if runnable.why_not:
         raise EngineUnavailable(
             f"{runnable.artifact}: cannot run here: {runnable.why_not}",
@@ -314,11 +284,7 @@ def infer_all(worker: Worker, feeds: Sequence[Feeds]) -> Iterator[dict[str, np.n
 def paired(
     reference: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
-    """Return outputs in the order and by the names of the baseline's: by name, or by position.
-
-    Raises:
-        InvalidOption: If their names differ and so does their number.
-    """
+    """Return outputs in the order and by the names of the baseline's: by name, or by position."""
     if set(reference) == set(outputs):
         return {name: outputs[name] for name in reference}
     if len(reference) != len(outputs):

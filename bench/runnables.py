@@ -31,10 +31,6 @@ def choose_runnables(
     artifact comes once more on each further one of `devices` that its engine runs on, and engines of TensorRT
     with CUDA graphs as `cuda_graph` says. `in_flight` says that something on a GPU is required. Other
     arguments are those of `benchmark`.
-
-    Raises:
-        InvalidOption: If the baseline cannot run here, or there is nothing for the modes, for CUDA graphs, or
-            to have in flight.
     """
     named = dict(artifacts) if isinstance(artifacts, Mapping) else {}
     if not isinstance(artifacts, Mapping):

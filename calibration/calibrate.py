@@ -41,11 +41,7 @@ class Shard:
 
 
 def parse_shard(text: str) -> Shard:
-    """Read "2/8", the second of eight parts.
-
-    Raises:
-        InvalidOption: If it is no such thing.
-    """
+    """Read "2/8", the second of eight parts."""
     match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
     part, shards = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= part <= shards:
@@ -132,9 +128,6 @@ def observe(
     """Return the ranges of a model's float activations over samples, without writing a ranges file.
 
     With `infinite` activations may hold infinity: a mask does not change how large the finite values are.
-
-    Raises:
-        DataError, CalibrationError, ModelError: As `calibrate`.
     """
     weightless = _weightless(model)
     taps = choose_taps(weightless.model, tensors)

@@ -101,9 +101,6 @@ class Histogram:
         Args:
             values: float32 or float64, or a narrower float, which is widened exactly.
             count: How, from `counting.make_count`; numpy's way by default.
-
-        Raises:
-            NonFinite: If there is a NaN or an infinity. Values before it may have been counted.
         """
         flat = np.ascontiguousarray(values).reshape(-1)
         double = flat.dtype.kind == "f" and flat.dtype.itemsize > 4
@@ -122,11 +119,7 @@ class Histogram:
             values = values[done:]
 
     def merge(self, other: Histogram) -> None:
-        """Add another histogram's counts; exact.
-
-        Raises:
-            CalibrationError: If there are more values than 63 bits count: a file was damaged.
-        """
+        """Add another histogram's counts; exact."""
         if self.total + other.total > _MOST:
             raise CalibrationError(
                 f"a histogram of {self.total + other.total} values; at most {_MOST} are required",
@@ -207,9 +200,6 @@ def make_count() -> Count:
     """Return a counting function with scratch memory of its own: one for each thread.
 
     The first call on a machine compiles, in about a second; numba keeps the result on disk.
-
-    Raises:
-        OutOfMemory: If a limit on address space leaves too little of it for numba, and scipy, which it loads.
     """
     if f"{__package__}.kernel" not in sys.modules:
         require_address_space(

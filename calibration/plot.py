@@ -71,11 +71,7 @@ _PANEL, _PLOT = (560, 230), (46, 56, 360, 124)  # pixels: of a tensor, and of th
 
 
 def plot_ranges(ranges: Ranges, tensors: Sequence[TensorSummary], path: Path) -> None:
-    """Draw tensors, in the given order, to `path` (inside `files.writing`).
-
-    Raises:
-        InvalidOption: If the file is no .svg, or there is no tensor.
-    """
+    """Draw tensors, in the given order, to `path` (inside `files.writing`)."""
     if path.suffix != SUFFIX:
         raise InvalidOption(f"`plot` {path.name}: {SUFFIX} is required", option="plot")
     if not tensors:

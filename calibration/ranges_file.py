@@ -65,13 +65,7 @@ def save_ranges(ranges: Ranges, path: Path) -> None:
 
 
 def load_ranges(path: Path) -> Ranges:
-    """Read a ranges file.
-
-    Raises:
-        MissingFile: If it is not there.
-        CalibrationError: If it is damaged, was changed, or is of another version.
-        ArtifactError: If it is not what the manifest beside it says.
-    """
+    """Read a ranges file."""
     from safetensors import SafetensorError, safe_open
 
     checked_input(path, what="ranges file")
@@ -331,11 +325,6 @@ def merge_files(
         output: Ranges file to write; may be one of the files.
         all_of: What is to know of the data, where the files are all parts of one calibration: the manifest
             is the one of a whole run, too.
-
-    Raises:
-        InvalidOption: If no file is given.
-        CalibrationError: If they do not belong together (`Ranges.merge`), naming the file.
-        ArtifactError: If a file was changed after it was made.
     """
     if not files:
         raise InvalidOption("no ranges files; at least one is required")

@@ -30,11 +30,7 @@ _INTERNAL = re.compile(r"\(Unnamed Layer\* \d+\)|ONNXTRT_|\[trainStation")
 
 
 def version_code(version: str) -> str:
-    """Return how a cache spells a version: "8.5.3" is 8503, "10.1.0" is 100100; digits stay as they are.
-
-    Raises:
-        InvalidOption: If it is no version.
-    """
+    """Return how a cache spells a version: "8.5.3" is 8503, "10.1.0" is 100100; digits stay as they are."""
     if version.isascii() and version.isdigit():
         return version
     match = re.fullmatch(r"(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?(?:\.\d{1,9})?", version, re.ASCII)
@@ -59,10 +55,6 @@ def format_cache(
     Args:
         version: TensorRT's, as "8.5.3" or as the module says it.
         method: How amax is chosen; the file's own method by default.
-
-    Raises:
-        InvalidOption: If the version or the calibrator is none.
-        CalibrationError: If there is nothing to write, or a name cannot be written.
     """
     if calibrator not in CALIBRATORS:
         raise InvalidOption(f"calibrator {calibrator!r} is unknown; known are {', '.join(CALIBRATORS)}")
@@ -93,11 +85,6 @@ def read_cache(path: Path, model: Path) -> Ranges:
     """Return the scales of a cache as ranges of a model.
 
     Names that TensorRT makes up for layers of its own are not the model's, and are left out.
-
-    Raises:
-        MissingFile: If a file is not there.
-        CalibrationError: If it is no cache, a scale is not finite and above zero, or a tensor is not the
-            model's: TensorRT would skip it without a word.
     """
     scales = parse_cache_bytes(require_file(path, what="cache").read_bytes(), path)
     weightless = read_weightless(model)
@@ -120,11 +107,7 @@ def read_cache(path: Path, model: Path) -> Ranges:
 
 
 def parse_cache_bytes(content: bytes, path: Path) -> dict[str, float]:
-    """Return what `parse_cache` does of a file's content.
-
-    Raises:
-        CalibrationError: As `parse_cache`, or if it is no UTF-8.
-    """
+    """Return what `parse_cache` does of a file's content."""
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -133,11 +116,7 @@ def parse_cache_bytes(content: bytes, path: Path) -> dict[str, float]:
 
 
 def parse_cache(text: str, path: Path) -> dict[str, float]:
-    """Return tensor name to scale.
-
-    Raises:
-        CalibrationError: If it is no cache, names a tensor twice, or a scale is not finite and above zero.
-    """
+    """Return tensor name to scale."""
     lines = text.split("\n")
     if not lines or not _HEADER.fullmatch(lines[0].strip()):
         raise CalibrationError(

@@ -199,11 +199,7 @@ class Method:
 
 
 def parse_method(text: str) -> Method:
-    """Read a method's spelling: `minmax`, `entropy`, `mse`, `auto`, `percentile`, `percentile:99.9`.
-
-    Raises:
-        InvalidOption: If it is none of these.
-    """
+    """Read a method's spelling: `minmax`, `entropy`, `mse`, `auto`, `percentile`, `percentile:99.9`."""
     name, colon, value = text.partition(":")
     if name not in METHODS or (colon and name != "percentile"):
         raise InvalidOption(
@@ -224,10 +220,6 @@ def amax(histogram: Histogram, method: Method, *, symmetric: bool = True) -> flo
     Args:
         symmetric: Whether the target quantizes to symmetric int8 or to asymmetric uint8
             (`quantization_error`): "mse" and "auto" mind it.
-
-    Raises:
-        CalibrationError: If the histogram is empty.
-        InvalidOption: If the method is unknown.
     """
     _require_values(histogram)
     if method.name == "minmax":
@@ -249,9 +241,6 @@ def amax_auto(histogram: Histogram, percentile: float = DEFAULT_PERCENTILE, *, s
     `mse` has the least by its definition. Where another method clips less and costs at most
     `AUTO_TOLERANCE` times as much, it is taken: calibration has seen a part of the values only, and what it
     has not seen is larger, not smaller.
-
-    Raises:
-        CalibrationError: If the histogram is empty.
     """
     return amax_by_method(histogram, percentile, symmetric=symmetric)["auto"]
 
@@ -259,11 +248,7 @@ def amax_auto(histogram: Histogram, percentile: float = DEFAULT_PERCENTILE, *, s
 def amax_by_method(
     histogram: Histogram, percentile: float = DEFAULT_PERCENTILE, *, symmetric: bool = True
 ) -> dict[str, float]:
-    """Return the magnitude by each of `METHODS`.
-
-    Raises:
-        CalibrationError: If the histogram is empty.
-    """
+    """Return the magnitude by each of `METHODS`."""
     single = [Method(name, percentile) for name in METHODS if name != "auto"]
     by_method: dict[str, float] = {one.name: amax(histogram, one, symmetric=symmetric) for one in single}
     magnitudes = np.array(list(by_method.values()))
@@ -274,11 +259,7 @@ def amax_by_method(
 
 
 def amax_minmax(histogram: Histogram) -> float:
-    """Return the largest magnitude seen, exactly.
-
-    Raises:
-        CalibrationError: If the histogram is empty.
-    """
+    """Return the largest magnitude seen, exactly."""
     _require_values(histogram)
     return histogram.largest
 
@@ -287,10 +268,6 @@ def amax_percentile(histogram: Histogram, percentile: float = DEFAULT_PERCENTILE
     """Return the magnitude that `percentile` percent of the values do not exceed.
 
     Within one bin of `numpy.percentile(abs(values), percentile)`, at most the largest magnitude.
-
-    Raises:
-        InvalidOption: If the percentile is outside (0, 100].
-        CalibrationError: If the histogram is empty.
     """
     if not 0.0 < percentile <= 100.0:
         raise InvalidOption(f"percentile {percentile}: a number above 0 and at most 100 is required")
@@ -322,9 +299,6 @@ def amax_entropy(histogram: Histogram, *, num_bits: int = 8) -> float:
 
     Returns:
         amax in the tensor's units, at most the largest magnitude seen.
-
-    Raises:
-        CalibrationError: If the histogram is empty.
     """
     largest = amax_minmax(histogram)
     counts = histogram.magnitudes().astype(np.float64)

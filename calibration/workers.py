@@ -89,9 +89,6 @@ def open_observer(model: WeightlessModel, taps: Taps, threads: int) -> Iterator[
 
     Args:
         taps: From `choose_taps`; taps that are inputs are left to the caller, who has the feeds.
-
-    Raises:
-        ModelError: If ONNX Runtime refuses the model.
     """
     inputs = {value.name for value in model.model.graph.input}
     outputs = {name: name for name in taps.names if name not in inputs}
@@ -253,12 +250,7 @@ class Workers:
         self._stack.close()
 
     def submit(self, batch: Batch) -> None:
-        """Have a batch counted; waits while enough are under way.
-
-        Raises:
-            DataError: If a sample does not fit the model or holds NaN or infinity; the earliest such one.
-            CalibrationError: If a tensor becomes NaN or infinite.
-        """
+        """Have a batch counted; waits while enough are under way."""
         # A function may fill the same arrays again while this batch is under way.
         batch = Batch({name: array.copy() for name, array in batch.feeds.items()}, None, batch.where)
         if self._pool is None:
@@ -279,11 +271,7 @@ class Workers:
         return [array for _, array in self._observer.run(batch.feeds, batch.where)]
 
     def drain(self) -> Histograms:
-        """Wait for all that was submitted and return the histograms so far.
-
-        Raises:
-            DataError, CalibrationError: As `submit`.
-        """
+        """Wait for all that was submitted and return the histograms so far."""
         while self._pending:
             self._collect()
         first = self._counters[0].histograms

@@ -106,12 +106,7 @@ def _layers(session: Session, given: DiffCommand) -> int:
 
 @contextmanager
 def _source(session: Session, given: DiffCommand) -> Iterator[EngineSource | None]:
-    """What an engine was built from; None for other artifacts, and where its outputs are enough.
-
-    Raises:
-        EngineUnavailable: If the engine cannot run here.
-        InvalidOption: If `graph` is not what it was built from.
-    """
+    """What an engine was built from; None for other artifacts, and where its outputs are enough."""
     from ..comparison.layers.rebuild import EngineSource
     from ..comparison.layers.sides import artifact_side
 

@@ -52,11 +52,7 @@ def carry_out(
     run_recipe: Callable[..., RunReport],
     plan: Callable[..., Plan],
 ) -> int:
-    """Run a recipe, or print what a run would do; return the exit code.
-
-    Raises:
-        InvalidOption: For a dry run with a scheduler: what a stage depends on is known on its worker.
-    """
+    """Run a recipe, or print what a run would do; return the exit code."""
     from ..pipeline.recipe import read_recipe
 
     recipe = read_recipe(path, told=lambda text: session.warn([text]))

@@ -26,10 +26,6 @@ def executor_of(session: Session, given: SchedulerOptions, output: Path) -> Iter
         session: Is told of workers that are not used.
         given: What was typed.
         output: Folder of the artifacts: local workers keep their files in it.
-
-    Raises:
-        InvalidOption: If an option of the connection is given without a scheduler.
-        ClusterError: If the scheduler cannot be used.
     """
     if not given.scheduler:
         for option in ("tls_ca", "tls_cert", "tls_key", "insecure", "store"):

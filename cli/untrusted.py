@@ -42,10 +42,6 @@ def watched(options: dict[str, Any], *, as_json: bool) -> int | None:
 
     Returns:
         The exit code; None where this process carries it out.
-
-    Raises:
-        click.UsageError: If options contradict each other.
-        QCompileError: If the process crashed or exceeded a limit.
     """
     untrusted = options.pop(_FLAG, False)
     given = {"memory_gb": options.pop(_MEMORY, None), "time_s": options.pop(_TIME, None)}
@@ -75,11 +71,7 @@ def watched(options: dict[str, Any], *, as_json: bool) -> int | None:
 
 
 def refuse_trust(name: str) -> None:
-    """Refuse what lets a file run code.
-
-    Raises:
-        click.UsageError: Always.
-    """
+    """Refuse what lets a file run code."""
     raise click.UsageError(
         f"--untrusted and {name} exclude each other: with it a file may run code, and limits on memory and "
         "time are no sandbox"

@@ -144,11 +144,7 @@ _NEXT_STEPS = (BuildCommand, QuantizeCommand, ExportCommand, CalibrateCommand, B
 
 
 def read(spec: type[Spec], given: Mapping[str, Any], *, told: Told = deprecated) -> Spec:
-    """Return the spec of what was typed; `told` hears of former names.
-
-    Raises:
-        InvalidOption: Naming an option by its field.
-    """
+    """Return the spec of what was typed; `told` hears of former names."""
     values: dict[str, Any] = {}
     for one in options_of(spec):
         value = given[one.key.replace(".", "__")]

@@ -85,9 +85,6 @@ def bundle_of_recipe(recipe: Recipe) -> LocalBundle:
     """Return the bundle of a recipe and of all files that it reads.
 
     Names are relative to the folder that all of them lie in, so that relative paths lead where they led.
-
-    Raises:
-        MissingFile, InvalidOption: If it names a file that is not there.
     """
     here = recipe.path.resolve()
     paths = sorted({*recipe_files(recipe)} - {here})
@@ -113,11 +110,7 @@ def bundle_of_stage(folder: Path, main: str, digests: Mapping[str, str]) -> Loca
 
 
 def read_index(index: bytes, digest: str) -> Bundle:
-    """Return the bundle of an index.
-
-    Raises:
-        ArtifactError: If it has another digest, or names a file outside of its folder.
-    """
+    """Return the bundle of an index."""
     if hashlib.sha256(index).hexdigest() != digest:
         raise ArtifactError(f"bundle {digest[:12]}: arrived damaged; its index has another digest")
     bundle = msgspec.json.decode(index, type=Bundle)
@@ -130,12 +123,7 @@ def read_index(index: bytes, digest: str) -> Bundle:
 
 
 def write_files(bundle: Bundle, chunks: Iterator[bytes], folder: Path, *, mode: int = 0o644) -> None:
-    """Write the files of a bundle, each verified by its digest.
-
-    Raises:
-        ArtifactError: If a file has other bytes than its digest says.
-        OSError: If one cannot be written.
-    """
+    """Write the files of a bundle, each verified by its digest."""
     chunk = memoryview(b"")
     for ref in bundle.files:
         path, sha256, missing_bytes = folder / ref.name, hashlib.sha256(), ref.size_bytes

@@ -22,11 +22,7 @@ class Carrier(Protocol):
     """Holds chunks by their keys."""
 
     def get(self, key: str) -> bytes:
-        """Return a chunk.
-
-        Raises:
-            MissingChunk: If nobody has it.
-        """
+        """Return a chunk."""
 
     def put(self, key: str, chunk: bytes) -> None:
         """Keep a chunk."""
@@ -83,11 +79,7 @@ class ClientCarrier:
         return bytes(self._client.sync(_from_workers, key, self._client.scheduler, self._client.rpc))
 
     def put(self, key: str, chunk: bytes) -> None:
-        """As `Carrier.put`.
-
-        Raises:
-            MissingChunk: If the worker is lost.
-        """
+        """As `Carrier.put`."""
         try:
             scattered = self._client.scatter({key: chunk}, workers=[self._worker], direct=True, timeout=10)
         except (OSError, TimeoutError, ValueError, KeyError) as error:
@@ -150,11 +142,7 @@ class StoreCarrier:
 
 
 async def _from_workers(key: str, scheduler: Any, rpc: Any) -> Any:
-    """A chunk from a worker that has it. Dask's `gather` asks the scheduler for it where that fails.
-
-    Raises:
-        MissingChunk: If no worker has it.
-    """
+    """A chunk from a worker that has it. Dask's `gather` asks the scheduler for it where that fails."""
     from distributed.utils_comm import gather_from_workers
 
     who_has = await scheduler.who_has(keys=[key])

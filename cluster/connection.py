@@ -93,11 +93,7 @@ def _executing(
 
 @contextlib.contextmanager
 def _opened(address: str, secured: Any) -> Iterator[Any]:
-    """A client of our own.
-
-    Raises:
-        ClusterError: If nobody answers there.
-    """
+    """A client of our own."""
     from distributed import Client, Security
 
     ours: Any = secured or Security()  # type: ignore[no-untyped-call]
@@ -202,11 +198,7 @@ def _unreachable(address: str, error: BaseException) -> ClusterError:
 
 
 def require_dask() -> None:
-    """Import Dask, with defaults of our own.
-
-    Raises:
-        EngineUnavailable: If it is not installed.
-    """
+    """Import Dask, with defaults of our own."""
     try:
         import dask
         import distributed  # noqa: F401  # which declares its defaults

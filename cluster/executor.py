@@ -112,12 +112,7 @@ class ClusterExecutor:
         return max(1, sum("onnxruntime" in facts.resources for facts in self.fleet.ready()))
 
     def do(self, recipe: Recipe, step: Step, store: Store, *, again: bool, progress: Progress) -> Done | None:
-        """As `pipeline.steps.Executor.do`.
-
-        Raises:
-            EngineUnavailable: If no worker has what the step needs.
-            ClusterError: If the scheduler or all workers are lost.
-        """
+        """As `pipeline.steps.Executor.do`."""
         if step.kind == "report":  # a page for the user of this machine, drawn in a moment
             return ThisProcess().do(recipe, step, store, again=again, progress=progress)
         run = self._run_of(recipe, store)
@@ -157,11 +152,7 @@ class ClusterExecutor:
             self.client.unsubscribe_topic(f"qcompile-{self.client.id}")
 
     def await_workers(self, seconds: float) -> list[Facts]:
-        """Return the workers that may be asked, waiting as long as a restart takes.
-
-        Raises:
-            ClusterError: If there is none.
-        """
+        """Return the workers that may be asked, waiting as long as a restart takes."""
         deadline_s = time.monotonic() + seconds
         while not self.stopped.is_set():
             if self.client.status in ("closed", "closing"):
@@ -224,11 +215,7 @@ class ClusterExecutor:
         return next(facts for facts in workers if facts.address == address)
 
     def _submitted(self, request: Request, chosen: Place) -> Answer:
-        """Have a worker of a place carry a request out.
-
-        Raises:
-            _Lost: If no worker of the place is there any more.
-        """
+        """Have a worker of a place carry a request out."""
         future = self.client.submit(
             _carrying_out(),
             msgspec.json.encode(request),
@@ -277,11 +264,7 @@ class ClusterExecutor:
             raise ClusterError(message, hint=f"see the worker's log; {_AGAIN}") from error
 
     def _stored(self, run: _Run, step: Step, store: Store, answer: Answer, again: bool) -> Done:
-        """The files of a stage in the store of the run.
-
-        Raises:
-            _Lost: If they went with their worker.
-        """
+        """The files of a stage in the store of the run."""
         main, publish = str(answer.key.get("file", "")), not step.shard
         if answer.bundle is None:
             known = store.take(answer.name, publish=publish)

@@ -35,11 +35,7 @@ class Fleet:
         self._has_plugin = False
 
     def ready(self, *, now: bool = False) -> list[Facts]:
-        """Return the workers that may be asked; looks who is there at most once a second, unless `now`.
-
-        Raises:
-            ClusterError: If the scheduler does not answer.
-        """
+        """Return the workers that may be asked; looks who is there at most once a second, unless `now`."""
         with self._lock:
             if now or not self._ready or time.monotonic() - self._looked_s > _EVERY_S:
                 there = self._announced()
@@ -81,11 +77,7 @@ class Fleet:
         ]
 
     def _register(self) -> None:
-        """Make workers that other tools have started take stages, those that join later, too.
-
-        Raises:
-            ClusterError: If one of them cannot.
-        """
+        """Make workers that other tools have started take stages, those that join later, too."""
         from .plugin import NAME, StagePlugin
 
         try:

@@ -45,9 +45,6 @@ def place(recipe: Recipe, step: Step, workers: Sequence[Facts], home: Facts | No
         step: What is done.
         workers: Those that may be asked.
         home: The worker that will measure what is built: another processor may run it otherwise.
-
-    Raises:
-        EngineUnavailable: If none has what it needs.
     """
     required, preferred, gpu = _needs(recipe, step)
     alone = step.kind == "bench"

@@ -83,11 +83,7 @@ class Service:
         self.facts = Facts(self.name, str(worker.contact_address or worker.address), resources)
 
     def check(self, key: str) -> None:
-        """Look whether a task is still wanted.
-
-        Raises:
-            Cancelled: If it was cancelled, or the worker is ending.
-        """
+        """Look whether a task is still wanted."""
         task = self.worker.state.tasks.get(key)
         if self.worker.status.name in _ENDING or task is None or task.state not in _WANTED:
             raise Cancelled
@@ -114,12 +110,7 @@ class Service:
             return self._semaphores[name]
 
     def bring(self, digest: str, carrier: Carrier) -> None:
-        """Have the files of a bundle here; those that are here and have their sizes stay.
-
-        Raises:
-            MissingChunk: If nobody has a chunk of it.
-            ArtifactError: If it arrives damaged.
-        """
+        """Have the files of a bundle here; those that are here and have their sizes stay."""
         with self._arriving:
             if not self._is_here(digest):
                 bundle = read_index(carrier.get(index_key(digest)), digest)

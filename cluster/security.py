@@ -27,11 +27,7 @@ _TWICE = 2
 
 
 def split_address(address: str) -> tuple[str, str, int | None]:
-    """Return protocol, host and port of an address; "tcp" where it names no protocol.
-
-    Raises:
-        InvalidOption: If it is none.
-    """
+    """Return protocol, host and port of an address; "tcp" where it names no protocol."""
     text = address.strip() if "://" in address else f"tcp://{address.strip()}"
     try:
         parts = urlsplit(text)
@@ -56,10 +52,6 @@ def check_address(address: str, insecure: Sequence[str] = (), *, what: str = "sc
         address: As Dask spells it, such as tls://10.0.0.1:8786.
         insecure: Hosts that the user named; those he named twice are spoken to.
         what: Whose address it is, for the message.
-
-    Raises:
-        InvalidOption: If it is no address.
-        ClusterError: If it is refused.
     """
     protocol, host, _ = split_address(address)
     if protocol in (*_ENCRYPTED, *_INSIDE) or is_this_machine(host):
@@ -90,12 +82,7 @@ def is_this_machine(host: str) -> bool:
 
 
 def read_scheduler(text: str) -> str:
-    """Return the address of a scheduler that is given as an address, or as the file that Dask writes of it.
-
-    Raises:
-        MissingFile: If it is neither.
-        InvalidOption: If the file holds no address.
-    """
+    """Return the address of a scheduler that is given as an address, or as the file that Dask writes of it."""
     path = Path(text)
     if "://" in text or not (path.suffix == ".json" or path.is_file()):
         return text
@@ -112,12 +99,7 @@ def read_scheduler(text: str) -> str:
 
 
 def security(ca: Path | None, cert: Path | None, key: Path | None) -> Security | None:
-    """Return what Dask needs for TLS; None without it.
-
-    Raises:
-        MissingFile: If a file is not there.
-        InvalidOption: If one is missing, or none of its kind.
-    """
+    """Return what Dask needs for TLS; None without it."""
     given = {"tls_ca": ca, "tls_cert": cert, "tls_key": key}
     if not any(given.values()):
         return None

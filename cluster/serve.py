@@ -37,11 +37,6 @@ def serve(options: WorkerCommand, *, announced: _Announced, told: _Told) -> None
         options: What was typed.
         announced: Told of what the worker announces, each time that it has joined.
         told: Told of a scheduler that is away.
-
-    Raises:
-        InvalidOption: If an option is wrong, or another worker uses the store.
-        ClusterError: If the scheduler's address is refused, or it is away for too long.
-        KeyboardInterrupt: At Ctrl-C, or what the process makes of SIGTERM.
     """
     address = read_scheduler(options.scheduler)
     check_address(address, options.insecure)
@@ -134,11 +129,7 @@ def _worker(options: WorkerCommand, address: str) -> Any:
 
 
 def parse_resources(texts: tuple[str, ...]) -> dict[str, float]:
-    """Return what a user announces: "rack-7=1" as a name and a quantity.
-
-    Raises:
-        InvalidOption: If one is spelled otherwise.
-    """
+    """Return what a user announces: "rack-7=1" as a name and a quantity."""
     resources: dict[str, float] = {}
     for text in texts:
         name, equals, number = text.partition("=")

@@ -41,11 +41,7 @@ _Check = Callable[[], None]
 
 
 def carry_out_request(text: bytes) -> bytes:
-    """Carry out a `Request` on the worker that this thread belongs to, and return its `Answer`.
-
-    Raises:
-        StageKilled: If the process that did it was killed: Dask tries again.
-    """
+    """Carry out a `Request` on the worker that this thread belongs to, and return its `Answer`."""
     from distributed import get_worker
 
     worker = get_worker()
@@ -126,11 +122,7 @@ def _machine_turn(service: Service, alone: bool, check: _Check, progress: Progre
 def _in_process(
     service: Service, question: dict[str, Any], check: _Check, tell: Progress, *, cores: int = 0
 ) -> Any:
-    """Have `stage_process` answer a question.
-
-    Raises:
-        StageKilled: If it ended without an answer.
-    """
+    """Have `stage_process` answer a question."""
     with temporary_folder("stage") as folder, tempfile.TemporaryFile() as output:
         (folder / "question.json").write_text(json.dumps(question))
         process = subprocess.Popen(

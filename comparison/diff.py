@@ -127,11 +127,7 @@ def diff(
 
 
 def parse_rules(texts: Sequence[str], *, option: str) -> dict[str, Rule]:
-    """Read `OUTPUT:RULE` or `RULE`, for what outputs are.
-
-    Raises:
-        InvalidOption: If a rule is unknown.
-    """
+    """Read `OUTPUT:RULE` or `RULE`, for what outputs are."""
     rules: dict[str, Rule] = {}
     for text in texts:
         name, _, rule = text.rpartition(":")
@@ -144,11 +140,7 @@ def parse_rules(texts: Sequence[str], *, option: str) -> dict[str, Rule]:
 
 
 def parse_tolerances(texts: Sequence[str], *, option: str) -> dict[str, float]:
-    """Read `OUTPUT:NUMBER` or `NUMBER`, as Polygraphy spells them.
-
-    Raises:
-        InvalidOption: If a number cannot be read.
-    """
+    """Read `OUTPUT:NUMBER` or `NUMBER`, as Polygraphy spells them."""
     limits = {}
     for text in texts:
         name, _, number = text.rpartition(":")
@@ -234,14 +226,7 @@ def evaluate(
     threads: int = 0,
     progress: Progress = silent,
 ) -> Evaluation:
-    """Run two artifacts on labelled samples, batch by batch, and compare their accuracy.
-
-    Raises:
-        InvalidOption: If the metric is unknown.
-        EngineUnavailable: If one side cannot run here.
-        DataError: If labels are missing, or do not fit the metric.
-        WorkerError: If one side dies.
-    """
+    """Run two artifacts on labelled samples, batch by batch, and compare their accuracy."""
     chosen = read_metric(metric, inputs=described_inputs(io, runnables))
     sums: list[ScoreSums] = []
     kept: tuple[list[Outputs], list[Outputs]] = ([], [])

@@ -47,11 +47,7 @@ class OnnxReference:
         self.names = [value.name for value in self._session.get_outputs()]
 
     def __call__(self, feeds: Feeds) -> Outputs:
-        """Return the outputs in order.
-
-        Raises:
-            ModelError: If inference fails.
-        """
+        """Return the outputs in order."""
         return run_session(self._session, self.names, feeds, str(self.path))
 
 

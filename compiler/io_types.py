@@ -31,9 +31,6 @@ def set_io_types(model: onnx.ModelProto, types: Mapping[str, str]) -> onnx.Model
         model: Any model.
         types: Name of an input or output to the name of its type, as "float16" or "int32". A float stays
             a float, and an integer an integer.
-
-    Raises:
-        InvalidOption: If there is no input or output of a name, no such type, or it is of another kind.
     """
     copy = copy_model(model)
     graph = copy.graph

@@ -73,11 +73,7 @@ class _MaskReader(Reader):
 
 
 def read_mask(path: Path, size: tuple[int, int], preprocessing: ImagePreprocessing) -> NDArray[np.int64]:
-    """Return the map of an image of this width and height, int64 [height, width] of the model's input.
-
-    Raises:
-        DataError: If it is damaged, in colours, or of other extents than its image.
-    """
+    """Return the map of an image of this width and height, int64 [height, width] of the model's input."""
     from PIL import Image
 
     mask = decode(path, "", str(path))
@@ -144,11 +140,7 @@ class AnnotatedImages(SampleSet):
         return f"{digest_contents(files)}:{names}:{digest_files([self.path])}"
 
     def rows(self, index: int, numbers: Mapping[int, int]) -> NDArray[np.float64]:
-        """Return the boxes of an image, [boxes, 7] in its pixels, with these numbers of the categories.
-
-        Raises:
-            DataError: If a box cannot be read.
-        """
+        """Return the boxes of an image, [boxes, 7] in its pixels, with these numbers of the categories."""
         rows = []
         for box in self.boxes[index]:
             try:

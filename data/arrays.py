@@ -31,11 +31,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def load_arrays(path: Path) -> Arrays:
-    """Return the arrays of an .npz by name; an .npy has the empty name.
-
-    Raises:
-        DataError: If it is no numpy file, is damaged, or holds pickled objects.
-    """
+    """Return the arrays of an .npz by name; an .npy has the empty name."""
     try:
         with path.open("rb") as file:  # numpy leaves the file open when it is no archive
             loaded = np.load(file, allow_pickle=False)
@@ -48,11 +44,7 @@ def load_arrays(path: Path) -> Arrays:
 
 
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the arrays in an .npz or .npy without reading their values.
-
-    Raises:
-        DataError: If it is no numpy file or is damaged.
-    """
+    """Return the shapes of the arrays in an .npz or .npy without reading their values."""
     try:
         if path.suffix == ".npy":
             with path.open("rb") as file:
@@ -68,11 +60,7 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def map_arrays(path: Path) -> Arrays:
-    """Return the arrays of a file; those that are not compressed are mapped, and read when they are used.
-
-    Raises:
-        DataError: If it is no numpy file, is damaged, or holds pickled objects.
-    """
+    """Return the arrays of a file; those that are not compressed are mapped, and read when they are used."""
     try:
         if path.suffix == ".npy":
             return {"": np.load(path, mmap_mode="r", allow_pickle=False)}
@@ -315,11 +303,7 @@ class _Inferences(_Stored):
 
 
 def load_polygraphy(path: Path) -> list[Arrays]:
-    """Return the dicts of arrays of a file that `polygraphy.json.save_json` wrote, without Polygraphy.
-
-    Raises:
-        DataError: If it is none, or damaged.
-    """
+    """Return the dicts of arrays of a file that `polygraphy.json.save_json` wrote, without Polygraphy."""
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError, OSError) as error:

@@ -35,12 +35,7 @@ _LARGEST_FACTOR = 50_000
 def decode_audio(
     source: Path | IO[bytes], rate_hz: int, max_seconds: float, where: str
 ) -> NDArray[np.float32]:
-    """Return the samples of a recording, from -1 to 1, cut to so many seconds.
-
-    Raises:
-        DataError: If it is damaged, empty, or no recording, naming it.
-        EngineUnavailable: If soundfile or scipy is missing.
-    """
+    """Return the samples of a recording, from -1 to 1, cut to so many seconds."""
     require_package("soundfile", "soundfile", "reads recordings")
     import soundfile
 
@@ -89,11 +84,7 @@ def resampling_ratio(own_hz: int, rate_hz: int) -> Fraction:
 
 
 def audio_input(inputs: Sequence[TensorInfo], spelling: Spelling) -> AudioInput:
-    """Return what makes the model's inputs of waveforms: as the spelling says, else as the model does.
-
-    Raises:
-        InvalidOption: If neither says how, or what they say is not for recordings.
-    """
+    """Return what makes the model's inputs of waveforms: as the spelling says, else as the model does."""
     names = "hf:NAME_OR_FOLDER (or FILE.json)"
     return AudioInput(
         preprocessing_for(inputs, spelling, AudioPreprocessing, what="recordings", names=names), inputs
@@ -110,11 +101,7 @@ class AudioInput:
         self._extractor = load_processor("AutoFeatureExtractor", name, "feature extractor") if name else None
 
     def __call__(self, waveforms: Sequence[NDArray[np.float32]]) -> dict[str, Any]:
-        """Return the feeds of a batch.
-
-        Raises:
-            DataError: If the extractor fails, or does not make an input.
-        """
+        """Return the feeds of a batch."""
         arrays = self._waveforms(waveforms) if self._extractor is None else self._features(waveforms)
         feeds = {}
         for name in self.preprocessing.inputs:

@@ -73,11 +73,7 @@ class Data:
         self.spelling, self.query = spelling, read_query(spelling.query, spec)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield checked batches.
-
-        Raises:
-            DataError: If the data does not fit, raises while it is read, or is empty.
-        """
+        """Yield checked batches."""
         if self._function is not None:
             yield from self._from_function(self._function)
         else:
@@ -99,9 +95,6 @@ class Data:
         """Yield the batches whose number, from 0, `holds` says, as `__iter__` has them.
 
         No other is decoded; but a function is iterated, and a JSON file of Polygraphy decoded as a whole.
-
-        Raises:
-            DataError: As `__iter__`, of these batches.
         """
         if self._function is not None:
             yield from (batch for number, batch in enumerate(self) if holds(number))
@@ -110,20 +103,12 @@ class Data:
             yield from map(self._checked, self._reader.batches(groups))
 
     def extents(self) -> Sequence[int] | None:
-        """Return into how many samples each batch can be split, without reading it; None of a function.
-
-        Raises:
-            DataError: If a file is damaged, or the data does not fit.
-        """
+        """Return into how many samples each batch can be split, without reading it; None of a function."""
         return None if self._function is not None else [len(group) for group in self._groups]
 
     @property
     def total(self) -> int | None:
-        """Number of samples; None where only reading a function's data would tell.
-
-        Raises:
-            DataError: If a file is damaged.
-        """
+        """Number of samples; None where only reading a function's data would tell."""
         if self._function is not None:
             return self.limit
         return sum(map(len, self._arranged))
@@ -138,11 +123,7 @@ class Data:
         return f"{content}:{digest_texts(self.spelling.keyed())}"
 
     def notes(self) -> list[str]:
-        """Return what a user should know of the data: files that were left out, how labels were found.
-
-        Raises:
-            QCompileError: If it cannot be read.
-        """
+        """Return what a user should know of the data: files that were left out, how labels were found."""
         if self._function is not None:
             return []
         if not self.inputs:
@@ -230,12 +211,7 @@ class Data:
 
 
 def located(spec: str, base: Path) -> str:
-    """Return a spelling that does not depend on the working folder.
-
-    Raises:
-        InvalidOption: If it is no spelling.
-        MissingFile: If it names a function's file that is not there.
-    """
+    """Return a spelling that does not depend on the working folder."""
     spelling = parse_spelling(spec)
     if spelling.kind == FUNCTION:
         return parse_source(spelling.path, base=base).absolute
@@ -243,11 +219,7 @@ def located(spec: str, base: Path) -> str:
 
 
 def seen_from(spec: str, folder: Path) -> str:
-    """Return a spelling of the working folder as a file in another folder names it.
-
-    Raises:
-        InvalidOption, MissingFile: As `located`.
-    """
+    """Return a spelling of the working folder as a file in another folder names it."""
     spelling = parse_spelling(spec)
     if spelling.kind == FUNCTION:
         source = parse_source(spelling.path)

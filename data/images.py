@@ -91,11 +91,7 @@ class _ImageReader(Reader):
 
 
 def list_images(root: Path) -> tuple[list[str], list[str]]:
-    """Return the images below a folder, relative to it, and what was left out.
-
-    Raises:
-        DataError: If there is none.
-    """
+    """Return the images below a folder, relative to it, and what was left out."""
     files = list(list_files(root))
     names = [name for name in files if name.lower().endswith(IMAGES)]
     if not names:
@@ -107,11 +103,7 @@ def list_images(root: Path) -> tuple[list[str], list[str]]:
 
 
 def split_folder(root: Path, split: str, spec: str) -> Path:
-    """Return the folder of a split.
-
-    Raises:
-        InvalidOption: If there is no such folder, or if the folders are splits and none was chosen.
-    """
+    """Return the folder of a split."""
     present = sorted(path.name for path in root.iterdir() if path.is_dir())
     spellings = {name: names for names in _SPLITS.values() for name in names}
     if not split:
@@ -131,12 +123,7 @@ def split_folder(root: Path, split: str, spec: str) -> Path:
 
 
 def decode(source: Path | IO[bytes], mode: str, where: str) -> Image.Image:
-    """Return the image in "RGB" or "L"; in any mode where `mode` is empty.
-
-    Raises:
-        DataError: If it is damaged, or no image, naming it.
-        EngineUnavailable: If Pillow is missing.
-    """
+    """Return the image in "RGB" or "L"; in any mode where `mode` is empty."""
     require_package("PIL", "pillow", "reads images")
     from PIL import Image
 
@@ -169,12 +156,7 @@ def _converted(image: Any, mode: str) -> Image.Image:
 
 
 def image_input(inputs: Sequence[TensorInfo], spelling: Spelling) -> ImageInput:
-    """Return what makes the model's input of images: as the spelling says, else as the model itself does.
-
-    Raises:
-        InvalidOption: If neither says how.
-        DataError: If the model has no such input.
-    """
+    """Return what makes the model's input of images: as the spelling says, else as the model itself does."""
     names = "imagenet (or cifar10, timm:NAME, torchvision:NAME, hf:NAME_OR_FOLDER, FILE.json)"
     preprocessing = preprocessing_for(inputs, spelling, ImagePreprocessing, what="images", names=names)
     name = preprocessing.input

@@ -34,14 +34,7 @@ _EXAMINED = 10_000
 
 
 def find_kind(spelling: Spelling) -> str:
-    """Return the kind of what lies at a spelling's path.
-
-    Raises:
-        MissingFile: If nothing does, or a pipe or device.
-        StorageError: If it cannot be read.
-        InvalidOption: If it is of no kind, or of several.
-        DataError: If it is a pickle.
-    """
+    """Return the kind of what lies at a spelling's path."""
     path = Path(spelling.path)
     with reading(path):
         is_folder = path.is_dir()
@@ -90,11 +83,7 @@ def _kind_of_folder(path: Path, names: Sequence[str], spec: str) -> str:
 
 
 def open_set(spelling: Spelling, inputs: Sequence[TensorInfo]) -> SampleSet:
-    """Return the samples of a spelling whose kind is known and whose paths are absolute.
-
-    Raises:
-        QCompileError: If what lies there is not of the kind.
-    """
+    """Return the samples of a spelling whose kind is known and whose paths are absolute."""
     if spelling.kind in ARRAYS:
         from .arrays import ArraySet
 
@@ -149,9 +138,6 @@ def data_files(spec: str, base: Path, *, inside: bool = True) -> Iterator[Path]:
         spec: The spelling.
         base: Folder that relative paths start from.
         inside: Whether files of folders are listed, too; without it only what the spelling itself names.
-
-    Raises:
-        MissingFile, InvalidOption: If the spelling leads nowhere.
     """
     spelling = parse_spelling(spec)
     if spelling.kind == FUNCTION:

@@ -32,9 +32,6 @@ def preprocessing_for(
         kind: What suits the samples.
         what: The samples, for messages: "images".
         names: What the key may be, for the hint.
-
-    Raises:
-        InvalidOption: If nobody says how, or what they say is for other samples.
     """
     named = spelling.query.get("preprocessing", "")
     of_model = preprocessing_of(inputs)
@@ -109,9 +106,6 @@ def read_labels(
         classes: The model's names of its classes.
         where: Says where a sample is.
         names: Names that numbers stand for, where the data set has them.
-
-    Raises:
-        DataError: Naming the sample whose label is missing or of another type.
     """
     distinct = set()
     for index, value in enumerate(values):

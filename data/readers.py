@@ -68,11 +68,7 @@ def extent_of(shapes: Shapes) -> int:
 
 
 def read_function(source: Source, inputs: Sequence[TensorInfo]) -> Iterator[Batch]:
-    """Yield what a function yields, or what the iterable it returns holds.
-
-    Raises:
-        DataError: If it raises, naming the batch, or gives what is no batch.
-    """
+    """Yield what a function yields, or what the iterable it returns holds."""
     result = call(load_function(source), source)
     if not isinstance(result, Iterable):
         raise DataError(

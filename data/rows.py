@@ -208,11 +208,7 @@ class Table:
 
     @functools.cached_property
     def texts(self) -> list[Sequence[Any]]:
-        """The column of the texts, or both of a pair: `column=`, or by their common names.
-
-        Raises:
-            InvalidOption: If there is none with a common name, or more than two are asked for.
-        """
+        """The column of the texts, or both of a pair: `column=`, or by their common names."""
         asked = self._spelling.query.get("column", "")
         common = (names for names in _TEXTS if all(name in self.columns for name in names))
         chosen = tuple(asked.split(",")) if asked else next(common, ())
@@ -240,11 +236,7 @@ class Table:
         return read_labels(list(self.columns[self.label]), classes, where=self.where, names=names)
 
     def file(self, row: int) -> Path | io.BytesIO:
-        """Return the image or recording of a row, as a path or its content.
-
-        Raises:
-            DataError: If there is neither.
-        """
+        """Return the image or recording of a row, as a path or its content."""
         value = self.columns[self.media_column][row]
         if isinstance(value, Path):
             return value

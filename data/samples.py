@@ -202,11 +202,7 @@ def _digest_settled(path: Path, _size: int, _modified: int, _changed: int) -> st
 
 
 def require_package(module: str, package: str, use: str, *, extra: str = "data") -> None:
-    """Make sure that a package can be imported.
-
-    Raises:
-        EngineUnavailable: With the extra that installs it.
-    """
+    """Make sure that a package can be imported."""
     try:
         importlib.import_module(module)
     except ImportError as error:

@@ -75,11 +75,7 @@ class Query:
 
 
 def read_query(values: Mapping[str, str], spec: str) -> Query:
-    """Read the keys `samples`, `seed`, `balanced` and `part`; others are left to the kinds.
-
-    Raises:
-        InvalidOption: If a value is none.
-    """
+    """Read the keys `samples`, `seed`, `balanced` and `part`; others are left to the kinds."""
     return Query(
         samples=whole(values["samples"], "samples", spec, least=1) if "samples" in values else None,
         seed=whole(values.get("seed", "0"), "seed", spec, least=0),
@@ -89,11 +85,7 @@ def read_query(values: Mapping[str, str], spec: str) -> Query:
 
 
 def whole(text: str, key: str, spec: str, *, least: int) -> int:
-    """Read a whole number.
-
-    Raises:
-        InvalidOption: If it is none, or below `least`.
-    """
+    """Read a whole number."""
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 12 else -1
     if number < least:
         raise InvalidOption(f"data {spec!r}: {key}={text}; a whole number of at least {least} is required")
@@ -139,11 +131,7 @@ class Spelling:
         return f"{text}?{query}" if query else text
 
     def with_kind(self, kind: str) -> Spelling:
-        """Return it with the kind that was found.
-
-        Raises:
-            InvalidOption: If this kind does not take a key of the query.
-        """
+        """Return it with the kind that was found."""
         chosen = replace(self, kind=kind)
         chosen._check_keys()
         return chosen
@@ -186,11 +174,7 @@ class Spelling:
 
 
 def parse_spelling(spec: str) -> Spelling:
-    """Read a spelling.
-
-    Raises:
-        InvalidOption: If the kind or a key is unknown, or the query is no list of key=value.
-    """
+    """Read a spelling."""
     head, question, query = spec.partition("?")
     kind, path = _kind_and_path(spec, head)
     found = Spelling(spec, kind, path, _parse_query(spec, query) if question else {})

@@ -34,12 +34,7 @@ _AT_ONCE = 1024
 
 
 def load_processor(kind: str, name: str, what: str) -> Any:
-    """Return a tokenizer or feature extractor of a folder or the local cache, never with its own code.
-
-    Raises:
-        EngineUnavailable: If transformers is missing.
-        DataError: If there is no such processor here.
-    """
+    """Return a tokenizer or feature extractor of a folder or the local cache, never with its own code."""
     require_package("transformers", "transformers", f"loads a {what}")
     import transformers
 
@@ -86,11 +81,7 @@ class TextReader(Reader):
         self._labels, self.notes = table.labels(told.classes)
 
     def text(self, row: int) -> tuple[Any, ...]:
-        """Return the text of a row, or both of a pair: strings, or lists of words.
-
-        Raises:
-            DataError: If it is neither.
-        """
+        """Return the text of a row, or both of a pair: strings, or lists of words."""
         texts = tuple(column[row] for column in self._table.texts)
         for text in texts:
             words = isinstance(text, list) and text and all(isinstance(word, str) for word in text)

@@ -253,9 +253,6 @@ def check_written(
         provider: Who is to load it.
         engine: Manifest of the engine.
         io: What its inputs and outputs must be.
-
-    Raises:
-        ModelError: If something does not hold.
     """
     model = load_onnx(path, external_data=False)
     attributes = {item.name: item for item in model.graph.node[0].attribute}

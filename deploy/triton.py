@@ -35,11 +35,7 @@ _NAME_BYTES = 255
 
 
 def model_folder(repository: Path, name: str) -> Path:
-    """Return where a model lies.
-
-    Raises:
-        InvalidOption: If the name cannot be a folder and a part of an address, or a file is in the way.
-    """
+    """Return where a model lies."""
     if not _NAME.fullmatch(name) or not name.isprintable() or len(os.fsencode(name)) > _NAME_BYTES:
         raise InvalidOption(
             f"`name` {name!r}: is the name of a folder and part of an address; "
@@ -78,11 +74,7 @@ def edited(config: Path) -> bool:
 
 @contextmanager
 def beside(repository: Path) -> Iterator[Path]:
-    """Yield an empty hidden folder from which files can be renamed into the repository.
-
-    Raises:
-        InvalidOption: If none can be made.
-    """
+    """Yield an empty hidden folder from which files can be renamed into the repository."""
     there = repository.is_dir()
     with contextlib.ExitStack() as stack:
         try:
@@ -115,12 +107,7 @@ def _place(repository: Path) -> Path:
 
 
 def copy_files(files: Mapping[str, Path], folder: Path) -> None:
-    """Copy files to their places below a new folder, and compare what arrived.
-
-    Raises:
-        ArtifactError: If a copy differs: the source changed meanwhile, or the disk failed.
-        InvalidOption: If they cannot be written.
-    """
+    """Copy files to their places below a new folder, and compare what arrived."""
     try:
         for place, source in files.items():
             target = folder / place
@@ -135,11 +122,7 @@ def copy_files(files: Mapping[str, Path], folder: Path) -> None:
 
 
 def put_in_place(made: Path, folder: Path, version: int) -> None:
-    """Move `made` (a version's folder and the configuration) to where the model lies, or change nothing.
-
-    Raises:
-        InvalidOption: If the file system refuses.
-    """
+    """Move `made` (a version's folder and the configuration) to where the model lies, or change nothing."""
     undo: list[tuple[Path, Path]] = []
 
     def move(source: Path, target: Path) -> None:

@@ -45,11 +45,7 @@ class Config:
 
 
 def make_config(model: TritonModel, name: str, options: TritonOptions) -> Config:
-    """Return the configuration of an artifact.
-
-    Raises:
-        InvalidOption: If an option asks for what the artifact or its backend cannot do.
-    """
+    """Return the configuration of an artifact."""
     backend = model.backend
     size, notes = max_batch_size(model, options)
     warm, warm_up_notes = warm_up(model, options, size)
@@ -197,12 +193,7 @@ _INSTALL = "pip install 'qcompile[triton]'"
 
 
 def format_config(fields: Message) -> str:
-    """Return the text form of a `ModelConfig` (common, protobuf/model_config.proto).
-
-    Raises:
-        EngineUnavailable: If tritonclient is missing.
-        ArtifactError: If its `ModelConfig` has no such field, or one of another type.
-    """
+    """Return the text form of a `ModelConfig` (common, protobuf/model_config.proto)."""
     try:
         definition: Any = importlib.import_module("tritonclient.grpc.model_config_pb2")
     except (ImportError, RuntimeError, TypeError) as error:  # a half installed one raises RuntimeError
@@ -234,11 +225,7 @@ _SHOWN = 4
 
 
 def max_batch_size(model: TritonModel, options: TritonOptions) -> tuple[int, list[str]]:
-    """Return `max_batch_size`, 0 for none, and what the user should know.
-
-    Raises:
-        InvalidOption: If more was asked for than the artifact takes.
-    """
+    """Return `max_batch_size`, 0 for none, and what the user should know."""
     asked = options.max_batch_size
     if asked == 0:
         return 0, []
@@ -329,9 +316,6 @@ def warm_up(model: TritonModel, options: TritonOptions, size: int) -> tuple[list
         model: The artifact.
         options: Whether to, and shapes for axes that nothing tells the extents of.
         size: `max_batch_size`.
-
-    Raises:
-        InvalidOption: If a warm-up was asked for and cannot be made, or a shape does not fit.
     """
     if options.warm_up is False:
         return [], []

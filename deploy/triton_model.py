@@ -124,11 +124,6 @@ def read_triton_model(path: Path, *, verify: bool = True) -> TritonModel:
     Args:
         path: An engine, ONNX or TorchScript file; all but ONNX need their manifest.
         verify: Whether to compare the file with its manifest's digest.
-
-    Raises:
-        MissingFile: If there is no such file.
-        ArtifactError: If it is not what its manifest says, nothing Triton serves, or its INT8 overflows here.
-        ModelError: If an ONNX file is damaged.
     """
     require_file(path, what="artifact")
     manifest = read_manifest(path)
@@ -332,9 +327,6 @@ def onnx_io(path: Path, *, with_onnxruntime: bool) -> tuple[ModelIO, tuple[Check
 
     ONNX Runtime infers extents that the file leaves open, and Triton compares the configured outputs with
     what it inferred, exactly (onnxruntime_backend, `CompareDimsSupported`): so it is asked where it is here.
-
-    Raises:
-        ModelError: If the file is damaged, or gives no rank for an input or output.
     """
     model = load_onnx(path, external_data=False)
     declared = model_io(model)
@@ -364,11 +356,7 @@ def onnx_io(path: Path, *, with_onnxruntime: bool) -> tuple[ModelIO, tuple[Check
 
 
 def onnx_side_files(path: Path) -> dict[str, Path]:
-    """Return the files with a model's external data, by the place beside it that the model names.
-
-    Raises:
-        ModelError: If one is missing, or (as `load_onnx` finds) lies outside the model's folder.
-    """
+    """Return the files with a model's external data, by the place beside it that the model names."""
     folder = path.resolve().parent
     side_files: dict[str, Path] = {}
     for file in external_files(path, load_onnx(path, external_data=False)):
@@ -400,10 +388,6 @@ def positional_names(path: Path, io: ModelIO) -> list[str]:
 
     Triton, "Model Configuration", "Special Conventions for PyTorch Backend": `NAME__INDEX`, where the index
     is the argument of `forward`.
-
-    Raises:
-        EngineUnavailable: If PyTorch, which has to read the file, is not here.
-        ArtifactError: If `forward` takes or returns something else than tensors, one by one.
     """
     import_torch()
     module: Any = load_torch(parse_source(str(path))).module

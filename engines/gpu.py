@@ -45,11 +45,7 @@ class Gpu:
 
 
 def parse_device(text: str) -> int | None:
-    """Return the number of the GPU in "cuda" or "cuda:1", as CUDA counts them; None for "cpu".
-
-    Raises:
-        InvalidOption: If it is spelled otherwise.
-    """
+    """Return the number of the GPU in "cuda" or "cuda:1", as CUDA counts them; None for "cpu"."""
     match = re.fullmatch(r"cpu|cuda(?::(\d{1,3}))?", text, re.ASCII)
     if match is None:
         raise InvalidOption(
@@ -61,11 +57,7 @@ def parse_device(text: str) -> int | None:
 
 
 def parse_devices(texts: Sequence[str]) -> tuple[int | None, ...]:
-    """Return the number of each GPU, None for the processor, in the order given; the first for all.
-
-    Raises:
-        InvalidOption: If one is spelled otherwise, is there twice, or is a second GPU.
-    """
+    """Return the number of each GPU, None for the processor, in the order given; the first for all."""
     if is_every_gpu(texts):
         return (0,)
     numbers = tuple(parse_device(text) for text in texts)

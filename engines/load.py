@@ -75,10 +75,6 @@ def engine_of(artifact: str, *, trust: bool = False) -> str:
     Args:
         artifact: A file or a MODEL.
         trust: Whether an engine without a manifest may be taken for what its first bytes say.
-
-    Raises:
-        MissingFile, InvalidOption: If it is nothing that can be run.
-        ArtifactError: If it is an engine without a manifest: nothing says what it was built by.
     """
     path = Path(artifact)
     if path.suffix in (".engine", ".plan"):

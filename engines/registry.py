@@ -12,11 +12,7 @@ _HOMES: dict[str, tuple[str, str]] = {}
 
 
 def register(name: str, module: str, attribute: str) -> None:
-    """Announce an engine without importing it.
-
-    Raises:
-        InvalidOption: If the name is taken.
-    """
+    """Announce an engine without importing it."""
     if name in _HOMES:
         raise InvalidOption(f"engine {name!r} is registered already ({_HOMES[name][0]})")
     _HOMES[name] = (module, attribute)
@@ -28,11 +24,7 @@ def names() -> tuple[str, ...]:
 
 
 def engine(name: str) -> Engine:
-    """Return an engine by name.
-
-    Raises:
-        InvalidOption: If there is none of that name, with the nearest one.
-    """
+    """Return an engine by name."""
     if name not in _HOMES:
         near = difflib.get_close_matches(name, names(), n=1)
         raise InvalidOption(

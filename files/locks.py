@@ -15,9 +15,6 @@ def open_lock(path: Path) -> IO[str]:
     """Open a file to be locked, made if it is not there; nothing is written to it.
 
     Others may write to the folder and have planted a link or a pipe under this well-known name.
-
-    Raises:
-        OSError: If it cannot be opened, or is no file of its own.
     """
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     if path.is_symlink():
@@ -35,9 +32,6 @@ def lock(file: IO[str], output: Path) -> None:
     Args:
         file: Open for writing.
         output: The folder that it stands for, for the message.
-
-    Raises:
-        InvalidOption: If another process holds it.
     """
     try:
         import fcntl

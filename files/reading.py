@@ -19,10 +19,6 @@ def read_json(path: Path, *, what: str = "file") -> Any:
     Args:
         path: The file.
         what: What it should be, for the message.
-
-    Raises:
-        MissingFile: If there is none.
-        ArtifactError: If it is no JSON, or nested too deeply.
     """
     content = read_bytes(path, what=what)
     try:
@@ -35,23 +31,14 @@ def read_json(path: Path, *, what: str = "file") -> Any:
 
 
 def read_bytes(path: Path, *, what: str = "file") -> bytes:
-    """Return what a file holds.
-
-    Raises:
-        MissingFile, StorageError: As `require_file`.
-    """
+    """Return what a file holds."""
     require_file(path, what=what)
     with reading(path):
         return path.read_bytes()
 
 
 def require_file(path: Path, *, what: str = "file") -> Path:
-    """Return the path of an existing file that can be read. A pipe is refused: nobody may ever write to it.
-
-    Raises:
-        MissingFile: If there is none, naming the nearest file that is there.
-        StorageError: If it cannot be read.
-    """
+    """Return the path of an existing file that can be read. A pipe is refused: nobody may ever write to it."""
     with reading(path):
         kind = kind_of(path)
         if kind == "a file":
@@ -70,9 +57,6 @@ def absolute_path(text: str, base: Path | None = None) -> Path:
     Args:
         text: The path; `~` is the home.
         base: Folder of relative paths; the working folder by default.
-
-    Raises:
-        InvalidOption: If no file can have that name.
     """
     try:
         path = Path.cwd() / (base or "") / Path(text).expanduser()
@@ -99,11 +83,7 @@ def nearest_name(path: Path) -> str:
 
 
 def kind_of(path: Path) -> str:
-    """What a path leads to, in words; "" where there is nothing.
-
-    Raises:
-        OSError: If the system does not tell.
-    """
+    """What a path leads to, in words; "" where there is nothing."""
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: no name holds a zero byte

@@ -116,11 +116,7 @@ def storing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Raise what the system says in the block, which reads a file, as StorageError.
-
-    Raises:
-        StorageError: Naming the file.
-    """
+    """Raise what the system says in the block, which reads a file, as StorageError."""
     try:
         yield
     except OSError as error:

@@ -44,9 +44,6 @@ def temporary_folder(purpose: str) -> Iterator[Path]:
 
     Args:
         purpose: One word of its name, such as "simplify".
-
-    Raises:
-        StorageError: If it cannot be made, or the disk has no room for what is written to it.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -78,9 +75,6 @@ def held_folder(parent: Path, purpose: str = "") -> Iterator[Path]:
     Args:
         parent: Where it is made.
         purpose: One word of its name; may be empty.
-
-    Raises:
-        OSError: If it cannot be made.
     """
     _tell(parent)
     prefix = f"{TEMPORARY}{os.getpid()}-{purpose}{'-' if purpose else ''}"

@@ -27,10 +27,6 @@ def writing(final: Path) -> Iterator[Path]:
 
     The path has the final name inside a temporary folder on the same file system, so that formats with
     side files (external data) can name them. On an error nothing appears under a final name.
-
-    Raises:
-        InvalidOption: If the target is a folder, a device or a pipe.
-        StorageError: If it cannot be written: the disk is full, a permission is missing, ...
     """
     check_output(final)
     with contextlib.ExitStack() as stack:
@@ -56,11 +52,7 @@ def writing(final: Path) -> Iterator[Path]:
 
 
 def check_output(final: Path) -> None:
-    """Refuse an output that could not be written, before any work.
-
-    Raises:
-        InvalidOption: If it is a folder, a device or a pipe: a file would take its place.
-    """
+    """Refuse an output that could not be written, before any work."""
     with reading(final):
         kind = kind_of(final)
     if kind not in ("", "a file"):

@@ -97,12 +97,7 @@ class Fitting:
         self.warnings: list[str] = []
 
     def fit(self, graph: Path) -> Fitted:
-        """Write a graph that the reader takes.
-
-        Raises:
-            UnsupportedOperator: Naming a node that it does not take, or would compute wrongly.
-            ModelError: If a rewrite computes something else.
-        """
+        """Write a graph that the reader takes."""
         self.warnings = []
         graph = self._with_io_types(graph)
         graph = self._without_lacking(graph)
@@ -175,11 +170,7 @@ class Fitting:
         return graph
 
     def _without_faults(self, graph: Path) -> Fitted:
-        """Rewrite what the engine is known to compute wrongly, refuse it, or warn of it.
-
-        Raises:
-            UnsupportedOperator: Naming the fault, its reports and the nodes.
-        """
+        """Rewrite what the engine is known to compute wrongly, refuse it, or warn of it."""
 
         faults, cured = self._faults(), dict[str, Sequence[str]]()
         light = read_weightless(graph).model
@@ -233,9 +224,6 @@ class Fitting:
 
         Returns:
             What could not be compared.
-
-        Raises:
-            ModelError: If it computes something else.
         """
 
         path = path or self.model
@@ -307,15 +295,12 @@ class Constraints:
         Args:
             graph: The fitted graph.
             output: Where it is written with a name for each node, after which layers are named.
-
-        Raises:
-            InvalidOption: If the user names layers, and the engine takes no constraints.
         """
         named = self._named()
         half = half_left_to_engine(self.spec, self.capabilities)
         if not half:
             return named, graph, []
-        from ..compiler.quantize.half.protect import nodes_to_protect
+        from ..compiler.quantize.half.precision import nodes_to_protect
 
         model = load_onnx(graph)
         ranges = self._observed() if half == "fp16" else None  # bf16 reaches as far as float32
@@ -343,7 +328,7 @@ class Constraints:
 
     def _named(self) -> dict[str, str]:
         """Node of the model to precision, of what the user named."""
-        from ..compiler.quantize.match_nodes import match_nodes
+        from ..compiler.quantize.request import match_nodes
 
         spec = self.spec
         if spec.precision in _FLOATS or self.needed == spec.precision:

@@ -77,11 +77,7 @@ class LoweredGraph:
 
 
 def load_lowered(path: Path) -> LoweredGraph:
-    """Return a graph that `lower` wrote.
-
-    Raises:
-        ArtifactError: If it has no manifest that says so.
-    """
+    """Return a graph that `lower` wrote."""
     manifest = read_manifest(path)
     record = manifest.options.get(_RECORD) if manifest else None
     try:
@@ -131,11 +127,6 @@ def lower(
 
     Returns:
         The graph; its path is the model where that is what the engine needs, and `keep` is not set.
-
-    Raises:
-        InvalidOption: If the graph has not the precision and cannot be given it, or options contradict.
-        IntentNotReached: If the processor here would emulate the precision.
-        CalibrationError, QuantizationError, ModelError: As `compiler.quantize.quantize`.
     """
     from ..engines.registry import engine
 
@@ -267,11 +258,7 @@ class _Lowering:
         return lowered
 
     def _must_be_typed(self) -> bool:
-        """Whether the model is not of the needed precision yet.
-
-        Raises:
-            InvalidOption: If it cannot become so.
-        """
+        """Whether the model is not of the needed precision yet."""
         spec, needed, model = self.spec, self.needed, self.model
         if spec.calibrator:
             return False

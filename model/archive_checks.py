@@ -35,10 +35,6 @@ def check_archive(path: Path, *, what: str, hint: str) -> None:
         path: The file.
         what: What it should be, for messages: "a TorchScript archive".
         hint: How to get a whole one.
-
-    Raises:
-        ModelError: If its directory or a member is damaged, a member lies outside of the archive or comes
-            twice, or it unpacks to much more than itself. Data: `file`, `member`.
     """
     member, problem = "", "its directory is damaged"
     try:
@@ -59,11 +55,7 @@ def check_archive(path: Path, *, what: str, hint: str) -> None:
 
 
 def check_names(archive: zipfile.ZipFile, path: Path, hint: str = "") -> None:
-    """Refuse members outside of the archive, that come twice, or that unpack to too much.
-
-    Raises:
-        ModelError: Naming the member.
-    """
+    """Refuse members outside of the archive, that come twice, or that unpack to too much."""
     members = archive.infolist()
     for name, count in Counter(member.orig_filename for member in members).items():
         parts = PurePosixPath(name.replace("\\", "/")).parts

@@ -115,10 +115,6 @@ def make_example(
         dynamic: `INPUT:AXIS=NAME` each.
         data: Feeds of the user's data.
         rung: Which of `extents.RUNGS` serves for axes of which nothing is known.
-
-    Raises:
-        InvalidOption: If there is neither, a dynamic axis does not exist, or extents contradict each other.
-        ExportError: If a given name is no parameter of `forward`.
     """
     given = tuple(parse_input(item) if isinstance(item, str) else item for item in inputs)
     given = _with_preprocessing(given, loaded) or loaded.inputs
@@ -287,11 +283,7 @@ def _parameters(module: Any) -> list[tuple[str, inspect.Parameter]]:
 
 
 def takes_keywords(module: Any, tensors: Sequence[TensorInfo]) -> bool:
-    """Return whether the inputs go to `forward` by name: it has a parameter for each.
-
-    Raises:
-        ExportError: If it requires more inputs than there are.
-    """
+    """Return whether the inputs go to `forward` by name: it has a parameter for each."""
     if _nested_names(module):
         return False
     captured = getattr(module, "_in_spec", None)

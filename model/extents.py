@@ -32,11 +32,7 @@ class Extents:
 
 
 def asked_ranges(inputs: Sequence[TensorInfo]) -> dict[str, AxisRange]:
-    """Return axis name to the range that the spelling of the inputs asks for.
-
-    Raises:
-        InvalidOption: If inputs contradict each other.
-    """
+    """Return axis name to the range that the spelling of the inputs asks for."""
     ranges: dict[str, AxisRange] = {}
     for tensor in inputs:
         for said in tensor.extents:
@@ -68,9 +64,6 @@ def traced_extents(
         numbers: (input, axis) to the number that stood there before `--dynamic` named the axis.
         values: Arrays of inputs, the most telling first: of the example, of the data.
         rung: Which of `RUNGS` serves where nothing is known.
-
-    Raises:
-        InvalidOption: If two inputs give one axis different extents to trace with.
     """
     given: dict[str, int] = {}
     for tensor in inputs:

@@ -58,9 +58,6 @@ def taken_apart(module: nn.Module, example: Any) -> tuple[nn.Module, tuple[Any, 
         module: The model.
         example: A tensor, or a tuple (positional) or dict (by name) of the arguments of `forward`. Arguments
             may be tuples, lists, dicts, dataclasses, None and numbers.
-
-    Raises:
-        ExportError: If the example holds something else, naming its type and where.
     """
     if not isinstance(example, dict | tuple):
         example = (example,)

@@ -33,9 +33,6 @@ def check_model(model: onnx.ModelProto, path: Path) -> None:
     Args:
         model: The model.
         path: The file, for messages, and for the folder that external data must lie in.
-
-    Raises:
-        ModelError: Naming the file, the node or tensor, and what is required. Data: `file`.
     """
     try:
         for text in _texts(model):

@@ -32,11 +32,6 @@ def load_onnx(path: Path, *, external_data: bool = True) -> onnx.ModelProto:
     Args:
         path: The file.
         external_data: Whether to read weights that lie in other files.
-
-    Raises:
-        MissingFile: If the file is not there.
-        ModelError: If it is no ONNX file, is cut off, has no graph, or lacks its external data.
-        ArtifactError: If it is not what the manifest beside it says.
     """
     checked_input(path, what="model")
     model = parse_onnx(read_bytes(path, what="model"), path)
@@ -46,11 +41,7 @@ def load_onnx(path: Path, *, external_data: bool = True) -> onnx.ModelProto:
 
 
 def parse_onnx(content: bytes, path: Path) -> onnx.ModelProto:
-    """Return the model that was read from a file.
-
-    Raises:
-        ModelError: If it is no ONNX model, is cut off, has no graph, or `onnx_checks` refuses it.
-    """
+    """Return the model that was read from a file."""
     import onnx
     from google.protobuf.message import DecodeError
 
@@ -73,11 +64,7 @@ def parse_onnx(content: bytes, path: Path) -> onnx.ModelProto:
 
 
 def add_external_data(model: onnx.ModelProto, path: Path) -> None:
-    """Read the weights of a model that lie in files beside its own into the model.
-
-    Raises:
-        ModelError: If they cannot be read.
-    """
+    """Read the weights of a model that lie in files beside its own into the model."""
     from onnx import TensorProto
 
     for tensor in every_tensor(model):
@@ -96,11 +83,7 @@ def add_external_data(model: onnx.ModelProto, path: Path) -> None:
 
 
 def load_checked(path: Path) -> onnx.ModelProto:
-    """Return the model after ONNX's checker and strict shape inference found nothing wrong.
-
-    Raises:
-        MissingFile, ModelError: As `load_onnx`, or with what the checker found.
-    """
+    """Return the model after ONNX's checker and strict shape inference found nothing wrong."""
     model = load_onnx(path)
     check_onnx(path, infer_shapes=True)
     return model
@@ -112,9 +95,6 @@ def check_onnx(path: Path, *, infer_shapes: bool = False) -> None:
     Args:
         path: The file.
         infer_shapes: Also infer all shapes, strictly: what is declared must be what follows.
-
-    Raises:
-        ModelError: With the checker's finding.
     """
     import onnx
 
@@ -232,11 +212,7 @@ def count_operators(model: onnx.ModelProto) -> dict[str, int]:
 
 
 def digest_model(path: Path, model: onnx.ModelProto) -> str:
-    """Return the digest of a file that was read already, with its external data.
-
-    Raises:
-        ModelError: If external data is missing.
-    """
+    """Return the digest of a file that was read already, with its external data."""
     beside = external_files(path, model)
     missing = [file for file in beside if not file.is_file()]
     if missing:

@@ -107,9 +107,6 @@ def output_error(reference: NDArray[Any], output: NDArray[Any]) -> OutputError:
     """Compare one output with its reference of the same shape; see `ErrorSums`.
 
     `snr = 10 log10(Σ ref² / Σ (ref − out)²)`. The error of texts is the share that differs.
-
-    Raises:
-        ValueError: If the shapes differ.
     """
     if reference.shape != output.shape:
         raise ValueError(f"shapes differ: {reference.shape} and {output.shape}")

@@ -21,31 +21,19 @@ def flat_tensors(outputs: Any) -> list[tuple[str, Any]]:
 
     A name is the path through dicts and dataclasses, such as `encoder.hidden_0`; it is empty where the
     outermost structure is a tensor, tuple or list, which name nothing.
-
-    Raises:
-        ForeignOutput: For an object of another type, naming it and where it stands.
     """
     named = _is_named(outputs)
     return [(path if named else "", tensor) for path, tensor in _tensors(outputs, "")]
 
 
 def flat_outputs(outputs: Any) -> tuple[list[str], list[NDArray[Any]]]:
-    """Return names (empty where the structure has none) and arrays of what `forward` returned.
-
-    Raises:
-        ForeignOutput: As `flat_tensors`.
-    """
+    """Return names (empty where the structure has none) and arrays of what `forward` returned."""
     tensors = flat_tensors(outputs)
     return [name for name, _ in tensors], [tensor.detach().cpu().numpy() for _, tensor in tensors]
 
 
 def name_outputs(given: Sequence[str], reference: Any) -> list[str]:
-    """Return a name for every output: as given, as the structure says, or `output`, `output_0`, ...
-
-    Raises:
-        InvalidOption: If the given names are not as many as the outputs.
-        ExportError: If there is no tensor among them, or an object of another type (`ForeignOutput`).
-    """
+    """Return a name for every output: as given, as the structure says, or `output`, `output_0`, ..."""
     names = [name for name, _ in flat_tensors(reference)]
     if not names:
         raise ExportError(

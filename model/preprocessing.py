@@ -138,11 +138,7 @@ def as_json(preprocessing: Preprocessing) -> dict[str, Any]:
 
 
 def read_preprocessing(value: object) -> Preprocessing:
-    """Read the form written by `as_json`.
-
-    Raises:
-        InvalidOption: Naming what is wrong.
-    """
+    """Read the form written by `as_json`."""
     kind = value.get("kind") if isinstance(value, Mapping) else None
     if not isinstance(kind, str) or kind not in _KINDS:
         raise InvalidOption(f"preprocessing of kind {kind!r}; {', '.join(_KINDS)} are known")
@@ -153,10 +149,6 @@ def read_preprocessing(value: object) -> Preprocessing:
 
 
 def preprocessing_of(inputs: Sequence[TensorInfo]) -> Preprocessing | None:
-    """Return what inputs say of how samples become them; None where they say nothing.
-
-    Raises:
-        InvalidOption: If it cannot be read.
-    """
+    """Return what inputs say of how samples become them; None where they say nothing."""
     said = next((one.preprocessing for one in inputs if one.preprocessing is not None), None)
     return None if said is None else read_preprocessing(said)

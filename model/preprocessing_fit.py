@@ -15,9 +15,6 @@ def fit_preprocessing(said: Preprocessing, inputs: Sequence[TensorInfo]) -> dict
 
     Images get the name of the model's input, and its height and width where these are fixed; what they are
     resized to before a crop grows or shrinks with them.
-
-    Raises:
-        InvalidOption: If the model has no such input.
     """
     if isinstance(said, ImagePreprocessing):
         tensor = _image_input(said, inputs)

@@ -18,11 +18,6 @@ def find_preprocessing(name: str, *, base: Path | None = None) -> Preprocessing:
     Args:
         name: "imagenet", "cifar10", "timm:NAME", "torchvision:NAME", "hf:NAME_OR_FOLDER" or "FILE.json".
         base: Folder of relative paths; the working folder by default.
-
-    Raises:
-        InvalidOption: If there is no such name, with the near ones, or the file is none.
-        MissingFile: If there is no such file.
-        EngineUnavailable, ModelError: If the package of a model by name, or its configuration, is not here.
     """
     if name in PRESETS:
         return PRESETS[name]

@@ -82,11 +82,7 @@ def is_trusted() -> bool:
 
 @contextlib.contextmanager
 def program_checked(path: Path) -> Iterator[None]:
-    """Check a program, and let PyTorch unpickle nothing but weights as long as this lasts.
-
-    Raises:
-        ModelError: If the file is no such archive; or holds more than weights, and is not trusted.
-    """
+    """Check a program, and let PyTorch unpickle nothing but weights as long as this lasts."""
     if _trusted.get():
         yield
         return
@@ -101,12 +97,7 @@ def program_checked(path: Path) -> Iterator[None]:
 
 
 def check_program(path: Path) -> None:
-    """Refuse a `.pt2` that runs code when it is loaded; nothing of it is run.
-
-    Raises:
-        ModelError: If the file is no such archive; or holds more than weights, and is not trusted.
-            Data: `file`, `member`.
-    """
+    """Refuse a `.pt2` that runs code when it is loaded; nothing of it is run."""
     if _trusted.get():
         return
     try:
@@ -197,11 +188,7 @@ def _unsafe(content: bytes) -> str:
 
 
 def check_torchscript(path: Path) -> None:
-    """Refuse a TorchScript archive whose code touches files; nothing of it is run.
-
-    Raises:
-        ModelError: Naming the member and the operator. Data: `file`, `member`.
-    """
+    """Refuse a TorchScript archive whose code touches files; nothing of it is run."""
     if not is_archive(path):  # another format that PyTorch takes, with a zip behind it
         raise ModelError(f"{path}: does not begin as a TorchScript archive", file=path)
     for name, code in _code(path):

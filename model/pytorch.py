@@ -35,10 +35,6 @@ def load_torch(source: Source, device: str = "cpu") -> LoadedModel:
     Args:
         source: What MODEL says.
         device: Where its parameters go: "cpu", or "cuda:0".
-
-    Raises:
-        EngineUnavailable: If PyTorch is not installed.
-        ModelError: If the file is damaged, or the function raises or returns something else.
     """
     if source.is_named:
         from .named.load import load_named

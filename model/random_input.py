@@ -49,9 +49,6 @@ def random_feeds(
         extent: For every dynamic axis.
         shapes: Shapes to use for some inputs instead.
         domains: What values inputs take; otherwise what their names and types tell.
-
-    Raises:
-        DataError: If an input is of strings, which cannot be made up.
     """
     generator = np.random.default_rng(seed)
     chosen = {t.name: (shapes or {}).get(t.name) or fill_dynamic(t, extent) for t in inputs}
@@ -86,9 +83,6 @@ def run_on(
         sample: Real input.
         run: Runs it.
         inputs: What `run` takes, where that is not what the graph says.
-
-    Raises:
-        QCompileError: What `run` raised.
     """
     return RandomInput(model, inputs).run(run) if sample is None else (sample, run(sample))
 
@@ -120,11 +114,7 @@ class RandomInput:
         return bool(with_axes) and all(0 in tensor.dynamic_axes for tensor in with_axes)
 
     def feeds(self, batch: int = 1, *, seed: int = 0) -> Feeds:
-        """Return random input of so many samples.
-
-        Raises:
-            DataError: If an input cannot be made up.
-        """
+        """Return random input of so many samples."""
         shapes = {tensor.name: self._shape(tensor, batch) for tensor in self.inputs}
         return random_feeds(self.inputs, seed=seed, shapes=shapes, domains=self._domains)
 

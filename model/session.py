@@ -43,9 +43,6 @@ def session_options(
         optimize: Whether the graph is optimized at all; a file that the optimizer wrote is run as it is.
         integers: Whether Q/DQ pairs become integer kernels. Without, they round floats, and what is stored
             is rounded once: 18 times as fast as a graph that is not optimized (a Swin for TensorRT).
-
-    Raises:
-        EngineUnavailable: If ONNX Runtime is missing.
     """
     onnxruntime = import_onnxruntime()
     options = onnxruntime.SessionOptions()
@@ -80,10 +77,6 @@ def make_session(
         without: Names of optimizers that are left out, besides those that would change what is computed.
         providers: As `InferenceSession` takes them, the first choice first.
         error: Type to raise when ONNX Runtime refuses the file.
-
-    Raises:
-        EngineUnavailable: If ONNX Runtime is missing.
-        QCompileError: Of type `error`, with what ONNX Runtime says.
     """
     onnxruntime = import_onnxruntime()
     unoptimized = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -130,10 +123,6 @@ def optimize_file(
         large: Whether the model is too large for one file.
         without: Names of optimizers that are left out.
         error: Type to raise when ONNX Runtime refuses the file.
-
-    Raises:
-        EngineUnavailable: If ONNX Runtime is missing.
-        QCompileError: Of type `error`, with what ONNX Runtime says.
     """
     options.optimized_model_filepath = str(output)
     if large:
@@ -144,11 +133,7 @@ def optimize_file(
 
 
 def run_session(session: Any, names: list[str], feeds: Feeds, subject: str) -> list[Any]:
-    """Return the named outputs.
-
-    Raises:
-        ModelError: If inference fails, naming the shapes that were fed.
-    """
+    """Return the named outputs."""
     try:
         return list(session.run(names, feeds))
     except Exception as error:  # its exceptions share no narrower base
@@ -160,11 +145,7 @@ def run_session(session: Any, names: list[str], feeds: Feeds, subject: str) -> l
 
 
 def import_onnxruntime() -> Any:
-    """Import ONNX Runtime.
-
-    Raises:
-        EngineUnavailable: If it is not installed.
-    """
+    """Import ONNX Runtime."""
     try:
         import onnxruntime
     except ImportError as error:

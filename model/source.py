@@ -118,10 +118,6 @@ def parse_source(
         base: Folder of relative paths; the working folder by default.
         weights: "random" or a file, as if it stood in the spelling.
         download: Whether the package of a named model may download, likewise.
-
-    Raises:
-        InvalidOption: If the spelling is none of the known ones.
-        MissingFile: If it names a file that is not there.
     """
     head, mark, query = spec.partition("?")
     kind, colon, name = head.partition(":")
@@ -228,10 +224,6 @@ def digest_source(source: Source, *, depends: Sequence[Path] = ()) -> str:
     A function can read anything. Files beside it with code, weights or settings in them count, not only
     its own: making a stage again once too often is better than once too seldom. Artifacts with a manifest
     do not. What lies elsewhere is named with `depends`.
-
-    Raises:
-        MissingFile: If a file of `depends` is not there.
-        ArtifactError: If a model file is not what the manifest beside it says.
     """
     files = source_files(source, depends=depends)
     if source.is_named:
@@ -246,11 +238,7 @@ def digest_source(source: Source, *, depends: Sequence[Path] = ()) -> str:
 
 
 def source_files(source: Source, *, depends: Sequence[Path] = ()) -> list[Path]:
-    """Return the files that the digest of a source is of, in its order.
-
-    Raises:
-        MissingFile, ArtifactError: As `digest_source`.
-    """
+    """Return the files that the digest of a source is of, in its order."""
     files: list[Path] = [require_file(path, what="depends: file") for path in depends]
     if source.options.file:
         files.append(require_file(Path(source.options.file), what="weights"))

@@ -62,11 +62,7 @@ class SourceOptions:
         return "?" + "&".join(said) if said else ""
 
     def merged(self, spec: str, *, weights: str = "", download: bool = False) -> SourceOptions:
-        """Return options with what was given beside the spelling.
-
-        Raises:
-            InvalidOption: If the spelling says otherwise.
-        """
+        """Return options with what was given beside the spelling."""
         if weights and self.weights and weights != self.weights:
             raise InvalidOption(
                 f"`weights` {weights}: the spelling {spec} says weights={self.weights}; one is required",
@@ -82,9 +78,6 @@ def parse_query(query: str, spec: str, known: tuple[str, ...] = ()) -> SourceOpt
         query: The text behind the `?`.
         spec: The whole spelling, for messages.
         known: Keys that this kind of source takes; empty for all.
-
-    Raises:
-        InvalidOption: Naming the key or value that is wrong, and the nearest known one.
     """
     takes = known or tuple(_READERS)
     values: dict[str, Any] = {}

@@ -73,9 +73,6 @@ def check_tensor(tensor: onnx.TensorProto, folder: Path) -> None:
     Args:
         tensor: The tensor.
         folder: Where external data must lie: that of the model's file, links resolved.
-
-    Raises:
-        Refused: Naming the tensor.
     """
     import onnx
 
@@ -213,12 +210,7 @@ def external_path(location: str, folder: Path) -> Path | str:
 
 
 def read_external(tensor: onnx.TensorProto, folder: Path) -> bytes:
-    """Return the raw data of a tensor that lie outside of its file, after `check_tensor` found nothing.
-
-    Raises:
-        ModelError: If the place is none that may be read.
-        OSError: If they cannot be read.
-    """
+    """Return the raw data of a tensor that lie outside of its file, after `check_tensor` found nothing."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     target = external_path(entries.get("location", ""), folder)
     if isinstance(target, str):

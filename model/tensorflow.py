@@ -48,12 +48,7 @@ _H5_CONFIG = "import h5py, sys; print(h5py.File(sys.argv[1], 'r').attrs.get('mod
 
 
 def tensorflow_python(texts: Sequence[str]) -> str:
-    """Return the interpreter of `tensorflow=INTERPRETER`; this one where none is given.
-
-    Raises:
-        InvalidOption: If one is spelled otherwise, or given twice.
-        MissingFile: If there is no such executable.
-    """
+    """Return the interpreter of `tensorflow=INTERPRETER`; this one where none is given."""
     for text in texts:
         name, _, python = text.partition("=")
         if name != "tensorflow" or not python or len(texts) > 1:

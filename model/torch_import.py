@@ -13,12 +13,7 @@ _NEEDED_BYTES = 640 << 20
 
 
 def import_torch() -> Any:
-    """Import PyTorch.
-
-    Raises:
-        EngineUnavailable: If it is not installed.
-        OutOfMemory: If a limit on address space leaves too little of it.
-    """
+    """Import PyTorch."""
     if "torch" not in sys.modules:
         require_address_space(_NEEDED_BYTES, "load PyTorch")
     try:

@@ -24,11 +24,7 @@ from .source_modules import PREFIX, module_name
 
 
 def load_function(source: Source) -> Callable[[], Any]:
-    """Import the function that a source names.
-
-    Raises:
-        ModelError: If importing fails or the function is not there.
-    """
+    """Import the function that a source names."""
     if source.kind == "file":
         module = _import_file(source)
     else:
@@ -47,11 +43,7 @@ def load_function(source: Source) -> Callable[[], Any]:
 
 
 def call(function: Callable[[], Any], source: Source) -> Any:
-    """Call a user's function, naming it and the line that raised.
-
-    Raises:
-        ModelError: With the cause kept.
-    """
+    """Call a user's function, naming it and the line that raised."""
     try:
         with beside(source):
             return function()

@@ -55,13 +55,7 @@ class WeightlessModel:
 
 
 def read_weightless(path: Path) -> WeightlessModel:
-    """Read a file.
-
-    Raises:
-        MissingFile: If the file is not there.
-        ModelError: If it is no ONNX file or is cut off.
-        ArtifactError: If it is not what the manifest beside it says.
-    """
+    """Read a file."""
     checked_input(path, what="model")
     if not path.stat().st_size:  # an empty file cannot be mapped
         return WeightlessModel(path, parse_onnx(b"", path))
@@ -80,11 +74,7 @@ def read_weightless(path: Path) -> WeightlessModel:
 
 
 def fingerprint(path: Path) -> str:
-    """Return the digest of an ONNX file with its external data, wherever that lies.
-
-    Raises:
-        MissingFile, ModelError: As `read_weightless`, or if external data is missing.
-    """
+    """Return the digest of an ONNX file with its external data, wherever that lies."""
     return read_weightless(path).fingerprint()
 
 

@@ -20,12 +20,7 @@ _WRAPPED = ("state_dict", "model_state_dict", "model", "weights")
 
 
 def read_weights(path: Path) -> dict[str, Any]:
-    """Return the tensors of a file by name.
-
-    Raises:
-        MissingFile: If it is not there.
-        ModelError: If it holds anything but tensors, or is damaged.
-    """
+    """Return the tensors of a file by name."""
     require_file(path, what="weights")
     values = _read_safetensors(path) if path.suffix == ".safetensors" else _read_state_dict(path)
     torch = import_torch()
@@ -50,9 +45,6 @@ def load_weights(module: Any, path: Path, label: str) -> None:
         module: An `nn.Module`; it is changed.
         path: The file.
         label: The model's spelling, for messages.
-
-    Raises:
-        ModelError: Naming tensors that are missing, too many, or of another shape.
     """
     given = _without_prefix(read_weights(path), module)
     own = module.state_dict()

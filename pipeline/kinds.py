@@ -28,11 +28,7 @@ PROCESSOR = "cpu"
 
 
 def for_every_kind(recipe: Recipe, kinds: Sequence[str]) -> Recipe:
-    """Return the recipe with one artifact for each kind in place of each that is for the cluster's GPUs.
-
-    Raises:
-        RecipeError: If an artifact is for the cluster's GPUs and there are none, or a name is taken.
-    """
+    """Return the recipe with one artifact for each kind in place of each that is for the cluster's GPUs."""
     if not any(is_for_cluster(one) for one in recipe.artifact):
         return recipe
     index, first = next((at, one) for at, one in enumerate(recipe.artifact) if is_for_cluster(one))

@@ -67,10 +67,6 @@ def members(recipe: Recipe, *, kinds: Sequence[str] = (), only: Sequence[str] = 
         recipe: A recipe with `[sweep]`.
         kinds: GPUs that the workers have, such as "sm90", for "each" in `sweep.gpus`.
         only: Globs; cells whose name none of them matches are left out. Empty keeps all.
-
-    Raises:
-        RecipeError: If the recipe has no matrix, or two cells would have one name.
-        Refused: If the artifacts that can be made alone cannot be made together.
     """
     matrix = recipe.sweep
     if matrix is None:

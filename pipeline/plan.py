@@ -95,9 +95,6 @@ def plan(
     Args:
         recipe, output, again, trust, shared: As `run`.
         progress: Told of every step.
-
-    Raises:
-        RecipeError, InvalidOption, MissingFile: As `run` would at once.
     """
     if not isinstance(recipe, Recipe):
         recipe = read_recipe(recipe)

@@ -164,9 +164,6 @@ def recipe_files(recipe: Recipe) -> Iterator[Path]:
     """Yield the absolute paths of the files that a recipe's stages read; some come twice.
 
     Links on the way are kept as they are spelled, but for one in front of a `..`.
-
-    Raises:
-        MissingFile, InvalidOption: If a key leads nowhere.
     """
     for path in _found(recipe):
         yield settled(path)

@@ -35,11 +35,7 @@ def published(recipe: RecipeFile) -> Iterator[tuple[str, str, str]]:
 
 
 def check_names(recipe: RecipeFile) -> None:
-    """Refuse a recipe in which two stages publish one file; names that differ by case alone are one.
-
-    Raises:
-        Refused: Naming both.
-    """
+    """Refuse a recipe in which two stages publish one file; names that differ by case alone are one."""
     named = [("name", recipe.name)]
     named += [(f"artifact[{index}].name", one.name) for index, one in enumerate(recipe.artifact)]
     for key, name in named:
@@ -54,11 +50,7 @@ def check_names(recipe: RecipeFile) -> None:
 
 
 def check_output(recipe: RecipeFile, folder: Path, output: Path) -> None:
-    """Refuse an output folder in which a run would overwrite what it reads.
-
-    Raises:
-        InvalidOption: Naming the file.
-    """
+    """Refuse an output folder in which a run would overwrite what it reads."""
     read = [folder / text for text in (recipe.model.source, recipe.calibrate.ranges) if text]
     for file, _, what in published(recipe):
         target = output / file

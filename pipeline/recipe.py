@@ -83,11 +83,7 @@ def read_recipe(path: str | Path, *, told: Told = deprecated) -> Recipe:
 
 
 def parse_recipe(content: bytes, path: Path, *, told: Told = deprecated) -> Recipe:
-    """Return the recipe that a file holds.
-
-    Raises:
-        RecipeError: As `read_recipe`.
-    """
+    """Return the recipe that a file holds."""
     if len(content) > _MOST_BYTES:
         raise RecipeError(f"{path}: has {len(content)} bytes; at most {_MOST_BYTES} are required", file=path)
     if any(line.count(b".") > _MOST_DOTS for line in content.splitlines()):  # of a key: tomllib takes minutes
@@ -101,11 +97,7 @@ def parse_recipe(content: bytes, path: Path, *, told: Told = deprecated) -> Reci
 
 
 def make_recipe(values: dict[str, Any], path: Path, *, told: Told = deprecated) -> Recipe:
-    """Return the recipe of these values, which `path` holds or will hold.
-
-    Raises:
-        RecipeError: As `read_recipe`.
-    """
+    """Return the recipe of these values, which `path` holds or will hold."""
     try:
         recipe = Recipe(**vars(_decoded(values, told)), path=path)
         check_names(recipe)
@@ -118,11 +110,7 @@ def make_recipe(values: dict[str, Any], path: Path, *, told: Told = deprecated) 
 
 
 def refuse_matrix(recipe: Recipe) -> None:
-    """Refuse a recipe that stands for many.
-
-    Raises:
-        RecipeError: If it has `[sweep]`.
-    """
+    """Refuse a recipe that stands for many."""
     if recipe.sweep is not None:
         raise RecipeError(
             f"{recipe.path}: key 'sweep' makes many recipes of one; one without it is required here",
@@ -133,11 +121,7 @@ def refuse_matrix(recipe: Recipe) -> None:
 
 
 def require_scales(recipe: Recipe) -> None:
-    """Without ranges, an ONNX file must hold the scales of static INT8 and FP8 itself, as Q/DQ.
-
-    Raises:
-        Refused: If it does not.
-    """
+    """Without ranges, an ONNX file must hold the scales of static INT8 and FP8 itself, as Q/DQ."""
     needing = [one.name for one in recipe.artifact if one.needs_ranges]
     if not needing or recipe.has_ranges:
         return

@@ -184,11 +184,7 @@ class Executor(Protocol):
         """GPUs of the cluster by compute capability ("sm86"), each once, sorted; none without a cluster."""
 
     def do(self, recipe: Recipe, step: Step, store: Store, *, again: bool, progress: Progress) -> Done | None:
-        """Carry out a step unless it is done, and publish its files; None where it means no stage.
-
-        Raises:
-            QCompileError: If the step fails; what was done before stays done.
-        """
+        """Carry out a step unless it is done, and publish its files; None where it means no stage."""
 
     def is_done(self, recipe: Recipe, step: Step, store: Store) -> bool:
         """Whether an earlier run did a step, so that `do` would carry nothing out."""
@@ -228,12 +224,7 @@ class ThisProcess:
 
 
 def carry_out(stage: Stage, folder: Path, output: Path, progress: Progress) -> None:
-    """Do the work of a stage in a folder.
-
-    Raises:
-        OutOfMemory: If it gets no memory.
-        QCompileError: If it fails.
-    """
+    """Do the work of a stage in a folder."""
     try:
         stage.work(folder / stage.file, progress)
     except Exception as error:

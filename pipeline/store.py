@@ -65,11 +65,7 @@ class Store:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the output folder; a second run in it is refused.
-
-        Raises:
-            InvalidOption: If it cannot be made, or another run holds it.
-        """
+        """Hold the output folder; a second run in it is refused."""
         try:
             for folder in (self.folder, self.own):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -204,11 +200,7 @@ class Store:
         return files
 
     def _publish(self, final: Path, files: Mapping[str, str]) -> None:
-        """Give the files their public names: weights first, manifests last, so that no pair is a wrong one.
-
-        Raises:
-            StorageError: If a name cannot be taken, such as one that a folder has.
-        """
+        """Give the files their public names: weights first, manifests last, so that no pair is a wrong one."""
         self._remove_former(final, files)
         synced = False
         for name in sorted(files, key=_order):
@@ -268,12 +260,7 @@ class _Record:
 
 
 def _read_record(path: Path) -> dict[str, Any]:
-    """Return the record of a stage.
-
-    Raises:
-        ValueError, RecursionError: If it is none, or names a file that does not lie in its folder.
-        OSError: If it cannot be read.
-    """
+    """Return the record of a stage."""
     record: dict[str, Any] = json.loads(path.read_bytes())
     msgspec.convert(record, _Record)
     for name in record["files"]:
@@ -319,11 +306,7 @@ def _peak_bytes() -> int | None:
 
 
 def _stat(path: Path) -> list[int]:
-    """Size and time of a regular file.
-
-    Raises:
-        ValueError: If it is a link, which may lead anywhere.
-    """
+    """Size and time of a regular file."""
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{path}: is no regular file")

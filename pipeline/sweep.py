@@ -49,10 +49,6 @@ def sweep(
 
     Returns:
         What all runs did: artifacts and failures by the names of the cells, stages as "small-b8: build-int8".
-
-    Raises:
-        RecipeError: If the recipe has no matrix, or is wrong.
-        ClusterError: If the scheduler or all workers are lost; what was done before stays done.
     """
     if not isinstance(recipe, Recipe):
         recipe = read_recipe(recipe)
@@ -94,10 +90,6 @@ def plan_sweep(
     """Return what `sweep` would do; a stage that shapes of a model share counts once.
 
     The kinds of GPU of a cluster are known to the cluster: without one there are none.
-
-    Raises:
-        RecipeError: As `sweep`.
-        QCompileError: If a recipe of the matrix could not begin.
     """
     folder, stages = _folder(recipe, output, trust=trust), dict[str, PlannedStage]()
     for member in members(recipe, only=only):
@@ -137,11 +129,7 @@ def _run(
     progress: Progress,
     listener: StageListener | None,
 ) -> RunReport | QCompileError:
-    """Run the recipe of a member; an error fails its cells alone.
-
-    Raises:
-        ClusterError: Every other cell would fail for the same reason.
-    """
+    """Run the recipe of a member; an error fails its cells alone."""
 
     def show(text: str, done: int = 0, total: int | None = None, /) -> None:
         progress(f"{member.name}: {text}", done, total)

@@ -66,9 +66,6 @@ def trusted(recipe: Recipe, *, trust: bool, output: Path | None, typed: Collecti
         trust: Whether the user trusts it: code outside its folder, and `.pt2` and Keras files with code.
         output: The folder that the user gave in place of the recipe's.
         typed: Spellings of models and data that the user typed, which needs no more trust.
-
-    Raises:
-        RecipeError: If it names code, or writes to a place, outside its folder, and is not trusted.
     """
     if trust:
         return replace(recipe, model=replace(recipe.model, trust=True))

@@ -45,11 +45,6 @@ def write_report(
 
     Returns:
         The path of the report.
-
-    Raises:
-        InvalidOption: If the output is no .html, or a folder.
-        MissingFile, ArtifactError: If a file is not there, or not what it should be.
-        EngineUnavailable: If Jinja is missing.
     """
     path = Path(output)
     check_page(path)
@@ -87,11 +82,7 @@ def render(source: Source, *, name: str) -> str:
 
 
 def template(name: str) -> Template:
-    """Return a template of this folder.
-
-    Raises:
-        EngineUnavailable: If Jinja is missing.
-    """
+    """Return a template of this folder."""
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ImportError as error:
@@ -115,12 +106,7 @@ def style() -> str:
 
 
 def check_page(path: Path) -> None:
-    """Refuse an output that can be no page.
-
-    Raises:
-        InvalidOption: If it is no .html, or a folder.
-        EngineUnavailable: If Jinja is missing.
-    """
+    """Refuse an output that can be no page."""
     if path.suffix not in SUFFIXES:
         raise InvalidOption(f"`output` {path}: {' or '.join(SUFFIXES)} is required", option="output")
     check_output(path)

@@ -50,9 +50,6 @@ def recommend(results_path: Path, *, budget: Budget = NO_BUDGET) -> Recommendati
         results_path: `results.json` of `bench` or `run`.
         budget: What the artifact may take; by default any size and latency, and no drop in accuracy that its
             interval shows.
-
-    Raises:
-        MissingFile, ArtifactError: If there are no results.
     """
     source = read_source(results_path, budget=budget)
     summary = summarize(source)

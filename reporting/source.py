@@ -160,12 +160,7 @@ def read_source(
     recipe: Path | None = None,
     budget: Budget = NO_BUDGET,
 ) -> Source:
-    """Read every file of a report.
-
-    Raises:
-        MissingFile: If one is not there.
-        ArtifactError: If one is not what it should be.
-    """
+    """Read every file of a report."""
     results = read_results(clean(load_results(results_path).as_json()))
     ordered = sorted(results.rows, key=lambda row: row.name != results.baseline)
     subjects = [

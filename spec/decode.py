@@ -84,11 +84,7 @@ class Checked:
         self.check()
 
     def check(self) -> None:
-        """Refuse options that contradict each other.
-
-        Raises:
-            Refused: Naming one of them.
-        """
+        """Refuse options that contradict each other."""
 
 
 Told = Callable[[str], object]
@@ -112,9 +108,6 @@ def decode(kind: type[T], values: Mapping[str, Any], *, strict: bool = True, tol
         values: Key to value, as TOML or JSON has them.
         strict: Whether a text is no number; the command line has nothing but texts.
         told: Of every former name of an instruction set.
-
-    Raises:
-        Refused: Naming the key, what was found and what is required.
     """
     values = current_isas(values, told)
     _refuse_unknown(kind, values, "")
@@ -153,9 +146,6 @@ def given(kind: type[T], values: Mapping[str, Any]) -> T:
         kind: Its type.
         values: As `decode` takes them; None leaves an option at its default, and an option of pairs may be a
             mapping.
-
-    Raises:
-        Refused: As `decode`.
     """
     options = {one.name: one for one in fields_of(kind)}
     told = {name: value for name, value in values.items() if value is not None}
@@ -165,11 +155,7 @@ def given(kind: type[T], values: Mapping[str, Any]) -> T:
 
 
 def called(kind: type[T], spec: T | None, values: Mapping[str, Any]) -> T:
-    """Return the spec of a call: one that is given, with keyword arguments in place of some of its fields.
-
-    Raises:
-        Refused: As `decode`.
-    """
+    """Return the spec of a call: one that is given, with keyword arguments in place of some of its fields."""
     base = vars(shared(kind, spec)) if spec is not None else {}
     return given(kind, {**base, **values})
 
@@ -181,11 +167,7 @@ def shared(kind: type[T], spec: object, **more: Any) -> T:
 
 
 def read_shapes(spec: object, name: str) -> dict[str, tuple[int, ...]]:
-    """Return input to shape of an option that holds NAME:SHAPE.
-
-    Raises:
-        Refused: If one of them is no shape of numbers.
-    """
+    """Return input to shape of an option that holds NAME:SHAPE."""
     try:
         return parse_shapes(getattr(spec, name), option=name)
     except UsageError as error:

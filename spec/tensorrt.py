@@ -235,9 +235,6 @@ def weights_on_gpu(text: str, total: int) -> int:
     Args:
         text: The value of `weight_streaming`.
         total: Bytes of all weights that can stream.
-
-    Raises:
-        InvalidOption: If it is none of them.
     """
     if text == "all":
         return total
@@ -252,11 +249,7 @@ def weights_on_gpu(text: str, total: int) -> int:
 
 
 def parse_bytes(text: str, *, option: str) -> int:
-    """Read a size such as "64K", "512M", "4G" (powers of 1024) or a number of bytes.
-
-    Raises:
-        InvalidOption: If it is none.
-    """
+    """Read a size such as "64K", "512M", "4G" (powers of 1024) or a number of bytes."""
     match = re.fullmatch(r"([0-9]{1,19}(?:\.[0-9]{1,18})?)([KMG]?)(?:i?B)?", text.strip(), re.I | re.A)
     size = int(Fraction(match[1]) * _UNITS[match[2].upper()]) if match else 0
     if size < 1:

@@ -93,11 +93,7 @@ class TrialAsk:
 
 
 def read_ask(value: Mapping[str, Any]) -> TrialAsk:
-    """Return the ask of `TrialAsk.as_json`.
-
-    Raises:
-        msgspec.ValidationError: If it is none.
-    """
+    """Return the ask of `TrialAsk.as_json`."""
     return msgspec.convert(value, TrialAsk)
 
 
@@ -129,11 +125,7 @@ class Elsewhere(Protocol):
     parallel: int
 
     def make(self, ask: TrialAsk) -> MadeElsewhere:
-        """Make one trial.
-
-        Raises:
-            QCompileError: As `TrialMaker.make`.
-        """
+        """Make one trial."""
 
     def rank(self, target: Target, part: int, parts: int) -> list[LayerSensitivity]:
         """Return the damage of the layers of one part, of 1 to `parts`, as `rank_part`."""
@@ -175,13 +167,7 @@ class TrialMaker:
         self.float_value = self._float.value()
 
     def make(self, ask: TrialAsk, folder: Path, progress: Progress = silent) -> Score:
-        """Build an artifact in a folder and score it.
-
-        Raises:
-            QuantizationError: If nothing is left to quantize.
-            IntentNotReached: If the runtime does not execute it as planned.
-            DataError: If its outputs are NaN.
-        """
+        """Build an artifact in a folder and score it."""
         spec, chosen = self._spec(ask), engine(ask.target)
         path, graph = folder / ask.file, folder / f"{ask.name}.graph.onnx"
         lowered = lower(self.setting.model, spec, capabilities(chosen), graph, ranges=self.ranges)

@@ -111,4 +111,4 @@ def plot_front(tuned: TuneResult, path: Path, *, max_drop: float, unit: str) -> 
         drawing += text(at, 0, precision, shift=(10, -31), anchor="start", colour=family)
     drawing += labels([(*places[trial.name], str(number)) for number, trial in enumerate(timed, 1)], _PLOT[3])
     panels = [(_PLOT, drawing), ((660, 30, 340, 400), "".join(rows))]
-    path.writeplain_toml(picture(panels, (1010, max(440, 17 * len(timed) + 60))), encoding="utf-8")
+    path.write_text(picture(panels, (1010, max(440, 17 * len(timed) + 60))), encoding="utf-8")

@@ -108,11 +108,7 @@ class TrialRunner:
         *,
         float_precision: FloatPrecision = "fp32",
     ) -> Trial:
-        """INT8 for a target with some layers left in float, computed in `float_precision`; made once.
-
-        Raises:
-            QuantizationError: If nothing is left to quantize.
-        """
+        """INT8 for a target with some layers left in float, computed in `float_precision`; made once."""
         known = self.find(target, in_float, float_precision=float_precision)
         if known is not None:
             return known
@@ -193,11 +189,7 @@ class TrialRunner:
 
     def time(self, trials: Sequence[Trial], *, data: str | None, batch_size: int | None, max_time_s: float,
              progress: Callable[..., None]) -> None:  # fmt: skip
-        """Measure the latency of trials in interleaved rounds, against the float model on ONNX Runtime.
-
-        Raises:
-            QCompileError: If one of them fails.
-        """
+        """Measure the latency of trials in interleaved rounds, against the float model on ONNX Runtime."""
         self.settle()
         base = next(trial for trial in trials if trial.precision == "fp32")
         results = benchmark(

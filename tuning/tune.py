@@ -321,11 +321,7 @@ class _Run:
 
 
 def _targets(given: Sequence[str]) -> list[CpuTarget]:
-    """The targets that can be built and run here.
-
-    Raises:
-        EngineUnavailable: If a target that was asked for cannot be, or none can.
-    """
+    """The targets that can be built and run here."""
     for target in given:
         require_builder(target)
         reason = engine(target).why_not_run()

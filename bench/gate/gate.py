@@ -143,11 +143,7 @@ class _Measuring:
     progress: Progress
 
     def judge(self, pair: Pair) -> PairResult:
-        """Measure a pair. What cannot run here is skipped; a new version that is gone or broken fails.
-
-        Raises:
-            QCompileError: What is wrong with the only pair; of several it fails its own pair.
-        """
+        """Measure a pair. What cannot run here is skipped; a new version that is gone or broken fails."""
         began = time.monotonic()
         if not pair.new:
             return _without_figures(pair, "failed", "the new folder has no such artifact")
@@ -228,11 +224,7 @@ class Pairs:
 
 
 def find_pairs(old: str, new: str) -> Pairs:
-    """Return the pairs of two artifacts, MODEL spellings or folders.
-
-    Raises:
-        InvalidOption: If one of them is a folder and the other is not, or the old folder holds no artifact.
-    """
+    """Return the pairs of two artifacts, MODEL spellings or folders."""
     folders = Path(old).is_dir(), Path(new).is_dir()
     if folders == (False, False):
         return Pairs((Pair(_name(new), old, new),))
@@ -253,11 +245,7 @@ def find_pairs(old: str, new: str) -> Pairs:
 
 
 def built_artifacts(folder: Path) -> dict[str, Path]:
-    """Return name to path of the artifacts of a folder that the stage `build` made, in order of their names.
-
-    Raises:
-        ArtifactError: If a manifest is damaged.
-    """
+    """Return name to path of the artifacts of a folder that the stage `build` made, in order of their names."""
     found = {}
     for beside in sorted(folder.glob("*.json")):
         path = beside.with_suffix("")

@@ -22,9 +22,6 @@ def time_clients(runners: Sequence[Any], feeds: Feeds, seconds: float) -> tuple[
 
     Returns:
         The nanoseconds of every call, and those from the common start to the end of the last call.
-
-    Raises:
-        ModelError: If a call fails.
     """
     calls = [runner.prepare(feeds) for runner in runners]
     for call in calls:

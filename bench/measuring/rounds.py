@@ -210,9 +210,6 @@ def ask_timing(worker: Worker, do: str, expected_s: float, **arguments: Any) -> 
 
     Returns:
         Nanoseconds of each call, and whether the worker's threads came to rest.
-
-    Raises:
-        WorkerError: If it dies, or takes many times as long as expected.
     """
     answer = worker.ask(do, timeout_s=_patience_s(expected_s), **arguments)
     if not answer["at_rest"]:

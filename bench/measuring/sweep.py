@@ -81,11 +81,7 @@ def sweep_at_once(
 
 
 def check_counts(values: Sequence[int], option: str) -> None:
-    """Refuse what is no list of different positive numbers.
-
-    Raises:
-        InvalidOption: Naming the option.
-    """
+    """Refuse what is no list of different positive numbers."""
     if any(value < 1 for value in values) or len(set(values)) != len(values):
         raise InvalidOption(
             f"{option}: {', '.join(map(str, values))}; different numbers of at least 1 are required",

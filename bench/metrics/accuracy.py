@@ -70,11 +70,7 @@ class ScoreSums:
         return self._values
 
     def value(self) -> float:
-        """Return the metric over everything added.
-
-        Raises:
-            DataError: If nothing counted, or it is infinite.
-        """
+        """Return the metric over everything added."""
         value = float(self.values()(np.ones((1, self.units)))[0]) if self.scored else np.nan
         if np.isnan(value):
             raise DataError(f"{self.metric.name}: {self.metric.undefined}")
@@ -84,11 +80,7 @@ class ScoreSums:
 
 
 def accuracy(sums: ScoreSums, baseline: ScoreSums) -> Accuracy:
-    """Return the accuracy of an artifact; `sums is baseline` for the baseline's own.
-
-    Raises:
-        DataError: If nothing counted, or a function gave as many values for one and not for the other.
-    """
+    """Return the accuracy of an artifact; `sums is baseline` for the baseline's own."""
     metric, value = sums.metric, sums.value()
     drop = float(metric.drop(baseline.value(), value)) + 0.0
     if sums is baseline:

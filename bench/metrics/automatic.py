@@ -63,11 +63,7 @@ class Automatic(Metric):
 
 
 def choose(outputs: Outputs, truth: Truth, inputs: Sequence[TensorInfo]) -> tuple[str, str]:
-    """Return the metric and the reason for it.
-
-    Raises:
-        DataError: If outputs and labels fit none of the table.
-    """
+    """Return the metric and the reason for it."""
     said = preprocessing_of(inputs)
     task, classes = (said.task, said.classes) if said else ("", ())
     if truth.labels is None:

@@ -193,11 +193,7 @@ def _class_map(
 def predicted_classes(
     outputs: Outputs, truth: Truth, metric: str, *, classes_last: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return predictions and labels of one shape; the output is scores, or classes of the labels' shape.
-
-    Raises:
-        DataError: If they do not fit.
-    """
+    """Return predictions and labels of one shape; the output is scores, or classes of the labels' shape."""
     name, output = first_output(outputs, truth.where)
     labels = class_labels(truth, metric)
     require_numbers(name, output, truth.where, finite=False)
@@ -266,11 +262,7 @@ class EntityF1(Metric):
         return EntityF1(self.name, preprocessing.classes if preprocessing else ())
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
-        """See `Metric.score`.
-
-        Raises:
-            DataError: If the model does not name its classes, or a name is no IOB2 tag.
-        """
+        """See `Metric.score`."""
         from seqeval.metrics.sequence_labeling import get_entities
 
         if not is_iob2(list(self._tags)):

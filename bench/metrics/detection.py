@@ -180,11 +180,7 @@ def _average_precision(
 def read_detections(
     outputs: Outputs, samples: int, inputs: Sequence[TensorInfo], where: str
 ) -> tuple[str, list[Detections]]:
-    """Return the form of a detector's outputs in words, and the detections of each image.
-
-    Raises:
-        DataError: If they have none of the forms.
-    """
+    """Return the form of a detector's outputs in words, and the detections of each image."""
     preprocessing = preprocessing_of(inputs)
     classes = len(preprocessing.classes) if preprocessing else 0
     size = next((one.shape[:1:-1] for one in inputs if len(one.shape) == 4), ())

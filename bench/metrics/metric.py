@@ -116,11 +116,7 @@ class Metric(ABC):
         return self
 
     def resolved(self, outputs: Outputs, truth: Truth) -> Metric:
-        """Return the metric for the baseline's outputs of the first batch; another only for `auto`.
-
-        Raises:
-            DataError: If outputs and labels tell no metric.
-        """
+        """Return the metric for the baseline's outputs of the first batch; another only for `auto`."""
         return self
 
     @abstractmethod
@@ -131,9 +127,6 @@ class Metric(ABC):
             outputs: Of the artifact, in the order and by the names of the baseline's.
             reference: The baseline's outputs for the same batch.
             truth: The batch's labels.
-
-        Raises:
-            DataError: If outputs and labels do not fit the metric or each other, or hold NaN.
         """
 
     def values(self, scored: Scored) -> Values:
@@ -166,22 +159,14 @@ def divide(numerator: NDArray[np.float64], denominator: NDArray[np.float64]) -> 
 
 
 def first_output(outputs: Outputs, where: str) -> tuple[str, NDArray[Any]]:
-    """Return the first output, which holds the scores.
-
-    Raises:
-        DataError: If there is none.
-    """
+    """Return the first output, which holds the scores."""
     for name, array in outputs.items():
         return name, array
     raise DataError(f"{where}: there are no outputs; at least one is required")
 
 
 def require_numbers(name: str, array: NDArray[Any], where: str, *, finite: bool) -> None:
-    """Refuse an output of text, with NaN, or (`finite`) with infinities.
-
-    Raises:
-        DataError: Naming the output.
-    """
+    """Refuse an output of text, with NaN, or (`finite`) with infinities."""
     if array.dtype.kind not in "fiub":
         raise DataError(f"{where}: output {name!r} is of type {array.dtype}; numbers are required")
     if array.dtype.kind != "f":
@@ -193,11 +178,7 @@ def require_numbers(name: str, array: NDArray[Any], where: str, *, finite: bool)
 
 
 def class_labels(truth: Truth, metric: str) -> NDArray[np.int64]:
-    """Return the labels as whole numbers.
-
-    Raises:
-        DataError: If there are none, or they are no classes.
-    """
+    """Return the labels as whole numbers."""
     if truth.labels is None:
         raise DataError(
             f"{truth.where}: has no labels; {metric} needs them",
@@ -228,9 +209,6 @@ def scores_over_labels(
         labels: One per sample, or one per position; an axis of extent 1 behind them is left out.
         where: Where they come from, for messages.
         classes_last: Which of the two it is where both fit.
-
-    Raises:
-        DataError: If they do not fit.
     """
     if scores.ndim >= 2:
         first, last = (scores.shape[0], *scores.shape[2:]), scores.shape[:-1]
@@ -248,11 +226,7 @@ def scores_over_labels(
 
 
 def require_classes(labels: NDArray[np.int64], classes: int, where: str) -> None:
-    """Refuse labels that are no index of a class.
-
-    Raises:
-        DataError: Naming the first of them.
-    """
+    """Refuse labels that are no index of a class."""
     wrong = labels[(labels < 0) | (labels >= classes)]
     if wrong.size:
         raise DataError(

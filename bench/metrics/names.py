@@ -62,11 +62,6 @@ def read_metric(text: str, *, base: Path | None = None, inputs: Sequence[TensorI
         text: One of the table above.
         base: Folder that a function's file is looked for from.
         inputs: The model's inputs, whose preprocessing names task, classes and vocabulary.
-
-    Raises:
-        InvalidOption: If it is none of them, or what stands behind its colon does not belong to it.
-        EngineUnavailable: If a package that computes it is not installed.
-        MissingFile, ModelError: If a function is not there.
     """
     if text == AUTO:
         return Automatic(read_metric, inputs)

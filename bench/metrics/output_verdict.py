@@ -69,9 +69,6 @@ def judge(
     """Compare outputs batch by batch with Polygraphy.
 
     Outputs pair by name, or by position where names differ and their number is the same.
-
-    Raises:
-        InvalidOption: If the outputs do not pair up, or a tolerance names none of them.
     """
     tolerances = tolerances or Tolerances()
     outputs = [paired(a, b) for a, b in zip(reference, outputs, strict=True)]

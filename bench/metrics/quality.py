@@ -45,10 +45,6 @@ def check_evaluation(worker: Worker, io: ModelIO, data: str, metric: Metric) -> 
 
     Returns:
         The metric; the chosen one where `metric` is to choose.
-
-    Raises:
-        DataError: If labels are missing, or outputs and labels do not fit the metric.
-        ModelError: If the user's function raises.
     """
     batch = next(iter(Data(data, io.inputs)))
     if metric.needs_labels and batch.labels is None:
@@ -78,9 +74,6 @@ def measure_quality(
         io: The inputs that the data is read for.
         data: Evaluation samples.
         metric: What accuracy is; None compares outputs alone.
-
-    Raises:
-        DataError, ModelError: If the baseline's outputs have no such accuracy: data or metric are wrong.
     """
     base = recorder.base
     samples = Data(data, io.inputs)

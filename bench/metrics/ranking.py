@@ -120,11 +120,7 @@ class Neighbours(Metric):
         return Scored(np.concatenate([reference[name], outputs[name]], axis=1).astype(np.float32))
 
     def values(self, scored: Scored) -> Values:
-        """See `Metric.values`.
-
-        Raises:
-            DataError: If there are no more samples than neighbours.
-        """
+        """See `Metric.values`."""
         if scored.units <= self._k:
             raise DataError(
                 f"{self.name}: {scored.units} samples; more than {self._k} are required",

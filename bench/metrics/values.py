@@ -86,12 +86,7 @@ class OwnMetric(Metric):
         self.higher_is_better = better
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
-        """See `Metric.score`.
-
-        Raises:
-            ModelError: If the function raises, with its line.
-            DataError: If it returns no such thing.
-        """
+        """See `Metric.score`."""
         # Copies: what a function changes in place is compared with other artifacts afterwards.
         own = {name: array.copy() for name, array in outputs.items()}
         returned = call(lambda: self._function(own, truth.labels), self._source)

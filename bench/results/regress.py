@@ -123,9 +123,6 @@ def compare_results(
         limits: What counts as failed. An artifact that was measured before and is not now fails too.
         relative: Compare speed-ups against the own baseline, not latencies.
         across_machines: Show the figures of different machines side by side, without a verdict.
-
-    Raises:
-        InvalidOption: If machines or settings differ, so that a comparison would mean nothing.
     """
     machines = machine_text(old.environment), machine_text(new.environment)
     same = _machines(old) == _machines(new)
@@ -153,11 +150,7 @@ def compare_results(
 
 
 def parse_limit(text: str) -> Limit:
-    """Read `slower:5%`, `larger:10%` or `accuracy:0.5` (points).
-
-    Raises:
-        InvalidOption: If it is spelled otherwise.
-    """
+    """Read `slower:5%`, `larger:10%` or `accuracy:0.5` (points)."""
     kind, colon, amount = text.partition(":")
     number = amount.removesuffix("%")
     try:
@@ -175,11 +168,7 @@ def parse_limit(text: str) -> Limit:
 
 
 def unpaired_speedup(old_ms: Launches, new_ms: Launches) -> Speedup:
-    """Return how many times faster new launches are than old ones that were measured at another time.
-
-    Raises:
-        InvalidOption: If either has fewer than `FEWEST_ROUNDS` rounds.
-    """
+    """Return how many times faster new launches are than old ones that were measured at another time."""
     counts = [sum(map(len, launches)) for launches in (old_ms, new_ms)]
     if min(counts) < FEWEST_ROUNDS:
         raise InvalidOption(

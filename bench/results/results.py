@@ -71,11 +71,7 @@ class Results:
         return measured.baseline if measured else self.baseline
 
     def row(self, name: str) -> Row:
-        """Return the row of an artifact.
-
-        Raises:
-            KeyError: If there is none.
-        """
+        """Return the row of an artifact."""
         for row in self.rows:
             if row.name == name:
                 return row
@@ -121,21 +117,12 @@ def save_results(results: Results, path: Path) -> None:
 
 
 def load_results(path: Path) -> Results:
-    """Read results, of version 1 too.
-
-    Raises:
-        MissingFile: If the file is not there.
-        ArtifactError: If it is not results, or of another version.
-    """
+    """Read results, of version 1 too."""
     return parse_results(require_file(path, what="results").read_bytes(), path)
 
 
 def parse_results(content: bytes, path: Path) -> Results:
-    """Return the results that a file holds.
-
-    Raises:
-        ArtifactError: As `load_results`.
-    """
+    """Return the results that a file holds."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -165,11 +152,7 @@ def _no_results(path: Path, problem: str) -> ArtifactError:
 
 
 def read_results(value: Mapping[str, Any]) -> Results:
-    """Return the results that a JSON value of a known version holds.
-
-    Raises:
-        ValueError: If a key has the wrong type, or the rounds of a row are damaged.
-    """
+    """Return the results that a JSON value of a known version holds."""
     file, rows = msgspec.convert(value, _File), []
     for index, entry in enumerate(file.artifacts):
         try:

@@ -105,11 +105,7 @@ def difference_json(difference: Difference) -> dict[str, Any]:
 
 
 def read_row(entry: Mapping[str, Any]) -> Row:
-    """Read an `artifacts` entry of any version.
-
-    Raises:
-        ValueError: If a figure has a wrong type or value; the key stands at the end as msgspec writes it.
-    """
+    """Read an `artifacts` entry of any version."""
     value = _present({key: item for key, item in entry.items() if key not in _REQUIRED})
     value = _positive(Row, value) | {key: entry[key] for key in _REQUIRED if key in entry}
     if str(entry.get("engine")).startswith("tensorrt"):

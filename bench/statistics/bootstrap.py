@@ -60,11 +60,7 @@ def resampled_interval(
 
 
 def require_pairs(baseline: int, artifact: int) -> None:
-    """Refuse units that do not pair up.
-
-    Raises:
-        DataError: If their numbers differ.
-    """
+    """Refuse units that do not pair up."""
     if artifact != baseline:
         raise DataError(f"{artifact} values against {baseline} of the baseline; as many are required")
 

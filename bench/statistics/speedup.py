@@ -66,11 +66,7 @@ def verdict_of(low: float, high: float) -> Verdict:
 
 
 def speedup(baseline_ms: Launches, artifact_ms: Launches) -> Speedup:
-    """Compare launches that shared their rounds; what either has alone at the end does not count.
-
-    Raises:
-        InvalidOption: If they share fewer than `FEWEST_ROUNDS` rounds.
-    """
+    """Compare launches that shared their rounds; what either has alone at the end does not count."""
     level = ratio_level(baseline_ms, artifact_ms)
     return speedup_with_interval(level.mean, [level])
 
@@ -92,11 +88,7 @@ def ratio_level(baseline_ms: Launches, artifact_ms: Launches) -> Level:
 
 
 def logarithms(launches_ms: Launches) -> list[list[float]]:
-    """Return the logarithms of latencies.
-
-    Raises:
-        InvalidOption: If one is not above 0.
-    """
+    """Return the logarithms of latencies."""
     if any(value <= 0.0 for launch in launches_ms for value in launch):
         raise InvalidOption(
             "a latency is 0 ms or less; above 0 is required", hint="the results are damaged: measure again"

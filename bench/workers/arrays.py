@@ -17,11 +17,7 @@ _MARK = ":"
 
 
 def save_arrays(path: str | Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write arrays of any names; a name with `/` or `..` is a name in the archive, never a path.
-
-    Raises:
-        ValueError: If an array holds objects other than texts, which would be pickled.
-    """
+    """Write arrays of any names; a name with `/` or `..` is a name in the archive, never a path."""
     stored = {f"{_MARK}{name}{_MARK}": _without_objects(array) for name, array in arrays.items()}
     np.savez(path, allow_pickle=False, **stored)
 
@@ -33,11 +29,7 @@ def load_arrays(path: str | Path) -> dict[str, NDArray[Any]]:
 
 
 def load_array(path: str | Path, name: str) -> NDArray[Any]:
-    """Return one array, and read no other.
-
-    Raises:
-        KeyError: If there is none of that name.
-    """
+    """Return one array, and read no other."""
     with np.load(path, allow_pickle=False) as stored:
         key = next((key for key in stored.files if _name(key) == name), name)
         array: NDArray[Any] = stored[key]

@@ -59,9 +59,6 @@ class WorkerPool:
 
         Returns:
             Seconds that it took.
-
-        Raises:
-            QCompileError: If the baseline does not start; the failure of another is its row's.
         """
         began = time.monotonic()
         for runnable in self._runnables:

@@ -104,10 +104,6 @@ class Worker:
             timeout_s: Longest wait for this answer, where that is shorter than for others.
             told: Called with how far a long request is; each time the wait begins anew.
             arguments: Of the request.
-
-        Raises:
-            WorkerError: If the worker died, hung or answered nonsense, with its last output.
-            QCompileError: The error that the artifact's runtime raised.
         """
         assert self._process.stdin is not None
         wait_s = min(timeout_s or self._timeout_s, self._timeout_s)
@@ -330,12 +326,7 @@ class Interpreters:
 
 
 def parse_interpreters(texts: Iterable[str]) -> Interpreters:
-    """Read `ENGINE=INTERPRETER`, such as `tensorrt=/opt/trt/bin/python`.
-
-    Raises:
-        InvalidOption: If one is spelled otherwise, names no engine, or an engine twice.
-        MissingFile: If there is no such executable.
-    """
+    """Read `ENGINE=INTERPRETER`, such as `tensorrt=/opt/trt/bin/python`."""
     by_engine: dict[str, str] = {}
     for text in texts:
         name, equals, python = text.partition("=")

@@ -64,11 +64,6 @@ def layer_diff(
 
     Returns:
         The comparison; a tensor that diverges is a result, not an error.
-
-    Raises:
-        InvalidOption: If the two do not fit together, or no tensors pair.
-        DataError, ModelError, WorkerError, EngineUnavailable: If one side cannot run.
-        BuildError: If no part of an engine's graph can be built.
     """
     if taps is not None and taps < 1:
         raise InvalidOption(f"`taps` {taps}: at least 1 is required", option="taps")

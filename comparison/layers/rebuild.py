@@ -64,11 +64,7 @@ class Rebuilder:
         return self.engine.precision != "fp32" and not self._adapter().strongly_typed
 
     def part(self, names: Sequence[str]) -> tuple[Side, dict[str, str]]:
-        """Build what lies before tensors, and return it with tensor to the output that holds it.
-
-        Raises:
-            BuildError, InvalidOption: If TensorRT refuses it.
-        """
+        """Build what lies before tensors, and return it with tensor to the output that holds it."""
         model = load_onnx(self.source.graph)
         outputs = cut(model, names)
         nodes = {node.name for node in model.graph.node}
@@ -80,11 +76,7 @@ class Rebuilder:
             return self._build(file, nodes=nodes, inputs=inputs, debug=()), outputs
 
     def whole(self, debug: Sequence[str]) -> Side:
-        """Build the whole graph again, with debug tensors: those of names, or where none is fused away.
-
-        Raises:
-            BuildError, InvalidOption: If TensorRT refuses it.
-        """
+        """Build the whole graph again, with debug tensors: those of names, or where none is fused away."""
         model = load_onnx(self.source.graph, external_data=False)
         nodes = {node.name for node in model.graph.node}
         inputs = {value.name for value in model.graph.input}

@@ -50,11 +50,7 @@ class Samples:
 
 
 def write_samples(reference: WeightlessModel, data: str | None, folder: Path, *, limit: int) -> Samples:
-    """Write the samples one by one where the model allows it: what is tapped at once stays small.
-
-    Raises:
-        DataError: If the data does not fit the model.
-    """
+    """Write the samples one by one where the model allows it: what is tapped at once stays small."""
     folder.mkdir()
     where: list[str] = []
     count = 0
@@ -117,11 +113,7 @@ def _is_symbolic(value: onnx.ValueInfoProto) -> bool:
 
 
 def require_polygraphy() -> None:
-    """Find out early whether results can be saved.
-
-    Raises:
-        EngineUnavailable: If Polygraphy is missing.
-    """
+    """Find out early whether results can be saved."""
     try:
         import polygraphy.comparator  # noqa: F401
     except ImportError as error:

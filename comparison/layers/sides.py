@@ -49,12 +49,7 @@ class Side:
 
 
 def reference_side(reference: str, *, trust: bool = False) -> Side:
-    """Look at the reference.
-
-    Raises:
-        InvalidOption: If it is no ONNX file: there is no graph to take tensors from.
-        MissingFile, ModelError, ArtifactError: If it is not what it claims to be.
-    """
+    """Look at the reference."""
     path = Path(reference)
     if path.suffix != ".onnx":
         raise InvalidOption(
@@ -65,13 +60,7 @@ def reference_side(reference: str, *, trust: bool = False) -> Side:
 
 
 def artifact_side(artifact: str, *, trust: bool = False) -> Side:
-    """Look at an artifact without running it; a file must be what its manifest says.
-
-    Raises:
-        InvalidOption: If it is neither an ONNX file nor an engine.
-        EngineUnavailable: If its runtime cannot work here.
-        MissingFile, ModelError, ArtifactError: If it is not what it claims to be.
-    """
+    """Look at an artifact without running it; a file must be what its manifest says."""
     path = Path(artifact)
     if path.suffix not in (".onnx", ".engine", ".plan"):
         raise InvalidOption(
@@ -111,11 +100,7 @@ def _engine_side(path: Path, runtime: str, manifest: Manifest | None) -> Side:
 
 
 def input_casts(reference: Side, artifact: Side) -> dict[str, str]:
-    """Return input to the float type that the artifact takes in place of the reference's.
-
-    Raises:
-        InvalidOption: If the inputs differ otherwise.
-    """
+    """Return input to the float type that the artifact takes in place of the reference's."""
     theirs = {tensor.name: tensor for tensor in artifact.io.inputs}
     casts: dict[str, str] = {}
     if set(theirs) != {tensor.name for tensor in reference.io.inputs}:

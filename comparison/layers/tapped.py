@@ -69,9 +69,6 @@ def open_tapped(
         folder: Where files of this run may lie.
         io: Inputs and outputs of an engine that does not say.
         debug: Debug tensors of an engine, which it shows beside its outputs.
-
-    Raises:
-        ModelError, BuildError, EngineUnavailable: If its runtime cannot load it.
     """
     if not names:
         with load(str(path), threads=threads, io=io, trust=True) as runner:

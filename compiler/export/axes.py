@@ -52,9 +52,6 @@ def read_axes(program: Any, example: Example, *, proven: bool) -> Axes:
         program: The `ExportedProgram`.
         example: What it was captured with.
         proven: Whether PyTorch proved all extents that were asked for.
-
-    Raises:
-        ExportError: If an axis became static, or holds for the traced extent alone.
     """
     expressions: dict[str, list[Any]] = {}
     traced: dict[str, int] = {}
@@ -319,10 +316,6 @@ def capture(module: Any, example: Example) -> tuple[Any, Axes]:
     An axis is a plain `Dim` at first: PyTorch then proves that the graph holds for every extent. Where it
     refuses, the axis is `Dim.DYNAMIC`, for which PyTorch notes the limits that it met (`read_axes`). Both of
     PyTorch's tracers are tried.
-
-    Raises:
-        ExportError: If an axis was made static although it was to be dynamic.
-        Exception: What PyTorch raised first.
     """
     torch = import_torch()
     arguments, keywords = example.arguments(example.feeds)
@@ -391,11 +384,7 @@ def _named_parameters(module: Any) -> int | None:
 
 
 def require_axes(example: Example, written: Any, label: str) -> None:
-    """Refuse a file, with the inputs `written`, in which an axis is static that was to be dynamic.
-
-    Raises:
-        ExportError: Naming the axis.
-    """
+    """Refuse a file, with the inputs `written`, in which an axis is static that was to be dynamic."""
     by_name = {tensor.name: tensor for tensor in written}
     for tensor in example.inputs:
         for axis, name in tensor.dynamic_axes.items():

@@ -53,11 +53,7 @@ class Original:
     warnings: list[str] = field(default_factory=list)
 
     def outputs(self, feeds: Feeds) -> Outputs:
-        """Run the model.
-
-        Raises:
-            ModelError: With what it raised, and which input was made up.
-        """
+        """Run the model."""
         return flat_outputs(run(self.loaded, self.example, feeds, self.label))[1]
 
     def take(self, example: Example) -> bool:
@@ -87,11 +83,6 @@ def open_original(
     """Find an example that the model runs on; caches are off in the block where the model returns one.
 
     The data is read as `preprocessing` says, or as the model itself does without one.
-
-    Raises:
-        InvalidOption: If inputs are not known, or wrong.
-        ModelError: If the model raises on each example.
-        ExportError: If it returns what is no tensor.
     """
     first = make_example(loaded, inputs, dynamic)
     samples = Data(data, with_preprocessing(first.inputs, preprocessing)) if data is not None else None
@@ -245,11 +236,7 @@ class Comparison:
             yield self.compare("same outputs as PyTorch on the data", *(batch.feeds for batch in batches))
 
     def compare(self, subject: str, *inputs: Feeds) -> Check:
-        """Compare on one or several inputs.
-
-        Raises:
-            ModelError: If the original raises, or the file differs or raises.
-        """
+        """Compare on one or several inputs."""
         check = self._compare(subject, *((self.original.outputs(feeds), feeds) for feeds in inputs))
         if not check.passed:
             self._refuse(check, inputs[0])

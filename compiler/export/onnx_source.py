@@ -84,11 +84,7 @@ def input_notes(example: Example, ranges: Mapping[str, AxisRange]) -> dict[str, 
 
 
 def with_preprocessing(inputs: Sequence[TensorInfo], said: Preprocessing | None) -> tuple[TensorInfo, ...]:
-    """Return inputs with how samples become them; as they are where nothing is said.
-
-    Raises:
-        InvalidOption: If the model has no such input.
-    """
+    """Return inputs with how samples become them; as they are where nothing is said."""
     made = fit_preprocessing(said, inputs) if said is not None else {}
     return tuple(
         replace(one, preprocessing=as_json(made[one.name])) if one.name in made else one for one in inputs
@@ -102,9 +98,6 @@ def note_preprocessing(path: Path, said: Preprocessing | None, feeds: Feeds) -> 
         path: The file; weights beside it stay where they are.
         said: The preprocessing.
         feeds: Input that suits the model, whose extents are noted where the file notes none.
-
-    Raises:
-        InvalidOption: If the model has no such input.
     """
     if said is not None:
         edit_in_place(path, lambda proto: write_notes(proto, _noted(proto, said, feeds)))
@@ -133,9 +126,6 @@ def take_onnx(
         data: Samples to run it on; a random input by default.
         preprocessing: How samples become the inputs.
         converter: Package to version of what tf2onnx converted the file with.
-
-    Raises:
-        ModelError: If the checker refuses it, or it does not run.
     """
     proto = load_checked(source.file)
     with writing(output) as path:
@@ -219,9 +209,6 @@ def input_shapes(
         tensors: Inputs of the converted model.
         requested: Shapes of some of them, whose dtypes are the model's.
         dynamic: `INPUT:AXIS=NAME` each.
-
-    Raises:
-        InvalidOption: If an input is unknown, or a shape does not fit the model.
     """
     shapes: dict[str, list[Dim]] = {
         tensor.name: [

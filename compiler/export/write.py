@@ -76,9 +76,6 @@ def write_model(
         label: The model's spelling.
         flat: Whether the module is `TensorsOut` of the model, which takes tensors by position.
         freeze_branches: Whether a branch on values of the input may become the way that the example takes.
-
-    Raises:
-        ExportError: If neither exporter can, with the first one's reason.
     """
     torch = import_torch()
     if flat:
@@ -144,11 +141,7 @@ def TensorsOut(module: Any, example: Example) -> Any:  # noqa: N802
 
 
 def lower_to(path: Path, opset_version: int, label: str) -> None:
-    """Bring what was exported to the opset that was asked for, where that is an older one.
-
-    Raises:
-        ExportError: If an operator has no older form.
-    """
+    """Bring what was exported to the opset that was asked for, where that is an older one."""
     proto = load_onnx(path)
     if opset(proto) <= opset_version:
         return

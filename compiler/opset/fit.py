@@ -54,11 +54,6 @@ def fit_opset(
     Returns:
         The file and its manifest; `options` tell the opset it was of and the one it is of. A model with
         operators that ONNX Runtime does not have is not compared, and a warning says so.
-
-    Raises:
-        UnsupportedOperator: Naming a node that the older opset has no form for.
-        ModelError: If the file is damaged, or what was written computes something else.
-        DataError: If the data does not fit the model.
     """
     model, output = Path(model), Path(output)
     before = load_onnx(model)
@@ -94,12 +89,7 @@ def fit_opset(
 
 
 def same_outputs(model: Path, converted: Path, data: str | None) -> Check:
-    """Compare a file with the same model in another opset, on samples or random input.
-
-    Raises:
-        ModelError: If it computes something else.
-        DataError: If the data does not fit.
-    """
+    """Compare a file with the same model in another opset, on samples or random input."""
     reference, converted_outputs = OnnxReference(model), OnnxReference(converted)
     feeds = sample_feeds(load_onnx(model, external_data=False), data, reference)
     pairs = [(reference(item), converted_outputs(item)) for item in feeds]
@@ -118,9 +108,6 @@ def rewritten_outputs(model: Path, rewritten: Path) -> list[str]:
 
     Returns:
         A sentence where it could not be compared, as ONNX Runtime refuses the model.
-
-    Raises:
-        ModelError: If an output is below 80 dB, or 30 dB of a graph in fewer bits than float32.
     """
     light = load_onnx(model, external_data=False)
     foreign, lowest = foreign_operators(light), _LOWEST_DB
@@ -169,10 +156,6 @@ def in_newer_opset(
         path: The file.
         lowest: The opset.
         data: Samples to compare the outputs on; random input otherwise.
-
-    Raises:
-        UnsupportedOperator: Naming what ONNX's converter could not take.
-        ModelError: If the converted model computes something else.
     """
     if opset(model) >= lowest:
         return model
@@ -191,9 +174,6 @@ def upgrade_in_place(model: onnx.ModelProto, lowest: int) -> None:
     Args:
         model: It is changed; it may be over protobuf's 2 GB.
         lowest: The opset.
-
-    Raises:
-        UnsupportedOperator: Naming what ONNX's converter could not take.
     """
     import onnx
 

@@ -51,10 +51,6 @@ def lower_opset(model: onnx.ModelProto, highest: int) -> onnx.ModelProto:
     Args:
         model: Of opset 25 at most; external data loaded. It may be over protobuf's 2 GB.
         highest: The newest opset allowed, 13 or more.
-
-    Raises:
-        UnsupportedOperator: Naming the first node that the older opset has no form for, and why.
-        ModelError: If the model's opset is newer than those known here.
     """
     copy = copy_model(model)
     current = opset(copy)
@@ -261,9 +257,6 @@ def require_operators(model: onnx.ModelProto, operators: Container[str], reader:
         operators: What the reader has.
         reader: Its name and version, for the message.
         file: Which file the model is of, for the message.
-
-    Raises:
-        UnsupportedOperator: Naming the first such operator, its node and the reader.
     """
     version = opset(model)
     for graph in every_graph(model.graph):

@@ -127,9 +127,6 @@ def write_out(node: onnx.NodeProto, scope: Scope, version: int) -> list[onnx.Nod
         node: A node of ONNX's own domain.
         scope: The graph it is in.
         version: The opset of the model; the nodes returned are of it.
-
-    Raises:
-        UnsupportedOperator: If the body depends on a type that cannot be inferred.
     """
     import onnx
 

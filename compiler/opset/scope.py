@@ -76,22 +76,14 @@ class Scope:
         return self.outer._type(name) if self.outer and name not in self._made else None
 
     def rank(self, node: onnx.NodeProto, name: str) -> int:
-        """Return the rank of a tensor that a node reads.
-
-        Raises:
-            UnsupportedOperator: If it cannot be inferred.
-        """
+        """Return the rank of a tensor that a node reads."""
         shape = self.shape(name)
         if shape is None:
             raise self.refusal(node, f"the rank of {name!r} cannot be inferred")
         return len(shape)
 
     def elem_type(self, node: onnx.NodeProto, name: str) -> int:
-        """Return ONNX's number of the element type of a tensor that a node reads.
-
-        Raises:
-            UnsupportedOperator: If it cannot be inferred.
-        """
+        """Return ONNX's number of the element type of a tensor that a node reads."""
         proto = self._type(name)
         if proto is None or not proto.tensor_type.elem_type:
             raise self.refusal(node, f"the type of {name!r} cannot be inferred")

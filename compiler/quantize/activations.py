@@ -58,10 +58,6 @@ def observe_rows(
 
     Args:
         axes: Tensor to the axis of its channels.
-
-    Raises:
-        CalibrationError: If a tensor becomes NaN or infinite, naming tensor and sample.
-        ModelError: If a tensor is not made by a node, or ONNX Runtime refuses the model.
     """
     rows_of: dict[str, Rows] = {}
     for where, arrays in run_samples(model, path, sorted(axes), data, limit):
@@ -103,9 +99,6 @@ def run_samples(
         tensors: Names of float32 tensors, which need not be outputs.
         integers: Whether Q/DQ pairs may become integer kernels; without, they are computed as they are
             written, whatever the kernels of this processor make of them.
-
-    Raises:
-        ModelError: If a tensor is not in the model, or ONNX Runtime refuses the model.
     """
     if not tensors:
         return

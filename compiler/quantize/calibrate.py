@@ -86,11 +86,7 @@ def calibrate(
 
 
 def merge(files: Sequence[Path], output: Path, data: Data, *, progress: Progress = silent) -> Artifact:
-    """Merge the ranges of all shards of one calibration into the files that one whole run gives.
-
-    Raises:
-        CalibrationError, ArtifactError: As `merge_files`.
-    """
+    """Merge the ranges of all shards of one calibration into the files that one whole run gives."""
     return merge_files(files, output, all_of=data.notes(), progress=progress)
 
 
@@ -98,10 +94,6 @@ def tensors_to_calibrate(model: WeightlessModel, targets: Iterable[GraphTarget] 
     """Return the tensors that get a scale when a float model is quantized for the targets.
 
     The plan depends on the shapes of weights, not on their values.
-
-    Raises:
-        CalibrationError: If no operator would be quantized.
-        InvalidOption: If a target is unknown.
     """
     ready = _prepare(model.model)
     tensors: set[str] = set()

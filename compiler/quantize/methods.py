@@ -44,13 +44,7 @@ _LOOKED_AT = 16  # samples in which FP16 looks for activations that overflow
 
 
 def quantize_graph(request: QuantizeRequest) -> Outcome:
-    """Do what is asked, in memory.
-
-    Raises:
-        QuantizationError: If there is nothing to do, or less was reached than planned.
-        CalibrationError, InvalidOption: If ranges or patterns do not fit.
-        EngineUnavailable: If ONNX Runtime, whose quantizer places integers, is not installed.
-    """
+    """Do what is asked, in memory."""
     if request.spec.precision in HALVES:
         return _half(request)
     if request.spec.precision in BLOCK_FORMATS:

@@ -28,11 +28,7 @@ LOWEST_OPSET = 13
 
 
 def prepare_graph(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of the model as described above.
-
-    Raises:
-        UnsupportedOperator: If the model is of an older opset and an operator cannot be converted.
-    """
+    """Return a copy of the model as described above."""
     copy = copy_model(model)
     fix_initializers(copy)
     copy = upgrade_opset(copy, LOWEST_OPSET)
@@ -47,11 +43,7 @@ def prepare_graph(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def upgrade_opset(model: onnx.ModelProto, lowest: int) -> onnx.ModelProto:
-    """Return the model in opset `lowest` or newer.
-
-    Raises:
-        UnsupportedOperator: Naming what ONNX's converter could not take.
-    """
+    """Return the model in opset `lowest` or newer."""
     import onnx
 
     current = opset(model)

@@ -143,11 +143,7 @@ def _method(request: QuantizeRequest) -> dict[str, str]:
 
 
 def _compare(request: QuantizeRequest, path: Path) -> tuple[Check, str]:
-    """Return the SNR check against the float model, and the outputs that `diff` would reject, as text.
-
-    Raises:
-        QuantizationError: On NaN or infinity that was not there before.
-    """
+    """Return the SNR check against the float model, and the outputs that `diff` would reject, as text."""
     judged = Judge(request).file(path)
     if judged.broken:
         raise QuantizationError(

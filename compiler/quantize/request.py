@@ -48,11 +48,7 @@ class QuantizeRequest:
         return replace(self, spec=replace(self.spec, **options))
 
     def samples(self, limit: int) -> Data:
-        """The first samples of the data.
-
-        Raises:
-            InvalidOption: If no data was given.
-        """
+        """The first samples of the data."""
         from ...model.onnx_file import model_io
 
         if self.spec.data is None:
@@ -72,11 +68,7 @@ class Outcome:
 
 
 def check_options(spec: QuantizeSpec) -> None:
-    """Refuse what contradicts itself.
-
-    Raises:
-        InvalidOption: With what is possible.
-    """
+    """Refuse what contradicts itself."""
     precision, mode, target, float_precision = spec.precision, spec.mode, spec.target, spec.floats
     layers = spec.layer_precisions
     if mode == "dynamic" and precision == "int8" and target != "onnxruntime":
@@ -124,11 +116,7 @@ def check_options(spec: QuantizeSpec) -> None:
 
 
 def check_ranges(request: QuantizeRequest) -> None:
-    """Refuse ranges that are missing, of another model, or of no use for what is asked.
-
-    Raises:
-        InvalidOption, CalibrationError: With the way out.
-    """
+    """Refuse ranges that are missing, of another model, or of no use for what is asked."""
     ranges = request.ranges
     if ranges is None:
         if request.spec.precision in CALIBRATED and request.spec.mode == "static":
@@ -162,9 +150,6 @@ def match_nodes(
     Args:
         exclude: Names, globs (`/head/*`) or operator types of nodes to leave out.
         only: The same, for the nodes to keep; empty for all.
-
-    Raises:
-        InvalidOption: If a pattern matches nothing.
     """
     left = {
         name: f"excluded by {pattern!r}"

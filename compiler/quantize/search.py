@@ -34,7 +34,7 @@ from ...processor import why_not_exact
 from ...spec.words import BLOCK_FORMATS
 from ...tensors import Feeds
 from ..check import OnnxReference
-from ..opset.scatter_adds import scatter_adds_to_products
+from ..opset.plain_forms import scatter_adds_to_products
 from .balance.equalize import equalized
 from .balance.smooth import smoothed
 from .blocks.formats import simulated
@@ -111,10 +111,6 @@ def best_static(request: QuantizeRequest, once: Once) -> Outcome:
     Args:
         request: Of static INT8, with ranges. Without `search`, without data, or with fixed scales, it is
             quantized as it is.
-
-    Raises:
-        InvalidOption: If `max_damage` is asked for without data or without `search`.
-        QuantizationError: If `max_damage` cannot be met, or `once` raises it.
     """
     if request.spec.max_damage is not None and request.spec.data is None:
         raise InvalidOption("`max_damage` is measured on samples", hint="give `data`", option="data")
@@ -229,9 +225,6 @@ def _take_back(
 
     Args:
         most: Share of the layers that may be left in float.
-
-    Raises:
-        QuantizationError: If that does not suffice.
     """
     request = search.request
     assert request.ranges is not None, "best_static asks"

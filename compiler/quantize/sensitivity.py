@@ -78,9 +78,6 @@ def rank_layers(
         isa: What the CPU that runs it multiplies integers with; "auto" is this one's.
         part: (2, 3) looks at the second of three parts of the layers alone, in the order of the graph. The
             graphs that are run are those of all layers, so that a part tells what the whole does.
-
-    Raises:
-        DataError, ModelError: If a sample does not fit, or the model fails on it.
     """
     ready = prepare_graph(model)
     kernels = saturating_kernels(target, resolve_isa(isa, target))

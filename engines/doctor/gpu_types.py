@@ -62,11 +62,7 @@ class GpuTypes:
 
 
 def gpu_types(capability: str) -> GpuTypes:
-    """Return what a compute capability ("sm86", "86" or "8.6") has; the GPU need not be here.
-
-    Raises:
-        InvalidOption: If it is no compute capability, or older than those known.
-    """
+    """Return what a compute capability ("sm86", "86" or "8.6") has; the GPU need not be here."""
     match = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)[a-z]?", capability.strip().lower(), re.ASCII)
     number = int(match[1]) * 10 + int(match[2]) if match else 0
     below = [known for known in _ROWS if known <= number]

@@ -22,9 +22,6 @@ def find_folder(source: Source, *, weights: bool) -> Path:
     Args:
         source: A folder, or a name, which is looked up in the cache and downloaded where that is allowed.
         weights: Whether its weights are needed, too.
-
-    Raises:
-        ModelError: If it is not in the cache, or lacks its configuration or weights.
     """
     folder = source.path or _snapshot(source, weights=weights)
     if not (folder / "config.json").is_file():
@@ -45,11 +42,7 @@ def find_folder(source: Source, *, weights: bool) -> Path:
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
-    """Return a JSON file of a folder; empty where it is not there.
-
-    Raises:
-        ModelError: If it is damaged.
-    """
+    """Return a JSON file of a folder; empty where it is not there."""
     path = folder / name
     if not path.is_file():
         return {}

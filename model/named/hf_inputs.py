@@ -35,11 +35,7 @@ class Inputs:
 
 
 def read_inputs(source: Source, choice: Choice, config: Any, folder: Path) -> Inputs:
-    """Return the inputs of a model, with how samples become them where the folder says it.
-
-    Raises:
-        ModelError: If a file of the folder is damaged.
-    """
+    """Return the inputs of a model, with how samples become them where the folder says it."""
     taken = inspect.signature(choice.model.forward).parameters
     main = getattr(choice.model, "main_input_name", "input_ids")
     if main == "pixel_values":

@@ -18,12 +18,7 @@ from .hf_wrapper import PlainModel
 
 
 def describe_hf(source: Source) -> Description:
-    """Return what the configuration and the processors of a model say.
-
-    Raises:
-        InvalidOption: If an option does not suit it.
-        ModelError: If it is not there, or is none of the kinds that can be exported.
-    """
+    """Return what the configuration and the processors of a model say."""
     folder = find_folder(source, weights=False)
     config = _config(source, folder)
     choice = choose(source, config)
@@ -42,11 +37,7 @@ def describe_hf(source: Source) -> Description:
 
 
 def load_hf(source: Source, description: Description) -> Any:
-    """Return the module; it takes tensors by position, in the order of the description.
-
-    Raises:
-        ModelError: If the weights are not there, or do not fit.
-    """
+    """Return the module; it takes tensors by position, in the order of the description."""
     random = bool(source.options.weights)
     folder = find_folder(source, weights=not random)
     config = _config(source, folder)

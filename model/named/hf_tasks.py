@@ -71,12 +71,7 @@ class Choice:
 
 
 def choose(source: Source, config: Any) -> Choice:
-    """Return class and task for a configuration.
-
-    Raises:
-        InvalidOption: If the task is unknown, or transformers has no such head for the configuration.
-        ModelError: If nothing says what the model is, or it needs the inputs of a decoder.
-    """
+    """Return class and task for a configuration."""
     import transformers
 
     asked = source.options.task

@@ -42,25 +42,14 @@ def why_not(kind: SourceKind) -> str:
 
 
 def describe_named(source: Source) -> Description:
-    """Return task, inputs, preprocessing and outputs of a model by name, without its weights.
-
-    Raises:
-        EngineUnavailable: If its package is not installed.
-        InvalidOption: If there is no such model, or an option does not suit it.
-        ModelError: If the configuration of a folder, or of the cache, cannot be read.
-    """
+    """Return task, inputs, preprocessing and outputs of a model by name, without its weights."""
     _import(source)
     with quiet():
         return _package(source).describe(source)
 
 
 def load_named(source: Source) -> LoadedModel:
-    """Load a model by name, in evaluation mode, with an example of its inputs.
-
-    Raises:
-        EngineUnavailable, InvalidOption, ModelError: As `describe_named`; or if weights are not there, or do
-            not fit.
-    """
+    """Load a model by name, in evaluation mode, with an example of its inputs."""
     from pathlib import Path
 
     from ..loaded_model import LoadedModel

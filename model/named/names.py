@@ -17,9 +17,6 @@ def require_name(source: Source, name: str, names: Sequence[str], *, known: bool
         name: The name to compare with the others.
         names: All that there are.
         known: Whether it is among them.
-
-    Raises:
-        InvalidOption: With the nearest names.
     """
     if known:
         return

@@ -20,11 +20,7 @@ _IMAGENET = 1000
 
 
 def describe_timm(source: Source) -> Description:
-    """Return what timm's configuration says of a model; no network is made.
-
-    Raises:
-        InvalidOption: If timm has no such model.
-    """
+    """Return what timm's configuration says of a model; no network is made."""
     import timm
 
     name = _name(source)
@@ -62,11 +58,7 @@ def _classes(source: Source, config: dict[str, Any]) -> tuple[str, ...]:
 
 
 def load_timm(source: Source, description: Description) -> Any:
-    """Return the module.
-
-    Raises:
-        ModelError: If the weights are not in the cache, or timm cannot make the model.
-    """
+    """Return the module."""
     import timm
 
     options, name = source.options, description.name

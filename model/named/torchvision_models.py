@@ -39,11 +39,7 @@ _PRESETS = {
 
 
 def describe_torchvision(source: Source) -> Description:
-    """Return what torchvision says of a model; no network is made.
-
-    Raises:
-        InvalidOption: If torchvision has no such model, or it cannot be exported.
-    """
+    """Return what torchvision says of a model; no network is made."""
     entry, weights = _entry(source)
     preset = weights.transforms() if weights is not None else None
     task = _PRESETS.get(type(preset).__name__, "") or _by_module(entry)
@@ -65,12 +61,7 @@ def describe_torchvision(source: Source) -> Description:
 
 
 def load_torchvision(source: Source, description: Description) -> Any:
-    """Return the module, its outputs as tensors.
-
-    Raises:
-        InvalidOption: If the model does not take an option.
-        ModelError: If the weights are not in the cache, or torchvision cannot make the model.
-    """
+    """Return the module, its outputs as tensors."""
     entry, weights = _entry(source)
     arguments = _arguments(source, entry, description)
     if source.options.weights:

@@ -53,11 +53,7 @@ class Invocation:
 
 
 def read_command(text: str) -> Invocation:
-    """Return the one call of trtexec or Polygraphy that a text holds.
-
-    Raises:
-        InvalidOption: If it holds none or several, its quotes do not close, or a variable has no value.
-    """
+    """Return the one call of trtexec or Polygraphy that a text holds."""
     calls: list[Invocation] = []
     variables: dict[str, str] = {}
     folder = ""

@@ -87,9 +87,6 @@ def translate(tool: Tool, words: Sequence[str], target: str) -> Intent:
         tool: Whose it is.
         words: What follows the name of the program.
         target: "tensorrt" or "tensorrt-rtx".
-
-    Raises:
-        InvalidOption: If it builds no engine, an option is unknown, or its value cannot be read.
     """
     words, verb = list(words), ""
     if tool == "polygraphy":

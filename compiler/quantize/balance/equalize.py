@@ -62,9 +62,6 @@ def equalize(model: onnx.ModelProto, channel_amax: Mapping[str, NDArray[Any]]) -
         model: The float model; its function is kept to the last bit, but for subnormal numbers.
         channel_amax: Tensor of `equalizable` to the largest magnitude of each channel, by
             `activations.observe_rows`: r1.
-
-    Raises:
-        ModelError: If a tensor has another number of channels than was observed.
     """
     store_constants(model.graph)
     pairs = _Chains(model.graph).pairs()
@@ -89,11 +86,7 @@ def equalizable(model: onnx.ModelProto) -> dict[str, int]:
 
 
 def equalized(request: QuantizeRequest, data: Data, path: Path) -> tuple[QuantizeRequest, int]:
-    """Return the request of the model equalized by its activations, written to `path`, and how many pairs.
-
-    Raises:
-        DataError, CalibrationError, ModelError: If samples do not fit, or a tensor becomes NaN.
-    """
+    """Return the request of the model equalized by its activations, written to `path`, and how many pairs."""
     model = copy_model(request.model)
     axes = equalizable(model)
     rescaled = [name for pair in _Chains(model.graph).pairs() for name in pair.path]

@@ -91,9 +91,6 @@ def smooth(model: onnx.ModelProto, observed: Mapping[str, Rows], *, symmetric: b
 
     Args:
         model: The float model; its function is kept to the last bit, but for subnormal numbers.
-
-    Raises:
-        ModelError: If a tensor has another number of channels than was observed.
     """
     store_constants(model.graph)
     name_nodes(model.graph)
@@ -133,11 +130,7 @@ def smoothable(model: onnx.ModelProto) -> set[str]:
 
 
 def smoothed(request: QuantizeRequest, data: Data, path: Path) -> tuple[QuantizeRequest, Smoothed]:
-    """Return the request of the model smoothed, written to `path`, and what was done to it.
-
-    Raises:
-        DataError, CalibrationError, ModelError: If samples do not fit, or a tensor becomes NaN.
-    """
+    """Return the request of the model smoothed, written to `path`, and what was done to it."""
     model = copy_model(request.model)
     observed = observe_rows(model, request.path, dict.fromkeys(smoothable(model), -1), data, LOOKED_AT)
     done = smooth(model, observed, symmetric=request.spec.target == "tensorrt")

@@ -29,7 +29,7 @@ from ....model.graph import WEIGHTED, attribute, count_weighted, infer_shapes, t
 from ....model.graph_edits import drop_attributes, drop_unused_initializers, set_nodes, store
 from ....model.onnx_file import save_onnx
 from ....spec.words import BlockFormat
-from ...opset.upgrade import in_newer_opset
+from ...opset.fit import in_newer_opset
 from ..layer_precisions import in_mixed_precision, layer_precisions
 from ..prepare import prepare_graph
 from ..request import Outcome, QuantizeRequest, match_nodes
@@ -219,12 +219,7 @@ class _Writer:
 
 
 def quantize_in_blocks(request: QuantizeRequest) -> Outcome:
-    """Quantize the products of stored weights; what they leave in float may become float16 or bfloat16.
-
-    Raises:
-        QuantizationError: If there is no product to quantize, or less was reached than planned.
-        CalibrationError: If an activation of NVFP4 has no range.
-    """
+    """Quantize the products of stored weights; what they leave in float may become float16 or bfloat16."""
     kind = cast("BlockFormat", request.spec.precision)
     model = in_newer_opset(request.model, request.path, LOWEST_OPSET[kind], data=request.spec.data)
     ready = prepare_graph(model)

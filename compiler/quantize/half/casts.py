@@ -26,7 +26,7 @@ from ....errors import InvalidOption
 from ....model.graph import ONNX_DOMAINS, attribute, consumers, infer_types, subgraphs
 from ....model.graph_edits import drop_unused_initializers, rename_inputs, set_nodes, store
 from ....model.onnx_file import copy_model, opset
-from ...opset.upgrade import upgrade_in_place
+from ...opset.fit import upgrade_in_place
 
 if TYPE_CHECKING:
     import onnx
@@ -61,11 +61,7 @@ class HalfType:
 
 
 def half_type(name: str) -> HalfType:
-    """Return the type of a name.
-
-    Raises:
-        InvalidOption: If there is no such type.
-    """
+    """Return the type of a name."""
     import ml_dtypes
     import onnx
 
@@ -247,9 +243,6 @@ def raise_for(model: onnx.ModelProto, half: HalfType, excluded: Container[str]) 
 
     Args:
         model: It is changed; its large weights are not copied, so it may be over protobuf's 2 GB.
-
-    Raises:
-        UnsupportedOperator: Naming what ONNX's converter could not take.
     """
     operators = {
         node.op_type for node in model.graph.node if node.domain in ONNX_DOMAINS and node.name not in excluded

@@ -82,10 +82,6 @@ def to_half(
     Args:
         model: The model, with or without Q/DQ; inputs, outputs and its float32 parts keep their types.
         block: Names, globs or operator types of nodes that stay in float32.
-
-    Raises:
-        InvalidOption: If a pattern of `block` matches nothing, or there is no such type.
-        UnsupportedOperator: If the opset must be raised and ONNX's converter cannot.
     """
     half = half_type(dtype)
     copy = copy_model(model)
@@ -333,9 +329,6 @@ def with_half_rest(model: Path, output: Path, precision: str) -> Path:
     Returns:
         `output`, or `model`: where nothing changes, or it has half types already, which whoever quantized it
         chose.
-
-    Raises:
-        UnsupportedOperator: As `to_half`.
     """
     if precision not in HALVES:
         return model

@@ -65,10 +65,6 @@ def round_weights(
 
     Args:
         pairs: Weight of the float model to its limits, where two of its products are added in 16 bits.
-
-    Raises:
-        DataError, CalibrationError: If samples do not fit, or a tensor becomes NaN or infinite.
-        QuantizationError: If a Hessian is not positive.
     """
     reference = prepare_graph(load_onnx(float_model_path))
     float_nodes = {node.name: node for node in reference.graph.node if node.op_type in _ROUNDED}
@@ -170,10 +166,6 @@ def correct_biases(
     Args:
         quantized: From `quantize_static`: biases are int32 behind DequantizeLinear, or float,
             or the vector that an Add behind a MatMul adds.
-
-    Raises:
-        CalibrationError: If a layer's error is not finite.
-        ModelError: If ONNX Runtime refuses the model.
     """
     corrected = copy_model(quantized)
     reference = prepare_graph(load_onnx(float_model_path))

@@ -64,10 +64,6 @@ def quantize_dynamic(
     Returns:
         Operator to number of nodes planned, and integer operator to number of nodes reached. A GRU is
         reached as "GRU (weights only)".
-
-    Raises:
-        QuantizationError: If the model has nothing to quantize this way, or less was reached.
-        InvalidOption: If a pattern matches nothing, or there is no such weight type.
     """
     import onnx
     from onnx import numpy_helper

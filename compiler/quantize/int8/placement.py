@@ -101,9 +101,6 @@ def plan(
         chosen: The same, for nodes that TensorRT gets in INT8 although it has no good kernel; as `only`.
         float8: Whether it is for FP8, for which there are fewer kernels.
         multiplies_activations: Whether its kernels multiply two activations rightly.
-
-    Raises:
-        InvalidOption: If a pattern matches nothing, or the target is unknown.
     """
     if target not in GRAPH_TARGETS:
         raise InvalidOption(f"target {target!r} is unknown; known are {', '.join(GRAPH_TARGETS)}")

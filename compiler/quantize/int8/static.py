@@ -47,10 +47,6 @@ def quantize_static(
         isa: Instruction set of the processor that will run it: ONNX Runtime's kernels for ARM take int8
             activations.
         pairs: Weight to its limits, where kernels add two of its products in 16 bits.
-
-    Raises:
-        CalibrationError: If a tensor that gets a scale has no range.
-        QuantizationError: If a scale is not positive and finite, or a planned node was passed over.
     """
     from onnxruntime.quantization import QuantType
     from onnxruntime.quantization.calibrate import CalibrationMethod, TensorData, TensorsData
@@ -233,9 +229,6 @@ def all_channels_at_once(limits: Mapping[str, PairLimits]) -> Iterator[type]:
     else for a Transformer. The numbers are the same, but for weights of which no two products may overflow in
     16 bits (`pair_limits`). Where ONNX Runtime's quantizer is made otherwise than it was from 1.20 to 1.31,
     its own loops are used.
-
-    Raises:
-        EngineUnavailable: If there are limits, and the quantizer is made otherwise.
     """
     import onnxruntime
     from onnxruntime.quantization import qdq_quantizer
@@ -358,11 +351,7 @@ def executed(
 
 
 def require_executed(path: Path, planned: Sequence[str], missed: Mapping[str, str]) -> list[str]:
-    """Weigh what missed; return what the user should know of it.
-
-    Raises:
-        QuantizationError: If they are more than 10% of the planned multiply-adds, with the names.
-    """
+    """Weigh what missed; return what the user should know of it."""
     if not missed:
         return []
     share, counted = shares(planned, multiply_adds(load_onnx(path, external_data=False)))

@@ -37,10 +37,6 @@ def finish_qdq(model: onnx.ModelProto, target: GraphTarget) -> onnx.ModelProto:
     Args:
         model: From `torch.onnx.export` of what torchao's `convert_pt2e` returned.
         target: What the result is for.
-
-    Raises:
-        InvalidOption: If the target is unknown.
-        QuantizationError: If a zero point is not 0 where TensorRT reads it.
     """
     from onnx import numpy_helper
 

@@ -96,9 +96,6 @@ def find_spots(graph: torch.fx.Graph, target: GraphTarget, exclude: Sequence[str
             are `get_attr` nodes.
         target: What the model is for.
         exclude: Globs of module or weight names whose nodes stay in float.
-
-    Raises:
-        InvalidOption: If a pattern matches no weight.
     """
     spots = Spots()
     matched: set[str] = set()

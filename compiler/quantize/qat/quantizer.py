@@ -48,11 +48,7 @@ class ActivationFakeQuantize(FakeQuantize):  # type: ignore[misc]
         return self
 
     def forward(self, values: Tensor) -> Tensor:
-        """Return the values rounded to the grid.
-
-        Raises:
-            QuantizationError: If they hold a NaN.
-        """
+        """Return the values rounded to the grid."""
         try:
             rounded: Tensor = super().forward(values)
         except AssertionError as error:  # of torchao's observer
@@ -110,12 +106,7 @@ class TargetQuantizer(Quantizer):  # type: ignore[misc]
         self._activation = QuantizationSpec(dtype, constructor, *limits, scheme)
 
     def annotate(self, model: torch.fx.GraphModule) -> torch.fx.GraphModule:
-        """Write the specifications of `placement` into the nodes.
-
-        Raises:
-            InvalidOption: If a pattern of `exclude` matches nothing.
-            QuantizationError: If nothing can be quantized.
-        """
+        """Write the specifications of `placement` into the nodes."""
         spots = find_spots(model.graph, self.target, self.exclude)
         if not spots.weighted:
             name, reason = next(iter(spots.left_in_float.items()), ("", "no convolution, no linear layer"))

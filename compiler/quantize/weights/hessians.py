@@ -54,11 +54,7 @@ def hessian_key(node: onnx.NodeProto) -> str:
 def hessian_of(
     readers: Sequence[onnx.NodeProto], hessians: Mapping[str, NDArray[Any]]
 ) -> NDArray[Any] | None:
-    """Return the sum over all nodes that share a weight; None where none of them has a Hessian.
-
-    Raises:
-        CalibrationError: If one is missing.
-    """
+    """Return the sum over all nodes that share a weight; None where none of them has a Hessian."""
     names = [name for node in readers if (name := hessian_key(node))]
     for name in names:
         if name not in hessians:
@@ -86,12 +82,6 @@ def collect_hessians(
 
     Returns:
         Name to float32 [K, K].
-
-    Raises:
-        DataError: If samples do not fit the model or hold NaN or infinity.
-        CalibrationError: If a tensor is not in the model, is no float32 activation, has another last axis
-            from sample to sample, or becomes NaN or infinite; with its name and the sample.
-        ModelError: If ONNX Runtime refuses the model.
     """
     weightless = read_weightless(model_path)
     tensors = sorted(set(inputs_of))

@@ -95,11 +95,6 @@ def quantize_weights(
     Returns:
         The model, and the proof: "planned" and "quantized" (operator to number of nodes), "left_in_float"
         (name to reason), "weight_bytes" ("before" and "after", of the weights concerned).
-
-    Raises:
-        InvalidOption: If an option is wrong, or a pattern of `exclude` matches nothing.
-        CalibrationError: If the Hessian of a tensor is missing.
-        QuantizationError: If nothing can be quantized, a weight holds NaN, or less was reached than planned.
     """
     _check_options(bits, block_size, method, quant_format, hessians)
     planned, left = _plan(model, exclude, form=quant_format, bits=bits, block_size=block_size)

@@ -116,9 +116,6 @@ def gptq(
         scales: float32 [N], where a symmetric weight's are given: one for each row, whatever `block_size`.
         room: Of a symmetric weight with scales: from a column and the codes [columns before it, N], the
             lowest and the highest step of each row.
-
-    Raises:
-        QuantizationError: If the Hessian has another shape, is not finite or not positive.
     """
     columns = weight.shape[1]
     size = columns if scales is not None else min(block_size or columns, columns)

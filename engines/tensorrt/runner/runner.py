@@ -130,11 +130,6 @@ class TensorRTRunner(Runner):
 
         Returns:
             Output to array: copies that outlive the runner, or where they are on the device.
-
-        Raises:
-            DataError: If the feeds do not fit the inputs or any optimization profile.
-            ModelError: If the engine fails, with TensorRT's reason.
-            EngineUnavailable: If the device's memory does not suffice.
         """
         self._require_open()
         with self._context.active("inference"):
@@ -144,11 +139,7 @@ class TensorRTRunner(Runner):
             return bound.outputs_on_device() if on_device else self._integers.widen(_copies(bound))
 
     def infer_many(self, many: Sequence[Feeds]) -> list[dict[str, NDArray[Any]]]:
-        """Run on each of several feeds, as many at once as there are streams, and return outputs in order.
-
-        Raises:
-            DataError, ModelError, EngineUnavailable: As `infer`; nothing is returned then.
-        """
+        """Run on each of several feeds, as many at once as there are streams, and return outputs in order."""
         self._require_open()
         outputs: list[dict[str, NDArray[Any]]] = [{} for _ in many]
         under_way: dict[StreamSlot, tuple[int, BoundContext]] = {}
