@@ -70,7 +70,7 @@ def test_convolutions_compute_the_same_numbers_to_the_last_bit(seed: int, betwee
     x = generator.standard_normal((2, 3, 8, 8)).astype(np.float32)
     amax = {name: generator.uniform(0, 9, n).astype(np.float32) for name, n in (("r1", 8), ("r2", 16))}
     (before,) = outputs_of(model, x)
-    assert equalize(model, amax) == 2
+    assert 1 <= equalize(model, amax) <= 2, "a place whose factors are all 1 stays as it is"
     np.testing.assert_array_equal(outputs_of(model, x)[0], before)
 
 
@@ -81,7 +81,7 @@ def test_products_compute_the_same_numbers_to_the_last_bit(seed: int) -> None:
     model, x = products(generator), generator.standard_normal((3, 2, 6)).astype(np.float32)
     (before,) = outputs_of(model, x)
     amax = {name: generator.uniform(0.1, 9, n).astype(np.float32) for name, n in (("f", 8), ("a", 7))}
-    assert equalize(model, amax) == 2
+    assert 1 <= equalize(model, amax) <= 2, "a place whose factors are all 1 stays as it is"
     np.testing.assert_array_equal(outputs_of(model, x)[0], before)
 
 
