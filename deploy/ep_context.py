@@ -248,12 +248,6 @@ def check_written(
 ) -> tuple[list[Check], list[str]]:
     """Read a file back and verify it; return what held, and what could not be verified.
 
-    Args:
-        path: The file, with the engine inside or beside it.
-        provider: Who is to load it.
-        engine: Manifest of the engine.
-        io: What its inputs and outputs must be.
-
     Raises:
         ModelError: If something does not hold.
     """

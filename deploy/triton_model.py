@@ -123,7 +123,6 @@ def read_triton_model(path: Path, *, verify: bool = True) -> TritonModel:
 
     Args:
         path: An engine, ONNX or TorchScript file; all but ONNX need their manifest.
-        verify: Whether to compare the file with its manifest's digest.
 
     Raises:
         MissingFile: If there is no such file.

@@ -61,9 +61,7 @@ class Fitted:
     """A graph that a reader takes.
 
     Attributes:
-        path: The file: the one that was given where nothing had to change.
         worked_around: Known fault to the names of the nodes that were rewritten because of it.
-        warnings: What the user should know.
     """
 
     path: Path
@@ -76,11 +74,7 @@ class Fitting:
 
     Args:
         model: The user's float model, on which rewrites are compared.
-        spec: What is built.
-        capabilities: Of its engine.
         needed: The precision of the graph.
-        path: ONNX file to write.
-        progress: Told of every step.
     """
 
     def __init__(
@@ -114,14 +108,12 @@ class Fitting:
 
     def _tell_of_foreign(self, graph: Path) -> None:
         """Say which of TensorRT's operators are left, with which nothing but TensorRT can be compared."""
-
         if left := find_trt_operators(read_weightless(graph).model):
             self.warnings.append(
                 f"ONNX Runtime has no {', '.join(left)}: what the engine computes cannot be compared with it"
             )
 
     def _with_io_types(self, graph: Path) -> Path:
-
         types = {name: dtype for name, (dtype, _) in self.spec.tensorrt.tensor_formats.items() if dtype}
         return self._saved(set_io_types(load_onnx(graph), types)) if types else graph
 
@@ -140,7 +132,6 @@ class Fitting:
         return self._saved(model)
 
     def _in_older_opset(self, graph: Path) -> Path:
-
         highest = self.capabilities.highest_opset
         if highest is None:
             return graph
@@ -157,7 +148,6 @@ class Fitting:
 
     def _without_missing(self, graph: Path) -> Path:
         """Write operators that the version lacks in others, or refuse them by name."""
-
         known = self.capabilities.operators
         if known is None:
             return graph
@@ -180,7 +170,6 @@ class Fitting:
         Raises:
             UnsupportedOperator: Naming the fault, its reports and the nodes.
         """
-
         faults, cured = self._faults(), dict[str, Sequence[str]]()
         light = read_weightless(graph).model
         found = {fault.name: names for fault in faults if (names := FAULTY_GRAPHS[fault.name].find(light))}
@@ -237,7 +226,6 @@ class Fitting:
         Raises:
             ModelError: If it computes something else.
         """
-
         path = path or self.model
         model = load_onnx(path)
         change(model)
@@ -247,7 +235,6 @@ class Fitting:
             return rewritten_outputs(path, changed)
 
     def _saved(self, model: onnx.ModelProto) -> Path:
-
         save_onnx(model, self.path)
         return self.path
 
@@ -288,9 +275,6 @@ class Constraints:
     """What decides the constraints of one build.
 
     Attributes:
-        model: The user's float model, whose nodes they name.
-        spec: What is built.
-        capabilities: Of its engine.
         needed: The precision of the graph; another than the spec's where the engine chooses.
         ranges: Observed values of activations.
     """
@@ -305,7 +289,6 @@ class Constraints:
         """Return node of the graph to precision, the graph, and what the user should know.
 
         Args:
-            graph: The fitted graph.
             output: Where it is written with a name for each node, after which layers are named.
 
         Raises:
