@@ -28,8 +28,6 @@ class OnnxReference:
     """A plain ONNX Runtime session of a file, for comparing outputs.
 
     Args:
-        path: The file.
-        optimize: Whether ONNX Runtime may fuse nodes.
         integers: Whether it may make integer kernels of Q/DQ pairs. For another runtime they are computed as
             they are written: what this one would make of them says nothing of the other.
 
@@ -77,8 +75,6 @@ def compare_outputs(
 
     Args:
         subject: Name of the check, such as "same outputs as PyTorch at batch 3".
-        names: Names of the outputs, in order.
-        pairs: Reference outputs and outputs of each input.
         lowest_db: Require this signal-to-noise ratio instead: both sides round to integers, and a value
             between two of them may go either way.
     """

@@ -78,7 +78,7 @@ def _cast(graph: onnx.GraphProto, name: str, current: str, asked: str, *, is_inp
         tensor.name = inside if tensor.name == name else tensor.name
     to = _number(asked if not is_input else current)
     ends = (name, inside) if is_input else (inside, name)
-    cast = helper.make_node("Cast", [ends[0]], [ends[1]], _fresh_node(graph, f"{name}/cast"), to=to)
+    cast = helper.make_node("Cast", [ends[0]], [ends[1]], _fresh(graph, f"{name}/cast"), to=to)
     if is_input:
         graph.node.insert(0, cast)
     else:
@@ -97,17 +97,9 @@ def _number(dtype: str) -> int:
 
 
 def _fresh(graph: onnx.GraphProto, base: str) -> str:
-    """A name that no tensor has."""
-    taken = {name for node in graph.node for name in (*node.input, *node.output)}
+    """A name that no tensor and no node has."""
+    taken = {name for node in graph.node for name in (node.name, *node.input, *node.output)}
     taken |= {value.name for value in (*graph.input, *graph.output, *graph.initializer, *graph.value_info)}
-    return _not_in(taken, base)
-
-
-def _fresh_node(graph: onnx.GraphProto, base: str) -> str:
-    return _not_in({node.name for node in graph.node}, base)
-
-
-def _not_in(taken: set[str], base: str) -> str:
     name, number = base, 1
     while name in taken:
         number += 1

@@ -248,11 +248,8 @@ def check_written(
 ) -> tuple[list[Check], list[str]]:
     """Read a file back and verify it; return what held, and what could not be verified.
 
-    Args:
-        path: The file, with the engine inside or beside it.
-        provider: Who is to load it.
-        engine: Manifest of the engine.
-        io: What its inputs and outputs must be.
+    Raises:
+        ModelError: If something does not hold.
     """
     model = load_onnx(path, external_data=False)
     attributes = {item.name: item for item in model.graph.node[0].attribute}

@@ -99,11 +99,7 @@ def engine_graph(
     """Return the model of an engine.
 
     Args:
-        provider: Who loads it.
-        io: Inputs and outputs of the engine.
-        manifest: The engine's.
         context: The engine's bytes, or the name of the file that holds them.
-        embedded: Which of the two.
         header: First bytes of the engine; empty for a provider that does not read them.
     """
     from onnx import helper

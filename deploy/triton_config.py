@@ -33,8 +33,6 @@ class Config:
 
     Attributes:
         fields: Of `ModelConfig`, in the order they are written.
-        max_batch_size: 0 for none.
-        notes: What the user should know.
         server_options: What `tritonserver` must be started with.
     """
 
@@ -312,10 +310,8 @@ def warm_up(model: TritonModel, options: TritonOptions, size: int) -> tuple[list
 
     An engine is warmed up at the optimum of each of its profiles; others at their largest batch.
 
-    Args:
-        model: The artifact.
-        options: Whether to, and shapes for axes that nothing tells the extents of.
-        size: `max_batch_size`.
+    Raises:
+        InvalidOption: If a warm-up was asked for and cannot be made, or a shape does not fit.
     """
     if options.warm_up is False:
         return [], []

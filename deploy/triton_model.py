@@ -123,7 +123,11 @@ def read_triton_model(path: Path, *, verify: bool = True) -> TritonModel:
 
     Args:
         path: An engine, ONNX or TorchScript file; all but ONNX need their manifest.
-        verify: Whether to compare the file with its manifest's digest.
+
+    Raises:
+        MissingFile: If there is no such file.
+        ArtifactError: If it is not what its manifest says, nothing Triton serves, or its INT8 overflows here.
+        ModelError: If an ONNX file is damaged.
     """
     require_file(path, what="artifact")
     manifest = read_manifest(path)

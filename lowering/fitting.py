@@ -61,9 +61,7 @@ class Fitted:
     """A graph that a reader takes.
 
     Attributes:
-        path: The file: the one that was given where nothing had to change.
         worked_around: Known fault to the names of the nodes that were rewritten because of it.
-        warnings: What the user should know.
     """
 
     path: Path
@@ -76,11 +74,7 @@ class Fitting:
 
     Args:
         model: The user's float model, on which rewrites are compared.
-        spec: What is built.
-        capabilities: Of its engine.
         needed: The precision of the graph.
-        path: ONNX file to write.
-        progress: Told of every step.
     """
 
     def __init__(
@@ -109,14 +103,12 @@ class Fitting:
 
     def _tell_of_foreign(self, graph: Path) -> None:
         """Say which of TensorRT's operators are left, with which nothing but TensorRT can be compared."""
-
         if left := find_trt_operators(read_weightless(graph).model):
             self.warnings.append(
                 f"ONNX Runtime has no {', '.join(left)}: what the engine computes cannot be compared with it"
             )
 
     def _with_io_types(self, graph: Path) -> Path:
-
         types = {name: dtype for name, (dtype, _) in self.spec.tensorrt.tensor_formats.items() if dtype}
         return self._saved(set_io_types(load_onnx(graph), types)) if types else graph
 
@@ -135,7 +127,6 @@ class Fitting:
         return self._saved(model)
 
     def _in_older_opset(self, graph: Path) -> Path:
-
         highest = self.capabilities.highest_opset
         if highest is None:
             return graph
@@ -152,7 +143,6 @@ class Fitting:
 
     def _without_missing(self, graph: Path) -> Path:
         """Write operators that the version lacks in others, or refuse them by name."""
-
         known = self.capabilities.operators
         if known is None:
             return graph
@@ -170,8 +160,11 @@ class Fitting:
         return graph
 
     def _without_faults(self, graph: Path) -> Fitted:
-        """Rewrite what the engine is known to compute wrongly, refuse it, or warn of it."""
+        """Rewrite what the engine is known to compute wrongly, refuse it, or warn of it.
 
+        Raises:
+            UnsupportedOperator: Naming the fault, its reports and the nodes.
+        """
         faults, cured = self._faults(), dict[str, Sequence[str]]()
         light = read_weightless(graph).model
         found = {fault.name: names for fault in faults if (names := FAULTY_GRAPHS[fault.name].find(light))}
@@ -225,7 +218,6 @@ class Fitting:
         Returns:
             What could not be compared.
         """
-
         path = path or self.model
         model = load_onnx(path)
         change(model)
@@ -235,7 +227,6 @@ class Fitting:
             return rewritten_outputs(path, changed)
 
     def _saved(self, model: onnx.ModelProto) -> Path:
-
         save_onnx(model, self.path)
         return self.path
 
@@ -276,9 +267,6 @@ class Constraints:
     """What decides the constraints of one build.
 
     Attributes:
-        model: The user's float model, whose nodes they name.
-        spec: What is built.
-        capabilities: Of its engine.
         needed: The precision of the graph; another than the spec's where the engine chooses.
         ranges: Observed values of activations.
     """
@@ -293,7 +281,6 @@ class Constraints:
         """Return node of the graph to precision, the graph, and what the user should know.
 
         Args:
-            graph: The fitted graph.
             output: Where it is written with a name for each node, after which layers are named.
         """
         named = self._named()

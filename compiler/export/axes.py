@@ -49,8 +49,6 @@ def read_axes(program: Any, example: Example, *, proven: bool) -> Axes:
     An extent is allowed where all guards on its axis hold (`guards`).
 
     Args:
-        program: The `ExportedProgram`.
-        example: What it was captured with.
         proven: Whether PyTorch proved all extents that were asked for.
     """
     expressions: dict[str, list[Any]] = {}

@@ -33,14 +33,8 @@ class Original:
     """A loaded model with an example that it runs on.
 
     Attributes:
-        loaded: The model.
-        label: Its spelling, for messages.
-        example: What it is traced with.
-        reference: What it returned on the example.
         others: Examples with other extents, where the extents were made up.
         data: The first feeds of the user's data, if there is any.
-        samples: All of them.
-        warnings: What the user should know of how it is run.
     """
 
     loaded: LoadedModel
@@ -182,15 +176,9 @@ class Comparison:
     """Runs the original and the file on the same feeds.
 
     Attributes:
-        original: The model.
-        session: The file.
-        names: Names of the outputs.
-        axes: The dynamic axes, and the extents that the file is for.
         traced: Whether the file is a trace, in which Python's branches are frozen.
         lowest_db: Ratio that is enough where both sides round to integers.
-        progress: Told of every check.
         ranges: Axis name to its extents, as far as the checks found them.
-        warnings: What could not be checked, and what differs beyond the ranges.
     """
 
     original: Original

@@ -95,8 +95,6 @@ def note_preprocessing(path: Path, said: Preprocessing | None, feeds: Feeds) -> 
     """Note in an ONNX file how samples become its inputs; nothing changes where nothing is said.
 
     Args:
-        path: The file; weights beside it stay where they are.
-        said: The preprocessing.
         feeds: Input that suits the model, whose extents are noted where the file notes none.
     """
     if said is not None:
@@ -121,10 +119,6 @@ def take_onnx(
     """Check and copy an ONNX file, and note how samples become its inputs, where that is said.
 
     Args:
-        source: The file.
-        output: The .onnx file to write.
-        data: Samples to run it on; a random input by default.
-        preprocessing: How samples become the inputs.
         converter: Package to version of what tf2onnx converted the file with.
     """
     proto = load_checked(source.file)
@@ -205,10 +199,8 @@ def input_shapes(
 ) -> list[TensorInfo]:
     """Return inputs with the shapes that are requested; a first open axis is "batch", another INPUT_AXIS.
 
-    Args:
-        tensors: Inputs of the converted model.
-        requested: Shapes of some of them, whose dtypes are the model's.
-        dynamic: `INPUT:AXIS=NAME` each.
+    Raises:
+        InvalidOption: If an input is unknown, or a shape does not fit the model.
     """
     shapes: dict[str, list[Dim]] = {
         tensor.name: [

@@ -42,8 +42,6 @@ class Written:
     """How a file was written.
 
     Attributes:
-        exporter: Which exporter wrote it.
-        axes: Its dynamic axes.
         reason: Why the first exporter could not.
         frozen: Places in the model's code where the older exporter took a value for a constant: "net.py:12".
     """
@@ -68,12 +66,7 @@ def write_model(
     """Write the model.
 
     Args:
-        module: The model.
-        example: Its inputs.
-        names: Names of the outputs.
         opset_version: The opset to reach; the file may have another one (`lower_to`).
-        path: The file.
-        label: The model's spelling.
         flat: Whether the module is `TensorsOut` of the model, which takes tensors by position.
         freeze_branches: Whether a branch on values of the input may become the way that the example takes.
     """
@@ -274,10 +267,6 @@ def _is_large(module: Any) -> bool:
 
 def explain_export_failure(error: Exception, label: str) -> QCompileError:
     """Return the error to raise for an exception of `torch.onnx.export`.
-
-    Args:
-        error: What the exporter raised.
-        label: The model's spelling.
 
     Returns:
         An `ExportError` whose data has a `reason`: "axis" where an axis cannot be dynamic, "values" where

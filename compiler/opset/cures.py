@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...model.graph import ONNX_DOMAINS, attribute, constant_names, consumers, every_graph, producers
+from ...model.graph import attribute, constant_names, consumers, every_graph, producers
 from . import exact_forms as exact
 from . import fusions_apart as apart
 from . import grid_samples as samples
 from .rewrites import group_normalization, slice_shape
-from .scope import Cure, Finder, Rewrite, node_name, rewriting
+from .scope import Cure, Finder, Rewrite, find_nodes, node_name, reached, rewriting
 
 if TYPE_CHECKING:
     import onnx
@@ -53,14 +53,8 @@ _TO_VALUES = frozenset("Cast Identity Dropout Where".split())
 
 def find_reducing_scatters(model: onnx.ModelProto) -> list[str]:
     """Return ScatterElements and ScatterND nodes that combine what is there with what comes."""
-    return [
-        node_name(node)
-        for graph in every_graph(model.graph)
-        for node in graph.node
-        if node.op_type in ("ScatterElements", "ScatterND")
-        and node.domain in ONNX_DOMAINS
-        and attribute(node, "reduction", "none") != "none"
-    ]
+    scatters = ("ScatterElements", "ScatterND")
+    return find_nodes(model, scatters, lambda node: attribute(node, "reduction", "none") != "none")
 
 
 def find_resizes_behind_if(model: onnx.ModelProto) -> list[str]:
@@ -136,19 +130,13 @@ def find_partly_rotated(model: onnx.ModelProto) -> list[str]:
 def find_normalized_and_back(model: onnx.ModelProto) -> list[str]:
     """Return ReduceMin of what a ReduceMax reads too, where a Sub reads the minimum, and an Add again."""
     read_by = consumers(model.graph)
-    names = []
-    for node in model.graph.node:
-        if node.op_type != "ReduceMin":
-            continue
-        if "ReduceMax" not in {reader.op_type for reader in read_by[node.input[0]]}:
-            continue
-        waiting, readers = [node.output[0]], set()
-        while waiting:
-            for reader in read_by.get(waiting.pop(), ()):
-                readers.add(reader.op_type)
-                waiting += reader.output if reader.op_type in (*_SAME, *_PLACES, "Expand") else ()
-        names += [node_name(node)] * ({"Sub", "Add"} <= readers)
-    return names
+
+    def fits(node: onnx.NodeProto) -> bool:
+        beside = {reader.op_type for reader in read_by[node.input[0]]}
+        behind = reached(node.output[0], read_by, (*_SAME, *_PLACES, "Expand"))
+        return "ReduceMax" in beside and {"Sub", "Add"} <= {reader.op_type for reader in behind}
+
+    return [node_name(node) for node in model.graph.node if node.op_type == "ReduceMin" and fits(node)]
 
 
 def find_dynamic_inputs(model: onnx.ModelProto) -> list[str]:
@@ -179,7 +167,8 @@ def _attentions(model: onnx.ModelProto) -> list[tuple[onnx.NodeProto, onnx.NodeP
         if node.op_type != "Softmax":
             continue
         first = _upwards(node.input[0], made_by)
-        second = _downwards(node.output[0], read_by)
+        behind = reached(node.output[0], read_by, _TO_VALUES)
+        second = next((reader for reader in behind if reader.op_type == "MatMul"), None)
         if first is not None and second is not None:
             pairs.append((first, second))
     return pairs
@@ -193,17 +182,6 @@ def _upwards(name: str, made_by: dict[str, onnx.NodeProto]) -> onnx.NodeProto | 
             return node
         if node is not None and node.op_type in _SCALING:
             waiting.extend(reversed(node.input))
-    return None
-
-
-def _downwards(name: str, read_by: dict[str, list[onnx.NodeProto]]) -> onnx.NodeProto | None:
-    waiting = [name]
-    while waiting:
-        for node in read_by.get(waiting.pop(), ()):
-            if node.op_type == "MatMul":
-                return node
-            if node.op_type in _TO_VALUES:
-                waiting.extend(node.output)
     return None
 
 

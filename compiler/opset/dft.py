@@ -44,9 +44,6 @@ def dft_to_products(model: onnx.ModelProto) -> list[str]:
     """Rewrite each DFT, and return the names of those nodes.
 
     One of great length stays, and so does one whose points are not as many as its values at run time.
-
-    Args:
-        model: Of any opset that has DFT, 17 or newer; it is changed.
     """
     return rewrite_operator(model, "DFT", _product)
 

@@ -26,7 +26,6 @@ removes an Identity, but not a Sum.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,7 +34,7 @@ from ...model.graph import ONNX_DOMAINS, attribute, every_graph, producers
 from ...model.graph_edits import drop_attributes, set_nodes
 from ...model.onnx_file import opset
 from ...model.requantized import requantized
-from .scope import Chain, Scope, every_scope, node_name, replace_nodes
+from .scope import Chain, Scope, every_scope, find_nodes, node_name, replace_nodes
 
 if TYPE_CHECKING:
     import onnx
@@ -53,27 +52,25 @@ def find_integer_mods(model: onnx.ModelProto) -> list[str]:
         for graph in every_graph(model.graph)
         for made_by in [producers(graph)]
         for node in graph.node
-        if _is(node, "Mod") and not attribute(node, "fmod", 0) and not _of_shapes(node.input[0], made_by)
+        if node.op_type == "Mod" and node.domain in ONNX_DOMAINS
+        if not attribute(node, "fmod", 0) and not _of_shapes(node.input[0], made_by)
     ]
 
 
 def find_one_group(model: onnx.ModelProto) -> list[str]:
     """Return GroupNormalizations of one group."""
-    return _found(model, lambda node: _is(node, "GroupNormalization") and attribute(node, "num_groups") == 1)
+    return find_nodes(model, ("GroupNormalization",), lambda node: attribute(node, "num_groups") == 1)
 
 
 def find_batch_first(model: onnx.ModelProto) -> list[str]:
     """Return recurrent layers of layout 1."""
-    return _found(model, lambda node: _is(node, *_RECURRENT) and attribute(node, "layout", 0) == 1)
+    return find_nodes(model, _RECURRENT, lambda node: attribute(node, "layout", 0) == 1)
 
 
 def find_sliced_shapes(model: onnx.ModelProto) -> list[str]:
     """Return Shapes that are not of all axes."""
-    return _found(
-        model,
-        lambda node: (
-            _is(node, "Shape") and bool(attribute(node, "start", 0) or attribute(node, "end") is not None)
-        ),
+    return find_nodes(
+        model, ("Shape",), lambda node: attribute(node, "start", 0) or attribute(node, "end") is not None
     )
 
 
@@ -110,14 +107,6 @@ def time_first(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
             after.append(helper.make_node("Transpose", [inner], [result], name, perm=perm))
             node.output[index] = inner
     return [*before, node, *after]
-
-
-def _found(model: onnx.ModelProto, fits: Callable[[onnx.NodeProto], bool]) -> list[str]:
-    return [node_name(node) for graph in every_graph(model.graph) for node in graph.node if fits(node)]
-
-
-def _is(node: onnx.NodeProto, *operators: str) -> bool:
-    return node.domain in ONNX_DOMAINS and node.op_type in operators
 
 
 def _of_shapes(name: str, made_by: dict[str, onnx.NodeProto]) -> bool:
@@ -223,12 +212,7 @@ def find_reduced_axes(model: onnx.ModelProto) -> list[str]:
     """Return those nodes that have their axes in an attribute."""
     if opset(model) >= _AXES_ARE_AN_INPUT:
         return []
-    return [
-        node_name(node)
-        for graph in every_graph(model.graph)
-        for node in graph.node
-        if node.op_type in _OPERATORS and node.domain in ONNX_DOMAINS and attribute(node, "axes") is not None
-    ]
+    return find_nodes(model, _OPERATORS, lambda node: attribute(node, "axes") is not None)
 
 
 def by_sum(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:

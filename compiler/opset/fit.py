@@ -45,11 +45,7 @@ def fit_opset(
     """Write an ONNX file in opset `highest`, or as it is where its opset is no newer, and check it.
 
     Args:
-        model: ONNX file.
-        output: ONNX file to write.
         highest: The newest opset that the reader knows: 17 for TensorRT 8.5 and 8.6.
-        data: Samples to compare the outputs on; random input otherwise.
-        progress: Told of every step.
 
     Returns:
         The file and its manifest; `options` tell the opset it was of and the one it is of. A model with
@@ -151,11 +147,9 @@ def in_newer_opset(
 ) -> onnx.ModelProto:
     """Return the model in opset `lowest` or newer; itself where it is no older.
 
-    Args:
-        model: What `path` holds.
-        path: The file.
-        lowest: The opset.
-        data: Samples to compare the outputs on; random input otherwise.
+    Raises:
+        UnsupportedOperator: Naming what ONNX's converter could not take.
+        ModelError: If the converted model computes something else.
     """
     if opset(model) >= lowest:
         return model
@@ -171,9 +165,8 @@ def in_newer_opset(
 def upgrade_in_place(model: onnx.ModelProto, lowest: int) -> None:
     """Bring a model to opset `lowest` where it is older; large weights are not copied.
 
-    Args:
-        model: It is changed; it may be over protobuf's 2 GB.
-        lowest: The opset.
+    Raises:
+        UnsupportedOperator: Naming what ONNX's converter could not take.
     """
     import onnx
 

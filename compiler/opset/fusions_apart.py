@@ -17,7 +17,7 @@ fusions are wrong (2026.4.1, on every processor):
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,7 +33,7 @@ from ...model.graph import (
     producers,
     tensor_values,
 )
-from .scope import Chain, Scope, node_name
+from .scope import Chain, Scope, node_name, reached
 
 if TYPE_CHECKING:
     import onnx
@@ -74,8 +74,8 @@ def find_quantized_extrema(model: onnx.ModelProto) -> list[str]:
             if node.op_type in _REDUCED and node.domain in ONNX_DOMAINS:
                 if any(_APART in reader.name for reader in read_by.get(node.output[0], ())):
                     continue
-                reached = _reached(node.output[0], read_by, _FUSED)
-                names += [node_name(node)] * any(reader.op_type == "QuantizeLinear" for reader in reached)
+                readers = reached(node.output[0], read_by, _FUSED)
+                names += [node_name(node)] * any(reader.op_type == "QuantizeLinear" for reader in readers)
     return names
 
 
@@ -141,9 +141,9 @@ class _Products:
             if self._reads_integers(node) and not self._bias(node):
                 shape = self.shapes.get(node.output[0], ())
                 matrix = node.op_type in ("MatMul", "Gemm")
-                reached = _reached(node.output[0], self.read_by, _MOVED)
+                readers = reached(node.output[0], self.read_by, _MOVED)
                 if not (matrix and len(shape) > 2) and any(
-                    self._mixes_batch(reader, shape if matrix else ()) for reader in reached
+                    self._mixes_batch(reader, shape if matrix else ()) for reader in readers
                 ):
                     names.append(node_name(node))
         return names
@@ -193,8 +193,8 @@ class _Products:
         return len(readers) + (tensor in self.results) > 1
 
     def _is_quantized(self, tensor: str) -> bool:
-        reached = _reached(tensor, self.read_by, _PASSED)
-        return any(reader.op_type == "QuantizeLinear" for reader in reached)
+        readers = reached(tensor, self.read_by, _PASSED)
+        return any(reader.op_type == "QuantizeLinear" for reader in readers)
 
     def _mixes_batch(self, node: onnx.NodeProto, matrix: Sequence[int | str]) -> bool:
         """Whether a node is a Reshape that does not keep the first axis, as far as is known.
@@ -215,19 +215,6 @@ class _Products:
         if len(matrix) == 2 and isinstance(matrix[1], int) and matrix[1]:
             return len(extents) > 2 and (extents[1] < 0 or extents[1] % matrix[1] == 0)
         return True
-
-
-def _reached(
-    tensor: str, read_by: Mapping[str, Sequence[onnx.NodeProto]], passed: Collection[str]
-) -> Iterator[onnx.NodeProto]:
-    """Yield what reads a tensor, directly or through operators of these types."""
-    waiting, seen = [tensor], {tensor}
-    while waiting:
-        for reader in read_by.get(waiting.pop(), ()):
-            yield reader
-            if reader.op_type in passed:
-                waiting += [name for name in reader.output if name not in seen]
-                seen.update(reader.output)
 
 
 def _is_dynamic(shape: Sequence[int | str]) -> bool:

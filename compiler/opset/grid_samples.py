@@ -12,16 +12,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...model.graph import ONNX_DOMAINS, attribute, consumers, every_graph
+from ...model.graph import attribute, consumers, every_graph
 from ...model.graph_edits import drop_attributes
 from ...model.onnx_file import opset
-from .scope import Chain, Scope, node_name, replace_nodes
+from .scope import Chain, Scope, find_nodes, node_name, reached, replace_nodes
 
 if TYPE_CHECKING:
     import onnx
 
 _FLOAT, _INT64 = 1, 7  # ONNX's numbers
 _RENAMED = 20  # the opset in which bilinear and bicubic became linear and cubic
+_SAMPLES = ("GridSample",)
 _BILINEAR = ("bilinear", "linear")
 _CARRIED_BY = frozenset("Unsqueeze Reshape Identity Squeeze Transpose Cast".split())
 
@@ -30,23 +31,20 @@ def find_renamed_modes(model: onnx.ModelProto) -> list[str]:
     """Return GridSample nodes whose mode is spelled as from opset 20 on."""
     if opset(model) < _RENAMED:
         return []
-    return [
-        node_name(node)
-        for node in _grid_samples(model)
-        if attribute(node, "mode") in ("linear", "cubic")
-    ]  # fmt: skip
+    return find_nodes(model, _SAMPLES, lambda node: attribute(node, "mode") in ("linear", "cubic"))
 
 
 def find_cubic_modes(model: onnx.ModelProto) -> list[str]:
     """Return GridSample nodes of mode "cubic", for which older opsets alone have a name that all know."""
-    return [node_name(node) for node in _grid_samples(model) if attribute(node, "mode") == "cubic"]
+    return find_nodes(model, _SAMPLES, lambda node: attribute(node, "mode") == "cubic")
 
 
 def modes_left_out(model: onnx.ModelProto) -> None:
     """Take mode "linear" off each GridSample: it is the default of every opset, however it is spelled."""
-    for node in _grid_samples(model):
-        if attribute(node, "mode") == "linear":
-            drop_attributes(node, "mode")
+    for graph in every_graph(model.graph):
+        for node in graph.node:
+            if node.op_type == "GridSample" and attribute(node, "mode") == "linear":
+                drop_attributes(node, "mode")
 
 
 def find_deformable_attention(model: onnx.ModelProto) -> list[str]:
@@ -57,8 +55,9 @@ def find_deformable_attention(model: onnx.ModelProto) -> list[str]:
         met: dict[str, list[str]] = {}
         for node in graph.node:
             if node.op_type == "GridSample" and attribute(node, "mode", "linear") in _BILINEAR:
-                for concat in _concats(node.output[0], read_by):
-                    met.setdefault(concat, []).append(node_name(node))
+                for reader in reached(node.output[0], read_by, _CARRIED_BY):
+                    if reader.op_type == "Concat":
+                        met.setdefault(node_name(reader), []).append(node_name(node))
         names += [name for samples in met.values() if len(samples) > 1 for name in samples]
     return list(dict.fromkeys(names))
 
@@ -129,24 +128,3 @@ def _places(node: onnx.NodeProto, chain: Chain, value: str, extent: str) -> list
             weight = add("Mul", [weight, add("Cast", [add("Equal", [inside, corner])], to=_FLOAT)])
         neighbours.append((add("Cast", [inside], to=_INT64), weight))
     return neighbours
-
-
-def _grid_samples(model: onnx.ModelProto) -> list[onnx.NodeProto]:
-    return [
-        node
-        for graph in every_graph(model.graph)
-        for node in graph.node
-        if node.op_type == "GridSample" and node.domain in ONNX_DOMAINS
-    ]
-
-
-def _concats(name: str, read_by: dict[str, list[onnx.NodeProto]]) -> list[str]:
-    """Concat nodes that a tensor reaches by nodes that only change its form."""
-    found, waiting = [], [name]
-    while waiting:
-        for node in read_by.get(waiting.pop(), ()):
-            if node.op_type == "Concat":
-                found.append(node_name(node))
-            elif node.op_type in _CARRIED_BY:
-                waiting.extend(node.output)
-    return found

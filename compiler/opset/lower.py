@@ -220,7 +220,6 @@ def without_missing(model: onnx.ModelProto, operators: Container[str]) -> list[s
     """Write what lacks in other operators, in place; return the names of the nodes that were replaced.
 
     Args:
-        model: It is changed.
         operators: What the reader has. What ONNX does not define is left to it: a plugin may be of that name.
     """
     version, replaced = opset(model), list[str]()
@@ -252,11 +251,8 @@ def without_missing(model: onnx.ModelProto, operators: Container[str]) -> list[s
 def require_operators(model: onnx.ModelProto, operators: Container[str], reader: str, file: str) -> None:
     """Refuse a model with a node whose operator the reader lacks.
 
-    Args:
-        model: After `without_missing`.
-        operators: What the reader has.
-        reader: Its name and version, for the message.
-        file: Which file the model is of, for the message.
+    Raises:
+        UnsupportedOperator: Naming the first such operator, its node and the reader.
     """
     version = opset(model)
     for graph in every_graph(model.graph):

@@ -83,9 +83,6 @@ def folds_to_transposes(model: onnx.ModelProto) -> list[str]:
     """Rewrite each Col2Im of an image whose blocks do not overlap, and return the names of those nodes.
 
     Overlapping blocks, padding, and extents that are computed at run time stay.
-
-    Args:
-        model: Of opset 18 or newer; it is changed.
     """
     names = rewrite_operator(model, "Col2Im", _transposed)
     if names:
@@ -113,9 +110,6 @@ def scatter_adds_to_products(model: onnx.ModelProto) -> list[str]:
     """Rewrite each ScatterND that adds rows of floats, and return the names of those nodes.
 
     One whose indices are tuples, or whose rows have no known length, stays.
-
-    Args:
-        model: Of opset 16 or newer; it is changed.
     """
     return rewrite_operator(model, "ScatterND", _sums_of_rows)
 
@@ -141,13 +135,7 @@ def _sums_of_rows(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | 
 
 
 def with_kernel_shapes(graph: Path, output: Path, target: str) -> Path:
-    """Return a graph that says them, for TensorRT; the file itself where it does already.
-
-    Args:
-        graph: ONNX file.
-        output: Where the changed graph goes.
-        target: Other engines take the shape from the weights.
-    """
+    """Return a graph that says them, for TensorRT; the file itself where it does already."""
     from ...model.onnx_file import load_onnx, save_onnx
     from ...model.weightless import read_weightless
 
@@ -165,9 +153,6 @@ def write_kernel_shapes(model: onnx.ModelProto) -> bool:
     TensorRT's parser takes the shape from weights that are initializers. For weights behind Q/DQ it takes it
     from the attribute alone, compares an array that was never set, and refuses: "The input tensor shape
     misaligns with the input kernel shape" (onnx-tensorrt 8.5-GA to 10.1-GA, `convMultiInput`; issue 655).
-
-    Args:
-        model: Changed in place.
     """
     from onnx import helper
 

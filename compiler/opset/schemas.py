@@ -47,12 +47,7 @@ _LATER_VALUES = {
 
 
 def trim(node: onnx.NodeProto, older: Any, newer: Any) -> None:
-    """Take attributes off a node that say what its older form does anyway.
-
-    Args:
-        node: It is changed.
-        older, newer: The schemas of both forms.
-    """
+    """Take attributes off a node that say what its older form does anyway."""
     from onnx import helper
 
     for item in list(node.attribute):
@@ -78,13 +73,7 @@ def _says_nothing(node: onnx.NodeProto, name: str, value: Any) -> bool:
 
 
 def why_other(node: onnx.NodeProto, scope: Scope, older: Any, newer: Any) -> str:
-    """Return why a node is not of the older form; empty when it is.
-
-    Args:
-        node: After `trim`.
-        scope: The graph it is in.
-        older, newer: The schemas of both forms.
-    """
+    """Return why a node is not of the older form; empty when it is."""
     for name in [item.name for item in node.attribute]:
         if name not in older.attributes:
             return f"attribute {name} = {attribute(node, name)} came with opset {newer.since_version}"
@@ -123,10 +112,8 @@ def _unfit_values(node: onnx.NodeProto, older: Any) -> str:
 def write_out(node: onnx.NodeProto, scope: Scope, version: int) -> list[onnx.NodeProto]:
     """Return the nodes of an operator's body, wired to what the node reads and makes; empty without a body.
 
-    Args:
-        node: A node of ONNX's own domain.
-        scope: The graph it is in.
-        version: The opset of the model; the nodes returned are of it.
+    Raises:
+        UnsupportedOperator: If the body depends on a type that cannot be inferred.
     """
     import onnx
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UnsupportedOperator
-from ...model.graph import constant_tensor, every_graph, subgraphs, tensor_values, without_weights
+from ...model.graph import (
+    ONNX_DOMAINS,
+    constant_tensor,
+    every_graph,
+    subgraphs,
+    tensor_values,
+    without_weights,
+)
 from ...model.graph_edits import set_nodes
 from ...model.onnx_file import opset
 
@@ -25,7 +32,6 @@ class Scope:
     """One graph of a model, inside those it reads from.
 
     Args:
-        graph: The graph.
         typed: The same graph of `with_types`.
         target: The opset to write.
         outer: The scope of the graph around it; None for the model's own.
@@ -201,8 +207,6 @@ def replace_nodes(
     """Replace every node of a model and of the graphs inside its nodes, these first.
 
     Args:
-        model: It is changed; types and shapes are those from before.
-        target: The opset of what is written.
         replace: Takes a node and its scope; returns what stands in its place, the node itself to keep it.
     """
     _replace_in(Scope(model.graph, with_types(model).graph, target), replace)
@@ -268,6 +272,31 @@ def _own_names(graph: onnx.GraphProto) -> Iterator[str]:
     yield from (value.name for value in (*graph.input, *graph.output, *graph.initializer))
     for node in graph.node:
         yield from (node.name, *node.input, *node.output)
+
+
+def find_nodes(
+    model: onnx.ModelProto, operators: Container[str], fits: Callable[[onnx.NodeProto], object]
+) -> list[str]:
+    """Return the names of the nodes of ONNX's operators that fit, in all graphs of a model."""
+    return [
+        node_name(node)
+        for graph in every_graph(model.graph)
+        for node in graph.node
+        if node.op_type in operators and node.domain in ONNX_DOMAINS and fits(node)
+    ]
+
+
+def reached(
+    tensor: str, read_by: Mapping[str, Sequence[onnx.NodeProto]], passed: Collection[str]
+) -> Iterator[onnx.NodeProto]:
+    """Yield what reads a tensor, directly or through operators of these types."""
+    waiting, seen = [tensor], {tensor}
+    while waiting:
+        for reader in read_by.get(waiting.pop(), ()):
+            yield reader
+            if reader.op_type in passed:
+                waiting += [name for name in reader.output if name not in seen]
+                seen.update(reader.output)
 
 
 def node_name(node: onnx.NodeProto) -> str:

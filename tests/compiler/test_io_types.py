@@ -1,20 +1,27 @@
-"""Other types outside, the same model inside: ONNX Runtime runs both, and numpy casts in between."""
+"""Other types outside, the same model inside: ONNX Runtime runs both, and numpy casts in between.
+
+A graph for another runtime is judged as it is written: in floats that Q/DQ pairs round.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from mode_models import normal, static, written
 from numpy.typing import NDArray
 from onnx import parser
 
+from qcompile.compiler.check import OnnxReference
 from qcompile.compiler.io_types import FLOATS, INTEGERS, set_io_types
 from qcompile.errors import InvalidOption
 from qcompile.model.onnx_file import model_io
+from qcompile.model.session import make_session, optimize_file, session_options
 
 EMBEDDED = """
 <ir_version: 8, opset_import: ["" : 17]>
@@ -161,3 +168,25 @@ def test_every_type_named_is_one_that_onnx_casts() -> None:
     allowed = set(onnx.defs.get_schema("Cast", 13, "").inputs[0].types)
     spelled = {"float32": "float", "float64": "double"}
     assert all(f"tensor({spelled.get(name, name)})" in allowed for name in (*FLOATS, *INTEGERS))
+
+
+@pytest.mark.parametrize("target", ["openvino", "tensorrt"])
+def test_pairs_stay_pairs_and_compute_what_they_say(target: str, tmp_path: Path) -> None:
+    model = written(
+        tmp_path / "m.onnx",
+        "(float[n,16] x) => (float[n,16] y) { a = MatMul(x, w) b = Relu(a) y = MatMul(b, v) }",
+        w=normal(16, 16),
+        v=normal(16, 16, seed=1),
+    )
+    x = normal(64, 16)
+    np.savez(tmp_path / "x.npz", x=x)
+    made = static(model, tmp_path, target=target).path
+    plain = make_session(made, session_options(optimize=False)).run(None, {"x": x})[0]
+    np.testing.assert_allclose(OnnxReference(made, integers=False)({"x": x})[0], plain, rtol=1e-5, atol=1e-6)
+
+    optimized = tmp_path / "optimized.onnx"
+    optimize_file(made, optimized, session_options(integers=False), without=["WeightBiasQuantization"])
+    kinds = [node.op_type for node in onnx.load(optimized).graph.node]
+    assert kinds.count("QuantizeLinear") == 2  # of the activations; the weights' are computed once
+    assert not any(kind.startswith("QLinear") or "Integer" in kind for kind in kinds)
+    assert onnxruntime.InferenceSession(optimized, providers=["CPUExecutionProvider"])

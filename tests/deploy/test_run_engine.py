@@ -1,12 +1,17 @@
-"""The Python program of docs/deploy_program.md runs: on stand-ins for each TensorRT and CUDA's runtime."""
+"""The Python program of docs/deploy_program.md runs: on stand-ins for each TensorRT and CUDA's runtime.
+
+The programs of docs/deploy_cpu.md run what `build` writes, with nothing of qcompile.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import re
 import runpy
+import subprocess
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +22,8 @@ from recorded_tensorrt import VERSIONS
 from simulated_cuda import SimulatedGpu, install
 from simulated_gpu import make_adapter
 from tensorrt_simulation import HEADER, Simulation
+
+import qcompile
 
 TYPED = """typed (float[n,4] x, float16[n,2] half, int32[n] ids, bool[n] kept)
     => (float[n,4] y, float16[n,2] h, int32[n] i, bool[n] k) {
@@ -105,3 +112,28 @@ def test_the_program_in_cpp_writes_no_markers_of_layers_either() -> None:
 
 def test_it_asks_tensorrt_for_no_numpy_type(source: str) -> None:
     assert "trt.nptype(" not in source
+
+
+GUIDE = (Path(__file__).parents[2] / "docs/deploy_cpu.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("target", "file"), [("onnxruntime", "run_onnx.py"), ("openvino", "run_openvino.py")]
+)
+def test_the_program_runs_what_build_writes(
+    tiny_file: Callable[..., Path], tmp_path: Path, target: str, file: str
+) -> None:
+    if target == "openvino":
+        pytest.importorskip("openvino", reason="pip install 'qcompile[openvino]'")
+    found = re.search(rf"<!-- {file} -->\n```python\n(.*?)```", GUIDE, re.S)
+    assert found
+    (tmp_path / file).write_text(found[1], encoding="utf-8")
+    built = qcompile.build(
+        str(tiny_file("residual")), tmp_path / "built.onnx", target=target, precision="fp32"
+    )
+    said = subprocess.run(
+        [sys.executable, "-P", file, Path(built.path).name], cwd=tmp_path, capture_output=True, text=True,
+        timeout=120, check=False, env={"PATH": "", "ORT_DISABLE_TELEMETRY": "1"},
+    )  # fmt: skip
+    assert said.returncode == 0, said.stderr
+    assert re.fullmatch(r"(\w+ \([\d, ]+\) float32\n)+", said.stdout), said.stdout

@@ -1,4 +1,7 @@
-"""The configuration of engines, read by Triton's own definitions, against the rules of its backends."""
+"""The configuration of engines, read by Triton's own definitions, against the rules of its backends.
+
+What is written for Triton, protobuf's own parser reads back (`ModelConfig` is Triton's).
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ from hypothesis import strategies as st
 from packaging_engines import make_engine
 
 from qcompile.deploy import TritonOptions
-from qcompile.deploy.triton_config import Config, format_config, make_config
+from qcompile.deploy.triton_config import Config, Message, format_config, make_config
 from qcompile.deploy.triton_model import read_triton_model
-from qcompile.errors import InvalidOption, QCompileError
+from qcompile.errors import ArtifactError, InvalidOption, QCompileError
 
 definition = pytest.importorskip(
     "tritonclient.grpc.model_config_pb2", reason="pip install 'qcompile[triton]'"
@@ -25,8 +28,8 @@ Make = Callable[..., Any]
 DYNAMIC = {"x": ("batch", 3, 8, 8)}
 
 
-def parsed(config: Config) -> Any:
-    return text_format.Parse(format_config(config.fields), definition.ModelConfig())
+def parse(fields: Message) -> Any:
+    return text_format.Parse(format_config(fields), definition.ModelConfig())
 
 
 @pytest.fixture
@@ -36,7 +39,7 @@ def configured(tmp_path: Path) -> Make:
     def make(told: TritonOptions | None = None, /, **engine: Any) -> tuple[Any, Config]:
         triton_model = read_triton_model(make_engine(tmp_path / "m.engine", **engine))
         config = make_config(triton_model, "net", told or TritonOptions())
-        return parsed(config), config
+        return parse(config.fields), config
 
     return make
 
@@ -311,7 +314,7 @@ def test_any_engine_s_configuration_keeps_triton_s_rules(
         config = make_config(read_triton_model(engine), "net", TritonOptions())
     except QCompileError as error:
         pytest.fail(f"{error}")
-    found = parsed(config)
+    found = parse(config.fields)
     assert [item.name for item in found.input] == list(inputs)
     for item in (*found.input, *found.output):
         own = list(item.reshape.shape) if item.HasField("reshape") else list(item.dims)
@@ -328,3 +331,69 @@ def test_any_engine_s_configuration_keeps_triton_s_rules(
             full = [sample.batch_size, *own] if found.max_batch_size else own
             least, _, most = profile.get(name, (tensors[name],) * 3)
             assert all(low <= extent <= high for low, extent, high in zip(least, full, most, strict=True))
+
+
+# Every character that UTF-8 can carry; quotes, backslashes and controls more often than chance has them.
+texts = st.text(
+    st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("\\\"'\n\r\t\0\x7f1ü漢🙂"))
+)
+int64 = st.integers(-(2**63), 2**63 - 1)
+
+
+@given(texts)
+def test_any_string_comes_back(text: str) -> None:
+    assert parse({"name": text}).name == text
+
+
+@given(st.lists(st.tuples(texts, st.lists(int64, max_size=5), st.booleans()), max_size=4))
+def test_any_tensors_come_back_in_their_order(tensors: list[tuple[str, list[int], bool]]) -> None:
+    fields: list[Message] = [
+        {"name": name, "data_type": "TYPE_FP16", "dims": dims, "is_shape_tensor": flag}
+        for name, dims, flag in tensors
+    ]
+    found = parse({"input": fields}).input
+    assert [(item.name, list(item.dims), item.is_shape_tensor) for item in found] == tensors
+    assert {definition.DataType.Name(item.data_type) for item in found} <= {"TYPE_FP16"}
+
+
+def test_an_empty_message_is_present_and_an_empty_list_is_not() -> None:
+    found = parse({"dynamic_batching": {}, "input": [{"name": "x", "dims": [], "reshape": {}}]})
+    assert found.HasField("dynamic_batching")
+    assert not found.HasField("sequence_batching")
+    assert found.input[0].HasField("reshape")
+
+
+def test_the_form_is_triton_s_own() -> None:
+    fields: Message = {
+        "name": 'a "b" \\ ü',
+        "max_batch_size": 8,
+        "input": [{"name": "x", "dims": [3, -1]}, {"name": "y", "data_type": "TYPE_FP32"}],
+        "dynamic_batching": {},
+        "response_cache": {"enable": True},
+    }
+    assert format_config(fields).splitlines() == [
+        'name: "a \\"b\\" \\\\ ü"',
+        "max_batch_size: 8",
+        "input {",
+        '  name: "x"',
+        "  dims: [3, -1]",
+        "}",
+        "input {",
+        '  name: "y"',
+        "  data_type: TYPE_FP32",
+        "}",
+        "dynamic_batching {",
+        "}",
+        "response_cache {",
+        "  enable: true",
+        "}",
+    ]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"field_of_tomorrow": 1}, {"max_batch_size": "many"}, {"input": [{"data_type": "TYPE_FP12"}]}]
+)
+def test_what_triton_s_definitions_do_not_know_is_refused(fields: Message) -> None:
+    with pytest.raises(ArtifactError, match=r"tritonclient \d.* refuses it") as raised:
+        format_config(fields)
+    assert raised.value.hint == "install a newer tritonclient"

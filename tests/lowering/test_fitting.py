@@ -1,4 +1,7 @@
-"""A graph is fitted to the version that reads it: what it lacks is written out, and faults worked around."""
+"""A graph is fitted to the version that reads it: what it lacks is written out, and faults worked around.
+
+What the manifest of a lowered graph says of it is typed when it is read.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,11 @@ from onnx import helper, numpy_helper, parser
 from simulated_machine import Machine, install
 
 import qcompile
+from qcompile.artifact import Manifest, commit
 from qcompile.engines.capabilities import capabilities
 from qcompile.engines.registry import engine
-from qcompile.errors import UnsupportedOperator
+from qcompile.errors import ArtifactError, UnsupportedOperator
+from qcompile.files import writing
 from qcompile.lowering import LoweredGraph, load_lowered, lower
 from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.tensorrt import TensorRTOptions
@@ -232,3 +237,42 @@ def test_a_layer_that_the_user_names_is_found_in_what_it_was_written_out_in(
     names = {node.name for node in onnx.load(graph.path).graph.node if node.name.startswith("norm/")}
     assert {name for name, kind in graph.layers.items() if kind == "fp16"} == names
     assert here.module
+
+
+RECORD: dict[str, Any] = {
+    "precision": "int8", "float_precision": "fp16", "layers": {"conv": "fp32"}, "planned": ["conv"],
+    "left_in_float": {}, "warnings": ["w"], "worked_around": {"fault": ["conv"]},
+}  # fmt: skip
+
+
+def written(path: Path, record: Any) -> Path:
+    with writing(path) as temporary:
+        temporary.write_bytes(b"graph")
+        commit(temporary, Manifest(kind="onnx", stage="lower", options={"lowered": record}))
+    return path
+
+
+def test_it_reads_back(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.graph.onnx", RECORD)
+    assert load_lowered(path) == LoweredGraph(str(path), **RECORD)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"precision": "int7"}, {"precision": None}, {"float_precision": 5}, {"layers": ["conv"]},
+        {"layers": {"conv": 5}}, {"planned": "conv"}, {"left_in_float": []}, {"warnings": [5]},
+        {"worked_around": {"fault": "conv"}},
+    ],
+)  # fmt: skip
+def test_a_wrong_type_is_named(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = written(tmp_path / "a.graph.onnx", RECORD | change)
+    with pytest.raises(ArtifactError, match=r"a\.graph\.onnx: its manifest does not say how it was lowered"):
+        load_lowered(path)
+
+
+@pytest.mark.parametrize("record", [None, 5, [], "int8", {}])
+def test_a_record_that_is_missing_is_named(tmp_path: Path, record: Any) -> None:
+    path = written(tmp_path / "a.graph.onnx", record)
+    with pytest.raises(ArtifactError, match="does not say how it was lowered"):
+        load_lowered(path)

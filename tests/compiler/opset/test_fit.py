@@ -1,4 +1,9 @@
-"""A file comes out in the opset a reader knows and computes the same, or nothing comes out."""
+"""A file comes out in the opset a reader knows and computes the same, or nothing comes out.
+
+What PyTorch's exporter writes in newer opsets, brought to 17: real layers, dynamic axes, equal outputs.
+
+Operators that a reader lacks are written in those that it has, to the same values; others are refused.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +14,19 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import numpy_helper, parser
+from torch import Tensor, nn
+from two_opsets import model, operators, run
 
 from qcompile.artifact import load_artifact
+from qcompile.compiler.export import export
 from qcompile.compiler.opset.fit import fit_opset
-from qcompile.errors import ModelError, UnsupportedOperator
-from qcompile.model.onnx_file import count_operators, load_onnx, model_io, opset
+from qcompile.compiler.opset.lower import require_operators, without_missing
+from qcompile.engines.tensorrt.parser_operators import parser_of
+from qcompile.errors import ExportError, ModelError, UnsupportedOperator
+from qcompile.model.onnx_file import copy_model, count_operators, load_onnx, model_io, opset
+from qcompile.model.random_input import random_feeds
 
 STAGE = import_module("qcompile.compiler.opset.fit")
 
@@ -63,38 +75,28 @@ def test_a_file_that_claims_an_older_opset_than_its_operators_have_is_refused(
     assert not (tmp_path / "old.onnx").exists()
 
 
-def test_a_conversion_that_only_changes_the_stamp_never_comes_out(
-    mean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("axes", "shape", "message"),
+    [
+        ("kept", "batch,3,1", "ReduceMean"),
+        ("dropped", "i,j,k", r"in another opset it computes something else.*shape 1x1x1"),
+    ],
+)
+def test_a_wrong_conversion_never_comes_out(
+    axes: str, shape: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The trap: parsers of opset 17 read the axes of ReduceMean from an attribute, and there is none."""
+    path = tmp_path / "mean.onnx"
+    onnx.save(parser.parse_model(MEAN.replace("batch,3,1", shape)), path)
 
     def stamp(model: onnx.ModelProto, highest: int) -> onnx.ModelProto:
-        copy = onnx.ModelProto()
-        copy.CopyFrom(model)
+        copy = copy_model(model)
         copy.opset_import[0].version = highest
+        del copy.graph.node[0].input[1 if axes == "dropped" else 2 :]
         return copy
 
     monkeypatch.setattr(STAGE, "lower_opset", stamp)
-    with pytest.raises(ModelError, match="ReduceMean"):
-        fit_opset(mean, tmp_path / "old.onnx", 17)
-    assert not (tmp_path / "old.onnx").exists()
-
-
-def test_a_conversion_that_drops_the_axes_never_comes_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "mean.onnx"
-    onnx.save(parser.parse_model(MEAN.replace("batch,3,1", "i,j,k")), path)
-
-    def drop(model: onnx.ModelProto, highest: int) -> onnx.ModelProto:
-        copy = onnx.ModelProto()
-        copy.CopyFrom(model)
-        copy.opset_import[0].version = highest
-        del copy.graph.node[0].input[1:]
-        return copy
-
-    monkeypatch.setattr(STAGE, "lower_opset", drop)
-    with pytest.raises(ModelError, match=r"in another opset it computes something else.*shape 1x1x1"):
+    with pytest.raises(ModelError, match=message):
         fit_opset(path, tmp_path / "old.onnx", 17)
     assert not (tmp_path / "old.onnx").exists()
 
@@ -123,3 +125,191 @@ def test_weights_in_a_file_of_their_own_are_carried_along(
     assert (tmp_path / "old.onnx.data").stat().st_size >= weight.nbytes
     assert count_operators(load_onnx(artifact.path)) == {"MatMul": 1, "ReduceMean": 1}
     assert artifact.manifest.checks[1].passed
+
+
+class UNet(nn.Module):
+    """Down, GroupNorm and GELU, and up again by bilinear interpolation, with a skip."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.GELU())
+        self.down = nn.Sequential(
+            nn.AvgPool2d(2), nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.Mish()
+        )
+        self.up = nn.Upsample(scale_factor=2, mode="bilinear")
+        self.last = nn.Sequential(nn.Conv2d(24, 4, 3, padding=1), nn.GELU(approximate="tanh"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        skip = self.first(x)
+        deep = self.up(self.down(skip))
+        left, right = torch.cat([skip, deep], 1).chunk(2, 1)
+        mixed = nn.functional.pad(torch.cat([right, left], 1), (1, 0, 0, 0), mode="reflect")
+        found = self.last(mixed)
+        return found - found.amax(1, keepdim=True)
+
+
+class Recurrent(nn.Module):
+    """An LSTM whose states are averaged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.LSTM(6, 8, num_layers=2, batch_first=True, bidirectional=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)[0].mean(1)
+
+
+class Encoder(nn.Module):
+    """Attention, LayerNorm and GELU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(16, 4, 32, 0.0, "gelu", batch_first=True)
+        self.norm = nn.RMSNorm(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.layer(x)).mean(1)
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "U-Net": (UNet, "x:[N,3,16,16]"),
+    "LSTM": (Recurrent, "x:2x5x6"),
+    "encoder": (Encoder, "x:[N,7,16]"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "version"), [("U-Net", 18), ("U-Net", 20), ("U-Net", 23), ("LSTM", 20), ("encoder", 23)]
+)
+def test_a_network_computes_the_same_in_opset_17(name: str, version: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    build, shape = NETWORKS[name]
+    newer = export(build().eval(), tmp_path / "new.onnx", inputs=[shape], opset_version=version)
+    older = fit_opset(newer.path, tmp_path / "old.onnx", 17)
+    assert opset(load_onnx(older.path)) == 17
+    assert older.manifest.checks[-1].passed
+    assert older.manifest.io == newer.manifest.io
+
+
+@pytest.mark.parametrize(("name", "version"), [("U-Net", 13), ("U-Net", 17), ("LSTM", 13), ("encoder", 15)])
+def test_export_writes_older_opsets_than_pytorchs_exporter(name: str, version: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    build, shape = NETWORKS[name]
+    artifact = export(build().eval(), tmp_path / "m.onnx", inputs=[shape], opset_version=version)
+    assert opset(load_onnx(artifact.path)) == version == artifact.manifest.options["opset"]
+    assert all(check.passed for check in artifact.manifest.checks)
+
+
+def test_export_names_the_node_that_an_older_opset_lacks(tmp_path: Path) -> None:
+    class Bits(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.bitwise_and(x, 3)
+
+    with pytest.raises(ExportError, match=r"opset 17 was asked for; .* reached 18: BitwiseAnd") as caught:
+        export(Bits(), tmp_path / "m.onnx", inputs=["x:4:int32"], opset_version=17)
+    assert "`opset` 18" in caught.value.hint
+
+
+VERSIONS = {"8.5.3.1": 16, "10.0.1": 20, "10.13.0": 23}
+
+
+def reads(version: str) -> frozenset[str]:
+    parser = parser_of(version)
+    assert parser is not None
+    return parser.operators
+
+
+CASES = {
+    "IsInf": ("8.5.3", model(16, "(float[6] x) => (bool[6] y)", "y = IsInf(x)")),
+    "IsInf of one sign": (
+        "8.5.3",
+        model(16, "(float[6] x) => (bool[6] y)", "y = IsInf <detect_positive=0> (x)"),
+    ),
+    "CastLike": ("8.6.1", model(15, "(float[6] x, int32[1] t) => (int32[6] y)", "y = CastLike(x, t)")),
+    "Mish": ("8.6.1", model(18, "(float[6] x) => (float[6] y)", "y = Mish(x)")),
+    "Gelu": ("8.6.1", model(20, "(float[6] x) => (float[6] y)", "y = Gelu(x)")),
+    "LayerNormalization": (
+        "8.5.3",
+        model(
+            17, "(float[2, 6] x, float[6] s) => (float[2, 6] y)", "y = LayerNormalization <axis=-1> (x, s)"
+        ),
+    ),
+    "RMSNormalization": (
+        "10.14.1",
+        model(23, "(float[2, 6] x, float[6] s) => (float[2, 6] y)", "y = RMSNormalization <axis=-1> (x, s)"),
+    ),
+    "RotaryEmbedding": (
+        "10.14.1",
+        model(
+            23,
+            "(float[2, 4, 3, 8] x, float[2, 3, 4] c, float[2, 3, 4] s) => (float[2, 4, 3, 8] y)",
+            "y = RotaryEmbedding (x, c, s)",
+        ),
+    ),
+    "Attention": (
+        "10.13.0",
+        model(
+            23,
+            "(float[2, 4, 3, 8] q, float[2, 4, 3, 8] k, float[2, 4, 3, 8] v) => (float[2, 4, 3, 8] y)",
+            "y = Attention (q, k, v)",
+        ),
+    ),
+    "HannWindow": (
+        "10.3.0",
+        model(17, "() => (float[n] y)", "n = Constant <value_int=8> () y = HannWindow(n)"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_version_lacks_is_written_in_what_it_has(case: str) -> None:
+    version, before = CASES[case]
+    lacking = case.split()[0]
+    assert lacking not in reads(version)
+    after = copy_model(before)
+    assert without_missing(after, reads(version))
+    assert opset(after) == opset(before)
+    onnx.checker.check_model(after, full_check=True)
+    assert lacking not in operators(after)
+    require_operators(after, reads(version), "tensorrt", "m.onnx")
+    feeds = random_feeds(model_io(before).inputs)
+    if "IsInf" in case:
+        feeds = {"x": np.array([1, np.inf, -np.inf, np.nan, 0, -3], np.float32)}
+    for expected, found in zip(run(before, feeds), run(after, feeds), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
+
+
+def test_what_a_version_has_stays() -> None:
+    proto = model(17, "(float[2, 6] x, float[6] s) => (float[2, 6] y)", "y = LayerNormalization (x, s)")
+    assert without_missing(proto, reads("8.6.1")) == []
+    assert operators(proto) == ["LayerNormalization"]
+
+
+def test_an_operator_inside_a_branch_is_written_in_others_too() -> None:
+    body = (
+        "y = If (c) <then_branch = a () => (bool[6] t) { t = IsInf(x) }, "
+        "else_branch = b () => (bool[6] e) { e = IsNaN(x) }>"
+    )
+    proto = model(16, "(bool c, float[6] x) => (bool[6] y)", body)
+    assert without_missing(proto, reads("8.5.3"))
+    onnx.checker.check_model(proto, full_check=True)
+    feeds = {"c": np.array(True), "x": np.array([1, np.inf, -np.inf, np.nan, 0, -3], np.float32)}
+    np.testing.assert_array_equal(run(proto, feeds)[0], np.isinf(feeds["x"]))
+
+
+def test_what_has_no_other_form_is_refused_with_operator_node_and_version() -> None:
+    proto = model(16, "(float[2, 2] x) => (float y)", "y = Det(x)")
+    proto.graph.node[0].name = "determinant"
+    assert without_missing(proto, reads("8.5.3")) == []
+    with pytest.raises(
+        UnsupportedOperator, match=r"m\.onnx: tensorrt 8\.5\.3 has no Det: node 'determinant'"
+    ) as found:
+        require_operators(proto, reads("8.5.3"), "tensorrt 8.5.3", "m.onnx")
+    assert found.value.data["operator"] == "Det"
+    assert "`plugins`" in found.value.hint
+
+
+def test_a_name_that_onnx_does_not_define_is_left_to_the_reader() -> None:
+    proto = model(16, "(float[2] x) => (float[2] y)", "y = EfficientNMS_TRT(x)")
+    assert without_missing(proto, reads("8.5.3")) == []
+    require_operators(proto, reads("8.5.3"), "tensorrt 8.5.3", "m.onnx")

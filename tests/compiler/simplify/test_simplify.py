@@ -1,10 +1,17 @@
-"""Fewer nodes and the same model; whatever onnxsim breaks, the model is left as it was."""
+"""Fewer nodes and the same model; whatever onnxsim breaks, the model is left as it was.
+
+What exporters leave in attention goes, and nothing else changes.
+
+A pool over everything is global; any other stays.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,10 +22,11 @@ from numpy.typing import NDArray
 from onnx import numpy_helper, parser
 
 import qcompile
+from qcompile.compiler.simplify.attention import pool_globally, simplify_attention
 from qcompile.compiler.simplify.simplify import simplify
 from qcompile.errors import DataError, ModelError
 from qcompile.model.input_notes import KEY, InputNote, read_notes, write_notes
-from qcompile.model.onnx_file import load_onnx, model_io
+from qcompile.model.onnx_file import copy_model, load_onnx, model_io
 
 STAGE = import_module("qcompile.compiler.simplify.simplify")
 
@@ -57,8 +65,7 @@ def run(path: Path, feeds: dict[str, NDArray[np.generic]]) -> list[NDArray[np.fl
 
 def changed_weight(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy with one weight of another value: a simplifier that breaks the model."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copy_model(model)
     values = numpy_helper.to_array(copy.graph.initializer[0]).copy()
     values.flat[0] += 1
     copy.graph.initializer[0].CopyFrom(numpy_helper.from_array(values, copy.graph.initializer[0].name))
@@ -67,8 +74,7 @@ def changed_weight(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def without_last_input(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy in which an input became a constant."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copy_model(model)
     name = copy.graph.input[-1].name
     del copy.graph.input[-1]
     copy.graph.initializer.append(numpy_helper.from_array(np.zeros(1, np.int64), name))
@@ -77,8 +83,7 @@ def without_last_input(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def fixed_batch(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy that computes for one sample only, although it still declares a dynamic batch."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copy_model(model)
     first = copy.graph.node[0]
     cut = onnx.helper.make_node("Slice", [first.input[0], "from", "to", "axis"], ["cut"], "cut")
     for name, value in (("from", 0), ("to", 1), ("axis", 0)):
@@ -215,3 +220,174 @@ def test_a_simplified_file_holds_operators_of_onnx_alone_and_keeps_its_notes(tmp
     assert {node.domain for node in after.graph.node} <= {"", "ai.onnx"}
     assert [entry.key for entry in after.metadata_props] == [KEY]
     assert read_notes(after) == {"x": InputNote((2, 5, 16))}
+
+
+HEAD = '<ir_version: 8, opset_import: ["" : 17]>'
+SCORES = "g (float[b,4,6] x, bool[b,1,4,4] m) => (float[b,2,4,3] y)"
+ATTENTION = """
+    q0 = MatMul(x, wq)  q1 = Add(q0, bq)  q2 = Reshape(q1, heads)  q = Transpose <perm = [0,2,1,3]> (q2)
+    k0 = MatMul(x, wk)  k1 = Reshape(k0, heads)  k2 = Transpose <perm = [0,2,1,3]> (k1)
+    k3 = Reshape(k2, flat)  k4 = Transpose <perm = [0,2,1]> (k3)  k = Reshape(k4, back)
+    v0 = MatMul(x, wv)  v1 = Reshape(v0, heads)  v = Transpose <perm = [0,2,1,3]> (v1)
+    qs = Mul(q, c)  ks = Mul(k, c)
+    s0 = MatMul(qs, ks)  mask = Where(m, zero, lowest)  s = Add(s0, mask)
+    p = Softmax <axis = -1> (s)  nan = IsNaN(p)  clean = Where(nan, zero, p)
+    y = MatMul(clean, v)
+"""
+CONSTANTS: dict[str, NDArray[Any]] = {
+    "heads": np.array([-1, 4, 2, 3]),
+    "flat": np.array([-1, 4, 3]),
+    "back": np.array([-1, 2, 3, 4]),
+    "c": np.float32(0.7),
+    "zero": np.float32(0),
+    "lowest": np.float32(-3.4028235e38),
+}
+ALL = {"guard dropped": 1, "transpositions merged": 1, "scale folded into weights": 2}
+
+
+def make(body: str = ATTENTION, signature: str = SCORES, **changed: Any) -> onnx.ModelProto:
+    """A model of ONNX's text form with random weights wq, wk, wv, bq and the constants."""
+    model = parser.parse_model(f"{HEAD} {signature} {{ {body} }}")
+    generator = np.random.default_rng(0)
+    weights = {n: generator.standard_normal((6, 6)).astype(np.float32) for n in ("wq", "wk", "wv")}
+    weights["bq"] = generator.standard_normal(6).astype(np.float32)
+    for name, array in {**CONSTANTS, **weights, **changed}.items():
+        if any(name in node.input for node in model.graph.node):
+            model.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def attended_by(model: onnx.ModelProto, batch: int = 2) -> list[NDArray[Any]]:
+    """The outputs on fixed input, whose last sample is masked as a whole."""
+    generator = np.random.default_rng(1)
+    mask = generator.random((batch, 1, 4, 4)) < 0.7
+    mask[-1] = False
+    feeds = {"x": generator.standard_normal((batch, 4, 6)).astype(np.float32), "m": mask}
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    wanted = {value.name for value in session.get_inputs()}
+    return list(session.run(None, {name: array for name, array in feeds.items() if name in wanted}))
+
+
+def operators(model: onnx.ModelProto) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph.node)
+
+
+def test_all_three_go_and_the_outputs_stay_also_where_a_row_is_masked_as_a_whole() -> None:
+    model = make()
+    before = attended_by(model)
+    assert simplify_attention(model) == ALL
+    onnx.checker.check_model(model, full_check=True)
+    assert operators(model) == {
+        "MatMul": 5, "Add": 2, "Reshape": 3, "Transpose": 3, "Where": 1, "Softmax": 1,
+    }  # fmt: skip
+    np.testing.assert_allclose(attended_by(model)[0], before[0], rtol=1e-5, atol=1e-6)
+    assert simplify_attention(model) == {}
+
+
+def test_a_guard_against_masks_of_minus_infinity_stays() -> None:
+    model = make(lowest=np.float32(-np.inf))
+    before = attended_by(model)
+    assert not before[0][-1].any(), "the guard makes zeros of the row that is masked as a whole"
+    assert "guard dropped" not in simplify_attention(model)
+    np.testing.assert_allclose(attended_by(model)[0], before[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "scores", ["s = Add(s0, given)", "l = Log(s0) s = Add(l, mask)", "s = Div(s0, given)"]
+)
+def test_a_guard_stays_where_scores_may_hold_an_infinity_or_nan(scores: str) -> None:
+    signature = SCORES.replace("bool[b,1,4,4] m", "bool[b,1,4,4] m, float[b,1,4,4] given")
+    model = make(ATTENTION.replace("s = Add(s0, mask)", scores), signature)
+    assert "guard dropped" not in simplify_attention(model)
+    assert operators(model)["IsNaN"] == 1
+
+
+def test_a_guard_that_puts_in_something_else_stays() -> None:
+    model = make(zero=np.float32(0.5))
+    assert "guard dropped" not in simplify_attention(model)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("k4 = Transpose <perm = [0,2,1]> (k3)", "k4 = Transpose <perm = [0,1,2]> (k3)"),
+        ("k2 = Transpose <perm = [0,2,1,3]> (k1)", "k2 = Transpose <perm = [0,1,2,3]> (k1)"),
+    ],
+)
+def test_other_transpositions_stay(old: str, new: str) -> None:
+    model = make(ATTENTION.replace(old, new), "g (float[b,4,6] x, bool[b,1,4,4] m) => (float[b,h,s,d] y)",
+                 flat=np.array([-1, 3, 4]) if "[0,1,2]>" in new else np.array([-1, 4, 3]),
+                 back=np.array([-1, 2, 3, 4]))  # fmt: skip
+    before = attended_by(model)
+    assert "transpositions merged" not in simplify_attention(model)
+    np.testing.assert_allclose(attended_by(model)[0], before[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kept", ["q", "q1", "qs", "k4", "p"])
+def test_what_is_an_output_of_the_model_keeps_its_value(kept: str) -> None:
+    model = make()
+    model.graph.output.append(onnx.helper.make_tensor_value_info(kept, onnx.TensorProto.FLOAT, None))
+    before = attended_by(model)
+    simplify_attention(model)
+    for found, expected in zip(attended_by(model), before, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_scale_on_a_weight_that_two_products_share_is_not_folded() -> None:
+    model = make(ATTENTION.replace("MatMul(x, wk)", "MatMul(x, wq)"))
+    before = attended_by(model)
+    assert "scale folded into weights" not in simplify_attention(model)
+    np.testing.assert_allclose(attended_by(model)[0], before[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_scale_of_several_numbers_is_not_folded() -> None:
+    body = ATTENTION.replace("ks = Mul(k, c)", "ks = Mul(k, column)")
+    model = make(body, c=np.float32([0.5, 1, 2]), column=np.float32([[1], [2], [3]]))
+    assert "scale folded into weights" not in simplify_attention(model)
+
+
+def pool(operator: str, attributes: str, shape: str = "n,2,7,5", result: str = "n,2,p,q") -> onnx.ModelProto:
+    return parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 19]> g (float[{shape}] x) => (float[{result}] y) '
+        f"{{ y = {operator} <{attributes}> (x) }}"
+    )
+
+
+def pooled_by(model: onnx.ModelProto) -> np.ndarray:
+    x = np.random.default_rng(0).standard_normal((3, 2, 7, 5)).astype(np.float32)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    found: np.ndarray = session.run(None, {"x": x})[0]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("operator", "attributes"),
+    [
+        ("AveragePool", "kernel_shape = [7, 5]"),
+        ("AveragePool", "kernel_shape = [64, 64], strides = [64, 64], ceil_mode = 1"),
+        ("AveragePool", "kernel_shape = [7, 5], pads = [0, 0, 0, 0], count_include_pad = 1"),
+        ("MaxPool", "kernel_shape = [7, 5]"),
+    ],
+)
+def test_a_window_over_the_whole_image_is_global(operator: str, attributes: str) -> None:
+    model = pool(operator, attributes, result="n,2,1,1")
+    expected = pooled_by(model)
+    assert pool_globally(model) == 1
+    onnx.checker.check_model(model, full_check=True)
+    assert model.graph.node[0].op_type == f"Global{operator}"
+    np.testing.assert_allclose(pooled_by(model), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "shape"),
+    [
+        ("kernel_shape = [7, 4]", "n,2,7,5"),
+        ("kernel_shape = [7, 5], pads = [1, 1, 1, 1]", "n,2,7,5"),
+        ("kernel_shape = [7, 5]", "n,2,h,w"),
+    ],
+)
+def test_any_other_stays(attributes: str, shape: str) -> None:
+    model = pool("AveragePool", attributes, shape)
+    assert pool_globally(model) == 0
+    assert model.graph.node[0].op_type == "AveragePool"
