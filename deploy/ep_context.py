@@ -246,11 +246,7 @@ contradicts the schema is `InvalidGraph`, an operator that it does not know `Fai
 def check_written(
     path: Path, provider: Provider, engine: Manifest, io: ModelIO
 ) -> tuple[list[Check], list[str]]:
-    """Read a file back and verify it; return what held, and what could not be verified.
-
-    Raises:
-        ModelError: If something does not hold.
-    """
+    """Read a file back and verify it; return what held, and what could not be verified."""
     model = load_onnx(path, external_data=False)
     attributes = {item.name: item for item in model.graph.node[0].attribute}
     context, embedded = attributes["ep_cache_context"].s, bool(attributes["embed_mode"].i)

@@ -309,9 +309,6 @@ def warm_up(model: TritonModel, options: TritonOptions, size: int) -> tuple[list
     """Return the warm-up samples, and what the user should know.
 
     An engine is warmed up at the optimum of each of its profiles; others at their largest batch.
-
-    Raises:
-        InvalidOption: If a warm-up was asked for and cannot be made, or a shape does not fit.
     """
     if options.warm_up is False:
         return [], []

@@ -123,11 +123,6 @@ def read_triton_model(path: Path, *, verify: bool = True) -> TritonModel:
 
     Args:
         path: An engine, ONNX or TorchScript file; all but ONNX need their manifest.
-
-    Raises:
-        MissingFile: If there is no such file.
-        ArtifactError: If it is not what its manifest says, nothing Triton serves, or its INT8 overflows here.
-        ModelError: If an ONNX file is damaged.
     """
     require_file(path, what="artifact")
     manifest = read_manifest(path)

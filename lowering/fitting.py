@@ -160,11 +160,7 @@ class Fitting:
         return graph
 
     def _without_faults(self, graph: Path) -> Fitted:
-        """Rewrite what the engine is known to compute wrongly, refuse it, or warn of it.
-
-        Raises:
-            UnsupportedOperator: Naming the fault, its reports and the nodes.
-        """
+        """Rewrite what the engine is known to compute wrongly, refuse it, or warn of it."""
         faults, cured = self._faults(), dict[str, Sequence[str]]()
         light = read_weightless(graph).model
         found = {fault.name: names for fault in faults if (names := FAULTY_GRAPHS[fault.name].find(light))}

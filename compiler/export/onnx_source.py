@@ -197,11 +197,7 @@ def take_tensorflow(
 def input_shapes(
     tensors: Sequence[TensorInfo], requested: Sequence[str | TensorInfo], dynamic: Sequence[str]
 ) -> list[TensorInfo]:
-    """Return inputs with the shapes that are requested; a first open axis is "batch", another INPUT_AXIS.
-
-    Raises:
-        InvalidOption: If an input is unknown, or a shape does not fit the model.
-    """
+    """Return inputs with the shapes that are requested; a first open axis is "batch", another INPUT_AXIS."""
     shapes: dict[str, list[Dim]] = {
         tensor.name: [
             dim if isinstance(dim, int) and dim > 0 else "batch" if axis == 0 else f"{tensor.name}_{axis}"

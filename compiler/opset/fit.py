@@ -145,12 +145,7 @@ def foreign_operators(model: onnx.ModelProto) -> list[str]:
 def in_newer_opset(
     model: onnx.ModelProto, path: Path, lowest: int, *, data: str | None = None
 ) -> onnx.ModelProto:
-    """Return the model in opset `lowest` or newer; itself where it is no older.
-
-    Raises:
-        UnsupportedOperator: Naming what ONNX's converter could not take.
-        ModelError: If the converted model computes something else.
-    """
+    """Return the model in opset `lowest` or newer; itself where it is no older."""
     if opset(model) >= lowest:
         return model
     raised = copy_model(model)
@@ -163,11 +158,7 @@ def in_newer_opset(
 
 
 def upgrade_in_place(model: onnx.ModelProto, lowest: int) -> None:
-    """Bring a model to opset `lowest` where it is older; large weights are not copied.
-
-    Raises:
-        UnsupportedOperator: Naming what ONNX's converter could not take.
-    """
+    """Bring a model to opset `lowest` where it is older; large weights are not copied."""
     import onnx
 
     if opset(model) < lowest:

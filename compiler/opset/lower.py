@@ -249,11 +249,7 @@ def without_missing(model: onnx.ModelProto, operators: Container[str]) -> list[s
 
 
 def require_operators(model: onnx.ModelProto, operators: Container[str], reader: str, file: str) -> None:
-    """Refuse a model with a node whose operator the reader lacks.
-
-    Raises:
-        UnsupportedOperator: Naming the first such operator, its node and the reader.
-    """
+    """Refuse a model with a node whose operator the reader lacks."""
     version = opset(model)
     for graph in every_graph(model.graph):
         for node in graph.node:

@@ -111,9 +111,6 @@ def _unfit_values(node: onnx.NodeProto, older: Any) -> str:
 
 def write_out(node: onnx.NodeProto, scope: Scope, version: int) -> list[onnx.NodeProto]:
     """Return the nodes of an operator's body, wired to what the node reads and makes; empty without a body.
-
-    Raises:
-        UnsupportedOperator: If the body depends on a type that cannot be inferred.
     """
     import onnx
 
