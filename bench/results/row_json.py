@@ -138,7 +138,8 @@ def read_row(entry: Mapping[str, Any]) -> Row:
 def _without_unit(group: Latency | GpuLatency | ColdStart) -> dict[str, Any]:
     """The group as the file has it, without figures that older files do not hold and what is no number."""
     figures = _present(asdict(group)).items()
-    return {key.removesuffix("_ms"): value for key, value in figures if key != "quantiles_ms"}
+    named = {key.removesuffix("_ms"): value for key, value in figures if key != "quantiles_ms"}
+    return {"min": named.pop("min"), **named} if "min" in named else named
 
 
 def _with_unit(table: Any) -> Any:
