@@ -38,7 +38,7 @@ def read_bytes(path: Path, *, what: str = "file") -> bytes:
 
 
 def require_file(path: Path, *, what: str = "file") -> Path:
-    """Return the path of an existing file that can be read. A pipe is refused: nobody may ever write to it."""
+    """Return the path of an existing file that can be read. A pipe is refused: it may never be written to."""
     with reading(path):
         kind = kind_of(path)
         if kind == "a file":

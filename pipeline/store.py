@@ -200,7 +200,7 @@ class Store:
         return files
 
     def _publish(self, final: Path, files: Mapping[str, str]) -> None:
-        """Give the files their public names: weights first, manifests last, so that no pair is a wrong one."""
+        """Give the files their public names: weights first, manifests last, so that no pair is wrong."""
         self._remove_former(final, files)
         synced = False
         for name in sorted(files, key=_order):
