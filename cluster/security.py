@@ -82,7 +82,7 @@ def is_this_machine(host: str) -> bool:
 
 
 def read_scheduler(text: str) -> str:
-    """Return the address of a scheduler that is given as an address, or as the file that Dask writes of it."""
+    """Return the address of a scheduler given as an address, or as the file that Dask writes of it."""
     path = Path(text)
     if "://" in text or not (path.suffix == ".json" or path.is_file()):
         return text

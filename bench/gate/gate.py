@@ -245,7 +245,7 @@ def find_pairs(old: str, new: str) -> Pairs:
 
 
 def built_artifacts(folder: Path) -> dict[str, Path]:
-    """Return name to path of the artifacts of a folder that the stage `build` made, in order of their names."""
+    """Return name to path of the artifacts of a folder that the stage `build` made, in order of names."""
     found = {}
     for beside in sorted(folder.glob("*.json")):
         path = beside.with_suffix("")

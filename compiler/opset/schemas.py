@@ -110,7 +110,7 @@ def _unfit_values(node: onnx.NodeProto, older: Any) -> str:
 
 
 def write_out(node: onnx.NodeProto, scope: Scope, version: int) -> list[onnx.NodeProto]:
-    """Return the nodes of an operator's body, wired to what the node reads and makes; empty without a body."""
+    """Return the nodes of an operator's body, wired to what the node reads and makes, if any."""
     import onnx
 
     schema = onnx.defs.get_schema(node.op_type, version, "")
