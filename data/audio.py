@@ -23,7 +23,7 @@ from ..tensors import TensorInfo
 from .preparing import preprocessing_for
 from .samples import require_package
 from .spelling import Spelling
-from .text import load_processor
+from .text import feeds_of, load_processor
 
 _SCIPY_BYTES = 512 << 20
 _RATES_HZ = (100, 768_000)
@@ -103,17 +103,9 @@ class AudioInput:
     def __call__(self, waveforms: Sequence[NDArray[np.float32]]) -> dict[str, Any]:
         """Return the feeds of a batch."""
         arrays = self._waveforms(waveforms) if self._extractor is None else self._features(waveforms)
-        feeds = {}
-        for name in self.preprocessing.inputs:
-            if name not in arrays:
-                raise DataError(
-                    f"feature extractor {self.preprocessing.extractor or 'none'}: makes {', '.join(arrays)}, "
-                    f"and not input {name!r}",
-                    hint="give the samples as arrays (.npz) or by a function",
-                    tensor=name,
-                )
-            feeds[name] = np.asarray(arrays[name], self._inputs[name].dtype if name in self._inputs else None)
-        return feeds
+        dtypes = {name: tensor.dtype for name, tensor in self._inputs.items()}
+        processor = f"feature extractor {self.preprocessing.extractor or 'none'}"
+        return feeds_of(arrays, self.preprocessing.inputs, dtypes, processor)
 
     def _waveforms(self, waveforms: Sequence[NDArray[np.float32]]) -> dict[str, NDArray[Any]]:
         name = next(name for name in self.preprocessing.inputs if name != "attention_mask")

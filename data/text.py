@@ -8,7 +8,7 @@ multiple of 64 besides, so that fewer shapes occur.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +49,20 @@ def load_processor(kind: str, name: str, what: str) -> Any:
             f"{what} {name}: cannot be loaded ({first_line(error)})",
             hint="" if Path(name).is_dir() else f"give a folder with the {what}'s files",
         ) from error
+
+
+def feeds_of(
+    arrays: Mapping[str, Any], names: Sequence[str], dtypes: Mapping[str, Any], processor: str
+) -> dict[str, NDArray[Any]]:
+    """Return what a processor made, by the names of the inputs; `processor` names it in messages."""
+    for name in names:
+        if name not in arrays:
+            raise DataError(
+                f"{processor}: makes {', '.join(arrays)}, and not input {name!r}",
+                hint="give the samples as arrays (.npz) or by a function",
+                tensor=name,
+            )
+    return {name: np.asarray(arrays[name], dtypes.get(name)) for name in names}
 
 
 class TextReader(Reader):
@@ -108,16 +122,8 @@ class TextReader(Reader):
             labels = np.where(arrays["attention_mask"] == 1, arrays["input_ids"], IGNORED)
         if "position_ids" in self.preprocessing.inputs:
             arrays["position_ids"] = np.maximum(np.cumsum(arrays["attention_mask"], 1) - 1, 0)
-        feeds = {}
-        for name in self.preprocessing.inputs:
-            if name not in arrays:
-                raise DataError(
-                    f"tokenizer {self.preprocessing.tokenizer}: makes {', '.join(arrays)}, "
-                    f"and not input {name!r}",
-                    hint="give the samples as arrays (.npz) or by a function",
-                    tensor=name,
-                )
-            feeds[name] = arrays[name].astype(self._dtypes.get(name, "int64"))
+        names, processor = self.preprocessing.inputs, f"tokenizer {self.preprocessing.tokenizer}"
+        feeds = feeds_of(arrays, names, dict.fromkeys(names, "int64") | self._dtypes, processor)
         return Batch(feeds, labels, where_of(samples))
 
     def arrange(self, order: list[int], batch_size: int, *, fixed: bool) -> list[list[int]]:

@@ -24,8 +24,6 @@ FEWEST_UNITS = 10  # of fewer, a resample is hardly another data set
 _SEED = 20260721
 _CHUNK = 1 << 16  # numbers drawn at once: what a cache holds
 
-Statistics = NDArray[np.float64]
-
 
 def resampled_interval(
     units: int,

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...model.graph import producers
-
 if TYPE_CHECKING:
     import onnx
 
@@ -90,7 +88,6 @@ class Forms:
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self._stored = stored_values(graph)
-        self._made_by = producers(graph)
         self.scales: dict[
             str, tuple[str, str, int]
         ] = {}  # integer tensor to names of its scale and zero point
