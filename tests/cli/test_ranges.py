@@ -17,10 +17,10 @@ from qcompile.calibration.tensorrt_cache import format_cache, parse_cache
 from qcompile.calibration.thresholds import METHODS
 from qcompile.compiler.quantize.calibrate import tensors_to_calibrate
 from qcompile.data.batches import Data
-from qcompile.model.weightless import fingerprint, read_weightless
+from qcompile.model.weightless import read_weightless
 
 
-def test_fewer_targets_observe_fewer_tensors(done: Qc, qc: Qc, data: Path, tmp_path: Path) -> None:
+def test_fewer_targets_observe_fewer_tensors(done: Qc, data: Path, tmp_path: Path) -> None:
     body = """(float[n,4,8,8] x) => (float[n,4,8,8] y) {
         c = Conv (x, w) s = Sigmoid (c) m = Mul (c, s) y = Conv (m, w) }"""
     path = written(tmp_path / "swish.onnx", body, w=normal(4, 4, 1, 1, scale=1))
@@ -43,21 +43,6 @@ def test_fewer_targets_observe_fewer_tensors(done: Qc, qc: Qc, data: Path, tmp_p
         assert ranges(*options).read_bytes() == both.read_bytes()
     for file, target in ((tensorrt, "tensorrt"), (runtime, "onnxruntime"), (both, "tensorrt")):
         done("quantize", path, "-o", tmp_path / "q.onnx", "--ranges", file, "--target", target)
-    said = qc("calibrate", path, "--data", data, "-o", tmp_path / "no.ranges", "--target", "tensort")
-    assert said.code == 2
-    assert "'tensort'" in said.err
-    assert not (tmp_path / "no.ranges").exists()
-
-
-@pytest.mark.parametrize("shard", ["0/3", "4/3", "1/0", "1", "", "/", "1/", "1/2/3", "a/b", "-1/2", "1.0/2"])
-def test_a_shard_that_is_none_is_a_usage_error(
-    qc: Qc, model: Path, data: Path, tmp_path: Path, shard: str
-) -> None:
-    said = qc("calibrate", model, "--data", data, "-o", tmp_path / "o.ranges", f"--shard={shard}")
-    assert (said.code, said.out) == (2, "")
-    assert repr(shard) in said.err
-    assert "PART/PARTS" in said.err
-    assert not (tmp_path / "o.ranges").exists()
 
 
 def test_a_shard_without_samples_says_so(done: Qc, model: Path, data: Path, tmp_path: Path) -> None:
@@ -83,13 +68,6 @@ def test_the_method_is_that_of_the_file(
     done("quantize", model, "-o", chosen, "--ranges", output)
     done("quantize", model, "-o", later, "--ranges", file, "--method", method)
     assert chosen.read_bytes() == later.read_bytes()
-
-
-def test_an_unknown_method_is_a_usage_error(qc: Qc, model: Path, data: Path, tmp_path: Path) -> None:
-    said = qc("calibrate", model, "--data", data, "-o", tmp_path / "o.ranges", "--method", "kl")
-    assert said.code == 2
-    assert "minmax, percentile[:NUMBER], entropy, mse or auto is required" in said.err
-    assert not (tmp_path / "o.ranges").exists()
 
 
 def interrupt(model: Path, data: Path, checkpoint: Path, after: int) -> None:
@@ -228,25 +206,48 @@ def test_show_draws_the_worst(done: Qc, tmp_path: Path) -> None:
     assert [name in text for name in found] == [True] * 3 + [False] * 11
 
 
-@pytest.mark.parametrize("name", ["worst.png", "worst", "svg"])
-def test_a_plot_of_another_kind_is_refused_before_the_work(qc: Qc, tmp_path: Path, name: str) -> None:
-    said = qc("ranges", "show", tmp_path / "none.ranges", "--plot", tmp_path / name)
-    assert said.code == 2
-    assert ".svg is required" in said.err
-    assert not (tmp_path / name).exists()
+# What cannot be done.
+
+METHODS_ARE = "minmax, percentile[:NUMBER], entropy, mse or auto is required"
+CALIBRATE = "calibrate {model} --data {data} -o {out} "
+CACHE = "ranges cache {file} -o {out} "
 
 
-def test_what_show_cannot_do_is_a_usage_error(qc: Qc, file: Path) -> None:
-    for options, words in (
-        (("--tensor", "no_such"), "'no_such'"),
-        (("--target", "torch"), "'torch'"),
-        (("--top", "0"), "'--top'"),
-        (("--method", "kl"), "minmax, percentile[:NUMBER], entropy, mse or auto is required"),
-        (("--method", "percentile:101"), "at most 100"),
-    ):
-        said = qc("ranges", "show", file, *options)
-        assert (said.code, said.out) == (2, "")
-        assert words in said.err
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        *(
+            (f"{CALIBRATE}--shard={shard}", f"{shard!r}|PART/PARTS")
+            for shard in ("0/3", "4/3", "1/0", "1", "", "/", "1/", "1/2/3", "a/b", "-1/2", "1.0/2")
+        ),
+        (f"{CALIBRATE}--method kl", METHODS_ARE),
+        (f"{CALIBRATE}--target tensort", "'tensort'"),
+        *((f"ranges show {{file}} --plot {{out}}/{to}", ".svg is required") for to in ("a.png", "a", "svg")),
+        ("ranges show {file} --tensor no_such", "'no_such'"),
+        ("ranges show {file} --target torch", "'torch'"),
+        ("ranges show {file} --top 0", "'--top'"),
+        ("ranges show {file} --method kl", METHODS_ARE),
+        ("ranges show {file} --method percentile:101", "at most 100"),
+        ("ranges show {near}", "mdel.ranges does not exist|did you mean"),
+        ("ranges merge {near} -o {out}", "mdel.ranges does not exist|did you mean"),
+        ("ranges merge -o {out}", "FILES"),
+        ("ranges merge {file}", "--output"),
+        ("ranges cache {near} -o {out} --tensorrt 8.5.3", "mdel.ranges does not exist|did you mean"),
+        (CACHE, "--tensorrt"),
+        (f"{CACHE}--tensorrt eight", "'eight'"),
+        (f"{CACHE}--tensorrt 8.5.3 --calibrator Best", "known are EntropyCalibration2"),
+        (f"{CACHE}--tensorrt 8.5.3 --method kl", METHODS_ARE),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_a_usage_error(
+    qc: Qc, model: Path, data: Path, file: Path, tmp_path: Path, command: str, words: str
+) -> None:
+    names = {"model": model, "data": data, "file": file, "near": file.with_name("mdel.ranges")}
+    said = qc(*(word.format(out=tmp_path / "out", **names) for word in command.split()))
+    assert (said.code, said.out) == (2, "")
+    for text in words.split("|"):
+        assert text in said.err
+    assert not (tmp_path / "out").exists()
 
 
 # Damage.
@@ -269,18 +270,6 @@ def test_a_damaged_file_is_named(qc: Qc, file: Path, tmp_path: Path, size: int) 
         assert not output.exists()
     error = qc("ranges", "show", file, "--json").json
     assert (error["error"], error["data"]["file"]) == ("CalibrationError", str(file))
-
-
-def test_a_missing_file_names_the_nearest(qc: Qc, file: Path, tmp_path: Path) -> None:
-    for arguments in (
-        ("show",),
-        ("merge", "-o", tmp_path / "o"),
-        ("cache", "-o", "o", "--tensorrt", "8.5.3"),
-    ):
-        said = qc("ranges", arguments[0], file.with_name("mdel.ranges"), *arguments[1:])
-        assert said.code == 2
-        assert "mdel.ranges does not exist" in said.err
-        assert "did you mean" in said.err
 
 
 # inspect
@@ -329,38 +318,6 @@ def test_merged_shards_have_the_bytes_of_the_whole(
     assert load_artifact(merged).manifest.digest == load_artifact(file).manifest.digest
 
 
-def test_merging_is_an_artifact_of_its_own(done: Qc, model: Path, data: Path, tmp_path: Path) -> None:
-    one, two, three = shards(done, model, data, 3)
-    some = done("ranges", "merge", one, three, "-o", tmp_path / "some.ranges", "--json").json
-    assert (some["stage"], some["proof"]["samples"]) == ("merge", 6 + 5)
-    assert some["sources"]["model"] == fingerprint(model)
-    assert "(1, 3 of 3 parts)" in some["sources"]["data"]
-    whole = done("ranges", "merge", tmp_path / "some.ranges", two, "-o", tmp_path / "whole.ranges", "--json")
-    assert whole.json["proof"]["samples"] == 16
-    assert "parts" not in whole.json["sources"]["data"]
-
-
-def test_merging_what_does_not_belong_together_names_the_file(
-    qc: Qc, done: Qc, model: Path, data: Path, file: Path, tmp_path: Path
-) -> None:
-    one, two = shards(done, model, data, 2)
-    output, other = tmp_path / "merged.ranges", handmade(tmp_path / "other.ranges", 1)
-    for files, words in (
-        ((one, two, one), "cut into"),
-        ((one, one), "part 1 of 2 is in both"),
-        ((file, file), "the same data is in both"),
-        ((one, other), "different models"),
-    ):
-        said = qc("ranges", "merge", *files, "-o", output)
-        assert (said.code, said.out) == (1, "")
-        assert f"error: {files[-1]}: " in said.err
-        assert words in said.err
-    assert qc("ranges", "merge", one, tmp_path / "none.ranges", "-o", output).code == 2
-    assert qc("ranges", "merge", "-o", output).code == 2
-    assert qc("ranges", "merge", one, two).code == 2
-    assert not output.exists()
-
-
 # ranges cache
 def test_a_cache_holds_the_scales_of_the_file(done: Qc, file: Path, tmp_path: Path) -> None:
     cache, ranges = tmp_path / "model.cache", load_ranges(file)
@@ -386,20 +343,3 @@ def test_a_cache_goes_into_quantize(qc: Qc, done: Qc, model: Path, file: Path, t
     assert not output.exists()
     said = done("quantize", model, "-o", output, "--ranges", cache, "--target", "tensorrt", "--json")
     assert said.json["proof"]["nodes_by_precision"]["int8"] == {"Conv": 2, "Gemm": 1}
-
-
-def test_what_cache_cannot_write_is_a_usage_error(qc: Qc, file: Path, tmp_path: Path) -> None:
-    output = tmp_path / "model.cache"
-    for options, words in (
-        ((), "--tensorrt"),
-        (("--tensorrt", "eight"), "'eight'"),
-        (("--tensorrt", "8.5.3", "--calibrator", "Best"), "known are EntropyCalibration2"),
-        (
-            ("--tensorrt", "8.5.3", "--method", "kl"),
-            "minmax, percentile[:NUMBER], entropy, mse or auto is required",
-        ),
-    ):
-        said = qc("ranges", "cache", file, "-o", output, *options)
-        assert (said.code, said.out) == (2, "")
-        assert words in said.err
-    assert not output.exists()
