@@ -168,17 +168,6 @@ def test_inputs_may_be_strings(tmp_path: Path) -> None:
     assert observed(tmp_path / "m.onnx", spec).histograms["y"].max == 2.0
 
 
-def test_a_first_axis_of_time_is_not_taken_for_a_batch(tmp_path: Path) -> None:
-    model = save(
-        tmp_path / "m.onnx",
-        "s = CumSum(x, zero) y = Relu(s)",
-        "(float[t, 4] x) => (float[t, 4] y)",
-        zero=np.array(0, np.int64),
-    )
-    spec = function_from(tmp_path / "d", "x = np.ones((6, 4), np.float32)\nx[:2] = 0\nyield x")
-    assert observed(model, spec).histograms["y"].max == 4.0
-
-
 def test_samples_are_counted_by_the_models_first_input(tmp_path: Path) -> None:
     model = save(tmp_path / "m.onnx", "y = MatMul(x, t)", "(float[n, 3] x, float[3, 4] t) => (float[n, 4] y)")
     spec = function_from(
