@@ -7,6 +7,7 @@ builds of ShuffleNet had four digests (1.31.1). The nodes were the same.
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import TYPE_CHECKING
 
@@ -38,11 +39,13 @@ def put_in_order(optimized: onnx.ModelProto, model: onnx.ModelProto) -> bool:
     if not kinds:
         return False
     renamed: dict[str, str] = {}
-    for name in names:
+    numbers = itertools.count()
+    for name in dict.fromkeys(names):
         match = _NUMBERED.fullmatch(name)
         kind = match[1] if match else name
         if kind in kinds:
-            renamed.setdefault(name, f"{kind}_token_{len(renamed)}")
+            spelled = (f"{kind}_token_{number}" for number in numbers)
+            renamed[name] = next(new for new in spelled if new not in given)  # weights are numbered, too
     for node in ordered:
         node.name = renamed.get(node.name, node.name)
         for tensors in (node.input, node.output):

@@ -16,9 +16,10 @@ from onnx import parser
 from qcompile.engines.onnx_runtime.order import put_in_order
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]> g (float[n] x, bool b) => (float[n] y, float[n] z)'
+WEIGHT = "<float[1] reorder_token_0 = {2}>"
 BEFORE = f"{HEAD} {{ [word_token_1] word_token_5 = Abs (x) y = Neg (x) z = Neg (x) }}"
 NODES = """
-[{n0}] {t0} = Neg (x)
+[{n0}] {t0} = Mul (x, reorder_token_0)
 [word_token_1] word_token_5 = Abs (x)
 [{n1}] {t1} = Exp ({t0})
 [pick] c = If (b) <
@@ -34,14 +35,14 @@ NODES = """
 def as_process(seed: int) -> onnx.ModelProto:
     """The same graph as one process has it: numbers, and an order of the nodes, of its own."""
     chance = random.Random(seed)
-    numbers = chance.sample(range(100), 4)
+    numbers = chance.sample(range(1, 100), 4)
     names = {}
     for letter, kind, two in (("n", "Reorder", numbers[:2]), ("t", "reorder", numbers[2:])):
         spelled = [kind, *(f"{kind}_token_{number}" for number in two)]
         chance.shuffle(spelled)
         names |= {f"{letter}{index}": name for index, name in enumerate(spelled)}
-    model = parser.parse_model(f"{HEAD} {{ {NODES.format(**names)} }}")
-    waiting, known = list(model.graph.node), {"x", "b"}
+    model = parser.parse_model(f"{HEAD} {WEIGHT} {{ {NODES.format(**names)} }}")
+    waiting, known = list(model.graph.node), {"x", "b", "reorder_token_0"}
     del model.graph.node[:]
     while waiting:
         ready = [
