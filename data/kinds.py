@@ -14,7 +14,7 @@ from ..model.preprocessing_names import preprocessing_files
 from ..model.source import parse_source, source_files
 from ..spec.removed import removed_source
 from ..tensors import TensorInfo
-from .samples import SampleSet
+from .readers import SampleSet
 from .spelling import FILE_KEYS, FUNCTION, KEYS, Spelling, parse_spelling
 
 ARRAYS = ("npz", "npy", "arrays", "polygraphy")
@@ -92,19 +92,13 @@ def open_set(spelling: Spelling, inputs: Sequence[TensorInfo]) -> SampleSet:
         from .rows import RowSet
 
         return RowSet(spelling)
+    from .images import AnnotatedImages, ImageFolder, MaskedImages
+
     if all(key in spelling.query for key in FILE_KEYS):
         raise InvalidOption(f"data {spelling.spec!r}: {' and '.join(FILE_KEYS)} exclude each other")
     if "masks" in spelling.query:
-        from .annotated import MaskedImages
-
         return MaskedImages(spelling)
-    if "annotations" in spelling.query:
-        from .annotated import AnnotatedImages
-
-        return AnnotatedImages(spelling)
-    from .images import ImageFolder
-
-    return ImageFolder(spelling)
+    return AnnotatedImages(spelling) if "annotations" in spelling.query else ImageFolder(spelling)
 
 
 def list_files(root: Path) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...data.samples import require_package
+from ...data.readers import require_package
 from ...errors import DataError
 from ...model.preprocessing import preprocessing_of
 from ...tensors import TensorInfo

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...data.samples import require_package
+from ...data.readers import require_package
 from ...errors import DataError
 from ...model.preprocessing import ImagePreprocessing, preprocessing_of
 from ...progress import quiet

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ...data.samples import require_package
+from ...data.readers import require_package
 from ...errors import DataError
 from .metric import Floats, Metric, Outputs, Scored, Truth, Values, first_output, require_numbers
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from qcompile.data.batches import Data
+from qcompile.data.batches import Data, half_of
 from qcompile.data.images import class_numbers
-from qcompile.data.samples import half_of
 from qcompile.errors import DataError, InvalidOption
 from qcompile.model.preprocessing import ImagePreprocessing, as_json
 from qcompile.tensors import TensorInfo

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from qcompile.data.arrays import load_arrays
-from qcompile.data.audio import decode_audio, resampling_ratio
 from qcompile.data.images import decode as decode_image
 from qcompile.data.preparing import read_labels
+from qcompile.data.processors import decode_audio, resampling_ratio
 from qcompile.errors import DataError, InvalidOption
 from qcompile.model.preprocessing import read_preprocessing
 

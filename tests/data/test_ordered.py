@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from qcompile.data.batches import Data
-from qcompile.data.ordered import AHEAD, in_order
+from qcompile.data.readers import AHEAD, in_order
 from qcompile.model.preprocessing import ImagePreprocessing, as_json
 from qcompile.tensors import TensorInfo
 
@@ -76,7 +76,7 @@ def test_a_large_folder_is_not_read_further_ahead_than_the_bound(
 ) -> None:
     for number in range(200):
         Image.new("L", (4, 4), number).save(tmp_path / f"{number:03}.png")
-    from qcompile.data import images, ordered
+    from qcompile.data import images, readers
 
     begun: list[str] = []
     real = images.decode
@@ -93,7 +93,7 @@ def test_a_large_folder_is_not_read_further_ahead_than_the_bound(
         batch = next(batches)
         first = np.rint(batch.feeds["x"][:, 0, 0, 0] * 255).tolist()
         assert first == [3 * taken - 3, 3 * taken - 2, 3 * taken - 1]
-        assert len(begun) <= 3 * taken + AHEAD * ordered.threads_for_reading()
+        assert len(begun) <= 3 * taken + AHEAD * readers.threads_for_reading()
     batches.close()  # type: ignore[attr-defined]
     before = threading.active_count()
     assert next(iter(Data(str(tmp_path), [info]))).samples == 8

@@ -211,7 +211,7 @@ def test_of_other_files_of_arrays_only_the_heads_are_read(
 
 
 def test_texts_of_other_parts_are_not_tokenized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from qcompile.data.text import TextReader
+    from qcompile.data.processors import TextReader
 
     said = TextPreprocessing(
         tokenizer=str(save_tokenizer(tmp_path / "tokenizer")), inputs=("input_ids", "attention_mask")

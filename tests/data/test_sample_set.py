@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qcompile.data.samples import digest_contents
+from qcompile.data.readers import digest_contents
 
 
 def test_a_file_that_is_rewritten_at_once_has_another_digest(tmp_path: Path) -> None:

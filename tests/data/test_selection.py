@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from qcompile.data.samples import half_of, select
+from qcompile.data.batches import half_of, select
 from qcompile.data.spelling import PARTS, Query
 
 MANY = st.lists(st.text(max_size=6), unique=True, min_size=14, max_size=40)
