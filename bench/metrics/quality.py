@@ -17,7 +17,7 @@ from ..recorder import Recorder
 from ..workers.process import Worker
 from .accuracy import ScoreSums, accuracy
 from .metric import Metric, Outputs, Scored, Truth
-from .running_difference import RunningDifference
+from .output_verdict import RunningDifference
 
 
 @dataclass

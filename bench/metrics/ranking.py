@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ...data.readers import require_package
 from ...errors import DataError
 from .metric import Floats, Metric, Outputs, Scored, Truth, Values, first_output, require_numbers
 
@@ -24,9 +23,11 @@ class Ndcg(Metric):
         k: Ranks that count; None for all.
     """
 
+    package = ("sklearn", "scikit-learn")
+
     def __init__(self, name: str, k: int | None = None) -> None:
-        require_package("sklearn", "scikit-learn", f"computes {name}", extra="metrics")
-        self.name, self._k = name, k
+        super().__init__(name)
+        self._k = k
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
         from sklearn.metrics import ndcg_score
@@ -59,12 +60,9 @@ class Spearman(Metric):
     The first output is [batch] or [batch, 1], and so are the targets. Columns: output, target.
     """
 
+    package = ("scipy", "scipy")
     resamples = 1000
     undefined = "outputs or targets are all equal; values that differ are required"
-
-    def __init__(self, name: str) -> None:
-        require_package("scipy", "scipy", f"computes {name}", extra="metrics")
-        self.name = name
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
         name, output = first_output(outputs, truth.where)
@@ -104,7 +102,8 @@ class Neighbours(Metric):
     needs_labels = False
 
     def __init__(self, name: str, k: int = DEFAULT_K) -> None:
-        self.name, self._k = name, k
+        super().__init__(name)
+        self._k = k
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
         name = next((name for name, array in reference.items() if array.ndim == 2 and array.shape[1] > 1), "")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...bench.metrics.automatic import choose
+from ...bench.metrics.names import choose
 from ...bench.metrics.metric import Truth
 from ...data.arrays import map_arrays
 from ...data.batches import Data

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scoring import inputs_of, scored, value
 
 from qcompile.bench.metrics.accuracy import read_metric
-from qcompile.bench.metrics.transcripts import ctc_text
+from qcompile.bench.metrics.language import ctc_text
 from qcompile.errors import DataError
 from qcompile.model.preprocessing import AudioPreprocessing
 
