@@ -43,9 +43,6 @@ class Data:
         limit: Stop after this many samples; None reads all.
         base: Folder that relative paths start from.
         depends: Files elsewhere that a function reads, for the digest.
-
-    Raises:
-        MissingFile, InvalidOption: If the spelling leads nowhere.
     """
 
     def __init__(
@@ -225,11 +222,8 @@ def select(
 ) -> list[int]:
     """Return the indices of the samples to read, in the order of reading.
 
-    Args:
-        names: What tells each sample from the others; not its place.
-        query: What the spelling says.
-        limit: At most so many; drawn like `samples`.
-        classes: Gives the class of each sample, called only where needed; None where they have none.
+    `names` tell each sample from the others. At most `limit` are drawn, like `samples`. `classes` gives the
+    class of each, called only where needed; None where they have none.
     """
     chosen = _half(names, query.part, query.seed) if query.part else list(range(len(names)))
     count = min((number for number in (query.samples, limit) if number is not None), default=None)

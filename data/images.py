@@ -52,8 +52,7 @@ _BESIDE = (".csv", ".json", ".txt", ".md")
 _SPLITS = {
     "train": ("train", "training"), "validation": ("validation", "val", "valid"), "test": ("test", "testing"),
 }  # fmt: skip
-_NO_CLASS = 255
-"""Class of pixels that belong to none."""
+_NO_CLASS = 255  # of pixels that belong to none
 _BOX_COLUMNS = 7
 
 
@@ -62,7 +61,7 @@ class ImageFolder(SampleSet):
 
     def __init__(self, spelling: Spelling) -> None:
         self.spelling = spelling
-        self.root = split_folder(Path(spelling.path), spelling.query.get("split", ""), spelling.spec)
+        self.root = split_folder(spelling)
         self.names, self.notes = list_images(self.root)
         self.has_classes = len({name.split("/")[0] for name in self.names if "/" in name}) > 1
         if self.has_classes:
@@ -132,7 +131,7 @@ class MaskedImages(ImageFolder):
             raise MissingFile(
                 f"masks: folder {folder} does not exist", hint=nearest_name(folder), file=folder
             )
-        self.root = split_folder(Path(spelling.path), spelling.query.get("split", ""), spelling.spec)
+        self.root = split_folder(spelling)
         names, self.notes = list_images(self.root)
         self.names = [name for name in names if not (self.root / name).is_relative_to(folder)]
         self.masks = [folder / name for name in _masks_of(self.names, folder)]
@@ -170,23 +169,22 @@ def read_mask(path: Path, size: tuple[int, int], preprocessing: ImagePreprocessi
 
 
 def _masks_of(names: Sequence[str], folder: Path) -> list[str]:
-    present = list(list_files(folder))
-    by_path = {str(Path(name).with_suffix("")): name for name in present}
+    by_path: dict[str, str] = {}
     by_name: dict[str, list[str]] = {}
-    for name in present:
-        by_name.setdefault(Path(name).stem, []).append(name)
+    for mask in list_files(folder):
+        by_path[str(Path(mask).with_suffix(""))] = mask
+        by_name.setdefault(Path(mask).stem, []).append(mask)
     masks = []
     for name in names:
-        same = by_name.get(Path(name).stem, [])
-        mask = by_path.get(str(Path(name).with_suffix(""))) or (same[0] if len(same) == 1 else None)
-        if mask is None:
+        exact, same = by_path.get(str(Path(name).with_suffix(""))), by_name.get(Path(name).stem, [])
+        if exact is None and len(same) != 1:
             what = f"{len(same)} masks have its name" if same else "no mask has its name"
             raise DataError(
                 f"{folder}: {what}: {name}; one is required for each image",
                 hint=f"add {Path(name).with_suffix('.png')}, or move the image away",
                 file=folder,
             )
-        masks.append(mask)
+        masks.append(exact or same[0])
     return masks
 
 
@@ -197,7 +195,7 @@ class AnnotatedImages(ImageFolder):
 
     def __init__(self, spelling: Spelling) -> None:
         self.spelling = spelling
-        self.root = split_folder(Path(spelling.path), spelling.query.get("split", ""), spelling.spec)
+        self.root = split_folder(spelling)
         self.path = require_file(Path(spelling.query["annotations"]), what="annotations")
         content = _read_annotations(self.path)
         images = sorted(content["images"], key=lambda image: str(image["file_name"]))
@@ -307,8 +305,9 @@ def list_images(root: Path) -> tuple[list[str], list[str]]:
     return names, [f"{others} files in {root} are no images, and are left out"] if others else []
 
 
-def split_folder(root: Path, split: str, spec: str) -> Path:
-    """Return the folder of a split."""
+def split_folder(spelling: Spelling) -> Path:
+    """Return the folder of the split that a spelling names; its own folder without splits."""
+    root, split, spec = Path(spelling.path), spelling.query.get("split", ""), spelling.spec
     present = sorted(path.name for path in root.iterdir() if path.is_dir())
     spellings = {name: names for names in _SPLITS.values() for name in names}
     if not split:
@@ -394,12 +393,9 @@ class ImageInput:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where an image's pixels land in the model's input.
+    """Where an image's pixels land in the model's input; all are widths and heights, or left and top.
 
-    Attributes:
-        resized: Width and height after the resize.
-        offset: Left and top of the resized image in the input; negative where it is cropped.
-        size: Width and height of the input.
+    `offset` is that of the resized image in the input, negative where it is cropped; `size` is the input's.
     """
 
     resized: tuple[int, int]
@@ -415,12 +411,10 @@ def placement(preprocessing: ImagePreprocessing, width: int, height: int) -> Pla
         fitted = (max(1, min(size[0], round(width * ratio))), max(1, min(size[1], round(height * ratio))))
         return Placement(fitted, (_offset(fitted[0], size[0]), _offset(fitted[1], size[1])), size)
     resize = preprocessing.resize or (size[1], size[0])
-    if len(resize) == 2:
-        resized = (resize[1], resize[0])
-    elif width <= height:
-        resized = (resize[0], max(1, int(resize[0] * height / width)))
-    else:
-        resized = (max(1, int(resize[0] * width / height)), resize[0])
+    resized = (resize[-1], resize[0])
+    if len(resize) == 1:
+        shorter = min(width, height)
+        resized = (max(1, int(resize[0] * width / shorter)), max(1, int(resize[0] * height / shorter)))
     return Placement(resized, (_offset(resized[0], size[0]), _offset(resized[1], size[1])), size)
 
 

@@ -126,12 +126,8 @@ def _below(folder: Path, prefix: str, above: tuple[str, ...]) -> Iterator[str]:
 def data_files(spec: str, base: Path, *, inside: bool = True) -> Iterator[Path]:
     """Yield the files of a spelling, one by one, without opening them: a folder may hold millions.
 
-    Of a function they are those that its digest is of; it can open others, which `depends` names.
-
-    Args:
-        spec: The spelling.
-        base: Folder that relative paths start from.
-        inside: Whether files of folders are listed, too; without it only what the spelling itself names.
+    Relative paths start from `base`. Of a function they are those that its digest is of; it can open others,
+    which `depends` names. Without `inside` they are only what the spelling itself names.
     """
     spelling = parse_spelling(spec)
     if spelling.kind == FUNCTION:
@@ -150,8 +146,7 @@ def data_files(spec: str, base: Path, *, inside: bool = True) -> Iterator[Path]:
     elif spelling.kind == "images":
         from .images import split_folder
 
-        root = split_folder(path, spelling.query.get("split", ""), spelling.spec)
-        yield from _listed(root, IMAGES)
+        yield from _listed(split_folder(spelling), IMAGES)
     elif spelling.kind == "arrays":
         yield from (file for file in _listed(path, (".npy", ".npz")) if file.parent == path)
     else:

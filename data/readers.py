@@ -91,7 +91,7 @@ class Sample:
     Attributes:
         feeds: Input name to array; what `Reader.join` takes, where inputs are made batch by batch.
         label: A number, a text or an array; None without.
-        where: Where it came from, for messages: a file, or a file and a line.
+        where: A file, or a file and a line, for messages.
     """
 
     feeds: dict[str, Any]
@@ -132,7 +132,6 @@ class Reader:
 
     def notes_of(self, groups: Sequence[Sequence[int]]) -> list[str]:
         """Return what a user should know of these batches."""
-        del groups
         return []
 
 

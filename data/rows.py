@@ -63,7 +63,7 @@ class RowSet(SampleSet):
         elif path.is_file() or (tables and spelling.kind != "audio"):
             self.files = _of_split(tables or [path], path, split, spelling.spec)
         elif spelling.kind in ("audio", "datasets"):
-            self.root, self.media = split_folder(path, split, spelling.spec), True
+            self.root, self.media = split_folder(spelling), True
             self.files = [self.root / name for name in list_files(self.root)]
         else:
             raise DataError(f"{path}: holds no file {' or '.join(suffixes)}; one is required", file=path)

@@ -298,11 +298,8 @@ def suppressed(
 ) -> NDArray[np.int64]:
     """Return the indices of detections that overlap no better one of their class, by falling score.
 
-    Args:
-        boxes: [n, 4]: x1, y1, x2, y2.
-        scores: [n].
-        classes: [n]; boxes of different classes do not suppress each other.
-        overlap: Intersection over union above which the box of the lower score goes.
+    Boxes are [n, 4]: x1, y1, x2, y2. `overlap` is the intersection over union above which the box of the
+    lower score goes.
     """
     from pycocotools.mask import iou
 

@@ -85,9 +85,7 @@ class Scored:
 
 def joined(parts: Sequence[Scored]) -> Scored:
     """Return one table of all batches."""
-    counts = [
-        part.counts if part.counts is not None else np.ones(len(part.table), np.int64) for part in parts
-    ]
+    counts = [np.bincount(part.unit_of_row, minlength=part.units) for part in parts]
     return Scored(np.concatenate([part.table for part in parts]), np.concatenate(counts))
 
 
@@ -144,13 +142,7 @@ class Metric(ABC):
 
     @abstractmethod
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
-        """Look at one batch.
-
-        Args:
-            outputs: Of the artifact, in the order and by the names of the baseline's.
-            reference: The baseline's outputs for the same batch.
-            truth: The batch's labels.
-        """
+        """Look at one batch; outputs have the names of `reference`, which the baseline's are."""
 
     def values(self, scored: Scored) -> Values:
         """Return the values of everything that was scored, for any weights of its units.
@@ -225,11 +217,8 @@ def scores_over_labels(
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return scores as [batch, classes, positions...], and labels as [batch, positions...].
 
-    Args:
-        scores: [batch, classes], [batch, classes, positions...] or [batch, positions..., classes].
-        labels: One per sample, or one per position; an axis of extent 1 behind them is left out.
-        where: Where they come from, for messages.
-        classes_last: Which of the two it is where both fit.
+    Scores are [batch, classes], [batch, classes, positions...] or [batch, positions..., classes];
+    `classes_last` says which it is where both fit. An axis of extent 1 behind the labels is left out.
     """
     if scores.ndim >= 2:
         first, last = (scores.shape[0], *scores.shape[2:]), scores.shape[:-1]

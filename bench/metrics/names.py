@@ -76,13 +76,7 @@ _MAKERS: Mapping[str, Make] = {
 
 
 def read_metric(text: str, *, base: Path | None = None, inputs: Sequence[TensorInfo] = ()) -> Metric:
-    """Return the metric of a spelling.
-
-    Args:
-        text: One of the table above.
-        base: Folder that a function's file is looked for from.
-        inputs: The model's inputs, whose preprocessing names task, classes and vocabulary.
-    """
+    """Return the metric of a spelling; the file of a function is looked for from `base`."""
     if text == AUTO:
         return Automatic(AUTO).for_inputs(inputs)
     name, colon, parameter = text.partition(":")
@@ -91,10 +85,9 @@ def read_metric(text: str, *, base: Path | None = None, inputs: Sequence[TensorI
             raise _wrong_parameter(text, name, parameter)
         return _MAKERS[name](text, parameter).for_inputs(inputs)
     if not colon:
-        near = difflib.get_close_matches(text, (AUTO, *METRICS), n=1)
         raise InvalidOption(
             f"metric {text!r} is unknown; {METRIC} is required",
-            hint=f"did you mean {near[0]!r}?" if near else "",
+            hint=_nearest(text, (AUTO, *METRICS)),
             option="metric",
         )
     return OwnMetric(text, base=base)
@@ -104,12 +97,16 @@ def _wrong_parameter(text: str, name: str, parameter: str) -> InvalidOption:
     known = METRIC_PARAMETERS[name][1].split("|")
     if len(known) == 1:
         return InvalidOption(f"metric {text!r}: {name}:K with K from 1 is required", option="metric")
-    near = difflib.get_close_matches(parameter, known, n=1)
     return InvalidOption(
         f"metric {text!r}: {name} or {name}: followed by {', '.join(known)} is required",
-        hint=f"did you mean {f'{name}:{near[0]}'!r}?" if near else "",
+        hint=_nearest(parameter, known, f"{name}:"),
         option="metric",
     )
+
+
+def _nearest(text: str, known: Sequence[str], prefix: str = "") -> str:
+    near = difflib.get_close_matches(text, known, n=1)
+    return f"did you mean {prefix + near[0]!r}?" if near else ""
 
 
 class Automatic(Metric):

@@ -13,18 +13,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scoring import scored, top_k
 
-from qcompile.bench.metrics.accuracy import (
-    METRICS,
-    MOST_CLASSES_LISTED,
-    ScoreSums,
-    accuracy,
-    read_metric,
-)
+from qcompile.bench.metrics.accuracy import MOST_CLASSES_LISTED, ScoreSums, accuracy, read_metric
 from qcompile.bench.metrics.metric import Metric, Truth
 from qcompile.bench.results.row import unit_of
 from qcompile.bench.results.row_json import accuracy_json
 from qcompile.errors import DataError, InvalidOption, MissingFile, ModelError, RecipeError
 from qcompile.pipeline.recipe import read_recipe
+from qcompile.spec.words import METRICS
 
 SPELLINGS = (
     "auto", *METRICS, "f1:micro", "f1:entities", "map:50", "map:small", "ndcg:10", "neighbours:3",
