@@ -393,14 +393,11 @@ class ImageInput:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where an image's pixels land in the model's input; all are widths and heights, or left and top.
+    """Where an image's pixels land in the model's input."""
 
-    `offset` is that of the resized image in the input, negative where it is cropped; `size` is the input's.
-    """
-
-    resized: tuple[int, int]
-    offset: tuple[int, int]
-    size: tuple[int, int]
+    resized: tuple[int, int]  # width and height
+    offset: tuple[int, int]  # left and top of the resized image in the input; negative where it is cropped
+    size: tuple[int, int]  # width and height of the input
 
 
 def placement(preprocessing: ImagePreprocessing, width: int, height: int) -> Placement:
