@@ -177,6 +177,14 @@ def test_an_npy_is_read_by_rows(tmp_path: Path) -> None:
         list(Data(str(path), [X]))
 
 
+def test_samples_that_are_drawn_make_batches_of_one_shape(tmp_path: Path) -> None:
+    for width in (3, 5):
+        np.save(tmp_path / f"{width}.npy", np.zeros((2, width), np.float32))
+    batches = list(Data(f"{tmp_path}?samples=3", [X], batch_size=8))
+    assert sorted(batch.feeds["x"].shape[1] for batch in batches) == [3, 5]
+    assert sum(batch.samples for batch in batches) == 3
+
+
 @pytest.mark.parametrize("form", ["npz", "folder", "npy"])
 def test_keys_choose_among_the_rows(tmp_path: Path, form: str) -> None:
     labels = np.arange(40) // 30
