@@ -180,11 +180,7 @@ class _Rows(Reader):
 
 
 class _Stored(Reader):
-    """Batches as they are stored, or the samples that they can be split into.
-
-    Args:
-        shapes: Of each stored batch, by input name.
-    """
+    """Batches of these shapes as they are stored, or the samples that they can be split into."""
 
     def __init__(self, shapes: Sequence[Shapes]) -> None:
         self._extents = [
@@ -228,16 +224,15 @@ class _Stored(Reader):
             if len(group) == self._extents[number] and places[-1][0] == number:
                 yield self._load(number)
                 continue
-            parts = [self._part(number, row) for number, row in places]
+            parts = [
+                self._load(number).sample(row) if self._extents[number] > 1 else self._load(number)
+                for number, row in places
+            ]
             feeds = {name: np.concatenate([part.feeds[name] for part in parts]) for name in parts[0].feeds}
             labels = [part.labels for part in parts if part.labels is not None]
             joined = np.concatenate(labels) if len(labels) == len(parts) else None
             where = parts[0].where if len(parts) == 1 else f"{parts[0].where} to {parts[-1].where}"
             yield Batch(feeds, joined, where)
-
-    def _part(self, number: int, row: int) -> Batch:
-        batch: Batch = self._load(number)
-        return batch.sample(row) if self._extents[number] > 1 else batch
 
 
 class _Files(_Stored):

@@ -151,13 +151,9 @@ class RowSet(SampleSet):
 
 
 class Table:
-    """Columns of rows, and which column is what.
+    """Columns of rows, and which column is what: the keys `column` and `label` decide over the common names.
 
-    Args:
-        path: The file or folder.
-        rows: A split of `datasets`, or column name to values.
-        spelling: Its keys `column` and `label` decide over the common names.
-        names: The file of each row, where rows are files.
+    `rows` are a split of `datasets`, or column name to values; `names` the file of each row that is a file.
     """
 
     def __init__(self, path: Path, rows: Any, spelling: Spelling, names: Sequence[str] = ()) -> None:
@@ -245,11 +241,9 @@ class Table:
 
 
 def load_rows(files: Sequence[Path], builder: str) -> Any:
-    """Return the rows of local files, one behind the other, with images and recordings not decoded.
+    """Return the rows of local files of one format, one behind the other; images and recordings not decoded.
 
-    Args:
-        files: Of one format.
-        builder: Of `datasets`; empty where the suffix tells it.
+    `builder` is one of `datasets`; empty where the suffix tells it.
     """
     require_package("datasets", "datasets", "reads tables")
     import datasets

@@ -169,7 +169,7 @@ class Spelling:
         return replace(self, path=os.path.relpath(self.path, folder), query=query)
 
     def keyed(self) -> list[str]:
-        """Return what of it decides how samples are read: kind and query, files by their content."""
+        """Return what decides how samples are read: kind and query, files by their content."""
         return [self.kind, *(f"{key}={_content(key, value)}" for key, value in sorted(self.query.items()))]
 
 

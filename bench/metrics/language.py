@@ -68,11 +68,9 @@ class Perplexity(Metric):
         require_classes(labels[counted], logits.shape[2], truth.where)
         known = is_distribution(reference[name])
         rows = []
-        for row, label, kept in zip(
-            logits, labels, counted, strict=True
-        ):  # a sample at a time: they are large
-            scores = log_probabilities(row[kept], known=known)
-            rows.append([-scores[np.arange(len(scores)), label[kept]].sum(), float(len(scores))])
+        for row, label, counts in zip(logits, labels, counted, strict=True):  # one at a time: they are large
+            scores = log_probabilities(row[counts], known=known)
+            rows.append([-scores[np.arange(len(scores)), label[counts]].sum(), float(len(scores))])
         return Scored(np.array(rows, np.float64).reshape(-1, 2))
 
     def finished(self, values: Floats) -> Floats:
@@ -141,9 +139,6 @@ class ErrorRate(Metric):
 
     The first output is texts [batch], CTC logits [batch, steps, classes] or their classes [batch, steps];
     labels are texts [batch]. Blanks around and between words are as jiwer's defaults have them; case counts.
-
-    Args:
-        name: "wer" or "cer".
     """
 
     package = ("jiwer", "jiwer")

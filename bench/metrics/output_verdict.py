@@ -156,11 +156,8 @@ def _compare(first: list[NDArray[Any]], second: list[NDArray[Any]], compare: Any
 class _OutputSums:
     """What is kept of one output of all batches so far.
 
-    Attributes:
-        rows: What its rows are, and how they agree.
-        sums: Its errors.
-        atol: Smallest absolute tolerance for which every element passes by it or the relative one.
-        mismatch: Shapes that differ, in words.
+    `atol` is the smallest absolute tolerance for which every element passes by it or the relative one;
+    `mismatch` says in words which shapes differ.
     """
 
     def __init__(self, name: str, rule: Rule | None = None) -> None:
@@ -191,11 +188,7 @@ class _OutputSums:
 
 
 class RunningDifference:
-    """The difference of one artifact from the baseline.
-
-    Args:
-        precision: The artifact's, which decides what counts as equal (see `diff`).
-    """
+    """The difference of one artifact from the baseline; its precision decides what counts as equal."""
 
     def __init__(self, precision: str) -> None:
         self._precision, self._outputs = precision, dict[str, _OutputSums]()

@@ -16,11 +16,7 @@ class Ndcg(Metric):
     """Mean over samples of scikit-learn's `ndcg_score`, with the relevance itself as the gain.
 
     The first output is scores [batch, items]; labels are the items' relevance in that shape, 0 or more. A
-    sample without a relevant item counts as 0. Columns: value, 1.
-
-    Args:
-        name: As the user spelled it.
-        k: Ranks that count; None for all.
+    sample without a relevant item counts as 0. `k` ranks count; None for all. Columns: value, 1.
     """
 
     package = ("sklearn", "scikit-learn")
@@ -47,10 +43,8 @@ class Ndcg(Metric):
         require_numbers("labels", relevance, truth.where, finite=True)
         if (relevance < 0).any():
             raise DataError(f"{truth.where}: relevance {relevance.min()}; 0 or more is required")
-        values = [
-            ndcg_score(relevance[row : row + 1], scores[row : row + 1], k=self._k)
-            for row in range(len(scores))
-        ]
+        pairs = zip(relevance[:, None], scores[:, None], strict=True)
+        values = [ndcg_score(*pair, k=self._k) for pair in pairs]
         return Scored(np.stack([values, np.ones(len(values))], axis=1))
 
 

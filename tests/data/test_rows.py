@@ -71,28 +71,25 @@ def test_images_and_their_classes_are_read(tmp_path: Path, pictures: Any, form: 
 def test_a_dict_of_splits_asks_for_one(tmp_path: Path, pictures: Any) -> None:
     both = datasets.DatasetDict({"train": pictures.select(range(9)), "test": pictures.select(range(9, 12))})
     both.save_to_disk(tmp_path / "set")
-    with pytest.raises(InvalidOption, match=r"holds train, test; one of them is required\n.*\?split=train"):
-        read(str(tmp_path / "set"), image_input())
-    assert read(f"{tmp_path}/set?split=test", image_input()) == ([90, 100, 110], [1, 1, 1])
-    with pytest.raises(InvalidOption, match="split=val: no such split; found train, test"):
-        read(f"{tmp_path}/set?split=val", image_input())
     for name in ("train", "test"):
         both[name].to_parquet(tmp_path / "files" / f"{name}-00000-of-00001.parquet")
-    with pytest.raises(InvalidOption, match="holds test, train; one of them is required"):
-        read(f"{tmp_path}/files", image_input())
-    assert read(f"{tmp_path}/files?split=test", image_input())[0] == [90, 100, 110]
+    for spec, message in (
+        ("set", r"holds train, test; one of them is required\n.*\?split=train"),
+        ("set?split=val", "split=val: no such split; found train, test"),
+        ("files", "holds test, train; one of them is required"),
+    ):
+        with pytest.raises(InvalidOption, match=message):
+            read(f"{tmp_path}/{spec}", image_input())
+    for name in ("set", "files"):
+        assert read(f"{tmp_path}/{name}?split=test", image_input()) == ([90, 100, 110], [1, 1, 1])
 
 
 def test_texts_pairs_and_tags_are_read(tmp_path: Path) -> None:
     folder = save_tokenizer(tmp_path / "tokenizer")
     said = TextPreprocessing(tokenizer=str(folder), inputs=("input_ids",), classes=("B", "A"))
     info = TensorInfo("input_ids", "int64", ("n", "t"), preprocessing=as_json(said))
-    tags = datasets.Features(
-        {
-            "tokens": datasets.List(datasets.Value("string")),
-            "ner_tags": datasets.List(datasets.ClassLabel(names=["A", "B"])),
-        }
-    )
+    columns = {"tokens": datasets.Value("string"), "ner_tags": datasets.ClassLabel(names=["A", "B"])}
+    tags = datasets.Features({name: datasets.List(feature) for name, feature in columns.items()})
     rows = {"tokens": [["cat", "mat"], ["dog"]], "ner_tags": [[0, 1], [1]]}
     datasets.Dataset.from_dict(rows, features=tags).save_to_disk(tmp_path / "tags")
     [batch] = Data(str(tmp_path / "tags"), [info])
@@ -111,13 +108,12 @@ def test_recordings_have_classes_or_transcripts(tmp_path: Path) -> None:
         soundfile.write(tmp_path / f"{number}.wav", np.full(80, 0.1 * number), 8000, subtype="FLOAT")
         files.append({"bytes": (tmp_path / f"{number}.wav").read_bytes(), "path": f"{number}.wav"})
     rows = {"audio": files, "text": ["go on", "stop"], "label": [4, 2]}
-    made = datasets.Dataset.from_dict(rows).cast_column("audio", datasets.Audio())
-    made.save_to_disk(tmp_path / "set")
+    recordings = datasets.Dataset.from_dict(rows).cast_column("audio", datasets.Audio())
+    recordings.save_to_disk(tmp_path / "set")
     for task, labels in (("", [4, 2]), ("speech-recognition", ["go on", "stop"])):
         said = AudioPreprocessing(inputs=("x",), rate_hz=8000, normalize=False, task=task)  # type: ignore[arg-type]
-        [batch] = Data(
-            str(tmp_path / "set"), [TensorInfo("x", "float32", ("n", "t"), preprocessing=as_json(said))]
-        )
+        info = TensorInfo("x", "float32", ("n", "t"), preprocessing=as_json(said))
+        [batch] = Data(str(tmp_path / "set"), [info])
         assert batch.labels is not None
         assert batch.labels.tolist() == labels
         np.testing.assert_allclose(batch.feeds["x"], [[0.0] * 80, [0.1] * 80], atol=1e-6)
@@ -172,9 +168,7 @@ def test_a_missing_package_is_named_with_its_extra(
     imported = importlib.import_module
 
     def refuse(name: str, *arguments: Any) -> Any:
-        if name == module:
-            raise ImportError(f"No module named {name!r}")
-        return imported(name, *arguments)
+        return imported(f"missing.{name}" if name == module else name, *arguments)
 
     monkeypatch.setattr(importlib, "import_module", refuse)
     axes = ("n", 3, 4, 4) if isinstance(said, ImagePreprocessing) else ("n", "t")
