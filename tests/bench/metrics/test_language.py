@@ -220,6 +220,7 @@ def test_repeats_are_joined_and_blanks_left_out(path: list[int], text: str) -> N
 def test_pieces_of_words_and_a_vocabulary_with_a_blank_of_its_own() -> None:
     assert ctc_text(np.array([1, 2, 1]), ("", "▁he", "llo"), 0) == "hello he"
     assert ctc_text(np.array([1, 2, 3]), ("", "|", " ", "x"), 0) == "| x"
+    assert ctc_text(np.array([1, 0, 1]), ("blank", "a"), 0) == "aa"
 
 
 def test_logits_and_classes_are_decoded_by_the_models_vocabulary() -> None:
