@@ -9,6 +9,7 @@ read in stored order.
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import hashlib
 import io
@@ -24,44 +25,38 @@ from numpy.typing import NDArray
 from ..errors import DataError, first_line
 from ..files import digest_files
 from ..tensors import TensorInfo
-from .readers import LABELS, Batch, Shapes, extent_of, require_inputs
-from .samples import Reader, Sample, SampleSet
+from .readers import LABELS, Batch, Reader, SampleSet, Shapes, extent_of, require_inputs
 
 Arrays = dict[str, NDArray[Any]]
 
 
 def load_arrays(path: Path) -> Arrays:
     """Return the arrays of an .npz by name; an .npy has the empty name."""
-    try:
-        with path.open("rb") as file:  # numpy leaves the file open when it is no archive
-            loaded = np.load(file, allow_pickle=False)
-            arrays = {"": loaded} if isinstance(loaded, np.ndarray) else dict(loaded.items())
-            if strange := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
-                raise ValueError(f"{strange[0]} is no array")
-            return arrays
-    except Exception as error:  # zipfile, struct and ValueError: numpy has no one type for "damaged"
-        raise _unreadable(path, error) from error
+    with _numpy_data(path), path.open("rb") as file:  # numpy leaves the file open when it is no archive
+        loaded = np.load(file, allow_pickle=False)
+        arrays = {"": loaded} if isinstance(loaded, np.ndarray) else dict(loaded.items())
+        if strange := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
+            raise ValueError(f"{strange[0]} is no array")
+        return arrays
 
 
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the arrays in an .npz or .npy without reading their values."""
-    try:
+    with _numpy_data(path):
         if path.suffix == ".npy":
             with path.open("rb") as file:
                 return {"": _header(file)[0]}
+        shapes = {}
         with zipfile.ZipFile(path) as archive:
-            shapes = {}
             for entry in archive.namelist():
                 with archive.open(entry) as member:
                     shapes[entry.removesuffix(".npy")] = _header(member)[0]
-            return shapes
-    except Exception as error:
-        raise _unreadable(path, error) from error
+        return shapes
 
 
 def map_arrays(path: Path) -> Arrays:
     """Return the arrays of a file; those that are not compressed are mapped, and read when they are used."""
-    try:
+    with _numpy_data(path):
         if path.suffix == ".npy":
             return {"": np.load(path, mmap_mode="r", allow_pickle=False)}
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:
@@ -69,8 +64,18 @@ def map_arrays(path: Path) -> Arrays:
                 entry.filename.removesuffix(".npy"): _mapped(path, archive, entry, file)
                 for entry in archive.infolist()
             }
-    except Exception as error:
-        raise _unreadable(path, error) from error
+
+
+@contextlib.contextmanager
+def _numpy_data(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # zipfile, struct and ValueError: numpy has no one type for "damaged"
+        raise DataError(
+            f"{path}: cannot be read as numpy data ({error})",
+            hint="pickled objects are not read; save plain arrays with numpy.savez",
+            file=path,
+        ) from error
 
 
 def _mapped(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, file: IO[bytes]) -> NDArray[Any]:
@@ -94,14 +99,6 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     if version == (1, 0):
         return np.lib.format.read_array_header_1_0(file)
     return np.lib.format.read_array_header_2_0(file)
-
-
-def _unreadable(path: Path, error: Exception) -> DataError:
-    return DataError(
-        f"{path}: cannot be read as numpy data ({error})",
-        hint="pickled objects are not read; save plain arrays with numpy.savez",
-        file=path,
-    )
 
 
 class ArraySet(SampleSet):
@@ -159,10 +156,7 @@ class _Rows(Reader):
         if len(set(extents.values())) > 1:
             counts = ", ".join(f"{name} {extent}" for name, extent in extents.items())
             raise DataError(f"{path}: arrays differ in their number of samples ({counts})")
-        self.count, self._inputs = next(iter(extents.values()), 0), inputs
-
-    def read(self, index: int) -> Sample:
-        raise NotImplementedError("rows are read by batches")
+        self.count, self._inputs, self._is_whole = next(iter(extents.values()), 0), inputs, False
 
     def batches(self, groups: Sequence[Sequence[int]]) -> Iterator[Batch]:
         """Yield rows; a whole file's checksums are checked after its last row."""
@@ -175,31 +169,18 @@ class _Rows(Reader):
             feeds = {name: np.array(array[rows], order="C") for name, array in arrays.items()}
             labels = feeds.pop(LABELS, None)
             yield Batch(feeds, labels, f"{self._path.name}[{first}:{end}]")
-        if self._path.suffix == ".npz" and self._read_to_the_end:
-            self._check_sums()
-
-    _read_to_the_end = False
+        if self._path.suffix == ".npz" and self._is_whole:
+            with _numpy_data(self._path), zipfile.ZipFile(self._path) as archive:
+                if damaged := archive.testzip():
+                    raise ValueError(f"Bad CRC-32 for file {damaged!r}")
 
     def arrange(self, order: list[int], batch_size: int, *, fixed: bool) -> list[list[int]]:
-        self._read_to_the_end = len(order) == self.count
+        self._is_whole = len(order) == self.count
         return super().arrange(order, batch_size, fixed=fixed)
-
-    def _check_sums(self) -> None:
-        try:
-            with zipfile.ZipFile(self._path) as archive:
-                damaged = archive.testzip()
-        except Exception as error:
-            raise _unreadable(self._path, error) from error
-        if damaged:
-            raise _unreadable(self._path, ValueError(f"Bad CRC-32 for file {damaged!r}"))
 
 
 class _Stored(Reader):
-    """Batches as they are stored, or the samples that they can be split into.
-
-    Args:
-        shapes: Of each stored batch, by input name.
-    """
+    """Batches of these shapes as they are stored, or the samples that they can be split into."""
 
     def __init__(self, shapes: Sequence[Shapes]) -> None:
         self._extents = [
@@ -216,9 +197,6 @@ class _Stored(Reader):
     def stored(self, number: int) -> Batch:
         """Return a batch as it is stored."""
         raise NotImplementedError
-
-    def read(self, index: int) -> Sample:
-        raise NotImplementedError("stored arrays are read by batches")
 
     def arrange(self, order: list[int], batch_size: int, *, fixed: bool) -> list[list[int]]:
         """Return stored batches, cut at the end of `order`; drawn samples make batches of one shape each."""
@@ -246,16 +224,15 @@ class _Stored(Reader):
             if len(group) == self._extents[number] and places[-1][0] == number:
                 yield self._load(number)
                 continue
-            parts = [self._part(number, row) for number, row in places]
+            parts = [
+                self._load(number).sample(row) if self._extents[number] > 1 else self._load(number)
+                for number, row in places
+            ]
             feeds = {name: np.concatenate([part.feeds[name] for part in parts]) for name in parts[0].feeds}
             labels = [part.labels for part in parts if part.labels is not None]
             joined = np.concatenate(labels) if len(labels) == len(parts) else None
             where = parts[0].where if len(parts) == 1 else f"{parts[0].where} to {parts[-1].where}"
             yield Batch(feeds, joined, where)
-
-    def _part(self, number: int, row: int) -> Batch:
-        batch: Batch = self._load(number)
-        return batch.sample(row) if self._extents[number] > 1 else batch
 
 
 class _Files(_Stored):
@@ -267,22 +244,20 @@ class _Files(_Stored):
 
     def _shapes(self, path: Path) -> Shapes:
         shapes = _by_input(path, read_shapes(path), self._inputs)
-        return {
-            tensor.name: (1, *shapes[tensor.name]) if _lacks_batch(len(shapes[tensor.name]), tensor)
-            else shapes[tensor.name]
-            for tensor in self._inputs
-        }  # fmt: skip
+        for tensor in self._inputs:
+            if len(shapes[tensor.name]) == len(tensor.shape) - 1:
+                shapes[tensor.name] = (1, *shapes[tensor.name])
+        return {tensor.name: shapes[tensor.name] for tensor in self._inputs}
 
     def stored(self, number: int) -> Batch:
         path = self._files[number]
         arrays = load_arrays(path)
         labels = arrays.pop(LABELS, None)
         arrays = _by_input(path, arrays, self._inputs)
-        feeds = {
-            tensor.name: arrays[tensor.name][None] if _lacks_batch(arrays[tensor.name].ndim, tensor)
-            else arrays[tensor.name]
-            for tensor in self._inputs
-        }  # fmt: skip
+        for tensor in self._inputs:  # a file holds a batch, or one sample without the first axis
+            if arrays[tensor.name].ndim == len(tensor.shape) - 1:
+                arrays[tensor.name] = arrays[tensor.name][None]
+        feeds = {tensor.name: arrays[tensor.name] for tensor in self._inputs}
         return Batch(feeds, labels, f"{path.parent.name}/{path.name}")
 
 
@@ -314,12 +289,10 @@ def load_polygraphy(path: Path) -> list[Arrays]:
             hint="save it with polygraphy.json.save_json",
             file=path,
         )
+    for feeds in content:
+        feeds.pop("polygraphy_class", None)
     return [
-        {
-            name: _decoded(value, f"{path}[{index}] {name!r}")
-            for name, value in feeds.items()
-            if name != "polygraphy_class"
-        }
+        {name: _decoded(value, f"{path}[{index}] {name!r}") for name, value in feeds.items()}
         for index, feeds in enumerate(content)
     ]
 
@@ -362,8 +335,3 @@ def _by_input(path: Path, values: dict[str, Any], inputs: Sequence[TensorInfo]) 
         values = {inputs[0].name: next(iter(values.values()))}
     require_inputs(values, inputs, str(path))
     return values
-
-
-def _lacks_batch(axes: int, tensor: TensorInfo) -> bool:
-    """A file holds one sample or a batch; a single sample gets the first axis."""
-    return axes == len(tensor.shape) - 1

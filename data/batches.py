@@ -5,23 +5,30 @@ DataLoader; a tuple one longer than the model's inputs ends with the labels, and
 Arrays must have the model's dtype: nothing is converted silently.
 
 Samples of arrays and functions come as they lie, and a limit takes the first. Samples of every other kind,
-and of arrays where a key asks for it, are drawn: `samples.select` says how.
+and of arrays where a key asks for it, are drawn:
+
+- A half holds the samples whose names hash to it. It depends on a sample's name and the seed alone, so the
+  halves are disjoint and complete, and a sample stays in its half when others are added or removed. The
+  halves are about equally large. Where one half of a small set would be empty, the samples are dealt out in
+  turn.
+- A draw takes one sample of each class at a time, in an order that the seed decides. Every beginning of a
+  draw is balanced too, so reading only its first samples is a smaller draw.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 
 from ..errors import DataError, InvalidOption
 from ..model.source import Source, digest_source, parse_source
 from ..tensors import Feeds, TensorInfo, check_feeds
 from .kinds import ARRAYS, find_kind, open_set
-from .readers import Batch, read_function
-from .samples import Reader, SampleSet, digest_texts, select
-from .spelling import FUNCTION, Spelling, parse_spelling, read_query
+from .readers import Batch, Reader, SampleSet, digest_texts, read_function
+from .spelling import FUNCTION, PARTS, Query, Spelling, parse_spelling, read_query
 
 DEFAULT_BATCH = 8
 
@@ -36,9 +43,6 @@ class Data:
         limit: Stop after this many samples; None reads all.
         base: Folder that relative paths start from.
         depends: Files elsewhere that a function reads, for the digest.
-
-    Raises:
-        MissingFile, InvalidOption: If the spelling leads nowhere.
     """
 
     def __init__(
@@ -56,7 +60,7 @@ class Data:
         if batch_size is not None and batch_size < 1:
             raise InvalidOption(f"batch size: {batch_size}; at least 1 is required")
         self.spec, self.inputs, self.limit = spec, tuple(inputs), limit
-        fixed = {one.shape[0] for one in inputs if one.shape and isinstance(one.shape[0], int)}
+        fixed = {tensor.shape[0] for tensor in inputs if tensor.shape and isinstance(tensor.shape[0], int)}
         self.is_fixed = bool(fixed)
         """Whether the model takes batches of one size only, which are not taken apart."""
         self.batch_size = int(fixed.pop()) if len(fixed) == 1 else batch_size or DEFAULT_BATCH
@@ -138,10 +142,7 @@ class Data:
     def _groups(self) -> list[list[int]]:
         """The indices of each batch."""
         if not self._order:
-            raise DataError(
-                f"{self.spec}: holds no samples; at least one is required",
-                hint="check the path, or what the keys leave out",
-            )
+            raise self._empty("what the keys leave out")
         if not self._arranged:
             raise self._too_few(len(self._order))
         return self._arranged
@@ -160,12 +161,12 @@ class Data:
 
     @functools.cached_property
     def _order(self) -> list[int]:
-        names = self._samples.names
-        if self.spelling.kind in ARRAYS:
-            if not self.spelling.query:
-                return list(range(len(names))[: self.limit])
-            return sorted(select(names, self.query, limit=self.limit, classes=self._samples.classes))
+        names, is_stored = self._samples.names, self.spelling.kind in ARRAYS
+        if is_stored and not self.spelling.query:
+            return list(range(len(names))[: self.limit])
         order = select(names, self.query, limit=self.limit, classes=self._samples.classes)
+        if is_stored:
+            return sorted(order)
         if not order and self.query.part and names:
             raise DataError(
                 f"{self.spec}: none of {len(names)} samples is in this half",
@@ -197,10 +198,12 @@ class Data:
         if not seen and self.limit is not None and self.is_fixed:
             raise self._too_few(self.limit)
         if not seen:
-            raise DataError(
-                f"{self.spec}: holds no samples; at least one is required",
-                hint="check the path, or what the function yields",
-            )
+            raise self._empty("what the function yields")
+
+    def _empty(self, cause: str) -> DataError:
+        return DataError(
+            f"{self.spec}: holds no samples; at least one is required", hint=f"check the path, or {cause}"
+        )
 
     def _too_few(self, samples: int) -> DataError:
         return DataError(
@@ -208,6 +211,53 @@ class Data:
             f"at most {samples} were asked for",
             hint="raise the limit, or export the model with a dynamic batch",
         )
+
+
+def select(
+    names: Sequence[str],
+    query: Query,
+    *,
+    limit: int | None = None,
+    classes: Callable[[], Sequence[Hashable] | None] = lambda: None,
+) -> list[int]:
+    """Return the indices of the samples to read, in the order of reading.
+
+    `names` tell each sample from the others. At most `limit` are drawn, like `samples`. `classes` gives the
+    class of each, called only where needed; None where they have none.
+    """
+    chosen = _half(names, query.part, query.seed) if query.part else list(range(len(names)))
+    count = min((number for number in (query.samples, limit) if number is not None), default=None)
+    if count is None:
+        return chosen
+    drawn = _shuffled(names, chosen, query.seed)
+    of_class = classes() if query.balanced else None
+    if of_class is not None:  # the first of each class first, then the second of each, and so on
+        seen: dict[Hashable, int] = {}
+        turns: dict[int, int] = {}
+        for index in drawn:
+            turns[index] = seen[of_class[index]] = seen.get(of_class[index], -1) + 1
+        drawn = sorted(drawn, key=turns.__getitem__)
+    return drawn[:count]
+
+
+def half_of(name: str, seed: int) -> str:
+    """Return the half that a sample of this name belongs to."""
+    return "calibration" if _hash(f"{seed}:{name}")[0] & 1 else "evaluation"
+
+
+def _half(names: Sequence[str], part: str, seed: int) -> list[int]:
+    halves = [half_of(name, seed) for name in names]
+    if len(set(halves)) == 1 and len(names) > 1:
+        return sorted(_shuffled(names, range(len(names)), seed)[PARTS.index(part) :: 2])
+    return [index for index, half in enumerate(halves) if half == part]
+
+
+def _shuffled(names: Sequence[str], indices: Sequence[int], seed: int) -> list[int]:
+    return sorted(indices, key=lambda index: (_hash(f"draw:{seed}:{names[index]}"), index))
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
 
 
 def located(spec: str, base: Path) -> str:

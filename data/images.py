@@ -1,4 +1,4 @@
-"""Folders of images: classes by folder, decoding, resize, crop and normalization as in training.
+"""Folders of images with classes, maps or boxes: decoding, resize, crop and normalization as in training.
 
 Pillow decodes. Palettes, RGBA and CMYK are converted as torchvision's loader does (`convert("RGB")`: alpha
 is dropped). Grey of 16 bits keeps its upper 8 bits, where Pillow alone would clip it to white. The
@@ -11,25 +11,36 @@ orientation in EXIF is not applied, as in torchvision and timm.
 | letterbox  | resized to fit, then padded with `fill` on both sides evenly, the odd pixel after         |
 | normalize  | `ToTensor` and `Normalize`: float32, divided by 255, less the mean, divided by the std    |
 
+`masks=FOLDER` holds a PNG for each image: at the same path, or anywhere by the same name. A pixel's value
+is its class: grey values, or indices into a palette, as in PASCAL VOC. A map is resized and cropped as its
+image, by nearest neighbour; what is padded is 255.
+
+`annotations=FILE` is a JSON of COCO's form (`instances_val2017.json`). A label is float32 [boxes, 7]:
+class, x1, y1, x2, y2 in pixels of the model's input, iscrowd, and the area in those pixels. A batch is
+padded with boxes of class -1. Boxes are resized, shifted and clipped as their image; one that a crop leaves
+nothing of is left out. Classes are the categories in the order of their ids, counted from 0, or the model's
+where it has every category's name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError, InvalidOption, first_line
+from ..errors import DataError, InvalidOption, MissingFile, first_line
+from ..files import digest_files, nearest_name, require_file
 from ..model.preprocessing import ImagePreprocessing
 from ..model.preprocessing_fit import is_channels_last
-from ..tensors import TensorInfo, format_shape
+from ..tensors import TensorInfo
 from .kinds import IMAGES, list_files
 from .preparing import class_numbers, preprocessing_for
-from .samples import Reader, Sample, SampleSet, digest_contents, digest_texts, require_package
+from .readers import Batch, Reader, Sample, SampleSet, digest_contents, digest_texts, require_package
 from .spelling import Spelling
 
 if TYPE_CHECKING:
@@ -41,7 +52,8 @@ _BESIDE = (".csv", ".json", ".txt", ".md")
 _SPLITS = {
     "train": ("train", "training"), "validation": ("validation", "val", "valid"), "test": ("test", "testing"),
 }  # fmt: skip
-_SCALE = 1 / 255
+_NO_CLASS = 255  # of pixels that belong to none
+_BOX_COLUMNS = 7
 
 
 class ImageFolder(SampleSet):
@@ -49,21 +61,23 @@ class ImageFolder(SampleSet):
 
     def __init__(self, spelling: Spelling) -> None:
         self.spelling = spelling
-        self.root = split_folder(Path(spelling.path), spelling.query.get("split", ""), spelling.spec)
-        names, self.notes = list_images(self.root)
-        folders = {name.split("/")[0] for name in names if "/" in name}
-        self.has_classes = len(folders) > 1
+        self.root = split_folder(spelling)
+        self.names, self.notes = list_images(self.root)
+        self.has_classes = len({name.split("/")[0] for name in self.names if "/" in name}) > 1
         if self.has_classes:
-            if loose := [name for name in names if "/" not in name]:
-                note = (
-                    f"{len(loose)} images lie in {self.root} beside the folders of classes, and are left out"
-                )
+            inside = [name for name in self.names if "/" in name]
+            if loose := len(self.names) - len(inside):
+                note = f"{loose} images lie in {self.root} beside the folders of classes, and are left out"
                 self.notes = [*self.notes, note]
-            names = [name for name in names if "/" in name]
-        self.names = names
+            self.names = inside
 
     def classes(self) -> Sequence[str] | None:
         return [name.split("/")[0] for name in self.names] if self.has_classes else None
+
+    def file(self, index: int) -> tuple[Path, str]:
+        """Return the path of an image, also as text for messages."""
+        path = self.root / self.names[index]
+        return path, str(path)
 
     def digest(self, order: Callable[[], Sequence[int]]) -> str:
         files = [self.root / self.names[index] for index in order()]
@@ -74,20 +88,209 @@ class ImageFolder(SampleSet):
         return f"{digest_contents(files)}:{digest_texts(texts)}:{classes}"
 
     def reader(self, inputs: Sequence[TensorInfo]) -> Reader:
-        return _ImageReader(self, image_input(inputs, self.spelling))
+        to_input, classes = image_input(inputs, self.spelling), self.classes()
+        if classes is None:
+            return ImageReader(to_input, self.file)
+        numbers, notes = class_numbers(classes, to_input.preprocessing.classes)
+        return ImageReader(to_input, self.file, lambda index, _: numbers[classes[index]], notes)
 
 
-class _ImageReader(Reader):
-    def __init__(self, images: ImageFolder, to_input: ImageInput) -> None:
-        self._images, self._input, self._numbers = images, to_input, dict[str, int]()
-        if images.has_classes:
-            self._numbers, self.notes = class_numbers(images.classes() or (), to_input.preprocessing.classes)
+class ImageReader(Reader):
+    """Decodes images.
+
+    Args:
+        to_input: Makes the model's input of an image.
+        file: Returns a sample's file, or its content, and where it is, for messages.
+        label: Returns the label of a sample, whose image has this width and height.
+        notes: What a user should know of the labels.
+    """
+
+    def __init__(
+        self,
+        to_input: ImageInput,
+        file: Callable[[int], tuple[Path | IO[bytes], str]],
+        label: Callable[[int, tuple[int, int]], Any] = lambda *_: None,
+        notes: Sequence[str] = (),
+    ) -> None:
+        self._input, self._file, self._label, self.notes = to_input, file, label, notes
 
     def read(self, index: int) -> Sample:
-        name = self._images.names[index]
-        path = self._images.root / name
-        label = self._numbers.get(name.split("/")[0])
-        return Sample(self._input(decode(path, self._input.mode, str(path))), label, str(path))
+        source, where = self._file(index)
+        image = decode(source, self._input.mode, where)
+        return Sample(self._input(image), self._label(index, image.size), where)
+
+
+class MaskedImages(ImageFolder):
+    """The images of a folder that have a map in another."""
+
+    has_classes = False
+
+    def __init__(self, spelling: Spelling) -> None:
+        self.spelling, folder = spelling, Path(spelling.query["masks"])
+        if not folder.is_dir():
+            raise MissingFile(
+                f"masks: folder {folder} does not exist", hint=nearest_name(folder), file=folder
+            )
+        self.root = split_folder(spelling)
+        names, self.notes = list_images(self.root)
+        self.names = [name for name in names if not (self.root / name).is_relative_to(folder)]
+        self.masks = [folder / name for name in _masks_of(self.names, folder)]
+
+    def digest(self, order: Callable[[], Sequence[int]]) -> str:
+        files = [self.root / self.names[index] for index in order()] + [self.masks[i] for i in order()]
+        return f"{digest_contents(files)}:{digest_texts(self.names[index] for index in order())}"
+
+    def reader(self, inputs: Sequence[TensorInfo]) -> Reader:
+        to_input = image_input(inputs, self.spelling)
+
+        def label(index: int, size: tuple[int, int]) -> NDArray[np.int64]:
+            return read_mask(self.masks[index], size, to_input.preprocessing)
+
+        return ImageReader(to_input, self.file, label)
+
+
+def read_mask(path: Path, size: tuple[int, int], preprocessing: ImagePreprocessing) -> NDArray[np.int64]:
+    """Return the map of an image of this width and height, int64 [height, width] of the model's input."""
+    from PIL import Image
+
+    mask = decode(path, "", str(path))
+    if mask.mode not in ("L", "P", "1", "I", "I;16"):
+        raise DataError(
+            f"{path}: is in mode {mask.mode}; one number per pixel is required",
+            hint="save the classes as grey values, or with a palette",
+            file=path,
+        )
+    if mask.size != size:
+        raise DataError(
+            f"{path}: has {mask.size[0]}x{mask.size[1]} pixels; its image has {size[0]}x{size[1]}", file=path
+        )
+    classes = Image.fromarray(np.asarray(mask).astype(np.int32))
+    return np.asarray(place(classes, placement(preprocessing, *size), "nearest", _NO_CLASS), np.int64)
+
+
+def _masks_of(names: Sequence[str], folder: Path) -> list[str]:
+    by_path: dict[str, str] = {}
+    by_name: dict[str, list[str]] = {}
+    for mask in list_files(folder):
+        by_path[str(Path(mask).with_suffix(""))] = mask
+        by_name.setdefault(Path(mask).stem, []).append(mask)
+    masks = []
+    for name in names:
+        exact, same = by_path.get(str(Path(name).with_suffix(""))), by_name.get(Path(name).stem, [])
+        if exact is None and len(same) != 1:
+            what = f"{len(same)} masks have its name" if same else "no mask has its name"
+            raise DataError(
+                f"{folder}: {what}: {name}; one is required for each image",
+                hint=f"add {Path(name).with_suffix('.png')}, or move the image away",
+                file=folder,
+            )
+        masks.append(exact or same[0])
+    return masks
+
+
+class AnnotatedImages(ImageFolder):
+    """The images that a file of annotations names, with or without boxes."""
+
+    has_classes, notes = False, ()
+
+    def __init__(self, spelling: Spelling) -> None:
+        self.spelling = spelling
+        self.root = split_folder(spelling)
+        self.path = require_file(Path(spelling.query["annotations"]), what="annotations")
+        content = _read_annotations(self.path)
+        images = sorted(content["images"], key=lambda image: str(image["file_name"]))
+        self.names = [str(image["file_name"]) for image in images]
+        if not self.names:
+            raise DataError(f"{self.path}: names no images; at least one is required", file=self.path)
+        self.categories = {
+            int(category["id"]): str(category.get("name", category["id"]))
+            for category in sorted(content["categories"], key=lambda category: int(category["id"]))
+        }
+        of_image: dict[Any, list[Mapping[str, Any]]] = {image["id"]: [] for image in images}
+        for box in content["annotations"]:
+            if box["image_id"] in of_image:
+                of_image[box["image_id"]].append(box)
+        self._boxes = [of_image[image["id"]] for image in images]
+
+    def file(self, index: int) -> tuple[Path, str]:
+        path, where = super().file(index)
+        return require_file(path, what="image"), where
+
+    def digest(self, order: Callable[[], Sequence[int]]) -> str:
+        files = [self.file(index)[0] for index in order()]
+        names = digest_texts(self.names[index] for index in order())
+        return f"{digest_contents(files)}:{names}:{digest_files([self.path])}"
+
+    def _boxes_of(self, index: int, numbers: Mapping[int, int]) -> NDArray[np.float64]:
+        """The boxes of an image, [boxes, 7] in its pixels, with these numbers of the categories."""
+        rows = []
+        for box in self._boxes[index]:
+            try:
+                left, top, width, height = map(float, box["bbox"])
+                label, area = numbers[int(box["category_id"])], float(box.get("area", width * height))
+                crowd = float(box.get("iscrowd", 0))
+                rows.append([label, left, top, left + width, top + height, crowd, area])
+            except (KeyError, TypeError, ValueError, OverflowError) as error:
+                raise DataError(
+                    f"{self.path}: a box of {self.names[index]} cannot be read ({first_line(error)}); "
+                    "bbox [x, y, width, height] and a known category_id are required",
+                    file=self.path,
+                ) from error
+        return np.asarray(rows, np.float64).reshape(-1, _BOX_COLUMNS)
+
+    def reader(self, inputs: Sequence[TensorInfo]) -> Reader:
+        to_input, notes = image_input(inputs, self.spelling), list[str]()
+        preprocessing, names = to_input.preprocessing, list(self.categories.values())
+        numbers = {number: place for place, number in enumerate(self.categories)}
+        if preprocessing.classes:
+            named, notes = class_numbers(names, preprocessing.classes, what="categories")
+            if not notes:
+                numbers = {number: named[name] for number, name in self.categories.items()}
+
+        def label(index: int, size: tuple[int, int]) -> NDArray[np.float32]:
+            return _placed_boxes(self._boxes_of(index, numbers), size, placement(preprocessing, *size))
+
+        return _BoxReader(to_input, self.file, label, notes)
+
+
+class _BoxReader(ImageReader):
+    def join(self, samples: Sequence[Sample]) -> Batch:
+        most = max(len(sample.label) for sample in samples)
+        labels = np.zeros((len(samples), most, _BOX_COLUMNS), np.float32)
+        labels[:, :, 0] = -1
+        for row, sample in enumerate(samples):
+            labels[row, : len(sample.label)] = sample.label
+        return replace(super().join([replace(sample, label=None) for sample in samples]), labels=labels)
+
+
+def _placed_boxes(boxes: NDArray[Any], size: tuple[int, int], where: Placement) -> NDArray[np.float32]:
+    """Boxes [n, 7] of an image of this width and height in pixels of the model's input."""
+    ratio = np.array([where.resized[0] / size[0], where.resized[1] / size[1]])
+    placed = boxes.copy()
+    corners = boxes[:, 1:5].reshape(-1, 2, 2) * ratio + np.array(where.offset)
+    placed[:, 1:5] = np.clip(corners, 0, np.array(where.size)).reshape(-1, 4)
+    placed[:, 6] = boxes[:, 6] * ratio.prod()
+    inside = (placed[:, 3] > placed[:, 1]) & (placed[:, 4] > placed[:, 2])
+    return np.asarray(placed[inside], np.float32)
+
+
+def _read_annotations(path: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = {"annotations": [], **json.loads(path.read_bytes())}
+        for key, name, kind in (
+            ("images", "id", int | str), ("images", "file_name", int | str),
+            ("annotations", "image_id", int | str), ("categories", "id", int),
+        ):  # fmt: skip
+            for item in content[key]:
+                if not isinstance(item[name], kind):
+                    raise TypeError(f"{name} is {str(item[name])[:40]!r}")
+    except (ValueError, TypeError, KeyError, RecursionError, OSError) as error:
+        raise DataError(
+            f"{path}: cannot be read as COCO's annotations ({first_line(error)}); "
+            "images, annotations and categories are required",
+            file=path,
+        ) from error
+    return content
 
 
 def list_images(root: Path) -> tuple[list[str], list[str]]:
@@ -102,8 +305,9 @@ def list_images(root: Path) -> tuple[list[str], list[str]]:
     return names, [f"{others} files in {root} are no images, and are left out"] if others else []
 
 
-def split_folder(root: Path, split: str, spec: str) -> Path:
-    """Return the folder of a split."""
+def split_folder(spelling: Spelling) -> Path:
+    """Return the folder of the split that a spelling names; its own folder without splits."""
+    root, split, spec = Path(spelling.path), spelling.query.get("split", ""), spelling.spec
     present = sorted(path.name for path in root.iterdir() if path.is_dir())
     spellings = {name: names for names in _SPLITS.values() for name in names}
     if not split:
@@ -163,7 +367,7 @@ def image_input(inputs: Sequence[TensorInfo], spelling: Spelling) -> ImageInput:
     for tensor in inputs:
         if tensor.name == name and len(tensor.shape) == 4 and tensor.dtype in ("float32", "float16"):
             return ImageInput(preprocessing, tensor)
-    shapes = ", ".join(f"{one.name}:{format_shape(one.shape)}:{one.dtype}" for one in inputs) or "none"
+    shapes = ", ".join(map(str, inputs)) or "none"
     raise DataError(
         f"data {spelling.spec!r}: input {name!r} of four axes, float32 or float16, is required for images; "
         f"the model's inputs are {shapes}",
@@ -189,17 +393,11 @@ class ImageInput:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where an image's pixels land in the model's input.
+    """Where an image's pixels land in the model's input."""
 
-    Attributes:
-        resized: Width and height after the resize.
-        offset: Left and top of the resized image in the input; negative where it is cropped.
-        size: Width and height of the input.
-    """
-
-    resized: tuple[int, int]
-    offset: tuple[int, int]
-    size: tuple[int, int]
+    resized: tuple[int, int]  # width and height
+    offset: tuple[int, int]  # left and top of the resized image in the input; negative where it is cropped
+    size: tuple[int, int]  # width and height of the input
 
 
 def placement(preprocessing: ImagePreprocessing, width: int, height: int) -> Placement:
@@ -208,14 +406,12 @@ def placement(preprocessing: ImagePreprocessing, width: int, height: int) -> Pla
     if preprocessing.letterbox:
         ratio = min(size[0] / width, size[1] / height)
         fitted = (max(1, min(size[0], round(width * ratio))), max(1, min(size[1], round(height * ratio))))
-        return Placement(fitted, ((size[0] - fitted[0]) // 2, (size[1] - fitted[1]) // 2), size)
+        return Placement(fitted, (_offset(fitted[0], size[0]), _offset(fitted[1], size[1])), size)
     resize = preprocessing.resize or (size[1], size[0])
-    if len(resize) == 2:
-        resized = (resize[1], resize[0])
-    elif width <= height:
-        resized = (resize[0], max(1, int(resize[0] * height / width)))
-    else:
-        resized = (max(1, int(resize[0] * width / height)), resize[0])
+    resized = (resize[-1], resize[0])
+    if len(resize) == 1:
+        shorter = min(width, height)
+        resized = (max(1, int(resize[0] * width / shorter)), max(1, int(resize[0] * height / shorter)))
     return Placement(resized, (_offset(resized[0], size[0]), _offset(resized[1], size[1])), size)
 
 
@@ -244,10 +440,8 @@ def as_input(image: Image.Image, preprocessing: ImagePreprocessing) -> NDArray[n
     pixels = np.asarray(placed, np.float32)
     pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
     # What torch divides by 255 is not the same as what is multiplied by 1/255, in the last bit.
-    if preprocessing.scale == _SCALE:
-        scaled = pixels / np.float32(255)
-    else:
-        scaled = pixels * np.float32(preprocessing.scale)
+    is_255th = preprocessing.scale == 1 / 255
+    scaled = pixels / np.float32(255) if is_255th else pixels * np.float32(preprocessing.scale)
     mean, std = (
         np.asarray(values, np.float32)[: preprocessing.channels].reshape(-1, 1, 1)
         for values in (preprocessing.mean, preprocessing.std)

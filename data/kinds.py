@@ -14,7 +14,7 @@ from ..model.preprocessing_names import preprocessing_files
 from ..model.source import parse_source, source_files
 from ..spec.removed import removed_source
 from ..tensors import TensorInfo
-from .samples import SampleSet
+from .readers import SampleSet
 from .spelling import FILE_KEYS, FUNCTION, KEYS, Spelling, parse_spelling
 
 ARRAYS = ("npz", "npy", "arrays", "polygraphy")
@@ -92,19 +92,13 @@ def open_set(spelling: Spelling, inputs: Sequence[TensorInfo]) -> SampleSet:
         from .rows import RowSet
 
         return RowSet(spelling)
+    from .images import AnnotatedImages, ImageFolder, MaskedImages
+
     if all(key in spelling.query for key in FILE_KEYS):
         raise InvalidOption(f"data {spelling.spec!r}: {' and '.join(FILE_KEYS)} exclude each other")
     if "masks" in spelling.query:
-        from .annotated import MaskedImages
-
         return MaskedImages(spelling)
-    if "annotations" in spelling.query:
-        from .annotated import AnnotatedImages
-
-        return AnnotatedImages(spelling)
-    from .images import ImageFolder
-
-    return ImageFolder(spelling)
+    return AnnotatedImages(spelling) if "annotations" in spelling.query else ImageFolder(spelling)
 
 
 def list_files(root: Path) -> Iterator[str]:
@@ -132,12 +126,8 @@ def _below(folder: Path, prefix: str, above: tuple[str, ...]) -> Iterator[str]:
 def data_files(spec: str, base: Path, *, inside: bool = True) -> Iterator[Path]:
     """Yield the files of a spelling, one by one, without opening them: a folder may hold millions.
 
-    Of a function they are those that its digest is of; it can open others, which `depends` names.
-
-    Args:
-        spec: The spelling.
-        base: Folder that relative paths start from.
-        inside: Whether files of folders are listed, too; without it only what the spelling itself names.
+    Relative paths start from `base`. Of a function they are those that its digest is of; it can open others,
+    which `depends` names. Without `inside` they are only what the spelling itself names.
     """
     spelling = parse_spelling(spec)
     if spelling.kind == FUNCTION:
@@ -156,8 +146,7 @@ def data_files(spec: str, base: Path, *, inside: bool = True) -> Iterator[Path]:
     elif spelling.kind == "images":
         from .images import split_folder
 
-        root = split_folder(path, spelling.query.get("split", ""), spelling.spec)
-        yield from _listed(root, IMAGES)
+        yield from _listed(split_folder(spelling), IMAGES)
     elif spelling.kind == "arrays":
         yield from (file for file in _listed(path, (".npy", ".npz")) if file.parent == path)
     else:

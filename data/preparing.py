@@ -24,14 +24,9 @@ Kind = TypeVar("Kind", bound=Preprocessing)
 def preprocessing_for(
     inputs: Sequence[TensorInfo], spelling: Spelling, kind: type[Kind], *, what: str, names: str
 ) -> Kind:
-    """Return how samples become the model's inputs.
+    """Return how samples become the model's inputs: by the key `preprocessing`, else as the model says.
 
-    Args:
-        inputs: The model's.
-        spelling: Its key `preprocessing` decides, where it is given.
-        kind: What suits the samples.
-        what: The samples, for messages: "images".
-        names: What the key may be, for the hint.
+    `kind` suits the samples, `what` names them for messages ("images"), `names` says what the key may be.
     """
     named = spelling.query.get("preprocessing", "")
     of_model = preprocessing_of(inputs)
@@ -99,13 +94,8 @@ def read_labels(
     """Return labels as numbers, and what to tell of them.
 
     Whole numbers are classes, and so are names (`class_numbers` numbers them); where a label is a number with
-    a fraction, all are scores. A list has one label for each word.
-
-    Args:
-        values: As the file has them; numbers may be texts.
-        classes: The model's names of its classes.
-        where: Says where a sample is.
-        names: Names that numbers stand for, where the data set has them.
+    a fraction, all are scores. A list has one label for each word. Numbers may be texts, as files have them.
+    `classes` are the model's; `names` those that numbers stand for, where the data set has them.
     """
     distinct = set()
     for index, value in enumerate(values):

@@ -1,23 +1,41 @@
-"""A batch of samples, and the batches that a function yields."""
+"""Samples and batches: a reader makes a model's inputs of numbered samples, or a function yields batches."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import functools
+import hashlib
+import importlib
+import os
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError, QCompileError
+from ..errors import DataError, EngineUnavailable, QCompileError, first_line
+from ..files import digest_files
+from ..model.session import granted_cores
 from ..model.source import Source
 from ..model.user_code import beside, call, load_function, where_raised
 from ..tensors import Feeds, TensorInfo, samples_in
 
-LABELS = "labels"
-
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 Shapes = Mapping[str, tuple[int, ...]]
 """Input name to the shape of a batch."""
+
+LABELS = "labels"
+MOST_THREADS = 8
+AHEAD = 2
+"""Samples that are decoded, or being decoded, per thread, before the first of them is taken."""
+_SETTLED_NS = 2_000_000_000
+"""A file that was changed longer ago shows every further change in its times."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +67,7 @@ class Batch:
 
     def split(self) -> Iterator[Batch]:
         """Yield the samples of a batch that can be split, one by one."""
-        for index in range(self.samples):
-            yield self.sample(index)
+        return map(self.sample, range(self.samples))
 
     def sample(self, index: int) -> Batch:
         """Return one sample of a batch that can be split, with the axis of samples."""
@@ -65,6 +82,164 @@ def extent_of(shapes: Shapes) -> int:
     """Return into how many samples a batch can be split: 1 unless they are the first axis of every input."""
     extents = {shape[0] if shape else 0 for shape in shapes.values()}
     return max(1, *extents) if len(extents) == 1 else 1
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample, without the axis of samples.
+
+    Attributes:
+        feeds: Input name to array; what `Reader.join` takes, where inputs are made batch by batch.
+        label: A number, a text or an array; None without.
+        where: A file, or a file and a line, for messages.
+    """
+
+    feeds: dict[str, Any]
+    label: Any
+    where: str
+
+
+class Reader:
+    """Makes a model's inputs of samples.
+
+    Attributes:
+        notes: What a user should know of how it makes them.
+        threads: How many read at once; None for as many as there are cores, at most 8.
+    """
+
+    notes: Sequence[str] = ()
+    threads: int | None = None
+
+    def read(self, index: int) -> Sample:
+        """Return one sample; called by several threads at once. Readers of whole batches have none."""
+        raise NotImplementedError
+
+    def join(self, samples: Sequence[Sample]) -> Batch:
+        """Put samples of one shape together."""
+        feeds = {name: np.stack([sample.feeds[name] for sample in samples]) for name in samples[0].feeds}
+        return joined(feeds, samples)
+
+    def arrange(self, order: list[int], batch_size: int, *, fixed: bool) -> list[list[int]]:
+        """Return the indices of each batch; `fixed` leaves out what fills none."""
+        groups = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+        return [group for group in groups if len(group) == batch_size] if fixed else groups
+
+    def batches(self, groups: Sequence[Sequence[int]]) -> Iterator[Batch]:
+        """Yield the batches of these samples, decoded ahead by threads."""
+        samples = in_order(self.read, (index for group in groups for index in group), threads=self.threads)
+        for group in groups:
+            yield self.join([next(samples) for _ in group])
+
+    def notes_of(self, groups: Sequence[Sequence[int]]) -> list[str]:
+        """Return what a user should know of these batches."""
+        return []
+
+
+class SampleSet(ABC):
+    """The samples at a path, listed without being decoded."""
+
+    names: Sequence[str]
+    """What tells each sample from the others: its file, or its content; not its place in the set."""
+    notes: Sequence[str] = ()
+    """What a user should know of the set: what was left out."""
+
+    def classes(self) -> Sequence[Hashable] | None:
+        """Return the class of each sample, to draw them evenly; None where they have none."""
+        return None
+
+    @abstractmethod
+    def digest(self, order: Callable[[], Sequence[int]]) -> str:
+        """Return a digest of the content of the samples of `order`."""
+
+    @abstractmethod
+    def reader(self, inputs: Sequence[TensorInfo]) -> Reader:
+        """Return what makes these inputs of the samples."""
+
+
+def joined(feeds: Feeds, samples: Sequence[Sample], labels: NDArray[Any] | None = None) -> Batch:
+    """Return the batch of samples that these feeds are made of.
+
+    Labels are classes int64 [n], scores float32 [n], texts [n], or maps int64 [n, ...], unless they are said.
+    """
+    values = [sample.label for sample in samples]
+    if labels is None and values[0] is not None:
+        labels = np.asarray(values)
+        kinds = {"f": np.float32, "i": np.int64, "u": np.int64, "b": np.int64}
+        labels = labels.astype(kinds[labels.dtype.kind]) if labels.dtype.kind in kinds else labels
+    first, last = samples[0].where, samples[-1].where
+    return Batch(feeds, labels, first if len(samples) == 1 else f"{first} to {last}")
+
+
+def threads_for_reading() -> int:
+    """Return how many threads decode."""
+    return max(1, min(MOST_THREADS, granted_cores() or os.cpu_count() or 1))
+
+
+def in_order(
+    function: Callable[[Item], Result], items: Iterable[Item], *, threads: int | None = None
+) -> Iterator[Result]:
+    """Yield `function(item)` of each item in order, computed by threads.
+
+    At most `AHEAD` results per thread exist beside those taken. An exception is raised in its place. When
+    the reader stops, by Ctrl-C too, what has not begun is never begun.
+    """
+    count = threads or threads_for_reading()
+    if count == 1:
+        yield from map(function, items)
+        return
+    pool = ThreadPoolExecutor(count, thread_name_prefix="qcompile-read")
+    waiting: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) >= AHEAD * count:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def digest_texts(texts: Iterable[str]) -> str:
+    """Return a short digest of texts, in order."""
+    total = hashlib.sha256()
+    for text in texts:
+        content = text.encode("utf-8", "surrogateescape")
+        total.update(len(content).to_bytes(8, "little") + content)
+    return total.hexdigest()[:16]
+
+
+def digest_contents(paths: Sequence[Path]) -> str:
+    """Return a digest of the contents of many files, read in parallel.
+
+    A file is read once in a process while its size and times stay: digests are needed often.
+    """
+    return digest_texts(in_order(_digest_once, paths))
+
+
+def _digest_once(path: Path) -> str:
+    state = path.stat()
+    if max(state.st_mtime_ns, state.st_ctime_ns) > time.time_ns() - _SETTLED_NS:
+        return digest_files([path])  # it may be written again within the clock's resolution
+    return _digest_settled(path, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+
+
+@functools.lru_cache(maxsize=1 << 17)
+def _digest_settled(path: Path, _size: int, _modified: int, _changed: int) -> str:
+    return digest_files([path])
+
+
+def require_package(module: str, package: str, use: str, *, extra: str = "data") -> None:
+    """Make sure that a package can be imported."""
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise EngineUnavailable(
+            f"{package} {use}, and cannot be imported ({first_line(error)})",
+            hint=f"pip install 'qcompile[{extra}]'",
+            engine=package,
+            reason=first_line(error),
+        ) from error
 
 
 def read_function(source: Source, inputs: Sequence[TensorInfo]) -> Iterator[Batch]:
@@ -95,26 +270,20 @@ def read_function(source: Source, inputs: Sequence[TensorInfo]) -> Iterator[Batc
 
 
 def _as_batch(item: Any, inputs: Sequence[TensorInfo], where: str) -> Batch:
-    labels = None
     if isinstance(item, Mapping):
         arrays = {str(name): _array(value, where) for name, value in item.items()}
         labels = arrays.pop(LABELS, None)
         require_inputs(arrays, inputs, where)
         return Batch(arrays, labels, where)
-    values = list(item) if isinstance(item, tuple | list) else [item]
-    if len(values) == len(inputs) + 1:
-        labels = _array(values.pop(), where)
-    if len(values) != len(inputs):
-        raise DataError(
-            f"{where}: {len(values)} arrays; the model takes {len(inputs)} "
-            f"({', '.join(tensor.name for tensor in inputs)}), and labels may follow"
-        )
     names = [tensor.name for tensor in inputs]
-    return Batch(
-        {name: _array(value, where) for name, value in zip(names, values, strict=True)},
-        labels,
-        where,
-    )
+    values = [_array(value, where) for value in (item if isinstance(item, tuple | list) else [item])]
+    if len(values) - len(names) not in (0, 1):
+        raise DataError(
+            f"{where}: {len(values)} arrays; the model takes {len(names)} ({', '.join(names)}), "
+            "and labels may follow"
+        )
+    labels = values.pop() if len(values) > len(names) else None
+    return Batch(dict(zip(names, values, strict=True)), labels, where)
 
 
 def require_inputs(names: Collection[str], inputs: Sequence[TensorInfo], where: str) -> None:

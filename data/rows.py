@@ -12,7 +12,6 @@ No builder runs code of a data set, and none asks a network: files are named one
 from __future__ import annotations
 
 import csv
-import difflib
 import functools
 import glob
 import io
@@ -27,23 +26,12 @@ from ..files.temporary import temporary_folder
 from ..model.named.caches import network
 from ..progress import quiet
 from ..tensors import TensorInfo
-from .audio import AudioInput, audio_input, decode_audio
-from .images import ImageInput, decode, image_input, split_folder
+from .images import ImageReader, image_input, split_folder
 from .kinds import IMAGES, METADATA, RECORDINGS, TABLES, list_files
 from .preparing import read_labels
-from .readers import Batch
-from .samples import (
-    Reader,
-    Sample,
-    SampleSet,
-    digest_contents,
-    digest_texts,
-    join_labels,
-    require_package,
-    where_of,
-)
-from .spelling import Spelling
-from .text import TextReader
+from .processors import AudioReader, TextReader
+from .readers import Reader, SampleSet, digest_contents, digest_texts, require_package
+from .spelling import Spelling, nearest
 
 _TEXTS = (
     ("text",), ("sentence",), ("content",), ("tokens",), ("words",), ("premise", "hypothesis"),
@@ -75,7 +63,7 @@ class RowSet(SampleSet):
         elif path.is_file() or (tables and spelling.kind != "audio"):
             self.files = _of_split(tables or [path], path, split, spelling.spec)
         elif spelling.kind in ("audio", "datasets"):
-            self.root, self.media = split_folder(path, split, spelling.spec), True
+            self.root, self.media = split_folder(spelling), True
             self.files = [self.root / name for name in list_files(self.root)]
         else:
             raise DataError(f"{path}: holds no file {' or '.join(suffixes)}; one is required", file=path)
@@ -154,21 +142,18 @@ class RowSet(SampleSet):
         return f"{digest_contents(self.files)}:{digest_texts(names)}"
 
     def reader(self, inputs: Sequence[TensorInfo]) -> Reader:
-        if self.table.media == "Image":
-            return _ImageReader(self.table, image_input(inputs, self.spelling))
-        if self.table.media == "Audio":
-            return _AudioReader(self.table, audio_input(inputs, self.spelling))
-        return TextReader(self.table, inputs, self.spelling)
+        table = self.table
+        if table.media != "Image":
+            return (AudioReader if table.media else TextReader)(table, inputs, self.spelling)
+        to_input = image_input(inputs, self.spelling)
+        labels, notes = table.labels(to_input.preprocessing.classes)
+        return ImageReader(to_input, table.file, lambda row, _: labels[row] if labels else None, notes)
 
 
 class Table:
-    """Columns of rows, and which column is what.
+    """Columns of rows, and which column is what: the keys `column` and `label` decide over the common names.
 
-    Args:
-        path: The file or folder.
-        rows: A split of `datasets`, or column name to values.
-        spelling: Its keys `column` and `label` decide over the common names.
-        names: The file of each row, where rows are files.
+    `rows` are a split of `datasets`, or column name to values; `names` the file of each row that is a file.
     """
 
     def __init__(self, path: Path, rows: Any, spelling: Spelling, names: Sequence[str] = ()) -> None:
@@ -176,24 +161,22 @@ class Table:
         self._features: Mapping[str, Any] = getattr(rows, "features", {})
         columns = list(rows) if isinstance(rows, dict) else rows.column_names
         self.columns: Mapping[str, Sequence[Any]] = {name: rows[name] for name in columns}
-        asked = spelling.query.get("column", "")
-        chosen = asked.split(",") if asked else columns
-        for name in chosen if asked else ():
-            self._require(name, "column")
+        self._named = tuple(filter(None, spelling.query.get("column", "").split(",")))
+        self._named_label = spelling.query.get("label", "")
+        for key, names_of_key in (("column", self._named), ("label", filter(None, [self._named_label]))):
+            for name in names_of_key:
+                self._require(name, key)
         kinds = {"image": "Image", "audio": "Audio"} if names else {
             name: type(feature).__name__ for name, feature in self._features.items()
         }  # fmt: skip
-        self.media_column = next((name for name in chosen if kinds.get(name) in ("Image", "Audio")), "")
-        self.media = kinds.get(self.media_column, "")
+        media = (name for name in self._named or columns if kinds.get(name) in ("Image", "Audio"))
+        self._media_column = next(media, "")
+        self.media = kinds.get(self._media_column, "")
         self.lines: list[int] = []
         if spelling.kind == "text":
             self.lines = [row for row, text in enumerate(self.columns["text"]) if text.strip()]
             self.columns = {"text": [self.columns["text"][row] for row in self.lines]}
-        self.label = spelling.query.get("label", "")
-        if self.label:
-            self._require(self.label, "label")
-        else:
-            self.label = next((name for name in _LABELS if name in self.columns), "")
+        self.label = self._named_label or self._first_of(_LABELS)
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))
@@ -202,16 +185,14 @@ class Table:
         """Return where a row is: "reviews.csv row 3", "lines.txt line 4", or its file."""
         if self.names:
             return str(self._path / self.names[row])
-        return (
-            f"{self._path.name} line {self.lines[row] + 1}" if self.lines else f"{self._path.name} row {row}"
-        )
+        place = f"line {self.lines[row] + 1}" if self.lines else f"row {row}"
+        return f"{self._path.name} {place}"
 
     @functools.cached_property
     def texts(self) -> list[Sequence[Any]]:
         """The column of the texts, or both of a pair: `column=`, or by their common names."""
-        asked = self._spelling.query.get("column", "")
         common = (names for names in _TEXTS if all(name in self.columns for name in names))
-        chosen = tuple(asked.split(",")) if asked else next(common, ())
+        chosen = self._named or next(common, ())
         if not chosen:
             raise InvalidOption(
                 f"data {self._spelling.spec!r}: no column has a name that texts have; found "
@@ -219,14 +200,15 @@ class Table:
                 hint="add ?column=NAME, or column=FIRST,SECOND for pairs",
             )
         if len(chosen) > 2:
-            raise InvalidOption(f"data {self._spelling.spec!r}: column={asked}; one column, or two of a pair")
+            raise InvalidOption(
+                f"data {self._spelling.spec!r}: column={','.join(chosen)}; one column, or two of a pair"
+            )
         return [self.columns[name] for name in chosen]
 
     def labels(self, classes: Sequence[str], *, texts: bool = False) -> tuple[list[Any] | None, list[str]]:
         """Return the labels as numbers, and what to tell of them; `texts` gives the transcripts."""
         if texts:
-            named = self._spelling.query.get("label", "")
-            name = named or next((name for name in _TRANSCRIPTS if name in self.columns), "")
+            name = self._named_label or self._first_of(_TRANSCRIPTS)
             return (list(self.columns[name]) if name else None), []
         if not self.label:
             return None, []
@@ -235,60 +217,33 @@ class Table:
         names = tuple(getattr(feature, "names", None) or ())
         return read_labels(list(self.columns[self.label]), classes, where=self.where, names=names)
 
-    def file(self, row: int) -> Path | io.BytesIO:
-        """Return the image or recording of a row, as a path or its content."""
-        value = self.columns[self.media_column][row]
+    def file(self, row: int) -> tuple[Path | io.BytesIO, str]:
+        """Return the image or recording of a row, as a path or its content, and where it is."""
+        value, where = self.columns[self._media_column][row], self.where(row)
         if isinstance(value, Path):
-            return value
+            return value, where
         if value and value.get("bytes"):
-            return io.BytesIO(value["bytes"])
+            return io.BytesIO(value["bytes"]), where
         if value and value.get("path"):
-            return Path(value["path"])
-        raise DataError(f"{self.where(row)}: column {self.media_column} holds no file", sample=row)
+            return Path(value["path"]), where
+        raise DataError(f"{where}: column {self._media_column} holds no file", sample=row)
+
+    def _first_of(self, names: Sequence[str]) -> str:
+        return next((name for name in names if name in self.columns), "")
 
     def _require(self, name: str, key: str) -> None:
-        if name in self.columns:
-            return
-        near = difflib.get_close_matches(name, list(self.columns), n=1)
-        raise InvalidOption(
-            f"data {self._spelling.spec!r}: {key}={name}: no such column; found {', '.join(self.columns)}",
-            hint=f"did you mean {key}={near[0]}?" if near else "",
-        )
-
-
-class _ImageReader(Reader):
-    def __init__(self, table: Table, to_input: ImageInput) -> None:
-        self._table, self._input = table, to_input
-        self._labels, self.notes = table.labels(to_input.preprocessing.classes)
-
-    def read(self, index: int) -> Sample:
-        where = self._table.where(index)
-        image = decode(self._table.file(index), self._input.mode, where)
-        return Sample(self._input(image), self._labels[index] if self._labels else None, where)
-
-
-class _AudioReader(Reader):
-    def __init__(self, table: Table, to_input: AudioInput) -> None:
-        self._table, self._input = table, to_input
-        said = to_input.preprocessing
-        self._labels, self.notes = table.labels(said.classes, texts=said.task == "speech-recognition")
-
-    def read(self, index: int) -> Sample:
-        where, said = self._table.where(index), self._input.preprocessing
-        waveform = decode_audio(self._table.file(index), said.rate_hz, said.max_seconds, where)
-        return Sample({"waveform": waveform}, self._labels[index] if self._labels else None, where)
-
-    def join(self, samples: Sequence[Sample]) -> Batch:
-        feeds = self._input([sample.feeds["waveform"] for sample in samples])
-        return Batch(feeds, join_labels(samples), where_of(samples))
+        if name not in self.columns:
+            raise InvalidOption(
+                f"data {self._spelling.spec!r}: {key}={name}: no such column; "
+                f"found {', '.join(self.columns)}",
+                hint=nearest(name, self.columns, f"{key}="),
+            )
 
 
 def load_rows(files: Sequence[Path], builder: str) -> Any:
-    """Return the rows of local files, one behind the other, with images and recordings not decoded.
+    """Return the rows of local files of one format, one behind the other; images and recordings not decoded.
 
-    Args:
-        files: Of one format.
-        builder: Of `datasets`; empty where the suffix tells it.
+    `builder` is one of `datasets`; empty where the suffix tells it.
     """
     require_package("datasets", "datasets", "reads tables")
     import datasets

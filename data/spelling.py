@@ -21,9 +21,10 @@ Without a kind, it is found from what lies at the path (`kinds`). How the parts 
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -40,11 +41,7 @@ _BALANCED = (*_SAMPLING, "balanced", "split", "preprocessing")
 _TEXT = (*_BALANCED, "column", "label", "bucket", "multiple", "length")
 KEYS: Mapping[str, tuple[str, ...]] = {
     "images": (*_BALANCED, "masks", "annotations"),
-    "text": _TEXT,
-    "jsonl": _TEXT,
-    "csv": _TEXT,
-    "audio": _TEXT,
-    "datasets": _TEXT,
+    **dict.fromkeys(("text", "jsonl", "csv", "audio", "datasets"), _TEXT),
     "polygraphy": _SAMPLING,
     "npz": (*_SAMPLING, "balanced"),
     "npy": _SAMPLING,
@@ -55,6 +52,8 @@ FILE_KEYS = ("masks", "annotations")
 """Keys whose values are paths; `preprocessing` may be one."""
 _ALL_KEYS = tuple(dict.fromkeys(key for keys in KEYS.values() for key in keys))
 _WORD = re.compile(r"[A-Za-z_]\w*")
+_ESCAPES = {"%": "%25", "?": "%3F", "&": "%26"}
+_ESCAPED_MARK = "a `?` that belongs to the path is written %3F"
 
 
 @dataclass(frozen=True)
@@ -93,13 +92,18 @@ def whole(text: str, key: str, spec: str, *, least: int) -> int:
 
 
 def _word_of(text: str, words: Sequence[str], key: str, spec: str) -> str:
-    if text in words:
-        return text
-    near = difflib.get_close_matches(text, words, n=1)
-    raise InvalidOption(
-        f"data {spec!r}: {key}={text}; {' or '.join(filter(None, words))} is required",
-        hint=f"did you mean {key}={near[0]}?" if near else "",
-    )
+    if text not in words:
+        raise InvalidOption(
+            f"data {spec!r}: {key}={text}; {' or '.join(filter(None, words))} is required",
+            hint=nearest(text, words, f"{key}="),
+        )
+    return text
+
+
+def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return "did you mean ...?" with the known word nearest to a wrong one; empty where none is near."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {prefix}{near[0]}?" if near else ""
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,7 @@ class Spelling:
         if self.kind == FUNCTION:
             return self.path
         path = _escape(self.path)
-        if not self.kind and (":" in path):
+        if not self.kind and ":" in path:
             path = path if path.startswith(("/", ".", "~")) else f"./{path}"
             path += "/" if _is_function(path) else ""  # a folder of such a name
         text = f"{self.kind}:{path}" if self.kind else path
@@ -131,28 +135,24 @@ class Spelling:
         return f"{text}?{query}" if query else text
 
     def with_kind(self, kind: str) -> Spelling:
-        """Return it with the kind that was found."""
-        chosen = replace(self, kind=kind)
-        chosen._check_keys()
-        return chosen
-
-    def _check_keys(self) -> None:
-        known = KEYS.get(self.kind, () if self.kind == FUNCTION else _ALL_KEYS)
+        """Return it with this kind, which the keys suit."""
+        known = KEYS.get(kind, () if kind == FUNCTION else _ALL_KEYS)
         for key, value in self.query.items():
             if key in known:
                 if not value:
                     raise InvalidOption(f"data {self.spec!r}: {key} has no value", hint=f"write {key}=VALUE")
                 continue
-            if self.kind == FUNCTION:
+            if kind == FUNCTION:
                 raise InvalidOption(f"data {self.spec!r}: a function takes no keys; {key}= was given")
             if removed := removed_option(f"data.{key}"):
                 raise InvalidOption(f"data {self.spec!r}: {removed}")
-            what = f"data of kind {self.kind}" if self.kind else "data"
-            near = "" if key in _ALL_KEYS else _nearest(key, known)
+            what = f"data of kind {kind}" if kind else "data"
+            near = "" if key in _ALL_KEYS else nearest(key, known)
             raise InvalidOption(
                 f"data {self.spec!r}: {key}= is no key of {what}; {', '.join(known)} are",
-                hint=near or "a `?` that belongs to the path is written %3F",
+                hint=near or _ESCAPED_MARK,
             )
+        return replace(self, kind=kind)
 
     def located(self, base: Path) -> Spelling:
         """Return it with absolute paths; a key's file is looked for in the data's folder, then in `base`."""
@@ -169,7 +169,7 @@ class Spelling:
         return replace(self, path=os.path.relpath(self.path, folder), query=query)
 
     def keyed(self) -> list[str]:
-        """Return what of it decides how samples are read: kind and query, files by their content."""
+        """Return what decides how samples are read: kind and query, files by their content."""
         return [self.kind, *(f"{key}={_content(key, value)}" for key, value in sorted(self.query.items()))]
 
 
@@ -177,9 +177,8 @@ def parse_spelling(spec: str) -> Spelling:
     """Read a spelling."""
     head, question, query = spec.partition("?")
     kind, path = _kind_and_path(spec, head)
-    found = Spelling(spec, kind, path, _parse_query(spec, query) if question else {})
-    found._check_keys()
-    return found
+    spelling = Spelling(spec, "", path, _parse_query(spec, query) if question else {})
+    return spelling.with_kind(kind)
 
 
 def _kind_and_path(spec: str, head: str) -> tuple[str, str]:
@@ -192,8 +191,8 @@ def _kind_and_path(spec: str, head: str) -> tuple[str, str]:
         raise InvalidOption(f"data {spec!r}: {removed}")
     is_function = _is_function(head)
     if colon and _WORD.fullmatch(word):
-        near = _nearest(word, KEYS)
-        if not is_function or (near and not _is_module(word)):
+        near = nearest(word, KEYS)
+        if not is_function or (near and importlib.util.find_spec(word) is None):
             raise InvalidOption(
                 f"data {spec!r}: unknown kind {word!r}; {', '.join(KEYS)} are known",
                 hint=near or f"a path that begins like this is written ./{head}",
@@ -212,7 +211,7 @@ def _parse_query(spec: str, text: str) -> dict[str, str]:
         if not equals or not key:
             raise InvalidOption(
                 f"data {spec!r}: {part!r} after the `?`; key=value is required, joined by `&`",
-                hint="a `?` that belongs to the path is written %3F",
+                hint=_ESCAPED_MARK,
             )
         if key in query:
             raise InvalidOption(f"data {spec!r}: {key}= is given twice")
@@ -222,22 +221,8 @@ def _parse_query(spec: str, text: str) -> dict[str, str]:
 
 def _is_function(head: str) -> bool:
     source, _, last = head.rpartition(":")
-    return last.isidentifier() and (source.endswith(".py") or _is_dotted(source))
-
-
-def _is_dotted(text: str) -> bool:
-    return all(part.isidentifier() for part in text.split("."))
-
-
-def _is_module(word: str) -> bool:
-    import importlib.util
-
-    return importlib.util.find_spec(word) is not None
-
-
-def _nearest(word: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"did you mean {near[0]}?" if near else ""
+    is_module = all(part.isidentifier() for part in source.split("."))
+    return last.isidentifier() and (source.endswith(".py") or is_module)
 
 
 def _is_path(key: str, value: str) -> bool:
@@ -261,13 +246,9 @@ def _content(key: str, value: str) -> str:
     return digest_files([Path(value)]) if Path(value).is_file() else ""  # a folder's files are the samples'
 
 
-_ESCAPES = {"%": "%25", "?": "%3F", "&": "%26"}
-
-
 def _escape(text: str) -> str:
     return re.sub(r"[%?&]", lambda match: _ESCAPES[match[0]], text)
 
 
 def _unescape(text: str) -> str:
-    back = {code: sign for sign, code in _ESCAPES.items()}
-    return re.sub(r"%(?:25|3F|26)", lambda match: back[match[0].upper()], text, flags=re.IGNORECASE)
+    return re.sub(r"%(?:25|3F|26)", lambda match: chr(int(match[0][1:], 16)), text, flags=re.IGNORECASE)

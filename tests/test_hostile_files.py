@@ -226,8 +226,7 @@ def test_a_picture_that_another_program_would_draw_is_refused(
     """Pillow tells formats by content, and runs Ghostscript for PostScript, whatever the file is called."""
     from PIL import EpsImagePlugin
 
-    from qcompile.data.annotated import read_mask
-    from qcompile.data.images import decode
+    from qcompile.data.images import decode, read_mask
     from qcompile.model.preprocessing import ImagePreprocessing
 
     program = tmp_path / "bin" / "gs"

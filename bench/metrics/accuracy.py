@@ -13,24 +13,18 @@ from dataclasses import replace
 import numpy as np
 
 from ...errors import DataError
-from ...spec.words import METRICS
 from ..results.row import Accuracy, ClassChange, Interval
 from ..statistics.bootstrap import require_pairs, resampled_interval
 from .metric import Metric, Scored, Values, joined
 from .names import read_metric
 
-__all__ = ["METRICS", "MOST_CLASSES_LISTED", "ScoreSums", "accuracy", "read_metric"]
+__all__ = ["MOST_CLASSES_LISTED", "ScoreSums", "accuracy", "read_metric"]
 
 MOST_CLASSES_LISTED = 50
 
 
 class ScoreSums:
-    """What is kept of one artifact's answers while the data goes by.
-
-    Attributes:
-        scored: Of each batch, in the order of the data.
-        samples: How many were answered.
-    """
+    """What is kept of one artifact's answers while the data goes by: the scores of each batch, in order."""
 
     def __init__(self, metric: Metric) -> None:
         self.metric = metric

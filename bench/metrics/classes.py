@@ -8,10 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...data.samples import require_package
 from ...errors import DataError
-from ...model.preprocessing import preprocessing_of
-from ...tensors import TensorInfo
 from .metric import (
     IGNORED_POSITION,
     Floats,
@@ -23,7 +20,6 @@ from .metric import (
     class_labels,
     divide,
     first_output,
-    has_classes_last,
     require_classes,
     require_numbers,
     scores_over_labels,
@@ -61,17 +57,14 @@ class TopK(Metric):
     Columns of the table: class, labels among the largest scores, labels; a row for each class of a sample.
     """
 
-    def __init__(self, name: str, k: int, *, classes_last: bool = False) -> None:
-        self.name, self.k, self._classes_last = name, k, classes_last
-
-    def for_inputs(self, inputs: Sequence[TensorInfo]) -> TopK:
-        """See `Metric.for_inputs`: the task tells which axis holds the classes where both fit."""
-        return TopK(self.name, self.k, classes_last=has_classes_last(inputs))
+    def __init__(self, name: str, k: int) -> None:
+        super().__init__(name)
+        self.k = k
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
         name, scores = first_output(outputs, truth.where)
         scores, labels = scores_over_labels(
-            scores, class_labels(truth, self.name), truth.where, classes_last=self._classes_last
+            scores, class_labels(truth, self.name), truth.where, classes_last=self.classes_last
         )
         require_numbers(name, scores, truth.where, finite=False)
         counted = labels != IGNORED_POSITION if scores.ndim > 2 else np.ones(labels.shape, bool)
@@ -143,9 +136,6 @@ class MeanIoU(_ClassMetric):
     against those it was taken for.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
         name, output = first_output(outputs, truth.where)
         labels = class_labels(truth, self.name)
@@ -212,14 +202,12 @@ class F1(_ClassMetric):
     or predictions, `weighted` weighs them by the labels, `micro` counts all together, `binary` is of class 1.
     """
 
-    def __init__(self, name: str, average: str, *, classes_last: bool = False) -> None:
-        self.name, self._average, self._classes_last = name, average, classes_last
-
-    def for_inputs(self, inputs: Sequence[TensorInfo]) -> F1:
-        return F1(self.name, self._average, classes_last=has_classes_last(inputs))
+    def __init__(self, name: str, average: str) -> None:
+        super().__init__(name)
+        self._average = average
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
-        predictions, labels = predicted_classes(outputs, truth, self.name, classes_last=self._classes_last)
+        predictions, labels = predicted_classes(outputs, truth, self.name, classes_last=self.classes_last)
         counted = labels != IGNORED_POSITION
         if self._average == "binary" and (labels[counted] > 1).any():
             raise DataError(
@@ -251,37 +239,29 @@ class EntityF1(Metric):
     and predicted.
     """
 
+    package = ("seqeval", "seqeval")
     undefined = "no entity is labelled or predicted; at least one is required"
-
-    def __init__(self, name: str, tags: Sequence[str] = ()) -> None:
-        require_package("seqeval", "seqeval", f"computes {name}", extra="metrics")
-        self.name, self._tags = name, np.array(tags, dtype=str)
-
-    def for_inputs(self, inputs: Sequence[TensorInfo]) -> EntityF1:
-        preprocessing = preprocessing_of(inputs)
-        return EntityF1(self.name, preprocessing.classes if preprocessing else ())
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
         """See `Metric.score`."""
         from seqeval.metrics.sequence_labeling import get_entities
 
-        if not is_iob2(list(self._tags)):
-            shown = f"the classes are named {', '.join(self._tags[:8])}" if len(self._tags) else ""
+        tags = np.array(self.class_names, dtype=str)
+        if not is_iob2(self.class_names):
+            shown = f"the classes are named {', '.join(tags[:8])}" if len(tags) else ""
             raise DataError(
                 f"{self.name}: {shown or 'no classes are named'}; "
                 "IOB2 tags (O, B-PER, I-PER, ...) are required",
                 hint="export with a `preprocessing` that names the classes, or give `metric` f1",
             )
         predictions, labels = predicted_classes(outputs, truth, self.name, classes_last=True)
-        require_classes(predictions, len(self._tags), truth.where)
-        table = []
-        for row, counted in zip(
-            zip(labels, predictions, strict=True), labels != IGNORED_POSITION, strict=True
-        ):
-            true, found = (set(get_entities(self._tags[side[counted]].tolist())) for side in row)
+        require_classes(predictions, len(tags), truth.where)
+        counted, table = labels != IGNORED_POSITION, []
+        for counts, *sides in zip(counted, labels, predictions, strict=True):
+            true, found = (set(get_entities(tags[side[counts]].tolist())) for side in sides)
             table.append([2.0 * len(true & found), float(len(true) + len(found))])
-        kept = np.where(labels != IGNORED_POSITION, predictions, IGNORED_POSITION)
-        return Scored(np.array(table).reshape(-1, 2), None, kept)
+        shown_predictions = np.where(counted, predictions, IGNORED_POSITION)
+        return Scored(np.array(table).reshape(-1, 2), None, shown_predictions)
 
 
 def is_iob2(tags: Sequence[str]) -> bool:

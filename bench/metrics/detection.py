@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...data.samples import require_package
 from ...errors import DataError
 from ...model.preprocessing import ImagePreprocessing, preprocessing_of
 from ...progress import quiet
@@ -44,18 +43,14 @@ class MeanAveragePrecision(Metric):
     An image is matched once, so resampled images repeat no matching.
     """
 
+    package = ("pycocotools", "pycocotools")
     resamples = 500
     undefined = "no box is to be found in the labels; at least one is required"
 
-    def __init__(self, name: str, kind: str = "", inputs: Sequence[TensorInfo] = ()) -> None:
-        require_package("pycocotools", "pycocotools", f"computes {name}", extra="metrics")
-        self.name, self._kind, self._inputs = name, kind, inputs
+    def __init__(self, name: str, kind: str = "") -> None:
+        super().__init__(name)
         self.area = AREAS.get(kind, (0.0, 1e10))
         self.thresholds = np.array([int(kind) / 100]) if kind.isdigit() else np.linspace(0.5, 0.95, 10)
-
-    def for_inputs(self, inputs: Sequence[TensorInfo]) -> MeanAveragePrecision:
-        """See `Metric.for_inputs`: size and classes decide how some outputs are read."""
-        return MeanAveragePrecision(self.name, self._kind, inputs)
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
         labels = None if truth.labels is None else np.asarray(truth.labels)
@@ -72,7 +67,7 @@ class MeanAveragePrecision(Metric):
         require_numbers("labels", labels, truth.where, finite=True)
         for name, array in outputs.items():
             require_numbers(name, array, truth.where, finite=False)
-        form, images = read_detections(outputs, truth.samples, self._inputs, truth.where)
+        form, images = read_detections(outputs, truth.samples, self.inputs, truth.where)
         self.note = f"{self.name}: {form}"
         return match(images, [rows[rows[:, 0] >= 0] for rows in labels], self.thresholds, self.area)
 
@@ -303,11 +298,8 @@ def suppressed(
 ) -> NDArray[np.int64]:
     """Return the indices of detections that overlap no better one of their class, by falling score.
 
-    Args:
-        boxes: [n, 4]: x1, y1, x2, y2.
-        scores: [n].
-        classes: [n]; boxes of different classes do not suppress each other.
-        overlap: Intersection over union above which the box of the lower score goes.
+    Boxes are [n, 4]: x1, y1, x2, y2. `overlap` is the intersection over union above which the box of the
+    lower score goes.
     """
     from pycocotools.mask import iou
 

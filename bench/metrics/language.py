@@ -1,11 +1,15 @@
-"""Metrics of distributions over classes or a vocabulary: perplexity, and the divergence from the baseline.
+"""Metrics of language: perplexity, the divergence from the baseline, and error rates of transcripts by jiwer.
 
-Outputs are logits. An output whose baseline is a distribution (no value below 0, sums of 1) is taken as
-probabilities, of which those below 1e-12 count as 1e-12.
+Outputs of the first two are logits. An output whose baseline is a distribution (no value below 0, sums of 1)
+is taken as probabilities, of which those below 1e-12 count as 1e-12.
+
+A hypothesis is a text, or the classes of a CTC model, whose repeats and blanks are left out (Graves et al.,
+Connectionist Temporal Classification, ICML 2006): the likeliest class at each step, no search.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ...tensors import TensorInfo
+from ...model.preprocessing import AudioPreprocessing
 from .metric import (
     IGNORED_POSITION,
     Floats,
@@ -23,13 +27,15 @@ from .metric import (
     Truth,
     class_labels,
     first_output,
-    has_classes_last,
     require_classes,
     require_numbers,
 )  # fmt: skip
 
 _SMALLEST_PROBABILITY = 1e-12
 _SUM_TOLERANCE = 1e-3
+_SPECIAL = re.compile(r"<.+>|\[.+\]")
+_WORD_DELIMITER = "|"
+_WORD_BEGIN = "▁"
 
 
 class Perplexity(Metric):
@@ -43,7 +49,8 @@ class Perplexity(Metric):
     unit, higher_is_better = "units", False
 
     def __init__(self, name: str, *, shift: bool = True) -> None:
-        self.name, self._shift = name, shift
+        super().__init__(name)
+        self._shift = shift
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
         name, logits = first_output(outputs, truth.where)
@@ -61,11 +68,9 @@ class Perplexity(Metric):
         require_classes(labels[counted], logits.shape[2], truth.where)
         known = is_distribution(reference[name])
         rows = []
-        for row, label, kept in zip(
-            logits, labels, counted, strict=True
-        ):  # a sample at a time: they are large
-            scores = log_probabilities(row[kept], known=known)
-            rows.append([-scores[np.arange(len(scores)), label[kept]].sum(), float(len(scores))])
+        for row, label, counts in zip(logits, labels, counted, strict=True):  # one at a time: they are large
+            scores = log_probabilities(row[counts], known=known)
+            rows.append([-scores[np.arange(len(scores)), label[counts]].sum(), float(len(scores))])
         return Scored(np.array(rows, np.float64).reshape(-1, 2))
 
     def finished(self, values: Floats) -> Floats:
@@ -83,12 +88,6 @@ class Divergence(Metric):
 
     unit, higher_is_better, needs_labels = "units", False, False
 
-    def __init__(self, name: str, *, classes_last: bool = False) -> None:
-        self.name, self._classes_last = name, classes_last
-
-    def for_inputs(self, inputs: Sequence[TensorInfo]) -> Divergence:
-        return Divergence(self.name, classes_last=has_classes_last(inputs))
-
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
         name, output = first_output(outputs, truth.where)
         expected = reference[name]
@@ -99,7 +98,7 @@ class Divergence(Metric):
             )
         require_numbers(name, output, truth.where, finite=False)
         require_numbers(name, expected, truth.where, finite=False)
-        if output.ndim > 3 and not self._classes_last:
+        if output.ndim > 3 and not self.classes_last:
             output, expected = np.moveaxis(output, 1, -1), np.moveaxis(expected, 1, -1)
         counted = np.ones(output.shape[:-1], bool)
         if truth.labels is not None and np.shape(truth.labels) == counted.shape and counted.ndim > 1:
@@ -133,3 +132,95 @@ def log_probabilities(values: NDArray[Any], *, known: bool) -> Floats:
     with np.errstate(divide="ignore"):
         logs: Floats = wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))
     return logs
+
+
+class ErrorRate(Metric):
+    """Substitutions, deletions and insertions over the words, or characters, of all references together.
+
+    The first output is texts [batch], CTC logits [batch, steps, classes] or their classes [batch, steps];
+    labels are texts [batch]. Blanks around and between words are as jiwer's defaults have them; case counts.
+    """
+
+    package = ("jiwer", "jiwer")
+    higher_is_better = False
+    undefined = "the references hold no word; at least one is required"
+
+    def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
+        references = _references(truth, self.name)
+        hypotheses = self._hypotheses(outputs, truth)
+        rows = [self._errors(*pair) for pair in zip(references, hypotheses, strict=True)]
+        return Scored(np.array(rows, np.float64).reshape(-1, 2), None, np.array(hypotheses, dtype=str))
+
+    def _errors(self, reference: str, hypothesis: str) -> tuple[int, int]:
+        """Errors, and the words or characters of the reference."""
+        import jiwer
+
+        if not reference.strip():  # jiwer 3 refuses it; jiwer 4 counts what is there as insertions
+            text = hypothesis.strip()
+            return len(text.split()) if self.name == "wer" else len(text), 0
+        process = jiwer.process_words if self.name == "wer" else jiwer.process_characters
+        counted = process(reference, hypothesis)
+        missed = counted.substitutions + counted.deletions
+        return missed + counted.insertions, missed + counted.hits
+
+    def _hypotheses(self, outputs: Outputs, truth: Truth) -> list[str]:
+        name, output = first_output(outputs, truth.where)
+        if output.dtype.kind in "USO" and output.size == truth.samples:
+            return [as_text(one) for one in output.ravel()]
+        classes: NDArray[np.int64] | None = None
+        if output.dtype.kind == "f" and output.ndim == 3:
+            require_numbers(name, output, truth.where, finite=False)
+            classes = output.argmax(axis=2)
+        elif output.dtype.kind in "iu" and output.ndim == 2:
+            classes = output.astype(np.int64)
+        if classes is None or len(classes) != truth.samples:
+            raise DataError(
+                f"{truth.where}: output {name!r} {output.dtype}{list(output.shape)} for "
+                f"{truth.samples} samples; texts [batch], or CTC logits [batch, steps, classes], required",
+                hint="give `metric` file.py:function, which may decode them",
+            )
+        audio = self.preprocessing
+        if not isinstance(audio, AudioPreprocessing) or not audio.vocabulary:
+            raise DataError(
+                f"{self.name}: the model's inputs name no vocabulary, which decodes output {name!r}",
+                hint="export with a `preprocessing` of kind audio that has `vocabulary` and `blank`",
+            )
+        if classes.size and classes.max() >= len(audio.vocabulary):
+            raise DataError(
+                f"{truth.where}: output {name!r} holds class {classes.max()}; "
+                f"the vocabulary has {len(audio.vocabulary)} entries"
+            )
+        return [ctc_text(row, audio.vocabulary, audio.blank) for row in classes]
+
+
+def ctc_text(classes: NDArray[np.int64], vocabulary: Sequence[str], blank: int) -> str:
+    """Return the text of a path of classes: repeats joined, blanks left out.
+
+    `|` and a leading `▁` are blanks between words; entries such as `<unk>` and `[PAD]` are left out.
+    """
+    kept = classes[np.append(True, classes[1:] != classes[:-1])] if classes.size else classes
+    pieces = [vocabulary[index] for index in kept if index != blank]
+    spaced = " " not in vocabulary
+    text = "".join(
+        " " if spaced and piece == _WORD_DELIMITER else piece
+        for piece in pieces
+        if not _SPECIAL.fullmatch(piece)
+    )
+    return " ".join(text.replace(_WORD_BEGIN, " ").split())
+
+
+def as_text(value: Any) -> str:
+    """Return a text of an array of texts or of bytes."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _references(truth: Truth, metric: str) -> list[str]:
+    if truth.labels is None:
+        raise DataError(f"{truth.where}: has no labels; {metric} needs the text of each sample")
+    labels = np.asarray(truth.labels)
+    if labels.dtype.kind not in "USO" or labels.size != truth.samples:
+        raise DataError(
+            f"{truth.where}: labels of type {labels.dtype} and shape {labels.shape}; a text for each of "
+            f"the {truth.samples} samples is required"
+        )
+    return [as_text(one) for one in labels.ravel()]

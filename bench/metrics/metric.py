@@ -8,6 +8,7 @@ all of it.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ...data.readers import require_package
 from ...errors import DataError
-from ...model.preprocessing import Task, preprocessing_of
+from ...model.preprocessing import Preprocessing, Task, preprocessing_of
 from ...tensors import TensorInfo
 from ..statistics.bootstrap import RESAMPLES
 
@@ -83,9 +85,7 @@ class Scored:
 
 def joined(parts: Sequence[Scored]) -> Scored:
     """Return one table of all batches."""
-    counts = [
-        part.counts if part.counts is not None else np.ones(len(part.table), np.int64) for part in parts
-    ]
+    counts = [np.bincount(part.unit_of_row, minlength=part.units) for part in parts]
     return Scored(np.concatenate([part.table for part in parts]), np.concatenate(counts))
 
 
@@ -100,6 +100,8 @@ class Metric(ABC):
         resamples: How often the samples are drawn for the interval of a drop.
         undefined: Why there is no value where `values` says NaN.
         note: What was taken for granted, for people: which form the outputs have, which metric was chosen.
+        inputs: The model's; what they say of their preprocessing names task, classes and vocabulary.
+        package: Module and name of the package that computes it; empty without.
     """
 
     name: str
@@ -108,12 +110,31 @@ class Metric(ABC):
     needs_labels: bool = True
     resamples: int = RESAMPLES
     undefined: str = "no label counts; at least one is required"
-
     note: str = ""
+    inputs: Sequence[TensorInfo] = ()
+    preprocessing: Preprocessing | None = None
+    package: tuple[str, str] | tuple[()] = ()
+
+    def __init__(self, name: str) -> None:
+        if self.package:
+            require_package(*self.package, f"computes {name}", extra="metrics")
+        self.name = name
 
     def for_inputs(self, inputs: Sequence[TensorInfo]) -> Metric:
-        """Return the metric of a model with these inputs, whose preprocessing names task and classes."""
-        return self
+        """Return the metric of a model with these inputs."""
+        metric = copy.copy(self)
+        metric.inputs, metric.preprocessing = tuple(inputs), preprocessing_of(inputs)
+        return metric
+
+    @property
+    def class_names(self) -> Sequence[str]:
+        """The model's names of its classes; empty where nobody said."""
+        return self.preprocessing.classes if self.preprocessing else ()
+
+    @property
+    def classes_last(self) -> bool:
+        """Whether the task's scores are [batch, positions, classes], as those of transformers are."""
+        return self.preprocessing is not None and self.preprocessing.task in _CLASSES_LAST
 
     def resolved(self, outputs: Outputs, truth: Truth) -> Metric:
         """Return the metric for the baseline's outputs of the first batch; another only for `auto`."""
@@ -121,13 +142,7 @@ class Metric(ABC):
 
     @abstractmethod
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
-        """Look at one batch.
-
-        Args:
-            outputs: Of the artifact, in the order and by the names of the baseline's.
-            reference: The baseline's outputs for the same batch.
-            truth: The batch's labels.
-        """
+        """Look at one batch; outputs have the names of `reference`, which the baseline's are."""
 
     def values(self, scored: Scored) -> Values:
         """Return the values of everything that was scored, for any weights of its units.
@@ -185,18 +200,16 @@ def class_labels(truth: Truth, metric: str) -> NDArray[np.int64]:
             hint="yield (inputs, labels), or put `labels` beside the arrays",
         )
     labels = np.asarray(truth.labels)
-    whole = labels.dtype.kind in "iub"
-    if labels.dtype.kind == "f":
-        whole = bool(np.isfinite(labels).all() and (labels == np.floor(labels)).all())
-    if not whole:
+    if not are_classes(labels):
         raise DataError(f"{truth.where}: labels of type {labels.dtype}; class indices are required")
     return labels.astype(np.int64)
 
 
-def has_classes_last(inputs: Sequence[TensorInfo]) -> bool:
-    """Return whether the task's scores are [batch, positions, classes], as those of transformers are."""
-    preprocessing = preprocessing_of(inputs)
-    return preprocessing is not None and preprocessing.task in _CLASSES_LAST
+def are_classes(labels: NDArray[Any]) -> bool:
+    """Return whether labels are whole numbers, of whatever type."""
+    if labels.dtype.kind != "f":
+        return labels.dtype.kind in "iub"
+    return bool(np.isfinite(labels).all() and (labels == np.floor(labels)).all())
 
 
 def scores_over_labels(
@@ -204,11 +217,8 @@ def scores_over_labels(
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return scores as [batch, classes, positions...], and labels as [batch, positions...].
 
-    Args:
-        scores: [batch, classes], [batch, classes, positions...] or [batch, positions..., classes].
-        labels: One per sample, or one per position; an axis of extent 1 behind them is left out.
-        where: Where they come from, for messages.
-        classes_last: Which of the two it is where both fit.
+    Scores are [batch, classes], [batch, classes, positions...] or [batch, positions..., classes];
+    `classes_last` says which it is where both fit. An axis of extent 1 behind the labels is left out.
     """
     if scores.ndim >= 2:
         first, last = (scores.shape[0], *scores.shape[2:]), scores.shape[:-1]

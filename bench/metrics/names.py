@@ -6,13 +6,30 @@
 | `f1[:AVERAGE]`          | F1 of classes, of token classes, or of entities (`classes.F1`, `EntityF1`)      |
 | `miou`                  | mean intersection over union of classes (`classes.MeanIoU`)                   |
 | `map[:50]`              | COCO's mean average precision (`detection`)                      |
-| `wer`, `cer`            | word and character error rate (`transcripts.ErrorRate`)                       |
+| `wer`, `cer`            | word and character error rate (`language.ErrorRate`)                          |
 | `ndcg[:K]`, `spearman`  | rankings (`ranking`)                                                          |
 | `neighbours[:K]`        | nearest neighbours kept (`ranking.Neighbours`)                             |
 | `perplexity`, `kl`      | distributions (`language`)                                                    |
 | `cosine`, `mse`         | against targets, or the baseline's outputs (`values.Similarity`)              |
 | `file.py:function`      | what the user's function says (`values.OwnMetric`)                            |
-| `auto`                  | one of them (`automatic.Automatic`)                                           |
+| `auto`                  | the one that follows from the model's task, the labels and the first outputs  |
+
+`auto` chooses:
+
+| labels                                                      | metric                                    |
+|-------------------------------------------------------------|-------------------------------------------|
+| none                                                        | `kl` of a language model, else `cosine`   |
+| texts                                                       | `wer`                                     |
+| boxes [images, most, 5 to 7]                                | `map`                                     |
+| classes of each pixel [images, height, width]               | `miou`                                    |
+| classes of each token, language model                       | `perplexity`                              |
+| classes of each token, classes named O, B-..., I-...        | `f1:entities`                             |
+| classes of each token, token classification                 | `f1`                                      |
+| one class per sample or position                            | `top1`                                    |
+| whole numbers of the shape of the scores [batch, items]     | `ndcg`                                    |
+| one number per sample, and so the output; embedding         | `spearman`                                |
+| others of embeddings: whole numbers, or not                 | `cosine`, `neighbours`                    |
+| other numbers                                               | `mse`                                     |
 """
 
 from __future__ import annotations
@@ -21,17 +38,20 @@ import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from ...errors import InvalidOption
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DataError, InvalidOption
+from ...model.preprocessing import preprocessing_of
 from ...spec.words import AUTO, METRIC, METRIC_PARAMETERS, METRICS
 from ...tensors import TensorInfo
-from .automatic import Automatic
-from .classes import F1, EntityF1, MeanIoU, TopK
+from .classes import F1, EntityF1, MeanIoU, TopK, is_iob2
 from .detection import MeanAveragePrecision
-from .language import Divergence, Perplexity
-from .metric import Metric
+from .language import Divergence, ErrorRate, Perplexity
+from .metric import Metric, Outputs, Scored, Truth, are_classes, first_output
 from .ranking import DEFAULT_K, Ndcg, Neighbours, Spearman
-from .transcripts import ErrorRate
 from .values import OwnMetric, Similarity, cosine, mean_squared_error
 
 Make = Callable[[str, str], Metric]
@@ -56,25 +76,18 @@ _MAKERS: Mapping[str, Make] = {
 
 
 def read_metric(text: str, *, base: Path | None = None, inputs: Sequence[TensorInfo] = ()) -> Metric:
-    """Return the metric of a spelling.
-
-    Args:
-        text: One of the table above.
-        base: Folder that a function's file is looked for from.
-        inputs: The model's inputs, whose preprocessing names task, classes and vocabulary.
-    """
+    """Return the metric of a spelling; the file of a function is looked for from `base`."""
     if text == AUTO:
-        return Automatic(read_metric, inputs)
+        return Automatic(AUTO).for_inputs(inputs)
     name, colon, parameter = text.partition(":")
     if name in _MAKERS and (not colon or name in METRIC_PARAMETERS):
         if colon and not re.fullmatch(METRIC_PARAMETERS[name][1], parameter):
             raise _wrong_parameter(text, name, parameter)
         return _MAKERS[name](text, parameter).for_inputs(inputs)
     if not colon:
-        near = difflib.get_close_matches(text, (AUTO, *METRICS), n=1)
         raise InvalidOption(
             f"metric {text!r} is unknown; {METRIC} is required",
-            hint=f"did you mean {near[0]!r}?" if near else "",
+            hint=_nearest(text, (AUTO, *METRICS)),
             option="metric",
         )
     return OwnMetric(text, base=base)
@@ -84,9 +97,80 @@ def _wrong_parameter(text: str, name: str, parameter: str) -> InvalidOption:
     known = METRIC_PARAMETERS[name][1].split("|")
     if len(known) == 1:
         return InvalidOption(f"metric {text!r}: {name}:K with K from 1 is required", option="metric")
-    near = difflib.get_close_matches(parameter, known, n=1)
     return InvalidOption(
         f"metric {text!r}: {name} or {name}: followed by {', '.join(known)} is required",
-        hint=f"did you mean {f'{name}:{near[0]}'!r}?" if near else "",
+        hint=_nearest(parameter, known, f"{name}:"),
         option="metric",
     )
+
+
+def _nearest(text: str, known: Sequence[str], prefix: str = "") -> str:
+    near = difflib.get_close_matches(text, known, n=1)
+    return f"did you mean {prefix + near[0]!r}?" if near else ""
+
+
+class Automatic(Metric):
+    """Chooses another metric when it sees the first batch."""
+
+    needs_labels = False
+
+    def resolved(self, outputs: Outputs, truth: Truth) -> Metric:
+        name, reason = choose(outputs, truth, self.inputs)
+        metric = read_metric(name, inputs=self.inputs)
+        metric.note = f"{name}: {reason}"
+        return metric
+
+    def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
+        """See `Metric.score`; `resolved` is asked first, as each batch might choose another metric."""
+        raise NotImplementedError("resolve it with the first batch")
+
+
+def choose(outputs: Outputs, truth: Truth, inputs: Sequence[TensorInfo]) -> tuple[str, str]:
+    """Return the metric and the reason for it."""
+    said = preprocessing_of(inputs)
+    task, classes = (said.task, said.classes) if said else ("", ())
+    if truth.labels is None:
+        kind = "kl" if task == "language-model" else "cosine"
+        return kind, "the data has no labels, so outputs are compared with the baseline's"
+    labels = np.asarray(truth.labels)
+    name, first = first_output(outputs, truth.where)
+    if labels.dtype.kind in "USO":
+        return "wer", "labels are texts"
+    if labels.dtype.kind not in "fiub":
+        raise DataError(f"{truth.where}: labels of type {labels.dtype}; numbers or texts are required")
+    if (
+        labels.ndim == 3
+        and labels.shape[2] in (5, 6, 7)
+        and (task == "object-detection" or (labels.dtype.kind == "f" and labels.shape != first.shape))
+    ):
+        return "map", "labels are boxes"
+    if task == "embedding" and first.size != truth.samples and labels.shape != first.shape:
+        kind = "cosine" if labels.dtype.kind in "iub" else "neighbours"
+        return kind, "embeddings are compared with the baseline's, not with labels of another kind"
+    if are_classes(labels):
+        return _of_classes(labels, first, task, classes)
+    if labels.size == truth.samples and first.size == truth.samples:
+        if task == "embedding":
+            return "spearman", "labels are one number per sample"
+        return "mse", "labels are one number per sample"
+    return "mse", f"labels are numbers, which output {name!r} is compared with"
+
+
+def _of_classes(
+    labels: NDArray[Any], first: NDArray[Any], task: str, classes: Sequence[str]
+) -> tuple[str, str]:
+    if labels.ndim == 2 and labels.shape[1] > 1:
+        if task == "language-model":
+            return "perplexity", "labels are the tokens of a language model"
+        if task == "token-classification" and is_iob2(classes):
+            return "f1:entities", "labels are tags of entities"
+        if task == "token-classification":
+            return "f1", "labels are a class of each token"
+        if labels.shape == first.shape and first.dtype.kind == "f":
+            return "ndcg", "labels are the relevance of each item"
+    if labels.ndim == 3:
+        return "miou", "labels are a class of each pixel"
+    if labels.size == len(labels) == first.size:
+        return "mse", "labels and outputs are one number per sample"
+    where = "sample" if labels.size == len(labels) else "position"
+    return "top1", f"labels are one class per {where}"

@@ -1,10 +1,13 @@
-"""Compare one output: by Polygraphy's tolerances for floats, by the rule of its kind for integers.
+"""Compare outputs: by Polygraphy's tolerances for floats, by the rule of their kind for integers.
 
 What counts as equal depends on the precision (`model.judgement`), unless tolerances are given for an output.
+`judge` asks Polygraphy, which has all batches at once. `RunningDifference` compares batch by batch by the
+same rules, and keeps no outputs.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,8 +20,8 @@ from ...model.judgement import ATOL_SHARE, BY_SIGNAL, RTOL, SNR_DB, RowAgreement
 from ...model.output_error import ErrorSums
 from ...progress import quiet
 from ..outputs import paired
-
-Outputs = Mapping[str, NDArray[Any]]
+from ..results.row import Difference
+from .metric import Outputs
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,9 @@ class Tolerances:
     rtol: Mapping[str, float] = field(default_factory=dict)
     snr_db: Mapping[str, float] = field(default_factory=dict)
 
-    def given(self, output: str) -> bool:
-        """Whether there is any limit for an output."""
-        return any(output in limits or "" in limits for limits in (self.atol, self.rtol, self.snr_db))
+    def of(self, output: str) -> list[float | None]:
+        """Return `atol`, `rtol` and `snr_db` of an output; None where nothing limits it."""
+        return [limits.get(output, limits.get("")) for limits in (self.atol, self.rtol, self.snr_db)]
 
 
 @dataclass(frozen=True)
@@ -70,10 +73,8 @@ def judge(
 
     Outputs pair by name, or by position where names differ and their number is the same.
     """
-    tolerances = tolerances or Tolerances()
+    tolerances, rules, names = tolerances or Tolerances(), rules or {}, list(reference[0])
     outputs = [paired(a, b) for a, b in zip(reference, outputs, strict=True)]
-    names = list(reference[0])
-    rules = rules or {}
     for limits in (tolerances.atol, tolerances.rtol, tolerances.snr_db, rules):
         for name in limits:
             if name and name not in names:
@@ -81,52 +82,45 @@ def judge(
                 raise InvalidOption(
                     f"{kind} for {name!r}: no such output; the outputs are {', '.join(names)}"
                 )
-    rows_of = {name: RowAgreement(name, rules.get(name, rules.get(""))) for name in names}
-    return [_judge_output(rows_of[name], reference, outputs, precision, tolerances) for name in names]
+    judged = []
+    for name in names:
+        expected, actual = ([batch[name] for batch in side] for side in (reference, outputs))
+        output = _OutputSums(name, rules.get(name, rules.get("")))
+        for a, b in zip(expected, actual, strict=True):
+            output.add(a, b)
+        if output.mismatch:
+            judged.append(OutputDifference(name, False, output.mismatch, np.inf, -np.inf, None))
+            continue
+        passed, criterion = _verdict(output, expected, actual, precision, tolerances)
+        rows, sums = output.rows, output.sums
+        figures = (sums.max_abs_error, sums.snr_db, rows.agreement, rows.cosine, rows.rule)
+        judged.append(OutputDifference(name, passed, criterion, *figures))
+    return judged
 
 
-def _judge_output(
-    rows: RowAgreement,
-    reference: Sequence[Outputs],
-    outputs: Sequence[Outputs],
+def _verdict(
+    output: _OutputSums,
+    expected: list[NDArray[Any]],
+    actual: list[NDArray[Any]],
     precision: str,
     tolerances: Tolerances,
-) -> OutputDifference:
-    name = rows.name
-    expected = [batch[name] for batch in reference]
-    output = [batch[name] for batch in outputs]
-    for a, b in zip(expected, output, strict=True):
-        if a.shape != b.shape:
-            return OutputDifference(
-                name, False, f"shape {a.shape} is required, {b.shape} found", np.inf, -np.inf, None
-            )
-    total = ErrorSums()
-    for a, b in zip(expected, output, strict=True):
-        total.add(a, b)
-        rows.add(a, b)
-    limit = _limit(tolerances.snr_db, name)
-    if limit is not None:
-        passed, criterion = _polygraphy_snr(expected, output, limit), f"SNR ≥ {limit:g} dB"
-    elif precision in BY_SIGNAL and not tolerances.given(name):
-        passed, criterion = rows.verdict(loud=_polygraphy_snr(expected, output, SNR_DB))
-    else:
-        kind = precision if precision in RTOL else "fp32"
-        rtol = _limit(tolerances.rtol, name)
-        atol = _limit(tolerances.atol, name)
-        if rtol is None and atol is None:
-            rtol, atol = RTOL[kind], ATOL_SHARE[kind] * total.max_abs
-        passed = _polygraphy_simple(expected, output, atol or 0.0, rtol or 0.0)
-        criterion = f"atol {atol or 0.0:.3g}, rtol {rtol or 0.0:g}"
-    return OutputDifference(
-        name,
-        passed,
-        criterion,
-        total.max_abs_error,
-        total.snr_db,
-        rows.agreement,
-        rows.cosine,
-        rows.rule,
-    )
+) -> tuple[bool, str]:
+    """Whether an output passes, and what is required."""
+    atol, rtol, snr_db = tolerances.of(output.rows.name)
+    if snr_db is not None:
+        return _polygraphy_snr(expected, actual, snr_db), f"SNR ≥ {snr_db:g} dB"
+    if atol is None and rtol is None:
+        if precision in BY_SIGNAL:
+            return output.rows.verdict(loud=_polygraphy_snr(expected, actual, SNR_DB))
+        atol, rtol = default_tolerances(precision, output.sums.max_abs)
+    atol, rtol = atol or 0.0, rtol or 0.0
+    return _polygraphy_simple(expected, actual, atol, rtol), f"atol {atol:.3g}, rtol {rtol:g}"
+
+
+def default_tolerances(precision: str, max_abs: float) -> tuple[float, float]:
+    """Return the absolute and relative tolerance of a float precision."""
+    kind = precision if precision in RTOL else "fp32"
+    return ATOL_SHARE[kind] * max_abs, RTOL[kind]
 
 
 def _polygraphy_simple(
@@ -159,5 +153,69 @@ def _compare(first: list[NDArray[Any]], second: list[NDArray[Any]], compare: Any
         return bool(Comparator.compare_accuracy(results, compare_func=compare))
 
 
-def _limit(limits: Mapping[str, float], name: str) -> float | None:
-    return limits.get(name, limits.get(""))
+class _OutputSums:
+    """What is kept of one output of all batches so far.
+
+    `atol` is the smallest absolute tolerance for which every element passes by it or the relative one;
+    `mismatch` says in words which shapes differ.
+    """
+
+    def __init__(self, name: str, rule: Rule | None = None) -> None:
+        self.rows, self.sums, self.atol, self.mismatch = RowAgreement(name, rule), ErrorSums(), 0.0, ""
+
+    def add(self, expected: NDArray[Any], actual: NDArray[Any], rtol: float = 0.0) -> None:
+        if expected.shape != actual.shape:
+            self.mismatch = f"shape {expected.shape} is required, {actual.shape} found"
+            return
+        values, error = self.sums.add(expected, actual)
+        # As Polygraphy has it, an element fails only beyond both tolerances, not beyond their sum.
+        self.atol = max(self.atol, float(error[error > rtol * np.abs(values)].max(initial=0.0)))
+        self.rows.add(expected, actual)
+
+    @property
+    def snr_db(self) -> float:
+        """Of everything added; -inf where the shapes differ."""
+        return -math.inf if self.mismatch else self.sums.snr_db
+
+    def verdict(self, precision: str) -> tuple[bool, str]:
+        """Whether the output passes, and what is required."""
+        if self.mismatch:
+            return False, self.mismatch
+        if precision in BY_SIGNAL:
+            return self.rows.verdict(loud=self.snr_db >= SNR_DB)
+        atol, rtol = default_tolerances(precision, self.sums.max_abs)
+        return self.atol <= atol, f"atol {atol:.3g}, rtol {rtol:g}"
+
+
+class RunningDifference:
+    """The difference of one artifact from the baseline; its precision decides what counts as equal."""
+
+    def __init__(self, precision: str) -> None:
+        self._precision, self._outputs = precision, dict[str, _OutputSums]()
+
+    def add(self, reference: Outputs, outputs: Outputs) -> None:
+        """Add a batch; the names are the reference's (see `paired`)."""
+        _, rtol = default_tolerances(self._precision, 0.0)
+        for name, expected in reference.items():
+            self._outputs.setdefault(name, _OutputSums(name)).add(expected, outputs[name], rtol)
+
+    def result(self) -> Difference:
+        """Return the worst output's figures, and whether all passed."""
+        verdicts = {name: output.verdict(self._precision) for name, output in self._outputs.items()}
+        # The signal-to-noise ratio of labels says nothing where enough of them are equal.
+        telling = [
+            name
+            for name, output in self._outputs.items()
+            if not (self._precision in BY_SIGNAL and output.rows.rule == "labels" and verdicts[name][0])
+        ]
+        name = min(telling or self._outputs, key=lambda name: self._outputs[name].snr_db)
+        worst = self._outputs[name]
+        return Difference(
+            passed=all(passed for passed, _ in verdicts.values()),
+            output=name,
+            snr_db=worst.snr_db,
+            max_abs_error=math.inf if worst.mismatch else worst.sums.max_abs_error,
+            agreement=None if worst.mismatch else worst.rows.agreement,
+            criterion=verdicts[name][1],
+            mean_abs_error=math.inf if worst.mismatch else worst.sums.mean_abs_error,
+        )

@@ -17,20 +17,15 @@ from ..recorder import Recorder
 from ..workers.process import Worker
 from .accuracy import ScoreSums, accuracy
 from .metric import Metric, Outputs, Scored, Truth
-from .running_difference import RunningDifference
+from .output_verdict import RunningDifference
 
 
 @dataclass
 class Answers:
-    """What is kept of the answers of one artifact.
+    """What is kept of an artifact: scores where there is a metric, its difference from the baseline."""
 
-    Attributes:
-        sums: Its scores; None without a metric.
-        difference: From the baseline's outputs; None of the baseline itself.
-    """
-
-    sums: ScoreSums | None = None
-    difference: RunningDifference | None = None
+    sums: ScoreSums | None
+    difference: RunningDifference | None
 
 
 def described_inputs(io: ModelIO, runnables: Sequence[RunnableArtifact]) -> Sequence[TensorInfo]:
@@ -43,8 +38,7 @@ def described_inputs(io: ModelIO, runnables: Sequence[RunnableArtifact]) -> Sequ
 def check_evaluation(worker: Worker, io: ModelIO, data: str, metric: Metric) -> Metric:
     """Score the baseline's first batch: what is wrong with labels or metric is said before measuring.
 
-    Returns:
-        The metric; the chosen one where `metric` is to choose.
+    Returns the metric; the chosen one where `metric` is to choose.
     """
     batch = next(iter(Data(data, io.inputs)))
     if metric.needs_labels and batch.labels is None:
@@ -66,14 +60,10 @@ def measure_quality(
     data: str,
     metric: Metric | None,
 ) -> None:
-    """Measure accuracy and difference of every artifact whose row is measured.
+    """Measure accuracy and difference of every artifact whose row is measured, over evaluation samples.
 
-    Args:
-        workers: The running artifacts by name, the baseline among them.
-        recorder: Takes the figures; the failure of an artifact is its own.
-        io: The inputs that the data is read for.
-        data: Evaluation samples.
-        metric: What accuracy is; None compares outputs alone.
+    `workers` are the running artifacts by name, the baseline among them. Without a metric outputs alone are
+    compared. The failure of an artifact is its own.
     """
     base = recorder.base
     samples = Data(data, io.inputs)
@@ -87,16 +77,15 @@ def measure_quality(
 def measure_made_difference(workers: Mapping[str, Worker], recorder: Recorder, feeds: Feeds) -> None:
     """Measure the difference of outputs on one made input, for want of data."""
     reference = recorder.attempt(recorder.base, partial(_infer, workers[recorder.base], feeds))
+    truth = Truth(None, samples_in(feeds), "made input")
     for name, worker in workers.items():
         if reference is None or name == recorder.base or not recorder.is_measured(name):
             continue
-        answers = Answers(None, RunningDifference(recorder[name].precision))
-        step = partial(
-            _look_at, worker, feeds, reference, None, Truth(None, samples_in(feeds), "made input"), answers
-        )
-        recorder.attempt(name, step)
-        if recorder.is_measured(name) and answers.difference is not None:
-            recorder.difference(name, answers.difference.result())
+        difference = RunningDifference(recorder[name].precision)
+        answers = Answers(None, difference)
+        recorder.attempt(name, partial(_look_at, worker, feeds, reference, None, truth, answers))
+        if recorder.is_measured(name):
+            recorder.difference(name, difference.result())
 
 
 def _evaluate_batches(

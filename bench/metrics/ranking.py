@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ...data.samples import require_package
 from ...errors import DataError
 from .metric import Floats, Metric, Outputs, Scored, Truth, Values, first_output, require_numbers
 
@@ -17,16 +16,14 @@ class Ndcg(Metric):
     """Mean over samples of scikit-learn's `ndcg_score`, with the relevance itself as the gain.
 
     The first output is scores [batch, items]; labels are the items' relevance in that shape, 0 or more. A
-    sample without a relevant item counts as 0. Columns: value, 1.
-
-    Args:
-        name: As the user spelled it.
-        k: Ranks that count; None for all.
+    sample without a relevant item counts as 0. `k` ranks count; None for all. Columns: value, 1.
     """
 
+    package = ("sklearn", "scikit-learn")
+
     def __init__(self, name: str, k: int | None = None) -> None:
-        require_package("sklearn", "scikit-learn", f"computes {name}", extra="metrics")
-        self.name, self._k = name, k
+        super().__init__(name)
+        self._k = k
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
         from sklearn.metrics import ndcg_score
@@ -46,10 +43,8 @@ class Ndcg(Metric):
         require_numbers("labels", relevance, truth.where, finite=True)
         if (relevance < 0).any():
             raise DataError(f"{truth.where}: relevance {relevance.min()}; 0 or more is required")
-        values = [
-            ndcg_score(relevance[row : row + 1], scores[row : row + 1], k=self._k)
-            for row in range(len(scores))
-        ]
+        pairs = zip(relevance[:, None], scores[:, None], strict=True)
+        values = [ndcg_score(*pair, k=self._k) for pair in pairs]
         return Scored(np.stack([values, np.ones(len(values))], axis=1))
 
 
@@ -59,12 +54,9 @@ class Spearman(Metric):
     The first output is [batch] or [batch, 1], and so are the targets. Columns: output, target.
     """
 
+    package = ("scipy", "scipy")
     resamples = 1000
     undefined = "outputs or targets are all equal; values that differ are required"
-
-    def __init__(self, name: str) -> None:
-        require_package("scipy", "scipy", f"computes {name}", extra="metrics")
-        self.name = name
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
         name, output = first_output(outputs, truth.where)
@@ -104,7 +96,8 @@ class Neighbours(Metric):
     needs_labels = False
 
     def __init__(self, name: str, k: int = DEFAULT_K) -> None:
-        self.name, self._k = name, k
+        super().__init__(name)
+        self._k = k
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
         name = next((name for name, array in reference.items() if array.ndim == 2 and array.shape[1] > 1), "")

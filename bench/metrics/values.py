@@ -47,7 +47,8 @@ class Similarity(Metric):
     def __init__(
         self, name: str, compare: PerSample, *, unit: Literal["points", "units"], higher_is_better: bool
     ) -> None:
-        self.name, self._compare = name, compare
+        super().__init__(name)
+        self._compare = compare
         self.unit, self.higher_is_better, self.needs_labels = unit, higher_is_better, False
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
@@ -78,7 +79,8 @@ class OwnMetric(Metric):
     needs_labels = False
 
     def __init__(self, text: str, *, base: Path | None = None) -> None:
-        self.name, self._source = text, parse_source(text, base=base)
+        super().__init__(text)
+        self._source = parse_source(text, base=base)
         self._function: Callable[..., Any] = load_function(self._source)
         better = getattr(self._function, "higher_is_better", True)
         if not isinstance(better, bool):

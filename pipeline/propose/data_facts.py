@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...bench.metrics.automatic import choose
 from ...bench.metrics.metric import Truth
+from ...bench.metrics.names import choose
 from ...data.arrays import map_arrays
 from ...data.batches import Data
 from ...data.readers import LABELS, Batch

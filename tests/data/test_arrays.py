@@ -1,8 +1,9 @@
-"""Numpy's files, mapped or loaded; `np.load` is the oracle, and what is damaged or pickled is refused."""
+"""Numpy's files and Polygraphy's inputs: `np.load` is the oracle; what is damaged or pickled is refused."""
 
 from __future__ import annotations
 
 import io
+import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from batches_to_read import labels_of, rows, samples_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -159,3 +161,124 @@ def test_pickled_objects_are_refused_before_any_row(tmp_path: Path, save: Save) 
     for reader in (load_arrays, read):
         with pytest.raises(DataError, match=r"cannot be read as numpy data .*\n  hint: pickled objects"):
             reader(tmp_path / "data.npz")
+
+
+def test_an_npy_is_read_by_rows(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    np.save(path, rows(7))
+    data = Data(str(path), [X], batch_size=3)
+    assert [batch.samples for batch in data] == [3, 3, 1]
+    assert samples_of(list(data)) == list(range(data.total or 0)) == list(range(7))
+    assert samples_of(list(Data(str(path), [X], limit=4))) == [0, 1, 2, 3]
+    with pytest.raises(DataError, match="has no input names, and the model takes 2 inputs"):
+        list(Data(str(path), [X, TensorInfo("y", "float32", ("batch",))]))
+    np.save(path, np.float32(1))
+    with pytest.raises(DataError, match="is a scalar; a first axis of samples is required"):
+        list(Data(str(path), [X]))
+
+
+def test_samples_that_are_drawn_make_batches_of_one_shape(tmp_path: Path) -> None:
+    for width in (3, 5):
+        np.save(tmp_path / f"{width}.npy", np.zeros((2, width), np.float32))
+    batches = list(Data(f"{tmp_path}?samples=3", [X], batch_size=8))
+    assert sorted(batch.feeds["x"].shape[1] for batch in batches) == [3, 5]
+    assert sum(batch.samples for batch in batches) == 3
+
+
+@pytest.mark.parametrize("form", ["npz", "folder", "npy"])
+def test_keys_choose_among_the_rows(tmp_path: Path, form: str) -> None:
+    labels = np.arange(40) // 30
+    if form == "npz":
+        np.savez(tmp_path / "a.npz", x=rows(40), labels=labels)
+    elif form == "npy":
+        np.save(tmp_path / "a.npy", rows(40))
+    else:
+        (tmp_path / "a.folder").mkdir()
+        for start in range(0, 40, 16):
+            part = slice(start, start + 16)
+            np.savez(tmp_path / "a.folder" / f"{start}.npz", x=rows(40)[part], labels=labels[part])
+    spec = str(tmp_path / f"a.{form}")
+    halves = [Data(f"{spec}?part={part}", [X], batch_size=4) for part in ("calibration", "evaluation")]
+    both = [samples_of(list(one)) for one in halves]
+    assert sorted(both[0] + both[1]) == list(range(40))
+    assert [one.total for one in halves] == [len(half) for half in both]
+    drawn = list(Data(f"{spec}?samples=10", [X], batch_size=4))
+    assert [one.samples for one in drawn] == [4, 4, 2]
+    assert samples_of(drawn) == sorted(samples_of(drawn))
+    if form != "npy":
+        assert labels_of(drawn) == [0] * 5 + [1] * 5
+    few = list(Data(f"{spec}?samples=10", [X], limit=3))
+    assert set(samples_of(few)) < set(samples_of(drawn))
+    assert len(samples_of(few)) == 3
+    digests = {Data(f"{spec}{query}", ()).digest() for query in ("", "?samples=10", "?samples=10&seed=1")}
+    assert len(digests) == 3
+
+
+def save_with_polygraphy(path: Path, feeds: list[dict[str, object]]) -> str:
+    from polygraphy.json import save_json
+
+    save_json(feeds, str(path))
+    return str(path)
+
+
+def test_what_polygraphy_saves_is_read_as_its_loader_reads_it(tmp_path: Path) -> None:
+    import torch
+    from polygraphy.json import load_json
+
+    mask = TensorInfo("mask", "bool", ("batch",))
+    saved = [{"x": rows(2), "mask": np.array([True, False])}, {"x": rows(5)[2:], "mask": np.ones(3, bool)}]
+    spec = save_with_polygraphy(tmp_path / "inputs.json", saved)
+    data = Data(spec, [X, mask])
+    batches = list(data)
+    for theirs, ours in zip(load_json(spec), batches, strict=True):
+        np.testing.assert_array_equal(theirs["x"], ours.feeds["x"])
+        np.testing.assert_array_equal(theirs["mask"], ours.feeds["mask"])
+    assert samples_of(batches) == list(range(5))
+    assert [batch.where for batch in batches] == ["inputs.json[0]", "inputs.json[1]"]
+    assert data.total == 5
+    assert samples_of(list(Data(spec, [X, mask], limit=3))) == [0, 1, 2]
+    halves = [
+        samples_of(list(Data(f"{spec}?part={part}", [X, mask]))) for part in ("calibration", "evaluation")
+    ]
+    assert sorted(halves[0] + halves[1]) == list(range(5))
+    spec = save_with_polygraphy(tmp_path / "torch.json", [{"x": torch.from_numpy(rows(2))}])
+    assert samples_of(list(Data(spec, [X]))) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "cannot be read as JSON"),
+        ('{"x": 1}', "is no file of Polygraphy's inputs; a list of dicts.*\n  hint: save it"),
+        ('[{"x": 1}]', r"inputs\.json\[0\] 'x': is no array"),
+        ('[{"x": {"array": "%%%"}}]', "cannot be read as an array"),
+        (
+            '[{"x": {"array": "gANOLg=="}}]',
+            "cannot be read as an array .*\n  hint: pickled objects are not read",
+        ),
+        ('[{"x": {"tensor": "gANOLg=="}}]', "cannot be read as an array"),
+        ("[]", "holds no samples"),
+    ],
+)
+def test_other_json_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "inputs.json").write_text(content)
+    with pytest.raises(DataError, match=message):
+        list(Data(str(tmp_path / "inputs.json"), [X]))
+
+
+def lying(shape: str, descr: str = "'<f4'") -> bytes:
+    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(16)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        lying("(1152921504606846976,)"), lying("(4294967296, 4294967296)"), lying("(-1,)"),
+        lying("(2,)", "'|O'"), lying("(True,)"), lying("(" * 90 + "1" + ",)" * 90), lying("(4,)")[:-5],
+    ],
+    ids=range(7),
+)  # fmt: skip
+def test_an_array_whose_header_lies_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.npy").write_bytes(content)
+    refused(tmp_path / "x.npy", load_arrays)

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from batches_to_read import rows
+from batches_to_read import image_input, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from tokenizer_files import WORDS, save_tokenizer
 
+from qcompile.data import arrays, images
 from qcompile.data.batches import Data
+from qcompile.data.processors import TextReader
 from qcompile.data.readers import Batch
 from qcompile.errors import DataError
-from qcompile.model.preprocessing import ImagePreprocessing, TextPreprocessing, as_json
+from qcompile.model.preprocessing import TextPreprocessing, as_json
 from qcompile.tensors import TensorInfo
 
 X = TensorInfo("x", "float32", ("batch", 3))
-IMAGES = ImagePreprocessing(input="x", height=4, width=4)
 FUNCTION = """
 import numpy as np
 
@@ -33,73 +34,42 @@ def batches():
 """
 
 
-def as_npz(path: Path, extents: list[int]) -> str:
-    np.savez(path / "a.npz", x=rows(sum(extents)), labels=np.arange(sum(extents)))
-    return str(path / "a.npz")
+def write(kind: str, path: Path, extents: list[int]) -> str:
+    """Write samples of a kind, in batches of these extents where it has batches; return the spelling."""
+    numbered = [rows(extent) + 100 * number for number, extent in enumerate(extents)]
+    labels, file = np.arange(sum(extents)), path / f"a.{kind}"
+    if kind == "npz":
+        np.savez(file, x=rows(len(labels)), labels=labels)
+    elif kind == "compressed":
+        file = file.with_suffix(".npz")
+        np.savez_compressed(file, x=np.asfortranarray(rows(len(labels))), labels=labels)
+    elif kind == "npy":
+        np.save(file, rows(len(labels)))
+    elif kind == "folder":  # of files of several samples, of one that has no first axis, and of none
+        file.mkdir()
+        for number, values in enumerate(numbered):
+            if number % 2:
+                np.save(file / f"{number:02}.npy", values[0] if len(values) == 1 else values)
+            else:
+                np.savez(file / f"{number:02}.npz", x=values, labels=np.arange(len(values)))
+    elif kind == "json":
+        from polygraphy.json import save_json
+
+        save_json([{"x": values} for values in numbered], str(file))
+    elif kind == "function":
+        (path / "d.py").write_text(FUNCTION.format(extents=extents))
+        return f"{path}/d.py:batches"
+    else:
+        for number in labels:
+            (file / f"class {number % 2}").mkdir(parents=True, exist_ok=True)
+            image = Image.new("RGB", (5, 4), (int(number), 0, 0))
+            image.save(file / f"class {number % 2}" / f"{number:02}.png")
+    return str(file)
 
 
-def as_compressed(path: Path, extents: list[int]) -> str:
-    by_column = np.asfortranarray(rows(sum(extents)))
-    np.savez_compressed(path / "a.npz", x=by_column, labels=np.arange(sum(extents)))
-    return str(path / "a.npz")
-
-
-def as_npy(path: Path, extents: list[int]) -> str:
-    np.save(path / "a.npy", rows(sum(extents)))
-    return str(path / "a.npy")
-
-
-def as_folder(path: Path, extents: list[int]) -> str:
-    """Files of several samples, of one that has no first axis, and of none."""
-    (path / "a").mkdir()
-    for number, extent in enumerate(extents):
-        values = rows(extent) + 100 * number
-        if number % 2:
-            np.save(path / "a" / f"{number:02}.npy", values[0] if extent == 1 else values)
-        else:
-            np.savez(path / "a" / f"{number:02}.npz", x=values, labels=np.arange(extent))
-    return str(path / "a")
-
-
-def as_polygraphy(path: Path, extents: list[int]) -> str:
-    from polygraphy.json import save_json
-
-    save_json(
-        [{"x": rows(extent) + 100 * number} for number, extent in enumerate(extents)], str(path / "a.json")
-    )
-    return str(path / "a.json")
-
-
-def as_function(path: Path, extents: list[int]) -> str:
-    (path / "d.py").write_text(FUNCTION.format(extents=extents))
-    return f"{path}/d.py:batches"
-
-
-def as_images(path: Path, extents: list[int]) -> str:
-    from PIL import Image
-
-    for number in range(sum(extents)):
-        (path / "a" / f"class {number % 2}").mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (5, 4), (number, 0, 0)).save(path / "a" / f"class {number % 2}" / f"{number:02}.png")
-    return str(path / "a")
-
-
-KINDS: dict[str, Callable[[Path, list[int]], str]] = {
-    "npz": as_npz,
-    "compressed": as_compressed,
-    "npy": as_npy,
-    "folder": as_folder,
-    "polygraphy": as_polygraphy,
-    "function": as_function,
-    "images": as_images,
-}
-
-
-def inputs_of(kind: str, fixed: int | None) -> list[TensorInfo]:
-    first = fixed or "batch"
-    if kind == "images":
-        return [TensorInfo("x", "float32", (first, 3, 4, 4), preprocessing=as_json(IMAGES))]
-    return [TensorInfo("x", "float32", (first, 3))]
+def inputs_of(kind: str, fixed: int | None = None) -> list[TensorInfo]:
+    input_ = image_input() if kind == "images" else X
+    return [replace(input_, shape=(fixed or "batch", *input_.shape[1:]))]
 
 
 def plain(batch: Batch) -> list[Any]:
@@ -119,7 +89,7 @@ def all_of(read: Callable[[], Iterator[Batch]]) -> list[Any] | str:
         return error.message
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["npz", "compressed", "npy", "folder", "json", "function", "images"])
 @settings(max_examples=12, deadline=None)
 @given(
     extents=st.lists(st.integers(0, 4), min_size=1, max_size=6),
@@ -142,7 +112,7 @@ def test_parts_are_the_whole(
     if kind == "images":
         extents = [max(1, extents[0]), *extents[1:], 1, 1]  # of two classes
     query = "" if kind == "function" else query
-    spec = KINDS[kind](tmp_path_factory.mktemp("data"), extents) + query
+    spec = write(kind, tmp_path_factory.mktemp("data"), extents) + query
 
     def data() -> Data:
         return Data(spec, inputs_of(kind, fixed), batch_size=batch_size, limit=limit)
@@ -155,64 +125,41 @@ def test_parts_are_the_whole(
     merged = [found[number % parts][number // parts] for number in range(len(whole))]
     assert merged == whole
     assert sum(map(len, found)) == len(whole)
-    told = data().extents()
-    assert (told is None) == (kind == "function")
-    if told is not None:
-        assert [batch.samples if batch.can_be_split() else 1 for batch in data()] == list(told)
+    stated = data().extents()
+    assert (stated is None) == (kind == "function")
+    if stated is not None:
+        assert [batch.samples if batch.can_be_split() else 1 for batch in data()] == list(stated)
 
 
-OPENED: list[str] | None = None
+def test_each_image_is_decoded_by_one_of_the_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[str] = []
+    decode = images.decode
 
+    def noting(path: Path, mode: str, where: str) -> Image.Image:
+        decoded.append(where)
+        return decode(path, mode, where)
 
-def _count(event: str, arguments: tuple[Any, ...]) -> None:
-    if OPENED is not None and event == "open" and isinstance(arguments[0], str):
-        OPENED.append(arguments[0])
-
-
-sys.addaudithook(_count)
-
-
-@contextlib.contextmanager
-def opened() -> Iterator[list[str]]:
-    """The names of the files that are opened in the block."""
-    global OPENED
-    OPENED = found = []
-    try:
-        yield found
-    finally:
-        OPENED = None
-
-
-def test_each_image_is_opened_by_one_of_the_parts(tmp_path: Path) -> None:
-    spec = as_images(tmp_path, [23])
-    paths = sorted(map(str, Path(spec).rglob("*.png")))
-    seen: list[str] = []
+    monkeypatch.setattr(images, "decode", noting)
+    spec = write("images", tmp_path, [23])
     for part in range(4):
-        data = Data(spec, inputs_of("images", None), batch_size=2)
-        with opened() as names:
-            batches = list(data.at(partial(held, part, 4)))
-        images = [name for name in names if name.endswith(".png")]
-        assert len(images) == sum(batch.samples for batch in batches) == (5 if part == 3 else 6)
-        seen += images
-    assert sorted(seen) == paths
+        before = len(decoded)
+        batches = list(Data(spec, inputs_of("images"), batch_size=2).at(partial(held, part, 4)))
+        assert len(decoded) - before == sum(batch.samples for batch in batches) == (5 if part == 3 else 6)
+    assert sorted(decoded) == sorted(map(str, Path(spec).rglob("*.png")))
 
 
 def test_of_other_files_of_arrays_only_the_heads_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qcompile.data import arrays
-
     loaded: list[str] = []
     load = arrays.load_arrays
     monkeypatch.setattr(arrays, "load_arrays", lambda path: loaded.append(path.name) or load(path))
-    spec = as_folder(tmp_path, [2] * 9)
+    spec = write("folder", tmp_path, [2] * 9)
     assert len(list(Data(spec, [X]).at(partial(held, 1, 3)))) == 3
     assert [name[:2] for name in loaded] == ["01", "04", "07"]
 
 
 def test_texts_of_other_parts_are_not_tokenized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from qcompile.data.text import TextReader
-
     said = TextPreprocessing(
         tokenizer=str(save_tokenizer(tmp_path / "tokenizer")), inputs=("input_ids", "attention_mask")
     )
@@ -231,7 +178,7 @@ def test_texts_of_other_parts_are_not_tokenized(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_damaged_archive_is_found_by_every_part(tmp_path: Path) -> None:
-    spec = as_npz(tmp_path, [40])
+    spec = write("npz", tmp_path, [40])
     content = bytearray(Path(spec).read_bytes())
     at = content.find(np.float32(33).tobytes() * 3)
     content[at] ^= 1

@@ -28,45 +28,30 @@ from qcompile.model.weightless import read_weightless
 
 RNG = np.random.default_rng(0)
 IMAGES = """(float[batch,3,8,8] x) => (float[batch,2] out) {
-    c = Conv<kernel_shape=[3,3]>(x, w)
-    r = Relu(c)
-    p = GlobalAveragePool(r)
-    f = Flatten(p)
-    out = MatMul(f, v)
+    c = Conv<kernel_shape=[3,3]>(x, w) r = Relu(c) p = GlobalAveragePool(r) f = Flatten(p) out = MatMul(f, v)
 }"""
 TEXTS = """(int64[batch,length] input_ids, int64[batch,length] attention_mask) => (float[batch,2] out) {
-    e = Gather(w, input_ids)
-    one = Constant<value_ints=[-1]>()
-    m = Unsqueeze(attention_mask, one)
-    f = Cast<to=1>(m)
-    g = Mul(e, f)
-    s = ReduceMean<axes=[1], keepdims=0>(g)
-    out = MatMul(s, v)
+    e = Gather(w, input_ids) one = Constant<value_ints=[-1]>() m = Unsqueeze(attention_mask, one)
+    f = Cast<to=1>(m) g = Mul(e, f) s = ReduceMean<axes=[1], keepdims=0>(g) out = MatMul(s, v)
 }"""
 AUDIO = """(float[batch,time] input_values) => (float[batch,2] out) {
-    one = Constant<value_ints=[1]>()
-    x = Unsqueeze(input_values, one)
-    c = Conv<kernel_shape=[16], strides=[8]>(x, w)
-    r = Relu(c)
-    p = GlobalAveragePool(r)
-    f = Flatten(p)
+    one = Constant<value_ints=[1]>() x = Unsqueeze(input_values, one)
+    c = Conv<kernel_shape=[16], strides=[8]>(x, w) r = Relu(c) p = GlobalAveragePool(r) f = Flatten(p)
     out = MatMul(f, v)
 }"""
 WEIGHTS = {IMAGES: (4, 3, 3, 3), TEXTS: (80, 4), AUDIO: (4, 1, 16)}
 
 
-def write_model(path: Path, text: str, said: Preprocessing | None) -> Path:
+def write_model(path: Path, text: str, preprocessing: Preprocessing | None) -> Path:
     """Write a tiny model that says how samples become its inputs."""
-    model = model_of(
-        text,
-        named=True,
-        w=RNG.standard_normal(WEIGHTS[text]).astype(np.float32),
-        v=RNG.standard_normal((4, 2)).astype(np.float32),
-    )
+    weights = {"w": RNG.standard_normal(WEIGHTS[text]), "v": RNG.standard_normal((4, 2))}
+    model = model_of(text, named=True, **{name: array.astype(np.float32) for name, array in weights.items()})
     shapes = {"x": (1, 3, 8, 8), "input_values": (1, 800)}
-    if said is not None:
-        names = [one.name for one in model.graph.input]
-        notes = {name: InputNote(shapes.get(name, (1, 8)), preprocessing=as_json(said)) for name in names}
+    if preprocessing is not None:
+        notes = {
+            value.name: InputNote(shapes.get(value.name, (1, 8)), preprocessing=as_json(preprocessing))
+            for value in model.graph.input
+        }
         write_notes(model, notes)
     onnx.save(model, path)
     return path
@@ -96,23 +81,17 @@ def polygraphy(folder: Path) -> str:
 def saved_datasets(folder: Path) -> str:
     import datasets
 
-    rows = {
-        "image": [str(Path(images(folder)) / "ab"[n % 2] / f"{n}.png") for n in range(12)],
-        "label": [0, 1] * 6,
-    }
-    datasets.Dataset.from_dict(rows).cast_column("image", datasets.Image()).save_to_disk(folder / "saved")
+    files = [f"{images(folder)}/{'ab'[number % 2]}/{number}.png" for number in range(12)]
+    rows = datasets.Dataset.from_dict({"image": files, "label": [0, 1] * 6})
+    rows.cast_column("image", datasets.Image()).save_to_disk(folder / "saved")
     return f"{folder}/saved"
 
 
 def lines(folder: Path) -> str:
-    rows = [
-        {
-            "text": " ".join(["cat", "dog", "mat"][place] for place in (n % 3, n // 3 % 3, n // 9)),
-            "label": n % 2,
-        }
-        for n in range(12)
-    ]
-    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["cat", "dog", "mat"]
+    texts = [" ".join(words[place] for place in (n % 3, n // 3 % 3, n // 9)) for n in range(12)]
+    rows = [json.dumps({"text": text, "label": number % 2}) for number, text in enumerate(texts)]
+    (folder / "a.jsonl").write_text("\n".join(rows))
     return f"{folder}/a.jsonl"
 
 
@@ -131,29 +110,26 @@ KINDS = {
     "npy": (arrays, IMAGES, None),
     "polygraphy": (polygraphy, IMAGES, None),
     "datasets": (saved_datasets, IMAGES, IMAGE),
-    "jsonl": (lines, TEXTS, "tokenizer"),
+    "jsonl": (lines, TEXTS, None),
     "audio": (recordings, AUDIO, VOICE),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_calibrates_quantizes_and_simplifies(tmp_path: Path, kind: str) -> None:
-    make, text, said = KINDS[kind]
-    if said == "tokenizer":
-        folder = save_tokenizer(tmp_path / "tokenizer")
-        said = TextPreprocessing(tokenizer=str(folder), inputs=("input_ids", "attention_mask"))
-    assert not isinstance(said, str)
-    model, data = write_model(tmp_path / "m.onnx", text, said), make(tmp_path)
+    write, text, preprocessing = KINDS[kind]
+    if text == TEXTS:
+        tokenizer = str(save_tokenizer(tmp_path / "tokenizer"))
+        preprocessing = TextPreprocessing(tokenizer=tokenizer, inputs=("input_ids", "attention_mask"))
+    model, data = write_model(tmp_path / "m.onnx", text, preprocessing), write(tmp_path)
     qcompile.simplify(model, tmp_path / "s.onnx", data=data)
-    made = qcompile.calibrate(tmp_path / "s.onnx", data, tmp_path / "m.ranges", samples=6)
-    assert made.manifest.proof["samples"] == 6
+    ranges = qcompile.calibrate(tmp_path / "s.onnx", data, tmp_path / "m.ranges", samples=6)
+    assert ranges.manifest.proof["samples"] == 6
     halves = [
-        qcompile.calibrate(model, f"{data}?part={part}", tmp_path / f"{part}.ranges").manifest.proof[
-            "samples"
-        ]
+        qcompile.calibrate(model, f"{data}?part={part}", tmp_path / f"{part}.ranges")
         for part in ("calibration", "evaluation")
     ]
-    assert sum(int(str(one)) for one in halves) == 12
+    assert sum(int(str(half.manifest.proof["samples"])) for half in halves) == 12
     quantized = qcompile.quantize(
         tmp_path / "s.onnx", tmp_path / "q.onnx", ranges=tmp_path / "m.ranges", data=data, allow_loss=True
     )

@@ -40,8 +40,8 @@ from qcompile.cli.verb import Verb, read
 from qcompile.comparison.diff import parse_rules, parse_tolerances
 from qcompile.compiler.simplify.simplify import simplify
 from qcompile.data.arrays import load_arrays, load_polygraphy, read_shapes
-from qcompile.data.audio import decode_audio
 from qcompile.data.images import decode
+from qcompile.data.processors import decode_audio
 from qcompile.data.spelling import parse_spelling, read_query
 from qcompile.engines.gpu import parse_devices
 from qcompile.engines.tensorrt.runner.loaded_engine import RuntimeCacheFile

@@ -37,7 +37,7 @@ def test_a_tokenizer_is_named_as_there_and_found_here(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="reads models of Hugging Face")
     from named_models import FOLDERS
 
-    from qcompile.data.text import load_processor
+    from qcompile.data.processors import load_processor
     from qcompile.model.preprocessing import TextPreprocessing
     from qcompile.model.preprocessing_names import find_preprocessing
 

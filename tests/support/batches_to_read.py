@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from qcompile.data.readers import Batch
+from qcompile.model.preprocessing import ImagePreprocessing, as_json
+from qcompile.tensors import TensorInfo
 
 
 def rows(count: int) -> np.ndarray:
@@ -20,3 +24,10 @@ def labels_of(batches: list[Batch]) -> list[int] | None:
     """All labels in order; None where not every batch has them."""
     labels = [batch.labels for batch in batches if batch.labels is not None]
     return [int(label) for part in labels for label in part] if len(labels) == len(batches) else None
+
+
+def image_input(**options: Any) -> TensorInfo:
+    """The input x of a model of images: of 4x4 pixels, unless options of its preprocessing say others."""
+    preprocessing = ImagePreprocessing(**{"input": "x", "height": 4, "width": 4, **options})
+    shape = ("n", preprocessing.channels, preprocessing.height, preprocessing.width)
+    return TensorInfo("x", "float32", shape, preprocessing=as_json(preprocessing))

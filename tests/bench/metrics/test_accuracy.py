@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -12,20 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scoring import top_k
+from scoring import scored, top_k
 
-from qcompile.bench.metrics.accuracy import (
-    METRICS,
-    MOST_CLASSES_LISTED,
-    ScoreSums,
-    accuracy,
-    read_metric,
-)
+from qcompile.bench.metrics.accuracy import MOST_CLASSES_LISTED, ScoreSums, accuracy, read_metric
 from qcompile.bench.metrics.metric import Metric, Truth
 from qcompile.bench.results.row import unit_of
 from qcompile.bench.results.row_json import accuracy_json
 from qcompile.errors import DataError, InvalidOption, MissingFile, ModelError, RecipeError
 from qcompile.pipeline.recipe import read_recipe
+from qcompile.spec.words import METRICS
 
 SPELLINGS = (
     "auto", *METRICS, "f1:micro", "f1:entities", "map:50", "map:small", "ndcg:10", "neighbours:3",
@@ -43,16 +37,7 @@ def compare(
     cuts: list[int] | None = None,
 ) -> dict[str, Any]:
     """The `accuracy` of an artifact whose one output is given, cut into batches."""
-    metric = read_metric(metric) if isinstance(metric, str) else metric
-    base, mine = ScoreSums(metric), ScoreSums(metric)
-    edges = sorted({0, *(cuts or []), len(baseline)})
-    for low, high in itertools.pairwise(edges):
-        truth = Truth(None if labels is None else labels[low:high], high - low, f"data[{low}:{high}]")
-        reference, outputs = {"y": baseline[low:high]}, {"y": found[low:high]}
-        theirs = metric.score(reference, reference, truth)
-        base.add(theirs, theirs, high - low)
-        mine.add(metric.score(outputs, reference, truth), theirs, high - low)
-    return accuracy_json(accuracy(mine, base))
+    return accuracy_json(scored(metric, baseline, found, labels, cuts or ()))
 
 
 def scores_of(rng: np.random.Generator, count: int, classes: int = 6) -> NDArray[np.float32]:
@@ -65,11 +50,8 @@ def test_top_k_counts_what_a_hand_counts() -> None:
     assert top_k([SCORES], [labels], 1) == pytest.approx(2 / 3)
     assert top_k([SCORES], [labels], 2) == 1.0
     assert top_k([SCORES[:1], SCORES[1:]], [labels[:1], labels[1:]], 1) == pytest.approx(2 / 3)
-
-
-def test_of_equal_scores_the_first_wins() -> None:
-    assert top_k([np.zeros((1, 3))], [np.array([0])], 1) == 1.0
-    assert top_k([np.zeros((1, 3))], [np.array([1])], 1) == 0.0
+    for label, share in ((0, 1.0), (1, 0.0)):  # of equal scores the first wins
+        assert top_k([np.zeros((1, 3))], [np.array([label])], 1) == share
 
 
 def test_a_comparison_holds_what_results_json_promises() -> None:
@@ -90,8 +72,8 @@ def test_a_comparison_holds_what_results_json_promises() -> None:
 def test_the_baseline_has_a_value_and_nothing_to_be_compared_with() -> None:
     metric = read_metric("top1")
     summed = ScoreSums(metric)
-    scored = metric.score({"y": SCORES}, {"y": SCORES}, Truth(np.array([1, 0, 0]), 3, "data"))
-    summed.add(scored, scored, 3)
+    batch = metric.score({"y": SCORES}, {"y": SCORES}, Truth(np.array([1, 0, 0]), 3, "data"))
+    summed.add(batch, batch, 3)
     found = accuracy_json(accuracy(summed, summed))
     assert found["value"] == pytest.approx(2 / 3)
     assert found["drop_points"] == 0.0
@@ -205,12 +187,6 @@ def test_of_few_samples_there_is_no_interval() -> None:
     assert found["drop_points"] == 100.0
 
 
-def test_an_unknown_metric_names_those_known() -> None:
-    for text in ("top3", "", "Top1"):
-        with pytest.raises(InvalidOption, match=r"auto, top1, .* cosine, mse or file\.py:function"):
-            read_metric(text)
-
-
 @pytest.mark.parametrize("metric", [*SPELLINGS, *NO_SPELLINGS])
 def test_a_recipe_takes_the_same_spellings(metric: str, tmp_path: Path) -> None:
     path = tmp_path / "recipe.toml"
@@ -273,16 +249,17 @@ def own(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("text", "said", "hint"),
     [
+        *((text, r"auto, top1, .* cosine, mse or file\.py:function", None) for text in ("top3", "", "Top1")),
         ("neighbors", "is unknown", "did you mean 'neighbours'?"),
         ("f1:makro", "followed by macro, micro, weighted, binary, entities", "did you mean 'f1:macro'?"),
         ("map:smal", "followed by 50, 75", "did you mean 'map:small'?"),
         ("ndcg:0", r"ndcg:K with K from 1", ""),
     ],
 )
-def test_a_misspelt_metric_is_told_the_nearest(text: str, said: str, hint: str) -> None:
+def test_a_misspelt_metric_names_those_known_and_the_nearest(text: str, said: str, hint: str | None) -> None:
     with pytest.raises(InvalidOption, match=said) as caught:
         read_metric(text)
-    assert caught.value.hint == hint
+    assert hint is None or caught.value.hint == hint
 
 
 def test_a_function_of_ones_own_gives_a_value_per_sample_or_per_batch(own: str) -> None:
@@ -323,13 +300,9 @@ def test_what_a_function_changes_in_place_stays_its_own(own: str) -> None:
         ("fails", ModelError, r"metric\.py:fails: raised KeyError: 'logits' \(metric\.py, line 28\)"),
         ("odd", InvalidOption, "higher_is_better is 'no'"),
         ("missing", ModelError, "no function 'missing'"),
+        ("/none.py:f", MissingFile, r"none\.py"),
     ],
 )
 def test_a_function_that_fails_is_named(own: str, name: str, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
-        compare(f"{own}:{name}", np.ones((4, 2)), np.ones((4, 2)), np.zeros(4))
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(MissingFile, match=r"none\.py"):
-        read_metric(f"{tmp_path}/none.py:f")
+        compare(f"{own}:{name}" if ":" not in name else name, np.ones((4, 2)), np.ones((4, 2)), np.zeros(4))

@@ -1,15 +1,19 @@
-"""nDCG against scikit-learn's `ndcg_score`, Spearman against scipy's `spearmanr`, with their own vectors."""
+"""Rankings against scikit-learn's and scipy's own vectors, neighbours against a plain search."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from scipy.stats import spearmanr
 from scoring import expanded, scored, value
 from sklearn.metrics import ndcg_score
 
+from qcompile.bench.metrics import ranking as neighbours
 from qcompile.bench.metrics.accuracy import read_metric
 from qcompile.bench.metrics.metric import Truth, joined
 from qcompile.errors import DataError
@@ -54,15 +58,6 @@ def test_ndcg_is_that_of_scikit_learn(seed: int, count: int, items: int, k: int)
     for metric, cut in (("ndcg", None), (f"ndcg:{k}", k)):
         expected = ndcg_score(relevance, scores, k=cut)
         assert value(metric, scores, relevance, [count // 2]) == pytest.approx(expected, abs=1e-12)
-
-
-def test_relevance_below_zero_or_of_another_shape_is_refused() -> None:
-    with pytest.raises(DataError, match="relevance -1; 0 or more is required"):
-        value("ndcg", np.zeros((1, 3)), np.array([[0, -1, 2]]))
-    with pytest.raises(DataError, match=r"output 'y' of shape \(2, 3\) with labels of shape \(2, 4\)"):
-        value("ndcg", np.zeros((2, 3)), np.zeros((2, 4)))
-    with pytest.raises(DataError, match="has no labels; ndcg needs the relevance"):
-        value("ndcg", np.zeros((2, 3)))
 
 
 def test_spearman_of_a_published_example() -> None:
@@ -111,8 +106,75 @@ def test_the_interval_of_a_rank_correlation_is_that_of_a_plain_loop() -> None:
     assert [found.low, found.high] == pytest.approx([low, high], abs=0.12 * (high - low))
 
 
-def test_equal_values_have_no_rank_correlation() -> None:
-    with pytest.raises(DataError, match="spearman: outputs or targets are all equal"):
-        value("spearman", np.zeros(12), np.arange(12.0))
-    with pytest.raises(DataError, match=r"one number of each for a sample is required"):
-        value("spearman", np.zeros((12, 2)), np.arange(12.0))
+@pytest.mark.parametrize(
+    ("metric", "outputs", "labels", "message"),
+    [
+        ("ndcg", np.zeros((1, 3)), np.array([[0, -1, 2]]), "relevance -1; 0 or more is required"),
+        ("ndcg", np.zeros((2, 3)), np.zeros((2, 4)), r"output 'y' of shape \(2, 3\) with labels of shape"),
+        ("ndcg", np.zeros((2, 3)), None, "has no labels; ndcg needs the relevance"),
+        ("spearman", np.zeros(12), np.arange(12.0), "spearman: outputs or targets are all equal"),
+        ("spearman", np.zeros((12, 2)), np.arange(12.0), "one number of each for a sample is required"),
+        ("neighbours", np.ones((10, 3), np.float32), None, "10 samples; more than 10 are.*\n.*neighbours:5"),
+        ("neighbours", np.ones((10, 3, 3), np.float32), None, r"embeddings \[batch, size\]"),
+    ],
+)
+def test_what_has_no_rank_is_refused(metric: str, outputs: Any, labels: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        value(metric, outputs, labels)
+
+
+Floats = NDArray[np.float64]
+
+
+def nearest(rows: Floats, k: int) -> list[set[int]]:
+    """By a plain search; of equal similarities the earlier is nearer."""
+    found = []
+    for i, one in enumerate(rows):
+        near = sorted(
+            (
+                (-round(float(one @ other / (np.linalg.norm(one) * np.linalg.norm(other))), 12), j)
+                for j, other in enumerate(rows)
+                if j != i
+            )
+        )
+        found.append({j for _, j in near[:k]})
+    return found
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), count=st.integers(8, 25), k=st.integers(1, 7))
+def test_the_share_of_kept_neighbours_is_that_of_a_plain_search(seed: int, count: int, k: int) -> None:
+    rng = np.random.default_rng(seed)
+    base = rng.standard_normal((count, 4))
+    base[1] = 2 * base[0]  # as near as can be
+    found = base + 0.5 * rng.standard_normal(base.shape)
+    base, found = (one.astype(np.float32).astype(np.float64) for one in (base, found))
+    kept = [len(a & b) / k for a, b in zip(nearest(base, k), nearest(found, k), strict=True)]
+    result = scored(f"neighbours:{k}", base.astype(np.float32), found.astype(np.float32), cuts=[3, 5])
+    assert result.value == pytest.approx(np.mean(kept))
+    assert value(f"neighbours:{k}", base) == 1.0
+    assert result.drop is not None
+    assert result.drop.value == pytest.approx(100 * (1 - np.mean(kept)))
+
+
+def test_blocks_of_samples_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    base, found = rng.standard_normal((2, 60, 5)).astype(np.float32)
+    whole = scored("neighbours", base, found)
+    monkeypatch.setattr(neighbours, "_BLOCK", 200)
+    assert scored("neighbours", base, found) == whole
+    assert whole.drop is not None
+    assert whole.drop.low is not None
+    assert whole.drop.low < whole.drop.value
+
+
+def test_scale_and_outputs_that_are_no_embeddings_do_not_matter() -> None:
+    rows = np.random.default_rng(1).standard_normal((30, 8)).astype(np.float32)
+    outputs = {"tokens": np.zeros((30, 4, 8), np.float32), "embedding": rows}
+    assert scored("neighbours:5", outputs, {**outputs, "embedding": 7 * rows}).value == 1.0
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_embeddings_that_collapse_keep_few_neighbours(value: float) -> None:
+    rows = np.random.default_rng(1).standard_normal((200, 8)).astype(np.float32)
+    assert scored("neighbours:5", rows, np.full_like(rows, value)).value < 0.1

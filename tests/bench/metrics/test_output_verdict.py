@@ -12,8 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from qcompile.bench.metrics.output_verdict import judge
-from qcompile.bench.metrics.running_difference import RunningDifference
+from qcompile.bench.metrics.output_verdict import RunningDifference, judge
 from qcompile.bench.outputs import paired
 from qcompile.bench.results.row_json import difference_json
 from qcompile.errors import InvalidOption

@@ -1,0 +1,240 @@
+"""Names of metrics: the guide's table, and which follows from task, labels and outputs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import wave
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pytest
+from named_models import (
+    GPT2,
+    LETTERS,
+    SMALL,
+    SOUNDS,
+    SPEECH,
+    WORDS,
+    add_json,
+    add_tokenizer,
+    make_folder,
+)
+from numpy.typing import NDArray
+from scoring import inputs_of
+
+import qcompile
+from qcompile.bench.metrics.accuracy import ScoreSums, accuracy, read_metric
+from qcompile.bench.metrics.detection import MeanAveragePrecision
+from qcompile.bench.metrics.metric import Truth
+from qcompile.bench.metrics.quality import described_inputs
+from qcompile.bench.outputs import describe, shared_io
+from qcompile.bench.results.row import Accuracy, unit_of
+from qcompile.bench.statistics.bootstrap import CONFIDENCE, FEWEST_UNITS, RESAMPLES
+from qcompile.cli.main import group
+from qcompile.data.batches import Data
+from qcompile.engines.registry import engine
+from qcompile.errors import DataError
+from qcompile.model.preprocessing import (
+    AudioPreprocessing,
+    ImagePreprocessing,
+    Preprocessing,
+    Task,
+    TextPreprocessing,
+)
+from qcompile.spec.words import AUTO, F1_KINDS, MAP_KINDS, METRIC_PATTERN, METRICS
+
+GUIDE = Path(qcompile.__file__).parent / "docs" / "measuring.md"
+SECTION = GUIDE.read_text(encoding="utf-8").partition("## Metrics\n")[2].partition("\n## ")[0]
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in SECTION.partition("### Detectors")[0].splitlines()
+    if line.startswith("| `") and not line.startswith("| `metric`")
+]
+DOCUMENTED = {name: row for row in ROWS for name in re.findall(r"`([^`]+)`", row[0])}
+
+
+def test_every_metric_and_parameter_is_in_the_table() -> None:
+    known = {name.partition(":")[0] for name in DOCUMENTED} - {"file.py"}
+    assert known == {*METRICS, AUTO}
+    for kind in F1_KINDS[1:]:
+        assert f"f1:{kind}" in DOCUMENTED
+    for kind in MAP_KINDS:
+        assert f"map:{kind}" in DOCUMENTED
+
+
+@pytest.mark.parametrize("name", [name for name in DOCUMENTED if name not in ("file.py:function", AUTO)])
+def test_what_the_table_says_of_a_metric_holds(name: str) -> None:
+    assert re.fullmatch(METRIC_PATTERN.strip("^$"), name)
+    task = TextPreprocessing(tokenizer="t", inputs=("x",), task="token-classification", classes=("O", "B-X"))
+    metric = read_metric(name, inputs=inputs_of(task))
+    row = DOCUMENTED[name]
+    assert metric.name == name
+    assert metric.unit == unit_of(name)
+    said = row[5].partition(";")[2 if name == "mse" else 0]
+    assert ("own unit" in said) == (metric.unit == "units")
+    assert ("less is better" in said) != metric.higher_is_better
+    without = "none" in row[4]
+    assert without != metric.needs_labels
+
+
+def test_the_stated_interval_is_the_one_that_is_computed() -> None:
+    text = " ".join(SECTION.split())
+    assert f"The {CONFIDENCE:.0%} interval of a drop is a paired bootstrap: {RESAMPLES} resamples" in text
+    assert f"({MeanAveragePrecision('map').resamples} for `map`)" in text
+    assert FEWEST_UNITS == 10
+    assert "Fewer than ten samples have no interval" in text
+
+
+def test_the_examples_are_commands_that_exist() -> None:
+    lines = [line.strip() for line in SECTION.splitlines() if line.startswith("    qcompile ")]
+    assert len(lines) == 3
+    for line in lines:
+        name, *arguments = shlex.split(line)[1:]
+        command = group.get_command(click.Context(group), name)
+        assert command is not None
+        command = getattr(command, "commands", {}).get("measure", command)
+        parsed = command.make_context(name, list(arguments))
+        assert re.fullmatch(METRIC_PATTERN.strip("^$"), parsed.params["metric"])
+
+
+IDS, CLASSES = np.zeros((4, 6), int), np.array([0, 1, 2, 0])
+
+
+def text(task: Task, *classes: str) -> TextPreprocessing:
+    """A model of texts."""
+    return TextPreprocessing(tokenizer="t", inputs=("x",), task=task, classes=classes)
+
+
+def image(task: Task) -> ImagePreprocessing:
+    """A model of images."""
+    return ImagePreprocessing(height=8, width=8, task=task)
+
+
+@pytest.mark.parametrize(
+    ("labels", "output", "preprocessing", "expected"),
+    [
+        (CLASSES, (4, 3), None, "top1"),
+        (CLASSES, (4, 3), image("image-classification"), "top1"),
+        (CLASSES[:, None], (4, 3), text("text-classification"), "top1"),
+        (CLASSES.astype(np.float32), (4, 3), None, "top1"),  # as `top1` alone takes them
+        (IDS, (4, 3, 6), None, "top1"),
+        (np.zeros((4, 8, 8), int), (4, 3, 8, 8), None, "miou"),
+        (np.zeros((4, 8, 8), np.uint8), (4, 3, 8, 8), image("semantic-segmentation"), "miou"),
+        (np.zeros((4, 2, 5), np.float32), (4, 9, 7), None, "map"),
+        (np.zeros((4, 2, 6), np.float32), (4, 9, 7), image("object-detection"), "map"),
+        (np.array(["a", "b", "c", "d"]), (4, 9, 5), None, "wer"),
+        (np.array(["a", "b", "c", "d"]), (4, 9, 5), AudioPreprocessing(inputs=("x",)), "wer"),
+        (IDS, (4, 6, 9), text("language-model"), "perplexity"),
+        (IDS, (4, 6, 3), text("token-classification", "O", "B-PER", "I-PER"), "f1:entities"),
+        (IDS, (4, 6, 3), text("token-classification", "noun", "verb"), "f1"),
+        (np.zeros((4, 6), int), (4, 6), None, "ndcg"),
+        (np.linspace(0, 1, 4), (4, 1), None, "mse"),
+        (CLASSES, (4, 1), None, "mse"),
+        (np.linspace(0, 1, 4), (4,), text("embedding"), "spearman"),
+        (np.full((4, 6), 0.5), (4, 6), None, "mse"),
+        (CLASSES, (4, 6), text("embedding"), "cosine"),
+        (np.linspace(0, 1, 4), (4, 6), text("embedding"), "neighbours"),
+        (None, (4, 6), None, "cosine"),
+        (None, (4, 6), text("embedding"), "cosine"),
+        (None, (4, 6, 9), text("language-model"), "kl"),
+    ],
+)
+def test_the_metric_follows_from_task_labels_and_outputs(
+    labels: NDArray[Any] | None,
+    output: tuple[int, ...],
+    preprocessing: Preprocessing | None,
+    expected: str,
+) -> None:
+    inputs = inputs_of(preprocessing) if preprocessing else []
+    metric = read_metric("auto", inputs=inputs)
+    chosen = metric.resolved({"y": np.zeros(output, np.float32)}, Truth(labels, 4, "data"))
+    assert chosen.name == expected
+    assert chosen.note.startswith(f"{expected}: ")
+    assert not metric.needs_labels
+
+
+def test_another_metric_stays_itself() -> None:
+    metric = read_metric("top5")
+    assert metric.resolved({"y": np.zeros((4, 3))}, Truth(CLASSES, 4, "data")) is metric
+
+
+def test_labels_of_no_known_type_are_refused() -> None:
+    with pytest.raises(DataError, match="labels of type complex128; numbers or texts"):
+        read_metric("auto").resolved({"y": np.zeros((4, 3))}, Truth(CLASSES * 1j, 4, "data"))
+
+
+SAMPLES = 12
+
+
+def measured(model: Path, data: str) -> tuple[str, Accuracy]:
+    """The metric that is chosen for a folder and data, and its value against the model itself."""
+    spelling = f"hf:{model}"
+    io = shared_io([describe(spelling)])
+    metric = read_metric("auto", inputs=described_inputs(io, []))
+    sums: ScoreSums | None = None
+    with engine("pytorch").open(spelling, threads=1) as runner:
+        for batch in Data(data, io.inputs):
+            truth = Truth(batch.labels, batch.samples, batch.where)
+            outputs = runner.infer(batch.feeds)
+            metric = metric.resolved(outputs, truth)
+            sums = sums or ScoreSums(metric)
+            scored = metric.score(outputs, outputs, truth)
+            sums.add(scored, scored, truth.samples)
+    assert sums is not None
+    assert sums.samples == SAMPLES
+    return metric.name, accuracy(sums, sums)
+
+
+def sentences(rng: np.random.Generator) -> list[list[str]]:
+    """Words of the tokenizer."""
+    return [[str(word) for word in rng.choice(WORDS, rng.integers(2, 8))] for _ in range(SAMPLES)]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_language_model_has_a_perplexity(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "gpt", "GPT2", "GPT2LMHeadModel", GPT2)
+    add_tokenizer(folder, inputs=("input_ids", "attention_mask"))
+    lines = sentences(np.random.default_rng(0))
+    (tmp_path / "texts.txt").write_text("\n".join(map(" ".join, lines)))
+    metric, found = measured(folder, f"text:{tmp_path}/texts.txt")
+    assert metric == "perplexity"
+    assert found.value == pytest.approx(64, rel=0.2)  # random weights know nothing of 64 words
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_tagger_of_entities_has_their_f1(tmp_path: Path) -> None:
+    names = {0: "O", 1: "B-PER", 2: "I-PER"}
+    options: dict[str, Any] = {**SMALL, "id2label": names, "label2id": {v: k for k, v in names.items()}}
+    folder = make_folder(tmp_path / "ner", "Bert", "BertForTokenClassification", options)
+    add_tokenizer(folder)
+    rng = np.random.default_rng(0)
+    rows = [
+        {"tokens": words, "ner_tags": rng.integers(0, 3, len(words)).tolist()} for words in sentences(rng)
+    ]
+    (tmp_path / "tags.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    metric, found = measured(folder, f"jsonl:{tmp_path}/tags.jsonl")
+    assert metric == "f1:entities"
+    assert 0 <= found.value < 0.6
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_recognizer_of_speech_has_a_word_error_rate(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "ctc", "Wav2Vec2", "Wav2Vec2ForCTC", SPEECH)
+    add_json(folder, "vocab.json", LETTERS)
+    add_json(folder, "preprocessor_config.json", SOUNDS)
+    rng = np.random.default_rng(0)
+    rows = ["file_name,text"]
+    (tmp_path / "wav").mkdir()
+    for index in range(SAMPLES):
+        with wave.open(str(tmp_path / "wav" / f"{index:02}.wav"), "wb") as file:
+            file.setparams((1, 2, 16000, 0, "NONE", ""))
+            file.writeframes((rng.standard_normal(1600) * 3000).astype("<i2").tobytes())
+        rows.append(f"{index:02}.wav,{' '.join(rng.choice(['a', 'ab', 'cab'], 3))}")
+    (tmp_path / "wav" / "metadata.csv").write_text("\n".join(rows))
+    metric, found = measured(folder, f"audio:{tmp_path}/wav")
+    assert metric == "wer"
+    assert found.value > 0

@@ -1,0 +1,184 @@
+"""What a kind of data is made of: batches, samples drawn, decoding ahead in order, digests."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from batches_to_read import image_input, labels_of, rows, samples_of
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from PIL import Image
+
+from qcompile.data import images
+from qcompile.data.batches import Data, half_of, select
+from qcompile.data.readers import AHEAD, Batch, digest_contents, in_order, threads_for_reading
+from qcompile.data.spelling import PARTS, Query
+
+MANY = st.lists(st.text(max_size=6), unique=True, min_size=14, max_size=40)
+NAMES = st.lists(st.text(max_size=6), unique=True, max_size=60)
+
+
+def test_a_batch_has_samples_and_a_head() -> None:
+    batch = Batch({"x": rows(5), "mask": np.arange(5) % 2 == 0}, np.arange(5) * 10, "data.npz[0:8]")
+    parts = list(batch.split())
+    assert samples_of(parts) == [0, 1, 2, 3, 4]
+    assert [part.feeds["mask"].tolist() for part in parts] == [[True], [False], [True], [False], [True]]
+    assert labels_of(parts) == [0, 10, 20, 30, 40]
+    assert [part.where for part in parts] == [f"data.npz[0:8] sample {index}" for index in range(5)]
+    assert all(part.samples == 1 and not part.can_be_split() for part in parts)
+    head = batch.head(2)
+    assert (head.samples, samples_of([head]), labels_of([head])) == (2, [0, 1], [0, 10])
+    assert head.where == "data.npz[0:8]"
+    plain = Batch({"x": rows(2)}, None, "here")
+    assert [part.labels for part in (plain.head(1), *plain.split())] == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("feeds", "samples", "expected"),
+    [
+        ({"x": np.zeros((2, 3)), "z": np.zeros(2)}, 2, True),
+        ({"x": np.zeros((1, 3))}, 1, False),
+        ({"x": np.zeros((0, 3))}, 0, False),
+        ({"x": np.zeros((2, 3)), "table": np.zeros((5, 3))}, 2, False),
+        ({"x": np.zeros((2, 3)), "scale": np.zeros(())}, 2, False),
+        ({"scale": np.zeros(()), "x": np.zeros((2, 3))}, 1, False),
+        ({"scale": np.zeros(())}, 1, False),
+    ],
+)
+def test_a_batch_can_be_split_where_all_inputs_hold_the_same_samples(
+    feeds: dict[str, np.ndarray], samples: int, expected: bool
+) -> None:
+    batch = Batch(feeds, None, "here")
+    assert (batch.samples, batch.can_be_split()) == (samples, expected)
+
+
+@given(NAMES, st.integers(0, 5))
+def test_the_halves_are_disjoint_and_complete(names: list[str], seed: int) -> None:
+    first, second = (select(names, Query(part=part, seed=seed)) for part in PARTS)
+    assert sorted(first + second) == list(range(len(names)))
+    assert len(names) < 2 or (first and second)
+
+
+@given(MANY, NAMES, st.integers(0, 5))
+def test_a_sample_stays_in_its_half_when_others_are_added(
+    names: list[str], more: list[str], seed: int
+) -> None:
+    together = sorted({*names, *more})
+    for some in (names, together):  # dealt out in turn where a half would be empty
+        assume(len({half_of(name, seed) for name in some}) == 2)
+    for part in PARTS:
+        before = {names[index] for index in select(names, Query(part=part, seed=seed))}
+        after = {together[index] for index in select(together, Query(part=part, seed=seed))}
+        assert before == after & set(names)
+
+
+def test_the_halves_are_about_equally_large() -> None:
+    names = [f"{index}.png" for index in range(10_000)]
+    assert abs(len(select(names, Query(part="calibration"))) - 5000) < 200  # four standard deviations
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=40), st.integers(1, 50), st.integers(0, 5))
+def test_a_draw_is_balanced_seeded_and_begins_like_a_smaller_one(
+    classes: list[str], count: int, seed: int
+) -> None:
+    names, query = [f"{index}" for index in range(len(classes))], Query(samples=count, seed=seed)
+    drawn = select(names, query, classes=lambda: classes)
+    assert drawn == select(names, query, classes=lambda: classes)
+    assert len(drawn) == len(set(drawn)) == min(count, len(names))
+    there, taken = Counter(classes), Counter(classes[index] for index in drawn)
+    most = max(taken.values(), default=0)
+    assert all(taken[name] >= min(most - 1, there[name]) for name in there)
+    fewer = select(names, query, limit=count // 2 or None, classes=lambda: classes)
+    assert drawn[: count // 2] == fewer[: count // 2]
+
+
+def test_another_seed_draws_others_and_unbalanced_ignores_the_classes() -> None:
+    names, classes = [str(index) for index in range(1000)], ["a"] * 990 + ["b"] * 10
+    drawn = [select(names, Query(samples=20, seed=seed), classes=lambda: classes) for seed in (0, 1)]
+    assert set(drawn[0]) != set(drawn[1])
+    assert sum(index >= 990 for index in drawn[0]) == 10
+    plain = select(names, Query(samples=20, balanced=False), classes=lambda: classes)
+    assert sum(index >= 990 for index in plain) < 5
+    assert select(names, Query()) == list(range(1000))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 7])
+def test_results_come_in_order_whoever_is_first(threads: int) -> None:
+    begun = [threading.Event() for _ in range(38)]
+
+    def overtaken(number: int) -> int:
+        begun[number].set()
+        if threads > 1 and number % 3 == 0:
+            assert begun[number + 1].wait(60)
+        return number * number
+
+    assert list(in_order(overtaken, range(38), threads=threads)) == [number**2 for number in range(38)]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_no_more_is_begun_than_the_bound(threads: int) -> None:
+    begun: list[int] = []
+
+    def items() -> Iterator[int]:
+        for number in range(10_000):
+            begun.append(number)
+            yield number
+
+    results = in_order(str, items(), threads=threads)
+    for taken in range(1, 20):
+        next(results)
+        assert len(begun) <= taken + AHEAD * threads
+
+
+@pytest.mark.parametrize("stop", [ValueError, KeyboardInterrupt, GeneratorExit])
+def test_an_exception_ends_the_threads_and_stands_where_its_item_does(stop: type[BaseException]) -> None:
+    before, begun = threading.active_count(), []
+
+    def note(number: int) -> int:
+        begun.append(number)
+        if stop is ValueError and number == 5:
+            raise stop
+        return number
+
+    results = in_order(note, range(10_000), threads=3)
+    assert [next(results) for _ in range(5)] == [0, 1, 2, 3, 4]
+    with pytest.raises(stop):
+        next(results) if stop is ValueError else results.throw(stop)  # type: ignore[attr-defined]
+    assert threading.active_count() == before
+    assert len(begun) < 20
+
+
+def test_a_large_folder_is_not_read_further_ahead_than_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(200):
+        Image.new("L", (4, 4), number).save(tmp_path / f"{number:03}.png")
+    begun: list[str] = []
+    decode = images.decode
+
+    def noting(path: Path, mode: str, where: str) -> Image.Image:
+        begun.append(where)
+        return decode(path, mode, where)
+
+    monkeypatch.setattr(images, "decode", noting)
+    batches = iter(Data(str(tmp_path), [image_input()], batch_size=3))
+    for taken in range(1, 5):
+        first = np.rint(next(batches).feeds["x"][:, 0, 0, 0] * 255).tolist()
+        assert first == [3 * taken - 3, 3 * taken - 2, 3 * taken - 1]
+        assert len(begun) <= 3 * taken + AHEAD * threads_for_reading()
+    before = threading.active_count()
+    batches.close()  # type: ignore[attr-defined]
+    assert threading.active_count() < before or threads_for_reading() == 1
+
+
+def test_a_file_that_is_rewritten_at_once_has_another_digest(tmp_path: Path) -> None:
+    path, digests = tmp_path / "sample", set()
+    for number in range(200):  # of equal size, and faster than the clock of the file system ticks
+        path.write_text(f"{number:03}")
+        digests.add(digest_contents([path]))
+    assert len(digests) == 200
