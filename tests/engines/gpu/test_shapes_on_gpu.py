@@ -19,10 +19,11 @@ from qcompile.errors import DataError, ModelError
 pytestmark = pytest.mark.gpu
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17]>\n'
-EXPANDED = """expanded (float[1,1] x, int64[2] size) => (float[a,b] y) {
+EXPANDED = """expanded (float[1,1] x, {kind}[2] size) => (float[a,b] y) {{
+    wide = Cast <to = 7> (size)
     twice = Add (x, x)
-    y = Expand (twice, size)
-}"""
+    y = Expand (twice, wide)
+}}"""
 """Two values: a runtime that reads one of them, or 32 bits of 64, computes another shape."""
 GROUP_NORM = """normalized (float[n,8,6,6] x) => (float[n,8,6,6] y)
 <float[4] scale = {1.0, 0.5, 2.0, 1.5}, float[4] bias = {0.0, 1.0, -1.0, 0.5}> {
@@ -41,11 +42,14 @@ VALUES: dict[str, dict[str, tuple[int, ...]]] = {
 X = np.full((1, 1), 1.5, np.float32)
 
 
+KINDS = pytest.mark.parametrize("kind", ["int32", "int64"], scope="module")
+
+
 @pytest.fixture(scope="module")
-def expanded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def expanded(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The engine of the network with a shape tensor of two values."""
     folder = tmp_path_factory.mktemp("expanded")
-    return build(parser.parse_model(HEADER + EXPANDED), folder, shapes=VALUES)
+    return build(parser.parse_model(HEADER + EXPANDED.format(kind=kind)), folder, shapes=VALUES)
 
 
 @pytest.fixture(scope="module")
@@ -55,25 +59,24 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(model, tmp_path_factory.mktemp("negate"))
 
 
+@KINDS
 @pytest.mark.parametrize("cuda_graph", [False, True], ids=["plain", "graph"])
-def test_a_shape_tensor_of_two_values_decides_the_shape(expanded: Path, cuda_graph: bool) -> None:
+def test_a_shape_tensor_of_two_values_decides_the_shape(expanded: Path, kind: str, cuda_graph: bool) -> None:
     with open_runner(expanded, cuda_graph=cuda_graph) as runner:
-        assert {tensor.name: tensor.dtype for tensor in runner.io.inputs}["size"] == "int64"
+        assert {tensor.name: tensor.dtype for tensor in runner.io.inputs}["size"] == kind
         for size in ((8, 6), (6, 8), (48, 1), (2, 96), (1, 1), (8, 6)):
-            found = runner.infer({"x": X, "size": np.array(size, np.int64)})["y"]
+            found = runner.infer({"x": X, "size": np.array(size, kind)})["y"]
             np.testing.assert_array_equal(found, np.full(size, 3.0, np.float32))
+        said = r"input 'size' holds 1, 97, outside .* required: 1x1 to 96x96"
+        with pytest.raises(DataError, match=said):
+            runner.infer({"x": X, "size": np.array([1, 97], kind)})
 
 
-def test_values_outside_the_profile_are_refused_before_tensorrt_is_asked(expanded: Path) -> None:
-    with (
-        open_runner(expanded) as runner,
-        pytest.raises(DataError, match=r"input 'size' holds 1, 97, outside .* required: 1x1 to 96x96"),
-    ):
-        runner.infer({"x": X, "size": np.array([1, 97], np.int64)})
-
-
-def test_an_engine_with_shape_tensors_runs_in_a_fresh_process(expanded: Path, tmp_path: Path) -> None:
-    feeds = {"x": X, "size": np.array([3, 8], np.int64)}
+@KINDS
+def test_an_engine_with_shape_tensors_runs_in_a_fresh_process(
+    expanded: Path, kind: str, tmp_path: Path
+) -> None:
+    feeds = {"x": X, "size": np.array([3, 8], kind)}
     found = infer_in_a_fresh_process(expanded, feeds, tmp_path)["y"]
     np.testing.assert_array_equal(found, np.full((3, 8), 3.0, np.float32))
 
