@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from ..artifact import Artifact, Check, Manifest, commit, load_artifact, tool_versions
 from ..errors import ArtifactError, InvalidOption, ModelError, first_line
-from ..files import manifest_path, require_file, writing
+from ..files import digest_files, manifest_path, require_file, writing
 from ..model.onnx_file import check_onnx, load_onnx, model_io
 from ..progress import Progress, silent
 from ..tensors import ModelIO
@@ -28,13 +28,11 @@ from .ep_context_graph import (
     architecture,
     engine_graph,
     gpus_of,
-)
-from .triton_model import non_linear
+)  # fmt: skip
+from .triton_model import TENSORRT, non_linear, require_weights
 
 LARGEST_EMBEDDED = (1 << 31) - (1 << 20)
 """Bytes of an engine that fits into a protobuf file; 1 MiB under its 2 GB, for the graph."""
-
-_DTYPES = frozenset("float32 float16 bfloat16 int8 uint8 int32 int64 bool".split())
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,18 @@ def package_ep_context(
         progress("verify")
         checks, notes = check_written(path, chosen, engine.manifest, io)
         warnings += notes
-        commit(path, _manifest(engine, chosen, io, checks, warnings, embed=embed))
+        before = engine.manifest
+        # The engine's manifest, as far as it is still true, and what was made of it.
+        proof = {"provider": chosen.name, "provider_options": list(chosen.needs),
+                 "engine_bytes": before.size_bytes, "has_run": False}  # fmt: skip
+        manifest = replace(
+            before, kind="onnx", stage="package", target="onnxruntime", io=io,
+            sources={**before.sources, "engine": before.digest},
+            tools={**before.tools, **tool_versions("onnx", "onnxruntime")},
+            options={**before.options, "embed": embed}, proof={**before.proof, **proof},
+            checks=checks, warnings=[*before.warnings, *warnings],
+        )  # fmt: skip
+        commit(path, manifest)
     files = [final] if embed else [final, final.with_name(beside.name)]
     return EpContext(
         final, files, chosen.name, embed, architecture(engine.manifest), io, chosen.needs,
@@ -154,12 +163,8 @@ def _provider(engine: Artifact, asked: str) -> Provider:
 def _io(engine: Artifact) -> ModelIO:
     """Inputs and outputs; refuses an engine that a provider could not feed."""
     manifest, path = engine.manifest, engine.path
-    if manifest.options.get("strip_weights") and not manifest.proof.get("refitted_with"):
-        raise ArtifactError(
-            f"{path}: is stored without weights; the provider would look for the ONNX file they come from",
-            hint=f"give it weights first: qcompile refit {path} MODEL.onnx -o full.engine",
-            file=path,
-        )
+    source = "the provider would look for the ONNX file they come from"
+    require_weights(path, manifest, f"is stored without weights; {source}")
     io = manifest.io
     if io is None or not io.inputs or not io.outputs:
         raise ArtifactError(
@@ -169,7 +174,7 @@ def _io(engine: Artifact) -> ModelIO:
         )
     formats = non_linear(manifest)
     for tensor in (*io.inputs, *io.outputs):
-        if tensor.dtype not in _DTYPES:
+        if tensor.dtype not in TENSORRT.dtypes:
             raise InvalidOption(f"{path}: {tensor.name!r} is {tensor.dtype}, which TensorRT's providers lack")
         if tensor.name in formats:
             raise InvalidOption(
@@ -204,38 +209,6 @@ def _unfit(engine: Artifact, provider: Provider) -> list[str]:
     if manifest.options.get("plugins"):
         notes.append("its plugins are not packaged: the provider must be told where their libraries are")
     return notes
-
-
-def _manifest(
-    engine: Artifact,
-    provider: Provider,
-    io: ModelIO,
-    checks: Sequence[Check],
-    warnings: Sequence[str],
-    *,
-    embed: bool,
-) -> Manifest:
-    """The engine's, as far as it is still true, and what was made of it."""
-    before = engine.manifest
-    return replace(
-        before,
-        kind="onnx",
-        stage="package",
-        target="onnxruntime",
-        io=io,
-        sources={**before.sources, "engine": before.digest},
-        tools={**before.tools, **tool_versions("onnx", "onnxruntime")},
-        options={**before.options, "embed": embed},
-        proof={
-            **before.proof,
-            "provider": provider.name,
-            "provider_options": list(provider.needs),
-            "engine_bytes": before.size_bytes,
-            "has_run": False,
-        },
-        checks=checks,
-        warnings=[*before.warnings, *warnings],
-    )
 
 
 _WANTS_PROVIDER = "NotImplemented"
@@ -281,8 +254,6 @@ def _engine_bytes(path: Path, context: bytes, provider: Provider, *, embedded: b
     """Digest of the engine, and its first bytes."""
     if embedded:
         return f"sha256:{hashlib.sha256(context).hexdigest()}", context[: provider.header_bytes]
-    from ..files import digest_files
-
     name = context.decode()
     _require(path, is_inside(name), f"its engine {name!r} does not lie beside it")
     beside = path.parent / name

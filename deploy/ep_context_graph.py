@@ -36,15 +36,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Provider:
-    """One provider.
+    """A provider of ONNX Runtime that loads engines of a target; the node's `source` must be its name.
 
     Attributes:
-        target: Of the engines that it loads.
-        name: As ONNX Runtime spells it, and as `source` of the node must be.
         header_bytes: First bytes of a plan from which it tells whether it fits the GPU; 0 where it does not.
-        gpus: Least compute capabilities of which it takes GPUs, besides all from `newest_gpus` on; empty
-            for all.
-        newest_gpus: See `gpus`.
+        gpus: Compute capabilities of which it takes GPUs, besides all from `newest_gpus` on; empty for all.
         needs: Provider options without which those of its versions that know them load no EPContext node.
         choice_of_profile: How it chooses among several optimization profiles; empty where that is not known.
     """
@@ -96,30 +92,19 @@ _IR_VERSION, _OPSET = 8, 17  # old enough for every ONNX Runtime that has these 
 def engine_graph(
     provider: Provider, io: ModelIO, manifest: Manifest, *, context: bytes, embedded: bool, header: bytes
 ) -> onnx.ModelProto:
-    """Return the model of an engine.
+    """Return the model of an engine; the context is its bytes, or the name of the file that holds them.
 
-    Args:
-        context: The engine's bytes, or the name of the file that holds them.
-        header: First bytes of the engine; empty for a provider that does not read them.
+    The header is its first bytes; empty for a provider that does not read them.
     """
     from onnx import helper
 
-    version = str(manifest.tools.get(provider.target, ""))
-    digest = manifest.digest.removeprefix("sha256:")[:16]
+    name = f"{provider.name}_{manifest.digest.removeprefix('sha256:')[:16]}"
+    inputs, outputs = ([tensor.name for tensor in tensors] for tensors in (io.inputs, io.outputs))
     node = helper.make_node(
-        OPERATOR,
-        [tensor.name for tensor in io.inputs],
-        [tensor.name for tensor in io.outputs],
-        f"{provider.name}_{digest}",
-        domain=DOMAIN,
-        main_context=1,
-        embed_mode=int(embedded),
-        ep_cache_context=context,
-        ep_sdk_version=version,
-        hardware_architecture=architecture(manifest),
-        partition_name=f"{provider.name}_{digest}",
-        source=provider.name,
-    )
+        OPERATOR, inputs, outputs, name, domain=DOMAIN, main_context=1, embed_mode=int(embedded),
+        ep_cache_context=context, ep_sdk_version=str(manifest.tools.get(provider.target, "")),
+        hardware_architecture=architecture(manifest), partition_name=name, source=provider.name,
+    )  # fmt: skip
     graph = helper.make_graph([node], "engine", _values(io.inputs), _values(io.outputs))
     opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(DOMAIN, 1)]
     model: onnx.ModelProto = helper.make_model(

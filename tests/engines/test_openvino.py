@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from mode_models import normal, written
 
 import qcompile
 from qcompile.engines.load import engine_of
@@ -97,29 +97,23 @@ def test_a_float_graph_does_not_become_int8(tiny_file: MakePath, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("precision", "float_precision"), [("bf16", "fp32"), ("fp16", "fp32"), ("int8", "bf16")]
+    ("wishes", "half", "option"),
+    [
+        ({"precision": "bf16"}, "bf16", "precision"),
+        ({"precision": "fp16"}, "fp16", "precision"),
+        ({"precision": "int8", "float_precision": "bf16"}, "bf16", "float_precision"),
+    ],
 )
 def test_a_precision_that_would_be_emulated_is_refused_before_the_build(
-    precision: str,
-    float_precision: str,
-    int8: Path,
-    tiny_file: MakePath,
-    tmp_path: Path,
+    wishes: dict[str, str], half: str, option: str, int8: Path, tiny_file: MakePath, tmp_path: Path,
     on_processor: OnProcessor,
-) -> None:
+) -> None:  # fmt: skip
     """Without BF16 OpenVINO 2026.4 emulates it, reports bf16, and is 3.5 times slower than float32."""
     on_processor("avx512_vnni")
-    model = int8 if precision == "int8" else tiny_file("residual")
-    half = float_precision if precision == "int8" else precision
+    model = int8 if "float_precision" in wishes else tiny_file("residual")
     with pytest.raises(IntentNotReached, match=f"Some CPU does not multiply in {half}") as caught:
-        qcompile.build(
-            model,
-            tmp_path / "b.onnx",
-            target="openvino",
-            precision=precision,
-            float_precision=float_precision,
-        )
-    assert f"`{'float_precision' if float_precision == half else 'precision'}` fp32" in caught.value.hint
+        qcompile.build(model, tmp_path / "b.onnx", target="openvino", **wishes)
+    assert f"`{option}` fp32" in caught.value.hint
     assert not (tmp_path / "b.onnx").exists()
 
 
@@ -221,35 +215,16 @@ def test_every_kernel_has_a_time(int8: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
 def test_what_computes_a_recurrent_layer_is_told(direction: str, tmp_path: Path) -> None:
     """OpenVINO makes two kernels of a bidirectional LSTM, and names them after nothing in the file."""
-    directions, hidden = (2, 8) if direction == "bidirectional" else (1, 8)
-    random = np.random.default_rng(0)
-    weights = [
-        numpy_helper.from_array(random.normal(0, 0.3, shape).astype(np.float32), name)
-        for name, shape in {"w": (directions, 4 * hidden, 4), "r": (directions, 4 * hidden, hidden)}.items()
-    ]
-    lstm = helper.make_node("LSTM", ["x", "w", "r"], ["y"], "lstm", hidden_size=hidden, direction=direction)
-    graph = helper.make_graph(
-        [lstm],
-        "recurrent",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["length", "batch", 4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["length", directions, "batch", hidden])],
-        weights,
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(model, tmp_path / "m.onnx")
+    count = 2 if direction == "bidirectional" else 1
+    body = f"""(float[length,batch,4] x) => (float[length,{count},batch,8] y) {{
+        [lstm] y = LSTM <hidden_size = 8, direction = "{direction}"> (x, w, r) }}"""
+    written(tmp_path / "m.onnx", body, w=normal(count, 32, 4, scale=0.3), r=normal(count, 32, 8, scale=0.3))
     built = qcompile.build(tmp_path / "m.onnx", tmp_path / "b.onnx", target="openvino", precision="fp32")
     assert built.manifest.proof["layers_by_precision"]["fp32"] == {"LSTM": 1}
 
 
 def test_an_input_without_axes_is_given(tmp_path: Path) -> None:
-    x, w = (
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-        for name, shape in (("x", []), ("y", [2]))
-    )
-    scale = numpy_helper.from_array(np.float32([2, 3]), "s")
-    graph = helper.make_graph([helper.make_node("Mul", ["x", "s"], ["y"])], "g", [x], [w], [scale])
-    path = tmp_path / "m.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    path = written(tmp_path / "m.onnx", "(float x) => (float[2] y) { y = Mul(x, s) }", s=np.float32([2, 3]))
     built = qcompile.build(path, tmp_path / "o.onnx", target="openvino")
     with qcompile.load(built.path) as runner:
         np.testing.assert_array_equal(runner.infer({"x": np.float32(1.5).reshape(())})["y"], [3, 4.5])
@@ -257,13 +232,9 @@ def test_an_input_without_axes_is_given(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["BFLOAT16", "FLOAT8E4M3FN", "INT4", "UINT4"])
 def test_an_input_that_the_binding_takes_no_array_of_is_refused_by_name(tmp_path: Path, kind: str) -> None:
-    given = helper.make_tensor_value_info("x", TensorProto.DataType.Value(kind), [2, 4])
-    made = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 4])
-    cast = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT)
-    graph = helper.make_graph([cast], "g", [given], [made])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    body = f"g ({kind.lower()}[2,4] x) => (float[2,4] y) {{ y = Cast<to = 1>(x) }}"
     path = tmp_path / "m.onnx"
-    onnx.save(model, path)
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {body}'), path)
     with pytest.raises(BuildError, match=r"input 'x' is .*, of which OpenVINO takes no array"):
         qcompile.build(path, tmp_path / "o.onnx", target="openvino")
     assert [one.name for one in tmp_path.iterdir()] == ["m.onnx"]

@@ -19,7 +19,7 @@ from simulated_gpu import make_adapter
 from tensorrt_simulation import Simulation, values
 
 from qcompile.engines.tensorrt.runner.loaded_engine import SUFFIX
-from qcompile.engines.tensorrt.runner.stream_slots import GRAPHS_KEPT
+from qcompile.engines.tensorrt.runner.runner import GRAPHS_KEPT
 from qcompile.errors import EngineUnavailable, ModelError
 
 GRAPH = {"cuda_graph": True}

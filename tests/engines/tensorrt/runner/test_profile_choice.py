@@ -16,7 +16,6 @@ from onnx import parser
 from runner_checks import assert_negates, failing
 from simulated_cuda import SimulatedGpu
 from simulated_gpu import make_adapter
-from simulated_runtime_config import CONTEXT_BYTES
 from tensorrt_simulation import HEADER, Simulation, values
 
 from qcompile.engines.tensorrt.plan import PlanNeeds
@@ -158,8 +157,6 @@ def test_the_first_is_never_wider_than_another_that_fits(ranges: list[Extremes],
     assert found[0].shapes["x"].max == min(fit.max for fit in fits)
 
 
-BUFFERS = {2: 2 * 2 * 4 * 4, 8: 2 * 8 * 4 * 4}
-"""Rows to the bytes of x and y."""
 UP_TO_4, UP_TO_8 = {"x": [[1, 4], [2, 4], [4, 4]]}, {"x": [[5, 4], [8, 4], [8, 4]]}
 
 
@@ -169,42 +166,21 @@ def newer(request: pytest.FixtureRequest, gpu: SimulatedGpu, tmp_path: Path) -> 
     return Simulation(request.param, gpu, make_adapter(request.param, gpu), tmp_path)
 
 
-def open_allocating(simulation: Simulation, allocation: str, **more: Any) -> Any:
-    """A runner of an engine with two profiles."""
-    options = {"needs": PlanNeeds(allocation=allocation), **more}
-    return simulation.open("negate", runner=options, profiles=[UP_TO_4, UP_TO_8])
-
-
-def strategies(simulation: Simulation) -> set[str]:
-    """The strategies that execution contexts were made with."""
-    member = "set_execution_context_allocation_strategy"
-    calls = simulation.told(member if simulation.version == "rtx" else "create_execution_context")
-    return {args[0].name for args in calls if args}
-
-
-@pytest.mark.parametrize("allocation", ["", "static"])
-def test_memory_for_all_profiles_is_the_default(newer: Simulation, allocation: str) -> None:
-    with open_allocating(newer, allocation) as runner:
-        assert_negates(runner, 2)
-        assert runner.device_memory_bytes == 2 * CONTEXT_BYTES + BUFFERS[2]
-
-
-def test_memory_for_the_chosen_profile(newer: Simulation) -> None:
-    with open_allocating(newer, "profile") as runner:
-        assert_negates(runner, 2)
-        assert runner.device_memory_bytes == CONTEXT_BYTES + BUFFERS[2]
-        assert_negates(runner, 8)
-        assert runner.device_memory_bytes == 2 * CONTEXT_BYTES + BUFFERS[8]
-    assert strategies(newer) == {"ON_PROFILE_CHANGE"}
-
-
 @pytest.mark.parametrize("cuda_graph", [False, True])
-def test_memory_for_the_shapes_of_now(newer: Simulation, cuda_graph: bool) -> None:
-    with open_allocating(newer, "runtime", cuda_graph=cuda_graph) as runner:
+@pytest.mark.parametrize(
+    ("allocation", "strategy"),
+    [("", ""), ("static", "STATIC"), ("profile", "ON_PROFILE_CHANGE"), ("runtime", "USER_MANAGED")],
+)
+def test_contexts_have_memory_for_all_profiles_the_chosen_one_or_the_shapes_of_now(
+    newer: Simulation, allocation: str, strategy: str, cuda_graph: bool
+) -> None:
+    options = {"needs": PlanNeeds(allocation=allocation), "cuda_graph": cuda_graph}
+    with newer.open("negate", runner=options, profiles=[UP_TO_4, UP_TO_8]) as runner:
         assert_negates(runner, 2, 8, 2, 2)
-        contexts = len(newer.told("update_device_memory_size_for_shapes"))
-        assert contexts == (2 if cuda_graph and newer.version != "rtx" else 3)
-        if not cuda_graph:
-            assert runner.device_memory_bytes == 256 * 8 * 4 + BUFFERS[8]
-    assert strategies(newer) == {"USER_MANAGED"}
+    rows = [2, 8] if cuda_graph and newer.version != "rtx" else [2, 8, 2]  # a graph has a context of its own
+    sizes = [size for _, size in newer.told("set_device_memory")]
+    assert sizes == ([256 * count * 4 for count in rows] if allocation == "runtime" else [])
+    member = "set_execution_context_allocation_strategy"
+    calls = newer.told(member if newer.version == "rtx" else "create_execution_context")
+    assert {args[0].name for args in calls if args and hasattr(args[0], "name")} == {strategy} - {""}
     assert newer.gpu.live["device memory"] == 0

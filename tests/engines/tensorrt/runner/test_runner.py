@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
 from runner_checks import assert_negates, failing
-from simulated_runtime_config import CONTEXT_BYTES
 from tensorrt_simulation import PYTORCHS, Simulation, values
 
 from qcompile.engines.tensorrt.runner.io_tensors import WideIntegers
@@ -183,7 +182,6 @@ def test_a_closed_runner_says_so_and_closing_twice_is_nothing(newest: Simulation
         lambda: runner.time(feeds, 1),
         lambda: runner.gpu_times(feeds, 1),
         lambda: runner.layer_times(feeds),
-        lambda: runner.device_memory_bytes,
         run,
     ):
         with pytest.raises(ModelError, match=r"m\.engine: its runner is closed") as caught:
@@ -256,13 +254,6 @@ def test_no_execution_context_marks_its_layers(simulation: Simulation) -> None:
         none = simulation.adapter.module.ProfilingVerbosity.NONE
         assert simulation.told("nvtx_verbosity") == [(none,)] * 3
         assert simulation.gpu.made["execution context"] == 3
-
-
-def test_memory_on_the_device_is_that_of_contexts_and_buffers(newest: Simulation) -> None:
-    with newest.open("negate", runner={"streams": 2}) as runner:
-        assert runner.device_memory_bytes == 2 * CONTEXT_BYTES
-        assert_negates(runner, 8)
-        assert runner.device_memory_bytes == 2 * CONTEXT_BYTES + 2 * 8 * 4 * 4
 
 
 def test_memory_that_does_not_suffice_says_so_and_the_runner_goes_on(newest: Simulation) -> None:
