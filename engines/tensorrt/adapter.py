@@ -268,6 +268,11 @@ class Adapter:
         stripped = self.flag("STRIP_PLAN", "`strip_weights`")
         return [*(flags or [self.flag("REFIT_IDENTICAL", "`strip_weights`")]), stripped]
 
+    def memory_bytes(self, engine: Any) -> int:
+        """Return what an execution context of an engine needs on the device."""
+        old, new = "device_memory_size", "device_memory_size_v2"
+        return int(getattr(engine, new if hasattr(self.module.ICudaEngine, new) else old))
+
     def share_profiles(self, config: Any) -> None:
         """Let several execution contexts use one profile, where that must be asked for (8.6)."""
         if hasattr(self.module.PreviewFeature, "PROFILE_SHARING_0806"):
