@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import msgspec
+
 from ..artifact import Check, Manifest, load_artifact, read_manifest
 from ..artifact.int8_isa import PACKAGE_ELSEWHERE, require_exact
 from ..errors import ArtifactError, EngineUnavailable, InvalidOption, ModelError
@@ -238,16 +240,9 @@ def _tensorrt_io(io: ModelIO, manifest: Manifest) -> tuple[ModelIO, list[str]]:
 
 
 def _profiles(path: Path, manifest: Manifest) -> list[dict[str, Range]]:
-    stored = manifest.proof.get("profiles", [])
     try:
-        profiles = [
-            {
-                name: Range(*(tuple(int(extent) for extent in item[key]) for key in ("min", "opt", "max")))
-                for name, item in ranges.items()
-            }
-            for ranges in stored  # type: ignore[attr-defined]  # any JSON: what is wrong is said below
-        ]
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        profiles = msgspec.convert(manifest.proof.get("profiles", []), list[dict[str, Range]])
+    except msgspec.ValidationError as error:
         raise ArtifactError(
             f"{manifest_path(path)}: its profiles cannot be read ({type(error).__name__}: {error})",
             hint="build the engine again",

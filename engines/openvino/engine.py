@@ -174,15 +174,9 @@ class OpenVino(Engine):
             return feeds, computed_by(model.graph, nodes, runner.kernels())
 
     def _compiled(
-        self,
-        path: Path,
-        precision: str,
-        threads: int,
-        shown: str = "",
-        *,
-        profile: bool = False,
+        self, path: Path, precision: str, threads: int, shown: str = "", *, profile: bool = False,
         dynamic: bool = False,
-    ) -> OpenVinoRunner:
+    ) -> OpenVinoRunner:  # fmt: skip
         import openvino
 
         io = model_io(load_onnx(path, external_data=False))  # what is damaged is refused before it is read

@@ -11,43 +11,37 @@ from importlib import metadata
 from ..faults import KnownFault, faults_of
 
 _SEEN = ("seen by us with OpenVINO 2026.4.1; not reported",)
-_VERSIONS = {"openvino": ("2024.4", "")}
+
+
+def _fault(name: str, operator: str, what: str, *precisions: str) -> KnownFault:
+    return KnownFault(
+        name, operator, _SEEN, what, "rewrite", versions={"openvino": ("2024.4", "")}, precisions=precisions
+    )
+
 
 KNOWN_FAULTS: tuple[KnownFault, ...] = (
-    KnownFault(
+    _fault(
         "reduced-axes",
         "ReduceL1, ReduceLogSum and ReduceLogSumExp",
-        _SEEN,
         "before opset 18 reduce all axes, whichever are named",
-        "rewrite",
-        versions=_VERSIONS,
     ),
-    KnownFault(
+    _fault(
         "quantized-extremum",
         "ReduceMax or ReduceMin",
-        _SEEN,
         "in front of a QuantizeLinear is rounded to an integer of 0 to 255 first",
-        "rewrite",
-        versions=_VERSIONS,
-        precisions=("int8",),
+        "int8",
     ),
-    KnownFault(
+    _fault(
         "merged-bias",
         "Conv, ConvTranspose, MatMul or Gemm",
-        _SEEN,
         "with dynamic shapes, read by a QuantizeLinear and elsewhere, has channel 0's bias in all channels",
-        "rewrite",
-        versions=_VERSIONS,
-        precisions=("int8",),
+        "int8",
     ),
-    KnownFault(
+    _fault(
         "moved-scale",
         "Conv, ConvTranspose, MatMul or Gemm",
-        _SEEN,
         "without bias and with a dynamic batch in front of a Reshape is scaled along another axis",
-        "rewrite",
-        versions=_VERSIONS,
-        precisions=("int8",),
+        "int8",
     ),
 )
 
