@@ -103,24 +103,26 @@ def manifest_of(path: Path) -> Manifest:
     return manifest
 
 
-def both_roads(folder: Path, artifacts: Mapping[str, Wishes]) -> dict[str, tuple[Outcome, Outcome]]:
-    """Each artifact by `run`, and by `build`."""
+def reached_alike(
+    folder: Path, artifacts: Mapping[str, Wishes], content: Callable[[Path], bytes] = Path.read_bytes
+) -> set[str]:
+    """Make each artifact by `run` and by `build`, compare them, and return those that were reached."""
     report = run(folder, artifacts)
-    found: dict[str, tuple[Outcome, Outcome]] = {}
     for name, wishes in artifacts.items():
         first = report.artifacts.get(name) or report.failures[name]
         output = folder / "built" / (first.name if isinstance(first, Path) else name)
         try:
             build(folder, output, wishes)
-            found[name] = first, output
         except QCompileError as error:
-            found[name] = first, error
+            assert_equal(first, error, content)
+        else:
+            assert_equal(first, output, content)
     again = qcompile.run(folder / "recipe.toml")
     assert set(again.stages.values()) <= {"skipped", "failed"}
-    return found
+    return set(report.artifacts) & set(artifacts)
 
 
-def assert_equal(first: Outcome, second: Outcome, content: Callable[[Path], bytes] = Path.read_bytes) -> None:
+def assert_equal(first: Outcome, second: Outcome, content: Callable[[Path], bytes]) -> None:
     """The graph, what is said of the artifact, and its bytes; or the error.
 
     Not its checks: `build` runs an artifact on the data, `run` on random input.
@@ -165,36 +167,26 @@ def wishes_for(target: str, **more: Any) -> dict[str, Wishes]:
     }
 
 
-def reached(found: Mapping[str, tuple[Outcome, Outcome]]) -> set[str]:
-    return {name for name, (first, _) in found.items() if isinstance(first, Path)}
-
-
 STATIC = {"int8", "excluded", "only", "layers", "gptq"}
 
 
 def test_build_and_run_make_the_same_for_onnxruntime(folder: Path) -> None:
-    found = both_roads(folder, wishes_for("onnxruntime"))
-    for roads in found.values():
-        assert_equal(*roads, without_node_names)
-    assert reached(found) == {"fp32", "int4", "dynamic", *STATIC}
+    reached = reached_alike(folder, wishes_for("onnxruntime"), without_node_names)
+    assert reached == {"fp32", "int4", "dynamic", *STATIC}
 
 
 def test_build_and_run_make_the_same_for_openvino(folder: Path, on_processor: Callable[..., None]) -> None:
     pytest.importorskip("openvino")
     on_processor("avx512_bf16", "avx512_fp16")
-    found = both_roads(folder, wishes_for("openvino"))
-    for roads in found.values():
-        assert_equal(*roads)
-    assert reached(found) >= {"fp32", *STATIC}  # whether 16 bits are reached is the processor's
+    reached = reached_alike(folder, wishes_for("openvino"))
+    assert reached >= {"fp32", *STATIC}  # whether 16 bits are reached is the processor's
 
 
 def test_build_and_run_make_the_same_for_tensorrt_rtx(folder: Path) -> None:
     pytest.importorskip("tensorrt_rtx")
-    found = both_roads(folder, wishes_for("tensorrt-rtx", gpus=["sm86"]))
-    for roads in found.values():
-        assert_equal(*roads, nothing_more)
+    reached = reached_alike(folder, wishes_for("tensorrt-rtx", gpus=["sm86"]), nothing_more)
     floats = {"fp32", "tf32", "fp16", "bf16", "int4", "best", "float_precision", "mixed"}
-    assert reached(found) >= floats | STATIC
+    assert reached >= floats | STATIC
 
 
 @pytest.mark.parametrize("version", [name for name in VERSIONS if name != "rtx"])
@@ -202,11 +194,11 @@ def test_build_and_run_make_the_same_for_every_tensorrt(
     version: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(monkeypatch, folder, version)
-    found = both_roads(folder, wishes_for("tensorrt"))
-    for roads in found.values():
-        assert_equal(*roads)
-    weak = {"fp32", "tf32", "fp16", "best", "float_precision", "mixed", "typed", *STATIC}
-    assert reached(found) == weak if version == "8.5.3" else weak | {"bf16", "int4"}
+    reached = reached_alike(folder, wishes_for("tensorrt"))
+    expected = {"fp32", "tf32", "fp16", "best", "float_precision", "mixed", "typed", *STATIC}
+    if version != "8.5.3":
+        expected |= {"bf16", "int4"}
+    assert reached == expected
 
 
 def test_torchscript_is_built_alike_by_build_and_run(torch_model: str, tmp_path: Path) -> None:
