@@ -26,9 +26,9 @@ from click.testing import CliRunner
 from onnx import parser
 from packaging_engines import make_engine
 from recorded_tensorrt import VERSIONS
+from runner_checks import simulate
 from simulated_cuda import SimulatedGpu, install
-from simulated_gpu import make_adapter
-from tensorrt_simulation import HEADER, Simulation
+from tensorrt_simulation import HEADER
 
 import qcompile
 from qcompile.cli import main
@@ -177,13 +177,13 @@ def test_the_program_runs_with_every_version_and_any_numpy(
 ) -> None:
     gpu = install(monkeypatch)
     gpu.stack.append(gpu.primary(0))  # CUDA's runtime makes it current by itself
-    adapter = make_adapter(version, gpu)
-    engine = Simulation(version, gpu, adapter, tmp_path).plan(parser.parse_model(HEADER + TYPED))
+    simulation = simulate(version, gpu, tmp_path)
+    module, engine = simulation.adapter.module, simulation.plan(parser.parse_model(HEADER + TYPED))
     bindings: Any = ModuleType("cuda.bindings")
     bindings.runtime = runtime(gpu)
-    modules = {"tensorrt": adapter.module, "cuda": ModuleType("cuda"), "cuda.bindings": bindings}
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
+    modules = {"tensorrt": module, "cuda": ModuleType("cuda"), "cuda.bindings": bindings}
+    for name, stand_in in modules.items():
+        monkeypatch.setitem(sys.modules, name, stand_in)
     monkeypatch.setattr(sys, "argv", ["run_engine.py", str(engine)])
     (tmp_path / "run_engine.py").write_text(program("run_engine.py", "python"))
     runpy.run_path(str(tmp_path / "run_engine.py"))
@@ -192,8 +192,7 @@ def test_the_program_runs_with_every_version_and_any_numpy(
     ]  # fmt: skip
     assert gpu.used_bytes == 0
     assert "trt.nptype(" not in program("run_engine.py", "python")  # it needs names that numpy 2 has dropped
-    verbosities = [call.args for call in adapter.module.recorded_calls if call.member == "nvtx_verbosity"]
-    assert verbosities == [(adapter.module.ProfilingVerbosity.NONE,)]
+    assert simulation.told("nvtx_verbosity") == [(module.ProfilingVerbosity.NONE,)]
 
 
 def test_the_program_in_cpp_writes_no_markers_of_layers_either() -> None:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 from simulated_cuda import SimulatedGpu
-from tensorrt_simulation import values
+from simulated_gpu import make_adapter
+from tensorrt_simulation import Simulation, values
 
 from qcompile.engines.tensorrt.runner.runner import TensorRTRunner
+
+
+def simulate(version: str, gpu: SimulatedGpu, folder: Path) -> Simulation:
+    """A version of TensorRT on a simulated GPU."""
+    return Simulation(version, gpu, make_adapter(version, gpu), folder)
 
 
 def assert_negates(runner: TensorRTRunner, *counts: int, seed: int = 0) -> None:

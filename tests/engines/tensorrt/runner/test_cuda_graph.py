@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from device_producers import InterfaceArray
-from runner_checks import assert_negates, failing
+from runner_checks import assert_negates, failing, simulate
 from simulated_cuda import SimulatedGpu
-from simulated_gpu import make_adapter
 from tensorrt_simulation import Simulation, values
 
 from qcompile.engines.tensorrt.runner.loaded_engine import SUFFIX
@@ -198,7 +197,7 @@ def test_a_capture_that_fails_says_why_and_the_way_out(newest: Simulation, call:
 @pytest.fixture
 def rtx(gpu: SimulatedGpu, tmp_path: Path) -> Simulation:
     """TensorRT-RTX."""
-    return Simulation("rtx", gpu, make_adapter("rtx", gpu), tmp_path)
+    return simulate("rtx", gpu, tmp_path)
 
 
 def notes_of_a_run(simulation: Simulation, *counts: int, **options: object) -> list[str]:

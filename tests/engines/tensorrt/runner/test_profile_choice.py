@@ -5,7 +5,6 @@ What fits no profile is refused with the ranges.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import parser
 from runner_checks import assert_negates, failing
-from simulated_cuda import SimulatedGpu
-from simulated_gpu import make_adapter
 from tensorrt_simulation import HEADER, Simulation, values
 
 from qcompile.engines.tensorrt.plan import PlanNeeds
@@ -160,27 +157,24 @@ def test_the_first_is_never_wider_than_another_that_fits(ranges: list[Extremes],
 UP_TO_4, UP_TO_8 = {"x": [[1, 4], [2, 4], [4, 4]]}, {"x": [[5, 4], [8, 4], [8, 4]]}
 
 
-@pytest.fixture(params=["10.16", "11.4", "rtx"])
-def newer(request: pytest.FixtureRequest, gpu: SimulatedGpu, tmp_path: Path) -> Simulation:
-    """Each TensorRT that has a choice of what contexts have memory for."""
-    return Simulation(request.param, gpu, make_adapter(request.param, gpu), tmp_path)
-
-
+@pytest.mark.parametrize("simulation", ["10.16", "11.4", "rtx"], indirect=True)
 @pytest.mark.parametrize("cuda_graph", [False, True])
 @pytest.mark.parametrize(
     ("allocation", "strategy"),
     [("", ""), ("static", "STATIC"), ("profile", "ON_PROFILE_CHANGE"), ("runtime", "USER_MANAGED")],
 )
 def test_contexts_have_memory_for_all_profiles_the_chosen_one_or_the_shapes_of_now(
-    newer: Simulation, allocation: str, strategy: str, cuda_graph: bool
+    simulation: Simulation, allocation: str, strategy: str, cuda_graph: bool
 ) -> None:
     options = {"needs": PlanNeeds(allocation=allocation), "cuda_graph": cuda_graph}
-    with newer.open("negate", runner=options, profiles=[UP_TO_4, UP_TO_8]) as runner:
+    with simulation.open("negate", runner=options, profiles=[UP_TO_4, UP_TO_8]) as runner:
         assert_negates(runner, 2, 8, 2, 2)
-    rows = [2, 8] if cuda_graph and newer.version != "rtx" else [2, 8, 2]  # a graph has a context of its own
-    sizes = [size for _, size in newer.told("set_device_memory")]
+    rows = (
+        [2, 8] if cuda_graph and simulation.version != "rtx" else [2, 8, 2]
+    )  # a graph has a context of its own
+    sizes = [size for _, size in simulation.told("set_device_memory")]
     assert sizes == ([256 * count * 4 for count in rows] if allocation == "runtime" else [])
     member = "set_execution_context_allocation_strategy"
-    calls = newer.told(member if newer.version == "rtx" else "create_execution_context")
+    calls = simulation.told(member if simulation.version == "rtx" else "create_execution_context")
     assert {args[0].name for args in calls if args and hasattr(args[0], "name")} == {strategy} - {""}
-    assert newer.gpu.live["device memory"] == 0
+    assert simulation.gpu.live["device memory"] == 0
