@@ -271,11 +271,9 @@ class GpuCall:
             self._download()
 
     def wait(self) -> None:
-        """Wait until everything that was enqueued is done."""
         self._stream.synchronize()
 
     def run(self) -> Any:
-        """Run host to host and return the outputs."""
         self.start()
         self.wait()
         return self.outputs
@@ -294,7 +292,6 @@ class GpuCall:
         return self._result
 
     def times(self, iterations: int) -> GpuTimes:
-        """Run, and return durations by CUDA events."""
         make_event = partial(self._torch.cuda.Event, enable_timing=True)
         return time_runs(
             iterations, make_event, self._timed_run, lambda start, end: float(start.elapsed_time(end))

@@ -65,7 +65,6 @@ class BoundContext:
             self._capture()
 
     def upload(self) -> None:
-        """Enqueue the copies to the device alone."""
         self._under_way = True
         self._upload()
 

@@ -86,23 +86,18 @@ class Cuda:
         return self.call("cuDevicePrimaryCtxRetain", self.call("cuDeviceGet", device))
 
     def push(self, context: Any) -> None:
-        """Make a context current."""
         self.call("cuCtxPushCurrent", context)
 
     def pop(self) -> None:
-        """Make the context current that was so before."""
         self.call("cuCtxPopCurrent")
 
     def stream(self) -> Stream:
-        """Create a stream."""
         return Stream(self)
 
     def event(self) -> Event:
-        """Create an event."""
         return Event(self)
 
     def mem_alloc(self, size_bytes: int) -> DeviceMemory:
-        """Allocate on the device."""
         return DeviceMemory(self, size_bytes)
 
     def owned(self, owner: object, function: str, handle: int) -> Callable[[], object]:
@@ -135,7 +130,6 @@ class Cuda:
         self._copy("cuMemcpyDtoH", target.ctypes.data, source, target.nbytes, stream=stream)
 
     def copy_on_device(self, target: int, source: int, size_bytes: int, stream: Stream) -> None:
-        """Enqueue a copy on the device."""
         self._copy("cuMemcpyDtoD", target, source, size_bytes, stream=stream)
 
     def _copy(self, function: str, *arguments: int, stream: Stream | None) -> None:
@@ -183,7 +177,6 @@ class Stream:
         cuda.owned(self, "cuStreamDestroy", self.handle)
 
     def synchronize(self) -> None:
-        """Wait for its work."""
         self._cuda.synchronize(self.handle)
 
     def wait_for_event(self, event: Event) -> None:
@@ -203,7 +196,6 @@ class Event:
         self._cuda.call("cuEventRecord", self.handle, stream.handle)
 
     def synchronize(self) -> None:
-        """Wait until it has happened."""
         self._cuda.call("cuEventSynchronize", self.handle)
 
     def time_till(self, end: Event) -> float:

@@ -74,7 +74,6 @@ def read_tensors(adapter: Adapter, engine: Any, path: Path) -> tuple[IOTensor, .
 
 
 def model_io(tensors: Sequence[IOTensor]) -> ModelIO:
-    """Return inputs and outputs as runners show them."""
     return ModelIO(
         tuple(tensor.info for tensor in tensors if tensor.is_input),
         tuple(tensor.info for tensor in tensors if not tensor.is_input),
@@ -130,11 +129,9 @@ class WideIntegers:
         self.io = ModelIO(tuple(map(self._widened, engine.inputs)), tuple(map(self._widened, engine.outputs)))
 
     def narrow(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return checked feeds as the engine takes them."""
         return {name: self._narrowed(name, value) for name, value in values.items()}
 
     def widen(self, outputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Return outputs as the model has them."""
         return {
             name: value.astype(np.int64) if name in self._wide else value for name, value in outputs.items()
         }

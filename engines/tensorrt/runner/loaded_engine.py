@@ -124,7 +124,6 @@ class LoadedEngine:
         return self._opened.engine if self._opened is not None else None
 
     def said(self) -> str:
-        """Return TensorRT's last error."""
         return self._opened.said() if self._opened is not None else "no reason given"
 
     def make_context(self) -> Any:

@@ -76,12 +76,10 @@ class HostBuffer:
 
     @property
     def used(self) -> NDArray[np.uint8]:
-        """The bytes of the last view."""
         return np.empty(0, np.uint8) if self._bytes is None else self._bytes[: self._used_bytes]
 
     @property
     def address(self) -> int:
-        """Where it begins on the host."""
         return 0 if self._bytes is None else int(self._bytes.ctypes.data)
 
     def free(self) -> None:
@@ -165,7 +163,6 @@ class DeviceInput:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 

@@ -58,7 +58,6 @@ class Profile:
     values: Mapping[str, Extremes]
 
     def holds(self, feed_shapes: FeedShapes) -> bool:
-        """Whether it takes these shapes and values."""
         return all(
             extremes.holds(feed_shapes.shapes[name]) for name, extremes in self.shapes.items()
         ) and all(extremes.holds(feed_shapes.values[name]) for name, extremes in self.values.items())

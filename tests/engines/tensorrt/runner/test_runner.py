@@ -335,4 +335,6 @@ def test_nothing_is_narrowed_that_the_model_has_no_wider(model: ModelIO | None) 
     wide, tokens = WideIntegers(ENGINE, model), np.zeros((1, 4), np.int32)
     assert wide.io == ENGINE
     assert wide.narrow({"tokens": tokens})["tokens"] is tokens
-    assert WideIntegers(MODEL, MODEL).io == MODEL
+    wide, tokens = WideIntegers(MODEL, MODEL), np.zeros((1, 4), np.int64)
+    assert wide.io == MODEL
+    assert wide.narrow({"tokens": tokens})["tokens"] is tokens
