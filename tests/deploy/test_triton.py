@@ -298,6 +298,8 @@ def test_outputs_are_what_onnx_runtime_infers(tmp_path: Path) -> None:
     assert triton_model.io.outputs[0].shape == (2, 3)
     assert onnxruntime.InferenceSession(model).get_outputs()[0].shape == [2, 3]
     assert any("has no manifest" in note for note in triton_model.notes)
+    unnamed = onnx_file(tmp_path / "n.onnx", "(float[?,3] x) => (float[?,3] y) { y = Relu(x) }")
+    assert read_triton_model(unnamed).io.inputs[0].shape == ("?", 3)
 
 
 def test_an_output_of_unknown_rank_is_refused(tmp_path: Path) -> None:
