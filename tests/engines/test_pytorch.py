@@ -300,8 +300,8 @@ def test_inputs_and_outputs_are_in_page_locked_memory(
         assert not cuda.unfinished
         np.testing.assert_array_equal(found["total"], LEFT + RIGHT)
         np.testing.assert_array_equal(found["difference"], LEFT - RIGHT)
+        assert all(array.flags.owndata for array in found.values())  # copies: page-locked memory is scarce
         again = runner.infer({"left": LEFT + 1, "right": RIGHT})
-        np.testing.assert_array_equal(found["total"], LEFT + RIGHT)  # a copy that outlives the next run
         np.testing.assert_array_equal(again["total"], LEFT + 1 + RIGHT)
         assert len(runner.time(FEEDS, 3)) == 3
 
