@@ -1,9 +1,26 @@
 """`qcompile package ep-context`: an engine as an ONNX file for ONNX Runtime's provider, and for Windows ML.
 
 The provider builds such a file only on the GPU that will run it (onnxruntime issue 29757). TensorRT-RTX
-builds the engine without a GPU; what is added here is the graph around it, see `ep_context_graph`.
+builds the engine without a GPU; what is added here is the graph around it, and what can be verified of it
+without the provider and without a GPU.
 
-What can be verified of an EPContext file without the provider and without a GPU.
+Providers are as their sources have them: microsoft/onnxruntime (`core/providers/nv_tensorrt_rtx/`, its tests
+`nv_ep_context_test.cc` and `nv_basic_test.cc`, `core/providers/tensorrt/`), NVIDIA/TensorRT-RTX-EP-ABI, the
+provider as a plugin (`src/onnx_ctx_model_helper.cc`, `src/tensorrt_rtx_provider_factory.cc`), and onnxruntime
+issue 29757. The graph is one EPContext node, and the engine's inputs and outputs. Its attributes are those of
+ONNX Runtime's schema (`core/graph/contrib_ops/contrib_defs.cc`, EPContext):
+
+| attribute               | holds                                                                         |
+|-------------------------|-------------------------------------------------------------------------------|
+| `main_context`          | 1: the node owns its engine (providers of TensorRT write 0, and read neither) |
+| `embed_mode`            | 1: the engine is in the node; 0: in a file beside the model                   |
+| `ep_cache_context`      | the engine's bytes, or the name of that file                                  |
+| `ep_sdk_version`        | version of TensorRT that built the engine                                     |
+| `hardware_architecture` | `80+` for Ampere and newer, else the GPUs, such as `86`                       |
+| `partition_name`        | a name of this engine's own: the runtime cache is found by it                 |
+| `source`                | the provider; others leave the node alone                                     |
+
+`onnx_model_filename` is read where a provider gives a stripped engine its weights, and left out.
 """
 
 from __future__ import annotations
@@ -13,28 +30,76 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import TYPE_CHECKING
 
 from ..artifact import Artifact, Check, Manifest, commit, load_artifact, tool_versions
 from ..errors import ArtifactError, InvalidOption, ModelError, first_line
-from ..files import manifest_path, require_file, writing
+from ..files import digest_files, manifest_path, require_file, writing
 from ..model.onnx_file import check_onnx, load_onnx, model_io
 from ..progress import Progress, silent
-from ..tensors import ModelIO
-from .ep_context_graph import (
-    COMPATIBILITY,
-    OPERATOR,
-    PROVIDERS,
-    Provider,
-    architecture,
-    engine_graph,
-    gpus_of,
-)
-from .triton_model import non_linear
+from ..tensors import ModelIO, TensorInfo
+from .triton_model import TENSORRT, non_linear, require_weights
+
+if TYPE_CHECKING:
+    import onnx
 
 LARGEST_EMBEDDED = (1 << 31) - (1 << 20)
 """Bytes of an engine that fits into a protobuf file; 1 MiB under its 2 GB, for the graph."""
 
-_DTYPES = frozenset("float32 float16 bfloat16 int8 uint8 int32 int64 bool".split())
+
+OPERATOR, DOMAIN = "EPContext", "com.microsoft"
+COMPATIBILITY = "ep_compatibility_info."
+"""Prefix of the model's metadata that says what a provider's engine runs on
+(`kOrtModelMetadata_EpCompatibilityInfoPrefix` of `onnxruntime_ep_device_ep_metadata_keys.h`)."""
+
+_IR_VERSION, _OPSET = 8, 17  # old enough for every ONNX Runtime that has these providers
+
+
+@dataclass(frozen=True)
+class Provider:
+    """A provider of ONNX Runtime that loads engines of a target; the node's `source` must be its name.
+
+    Attributes:
+        header_bytes: First bytes of a plan from which it tells whether it fits the GPU; 0 where it does not.
+        gpus: Compute capabilities of which it takes GPUs, besides all from `newest_gpus` on; empty for all.
+        needs: Provider options without which those of its versions that know them load no EPContext node.
+        choice_of_profile: How it chooses among several optimization profiles; empty where that is not known.
+    """
+
+    target: str
+    name: str
+    header_bytes: int = 0
+    gpus: tuple[int, ...] = ()
+    newest_gpus: int = 0
+    needs: tuple[str, ...] = ()
+    choice_of_profile: str = ""
+
+    def takes(self, gpu: str) -> bool:
+        """Whether it can be opened on a GPU such as "sm86"."""
+        number = int("".join(filter(str.isdigit, gpu)) or 0)
+        return not self.gpus or number in self.gpus or number >= self.newest_gpus
+
+
+RTX = Provider(
+    "tensorrt-rtx",
+    "NvTensorRTRTXExecutionProvider",
+    # `kTensorRTEngineHeaderSize` of both sources, and `Runtime.engine_header_size` of TensorRT-RTX 1.7.
+    header_bytes=64,
+    # Issue 29757: the provider's constructor fails on others.
+    gpus=(86, 89),
+    newest_gpus=120,
+    # nv_basic_test.cc, `EPContextEngineRequiresOptIn`; NVIDIA's plugin 0.5.0 has no such option.
+    needs=("nv_engine_deserialization_enable=1",),
+    # nv_execution_provider.cc, `OnRunStart`.
+    choice_of_profile=(
+        "the first is used, unless provider option nv_multi_profile_enable is 1 and each run says its "
+        "nv_profile_index"
+    ),
+)
+PROVIDERS = {
+    provider.target: provider for provider in (RTX, Provider("tensorrt", "TensorrtExecutionProvider"))
+}
+"""Target of an engine to the provider that loads it."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +188,18 @@ def package_ep_context(
         progress("verify")
         checks, notes = check_written(path, chosen, engine.manifest, io)
         warnings += notes
-        commit(path, _manifest(engine, chosen, io, checks, warnings, embed=embed))
+        before = engine.manifest
+        # The engine's manifest, as far as it is still true, and what was made of it.
+        proof = {"provider": chosen.name, "provider_options": list(chosen.needs),
+                 "engine_bytes": before.size_bytes, "has_run": False}  # fmt: skip
+        manifest = replace(
+            before, kind="onnx", stage="package", target="onnxruntime", io=io,
+            sources={**before.sources, "engine": before.digest},
+            tools={**before.tools, **tool_versions("onnx", "onnxruntime")},
+            options={**before.options, "embed": embed}, proof={**before.proof, **proof},
+            checks=checks, warnings=[*before.warnings, *warnings],
+        )  # fmt: skip
+        commit(path, manifest)
     files = [final] if embed else [final, final.with_name(beside.name)]
     return EpContext(
         final, files, chosen.name, embed, architecture(engine.manifest), io, chosen.needs,
@@ -154,12 +230,8 @@ def _provider(engine: Artifact, asked: str) -> Provider:
 def _io(engine: Artifact) -> ModelIO:
     """Inputs and outputs; refuses an engine that a provider could not feed."""
     manifest, path = engine.manifest, engine.path
-    if manifest.options.get("strip_weights") and not manifest.proof.get("refitted_with"):
-        raise ArtifactError(
-            f"{path}: is stored without weights; the provider would look for the ONNX file they come from",
-            hint=f"give it weights first: qcompile refit {path} MODEL.onnx -o full.engine",
-            file=path,
-        )
+    source = "the provider would look for the ONNX file they come from"
+    require_weights(path, manifest, f"is stored without weights; {source}")
     io = manifest.io
     if io is None or not io.inputs or not io.outputs:
         raise ArtifactError(
@@ -169,7 +241,7 @@ def _io(engine: Artifact) -> ModelIO:
         )
     formats = non_linear(manifest)
     for tensor in (*io.inputs, *io.outputs):
-        if tensor.dtype not in _DTYPES:
+        if tensor.dtype not in TENSORRT.dtypes:
             raise InvalidOption(f"{path}: {tensor.name!r} is {tensor.dtype}, which TensorRT's providers lack")
         if tensor.name in formats:
             raise InvalidOption(
@@ -204,38 +276,6 @@ def _unfit(engine: Artifact, provider: Provider) -> list[str]:
     if manifest.options.get("plugins"):
         notes.append("its plugins are not packaged: the provider must be told where their libraries are")
     return notes
-
-
-def _manifest(
-    engine: Artifact,
-    provider: Provider,
-    io: ModelIO,
-    checks: Sequence[Check],
-    warnings: Sequence[str],
-    *,
-    embed: bool,
-) -> Manifest:
-    """The engine's, as far as it is still true, and what was made of it."""
-    before = engine.manifest
-    return replace(
-        before,
-        kind="onnx",
-        stage="package",
-        target="onnxruntime",
-        io=io,
-        sources={**before.sources, "engine": before.digest},
-        tools={**before.tools, **tool_versions("onnx", "onnxruntime")},
-        options={**before.options, "embed": embed},
-        proof={
-            **before.proof,
-            "provider": provider.name,
-            "provider_options": list(provider.needs),
-            "engine_bytes": before.size_bytes,
-            "has_run": False,
-        },
-        checks=checks,
-        warnings=[*before.warnings, *warnings],
-    )
 
 
 _WANTS_PROVIDER = "NotImplemented"
@@ -281,8 +321,6 @@ def _engine_bytes(path: Path, context: bytes, provider: Provider, *, embedded: b
     """Digest of the engine, and its first bytes."""
     if embedded:
         return f"sha256:{hashlib.sha256(context).hexdigest()}", context[: provider.header_bytes]
-    from ..files import digest_files
-
     name = context.decode()
     _require(path, is_inside(name), f"its engine {name!r} does not lie beside it")
     beside = path.parent / name
@@ -313,3 +351,57 @@ def _onnx_runtime_reads_it(path: Path, provider: Provider) -> Check | str:
 def _require(path: Path, holds: bool, otherwise: str) -> None:
     if not holds:
         raise ModelError(f"{path}: {otherwise}", file=path)
+
+
+def engine_graph(
+    provider: Provider, io: ModelIO, manifest: Manifest, *, context: bytes, embedded: bool, header: bytes
+) -> onnx.ModelProto:
+    """Return the model of an engine; the context is its bytes, or the name of the file that holds them.
+
+    The header is its first bytes; empty for a provider that does not read them.
+    """
+    from onnx import helper
+
+    name = f"{provider.name}_{manifest.digest.removeprefix('sha256:')[:16]}"
+    inputs, outputs = ([tensor.name for tensor in tensors] for tensors in (io.inputs, io.outputs))
+    node = helper.make_node(
+        OPERATOR, inputs, outputs, name, domain=DOMAIN, main_context=1, embed_mode=int(embedded),
+        ep_cache_context=context, ep_sdk_version=str(manifest.tools.get(provider.target, "")),
+        hardware_architecture=architecture(manifest), partition_name=name, source=provider.name,
+    )  # fmt: skip
+    graph = helper.make_graph([node], "engine", _values(io.inputs), _values(io.outputs))
+    opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(DOMAIN, 1)]
+    model: onnx.ModelProto = helper.make_model(
+        graph, opset_imports=opsets, ir_version=_IR_VERSION, producer_name="qcompile"
+    )
+    if header:
+        helper.set_model_props(model, {COMPATIBILITY + provider.name: header.hex()})
+    return model
+
+
+def architecture(manifest: Manifest) -> str:
+    """Return what an engine runs on as the providers spell it: `86`, or `80+` for all from Ampere on."""
+    if manifest.options.get("hardware_compatible") == "ampere+":
+        return "80+"
+    return ",".join(gpu.removeprefix("sm") for gpu in gpus_of(manifest))
+
+
+def gpus_of(manifest: Manifest) -> list[str]:
+    """Return the architectures that an engine was built for, such as ["sm86"]."""
+    listed = manifest.device.get("gpus")
+    return [str(gpu) for gpu in listed] if isinstance(listed, list) else []
+
+
+def _values(tensors: Sequence[TensorInfo]) -> list[onnx.ValueInfoProto]:
+    import ml_dtypes
+    import numpy as np
+    from onnx import helper
+
+    values = []
+    for tensor in tensors:
+        numpy_type = np.dtype(getattr(ml_dtypes, tensor.dtype, tensor.dtype))
+        # An axis without a name ("?") has neither extent nor name in ONNX.
+        shape = [None if extent == "?" else extent for extent in tensor.shape]
+        kind = helper.np_dtype_to_tensor_dtype(numpy_type)
+        values.append(helper.make_tensor_value_info(tensor.name, kind, shape))
+    return values

@@ -234,19 +234,12 @@ def package_triton(
         copy_files(model.files, made / str(version))
         (made / CONFIG).write_text(text, encoding="utf-8")
         put_in_place(made, folder, version)
+    server = ["tritonserver", f"--model-repository={repository.resolve()}", *config.server_options]
     return Packaged(
-        folder=folder,
-        name=name,
-        version=version,
-        versions=versions_in(folder),
-        backend=model.backend.name,
-        max_batch_size=config.max_batch_size,
-        config=text,
-        files=list(model.files),
-        checks=list(model.checks),
-        warnings=list(config.notes),
-        server=_server(repository, config),
-    )
+        folder, name, version, versions_in(folder), model.backend.name, config.max_batch_size, config=text,
+        files=list(model.files), checks=list(model.checks), warnings=list(config.notes),
+        server=shlex.join(server),
+    )  # fmt: skip
 
 
 def _check_place(
@@ -275,19 +268,16 @@ def _check_place(
 
 def _check_same(model: TritonModel, config: Config, folder: Path, version: int) -> None:
     """Refuse a model whose version beside this one could not be served by this one's configuration."""
-    hint = "give another `name`: one configuration serves all versions of a model"
     before = _read_version(model, folder, version)
     batched = config.max_batch_size > 0
-    mine, theirs = (tensor_fields(one, batched=batched) for one in (model, before))
-    if mine != theirs:
+    mine, theirs = (tensor_fields(each, batched=batched) for each in (model, before))
+    differing = (spelled(theirs), spelled(mine)) if mine != theirs else ()
+    if not differing and len(before.profiles) != len(model.profiles):
+        differing = f"{len(before.profiles)} optimization profiles", str(len(model.profiles))
+    if differing:
         raise InvalidOption(
-            f"{folder}: version {version} has {spelled(theirs)}; this one has {spelled(mine)}", hint=hint
-        )
-    if len(before.profiles) != len(model.profiles):
-        raise InvalidOption(
-            f"{folder}: version {version} has {len(before.profiles)} optimization profiles; "
-            f"this one has {len(model.profiles)}",
-            hint=hint,
+            f"{folder}: version {version} has {differing[0]}; this one has {differing[1]}",
+            hint="give another `name`: one configuration serves all versions of a model",
         )
     most = max((last for _, last in profile_batches(before)), default=config.max_batch_size)
     if config.max_batch_size > most:
@@ -317,7 +307,3 @@ def _read_version(model: TritonModel, folder: Path, version: int) -> TritonModel
             file=file,
         )
     return before
-
-
-def _server(repository: Path, config: Config) -> str:
-    return shlex.join(["tritonserver", f"--model-repository={repository.resolve()}", *config.server_options])

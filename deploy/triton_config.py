@@ -29,12 +29,7 @@ NO_AUTO_COMPLETE = "--disable-auto-complete-config"
 
 @dataclass(frozen=True)
 class Config:
-    """A configuration, and what it asks of the server and the user.
-
-    Attributes:
-        fields: Of `ModelConfig`, in the order they are written.
-        server_options: What `tritonserver` must be started with.
-    """
+    """The fields of a `ModelConfig`, in the order they are written, and what they ask of server and user."""
 
     fields: Message
     max_batch_size: int
@@ -60,29 +55,26 @@ def make_config(model: TritonModel, name: str, options: TritonOptions) -> Config
             hint="leave it out",
             option="cuda_graph",
         )
-    fields: dict[str, Any] = {"name": name, "backend": backend.name}
-    if backend.platform:
-        fields["platform"] = backend.platform
-    if backend.default_file:
-        fields["default_model_filename"] = backend.file
-    fields["max_batch_size"] = size
-    fields["input"] = [_tensor(model, tensor, size) for tensor in model.io.inputs]
-    fields["output"] = [_tensor(model, tensor, size) for tensor in model.io.outputs]
-    fields["instance_group"] = [_instances(model, options)]
-    if options.version_policy:
-        fields["version_policy"] = _version_policy(options)
-    batching = _dynamic_batching(options, size)
-    if batching is not None:
-        fields["dynamic_batching"] = batching
-    if options.cuda_graph:
-        fields["optimization"] = {"cuda": {"graphs": True}}
-    if options.response_cache:
-        fields["response_cache"] = {"enable": True}
-    if warm:
-        fields["model_warmup"] = warm
-    if model.manifest and model.manifest.options.get("allocation_strategy") in ("profile", "runtime"):
-        strategy = {"string_value": "ON_PROFILE_CHANGE"}  # Triton's other one is STATIC, the default
-        fields["parameters"] = {"execution_context_allocation_strategy": strategy}
+    built = model.manifest.options if model.manifest else {}
+    strategy = {"string_value": "ON_PROFILE_CHANGE"}  # Triton's other one is STATIC, the default
+    allocation = {"execution_context_allocation_strategy": strategy}
+    fields: dict[str, Any] = {
+        "name": name,
+        "backend": backend.name,
+        "platform": backend.platform or None,
+        "default_model_filename": backend.file if backend.default_file else None,
+        "max_batch_size": size,
+        "input": [_tensor(model, tensor, size) for tensor in model.io.inputs],
+        "output": [_tensor(model, tensor, size) for tensor in model.io.outputs],
+        "instance_group": [_instances(model, options)],
+        "version_policy": _version_policy(options) if options.version_policy else None,
+        "dynamic_batching": _dynamic_batching(options, size),
+        "optimization": {"cuda": {"graphs": True}} if options.cuda_graph else None,
+        "response_cache": {"enable": True} if options.response_cache else None,
+        "model_warmup": warm or None,
+        "parameters": allocation if built.get("allocation_strategy") in ("profile", "runtime") else None,
+    }
+    fields = {field: value for field, value in fields.items() if value is not None}
     return Config(fields, size, (*model.notes, *notes, *warm_up_notes), tuple(server))
 
 
@@ -104,11 +96,7 @@ def _tensor(model: TritonModel, tensor: TensorInfo, size: int) -> Message:
             hint="export the model with an axis of extent 1 there",
         )
     dims = [extent if isinstance(extent, int) else -1 for extent in shape]
-    fields: dict[str, Any] = {
-        "name": tensor.name,
-        "data_type": TYPES[tensor.dtype],
-        "dims": dims or [1],
-    }
+    fields: dict[str, Any] = {"name": tensor.name, "data_type": TYPES[tensor.dtype], "dims": dims or [1]}
     if size and not shape:
         fields["reshape"] = {}  # an empty shape: the batch is its only axis ("Reshape")
     if tensor.name in model.shape_tensors:
@@ -146,23 +134,15 @@ def _instances(model: TritonModel, options: TritonOptions) -> Message:
 
 def _dynamic_batching(options: TritonOptions, size: int) -> Message | None:
     preferred = sorted(set(options.preferred_batch))
-    given = [
-        option
-        for option, value in (
-            ("`preferred_batch`", preferred),
-            ("`max_queue_delay_us`", options.max_queue_delay_us),
+    wishes = {"`preferred_batch`": preferred, "`max_queue_delay_us`": options.max_queue_delay_us}
+    named = [option for option, value in wishes.items() if value]
+    if size <= 1 and named:
+        raise InvalidOption(
+            f"{', '.join(named)}: max_batch_size is {size}; there are no batches to form",
+            hint="leave it out, or give `max_batch_size`",
+            option=named[0],
         )
-        if value
-    ]
-    if size <= 1:
-        if given:
-            raise InvalidOption(
-                f"{', '.join(given)}: max_batch_size is {size}; there are no batches to form",
-                hint="leave it out, or give `max_batch_size`",
-                option=given[0],
-            )
-        return None
-    if not options.dynamic_batching:
+    if size <= 1 or not options.dynamic_batching:
         return None
     if preferred and preferred[-1] > size:
         raise InvalidOption(
@@ -178,10 +158,7 @@ def _dynamic_batching(options: TritonOptions, size: int) -> Message | None:
 
 def spelled(tensors: Iterable[Message]) -> str:
     """Return tensors for a message: `x TYPE_FP32 [3, 8, 8]`."""
-    said = []
-    for fields in tensors:
-        said.append(f"{fields['name']} {fields['data_type']} {list(fields['dims'])}")
-    return ", ".join(said)
+    return ", ".join(f"{item['name']} {item['data_type']} {list(item['dims'])}" for item in tensors)
 
 
 Message = Mapping[str, Any]
@@ -218,7 +195,6 @@ def format_config(fields: Message) -> str:
 DEFAULT_MAX_BATCH = 4
 """Where nothing limits it: what Triton itself takes (onnxruntime_backend, "Default Max Batch Size")."""
 
-_UNNAMED = "?"
 _SHOWN = 4
 
 
@@ -237,15 +213,12 @@ def max_batch_size(model: TritonModel, options: TritonOptions) -> tuple[int, lis
     if reason:
         return 0, [f"no batching: {reason}"]
     axes = list(dict.fromkeys(str(tensor.shape[0]) for tensor in (*model.io.inputs, *model.io.outputs)))
-    unsure = len(axes) > 1 or _UNNAMED in axes
+    unsure = len(axes) > 1 or "?" in axes
     if unsure and asked is None:
-        return 0, [
-            f"no batching: the first axes are {_shown(axes)}, which may not be one batch; "
-            "`max_batch_size` says that they are"
-        ]
-    notes = (
-        [f"the first axes {_shown(axes)} are taken for one batch, as `max_batch_size` says"] if unsure else []
-    )
+        reason = f"the first axes are {_shown(axes)}, which may not be one batch"
+        return 0, [f"no batching: {reason}; `max_batch_size` says that they are"]
+    taken = f"the first axes {_shown(axes)} are taken for one batch, as `max_batch_size` says"
+    notes = [taken] if unsure else []
     batches = profile_batches(model)
     most = max((last for _, last in batches), default=None)
     if most is not None and asked is not None and asked > most:
@@ -318,33 +291,24 @@ def warm_up(model: TritonModel, options: TritonOptions, size: int) -> tuple[list
         raise InvalidOption(f"`warm_up`: {model.path}: {reason}", hint=_hint(model), option="warm_up")
     if reason:
         return [], [f"no warm-up: {reason}{f'; {hint}' if (hint := _hint(model)) else ''}"]
-    if model.profiles:
-        shapes: list[tuple[str, Shapes]] = [
-            (f"profile {index}", {name: item.opt for name, item in ranges.items()})
-            for index, ranges in enumerate(model.profiles)
-            if not size or all(item.min[0] <= size for item in ranges.values())
-        ]
-    else:
-        shapes = [("largest batch" if size else "one request", options.shapes)]
-    return [_sample(model, name, given, size) for name, given in shapes], []
+    if not model.profiles:
+        return [_sample(model, "largest batch" if size else "one request", options.shapes, size)], []
+    return [
+        _sample(model, f"profile {index}", {name: item.opt for name, item in ranges.items()}, size)
+        for index, ranges in enumerate(model.profiles)
+        if not size or all(item.min[0] <= size for item in ranges.values())
+    ], []
 
 
-def _sample(model: TritonModel, name: str, given: Shapes, size: int) -> Message:
+def _sample(model: TritonModel, name: str, shapes: Shapes, size: int) -> Message:
     """One request; with a batch, Triton repeats the sample that many times."""
     inputs: dict[str, Message] = {}
-    batch = 1
-    if size:
-        batch = min([size, *(shape[0] for shape in given.values())])
+    batch = min([size, *(shape[0] for shape in shapes.values())]) if size else 1
     for tensor in model.io.inputs:
-        shape = given.get(tensor.name) or tuple(
-            extent if isinstance(extent, int) else 1 for extent in tensor.shape
-        )
-        fields: dict[str, Any] = {
-            "data_type": TYPES[tensor.dtype],
-            "dims": list(shape[1:] if size else shape) or [1],
-            "zero_data": True,
-        }
-        inputs[tensor.name] = fields
+        smallest = tuple(extent if isinstance(extent, int) else 1 for extent in tensor.shape)
+        shape = shapes.get(tensor.name) or smallest
+        dims = list(shape[1:] if size else shape) or [1]
+        inputs[tensor.name] = {"data_type": TYPES[tensor.dtype], "dims": dims, "zero_data": True}
     return {"name": name, "batch_size": batch, "inputs": inputs}
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import msgspec
+
 from ..artifact import Check, Manifest, load_artifact, read_manifest
 from ..artifact.int8_isa import PACKAGE_ELSEWHERE, require_exact
 from ..errors import ArtifactError, EngineUnavailable, InvalidOption, ModelError
@@ -35,10 +37,8 @@ class Backend:
     """One of Triton's backends.
 
     Attributes:
-        name: As `backend` spells it.
         platform: As `platform` spells it; empty where the backend has none.
         file: Name of the model in a version's folder.
-        dtypes: Types of inputs and outputs it takes.
         kinds: Where instances can run; the first is where its artifacts were checked.
         default_file: The name it looks for by itself, where that is another.
         batches: Whether its dynamic batch is any batch up to the largest.
@@ -90,8 +90,6 @@ class TritonModel:
     """An artifact as Triton will see it.
 
     Attributes:
-        path: The artifact.
-        backend: Who serves it.
         io: Inputs and outputs under the names that requests use.
         kind: "gpu" or "cpu" where it belongs; empty for either.
         files: Place in the version's folder to the file that goes there.
@@ -99,8 +97,6 @@ class TritonModel:
         profiles: Optimization profiles: input to its range.
         shape_tensors: Inputs whose values are shapes.
         non_linear: Inputs and outputs in a memory format that is not linear.
-        checks: What was verified.
-        notes: What the user should know.
         server_options: What `tritonserver` must be started with.
     """
 
@@ -156,12 +152,7 @@ def _read_engine(path: Path, manifest: Manifest | None) -> TritonModel:
             hint="build with `target` tensorrt on the GPU that will serve, or package the ONNX file",
             file=path,
         )
-    if manifest.options.get("strip_weights") and not manifest.proof.get("refitted_with"):
-        raise ArtifactError(
-            f"{path}: stored without weights (`strip_weights`); Triton loads whole plans",
-            hint=f"give it weights first: qcompile refit {path} MODEL.onnx -o full.engine",
-            file=path,
-        )
+    require_weights(path, manifest, "stored without weights (`strip_weights`); Triton loads whole plans")
     io, notes = _tensorrt_io(_manifest_io(path, manifest), manifest)
     profiles = _profiles(path, manifest)
     tensors = {tensor.name: tensor for tensor in io.inputs}
@@ -175,6 +166,13 @@ def _read_engine(path: Path, manifest: Manifest | None) -> TritonModel:
         shape_tensors=frozenset(of_values), non_linear=non_linear(manifest),
         notes=(*notes, *engine_notes), server_options=options,
     )  # fmt: skip
+
+
+def require_weights(path: Path, manifest: Manifest, problem: str) -> None:
+    """Refuse an engine that is stored without weights."""
+    if manifest.options.get("strip_weights") and not manifest.proof.get("refitted_with"):
+        hint = f"give it weights first: qcompile refit {path} MODEL.onnx -o full.engine"
+        raise ArtifactError(f"{path}: {problem}", hint=hint, file=path)
 
 
 def _read_onnx(path: Path, manifest: Manifest | None) -> TritonModel:
@@ -202,16 +200,14 @@ def _read_onnx(path: Path, manifest: Manifest | None) -> TritonModel:
 def _read_torchscript(path: Path, manifest: Manifest | None) -> TritonModel:
     assert manifest is not None
     io = _manifest_io(path, manifest)
-    inputs = positional_names(path, io)
-    outputs = [f"OUTPUT__{index}" for index in range(len(io.outputs))]
-    renamed = ModelIO(
-        tuple(replace(tensor, name=name) for tensor, name in zip(io.inputs, inputs, strict=True)),
-        tuple(replace(tensor, name=name) for tensor, name in zip(io.outputs, outputs, strict=True)),
-    )
-    names = [tensor.name for tensor in (*io.inputs, *io.outputs)]
-    said = ", ".join(f"{new} is {old}" for new, old in zip([*inputs, *outputs], names, strict=True))
+    count = len(io.inputs)
+    names = [*positional_names(path, io), *(f"OUTPUT__{index}" for index in range(len(io.outputs)))]
+    tensors = [*zip((*io.inputs, *io.outputs), names, strict=True)]
+    renamed = [replace(tensor, name=name) for tensor, name in tensors]
+    said = ", ".join(f"{name} is {tensor.name}" for tensor, name in tensors)
     note = f"TorchScript keeps no names that Triton could read: {said}"
-    return TritonModel(path, PYTORCH, renamed, "cpu", {PYTORCH.file: path}, notes=(note,))
+    io = ModelIO(tuple(renamed[:count]), tuple(renamed[count:]))
+    return TritonModel(path, PYTORCH, io, "cpu", {PYTORCH.file: path}, notes=(note,))
 
 
 _READERS = {"engine": _read_engine, "onnx": _read_onnx, "torchscript": _read_torchscript}
@@ -244,16 +240,9 @@ def _tensorrt_io(io: ModelIO, manifest: Manifest) -> tuple[ModelIO, list[str]]:
 
 
 def _profiles(path: Path, manifest: Manifest) -> list[dict[str, Range]]:
-    stored = manifest.proof.get("profiles", [])
     try:
-        profiles = [
-            {
-                name: Range(*(tuple(int(extent) for extent in item[key]) for key in ("min", "opt", "max")))
-                for name, item in ranges.items()
-            }
-            for ranges in stored  # type: ignore[attr-defined]  # any JSON: what is wrong is said below
-        ]
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        profiles = msgspec.convert(manifest.proof.get("profiles", []), list[dict[str, Range]])
+    except msgspec.ValidationError as error:
         raise ArtifactError(
             f"{manifest_path(path)}: its profiles cannot be read ({type(error).__name__}: {error})",
             hint="build the engine again",
@@ -328,14 +317,12 @@ def onnx_io(path: Path, *, with_onnxruntime: bool) -> tuple[ModelIO, tuple[Check
     what it inferred, exactly (onnxruntime_backend, `CompareDimsSupported`): so it is asked where it is here.
     """
     model = load_onnx(path, external_data=False)
-    declared = model_io(model)
-    io = declared
+    io = model_io(model)
     checks: tuple[Check, ...] = ()
     notes: list[str] = []
     if with_onnxruntime:
         try:
-            session = make_session(path, session_options(optimize=False))
-            io = _as_session(declared, session)
+            io = _as_session(io, make_session(path, session_options(optimize=False)))
             checks = (Check("ONNX Runtime loads it", True, "inputs and outputs are what it tells"),)
         except (EngineUnavailable, ModelError) as error:
             notes.append(f"not loaded by ONNX Runtime here: {error.message}")
@@ -373,11 +360,8 @@ def _as_session(declared: ModelIO, session: Any) -> ModelIO:
     shapes = {value.name: value.shape for value in (*session.get_inputs(), *session.get_outputs())}
 
     def seen(tensor: TensorInfo) -> TensorInfo:
-        shape = shapes.get(tensor.name)
-        if shape is None:
-            return tensor
-        dims = (extent if isinstance(extent, int) else extent or "?" for extent in shape)
-        return TensorInfo(tensor.name, tensor.dtype, tuple(dims))
+        shape = shapes.get(tensor.name, tensor.shape)
+        return replace(tensor, shape=tuple("?" if extent in (None, "") else extent for extent in shape))
 
     return ModelIO(tuple(map(seen, declared.inputs)), tuple(map(seen, declared.outputs)))
 
@@ -393,10 +377,10 @@ def positional_names(path: Path, io: ModelIO) -> list[str]:
     schema = module.forward.schema
     arguments = list(schema.arguments)[1:]  # without self
     names = [argument.name for argument in arguments]
-    given = [str(argument.type) for argument in arguments]
+    types = [str(argument.type) for argument in arguments]
     returned = _tensors_of(schema.returns[0].type if len(schema.returns) == 1 else None)
-    if any(kind != "Tensor" for kind in given) or len(given) != len(io.inputs):
-        raise _not_plain(path, f"forward takes ({', '.join(given)})", f"{len(io.inputs)} tensors")
+    if any(kind != "Tensor" for kind in types) or len(types) != len(io.inputs):
+        raise _not_plain(path, f"forward takes ({', '.join(types)})", f"{len(io.inputs)} tensors")
     if returned != len(io.outputs):
         what = ", ".join(str(value.type) for value in schema.returns)
         raise _not_plain(path, f"forward returns {what}", f"a tensor or a tuple of {len(io.outputs)}")

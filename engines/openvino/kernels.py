@@ -50,10 +50,8 @@ class Kernel:
     """One node of the graph that OpenVINO executes.
 
     Attributes:
-        key: Unique in its graph.
         name: OpenVINO's, which several kernels may share.
         kind: "FullyConnected", "Convolution", "Subgraph", ...
-        precision: What it computes in: "fp32", "bf16", "int8", ...
         primitive: Its implementation, such as "brgemm_avx512_i8".
         names: Of the file's nodes that it was made of, as far as that is told.
         inputs: Keys of the kernels whose results it reads.
@@ -95,13 +93,9 @@ def computed_by(
     search = _Search(graph, kernels)
     computed: dict[str, Computed] = {}
     for match in (
-        search.by_name,
-        search.by_weight,
-        search.by_follower,
-        search.by_operands,
-        search.by_block,
+        search.by_name, search.by_weight, search.by_follower, search.by_operands, search.by_block,
         search.by_recurrence,
-    ):
+    ):  # fmt: skip
         for node in nodes:
             if node.name not in computed:
                 kernel = match(node)

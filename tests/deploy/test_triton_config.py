@@ -5,7 +5,7 @@ What is written for Triton, protobuf's own parser reads back (`ModelConfig` is T
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,21 @@ from packaging_engines import make_engine
 from qcompile.deploy import TritonOptions
 from qcompile.deploy.triton_config import Config, Message, format_config, make_config
 from qcompile.deploy.triton_model import read_triton_model
-from qcompile.errors import ArtifactError, InvalidOption, QCompileError
+from qcompile.errors import ArtifactError, InvalidOption
 
 definition = pytest.importorskip(
     "tritonclient.grpc.model_config_pb2", reason="pip install 'qcompile[triton]'"
 )
 
 Make = Callable[..., Any]
-DYNAMIC = {"x": ("batch", 3, 8, 8)}
+
+
+def dims(tensors: Any) -> list[list[int]]:
+    return [list(tensor.dims) for tensor in tensors]
+
+
+def told(config: Config, words: str) -> bool:
+    return any(words in note for note in config.notes)
 
 
 def parse(fields: Message) -> Any:
@@ -34,11 +41,11 @@ def parse(fields: Message) -> Any:
 
 @pytest.fixture
 def configured(tmp_path: Path) -> Make:
-    """`configured(options, **engine)` returns the parsed configuration of an engine, and its notes."""
+    """`configured({"kind": "gpu"}, **engine)` returns an engine's configuration, parsed and as it is."""
 
-    def make(told: TritonOptions | None = None, /, **engine: Any) -> tuple[Any, Config]:
+    def make(options: Mapping[str, Any] | None = None, /, **engine: Any) -> tuple[Any, Config]:
         triton_model = read_triton_model(make_engine(tmp_path / "m.engine", **engine))
-        config = make_config(triton_model, "net", told or TritonOptions())
+        config = make_config(triton_model, "net", TritonOptions(**(options or {})))
         return parse(config.fields), config
 
     return make
@@ -48,12 +55,12 @@ def test_a_dynamic_batch_leaves_dims_and_its_largest_is_the_profile_s(configured
     found, config = configured()
     assert (found.name, found.backend, found.platform) == ("net", "tensorrt", "tensorrt_plan")
     assert found.max_batch_size == 16
-    assert [list(item.dims) for item in (*found.input, *found.output)] == [[3, 8, 8], [5]]
+    assert dims((*found.input, *found.output)) == [[3, 8, 8], [5]]
     assert found.HasField("dynamic_batching")
     (group,) = found.instance_group
     assert (group.count, list(group.gpus), list(group.profile)) == (1, [], [])
     assert definition.ModelInstanceGroup.Kind.Name(group.kind) == "KIND_GPU"
-    assert any("the server must have that version" in note for note in config.notes)
+    assert told(config, "the server must have that version")
 
 
 @pytest.mark.parametrize(
@@ -64,12 +71,7 @@ def test_contexts_have_the_memory_that_the_build_says(strategy: str, expected: s
     found, config = configured(options={"allocation_strategy": strategy})
     parameter = found.parameters["execution_context_allocation_strategy"].string_value
     assert parameter == expected
-    assert any("not for the shapes of a request" in note for note in config.notes) == (strategy == "runtime")
-
-
-def test_weights_that_could_stream_stay_on_the_gpu(configured: Make) -> None:
-    _, config = configured(options={"weight_streaming": "50%"})
-    assert any("all of them stay on the GPU" in note for note in config.notes)
+    assert told(config, "not for the shapes of a request") == (strategy == "runtime")
 
 
 def test_engines_are_warmed_up_with_zeros_at_the_optimum(configured: Make) -> None:
@@ -77,54 +79,56 @@ def test_engines_are_warmed_up_with_zeros_at_the_optimum(configured: Make) -> No
     assert sample.batch_size == 4
     assert list(sample.inputs["x"].dims) == [3, 8, 8]
     assert sample.inputs["x"].WhichOneof("input_data_type") == "zero_data"
-    assert not configured(TritonOptions(warm_up=False))[0].model_warmup
+    assert not configured({"warm_up": False})[0].model_warmup
     # A smaller largest batch cuts the optimum; a profile above it is not warmed up.
-    assert configured(TritonOptions(max_batch_size=2))[0].model_warmup[0].batch_size == 2
+    assert configured({"max_batch_size": 2})[0].model_warmup[0].batch_size == 2
     above = {"x": ((8, 3, 8, 8), (8, 3, 8, 8), (16, 3, 8, 8))}
-    assert not configured(TritonOptions(max_batch_size=2), profiles=[above])[0].model_warmup
+    assert not configured({"max_batch_size": 2}, profiles=[above])[0].model_warmup
 
 
 def test_several_profiles_are_all_given_and_the_largest_batch_is_theirs(configured: Make) -> None:
-    one = {"x": ((1, 3, 8, 8), (1, 3, 8, 8), (2, 3, 8, 8))}
+    few = {"x": ((1, 3, 8, 8), (1, 3, 8, 8), (2, 3, 8, 8))}
     many = {"x": ((8, 3, 8, 8), (16, 3, 8, 8), (32, 3, 8, 8))}
-    found, config = configured(profiles=[one, many])
+    found, config = configured(profiles=[few, many])
     assert found.max_batch_size == 32
     assert list(found.instance_group[0].profile) == ["0", "1"]
     assert [sample.batch_size for sample in found.model_warmup] == [1, 16]
-    assert any("a batch of 3-7" in note for note in config.notes)
+    assert told(config, "a batch of 3-7")
 
 
 def test_the_batch_is_what_all_inputs_of_a_profile_take(configured: Make) -> None:
     profile = {"a": ((2, 4), (4, 4), (8, 4)), "b": ((1, 4), (4, 4), (6, 4))}
     found, config = configured(inputs={"a": ("batch", 4), "b": ("batch", 4)}, profiles=[profile])
     assert found.max_batch_size == 6
-    assert any("no profile takes a batch of 1:" in note for note in config.notes)
+    assert told(config, "no profile takes a batch of 1:")
 
 
 def test_a_fixed_batch_takes_whole_shapes(configured: Make) -> None:
     found, config = configured(inputs={"x": (4, 3, 8, 8)}, outputs={"y": (4, 5)}, profiles=[])
     assert found.max_batch_size == 0
-    assert [list(item.dims) for item in (*found.input, *found.output)] == [[4, 3, 8, 8], [4, 5]]
+    assert dims((*found.input, *found.output)) == [[4, 3, 8, 8], [4, 5]]
     assert not found.HasField("dynamic_batching")
-    assert (found.model_warmup[0].batch_size, list(found.model_warmup[0].inputs["x"].dims)) == (
-        1,
-        [4, 3, 8, 8],
-    )
-    assert any("the first axis of 'x' (4x3x8x8) is not dynamic" in note for note in config.notes)
+    (sample,) = found.model_warmup
+    assert (sample.batch_size, list(sample.inputs["x"].dims)) == (1, [4, 3, 8, 8])
+    assert told(config, "the first axis of 'x' (4x3x8x8) is not dynamic")
 
 
-def test_first_axes_of_other_names_are_no_batch_unless_said(configured: Make) -> None:
-    found, config = configured(outputs={"boxes": ("detections", 6)})
+@pytest.mark.parametrize(
+    ("first", "engine"),
+    [
+        ("batch, detections", {"outputs": {"boxes": ("detections", 6)}}),
+        ("?", {"inputs": {"x": ("?", 3, 8, 8)}, "outputs": {"y": ("?", 5)}}),
+    ],
+    ids=["of other names", "without a name"],
+)
+def test_first_axes_are_no_batch_unless_said(configured: Make, first: str, engine: dict[str, Any]) -> None:
+    found, config = configured(**engine)
     assert found.max_batch_size == 0
-    assert list(found.output[0].dims) == [-1, 6]
-    assert any("batch, detections" in note for note in config.notes)
-    assert configured(TritonOptions(max_batch_size=8), outputs={"y": ("n", 5)})[0].max_batch_size == 8
-
-
-def test_axes_without_a_name_are_no_batch_unless_said(configured: Make) -> None:
-    engine: dict[str, Any] = {"inputs": {"x": ("?", 3, 8, 8)}, "outputs": {"y": ("?", 5)}}
-    assert configured(**engine)[0].max_batch_size == 0
-    assert configured(TritonOptions(max_batch_size=16), **engine)[0].max_batch_size == 16
+    assert found.output[0].dims[0] == -1
+    assert told(config, f"the first axes are {first}, which may not be one batch")
+    found, config = configured({"max_batch_size": 8}, **engine)
+    assert found.max_batch_size == 8
+    assert told(config, f"the first axes {first} are taken for one batch")
 
 
 def test_axes_besides_the_batch_stay_open(configured: Make) -> None:
@@ -133,7 +137,7 @@ def test_axes_besides_the_batch_stay_open(configured: Make) -> None:
         inputs={"ids": ("batch", "tokens")}, outputs={"y": ("batch", "tokens", 768)}, profiles=[profile],
         dtypes={"ids": "int64"},
     )  # fmt: skip
-    assert [list(item.dims) for item in (*found.input, *found.output)] == [[-1], [-1, 768]]
+    assert dims((*found.input, *found.output)) == [[-1], [-1, 768]]
     assert list(found.model_warmup[0].inputs["ids"].dims) == [128]
 
 
@@ -147,46 +151,38 @@ def test_a_tensor_that_is_all_batch_is_reshaped(configured: Make) -> None:
 def test_shape_tensors_are_marked_and_never_batched(configured: Make) -> None:
     profile = {"x": ((1, 3), (2, 3), (4, 3)), "size": ((1, 1), (8, 8), (16, 16))}
     engine: dict[str, Any] = {
-        "inputs": {"x": ("batch", 3), "size": (2,)},
-        "outputs": {"y": ("batch", 3)},
-        "profiles": [profile],
-        "dtypes": {"size": "int32"},
-    }
+        "inputs": {"x": ("batch", 3), "size": (2,)}, "outputs": {"y": ("batch", 3)},
+        "profiles": [profile], "dtypes": {"size": "int32"},
+    }  # fmt: skip
     found, config = configured(**engine)
     assert [item.is_shape_tensor for item in found.input] == [False, True]
     assert found.max_batch_size == 0
     assert not found.model_warmup
-    assert any("holds a shape" in note for note in config.notes)
+    assert told(config, "holds a shape")
     with pytest.raises(InvalidOption, match="size holds a shape"):
-        configured(TritonOptions(max_batch_size=4), **engine)
+        configured({"max_batch_size": 4}, **engine)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "name"),
-    [("float16", "FP16"), ("bfloat16", "BF16"), ("int8", "INT8"), ("uint8", "UINT8"), ("bool", "BOOL")],
-)
-def test_types_are_triton_s(configured: Make, dtype: str, name: str) -> None:
-    found, _ = configured(dtypes={"x": dtype, "y": "int64"})
+    ("dtype", "name", "version"),
+    [
+        *((name, name.upper().replace("BFLOAT", "BF").replace("FLOAT", "FP"), "10.16.1.11")
+          for name in ("float16", "bfloat16", "int8", "uint8", "bool", "int64")),
+        ("int64", "INT32", "8.6.1"),
+    ],
+)  # fmt: skip
+def test_types_are_triton_s(configured: Make, dtype: str, name: str, version: str) -> None:
+    found, config = configured(dtypes={"x": dtype}, version=version)
     assert definition.DataType.Name(found.input[0].data_type) == f"TYPE_{name}"
-    assert definition.DataType.Name(found.output[0].data_type) == "TYPE_INT64"
-
-
-def test_tensorrt_8_has_no_int64(configured: Make) -> None:
-    found, config = configured(dtypes={"x": "int64"}, version="8.6.1")
-    assert definition.DataType.Name(found.input[0].data_type) == "TYPE_INT32"
-    assert any("made int32 of int64 x" in note for note in config.notes)
-
-
-def test_types_that_a_backend_does_not_take_are_refused(configured: Make) -> None:
-    with pytest.raises(InvalidOption, match="'x' is float64; Triton's tensorrt backend takes bfloat16, bool"):
-        configured(dtypes={"x": "float64"})
+    assert told(config, "made int32 of int64 x") == (version == "8.6.1")
 
 
 def test_every_option_comes_back(configured: Make) -> None:
-    options = TritonOptions(
-        max_batch_size=8, instances=2, gpus=(0, 3), preferred_batch=(8, 4), max_queue_delay_us=100,
-        version_policy="specific:1,3", response_cache=True, cuda_graph=True,
-    )  # fmt: skip
+    options = {
+        "max_batch_size": 8, "instances": 2, "gpus": (0, 3), "preferred_batch": (8, 4),
+        "max_queue_delay_us": 100, "version_policy": "specific:1,3", "response_cache": True,
+        "cuda_graph": True,
+    }  # fmt: skip
     found, config = configured(options)
     assert found.max_batch_size == 8
     assert (found.instance_group[0].count, list(found.instance_group[0].gpus)) == (2, [0, 3])
@@ -198,59 +194,58 @@ def test_every_option_comes_back(configured: Make) -> None:
     assert any(option.startswith("--cache-config=local,size=") for option in config.server_options)
 
 
-@pytest.mark.parametrize(
-    ("policy", "expected"),
-    [
-        ("latest", {"latest": {"num_versions": 1}}),
-        ("latest:2", {"latest": {"num_versions": 2}}),
-        ("all", {"all": {}}),
-    ],
-)
-def test_version_policies_are_read(configured: Make, policy: str, expected: dict[str, Any]) -> None:
-    found, _ = configured(TritonOptions(version_policy=policy))
-    assert found.version_policy.WhichOneof("policy_choice") == next(iter(expected))
+@pytest.mark.parametrize(("policy", "count"), [("latest", 1), ("latest:2", 2), ("all", 0)])
+def test_version_policies_are_read(configured: Make, policy: str, count: int) -> None:
+    found = configured({"version_policy": policy})[0].version_policy
+    assert found.WhichOneof("policy_choice") == policy.partition(":")[0]
+    assert found.latest.num_versions == count
 
 
 def test_without_dynamic_batching_the_server_must_be_told(configured: Make) -> None:
-    found, config = configured(TritonOptions(dynamic_batching=False))
+    found, config = configured({"dynamic_batching": False})
     assert not found.HasField("dynamic_batching")
     assert "--disable-auto-complete-config" in config.server_options
 
 
 def test_how_an_engine_was_built_says_what_the_server_needs(configured: Make) -> None:
-    _, config = configured(options={"version_compatible": True, "plugins": ["a.so", "b.so"]})
+    options = {"version_compatible": True, "plugins": ["a.so", "b.so"], "weight_streaming": "50%"}
+    _, config = configured(options=options)
     assert config.server_options == (
         "--backend-config=tensorrt,version-compatible=true",
         "--backend-config=tensorrt,plugins=a.so;b.so",
     )
+    assert told(config, "all of them stay on the GPU")
 
 
 def test_formats_that_are_not_linear_are_marked(tmp_path: Path) -> None:
-    engine = make_engine(
-        tmp_path / "m.engine", options={"io_formats": ["x=float16:chw32", "y=float16:linear"]}
-    )
+    formats = ["x=float16:chw32", "y=float16:linear"]
+    engine = make_engine(tmp_path / "m.engine", options={"io_formats": formats})
     fields = make_config(read_triton_model(engine), "net", TritonOptions()).fields
-    assert [dict(item).get("is_non_linear_format_io") for item in (*fields["input"], *fields["output"])] == [
+    assert [item.get("is_non_linear_format_io") for item in (*fields["input"], *fields["output"])] == [
         True,
         None,
     ]
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "engine", "message"),
     [
-        ({"max_batch_size": 17}, "the profiles of .* end at 16"),
-        ({"preferred_batch": (4, 32)}, "`preferred_batch` 32: max_batch_size is 16"),
-        ({"max_batch_size": 1, "preferred_batch": (1,)}, "there are no batches to form"),
-        ({"kind": "cpu"}, "runs only on gpu"),
-        ({"warm_up_shapes": {"x": (1, 3, 8, 8)}}, "at the optimum of its profiles"),
+        ({"max_batch_size": 17}, {}, "the profiles of .* end at 16"),
+        ({"preferred_batch": (4, 32)}, {}, "`preferred_batch` 32: max_batch_size is 16"),
+        ({"max_batch_size": 1, "preferred_batch": (1,)}, {}, "there are no batches to form"),
+        ({"kind": "cpu"}, {}, "runs only on gpu"),
+        ({"warm_up_shapes": {"x": (1, 3, 8, 8)}}, {}, "at the optimum of its profiles"),
+        ({}, {"dtypes": {"x": "float64"}}, "'x' is float64; Triton's tensorrt backend takes bfloat16, bool"),
+        ({}, {"outputs": {"y": ("batch", 0)}}, "'y' is .*; Triton takes no extent of 0"),
+        ({}, {"outputs": {"y": ()}}, "'y' is a scalar; only Triton's onnxruntime backend takes scalars"),
+        ({}, {"outputs": {"": ("batch",)}}, "an input or output has no name"),
     ],
 )
-def test_options_that_an_engine_cannot_follow_are_refused(
-    configured: Make, options: dict[str, Any], message: str
+def test_what_triton_or_an_engine_cannot_follow_is_refused(
+    configured: Make, options: dict[str, Any], engine: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InvalidOption, match=message):
-        configured(TritonOptions(**options))
+    with pytest.raises((InvalidOption, ArtifactError), match=message):
+        configured(options, **engine)
 
 
 @pytest.mark.parametrize(
@@ -310,11 +305,7 @@ def test_any_engine_s_configuration_keeps_triton_s_rules(
     engine = make_engine(
         tmp_path / "m.engine", inputs=inputs, outputs=outputs, profiles=[profile] if profile else []
     )
-    try:
-        config = make_config(read_triton_model(engine), "net", TritonOptions())
-    except QCompileError as error:
-        pytest.fail(f"{error}")
-    found = parse(config.fields)
+    found = parse(make_config(read_triton_model(engine), "net", TritonOptions()).fields)
     assert [item.name for item in found.input] == list(inputs)
     for item in (*found.input, *found.output):
         own = list(item.reshape.shape) if item.HasField("reshape") else list(item.dims)
@@ -338,11 +329,6 @@ texts = st.text(
     st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("\\\"'\n\r\t\0\x7f1ü漢🙂"))
 )
 int64 = st.integers(-(2**63), 2**63 - 1)
-
-
-@given(texts)
-def test_any_string_comes_back(text: str) -> None:
-    assert parse({"name": text}).name == text
 
 
 @given(st.lists(st.tuples(texts, st.lists(int64, max_size=5), st.booleans()), max_size=4))

@@ -12,13 +12,16 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper, parser
+from mode_models import written
+from onnx import parser
 from simulated_machine import Machine, install
 
 import qcompile
 from qcompile.artifact import Manifest, commit
 from qcompile.engines.capabilities import capabilities
+from qcompile.engines.gpu import Gpu
 from qcompile.engines.registry import engine
+from qcompile.engines.tensorrt import engine as tensorrt_engine
 from qcompile.errors import ArtifactError, UnsupportedOperator
 from qcompile.files import writing
 from qcompile.lowering import LoweredGraph, load_lowered, lower
@@ -63,18 +66,18 @@ def cumsums(folder: Path) -> Path:
     return saved(folder, 17, "(float[3, 4] x) => (float[3, 4] r, float[3, 4] z)", CUMSUMS, STORED)
 
 
-def test_a_fault_of_the_version_is_worked_around_and_named(tmp_path: Path) -> None:
-    graph = lowered(cumsums(tmp_path), "tensorrt-rtx")
+def test_a_fault_of_the_version_is_worked_around_and_named_in_both_manifests(tmp_path: Path) -> None:
+    model, fault = cumsums(tmp_path), {"cumsum-axes": ["node1"]}
+    graph = lowered(model, "tensorrt-rtx")
     assert operators(graph.path).count("CumSum") == 1
-    assert {name: list(nodes) for name, nodes in graph.worked_around.items()} == {"cumsum-axes": ["node1"]}
-    assert load_lowered(Path(graph.path)).worked_around == {"cumsum-axes": ["node1"]}
-
-
-@pytest.mark.parametrize("ignored", ["cumsum-axes", "all"])
-def test_a_fault_that_is_ignored_stays(ignored: str, tmp_path: Path) -> None:
-    graph = lowered(cumsums(tmp_path), "tensorrt-rtx", ignore_faults=(ignored,))
-    assert operators(graph.path).count("CumSum") == 2
-    assert graph.worked_around == {}
+    assert {name: list(nodes) for name, nodes in graph.worked_around.items()} == fault
+    assert load_lowered(Path(graph.path)).worked_around == fault
+    built = qcompile.build(model, tmp_path / "m.engine", target="tensorrt-rtx", gpus=["sm86"])
+    assert built.manifest.proof["worked_around"] == fault
+    for ignored in ("cumsum-axes", "all"):
+        graph = lowered(model, "tensorrt-rtx", ignore_faults=(ignored,))
+        assert operators(graph.path).count("CumSum") == 2
+        assert graph.worked_around == {}
 
 
 def test_a_version_without_the_fault_gets_the_graph_as_it_is(tmp_path: Path, machine: OnMachine) -> None:
@@ -84,22 +87,14 @@ def test_a_version_without_the_fault_gets_the_graph_as_it_is(tmp_path: Path, mac
     assert operators(lowered(cumsums(tmp_path)).path).count("CumSum") == 1
 
 
-def test_the_manifest_of_an_engine_names_what_was_worked_around(tmp_path: Path) -> None:
-    manifest = qcompile.build(
-        cumsums(tmp_path), tmp_path / "m.engine", target="tensorrt-rtx", gpus=["sm86"]
-    ).manifest
-    assert manifest.proof["worked_around"] == {"cumsum-axes": ["node1"]}
-
-
 def test_a_fault_without_a_rewrite_is_refused_with_reports_nodes_and_way_out(
     tmp_path: Path, machine: OnMachine
 ) -> None:
     signature = "(float[4, 4] x, int64[2, 1] i, float[2, 4] u) => (float[4, 4] y)"
     model = saved(tmp_path, 16, signature, 'y = ScatterND <reduction="mul"> (x, i, u)')
     machine("8.5.3")
-    with pytest.raises(
-        UnsupportedOperator, match=r"tensorrt 8\.5\.3\.1 computes node0 wrongly: scatter-"
-    ) as found:
+    said = r"tensorrt 8\.5\.3\.1 computes node0 wrongly: scatter-"
+    with pytest.raises(UnsupportedOperator, match=said) as found:
         lowered(model)
     assert "NVIDIA/TensorRT 3462" in found.value.message
     assert found.value.hint == (
@@ -122,15 +117,10 @@ def test_a_cubic_sample_goes_to_the_opset_of_the_older_name(tmp_path: Path, mach
 def test_what_is_only_reported_is_a_warning_for_its_precision(
     precision: str, warned: bool, tmp_path: Path, machine: OnMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qcompile.engines.gpu import Gpu
-    from qcompile.engines.tensorrt import engine as home
-
-    body = "s = MatMul (x, k) p = Softmax (s) y = MatMul (p, v)"
-    model = saved(
-        tmp_path, 17, "(float[2, 5, 8] x, float[2, 8, 5] k, float[2, 5, 8] v) => (float[2, 5, 8] y)", body
-    )
+    signature = "(float[2, 5, 8] x, float[2, 8, 5] k, float[2, 5, 8] v) => (float[2, 5, 8] y)"
+    model = saved(tmp_path, 17, signature, "s = MatMul (x, k) p = Softmax (s) y = MatMul (p, v)")
     machine("10.16")
-    monkeypatch.setattr(home, "find_gpu", lambda *_: Gpu("Simulated", "sm120", 1 << 30, "12.8"))
+    monkeypatch.setattr(tensorrt_engine, "find_gpu", lambda *_: Gpu("Simulated", "sm120", 1 << 30, "12.8"))
     found = [text for text in lowered(model, precision=precision).warnings if "fused-attention-sm120" in text]
     assert bool(found) == warned
 
@@ -149,22 +139,18 @@ def test_a_fault_of_several_profiles_is_one_of_builds_that_have_them(
     ] * (count - 1)
 
 
-def layer_norm(folder: Path, version: int = 17) -> Path:
-    rng = np.random.default_rng(0)
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["h"], "product"),
-        helper.make_node("LayerNormalization", ["h", "s", "b"], ["n"], "norm", axis=-1),
-        helper.make_node("MatMul", ["n", "w"], ["y"], "last"),
-    ]
-    value = helper.make_tensor_value_info
-    weights = {"w": rng.standard_normal((8, 8)), "s": np.ones(8), "b": np.zeros(8)}
-    graph = helper.make_graph(
-        nodes, "g", [value("x", 1, ["N", 8])], [value("y", 1, ["N", 8])],
-        [numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()],
-    )  # fmt: skip
-    path = folder / "m.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)], ir_version=8), path)
-    return path
+LAYER_NORM = """(float[N,8] x) => (float[N,8] y) {
+    [product] h = MatMul (x, w)
+    [norm] n = LayerNormalization <axis = -1> (h, s, b)
+    [last] y = MatMul (n, w)
+}"""
+
+
+def layer_norm(folder: Path, scale: float = 1.0) -> Path:
+    w = np.random.default_rng(0).standard_normal((8, 8)) * scale
+    weights = {"w": w, "s": np.ones(8), "b": np.zeros(8)}
+    arrays = {name: array.astype(np.float32) for name, array in weights.items()}
+    return written(folder / "m.onnx", LAYER_NORM, **arrays)
 
 
 def test_layer_normalization_is_written_out_for_8_5_and_stays_in_float32(
@@ -199,15 +185,8 @@ def test_layer_normalization_stays_where_the_parser_has_it(
 def test_what_overflows_float16_is_a_constraint_where_types_are_weak(
     version: str, options: dict[str, Any], tmp_path: Path, machine: OnMachine
 ) -> None:
-    path = layer_norm(tmp_path)
-    model = onnx.load(path)
-    for tensor in model.graph.initializer:
-        if tensor.name == "w":
-            values = numpy_helper.to_array(tensor) * np.float32(1e6)
-            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
-    onnx.save(model, path)
     machine(version)
-    graph = lowered(path, precision="fp16", **options)
+    graph = lowered(layer_norm(tmp_path, 1e6), precision="fp16", **options)
     assert {"product", "last"} <= set(graph.layers)
     assert all(kind == "fp32" for kind in graph.layers.values())
 
@@ -245,7 +224,7 @@ RECORD: dict[str, Any] = {
 }  # fmt: skip
 
 
-def written(path: Path, record: Any) -> Path:
+def recorded(path: Path, record: Any) -> Path:
     with writing(path) as temporary:
         temporary.write_bytes(b"graph")
         commit(temporary, Manifest(kind="onnx", stage="lower", options={"lowered": record}))
@@ -253,26 +232,22 @@ def written(path: Path, record: Any) -> Path:
 
 
 def test_it_reads_back(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.graph.onnx", RECORD)
+    path = recorded(tmp_path / "a.graph.onnx", RECORD)
     assert load_lowered(path) == LoweredGraph(str(path), **RECORD)
 
 
 @pytest.mark.parametrize(
-    "change",
+    "record",
     [
-        {"precision": "int7"}, {"precision": None}, {"float_precision": 5}, {"layers": ["conv"]},
-        {"layers": {"conv": 5}}, {"planned": "conv"}, {"left_in_float": []}, {"warnings": [5]},
-        {"worked_around": {"fault": "conv"}},
+        None, 5, [], "int8", {},
+        *(RECORD | change for change in (
+            {"precision": "int7"}, {"precision": None}, {"float_precision": 5}, {"layers": ["conv"]},
+            {"layers": {"conv": 5}}, {"planned": "conv"}, {"left_in_float": []}, {"warnings": [5]},
+            {"worked_around": {"fault": "conv"}},
+        )),
     ],
 )  # fmt: skip
-def test_a_wrong_type_is_named(tmp_path: Path, change: dict[str, Any]) -> None:
-    path = written(tmp_path / "a.graph.onnx", RECORD | change)
+def test_a_record_that_is_missing_or_of_a_wrong_type_is_named(tmp_path: Path, record: Any) -> None:
+    path = recorded(tmp_path / "a.graph.onnx", record)
     with pytest.raises(ArtifactError, match=r"a\.graph\.onnx: its manifest does not say how it was lowered"):
-        load_lowered(path)
-
-
-@pytest.mark.parametrize("record", [None, 5, [], "int8", {}])
-def test_a_record_that_is_missing_is_named(tmp_path: Path, record: Any) -> None:
-    path = written(tmp_path / "a.graph.onnx", record)
-    with pytest.raises(ArtifactError, match="does not say how it was lowered"):
         load_lowered(path)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from simulated_machine import install
 import qcompile
 from qcompile.artifact import Manifest, read_manifest
 from qcompile.engines.base import BuildRequest
+from qcompile.engines.openvino import OpenVino
 from qcompile.errors import InvalidOption, QCompileError
 from qcompile.model.graph import weighted_nodes
 from qcompile.model.weightless import fingerprint
@@ -68,9 +68,9 @@ def folder(tiny_file: MakeFile, samples: MakeFile, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, artifacts: Mapping[str, Wishes], *, head: str = HEAD) -> RunReport:
+def run(folder: Path, artifacts: Mapping[str, Wishes]) -> RunReport:
     """Run a recipe of these artifacts."""
-    text = head
+    text = HEAD
     for name, wishes in artifacts.items():
         options = {key: value for key, value in wishes.items() if key != "io_formats"}
         text += f"[[artifact]]\nname = {json.dumps(name)}\n"
@@ -87,64 +87,57 @@ def build(folder: Path, output: Path, wishes: Wishes) -> Manifest:
     options = {name: value for name, value in wishes.items() if name != "io_formats"}
     if "layers" in options:
         options["layers"] = dict(text.split("=") for text in options["layers"])
-    static = (
-        options["precision"] in ("int8", "fp8", "nvfp4", "best") and options.get("mode", "static") == "static"
-    )
-    return qcompile.build(
-        model,
-        output,
-        ranges=folder / "out/tiny.ranges" if static else None,
-        data=str(folder / "calibration.npz"),
-        tensorrt=TensorRTOptions(io_formats=tuple(wishes["io_formats"])) if "io_formats" in wishes else None,
-        **options,
-    ).manifest
+    if options["precision"] in ("int8", "fp8", "nvfp4", "best") and options.get("mode", "static") == "static":
+        options["ranges"] = folder / "out/tiny.ranges"
+    if "io_formats" in wishes:
+        options["tensorrt"] = TensorRTOptions(io_formats=tuple(wishes["io_formats"]))
+    return qcompile.build(model, output, data=str(folder / "calibration.npz"), **options).manifest
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a road led to: an artifact, or an error."""
-
-    path: Path = Path()
-    error: QCompileError | None = None
-
-    @property
-    def manifest(self) -> Manifest:
-        found = read_manifest(self.path)
-        assert found is not None
-        return found
+Outcome = Path | QCompileError
 
 
-def both_roads(folder: Path, artifacts: Mapping[str, Wishes]) -> dict[str, tuple[Outcome, Outcome]]:
-    """Each artifact by `run`, and by `build`."""
+def manifest_of(path: Path) -> Manifest:
+    manifest = read_manifest(path)
+    assert manifest is not None
+    return manifest
+
+
+def reached_alike(
+    folder: Path, artifacts: Mapping[str, Wishes], content: Callable[[Path], bytes] = Path.read_bytes
+) -> set[str]:
+    """Make each artifact by `run` and by `build`, compare them, and return those that were reached."""
     report = run(folder, artifacts)
-    found = {}
     for name, wishes in artifacts.items():
-        first = Outcome(report.artifacts.get(name, Path()), report.failures.get(name))
-        output = folder / "built" / (first.path.name or name)
+        first = report.artifacts.get(name) or report.failures[name]
+        output = folder / "built" / (first.name if isinstance(first, Path) else name)
         try:
             build(folder, output, wishes)
-            found[name] = first, Outcome(output)
         except QCompileError as error:
-            found[name] = first, Outcome(error=error)
+            assert_equal(first, error, content)
+        else:
+            assert_equal(first, output, content)
     again = qcompile.run(folder / "recipe.toml")
     assert set(again.stages.values()) <= {"skipped", "failed"}
-    return found
+    return set(report.artifacts) & set(artifacts)
 
 
-def assert_equal(first: Outcome, second: Outcome, content: Callable[[Path], bytes] = Path.read_bytes) -> None:
+def assert_equal(first: Outcome, second: Outcome, content: Callable[[Path], bytes]) -> None:
     """The graph, what is said of the artifact, and its bytes; or the error.
 
     Not its checks: `build` runs an artifact on the data, `run` on random input.
     """
-    if first.error or second.error:
-        assert type(first.error) is type(second.error)
-        assert without_files(first.error) == without_files(second.error)
+    if not isinstance(first, Path) or not isinstance(second, Path):
+        assert type(first) is type(second)
+        assert without_files(first) == without_files(second)
         return
-    one, other = first.manifest, second.manifest
+    manifests = manifest_of(first), manifest_of(second)
     for what in ("sources", "precision", "options", "proof", "io"):
-        assert getattr(one, what) == getattr(other, what), what
-    assert [*map(without_files, one.warnings)] == [*map(without_files, other.warnings)]
-    assert content(first.path) == content(second.path)
+        by_run, by_build = (getattr(manifest, what) for manifest in manifests)
+        assert by_run == by_build, what
+    by_run, by_build = ([*map(without_files, manifest.warnings)] for manifest in manifests)
+    assert by_run == by_build
+    assert content(first) == content(second)
 
 
 def without_files(text: object) -> str:
@@ -174,45 +167,26 @@ def wishes_for(target: str, **more: Any) -> dict[str, Wishes]:
     }
 
 
-def reached(found: Mapping[str, tuple[Outcome, Outcome]]) -> set[str]:
-    return {name for name, (first, _) in found.items() if not first.error}
-
-
 STATIC = {"int8", "excluded", "only", "layers", "gptq"}
 
 
 def test_build_and_run_make_the_same_for_onnxruntime(folder: Path) -> None:
-    found = both_roads(folder, wishes_for("onnxruntime"))
-    for roads in found.values():
-        assert_equal(*roads, without_node_names)
-    assert reached(found) == {"fp32", "int4", "dynamic", *STATIC}
+    reached = reached_alike(folder, wishes_for("onnxruntime"), without_node_names)
+    assert reached == {"fp32", "int4", "dynamic", *STATIC}
 
 
 def test_build_and_run_make_the_same_for_openvino(folder: Path, on_processor: Callable[..., None]) -> None:
     pytest.importorskip("openvino")
     on_processor("avx512_bf16", "avx512_fp16")
-    found = both_roads(folder, wishes_for("openvino"))
-    for roads in found.values():
-        assert_equal(*roads)
-    assert reached(found) >= {"fp32", *STATIC}  # whether 16 bits are reached is the processor's
+    reached = reached_alike(folder, wishes_for("openvino"))
+    assert reached >= {"fp32", *STATIC}  # whether 16 bits are reached is the processor's
 
 
 def test_build_and_run_make_the_same_for_tensorrt_rtx(folder: Path) -> None:
     pytest.importorskip("tensorrt_rtx")
-    found = both_roads(folder, wishes_for("tensorrt-rtx", gpus=["sm86"]))
-    for roads in found.values():
-        assert_equal(*roads, nothing_more)
-    assert reached(found) >= {
-        "fp32",
-        "tf32",
-        "fp16",
-        "bf16",
-        "int4",
-        "best",
-        "float_precision",
-        "mixed",
-        *STATIC,
-    }
+    reached = reached_alike(folder, wishes_for("tensorrt-rtx", gpus=["sm86"]), nothing_more)
+    floats = {"fp32", "tf32", "fp16", "bf16", "int4", "best", "float_precision", "mixed"}
+    assert reached >= floats | STATIC
 
 
 @pytest.mark.parametrize("version", [name for name in VERSIONS if name != "rtx"])
@@ -220,11 +194,11 @@ def test_build_and_run_make_the_same_for_every_tensorrt(
     version: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(monkeypatch, folder, version)
-    found = both_roads(folder, wishes_for("tensorrt"))
-    for roads in found.values():
-        assert_equal(*roads)
-    weak = {"fp32", "tf32", "fp16", "best", "float_precision", "mixed", "typed", *STATIC}
-    assert reached(found) == weak if version == "8.5.3" else weak | {"bf16", "int4"}
+    reached = reached_alike(folder, wishes_for("tensorrt"))
+    expected = {"fp32", "tf32", "fp16", "best", "float_precision", "mixed", "typed", *STATIC}
+    if version != "8.5.3":
+        expected |= {"bf16", "int4"}
+    assert reached == expected
 
 
 def test_torchscript_is_built_alike_by_build_and_run(torch_model: str, tmp_path: Path) -> None:
@@ -233,20 +207,17 @@ def test_torchscript_is_built_alike_by_build_and_run(torch_model: str, tmp_path:
         f'version = 1\nname = "net"\n[model]\nsource = {json.dumps(torch_model)}\n'
         'inputs = ["x:2x3x8x8"]\n[[artifact]]\nname = "ts"\ntarget = "torchscript"\n'
     )
-    made = read_manifest(qcompile.run(path).artifacts["ts"])
+    made = manifest_of(qcompile.run(path).artifacts["ts"])
     built = qcompile.build(
         torch_model, tmp_path / "m.pt", target="torchscript", inputs=["x:2x3x8x8"]
     ).manifest
-    assert made is not None
     assert (made.sources, made.options, made.proof) == (built.sources, built.options, built.proof)
 
 
 def test_a_build_with_the_data_corrects_biases_and_one_without_says_that_it_does_not(folder: Path) -> None:
     wishes = {"target": "onnxruntime", "precision": "int8"}
     report = run(folder, {"cpu": wishes})
-    graph = read_manifest(report.output / "cpu.graph.onnx")
-    assert graph is not None
-    assert graph.proof["corrected_biases"] == 3
+    assert manifest_of(report.output / "cpu.graph.onnx").proof["corrected_biases"] == 3
     with_data = build(folder, folder / "m.onnx", wishes)
     assert with_data.sources["graph"] == fingerprint(report.output / "cpu.graph.onnx")
     assert with_data.warnings == ()
@@ -272,9 +243,7 @@ def test_fp16_by_a_recipe_keeps_what_overflows_in_float32(
     wishes = {"target": "tensorrt", "precision": "fp16"}
     report = run(folder, {"engine": wishes})
     path = report.output / "engine.graph.onnx"
-    graph = read_manifest(path)
-    assert graph is not None
-    left = graph.proof["left_in_float"]
+    left = manifest_of(path).proof["left_in_float"]
     assert isinstance(left, dict)
     assert "65504" in left["gemm"]
     types = weighted_nodes(onnx.load(path))
@@ -287,8 +256,6 @@ def test_gptq_of_static_int8_waits_for_the_data_where_openvino_is_asked(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("openvino")
-    from qcompile.engines.openvino import OpenVino
-
     asked: list[str] = []
 
     def missed(_: OpenVino, request: BuildRequest) -> dict[str, str]:
@@ -298,9 +265,7 @@ def test_gptq_of_static_int8_waits_for_the_data_where_openvino_is_asked(
     monkeypatch.setattr(OpenVino, "missed_layers", missed)
     report = run(folder, {"ov": {"target": "openvino", "precision": "int8", "rounding": "gptq"}})
     assert len(asked) == 2
-    graph, artifact = (read_manifest(report.output / name) for name in ("ov.graph.onnx", "ov.onnx"))
-    assert graph is not None
-    assert artifact is not None
+    graph, artifact = (manifest_of(report.output / name) for name in ("ov.graph.onnx", "ov.onnx"))
     assert graph.proof["rounded_weights"] == 2
     assert artifact.proof["left_in_float"] == {"gemm": "for a test"}
     assert any("1 of 3 layers stay in float" in text for text in artifact.warnings)
@@ -311,8 +276,6 @@ def test_a_graph_of_which_an_engine_would_compute_all_in_float_stays_quantized(
 ) -> None:
     """Without any quantized layer there would be nothing to prove: the proof says what is reached."""
     pytest.importorskip("openvino")
-    from qcompile.engines.openvino import OpenVino
-
     layers = ("conv1", "conv2", "gemm")
     monkeypatch.setattr(OpenVino, "missed_layers", lambda *_: dict.fromkeys(layers, "for a test"))
     report = run(folder, {"ov": {"target": "openvino", "precision": "int8"}})
@@ -340,9 +303,8 @@ def test_layers_that_an_engine_would_not_keep_are_refused(
     pytest.importorskip("openvino")
     on_processor("avx512_bf16")
     wishes: Wishes = {"target": "openvino", "precision": "bf16", "layers": {"conv1": "fp32"}}
-    with pytest.raises(
-        InvalidOption, match="bf16 for openvino: it chooses the types of all layers by itself"
-    ):
+    said = "bf16 for openvino: it chooses the types of all layers by itself"
+    with pytest.raises(InvalidOption, match=said):
         qcompile.build(folder / "residual.onnx", folder / "m.onnx", **wishes)
 
 
@@ -356,6 +318,4 @@ def test_shapes_of_an_artifact_stay_where_a_large_batch_is_measured(folder: Path
     recipe = qcompile.read_recipe(folder / "recipe.toml")
     stage = build_stage(recipe, recipe.artifact[0], str(folder / "residual.onnx"), "sha256:0")
     stage.work(tmp_path / "built" / stage.file, silent)
-    manifest = read_manifest(tmp_path / "built" / stage.file)
-    assert manifest is not None
-    assert manifest.options["max_shapes"] == ["x:40x4x8x8"]
+    assert manifest_of(tmp_path / "built" / stage.file).options["max_shapes"] == ["x:40x4x8x8"]

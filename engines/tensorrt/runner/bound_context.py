@@ -9,11 +9,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ....errors import DataError, ModelError, first_line
+from ....errors import ModelError, first_line
 from ....tensors import format_shape
 from .callbacks import listening, make_output_allocator, make_profiler
 from .cuda import CudaError, CudaGraph, Stream
-from .io_tensors import IOTensor
+from .io_tensors import IOTensor, refused_input
 from .loaded_engine import GRAPH_HINT, LoadedEngine
 from .memory import DeviceArray, DeviceBuffer, DeviceInput, HostBuffer
 from .profile_choice import FeedShapes, Profile
@@ -24,12 +24,7 @@ Values = Mapping[str, "NDArray[Any] | DeviceInput"]
 class BoundContext:
     """An execution context, bound to feeds, run, and bound again. The primary context must be active.
 
-    Args:
-        loaded: The engine.
-        stream: On which everything is enqueued.
-
-    Attributes:
-        binding: Another object after each `bind`: whoever bound before can see that it was not the last.
+    `binding` is another object after each `bind`: whoever bound before can see that it was not the last.
     """
 
     def __init__(self, loaded: LoadedEngine, stream: Stream) -> None:
@@ -53,12 +48,6 @@ class BoundContext:
         self._graph: CudaGraph | None = None
         self._under_way = False
 
-    @property
-    def memory_bytes(self) -> int:
-        """Memory on the device, of inputs, outputs and the execution context."""
-        buffers = (self._activations, *self._device.values())
-        return self._loaded.memory_bytes(self._context) + sum(buffer.size_bytes for buffer in buffers)
-
     def bind(self, values: Values, feed_shapes: FeedShapes, profile: Profile, *, graph: bool = True) -> None:
         """Take the feeds: choose profile and shapes, copy to page-locked memory, set every address."""
         self.synchronize()
@@ -76,7 +65,6 @@ class BoundContext:
             self._capture()
 
     def upload(self) -> None:
-        """Enqueue the copies to the device alone."""
         self._under_way = True
         self._upload()
 
@@ -95,9 +83,9 @@ class BoundContext:
             self._stream.synchronize()
             self._under_way = False
 
-    def outputs_on_host(self) -> dict[str, NDArray[Any]]:
-        """Return the outputs in page-locked memory, which the next run writes again."""
-        return dict(self._on_host)
+    def outputs_on_host(self, *, copied: bool) -> dict[str, NDArray[Any]]:
+        """Return the outputs: copies, or the page-locked memory, which the next run writes again."""
+        return {name: array.copy() if copied else array for name, array in self._on_host.items()}
 
     def outputs_on_device(self) -> dict[str, DeviceArray]:
         """Return the outputs where they are, valid until the context is bound or freed."""
@@ -161,7 +149,7 @@ class BoundContext:
         """Free buffers, graph and execution context; each is freed even if another one fails to be."""
         self.binding = object()
         with ExitStack() as stack:
-            stack.callback(self._drop_context)
+            stack.callback(self._forget)
             for device in (self._activations, *self._device.values()):
                 stack.callback(device.free)
             for host in self._host.values():
@@ -169,11 +157,9 @@ class BoundContext:
             stack.callback(self._drop_graph)
             stack.callback(self.synchronize)
 
-    def _drop_context(self) -> None:
-        self._uploads, self._owners, self._on_host = [], [], {}
-        self._device_copies = {}
+    def _forget(self) -> None:
+        self._owners, self._on_host, self._device_copies, self._allocators = [], {}, {}, {}
         self._context = self._stream = None
-        self._allocators = {}
 
     def _drop_graph(self) -> None:
         graph, self._graph = self._graph, None
@@ -187,12 +173,9 @@ class BoundContext:
             for tensor in self._loaded.outputs:
                 buffer = self._device[tensor.name]
                 if 0 <= value.address - buffer.address < buffer.size_bytes:
-                    raise DataError(
-                        f"feeds: input {name!r} is this runner's own output {tensor.name!r}, which the run "
-                        "would write while it reads",
-                        hint="give a copy of it",
-                        tensor=name,
-                    )
+                    run = "which the run would write while it reads"
+                    problem = f"is this runner's own output {tensor.name!r}, {run}"
+                    raise refused_input(name, problem, "give a copy of it")
 
     def _choose(self, profile: Profile, feed_shapes: FeedShapes) -> bool:
         """Choose profile and shapes; returns whether they are not those of before."""

@@ -61,14 +61,10 @@ def make_profiler(module: Any) -> Any:
 
 
 def make_output_allocator(module: Any, buffer: DeviceBuffer) -> Any:
-    """Return an `IOutputAllocator` for one output, whose shape depends on data.
+    """Return an `IOutputAllocator` for one output, whose shape depends on data; `shape` is None before a run.
 
     TensorRT before 10 calls `reallocate_output`, 10 and newer `reallocate_output_async`. The memory is
     ordinary device memory: freeing the smaller one waits for the device, so no stream needs to be asked.
-
-    Returns:
-        An object with `shape`, the output's after a run and None before, `begin`, to be called before a
-        run, and `raise_again`, for the error that must not cross TensorRT's C++.
     """
 
     class OutputAllocator(_KeptError, module.IOutputAllocator):  # type: ignore[misc]
@@ -96,7 +92,6 @@ def make_output_allocator(module: Any, buffer: DeviceBuffer) -> Any:
             self.shape = tuple(int(extent) for extent in shape)
 
         def begin(self) -> None:
-            """Forget the run before."""
             self.shape = self._raised = None
 
     return OutputAllocator()
@@ -107,28 +102,22 @@ def make_listener(module: Any, context: PrimaryContext, wanted: Collection[str])
 
     TensorRT calls it when a tensor has its value, which is there for the time of the call alone: it waits
     for the stream, and copies (samples/common/debugTensorWriter.cpp, release/10.16). What it returns is not
-    looked at (pyCore.cpp, PyDebugListener).
-
-    Its `tensors` are name to array; `passed` are the names of others, and of those of a type that arrays
-    cannot have. `raise_again` raises the first exception.
+    looked at (pyCore.cpp, PyDebugListener). Its `tensors` are those of types that arrays have.
     """
 
     class Listener(_KeptError, module.IDebugListener):  # type: ignore[misc]
         def __init__(self) -> None:
             module.IDebugListener.__init__(self)
             self.tensors: dict[str, NDArray[Any]] = {}
-            self.passed: set[str] = set()
 
         def process_debug_tensor(
             self, addr: int, location: Any, type: Any, shape: Any, name: str, stream: int
         ) -> bool:
             if name not in wanted:
-                self.passed.add(name)
                 return True
             try:
                 dtype = numpy_dtype(type, name)
             except ModelError:  # such as four bits
-                self.passed.add(name)
                 return True
             try:
                 array = np.empty(tuple(int(extent) for extent in shape), dtype)
@@ -151,16 +140,16 @@ def listening(execution_context: Any, listener: Any) -> Iterator[None]:
 
     Bindings before 10.12 do not keep the listener alive.
     """
+
+    def switch(*, on: bool) -> None:
+        execution_context.set_all_tensors_debug_state(on)
+        if hasattr(execution_context, "unfused_tensors_debug_state"):
+            execution_context.unfused_tensors_debug_state = on
+
     execution_context.set_debug_listener(listener)
-    _switch(execution_context, on=True)
+    switch(on=True)
     try:
         yield
     finally:
-        _switch(execution_context, on=False)
+        switch(on=False)
         execution_context.set_debug_listener(None)
-
-
-def _switch(execution_context: Any, *, on: bool) -> None:
-    execution_context.set_all_tensors_debug_state(on)
-    if hasattr(execution_context, "unfused_tensors_debug_state"):
-        execution_context.unfused_tensors_debug_state = on

@@ -61,9 +61,8 @@ def load_cuda() -> Cuda:
 class Cuda:
     """The driver's functions that are used here; objects free what they hold when they are collected.
 
-    Attributes:
-        driver: The module `cuda.bindings.driver`; each function returns an error code, then its results.
-        package: The same module, or `pycuda.driver`.
+    `driver` is the module `cuda.bindings.driver`, whose functions return an error code, then their results;
+    `package` is that module, or `pycuda.driver`.
     """
 
     def __init__(self, package: Any) -> None:
@@ -87,23 +86,18 @@ class Cuda:
         return self.call("cuDevicePrimaryCtxRetain", self.call("cuDeviceGet", device))
 
     def push(self, context: Any) -> None:
-        """Make a context current."""
         self.call("cuCtxPushCurrent", context)
 
     def pop(self) -> None:
-        """Make the context current that was so before."""
         self.call("cuCtxPopCurrent")
 
     def stream(self) -> Stream:
-        """Create a stream."""
         return Stream(self)
 
     def event(self) -> Event:
-        """Create an event."""
         return Event(self)
 
     def mem_alloc(self, size_bytes: int) -> DeviceMemory:
-        """Allocate on the device."""
         return DeviceMemory(self, size_bytes)
 
     def owned(self, owner: object, function: str, handle: int) -> Callable[[], object]:
@@ -136,7 +130,6 @@ class Cuda:
         self._copy("cuMemcpyDtoH", target.ctypes.data, source, target.nbytes, stream=stream)
 
     def copy_on_device(self, target: int, source: int, size_bytes: int, stream: Stream) -> None:
-        """Enqueue a copy on the device."""
         self._copy("cuMemcpyDtoD", target, source, size_bytes, stream=stream)
 
     def _copy(self, function: str, *arguments: int, stream: Stream | None) -> None:
@@ -146,9 +139,7 @@ class Cuda:
     def wait_for_stream(self, stream: Stream, producer: int) -> None:
         """Let a stream wait for the work enqueued on another one so far; the host does not wait.
 
-        Args:
-            stream: The stream that waits.
-            producer: Handle of any stream of this context; 1 is the legacy default one, 2 the thread's.
+        `producer` is the handle of any stream of this context; 1 is the legacy default one, 2 the thread's.
         """
         event = self.call("cuEventCreate", _DISABLE_TIMING)
         try:
@@ -186,7 +177,6 @@ class Stream:
         cuda.owned(self, "cuStreamDestroy", self.handle)
 
     def synchronize(self) -> None:
-        """Wait for its work."""
         self._cuda.synchronize(self.handle)
 
     def wait_for_event(self, event: Event) -> None:
@@ -206,7 +196,6 @@ class Event:
         self._cuda.call("cuEventRecord", self.handle, stream.handle)
 
     def synchronize(self) -> None:
-        """Wait until it has happened."""
         self._cuda.call("cuEventSynchronize", self.handle)
 
     def time_till(self, end: Event) -> float:
@@ -217,10 +206,7 @@ class Event:
 class CudaGraph:
     """The work that `enqueue` puts on a stream, captured as a graph.
 
-    Args:
-        cuda: The driver; its context is active.
-        stream: Nothing may be under way on it.
-        enqueue: Tells the stream what is to be captured; must not wait for it.
+    The context is active, nothing may be under way on the stream, and `enqueue` must not wait for it.
     """
 
     def __init__(self, cuda: Cuda, stream: Stream, enqueue: Callable[[], None]) -> None:
@@ -254,22 +240,18 @@ class CudaGraph:
 @contextmanager
 def _no_collection() -> Iterator[None]:
     """Keep Python from collecting garbage: what that frees on the device voids a capture."""
-    was_enabled = gc.isenabled()
+    restore = gc.enable if gc.isenabled() else gc.disable
     gc.disable()
     try:
         yield
     finally:
-        if was_enabled:
-            gc.enable()
+        restore()
 
 
 class PrimaryContext:
     """A device's primary context, which everything in the process shares, PyTorch included.
 
-    Attributes:
-        cuda: The driver.
-        device: The device's number.
-        subject: What needs it, such as the engine's file; every message begins with it.
+    `subject` is what needs it, such as the engine's file: every message begins with it.
     """
 
     def __init__(self, device: int, subject: str, *, engine: str = "tensorrt") -> None:
@@ -299,20 +281,17 @@ class PrimaryContext:
             yield
         except BaseException as error:
             _forget_locals(error, outer)
-            self._translate(error, doing)
+            if isinstance(error, OutOfMemory):
+                raise EngineUnavailable(
+                    f"{self.subject}: {doing}: not enough memory on CUDA device {self.device}",
+                    hint="free memory on the GPU, or give a smaller batch",
+                    engine=self._engine,
+                ) from error
+            if isinstance(error, CudaError):
+                raise ModelError(f"{self.subject}: {doing}: CUDA fails: {first_line(error)}") from error
             raise
         finally:
             self.cuda.pop()
-
-    def _translate(self, error: BaseException, doing: str) -> None:
-        if isinstance(error, OutOfMemory):
-            raise EngineUnavailable(
-                f"{self.subject}: {doing}: not enough memory on CUDA device {self.device}",
-                hint="free memory on the GPU, or give a smaller batch",
-                engine=self._engine,
-            ) from error
-        if isinstance(error, CudaError):
-            raise ModelError(f"{self.subject}: {doing}: CUDA fails: {first_line(error)}") from error
 
 
 @functools.cache
@@ -328,13 +307,12 @@ def current_device(device: int, subject: str) -> Iterator[None]:
     primary context current. Device 0 is CUDA's default: where no package can make it current, as on a
     machine without a GPU, nothing is done.
     """
-    active: AbstractContextManager[None]
+    active: AbstractContextManager[None] = nullcontext()
     try:
         active = PrimaryContext(device, subject).active("building")
     except EngineUnavailable:
         if device != 0:
             raise
-        active = nullcontext()
     with active:
         yield
 

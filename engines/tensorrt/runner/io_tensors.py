@@ -20,14 +20,9 @@ from ..adapter import Adapter
 
 # By name: the module's own nptype() uses numpy names that numpy 2 has dropped (TensorRT 8.5).
 _NUMPY = {
-    "FLOAT": "float32",
-    "HALF": "float16",
-    "INT8": "int8",
-    "INT32": "int32",
-    "INT64": "int64",
-    "BOOL": "bool",
-    "UINT8": "uint8",
-}
+    "FLOAT": "float32", "HALF": "float16", "INT8": "int8", "INT32": "int32", "INT64": "int64",
+    "BOOL": "bool", "UINT8": "uint8",
+}  # fmt: skip
 _ML_DTYPES = {"BF16": "bfloat16", "FP8": "float8_e4m3fn"}
 """Types that numpy has from the package ml_dtypes."""
 _INT32 = np.iinfo(np.int32)
@@ -35,14 +30,9 @@ _INT32 = np.iinfo(np.int32)
 
 @dataclass(frozen=True)
 class IOTensor:
-    """One input or output.
+    """An input or output; an extent of -1 is dynamic.
 
-    Attributes:
-        name: Its name.
-        dtype: numpy's type of its elements.
-        shape: Extents; -1 is dynamic.
-        is_input: Whether it is one.
-        on_host: Whether TensorRT reads or writes it on the host: values that shapes depend on.
+    `on_host` says that TensorRT reads or writes it on the host: values that shapes depend on.
     """
 
     name: str
@@ -84,7 +74,6 @@ def read_tensors(adapter: Adapter, engine: Any, path: Path) -> tuple[IOTensor, .
 
 
 def model_io(tensors: Sequence[IOTensor]) -> ModelIO:
-    """Return inputs and outputs as runners show them."""
     return ModelIO(
         tuple(tensor.info for tensor in tensors if tensor.is_input),
         tuple(tensor.info for tensor in tensors if not tensor.is_input),
@@ -105,6 +94,11 @@ def numpy_dtype(member: Any, name: str, where: str = "") -> np.dtype[Any]:
     return extended_dtype(_ML_DTYPES[kind], f"{where}tensor {name!r}", name)
 
 
+def refused_input(name: str, problem: str, hint: str = "") -> DataError:
+    """Return the error of a feed that cannot be taken."""
+    return DataError(f"feeds: input {name!r} {problem}", hint=hint, tensor=name)
+
+
 def extended_dtype(kind: str, subject: str, name: str) -> np.dtype[Any]:
     """Return a type of the package ml_dtypes, such as "bfloat16"."""
     try:
@@ -122,12 +116,7 @@ def extended_dtype(kind: str, subject: str, name: str) -> np.dtype[Any]:
 class WideIntegers:
     """The inputs and outputs that the model has wider than its engine.
 
-    Args:
-        engine: Inputs and outputs of the engine.
-        model: Those of the model, of the engine's manifest; None where that is not known.
-
-    Attributes:
-        io: The engine's, with the model's 64-bit integers.
+    `io` is the engine's, with the 64-bit integers of the model, which the engine's manifest tells.
     """
 
     def __init__(self, engine: ModelIO, model: ModelIO | None) -> None:
@@ -140,11 +129,9 @@ class WideIntegers:
         self.io = ModelIO(tuple(map(self._widened, engine.inputs)), tuple(map(self._widened, engine.outputs)))
 
     def narrow(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return checked feeds as the engine takes them."""
         return {name: self._narrowed(name, value) for name, value in values.items()}
 
     def widen(self, outputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Return outputs as the model has them."""
         return {
             name: value.astype(np.int64) if name in self._wide else value for name, value in outputs.items()
         }
@@ -156,17 +143,14 @@ class WideIntegers:
         if name not in self._wide:
             return value
         if not isinstance(value, np.ndarray):
-            raise DataError(
-                f"feeds: input {name!r} is int64 on the device, and int32 in this engine",
-                hint="give a numpy array, or convert it to int32 and build from a model that declares it",
-                tensor=name,
+            raise refused_input(
+                name,
+                "is int64 on the device, and int32 in this engine",
+                "give a numpy array, or convert it to int32 and build from a model that declares it",
             )
         if value.size and (value.min() < _INT32.min or value.max() > _INT32.max):
-            raise DataError(
-                f"feeds: input {name!r} holds {value.min()} to {value.max()}; the engine has 32 bits",
-                hint="TensorRT 10 has 64-bit integers",
-                tensor=name,
-            )
+            problem = f"holds {value.min()} to {value.max()}; the engine has 32 bits"
+            raise refused_input(name, problem, "TensorRT 10 has 64-bit integers")
         return value.astype(np.int32)
 
 

@@ -31,12 +31,10 @@ class EngineUse:
     """How an engine is loaded.
 
     Attributes:
-        device: Number of the CUDA device.
-        cuda_graph: Whether inferences are captured and replayed.
         profiles: The optimization profiles of its manifest, with the values of shape inputs.
         runtime_cache: Whether kernels that TensorRT-RTX compiles are kept beside it.
         digest: Its digest, where it is known and was checked.
-        needs: What it needs beside TensorRT: plugins, host code; nothing by default.
+        needs: What it needs beside TensorRT: plugins, host code.
     """
 
     device: int = 0
@@ -50,22 +48,11 @@ class EngineUse:
 class LoadedEngine:
     """A deserialized engine in the memory of its device; the last holder that lets go frees it.
 
-    Args:
-        adapter: The TensorRT that built it.
-        path: Its file.
-        use: How it is loaded.
-
     Attributes:
-        adapter, path: As given.
-        context: The device's primary context.
-        tensors, inputs, outputs: Its inputs and outputs.
-        profiles: Its optimization profiles.
-        cuda_graph: Whether inferences are captured in CUDA graphs.
         captures_itself: Whether TensorRT captures and replays: from TensorRT-RTX 1.2 on. It knows when its
             kernels for a shape are compiled; a capture from outside would need engines built with the flag
             REQUIRE_USER_ALLOCATION (release notes 1.2), and would keep the kernels of that moment.
         user_managed: Whether whoever binds shapes allocates the memory of execution contexts.
-        notes: What the user should know.
     """
 
     def __init__(self, adapter: Adapter, path: Path, use: EngineUse) -> None:
@@ -73,10 +60,10 @@ class LoadedEngine:
         self.cuda_graph = use.cuda_graph
         self.captures_itself = use.cuda_graph and adapter.captures_by_itself
         self.user_managed = use.needs.allocation == "runtime"
-        self._allocation, self._strategy = use.needs.allocation, None
-        if self._allocation:
+        self._strategy = None
+        if use.needs.allocation:
             strategies = adapter.module.ExecutionContextAllocationStrategy
-            self._strategy = getattr(strategies, ALLOCATIONS[self._allocation])
+            self._strategy = getattr(strategies, ALLOCATIONS[use.needs.allocation])
         self.notes: tuple[str, ...] = ()
         self._holders, self._lock = 1, threading.Lock()
         self._opened: OpenPlan | None = None
@@ -137,7 +124,6 @@ class LoadedEngine:
         return self._opened.engine if self._opened is not None else None
 
     def said(self) -> str:
-        """Return TensorRT's last error."""
         return self._opened.said() if self._opened is not None else "no reason given"
 
     def make_context(self) -> Any:
@@ -154,13 +140,6 @@ class LoadedEngine:
             raise ModelError(f"{self.path}: no execution context can be made: {self.said()}")
         context.nvtx_verbosity = self.adapter.module.ProfilingVerbosity.NONE
         return context
-
-    def memory_bytes(self, context: Any) -> int:
-        """Return the memory on the device that TensorRT allocated for an execution context."""
-        if self._allocation == "profile":
-            profile = context.active_optimization_profile
-            return int(self.engine.get_device_memory_size_for_profile_v2(profile))
-        return 0 if self.user_managed else self.adapter.memory_bytes(self.engine)
 
     def require(self, refusal: str, call: Callable[..., Any], *arguments: Any) -> None:
         """Make a call of an execution context that TensorRT may refuse.
@@ -180,7 +159,7 @@ class LoadedEngine:
             raise ModelError(f"{self.path}: {refusal}: {self.said()}")
 
     def hold(self) -> LoadedEngine:
-        """Return this, for one holder more."""
+        """Return this for another holder."""
         with self._lock:
             self._holders += 1
         return self
@@ -213,16 +192,8 @@ class RuntimeCacheFile:
     """The kernels that TensorRT-RTX compiled for an engine, in a file beside it: the next process need not.
 
     TensorRT-RTX refuses a cache of another version, GPU or driver (`IRuntimeCache.deserialize` of 1.7). It
-    cannot know whether the file is whole and which engine it is of: the header says both.
-
-    Args:
-        engine: The engine's file.
-        version: TensorRT-RTX's.
-        digest: The engine's, where it is known and was checked.
-
-    Attributes:
-        path: The cache's file.
-        note: What became of the file that was there, for the user; empty where there was none.
+    cannot know whether the file is whole and which engine it is of: the header says both. `note` tells the
+    user what became of the file that was there.
     """
 
     def __init__(self, engine: Path, version: str, digest: str = "") -> None:
@@ -251,10 +222,7 @@ class RuntimeCacheFile:
         self.note = f"{self.path} is not used: {reason}; kernels are compiled again"
 
     def save(self, cache: Any) -> None:
-        """Write what was compiled since, whole or not at all.
-
-        Of several processes the last one wins: each of them has what it needs itself.
-        """
+        """Write what was compiled since. Of several processes the last one wins: each has what it needs."""
         serialized = cache.serialize()
         blob = b"" if serialized is None else bytes(serialized)
         if not blob or _digest(blob) == self._blob_digest:

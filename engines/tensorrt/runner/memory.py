@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ....errors import DataError, first_line
 from ....tensors import format_shape
 from .cuda import Cuda, CudaError, DeviceMemory, PrimaryContext, Stream
-from .io_tensors import extended_dtype
+from .io_tensors import extended_dtype, refused_input
 
 ALIGNMENT_BYTES = 256
 """What CUDA aligns every allocation to."""
@@ -27,9 +27,7 @@ ALIGNMENT_BYTES = 256
 class DeviceBuffer:
     """One allocation on the device; a larger one takes its place when it is too small.
 
-    Attributes:
-        address: Where it begins; 0 before the first `reserve`.
-        size_bytes: How much was allocated.
+    Its `address` and `size_bytes` are 0 before the first `reserve`.
     """
 
     def __init__(self, cuda: Cuda) -> None:
@@ -39,10 +37,7 @@ class DeviceBuffer:
         self.size_bytes = 0
 
     def reserve(self, size_bytes: int) -> int:
-        """Return the address of at least `size_bytes`, and at least one byte: TensorRT takes no null.
-
-        What the buffer held is lost when it grows.
-        """
+        """Return the address of at least `size_bytes`, and at least one byte: TensorRT takes no null."""
         if self._memory is None or size_bytes > self.size_bytes:
             self.free()
             self._memory = self._cuda.mem_alloc(max(size_bytes, 1))
@@ -81,12 +76,10 @@ class HostBuffer:
 
     @property
     def used(self) -> NDArray[np.uint8]:
-        """The bytes of the last view."""
         return np.empty(0, np.uint8) if self._bytes is None else self._bytes[: self._used_bytes]
 
     @property
     def address(self) -> int:
-        """Where it begins on the host."""
         return 0 if self._bytes is None else int(self._bytes.ctypes.data)
 
     def free(self) -> None:
@@ -107,10 +100,7 @@ class DeviceArray:
     until the runner is used again or closed; then this object says so, and what was made of it shows
     whatever is there.
 
-    Attributes:
-        address: Where its elements begin on the device, row-major.
-        shape: Its extents.
-        dtype: numpy's type of its elements.
+    Its elements are row-major.
     """
 
     def __init__(
@@ -136,24 +126,15 @@ class DeviceArray:
         return self._address
 
     @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    @property
     def __cuda_array_interface__(self) -> dict[str, object]:
         """The array by version 3 of the protocol: the run is over, so there is no stream to wait for."""
         if self.dtype.kind not in "fiub":
             # AttributeError, so that hasattr() says that there is no such interface.
             raise AttributeError(f"__cuda_array_interface__ has no word for {self.dtype}")
         return {
-            "shape": self.shape,
-            "typestr": self.dtype.str,
-            "data": (self.address, False),
-            "strides": None,
-            "stream": None,
-            "version": 3,
-        }
+            "shape": self.shape, "typestr": self.dtype.str, "data": (self.address, False), "strides": None,
+            "stream": None, "version": 3,
+        }  # fmt: skip
 
     def copy_to_host(self) -> NDArray[Any]:
         """Return a copy on the host."""
@@ -172,11 +153,7 @@ class DeviceArray:
 class DeviceInput:
     """An array on the device; `dtype` and `shape` are as an array's, so that it is checked like one.
 
-    Attributes:
-        address: Where its elements begin.
-        shape: Its extents.
-        dtype: numpy's type of its elements.
-        owner: What must live as long as the memory is used.
+    The owner must live as long as the memory is used.
     """
 
     address: int
@@ -186,7 +163,6 @@ class DeviceInput:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -199,18 +175,12 @@ def read_device_input(name: str, value: Any, context: PrimaryContext, stream: St
     try:
         interface = value.__cuda_array_interface__
     except AttributeError as error:
-        raise DataError(
-            f"feeds: input {name!r} is a {type(value).__name__}; a numpy array, or an array on CUDA device "
-            f"{context.device}, is required",
-            hint="give a numpy array",
-            tensor=name,
-        ) from error
+        required = f"a numpy array, or an array on CUDA device {context.device}, is required"
+        problem = f"is a {type(value).__name__}; {required}"
+        raise refused_input(name, problem, "give a numpy array") from error
     except RuntimeError as error:  # PyTorch, for a tensor that requires a gradient
-        raise DataError(
-            f"feeds: input {name!r} cannot be shared: {first_line(error)}",
-            hint="for a torch tensor, give tensor.detach()",
-            tensor=name,
-        ) from error
+        problem = f"cannot be shared: {first_line(error)}"
+        raise refused_input(name, problem, "for a torch tensor, give tensor.detach()") from error
     shape = tuple(int(extent) for extent in interface["shape"])
     typestr = interface["typestr"]  # "<V2" is PyTorch's name for bfloat16, _dtype_to_typestr
     is_bfloat16 = typestr == "<V2"
@@ -219,7 +189,7 @@ def read_device_input(name: str, value: Any, context: PrimaryContext, stream: St
     if strides is not None:
         _check_dense(name, shape, tuple(stride / dtype.itemsize for stride in strides))
     if interface.get("mask") is not None:
-        raise DataError(f"feeds: input {name!r} has a mask; an array without a mask is required", tensor=name)
+        raise refused_input(name, "has a mask; an array without a mask is required")
     address = int(interface["data"][0])
     if address:
         _check_place(name, address, context)
@@ -234,23 +204,15 @@ def _check_place(name: str, address: int, context: PrimaryContext) -> None:
     try:
         device = context.cuda.device_of(address)
     except CudaError as error:
-        raise DataError(
-            f"feeds: input {name!r} lies at {address:#x}, outside the memory of CUDA devices ({error})",
-            tensor=name,
-        ) from error
+        problem = f"lies at {address:#x}, outside the memory of CUDA devices ({error})"
+        raise refused_input(name, problem) from error
     if device != context.device:
-        raise DataError(
-            f"feeds: input {name!r} is on CUDA device {device}; {context.device} is required",
-            hint="copy it there, or load the engine for that device",
-            tensor=name,
-        )
+        problem = f"is on CUDA device {device}; {context.device} is required"
+        raise refused_input(name, problem, "copy it there, or load the engine for that device")
     if address % ALIGNMENT_BYTES:
-        raise DataError(
-            f"feeds: input {name!r} lies at {address:#x}; TensorRT requires a multiple of "
-            f"{ALIGNMENT_BYTES} (IExecutionContext::setTensorAddress)",
-            hint="give a copy, such as tensor.clone(), in place of a slice",
-            tensor=name,
-        )
+        required = f"a multiple of {ALIGNMENT_BYTES} (IExecutionContext::setTensorAddress)"
+        problem = f"lies at {address:#x}; TensorRT requires {required}"
+        raise refused_input(name, problem, "give a copy, such as tensor.clone(), in place of a slice")
 
 
 def _check_dense(name: str, shape: tuple[int, ...], strides: tuple[float, ...]) -> None:
@@ -259,10 +221,7 @@ def _check_dense(name: str, shape: tuple[int, ...], strides: tuple[float, ...]) 
     expected = 1
     for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
         if extent != 1 and stride != expected:
-            raise DataError(
-                f"feeds: input {name!r} of shape {format_shape(shape)} is strided on the device; row-major "
-                "without gaps is required",
-                hint="give .contiguous() or its like; nothing is copied silently",
-                tensor=name,
-            )
+            required = "row-major without gaps is required"
+            problem = f"of shape {format_shape(shape)} is strided on the device; {required}"
+            raise refused_input(name, problem, "give .contiguous() or its like; nothing is copied silently")
         expected *= extent

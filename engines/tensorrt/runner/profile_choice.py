@@ -38,12 +38,7 @@ class Extremes:
 
 @dataclass(frozen=True)
 class FeedShapes:
-    """The shapes and values of the feeds, by which a profile is chosen.
-
-    Attributes:
-        shapes: Input to its shape.
-        values: Shape input to its elements, in order.
-    """
+    """Input to its shape, and shape input to its elements, in order, by which a profile is chosen."""
 
     shapes: Mapping[str, Shape]
     values: Mapping[str, tuple[float, ...]]
@@ -56,20 +51,13 @@ class FeedShapes:
 
 @dataclass(frozen=True)
 class Profile:
-    """One optimization profile.
-
-    Attributes:
-        index: Its number in the engine.
-        shapes: Dynamic input to its range; inputs of one fixed shape are not in it.
-        values: Shape input to the range of its values.
-    """
+    """An optimization profile: dynamic input to the range of its shape, shape input to that of its values."""
 
     index: int
     shapes: Mapping[str, Extremes]
     values: Mapping[str, Extremes]
 
     def holds(self, feed_shapes: FeedShapes) -> bool:
-        """Whether it takes these shapes and values."""
         return all(
             extremes.holds(feed_shapes.shapes[name]) for name, extremes in self.shapes.items()
         ) and all(extremes.holds(feed_shapes.values[name]) for name, extremes in self.values.items())

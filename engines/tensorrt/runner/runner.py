@@ -10,6 +10,7 @@ Tested with CUDA and TensorRT simulated (tests/support); tests/engines/gpu has n
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,20 +19,130 @@ from typing import Any, Literal, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ....errors import DataError, InvalidOption, ModelError
+from ....errors import InvalidOption, ModelError
 from ....tensors import Feeds, ModelIO, check_feeds
 from ...base import InFlight, Runner
 from ...gpu_times import GpuTimes, time_runs
 from ..adapter import Adapter
 from .bound_context import BoundContext, Values
 from .callbacks import make_listener
-from .io_tensors import WideIntegers, model_io
+from .cuda import OutOfMemory
+from .io_tensors import WideIntegers, model_io, refused_input
 from .loaded_engine import EngineUse, LoadedEngine
 from .memory import DeviceArray, DeviceInput, read_device_input
-from .profile_choice import FeedShapes
-from .stream_slots import StreamSlot, StreamSlots
+from .profile_choice import FeedShapes, Profile, fitting_profiles
 
 _WARMUP = 2
+GRAPHS_KEPT = 4
+"""Input shapes per stream whose CUDA graphs are kept, each with an execution context and buffers."""
+
+
+class StreamSlot:
+    """One stream with its execution contexts: one, or with CUDA graphs one for each of the last shapes.
+
+    "Use one execution context per captured graph" (NVIDIA, TensorRT best practices, CUDA graphs): changing a
+    context whose graph is replayed later is undefined. TensorRT-RTX keeps the graphs of one context itself.
+    Each has the memory of its profile: where that does not suffice, fewer are kept, and a note says so.
+    """
+
+    def __init__(self, loaded: LoadedEngine, notes: list[str]) -> None:
+        self._loaded, self._notes = loaded, notes
+        captured_here = loaded.cuda_graph and not loaded.captures_itself
+        self._kept = GRAPHS_KEPT if captured_here and loaded.contexts_share_profiles else 1
+        self._contexts: OrderedDict[object, BoundContext] = OrderedDict()
+        self.stream: Any = loaded.context.cuda.stream()
+        try:
+            self._contexts[None] = BoundContext(loaded, self.stream)
+        except BaseException:
+            self.stream = None
+            raise
+
+    def bind(self, values: Values, feed_shapes: FeedShapes, profile: Profile, *, graph: bool) -> BoundContext:
+        """Bind the context for these shapes: a new one if there is room, else the oldest's place."""
+        key = feed_shapes.key if self._kept > 1 else None
+        while True:
+            try:
+                bound = self._context(key)
+                bound.bind(values, feed_shapes, profile, graph=graph)
+            except (ModelError, OutOfMemory) as error:
+                others = [other for other in self._contexts if other != key]
+                if not others or (key in self._contexts and isinstance(error, ModelError)):
+                    raise
+                self._contexts.pop(others[0]).free()
+                self._kept = len(others)
+                self._notes.append(
+                    f"CUDA graphs of {self._kept} input shapes are kept in place of {GRAPHS_KEPT}: memory "
+                    "does not suffice for more; other shapes are captured again"
+                )
+            else:
+                return bound
+
+    def _context(self, key: object) -> BoundContext:
+        if key not in self._contexts:
+            if None in self._contexts:  # the first, which nothing has used yet
+                self._contexts[key] = self._contexts.pop(None)
+            else:
+                if len(self._contexts) == self._kept:
+                    self._contexts.popitem(last=False)[1].free()
+                self._contexts[key] = BoundContext(self._loaded, self.stream)
+        self._contexts.move_to_end(key)
+        return self._contexts[key]
+
+    def free(self) -> None:
+        """Free everything, the stream last."""
+        with ExitStack() as stack:
+            stack.callback(self._drop_stream)
+            while self._contexts:
+                stack.callback(self._contexts.popitem()[1].free)
+
+    def _drop_stream(self) -> None:
+        self.stream = None
+
+
+class StreamSlots:
+    """All streams of a runner; the engine's context is active. The user reads the notes."""
+
+    def __init__(self, loaded: LoadedEngine, streams: int, notes: list[str]) -> None:
+        self._loaded = loaded
+        if streams < 1:
+            raise InvalidOption(f"`streams` {streams}: 1 or more is required", option="streams")
+        self._exclusive = streams > 1 and not loaded.contexts_share_profiles
+        if self._exclusive and streams > len(loaded.profiles):
+            raise InvalidOption(
+                f"`streams` {streams}: before TensorRT 8.6 each execution context of an engine with dynamic "
+                f"shapes needs an optimization profile of its own, and {loaded.path} has "
+                f"{len(loaded.profiles)}",
+                hint="give no more streams than profiles, or build with TensorRT 10 or newer",
+                option="streams",
+            )
+        self.all: list[StreamSlot] = []
+        try:
+            for _ in range(streams):
+                self.all.append(StreamSlot(loaded, notes))
+        except BaseException:
+            self.free()
+            raise
+        self._owners = dict(enumerate(self.all)) if self._exclusive else {}
+
+    def choose(self, turn: int, feed_shapes: FeedShapes) -> tuple[StreamSlot, Profile]:
+        """Return stream and profile for the inference of this turn."""
+        fitting = fitting_profiles(self._loaded.profiles, feed_shapes)
+        slot = self.all[turn % len(self.all)]
+        if not self._exclusive:
+            return slot, fitting[0]
+        owned = [profile for profile in fitting if profile.index in self._owners]
+        if owned:
+            profile = owned[turn % len(owned)]
+            return self._owners[profile.index], profile
+        given_up = next(index for index, owner in self._owners.items() if owner is slot)
+        self._owners[fitting[0].index] = self._owners.pop(given_up)
+        return slot, fitting[0]
+
+    def free(self) -> None:
+        """Free everything, each even if another one fails to be."""
+        with ExitStack() as stack:
+            while self.all:
+                stack.callback(self.all.pop().free)
 
 
 class TensorRTRunner(Runner):
@@ -136,7 +247,7 @@ class TensorRTRunner(Runner):
             bound = self._bind(feeds)
             bound.start(to_host=not on_device)
             bound.synchronize()
-            return bound.outputs_on_device() if on_device else self._integers.widen(_copies(bound))
+            return bound.outputs_on_device() if on_device else self._on_host(bound)
 
     def infer_many(self, many: Sequence[Feeds]) -> list[dict[str, NDArray[Any]]]:
         """Run on each of several feeds, as many at once as there are streams, and return outputs in order."""
@@ -147,7 +258,7 @@ class TensorRTRunner(Runner):
         def gather(slot: StreamSlot) -> None:
             index, bound = under_way.pop(slot)
             bound.synchronize()
-            outputs[index] = self._integers.widen(_copies(bound))
+            outputs[index] = self._on_host(bound)
 
         with self._context.active("inference"):
             for index, feeds in enumerate(many):
@@ -185,7 +296,7 @@ class TensorRTRunner(Runner):
             with self._context.active("inference"):
                 bound.start(upload=not on_device, to_host=not on_device)
                 bound.synchronize()
-            return bound.outputs_on_device() if on_device else self._integers.widen(bound.outputs_on_host())
+            return bound.outputs_on_device() if on_device else self._on_host(bound, copied=False)
 
         return run
 
@@ -238,17 +349,7 @@ class TensorRTRunner(Runner):
             bound = self._bind(feeds, graph=False)
             bound.run_listened(listener)
             listener.raise_again()
-            return {**listener.tensors, **self._integers.widen(_copies(bound))}
-
-    @property
-    def device_memory_bytes(self) -> int:
-        """Memory on the device of execution contexts, as TensorRT tells it, inputs and outputs.
-
-        Without the engine's weights, and without what CUDA itself takes.
-        """
-        self._require_open()
-        contexts = [bound for slot in self._opened.all for bound in slot.contexts]
-        return sum(bound.memory_bytes for bound in contexts)
+            return {**listener.tensors, **self._on_host(bound)}
 
     def close(self) -> None:
         """Free buffers and execution contexts, then, unless another runner holds it, the engine."""
@@ -266,7 +367,6 @@ class TensorRTRunner(Runner):
         self._intake = self._slots = None
 
     def _contents(self) -> str:
-        """What one run consists of."""
         enqueued = "execute_async_v3"
         if self._loaded.captures_itself:
             enqueued += " with CUDA graphs by TensorRT-RTX"
@@ -290,6 +390,9 @@ class TensorRTRunner(Runner):
         self._after_producers(slot, values)
         return slot.bind(values, feed_shapes, profile, graph=graph)
 
+    def _on_host(self, bound: BoundContext, *, copied: bool = True) -> dict[str, NDArray[Any]]:
+        return self._integers.widen(bound.outputs_on_host(copied=copied))
+
     def _check(self, feeds: Feeds) -> tuple[Values, FeedShapes]:
         values = {name: self._value(name, value) for name, value in feeds.items()}
         check_feeds(self.io.inputs, values, "feeds")
@@ -299,12 +402,8 @@ class TensorRTRunner(Runner):
             value = values[tensor.name]
             if tensor.on_host:
                 if isinstance(value, DeviceInput):
-                    raise DataError(
-                        f"feeds: input {tensor.name!r} is on the device; TensorRT reads it on the host, "
-                        "because shapes depend on its values",
-                        hint="give a numpy array",
-                        tensor=tensor.name,
-                    )
+                    reason = "TensorRT reads it on the host, because shapes depend on its values"
+                    raise refused_input(tensor.name, f"is on the device; {reason}", "give a numpy array")
                 shape_values[tensor.name] = tuple(value.reshape(-1).tolist())
         return values, FeedShapes({name: tuple(value.shape) for name, value in values.items()}, shape_values)
 
@@ -319,7 +418,3 @@ class TensorRTRunner(Runner):
             written = self._context.cuda.event()
             written.record(self._intake)
             slot.stream.wait_for_event(written)
-
-
-def _copies(bound: BoundContext) -> dict[str, NDArray[Any]]:
-    return {name: array.copy() for name, array in bound.outputs_on_host().items()}

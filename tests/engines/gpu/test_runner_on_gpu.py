@@ -1,4 +1,4 @@
-"""The runner on a real GPU, with whichever TensorRT is installed there.
+"""The runner on a real GPU, with whichever TensorRT is installed there; shape tensors, and fresh processes.
 
 Not yet run on one, only against the simulation of tests/support. Needs numpy, onnx, TensorRT, and
 cuda-bindings or PyCUDA; what needs PyTorch is skipped without it. The oracle is ONNX's own reference
@@ -8,24 +8,26 @@ implementation.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from engines_on_gpu import build, open_runner, values
+from engines_on_gpu import build, infer_in_a_fresh_process, open_runner, values
 from onnx import parser
 from onnx.reference import ReferenceEvaluator
 
+from qcompile.bench.measuring.concurrent import time_in_flight
+from qcompile.engines.pytorch import PyTorch
 from qcompile.engines.tensorrt.runner.cuda import PrimaryContext
 from qcompile.errors import DataError, InvalidOption, ModelError
 
 pytestmark = pytest.mark.gpu
 
-NONZERO = """<ir_version: 8, opset_import: ["" : 17]>
-nonzero (float[n,4] x) => (int32[2,k] places, float[n,4] twice) {
+HEADER = '<ir_version: 8, opset_import: ["" : 17]>\n'
+NONZERO = """nonzero (float[n,4] x) => (int32[2,k] places, float[n,4] twice) {
     found = NonZero (x)
     places = Cast <to = 6> (found)
     twice = Add (x, x)
@@ -53,10 +55,23 @@ def engine(model: onnx.ModelProto, folder: Path) -> Path:
     return path if path.is_file() else build(model, folder)
 
 
+@pytest.fixture(scope="module")
+def negate(folder: Path) -> Path:
+    """An engine that negates 1 to 16 rows."""
+    model = parser.parse_model(HEADER + "negate (float[n,4,8,8] x) => (float[n,4,8,8] y) { y = Neg (x) }")
+    return build(model, folder / "negate")
+
+
 @pytest.fixture
 def context() -> PrimaryContext:
-    """The context, for the test itself."""
     return PrimaryContext(0, "test")
+
+
+def torch_with_cuda() -> Any:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch here has no CUDA")
+    return torch
 
 
 def free_bytes(context: PrimaryContext) -> int:
@@ -88,34 +103,33 @@ def test_it_computes_what_the_model_does(
 
 
 def test_shapes_outside_the_profile_are_refused_with_its_range(engine: Path) -> None:
-    with (
-        open_runner(engine) as runner,
-        pytest.raises(DataError, match=r"input 'x' has shape 17x4x8x8, .* 1x4x8x8 to 16x4x8x8"),
-    ):
+    said = r"input 'x' has shape 17x4x8x8, .* 1x4x8x8 to 16x4x8x8"
+    with open_runner(engine) as runner, pytest.raises(DataError, match=said):
         runner.infer({"x": values(17)})
 
 
-def test_ten_thousand_inferences_take_no_memory(engine: Path, context: PrimaryContext) -> None:
-    with open_runner(engine) as runner:
-        feeds = [{"x": values(rows)} for rows in (16, 1, 5)]
+@pytest.mark.parametrize(
+    ("cuda_graph", "rows", "turns"), [(False, (16, 1, 5), 10_000), (True, range(1, 17), 320)]
+)
+def test_ten_thousand_inferences_take_no_memory(
+    engine: Path, context: PrimaryContext, cuda_graph: bool, rows: Sequence[int], turns: int
+) -> None:
+    with open_runner(engine, cuda_graph=cuda_graph) as runner:
+        feeds = [{"x": values(count)} for count in rows]
         for turn in range(100):
-            runner.infer(feeds[turn % 3])
+            runner.infer(feeds[turn % len(feeds)])
         before = free_bytes(context)
-        for turn in range(10_000):
-            runner.infer(feeds[turn % 3])
+        for turn in range(turns):
+            runner.infer(feeds[turn % len(feeds)])
         assert free_bytes(context) >= before - SLACK_BYTES
 
 
 def test_a_hundred_loads_give_everything_back(engine: Path, context: PrimaryContext) -> None:
-    def load_and_run() -> None:
+    for turn in range(105):
+        if turn == 5:
+            before = free_bytes(context)
         with open_runner(engine) as runner:
             runner.infer({"x": values(4)})
-
-    for _ in range(5):
-        load_and_run()
-    before = free_bytes(context)
-    for _ in range(100):
-        load_and_run()
     assert free_bytes(context) >= before - SLACK_BYTES
 
 
@@ -147,19 +161,9 @@ def test_a_cuda_graph_computes_the_same_and_is_replayed(engine: Path) -> None:
         assert graph.time({"x": values(4)}, 50).min() > 0
 
 
-def test_hundreds_of_captures_take_no_memory(engine: Path, context: PrimaryContext) -> None:
-    with open_runner(engine, cuda_graph=True) as runner:
-        for turn in range(32):
-            runner.infer({"x": values(1 + turn % 16)})
-        before = free_bytes(context)
-        for turn in range(320):
-            runner.infer({"x": values(1 + turn % 16)})
-        assert free_bytes(context) >= before - SLACK_BYTES
-
-
 def test_a_data_dependent_shape_is_the_real_one(folder: Path) -> None:
     (folder / "nonzero").mkdir()
-    path = build(parser.parse_model(NONZERO), folder / "nonzero")
+    path = build(parser.parse_model(HEADER + NONZERO), folder / "nonzero")
     generator = np.random.default_rng(0)
     with open_runner(path) as runner:
         for rows in (1, 16, 4):
@@ -208,12 +212,9 @@ def test_layers_have_times(engine: Path) -> None:
     assert sum(layers.values()) > 0
 
 
-def test_an_output_on_the_device_is_the_input_of_another_runner(folder: Path) -> None:
-    (folder / "negate").mkdir()
-    text = '<ir_version: 8, opset_import: ["" : 17]> negate (float[n,4] x) => (float[n,4] y) { y = Neg (x) }'
-    path = build(parser.parse_model(text), folder / "negate")
-    x = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
-    with open_runner(path) as first, open_runner(path) as second:
+def test_an_output_on_the_device_is_the_input_of_another_runner(negate: Path) -> None:
+    x = values(5)
+    with open_runner(negate) as first, open_runner(negate) as second:
         between = first.infer({"x": x}, on_device=True)["y"]
         np.testing.assert_array_equal(between.copy_to_host(), -x)
         np.testing.assert_array_equal(second.infer({"x": between})["y"], x)
@@ -224,9 +225,7 @@ def test_an_output_on_the_device_is_the_input_of_another_runner(folder: Path) ->
 
 
 def test_tensors_of_pytorch_are_used_where_they_lie(engine: Path, model: onnx.ModelProto) -> None:
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("PyTorch here has no CUDA")
+    torch = torch_with_cuda()
     x = torch.from_numpy(values(8)).cuda()
     with open_runner(engine) as runner, torch.cuda.stream(torch.cuda.Stream()):
         for _ in range(20):
@@ -243,3 +242,142 @@ def test_tensors_of_pytorch_are_used_where_they_lie(engine: Path, model: onnx.Mo
             runner.infer({"x": x.half()})
     np.testing.assert_allclose(kept.cpu().numpy(), expected(model, values(8)), rtol=1e-4, atol=1e-4)
     assert float((torch.ones(3, device="cuda") * 2).sum()) == 6.0  # its context is still what it was
+
+
+EXPANDED = """expanded (float[1,1] x, {kind}[2] size) => (float[a,b] y) {{
+    wide = Cast <to = 7> (size)
+    twice = Add (x, x)
+    y = Expand (twice, wide)
+}}"""
+"""Two values: a runtime that reads one of them, or 32 bits of 64, computes another shape."""
+GROUP_NORM = """normalized (float[n,8,6,6] x) => (float[n,8,6,6] y)
+<float[4] scale = {1.0, 0.5, 2.0, 1.5}, float[4] bias = {0.0, 1.0, -1.0, 0.5}> {
+    to = Constant <value_ints = [0, 4, -1]> ()
+    back = Shape (x)
+    grouped = Reshape (x, to)
+    even = InstanceNormalization (grouped, scale, bias)
+    y = Reshape (even, back)
+}"""
+"""What a GroupNorm of 4 groups becomes: InstanceNormalization is a plugin in TensorRT 8.5."""
+VALUES: dict[str, dict[str, tuple[int, ...]]] = {
+    "min_shapes": {"size": (1, 1)},
+    "opt_shapes": {"size": (8, 6)},
+    "max_shapes": {"size": (96, 96)},
+}
+X = np.full((1, 1), 1.5, np.float32)
+
+
+KINDS = pytest.mark.parametrize("kind", ["int32", "int64"], scope="module")
+
+
+@pytest.fixture(scope="module")
+def expanded(kind: str, folder: Path) -> Path:
+    """The engine of the network with a shape tensor of two values."""
+    return build(parser.parse_model(HEADER + EXPANDED.format(kind=kind)), folder / kind, shapes=VALUES)
+
+
+@KINDS
+@pytest.mark.parametrize("cuda_graph", [False, True], ids=["plain", "graph"])
+def test_a_shape_tensor_of_two_values_decides_the_shape(expanded: Path, kind: str, cuda_graph: bool) -> None:
+    with open_runner(expanded, cuda_graph=cuda_graph) as runner:
+        assert {tensor.name: tensor.dtype for tensor in runner.io.inputs}["size"] == kind
+        for size in ((8, 6), (6, 8), (48, 1), (2, 96), (1, 1), (8, 6)):
+            found = runner.infer({"x": X, "size": np.array(size, kind)})["y"]
+            np.testing.assert_array_equal(found, np.full(size, 3.0, np.float32))
+        said = r"input 'size' holds 1, 97, outside .* required: 1x1 to 96x96"
+        with pytest.raises(DataError, match=said):
+            runner.infer({"x": X, "size": np.array([1, 97], kind)})
+
+
+@KINDS
+def test_an_engine_with_shape_tensors_runs_in_a_fresh_process(
+    expanded: Path, kind: str, tmp_path: Path
+) -> None:
+    feeds = {"x": X, "size": np.array([3, 8], kind)}
+    found = infer_in_a_fresh_process(expanded, feeds, tmp_path)["y"]
+    np.testing.assert_array_equal(found, np.full((3, 8), 3.0, np.float32))
+
+
+def test_a_group_norm_runs_in_a_fresh_process(tmp_path: Path) -> None:
+    model = parser.parse_model(HEADER + GROUP_NORM)
+    path = build(model, tmp_path)
+    x = np.random.default_rng(0).standard_normal((3, 8, 6, 6)).astype(np.float32)
+    expected = ReferenceEvaluator(model).run(None, {"x": x})[0]
+    found = infer_in_a_fresh_process(path, {"x": x}, tmp_path)["y"]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("first_closed", [0, 1])
+def test_two_runners_of_one_engine_are_closed_in_any_order(negate: Path, first_closed: int) -> None:
+    owner = open_runner(negate)
+    if not owner.can_be_shared:
+        owner.close()
+        pytest.skip("before TensorRT 8.6 an engine with one profile has one execution context")
+    runners = [owner, owner.share()]
+    x = values(3)
+    for runner in runners:
+        np.testing.assert_array_equal(runner.infer({"x": x})["y"], -x)
+    runners.pop(first_closed).close()
+    np.testing.assert_array_equal(runners[0].infer({"x": x})["y"], -x)
+    runners[0].close()
+    with pytest.raises(ModelError, match="its runner is closed"):
+        runners[0].infer({"x": x})
+
+
+@pytest.mark.parametrize("first_closed", [0, 1])
+def test_two_engines_are_closed_in_either_order(negate: Path, first_closed: int) -> None:
+    runners = [open_runner(negate), open_runner(negate)]
+    for runner in runners:
+        np.testing.assert_array_equal(runner.infer({"x": values(2)})["y"], -values(2))
+    runners.pop(first_closed).close()
+    np.testing.assert_array_equal(runners[0].infer({"x": values(2)})["y"], -values(2))
+    runners[0].close()
+
+
+def test_inferences_in_flight_compute_and_overlap(negate: Path) -> None:
+    with open_runner(negate) as runner:
+        if not runner.can_be_shared:
+            pytest.skip("before TensorRT 8.6 an engine with one profile has one execution context")
+        x = values(16)
+        with runner.in_flight({"x": x}, 4) as inferences:
+            durations_ns, wall_ns = time_in_flight(inferences, 0.2)
+        assert len(durations_ns) > 4
+        assert wall_ns > 0
+        np.testing.assert_array_equal(runner.infer({"x": x})["y"], -x)
+
+
+def test_a_graph_reads_inputs_of_any_address(negate: Path) -> None:
+    torch = torch_with_cuda()
+    with open_runner(negate, cuda_graph=True) as runner:
+        kept = []
+        for seed in range(20):
+            x = torch.from_numpy(values(4, seed=seed)).cuda()
+            kept.append(x)  # so that each has an address of its own
+            np.testing.assert_array_equal(runner.infer({"x": x})["y"], -values(4, seed=seed))
+
+
+@pytest.mark.parametrize("cuda_graph", [False, True], ids=["plain", "graph"])
+def test_on_the_device_the_outputs_are_the_same(negate: Path, cuda_graph: bool) -> None:
+    x = values(5)
+    with open_runner(negate, cuda_graph=cuda_graph) as runner:
+        run = runner.prepare({"x": x}, on_device=True)
+        for _ in range(3):
+            np.testing.assert_array_equal(run()["y"].copy_to_host(), -x)
+
+
+def test_pytorch_is_measured_in_the_same_memory_and_by_the_same_clock(torch_model: str) -> None:
+    torch_with_cuda()
+    feeds: dict[str, Any] = {"x": np.zeros((4, 3, 8, 8), np.float32)}
+    with PyTorch().open_in_mode(torch_model, "eager", device=0) as runner:
+        times = runner.gpu_times(feeds, 50)
+        host = runner.time(feeds, 50)
+        with runner.in_flight(feeds, 3) as inferences:
+            for one in inferences:
+                one.start()
+        on_device = runner.prepare(feeds, on_device=True)()
+        np.testing.assert_allclose(
+            on_device.cpu().numpy(), next(iter(runner.infer(feeds).values())), rtol=1e-3, atol=1e-3
+        )
+    assert (times.compute > 0).all()
+    assert (times.with_transfers >= times.compute).all()
+    assert np.median(host) >= np.median(times.compute)

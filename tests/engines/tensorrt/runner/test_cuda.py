@@ -18,19 +18,14 @@ from qcompile.engines.tensorrt.runner.cuda import CudaError, OutOfMemory, Primar
 from qcompile.errors import EngineUnavailable, ModelError
 
 
-def test_it_is_current_in_the_block_alone(gpu: SimulatedGpu) -> None:
-    context = PrimaryContext(1, "test")
-    assert (gpu.retained, gpu.stack) == ({1: 1}, [PYTORCHS])
-    for _ in range(2):
-        with context.active("a test"):
-            assert gpu.stack == [PYTORCHS, gpu.primary(1)]
-        assert gpu.stack == [PYTORCHS]
-
-
-def test_it_is_retained_once_for_the_process(gpu: SimulatedGpu) -> None:
-    for device in (0, 0, 1):
-        with PrimaryContext(device, "test").active("a test"):
-            pass
+def test_it_is_current_in_the_block_alone_and_retained_once(gpu: SimulatedGpu) -> None:
+    for device in (1, 1, 0):
+        context = PrimaryContext(device, "test")
+        for _ in range(2):
+            assert gpu.stack == [PYTORCHS]
+            with context.active("a test"):
+                assert gpu.stack == [PYTORCHS, gpu.primary(device)]
+    assert gpu.stack == [PYTORCHS]
     assert gpu.retained == {0: 1, 1: 1}
 
 

@@ -1,29 +1,36 @@
-"""CUDA graphs: captured once a shape, replayed, and never given up in silence."""
+"""CUDA graphs: captured once a shape, replayed, never given up in silence; TensorRT-RTX captures by itself.
+
+TensorRT-RTX's runtime configuration also keeps the kernels that it compiled, in a file beside the engine.
+"""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from device_producers import InterfaceArray
+from runner_checks import assert_negates, failing, simulate
+from simulated_cuda import SimulatedGpu
 from tensorrt_simulation import Simulation, values
 
-from qcompile.engines.tensorrt.runner.stream_slots import GRAPHS_KEPT
+from qcompile.engines.tensorrt.runner.loaded_engine import SUFFIX
+from qcompile.engines.tensorrt.runner.runner import GRAPHS_KEPT
 from qcompile.errors import EngineUnavailable, ModelError
 
 GRAPH = {"cuda_graph": True}
+CACHE = {"runtime_cache": True}
 
 
 def test_a_shape_is_captured_once_after_an_ordinary_run_and_then_replayed(simulation: Simulation) -> None:
     if simulation.version == "rtx":
-        return  # it captures by itself, see test_runtime_config
+        return  # it captures by itself, see below
     with simulation.open("negate", runner=GRAPH) as runner:
         for turn in range(20):
-            x = values(3, 4, seed=turn)
-            np.testing.assert_array_equal(runner.infer({"x": x})["y"], -x)
+            assert_negates(runner, 3, seed=turn)
         assert simulation.gpu.made["executable graph"] == 1
         assert simulation.gpu.launches == 20
         assert len(simulation.told("execute_async_v3")) == 2
@@ -32,49 +39,40 @@ def test_a_shape_is_captured_once_after_an_ordinary_run_and_then_replayed(simula
 
 
 def test_nothing_is_collected_while_a_stream_is_captured(newest: Simulation) -> None:
-    seen: list[bool] = []
-    gpu, ordinary = newest.gpu, newest.gpu.enter
+    collecting: list[bool] = []
 
-    def enter(name: str) -> bool:
-        if any(stream.captured is not None for stream in gpu.streams.values()):
-            seen.append(gc.isenabled())
-        return ordinary(name)
+    def watch(_: str) -> bool:
+        if any(stream.captured is not None for stream in newest.gpu.streams.values()):
+            collecting.append(gc.isenabled())
+        return False
 
-    gpu.enter = enter  # type: ignore[method-assign]
-    with newest.open("negate", runner=GRAPH) as runner:
-        runner.infer({"x": values(2, 4)})
-    assert seen
-    assert not any(seen)
+    with failing(newest.gpu, watch), newest.open("negate", runner=GRAPH) as runner:
+        assert_negates(runner, 2)
+    assert set(collecting) == {False}
     assert gc.isenabled()
 
 
 def test_graph_and_no_graph_compute_the_same(simulation: Simulation, tiny: Callable[..., Any]) -> None:
-    many = [{"x": values(count, 16)} for count in (1, 8, 3, 8, 1)]
     with simulation.open(tiny("mlp")) as plain, simulation.open(tiny("mlp"), runner=GRAPH) as graph:
-        for feeds in many:
+        for count in (1, 8, 3, 8, 1):
+            feeds = {"x": values(count, 16)}
             np.testing.assert_array_equal(graph.infer(feeds)["y"], plain.infer(feeds)["y"])
 
 
 def test_the_graphs_of_the_last_shapes_are_kept(newest: Simulation) -> None:
     with newest.open("negate", runner=GRAPH) as runner:
-        for _ in range(3):
-            for count in range(1, GRAPHS_KEPT + 1):
-                x = values(count, 4)
-                np.testing.assert_array_equal(runner.infer({"x": x})["y"], -x)
+        assert_negates(runner, *[*range(1, GRAPHS_KEPT + 1)] * 3)
         assert newest.gpu.made["executable graph"] == GRAPHS_KEPT
-        runner.infer({"x": values(8, 4)})  # in place of the one of 1 row
-        runner.infer({"x": values(GRAPHS_KEPT, 4)})
+        assert_negates(runner, 8, GRAPHS_KEPT)  # 8 in place of the one of 1 row
         assert newest.gpu.made["executable graph"] == GRAPHS_KEPT + 1
-        runner.infer({"x": values(1, 4)})
+        assert_negates(runner, 1)
         assert newest.gpu.made["executable graph"] == GRAPHS_KEPT + 2
         assert newest.gpu.live["executable graph"] == newest.gpu.live["execution context"] == GRAPHS_KEPT
 
 
 def test_before_8_6_there_is_one_context_and_one_graph(oldest: Simulation) -> None:
     with oldest.open("negate", runner=GRAPH) as runner:
-        for count in (1, 2, 1):
-            x = values(count, 4)
-            np.testing.assert_array_equal(runner.infer({"x": x})["y"], -x)
+        assert_negates(runner, 1, 2, 1)
         assert oldest.gpu.made["executable graph"] == 3
         assert oldest.gpu.live["executable graph"] == oldest.gpu.live["execution context"] == 1
 
@@ -85,8 +83,7 @@ def test_inputs_on_the_device_are_copied_to_where_the_graph_reads(simulation: Si
         for index in (0, 0, 1, 2, 1, 0):
             found = runner.infer({"x": producers[index]})["y"]
             np.testing.assert_array_equal(found, -values(3, 4, seed=index))
-        x = values(3, 4, seed=9)  # on the host, to the same place
-        np.testing.assert_array_equal(runner.infer({"x": x})["y"], -x)
+        assert_negates(runner, 3, seed=9)  # on the host, to the same place
         assert len({address for name, address in simulation.told("set_tensor_address") if name == "x"}) == 1
         if simulation.version != "rtx":
             assert simulation.gpu.made["executable graph"] == 1
@@ -112,17 +109,14 @@ def test_values_of_shape_inputs_are_part_of_what_was_captured(newest: Simulation
 
 
 def test_where_memory_does_not_suffice_for_more_graphs_fewer_are_kept(newest: Simulation) -> None:
-    gpu, ordinary = newest.gpu, newest.gpu.enter
+    gpu = newest.gpu
+
+    def third(name: str) -> bool:
+        return name == "create_execution_context" and gpu.live["execution context"] == 2
+
     with newest.open("negate", runner=GRAPH) as runner:
-        gpu.enter = lambda name: (
-            (  # type: ignore[method-assign]
-                name == "create_execution_context" and gpu.live["execution context"] == 2
-            )
-            or ordinary(name)
-        )
-        for count in (1, 2, 3, 4, 1, 4):
-            x = values(count, 4)
-            np.testing.assert_array_equal(runner.infer({"x": x})["y"], -x)
+        with failing(gpu, third):
+            assert_negates(runner, 1, 2, 3, 4, 1, 4)
         assert gpu.live["execution context"] == 2
         assert gpu.made["executable graph"] == 5  # the last is one of the two that are kept
         assert runner.notes == [
@@ -133,10 +127,9 @@ def test_where_memory_does_not_suffice_for_more_graphs_fewer_are_kept(newest: Si
 
 def test_memory_of_other_graphs_makes_room_for_the_buffers_of_a_new_one(newest: Simulation) -> None:
     with newest.open("negate", runner=GRAPH) as runner:
-        for count in (5, 6):
-            runner.infer({"x": values(count, 4)})
+        assert_negates(runner, 5, 6)
         newest.gpu.memory_bytes = newest.gpu.used_bytes + 150
-        np.testing.assert_array_equal(runner.infer({"x": values(8, 4)})["y"], -values(8, 4))
+        assert_negates(runner, 8)
         assert newest.gpu.live["execution context"] == 2
         newest.gpu.memory_bytes = 100
         with pytest.raises(EngineUnavailable, match="not enough memory on CUDA device 0"):
@@ -161,7 +154,7 @@ def test_timing_replays_the_graph_and_layers_do_without(newest: Simulation) -> N
         assert newest.gpu.launches == 4
         assert runner.layer_times({"x": values(2, 4)}, 2) == {"Neg": 0.5}
         assert newest.gpu.launches == 4
-        np.testing.assert_array_equal(runner.infer({"x": values(2, 4)})["y"], -values(2, 4))
+        assert_negates(runner, 2)
         assert newest.gpu.made["executable graph"] == 2  # the profiler has changed the execution context
         del run
 
@@ -176,23 +169,140 @@ def test_a_shape_that_depends_on_data_is_refused(simulation: Simulation) -> None
 
 
 @pytest.mark.parametrize(
-    "call", ["cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiate", "second execute_async_v3"]
+    ("call", "nth"),
+    [
+        ("cuStreamBeginCapture", 1),
+        ("cuStreamEndCapture", 1),
+        ("cuGraphInstantiate", 1),
+        ("execute_async_v3", 2),
+    ],
 )
-def test_a_capture_that_fails_says_why_and_the_way_out(newest: Simulation, call: str) -> None:
-    gpu, ordinary = newest.gpu, newest.gpu.enter
-    seen: list[str] = []
+def test_a_capture_that_fails_says_why_and_the_way_out(newest: Simulation, call: str, nth: int) -> None:
+    gpu, calls = newest.gpu, []
 
-    def enter(name: str) -> bool:
-        seen.append(name)
-        nth = 2 if call.startswith("second") else 1
-        return (name == call.split()[-1] and seen.count(name) == nth) or ordinary(name)
+    def fails(name: str) -> bool:
+        calls.append(name)
+        return name == call and calls.count(name) == nth
 
     with newest.open("negate", runner=GRAPH) as runner:
-        gpu.enter = enter  # type: ignore[method-assign]
-        with pytest.raises(ModelError, match=r"cannot be captured .*: .*(CUDA_ERROR|illegal)") as caught:
+        said = r"cannot be captured .*: .*(CUDA_ERROR|illegal)"
+        with failing(gpu, fails), pytest.raises(ModelError, match=said) as caught:
             runner.infer({"x": values(2, 4)})
         assert caught.value.hint == "leave cuda_graph off"
         assert gpu.live["executable graph"] == gpu.live["graph"] == gpu.launches == 0
-        gpu.enter = ordinary  # type: ignore[method-assign]
-        np.testing.assert_array_equal(runner.infer({"x": values(2, 4)})["y"], -values(2, 4))
+        assert_negates(runner, 2)
         assert gpu.launches == 1
+
+
+@pytest.fixture
+def rtx(gpu: SimulatedGpu, tmp_path: Path) -> Simulation:
+    """TensorRT-RTX."""
+    return simulate("rtx", gpu, tmp_path)
+
+
+def notes_of_a_run(simulation: Simulation, *counts: int, **options: object) -> list[str]:
+    """Load, run at two shapes, or at those of `counts`, close, and return the notes."""
+    with simulation.open("negate", runner=options) as runner:
+        assert_negates(runner, *(counts or (2, 3, 2)))
+        return [*runner.notes]
+
+
+def cache_of(simulation: Simulation) -> Path:
+    """Where the runtime cache lies."""
+    return simulation.folder / f"m.engine{SUFFIX}"
+
+
+def test_rtx_captures_by_itself_in_one_context_for_all_shapes(rtx: Simulation) -> None:
+    with rtx.open("negate", runner=GRAPH) as runner:
+        for turn in range(4):
+            assert_negates(runner, 2, 3, 4, 5, 6, seed=turn)
+        assert rtx.gpu.live["execution context"] == 1
+        assert rtx.gpu.made["executable graph"] == 0  # nothing is captured from outside
+        assert (rtx.gpu.made["RTX capture"], rtx.gpu.made["RTX replay"]) == (5, 10)
+        assert "execute_async_v3 with CUDA graphs by TensorRT-RTX" in runner.contains
+
+
+def test_rtx_without_graphs_captures_nothing_and_compiles_before_it_runs(rtx: Simulation) -> None:
+    notes_of_a_run(rtx)
+    assert rtx.gpu.made["RTX capture"] == 0
+    written = [call for call in rtx.adapter.module.recorded_calls if call.written]
+    assert [call.args[0].name for call in written if "specialization" in call.member] == ["EAGER"]
+    assert not cache_of(rtx).exists()
+
+
+def test_a_strategy_that_rtx_does_not_take_is_an_error(rtx: Simulation) -> None:
+    said = "takes no CUDA graphs here"
+    with failing(rtx.gpu, "cuda_graph_strategy"), pytest.raises(ModelError, match=said) as caught:
+        rtx.open("negate", runner=GRAPH)
+    assert caught.value.hint == "leave cuda_graph off"
+    assert rtx.gpu.is_clean
+
+
+def test_before_1_2_rtx_is_captured_as_other_tensorrts_are(rtx: Simulation) -> None:
+    # Release notes 1.2 of TensorRT-RTX: its own CUDA graphs are new there.
+    del rtx.adapter.module.CudaGraphStrategy
+    with rtx.open("negate", runner=GRAPH) as runner:
+        for turn in range(3):
+            assert_negates(runner, 2, seed=turn)
+        assert rtx.gpu.made["executable graph"] == 1
+        assert "a CUDA graph of execute_async_v3" in runner.contains
+
+
+def test_the_next_process_compiles_nothing_and_adds_what_it_compiles(rtx: Simulation) -> None:
+    assert notes_of_a_run(rtx, **CACHE) == []
+    assert rtx.gpu.made["compiled kernel"] == 2
+    content = cache_of(rtx).read_bytes()
+    (note,) = notes_of_a_run(rtx, **CACHE)
+    assert note.startswith("kernels are those of m.engine.runtime_cache;")
+    assert rtx.gpu.made["compiled kernel"] == 2
+    assert cache_of(rtx).read_bytes() == content
+    assert rtx.gpu.is_clean
+    notes_of_a_run(rtx, 7, **CACHE)
+    notes_of_a_run(rtx, 2, 3, 7, **CACHE)
+    assert rtx.gpu.made["compiled kernel"] == 3
+
+
+def test_a_cache_that_cannot_be_used_is_told_and_replaced(rtx: Simulation) -> None:
+    notes_of_a_run(rtx, **CACHE)
+    good = cache_of(rtx).read_bytes()
+    for damaged in (good[:-3], b"", b"nothing of ours", good.replace(b"1.7.1", b"1.6.0"), good[:30]):
+        cache_of(rtx).write_bytes(damaged)
+        (note,) = notes_of_a_run(rtx, **CACHE)
+        assert "is not used: it is of another engine or version, or damaged" in note
+        assert cache_of(rtx).read_bytes() == good
+    for name in ("another GPU", "a GPU"):
+        rtx.gpu.name = name
+        (note,) = notes_of_a_run(rtx, **CACHE)
+        assert "TensorRT-RTX refuses it, as of another GPU or driver" in note
+    with rtx.open("negate_bf16", runner=CACHE) as runner:  # built to the same file since
+        assert "of another engine" in runner.notes[0]
+
+
+def test_a_folder_that_takes_no_file_is_no_error(rtx: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> str:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("qcompile.files.temporary.tempfile.mkdtemp", refuse)
+    assert notes_of_a_run(rtx, **CACHE) == []
+    assert not cache_of(rtx).exists()
+    assert rtx.gpu.is_clean
+
+
+def test_nothing_is_left_of_a_cache_that_was_not_written_whole(
+    rtx: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Path, _: bytes) -> int:
+        self.open("wb").close()
+        raise OSError(28, "No space left on device")
+
+    path = rtx.plan("negate")
+    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(rtx, "plan", lambda *_, **__: path)
+    notes_of_a_run(rtx, **CACHE)
+    assert [item.name for item in rtx.folder.iterdir()] == ["m.engine"]
+
+
+def test_other_tensorrts_have_no_runtime_configuration(newest: Simulation) -> None:
+    assert notes_of_a_run(newest, **CACHE) == []
+    assert not cache_of(newest).exists()
+    assert not newest.told("create_runtime_config")

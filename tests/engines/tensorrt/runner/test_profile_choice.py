@@ -1,4 +1,7 @@
-"""The tightest profile that fits is chosen; what fits none is refused with the ranges."""
+"""The tightest profile that fits is chosen; contexts have memory for all, for it, or for the shapes of now.
+
+What fits no profile is refused with the ranges.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tensorrt_simulation import Simulation, values
+from onnx import parser
+from runner_checks import assert_negates, failing
+from tensorrt_simulation import HEADER, Simulation, values
 
+from qcompile.engines.tensorrt.plan import PlanNeeds
 from qcompile.engines.tensorrt.runner.profile_choice import Extremes, FeedShapes, Profile, fitting_profiles
 from qcompile.errors import DataError, ModelError
 
@@ -18,26 +24,22 @@ SMALL = {"x": [[1, 4], [2, 4], [8, 4]]}
 LARGE = {"x": [[9, 4], [32, 4], [32, 4]]}
 
 
-@pytest.mark.parametrize(("count", "index"), [(1, 1), (8, 1), (9, 2), (32, 2), (33, 0), (64, 0)], ids=str)
+@pytest.mark.parametrize(
+    ("counts", "told"),
+    [
+        *(([count] * 3, [index] if index else [])
+          for count, index in ((1, 1), (8, 1), (9, 2), (32, 2), (33, 0), (64, 0))),
+        ([2, 40, 20, 2, 2, 64, 1], [1, 0, 2, 1, 0, 1]),
+    ],
+)  # fmt: skip
 def test_the_tightest_profile_runs_and_only_a_change_is_told(
-    simulation: Simulation, count: int, index: int
+    simulation: Simulation, counts: list[int], told: list[int]
 ) -> None:
-    x = values(count, 4)
     with simulation.open("negate", profiles=[WIDE, SMALL, LARGE]) as runner:
-        for _ in range(3):
-            np.testing.assert_array_equal(runner.infer({"x": x})["y"], -x)
-        told = simulation.told("set_optimization_profile_async")
-        assert [arguments[0] for arguments in told] == ([index] if index else [])
-        assert simulation.told("set_input_shape") == [("x", (count, 4))]
-
-
-def test_profiles_change_back_and_forth(simulation: Simulation) -> None:
-    with simulation.open("negate", profiles=[WIDE, SMALL, LARGE]) as runner:
-        for count in (2, 40, 20, 2, 2, 64, 1):
-            x = values(count, 4)
-            np.testing.assert_array_equal(runner.infer({"x": x})["y"], -x)
-        told = simulation.told("set_optimization_profile_async")
-        assert [arguments[0] for arguments in told] == [1, 0, 2, 1, 0, 1]
+        assert_negates(runner, *counts)
+    assert [index for index, _ in simulation.told("set_optimization_profile_async")] == told
+    changes = [count for count, before in zip(counts, [0, *counts], strict=False) if count != before]
+    assert simulation.told("set_input_shape") == [("x", (count, 4)) for count in changes]
 
 
 @pytest.mark.parametrize(
@@ -66,14 +68,9 @@ def test_shapes_outside_all_profiles_are_refused_with_the_ranges(
 
 
 def test_a_fixed_model_has_one_profile_that_takes_all(simulation: Simulation) -> None:
-    import onnx
-    from onnx import parser
-
-    model: onnx.ModelProto = parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> fixed (float[2,4] x) => (float[2,4] y) { y = Neg (x) }'
-    )
+    model = parser.parse_model(HEADER + "fixed (float[2,4] x) => (float[2,4] y) { y = Neg (x) }")
     with simulation.open(model, runner={"streams": 3}) as runner:
-        np.testing.assert_array_equal(runner.infer({"x": values(2, 4)})["y"], -values(2, 4))
+        assert_negates(runner, 2)
 
 
 def test_values_of_shape_inputs_choose_a_profile(simulation: Simulation) -> None:
@@ -103,22 +100,17 @@ def test_before_10_values_are_those_of_the_manifest_and_never_asked_for(oldest: 
     # release/8.5, python/src/infer/pyCore.cpp, engine_get_profile_shape_input).
     ranges = [{"size": [[1, 4], [2, 4], [6, 4]]}]
     seven = {"x": values(1, 4), "size": np.array([7, 4], np.int32)}
-    with oldest.open("shaped", host=["size"], values=ranges) as unknown:
-        assert unknown.infer(seven)["y"].shape == (7, 4)  # TensorRT's to refuse
+    another_number = as_declared([{"size": [[1, 1]] * 3}] * 2)
+    for unknown in ([], another_number):  # TensorRT's to refuse
+        with oldest.open("shaped", host=["size"], values=ranges, runner={"profiles": unknown}) as runner:
+            assert runner.infer(seven)["y"].shape == (7, 4)
     declared = {"profiles": as_declared(ranges)}
     with (
-        oldest.open("shaped", host=["size"], values=ranges, runner=declared) as known,
+        oldest.open("shaped", host=["size"], values=ranges, runner=declared) as runner,
         pytest.raises(DataError, match="input 'size' holds 7, 4"),
     ):
-        known.infer(seven)
+        runner.infer(seven)
     assert not oldest.told("get_profile_shape_input")
-
-
-def test_a_manifest_of_another_number_of_profiles_says_nothing(oldest: Simulation) -> None:
-    declared = {"profiles": as_declared([{"size": [[1, 1]] * 3}] * 2)}
-    size = np.array([7, 4], np.int32)
-    with oldest.open("shaped", host=["size"], runner=declared) as runner:
-        assert runner.infer({"x": values(1, 4), "size": size})["y"].shape == (7, 4)
 
 
 def test_shape_inputs_of_64_bits_are_read_with_64_bits(newest: Simulation) -> None:
@@ -136,15 +128,11 @@ def test_shape_inputs_of_64_bits_are_read_with_64_bits(newest: Simulation) -> No
 def test_what_tensorrt_refuses_all_the_same_is_our_error_with_its_words(
     simulation: Simulation, call: str
 ) -> None:
-    gpu, ordinary = simulation.gpu, simulation.gpu.enter
+    said = r"m\.engine: (optimization profile 1|input 'x'|tensor 'x') .*: "
     with simulation.open("negate", profiles=[SMALL, LARGE]) as runner:
-        gpu.enter = lambda name: name == call or ordinary(name)  # type: ignore[method-assign]
-        with pytest.raises(
-            ModelError, match=r"m\.engine: (optimization profile 1|input 'x'|tensor 'x') .*: "
-        ):
+        with failing(simulation.gpu, call), pytest.raises(ModelError, match=said):
             runner.infer({"x": values(20, 4)})
-        gpu.enter = ordinary  # type: ignore[method-assign]
-        np.testing.assert_array_equal(runner.infer({"x": values(20, 4)})["y"], -values(20, 4))
+        assert_negates(runner, 20)
 
 
 extremes = st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9)).map(
@@ -164,3 +152,29 @@ def test_the_first_is_never_wider_than_another_that_fits(ranges: list[Extremes],
     found = fitting_profiles(profiles, feed_shapes)
     assert len(found) == len(fits)
     assert found[0].shapes["x"].max == min(fit.max for fit in fits)
+
+
+UP_TO_4, UP_TO_8 = {"x": [[1, 4], [2, 4], [4, 4]]}, {"x": [[5, 4], [8, 4], [8, 4]]}
+
+
+@pytest.mark.parametrize("simulation", ["10.16", "11.4", "rtx"], indirect=True)
+@pytest.mark.parametrize("cuda_graph", [False, True])
+@pytest.mark.parametrize(
+    ("allocation", "strategy"),
+    [("", ""), ("static", "STATIC"), ("profile", "ON_PROFILE_CHANGE"), ("runtime", "USER_MANAGED")],
+)
+def test_contexts_have_memory_for_all_profiles_the_chosen_one_or_the_shapes_of_now(
+    simulation: Simulation, allocation: str, strategy: str, cuda_graph: bool
+) -> None:
+    options = {"needs": PlanNeeds(allocation=allocation), "cuda_graph": cuda_graph}
+    with simulation.open("negate", runner=options, profiles=[UP_TO_4, UP_TO_8]) as runner:
+        assert_negates(runner, 2, 8, 2, 2)
+    rows = (
+        [2, 8] if cuda_graph and simulation.version != "rtx" else [2, 8, 2]
+    )  # a graph has a context of its own
+    sizes = [size for _, size in simulation.told("set_device_memory")]
+    assert sizes == ([256 * count * 4 for count in rows] if allocation == "runtime" else [])
+    member = "set_execution_context_allocation_strategy"
+    calls = simulation.told(member if simulation.version == "rtx" else "create_execution_context")
+    assert {args[0].name for args in calls if args and hasattr(args[0], "name")} == {strategy} - {""}
+    assert simulation.gpu.live["device memory"] == 0

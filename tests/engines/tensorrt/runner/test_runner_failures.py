@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from device_producers import InterfaceArray
+from runner_checks import assert_negates, failing
 from tensorrt_simulation import PYTORCHS, Simulation, values
 
 from qcompile.engines.tensorrt.runner.runner import TensorRTRunner
@@ -90,28 +91,29 @@ OUTPUT = {infer: "y", infer_many: "y", data_dependent: "twice", graphs: "y"}
 
 def test_a_device_that_is_lost_is_reported_and_the_rest_is_freed_all_the_same(newest: Simulation) -> None:
     runner = newest.open("negate")
-    runner.infer({"x": values(2, 4)})
-    gpu, ordinary = newest.gpu, newest.gpu.enter
-    gpu.enter = lambda name: name == "cuStreamSynchronize" or ordinary(name)  # type: ignore[method-assign]
-    for _ in range(2):
-        with pytest.raises(QCompileError, match=r"inference: CUDA fails: cuStreamSynchronize"):
-            runner.infer({"x": values(2, 4)})
-    with pytest.raises(QCompileError, match=r"freeing: CUDA fails: cuStreamSynchronize"):
+    assert_negates(runner, 2)
+    with failing(newest.gpu, "cuStreamSynchronize"):
+        for _ in range(2):
+            with pytest.raises(QCompileError, match=r"inference: CUDA fails: cuStreamSynchronize"):
+                runner.infer({"x": values(2, 4)})
+        with pytest.raises(QCompileError, match=r"freeing: CUDA fails: cuStreamSynchronize"):
+            runner.close()
+        assert newest.gpu.is_clean
         runner.close()
-    assert gpu.is_clean
-    runner.close()
 
 
-def test_a_failure_within_tensorrt_that_is_not_an_error_of_ours_passes_through(newest: Simulation) -> None:
+def test_a_failure_within_tensorrt_that_is_not_an_error_of_ours_passes_through(
+    newest: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*_: Any) -> int:
         raise KeyboardInterrupt
 
     with newest.open("nonzero", data_dependent=["places"]) as runner:
         runner.infer({"x": values(2, 4)})
-        ordinary, newest.gpu.allocate = newest.gpu.allocate, interrupted  # type: ignore[method-assign]
-        with pytest.raises(KeyboardInterrupt):
-            runner.infer({"x": np.ones((8, 4), np.float32)})
-        newest.gpu.allocate = ordinary  # type: ignore[method-assign]
+        with monkeypatch.context() as patch:
+            patch.setattr(newest.gpu, "allocate", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                runner.infer({"x": np.ones((8, 4), np.float32)})
         assert newest.gpu.stack == [PYTORCHS]
 
 
@@ -119,14 +121,11 @@ def test_what_a_failed_run_left_under_way_is_waited_for_before_its_memory_is_wri
     newest: Simulation,
 ) -> None:
     def waiting() -> bool:
-        return any(stream.queue for stream in gpu.streams.values())
+        return any(stream.queue for stream in newest.gpu.streams.values())
 
     with newest.open("negate") as runner:
-        gpu, ordinary = newest.gpu, newest.gpu.enter
-        gpu.enter = lambda name: name == "cuMemcpyDtoHAsync" or ordinary(name)  # type: ignore[method-assign]
-        with pytest.raises(QCompileError, match=r"cuMemcpyDtoHAsync"):
+        with failing(newest.gpu, "cuMemcpyDtoHAsync"), pytest.raises(QCompileError, match="DtoHAsync"):
             runner.infer({"x": values(2, 4)})
-        gpu.enter = ordinary  # type: ignore[method-assign]
         assert waiting()
         run = runner.prepare({"x": values(2, 4, seed=1)})
         assert not waiting()

@@ -1,5 +1,0 @@
-"""`tests/engines/gpu/test_shapes_on_gpu.py` on stand-ins."""
-
-from simulated_whole import gpu_tests
-
-globals().update(gpu_tests("test_shapes_on_gpu"))
