@@ -24,8 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, InvalidOption, first_line
-from ..model.preprocessing import ImagePreprocessing
-from ..model.preprocessing_fit import is_channels_last
+from ..model.preprocessing import ImagePreprocessing, is_channels_last
 from ..tensors import TensorInfo, format_shape
 from .kinds import IMAGES, list_files
 from .preparing import class_numbers, preprocessing_for

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, first_line
-from ..model.moved import path_here
 from ..model.preprocessing import TextPreprocessing
+from ..model.source_paths import path_here
 from ..progress import quiet
 from ..tensors import TensorInfo
 from .preparing import IGNORED, preprocessing_for

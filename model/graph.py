@@ -1,20 +1,53 @@
-"""Questions about an ONNX graph that several stages ask."""
+"""Questions about an ONNX graph that several stages ask: types, shapes, precisions, weights."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .block_formats import block_formats
+from .onnx_checks import every_graph as every_graph
+from .onnx_checks import subgraphs as subgraphs
 from .onnx_file import dtype_name, tensor_bytes
 
 if TYPE_CHECKING:
     import onnx
+
+_BEHIND = ("Cast", "Transpose", "Reshape", "Identity")
+
+
+def block_formats(
+    operands: Iterable[str], made_by: Mapping[str, onnx.NodeProto], types: Mapping[str, str]
+) -> set[str]:
+    """Return the block formats of operands: "nvfp4", "mxfp8", and "" for an operand of another kind.
+
+    Args:
+        operands: Names of tensors.
+        made_by: Tensor name to the node that makes it.
+        types: Tensor name to dtype, for stored tensors at least.
+    """
+    return {_format(name, made_by, types) for name in operands} or {""}
+
+
+def _format(name: str, made_by: Mapping[str, onnx.NodeProto], types: Mapping[str, str]) -> str:
+    node = made_by.get(name)
+    while node is not None and node.op_type in _BEHIND:
+        node = made_by.get(node.input[0])
+    if node is None:
+        return ""
+    if node.op_type == "TRT_MXFP8DequantizeLinear":
+        return "mxfp8"
+    maker = made_by.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
+    dynamic = maker is not None and maker.op_type == "TRT_FP4DynamicQuantize"
+    stored = node.op_type == "DequantizeLinear" and types.get(node.input[0]) == "float4_e2m1fn"
+    return "nvfp4" if dynamic or stored else ""
+
 
 WEIGHTED = frozenset(["Conv", "ConvTranspose", "MatMul", "Gemm"])
 """Operators that do the arithmetic: where their precision is not reached, the intent is not."""
@@ -160,22 +193,6 @@ def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
     return None
 
 
-def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """Yield the graphs inside a node's attributes (If, Loop, Scan)."""
-    for item in node.attribute:
-        if item.HasField("g"):
-            yield item.g
-        yield from item.graphs
-
-
-def every_graph(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield a graph and all graphs inside its nodes."""
-    yield graph
-    for node in graph.node:
-        for inner in subgraphs(node):
-            yield from every_graph(inner)
-
-
 def captured_names(node: onnx.NodeProto) -> set[str]:
     """Return names from outside that the subgraphs of a node read."""
     names: set[str] = set()
@@ -268,3 +285,63 @@ def graph_precision(model: onnx.ModelProto) -> str:
     nodes = weighted_nodes(model)
     ordered = ("int8", "fp8", "nvfp4", "mxfp8", "int4", "fp16", "bf16")
     return next((precision for precision in ordered if nodes.get(precision)), "fp32")
+
+
+_SCALES = {
+    "QLinearConv": (1, 2, 4, 5, 6, 7),
+    "QLinearMatMul": (1, 2, 4, 5, 6, 7),
+    "QLinearAdd": (1, 2, 4, 5, 6, 7),
+    "QLinearMul": (1, 2, 4, 5, 6, 7),
+    "QGemm": (1, 2, 4, 5, 7, 8),
+    "MatMulIntegerToFloat": (2, 3, 4, 5),
+    "DynamicQuantizeMatMul": (2, 3),
+    "MatMulNBits": (2, 3),
+    "MatMulInteger": (2, 3),
+    "ConvInteger": (2, 3),
+    "QuantizeLinear": (1, 2),
+    "DequantizeLinear": (1, 2),
+}
+"""Operator to the inputs that are scales and zero points, as ONNX and ONNX Runtime define them."""
+_NO_WEIGHTS = ("bool", "string", "undefined", "int64")  # shapes, axes and indices
+
+
+@dataclass(frozen=True)
+class WeightsHeld:
+    """The weights of an artifact or a module.
+
+    Attributes:
+        parameters: Number of values, without scales, zero points, shapes and indices; 0 where none is known.
+        bytes: What all stored tensors take, scales and buffers included.
+        precision: "int8", "fp16" or "bf16" where the weights say it; empty otherwise.
+    """
+
+    parameters: int
+    bytes: int
+    precision: str = ""
+
+
+def weights_of_graph(model: onnx.ModelProto) -> WeightsHeld:
+    """Return the weights of a graph: its initializers and constants, of every subgraph."""
+    parameters, size = 0, 0
+    for graph in every_graph(model.graph):
+        packed = {
+            node.input[1]: attribute(node, "K", 0) * attribute(node, "N", 0)
+            for node in graph.node
+            if node.op_type == "MatMulNBits"
+        }
+        scales = {
+            node.input[index]
+            for node in graph.node
+            for index in _SCALES.get(node.op_type, ())
+            if index < len(node.input)
+        }
+        stored = {tensor.name: tensor for tensor in graph.initializer}
+        for node in graph.node:
+            tensor = constant_tensor(node)
+            if tensor is not None:
+                stored[node.output[0]] = tensor
+        for name, tensor in stored.items():
+            size += tensor_bytes(tensor)
+            if name not in scales and dtype_name(tensor.data_type) not in _NO_WEIGHTS:
+                parameters += packed.get(name) or math.prod(tensor.dims)
+    return WeightsHeld(parameters, size)

@@ -15,9 +15,8 @@ from ..errors import ModelError
 from ..files import read_bytes
 from ..tensors import Dim, ModelIO, TensorInfo
 from .input_notes import read_notes
-from .onnx_checks import check_model, finding
+from .onnx_checks import check_model, every_graph, every_tensor, finding, read_external
 from .source_paths import strip_source_paths
-from .stored_tensors import every_tensor, read_external
 
 if TYPE_CHECKING:
     import onnx
@@ -200,14 +199,8 @@ def opset(model: onnx.ModelProto, domain: str = "") -> int:
 
 def count_operators(model: onnx.ModelProto) -> dict[str, int]:
     """Return operator type to number of nodes, most frequent first, subgraphs included."""
-    counts: Counter[str] = Counter()
-    graphs = [model.graph]
-    while graphs:
-        for node in graphs.pop().node:
-            counts[node.op_type if not node.domain else f"{node.domain}::{node.op_type}"] += 1
-            for attribute in node.attribute:
-                graphs.extend([attribute.g] if attribute.HasField("g") else [])
-                graphs.extend(attribute.graphs)
+    nodes = (node for graph in every_graph(model.graph) for node in graph.node)
+    counts = Counter(f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in nodes)
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 

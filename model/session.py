@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import EngineUnavailable, ModelError, QCompileError, first_line
 from ..tensors import Feeds, format_shape
-from .zero_padded_pools import optimizers_that_lose_zeros
+from .onnxruntime_optimizer import optimizers_that_lose_zeros
 
 SIGNED_ACTIVATIONS = "session.qdqisint8allowed"
 """Whether Q/DQ of int8 activations becomes integer kernels: on where the processor is ARM, off on x86."""

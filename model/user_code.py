@@ -20,7 +20,7 @@ from typing import Any
 
 from ..errors import ModelError, QCompileError
 from .source import Source
-from .source_modules import PREFIX, module_name
+from .source_paths import PREFIX, module_name
 
 
 def load_function(source: Source) -> Callable[[], Any]:

@@ -8,12 +8,19 @@ from typing import Any, cast
 
 from ...errors import InvalidOption, ModelError, first_line
 from ..preprocessing import ImagePreprocessing, Task
+from ..pytorch import read_weights
 from ..source import Source
-from ..weights import read_weights
-from .caches import hub_cache, network, not_cached, torch_cache
-from .description import Description, image_input, with_preprocessing
-from .images import interpolation
-from .names import require_name
+from .description import (
+    Description,
+    hub_cache,
+    image_input,
+    interpolation,
+    network,
+    not_cached,
+    require_name,
+    torch_cache,
+    with_preprocessing,
+)
 
 _INPUT = "x"
 _IMAGENET = 1000

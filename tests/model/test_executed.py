@@ -6,7 +6,7 @@ import onnx
 import pytest
 from onnx import helper, parser
 
-from qcompile.model.executed import missed_nodes
+from qcompile.model.onnxruntime_optimizer import missed_nodes
 
 PLANNED = [helper.make_node("Gemm", ["x", "w"], [f"out{i}"], name) for i, name in enumerate(["mm", "mm2"])]
 

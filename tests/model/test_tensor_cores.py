@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper, parser
 
-from qcompile.model.multiply_adds import multiply_adds
-from qcompile.model.tensor_cores import ALIGNMENT, tensor_core_advice
+from qcompile.model.multiply_adds import ALIGNMENT, multiply_adds, tensor_core_advice
 
 
 def model_of(body: str, **weights: tuple[int, ...]) -> onnx.ModelProto:

@@ -1,7 +1,13 @@
-"""A weightless model is the model without its large weights, and finds them again where they lie."""
+"""A weightless model is the model without its large weights, and finds them again where they lie.
+
+What is no model is named.
+
+The fingerprint of a model: the digest of its files.
+"""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,17 +15,15 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper, parser
-from weightless_models import (
-    assert_weightless,
-    large,
-    sha256,
-)
+from weightless_models import assert_weightless, large, sha256
 
+from qcompile.errors import MissingFile, ModelError
 from qcompile.model.onnx_file import model_io
-from qcompile.model.weightless import KEPT_BYTES, read_weightless
+from qcompile.model.weightless import KEPT_BYTES, fingerprint, read_weightless
 
 MakePath = Callable[..., Path]
 
@@ -260,3 +264,130 @@ def test_a_link_to_a_model_is_outlined_as_the_model(tmp_path: Path) -> None:
     found = read_weightless(link)
     assert found.model == read_weightless(path).model
     assert found.fingerprint() == read_weightless(path).fingerprint() == sha256(path.read_bytes())
+
+
+def reads_as_protobuf(content: bytes) -> onnx.ModelProto | None:
+    """What protobuf makes of it; None where it refuses or finds no graph."""
+    try:
+        model = onnx.load_model_from_string(content)
+    except (DecodeError, UnicodeDecodeError):
+        return None
+    return model if model.graph.node or model.graph.output else None
+
+
+@pytest.fixture(scope="module")
+def content() -> bytes:
+    """A model file with weights of both kinds, and fields behind its graph."""
+    model = large()
+    helper.set_model_props(model, {"made": "here", "by": "tests"})
+    return model.SerializeToString()
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A path to write damaged content to."""
+    return tmp_path_factory.mktemp("damaged") / "m.onnx"
+
+
+@settings(deadline=None, max_examples=300)
+@given(data=st.data())
+def test_a_cut_file_is_named(content: bytes, file: Path, data: st.DataObject) -> None:
+    weight = len(large().graph.initializer[0].raw_data)
+    graph = content.index(large().graph.initializer[0].raw_data)
+    near = st.integers(0, graph + 9) | st.integers(graph + weight - 9, len(content) - 1)
+    size = data.draw(near | st.integers(0, len(content) - 1))
+    file.write_bytes(content[:size])
+    # Between two fields of the model the rest is a model to anybody; behind the graph it has one.
+    whole = reads_as_protobuf(content[:size])
+    if whole is not None:
+        assert_weightless(read_weightless(file), whole)
+        assert size > graph + weight
+        return
+    with pytest.raises(
+        ModelError, match=r"m\.onnx: (not an ONNX model, or cut off|holds no graph)"
+    ) as caught:
+        read_weightless(file)
+    assert caught.value.data["file"] == file
+    assert caught.value.hint
+
+
+@settings(deadline=None, max_examples=300)
+@given(data=st.data())
+def test_flipped_bytes_are_named_or_leave_what_protobuf_reads(
+    content: bytes, file: Path, data: st.DataObject
+) -> None:
+    damaged = bytearray(content)
+    for place in data.draw(st.lists(st.integers(0, len(content) - 1), min_size=1, max_size=3)):
+        damaged[place] ^= data.draw(st.integers(1, 255))
+    file.write_bytes(damaged)
+    refused = ""
+    try:
+        read_weightless(file)
+    except ModelError as error:
+        refused = error.message
+    assert refused.startswith(f"{file}: ") if refused else reads_as_protobuf(bytes(damaged)) is not None
+
+
+@settings(deadline=None, max_examples=300)
+@given(garbage=st.binary(max_size=200))
+def test_garbage_is_named(file: Path, garbage: bytes) -> None:
+    file.write_bytes(garbage)
+    if reads_as_protobuf(garbage) is None:
+        with pytest.raises(ModelError, match=r"m\.onnx: (not an ONNX model|holds no graph)"):
+            read_weightless(file)
+    else:
+        read_weightless(file)
+
+
+def test_a_folder_and_a_missing_file_are_named(tmp_path: Path) -> None:
+    with pytest.raises(MissingFile, match="is a folder"):
+        read_weightless(tmp_path)
+    with pytest.raises(MissingFile, match=r"none\.onnx does not exist"):
+        read_weightless(tmp_path / "none.onnx")
+
+
+def test_the_fingerprint_is_the_digest_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(large(), path)
+    assert read_weightless(path).fingerprint() == fingerprint(path) == sha256(path.read_bytes())
+
+
+def test_the_fingerprint_is_the_digest_of_the_file_with_its_external_data(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    model = large()
+    for tensor, name in zip(model.graph.initializer, ("z.bin", "a.bin", "z.bin"), strict=True):
+        offset = (tmp_path / name).stat().st_size if (tmp_path / name).exists() else 0
+        with (tmp_path / name).open("ab") as data:
+            data.write(tensor.raw_data)
+        onnx.external_data_helper.set_external_data(tensor, name, offset, len(tensor.raw_data))
+        tensor.ClearField("raw_data")
+    model.graph.initializer.append(numpy_helper.from_array(np.arange(2000), "in_the_file"))
+    path.write_bytes(model.SerializeToString())
+    assert {t.name for t in onnx.load(path).graph.initializer} == {"w1", "b1", "w2", "in_the_file"}
+    expected = sha256(*((tmp_path / name).read_bytes() for name in ("m.onnx", "a.bin", "z.bin")))
+    assert read_weightless(path).fingerprint() == fingerprint(path) == expected
+    assert_weightless(read_weightless(path), onnx.load(path, load_external_data=False))
+
+
+def test_the_fingerprint_hardly_depends_on_the_name_and_wholly_on_every_byte(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.onnx", tmp_path / "two.onnx"
+    onnx.save(large(), one)
+    shutil.copy(one, two)
+    assert read_weightless(two).fingerprint() == read_weightless(one).fingerprint()
+    content = bytearray(two.read_bytes())
+    content[content.index(large().graph.initializer[0].raw_data) + 7] ^= 1
+    two.write_bytes(content)
+    assert read_weightless(two).fingerprint() != read_weightless(one).fingerprint()
+
+
+def test_external_data_that_is_missing_is_named(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
+    model = onnx.load(tiny_file("mlp"))
+    path = tmp_path / "ext.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="ext.bin", size_threshold=0)
+    digest = read_weightless(path).fingerprint()
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links/other.onnx").symlink_to(path)
+    assert read_weightless(tmp_path / "links/other.onnx").fingerprint() == digest
+    (tmp_path / "ext.bin").unlink()
+    with pytest.raises(ModelError, match=r"external data .*ext\.bin does not exist"):
+        read_weightless(path).fingerprint()

@@ -1,4 +1,9 @@
-"""What named models say of images is what their packages do, to the last bit."""
+"""What named models say of images is what their packages do, to the last bit.
+
+What an export says of how samples become inputs reaches every artifact that is made of it.
+
+Detectors of torchvision: the boxes of all anchors, among which are those that torchvision chooses.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +11,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+import torch
 from named_models import PAIR, VIT
+from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
+from qcompile import build, calibrate, quantize, simplify
+from qcompile.artifact import load_artifact
+from qcompile.compiler.export import export
 from qcompile.data.images import as_input
-from qcompile.model.named.load import describe_named
-from qcompile.model.named.torchvision_import import declare_torchvision_operators
+from qcompile.errors import InvalidOption
+from qcompile.model.named.load import declare_torchvision_operators, describe_named, suppress
+from qcompile.model.onnx_file import model_io
 from qcompile.model.preprocessing import (
+    PRESETS,
     AudioPreprocessing,
     ImagePreprocessing,
+    Preprocessing,
     TextPreprocessing,
+    find_preprocessing,
     preprocessing_of,
 )
+from qcompile.model.pytorch import load_torch
 from qcompile.model.source import parse_source
 from qcompile.progress import quiet
 
@@ -136,3 +152,159 @@ def test_ranges_and_values_suit_the_model(folder_of: Any) -> None:
 def test_another_size_keeps_the_share_of_the_image() -> None:
     said = said_of("torchvision:resnet50?size=112")
     assert (said.height, said.width, said.resize) == (112, 112, (116,)), "232 of 224, as 116 of 112"
+
+
+def write_convolutions(path: Path) -> Path:
+    """Two convolutions over images [batch, 3, 16, 16], and a product: what every target takes."""
+    random = np.random.default_rng(0)
+
+    def weight(name: str, *shape: int) -> Any:
+        return numpy_helper.from_array((random.standard_normal(shape) / 4).astype(np.float32), name)
+
+    nodes = [
+        helper.make_node("Conv", ["image", "w0", "b0"], ["c0"], "first", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c0"], ["r0"], "relu"),
+        helper.make_node("Conv", ["r0", "w1", "b1"], ["c1"], "second", pads=[1, 1, 1, 1]),
+        helper.make_node("GlobalAveragePool", ["c1"], ["p"], "pool"),
+        helper.make_node("Flatten", ["p"], ["f"], "flat"),
+        helper.make_node("MatMul", ["f", "w2"], ["logits"], "head"),
+    ]
+    stored = [weight("w0", 8, 3, 3, 3), weight("b0", 8), weight("w1", 8, 8, 3, 3), weight("b1", 8),
+              weight("w2", 8, 4)]  # fmt: skip
+    image = helper.make_tensor_value_info("image", TensorProto.FLOAT, ["batch", 3, 16, 16])
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 4])
+    graph = helper.make_graph(nodes, "g", [image], [logits], stored)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An ONNX file given as MODEL, with `preprocessing` imagenet."""
+    folder = tmp_path_factory.mktemp("road")
+    write_convolutions(folder / "given.onnx")
+    export(str(folder / "given.onnx"), folder / "model.onnx", preprocessing="imagenet")
+    np.savez(
+        folder / "samples.npz", image=np.random.default_rng(1).standard_normal((4, 3, 16, 16), np.float32)
+    )
+    return folder / "model.onnx"
+
+
+def noted(path: Path) -> Preprocessing | None:
+    """What a file or its manifest says, which must be one."""
+    manifest = load_artifact(path).manifest
+    assert manifest.io is not None
+    said = preprocessing_of(manifest.io.inputs)
+    if path.suffix == ".onnx":
+        assert preprocessing_of(model_io(onnx.load(path)).inputs) == said
+    return said
+
+
+def test_a_name_is_fitted_to_the_input_of_an_onnx_file(exported: Path) -> None:
+    said = noted(exported)
+    assert isinstance(said, ImagePreprocessing)
+    usual = PRESETS["imagenet"]
+    assert isinstance(usual, ImagePreprocessing)
+    assert (said.input, said.height, said.width, said.mean, said.std) == (
+        "image", 16, 16, usual.mean, usual.std,
+    )  # fmt: skip
+    assert said.resize == (18,), "256 of 224, as 18 of 16"
+
+
+def test_graphs_keep_it(exported: Path) -> None:
+    folder, samples = exported.parent, str(exported.parent / "samples.npz")
+    simplify(exported, folder / "simple.onnx")
+    calibrate(exported, samples, folder / "m.ranges")
+    quantize(exported, folder / "int8.onnx", ranges=folder / "m.ranges")
+    quantize(exported, folder / "dynamic.onnx", mode="dynamic")
+    quantize(exported, folder / "half.onnx", precision="fp16")
+    for name in ("simple", "int8", "dynamic", "half"):
+        assert noted(folder / f"{name}.onnx") == noted(exported), name
+    export(str(folder / "int8.onnx"), folder / "again.onnx")
+    assert noted(folder / "again.onnx") == noted(exported)
+
+
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [
+        ("onnxruntime", {}),
+        ("onnxruntime", {"precision": "int8", "mode": "dynamic"}),
+        ("openvino", {}),
+        ("tensorrt-rtx", {"gpus": ("sm86",)}),
+        ("tensorrt-rtx", {"gpus": ("sm86",), "precision": "fp16"}),
+    ],
+)
+def test_artifacts_keep_it(exported: Path, target: str, options: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip({"openvino": "openvino", "tensorrt-rtx": "tensorrt_rtx"}.get(target, "onnxruntime"))
+    suffix = ".engine" if target == "tensorrt-rtx" else ".onnx"
+    shapes = {"opt_shapes": ("image:2x3x16x16",), "min_shapes": ("image:1x3x16x16",),
+              "max_shapes": ("image:4x3x16x16",)} if suffix == ".engine" else {}  # fmt: skip
+    path = tmp_path / f"built{suffix}"
+    build(exported, path, target=target, **options, **shapes)  # type: ignore[arg-type]
+    manifest = load_artifact(path).manifest
+    assert manifest.io is not None
+    assert preprocessing_of(manifest.io.inputs) == noted(exported)
+
+
+def test_a_file_and_a_wrong_name_are_read_and_refused(tmp_path: Path) -> None:
+    write_convolutions(tmp_path / "m.onnx")
+    (tmp_path / "own.json").write_text(
+        '{"kind": "image", "height": 16, "width": 16, "mean": [0.1, 0.2, 0.3], "std": [1, 1, 1]}'
+    )
+    export(str(tmp_path / "m.onnx"), tmp_path / "out.onnx", preprocessing=str(tmp_path / "own.json"))
+    said = noted(tmp_path / "out.onnx")
+    assert isinstance(said, ImagePreprocessing)
+    assert (said.input, said.mean) == ("image", (0.1, 0.2, 0.3))
+    (tmp_path / "text.json").write_text('{"kind": "text", "tokenizer": "t", "inputs": ["input_ids"]}')
+    for name, message in (
+        ("imagnet", "imagenet"),
+        (str(tmp_path / "text.json"), "image:batchx3x16x16|image:"),
+    ):
+        with pytest.raises(InvalidOption, match=message):
+            export(str(tmp_path / "m.onnx"), tmp_path / "no.onnx", preprocessing=name)
+    assert not (tmp_path / "no.onnx").exists()
+
+
+def test_a_model_by_name_is_a_preprocessing() -> None:
+    said = find_preprocessing("timm:resnet18")
+    assert isinstance(said, ImagePreprocessing)
+    assert (said.height, said.interpolation, said.resize) == (224, "bicubic", (235,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "torchvision:ssdlite320_mobilenet_v3_large?weights=random&classes=4",
+        "torchvision:retinanet_resnet50_fpn?weights=random&classes=4&size=128",
+        "torchvision:fcos_resnet50_fpn?weights=random&classes=4&size=128",
+    ],
+)
+def test_what_torchvision_chooses_is_among_the_boxes(spec: str) -> None:
+    loaded = load_torch(parse_source(spec))
+    detector = loaded.module.module
+    side = int(loaded.inputs[0].shape[2])
+    detector.transform.min_size, detector.transform.max_size = (side,), side
+    detector.score_thresh, detector.topk_candidates, detector.detections_per_img = -1.0, 10, 10
+    image = torch.rand(3, side, side, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        theirs = detector([image])[0]
+        ours = loaded.module(detector.transform([image])[0].tensors)
+    boxes, scores = ours["boxes"][0], ours["scores"][0]
+    for box, score, label in zip(theirs["boxes"], theirs["scores"], theirs["labels"], strict=True):
+        near = (boxes - box).abs().amax(1) + 100 * (scores[:, label] - score).abs()
+        assert near.min() < 1e-2
+
+
+def test_detectors_of_two_stages_are_refused() -> None:
+    with pytest.raises(InvalidOption, match="between two stages") as caught:
+        load_torch(parse_source("torchvision:fasterrcnn_resnet50_fpn?weights=random"))
+    assert "retinanet_resnet50_fpn" in caught.value.message
+
+
+def test_suppression_keeps_the_best_of_boxes_that_overlap() -> None:
+    boxes = torch.tensor([[0, 0, 10, 10], [0, 0, 10, 9], [0, 0, 10, 5], [20, 20, 30, 30.0]])
+    scores = torch.tensor([0.5, 0.9, 0.4, 0.1])
+    assert suppress(boxes, scores, 0.5).tolist() == [1, 3], "overlaps of 0.9 and of 5/9 with the best"
+    assert suppress(boxes, scores, 0.6).tolist() == [1, 2, 3]
+    assert suppress(boxes[:0], scores[:0], 0.5).tolist() == []
