@@ -34,6 +34,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -163,11 +164,8 @@ def check_program(path: Path) -> None:
     if _trusted.get():
         return
     try:
-        with zipfile.ZipFile(path) as archive:
-            check_names(archive, path)
-            _check_members({name: _reading(archive, name) for name in archive.namelist()}, path)
-        # PyTorch has a reader of its own, and sees what that one sees.
-        _check_members(_members_of_torch(path), path)
+        for members in _as_both_readers_see(path):
+            _check_members(members, path)
     except DAMAGE as error:
         raise ModelError(
             f"{path}: not a program saved by torch.export.save ({first_line(error)})",
@@ -176,22 +174,18 @@ def check_program(path: Path) -> None:
         ) from error
 
 
-def _reading(archive: zipfile.ZipFile, name: str) -> Callable[[], bytes]:
-    return lambda: archive.read(name)
-
-
-def _members_of_torch(path: Path) -> Members:
+def _as_both_readers_see(path: Path) -> Iterator[Members]:
+    """Yield the members of an archive as Python's reader of zips has them, and as PyTorch's own has them."""
     import torch
 
+    with zipfile.ZipFile(path) as archive:
+        check_names(archive, path)
+        yield {name: partial(archive.read, name) for name in archive.namelist()}
     try:
         reader = torch._C.PyTorchFileReader(str(path))
     except RuntimeError:
-        return {}  # of PyTorch before 2.8: `torch.export.load` then takes Python's reader
-
-    def reading(name: str) -> Callable[[], bytes]:
-        return lambda: bytes(reader.get_record(name))
-
-    return {name: reading(name) for name in reader.get_all_records()}
+        return  # of PyTorch before 2.8: `torch.export.load` then takes Python's reader
+    yield {name: partial(reader.get_record, name) for name in reader.get_all_records()}
 
 
 def _check_members(members: Members, path: Path) -> None:
@@ -205,7 +199,7 @@ def _check_members(members: Members, path: Path) -> None:
         elif name.endswith(".pt") or last in _OLD_PICKLES or last in pickled:
             code = _unsafe(read())
         elif name.endswith(".json") and ("models/" in name or last == "serialized_exported_program.json"):
-            code = foreign_code(_json(read()))
+            code = foreign_code(read())
         else:
             continue
         if code:
@@ -220,19 +214,11 @@ def _check_members(members: Members, path: Path) -> None:
 
 def _pickled_by_configuration(members: Members) -> set[str]:
     """Names of the files of tensors that are pickled: subclasses of Tensor."""
-    names: set[str] = set()
+    entries: list[dict[str, Any]] = []
     for name, read in members.items():
         if name.endswith("_config.json"):
-            config = _json(read())
-            entries = config.get("config", {}) if isinstance(config, dict) else {}
-            for entry in entries.values() if isinstance(entries, dict) else ():
-                if isinstance(entry, dict) and entry.get("use_pickle"):
-                    names.add(PurePosixPath(str(entry.get("path_name"))).name)
-    return names
-
-
-def _json(content: bytes) -> Any:
-    return json.loads(content.decode("utf-8"))
+            json.loads(read().decode("utf-8"), object_hook=entries.append)
+    return {PurePosixPath(str(entry.get("path_name"))).name for entry in entries if entry.get("use_pickle")}
 
 
 def _unsafe(content: bytes) -> str:
@@ -253,55 +239,31 @@ def check_torchscript(path: Path) -> None:
     """Refuse a TorchScript archive whose code touches files; nothing of it is run."""
     if not is_archive(path):  # another format that PyTorch takes, with a zip behind it
         raise ModelError(f"{path}: does not begin as a TorchScript archive", file=path)
-    for name, code in _code(path):
-        found = _IN_CODE.search(code)
-        if found:
-            raise ModelError(
-                f"{path}: member {name!r} calls {found[0].strip()!r}, which reads or writes files; "
-                "operators that compute are required",
-                hint="if you know where the file comes from, give `trust`",
-                file=path,
-                member=name,
-            )
+    for members in _as_both_readers_see(path):
+        for name, read in members.items():
+            if not (name.endswith(".py") and "code/" in name):
+                continue
+            call = _IN_CODE.search(read().decode("utf-8", "replace"))
+            if call:
+                raise ModelError(
+                    f"{path}: member {name!r} calls {call[0].strip()!r}, which reads or writes files; "
+                    "operators that compute are required",
+                    hint="if you know where the file comes from, give `trust`",
+                    file=path,
+                    member=name,
+                )
 
 
-def _code(path: Path) -> Iterator[tuple[str, str]]:
-    """Every member with code, as Python's reader of zips has it and as PyTorch's own has it."""
-    with zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():
-            if "/code/" in name and name.endswith(".py"):
-                yield name, archive.read(name).decode("utf-8", "replace")
-    import torch
-
-    reader = torch._C.PyTorchFileReader(str(path))
-    for name in reader.get_all_records():
-        if name.startswith("code/") and name.endswith(".py"):
-            yield name, bytes(reader.get_record(name)).decode("utf-8", "replace")
-
-
-def foreign_code(program: Any) -> str:
+def foreign_code(program: bytes) -> str:
     """Return what in a program's JSON is no operator and no size; empty where all is."""
-    for key, value in _texts(program):
-        if key == "expr_str" and not _is_size(value):
+    entries: list[tuple[str, Any]] = []
+    json.loads(program.decode("utf-8"), object_pairs_hook=entries.extend)
+    for key, value in entries:
+        if key == "expr_str" and isinstance(value, str) and not _is_size(value):
             return f"the expression {value[:80]!r}"
-        if key == "target" and not _is_operator(value):
+        if key == "target" and isinstance(value, str) and not _is_operator(value):
             return f"a call of {value[:80]!r}"
     return ""
-
-
-def _texts(value: Any) -> Iterator[tuple[str, str]]:
-    """Every text of a nested value, with the key it is under."""
-    waiting = [value]
-    while waiting:
-        item = waiting.pop()
-        if isinstance(item, dict):
-            for key, inner in item.items():
-                if isinstance(inner, str):
-                    yield key, inner
-                else:
-                    waiting.append(inner)
-        elif isinstance(item, list):
-            waiting += item
 
 
 def _is_operator(target: str) -> bool:
@@ -310,9 +272,8 @@ def _is_operator(target: str) -> bool:
         return False
     if not target.startswith((*_LOOKED_UP, "#")):
         return True
-    return any(pattern.fullmatch(target) for pattern in _TARGETS) or not target.startswith(
-        tuple(f"{name}." for name in _LOOKED_UP)
-    )
+    looked_up = target.startswith(tuple(f"{name}." for name in _LOOKED_UP))
+    return not looked_up or any(pattern.fullmatch(target) for pattern in _TARGETS)
 
 
 def _is_size(expression: str) -> bool:
