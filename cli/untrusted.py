@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..errors import QCompileError
-from ..untrusted.limits import MEMORY_GB, TIME_S, Limits
+from ..untrusted.child import MEMORY_GB, TIME_S, Limits
 
 _FLAG, _MEMORY, _TIME = "untrusted", "memory_limit_gb", "time_limit_s"
 
