@@ -58,9 +58,7 @@ def check_archive(path: Path, *, what: str, hint: str) -> None:
     """Read every member of a zip archive once, and compare it with its CRC-32.
 
     Args:
-        path: The file.
         what: What it should be, for messages: "a TorchScript archive".
-        hint: How to get a whole one.
     """
     member, problem = "", "its directory is damaged"
     try:

@@ -169,7 +169,6 @@ class Example:
 
         Args:
             extents: Axis name to extent; the others stay as traced.
-            seed: For what is made up.
         """
         shapes = {
             tensor.name: tuple(
@@ -197,11 +196,8 @@ def make_example(
     """Decide on inputs: as given, with the values of the model's own example, of the data, or made up.
 
     Args:
-        loaded: The model.
         inputs: `NAME:SHAPE[:DTYPE]` each; empty for those of the model's own example.
         dynamic: `INPUT:AXIS=NAME` each.
-        data: Feeds of the user's data.
-        rung: Which of `RUNGS` serves for axes of which nothing is known.
     """
     given = tuple(parse_input(item) if isinstance(item, str) else item for item in inputs)
     given = _with_preprocessing(given, loaded) or loaded.inputs

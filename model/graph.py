@@ -28,7 +28,6 @@ def block_formats(
     """Return the block formats of operands: "nvfp4", "mxfp8", and "" for an operand of another kind.
 
     Args:
-        operands: Names of tensors.
         made_by: Tensor name to the node that makes it.
         types: Tensor name to dtype, for stored tensors at least.
     """
@@ -55,6 +54,7 @@ WEIGHTED = frozenset(["Conv", "ConvTranspose", "MatMul", "Gemm"])
 ONNX_DOMAINS = ("", "ai.onnx")
 """How files spell the domain of ONNX's own operators."""
 
+_SMALL_BYTES = 4096
 _CONSTANT_TYPES = {
     "value_int": np.int64,
     "value_ints": np.int64,
@@ -106,7 +106,7 @@ def infer_shapes(model: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
     }
 
 
-def without_weights(model: onnx.ModelProto, keep_bytes: int = 4096) -> onnx.ModelProto:
+def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with large initializers turned into inputs: cheap to infer shapes on."""
     import onnx
 
@@ -122,7 +122,7 @@ def without_weights(model: onnx.ModelProto, keep_bytes: int = 4096) -> onnx.Mode
     declared = {value.name for value in source.input}
     graph.input.extend(source.input)
     for tensor in source.initializer:
-        if tensor_bytes(tensor) <= keep_bytes:
+        if tensor_bytes(tensor) <= _SMALL_BYTES:
             graph.initializer.append(tensor)
         elif tensor.name not in declared:
             graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))

@@ -81,7 +81,6 @@ def drop_unread(graph: onnx.GraphProto, operators: Container[str] | None = None)
     """Remove nodes of ONNX's own operators that nothing reads, here and in subgraphs, and those in front.
 
     Args:
-        graph: It is changed.
         operators: Types of the nodes that may go; None takes all.
     """
     removed = True

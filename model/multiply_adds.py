@@ -49,10 +49,7 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 def multiply_adds(model: onnx.ModelProto) -> dict[str, int]:
     """Return node name to its multiply-adds, for the nodes of the main graph that multiply.
 
-    A node whose extents cannot be inferred is left out; so is one inside a subgraph.
-
-    Args:
-        model: A float graph, or one with Q/DQ; its weights need not be loaded.
+    A node whose extents cannot be inferred is left out; so is one inside a subgraph. Weights are not needed.
     """
     shapes = known_shapes(model)
     counts: dict[str, int] = {}
@@ -65,11 +62,11 @@ def multiply_adds(model: onnx.ModelProto) -> dict[str, int]:
     return counts
 
 
-def named(layers: Mapping[str, str], share: Mapping[str, float], shown: int = _SHOWN) -> str:
+def named(layers: Mapping[str, str], share: Mapping[str, float]) -> str:
     """Return layers with their shares and reasons, the largest first."""
     ordered = sorted(layers, key=lambda name: -share.get(name, 0.0))
-    texts = [f"{name} ({share.get(name, 0.0):.1%}: {layers[name]})" for name in ordered[:shown]]
-    more = f" and {len(layers) - shown} more" if len(layers) > shown else ""
+    texts = [f"{name} ({share.get(name, 0.0):.1%}: {layers[name]})" for name in ordered[:_SHOWN]]
+    more = f" and {len(layers) - _SHOWN} more" if len(layers) > _SHOWN else ""
     return ", ".join(texts) + more
 
 

@@ -28,7 +28,6 @@ class NestedInputs(nn.Module):
     """A module whose inputs are plain tensors, by position; its own `forward` is called with the structure.
 
     Args:
-        inner: The module.
         arguments: Positional arguments, each tensor replaced by its `Slot`.
         keywords: Keyword arguments, likewise.
         input_names: Names of the tensors, in order.
@@ -55,7 +54,6 @@ def taken_apart(module: nn.Module, example: Any) -> tuple[nn.Module, tuple[Any, 
     """Return a module that takes tensors, and its example by name, for an example that may be nested.
 
     Args:
-        module: The model.
         example: A tensor, or a tuple (positional) or dict (by name) of the arguments of `forward`. Arguments
             may be tuples, lists, dicts, dataclasses, None and numbers.
     """

@@ -101,12 +101,7 @@ def every_tensor(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def check_tensor(tensor: onnx.TensorProto, folder: Path) -> None:
-    """Compare what a tensor says of itself with what is there.
-
-    Args:
-        tensor: The tensor.
-        folder: Where external data must lie: that of the model's file, links resolved.
-    """
+    """Compare what a tensor says of itself with what is there; `folder` is the model's, links resolved."""
     import onnx
 
     kind, subject = tensor.data_type, f"tensor {tensor.name!r}"
@@ -171,11 +166,9 @@ def _check_external(tensor: onnx.TensorProto, folder: Path) -> None:
 
 
 def external_path(location: str, folder: Path) -> Path | str:
-    """Return the file that a location names; a text where that is none that may be read.
+    """Return the file that a location names in the model's folder, links of which are resolved.
 
-    Args:
-        location: As the model says it: a path relative to its own folder.
-        folder: That folder, links resolved.
+    A text says why there is none that may be read.
     """
     if not location or "\0" in location:
         return "names no file"
@@ -211,12 +204,7 @@ def read_external(tensor: onnx.TensorProto, folder: Path) -> bytes:
 
 
 def check_model(model: onnx.ModelProto, path: Path) -> None:
-    """Check a model that was read from a file. Its weights may lie elsewhere, or be gone.
-
-    Args:
-        model: The model.
-        path: The file, for messages, and for the folder that external data must lie in.
-    """
+    """Check a model that was read from a file. Its weights may lie elsewhere, or be gone."""
     try:
         for text in _texts(model):
             if isinstance(text, bytes):  # on which code that expects text fails anywhere

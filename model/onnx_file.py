@@ -26,12 +26,7 @@ EXTERNAL_DATA_BYTES = (1 << 31) - (1 << 26)
 
 
 def load_onnx(path: Path, *, external_data: bool = True) -> onnx.ModelProto:
-    """Return the model.
-
-    Args:
-        path: The file.
-        external_data: Whether to read weights that lie in other files.
-    """
+    """Return the model, by default with weights that lie in other files."""
     checked_input(path, what="model")
     model = parse_onnx(read_bytes(path, what="model"), path)
     if external_data:
@@ -91,9 +86,7 @@ def load_checked(path: Path) -> onnx.ModelProto:
 def check_onnx(path: Path, *, infer_shapes: bool = False) -> None:
     """Run ONNX's checker on the file, which also serves models over 2 GB.
 
-    Args:
-        path: The file.
-        infer_shapes: Also infer all shapes, strictly: what is declared must be what follows.
+    With `infer_shapes` all shapes are inferred, strictly: what is declared must be what follows.
     """
     import onnx
 

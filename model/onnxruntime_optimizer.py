@@ -60,11 +60,7 @@ _LARGEST_INT32 = 2.0**31 - 1
 
 
 def requantized(model: onnx.ModelProto) -> list[tuple[onnx.GraphProto, onnx.NodeProto]]:
-    """Return the layers, each with the graph that holds it.
-
-    Args:
-        model: With or without Q/DQ. A bias whose values are not loaded counts as one that fits int32.
-    """
+    """Return the layers, each with the graph that holds it; a bias that is not loaded counts as small."""
     stored: dict[str, onnx.TensorProto] = {}
     graphs = list(every_graph(model.graph))
     for graph in graphs:
@@ -202,11 +198,6 @@ def missed_nodes(
 
     A planned node that is nowhere in the optimized graph became part of another node. It is unknown only
     where a node of another precision is there that no planned node's name explains.
-
-    Args:
-        planned: Nodes of the file that are to compute in the precision.
-        optimized: The graph as the optimizer left it.
-        precision: "int8", "fp16", ...
     """
     names = {node.name: node.name for node in planned}
     names |= {output: node.name for node in planned for output in node.output if output}

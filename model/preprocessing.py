@@ -256,7 +256,6 @@ def find_preprocessing(name: str, *, base: Path | None = None) -> Preprocessing:
 
     Args:
         name: "imagenet", "cifar10", "timm:NAME", "torchvision:NAME", "hf:NAME_OR_FOLDER" or "FILE.json".
-        base: Folder of relative paths; the working folder by default.
     """
     if name in PRESETS:
         return PRESETS[name]

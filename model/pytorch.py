@@ -93,11 +93,6 @@ def load_weights(module: Any, path: Path, label: str) -> None:
 
     Names that all begin with `module.` or `_orig_mod.`, as DistributedDataParallel and `torch.compile` write
     them, lose that beginning.
-
-    Args:
-        module: An `nn.Module`; it is changed.
-        path: The file.
-        label: The model's spelling, for messages.
     """
     given = _without_prefix(read_weights(path), module)
     own = module.state_dict()
@@ -191,12 +186,7 @@ _TRAINING = re.compile("Dropout|DropPath|StochasticDepth|BatchNorm|InstanceNorm|
 
 
 def load_torch(source: Source, device: str = "cpu") -> LoadedModel:
-    """Load a PyTorch source, in evaluation mode.
-
-    Args:
-        source: What MODEL says.
-        device: Where its parameters go: "cpu", or "cuda:0".
-    """
+    """Load a PyTorch source, in evaluation mode, to a device: "cpu", or "cuda:0"."""
     if source.is_named:
         from .named.load import load_named
 

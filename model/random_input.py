@@ -69,11 +69,7 @@ class Domain:
 
 
 def read_domains(model: onnx.ModelProto) -> dict[str, Domain]:
-    """Return input name to the values that it may take.
-
-    Args:
-        model: A graph; the values of its large weights are not needed.
-    """
+    """Return input name to the values that it may take; the values of large weights are not needed."""
     trace = _Trace(model)
     return {tensor.name: trace.domain(tensor) for tensor in model_io(model).inputs}
 
@@ -228,8 +224,6 @@ def random_feeds(
     """Return random input: standard normal floats, and whole numbers as their domain says.
 
     Args:
-        inputs: What to make.
-        seed: Equal seeds make equal input.
         extent: For every dynamic axis.
         shapes: Shapes to use for some inputs instead.
         domains: What values inputs take; otherwise what their names and types tell.
@@ -262,21 +256,15 @@ def run_on(
 ) -> tuple[Feeds, Result]:
     """Run a model on a real sample, or on random input where there is none; return the input and the result.
 
-    Args:
-        model: Its graph.
-        sample: Real input.
-        run: Runs it.
-        inputs: What `run` takes, where that is not what the graph says.
+    `inputs` are what `run` takes, where that is not what the graph says.
     """
     return RandomInput(model, inputs).run(run) if sample is None else (sample, run(sample))
 
 
 class RandomInput:
-    """Makes input for one ONNX model.
+    """Makes input for one ONNX model, of which the values of large weights are not needed.
 
-    Args:
-        model: Its graph; the values of large weights are not needed.
-        inputs: What it takes, where the graph does not say so.
+    `inputs` are what it takes, where the graph does not say so.
     """
 
     def __init__(self, model: onnx.ModelProto, inputs: Sequence[TensorInfo] | None = None) -> None:

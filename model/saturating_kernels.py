@@ -77,14 +77,10 @@ RECORDED: Mapping[tuple[str, Isa], SaturatingKernels] = {
 
 
 def saturating_kernels(target: GraphTarget, isa: Isa) -> SaturatingKernels:
-    """Return what saturates on an instruction set; asked here where it is this processor's.
+    """Return what saturates on an instruction set, not "auto"; asked here where it is this processor's.
 
     Where nothing saturates here, the recording decides: a file for an instruction set is right on every
     processor that has it.
-
-    Args:
-        target: The runtime; "tensorrt" runs on no processor.
-        isa: Not "auto".
     """
     if target not in CPU_TARGETS:
         return NONE
@@ -94,11 +90,7 @@ def saturating_kernels(target: GraphTarget, isa: Isa) -> SaturatingKernels:
 
 @functools.cache
 def probe(target: GraphTarget) -> SaturatingKernels:
-    """Return which kernels of a runtime saturate on this processor.
-
-    Args:
-        target: "onnxruntime" or "openvino", which must be installed.
-    """
+    """Return which kernels of "onnxruntime" or "openvino" saturate on this processor."""
     if target == "openvino":
         sums = _run_openvino(*_static_layers())
     else:

@@ -117,8 +117,6 @@ def parse_source(
     """Read a MODEL spelling; relative paths are taken from `base`.
 
     Args:
-        spec: The spelling.
-        base: Folder of relative paths; the working folder by default.
         weights: "random" or a file, as if it stood in the spelling.
         download: Whether the package of a named model may download, likewise.
     """

@@ -76,8 +76,6 @@ def parse_query(query: str, spec: str, known: tuple[str, ...] = ()) -> SourceOpt
     """Read `key=value&key=value`.
 
     Args:
-        query: The text behind the `?`.
-        spec: The whole spelling, for messages.
         known: Keys that this kind of source takes; empty for all.
     """
     takes = known or tuple(_KEYS)

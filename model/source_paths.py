@@ -66,15 +66,8 @@ _PATH = re.compile(
 def strip_source_paths(model: onnx.ModelProto) -> bool:
     """Remove stack traces, and from texts that nothing computes with the folders of absolute paths.
 
-    A module that was imported from a file gets the name of the file.
-
-    Names of nodes, tensors and functions stay as they are.
-
-    Args:
-        model: It is changed.
-
-    Returns:
-        Whether anything was removed.
+    A module that was imported from a file gets its name. Names of nodes, tensors and functions stay
+    as they are. Return whether anything was removed.
     """
     changed = _strip_entries(model.metadata_props) | _strip_text(model)
     graphs = list(graphs_of(model))

@@ -60,14 +60,7 @@ def network(allowed: bool) -> Iterator[None]:
 
 
 def require_name(source: Source, name: str, names: Sequence[str], *, known: bool) -> None:
-    """Raise unless a package knows a model.
-
-    Args:
-        source: What the user wrote.
-        name: The name to compare with the others.
-        names: All that there are.
-        known: Whether it is among them.
-    """
+    """Raise unless a package knows a model."""
     if known:
         return
     near = difflib.get_close_matches(name, names, n=3)
@@ -164,9 +157,9 @@ def extent(tensor: TensorInfo, axis: int) -> int:
     return traced if said.maximum is None else min(traced, said.maximum)
 
 
-def image_input(name: str, height: int, width: int, channels: int = 3, dtype: str = "float32") -> TensorInfo:
+def image_input(name: str, height: int, width: int, channels: int = 3) -> TensorInfo:
     """Return an input [batch, channels, height, width]."""
-    return TensorInfo(name, dtype, ("batch", channels, height, width))
+    return TensorInfo(name, "float32", ("batch", channels, height, width))
 
 
 def with_preprocessing(tensor: TensorInfo, preprocessing: Preprocessing | None) -> TensorInfo:

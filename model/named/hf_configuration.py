@@ -23,12 +23,7 @@ _TOKENIZERS = ("tokenizer.json", "vocab.txt", "tokenizer.model", "spiece.model",
 
 
 def find_folder(source: Source, *, weights: bool) -> Path:
-    """Return the folder with a model's files.
-
-    Args:
-        source: A folder, or a name, which is looked up in the cache and downloaded where that is allowed.
-        weights: Whether its weights are needed, too.
-    """
+    """Return the folder with a model's files; a name is looked up in the cache, or downloaded."""
     folder = source.path or _snapshot(source, weights=weights)
     if not (folder / "config.json").is_file():
         raise ModelError(
@@ -63,7 +58,6 @@ def processor_of(folder: Path, part: str) -> dict[str, Any]:
     """Return what a folder says of its processor.
 
     Args:
-        folder: The model's.
         part: "image_processor" or "feature_extractor", which newer files keep below that name.
     """
     whole = read_json(folder, "processor_config.json")

@@ -127,11 +127,7 @@ _DOMAIN_SEED = 0
 
 
 def why_not(kind: SourceKind) -> str:
-    """Return why models of a package cannot be loaded here; empty where they can.
-
-    Args:
-        kind: "torchvision", "timm" or "hf".
-    """
+    """Return why models of a package cannot be loaded here; empty where they can."""
     try:
         import_torch()
     except EngineUnavailable as error:
