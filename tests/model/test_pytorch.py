@@ -16,7 +16,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -85,12 +84,6 @@ def test_a_torchscript_that_writes_files_is_refused_and_has_not_run(
         module = load_torch(parse_source(str(path))).module
     assert module(torch.zeros(2)).shape == (2,)
     assert target.exists(), "else this test shows nothing"
-
-
-def test_a_torchscript_that_computes_is_loaded(tmp_path: Path) -> None:
-    path = tmp_path / "m.pt"
-    torch.jit.script(torch.nn.Linear(4, 3)).save(str(path))
-    assert load_torch(parse_source(str(path))).module(torch.zeros(1, 4)).shape == (1, 3)
 
 
 @pytest.mark.parametrize(
@@ -181,23 +174,6 @@ def test_tied_weights_may_be_stored_once(tmp_path: Path) -> None:
     assert torch.equal(module["head"].weight, table)
 
 
-class Trap:
-    """Writes a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.path,)
-
-
-def test_nothing_is_unpickled(tmp_path: Path) -> None:
-    torch.save({"0.weight": Trap(tmp_path / "sprung")}, tmp_path / "w.pth")
-    with pytest.raises(ModelError, match="without unpickling code"):
-        read_weights(tmp_path / "w.pth")
-    assert not (tmp_path / "sprung").exists()
-
-
 @pytest.mark.parametrize("content", [b"", b"no file of weights", b"\x80\x02N."])
 @pytest.mark.parametrize("name", ["w.pth", "w.safetensors"])
 def test_a_damaged_file_is_refused(name: str, content: bytes, tmp_path: Path) -> None:
@@ -284,17 +260,6 @@ def test_a_generator_imports_what_lies_beside_it(tmp_path: Path) -> None:
     )
     read = [batch.feeds["x"].item() for batch in Data(function(tmp_path, text), INPUTS)]
     assert read == [2, 2]
-
-
-def test_a_generator_imports_a_file_that_nothing_has_imported(tmp_path: Path) -> None:
-    (tmp_path / "project").mkdir()
-    (tmp_path / "project" / "only_beside_a_generator.py").write_text("WIDTH = 3\n")
-    text = (
-        "import numpy as np\n\ndef make():\n    from only_beside_a_generator import WIDTH\n"
-        "    yield {'x': np.full((1, 1), WIDTH, np.float32)}\n"
-    )
-    (batch,) = Data(function(tmp_path, text), INPUTS)
-    np.testing.assert_array_equal(batch.feeds["x"], [[3]])
 
 
 def test_a_file_does_not_replace_what_is_installed(tmp_path: Path) -> None:

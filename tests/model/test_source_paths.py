@@ -58,15 +58,8 @@ def test_everything_that_has_metadata_is_looked_into(tiny: Callable[..., onnx.Mo
     function = model.functions.add(name="f", domain="own", doc_string=said)
     function.node.add(op_type="Relu", doc_string=said)
     graph = model.graph
-    for message in (
-        model,
-        graph,
-        graph.node[0],
-        graph.input[0],
-        graph.output[0],
-        graph.initializer[0],
-        function,
-    ):
+    parts = (graph.node, graph.input, graph.output, graph.initializer)
+    for message in (model, graph, function, *(part[0] for part in parts)):
         message.doc_string = said
         message.metadata_props.add(key="pkg.torch.onnx.stack_trace", value=said)
         message.metadata_props.add(key="namespace", value=": Net/fc: Linear")

@@ -15,7 +15,7 @@ import onnx
 import pytest
 import torch
 from named_models import PAIR, VIT
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 from PIL import Image
 
 from qcompile import build, calibrate, quantize, simplify
@@ -157,24 +157,20 @@ def test_another_size_keeps_the_share_of_the_image() -> None:
 def write_convolutions(path: Path) -> Path:
     """Two convolutions over images [batch, 3, 16, 16], and a product: what every target takes."""
     random = np.random.default_rng(0)
-
-    def weight(name: str, *shape: int) -> Any:
-        return numpy_helper.from_array((random.standard_normal(shape) / 4).astype(np.float32), name)
-
-    nodes = [
-        helper.make_node("Conv", ["image", "w0", "b0"], ["c0"], "first", pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["c0"], ["r0"], "relu"),
-        helper.make_node("Conv", ["r0", "w1", "b1"], ["c1"], "second", pads=[1, 1, 1, 1]),
-        helper.make_node("GlobalAveragePool", ["c1"], ["p"], "pool"),
-        helper.make_node("Flatten", ["p"], ["f"], "flat"),
-        helper.make_node("MatMul", ["f", "w2"], ["logits"], "head"),
-    ]
-    stored = [weight("w0", 8, 3, 3, 3), weight("b0", 8), weight("w1", 8, 8, 3, 3), weight("b1", 8),
-              weight("w2", 8, 4)]  # fmt: skip
-    image = helper.make_tensor_value_info("image", TensorProto.FLOAT, ["batch", 3, 16, 16])
-    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 4])
-    graph = helper.make_graph(nodes, "g", [image], [logits], stored)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 17]>
+        g (float[batch, 3, 16, 16] image) => (float[batch, 4] logits) {
+            [first] c0 = Conv <pads = [1, 1, 1, 1]> (image, w0, b0)  [relu] r0 = Relu (c0)
+            [second] c1 = Conv <pads = [1, 1, 1, 1]> (r0, w1, b1)
+            [pool] p = GlobalAveragePool (c1)  [flat] f = Flatten (p)  [head] logits = MatMul (f, w2)
+        }"""
+    )
+    shapes = {"w0": (8, 3, 3, 3), "b0": (8,), "w1": (8, 8, 3, 3), "b1": (8,), "w2": (8, 4)}
+    model.graph.initializer.extend(
+        numpy_helper.from_array((random.standard_normal(shape) / 4).astype(np.float32), name)
+        for name, shape in shapes.items()
+    )
+    onnx.save(model, path)
     return path
 
 
