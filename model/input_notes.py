@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -48,7 +49,8 @@ class AxisRange(msgspec.Struct, frozen=True, rename={"minimum": "min", "maximum"
         return limits
 
 
-class InputNote(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class InputNote:
     """What is known of one input.
 
     Attributes:
@@ -58,7 +60,7 @@ class InputNote(msgspec.Struct, frozen=True):
     """
 
     example: tuple[_Extent, ...]
-    axes: Mapping[int, AxisRange] = {}
+    axes: Mapping[int, AxisRange] = field(default_factory=dict)
     preprocessing: Mapping[str, Any] | None = None
 
 
