@@ -10,7 +10,7 @@ import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import helper, numpy_helper, parser
+from onnx import numpy_helper, parser
 
 import qcompile
 from qcompile.model.graph import (
@@ -222,9 +222,8 @@ def test_a_recurrent_layer_behind_dequantizers_computes_in_float(operator: str, 
 
 
 def test_integer_operators_are_int8() -> None:
-    made = model(
-        "y = MatMulInteger(x, w)", "(uint8[n, 4] x) => (int32[n, 4] y)", array("w", 4, 4, dtype="int8")
-    )
+    signature = "(uint8[n, 4] x) => (int32[n, 4] y)"
+    made = model("y = MatMulInteger(x, w)", signature, array("w", 4, 4, dtype="int8"))
     assert count_weighted(made)["int8"] == {"MatMulInteger": 1}
 
 
@@ -298,16 +297,6 @@ def test_scales_and_zero_points_are_bytes_but_no_parameters(
 
 
 def test_shapes_and_indices_are_no_parameters() -> None:
-    nodes = [
-        helper.make_node("Constant", [], ["shape"], value=numpy_helper.from_array(np.array([2, 8]), "v")),
-        helper.make_node("Reshape", ["x", "shape"], ["r"]),
-        helper.make_node("Mul", ["r", "scale"], ["y"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", 1, [4, 4])],
-        [helper.make_tensor_value_info("y", 1, [2, 8])],
-        [numpy_helper.from_array(np.ones(8, np.float32), "scale")],
-    )
-    assert weights_of_graph(helper.make_model(graph)) == WeightsHeld(8, 8 * 4 + 2 * 8)
+    body = "shape = Constant <value = int64[2] {2, 8}> () r = Reshape(x, shape) y = Mul(r, scale)"
+    made = model(body, "(float[4, 4] x) => (float[2, 8] y)", array("scale", 8))
+    assert weights_of_graph(made) == WeightsHeld(8, 8 * 4 + 2 * 8)

@@ -50,9 +50,7 @@ class Restores(torch.nn.Module):
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self.name = name
-        self.sum = 0.0
-        self.training = False
+        self.name, self.sum, self.training = name, 0.0, False
 
     @torch.jit.export
     def __getstate__(self) -> tuple[str, bool]:
@@ -60,10 +58,9 @@ class Restores(torch.nn.Module):
 
     @torch.jit.export
     def __setstate__(self, state: tuple[str, bool]) -> None:
-        self.name = state[0]
-        self.training = state[1]
+        self.name, self.training = state[0], state[1]
         content = torch.from_file(self.name, shared=True, size=4, dtype=torch.float32)
-        self.sum = float(content.fill_(1.0).sum())
+        self.sum = float(content.fill_(1.0).sum())  # what is not used is not run
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from google.protobuf.internal.encoder import _VarintBytes as varint
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,33 +26,15 @@ from qcompile.model.onnx_file import model_io
 from qcompile.model.weightless import KEPT_BYTES, fingerprint, read_weightless
 
 MakePath = Callable[..., Path]
-
-
-Tiny = Callable[..., onnx.ModelProto]
-
-
-RAW = {
-    TensorProto.FLOAT: 4,
-    TensorProto.DOUBLE: 8,
-    TensorProto.FLOAT16: 2,
-    TensorProto.BFLOAT16: 2,
-    TensorProto.INT64: 8,
-    TensorProto.INT8: 1,
-    TensorProto.BOOL: 1,
-    TensorProto.FLOAT8E4M3FN: 1,
-    TensorProto.INT4: 0.5,
-}
-
-
+WIDTHS = {
+    "FLOAT": 4, "DOUBLE": 8, "FLOAT16": 2, "BFLOAT16": 2, "INT64": 8, "INT8": 1, "BOOL": 1, "FLOAT8E4M3FN": 1,
+    "INT4": 0.5,
+}  # fmt: skip
+RAW = {TensorProto.DataType.Value(name): width for name, width in WIDTHS.items()}
 TYPED = {
-    TensorProto.FLOAT: "float_data",
-    TensorProto.DOUBLE: "double_data",
-    TensorProto.INT64: "int64_data",
-    TensorProto.INT32: "int32_data",
-    TensorProto.FLOAT16: "int32_data",
-}
-
-
+    TensorProto.FLOAT: "float_data", TensorProto.DOUBLE: "double_data", TensorProto.INT64: "int64_data",
+    TensorProto.INT32: "int32_data", TensorProto.FLOAT16: "int32_data",
+}  # fmt: skip
 SIZES = st.sampled_from([0, 1, 5, KEPT_BYTES - 8, KEPT_BYTES, KEPT_BYTES + 8, 3 * KEPT_BYTES])
 
 
@@ -142,14 +125,11 @@ def test_fields_may_come_in_any_order(tmp_path: Path) -> None:
     weight = model.graph.initializer[0]
     # Of a field that is not repeated the last one counts, and messages that come twice are merged: what
     # other writers may do with a tensor, protobuf reads as one.
-    content, rest = TensorProto(raw_data=weight.raw_data), TensorProto()
-    rest.CopyFrom(weight)
-    rest.ClearField("raw_data")
-    tensor = content.SerializeToString() + rest.SerializeToString()
-    graph = onnx.GraphProto()
-    graph.CopyFrom(model.graph)
+    content = TensorProto(raw_data=weight.raw_data).SerializeToString()
+    rest = TensorProto(name=weight.name, data_type=weight.data_type, dims=weight.dims).SerializeToString()
+    graph = onnx.GraphProto.FromString(model.graph.SerializeToString())
     del graph.initializer[0]
-    graph_bytes = message(5, tensor) + graph.SerializeToString()
+    graph_bytes = message(5, content + rest) + graph.SerializeToString()
     head = onnx.ModelProto(ir_version=8, opset_import=model.opset_import)
     path = tmp_path / "m.onnx"
     path.write_bytes(head.SerializeToString() + message(7, graph_bytes))
@@ -173,14 +153,8 @@ def test_a_weight_that_says_it_lies_in_the_file_is_found_there(tmp_path: Path) -
         np.testing.assert_array_equal(values[tensor.name], numpy_helper.to_array(tensor))
 
 
-def varint(value: int) -> bytes:
-    """A number as protobuf writes it."""
-    low, rest = value & 0x7F, value >> 7
-    return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
-
-
 def message(field: int, content: bytes) -> bytes:
-    return varint(field << 3 | 2) + varint(len(content)) + content
+    return bytes(varint(field << 3 | 2) + varint(len(content)) + content)
 
 
 def test_fields_of_later_versions_are_kept(tmp_path: Path) -> None:
@@ -216,17 +190,9 @@ def test_a_file_beyond_protobufs_limit_is_read(tmp_path: Path) -> None:
         file.write(rest)
     found = read_weightless(path).model.graph
     assert [node.op_type for node in found.node] == ["Neg"]
-    assert {entry.key: entry.value for entry in found.initializer[0].external_data} == {
-        "location": "large.onnx",
-        "offset": str(len(start)),
-        "length": str(size),
-    }
+    place = {entry.key: entry.value for entry in found.initializer[0].external_data}
+    assert place == {"location": "large.onnx", "offset": str(len(start)), "length": str(size)}
     path.unlink()
-
-
-def test_real_models_are_outlined(light_models: dict[str, Path]) -> None:
-    for name in ("resnet50", "squeezenet", "bvlc_alexnet"):
-        assert_weightless(read_weightless(light_models[name]), onnx.load(light_models[name]))
 
 
 @pytest.mark.parametrize("name", ["m.onnx", "ein Modell (2).onnx", "modèle"])
