@@ -62,9 +62,8 @@ def test_a_torchscript_archive_with_one_byte_of_a_weight_changed_is_refused(
     path = _changed(traced, tmp_path / "net.pt", _weight_at(traced) + 1001)
     with quiet():
         torch.jit.load(str(path))  # PyTorch itself takes it
-    with pytest.raises(
-        ModelError, match=r"net\.pt: not a TorchScript archive .* is damaged \(Bad CRC-32"
-    ) as caught:
+    said = r"net\.pt: not a TorchScript archive .* is damaged \(Bad CRC-32"
+    with pytest.raises(ModelError, match=said) as caught:
         load_torch(parse_source(str(path)))
     assert "copy it again" in caught.value.hint
     assert "data/0" in str(caught.value.data["member"])
@@ -284,16 +283,17 @@ def test_a_graph_that_calls_more_than_operators_is_refused(
     assert not mark.exists()
 
 
-def test_the_older_format_is_looked_into_too(tmp_path: Path) -> None:
-    mark = tmp_path / "ran"
-    for name in ("serialized_state_dict.pt", "serialized_constants.json", "serialized_example_inputs.pt"):
-        path = tmp_path / "old.pt2"
-        with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr("version", "8.1")
-            archive.writestr("serialized_exported_program.json", "{}")
-            archive.writestr(name, evil_pickle(mark))
-        with pytest.raises(ModelError, match=f"{name}.*mkdir"):
-            load_torch(parse_source(str(path)))
+@pytest.mark.parametrize(
+    "name", ["serialized_state_dict.pt", "serialized_constants.json", "serialized_example_inputs.pt"]
+)
+def test_the_older_format_is_looked_into_too(name: str, tmp_path: Path) -> None:
+    path, mark = tmp_path / "old.pt2", tmp_path / "ran"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("version", "8.1")
+        archive.writestr("serialized_exported_program.json", "{}")
+        archive.writestr(name, evil_pickle(mark))
+    with pytest.raises(ModelError, match=f"{name}.*mkdir"):
+        load_torch(parse_source(str(path)))
     assert not mark.exists()
 
 

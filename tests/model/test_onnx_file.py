@@ -101,13 +101,6 @@ def test_inputs_and_outputs_are_read_without_external_data(external: Path) -> No
     assert io.outputs == (TensorInfo("y", "float32", ("batch", 8)),)
 
 
-def test_initializers_listed_as_inputs_are_no_inputs(light_models: dict[str, Path]) -> None:
-    path = light_models["resnet50"]
-    stored = {tensor.name for tensor in onnx.load(path).graph.initializer}
-    assert stored & {value.name for value in onnx.load(path).graph.input}
-    assert read_weightless(path).io.inputs == (TensorInfo("gpu_0/data_0", "float32", (1, 3, 224, 224)),)
-
-
 def test_axes_are_numbers_names_or_unknown() -> None:
     model = parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]> g (float16[n, 3, ?] x, int64 s) => (float16[n, 3, ?] y)'

@@ -140,20 +140,6 @@ def test_a_file_that_pytorch_cannot_run_is_named(tmp_path: Path, name: str) -> N
         load(tmp_path / name)
 
 
-def test_a_missing_function_is_named_with_the_nearest(torch_model: str) -> None:
-    with pytest.raises(ModelError, match=r"no function 'bild' in it\n  hint: did you mean 'build'\?"):
-        load(torch_model.replace(":build", ":bild"))
-
-
-def test_a_function_that_raises_is_named_with_file_and_line(tmp_path: Path) -> None:
-    text = "def build():\n    return one()\n\ndef one():\n    return int('five')\n"
-    with pytest.raises(
-        ModelError, match=r"raised ValueError: invalid literal.*\(net\.py, line 5\)"
-    ) as caught:
-        load(write(tmp_path / "net.py", text))
-    assert isinstance(caught.value.__cause__, ValueError)
-
-
 def test_an_error_inside_a_library_names_the_users_own_line(tmp_path: Path) -> None:
     text = "import json\n\ndef build():\n    return json.loads('{')\n"
     write(tmp_path / "real/net.py", text)
@@ -163,23 +149,26 @@ def test_an_error_inside_a_library_names_the_users_own_line(tmp_path: Path) -> N
             load(f"{tmp_path / folder / 'net.py'}:build")
 
 
+RAISES = "def build():\n    return one()\n\ndef one():\n    return int('five')\n"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("import nothing_of_this_name\n", r"raised ModuleNotFoundError: .*\(net\.py, line 1\)"),
         ("x = 1\ny = 1 / 0\n", r"raised ZeroDivisionError: .*\(net\.py, line 2\)"),
         ("x = 1\ndef build(:\n", r"raised SyntaxError: .*\(net\.py, line 2\)$"),
+        (RAISES, r"raised ValueError: invalid literal.*\(net\.py, line 5\)"),
+        (LINEAR.replace("build", "bild"), r"no function 'build' in it\n  hint: did you mean 'bild'\?"),
+        *(
+            (LINEAR.replace("torch.nn.Linear(2, 3)", value), r"an nn\.Module is required")
+            for value in ("None", "5", "torch.nn.Linear", "(torch.ones(1), torch.ones(1))")
+        ),
     ],
 )
-def test_a_file_that_cannot_be_imported_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_what_is_wrong_with_a_function_is_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         load(write(tmp_path / "net.py", text))
-
-
-@pytest.mark.parametrize("value", ["None", "5", "torch.nn.Linear", "(torch.ones(1), torch.ones(1))"])
-def test_a_function_that_returns_something_else_is_refused(tmp_path: Path, value: str) -> None:
-    with pytest.raises(ModelError, match=r"an nn\.Module is required"):
-        load(write(tmp_path / "net.py", LINEAR.replace("torch.nn.Linear(2, 3)", value)))
 
 
 @pytest.mark.parametrize("place", ["top", "function"])
@@ -193,12 +182,12 @@ def test_a_file_may_import_what_lies_beside_it(tmp_path: Path, place: str) -> No
 
 
 def test_files_of_one_name_in_two_folders_do_not_meet(tmp_path: Path) -> None:
-    def width(folder: str, width: int) -> int:
+    widths = []
+    for folder, width in (("a", 5), ("b", 6)):
         write(tmp_path / folder / "sizes_of_two_folders.py", f"WIDTH = {width}\n")
         text = "from sizes_of_two_folders import WIDTH\n" + LINEAR.replace("3", "WIDTH")
-        return int(load(write(tmp_path / folder / "net.py", text)).module.out_features)
-
-    assert [width("a", 5), width("b", 6)] == [5, 6]
+        widths.append(load(write(tmp_path / folder / "net.py", text)).module.out_features)
+    assert widths == [5, 6]
 
 
 def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:
