@@ -80,30 +80,30 @@ _HALVES = {"float16": "fp16", "bfloat16": "bf16"}
 
 def infer_types(model: onnx.ModelProto) -> dict[str, str]:
     """Return tensor name to numpy dtype name for every tensor whose type can be inferred."""
-    import onnx
-
-    light = without_weights(model)
-    # Where it fails, what is declared in the file remains; the rest is reported as "cannot be inferred".
-    with contextlib.suppress(onnx.shape_inference.InferenceError, RuntimeError):
-        light = onnx.shape_inference.infer_shapes(light)
-    values = (*light.graph.input, *light.graph.value_info, *light.graph.output)
+    values = _inferred(model, data_prop=False)
     types = {value.name: dtype_name(value.type.tensor_type.elem_type) for value in values}
     return {name: dtype for name, dtype in types.items() if dtype != "undefined"}
 
 
 def infer_shapes(model: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
     """Return tensor name to shape, for every tensor whose shape can be inferred; "" for an unknown extent."""
-    import onnx
-
-    light = without_weights(model)
-    with contextlib.suppress(onnx.shape_inference.InferenceError, RuntimeError):
-        light = onnx.shape_inference.infer_shapes(light, data_prop=True)
-    values = (*light.graph.input, *light.graph.value_info, *light.graph.output)
+    values = _inferred(model, data_prop=True)
     shapes = {v.name: v.type.tensor_type.shape for v in values if v.type.tensor_type.HasField("shape")}
     return {
         name: tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in shape.dim)
         for name, shape in shapes.items()
     }
+
+
+def _inferred(model: onnx.ModelProto, *, data_prop: bool) -> list[onnx.ValueInfoProto]:
+    """Inputs, outputs and what lies between, with what ONNX infers of them."""
+    import onnx
+
+    light = without_weights(model)
+    # Where it fails, what is declared in the file remains; the rest is reported as "cannot be inferred".
+    with contextlib.suppress(onnx.shape_inference.InferenceError, RuntimeError):
+        light = onnx.shape_inference.infer_shapes(light, data_prop=data_prop)
+    return [*light.graph.input, *light.graph.value_info, *light.graph.output]
 
 
 def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:

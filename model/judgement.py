@@ -34,7 +34,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .output_error import ErrorSums, output_error
+from .output_error import ErrorSums
 
 RTOL = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
 ATOL_SHARE = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
@@ -202,13 +202,12 @@ def judge_outputs(reference: Mapping[str, Batches], actual: Mapping[str, Batches
     """Judge every output of an integer artifact; arguments as of `judge_by_precision`."""
     judgements = []
     for name, expected in reference.items():
-        rows = RowAgreement(name)
+        rows, sums = RowAgreement(name), ErrorSums()
         for a, b in zip(expected, actual[name], strict=True):
             rows.add(a, b)
-        whole = [np.concatenate([array.ravel() for array in side]) for side in (expected, actual[name])]
-        snr_db = output_error(whole[0], whole[1]).snr_db
-        passed, criterion = rows.verdict(loud=snr_db >= SNR_DB)
-        judgements.append(Judgement(name, passed, criterion, snr_db, rows.agreement, rows.cosine))
+            sums.add(a, b)
+        passed, criterion = rows.verdict(loud=sums.snr_db >= SNR_DB)
+        judgements.append(Judgement(name, passed, criterion, sums.snr_db, rows.agreement, rows.cosine))
     return judgements
 
 

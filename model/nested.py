@@ -74,21 +74,21 @@ def taken_apart(module: nn.Module, example: Any) -> tuple[nn.Module, tuple[Any, 
     return NestedInputs(module, arguments, {}, list(tensors)), tensors
 
 
-def _positional(module: nn.Module) -> list[str]:
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
+def _parameters(module: nn.Module) -> list[inspect.Parameter]:
     try:
-        parameters = inspect.signature(module.forward).parameters.values()
+        return list(inspect.signature(module.forward).parameters.values())
     except (TypeError, ValueError):
         return []
-    return [parameter.name for parameter in parameters if parameter.kind in kinds]
+
+
+def _positional(module: nn.Module) -> list[str]:
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
+    return [parameter.name for parameter in _parameters(module) if parameter.kind in kinds]
 
 
 def _is_one_argument(module: nn.Module, example: Mapping[str, Any]) -> bool:
     """Whether a dict is the one argument of `forward`, rather than its keywords."""
-    try:
-        parameters = list(inspect.signature(module.forward).parameters.values())
-    except (TypeError, ValueError):
-        return False
+    parameters = _parameters(module)
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return False
     required = [p for p in parameters if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]

@@ -135,7 +135,7 @@ def stored_bytes(tensor: onnx.TensorProto) -> int:
     import onnx
 
     name = onnx.TensorProto.DataType.Name(tensor.data_type)
-    bits = _NARROW_BITS.get(name) or 8 * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    bits: int = _NARROW_BITS.get(name) or 8 * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
     return -(-math.prod(tensor.dims) * bits // 8)
 
 

@@ -262,7 +262,8 @@ def find_preprocessing(name: str, *, base: Path | None = None) -> Preprocessing:
     if _is_model(name):
         return _of_model(name, base)
     if name.endswith(".json"):
-        return _from_file((base or Path.cwd()) / Path(name).expanduser())
+        path = (base or Path.cwd()) / Path(name).expanduser()
+        return read_preprocessing(read_json(path, what="preprocessing"))
     near = difflib.get_close_matches(name, PRESETS, n=1)
     raise InvalidOption(
         f"preprocessing {name!r}; {', '.join(PRESETS)}, a model by name, or FILE.json is required",
@@ -302,7 +303,3 @@ def _of_model(name: str, base: Path | None) -> Preprocessing:
             option="preprocessing",
         )
     return found
-
-
-def _from_file(path: Path) -> Preprocessing:
-    return read_preprocessing(read_json(path, what="preprocessing"))

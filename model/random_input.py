@@ -228,6 +228,8 @@ def random_feeds(
         shapes: Shapes to use for some inputs instead.
         domains: What values inputs take; otherwise what their names and types tell.
     """
+    import ml_dtypes  # noqa: F401 - gives NumPy "bfloat16"
+
     generator = np.random.default_rng(seed)
     chosen = {t.name: (shapes or {}).get(t.name) or fill_dynamic(t, extent) for t in inputs}
     extents = {
@@ -243,7 +245,7 @@ def random_feeds(
             )
         domain = (domains or {}).get(tensor.name) or named_domain(tensor)
         values = _values(domain, tensor, chosen[tensor.name], extents, generator)
-        feeds[tensor.name] = np.asarray(values, _numpy_dtype(tensor.dtype))
+        feeds[tensor.name] = np.asarray(values, tensor.dtype)
     return feeds
 
 
@@ -388,12 +390,3 @@ def _told(error: QCompileError, feeds: Feeds) -> QCompileError:
     """The error with the input that was made up, and the way to real input."""
     shapes = ", ".join(f"{name}:{format_shape(array.shape)}:{array.dtype}" for name, array in feeds.items())
     return type(error)(f"{error.message} (the input was made up: {shapes})", hint=_WAYS_OUT, **error.data)
-
-
-def _numpy_dtype(name: str) -> np.dtype[Any]:
-    if name == "bfloat16":
-        import ml_dtypes
-
-        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return bfloat16
-    return np.dtype(name)

@@ -6,7 +6,7 @@ import difflib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,12 +59,10 @@ def network(allowed: bool) -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
-def require_name(source: Source, name: str, names: Sequence[str], *, known: bool) -> None:
-    """Raise unless a package knows a model."""
-    if known:
-        return
-    near = difflib.get_close_matches(name, names, n=3)
-    raise InvalidOption(
+def unknown_name(source: Source, names: Sequence[str]) -> InvalidOption:
+    """Return the error for a name that a package does not know, with the nearest of its names."""
+    near = difflib.get_close_matches(source.name.split(".")[0], names, n=3)
+    return InvalidOption(
         f"model {source.spec}: {source.kind} has no model {source.name!r}; one of its {len(names)} is "
         "required",
         hint=f"did you mean {' or '.join(near)}?" if near else "",
@@ -164,6 +162,4 @@ def image_input(name: str, height: int, width: int, channels: int = 3) -> Tensor
 
 def with_preprocessing(tensor: TensorInfo, preprocessing: Preprocessing | None) -> TensorInfo:
     """Return an input that says how samples become it."""
-    from dataclasses import replace
-
     return tensor if preprocessing is None else replace(tensor, preprocessing=as_json(preprocessing))

@@ -86,7 +86,10 @@ def read_inputs(source: Source, choice: Choice, config: Any, folder: Path) -> In
     if main == "pixel_values":
         return _image(source, choice, config, folder)
     if main in ("input_values", "input_features"):
-        return _audio(source, choice, config, folder, main)
+        sound = with_preprocessing(
+            _sound(main, config), audio_preprocessing(source, choice, config, folder, main)
+        )
+        return Inputs((sound,), {})
     text = _text(source, choice, config, folder, taken)
     if "pixel_values" not in taken:
         return text
@@ -106,8 +109,10 @@ def _text(source: Source, choice: Choice, config: Any, folder: Path, taken: Mapp
     )  # fmt: skip
     if preprocessing:
         preprocessing = replace(preprocessing, inputs=names)
-    tensors = tuple(_tokens(name, limit) for name in names)
-    tensors = tuple(with_preprocessing(tensor, preprocessing) for tensor in tensors)
+    shape, extents = ("batch", "length"), (AxisExtents(1, 1, limit),)
+    tensors = tuple(
+        with_preprocessing(TensorInfo(name, "int64", shape, extents), preprocessing) for name in names
+    )
     special = [
         getattr(inner, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "mask", "sep", "cls")
     ]
@@ -115,10 +120,6 @@ def _text(source: Source, choice: Choice, config: Any, folder: Path, taken: Mapp
     vocabulary = int(getattr(inner, "vocab_size", 0) or 1000)
     domains = {name: Domain("mask") for name in _MASKS} | {name: Domain("zeros") for name in _ZEROS}
     return Inputs(tensors, {**domains, "input_ids": Domain("ids", vocabulary, excluded)})
-
-
-def _tokens(name: str, limit: int | None) -> TensorInfo:
-    return TensorInfo(name, "int64", ("batch", "length"), (AxisExtents(1, 1, limit),))
 
 
 def _most_tokens(config: Any) -> int | None:
@@ -156,12 +157,6 @@ def _pair(value: Any) -> tuple[int, int] | None:
     if isinstance(value, list | tuple) and len(value) == 2:
         return int(value[0]), int(value[1])
     return None
-
-
-def _audio(source: Source, choice: Choice, config: Any, folder: Path, main: str) -> Inputs:
-    preprocessing = audio_preprocessing(source, choice, config, folder, main)
-    tensor = with_preprocessing(_sound(main, config), preprocessing)
-    return Inputs((tensor,), {})
 
 
 def _sound(name: str, config: Any) -> TensorInfo:

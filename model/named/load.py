@@ -40,7 +40,7 @@ def mismatch() -> str:
     try:
         torch.ops.load_library(str(library))
     except OSError:
-        versions = f"torchvision {_version('torchvision')}, torch {torch.__version__}"
+        versions = f"torchvision {importlib.metadata.version('torchvision')}, torch {torch.__version__}"
         return f"torchvision's operators do not load beside this PyTorch ({versions})"
     return ""
 
@@ -54,8 +54,7 @@ def declare_torchvision_operators() -> str:
         A warning that names the mismatch; empty where there is none.
     """
     global _reason_declared
-    import_torch()
-    if not _KEPT and not _declared():
+    if not _KEPT and not hasattr(import_torch().ops.torchvision, "nms"):
         reason = mismatch()
         if reason:
             _define()
@@ -101,11 +100,6 @@ def _define() -> None:
     extension._has_ops = lambda: True  # it would refuse to call them
 
 
-def _declared() -> bool:
-    torch = import_torch()
-    return hasattr(torch.ops.torchvision, "nms")
-
-
 def _library() -> Path | None:
     """torchvision's compiled operators; None where torchvision is missing."""
     found = importlib.util.find_spec("torchvision")
@@ -113,13 +107,6 @@ def _library() -> Path | None:
         return None
     folder = Path(found.origin).parent
     return next((path for pattern in ("_C*.so", "_C*.pyd") for path in folder.glob(pattern)), None)
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "?"
 
 
 _PACKAGES: dict[SourceKind, str] = {"torchvision": "torchvision", "timm": "timm", "hf": "transformers"}

@@ -21,8 +21,8 @@ from .description import (
     image_input,
     interpolation,
     not_cached,
-    require_name,
     torch_cache,
+    unknown_name,
     with_preprocessing,
 )
 
@@ -115,7 +115,8 @@ def describe_torchvision(source: Source) -> Description:
     if task == "object-detection":
         return _detection(source, entry, classes)
     tensor = _image(source, preset, cast("Task", task), classes)
-    return Description(source.kind, source.name, task, (tensor,), (_output(task),), classes)
+    output = "out" if task == "semantic-segmentation" else "logits"
+    return Description(source.kind, source.name, task, (tensor,), (output,), classes)
 
 
 def load_torchvision(source: Source, description: Description) -> Any:
@@ -142,7 +143,8 @@ def _entry(source: Source) -> tuple[Any, Any]:
     from torchvision import models
 
     names = models.list_models()
-    require_name(source, source.name, names, known=source.name in names)
+    if source.name not in names:
+        raise unknown_name(source, names)
     if source.name.startswith("quantized_"):
         raise InvalidOption(
             f"model {source.spec}: is quantized by torchvision, which ONNX has no form for",
@@ -197,9 +199,11 @@ def _detection(source: Source, entry: Any, classes: tuple[str, ...]) -> Descript
 
     detector = entry.__module__.rpartition(".")[2]
     if detector not in ONE_STAGE:
+        detectors = models.list_models(module=models.detection)
+        one_stage = ", ".join(name for name in detectors if name.startswith(ONE_STAGE))
         raise InvalidOption(
             f"model {source.spec}: chooses regions by their scores between two stages; a detector of "
-            f"one stage is required: {', '.join(_one_stage(models))}",
+            f"one stage is required: {one_stage}",
             hint="write a function that returns the part to export: file.py:function",
         )
     side = _DETECTOR_SIZES.get(source.name, 800)
@@ -219,14 +223,6 @@ def _detection(source: Source, entry: Any, classes: tuple[str, ...]) -> Descript
             "before the suppression of overlapping ones",
         ),
     )  # fmt: skip
-
-
-def _one_stage(models: Any) -> list[str]:
-    return [name for name in models.list_models(module=models.detection) if name.startswith(ONE_STAGE)]
-
-
-def _output(task: str) -> str:
-    return "out" if task == "semantic-segmentation" else "logits"
 
 
 def _arguments(source: Source, entry: Any, description: Description) -> dict[str, Any]:
