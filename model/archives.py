@@ -45,6 +45,8 @@ MOST_RATIO = 100
 FREE_BYTES = 64 << 20
 DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, RuntimeError)
 """What readers of archives raise of damaged ones."""
+PROGRAM = "a program saved by torch.export.save"
+SAVE_PROGRAM = "save it with torch.export.save, with a PyTorch no newer than this one"
 _BEGINNING = b"PK\x03\x04"
 
 
@@ -165,11 +167,13 @@ def check_program(path: Path) -> None:
         for members in _as_both_readers_see(path):
             _check_members(members, path)
     except DAMAGE as error:
-        raise ModelError(
-            f"{path}: not a program saved by torch.export.save ({first_line(error)})",
-            hint="save it with torch.export.save, with a PyTorch no newer than this one",
-            file=path,
-        ) from error
+        raise not_a_program(path, error) from error
+
+
+def not_a_program(path: Path, error: BaseException) -> ModelError:
+    """Return the error for a `.pt2` that cannot be read."""
+    message = f"{path}: not {PROGRAM} ({first_line(error)})"
+    return ModelError(message, hint=SAVE_PROGRAM, file=path)
 
 
 def _as_both_readers_see(path: Path) -> Iterator[Members]:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from ..errors import ExportError, InvalidOption
 from ..tensors import Feeds, TensorInfo, parse_dynamic_axis, parse_input
 from .input_notes import AxisRange
-from .outputs import flat_outputs, name_outputs
+from .outputs import flat_outputs as flat_outputs
+from .outputs import name_outputs as name_outputs
 from .pytorch import LoadedModel, import_torch
 from .random_input import random_feeds
 
@@ -105,9 +106,6 @@ def _usual(tensor: TensorInfo, axis: int, name: str, rung: int) -> int:
     return image if "float" in tensor.dtype and len(tensor.shape) >= 4 and axis >= 2 else length
 
 
-__all__ = ["CHECK_EXTENTS", "Example", "flat_outputs", "in_order", "make_example", "name_outputs",
-           "takes_keywords"]  # fmt: skip
-
 CHECK_EXTENTS = (1, 3)
 
 
@@ -178,11 +176,8 @@ class Example:
             for tensor in self.inputs
         }
         chosen = sum(extents.values()) if seed is None else seed
-        return _with_values(self.inputs, shapes, [self._known], chosen)
-
-    @property
-    def _known(self) -> Feeds:
-        return {name: array for name, array in self.feeds.items() if name not in self.made}
+        known = {name: array for name, array in self.feeds.items() if name not in self.made}
+        return _with_values(self.inputs, shapes, [known], chosen)
 
 
 def make_example(

@@ -63,6 +63,11 @@ class InputNote:
     axes: Mapping[int, AxisRange] = field(default_factory=dict)
     preprocessing: Mapping[str, Any] | None = None
 
+    def as_json(self) -> dict[str, object]:
+        """Return the form used in files and manifests."""
+        fields = msgspec.to_builtins(self, str_keys=True)
+        return {name: value for name, value in fields.items() if value is not None}
+
 
 def write_notes(model: onnx.ModelProto, notes: Mapping[str, InputNote]) -> None:
     """Keep notes in a model, in place of those it has."""
@@ -70,10 +75,7 @@ def write_notes(model: onnx.ModelProto, notes: Mapping[str, InputNote]) -> None:
     del model.metadata_props[:]
     model.metadata_props.extend(others)
     if notes:
-        value = msgspec.to_builtins(notes, str_keys=True)
-        for note in value.values():
-            if note["preprocessing"] is None:
-                del note["preprocessing"]
+        value = {name: note.as_json() for name, note in notes.items()}
         model.metadata_props.add(key=KEY, value=json.dumps(value, sort_keys=True))
 
 

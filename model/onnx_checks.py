@@ -63,16 +63,6 @@ def every_graph(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
             yield from every_graph(inner)
 
 
-def every_node(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of a model: of graphs inside nodes and of functions, too."""
-    for nodes in (model.graph.node, *(function.node for function in model.functions)):
-        for outer in nodes:
-            yield outer
-            for graph in subgraphs(outer):
-                for inner in every_graph(graph):
-                    yield from inner.node
-
-
 def graphs_of(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
     """Yield the graphs of a model: inside nodes, and inside nodes of functions, too."""
     yield from every_graph(model.graph)
@@ -80,6 +70,12 @@ def graphs_of(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
         for node in function.node:
             for graph in subgraphs(node):
                 yield from every_graph(graph)
+
+
+def every_node(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of a model: of graphs inside nodes and of functions, too."""
+    for holder in (*graphs_of(model), *model.functions):
+        yield from holder.node
 
 
 def every_tensor(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
@@ -135,8 +131,9 @@ def stored_bytes(tensor: onnx.TensorProto) -> int:
     import onnx
 
     name = onnx.TensorProto.DataType.Name(tensor.data_type)
-    bits: int = _NARROW_BITS.get(name) or 8 * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-    return -(-math.prod(tensor.dims) * bits // 8)
+    width = _NARROW_BITS.get(name) or 8 * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    bits: int = math.prod(tensor.dims) * width
+    return -(-bits // 8)
 
 
 def _check_external(tensor: onnx.TensorProto, folder: Path) -> None:

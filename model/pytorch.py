@@ -20,7 +20,16 @@ from ..files import require_file
 from ..machine_memory import require_address_space
 from ..progress import quiet
 from ..tensors import TensorInfo
-from .archives import check_archive, check_torchscript, is_archive, is_trusted, program_checked
+from .archives import (
+    PROGRAM,
+    SAVE_PROGRAM,
+    check_archive,
+    check_torchscript,
+    is_archive,
+    is_trusted,
+    not_a_program,
+    program_checked,
+)
 from .source import TENSORFLOW_KINDS, Source
 from .user_code import call, load_function
 
@@ -244,10 +253,7 @@ def evaluated(module: torch.nn.Module) -> torch.nn.Module:
 
 def _load_pt2(path: Path, device: str) -> torch.nn.Module:
     torch = import_torch()
-    check_archive(
-        path, what="a program saved by torch.export.save",
-        hint="save it with torch.export.save, with a PyTorch no newer than this one",
-    )  # fmt: skip
+    check_archive(path, what=PROGRAM, hint=SAVE_PROGRAM)
     try:
         with program_checked(path), quiet():  # it logs tracebacks of what it raises as well
             program = torch.export.load(path)
@@ -256,11 +262,7 @@ def _load_pt2(path: Path, device: str) -> torch.nn.Module:
     except ModelError:
         raise
     except Exception as error:
-        raise ModelError(
-            f"{path}: not a program saved by torch.export.save ({first_line(error)})",
-            hint="save it with torch.export.save, with a PyTorch no newer than this one",
-            file=path,
-        ) from error
+        raise not_a_program(path, error) from error
     try:
         from torch.export.passes import move_to_device_pass
 

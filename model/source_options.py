@@ -16,7 +16,7 @@ as in an address: `%26` for `&`, `%3F` for `?`, `%25` for `%`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 from urllib.parse import quote, unquote
@@ -85,7 +85,7 @@ def parse_query(query: str, spec: str, known: tuple[str, ...] = ()) -> SourceOpt
         if key not in takes or not equals:
             raise InvalidOption(
                 f"model {spec}: {part!r} is none of its options: {', '.join(takes)}",
-                hint=_near(key, takes) if key not in takes else f"write {key}=VALUE",
+                hint=did_you_mean(key, takes) if key not in takes else f"write {key}=VALUE",
             )
         if key in values:
             raise InvalidOption(f"model {spec}: {key} is given twice; once is required")
@@ -97,10 +97,11 @@ def parse_query(query: str, spec: str, known: tuple[str, ...] = ()) -> SourceOpt
     return SourceOptions(**values)
 
 
-def _near(key: str, known: tuple[str, ...]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return "did you mean ...?" with the nearest known name; empty where none is near."""
     import difflib
 
-    near = difflib.get_close_matches(key, known, n=1)
+    near = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean {near[0]!r}?" if near else ""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from ...errors import InvalidOption, ModelError, first_line
 from ...progress import quiet
 from ..preprocessing import AudioPreprocessing, ImagePreprocessing, Task, TextPreprocessing, scaled_resize
 from ..source import Source
+from ..source_options import did_you_mean
 from ..source_paths import path_there
 from .description import hub_cache, interpolation, network, not_cached
 
@@ -184,10 +184,9 @@ def choose(source: Source, config: Any) -> Choice:
 
 def _asked(source: Source, config: Any, asked: str) -> Choice:
     if asked not in HEADS:
-        near = difflib.get_close_matches(asked, HEADS, n=1)
         raise InvalidOption(
             f"model {source.spec}: task {asked!r} is none of {', '.join(HEADS)}",
-            hint=f"did you mean {near[0]!r}?" if near else "",
+            hint=did_you_mean(asked, HEADS),
         )
     model = _of_auto(source, config, asked)
     encoder = asked == "embedding" and bool(getattr(config, "is_encoder_decoder", False))
