@@ -228,8 +228,6 @@ def random_feeds(
         shapes: Shapes to use for some inputs instead.
         domains: What values inputs take; otherwise what their names and types tell.
     """
-    import ml_dtypes  # noqa: F401 - gives NumPy "bfloat16"
-
     generator = np.random.default_rng(seed)
     chosen = {t.name: (shapes or {}).get(t.name) or fill_dynamic(t, extent) for t in inputs}
     extents = {
@@ -243,6 +241,8 @@ def random_feeds(
                 hint="give `data`",
                 tensor=tensor.name,
             )
+        if tensor.dtype == "bfloat16":
+            import ml_dtypes  # noqa: F401 - which gives NumPy the name
         domain = (domains or {}).get(tensor.name) or named_domain(tensor)
         values = _values(domain, tensor, chosen[tensor.name], extents, generator)
         feeds[tensor.name] = np.asarray(values, tensor.dtype)

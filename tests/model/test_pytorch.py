@@ -1,9 +1,4 @@
-"""Graphs of strangers that would write files by PyTorch's own operators are refused before they run.
-
-Files of weights for functions and named models: strict, and without unpickling.
-
-A user's file imports what lies beside it, whatever this process has imported under the same names.
-"""
+"""Graphs that would write files are refused, files of weights are strict, code imports what lies beside it."""
 
 from __future__ import annotations
 

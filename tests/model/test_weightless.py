@@ -1,8 +1,6 @@
 """A weightless model is the model without its large weights, and finds them again where they lie.
 
-What is no model is named.
-
-The fingerprint of a model: the digest of its files.
+The fingerprint is the digest of its files; what is no model is named.
 """
 
 from __future__ import annotations
