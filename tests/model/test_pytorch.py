@@ -1,4 +1,4 @@
-"""Graphs that would write files are refused, files of weights are strict, code imports what lies beside it."""
+"""Graphs that write files are refused, files of weights are strict, code imports what lies beside it."""
 
 from __future__ import annotations
 
