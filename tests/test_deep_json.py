@@ -15,7 +15,7 @@ from qcompile.data.arrays import load_polygraphy
 from qcompile.errors import QCompileError
 from qcompile.files import absolute_path, read_json
 from qcompile.model.named import hf_configuration
-from qcompile.model.preprocessing import _from_file
+from qcompile.model.preprocessing import find_preprocessing
 from qcompile.reporting.inspection import inspect
 from qcompile.reporting.source import _layers
 
@@ -29,7 +29,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "results": load_results,
     "layers": _layers,
     "inspect": inspect,
-    "preprocessing": _from_file,
+    "preprocessing": lambda path: find_preprocessing(str(path)),
     "polygraphy": load_polygraphy,
     "cache": lambda path: read_cache(path, path),
 }
