@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from .artifact import Artifact, Manifest
 from .files import temporary_folder
 from .lowering import LoweredGraph, first_samples, lower
-from .model.pt2_archive import trusting
+from .model.archives import trusting
 from .processor import resolve_isa
 from .progress import Progress, silent
 from .spec.artifacts import BuildSpec

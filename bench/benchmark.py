@@ -12,7 +12,7 @@ from typing import Any
 from ..engines.gpu import device_text, find_gpus, is_every_gpu, parse_device, parse_devices, why_no_gpu
 from ..errors import EngineUnavailable, InvalidOption
 from ..files import temporary_folder
-from ..model.pt2_archive import trusting
+from ..model.archives import trusting
 from ..model.session import usable_cores
 from ..progress import Progress, silent
 from ..spec.words import AUTO, CUDA_GRAPH

@@ -17,13 +17,12 @@ from ..engines.load import engine_of
 from ..engines.registry import engine
 from ..errors import DataError, EngineUnavailable, InvalidOption
 from ..files import temporary_folder
-from ..model.graph import graph_precision
+from ..model.archives import check_program
+from ..model.graph import WeightsHeld, graph_precision, weights_of_graph
 from ..model.onnx_file import load_onnx, model_io
-from ..model.pt2_archive import check_program
 from ..model.random_input import RandomInput, random_feeds
 from ..model.session import make_session, run_session, session_options
 from ..model.source import NAMED, parse_source
-from ..model.weights_held import WeightsHeld, weights_of_graph
 from ..tensors import Feeds, ModelIO, TensorInfo, format_shape, parse_input, samples_in
 from .workers.arrays import load_arrays, save_arrays
 from .workers.process import Interpreters, Worker

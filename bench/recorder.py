@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..errors import ArtifactError, InvalidOption, QCompileError
-from ..model.weights_held import WeightsHeld
+from ..model.graph import WeightsHeld
 from .measuring.rounds import TimingSeries
 from .results.row import (
     Accuracy,

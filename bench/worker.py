@@ -186,7 +186,7 @@ class WorkerSession:
         if mode != "eager" and not cuda_graph:
             from ..engines.gpu import parse_device
             from ..engines.pytorch import PyTorch
-            from ..model.pt2_archive import trusting
+            from ..model.archives import trusting
 
             with trusting():  # the caller has looked into it
                 return PyTorch().open_in_mode(

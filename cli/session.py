@@ -19,7 +19,7 @@ import click
 from ..errors import QCompileError
 from ..machine_memory import out_of_memory
 from ..plain_text import plain, plain_json, plain_lines
-from ..untrusted.limits import MEMORY_GB, TIME_S, Limits
+from ..untrusted.child import MEMORY_GB, TIME_S, Limits
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -16,8 +16,8 @@ from ..errors import QCompileError
 from ..files import held_folder, open_lock, read_json
 from ..files.storage import storage_error
 from ..machine_memory import out_of_memory
-from ..model.moved import moved
-from ..model.pt2_archive import trusting
+from ..model.archives import trusting
+from ..model.source_paths import moved
 from ..pipeline.recipe import read_recipe
 from ..pipeline.stages import Made, Stage
 from ..pipeline.steps import Step, carry_out, stage_of

@@ -30,8 +30,8 @@ from ..bench.results.row import Unit, unit_of
 from ..bench.workers.process import Worker
 from ..data.batches import Data
 from ..errors import DataError, InvalidOption
+from ..model.archives import trusting
 from ..model.judgement import BY_SIGNAL, RTOL, RULES, Rule
-from ..model.pt2_archive import trusting
 from ..progress import Progress, silent
 from ..spec.words import AUTO
 from ..tensors import ModelIO, samples_in

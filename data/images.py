@@ -35,8 +35,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, InvalidOption, MissingFile, first_line
 from ..files import digest_files, nearest_name, require_file
-from ..model.preprocessing import ImagePreprocessing
-from ..model.preprocessing_fit import is_channels_last
+from ..model.preprocessing import ImagePreprocessing, is_channels_last
 from ..tensors import TensorInfo
 from .kinds import IMAGES, list_files
 from .preparing import class_numbers, preprocessing_for

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..errors import DataError, InvalidOption
 from ..files import require_file
 from ..files.storage import reading
-from ..model.preprocessing_names import preprocessing_files
+from ..model.preprocessing import preprocessing_files
 from ..model.source import parse_source, source_files
 from ..spec.removed import removed_source
 from ..tensors import TensorInfo

@@ -7,10 +7,13 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ..errors import DataError, InvalidOption
-from ..model.preprocessing import Preprocessing, preprocessing_of
-from ..model.preprocessing_fit import fit_preprocessing
-from ..model.preprocessing_names import find_preprocessing
-from ..model.preprocessing_presets import PRESETS
+from ..model.preprocessing import (
+    PRESETS,
+    Preprocessing,
+    find_preprocessing,
+    fit_preprocessing,
+    preprocessing_of,
+)
 from ..tensors import TensorInfo
 from .spelling import Spelling
 

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, first_line
 from ..machine_memory import require_address_space
-from ..model.moved import path_here
 from ..model.preprocessing import AudioPreprocessing, TextPreprocessing
+from ..model.source_paths import path_here
 from ..progress import quiet
 from ..tensors import TensorInfo
 from .preparing import IGNORED, preprocessing_for

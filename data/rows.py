@@ -23,7 +23,7 @@ from typing import Any
 from ..errors import DataError, InvalidOption, QCompileError, first_line
 from ..files import require_file
 from ..files.temporary import temporary_folder
-from ..model.named.caches import network
+from ..model.named.description import network
 from ..progress import quiet
 from ..tensors import TensorInfo
 from .images import ImageReader, image_input, split_folder

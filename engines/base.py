@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..artifact import Check
 from ..errors import EngineUnavailable, InvalidOption
-from ..model.weights_held import WeightsHeld
+from ..model.graph import WeightsHeld
 from ..progress import Progress, silent
 from ..spec.artifacts import BuildSpec
 from ..spec.words import Precision

@@ -8,7 +8,7 @@ from ..artifact import accept, checked_input, read_manifest
 from ..artifact.int8_isa import require_exact
 from ..errors import ArtifactError, InvalidOption
 from ..files import manifest_path, require_file
-from ..model.pt2_archive import trusting
+from ..model.archives import trusting
 from ..model.source import parse_source
 from ..tensors import ModelIO
 from .base import DeviceRun, Runner

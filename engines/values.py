@@ -39,12 +39,12 @@ from numpy.typing import NDArray
 from ..artifact import Check
 from ..errors import BuildError, DataError, EngineUnavailable, ModelError, QCompileError
 from ..files import temporary_folder
-from ..model.cut import cut
-from ..model.input_domain import read_domains
+from ..model.graph_edits import cut
 from ..model.judgement import enough_agreement, lowest_db
 from ..model.onnx_file import copy_model, model_io, save_onnx
+from ..model.onnxruntime_optimizer import WEIGHT_BIAS_QUANTIZATION
 from ..model.output_error import decibels
-from ..model.random_input import random_feeds
+from ..model.random_input import random_feeds, read_domains
 from ..model.reference_forms import (
     is_random,
     rounds_activations,
@@ -52,7 +52,6 @@ from ..model.reference_forms import (
     without_roundings,
     without_saturation,
 )
-from ..model.requantized import OPTIMIZER
 from ..model.session import make_session, run_session, session_options
 from ..processor import isa_here, why_not_exact
 from ..tensors import Feeds, samples_in
@@ -340,7 +339,7 @@ class _Comparison:
             path = folder / "reference.onnx"
             save_onnx(graph, path)
             options = session_options(self.threads, integers=False, layouts=False)
-            session = make_session(path, options, without=[OPTIMIZER])
+            session = make_session(path, options, without=[WEIGHT_BIAS_QUANTIZATION])
             runs = [
                 run_session(session, names, {one.name: feeds[one.name] for one in io.inputs}, "the graph")
                 for feeds in self.feeds

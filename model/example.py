@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,14 +13,98 @@ from numpy.typing import NDArray
 
 from ..errors import ExportError, InvalidOption
 from ..tensors import Feeds, TensorInfo, parse_dynamic_axis, parse_input
-from .extents import RUNGS, asked_ranges, traced_extents
 from .input_notes import AxisRange
-from .outputs import flat_outputs, name_outputs
+from .outputs import flat_outputs as flat_outputs
+from .outputs import name_outputs as name_outputs
 from .pytorch import LoadedModel, import_torch
 from .random_input import random_feeds
 
-__all__ = ["CHECK_EXTENTS", "Example", "flat_outputs", "in_order", "make_example", "name_outputs",
-           "takes_keywords"]  # fmt: skip
+BATCH = 2  # 0 and 1 are specialized by torch.export: a dynamic axis must be traced with 2 or more
+RUNGS = ((64, 16), (224, 64), (32, 8), (128, 128), (256, 512), (64, 2048), (384, 16000), (2, 2))
+"""Extents (of images, of lengths) where only names of axes are known; the next where the model raises."""
+
+_IMAGE = re.compile(r"(?i)(.*_)?(h|w|height|width|rows|columns)")
+_LENGTH = re.compile(r"(?i)(.*_)?(t|time|l|len|length|seq|sequence|seq_len|tokens|frames|samples)")
+
+
+def asked_ranges(inputs: Sequence[TensorInfo]) -> dict[str, AxisRange]:
+    """Return axis name to the range that the spelling of the inputs asks for."""
+    ranges: dict[str, AxisRange] = {}
+    for tensor in inputs:
+        for said in tensor.extents:
+            name = tensor.shape[said.axis]
+            if not isinstance(name, str):
+                continue  # an axis that got a number since
+            known = ranges.get(name, AxisRange())
+            limits = [limit for limit in (known.maximum, said.maximum) if limit is not None]
+            ranges[name] = AxisRange(max(known.minimum, said.minimum), min(limits, default=None))
+    for name, wide in ranges.items():
+        if wide.maximum is not None and wide.maximum < wide.minimum:
+            raise InvalidOption(
+                f"axis {name!r}: from {wide.minimum} in one input to {wide.maximum} in another; one axis has "
+                "one range"
+            )
+    return {name: wide for name, wide in ranges.items() if wide != AxisRange()}
+
+
+def traced_extents(
+    inputs: Sequence[TensorInfo],
+    numbers: Mapping[tuple[str, int], int],
+    values: Sequence[Feeds],
+    rung: int = 0,
+) -> tuple[dict[str, int], frozenset[str]]:
+    """Return axis name to the extent to trace with, and the names whose extents are of `RUNGS`.
+
+    Extents are 2 or more, within the ranges that were asked for.
+
+    Args:
+        inputs: What the model takes; dynamic axes by name.
+        numbers: (input, axis) to the number that stood there before `--dynamic` named the axis.
+        values: Arrays of inputs, the most telling first: of the example, of the data.
+        rung: Which of `RUNGS` serves where nothing is known.
+    """
+    given: dict[str, int] = {}
+    for tensor in inputs:
+        for said in tensor.extents:
+            name = tensor.shape[said.axis]
+            if said.traced is None or not isinstance(name, str):
+                continue
+            if given.setdefault(name, said.traced) != said.traced:
+                raise InvalidOption(
+                    f"axis {name!r}: traced with {given[name]} in one input, {said.traced} in another; "
+                    "one axis has one extent"
+                )
+    for (tensor_name, axis), number in numbers.items():
+        tensor = next(tensor for tensor in inputs if tensor.name == tensor_name)
+        given.setdefault(str(tensor.shape[axis]), max(number, BATCH))
+    for feeds in values:
+        for tensor in inputs:
+            array = feeds.get(tensor.name)
+            if array is not None and array.ndim == len(tensor.shape):
+                for axis, name in tensor.dynamic_axes.items():
+                    given.setdefault(name, max(int(array.shape[axis]), BATCH))
+    ranges = asked_ranges(inputs)
+    guessed: set[str] = set()
+    for tensor in inputs:
+        for axis, name in tensor.dynamic_axes.items():
+            if name not in given:
+                given[name] = _usual(tensor, axis, name, rung)
+                if given[name] != BATCH:
+                    guessed.add(name)
+            given[name] = max(ranges.get(name, AxisRange()).nearest(given[name]), BATCH)
+    return given, frozenset(guessed)
+
+
+def _usual(tensor: TensorInfo, axis: int, name: str, rung: int) -> int:
+    image, length = RUNGS[rung]
+    if _IMAGE.fullmatch(name):
+        return image
+    if _LENGTH.fullmatch(name):
+        return length
+    if axis == 0:
+        return BATCH
+    return image if "float" in tensor.dtype and len(tensor.shape) >= 4 and axis >= 2 else length
+
 
 CHECK_EXTENTS = (1, 3)
 
@@ -82,7 +167,6 @@ class Example:
 
         Args:
             extents: Axis name to extent; the others stay as traced.
-            seed: For what is made up.
         """
         shapes = {
             tensor.name: tuple(
@@ -92,11 +176,8 @@ class Example:
             for tensor in self.inputs
         }
         chosen = sum(extents.values()) if seed is None else seed
-        return _with_values(self.inputs, shapes, [self._known], chosen)
-
-    @property
-    def _known(self) -> Feeds:
-        return {name: array for name, array in self.feeds.items() if name not in self.made}
+        known = {name: array for name, array in self.feeds.items() if name not in self.made}
+        return _with_values(self.inputs, shapes, [known], chosen)
 
 
 def make_example(
@@ -110,11 +191,8 @@ def make_example(
     """Decide on inputs: as given, with the values of the model's own example, of the data, or made up.
 
     Args:
-        loaded: The model.
         inputs: `NAME:SHAPE[:DTYPE]` each; empty for those of the model's own example.
         dynamic: `INPUT:AXIS=NAME` each.
-        data: Feeds of the user's data.
-        rung: Which of `extents.RUNGS` serves for axes of which nothing is known.
     """
     given = tuple(parse_input(item) if isinstance(item, str) else item for item in inputs)
     given = _with_preprocessing(given, loaded) or loaded.inputs
@@ -135,14 +213,14 @@ def make_example(
         if isinstance(dim, int) and axis in after.dynamic_axes
     }
     sources = [values, data or {}]
-    extents = traced_extents(tensors, numbers, sources, rung)
-    shapes = {t.name: tuple(d if isinstance(d, int) else extents.of[d] for d in t.shape) for t in tensors}
+    extents, guessed = traced_extents(tensors, numbers, sources, rung)
+    shapes = {t.name: tuple(d if isinstance(d, int) else extents[d] for d in t.shape) for t in tensors}
     return Example(
         tensors,
         _with_values(tensors, shapes, sources, 0),
         takes_keywords(loaded.module, tensors),
         frozenset(t.name for t in tensors if all(_unfit(t, source) for source in sources)),
-        extents.guessed,
+        guessed,
         asked_ranges(tensors),
     )
 

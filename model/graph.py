@@ -1,20 +1,52 @@
-"""Questions about an ONNX graph that several stages ask."""
+"""Questions about an ONNX graph that several stages ask: types, shapes, precisions, weights."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .block_formats import block_formats
+from .onnx_checks import every_graph as every_graph
+from .onnx_checks import subgraphs as subgraphs
 from .onnx_file import dtype_name, tensor_bytes
 
 if TYPE_CHECKING:
     import onnx
+
+_BEHIND = ("Cast", "Transpose", "Reshape", "Identity")
+
+
+def block_formats(
+    operands: Iterable[str], made_by: Mapping[str, onnx.NodeProto], types: Mapping[str, str]
+) -> set[str]:
+    """Return the block formats of operands: "nvfp4", "mxfp8", and "" for an operand of another kind.
+
+    Args:
+        made_by: Tensor name to the node that makes it.
+        types: Tensor name to dtype, for stored tensors at least.
+    """
+    return {_format(name, made_by, types) for name in operands} or {""}
+
+
+def _format(name: str, made_by: Mapping[str, onnx.NodeProto], types: Mapping[str, str]) -> str:
+    node = made_by.get(name)
+    while node is not None and node.op_type in _BEHIND:
+        node = made_by.get(node.input[0])
+    if node is None:
+        return ""
+    if node.op_type == "TRT_MXFP8DequantizeLinear":
+        return "mxfp8"
+    maker = made_by.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
+    dynamic = maker is not None and maker.op_type == "TRT_FP4DynamicQuantize"
+    stored = node.op_type == "DequantizeLinear" and types.get(node.input[0]) == "float4_e2m1fn"
+    return "nvfp4" if dynamic or stored else ""
+
 
 WEIGHTED = frozenset(["Conv", "ConvTranspose", "MatMul", "Gemm"])
 """Operators that do the arithmetic: where their precision is not reached, the intent is not."""
@@ -22,6 +54,7 @@ WEIGHTED = frozenset(["Conv", "ConvTranspose", "MatMul", "Gemm"])
 ONNX_DOMAINS = ("", "ai.onnx")
 """How files spell the domain of ONNX's own operators."""
 
+_SMALL_BYTES = 4096
 _CONSTANT_TYPES = {
     "value_int": np.int64,
     "value_ints": np.int64,
@@ -47,25 +80,14 @@ _HALVES = {"float16": "fp16", "bfloat16": "bf16"}
 
 def infer_types(model: onnx.ModelProto) -> dict[str, str]:
     """Return tensor name to numpy dtype name for every tensor whose type can be inferred."""
-    import onnx
-
-    light = without_weights(model)
-    # Where it fails, what is declared in the file remains; the rest is reported as "cannot be inferred".
-    with contextlib.suppress(onnx.shape_inference.InferenceError, RuntimeError):
-        light = onnx.shape_inference.infer_shapes(light)
-    values = (*light.graph.input, *light.graph.value_info, *light.graph.output)
+    values = _inferred(model, data_prop=False)
     types = {value.name: dtype_name(value.type.tensor_type.elem_type) for value in values}
     return {name: dtype for name, dtype in types.items() if dtype != "undefined"}
 
 
 def infer_shapes(model: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
     """Return tensor name to shape, for every tensor whose shape can be inferred; "" for an unknown extent."""
-    import onnx
-
-    light = without_weights(model)
-    with contextlib.suppress(onnx.shape_inference.InferenceError, RuntimeError):
-        light = onnx.shape_inference.infer_shapes(light, data_prop=True)
-    values = (*light.graph.input, *light.graph.value_info, *light.graph.output)
+    values = _inferred(model, data_prop=True)
     shapes = {v.name: v.type.tensor_type.shape for v in values if v.type.tensor_type.HasField("shape")}
     return {
         name: tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in shape.dim)
@@ -73,7 +95,18 @@ def infer_shapes(model: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
     }
 
 
-def without_weights(model: onnx.ModelProto, keep_bytes: int = 4096) -> onnx.ModelProto:
+def _inferred(model: onnx.ModelProto, *, data_prop: bool) -> list[onnx.ValueInfoProto]:
+    """Inputs, outputs and what lies between, with what ONNX infers of them."""
+    import onnx
+
+    light = without_weights(model)
+    # Where it fails, what is declared in the file remains; the rest is reported as "cannot be inferred".
+    with contextlib.suppress(onnx.shape_inference.InferenceError, RuntimeError):
+        light = onnx.shape_inference.infer_shapes(light, data_prop=data_prop)
+    return [*light.graph.input, *light.graph.value_info, *light.graph.output]
+
+
+def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with large initializers turned into inputs: cheap to infer shapes on."""
     import onnx
 
@@ -89,7 +122,7 @@ def without_weights(model: onnx.ModelProto, keep_bytes: int = 4096) -> onnx.Mode
     declared = {value.name for value in source.input}
     graph.input.extend(source.input)
     for tensor in source.initializer:
-        if tensor_bytes(tensor) <= keep_bytes:
+        if tensor_bytes(tensor) <= _SMALL_BYTES:
             graph.initializer.append(tensor)
         elif tensor.name not in declared:
             graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
@@ -158,22 +191,6 @@ def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
         if value is not None:
             return numpy_helper.from_array(np.asarray(value, dtype))
     return None
-
-
-def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """Yield the graphs inside a node's attributes (If, Loop, Scan)."""
-    for item in node.attribute:
-        if item.HasField("g"):
-            yield item.g
-        yield from item.graphs
-
-
-def every_graph(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield a graph and all graphs inside its nodes."""
-    yield graph
-    for node in graph.node:
-        for inner in subgraphs(node):
-            yield from every_graph(inner)
 
 
 def captured_names(node: onnx.NodeProto) -> set[str]:
@@ -268,3 +285,63 @@ def graph_precision(model: onnx.ModelProto) -> str:
     nodes = weighted_nodes(model)
     ordered = ("int8", "fp8", "nvfp4", "mxfp8", "int4", "fp16", "bf16")
     return next((precision for precision in ordered if nodes.get(precision)), "fp32")
+
+
+_SCALES = {
+    "QLinearConv": (1, 2, 4, 5, 6, 7),
+    "QLinearMatMul": (1, 2, 4, 5, 6, 7),
+    "QLinearAdd": (1, 2, 4, 5, 6, 7),
+    "QLinearMul": (1, 2, 4, 5, 6, 7),
+    "QGemm": (1, 2, 4, 5, 7, 8),
+    "MatMulIntegerToFloat": (2, 3, 4, 5),
+    "DynamicQuantizeMatMul": (2, 3),
+    "MatMulNBits": (2, 3),
+    "MatMulInteger": (2, 3),
+    "ConvInteger": (2, 3),
+    "QuantizeLinear": (1, 2),
+    "DequantizeLinear": (1, 2),
+}
+"""Operator to the inputs that are scales and zero points, as ONNX and ONNX Runtime define them."""
+_NO_WEIGHTS = ("bool", "string", "undefined", "int64")  # shapes, axes and indices
+
+
+@dataclass(frozen=True)
+class WeightsHeld:
+    """The weights of an artifact or a module.
+
+    Attributes:
+        parameters: Number of values, without scales, zero points, shapes and indices; 0 where none is known.
+        bytes: What all stored tensors take, scales and buffers included.
+        precision: "int8", "fp16" or "bf16" where the weights say it; empty otherwise.
+    """
+
+    parameters: int
+    bytes: int
+    precision: str = ""
+
+
+def weights_of_graph(model: onnx.ModelProto) -> WeightsHeld:
+    """Return the weights of a graph: its initializers and constants, of every subgraph."""
+    parameters, size = 0, 0
+    for graph in every_graph(model.graph):
+        packed = {
+            node.input[1]: attribute(node, "K", 0) * attribute(node, "N", 0)
+            for node in graph.node
+            if node.op_type == "MatMulNBits"
+        }
+        scales = {
+            node.input[index]
+            for node in graph.node
+            for index in _SCALES.get(node.op_type, ())
+            if index < len(node.input)
+        }
+        stored = {tensor.name: tensor for tensor in graph.initializer}
+        for node in graph.node:
+            tensor = constant_tensor(node)
+            if tensor is not None:
+                stored[node.output[0]] = tensor
+        for name, tensor in stored.items():
+            size += tensor_bytes(tensor)
+            if name not in scales and dtype_name(tensor.data_type) not in _NO_WEIGHTS:
+                parameters += packed.get(name) or math.prod(tensor.dims)
+    return WeightsHeld(parameters, size)

@@ -2,17 +2,31 @@
 
 They work on protobuf messages, as do ONNX Runtime's quantizer, ONNX's converter and its shape inference,
 which the rewrites alternate with. CONTRIBUTING.md says what onnx-ir would cost.
+
+`cut` leaves what lies before tensors, with them as the outputs:
+
+x ─▶ Conv ─▶ Relu ─▶ Conv ─▶ Add ─▶ y        cut at the Relu's tensor        x ─▶ Conv ─▶ Relu ─▶ r
+               └───────────────▲
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .graph import ONNX_DOMAINS, captured_names, constant_tensor, every_graph, subgraphs
+from .graph import (
+    ONNX_DOMAINS,
+    captured_names,
+    constant_tensor,
+    every_graph,
+    infer_shapes,
+    infer_types,
+    producers,
+    subgraphs,
+)
 
 if TYPE_CHECKING:
     import onnx
@@ -67,7 +81,6 @@ def drop_unread(graph: onnx.GraphProto, operators: Container[str] | None = None)
     """Remove nodes of ONNX's own operators that nothing reads, here and in subgraphs, and those in front.
 
     Args:
-        graph: It is changed.
         operators: Types of the nodes that may go; None takes all.
     """
     removed = True
@@ -151,3 +164,57 @@ def sort_nodes(graph: onnx.GraphProto) -> None:
                 waiting.append(missing)
     del graph.node[:]
     graph.node.extend(nodes[index] for index in order)
+
+
+_AS_OUTPUT = {"float32": "FLOAT", "float16": "FLOAT16"}
+"""Types that an engine returns and numpy has; other floats are cast to float32, exactly."""
+
+
+def cut(model: onnx.ModelProto, names: Sequence[str]) -> dict[str, str]:
+    """Leave of a model what tensors need, with these as its outputs; return tensor to output.
+
+    Args:
+        model: It is changed. Inputs, nodes and weights that nothing needs any more go.
+        names: Tensors of its outermost graph.
+    """
+    import onnx
+
+    types, shapes = infer_types(model), infer_shapes(model)
+    graph = model.graph
+    made_by = producers(graph)
+    needed: set[str] = set()
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name in needed:
+            continue
+        needed.add(name)
+        if name in made_by:
+            waiting += [one for one in (*made_by[name].input, *captured_names(made_by[name])) if one]
+    set_nodes(graph, [node for node in graph.node if needed & set(node.output)])
+    outputs: dict[str, str] = {}
+    del graph.output[:]
+    for name in names:
+        kind, output = types.get(name, "float32"), name
+        if kind not in _AS_OUTPUT:
+            kind, output = "float32", f"{name}/read"
+            to = onnx.TensorProto.FLOAT
+            graph.node.append(onnx.helper.make_node("Cast", [name], [output], name=output, to=to))
+        elem_type = onnx.TensorProto.DataType.Value(_AS_OUTPUT[kind])
+        graph.output.append(onnx.helper.make_tensor_value_info(output, elem_type, shapes.get(name)))
+        outputs[name] = output
+    _keep(graph, needed)
+    drop_unused_initializers(graph)
+    return outputs
+
+
+def _keep(graph: onnx.GraphProto, needed: set[str]) -> None:
+    """Drop the inputs and the noted types of tensors that are gone."""
+    for values in (graph.input, graph.value_info):
+        kept = [value for value in values if value.name in needed]
+        del values[:]
+        values.extend(kept)
+    shown = {value.name for value in graph.output}
+    types = [value for value in graph.value_info if value.name not in shown]
+    del graph.value_info[:]
+    graph.value_info.extend(types)

@@ -16,21 +16,24 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 if TYPE_CHECKING:
     import onnx
 
 KEY = "qcompile.inputs"
+_Extent = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
-@dataclass(frozen=True)
-class AxisRange:
+class AxisRange(msgspec.Struct, frozen=True, rename={"minimum": "min", "maximum": "max"}):
     """The extents that an axis takes: `minimum` to `maximum` (None: no limit) in steps of `multiple`."""
 
-    minimum: int = 1
-    maximum: int | None = None
-    multiple: int = 1
+    minimum: _Extent = 1
+    maximum: _Extent | None = None
+    multiple: Annotated[int, Meta(ge=1, lt=1 << 31)] = 1
 
     def nearest(self, extent: int) -> int:
         """Return the allowed extent that is nearest to `extent`, the larger of two."""
@@ -42,7 +45,8 @@ class AxisRange:
 
     def as_json(self) -> dict[str, int | None]:
         """Return the form used in files and manifests."""
-        return {"min": self.minimum, "max": self.maximum, "multiple": self.multiple}
+        limits: dict[str, int | None] = msgspec.to_builtins(self)
+        return limits
 
 
 @dataclass(frozen=True)
@@ -55,58 +59,30 @@ class InputNote:
         preprocessing: How a sample becomes the input, as `model.preprocessing` writes it; None where unknown.
     """
 
-    example: tuple[int, ...]
+    example: tuple[_Extent, ...]
     axes: Mapping[int, AxisRange] = field(default_factory=dict)
     preprocessing: Mapping[str, Any] | None = None
 
     def as_json(self) -> dict[str, object]:
         """Return the form used in files and manifests."""
-        axes = {str(axis): limits.as_json() for axis, limits in self.axes.items()}
-        said = {"preprocessing": dict(self.preprocessing)} if self.preprocessing is not None else {}
-        return {"example": list(self.example), "axes": axes, **said}
+        fields = msgspec.to_builtins(self, str_keys=True)
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 def write_notes(model: onnx.ModelProto, notes: Mapping[str, InputNote]) -> None:
     """Keep notes in a model, in place of those it has."""
-    kept = [entry for entry in model.metadata_props if entry.key != KEY]
+    others = [entry for entry in model.metadata_props if entry.key != KEY]
     del model.metadata_props[:]
-    model.metadata_props.extend(kept)
+    model.metadata_props.extend(others)
     if notes:
-        entry = model.metadata_props.add()
-        entry.key = KEY
-        entry.value = json.dumps({name: note.as_json() for name, note in notes.items()}, sort_keys=True)
+        value = {name: note.as_json() for name, note in notes.items()}
+        model.metadata_props.add(key=KEY, value=json.dumps(value, sort_keys=True))
 
 
 def read_notes(model: onnx.ModelProto) -> dict[str, InputNote]:
     """Return input name to what the file says of it; empty where it says nothing that can be read."""
     text = next((entry.value for entry in model.metadata_props if entry.key == KEY), "")
     try:
-        value: Any = json.loads(text) if text else {}
-        return {str(name): _note(item) for name, item in value.items()}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return msgspec.json.decode(text, type=dict[str, InputNote])
+    except (ValueError, RecursionError):
         return {}
-
-
-def _note(item: Mapping[str, Any]) -> InputNote:
-    example = tuple(_extent(extent) for extent in item["example"])
-    said = item.get("preprocessing")
-    return InputNote(
-        example,
-        {int(axis): _range(limits) for axis, limits in item["axes"].items()},
-        said if isinstance(said, dict) else None,
-    )
-
-
-def _range(limits: Mapping[str, Any]) -> AxisRange:
-    highest = limits["max"]
-    return AxisRange(
-        _extent(limits["min"]),
-        None if highest is None else _extent(highest),
-        max(_extent(limits["multiple"]), 1),
-    )
-
-
-def _extent(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 31:
-        raise ValueError(f"{value!r} is no extent")
-    return value

@@ -34,7 +34,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .output_error import ErrorSums, output_error
+from .output_error import ErrorSums
 
 RTOL = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
 ATOL_SHARE = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
@@ -133,21 +133,16 @@ class RowAgreement:
         """Mean cosine of the rows; None where that means nothing."""
         return self.cosines / self.rows if self.rule == "embedding" else None
 
-    def verdict(self, *, loud: bool, snr_db: float = SNR_DB) -> tuple[bool, str]:
-        """Return whether the output passes, and the criterion as text.
-
-        Args:
-            loud: Whether it has the signal-to-noise ratio that is required.
-            snr_db: Which is this one, in decibels.
-        """
+    def verdict(self, *, loud: bool) -> tuple[bool, str]:
+        """Return whether the output passes, `loud` where it has `SNR_DB`, and the criterion as text."""
         if self.rule == "embedding":
             return self.cosines / self.rows >= COSINE, f"embedding: mean cosine ≥ {COSINE:g}"
         if self.rule == "signal":
-            return loud, f"signal: SNR ≥ {snr_db:g} dB"
+            return loud, f"signal: SNR ≥ {SNR_DB:g} dB"
         enough, words = enough_agreement(self.same, self.rows)
         if self.rule == "labels":
             return enough, f"labels: {words.replace('argmax', 'value').replace('rows', 'elements')}"
-        return loud and enough, f"classes: SNR ≥ {snr_db:g} dB, {words}"
+        return loud and enough, f"classes: SNR ≥ {SNR_DB:g} dB, {words}"
 
 
 @dataclass(frozen=True)
@@ -184,7 +179,6 @@ def judge_by_precision(
     Args:
         reference: Output name to its batches, of the model.
         actual: The artifact's, of the same names and shapes.
-        precision: The artifact's, such as "fp16".
     """
     if precision in BY_SIGNAL:
         return judge_outputs(reference, actual)
@@ -205,21 +199,15 @@ def _within(name: str, expected: Batches, actual: Batches, precision: str) -> Ju
 
 
 def judge_outputs(reference: Mapping[str, Batches], actual: Mapping[str, Batches]) -> list[Judgement]:
-    """Judge every output of an integer artifact.
-
-    Args:
-        reference: Output name to its batches, of the float model.
-        actual: The artifact's, of the same names and shapes.
-    """
+    """Judge every output of an integer artifact; arguments as of `judge_by_precision`."""
     judgements = []
     for name, expected in reference.items():
-        rows = RowAgreement(name)
+        rows, sums = RowAgreement(name), ErrorSums()
         for a, b in zip(expected, actual[name], strict=True):
             rows.add(a, b)
-        whole = [np.concatenate([array.ravel() for array in side]) for side in (expected, actual[name])]
-        snr_db = output_error(whole[0], whole[1]).snr_db
-        passed, criterion = rows.verdict(loud=snr_db >= SNR_DB)
-        judgements.append(Judgement(name, passed, criterion, snr_db, rows.agreement, rows.cosine))
+            sums.add(a, b)
+        passed, criterion = rows.verdict(loud=sums.snr_db >= SNR_DB)
+        judgements.append(Judgement(name, passed, criterion, sums.snr_db, rows.agreement, rows.cosine))
     return judgements
 
 
@@ -233,9 +221,9 @@ def enough_agreement(same: int, rows: int) -> tuple[bool, str]:
     return False, required
 
 
-def flips_by_chance(flips: int, rows: int, share: float = 1.0 - AGREEMENT) -> float:
-    """Return how likely at least so many flips are, where each of the rows flips with probability `share`."""
-    total = math.lgamma(rows + 1)
+def flips_by_chance(flips: int, rows: int) -> float:
+    """Return how likely at least so many flips are, where each row flips with probability `1 - AGREEMENT`."""
+    total, share = math.lgamma(rows + 1), 1.0 - AGREEMENT
     return math.fsum(
         math.exp(
             total - math.lgamma(k + 1) - math.lgamma(rows - k + 1)

@@ -28,7 +28,6 @@ class NestedInputs(nn.Module):
     """A module whose inputs are plain tensors, by position; its own `forward` is called with the structure.
 
     Args:
-        inner: The module.
         arguments: Positional arguments, each tensor replaced by its `Slot`.
         keywords: Keyword arguments, likewise.
         input_names: Names of the tensors, in order.
@@ -55,7 +54,6 @@ def taken_apart(module: nn.Module, example: Any) -> tuple[nn.Module, tuple[Any, 
     """Return a module that takes tensors, and its example by name, for an example that may be nested.
 
     Args:
-        module: The model.
         example: A tensor, or a tuple (positional) or dict (by name) of the arguments of `forward`. Arguments
             may be tuples, lists, dicts, dataclasses, None and numbers.
     """
@@ -76,21 +74,21 @@ def taken_apart(module: nn.Module, example: Any) -> tuple[nn.Module, tuple[Any, 
     return NestedInputs(module, arguments, {}, list(tensors)), tensors
 
 
-def _positional(module: nn.Module) -> list[str]:
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
+def _parameters(module: nn.Module) -> list[inspect.Parameter]:
     try:
-        parameters = inspect.signature(module.forward).parameters.values()
+        return list(inspect.signature(module.forward).parameters.values())
     except (TypeError, ValueError):
         return []
-    return [parameter.name for parameter in parameters if parameter.kind in kinds]
+
+
+def _positional(module: nn.Module) -> list[str]:
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
+    return [parameter.name for parameter in _parameters(module) if parameter.kind in kinds]
 
 
 def _is_one_argument(module: nn.Module, example: Mapping[str, Any]) -> bool:
     """Whether a dict is the one argument of `forward`, rather than its keywords."""
-    try:
-        parameters = list(inspect.signature(module.forward).parameters.values())
-    except (TypeError, ValueError):
-        return False
+    parameters = _parameters(module)
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return False
     required = [p for p in parameters if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]

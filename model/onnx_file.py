@@ -15,9 +15,8 @@ from ..errors import ModelError
 from ..files import read_bytes
 from ..tensors import Dim, ModelIO, TensorInfo
 from .input_notes import read_notes
-from .onnx_checks import check_model, finding
+from .onnx_checks import check_model, every_graph, every_tensor, finding, read_external
 from .source_paths import strip_source_paths
-from .stored_tensors import every_tensor, read_external
 
 if TYPE_CHECKING:
     import onnx
@@ -27,12 +26,7 @@ EXTERNAL_DATA_BYTES = (1 << 31) - (1 << 26)
 
 
 def load_onnx(path: Path, *, external_data: bool = True) -> onnx.ModelProto:
-    """Return the model.
-
-    Args:
-        path: The file.
-        external_data: Whether to read weights that lie in other files.
-    """
+    """Return the model, by default with weights that lie in other files."""
     checked_input(path, what="model")
     model = parse_onnx(read_bytes(path, what="model"), path)
     if external_data:
@@ -92,9 +86,7 @@ def load_checked(path: Path) -> onnx.ModelProto:
 def check_onnx(path: Path, *, infer_shapes: bool = False) -> None:
     """Run ONNX's checker on the file, which also serves models over 2 GB.
 
-    Args:
-        path: The file.
-        infer_shapes: Also infer all shapes, strictly: what is declared must be what follows.
+    With `infer_shapes` all shapes are inferred, strictly: what is declared must be what follows.
     """
     import onnx
 
@@ -200,14 +192,8 @@ def opset(model: onnx.ModelProto, domain: str = "") -> int:
 
 def count_operators(model: onnx.ModelProto) -> dict[str, int]:
     """Return operator type to number of nodes, most frequent first, subgraphs included."""
-    counts: Counter[str] = Counter()
-    graphs = [model.graph]
-    while graphs:
-        for node in graphs.pop().node:
-            counts[node.op_type if not node.domain else f"{node.domain}::{node.op_type}"] += 1
-            for attribute in node.attribute:
-                graphs.extend([attribute.g] if attribute.HasField("g") else [])
-                graphs.extend(attribute.graphs)
+    nodes = (node for graph in every_graph(model.graph) for node in graph.node)
+    counts = Counter(f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in nodes)
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 

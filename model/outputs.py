@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ..errors import ExportError, InvalidOption
-from .torch_import import import_torch
+from .pytorch import import_torch
 
 
 class ForeignOutput(ExportError):

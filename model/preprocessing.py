@@ -7,15 +7,19 @@ images as the model was trained to see them, however many stages lie between. No
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from ..errors import InvalidOption
-from ..tensors import TensorInfo
+from ..files import digest_files, read_json, require_file
+from ..tensors import TensorInfo, format_shape
+from .source import NAMED, digest_source, parse_source, source_files
 
 Task = Literal[
     "", "image-classification", "semantic-segmentation", "object-detection", "text-classification",
@@ -152,3 +156,150 @@ def preprocessing_of(inputs: Sequence[TensorInfo]) -> Preprocessing | None:
     """Return what inputs say of how samples become them; None where they say nothing."""
     said = next((one.preprocessing for one in inputs if one.preprocessing is not None), None)
     return None if said is None else read_preprocessing(said)
+
+
+PRESETS: dict[str, Preprocessing] = {
+    "imagenet": ImagePreprocessing(
+        source="imagenet",
+        height=224,
+        width=224,
+        resize=(256,),
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+    ),
+    "cifar10": ImagePreprocessing(
+        source="cifar10",
+        height=32,
+        width=32,
+        mean=(0.4914, 0.4822, 0.4465),
+        std=(0.2470, 0.2435, 0.2616),
+        classes=(
+            "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+        ),
+    ),
+}  # fmt: skip
+"""Name to preprocessing; `input` is left to whoever knows the model."""
+
+
+def fit_preprocessing(said: Preprocessing, inputs: Sequence[TensorInfo]) -> dict[str, Preprocessing]:
+    """Return input to preprocessing, for each input that it makes.
+
+    Images get the name of the model's input, and its height and width where these are fixed; what they are
+    resized to before a crop grows or shrinks with them.
+    """
+    if isinstance(said, ImagePreprocessing):
+        tensor = _image_input(said, inputs)
+        return {tensor.name: _to_extents(replace(said, input=tensor.name), tensor)}
+    names = tuple(one.name for one in inputs if one.name in said.inputs)
+    if not names and len(inputs) == 1 and isinstance(said, AudioPreprocessing):
+        names = (inputs[0].name,)
+    if not names:
+        raise _refused(said, inputs, f"one of {', '.join(said.inputs)}")
+    return dict.fromkeys(names, replace(said, inputs=names))
+
+
+def is_channels_last(tensor: TensorInfo, channels: int) -> bool:
+    """Whether an input is [batch, height, width, channels], as TensorFlow has it."""
+    return tensor.shape[3] == channels and tensor.shape[1] != channels
+
+
+def _image_input(said: ImagePreprocessing, inputs: Sequence[TensorInfo]) -> TensorInfo:
+    images = [one for one in inputs if len(one.shape) == 4]
+    named = [one for one in images if one.name == said.input]
+    chosen = named or images
+    if len(chosen) != 1:
+        raise _refused(said, inputs, "one input of four axes")
+    channels = chosen[0].shape[3 if is_channels_last(chosen[0], said.channels) else 1]
+    if isinstance(channels, int) and channels != said.channels:
+        raise _refused(said, inputs, f"an input of {said.channels} channels")
+    return chosen[0]
+
+
+def _to_extents(said: ImagePreprocessing, tensor: TensorInfo) -> ImagePreprocessing:
+    axes = tensor.shape[1:3] if is_channels_last(tensor, said.channels) else tensor.shape[2:4]
+    own = (said.height, said.width)
+    height, width = (
+        axis if isinstance(axis, int) else extent for axis, extent in zip(axes, own, strict=True)
+    )
+    resize = scaled_resize(said.resize, own, (height, width))
+    return replace(said, height=height, width=width, resize=resize)
+
+
+def scaled_resize(
+    resize: tuple[int, ...], before: tuple[int, int], after: tuple[int, int]
+) -> tuple[int, ...]:
+    """Return the extents of the resize before the crop, for another crop of the same share of the image.
+
+    Args:
+        resize: For the crop `before`; empty for none.
+        before: Height and width of the crop that it was made for.
+        after: Of the one that is asked for.
+    """
+    if before == after or not resize:
+        return resize
+    if len(resize) == 1:
+        return (max(round(resize[0] * min(after) / min(before)), *after),)
+    return tuple(max(round(r * a / b), a) for r, a, b in zip(resize, after, before, strict=True))
+
+
+def _refused(said: Preprocessing, inputs: Sequence[TensorInfo], required: str) -> InvalidOption:
+    shapes = ", ".join(f"{one.name}:{format_shape(one.shape)}" for one in inputs) or "none"
+    return InvalidOption(
+        f"`preprocessing` {said.source or said.kind}: makes {said.kind} input; the model's inputs are "
+        f"{shapes}; {required} is required",
+        option="preprocessing",
+    )
+
+
+def find_preprocessing(name: str, *, base: Path | None = None) -> Preprocessing:
+    """Return the preprocessing of a name, of a model by name, or of a file as `as_json` writes it.
+
+    Args:
+        name: "imagenet", "cifar10", "timm:NAME", "torchvision:NAME", "hf:NAME_OR_FOLDER" or "FILE.json".
+    """
+    if name in PRESETS:
+        return PRESETS[name]
+    if _is_model(name):
+        return _of_model(name, base)
+    if name.endswith(".json"):
+        path = (base or Path.cwd()) / Path(name).expanduser()
+        return read_preprocessing(read_json(path, what="preprocessing"))
+    near = difflib.get_close_matches(name, PRESETS, n=1)
+    raise InvalidOption(
+        f"preprocessing {name!r}; {', '.join(PRESETS)}, a model by name, or FILE.json is required",
+        hint=f"did you mean {near[0]}?" if near else "",
+        option="preprocessing",
+    )
+
+
+def digest_preprocessing(name: str, *, base: Path | None = None) -> str:
+    """Return a digest that changes when what a name stands for may have changed; empty for no name."""
+    if _is_model(name):
+        return digest_source(parse_source(name, base=base))
+    return digest_files(preprocessing_files(name, base=base)) if name.endswith(".json") else name
+
+
+def preprocessing_files(name: str, *, base: Path | None = None) -> list[Path]:
+    """Return the files that a name stands for: none for a preset, or for a model by its name."""
+    if _is_model(name):
+        return source_files(parse_source(name, base=base))
+    if name.endswith(".json"):
+        return [require_file((base or Path.cwd()) / Path(name).expanduser(), what="preprocessing")]
+    return []
+
+
+def _is_model(name: str) -> bool:
+    kind, colon, _ = name.partition(":")
+    return bool(colon) and kind in NAMED
+
+
+def _of_model(name: str, base: Path | None) -> Preprocessing:
+    from .named.load import describe_named
+
+    found = preprocessing_of(describe_named(parse_source(name, base=base)).inputs)
+    if found is None:
+        raise InvalidOption(
+            f"preprocessing {name}: the model has none: neither a tokenizer nor a processor lies beside it",
+            option="preprocessing",
+        )
+    return found

@@ -1,41 +1,201 @@
-"""Load a PyTorch model from any spelling of MODEL, in evaluation mode. Nothing here unpickles a checkpoint.
+"""Load a PyTorch model from any spelling of MODEL, in evaluation mode. Nothing is unpickled.
 
-A `.pt2` that holds more than weights and operators is refused, see `pt2_archive`.
+A file of weights, .safetensors or a state dict of `torch.save`, must hold every tensor of the module with its
+shape, and nothing else. A `.pt2` that holds more than weights and operators is refused, see `archives`.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 import zipfile
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..artifact import checked_input
-from ..errors import ModelError, first_line
+from ..errors import EngineUnavailable, ModelError, first_line
+from ..files import require_file
+from ..machine_memory import require_address_space
 from ..progress import quiet
-from .archive_checks import check_archive, is_archive
-from .loaded_model import LoadedModel as LoadedModel
-from .pt2_archive import check_torchscript, is_trusted, program_checked
+from ..tensors import TensorInfo
+from .archives import (
+    PROGRAM,
+    SAVE_PROGRAM,
+    check_archive,
+    check_torchscript,
+    is_archive,
+    is_trusted,
+    not_a_program,
+    program_checked,
+)
 from .source import TENSORFLOW_KINDS, Source
-from .torch_import import import_torch as import_torch
 from .user_code import call, load_function
-from .weights import load_weights
 
 if TYPE_CHECKING:
     import torch
+
+_NEEDED_BYTES = 640 << 20
+"""Address space that PyTorch takes (500 MB, version 2.13): with less, its libraries may end the process."""
+
+
+def import_torch() -> Any:
+    """Import PyTorch."""
+    if "torch" not in sys.modules:
+        require_address_space(_NEEDED_BYTES, "load PyTorch")
+    try:
+        import torch
+    except ImportError as error:
+        raise EngineUnavailable(
+            f"PyTorch cannot be imported ({error})",
+            hint="pip install 'qcompile[torch]'",
+            engine="pytorch",
+        ) from error
+    return torch
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A PyTorch module in evaluation mode, with the example its function gave, if any.
+
+    Attributes:
+        module: Takes tensors; an example with nested structures was taken apart (`nested.NestedInputs`).
+        example: The tensors of `forward`'s arguments, by position or by name.
+        was_training: Whether it came in training mode, in which it would compute something else.
+        inputs: Of a model by name: its inputs, dynamic axes with their ranges, and how samples become them.
+        output_names: Suggested ones; empty for those of the structure that `forward` returns.
+        warnings: What the user should know of it.
+    """
+
+    module: torch.nn.Module
+    example: tuple[Any, ...] | dict[str, Any] | None
+    was_training: bool = False
+    inputs: tuple[TensorInfo, ...] = ()
+    output_names: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+_SHOWN = 3
+_WRAPPED = ("state_dict", "model_state_dict", "model", "weights")
+"""Keys under which training loops keep the state dict of the model."""
+
+
+def read_weights(path: Path) -> dict[str, Any]:
+    """Return the tensors of a file by name."""
+    require_file(path, what="weights")
+    values = _read_safetensors(path) if path.suffix == ".safetensors" else _read_state_dict(path)
+    torch = import_torch()
+    others = [name for name, value in values.items() if not isinstance(value, torch.Tensor)]
+    if others or not values:
+        found = f"{others[0]!r} is {type(values[others[0]]).__name__}" if others else "it is empty"
+        raise ModelError(
+            f"{path}: {found}; a state dict, name to tensor, is required",
+            hint="save it with torch.save(model.state_dict(), FILE) or safetensors.torch.save_model",
+            file=path,
+        )
+    return dict(values)
+
+
+def load_weights(module: Any, path: Path, label: str) -> None:
+    """Give a module the weights of a file.
+
+    Names that all begin with `module.` or `_orig_mod.`, as DistributedDataParallel and `torch.compile` write
+    them, lose that beginning.
+    """
+    given = _without_prefix(read_weights(path), module)
+    own = module.state_dict()
+    problems = _problems(own, given, _tied(own))
+    if problems:
+        raise ModelError(
+            f"{label}: {path} does not fit the model: {'; '.join(problems)}",
+            hint="give the file of this very model, with its number of classes",
+            file=path,
+        )
+    try:
+        module.load_state_dict(given, strict=False)
+    except RuntimeError as error:
+        raise ModelError(f"{label}: {path} cannot be loaded: {first_line(error)}", file=path) from error
+
+
+def _read_safetensors(path: Path) -> dict[str, Any]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        values: dict[str, Any] = load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ModelError(
+            f"{path}: not a safetensors file that can be read ({first_line(error)})", file=path
+        ) from error
+    return values
+
+
+def _read_state_dict(path: Path) -> Mapping[str, Any]:
+    torch = import_torch()
+    if is_archive(path):
+        check_archive(path, what="a state dict", hint="copy it again, or save it with torch.save once more")
+    try:
+        values = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # damage shows in many ways
+        raise ModelError(
+            f"{path}: not a state dict that loads without unpickling code ({first_line(error)})",
+            hint="save it with torch.save(model.state_dict(), FILE) or as .safetensors",
+            file=path,
+        ) from error
+    for key in _WRAPPED if isinstance(values, Mapping) else ():
+        if isinstance(values.get(key), Mapping):
+            values = values[key]
+            break
+    if not isinstance(values, Mapping):
+        raise ModelError(
+            f"{path}: holds {type(values).__name__}; a state dict, name to tensor, is required", file=path
+        )
+    return values
+
+
+def _without_prefix(values: dict[str, Any], module: Any) -> dict[str, Any]:
+    own = module.state_dict().keys()
+    for prefix in ("module.", "_orig_mod."):
+        if all(name.startswith(prefix) for name in values) and not any(n.startswith(prefix) for n in own):
+            values = {name.removeprefix(prefix): value for name, value in values.items()}
+    return values
+
+
+def _tied(own: Mapping[str, Any]) -> dict[str, frozenset[str]]:
+    """Name to the names of the same memory: a file may hold one of them alone."""
+    by_place: dict[Any, set[str]] = {}
+    for name, value in own.items():
+        if value.numel():
+            by_place.setdefault((value.data_ptr(), tuple(value.shape), value.stride()), set()).add(name)
+    return {name: frozenset(names) for names in by_place.values() for name in names}
+
+
+def _problems(
+    own: Mapping[str, Any], given: Mapping[str, Any], tied: Mapping[str, frozenset[str]]
+) -> list[str]:
+    missing = [name for name in own if name not in given and not any(o in given for o in tied.get(name, ()))]
+    unexpected = [name for name in given if name not in own]
+    mismatched = [
+        f"{name} ({'x'.join(map(str, given[name].shape))} in place of {'x'.join(map(str, own[name].shape))})"
+        for name in own
+        if name in given and own[name].shape != given[name].shape
+    ]
+    kinds = (("missing", missing), ("unexpected", unexpected), ("of another shape", mismatched))
+    return [f"{kind}: {_shown(names)}" for kind, names in kinds if names]
+
+
+def _shown(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
 
 _TRAINING = re.compile("Dropout|DropPath|StochasticDepth|BatchNorm|InstanceNorm|RReLU")
 """Layers that compute something else in training, by their names."""
 
 
 def load_torch(source: Source, device: str = "cpu") -> LoadedModel:
-    """Load a PyTorch source, in evaluation mode.
-
-    Args:
-        source: What MODEL says.
-        device: Where its parameters go: "cpu", or "cuda:0".
-    """
+    """Load a PyTorch source, in evaluation mode, to a device: "cpu", or "cuda:0"."""
     if source.is_named:
         from .named.load import load_named
 
@@ -93,10 +253,7 @@ def evaluated(module: torch.nn.Module) -> torch.nn.Module:
 
 def _load_pt2(path: Path, device: str) -> torch.nn.Module:
     torch = import_torch()
-    check_archive(
-        path, what="a program saved by torch.export.save",
-        hint="save it with torch.export.save, with a PyTorch no newer than this one",
-    )  # fmt: skip
+    check_archive(path, what=PROGRAM, hint=SAVE_PROGRAM)
     try:
         with program_checked(path), quiet():  # it logs tracebacks of what it raises as well
             program = torch.export.load(path)
@@ -105,11 +262,7 @@ def _load_pt2(path: Path, device: str) -> torch.nn.Module:
     except ModelError:
         raise
     except Exception as error:
-        raise ModelError(
-            f"{path}: not a program saved by torch.export.save ({first_line(error)})",
-            hint="save it with torch.export.save, with a PyTorch no newer than this one",
-            file=path,
-        ) from error
+        raise not_a_program(path, error) from error
     try:
         from torch.export.passes import move_to_device_pass
 

@@ -1,26 +1,206 @@
-"""Generate random input of a model, for checks and benchmarks without user data.
+"""Generate random input of a model that is valid, for checks and benchmarks without user data.
 
-Random input must be valid input. A mask with an empty row, an index beyond its table or an image of one pixel
-says nothing of a model, or makes it fail. `input_domain` reads from the graph what values an input takes,
-`input_notes` from the file which extents suit it.
+A mask with an empty row, an index beyond its table or an image of one pixel says nothing of a model, or makes
+it fail. The nodes that read an input tell what values it takes, `input_notes` from the file which extents.
+
+| domain     | an input is it where                                                                          |
+|------------|-----------------------------------------------------------------------------------------------|
+| `index`    | its values select rows: of a table of embeddings, of the nodes of a graph, of classes         |
+| `mask`     | it is named so, is of booleans, or is an integer that is compared, cast to bool or multiplied |
+| `position` | it is named so: 0, 1, 2, … along its last axis                                                |
+| `boxes`    | its last axis holds corners: it is named so, or goes to `RoiAlign`                            |
+| `length`   | it is named so: how much of an axis is filled                                                 |
+| `image`    | bytes of three axes or more                                                                   |
+| `normal`   | all else: standard normal floats, integers of 0 and 1                                         |
+
+An index is followed through operators that keep its value (`Cast`, `Reshape`, `Slice`, …) to the table it
+reads, whose extent is its bound.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, EngineUnavailable, QCompileError
-from ..tensors import Feeds, TensorInfo, fill_dynamic, format_shape
-from .input_domain import Domain, named_domain, read_domains
+from ..tensors import Dim, Feeds, TensorInfo, fill_dynamic, format_shape
+from .graph import attribute, constant_tensor, consumers, infer_shapes
 from .input_notes import read_notes
 from .onnx_file import model_io
 
 if TYPE_CHECKING:
     import onnx
+
+Kind = Literal["index", "mask", "position", "boxes", "length", "image", "normal"]
+
+_KEEP_VALUE = frozenset(
+    """
+    Cast CastLike Identity Reshape Flatten Squeeze Unsqueeze Transpose Expand Tile Slice Split Concat
+    Gather GatherElements GatherND Clip Min Max Where Pad Trilu Dropout
+    """.split()
+)
+"""Operators whose outputs hold values of their first input (of `Where` and `Concat`: of any)."""
+
+_AS_MASK = frozenset(
+    ["Mul", "Not", "And", "Or", "Xor", "Equal", "Greater", "Less", "Sub", "ReduceSum", "CumSum"]
+)
+_NAMED_MASK = re.compile(r"mask|(?<![a-z])pad(?![a-z])", re.I)
+_NAMED_POSITION = re.compile(r"position|(?<![a-z])pos(?![a-z])", re.I)
+_NAMED_BOXES = re.compile(r"box|(?<![a-z])rois?(?![a-z])", re.I)
+_NAMED_LENGTH = re.compile(r"length|(?<![a-z])lens?(?![a-z])", re.I)
+
+
+@dataclass(frozen=True)
+class Domain:
+    """The values of one input.
+
+    Attributes:
+        kind: See the table above.
+        bounds: Of indices: each is below all of these; a text is the extent of the dynamic axis of that name.
+    """
+
+    kind: Kind = "normal"
+    bounds: tuple[Dim, ...] = ()
+
+
+def read_domains(model: onnx.ModelProto) -> dict[str, Domain]:
+    """Return input name to the values that it may take; the values of large weights are not needed."""
+    trace = _Trace(model)
+    return {tensor.name: trace.domain(tensor) for tensor in model_io(model).inputs}
+
+
+def named_domain(tensor: TensorInfo) -> Domain:
+    """Return what the name and the type of an input alone tell, where there is no graph."""
+    whole = tensor.dtype.startswith(("int", "uint"))
+    if tensor.dtype == "bool" or (_NAMED_MASK.search(tensor.name) and len(tensor.shape) > 1):
+        return Domain("mask")
+    if whole and _NAMED_POSITION.search(tensor.name):
+        return Domain("position")
+    if whole and _NAMED_LENGTH.search(tensor.name) and len(tensor.shape) < 2:
+        return Domain("length")
+    if "float" in tensor.dtype and tensor.shape[-1:] == (4,) and _NAMED_BOXES.search(tensor.name):
+        return Domain("boxes")
+    if tensor.dtype == "uint8" and len(tensor.shape) > 2:
+        return Domain("image")
+    return Domain()
+
+
+class _Trace:
+    """Where the values of inputs go in one graph."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.readers = consumers(model.graph)
+        self.shapes: dict[str, tuple[Dim, ...]] = dict(infer_shapes(model))
+        self.shapes.update({tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer})
+        self.stored = {tensor.name: tensor for tensor in model.graph.initializer}
+        self.constants = {node.output[0]: node for node in model.graph.node if node.op_type == "Constant"}
+
+    def domain(self, tensor: TensorInfo) -> Domain:
+        named = named_domain(tensor)
+        uses = list(self._uses(tensor.name))
+        if tensor.dtype.startswith(("int", "uint")):
+            bounds = tuple(dict.fromkeys(bound for node, name in uses for bound in self._bounds(node, name)))
+            if bounds:
+                return Domain("position" if named.kind == "position" else "index", bounds)
+            if named.kind == "normal" and len(tensor.shape) > 1 and any(map(_is_mask_use, uses)):
+                return Domain("mask")
+        if "float" in tensor.dtype and any(
+            n.op_type == "RoiAlign" and n.input[1] == name for n, name in uses
+        ):
+            return Domain("boxes")
+        return named
+
+    def _uses(self, name: str) -> Iterator[tuple[onnx.NodeProto, str]]:
+        """Every node that a value reaches unchanged, with the name that it has there."""
+        waiting, seen = [name], {name}
+        while waiting:
+            current = waiting.pop()
+            for node in self.readers.get(current, ()):
+                yield node, current
+                if _keeps(node, current):
+                    new = [output for output in node.output if output and output not in seen]
+                    seen.update(new)
+                    waiting += new
+
+    def _bounds(self, node: onnx.NodeProto, name: str) -> Iterator[Dim]:
+        """The extents of what a node selects from by this value."""
+        position, extents = _SELECT.get(node.op_type, (0, None))
+        if extents is None or len(node.input) <= position or node.input[position] != name:
+            return
+        for bound in extents(self, node):
+            if bound not in ("", 0, "?"):
+                yield bound
+
+    def shape(self, name: str) -> tuple[Dim, ...]:
+        return self.shapes.get(name, ())
+
+    def number(self, name: str) -> int | None:
+        """The value of a stored scalar."""
+        from onnx import numpy_helper
+
+        tensor = self.stored.get(name)
+        if tensor is None and name in self.constants:
+            tensor = constant_tensor(self.constants[name])
+        if tensor is None or tensor.external_data:
+            return None
+        values = numpy_helper.to_array(tensor)
+        return int(values.reshape(-1)[0]) if values.size == 1 and np.isfinite(values).all() else None
+
+
+def _along_axis(trace: _Trace, node: onnx.NodeProto) -> tuple[Dim, ...]:
+    shape, axis = trace.shape(node.input[0]), attribute(node, "axis", 0)
+    return (shape[axis],) if -len(shape) <= axis < len(shape) else ()
+
+
+def _leading(trace: _Trace, node: onnx.NodeProto) -> tuple[Dim, ...]:
+    """Of tuples of indices: the extents of as many leading axes as a tuple is long."""
+    shape, indices = trace.shape(node.input[0]), trace.shape(node.input[1])
+    length = indices[-1] if indices and isinstance(indices[-1], int) else 1
+    first = attribute(node, "batch_dims", 0)
+    return shape[first : first + length]
+
+
+def _depth(trace: _Trace, node: onnx.NodeProto) -> tuple[Dim, ...]:
+    number = trace.number(node.input[1])
+    return () if number is None else (number,)
+
+
+def _first_axis(trace: _Trace, node: onnx.NodeProto) -> tuple[Dim, ...]:
+    return trace.shape(node.input[0])[:1]
+
+
+_SELECT: Mapping[str, tuple[int, Callable[[_Trace, onnx.NodeProto], tuple[Dim, ...]]]] = {
+    "Gather": (1, _along_axis),
+    "GatherElements": (1, _along_axis),
+    "ScatterElements": (1, _along_axis),
+    "GatherND": (1, _leading),
+    "ScatterND": (1, _leading),
+    "RoiAlign": (2, _first_axis),
+    "OneHot": (0, _depth),
+}
+"""Operator to which of its operands selects, and the extents that it selects from."""
+
+
+def _keeps(node: onnx.NodeProto, name: str) -> bool:
+    """Whether a node's outputs hold the values of this operand."""
+    if node.op_type not in _KEEP_VALUE:
+        return False
+    if node.op_type == "Where":
+        return name in node.input[1:]
+    return node.op_type in ("Concat", "Min", "Max") or node.input[0] == name
+
+
+def _is_mask_use(use: tuple[onnx.NodeProto, str]) -> bool:
+    node, name = use
+    if node.op_type == "Cast":
+        return bool(attribute(node, "to", 0) == 9)  # TensorProto.BOOL
+    return node.op_type in _AS_MASK or (node.op_type == "Where" and node.input[0] == name)
+
 
 Result = TypeVar("Result")
 
@@ -44,8 +224,6 @@ def random_feeds(
     """Return random input: standard normal floats, and whole numbers as their domain says.
 
     Args:
-        inputs: What to make.
-        seed: Equal seeds make equal input.
         extent: For every dynamic axis.
         shapes: Shapes to use for some inputs instead.
         domains: What values inputs take; otherwise what their names and types tell.
@@ -63,9 +241,11 @@ def random_feeds(
                 hint="give `data`",
                 tensor=tensor.name,
             )
+        if tensor.dtype == "bfloat16":
+            import ml_dtypes  # noqa: F401 - which gives NumPy the name
         domain = (domains or {}).get(tensor.name) or named_domain(tensor)
         values = _values(domain, tensor, chosen[tensor.name], extents, generator)
-        feeds[tensor.name] = np.asarray(values, _numpy_dtype(tensor.dtype))
+        feeds[tensor.name] = np.asarray(values, tensor.dtype)
     return feeds
 
 
@@ -78,21 +258,15 @@ def run_on(
 ) -> tuple[Feeds, Result]:
     """Run a model on a real sample, or on random input where there is none; return the input and the result.
 
-    Args:
-        model: Its graph.
-        sample: Real input.
-        run: Runs it.
-        inputs: What `run` takes, where that is not what the graph says.
+    `inputs` are what `run` takes, where that is not what the graph says.
     """
     return RandomInput(model, inputs).run(run) if sample is None else (sample, run(sample))
 
 
 class RandomInput:
-    """Makes input for one ONNX model.
+    """Makes input for one ONNX model, of which the values of large weights are not needed.
 
-    Args:
-        model: Its graph; the values of large weights are not needed.
-        inputs: What it takes, where the graph does not say so.
+    `inputs` are what it takes, where the graph does not say so.
     """
 
     def __init__(self, model: onnx.ModelProto, inputs: Sequence[TensorInfo] | None = None) -> None:
@@ -216,12 +390,3 @@ def _told(error: QCompileError, feeds: Feeds) -> QCompileError:
     """The error with the input that was made up, and the way to real input."""
     shapes = ", ".join(f"{name}:{format_shape(array.shape)}:{array.dtype}" for name, array in feeds.items())
     return type(error)(f"{error.message} (the input was made up: {shapes})", hint=_WAYS_OUT, **error.data)
-
-
-def _numpy_dtype(name: str) -> np.dtype[Any]:
-    if name == "bfloat16":
-        import ml_dtypes
-
-        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return bfloat16
-    return np.dtype(name)

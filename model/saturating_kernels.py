@@ -15,6 +15,7 @@ processor's, the answers are recordings of the same probe.
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
@@ -77,28 +78,21 @@ RECORDED: Mapping[tuple[str, Isa], SaturatingKernels] = {
 
 
 def saturating_kernels(target: GraphTarget, isa: Isa) -> SaturatingKernels:
-    """Return what saturates on an instruction set; asked here where it is this processor's.
+    """Return what saturates on an instruction set, not "auto"; asked here where it is this processor's.
 
     Where nothing saturates here, the recording decides: a file for an instruction set is right on every
     processor that has it.
-
-    Args:
-        target: The runtime; "tensorrt" runs on no processor.
-        isa: Not "auto".
     """
     if target not in CPU_TARGETS:
         return NONE
-    found = probe(target) if isa == isa_here() and _is_installed(target) else NONE
+    is_here = isa == isa_here() and importlib.util.find_spec(target)
+    found = probe(target) if is_here else NONE
     return found or RECORDED.get((target, isa), NONE)
 
 
 @functools.cache
 def probe(target: GraphTarget) -> SaturatingKernels:
-    """Return which kernels of a runtime saturate on this processor.
-
-    Args:
-        target: "onnxruntime" or "openvino", which must be installed.
-    """
+    """Return which kernels of "onnxruntime" or "openvino" saturate on this processor."""
     if target == "openvino":
         sums = _run_openvino(*_static_layers())
     else:
@@ -240,9 +234,3 @@ def _run_openvino(model: onnx.ModelProto, feeds: _Feeds) -> dict[str, NDArray[An
 def _sums(values: NDArray[Any]) -> NDArray[Any]:
     """The sums of the first four output channels; every layer has one position."""
     return values.reshape(-1)[: len(_PAIRS)]
-
-
-def _is_installed(target: GraphTarget) -> bool:
-    import importlib.util
-
-    return importlib.util.find_spec(target) is not None

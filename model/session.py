@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import EngineUnavailable, ModelError, QCompileError, first_line
 from ..tensors import Feeds, format_shape
-from .zero_padded_pools import optimizers_that_lose_zeros
+from .onnxruntime_optimizer import optimizers_that_lose_zeros
 
 SIGNED_ACTIVATIONS = "session.qdqisint8allowed"
 """Whether Q/DQ of int8 activations becomes integer kernels: on where the processor is ARM, off on x86."""
@@ -71,8 +71,6 @@ def make_session(
     """Return a session of a file, on the processor unless other providers are given.
 
     Args:
-        path: The ONNX file.
-        options: From `session_options`.
         content: What to read in place of the file, which then only names it.
         without: Names of optimizers that are left out, besides those that would change what is computed.
         providers: As `InferenceSession` takes them, the first choice first.
@@ -117,12 +115,8 @@ def optimize_file(
     """Write the graph as ONNX Runtime's optimizer leaves it.
 
     Args:
-        path: ONNX file.
-        output: File to write; weights of a large model go into a file beside it.
         options: From `session_options`; they are changed.
         large: Whether the model is too large for one file.
-        without: Names of optimizers that are left out.
-        error: Type to raise when ONNX Runtime refuses the file.
     """
     options.optimized_model_filepath = str(output)
     if large:

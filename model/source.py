@@ -21,7 +21,7 @@ What follows a `?` are options (`source_options`): `timm:resnet18?weights=random
 The function takes no argument and returns the module, or `(module, example)` where the example is a
 tuple or a dict of the arguments of `forward`: tensors, or dicts, dataclasses, tuples and lists of them, whose
 inputs are then named by path (`batch.image`, `features_0`). Nothing here unpickles a checkpoint: a file of
-pickled weights is refused, and so is a `.pt2` that holds more than weights and operators (`pt2_archive`).
+pickled weights is refused, and so is a `.pt2` that holds more than weights and operators (`archives`).
 """
 
 from __future__ import annotations
@@ -51,8 +51,11 @@ TENSORFLOW_KINDS: tuple[SourceKind, ...] = ("keras", "savedmodel", "tflite")
 """What TensorFlow runs, and tf2onnx converts."""
 
 _DEFAULTS = SourceOptions()
-_KERAS_SUFFIXES = (".keras", ".h5", ".hdf5")
-_TORCHSCRIPT_SUFFIXES = (".pt", ".pth", ".ts", ".jit", ".torchscript")
+_BY_SUFFIX: dict[str, SourceKind] = {
+    ".keras": "keras", ".h5": "keras", ".hdf5": "keras", ".tflite": "tflite", ".onnx": "onnx", ".pt2": "pt2",
+    ".pt": "torchscript", ".pth": "torchscript", ".ts": "torchscript", ".jit": "torchscript",
+    ".torchscript": "torchscript",
+}  # fmt: skip
 _KEYED_SUFFIXES = ".py .safetensors .pt .pth .pt2 .bin .npz .npy .onnx .json .yaml .yml .txt .csv".split()
 
 
@@ -114,8 +117,6 @@ def parse_source(
     """Read a MODEL spelling; relative paths are taken from `base`.
 
     Args:
-        spec: The spelling.
-        base: Folder of relative paths; the working folder by default.
         weights: "random" or a file, as if it stood in the spelling.
         download: Whether the package of a named model may download, likewise.
     """
@@ -194,16 +195,8 @@ def _file(spec: str, base: Path | None) -> Source:
     suffix = path.suffix.lower()
     if _is_saved_model(path):
         return Source(spec, "savedmodel", path)
-    if suffix in _KERAS_SUFFIXES:
-        return Source(spec, "keras", require_file(path, what="model"))
-    if suffix == ".tflite":
-        return Source(spec, "tflite", require_file(path, what="model"))
-    if suffix == ".onnx":
-        return Source(spec, "onnx", require_file(path, what="model"))
-    if suffix == ".pt2":
-        return Source(spec, "pt2", require_file(path, what="model"))
-    if suffix in _TORCHSCRIPT_SUFFIXES:
-        return Source(spec, "torchscript", require_file(path, what="model"))
+    if kind := _BY_SUFFIX.get(suffix):
+        return Source(spec, kind, require_file(path, what="model"))
     if suffix == ".py":
         require_file(path, what="model file")
         raise InvalidOption(
@@ -271,7 +264,7 @@ def _folder_files(folder: Path) -> list[Path]:
 
 def _revision(name: str) -> str:
     """The commit of a model in the local cache of Hugging Face; empty where it is not there."""
-    from .named.caches import hub_cache
+    from .named.description import hub_cache
 
     head = hub_cache() / f"models--{name.replace('/', '--')}" / "refs" / "main"
     return head.read_text().strip() if head.is_file() else ""

@@ -15,7 +15,8 @@ as in an address: `%26` for `&`, `%3F` for `?`, `%25` for `%`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 from urllib.parse import quote, unquote
@@ -75,34 +76,32 @@ def parse_query(query: str, spec: str, known: tuple[str, ...] = ()) -> SourceOpt
     """Read `key=value&key=value`.
 
     Args:
-        query: The text behind the `?`.
-        spec: The whole spelling, for messages.
         known: Keys that this kind of source takes; empty for all.
     """
-    takes = known or tuple(_READERS)
+    takes = known or tuple(_KEYS)
     values: dict[str, Any] = {}
     for part in query.split("&"):
         key, equals, text = part.partition("=")
         if key not in takes or not equals:
             raise InvalidOption(
                 f"model {spec}: {part!r} is none of its options: {', '.join(takes)}",
-                hint=_near(key, takes) if key not in takes else f"write {key}=VALUE",
+                hint=did_you_mean(key, takes) if key not in takes else f"write {key}=VALUE",
             )
         if key in values:
             raise InvalidOption(f"model {spec}: {key} is given twice; once is required")
-        try:
-            values[key] = _READERS[key](unquote(text, errors="surrogateescape"))
-        except ValueError:
-            raise InvalidOption(
-                f"model {spec}: {key}={text or 'nothing'}; {_REQUIRED[key]} is required"
-            ) from None
+        pattern, read, required = _KEYS[key]
+        value = unquote(text, errors="surrogateescape")
+        if not re.fullmatch(pattern, value, re.ASCII | re.DOTALL):
+            raise InvalidOption(f"model {spec}: {key}={text or 'nothing'}; {required} is required")
+        values[key] = read(value)
     return SourceOptions(**values)
 
 
-def _near(key: str, known: tuple[str, ...]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return "did you mean ...?" with the nearest known name; empty where none is near."""
     import difflib
 
-    near = difflib.get_close_matches(key, known, n=1)
+    near = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean {near[0]!r}?" if near else ""
 
 
@@ -114,51 +113,20 @@ def _written(value: object) -> str:
     return quote(str(value), safe="/:~+,@=!()' \\", errors="surrogateescape")
 
 
-def _text(text: str) -> str:
-    if not text:
-        raise ValueError
-    return text
-
-
-def _flag(text: str) -> bool:
-    if text not in ("0", "1", "false", "true"):
-        raise ValueError
-    return text in ("1", "true")
-
-
-def _positive(text: str) -> int:
-    number = _whole(text)
-    if number < 1:
-        raise ValueError
-    return number
-
-
-def _whole(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
-        raise ValueError
-    return int(text)
-
-
 def _extents(text: str) -> tuple[int, ...]:
-    extents = tuple(_positive(part) for part in text.split("x"))
-    if len(extents) > 2:
-        raise ValueError
-    return extents if len(extents) == 2 else extents * 2
+    height, _, width = text.partition("x")
+    return int(height), int(width or height)
 
 
-_READERS: Mapping[str, Callable[[str], Any]] = {
-    "weights": _text,
-    "download": _flag,
-    "classes": _positive,
-    "size": _extents,
-    "task": _text,
-    "seed": _whole,
-}
-_REQUIRED = {
-    "weights": "random, or a file",
-    "download": "0 or 1",
-    "classes": "a number of 1 or more",
-    "size": "HEIGHT or HEIGHTxWIDTH, such as 224 or 224x320,",
-    "task": "a task, such as text-classification,",
-    "seed": "a number of 0 or more",
-}
+_POSITIVE = rf"(?=0*[1-9])\d{{1,{_MOST_DIGITS}}}"
+_KEYS: Mapping[str, tuple[str, Callable[[str], Any], str]] = {
+    "weights": (".+", str, "random, or a file"),
+    "download": ("0|1|false|true", ("1", "true").__contains__, "0 or 1"),
+    "classes": (_POSITIVE, int, "a number of 1 or more"),
+    "size": (
+        f"{_POSITIVE}(x{_POSITIVE})?", _extents, "HEIGHT or HEIGHTxWIDTH, such as 224 or 224x320,",
+    ),
+    "task": (".+", str, "a task, such as text-classification,"),
+    "seed": (rf"\d{{1,{_MOST_DIGITS}}}", int, "a number of 0 or more"),
+}  # fmt: skip
+"""Key to the pattern of its text, what reads it, and what is required in words."""

@@ -4,19 +4,50 @@ PyTorch's exporters note for every node which line of which file it comes from. 
 would tell the names of users and folders, and lines of source code. Module paths (`layer4.1.conv2`) stay:
 errors name them. Classes stay too, under the name of their file: the name that a module was imported by
 differs from folder to folder, and two machines would write different bytes.
+
+`module_name` names the module of a user's file so that no two files share it, `with_file_names` undoes that:
+
+qcompile_source_3f9c01ab77de_net     /home/ann/net.py, with this content
+net                                  what an exported model says in its place
+
+`moved`, `path_there` and `path_here` serve folders that lie elsewhere here than on the machine that a recipe
+is from, as on a worker of a cluster. An ONNX file names the folder of its model's tokenizer as that machine
+does, wherever it was exported, so that it is the same file; who reads the tokenizer elsewhere looks for it in
+the folder that stands for it there. Processes that are started meanwhile do the same.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .input_notes import KEY
-from .source_modules import with_file_names
+from .onnx_checks import every_node, graphs_of
 
 if TYPE_CHECKING:
     import onnx
+
+PREFIX = "qcompile_source_"
+_NAME = re.compile(rf"\b{PREFIX}[0-9a-f]{{12}}_(\w+)")
+_NO_WORD = re.compile(r"\W")
+
+
+def module_name(path: Path) -> str:
+    """Return a name for the module of a file: two `net.py` do not meet, and an edited one is read again."""
+    digest = hashlib.sha256(str(path).encode() + path.read_bytes()).hexdigest()[:12]
+    return f"{PREFIX}{digest}_{_NO_WORD.sub('_', path.stem)}"
+
+
+def with_file_names(text: str) -> str:
+    """Return a text in which such modules have the names of their files."""
+    return _NAME.sub(r"\1", text) if PREFIX in text else text
+
 
 _TRACES = frozenset(["pkg.torch.onnx.stack_trace", "stack_trace"])
 _ROOTS = "home|root|Users|tmp|var|usr|opt|mnt|media|srv|private|workspace|work|data|etc|nix|app"
@@ -35,46 +66,20 @@ _PATH = re.compile(
 def strip_source_paths(model: onnx.ModelProto) -> bool:
     """Remove stack traces, and from texts that nothing computes with the folders of absolute paths.
 
-    A module that was imported from a file gets the name of the file.
-
-    Names of nodes, tensors and functions stay as they are.
-
-    Args:
-        model: It is changed.
-
-    Returns:
-        Whether anything was removed.
+    A module that was imported from a file gets its name. Names of nodes, tensors and functions stay
+    as they are. Return whether anything was removed.
     """
     changed = _strip_entries(model.metadata_props) | _strip_text(model)
-    for message in _messages(model):
+    graphs = list(graphs_of(model))
+    holders: list[Any] = [*graphs, *model.functions, *every_node(model)]
+    for graph in graphs:
+        for values in (graph.input, graph.output, graph.value_info, graph.initializer):
+            holders += values
+    for function in model.functions:
+        holders += function.value_info
+    for message in holders:
         changed |= _strip_entries(message.metadata_props) | _strip_text(message)
     return changed
-
-
-def _messages(model: onnx.ModelProto) -> Iterator[Any]:
-    """Everything that has a description and metadata of its own."""
-    yield from _of_graph(model.graph)
-    for function in model.functions:
-        yield function
-        yield from function.value_info
-        yield from _of_nodes(function.node)
-
-
-def _of_graph(graph: onnx.GraphProto) -> Iterator[Any]:
-    yield graph
-    for values in (graph.input, graph.output, graph.value_info, graph.initializer):
-        yield from values
-    yield from _of_nodes(graph.node)
-
-
-def _of_nodes(nodes: Any) -> Iterator[Any]:
-    for node in nodes:
-        yield node
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _of_graph(attribute.g)
-            for graph in attribute.graphs:
-                yield from _of_graph(graph)
 
 
 def _strip_entries(entries: Any) -> bool:
@@ -110,3 +115,54 @@ def _strip_text(message: Any) -> bool:
 def without_folders(text: str) -> str:
     """Return a text whose absolute paths have lost their folders: `/home/ann/net.py` becomes `net.py`."""
     return _PATH.sub("", text)
+
+
+_VARIABLE = "QCOMPILE_MOVED"
+
+
+@contextmanager
+def moved(there: str, here: Path) -> Iterator[None]:
+    """Have a folder of another machine stand for one of this machine while the block runs.
+
+    Args:
+        there: Absolute path on the machine that the recipe is from; empty changes nothing.
+        here: The folder that holds the same files.
+    """
+    before = os.environ.get(_VARIABLE)
+    if there:
+        os.environ[_VARIABLE] = json.dumps([there, str(here.resolve())])
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_VARIABLE, None)
+        else:
+            os.environ[_VARIABLE] = before
+
+
+def path_there(path: Path) -> str:
+    """Return a path of this machine as the machine names it that the recipe is from."""
+    there, here = _folders()
+    return _swapped(str(path), here, there)
+
+
+def path_here(path: str) -> str:
+    """Return what `path_there` was made of; what is not below the folder here stays as it is."""
+    there, here = _folders()
+    found = _swapped(path, there, here)
+    return found if os.path.exists(found) else path
+
+
+def _folders() -> tuple[str, str]:
+    """The folder there, and here; empty where none was moved."""
+    there, here = json.loads(os.environ.get(_VARIABLE, '["", ""]'))
+    return there, here
+
+
+def _swapped(path: str, old: str, new: str) -> str:
+    if not old:
+        return path
+    if path == old:
+        return new
+    inside = path.removeprefix(old.rstrip("/") + "/")
+    return path if inside == path else f"{new.rstrip('/')}/{inside}"

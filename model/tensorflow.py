@@ -22,7 +22,7 @@ import numpy as np
 
 from ..errors import EngineUnavailable, InvalidOption, MissingFile, ModelError, UnsupportedOperator
 from ..files import temporary_folder
-from .archive_checks import check_archive
+from .archives import check_archive
 from .graph_edits import rename_inputs, store
 from .source import Source
 

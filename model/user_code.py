@@ -20,7 +20,8 @@ from typing import Any
 
 from ..errors import ModelError, QCompileError
 from .source import Source
-from .source_modules import PREFIX, module_name
+from .source_options import did_you_mean
+from .source_paths import PREFIX, module_name
 
 
 def load_function(source: Source) -> Callable[[], Any]:
@@ -31,13 +32,10 @@ def load_function(source: Source) -> Callable[[], Any]:
         module = _import_module(source)
     function = getattr(module, source.function, None)
     if not callable(function):
-        import difflib
-
         names = [name for name in vars(module) if callable(getattr(module, name))]
-        near = difflib.get_close_matches(source.function, names, n=1)
         raise ModelError(
             f"{source.spec}: no function {source.function!r} in it",
-            hint=f"did you mean {near[0]!r}?" if near else "",
+            hint=did_you_mean(source.function, names),
         )
     return function  # type: ignore[no-any-return]
 

@@ -82,17 +82,16 @@ def _without_weights(content: Buffer, name: str) -> bytes:
     """The serialized model with the raw data of large initializers replaced by where it lies."""
     parts: list[bytes] = []
     for field, kind, start, value, end in _fields(content, 0, len(content)):
-        if field == _GRAPH and kind == _BYTES:
-            graph: list[bytes] = []
-            for inner, inner_kind, inner_start, inner_value, inner_end in _fields(content, value, end):
-                if inner == _INITIALIZER and inner_kind == _BYTES and inner_end - inner_value > KEPT_BYTES:
-                    tensor = _reference(content, inner_value, inner_end, name)
-                    graph.append(_message(_INITIALIZER, tensor))
-                else:
-                    graph.append(content[inner_start:inner_end])
-            parts.append(_message(_GRAPH, b"".join(graph)))
-        else:
+        if (field, kind) != (_GRAPH, _BYTES):
             parts.append(content[start:end])
+            continue
+        graph = b"".join(
+            _message(_INITIALIZER, _reference(content, inner_value, inner_end, name))
+            if (inner, inner_kind) == (_INITIALIZER, _BYTES) and inner_end - inner_value > KEPT_BYTES
+            else content[inner_start:inner_end]
+            for inner, inner_kind, inner_start, inner_value, inner_end in _fields(content, value, end)
+        )
+        parts.append(_message(_GRAPH, graph))
     return b"".join(parts)
 
 
@@ -106,8 +105,7 @@ def _reference(content: Buffer, start: int, end: int, name: str) -> bytes:
         if field == _RAW_DATA and kind == _BYTES and field_end - value > KEPT_BYTES:
             added = TensorProto(data_location=TensorProto.EXTERNAL)
             for key, text in (("location", name), ("offset", value), ("length", field_end - value)):
-                entry = added.external_data.add()
-                entry.key, entry.value = key, str(text)
+                added.external_data.add(key=key, value=str(text))
             place = added.SerializeToString()
         else:
             parts.append(content[field_start:field_end])

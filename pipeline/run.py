@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import EngineUnavailable, QCompileError, UsageError
-from ..model.pt2_archive import trusting
+from ..model.archives import trusting
 from ..model.source import TENSORFLOW_KINDS
 from ..progress import Progress, silent
 from .estimate import calibration_samples

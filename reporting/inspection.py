@@ -86,8 +86,8 @@ def _kind(path: Path) -> str:
 
 def _onnx(path: Path, tensor_core_precision: str) -> dict[str, Any]:
     from ..model.graph import count_weighted, graph_precision, weighted_nodes
+    from ..model.multiply_adds import tensor_core_advice
     from ..model.onnx_file import count_operators, load_onnx, model_io, opset
-    from ..model.tensor_cores import tensor_core_advice
 
     model = load_onnx(path)
     by_precision = count_weighted(model)

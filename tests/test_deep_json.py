@@ -14,8 +14,8 @@ from qcompile.calibration.tensorrt_cache import read_cache
 from qcompile.data.arrays import load_polygraphy
 from qcompile.errors import QCompileError
 from qcompile.files import absolute_path, read_json
-from qcompile.model.named import hf_folder
-from qcompile.model.preprocessing_names import _from_file
+from qcompile.model.named import hf_configuration
+from qcompile.model.preprocessing import find_preprocessing
 from qcompile.reporting.inspection import inspect
 from qcompile.reporting.source import _layers
 
@@ -29,7 +29,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "results": load_results,
     "layers": _layers,
     "inspect": inspect,
-    "preprocessing": _from_file,
+    "preprocessing": lambda path: find_preprocessing(str(path)),
     "polygraphy": load_polygraphy,
     "cache": lambda path: read_cache(path, path),
 }
@@ -54,7 +54,7 @@ def test_deep_files_of_other_tools_are_refused_or_none(tmp_path: Path, content: 
     assert not is_manifest(tmp_path / "plain.json")
     for read in (
         lambda: read_json(tmp_path / "plain.json"),
-        lambda: hf_folder.read_json(tmp_path, "config.json"),
+        lambda: hf_configuration.read_json(tmp_path, "config.json"),
     ):
         with pytest.raises(QCompileError):
             read()

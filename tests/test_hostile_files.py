@@ -1,6 +1,6 @@
 """Files of strangers whose payload would write a mark: no verb runs it, whatever else it says of the file.
 
-Programs in `.pt2` archives: tests/model/test_pt2_archive.py. Code in Keras files: tests/model/tensorflow.
+Programs in `.pt2` archives: tests/model/test_archives.py. Code in Keras files: tests/model/tensorflow.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the process that carries out a verb on a stranger's files does first: it limits itself.
+"""How much a verb on a stranger's files may take, and how the process that carries it out limits itself.
 
 The process that started it is told apart by its id in a variable of the environment, so that a variable that
 was left over, or was inherited by a further process, means nothing.
@@ -8,17 +8,50 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 
-from .limits import Limits
+from ..errors import InvalidOption
 
+MEMORY_GB = 8.0
+"""Default of the memory that the processes of a verb may hold together, in 10**9 bytes."""
+TIME_S = 1800.0
+"""Default of the time that a verb may take."""
+_LEAST_MEMORY_GB = 0.1
 WATCHED = "QCOMPILE_UNTRUSTED"
 """Variable with the id of the process that watches this one and the seconds that it grants: PID:SECONDS."""
 OPEN_FILES = 4096
 _PR_SET_PDEATHSIG = 1
 _CPU_SLACK_S = 60
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one verb with all processes that it starts.
+
+    Attributes:
+        memory_gb: Memory of their own that they may hold together, in 10**9 bytes. Mapped files, as weights
+            are, do not count: the system can drop their pages.
+        time_s: Seconds by the clock.
+
+    Raises:
+        InvalidOption: If one is no number above the least.
+    """
+
+    memory_gb: float = MEMORY_GB
+    time_s: float = TIME_S
+
+    def __post_init__(self) -> None:
+        memory, time = (f"a number from {_LEAST_MEMORY_GB} on", "a positive number")
+        for name, value, suits, required in (
+            ("memory_limit_gb", self.memory_gb, self.memory_gb >= _LEAST_MEMORY_GB, memory),
+            ("time_limit_s", self.time_s, self.time_s > 0, time),
+        ):
+            if not suits or value == math.inf:
+                raise InvalidOption(f"`{name}` {value}: {required} is required", option=name)
 
 
 def is_child() -> bool:

@@ -1,4 +1,9 @@
-"""Carry out a verb in a process of its own, watch it, and say what became of it."""
+"""Carry out a verb in a process of its own, watch it, and say what became of it.
+
+Memory is what only the watched processes have (Linux: proc(5)): anonymous and shared pages (`RssAnon`,
+`RssShmem`) and what was swapped out. Pages of mapped files do not count, as the system can drop them. Limits
+on address space (RLIMIT_AS) serve badly: thread stacks, CUDA and mapped weights reserve much, touch little.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +23,16 @@ from ..bench.workers.process import worker_command
 from ..errors import EngineUnavailable, WorkerError
 from ..files import remove_stale, temporary_folder
 from ..files.temporary import PLACES
-from .child import watched_by_this
-from .limits import Limits
-from .tree import Tree, available
+from .child import Limits, watched_by_this
 
 _EVERY_S = 0.05
 _TREE_EVERY = 10
 _GRACE_S = 15.0
 _OWN_CODES = (0, 1, 2, 129, 130, 143)
 """Exit codes with which a verb ends by itself."""
+_PROC = Path("/proc")
+_HELD = ("RssAnon:", "RssShmem:", "VmSwap:")
+_GONE_S = 5.0
 _HARM = "the file may be damaged, or made to do harm; no unfinished file was left"
 
 
@@ -41,13 +47,6 @@ class Finished:
 
     code: int
     output: str = ""
-
-
-def why_unavailable() -> str:
-    """Return why a verb cannot be watched on this system; empty where it can."""
-    if not sys.platform.startswith("linux"):
-        return f"Linux is required, this is {sys.platform}"
-    return "" if available() else "/proc does not tell the memory of processes"
 
 
 def run_untrusted(
@@ -71,7 +70,10 @@ def run_untrusted(
         EngineUnavailable: If the system cannot watch processes.
     """
     limits = limits or Limits()
-    if reason := why_unavailable():
+    if "RssAnon:" not in _read(os.getpid(), "status"):
+        reason = "/proc does not tell the memory of processes"
+        if not sys.platform.startswith("linux"):
+            reason = f"Linux is required, this is {sys.platform}"
         raise EngineUnavailable(f"`untrusted` cannot work here: {reason}", reason=reason)
     verb = arguments[0] if arguments else "qcompile"
     with temporary_folder("untrusted") as folder, tempfile.TemporaryFile() as output:
@@ -157,3 +159,64 @@ def _sweep(places: Path) -> None:
 def _text(output: IO[bytes]) -> str:
     output.seek(0)
     return output.read().decode(errors="replace")
+
+
+class Tree:
+    """A process and those that it started, also those that lead sessions of their own.
+
+    Args:
+        pid: The first of them.
+    """
+
+    def __init__(self, pid: int) -> None:
+        stat = _stat(pid)
+        self._began = {pid: stat[19]} if stat else {}
+
+    def refresh(self) -> None:
+        """Look for new ones. One that is found stays known after its parent has ended."""
+        stats = {
+            int(name): stat for name in os.listdir(_PROC) if name.isdecimal() and (stat := _stat(int(name)))
+        }
+        found = [0]
+        while found:
+            living = {pid for pid in self._began if self._lives(pid)}
+            found = [pid for pid, stat in stats.items() if int(stat[1]) in living and pid not in self._began]
+            self._began |= {pid: stats[pid][19] for pid in found}
+
+    def bytes(self) -> int:
+        """Return the memory that they hold."""
+        return sum(_held_bytes(pid) for pid in self._began if self._lives(pid))
+
+    def kill(self) -> None:
+        """End all of them by force and wait until they are gone."""
+        for _ in range(2):  # what one of them started meanwhile is found the second time
+            self.refresh()
+            for pid in self._began:
+                if self._lives(pid):
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, signal.SIGKILL)
+        until = time.monotonic() + _GONE_S
+        while any(map(self._lives, self._began)) and time.monotonic() < until:
+            time.sleep(0.01)
+
+    def _lives(self, pid: int) -> bool:
+        """Whether the process lives, and is not another one with the same id."""
+        stat = _stat(pid)
+        return bool(stat) and stat[0] not in "ZX" and stat[19] == self._began[pid]
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the third on: state, parent, ...; [19] is when it began."""
+    return _read(pid, "stat").rpartition(")")[2].split()
+
+
+def _held_bytes(pid: int) -> int:
+    lines = _read(pid, "status").splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(_HELD))
+
+
+def _read(pid: int, name: str) -> str:
+    try:
+        return (_PROC / str(pid) / name).read_text(errors="replace")
+    except OSError:
+        return ""

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ...errors import ModelError, QCompileError
-from ...model.weights_held import WeightsHeld
+from ...model.graph import WeightsHeld
 from ...progress import Progress
 from ..measuring.rounds import TimingSeries
 from ..outputs import RunnableArtifact, start

@@ -13,7 +13,7 @@ from ...engines.tensorrt.adapter import Adapter, load_adapter
 from ...engines.tensorrt.builder.builder import build_plan
 from ...engines.tensorrt.builder.network import marks_unfused
 from ...files import held_folder
-from ...model.cut import cut
+from ...model.graph_edits import cut
 from ...model.onnx_file import load_onnx, save_onnx
 from ...progress import Progress
 from ...spec.artifacts import BuildSpec

@@ -13,8 +13,7 @@ import numpy as np
 from ...artifact import Check
 from ...data.batches import Data
 from ...errors import ExportError, ModelError, first_line
-from ...model.example import CHECK_EXTENTS, Example, examples, flat_outputs, make_example
-from ...model.extents import RUNGS
+from ...model.example import CHECK_EXTENTS, RUNGS, Example, examples, flat_outputs, make_example
 from ...model.input_notes import AxisRange
 from ...model.outputs import ForeignOutput, flat_tensors
 from ...model.preprocessing import Preprocessing

@@ -33,8 +33,7 @@ from ...model.onnx_file import (
     opset,
     save_onnx,
 )
-from ...model.preprocessing import Preprocessing, as_json
-from ...model.preprocessing_fit import fit_preprocessing
+from ...model.preprocessing import Preprocessing, as_json, fit_preprocessing
 from ...model.random_input import run_on
 from ...model.source import Source
 from ...model.source_paths import strip_source_paths

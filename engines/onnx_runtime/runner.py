@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...artifact import read_manifest
 from ...errors import ArtifactError, BuildError, EngineUnavailable, ModelError, first_line
-from ...model.requantized import OPTIMIZER, requantized
+from ...model.onnxruntime_optimizer import WEIGHT_BIAS_QUANTIZATION, requantized
 from ...model.session import make_session, session_options
 from ...model.weightless import read_weightless
 from ...tensors import Dim, Feeds, ModelIO, TensorInfo, check_feeds
@@ -62,7 +62,7 @@ KNOWN_FAULTS: tuple[KnownFault, ...] = (
         "Conv, ConvTranspose or Gemm",
         ("microsoft/onnxruntime 22889", "microsoft/onnxruntime 22969"),
         "between Q/DQ gets weights of int8 where the graph has floats, or a bias of int32 that overflows",
-        "rewrite",  # seen with 1.21.1, 1.23.2 and 1.31.1; model/requantized.py has the three cases
+        "rewrite",  # seen with 1.21.1, 1.23.2 and 1.31.1; model/onnxruntime_optimizer.py has the three cases
         versions={"onnxruntime": ("1.21", "")},
     ),
 )
@@ -70,7 +70,7 @@ KNOWN_FAULTS: tuple[KnownFault, ...] = (
 
 def optimizers_to_leave_out(path: Path) -> tuple[str, ...]:
     """Return the names of the optimizers that would change what a file computes."""
-    return (OPTIMIZER,) if requantized(read_weightless(path).model) else ()
+    return (WEIGHT_BIAS_QUANTIZATION,) if requantized(read_weightless(path).model) else ()
 
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...model.weights_held import WeightsHeld
+from ...model.graph import WeightsHeld
 
 _INTEGER = ("torch.qint8", "torch.quint8", "torch.qint32", "torch.int8", "torch.uint8")
 _HALVES = {"torch.float16": "fp16", "torch.bfloat16": "bf16"}

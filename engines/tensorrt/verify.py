@@ -21,9 +21,8 @@ import numpy as np
 
 from ...artifact import Check
 from ...errors import BuildError, DataError, EngineUnavailable, QCompileError
-from ...model.input_domain import read_domains
 from ...model.judgement import BY_SIGNAL, Judgement, judge_by_precision, lowest_db
-from ...model.random_input import random_feeds
+from ...model.random_input import random_feeds, read_domains
 from ...model.session import make_session, run_session, session_options
 from ...model.weightless import read_weightless
 from ...tensors import Feeds, TensorInfo

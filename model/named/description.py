@@ -1,18 +1,85 @@
-"""What is known of a model by name: its task, its inputs with ranges, valid values for them, its outputs."""
+"""What models by name share: caches, refusals of names, descriptions with valid values."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import difflib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...errors import InvalidOption, ModelError
 from ...tensors import AxisExtents, Feeds, TensorInfo
-from ..preprocessing import Preprocessing, as_json
+from ..preprocessing import Interpolation, Preprocessing, as_json
+from ..source import Source
 
 if TYPE_CHECKING:
     from ..source import SourceKind
+
+
+def hub_cache() -> Path:
+    """Return the folder of Hugging Face's cache, as huggingface_hub finds it."""
+    home = os.environ.get("HF_HOME") or Path(
+        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "huggingface"
+    )
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+
+
+def torch_cache() -> Path:
+    """Return the folder of PyTorch's cache of checkpoints."""
+    home = os.environ.get("TORCH_HOME") or Path(
+        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "torch"
+    )
+    return Path(home).expanduser() / "hub" / "checkpoints"
+
+
+def not_cached(spec: str, what: str, folder: Path) -> ModelError:
+    """Return the error for weights that are not in the local cache."""
+    return ModelError(
+        f"{spec}: {what} is not in the local cache {folder}; only with `download` it is downloaded",
+        hint="give `download`; or `weights` random, for a model without its training; or `weights` FILE",
+        file=folder,
+    )
+
+
+@contextmanager
+def network(allowed: bool) -> Iterator[None]:
+    """Let Hugging Face's packages download in the block, or keep them from it."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = not allowed
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def unknown_name(source: Source, names: Sequence[str]) -> InvalidOption:
+    """Return the error for a name that a package does not know, with the nearest of its names."""
+    near = difflib.get_close_matches(source.name.split(".")[0], names, n=3)
+    return InvalidOption(
+        f"model {source.spec}: {source.kind} has no model {source.name!r}; one of its {len(names)} is "
+        "required",
+        hint=f"did you mean {' or '.join(near)}?" if near else "",
+    )
+
+
+_PILLOW: tuple[Interpolation, ...] = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
+"""Pillow's filters by their number, as configurations write them."""
+
+
+def interpolation(value: Any) -> Interpolation:
+    """Return Pillow's name of an interpolation: of a name, of Pillow's number, or of an enumeration."""
+    if isinstance(value, int) and 0 <= value < len(_PILLOW):
+        return _PILLOW[value]
+    name = str(getattr(value, "value", value)).lower().rpartition(".")[2]
+    return next((known for known in _PILLOW if known == name), "bilinear")
+
 
 BATCH = 2
 
@@ -88,13 +155,11 @@ def extent(tensor: TensorInfo, axis: int) -> int:
     return traced if said.maximum is None else min(traced, said.maximum)
 
 
-def image_input(name: str, height: int, width: int, channels: int = 3, dtype: str = "float32") -> TensorInfo:
+def image_input(name: str, height: int, width: int, channels: int = 3) -> TensorInfo:
     """Return an input [batch, channels, height, width]."""
-    return TensorInfo(name, dtype, ("batch", channels, height, width))
+    return TensorInfo(name, "float32", ("batch", channels, height, width))
 
 
 def with_preprocessing(tensor: TensorInfo, preprocessing: Preprocessing | None) -> TensorInfo:
     """Return an input that says how samples become it."""
-    from dataclasses import replace
-
     return tensor if preprocessing is None else replace(tensor, preprocessing=as_json(preprocessing))

@@ -1,20 +1,186 @@
-"""Models of transformers: a folder, or a name in the local cache of Hugging Face; nothing of a hub is run."""
+"""Models of transformers: their inputs, and the module with plain tensors; nothing of a hub is run."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from ...errors import InvalidOption, ModelError, first_line
+from ...tensors import AxisExtents, TensorInfo
+from ..nested import NestedInputs, Slot
+from ..pytorch import import_torch
 from ..source import Source
-from ..torch_import import import_torch
-from .caches import network
-from .description import Description
-from .hf_folder import find_folder
-from .hf_inputs import read_inputs
-from .hf_preprocessing import classes
-from .hf_tasks import Choice, choose
-from .hf_wrapper import PlainModel
+from ..source_options import RANDOM
+from .description import Description, Domain, image_input, network, with_preprocessing
+from .hf_configuration import (
+    Choice,
+    audio_preprocessing,
+    choose,
+    classes,
+    find_folder,
+    image_preprocessing,
+    image_size,
+    text_preprocessing,
+)
+
+_NOT_RETURNED = ("loss", "encoder_last_hidden_state")
+_TOLD = ("logits", "boxes", "embeds", "predicted_depth")
+
+
+class PlainModel(NestedInputs):
+    """Tensors by position in, a dict of the tensors that answer the task out; no cache, no hidden states."""
+
+    def __init__(self, model: nn.Module, names: Sequence[str], left_out: Sequence[str] = ()) -> None:
+        super().__init__(model, (), {name: Slot(name) for name in names}, names)
+        self.left_out = tuple(left_out)
+
+    def forward(self, *tensors: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Run the model."""
+        return kept_outputs(super().forward(*tensors), self.left_out)
+
+
+def kept_outputs(outputs: Any, left_out: Sequence[str] = ()) -> dict[str, torch.Tensor]:
+    """Return the tensors of what a model returned: logits, boxes and embeddings where there are some."""
+    if isinstance(outputs, torch.Tensor):
+        return {"output": outputs}
+    if not isinstance(outputs, Mapping):
+        return {f"output_{i}": item for i, item in enumerate(outputs) if isinstance(item, torch.Tensor)}
+    tensors = {
+        name: value
+        for name, value in outputs.items()
+        if isinstance(value, torch.Tensor) and name not in (*_NOT_RETURNED, *left_out)
+    }
+    told = {name: value for name, value in tensors.items() if any(word in name for word in _TOLD)}
+    return told or tensors
+
+
+_OFFSET = frozenset(
+    "camembert data2vec-text ibert layoutlmv3 lilt longformer luke mluke mpnet roberta roberta-prelayernorm "
+    "xlm-roberta xlm-roberta-xl xmod".split()
+)
+"""Types of models whose positions begin behind the padding token's number."""
+
+_MASKS = ("attention_mask",)
+_ZEROS = ("token_type_ids",)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Inputs in order, the values that they take, and what the user should know."""
+
+    tensors: tuple[TensorInfo, ...]
+    domains: Mapping[str, Domain]
+    notes: tuple[str, ...] = ()
+
+
+def read_inputs(source: Source, choice: Choice, config: Any, folder: Path) -> Inputs:
+    """Return the inputs of a model, with how samples become them where the folder says it."""
+    taken = inspect.signature(choice.model.forward).parameters
+    main = getattr(choice.model, "main_input_name", "input_ids")
+    if main == "pixel_values":
+        return _image(source, choice, config, folder)
+    if main in ("input_values", "input_features"):
+        sound = with_preprocessing(
+            _sound(main, config), audio_preprocessing(source, choice, config, folder, main)
+        )
+        return Inputs((sound,), {})
+    text = _text(source, choice, config, folder, taken)
+    if "pixel_values" not in taken:
+        return text
+    image = _image(source, choice, config, folder)
+    return Inputs((*text.tensors, *image.tensors), {**text.domains, **image.domains}, image.notes)
+
+
+def _text(source: Source, choice: Choice, config: Any, folder: Path, taken: Mapping[str, Any]) -> Inputs:
+    inner = config.get_text_config() if hasattr(config, "get_text_config") else config
+    limit = _most_tokens(inner)
+    preprocessing = text_preprocessing(source, choice, config, folder, limit)
+    names = preprocessing.inputs if preprocessing else ("input_ids", "attention_mask", "token_type_ids")
+    several = getattr(inner, "type_vocab_size", 0) or 0
+    names = tuple(
+        name for name in names
+        if name in taken and (preprocessing is not None or name != "token_type_ids" or several > 1)
+    )  # fmt: skip
+    if preprocessing:
+        preprocessing = replace(preprocessing, inputs=names)
+    shape, extents = ("batch", "length"), (AxisExtents(1, 1, limit),)
+    tensors = tuple(
+        with_preprocessing(TensorInfo(name, "int64", shape, extents), preprocessing) for name in names
+    )
+    special = [
+        getattr(inner, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "mask", "sep", "cls")
+    ]
+    excluded = tuple(number for number in special if isinstance(number, int))
+    vocabulary = int(getattr(inner, "vocab_size", 0) or 1000)
+    domains = {name: Domain("mask") for name in _MASKS} | {name: Domain("zeros") for name in _ZEROS}
+    return Inputs(tensors, {**domains, "input_ids": Domain("ids", vocabulary, excluded)})
+
+
+def _most_tokens(config: Any) -> int | None:
+    """The longest text: of learned positions, where the model has some."""
+    names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+    most = next((int(getattr(config, name)) for name in names if getattr(config, name, None)), 0)
+    if getattr(config, "model_type", "") in _OFFSET:
+        most -= (getattr(config, "pad_token_id", None) or 0) + 1
+    return most if most > 0 else None
+
+
+def _image(source: Source, choice: Choice, config: Any, folder: Path) -> Inputs:
+    inner = getattr(config, "vision_config", None) or config
+    channels = int(getattr(inner, "num_channels", 3) or 3)
+    height, width = _extents(source, inner, folder)
+    preprocessing, notes = image_preprocessing(source, choice, config, folder, (height, width), channels)
+    tensor = image_input("pixel_values", height, width, channels)
+    return Inputs((with_preprocessing(tensor, preprocessing),), {}, notes)
+
+
+def _extents(source: Source, config: Any, folder: Path) -> tuple[int, int]:
+    """Of the spelling, the image processor, or the configuration, where convolutions note a nominal size."""
+    own = _pair(getattr(config, "image_size", None))
+    asked = tuple(source.options.size)
+    if asked and own and asked != own and source.options.weights == RANDOM:
+        square = isinstance(config.image_size, int) and asked[0] == asked[1]
+        config.image_size = asked[0] if square else list(asked)
+    found = asked or image_size(folder) or own or (224, 224)
+    return found[0], found[1]
+
+
+def _pair(value: Any) -> tuple[int, int] | None:
+    if isinstance(value, int) and value:
+        return value, value
+    if isinstance(value, list | tuple) and len(value) == 2:
+        return int(value[0]), int(value[1])
+    return None
+
+
+def _sound(name: str, config: Any) -> TensorInfo:
+    """A waveform [batch, samples], or features of it."""
+    mels = getattr(config, "num_mel_bins", None)
+    if getattr(config, "conv_kernel", None) and name == "input_values":
+        least = _receptive_field(config)
+        return TensorInfo(
+            name, "float32", ("batch", "samples"), (AxisExtents(1, least, None, max(16 * least, 6400)),)
+        )
+    if mels and getattr(config, "max_source_positions", None):  # Whisper: two frames become a position
+        return TensorInfo(name, "float32", ("batch", int(mels), 2 * int(config.max_source_positions)))
+    if mels and getattr(config, "max_length", None):
+        return TensorInfo(name, "float32", ("batch", int(config.max_length), int(mels)))
+    width = getattr(config, "feature_projection_input_dim", None) or mels or 80
+    return TensorInfo(name, "float32", ("batch", "frames", int(width)), (AxisExtents(1, 1, None, 64),))
+
+
+def _receptive_field(config: Any) -> int:
+    """Samples of which the convolutions make one frame."""
+    samples = 1
+    for kernel, stride in zip(reversed(config.conv_kernel), reversed(config.conv_stride), strict=True):
+        samples = (samples - 1) * stride + kernel
+    return int(samples)
 
 
 def describe_hf(source: Source) -> Description:

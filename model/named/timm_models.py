@@ -8,12 +8,19 @@ from typing import Any, cast
 
 from ...errors import InvalidOption, ModelError, first_line
 from ..preprocessing import ImagePreprocessing, Task
+from ..pytorch import read_weights
 from ..source import Source
-from ..weights import read_weights
-from .caches import hub_cache, network, not_cached, torch_cache
-from .description import Description, image_input, with_preprocessing
-from .images import interpolation
-from .names import require_name
+from .description import (
+    Description,
+    hub_cache,
+    image_input,
+    interpolation,
+    network,
+    not_cached,
+    torch_cache,
+    unknown_name,
+    with_preprocessing,
+)
 
 _INPUT = "x"
 _IMAGENET = 1000
@@ -23,10 +30,13 @@ def describe_timm(source: Source) -> Description:
     """Return what timm's configuration says of a model; no network is made."""
     import timm
 
-    name = _name(source)
+    name = source.name
+    if not timm.is_model(name):
+        raise unknown_name(source, timm.list_models())
     cfg = timm.get_pretrained_cfg(name)
     config = cfg.to_dict() if cfg is not None else {}
-    channels, height, width = _extents(source, config)
+    channels, height, width = config.get("input_size") or (3, 224, 224)
+    height, width = source.options.size or (height, width)
     task = _task(source, config)
     classes = _classes(source, config) if task == "image-classification" else ()
     preprocessing = None
@@ -77,20 +87,6 @@ def load_timm(source: Source, description: Description) -> Any:
             f"{source.spec}: timm cannot load its weights: {first_line(error)}",
             hint="give `weights` random, or `weights` FILE",
         ) from error
-
-
-def _name(source: Source) -> str:
-    import timm
-
-    require_name(source, source.name.split(".")[0], timm.list_models(), known=timm.is_model(source.name))
-    return source.name
-
-
-def _extents(source: Source, config: dict[str, Any]) -> tuple[int, int, int]:
-    channels, height, width = config.get("input_size") or (3, 224, 224)
-    if source.options.size:
-        height, width = source.options.size
-    return channels, height, width
 
 
 def _arguments(source: Source, cfg: Any) -> dict[str, Any]:

@@ -8,19 +8,77 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
+import torch
+from torch import Tensor, nn
+
 from ...errors import InvalidOption, ModelError, first_line
 from ...tensors import TensorInfo
-from ..preprocessing import ImagePreprocessing, Task
-from ..preprocessing_fit import scaled_resize
-from ..preprocessing_presets import PRESETS
+from ..preprocessing import PRESETS, ImagePreprocessing, Task, scaled_resize
+from ..pytorch import import_torch, read_weights
 from ..source import Source
-from ..torch_import import import_torch
-from ..weights import read_weights
-from .caches import not_cached, torch_cache
-from .description import Description, image_input, with_preprocessing
-from .images import interpolation
-from .names import require_name
-from .torchvision_wrappers import ONE_STAGE, OneStage, OutputOf
+from .description import (
+    Description,
+    image_input,
+    interpolation,
+    not_cached,
+    torch_cache,
+    unknown_name,
+    with_preprocessing,
+)
+
+
+class OutputOf(nn.Module):
+    """A module that returns a dict, of which one entry counts; the others serve its training."""
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        super().__init__()
+        self.module, self.name = module, name
+        self.training = module.training
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Take images float32 [batch, 3, height, width], return [batch, classes, height, width]."""
+        return self.module(x)[self.name]  # type: ignore[no-any-return]
+
+
+ONE_STAGE = ("retinanet", "fcos", "ssd", "ssdlite")
+"""Modules of torchvision.models.detection whose detectors have one stage."""
+
+
+class OneStage(nn.Module):
+    """A detector of one stage, without the selection of its boxes.
+
+    torchvision's own `forward` resizes each image by itself, and suppresses boxes that overlap. Here images
+    come resized and normalized, and the boxes of all anchors come out.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module: Any = module
+        self.softmax = type(module).__name__ == "SSD"  # with a class for the background
+        self.training = module.training
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        """Take images float32 [batch, 3, h, w], return boxes [batch, anchors, 4] and scores."""
+        from torchvision.models.detection.image_list import ImageList
+
+        found = self.module.backbone(x)
+        features = [found] if isinstance(found, Tensor) else list(found.values())
+        heads = self.module.head(features)
+        height, width = x.shape[-2:]
+        [anchors] = self.module.anchor_generator(ImageList(x[:1], [(height, width)]), features)
+        offsets = heads["bbox_regression"]
+        coder = self.module.box_coder
+        if "bbox_ctrness" in heads:
+            boxes = coder.decode(offsets, anchors.expand_as(offsets))
+            scores = (heads["cls_logits"].sigmoid() * heads["bbox_ctrness"].sigmoid()).sqrt()
+        else:
+            repeated = anchors.expand_as(offsets).reshape(-1, 4)
+            boxes = coder.decode_single(offsets.reshape(-1, 4), repeated).reshape(offsets.shape)
+            logits = heads["cls_logits"]
+            scores = logits.softmax(-1) if self.softmax else logits.sigmoid()
+        limits = torch.tensor([width, height, width, height], dtype=boxes.dtype)
+        return {"boxes": boxes.clamp(min=0).minimum(limits), "scores": scores}
+
 
 _INPUT = "x"
 _VIDEO_FRAMES = 16
@@ -57,7 +115,8 @@ def describe_torchvision(source: Source) -> Description:
     if task == "object-detection":
         return _detection(source, entry, classes)
     tensor = _image(source, preset, cast("Task", task), classes)
-    return Description(source.kind, source.name, task, (tensor,), (_output(task),), classes)
+    output = "out" if task == "semantic-segmentation" else "logits"
+    return Description(source.kind, source.name, task, (tensor,), (output,), classes)
 
 
 def load_torchvision(source: Source, description: Description) -> Any:
@@ -84,7 +143,8 @@ def _entry(source: Source) -> tuple[Any, Any]:
     from torchvision import models
 
     names = models.list_models()
-    require_name(source, source.name, names, known=source.name in names)
+    if source.name not in names:
+        raise unknown_name(source, names)
     if source.name.startswith("quantized_"):
         raise InvalidOption(
             f"model {source.spec}: is quantized by torchvision, which ONNX has no form for",
@@ -139,9 +199,11 @@ def _detection(source: Source, entry: Any, classes: tuple[str, ...]) -> Descript
 
     detector = entry.__module__.rpartition(".")[2]
     if detector not in ONE_STAGE:
+        detectors = models.list_models(module=models.detection)
+        one_stage = ", ".join(name for name in detectors if name.startswith(ONE_STAGE))
         raise InvalidOption(
             f"model {source.spec}: chooses regions by their scores between two stages; a detector of "
-            f"one stage is required: {', '.join(_one_stage(models))}",
+            f"one stage is required: {one_stage}",
             hint="write a function that returns the part to export: file.py:function",
         )
     side = _DETECTOR_SIZES.get(source.name, 800)
@@ -161,14 +223,6 @@ def _detection(source: Source, entry: Any, classes: tuple[str, ...]) -> Descript
             "before the suppression of overlapping ones",
         ),
     )  # fmt: skip
-
-
-def _one_stage(models: Any) -> list[str]:
-    return [name for name in models.list_models(module=models.detection) if name.startswith(ONE_STAGE)]
-
-
-def _output(task: str) -> str:
-    return "out" if task == "semantic-segmentation" else "logits"
 
 
 def _arguments(source: Source, entry: Any, description: Description) -> dict[str, Any]:

@@ -124,8 +124,7 @@ def _of_images(spelling: Spelling, names: Sequence[str]) -> Feeds | None:
     """An image of the extents that the spelling's `preprocessing` has; None where it says nothing."""
     import numpy as np
 
-    from ...model.preprocessing import ImagePreprocessing
-    from ...model.preprocessing_names import find_preprocessing
+    from ...model.preprocessing import ImagePreprocessing, find_preprocessing
 
     said = spelling.query.get("preprocessing")
     found = find_preprocessing(said) if said else None

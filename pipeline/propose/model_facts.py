@@ -95,7 +95,7 @@ def look_at_model(
     progress("look at the model")
     if source.kind == "onnx":
         return _look_at_onnx(source)
-    from ...model.pt2_archive import trusting
+    from ...model.archives import trusting
     from ...model.pytorch import load_torch
 
     with trusting(trust):

@@ -47,7 +47,7 @@ from qcompile.engines.gpu import parse_devices
 from qcompile.engines.tensorrt.runner.loaded_engine import RuntimeCacheFile
 from qcompile.errors import ArtifactError, CalibrationError, InvalidOption, QCompileError
 from qcompile.model.input_notes import read_notes
-from qcompile.model.named.hf_folder import processor_of
+from qcompile.model.named.hf_configuration import processor_of
 from qcompile.model.preprocessing import as_json, read_preprocessing
 from qcompile.model.source import parse_source
 from qcompile.model.source_options import parse_query

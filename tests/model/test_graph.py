@@ -1,3 +1,5 @@
+"""The weights of a graph: counted by hand for known graphs."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -10,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import numpy_helper, parser
 
+import qcompile
 from qcompile.model.graph import (
+    WeightsHeld,
     captured_names,
     constant_names,
     consumers,
@@ -20,6 +24,7 @@ from qcompile.model.graph import (
     producers,
     subgraphs,
     weighted_nodes,
+    weights_of_graph,
     without_weights,
 )
 from qcompile.model.graph_edits import drop_unused_initializers, name_nodes, rename_inputs, sort_nodes
@@ -88,29 +93,20 @@ def test_constants_are_what_depends_on_no_input() -> None:
     made = model(
         """
         k = Constant <value = float[1] {1.0}> ()
+        flag = Constant <value = bool {1}> ()
         sum = Add(k, w)
         random = RandomNormal <shape = [1]> ()
         noisy = Add(sum, random)
-        y = Add(x, sum)
+        chosen = If (flag) <
+            then_branch = yes () => (float[n] t) { t = Neg(x) },
+            else_branch = no () => (float[n] e) { e = Abs(x) }
+        >
+        y = Add(chosen, sum)
         """,
         "(float[1] x) => (float[1] y, float[1] noisy)",
         array("w", 1),
     )
-    assert constant_names(made) == {"w", "k", "sum"}
-
-
-def test_a_node_with_subgraphs_is_no_constant() -> None:
-    made = model(
-        """
-        flag = Constant <value = bool {1}> ()
-        y = If (flag) <
-            then_branch = yes () => (float[n] t) { t = Neg(x) },
-            else_branch = no () => (float[n] e) { e = Abs(x) }
-        >
-        """,
-        "(float[n] x) => (float[n] y)",
-    )
-    assert constant_names(made) == {"flag"}
+    assert constant_names(made) == {"w", "k", "flag", "sum"}
 
 
 def test_producers_and_consumers_are_by_tensor(tiny: Tiny) -> None:
@@ -119,11 +115,8 @@ def test_producers_and_consumers_are_by_tensor(tiny: Tiny) -> None:
     assert "x" not in producers(graph)
     assert [node.name for node in consumers(graph)["r1"]] == ["conv2", "add"]
     assert "y" not in consumers(graph)
-
-
-def test_a_node_that_reads_a_tensor_twice_is_one_consumer() -> None:
-    graph = model("y = Mul(x, x)", "(float[n] x) => (float[n] y)").graph
-    assert len(consumers(graph)["x"]) == 1
+    twice = model("y = Mul(x, x)", "(float[n] x) => (float[n] y)").graph
+    assert len(consumers(twice)["x"]) == 1
 
 
 def test_every_node_gets_a_name_of_its_own() -> None:
@@ -137,28 +130,19 @@ def test_every_node_gets_a_name_of_its_own() -> None:
     assert [node.name for node in graph.node] == names
 
 
-def test_the_subgraphs_of_a_node_are_found() -> None:
+def test_captured_names_are_those_from_outside_only() -> None:
     branch = branched().graph.node[1]
     assert [graph.name for graph in subgraphs(branch)] == ["yes", "no"]
-    assert list(subgraphs(branched().graph.node[0])) == []
-
-
-def test_captured_names_are_those_from_outside_only() -> None:
-    assert captured_names(branched().graph.node[1]) == {"x", "s", "outer", "inner", "w"}
+    assert captured_names(branch) == {"x", "s", "outer", "inner", "w"}
     assert captured_names(branched().graph.node[0]) == set()
 
 
-def test_initializers_read_only_in_a_subgraph_are_kept() -> None:
+def test_initializers_that_a_subgraph_reads_or_that_are_outputs_are_kept() -> None:
     graph = branched().graph
-    graph.initializer.append(array("unused", 5))
+    graph.initializer.extend([array("unused", 5), array("returned", 1)])
+    graph.output.add(name="returned")
     drop_unused_initializers(graph)
-    assert [tensor.name for tensor in graph.initializer] == ["w"]
-
-
-def test_an_initializer_that_is_an_output_is_kept() -> None:
-    graph = model("y = Neg(x)", "(float[1] x) => (float[1] y, float[1] w)", array("w", 1)).graph
-    drop_unused_initializers(graph)
-    assert [tensor.name for tensor in graph.initializer] == ["w"]
+    assert [tensor.name for tensor in graph.initializer] == ["w", "returned"]
 
 
 def test_inputs_are_renamed_in_subgraphs_too() -> None:
@@ -238,9 +222,8 @@ def test_a_recurrent_layer_behind_dequantizers_computes_in_float(operator: str, 
 
 
 def test_integer_operators_are_int8() -> None:
-    made = model(
-        "y = MatMulInteger(x, w)", "(uint8[n, 4] x) => (int32[n, 4] y)", array("w", 4, 4, dtype="int8")
-    )
+    signature = "(uint8[n, 4] x) => (int32[n, 4] y)"
+    made = model("y = MatMulInteger(x, w)", signature, array("w", 4, 4, dtype="int8"))
     assert count_weighted(made)["int8"] == {"MatMulInteger": 1}
 
 
@@ -258,15 +241,6 @@ def test_real_models_of_old_opsets_are_understood(light_models: dict[str, Path],
     assert len(weighted) > 20
     assert {types[node.output[0]] for node in weighted} == {"float32"}
     assert not constant_names(made) & {node.output[0] for node in weighted}
-
-
-def test_names_made_for_nodes_keep_the_model_valid(tiny: Tiny) -> None:
-    made = tiny("residual")
-    for node in made.graph.node:
-        node.ClearField("name")
-    name_nodes(made.graph)
-    assert len({node.name for node in made.graph.node}) == len(made.graph.node)
-    onnx.checker.check_model(made)
 
 
 def test_nodes_are_sorted_by_what_they_and_their_subgraphs_read() -> None:
@@ -297,3 +271,32 @@ def test_any_order_of_nodes_becomes_one_that_runs(seed: int, count: int) -> None
         assert set(node.input) <= seen
         seen.update(node.output)
     assert len(graph.node) == count
+
+
+RESIDUAL = 4 * 4 * 9 + 4 + 4 * 4 * 9 + 4 + 3 * 4 + 3  # two 3x3 convolutions and a Gemm, with biases
+
+
+def test_float_graphs_hold_their_initializers(tiny_file: Callable[..., Path]) -> None:
+    held = weights_of_graph(onnx.load(tiny_file("residual")))
+    assert held == WeightsHeld(RESIDUAL, 4 * RESIDUAL)
+
+
+def test_scales_and_zero_points_are_bytes_but_no_parameters(
+    tiny_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = tiny_file("residual")
+    data = tmp_path / "data.npz"
+    np.savez(data, x=np.random.default_rng(0).standard_normal((8, 4, 8, 8)).astype(np.float32))
+    ranges = qcompile.calibrate(model, str(data), tmp_path / "m.ranges").path
+    for target in ("onnxruntime", "tensorrt"):
+        path = tmp_path / f"{target}.onnx"
+        qcompile.quantize(model, path, ranges=ranges, target=target)  # type: ignore[arg-type]
+        held = weights_of_graph(onnx.load(path))
+        assert held.parameters == RESIDUAL, target
+        assert held.bytes > 0
+
+
+def test_shapes_and_indices_are_no_parameters() -> None:
+    body = "shape = Constant <value = int64[2] {2, 8}> () r = Reshape(x, shape) y = Mul(r, scale)"
+    made = model(body, "(float[4, 4] x) => (float[2, 8] y)", array("scale", 8))
+    assert weights_of_graph(made) == WeightsHeld(8, 8 * 4 + 2 * 8)

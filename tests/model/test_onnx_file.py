@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from damaged_onnx import net
 from onnx import helper, numpy_helper, parser
 
 from qcompile.errors import MissingFile, ModelError
@@ -69,33 +70,21 @@ def test_a_missing_file_is_named_with_the_nearest(tiny_file: MakePath) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
-        b"\x00",
-        b"no protobuf here",
-        b"\xff" * 50,
-        b"\x08\x08",
+        b"", b"\x00", b"no protobuf here", b"\xff" * 50, b"\x08\x08",
         b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\x7f",  # a graph of 2**63 bytes
         b"\x80" * 20,  # a number without an end
         b"\x3a\x05\x2a\x03\x4a\x7f\x00",  # raw data that is longer than its tensor
         b"\x0b\x0c",  # a group, which ONNX has none of
         b"TRT-8503-EntropyCalibration2\n",
+        net().SerializeToString()[:-9],  # cut off
     ],
-)
+)  # fmt: skip
 def test_what_is_no_model_is_named(tmp_path: Path, content: bytes, read: Callable[[Path], object]) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(content)
     with pytest.raises(ModelError, match=r"m\.onnx: (not an ONNX model|holds no graph)") as caught:
         read(path)
     assert caught.value.data["file"] == path
-
-
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
-def test_a_truncated_model_is_named(tiny_file: MakePath, share: float) -> None:
-    path = tiny_file("residual")
-    content = path.read_bytes()
-    path.write_bytes(content[: int(len(content) * share)])
-    with pytest.raises(ModelError, match=r"residual\.onnx: not an ONNX model, or cut off"):
-        load_onnx(path)
 
 
 def test_missing_external_data_is_named(external: Path) -> None:
@@ -105,25 +94,11 @@ def test_missing_external_data_is_named(external: Path) -> None:
     assert caught.value.hint == "keep the data file beside the model"
 
 
-def test_truncated_external_data_is_named(external: Path) -> None:
-    weights = external.parent / "weights.bin"
-    weights.write_bytes(weights.read_bytes()[:100])
-    with pytest.raises(ModelError, match=r"external\.onnx"):
-        load_onnx(external)
-
-
 def test_inputs_and_outputs_are_read_without_external_data(external: Path) -> None:
     (external.parent / "weights.bin").unlink()
     io = read_weightless(external).io
     assert io.inputs == (TensorInfo("x", "float32", ("batch", 16)),)
     assert io.outputs == (TensorInfo("y", "float32", ("batch", 8)),)
-
-
-def test_initializers_listed_as_inputs_are_no_inputs(light_models: dict[str, Path]) -> None:
-    path = light_models["resnet50"]
-    stored = {tensor.name for tensor in onnx.load(path).graph.initializer}
-    assert stored & {value.name for value in onnx.load(path).graph.input}
-    assert read_weightless(path).io.inputs == (TensorInfo("gpu_0/data_0", "float32", (1, 3, 224, 224)),)
 
 
 def test_axes_are_numbers_names_or_unknown() -> None:
@@ -163,13 +138,7 @@ def test_the_opset_is_that_of_the_domain(tiny: Tiny) -> None:
     assert opset(model) == 18
 
 
-def test_operators_are_counted_most_frequent_first(tiny: Tiny) -> None:
-    counts = count_operators(tiny("residual"))
-    assert list(counts.items())[:2] == [("Conv", 2), ("Relu", 2)]
-    assert sum(counts.values()) == len(tiny("residual").graph.node)
-
-
-def test_operators_in_subgraphs_and_of_other_domains_are_counted() -> None:
+def test_operators_are_counted_in_subgraphs_too_the_most_frequent_first() -> None:
     model = parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 17, "custom" : 1]>
         g (float[n] x, bool c) => (float[n] y) {
@@ -180,7 +149,7 @@ def test_operators_in_subgraphs_and_of_other_domains_are_counted() -> None:
             >
         }"""
     )
-    assert count_operators(model) == {"Relu": 2, "If": 1, "Neg": 1, "custom::Relu": 1}
+    assert list(count_operators(model).items()) == [("Relu", 2), ("If", 1), ("Neg", 1), ("custom::Relu", 1)]
 
 
 def test_the_fingerprint_is_of_the_content_not_of_the_place(external: Path, tmp_path: Path) -> None:
@@ -198,17 +167,9 @@ def test_the_fingerprint_is_of_the_content_not_of_the_place(external: Path, tmp_
 
 
 @pytest.mark.parametrize(
-    ("elem_type", "name"),
-    [
-        (onnx.TensorProto.FLOAT, "float32"),
-        (onnx.TensorProto.FLOAT16, "float16"),
-        (onnx.TensorProto.BFLOAT16, "bfloat16"),
-        (onnx.TensorProto.DOUBLE, "float64"),
-        (onnx.TensorProto.INT64, "int64"),
-        (onnx.TensorProto.BOOL, "bool"),
-        (onnx.TensorProto.STRING, "string"),
-        (onnx.TensorProto.UNDEFINED, "undefined"),
-    ],
-)
-def test_element_types_have_numpys_names(elem_type: int, name: str) -> None:
-    assert dtype_name(elem_type) == name
+    ("kind", "name"),
+    [("FLOAT", "float32"), ("FLOAT16", "float16"), ("BFLOAT16", "bfloat16"), ("DOUBLE", "float64"),
+     ("INT64", "int64"), ("BOOL", "bool"), ("STRING", "string"), ("UNDEFINED", "undefined")],
+)  # fmt: skip
+def test_element_types_have_numpys_names(kind: str, name: str) -> None:
+    assert dtype_name(onnx.TensorProto.DataType.Value(kind)) == name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import pytest
 
 from qcompile.errors import InvalidOption
@@ -47,23 +48,14 @@ def test_what_cannot_be_read_is_named(value: object, said: str) -> None:
 
 
 def test_an_onnx_file_and_a_manifest_carry_it(tmp_path: Path) -> None:
-    import onnx
-
-    value = onnx.helper.make_tensor_value_info
-    graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("Relu", ["x"], ["y"])],
-        "one",
-        [value("x", onnx.TensorProto.FLOAT, ["batch", 3, 224, 224])],
-        [value("y", onnx.TensorProto.FLOAT, ["batch", 3, 224, 224])],
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 3, 224, 224] x) => (float[n, 3, h, w] y) '
+        "{ y = Relu(x) }"
     )
-    model = onnx.helper.make_model(graph)
     write_notes(model, {"x": InputNote((1, 3, 224, 224), preprocessing=as_json(IMAGE))})
     save_onnx(model, tmp_path / "m.onnx")
     io = model_io(load_onnx(tmp_path / "m.onnx"))
     assert preprocessing_of(io.inputs) == IMAGE
     assert preprocessing_of(ModelIO.from_json(io.as_json()).inputs) == IMAGE  # type: ignore[arg-type]
     assert read_notes(model)["x"].example == (1, 3, 224, 224)
-
-
-def test_inputs_of_which_nobody_said_anything_have_none() -> None:
     assert preprocessing_of([TensorInfo("x", "float32", (1,))]) is None

@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper, parser
+from onnx import numpy_helper, parser
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 import qcompile
@@ -56,18 +56,22 @@ def dynamic(path: Path, model: onnx.ModelProto) -> onnx.ModelProto:
     return onnx.load(qcompile.quantize(path, path.with_name("q.onnx"), mode="dynamic").path)
 
 
+def model_of(text: str, weights: dict[str, Array]) -> onnx.ModelProto:
+    """A model from ONNX's text form, with weights of float32."""
+    header = '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>'
+    model: onnx.ModelProto = parser.parse_model(f"{header} g {text}")
+    model.graph.initializer.extend(
+        numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()
+    )
+    return model
+
+
 def lstm() -> onnx.ModelProto:
     random = np.random.default_rng(0)
     shapes = {"w": (1, 4 * HIDDEN, 6), "r": (1, 4 * HIDDEN, HIDDEN), "b": (1, 8 * HIDDEN)}
-    weights = [
-        numpy_helper.from_array(random.normal(0, 0.6, s).astype(np.float32), n) for n, s in shapes.items()
-    ]
-    node = helper.make_node("LSTM", ["x", "w", "r", "b"], ["y"], "lstm", hidden_size=HIDDEN)
-    graph = helper.make_graph(
-        [node], "g", [helper.make_tensor_value_info("x", 1, [5, 1, 6])],
-        [helper.make_tensor_value_info("y", 1, [5, 1, 1, HIDDEN])], weights,
-    )  # fmt: skip
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    weights = {name: random.normal(0, 0.6, shape) for name, shape in shapes.items()}
+    node = f"[lstm] y = LSTM <hidden_size = {HIDDEN}> (x, w, r, b)"
+    return model_of(f"(float[5, 1, 6] x) => (float[5, 1, 1, {HIDDEN}] y) {{ {node} }}", weights)
 
 
 def lstm_by_numpy(x: Array, w: Array, r: Array, bias: Array, round_to: Callable[[Array], Array]) -> Array:
@@ -146,11 +150,8 @@ def test_a_pair_without_rounding_clips_to_its_range_and_weights_stay() -> None:
 
 
 def test_a_pair_of_two_scales_stays() -> None:
-    model = parser.parse_model(PAIRS.replace("SCALE", "t"))
-    assert [node.op_type for node in without_roundings(model).graph.node][:2] == [
-        "QuantizeLinear",
-        "DequantizeLinear",
-    ]
+    nodes = without_roundings(parser.parse_model(PAIRS.replace("SCALE", "t"))).graph.node
+    assert [node.op_type for node in nodes][:2] == ["QuantizeLinear", "DequantizeLinear"]
 
 
 @pytest.mark.parametrize(
@@ -170,28 +171,17 @@ def test_operators_that_draw_numbers_make_a_graph_random(body: str, random: bool
 
 def attention() -> onnx.ModelProto:
     """ONNX Runtime's Attention: x [1,3,8], two heads."""
-    shapes = {"w": (8, 24), "b": (24,)}
     random = np.random.default_rng(0)
-    weights = [
-        numpy_helper.from_array(random.normal(0, 0.4, s).astype(np.float32), n) for n, s in shapes.items()
-    ]
-    node = helper.make_node(
-        "Attention", ["x", "w", "b"], ["y"], "attention", domain="com.microsoft", num_heads=2
-    )
-    values = [helper.make_tensor_value_info(name, 1, [1, 3, 8]) for name in "xy"]
-    graph = helper.make_graph([node], "g", values[:1], values[1:], weights)
-    imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=8)
+    weights = {"w": random.normal(0, 0.4, (8, 24)), "b": random.normal(0, 0.4, 24)}
+    node = "[attention] y = com.microsoft.Attention <num_heads = 2> (x, w, b)"
+    return model_of(f"(float[1, 3, 8] x) => (float[1, 3, 8] y) {{ {node} }}", weights)
 
 
 def convolution() -> onnx.ModelProto:
     """A Conv of weights [4,2,3,3]: x [1,2,5,5]."""
-    w = np.random.default_rng(0).normal(0, 0.4, (4, 2, 3, 3)).astype(np.float32)
-    node = helper.make_node("Conv", ["x", "w"], ["y"], "conv", pads=[1, 1, 1, 1])
-    x = helper.make_tensor_value_info("x", 1, [1, 2, 5, 5])
-    y = helper.make_tensor_value_info("y", 1, [1, 4, 5, 5])
-    graph = helper.make_graph([node], "g", [x], [y], [numpy_helper.from_array(w, "w")])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    w = np.random.default_rng(0).normal(0, 0.4, (4, 2, 3, 3))
+    node = "[conv] y = Conv <pads = [1, 1, 1, 1]> (x, w)"
+    return model_of(f"(float[1, 2, 5, 5] x) => (float[1, 4, 5, 5] y) {{ {node} }}", {"w": w})
 
 
 @pytest.mark.parametrize(("made", "integer"), [(attention, "QAttention"), (convolution, "ConvInteger")])
@@ -243,13 +233,4 @@ def test_halves_round_what_nodes_make_and_the_weights_of_products(precision: str
 def test_halves_leave_integers_and_their_pairs() -> None:
     model = parser.parse_model(PAIRS.replace("SCALE", "s"))
     operators = [node.op_type for node in with_halves(model, "bf16").graph.node]
-    assert operators == [
-        "QuantizeLinear",
-        "DequantizeLinear",
-        "DequantizeLinear",
-        "Mul",
-        "Max",
-        "Min",
-        "Cast",
-        "Cast",
-    ]
+    assert operators == "QuantizeLinear DequantizeLinear DequantizeLinear Mul Max Min Cast Cast".split()

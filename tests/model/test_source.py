@@ -1,17 +1,23 @@
+"""What follows the `?` of a MODEL: written and read, strict, merged with options, kept absolute."""
+
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from qcompile.errors import InvalidOption, MissingFile, ModelError, QCompileError
 from qcompile.model.pytorch import LoadedModel, load_torch
 from qcompile.model.source import digest_source, parse_source
+from qcompile.model.source_options import SourceOptions, parse_query
+from qcompile.progress import quiet
 
 LINEAR = "import torch\n\ndef build():\n    return torch.nn.Linear(2, 3)\n"
 
@@ -114,17 +120,9 @@ def test_a_function_in_a_package_is_loaded() -> None:
 
 
 def test_a_torchscript_archive_is_loaded(tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch deprecates making them; files of them remain
-        traced = torch.jit.trace(torch.nn.Linear(2, 3), torch.ones(1, 2))
-        torch.jit.save(traced, str(tmp_path / "net.pt"))
+    with quiet():  # PyTorch deprecates making them; files of them remain
+        torch.jit.save(torch.jit.trace(torch.nn.Linear(2, 3), torch.ones(1, 2)), str(tmp_path / "net.pt"))
     assert load(tmp_path / "net.pt").module(torch.ones(4, 2)).shape == (4, 3)
-
-
-def test_an_exported_program_is_loaded(tmp_path: Path) -> None:
-    module, x = torch.nn.Linear(2, 3), torch.ones(1, 2)
-    torch.export.save(torch.export.export(module, (x,)), tmp_path / "net.pt2")
-    assert torch.allclose(load(tmp_path / "net.pt2").module(x), module(x))
 
 
 @pytest.mark.parametrize("content", ["state_dict", "module"])
@@ -142,20 +140,6 @@ def test_a_file_that_pytorch_cannot_run_is_named(tmp_path: Path, name: str) -> N
         load(tmp_path / name)
 
 
-def test_a_missing_function_is_named_with_the_nearest(torch_model: str) -> None:
-    with pytest.raises(ModelError, match=r"no function 'bild' in it\n  hint: did you mean 'build'\?"):
-        load(torch_model.replace(":build", ":bild"))
-
-
-def test_a_function_that_raises_is_named_with_file_and_line(tmp_path: Path) -> None:
-    text = "def build():\n    return one()\n\ndef one():\n    return int('five')\n"
-    with pytest.raises(
-        ModelError, match=r"raised ValueError: invalid literal.*\(net\.py, line 5\)"
-    ) as caught:
-        load(write(tmp_path / "net.py", text))
-    assert isinstance(caught.value.__cause__, ValueError)
-
-
 def test_an_error_inside_a_library_names_the_users_own_line(tmp_path: Path) -> None:
     text = "import json\n\ndef build():\n    return json.loads('{')\n"
     write(tmp_path / "real/net.py", text)
@@ -165,23 +149,26 @@ def test_an_error_inside_a_library_names_the_users_own_line(tmp_path: Path) -> N
             load(f"{tmp_path / folder / 'net.py'}:build")
 
 
+RAISES = "def build():\n    return one()\n\ndef one():\n    return int('five')\n"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("import nothing_of_this_name\n", r"raised ModuleNotFoundError: .*\(net\.py, line 1\)"),
         ("x = 1\ny = 1 / 0\n", r"raised ZeroDivisionError: .*\(net\.py, line 2\)"),
         ("x = 1\ndef build(:\n", r"raised SyntaxError: .*\(net\.py, line 2\)$"),
+        (RAISES, r"raised ValueError: invalid literal.*\(net\.py, line 5\)"),
+        (LINEAR.replace("build", "bild"), r"no function 'build' in it\n  hint: did you mean 'bild'\?"),
+        *(
+            (LINEAR.replace("torch.nn.Linear(2, 3)", value), r"an nn\.Module is required")
+            for value in ("None", "5", "torch.nn.Linear", "(torch.ones(1), torch.ones(1))")
+        ),
     ],
 )
-def test_a_file_that_cannot_be_imported_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_what_is_wrong_with_a_function_is_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         load(write(tmp_path / "net.py", text))
-
-
-@pytest.mark.parametrize("value", ["None", "5", "torch.nn.Linear", "(torch.ones(1), torch.ones(1))"])
-def test_a_function_that_returns_something_else_is_refused(tmp_path: Path, value: str) -> None:
-    with pytest.raises(ModelError, match=r"an nn\.Module is required"):
-        load(write(tmp_path / "net.py", LINEAR.replace("torch.nn.Linear(2, 3)", value)))
 
 
 @pytest.mark.parametrize("place", ["top", "function"])
@@ -195,12 +182,12 @@ def test_a_file_may_import_what_lies_beside_it(tmp_path: Path, place: str) -> No
 
 
 def test_files_of_one_name_in_two_folders_do_not_meet(tmp_path: Path) -> None:
-    def width(folder: str, width: int) -> int:
+    widths = []
+    for folder, width in (("a", 5), ("b", 6)):
         write(tmp_path / folder / "sizes_of_two_folders.py", f"WIDTH = {width}\n")
         text = "from sizes_of_two_folders import WIDTH\n" + LINEAR.replace("3", "WIDTH")
-        return int(load(write(tmp_path / folder / "net.py", text)).module.out_features)
-
-    assert [width("a", 5), width("b", 6)] == [5, 6]
+        widths.append(load(write(tmp_path / folder / "net.py", text)).module.out_features)
+    assert widths == [5, 6]
 
 
 def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:
@@ -225,12 +212,11 @@ def test_the_digest_changes_with_files_beside_the_model(torch_model: str, tmp_pa
 
 
 def test_the_digest_changes_when_weights_appear_or_are_renamed(torch_model: str, tmp_path: Path) -> None:
-    seen = [digest(torch_model)]
+    without = digest(torch_model)
     (tmp_path / "a.safetensors").write_bytes(b"weights")
-    seen.append(digest(torch_model))
+    first = digest(torch_model)
     (tmp_path / "a.safetensors").rename(tmp_path / "b.safetensors")
-    seen.append(digest(torch_model))
-    assert len(set(seen)) == 3
+    assert len({without, first, digest(torch_model)}) == 3
 
 
 def test_the_digest_counts_what_it_is_told_to_depend_on(torch_model: str, tmp_path: Path) -> None:
@@ -249,3 +235,99 @@ def test_the_digest_of_an_editable_package_changes_with_its_code(package: Path) 
     before = digest("tinyzoo.nets:build")
     (package / "nets.py").write_text(LINEAR.replace("3", "4"))
     assert digest("tinyzoo.nets:build") != before
+
+
+OPTIONS = st.builds(
+    SourceOptions,
+    weights=st.one_of(st.just(""), st.just("random"), st.text(min_size=1)),
+    download=st.booleans(),
+    classes=st.integers(0, 10**6),
+    size=st.one_of(st.just(()), st.tuples(st.integers(1, 4096), st.integers(1, 4096))),
+    task=st.text(),
+    seed=st.integers(0, 2**63),
+)
+
+
+@given(OPTIONS)
+def test_what_is_written_is_read(options: SourceOptions) -> None:
+    query = options.query
+    assert "?" not in query[1:]
+    assert (parse_query(query[1:], "timm:x") if query else SourceOptions()) == options
+
+
+@given(st.text())
+def test_any_text_is_read_or_refused(text: str) -> None:
+    with contextlib.suppress(InvalidOption):
+        parse_query(text, "timm:x")
+
+
+@pytest.mark.parametrize(
+    ("spec", "message", "hint"),
+    [
+        ("timm:resnet18?wieghts=random", "'wieghts=random' is none of its options", "'weights'"),
+        ("timm:resnet18?classes", "none of its options", "classes=VALUE"),
+        ("timm:resnet18?classes=0", "classes=0; a number of 1 or more", ""),
+        ("timm:resnet18?size=1x2x3", "size=1x2x3; HEIGHT", ""),
+        ("timm:resnet18?download=yes", "download=yes; 0 or 1", ""),
+        ("timm:resnet18?seed=-1", "seed=-1; a number", ""),
+        ("timm:resnet18?seed=1&seed=1", "seed is given twice", ""),
+        ("timm:", "names no model", "timm:NAME"),
+        ("zoo:net?classes=3", "'classes=3' is none of its options: weights", ""),
+        ("zoo:net?weights=random", "chooses its weights itself", ""),
+    ],
+)
+def test_a_wrong_option_is_named(spec: str, message: str, hint: str) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        parse_source(spec)
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_options_beside_the_spelling_join_it(tmp_path: Path) -> None:
+    (tmp_path / "w.safetensors").write_bytes(b"w")
+    source = parse_source("timm:resnet18?classes=3", base=tmp_path, weights="w.safetensors", download=True)
+    assert source.spec == "timm:resnet18?weights=w.safetensors&download=1&classes=3"
+    assert source.absolute == f"timm:resnet18?weights={tmp_path}/w.safetensors&download=1&classes=3"
+    assert parse_source(source.absolute).options == source.options
+    with pytest.raises(InvalidOption, match="says weights=random"):
+        parse_source("timm:resnet18?weights=random", base=tmp_path, weights="w.safetensors")
+    with pytest.raises(MissingFile, match=r"none\.pth"):
+        parse_source("timm:resnet18", base=tmp_path, weights="none.pth")
+    (tmp_path / "m.onnx").write_bytes(b"")
+    with pytest.raises(InvalidOption, match=r"`weights`: model m\.onnx holds its weights itself"):
+        parse_source("m.onnx", base=tmp_path, weights="w.safetensors")
+    (tmp_path / "net.py").write_text("")
+    with pytest.raises(InvalidOption, match=r"`download`: net\.py:build downloads nothing"):
+        parse_source("net.py:build", base=tmp_path, download=True)
+
+
+def test_a_folder_is_kept_absolute_and_a_name_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "bert").mkdir()
+    assert parse_source("hf:bert", base=tmp_path).absolute == f"hf:{tmp_path}/bert"
+    assert parse_source("hf:org/bert?seed=2", base=tmp_path).absolute == "hf:org/bert?seed=2"
+    assert parse_source("timm:bert", base=tmp_path).absolute == "timm:bert"
+    with pytest.raises(MissingFile, match="no such folder"):
+        parse_source("hf:./brt", base=tmp_path)
+
+
+def test_the_digest_follows_weights_options_and_files(tmp_path: Path) -> None:
+    folder = tmp_path / "bert"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (tmp_path / "w.safetensors").write_bytes(b"w")
+
+    def digest(spec: str, weights: str = "", *, download: bool = False) -> str:
+        return digest_source(parse_source(spec, base=tmp_path, weights=weights, download=download))
+
+    first = digest("hf:bert")
+    assert digest("hf:bert", download=True) == first, "where it comes from is no part of what it is"
+    (folder / "config.json").write_text('{"a": 1}')
+    assert digest("hf:bert") != first
+    with_file = digest("timm:resnet18", "w.safetensors")
+    (tmp_path / "copy.safetensors").write_bytes(b"w")
+    (tmp_path / "w.safetensors").write_bytes(b"v")
+    others = {digest("timm:resnet18", "w.safetensors"), digest("timm:resnet18"), digest("timm:resnet34"),
+              digest("timm:resnet18?weights=random"), digest("timm:resnet18?weights=random&seed=1"),
+              digest("torchvision:resnet18")}  # fmt: skip
+    assert len(others) == 6
+    assert with_file not in others

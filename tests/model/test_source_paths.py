@@ -1,4 +1,7 @@
-"""What is exported tells nothing of the machine that it was exported on."""
+"""What is exported tells nothing of the machine that it was exported on.
+
+Where a recipe was carried to another folder, its model's tokenizer is found, and named as before.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,17 @@ import onnx
 import pytest
 
 import qcompile
+from qcompile.errors import DataError
 from qcompile.model.onnx_file import load_onnx, save_onnx
-from qcompile.model.source_modules import module_name, with_file_names
-from qcompile.model.source_paths import strip_source_paths, without_folders
+from qcompile.model.source_paths import (
+    module_name,
+    moved,
+    path_here,
+    path_there,
+    strip_source_paths,
+    with_file_names,
+    without_folders,
+)
 
 
 @pytest.mark.parametrize(
@@ -47,15 +58,8 @@ def test_everything_that_has_metadata_is_looked_into(tiny: Callable[..., onnx.Mo
     function = model.functions.add(name="f", domain="own", doc_string=said)
     function.node.add(op_type="Relu", doc_string=said)
     graph = model.graph
-    for message in (
-        model,
-        graph,
-        graph.node[0],
-        graph.input[0],
-        graph.output[0],
-        graph.initializer[0],
-        function,
-    ):
+    parts = (graph.node, graph.input, graph.output, graph.initializer)
+    for message in (model, graph, function, *(part[0] for part in parts)):
         message.doc_string = said
         message.metadata_props.add(key="pkg.torch.onnx.stack_trace", value=said)
         message.metadata_props.add(key="namespace", value=": Net/fc: Linear")
@@ -88,15 +92,12 @@ def test_the_same_file_in_two_folders_becomes_the_same_bytes(torch_model: str, t
     there = tmp_path / "elsewhere/net.py"
     there.parent.mkdir()
     shutil.copy(tmp_path / "net.py", there)
-    exported = []
-    for source in (torch_model, f"{there}:build"):
-        path = tmp_path / f"{len(exported)}/m.onnx"
-        path.parent.mkdir()
-        qcompile.export(source, path, inputs=["x:[batch,3,8,8]"])
-        exported.append(path.read_bytes())
-    assert exported[0] == exported[1]
-    assert b"net.Net" in exported[0]  # the class is told by the name of its file
-    assert b"qcompile_source_" not in exported[0]
+    for source, name in ((torch_model, "one"), (f"{there}:build", "other")):
+        qcompile.export(source, tmp_path / f"{name}.onnx", inputs=["x:[batch,3,8,8]"])
+    content = (tmp_path / "one.onnx").read_bytes()
+    assert content == (tmp_path / "other.onnx").read_bytes()
+    assert b"net.Net" in content  # the class is told by the name of its file
+    assert b"qcompile_source_" not in content
 
 
 @pytest.mark.parametrize("name", ["net.py", "a-b.c.py", "größe 2.py"])
@@ -131,3 +132,44 @@ def test_a_passed_through_and_a_built_onnx_file_tell_no_folder(
     del model.graph.node[0]
     save_onnx(model, tmp_path / "saved.onnx")
     assert b"/home/ann" not in (tmp_path / "saved.onnx").read_bytes()
+
+
+def test_paths_below_the_folder_are_swapped_and_others_stay(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    (here / "net").mkdir(parents=True)
+    (tmp_path / "hereabouts").mkdir()
+    before = dict(os.environ)
+    with moved("/client/base", here):
+        assert path_there(here / "net") == "/client/base/net"
+        assert path_there(here) == "/client/base"
+        assert path_there(tmp_path / "hereabouts") == str(tmp_path / "hereabouts")
+        assert path_here("/client/base/net") == str(here / "net")
+        assert path_here("/client/base/cache") == "/client/base/cache"  # not carried along
+        assert path_here("/client/baseline/net") == "/client/baseline/net"
+        assert path_here("bert") == "bert"
+    with moved("/", here):
+        assert path_there(here / "net") == "/net"
+        assert path_here("/net") == str(here / "net")
+    with moved("", here):
+        assert path_there(here / "net") == str(here / "net")
+    assert dict(os.environ) == before
+
+
+def test_a_tokenizer_is_named_as_there_and_found_here(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="reads models of Hugging Face")
+    from named_models import FOLDERS
+
+    from qcompile.data.processors import load_processor
+    from qcompile.model.preprocessing import TextPreprocessing, find_preprocessing
+
+    there, here = tmp_path / "there", tmp_path / "here"
+    FOLDERS["bert"](there / "net")
+    said = find_preprocessing(f"hf:{there}/net")
+    assert isinstance(said, TextPreprocessing)
+    assert said.tokenizer == f"{there}/net"
+    there.rename(here)
+    with pytest.raises(DataError, match="cannot be loaded"):
+        load_processor("AutoTokenizer", said.tokenizer, "tokenizer")
+    with moved(str(there), here):
+        assert find_preprocessing(f"hf:{here}/net") == said
+        assert load_processor("AutoTokenizer", said.tokenizer, "tokenizer")("the")["input_ids"]

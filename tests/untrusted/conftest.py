@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 MakePath = Callable[..., Path]
@@ -44,17 +43,10 @@ def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[s
     place.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(place))
     monkeypatch.setenv("TMPDIR", str(place))
-    given = {"mlp.onnx", "data.py", "temporary", "__pycache__", "sample.npz"}
+    given = {"mlp.onnx", "data.py", "temporary", "__pycache__"}
 
     def names() -> list[str]:
         found = [*tmp_path.iterdir(), *place.iterdir()]
         return sorted(path.name for path in found if path.name not in given)
 
     return names
-
-
-@pytest.fixture
-def sample(tmp_path: Path) -> Path:
-    """One sample of the two-layer network."""
-    np.savez(tmp_path / "sample.npz", x=np.zeros((1, 16), np.float32))
-    return tmp_path / "sample.npz"

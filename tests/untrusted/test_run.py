@@ -16,7 +16,7 @@ from onnx import parser
 
 from qcompile.bench.workers.process import worker_command
 from qcompile.errors import InvalidOption, WorkerError
-from qcompile.untrusted.limits import Limits
+from qcompile.untrusted.child import Limits
 from qcompile.untrusted.run import run_untrusted
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")

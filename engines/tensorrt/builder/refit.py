@@ -14,8 +14,8 @@ from ....artifact import Artifact, commit, load_artifact, tool_versions
 from ....errors import ArtifactError, BuildError, EngineUnavailable, ModelError
 from ....files import writing
 from ....model.graph import tensor_values
+from ....model.onnx_checks import every_tensor
 from ....model.onnx_file import load_onnx, model_io
-from ....model.stored_tensors import every_tensor
 from ....model.weightless import fingerprint
 from ....progress import Progress
 from ....tensors import ModelIO

@@ -12,7 +12,7 @@ from onnx import parser
 
 from qcompile.comparison.layers.compare import observable
 from qcompile.comparison.layers.pairing import pair_outputs, pair_tensors
-from qcompile.model.cut import cut
+from qcompile.model.graph_edits import cut
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17]>\n'
 

@@ -1,4 +1,7 @@
-"""Detect code in a `.pt2` or a TorchScript archive that loading would run, before PyTorch reads it.
+"""Refuse a damaged archive, and code in an archive that loading would run, before its package reads it.
+
+`torch.jit.load` and `torch.export.load` check no CRC-32: a weight with a byte changed is exported, and
+computes something else. The sums find accidents; who changes a file on purpose writes new ones.
 
 `torch.export.save` writes a zip: the graph and the places of the weights as JSON, raw tensors, and the
 example inputs as a pickle of tensors. `torch.export.load` (PyTorch 2.13) unpickles without restraint what
@@ -25,15 +28,75 @@ import io
 import json
 import os
 import re
+import struct
 import zipfile
+import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..errors import ModelError, first_line
-from .archive_checks import DAMAGE, check_names, is_archive
-from .torch_import import import_torch
+
+MOST_RATIO = 100
+"""How many times its own size an archive may unpack to, from `FREE_BYTES` on."""
+FREE_BYTES = 64 << 20
+DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, RuntimeError)
+"""What readers of archives raise of damaged ones."""
+PROGRAM = "a program saved by torch.export.save"
+SAVE_PROGRAM = "save it with torch.export.save, with a PyTorch no newer than this one"
+_BEGINNING = b"PK\x03\x04"
+
+
+def is_archive(path: Path) -> bool:
+    """Return whether a file begins as a zip archive does, whatever the state of its end."""
+    with path.open("rb") as file:
+        return file.read(len(_BEGINNING)) == _BEGINNING
+
+
+def check_archive(path: Path, *, what: str, hint: str) -> None:
+    """Read every member of a zip archive once, and compare it with its CRC-32.
+
+    Args:
+        what: What it should be, for messages: "a TorchScript archive".
+    """
+    member, problem = "", "its directory is damaged"
+    try:
+        with zipfile.ZipFile(path) as archive:
+            check_names(archive, path, hint)
+            for info in archive.infolist():
+                member, problem = info.filename, f"member {info.filename!r} is damaged"
+                with archive.open(info) as file:
+                    while file.read(1 << 20):
+                        pass
+    except DAMAGE as error:
+        raise ModelError(
+            f"{path}: not {what} that can be read: {problem} ({first_line(error)})",
+            hint=hint,
+            file=path,
+            member=member,
+        ) from error
+
+
+def check_names(archive: zipfile.ZipFile, path: Path, hint: str = "") -> None:
+    """Refuse members outside of the archive, that come twice, or that unpack to too much."""
+    members = archive.infolist()
+    for name, count in Counter(member.orig_filename for member in members).items():
+        parts = PurePosixPath(name.replace("\\", "/")).parts
+        if ".." in parts or name.startswith(("/", "\\")) or "\0" in name:
+            raise ModelError(f"{path}: member {name!r} lies outside of the archive", hint=hint, file=path)
+        if count > 1:
+            raise ModelError(f"{path}: holds member {name!r} more than once", hint=hint, file=path)
+    size, unpacked = path.stat().st_size, sum(member.file_size for member in members)
+    if unpacked > max(MOST_RATIO * size, FREE_BYTES):
+        raise ModelError(
+            f"{path}: its {size} bytes unpack to {unpacked}; at most {MOST_RATIO} times that is supported",
+            hint=hint,
+            file=path,
+        )
+
 
 _trusted: ContextVar[bool] = ContextVar("qcompile_trusted", default=False)
 
@@ -101,35 +164,30 @@ def check_program(path: Path) -> None:
     if _trusted.get():
         return
     try:
-        with zipfile.ZipFile(path) as archive:
-            check_names(archive, path)
-            _check_members({name: _reading(archive, name) for name in archive.namelist()}, path)
-        # PyTorch has a reader of its own, and sees what that one sees.
-        _check_members(_members_of_torch(path), path)
+        for members in _as_both_readers_see(path):
+            _check_members(members, path)
     except DAMAGE as error:
-        raise ModelError(
-            f"{path}: not a program saved by torch.export.save ({first_line(error)})",
-            hint="save it with torch.export.save, with a PyTorch no newer than this one",
-            file=path,
-        ) from error
+        raise not_a_program(path, error) from error
 
 
-def _reading(archive: zipfile.ZipFile, name: str) -> Callable[[], bytes]:
-    return lambda: archive.read(name)
+def not_a_program(path: Path, error: BaseException) -> ModelError:
+    """Return the error for a `.pt2` that cannot be read."""
+    message = f"{path}: not {PROGRAM} ({first_line(error)})"
+    return ModelError(message, hint=SAVE_PROGRAM, file=path)
 
 
-def _members_of_torch(path: Path) -> Members:
+def _as_both_readers_see(path: Path) -> Iterator[Members]:
+    """Yield the members of an archive as Python's reader of zips has them, and as PyTorch's own has them."""
     import torch
 
+    with zipfile.ZipFile(path) as archive:
+        check_names(archive, path)
+        yield {name: partial(archive.read, name) for name in archive.namelist()}
     try:
         reader = torch._C.PyTorchFileReader(str(path))
     except RuntimeError:
-        return {}  # of PyTorch before 2.8: `torch.export.load` then takes Python's reader
-
-    def reading(name: str) -> Callable[[], bytes]:
-        return lambda: bytes(reader.get_record(name))
-
-    return {name: reading(name) for name in reader.get_all_records()}
+        return  # of PyTorch before 2.8: `torch.export.load` then takes Python's reader
+    yield {name: partial(reader.get_record, name) for name in reader.get_all_records()}
 
 
 def _check_members(members: Members, path: Path) -> None:
@@ -143,7 +201,7 @@ def _check_members(members: Members, path: Path) -> None:
         elif name.endswith(".pt") or last in _OLD_PICKLES or last in pickled:
             code = _unsafe(read())
         elif name.endswith(".json") and ("models/" in name or last == "serialized_exported_program.json"):
-            code = foreign_code(_json(read()))
+            code = foreign_code(read())
         else:
             continue
         if code:
@@ -158,19 +216,11 @@ def _check_members(members: Members, path: Path) -> None:
 
 def _pickled_by_configuration(members: Members) -> set[str]:
     """Names of the files of tensors that are pickled: subclasses of Tensor."""
-    names: set[str] = set()
+    entries: list[dict[str, Any]] = []
     for name, read in members.items():
         if name.endswith("_config.json"):
-            config = _json(read())
-            entries = config.get("config", {}) if isinstance(config, dict) else {}
-            for entry in entries.values() if isinstance(entries, dict) else ():
-                if isinstance(entry, dict) and entry.get("use_pickle"):
-                    names.add(PurePosixPath(str(entry.get("path_name"))).name)
-    return names
-
-
-def _json(content: bytes) -> Any:
-    return json.loads(content.decode("utf-8"))
+            json.loads(read().decode("utf-8"), object_hook=entries.append)
+    return {PurePosixPath(str(entry.get("path_name"))).name for entry in entries if entry.get("use_pickle")}
 
 
 def _unsafe(content: bytes) -> str:
@@ -191,53 +241,31 @@ def check_torchscript(path: Path) -> None:
     """Refuse a TorchScript archive whose code touches files; nothing of it is run."""
     if not is_archive(path):  # another format that PyTorch takes, with a zip behind it
         raise ModelError(f"{path}: does not begin as a TorchScript archive", file=path)
-    for name, code in _code(path):
-        found = _IN_CODE.search(code)
-        if found:
-            raise ModelError(
-                f"{path}: member {name!r} calls {found[0].strip()!r}, which reads or writes files; "
-                "operators that compute are required",
-                hint="if you know where the file comes from, give `trust`",
-                file=path,
-                member=name,
-            )
+    for members in _as_both_readers_see(path):
+        for name, read in members.items():
+            if not (name.endswith(".py") and "code/" in name):
+                continue
+            call = _IN_CODE.search(read().decode("utf-8", "replace"))
+            if call:
+                raise ModelError(
+                    f"{path}: member {name!r} calls {call[0].strip()!r}, which reads or writes files; "
+                    "operators that compute are required",
+                    hint="if you know where the file comes from, give `trust`",
+                    file=path,
+                    member=name,
+                )
 
 
-def _code(path: Path) -> Iterator[tuple[str, str]]:
-    """Every member with code, as Python's reader of zips has it and as PyTorch's own has it."""
-    with zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():
-            if "/code/" in name and name.endswith(".py"):
-                yield name, archive.read(name).decode("utf-8", "replace")
-    reader = import_torch()._C.PyTorchFileReader(str(path))
-    for name in reader.get_all_records():
-        if name.startswith("code/") and name.endswith(".py"):
-            yield name, bytes(reader.get_record(name)).decode("utf-8", "replace")
-
-
-def foreign_code(program: Any) -> str:
+def foreign_code(program: bytes) -> str:
     """Return what in a program's JSON is no operator and no size; empty where all is."""
-    for key, value in _texts(program):
-        if key == "expr_str" and not _is_size(value):
+    entries: list[tuple[str, Any]] = []
+    json.loads(program.decode("utf-8"), object_pairs_hook=entries.extend)
+    for key, value in entries:
+        if key == "expr_str" and isinstance(value, str) and not _is_size(value):
             return f"the expression {value[:80]!r}"
-        if key == "target" and not _is_operator(value):
+        if key == "target" and isinstance(value, str) and not _is_operator(value):
             return f"a call of {value[:80]!r}"
     return ""
-
-
-def _texts(value: Any) -> Iterator[tuple[str, str]]:
-    """Every text of a nested value, with the key it is under."""
-    waiting = [value]
-    while waiting:
-        item = waiting.pop()
-        if isinstance(item, dict):
-            for key, inner in item.items():
-                if isinstance(inner, str):
-                    yield key, inner
-                else:
-                    waiting.append(inner)
-        elif isinstance(item, list):
-            waiting += item
 
 
 def _is_operator(target: str) -> bool:
@@ -246,9 +274,8 @@ def _is_operator(target: str) -> bool:
         return False
     if not target.startswith((*_LOOKED_UP, "#")):
         return True
-    return any(pattern.fullmatch(target) for pattern in _TARGETS) or not target.startswith(
-        tuple(f"{name}." for name in _LOOKED_UP)
-    )
+    looked_up = target.startswith(tuple(f"{name}." for name in _LOOKED_UP))
+    return not looked_up or any(pattern.fullmatch(target) for pattern in _TARGETS)
 
 
 def _is_size(expression: str) -> bool:

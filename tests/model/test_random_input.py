@@ -1,54 +1,41 @@
-"""What values an input takes is read from the graph: tables, masks, corners."""
+"""What values an input takes is read from the graph: tables, masks, corners.
+
+What a file says of its inputs is read back as it was written; a damaged entry is none.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import numpy_helper, parser
 
 from qcompile.errors import DataError, ModelError
-from qcompile.model.input_domain import Domain, read_domains
-from qcompile.model.input_notes import AxisRange, InputNote, write_notes
-from qcompile.model.random_input import RandomInput, random_feeds
+from qcompile.model.input_notes import KEY, AxisRange, InputNote, read_notes, write_notes
+from qcompile.model.random_input import Domain, RandomInput, random_feeds, read_domains
 from qcompile.tensors import Feeds, TensorInfo
 
-INT64, FLOAT, BOOL = TensorProto.INT64, TensorProto.FLOAT, TensorProto.BOOL
+IMAGES = "(float[batch, 3, h, w] x) => (float[batch, 3, h, w] y) { y = Relu (x) }"
 
 
-def model_of(
-    nodes: list[onnx.NodeProto],
-    inputs: dict[str, tuple[int, list[int | str]]],
-    stored: dict[str, np.ndarray] | None = None,
-    output: str = "y",
-) -> onnx.ModelProto:
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in inputs.items()],
-        [helper.make_tensor_value_info(output, FLOAT, None)],
-        [numpy_helper.from_array(array, name) for name, array in (stored or {}).items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+def model_of(text: str, **stored: np.ndarray) -> onnx.ModelProto:
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> g {text}')
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in stored.items())
+    return model
 
 
 def embedding() -> onnx.ModelProto:
     """Token ids of 30 words, reshaped and cast on the way, and a mask beside them."""
-    nodes = [
-        helper.make_node("Cast", ["ids"], ["narrow"], to=TensorProto.INT32),
-        helper.make_node("Reshape", ["narrow", "flat"], ["row"]),
-        helper.make_node("Gather", ["table", "row"], ["words"]),
-        helper.make_node("Cast", ["seen"], ["weight"], to=FLOAT),
-        helper.make_node("Mul", ["weight", "half"], ["halved"]),
-        helper.make_node("ReduceSum", ["words"], ["y"], keepdims=0),
-    ]
-    stored = {
-        "table": np.ones((30, 4), np.float32),
-        "flat": np.array([-1]),
-        "half": np.array(0.5, np.float32),
-    }
-    ids = {"ids": (INT64, ["batch", "length"]), "seen": (INT64, ["batch", "length"])}
-    return model_of(nodes, ids, stored)
+    return model_of(
+        """(int64[batch, length] ids, int64[batch, length] seen) => (float y) {
+            narrow = Cast <to = 6> (ids)  row = Reshape (narrow, flat)  words = Gather (table, row)
+            weight = Cast <to = 1> (seen)  halved = Mul (weight, half)
+            y = ReduceSum <keepdims = 0> (words)
+        }""",
+        table=np.ones((30, 4), np.float32), flat=np.array([-1]), half=np.array(0.5, np.float32),
+    )  # fmt: skip
 
 
 def test_indices_stay_within_the_table_that_they_index() -> None:
@@ -73,13 +60,13 @@ def test_a_mask_of_one_position_is_not_empty() -> None:
 
 
 def test_edges_of_a_graph_name_nodes_that_are_there() -> None:
-    nodes = [
-        helper.make_node("Gather", ["edges", "first"], ["source"]),
-        helper.make_node("Gather", ["x", "source"], ["message"]),
-        helper.make_node("ReduceSum", ["message"], ["y"], keepdims=0),
-    ]
-    inputs = {"x": (FLOAT, ["nodes", 3]), "edges": (INT64, [2, "edges"])}
-    model = model_of(nodes, inputs, {"first": np.array(0)})
+    model = model_of(
+        """(float[nodes, 3] x, int64[2, edges] edges) => (float y) {
+            source = Gather (edges, first)  message = Gather (x, source)
+            y = ReduceSum <keepdims = 0> (message)
+        }""",
+        first=np.array(0),
+    )
     write_notes(model, {"x": InputNote((7, 3)), "edges": InputNote((2, 20))})
     assert read_domains(model)["edges"] == Domain("index", ("nodes",))
     feeds = RandomInput(model).feeds()
@@ -96,15 +83,14 @@ def test_corners_of_boxes_are_in_order() -> None:
 
 
 def test_rows_of_a_class_stay_below_its_depth() -> None:
-    nodes = [helper.make_node("OneHot", ["label", "depth", "values"], ["y"])]
-    stored = {"depth": np.array(7), "values": np.array([0, 1], np.float32)}
-    model = model_of(nodes, {"label": (INT64, ["batch"])}, stored)
+    text = "(int64[batch] label) => (float[batch, 7] y) { y = OneHot (label, depth, values) }"
+    model = model_of(text, depth=np.array(7), values=np.array([0, 1], np.float32))
     assert RandomInput(model).feeds(200)["label"].max() == 6
 
 
 def test_positions_count_up_and_stay_in_their_table() -> None:
-    nodes = [helper.make_node("Gather", ["table", "position_ids"], ["y"])]
-    model = model_of(nodes, {"position_ids": (INT64, ["batch", 6])}, {"table": np.ones((4, 2), np.float32)})
+    text = "(int64[batch, 6] position_ids) => (float[n, 6, 2] y) { y = Gather (table, position_ids) }"
+    model = model_of(text, table=np.ones((4, 2), np.float32))
     assert RandomInput(model).feeds()["position_ids"].tolist() == [[0, 1, 2, 3, 3, 3]]
 
 
@@ -114,7 +100,7 @@ def test_bytes_of_an_image_span_their_range() -> None:
 
 
 def test_extents_are_those_of_the_example_within_their_ranges() -> None:
-    model = model_of([helper.make_node("Relu", ["x"], ["y"])], {"x": (FLOAT, ["batch", 3, "h", "w"])})
+    model = model_of(IMAGES)
     write_notes(model, {"x": InputNote((2, 3, 100, 64), {2: AxisRange(32, 96, 32)})})
     made = RandomInput(model)
     assert not made.is_guess
@@ -122,7 +108,7 @@ def test_extents_are_those_of_the_example_within_their_ranges() -> None:
 
 
 def test_extents_that_nobody_knows_are_tried_until_the_model_takes_them() -> None:
-    model = model_of([helper.make_node("Relu", ["x"], ["y"])], {"x": (FLOAT, ["batch", 3, "h", "w"])})
+    model = model_of(IMAGES)
     made = RandomInput(model)
     assert made.is_guess
 
@@ -151,3 +137,34 @@ def test_a_refusal_names_the_input_that_was_made_up_and_the_way_to_real_input() 
 def test_text_cannot_be_made_up() -> None:
     with pytest.raises(DataError, match="string"):
         random_feeds([TensorInfo("words", "string", (1,))])
+
+
+def test_notes_come_back_as_they_were_written() -> None:
+    model = onnx.ModelProto()
+    notes = {"x": InputNote((2, 3, 64), {2: AxisRange(32, None, 8)}), "y": InputNote(())}
+    write_notes(model, {"old": InputNote((1,))})
+    write_notes(model, notes)
+    assert read_notes(model) == notes
+    assert len(model.metadata_props) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{", '{"x": 3}', '{"x": {"example": [true], "axes": {}}}', "[" * 100_000,
+     '{"x": {"example": [-1], "axes": {}}}', '{"x": {"example": [2], "axes": {"a": {}}}}'],
+)  # fmt: skip
+def test_a_damaged_note_is_none(text: str) -> None:
+    model = onnx.ModelProto()
+    model.metadata_props.add(key=KEY, value=text)
+    assert read_notes(model) == {}
+
+
+@given(st.integers(1, 40), st.integers(0, 80), st.integers(1, 9), st.integers(0, 200))
+def test_the_nearest_extent_is_one_that_the_axis_takes(low: int, more: int, step: int, extent: int) -> None:
+    limits = AxisRange(low, low + more, step)
+    allowed = [n for n in range(low, low + more + 1) if n % step == 0]
+    found = limits.nearest(extent)
+    if allowed:
+        assert found in allowed
+        above = [n for n in allowed if n >= extent]
+        assert found == (above[0] if above else allowed[-1])

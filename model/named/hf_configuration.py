@@ -1,0 +1,393 @@
+"""Read the folder of a transformers model: its class, its task, its preprocessing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from ...errors import InvalidOption, ModelError, first_line
+from ...progress import quiet
+from ..preprocessing import AudioPreprocessing, ImagePreprocessing, Task, TextPreprocessing, scaled_resize
+from ..source import Source
+from ..source_options import did_you_mean
+from ..source_paths import path_there
+from .description import hub_cache, interpolation, network, not_cached
+
+_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_TOKENIZERS = ("tokenizer.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
+               "merges.txt", "tokenizer_config.json")  # fmt: skip
+
+
+def find_folder(source: Source, *, weights: bool) -> Path:
+    """Return the folder with a model's files; a name is looked up in the cache, or downloaded."""
+    folder = source.path or _snapshot(source, weights=weights)
+    if not (folder / "config.json").is_file():
+        raise ModelError(
+            f"{source.spec}: {folder} holds no config.json",
+            hint="give a folder that save_pretrained of transformers wrote",
+            file=folder,
+        )
+    if weights and not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
+        if source.path is None:
+            raise not_cached(source.spec, f"the weights of {source.name}", hub_cache())
+        raise ModelError(
+            f"{source.spec}: {folder} holds no weights (model.safetensors)",
+            hint="give `weights` random, or `weights` FILE, or save the model with save_pretrained",
+            file=folder,
+        )
+    return folder
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """Return a JSON file of a folder; empty where it is not there."""
+    path = folder / name
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: not JSON ({first_line(error)})", file=path) from error
+    return value if isinstance(value, dict) else {}
+
+
+def processor_of(folder: Path, part: str) -> dict[str, Any]:
+    """Return what a folder says of its processor.
+
+    Args:
+        part: "image_processor" or "feature_extractor", which newer files keep below that name.
+    """
+    whole = read_json(folder, "processor_config.json")
+    inner = whole.get(part)
+    if isinstance(inner, dict):
+        return inner
+    return read_json(folder, "preprocessor_config.json") or (whole if f"{part}_type" in whole else {})
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder holds a tokenizer."""
+    return any((folder / name).is_file() for name in _TOKENIZERS)
+
+
+def _snapshot(source: Source, *, weights: bool) -> Path:
+    from huggingface_hub import snapshot_download
+
+    options = source.options
+    try:
+        with network(options.download):
+            if not options.download:
+                return Path(snapshot_download(source.name, cache_dir=hub_cache(), local_files_only=True))
+            patterns = [*_FILES, *(["*.safetensors"] if weights else [])]
+            folder = Path(snapshot_download(source.name, cache_dir=hub_cache(), allow_patterns=patterns))
+            if weights and not any(folder.glob("*.safetensors")):
+                patterns.append("pytorch_model*.bin")
+                folder = Path(snapshot_download(source.name, cache_dir=hub_cache(), allow_patterns=patterns))
+            return folder
+    except Exception as error:  # of the network, of the hub, or of the cache
+        if not options.download:
+            raise not_cached(source.spec, source.name, hub_cache()) from error
+        raise ModelError(
+            f"{source.spec}: {source.name} cannot be downloaded: {first_line(error)}",
+            hint="check the name, or copy the model's files here and give hf:FOLDER",
+        ) from error
+
+
+@dataclass(frozen=True)
+class Head:
+    """A kind of model in transformers.
+
+    Attributes:
+        auto: The class that finds it for a configuration.
+        task: As `model.preprocessing` names it; empty where it has no name there.
+        endings: How the names of its classes end.
+        classifies: Whether its number of classes is a choice (`num_labels`).
+    """
+
+    auto: str
+    task: str
+    endings: tuple[str, ...]
+    classifies: bool = False
+
+
+HEADS: dict[str, Head] = {
+    "text-classification": Head(
+        "AutoModelForSequenceClassification", "text-classification", ("ForSequenceClassification",), True),
+    "token-classification": Head(
+        "AutoModelForTokenClassification", "token-classification", ("ForTokenClassification",), True),
+    "question-answering": Head("AutoModelForQuestionAnswering", "", ("ForQuestionAnswering",)),
+    "masked-language-model": Head("AutoModelForMaskedLM", "", ("ForMaskedLM", "ForPreTraining")),
+    "language-model": Head("AutoModelForCausalLM", "language-model", ("ForCausalLM", "LMHeadModel")),
+    "image-classification": Head(
+        "AutoModelForImageClassification", "image-classification",
+        ("ForImageClassification", "ForImageClassificationWithTeacher"), True),
+    "semantic-segmentation": Head(
+        "AutoModelForSemanticSegmentation", "semantic-segmentation", ("ForSemanticSegmentation",), True),
+    "object-detection": Head(
+        "AutoModelForObjectDetection", "object-detection", ("ForObjectDetection",), True),
+    "instance-segmentation": Head(
+        "AutoModelForUniversalSegmentation", "",
+        ("ForUniversalSegmentation", "ForInstanceSegmentation"), True),
+    "depth-estimation": Head("AutoModelForDepthEstimation", "", ("ForDepthEstimation",)),
+    "speech-recognition": Head("AutoModelForCTC", "speech-recognition", ("ForCTC",)),
+    "audio-classification": Head(
+        "AutoModelForAudioClassification", "audio-classification", ("ForAudioClassification",), True),
+    "embedding": Head("AutoModel", "embedding", ("Model", "ModelWithProjection", "EncoderModel", "Encoder")),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a configuration becomes.
+
+    Attributes:
+        head: The kind of model.
+        name: Its key in `HEADS`.
+        model: The class; takes a configuration.
+        encoder: Whether its encoder alone is taken: the model generates with a decoder.
+    """
+
+    head: Head
+    name: str
+    model: Any
+    encoder: bool = False
+
+
+def choose(source: Source, config: Any) -> Choice:
+    """Return class and task for a configuration."""
+    import transformers
+
+    asked = source.options.task
+    named = next(iter(getattr(config, "architectures", None) or ()), "")
+    if asked:
+        return _asked(source, config, asked)
+    model = getattr(transformers, named, None)
+    if named and model is None:
+        raise ModelError(
+            f"{source.spec}: transformers {transformers.__version__} has no class {named}; code of a hub "
+            "is never run",
+            hint="write a function that returns the module: file.py:function",
+        )
+    name = _by_ending(named) if model is not None else "embedding"
+    if name == "text-classification" and _is_audio(model):
+        name = "audio-classification"
+    if name is None or (_decodes(config, model) and name != "text-classification"):
+        what = "generates with a decoder" if _decodes(config, model) else f"is a {named}"
+        raise ModelError(
+            f"{source.spec}: {what}; one of these is required: {', '.join(HEADS)}",
+            hint="give ?task=embedding for its encoder alone, or write a function: file.py:function",
+        )
+    return Choice(HEADS[name], name, model or _of_auto(source, config, name))
+
+
+def _asked(source: Source, config: Any, asked: str) -> Choice:
+    if asked not in HEADS:
+        raise InvalidOption(
+            f"model {source.spec}: task {asked!r} is none of {', '.join(HEADS)}",
+            hint=did_you_mean(asked, HEADS),
+        )
+    model = _of_auto(source, config, asked)
+    encoder = asked == "embedding" and bool(getattr(config, "is_encoder_decoder", False))
+    return Choice(HEADS[asked], asked, model, encoder)
+
+
+def _of_auto(source: Source, config: Any, name: str) -> Any:
+    """The class that an Auto class would make for a configuration."""
+    import transformers
+
+    mapping = getattr(transformers, HEADS[name].auto)._model_mapping
+    try:
+        found = mapping[type(config)]
+    except KeyError:
+        raise InvalidOption(
+            f"model {source.spec}: transformers has no {HEADS[name].auto} for {type(config).__name__}",
+            hint="choose another task",
+        ) from None
+    return found[0] if isinstance(found, tuple | list) else found
+
+
+def _by_ending(name: str) -> str | None:
+    """The longest ending wins: `ForCausalLM` before `Model`."""
+    endings = sorted(
+        ((e, key) for key, head in HEADS.items() for e in head.endings), key=lambda p: -len(p[0])
+    )
+    return next((key for ending, key in endings if name.endswith(ending)), None)
+
+
+def _is_audio(model: Any) -> bool:
+    return getattr(model, "main_input_name", "") in ("input_values", "input_features")
+
+
+def _decodes(config: Any, model: Any) -> bool:
+    """Whether a model takes tokens of a decoder beside its inputs."""
+    import inspect
+
+    parameters = inspect.signature(model.forward).parameters if model is not None else {}
+    return bool(getattr(config, "is_encoder_decoder", False)) and "decoder_input_ids" in parameters
+
+
+_MOST_TOKENS = 512
+_SHARE = 224 / 256
+_UNCROPPED = 384  # ConvNeXt crops smaller images only
+_UNTOLD = (
+    "do_flip_channel_order", "do_thumbnail", "do_align_long_axis", "keep_aspect_ratio",
+    "ensure_multiple_of", "do_image_splitting", "do_convert_grayscale",
+)  # fmt: skip
+"""Keys of image processors that do what `ImagePreprocessing` has no field for."""
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def image_size(folder: Path) -> tuple[int, int] | None:
+    """Return the extents that a folder's image processor makes; None where it has none, or makes many."""
+    said = processor_of(folder, "image_processor")
+    size = said.get("size")
+    if isinstance(size, dict) and "longest_edge" in size:
+        return None
+    return (_extents(said.get("crop_size")) if said.get("do_center_crop") else None) or _extents(size)
+
+
+def image_preprocessing(
+    source: Source, choice: Choice, config: Any, folder: Path, extents: tuple[int, int], channels: int
+) -> tuple[ImagePreprocessing | None, tuple[str, ...]]:
+    """Return what a folder's image processor does, and notes; None where it has none that can be told."""
+    said = processor_of(folder, "image_processor")
+    if not said or ("image_processor_type" not in said and "size" not in said) or channels not in (1, 3):
+        return None, ()
+    other = next((key for key in _UNTOLD if said.get(key)), "")
+    if other:
+        return None, (f"its image processor has {other}, which cannot be told: give data as arrays",)
+    normalize = said.get("do_normalize", True)
+    mean = tuple(map(float, said.get("image_mean") or _MEAN)) if normalize else (0.0,) * channels
+    std = tuple(map(float, said.get("image_std") or _STD)) if normalize else (1.0,) * channels
+    if said.get("include_top"):  # EfficientNet divides by it a second time
+        std = tuple(value * value for value in std)
+    resize = _resize(said, extents)
+    made = ImagePreprocessing(
+        source=_spelled(source),
+        task=cast("Task", choice.head.task),
+        classes=classes(config),
+        input="pixel_values",
+        height=extents[0],
+        width=extents[1],
+        interpolation=interpolation(said.get("resample", 2)),
+        scale=float(said.get("rescale_factor", 1 / 255)) if said.get("do_rescale", True) else 1.0,
+        mean=mean[:channels],
+        std=std[:channels],
+        channels=cast("Any", channels),
+        **resize,
+    )
+    padded = "its image processor keeps the ratio of images; here they are padded to {}x{}".format(*extents)
+    return made, (padded,) if "letterbox" in resize else ()
+
+
+def _resize(said: Mapping[str, Any], extents: tuple[int, int]) -> dict[str, Any]:
+    own = _extents(said.get("crop_size")) or _extents(said.get("size")) or extents
+    size = said.get("size")
+    if isinstance(size, dict) and "longest_edge" in size:
+        return {"letterbox": True}
+    if said.get("do_center_crop"):
+        edge = size.get("shortest_edge") if isinstance(size, dict) else size
+        if isinstance(edge, int) and str(said.get("image_processor_type", "")).startswith("Levit"):
+            edge = int(edge / _SHARE)  # it resizes to 256 where its size says 224
+        before = (int(edge),) if isinstance(edge, int) else (_extents(size) or ())
+        return {"resize": scaled_resize(tuple(before), own, extents)}
+    if "crop_pct" in said and isinstance(size, dict) and "shortest_edge" in size:
+        if size["shortest_edge"] >= _UNCROPPED:
+            return {}
+        share = float(said["crop_pct"] or _SHARE)
+        return {"resize": (int(min(extents) / share),)}
+    return {}
+
+
+def _extents(size: Any) -> tuple[int, int] | None:
+    if isinstance(size, int):
+        return size, size
+    if not isinstance(size, dict):
+        return None
+    if "height" in size and "width" in size:
+        return int(size["height"]), int(size["width"])
+    edge = size.get("shortest_edge")
+    return (int(edge), int(edge)) if edge else None
+
+
+def text_preprocessing(
+    source: Source, choice: Choice, config: Any, folder: Path, limit: int | None
+) -> TextPreprocessing | None:
+    """Return what a folder's tokenizer makes; None where it has none that loads."""
+    if not has_tokenizer(folder):
+        return None
+    import transformers
+
+    try:
+        with quiet():
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+    except Exception:  # half a tokenizer: the model has its inputs without it
+        return None
+    own = int(min(getattr(tokenizer, "model_max_length", _MOST_TOKENS), 1_000_000))
+    sentence = read_json(folder, "sentence_bert_config.json").get("max_seq_length")
+    limits = [own, _MOST_TOKENS, *([limit] if limit else []), *([int(sentence)] if sentence else [])]
+    return TextPreprocessing(
+        source=_spelled(source),
+        task=cast("Task", choice.head.task),
+        classes=classes(config),
+        tokenizer=path_there(folder.resolve()),
+        inputs=tuple(tokenizer.model_input_names),
+        max_length=min(limits),
+    )
+
+
+def audio_preprocessing(
+    source: Source, choice: Choice, config: Any, folder: Path, main: str
+) -> AudioPreprocessing | None:
+    """Return what a folder's feature extractor does; None where it has none."""
+    said = processor_of(folder, "feature_extractor")
+    if not said:
+        return None
+    waveform = "Wav2Vec2FeatureExtractor" in str(
+        said.get("feature_extractor_type", "Wav2Vec2FeatureExtractor")
+    )
+    vocabulary, blank = _vocabulary(folder, config) if choice.head.task == "speech-recognition" else ((), 0)
+    return AudioPreprocessing(
+        source=_spelled(source),
+        task=cast("Task", choice.head.task),
+        classes=classes(config) if choice.head.classifies else (),
+        inputs=(main,),
+        extractor="" if waveform else path_there(folder.resolve()),
+        rate_hz=int(said.get("sampling_rate", 16000)),
+        normalize=bool(said.get("do_normalize", True)),
+        vocabulary=vocabulary,
+        blank=blank,
+    )
+
+
+def _vocabulary(folder: Path, config: Any) -> tuple[tuple[str, ...], int]:
+    """The character of each class of a CTC model, and the class that is none."""
+    by_token = read_json(folder, "vocab.json")
+    settings = read_json(folder, "tokenizer_config.json")
+    if any(isinstance(value, dict) for value in by_token.values()):  # one for each language
+        by_token = by_token.get(str(settings.get("target_lang"))) or next(
+            value for value in by_token.values() if isinstance(value, dict)
+        )
+    blank = int(getattr(config, "pad_token_id", None) or 0)
+    space = settings.get("word_delimiter_token", "|")
+    special = {"<pad>", "<s>", "</s>", "<unk>", "[PAD]", "[UNK]", "[CLS]", "[SEP]"}
+    count = max(by_token.values(), default=-1) + 1
+    characters = [""] * count
+    for token, index in by_token.items():
+        characters[index] = " " if token == space else "" if token in special else token
+    return tuple(characters), blank
+
+
+def classes(config: Any) -> tuple[str, ...]:
+    """Return the names of the classes; empty where they are numbers only."""
+    names = getattr(config, "id2label", None) or {}
+    ordered = tuple(str(names[key]) for key in sorted(names, key=int))
+    return () if all(name == f"LABEL_{index}" for index, name in enumerate(ordered)) else ordered
+
+
+def _spelled(source: Source) -> str:
+    return f"hf:{source.path.name if source.path else source.name}"

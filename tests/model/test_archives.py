@@ -1,0 +1,359 @@
+"""Damaged archives of PyTorch and Keras are refused before their packages read them.
+
+A `.pt2` is looked into first: what runs code when it is loaded is refused, and nothing has run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pickle
+import struct
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import qcompile
+from qcompile.cli import main
+from qcompile.errors import ModelError
+from qcompile.model import archives
+from qcompile.model.archives import check_archive, check_program, program_checked, trusting
+from qcompile.model.pytorch import load_torch, read_weights
+from qcompile.model.source import parse_source
+from qcompile.progress import quiet
+
+TEN = b"0123456789"
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A TorchScript archive of one linear layer."""
+    path = tmp_path_factory.mktemp("traced") / "net.pt"
+    with quiet():  # TorchScript warns of its own deprecation
+        torch.jit.save(torch.jit.trace(torch.nn.Linear(50, 30), torch.ones(2, 50)), str(path))
+    return path
+
+
+def _weight_at(path: Path) -> int:
+    """Where the bytes of the largest member begin."""
+    with zipfile.ZipFile(path) as archive:
+        member = max(archive.infolist(), key=lambda one: one.file_size)
+    header = path.read_bytes()[member.header_offset : member.header_offset + 30]
+    name, extra = struct.unpack("<HH", header[26:30])
+    return member.header_offset + 30 + int(name) + int(extra)
+
+
+def _changed(source: Path, path: Path, place: int, value: bytes | None = None) -> Path:
+    content = bytearray(source.read_bytes())
+    content[place : place + 1] = value if value is not None else bytes([content[place] ^ 0x40])
+    path.write_bytes(content)
+    return path
+
+
+def test_a_torchscript_archive_with_one_byte_of_a_weight_changed_is_refused(
+    traced: Path, tmp_path: Path
+) -> None:
+    path = _changed(traced, tmp_path / "net.pt", _weight_at(traced) + 1001)
+    with quiet():
+        torch.jit.load(str(path))  # PyTorch itself takes it
+    said = r"net\.pt: not a TorchScript archive .* is damaged \(Bad CRC-32"
+    with pytest.raises(ModelError, match=said) as caught:
+        load_torch(parse_source(str(path)))
+    assert "copy it again" in caught.value.hint
+    assert "data/0" in str(caught.value.data["member"])
+
+
+@pytest.mark.parametrize("kept", [0.05, 0.5, 0.99])
+def test_an_archive_without_its_directory_is_refused(traced: Path, tmp_path: Path, kept: float) -> None:
+    path = tmp_path / "net.pt"
+    content = traced.read_bytes()
+    path.write_bytes(content[: int(len(content) * kept)])
+    with pytest.raises(ModelError, match="its directory is damaged"):
+        load_torch(parse_source(str(path)))
+
+
+def test_no_byte_of_the_directory_makes_another_exception(traced: Path, tmp_path: Path) -> None:
+    content = traced.read_bytes()
+    start = content.index(b"PK\x01\x02")
+    for place in range(start, len(content), 7):
+        path = _changed(traced, tmp_path / "net.pt", place)
+        with contextlib.suppress(ModelError):  # a change of a date or a flag does no harm
+            check_archive(path, what="a TorchScript archive", hint="copy it again")
+
+
+def test_a_program_and_a_state_dict_with_a_changed_byte_are_refused(tmp_path: Path) -> None:
+    torch.save(torch.nn.Linear(50, 30).state_dict(), tmp_path / "whole.pt")
+    assert set(read_weights(tmp_path / "whole.pt")) == {"weight", "bias"}
+    path = _changed(tmp_path / "whole.pt", tmp_path / "w.pt", _weight_at(tmp_path / "whole.pt") + 100)
+    with pytest.raises(ModelError, match=r"w\.pt: not a state dict .* is damaged"):
+        read_weights(path)
+    program = torch.export.export(torch.nn.Linear(50, 30), (torch.ones(2, 50),))
+    torch.export.save(program, tmp_path / "whole.pt2")
+    path = _changed(tmp_path / "whole.pt2", tmp_path / "p.pt2", _weight_at(tmp_path / "whole.pt2") + 1000)
+    with pytest.raises(ModelError, match=r"p\.pt2: not a program saved by torch\.export\.save .* is damaged"):
+        load_torch(parse_source(str(path)))
+
+
+def test_a_keras_file_with_a_changed_byte_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "whole.keras", "w") as archive:
+        archive.writestr("config.json", "{}")
+        archive.writestr("model.weights.h5", TEN * 100)
+    path = _changed(tmp_path / "whole.keras", tmp_path / "m.keras", _weight_at(tmp_path / "whole.keras") + 5)
+    with pytest.raises(ModelError, match=r"m\.keras: not a Keras file .* member 'model\.weights\.h5'"):
+        qcompile.export(str(path), tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        *((name, "lies outside") for name in ("../evil", "/etc/passwd", "a/../../b", "..\\evil")),
+        ("a a", "'a' more than once"),
+        ("zeros", r"m\.pt: its \d+ bytes unpack to 8388608; at most 100 times"),
+    ],
+)
+def test_members_that_no_archive_should_have_are_refused_unread(
+    names: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archives, "FREE_BYTES", 1 << 20)
+    path = tmp_path / "m.pt"
+    with quiet(), zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in names.split():
+            archive.writestr(name, bytes(8 << 20) if name == "zeros" else TEN)
+    with pytest.raises(ModelError, match=problem):
+        check_archive(path, what="a state dict", hint="no")
+
+
+TORCH_SAVED = "data/sample_inputs/model.pt"
+GRAPH = "models/model.json"
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(6, 3)
+        self.table = torch.arange(3.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        doubled = torch.cat([x, x])
+        return self.linear(doubled[: x.shape[0]]) + self.table
+
+
+class Evil:
+    """Pickled, it creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program with a dynamic batch, weights and a constant, as `torch.export.save` writes it."""
+    path = tmp_path_factory.mktemp("saved") / "net.pt2"
+    batch = torch.export.Dim("batch", min=2, max=64)
+    program = torch.export.export(Net().eval(), (torch.ones(4, 6),), dynamic_shapes=({0: batch},))
+    torch.export.save(program, path)
+    return path
+
+
+def rewritten(saved: Path, path: Path, change: Callable[[str, bytes], bytes], **more: bytes) -> Path:
+    """The archive with other members, and some more."""
+    with zipfile.ZipFile(saved) as before, zipfile.ZipFile(path, "w") as after:
+        for name in before.namelist():
+            content = change(name, before.read(name))
+            # PyTorch maps raw tensors: it wants them aligned, which a filled name gives.
+            info = zipfile.ZipInfo(name)
+            space = -(after.fp.tell() + 30 + len(name) + 4) % 64  # type: ignore[union-attr]
+            info.extra = b"FB" + space.to_bytes(2, "little") + b"Z" * space
+            after.writestr(info, content)
+        for name, content in more.items():
+            after.writestr(f"net/{name}", content)
+    return path
+
+
+def evil_pickle(mark: Path) -> bytes:
+    file = io.BytesIO()
+    torch.save(((Evil(mark),), {}), file)
+    return file.getvalue()
+
+
+def test_what_export_saves_needs_no_trust(saved: Path) -> None:
+    check_program(saved)
+    x = torch.randn(5, 6)
+    assert load_torch(parse_source(str(saved))).module(x).shape == (5, 3)
+
+
+@pytest.mark.parametrize("name", [TORCH_SAVED, "data/weights/model.pt", "data/constants/model.pt"])
+def test_a_pickle_that_would_run_is_refused_and_has_not_run(name: str, saved: Path, tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    members = {} if name == TORCH_SAVED else {name: evil_pickle(mark)}
+    path = rewritten(
+        saved, tmp_path / "bad.pt2", lambda n, old: evil_pickle(mark) if n.endswith(name) else old, **members
+    )
+    with pytest.raises(ModelError, match=r"holds a pickle with \w+.mkdir, which runs code") as refused:
+        load_torch(parse_source(str(path)))
+    assert name in refused.value.message
+    assert "`trust`" in refused.value.hint
+    assert not mark.exists()
+
+
+@pytest.fixture
+def evil(saved: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """A program with a pickle of example inputs that makes a folder, and that folder."""
+    path, mark = tmp_path / "bad.pt2", tmp_path / "ran"
+    content = evil_pickle(mark)
+    return rewritten(saved, path, lambda name, old: content if name.endswith(TORCH_SAVED) else old), mark
+
+
+def test_with_trust_it_is_loaded_as_asked(evil: tuple[Path, Path]) -> None:
+    path, mark = evil
+    with trusting():
+        assert load_torch(parse_source(str(path))).module(torch.ones(2, 6)).shape == (2, 3)
+    assert mark.is_dir()
+    with pytest.raises(ModelError, match="which runs code"):
+        load_torch(parse_source(str(path)))
+
+
+def config(kind: str, **entry: object) -> Callable[[str, bytes], bytes]:
+    """A change that adds an entry to a configuration."""
+
+    def change(name: str, old: bytes) -> bytes:
+        if not name.endswith(f"{kind}_config.json"):
+            return old
+        value = json.loads(old)
+        value["config"]["more"] = {"is_param": False, "tensor_meta": None, **entry}
+        return json.dumps(value).encode()
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "content", "said"),
+    [
+        (config("constants", path_name="opaque_obj_0", use_pickle=True), "data/constants/opaque_obj_0",
+         lambda mark: pickle.dumps(Evil(mark)), "a pickled object"),
+        (config("weights", path_name="weight_9", use_pickle=True), "data/weights/weight_9", evil_pickle,
+         r"a pickle with \w+.mkdir"),
+        (lambda _, old: old, "data/aotinductor/model/model.so", lambda _: b"\x7fELF", "native code"),
+    ],
+)  # fmt: skip
+def test_objects_and_pickled_tensors_and_native_code_are_refused(
+    change: Callable[[str, bytes], bytes], name: str, content: Callable[[Path], bytes], said: str,
+    saved: Path, tmp_path: Path,
+) -> None:  # fmt: skip
+    mark = tmp_path / "ran"
+    path = rewritten(saved, tmp_path / "bad.pt2", change, **{name: content(mark)})
+    with pytest.raises(ModelError, match=said):
+        load_torch(parse_source(str(path)))
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("torch.ops.aten.linear.default", "torch.os.mkdir", "a call of 'torch.os.mkdir'"),
+        ("torch.ops.aten.linear.default", "torch.ops.load_library", "a call of"),
+        ("torch.ops.aten.linear.default", "_operator.attrgetter", "a call of"),
+        ("torch.ops.aten.linear.default", "torch.ops.aten.from_file.default", "a call of"),
+        ("Symbol('s77', positive=True, integer=True)", "__import__('os').mkdir('MARK')", "the expression"),
+        ("Symbol('s77', positive=True, integer=True)", "exec(chr(112))", "the expression"),
+        ("Symbol('s77', positive=True, integer=True)", "preview(2)", "the expression"),
+    ],
+)
+def test_a_graph_that_calls_more_than_operators_is_refused(
+    before: str, after: str, said: str, saved: Path, tmp_path: Path
+) -> None:
+    mark = tmp_path / "ran"
+    with zipfile.ZipFile(saved) as archive:
+        text = archive.read(f"net/{GRAPH}").decode()
+    symbol = before.replace("s77", text.split("Symbol('")[1].split("'")[0])
+    assert symbol in text
+    changed = text.replace(symbol, after.replace("MARK", str(mark))).encode()
+    path = rewritten(saved, tmp_path / "bad.pt2", lambda n, old: changed if n.endswith(GRAPH) else old)
+    with pytest.raises(ModelError, match=said):
+        load_torch(parse_source(str(path)))
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["serialized_state_dict.pt", "serialized_constants.json", "serialized_example_inputs.pt"]
+)
+def test_the_older_format_is_looked_into_too(name: str, tmp_path: Path) -> None:
+    path, mark = tmp_path / "old.pt2", tmp_path / "ran"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("version", "8.1")
+        archive.writestr("serialized_exported_program.json", "{}")
+        archive.writestr(name, evil_pickle(mark))
+    with pytest.raises(ModelError, match=f"{name}.*mkdir"):
+        load_torch(parse_source(str(path)))
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        lambda _: b"",
+        lambda _: b"no zip",
+        lambda content: content[:-30],
+        lambda content: content[: len(content) // 2],
+        lambda content: content[: content.rindex(b"PK\x01\x02")] + b"x" * 80,
+    ],
+)
+def test_archives_that_are_none_are_refused(
+    damaged: Callable[[bytes], bytes], saved: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.pt2").write_bytes(damaged(saved.read_bytes()))
+    with pytest.raises(ModelError, match="not a program saved by"):
+        load_torch(parse_source(str(tmp_path / "bad.pt2")))
+
+
+def test_the_second_lock_is_put_back(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, other = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
+    monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(other, "1")
+    with program_checked(saved):
+        assert os.environ[name] == "1"
+        assert other not in os.environ
+    assert name not in os.environ
+    assert os.environ[other] == "1"
+
+
+def test_every_verb_that_takes_a_model_refuses_it(evil: tuple[Path, Path], tmp_path: Path) -> None:
+    path, mark = str(evil[0]), evil[1]
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        'version = 1\nname = "n"\n[model]\nsource = "bad.pt2"\n'
+        '[[artifact]]\nname = "a"\ntarget = "onnxruntime"\n'
+    )
+    for words in (
+        ["export", path, "-o", str(tmp_path / "o.onnx")],
+        ["build", path, "--target", "torchscript", "-o", str(tmp_path / "o.pt"), "-i", "x:2x6"],
+        ["bench", path, "--baseline", path, "-i", "x:2x6"],
+        ["diff", path, path, "-i", "x:2x6"],
+        ["run", str(recipe)],
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main([*words, "-q"])
+        assert ended.value.code == 1, words
+        assert not mark.exists(), words
+    with pytest.raises(ModelError, match="which runs code"):
+        qcompile.load(path)
+    assert not mark.exists()
+    recipe.write_text(
+        recipe.read_text().replace("[model]\n", "[model]\ntrust = true\ninputs = ['x:[b,6]']\n")
+    )
+    export = ["export", path, "-i", "x:[b,6]", "-o", str(tmp_path / "o.onnx"), "--trust"]
+    for trusted in (export, ["run", str(recipe)]):
+        with pytest.raises(SystemExit) as ended:
+            main([*trusted, "-q"])
+        assert ended.value.code == 0
+        assert mark.is_dir(), trusted
+        mark.rmdir()

@@ -1,0 +1,262 @@
+"""Graphs that write files are refused, files of weights are strict, code imports what lies beside it."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from qcompile.data.batches import Data
+from qcompile.errors import ModelError
+from qcompile.model.archives import check_torchscript, trusting
+from qcompile.model.pytorch import load_torch, load_weights, read_weights
+from qcompile.model.source import parse_source
+from qcompile.model.user_code import call, load_function
+from qcompile.tensors import TensorInfo
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+
+
+class Writes(torch.nn.Module):
+    """Its result is that of the identity; on the way it fills a file."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        content = torch.from_file(self.name, shared=True, size=4, dtype=torch.float32)
+        content.fill_(1.0)
+        return x + content.sum() * 0  # what is not used is not run
+
+
+class Restores(torch.nn.Module):
+    """It does so while it is loaded, without being called."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name, self.sum, self.training = name, 0.0, False
+
+    @torch.jit.export
+    def __getstate__(self) -> tuple[str, bool]:
+        return self.name, self.training
+
+    @torch.jit.export
+    def __setstate__(self, state: tuple[str, bool]) -> None:
+        self.name, self.training = state[0], state[1]
+        content = torch.from_file(self.name, shared=True, size=4, dtype=torch.float32)
+        self.sum = float(content.fill_(1.0).sum())  # what is not used is not run
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+@pytest.mark.parametrize("kind", [Writes, Restores])
+def test_a_torchscript_that_writes_files_is_refused_and_has_not_run(
+    kind: type[torch.nn.Module], tmp_path: Path
+) -> None:
+    target, path = tmp_path / "made", tmp_path / "m.pt"
+    torch.jit.script(kind(str(target))).save(str(path))
+    target.unlink(missing_ok=True)
+    with pytest.raises(ModelError, match=r"calls 'from_file', which reads or writes files") as refused:
+        load_torch(parse_source(str(path)))
+    assert "`trust`" in refused.value.hint
+    assert not target.exists()
+    with trusting():
+        module = load_torch(parse_source(str(path))).module
+    assert module(torch.zeros(2)).shape == (2,)
+    assert target.exists(), "else this test shows nothing"
+
+
+@pytest.mark.parametrize(
+    ("call", "refused"),
+    [
+        ('"a".from_file(True, 4)', True),
+        ("torch.\\\n   from_file(a)", True),
+        ("ops.debugprims.load_tensor(a)", True),
+        ("torch.save(x, a)", True),
+        ('getattr(torch, "from\\x5ffile")', True),
+        ("(self).save_all(x)", False),
+        ("torch.add(x, x)", False),
+        ("torch.reshape(x, [-1])", False),
+    ],
+)
+def test_operators_are_found_however_they_are_spelled(call: str, refused: bool, tmp_path: Path) -> None:
+    path = tmp_path / "m.pt"
+    torch.jit.script(torch.nn.Identity()).save(str(tmp_path / "plain.pt"))
+    with zipfile.ZipFile(tmp_path / "plain.pt") as before, zipfile.ZipFile(path, "w") as after:
+        for name in before.namelist():
+            more = f"\n# {call}".encode() if name.endswith(".py") else b""
+            after.writestr(name, before.read(name) + more)
+    if refused:
+        with pytest.raises(ModelError, match="reads or writes files"):
+            check_torchscript(path)
+    else:
+        check_torchscript(path)
+
+
+def test_another_format_with_an_archive_behind_it_is_refused(tmp_path: Path) -> None:
+    torch.jit.script(torch.nn.Identity()).save(str(tmp_path / "m.pt"))
+    path = tmp_path / "both.pt"
+    path.write_bytes(b"\0\0\0\0PTMF" + (tmp_path / "m.pt").read_bytes())
+    with pytest.raises(ModelError, match="does not begin"):
+        check_torchscript(path)
+
+
+NET = """
+import torch
+def build():
+    return torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+"""
+
+
+def trained() -> dict[str, torch.Tensor]:
+    torch.manual_seed(5)
+    return dict(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)).state_dict())
+
+
+@pytest.mark.parametrize("name", ["w.safetensors", "w.pth", "w.ckpt", "parallel.pth"])
+def test_a_function_takes_a_file_of_weights(name: str, tmp_path: Path) -> None:
+    values, path = trained(), tmp_path / name
+    (tmp_path / "net.py").write_text(NET)
+    if name.endswith(".safetensors"):
+        save_file(values, path)
+    elif name.endswith(".ckpt"):
+        torch.save({"epoch": 3, "state_dict": values}, path)
+    else:
+        beginning = "module." if name.startswith("parallel") else ""
+        torch.save({beginning + key: value for key, value in values.items()}, path)
+    loaded = load_torch(parse_source(f"net.py:build?weights={name}", base=tmp_path))
+    assert all(torch.equal(value, values[key]) for key, value in loaded.module.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"0.bias": None}, "missing: 0.bias"),
+        ({"head.weight": torch.ones(1)}, "unexpected: head.weight"),
+        ({"1.weight": torch.ones(5, 3)}, "of another shape: 1.weight (5x3 in place of 1x3)"),
+        ({f"x{i}": torch.ones(1) for i in range(5)}, "unexpected: x0, x1, x2 and 2 more"),
+    ],
+)
+def test_what_does_not_fit_is_named(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    values = {key: value for key, value in {**trained(), **change}.items() if value is not None}
+    torch.save(values, tmp_path / "w.pth")
+    module = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    with pytest.raises(ModelError, match=re.escape(message)):
+        load_weights(module, tmp_path / "w.pth", "net")
+
+
+def test_tied_weights_may_be_stored_once(tmp_path: Path) -> None:
+    module = nn.ModuleDict({"table": nn.Embedding(4, 3), "head": nn.Linear(3, 4, bias=False)})
+    module["head"].weight = module["table"].weight
+    table = torch.arange(12.0).reshape(4, 3)
+    save_file({"table.weight": table}, tmp_path / "w.safetensors")
+    load_weights(module, tmp_path / "w.safetensors", "net")
+    assert torch.equal(module["head"].weight, table)
+
+
+@pytest.mark.parametrize("content", [b"", b"no file of weights", b"\x80\x02N."])
+@pytest.mark.parametrize("name", ["w.pth", "w.safetensors"])
+def test_a_damaged_file_is_refused(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelError, match=name):
+        read_weights(tmp_path / name)
+
+
+def test_values_that_are_no_tensors_are_refused(tmp_path: Path) -> None:
+    torch.save({"0.weight": 3}, tmp_path / "w.pth")
+    with pytest.raises(ModelError, match=r"'0\.weight' is int; a state dict"):
+        read_weights(tmp_path / "w.pth")
+
+
+NAME = "sizes_of_a_project"
+INPUTS = (TensorInfo("x", "float32", ("batch", 1)),)
+
+
+@pytest.fixture(params=["module", "package"])
+def here(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ModuleType]:
+    """A module of this process, NAME.WIDTH == 1; the folder `project` beside it has one of 2."""
+    for folder, width in (("process", 1), ("project", 2)):
+        is_package = request.param == "package"
+        path = tmp_path / folder / (f"{NAME}/__init__.py" if is_package else f"{NAME}.py")
+        path.parent.mkdir(parents=True)
+        path.write_text(f"WIDTH = {width}\n")
+        if is_package:
+            (path.parent / "part.py").write_text(f"WIDTH = {width}\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "process"))
+    yield importlib.import_module(NAME)
+    for name in [name for name in sys.modules if name.partition(".")[0] == NAME]:
+        del sys.modules[name]
+
+
+def function(folder: Path, text: str, file: str = "code.py") -> str:
+    """The spelling of `make` in a file of the project."""
+    (folder / "project" / file).write_text(text)
+    return f"{folder / 'project' / file}:make"
+
+
+def width(spec: str) -> int:
+    source = parse_source(spec)
+    return int(call(load_function(source), source))
+
+
+TOP = f"from {NAME} import WIDTH\n\ndef make():\n    return WIDTH\n"
+LATER = f"def make():\n    from {NAME} import WIDTH\n    return WIDTH\n"
+
+
+@pytest.mark.parametrize("text", [TOP, LATER], ids=["top", "function"])
+def test_a_module_of_this_process_does_not_stand_in_for_the_one_beside(
+    here: ModuleType, text: str, tmp_path: Path
+) -> None:
+    assert width(function(tmp_path, text)) == 2
+    assert sys.modules[NAME] is here  # which this process goes on with
+    assert sys.path[0] == str(tmp_path / "process")
+
+
+def test_parts_of_a_package_are_those_of_the_package_beside(here: ModuleType, tmp_path: Path) -> None:
+    if not hasattr(here, "__path__"):
+        pytest.skip("a module has no parts")
+    importlib.import_module(f"{NAME}.part")
+    text = f"def make():\n    import {NAME}.part\n    return {NAME}.part.WIDTH\n"
+    assert width(function(tmp_path, text)) == 2
+    assert sys.modules[f"{NAME}.part"].WIDTH == here.WIDTH == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("here")
+def test_what_lies_beside_is_imported_once(tmp_path: Path) -> None:
+    text = f"import {NAME}\nBEFORE = {NAME}\n\ndef make():\n    import {NAME}\n    return {NAME} is BEFORE\n"
+    assert width(function(tmp_path, text)) == 1
+
+
+@pytest.mark.usefixtures("here")
+def test_a_generator_imports_what_lies_beside_it(tmp_path: Path) -> None:
+    text = (
+        "import numpy as np\n\ndef make():\n"
+        f"    from {NAME} import WIDTH\n"
+        "    yield {'x': np.full((1, 1), WIDTH, np.float32)}\n"
+        f"    import {NAME}\n"
+        f"    yield {{'x': np.full((1, 1), {NAME}.WIDTH, np.float32)}}\n"
+    )
+    read = [batch.feeds["x"].item() for batch in Data(function(tmp_path, text), INPUTS)]
+    assert read == [2, 2]
+
+
+def test_a_file_does_not_replace_what_is_installed(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    for name in ("numpy", "json"):
+        (tmp_path / "project" / f"{name}.py").write_text("raise RuntimeError('read')\n")
+    text = "import json\nimport numpy\n\ndef make():\n    return len(json.dumps(numpy.ones(1).tolist()))\n"
+    assert width(function(tmp_path, text)) == 5

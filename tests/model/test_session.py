@@ -1,0 +1,182 @@
+"""The probe of saturating kernels: what it says of this machine is true, and recordings are what it said.
+
+ONNX Runtime's optimizer makes another MaxPool of one behind a Pad of zeros; no session of ours does.
+Which planned nodes it left in another precision is told by the names that it gives.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from emulated import require_emulated, run_emulated
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper, parser
+
+import qcompile
+import qcompile.model.saturating_kernels as home
+from qcompile.engines.registry import engine
+from qcompile.model.onnxruntime_optimizer import missed_nodes, optimizers_that_lose_zeros, zero_padded_pools
+from qcompile.model.saturating_kernels import NONE, RECORDED, probe, saturating_kernels
+from qcompile.model.session import make_session, session_options
+from qcompile.processor import isa_here, isa_of
+from qcompile.spec.words import ISAS
+
+
+def test_an_order_is_read_from_four_sums() -> None:
+    assert home._order(np.float32([126, 126, 126, 126])) == ""
+    assert home._order(np.float32([64, 64, 126, 126])) == "flat"
+    assert home._order(np.float32([64, 126, 64, 126])) == "taps"
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
+def test_a_processor_is_one_that_was_recorded_or_saturates_nowhere(target: str) -> None:
+    """Natively, whichever processor this is: with VNNI and on ARM nothing saturates."""
+    found = probe(target)  # type: ignore[arg-type]
+    assert found == RECORDED.get((target, isa_here()), NONE)  # type: ignore[arg-type]
+
+
+def test_onnx_runtime_on_an_emulated_haswell_is_as_recorded(tmp_path: Path) -> None:
+    require_emulated("haswell")
+    models = [home._static_layers(), home._dynamic_layers()]
+    outputs = run_emulated("haswell", [(model, dict(feeds)) for model, feeds in models], tmp_path)
+    orders = {name: home._order(home._sums(sums)) for each in outputs for name, sums in each.items()}
+    assert home.SaturatingKernels(**orders) == RECORDED["onnxruntime", "avx2"]  # type: ignore[arg-type]
+
+
+def test_openvino_told_to_use_avx2_is_as_recorded() -> None:
+    if isa_here() in ("neon", "neon-dotprod", "i8mm"):
+        pytest.skip("ARM has no AVX2")
+    code = """from qcompile.model.saturating_kernels import RECORDED, probe
+print(probe("openvino") == RECORDED["openvino", "avx2"])"""
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "True"
+
+
+def test_another_instruction_set_is_looked_up_and_this_one_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(home, "isa_here", lambda: "avx512-vnni")
+    monkeypatch.setattr(home, "probe", lambda _: "asked")
+    assert saturating_kernels("onnxruntime", "avx512-vnni") == "asked"
+    monkeypatch.setattr(home, "isa_here", lambda: "avx2")
+    monkeypatch.setattr(home, "probe", lambda _: NONE)  # a file for AVX2 is for every processor that has it
+    assert saturating_kernels("openvino", "avx2") == RECORDED["openvino", "avx2"]
+    monkeypatch.setattr(home, "isa_here", lambda: "avx512-vnni")
+    assert saturating_kernels("onnxruntime", "avx2") == RECORDED["onnxruntime", "avx2"]
+    assert saturating_kernels("openvino", "amx") == NONE
+    assert saturating_kernels("tensorrt", "avx512-vnni") == NONE
+    assert not NONE
+
+
+def test_features_of_a_processor_are_one_instruction_set() -> None:
+    sets = (["avx2"], [], ["avx2", "avx512f"], ["avx2", "avx_vnni"], ["avx512_vnni", "avx_vnni"],
+            ["avx512_vnni", "amx_int8"])  # fmt: skip
+    assert [isa_of(one, arm=False) for one in sets] == [
+        "avx2", "avx2", "avx2", "avx-vnni", "avx512-vnni", "amx",  # the third: AVX-512 without VNNI
+    ]  # fmt: skip
+    assert [isa_of(one, arm=True) for one in ([], ["asimddp"], ["asimddp", "i8mm"])] == [
+        "neon", "neon-dotprod", "i8mm",
+    ]  # fmt: skip
+    assert isa_here() in ISAS
+
+
+LOWEST = float("-inf")
+
+
+def write(path: Path, value: float | None, *, operator: str = "MaxPool") -> Path:
+    """x [n, 2, 7, 7] ─ Pad of one row and column ─ pool of 3 x 3 by 2 ─ y [n, 2, 4, 4]."""
+    model = parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["" : 18]> g (float[n,2,7,7] x) => (float[n,2,4,4] y)
+        <int64[8] pads = {{0, 0, 1, 1, 0, 0, 1, 1}}> {{
+            padded = Pad (x, pads{", value" if value is not None else ""})
+            [pool] y = {operator} <kernel_shape = [3, 3], strides = [2, 2]> (padded) }}"""
+    )
+    if value is not None:
+        model.graph.initializer.append(numpy_helper.from_array(np.float32(value), "value"))
+    onnx.save(model, path)
+    return path
+
+
+def pooled(x: NDArray[np.float32], value: float) -> NDArray[np.float32]:
+    """The largest of every window, by hand."""
+    padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=value)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))[:, :, ::2, ::2]
+    return np.asarray(windows.max(axis=(-2, -1)))
+
+
+@pytest.fixture
+def negative() -> NDArray[np.float32]:
+    """Values below 0, which a padding of zeros covers at the border."""
+    return -np.random.default_rng(0).uniform(0.1, 1, (2, 2, 7, 7)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("operator", "value", "found"),
+    [("MaxPool", None, True), ("MaxPool", 0.0, True), ("MaxPool", LOWEST, False), ("MaxPool", -1.0, False),
+     ("AveragePool", 0.0, False)],
+)  # fmt: skip
+def test_only_zeros_are_lost(tmp_path: Path, operator: str, value: float | None, found: bool) -> None:
+    path = write(tmp_path / "pool.onnx", value, operator=operator)
+    assert zero_padded_pools(onnx.load(path)) == (["pool"] if found else [])
+    assert bool(optimizers_that_lose_zeros(path)) is found
+
+
+@pytest.mark.parametrize("value", [None, 0.0, LOWEST, -1.0])
+def test_a_session_pools_the_zeros(
+    tmp_path: Path, negative: NDArray[np.float32], value: float | None
+) -> None:
+    path = write(tmp_path / "pool.onnx", value)
+    found = make_session(path, session_options()).run(None, {"x": negative})[0]
+    np.testing.assert_array_equal(found, pooled(negative, value or 0.0))
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
+def test_what_is_built_pools_the_zeros(tmp_path: Path, negative: NDArray[np.float32], target: str) -> None:
+    path = write(tmp_path / "pool.onnx", 0.0)
+    simplified = qcompile.simplify(path, tmp_path / "simplified.onnx")
+    qcompile.build(simplified.path, tmp_path / "built.onnx", target=target)
+    with engine(target).open(str(tmp_path / "built.onnx")) as runner:
+        found = runner.infer({"x": negative})["y"]
+    np.testing.assert_array_equal(found, pooled(negative, 0.0))
+
+
+PLANNED = [helper.make_node("Gemm", ["x", "w"], [f"out{i}"], name) for i, name in enumerate(["mm", "mm2"])]
+
+
+def optimized(*nodes: str) -> onnx.ModelProto:
+    """A graph of FusedGemm (float32) and QGemm (int8) by their names: "float fused mm"."""
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]> g (float[n,4] x) => (float[n,4] y) '
+        "{ y = Identity(x) }"
+    )
+    for index, text in enumerate(nodes):
+        kind, _, name = text.partition(" ")
+        operator = {"float": "FusedGemm", "int8": "QGemm", "plain": "Gemm"}[kind]
+        model.graph.node.append(helper.make_node(operator, ["x"], [f"made{index}"], name))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("nodes", "missed", "unknown"),
+    [
+        (["int8 mm", "int8 mm2"], [], []),
+        (["int8 mm", "plain mm2"], ["mm2"], []),
+        (["int8 mm/MatMulAddFusion", "float fused mm2/MatMulAddFusion"], ["mm2"], []),
+        (["plain mm2_token_7", "int8 mm_token_12"], ["mm2"], []),
+        (["int8 mm"], [], []),  # mm2 became part of another node
+        (["int8 mm", "plain head"], [], []),  # a node that was not planned
+        (["int8 mm", "float "], [], ["mm2"]),  # made by the optimizer, of what is not told
+        (["int8 mm", "float fused other/Fusion"], [], ["mm2"]),
+    ],
+)
+def test_names_tell_what_became_of_a_node(nodes: list[str], missed: list[str], unknown: list[str]) -> None:
+    found, left = missed_nodes(PLANNED, optimized(*nodes), "int8")
+    assert found == dict.fromkeys(missed, "fp32")
+    assert left == unknown
