@@ -20,8 +20,7 @@ import pytest
 from onnx import parser
 from recorded_tensorrt import VERSIONS
 from simulated_cuda import SimulatedGpu, install
-from simulated_gpu import make_adapter
-from tensorrt_simulation import HEADER, Simulation
+from tensorrt_simulation import HEADER, Simulation, make_adapter
 
 import qcompile
 

@@ -35,7 +35,7 @@ def find_scales(builder: Any, network: Any, config: Any) -> set[str] | None:
     if not config._has("INT8") or any(kind_of(layer) == "QUANTIZE" for layer in network._layers):
         return set()
     tensors = [tensor for layer in network._layers for tensor in (*layer._inputs, *layer._outputs)]
-    if config._calibrator is not None:
+    if vars(config).get("_int8_calibrator") is not None:
         return _calibrate(builder, network, config, {tensor._name for tensor in tensors})
     say(builder, "WARNING", _NO_CALIBRATOR)
     for name in sorted({tensor._name for tensor in tensors if tensor._range is None}):
@@ -51,7 +51,7 @@ def _calibrate(builder: Any, network: Any, config: Any, tensors: set[str]) -> se
     `setCalibrationProfile` ("must be set if int8 calibration is used to set scales for a network with runtime
     dimensions").
     """
-    calibrator = config._calibrator
+    calibrator = config.int8_calibrator
     known = calibrator.read_calibration_cache()
     if known and bytes(known).startswith(_cache_header(builder._module, calibrator).encode()):
         return tensors

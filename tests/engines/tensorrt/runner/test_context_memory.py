@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from simulated_cuda import SimulatedGpu
-from simulated_gpu import make_adapter
-from simulated_runtime_config import CONTEXT_BYTES
-from tensorrt_simulation import Simulation, read_model, rows, values
+from simulated_engine import CONTEXT_BYTES
+from tensorrt_simulation import Simulation, make_adapter, read_model, rows, values
 
 from qcompile.engines.tensorrt.plan import PlanNeeds
 

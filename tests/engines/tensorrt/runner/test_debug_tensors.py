@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from onnx import parser
 from simulated_cuda import SimulatedGpu
-from simulated_debug import add_debug_tensors, make_debug_adapter
-from tensorrt_simulation import HEADER, Simulation, rows, values
+from tensorrt_simulation import HEADER, Simulation, make_adapter, rows, values
 
 from qcompile.engines.tensorrt.runner import callbacks
 from qcompile.engines.tensorrt.runner.io_tensors import numpy_dtype
@@ -36,10 +35,9 @@ def open_chain(
     unfused: tuple[str, ...] = (),
     **options: Any,
 ) -> tuple[TensorRTRunner, Any]:
-    simulation = Simulation(version, gpu, make_debug_adapter(version, gpu), folder)
+    simulation = Simulation(version, gpu, make_adapter(version, gpu), folder)
     model = parser.parse_model(HEADER + CHAIN)
-    path = simulation.plan(model, profiles=[rows(model, 1, 2, 8)])
-    add_debug_tensors(path, marked, unfused)
+    path = simulation.plan(model, profiles=[rows(model, 1, 2, 8)], marked=marked, unfused=unfused)
     return TensorRTRunner(simulation.adapter, path, **options), simulation
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
-from simulated_runtime_config import CONTEXT_BYTES
+from simulated_engine import CONTEXT_BYTES
 from tensorrt_simulation import PYTORCHS, Simulation, values
 
 from qcompile.engines.tensorrt.runner.runner import TensorRTRunner
@@ -146,7 +146,7 @@ def test_an_engine_of_another_version_is_refused_with_tensorrts_words(newest: Si
     path = newest.plan("negate")
     path.write_bytes(b"ftrt" + path.read_bytes())
     with pytest.raises(
-        ArtifactError, match=r"tensorrt 11\.4.* cannot load it: .*plan file is not compatible"
+        ArtifactError, match=r"tensorrt 11\.4.* cannot load it: .*Magic tag does not match"
     ) as caught:
         TensorRTRunner(newest.adapter, path)
     assert "again" in caught.value.hint

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from simulated_cuda import SimulatedGpu
-from simulated_gpu import make_adapter
-from tensorrt_simulation import Simulation, values
+from tensorrt_simulation import Simulation, make_adapter, values
 
 from qcompile.engines.tensorrt.runner.loaded_engine import SUFFIX
 from qcompile.errors import ModelError
