@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import onnx
 import pytest
-from models_to_tap import model
+from observed_models import model
 from onnx import TensorProto, helper, parser
 
 from qcompile.calibration.taps import QUANTIZABLE, choose_taps
