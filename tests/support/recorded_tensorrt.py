@@ -118,10 +118,7 @@ class _Metaclass(type):
 
 
 class _Stored:
-    """An attribute that keeps what is written.
-
-    Source: the tests' own.
-    """
+    """An attribute that keeps what is written. Source: the tests' own."""
 
     def __init__(self, name: str, default: Any) -> None:
         self._name, self._default = name, default

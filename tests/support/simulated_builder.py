@@ -114,10 +114,7 @@ def simulated_tensorrt(
 
 
 class Logger:
-    """Logger: keeps nothing.
-
-    Source: python/src/infer/pyCore.cpp of release/10.13, `Logger`.
-    """
+    """Logger: keeps nothing. Source: python/src/infer/pyCore.cpp of release/10.13, `Logger`."""
 
     def __init__(self, min_severity: Any = None) -> None:
         self._severity = min_severity

@@ -35,10 +35,7 @@ class OutOfMemory(Error):
 
 
 class Misuse(AssertionError):
-    """What a real driver would answer with a crash or with wrong results.
-
-    Source: the tests' own.
-    """
+    """What a real driver would answer with a crash or with wrong results. Source: the tests' own."""
 
 
 class Stream:

@@ -103,10 +103,7 @@ class Runtime(Counted):
 
 
 class Engine(Counted):
-    """ICudaEngine of a plan.
-
-    Source: NvInferRuntime.h, `ICudaEngine`, also of release/8.5.
-    """
+    """ICudaEngine of a plan. Source: NvInferRuntime.h, `ICudaEngine`, also of release/8.5."""
 
     _counts = "engine"
 

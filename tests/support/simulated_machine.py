@@ -25,10 +25,7 @@ GPU = Gpu("Simulated A10", "sm86", 24 << 30, "12.4")
 
 @dataclass
 class Machine:
-    """What a test builds on.
-
-    Source: the tests' own.
-    """
+    """What a test builds on. Source: the tests' own."""
 
     module: Any
     circumstances: Circumstances

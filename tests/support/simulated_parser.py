@@ -86,10 +86,7 @@ def _rtx_reads(operator: str) -> bool:
 
 
 class Parser(ErrorList):
-    """OnnxParser.
-
-    Source: onnx-tensorrt 8.5-GA, ModelImporter.cpp and NvOnnxParser.h; TensorRT-RTX 1.7.1.
-    """
+    """OnnxParser. Source: onnx-tensorrt 8.5-GA, ModelImporter.cpp and NvOnnxParser.h; TensorRT-RTX 1.7.1."""
 
     def __init__(self, network: Any, log: Any) -> None:
         self._network, self._log = network, log

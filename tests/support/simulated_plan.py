@@ -59,10 +59,7 @@ class PlanTensor(NamedTuple):
 
 
 def pack(plan: Mapping[str, Any]) -> bytes:
-    """Serialize a plan; a stripped one holds no weights and none of their digests.
-
-    Source: the tests' own.
-    """
+    """Serialize a plan; a stripped one holds no weights and none of their digests. Source: the tests' own."""
     header, model = {key: value for key, value in plan.items() if key != "model"}, plan["model"]
     if plan["stripped"]:
         header["weights"] = {name: {**entry, "sha256": ""} for name, entry in plan["weights"].items()}
@@ -75,10 +72,7 @@ def pack(plan: Mapping[str, Any]) -> bytes:
 
 
 def read_plan(content: Any) -> dict[str, Any] | None:
-    """Return what `pack` wrote; None for anything else.
-
-    Source: the tests' own.
-    """
+    """Return what `pack` wrote; None for anything else. Source: the tests' own."""
     content = bytes(content)
     header, _, model = content[4:].partition(b"\0")
     try:

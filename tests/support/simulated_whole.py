@@ -16,10 +16,7 @@ from simulated_cuda import install as install_cuda
 
 
 def install(monkeypatch: pytest.MonkeyPatch, folder: Path, version: str) -> SimulatedGpu:
-    """Put a version of TensorRT and a GPU into this process.
-
-    Source: the tests' own.
-    """
+    """Put a version of TensorRT and a GPU into this process. Source: the tests' own."""
     gpu = install_cuda(monkeypatch)
     gpu.stack.append(0xBEEF)  # PyTorch's context: as in a process where somebody else uses the GPU
     simulated_machine.install(monkeypatch, folder, version, gpu)
