@@ -125,15 +125,15 @@ def sweep(folder: Path) -> None:
     remove_stale(place)
 
 
-def remove_stale(folder: Path, prefix: str = TEMPORARY) -> None:
-    """Remove files and folders named PREFIX, pid, "-..." that processes of this user left when killed.
+def remove_stale(folder: Path) -> None:
+    """Remove files and folders named TEMPORARY, pid, "-..." that processes of this user left when killed.
 
     Links are never followed, and what cannot be removed stays.
     """
     _tell(folder)  # who looks for them here makes some here
     with contextlib.suppress(OSError):
-        for path in list(folder.glob(f"{prefix}*")):
-            pid = path.name.removeprefix(prefix).split("-")[0]
+        for path in list(folder.glob(f"{TEMPORARY}*")):
+            pid = path.name.removeprefix(TEMPORARY).split("-")[0]
             if pid.isdecimal() and pid.isascii() and len(pid) < 10:
                 with contextlib.suppress(OSError):
                     _remove_if_abandoned(path, int(pid))
