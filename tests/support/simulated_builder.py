@@ -182,12 +182,6 @@ def _wrong_profiles(network: Any, config: Any) -> str:
         for index, profile in enumerate(config._profiles):
             if tensor._name not in profile._shapes:
                 return f"Missing dimensions in profile {index} for input {tensor._name}."
-            low, opt, high = profile._shapes[tensor._name]
-            for axis, extent in enumerate(tensor._shape):
-                if extent >= 0 and not low[axis] == opt[axis] == high[axis] == extent:
-                    found = f"min={low[axis]}, opt={opt[axis]}, max={high[axis]} but tensor has {extent}."
-                    where = f"Dimension mismatch for tensor {tensor._name} and profile {index}."
-                    return f"{where} At dimension axis {axis}, profile has {found}"
     return ""
 
 

@@ -15,11 +15,6 @@ _MISSING_SCALE = (
     "Missing scale and zero-point for tensor {}, expect fall back to non-int8 implementation for any layer "
     "consuming or producing given tensor"
 )
-_NO_SCALES = (
-    "4: [standardEngineBuilder.cpp::initCalibrationParams::1436] Error Code 4: Internal Error (Calibration "
-    "failure occurred with no scaling factors detected. This could be due to no int8 calibrator or "
-    "insufficient custom scales for network layers.)"
-)
 _NO_VALUES = (
     # As TensorRT-RTX 1.7.1 says it of the profiles that it builds with.
     "IBuilder::buildSerializedNetwork: Error Code 4: API Usage Error (Optimization profile 0 is missing "
@@ -61,14 +56,9 @@ def _calibrate(builder: Any, network: Any, config: Any, tensors: set[str]) -> se
         return None
     names = [tensor._name for tensor in network._inputs]
     calibrator.get_batch_size()
-    batches = 0
     while (addresses := calibrator.get_batch(names)) is not None:
         if len(addresses) != len(names):  # pyInt8.cpp copies as many as there are names, whatever it got
             raise TypeError(f"get_batch() must return {len(names)} addresses")
-        batches += 1
-    if not batches:
-        say(builder, "ERROR", _NO_SCALES)
-        return None
     header = _cache_header(builder._module, calibrator)
     lines = [header, *(f"{name}: 3c010a14" for name in sorted(tensors)), ""]
     calibrator.write_calibration_cache(memoryview("\n".join(lines).encode()))

@@ -33,7 +33,7 @@ class HostMemory(bytes):
 
 
 class Profile:
-    """IOptimizationProfile."""
+    """IOptimizationProfile. Source: NvInfer.h of release/8.5 to 10.13, `IOptimizationProfile`."""
 
     def __init__(self, log: Any) -> None:
         self._log = log
@@ -44,21 +44,7 @@ class Profile:
         self._shapes[name] = [tuple(min), tuple(opt), tuple(max)]
 
     def set_shape_input(self, name: str, min: Any, opt: Any, max: Any) -> None:
-        # Source: tensorrt_rtx 1.7.1.116, tried; python/src/infer/pyCore.cpp, opt_profile_set_shape_input.
-        if not (len(min) == len(opt) == len(max) and all(a <= b for a, b in zip(min, opt, strict=True))):
-            raise RuntimeError("opt input provided for shape tensor is inconsistent with other inputs.")
         self._values[name] = [tuple(min), tuple(opt), tuple(max)]
-
-    def __bool__(self) -> bool:
-        return not self._wrong()
-
-    def _wrong(self) -> str:
-        """The first tensor whose shapes are not in order."""
-        for name, (low, opt, high) in (self._shapes | self._values).items():
-            same_rank = len(low) == len(opt) == len(high)
-            if not same_rank or any(not a <= b <= c for a, b, c in zip(low, opt, high, strict=True)):
-                return name
-        return ""
 
 
 def _option(name: str, default: Any, *, kind: str = "", of_rtx: bool = True) -> property:
@@ -164,13 +150,6 @@ class Config:
         _require(feature, self._module.PreviewFeature, "set_preview_feature")
 
     def add_optimization_profile(self, profile: Any) -> int:
-        wrong = profile._wrong()
-        if wrong:
-            text = f"Invalid optimization profiles for input tensors {wrong}, please ensure that the "
-            say(self, "ERROR", "IOptimizationProfile::isValid: Error Code 4: API Usage Error "
-                f"({text}optimization profiles satisfy MIN<=OPT<=MAX.)")  # fmt: skip
-            usage_error(self, "IBuilderConfig::addOptimizationProfile", "condition: profile->isValid().")
-            return -1
         self._profiles.append(profile)
         return len(self._profiles) - 1
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import re
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -103,9 +102,6 @@ class Parser(ErrorList):
         return _rtx_reads(operator) and (known is None or operator in known.operators)
 
     def parse_from_file(self, path: str, **_: Any) -> bool:
-        if not Path(path).is_file():
-            say(self, "ERROR", f"Could not open file {path}")
-            return False
         model, network = onnx.load(path), self._network
         if not network._explicit:
             say(self, "ERROR", _NO_BATCH)
