@@ -211,35 +211,6 @@ def _weights(layer: Any, made_by: dict[str, Any], precision: str) -> tuple[str, 
     return (precision, math.prod(items[0].dims)) if items else None
 
 
-def engine_information(module: Any, plan: dict[str, Any], known: int | None) -> str:
-    """Return the inspector's JSON for an engine.
-
-    Args:
-        module: Whose spelling.
-        plan: From `simulated_plan`.
-        known: Profile whose shapes an execution context knows; None where there is none that does.
-    """
-    return json.dumps({"Layers": layer_entries(module, plan, known), **_io(module, plan)}, indent=1)
-
-
-def layer_entries(module: Any, plan: dict[str, Any], known: int | None) -> list[Any]:
-    """Return the inspector's words on each layer, for each profile where the version lists them so.
-
-    Source: trex/parser.py, `filter_profiles`, and NvInferRuntime.h, `ProfilingVerbosity`, as the head of this
-    file says.
-    """
-    if plan["verbosity"] == "NONE":
-        return []
-    entries: list[Any] = []
-    for profile in range(listed_profiles(module, plan)):
-        suffix = f" [profile {profile}]" if profile else ""
-        told = known is not None and (known == profile or not _by_profile(module))
-        for entry in _entries(module, plan, shapes_known=told):
-            entry["Name"] += suffix
-            entries.append(entry if plan["verbosity"] == "DETAILED" else entry["Name"])
-    return entries
-
-
 def listed_profiles(module: Any, plan: dict[str, Any]) -> int:
     """How often the layers are listed, and counted in `num_layers`."""
     return max(len(plan["profiles"]), 1) if _by_profile(module) else 1
@@ -330,10 +301,23 @@ class Inspector:
     execution_context = None
 
     def get_engine_information(self, format: Any) -> str:
-        return engine_information(self._module, self._engine._plan, self._known_profile())
+        io = _io(self._module, self._engine._plan)
+        return json.dumps({"Layers": self._layers(), **io}, indent=1)
 
     def get_layer_information(self, index: int, format: Any) -> str:
-        return json.dumps(layer_entries(self._module, self._engine._plan, self._known_profile())[index])
+        return json.dumps(self._layers()[index])
+
+    def _layers(self) -> list[Any]:
+        """The words on each layer, for each profile where the version lists them so."""
+        # Source: trex/parser.py, `filter_profiles`, and NvInferRuntime.h, `ProfilingVerbosity`.
+        plan, known, entries = self._engine._plan, self._known_profile(), []
+        for profile in range(0 if plan["verbosity"] == "NONE" else listed_profiles(self._module, plan)):
+            suffix = f" [profile {profile}]" if profile else ""
+            told = known is not None and (known == profile or not _by_profile(self._module))
+            for entry in _entries(self._module, plan, shapes_known=told):
+                entry["Name"] += suffix
+                entries.append(entry if plan["verbosity"] == "DETAILED" else entry["Name"])
+        return entries
 
     def _known_profile(self) -> int | None:
         context = stored(self, "execution_context", None)
