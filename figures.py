@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 DASH = "–"
-TIMES = "×"
 MINUS = "\N{MINUS SIGN}"
 
 
@@ -39,7 +38,7 @@ def times(value: float | None, decimals: int = 2) -> str:
     """Return "3.59×"."""
     if value is None:
         return DASH
-    return f"{value:.{decimals}f}{TIMES}" if value < 100 else f"{value:,.0f}{TIMES}"
+    return f"{value:.{decimals}f}×" if value < 100 else f"{value:,.0f}×"
 
 
 def saved(ratio: float | None) -> str:

@@ -13,23 +13,12 @@ from pathlib import Path
 
 from .errors import OutOfMemory, QCompileError, UsageError, first_line
 
-_CGROUP_LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _SAYS = (
-    "bad allocation",
-    "bad_alloc",
-    "can't allocate memory",
-    "cannot allocate memory",
-    "can't start new thread",
-    "cannot start new thread",
-    "failed to allocate memory",
-    "failed to allocate",
-    "not enough memory",
+    "bad allocation", "bad_alloc", "can't allocate memory", "cannot allocate memory", "failed to allocate",
+    "unable to allocate", "can't start new thread", "cannot start new thread", "not enough memory",
     "out of memory",
-    "unable to allocate",
-)
+)  # fmt: skip
 """What errors say, in lower case, where no memory is left."""
 _SAYS_UNDER_A_LIMIT = (
     "failed to map segment from shared object",
@@ -49,7 +38,7 @@ def machine_bytes() -> int | None:
         known.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     for path in _CGROUP_LIMITS:
         with contextlib.suppress(OSError, ValueError):  # "max": no limit
-            known.append(int(path.read_text()))
+            known.append(int(Path(path).read_text()))
     return min((value for value in known if value > 0), default=None)
 
 

@@ -10,24 +10,9 @@ from .spec.words import ARM_ISAS, CPU_TARGETS, Isa
 
 # Instruction sets by which ONNX Runtime chooses kernels and memory layouts.
 _FEATURES = (
-    "avx",
-    "avx2",
-    "avx512f",
-    "avx512_vnni",
-    "avx_vnni",
-    "avx512_bf16",
-    "avx512_fp16",
-    "amx_int8",
-    "amx_bf16",
-    "amx_fp16",
-    "asimd",
-    "asimddp",
-    "asimdhp",
-    "bf16",
-    "i8mm",
-    "sve",
-    "sme",
-)
+    "avx", "avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16",
+    "amx_fp16", "asimd", "asimddp", "asimdhp", "bf16", "i8mm", "sve", "sme",
+)  # fmt: skip
 
 _MULTIPLY_IN = {
     "bf16": {"x86": ("avx512_bf16", "amx_bf16"), "arm": ("bf16",)},

@@ -31,22 +31,9 @@ Feeds = dict[str, Any]
 """Input name to numpy array. Not spelled `NDArray`: reading shapes must not load numpy."""
 
 _DTYPES = (
-    "float32",
-    "float16",
-    "bfloat16",
-    "float64",
-    "int8",
-    "uint8",
-    "int16",
-    "uint16",
-    "int32",
-    "uint32",
-    "int64",
-    "uint64",
-    "bool",
-    "string",
-)
-
+    "float32", "float16", "bfloat16", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32",
+    "int64", "uint64", "bool", "string",
+)  # fmt: skip
 
 _AXIS = r"[A-Za-z_?][\w.+*/ -]*"
 _NUMBER = "[0-9]{1,18}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import ArtifactError
@@ -35,14 +35,12 @@ def commit(written: Path, manifest: Manifest) -> Manifest:
     Call inside `writing`: file and manifest then appear together.
     """
     beside = sorted(path for path in written.parent.iterdir() if path != manifest_path(written))
-    complete = Manifest(
-        **{
-            **{name: getattr(manifest, name) for name in Manifest.__dataclass_fields__},
-            "checks": tuple(manifest.checks),
-            "warnings": tuple(manifest.warnings),
-            "digest": digest_files([written, *(path for path in beside if path != written)]),
-            "size_bytes": sum(path.stat().st_size for path in beside),
-        }
+    complete = replace(
+        manifest,
+        checks=tuple(manifest.checks),
+        warnings=tuple(manifest.warnings),
+        digest=digest_files([written, *(path for path in beside if path != written)]),
+        size_bytes=sum(path.stat().st_size for path in beside),
     )
     write_json(manifest_path(written), complete.as_json())
     return complete

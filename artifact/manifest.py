@@ -74,23 +74,13 @@ class Manifest:
 
     def as_json(self) -> dict[str, object]:
         """Return the form written to disk."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "kind": self.kind,
-            "stage": self.stage,
-            "target": self.target,
-            "precision": self.precision,
+        values = vars(self) | {
             "io": self.io.as_json() if self.io else None,
-            "sources": dict(self.sources),
-            "tools": dict(self.tools),
-            "device": dict(self.device),
-            "options": dict(self.options),
-            "proof": dict(self.proof),
             "checks": [asdict(check) for check in self.checks],
             "warnings": list(self.warnings),
-            "digest": self.digest,
-            "size_bytes": self.size_bytes,
         }
+        plain = {name: dict(one) if isinstance(one, Mapping) else one for name, one in values.items()}
+        return {"schema_version": SCHEMA_VERSION, **plain}
 
 
 def read_manifest(path: Path) -> Manifest | None:

@@ -1,10 +1,17 @@
 """Files: written whole or not at all, told apart by digest, held by one process at a time."""
 
-from .digests import digest_files, manifest_path, side_files
-from .locks import lock, open_lock
-from .reading import absolute_path, nearest_name, read_bytes, read_json, require_file
+from .reading import (
+    absolute_path,
+    digest_files,
+    manifest_path,
+    nearest_name,
+    read_bytes,
+    read_json,
+    require_file,
+    side_files,
+)
 from .storage import TEMPORARY
-from .temporary import held_folder, remove_stale, temporary_folder
+from .temporary import held_folder, lock, open_lock, remove_stale, temporary_folder
 from .writing import check_output, write_json, write_text, writing
 
 __all__ = [

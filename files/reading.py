@@ -1,16 +1,20 @@
-"""Files that a user names: found, read, and refused with a sentence."""
+"""Files that a user names: found, read, and refused with a sentence; their digests and side files."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import ArtifactError, InvalidOption, MissingFile, first_line
 from .storage import reading
+
+_CHUNK_BYTES = 1 << 20
 
 
 def read_json(path: Path, *, what: str = "file") -> Any:
@@ -95,3 +99,24 @@ def kind_of(path: Path) -> str:
     if stat.S_ISFIFO(mode):
         return "a pipe"
     return "a socket" if stat.S_ISSOCK(mode) else "a device"
+
+
+def digest_files(paths: Sequence[Path]) -> str:
+    """Return "sha256:..." over the contents of files, in the given order."""
+    total = hashlib.sha256()
+    for path in paths:
+        with reading(path), path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                total.update(chunk)
+    return f"sha256:{total.hexdigest()}"
+
+
+def manifest_path(path: Path) -> Path:
+    """Return where the manifest of an artifact lies."""
+    return path.with_name(path.name + ".json")
+
+
+def side_files(path: Path) -> list[Path]:
+    """Return the files that belong to an artifact beside its main file."""
+    data = path.with_name(path.name + ".data")
+    return [data] if data.is_file() else []

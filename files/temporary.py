@@ -1,4 +1,6 @@
-"""Folders for what is not finished: their process holds them, and the next one removes those of killed ones.
+"""What a process holds: folders for what is not finished, and an output.
+
+The next process removes the folders of killed ones.
 
     .qcompile-tmp-PID-PURPOSE-xxxxxxxx
 
@@ -22,8 +24,9 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
-from ..errors import StorageError
+from ..errors import InvalidOption, StorageError
 from .storage import TEMPORARY, hidden_storage_error, public, storage_error
 
 PLACES = "QCOMPILE_TEMPORARY_PLACES"
@@ -122,15 +125,15 @@ def sweep(folder: Path) -> None:
     remove_stale(place)
 
 
-def remove_stale(folder: Path, prefix: str = TEMPORARY) -> None:
-    """Remove files and folders named PREFIX, pid, "-..." that processes of this user left when killed.
+def remove_stale(folder: Path) -> None:
+    """Remove files and folders named TEMPORARY, pid, "-..." that processes of this user left when killed.
 
     Links are never followed, and what cannot be removed stays.
     """
     _tell(folder)  # who looks for them here makes some here
     with contextlib.suppress(OSError):
-        for path in list(folder.glob(f"{prefix}*")):
-            pid = path.name.removeprefix(prefix).split("-")[0]
+        for path in list(folder.glob(f"{TEMPORARY}*")):
+            pid = path.name.removeprefix(TEMPORARY).split("-")[0]
             if pid.isdecimal() and pid.isascii() and len(pid) < 10:
                 with contextlib.suppress(OSError):
                     _remove_if_abandoned(path, int(pid))
@@ -222,3 +225,37 @@ def _no_temporary(error: OSError, place: object) -> StorageError:
     return StorageError(
         f"temporary files {place}: {error.strerror}", hint="free space, or set TMPDIR", file=str(place)
     )
+
+
+def open_lock(path: Path) -> IO[str]:
+    """Open a file to be locked, made if it is not there; nothing is written to it.
+
+    Others may write to the folder and have planted a link or a pipe under this well-known name.
+    """
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "is a link; a file is required, remove it", str(path))
+    number = os.open(path, flags, 0o644)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.EINVAL, "is no regular file; remove it", str(path))
+    return os.fdopen(number, "r+", encoding="utf-8")
+
+
+def lock(file: IO[str], output: Path) -> None:
+    """Hold an open file until it is closed.
+
+    Args:
+        file: Open for writing.
+        output: The folder that it stands for, for the message.
+    """
+    try:
+        import fcntl
+    except ImportError:  # not POSIX: the rename of whole folders still keeps every file whole
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise InvalidOption(
+            f"`output` {output}: another run is using it", hint="wait for it, or give another `output`"
+        ) from error

@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import InvalidOption, QCompileError
-from .digests import manifest_path
-from .reading import kind_of
+from .reading import kind_of, manifest_path
 from .storage import reading, storage_error, storing
 from .temporary import held_folder, sweep
 

@@ -12,7 +12,7 @@ from qcompile.artifact import is_manifest, read_manifest
 from qcompile.bench.results.results import load_results
 from qcompile.calibration.tensorrt_cache import read_cache
 from qcompile.data.arrays import load_polygraphy
-from qcompile.errors import QCompileError
+from qcompile.errors import ArtifactError, QCompileError
 from qcompile.files import absolute_path, read_json
 from qcompile.model.named import hf_configuration
 from qcompile.model.preprocessing import find_preprocessing
@@ -47,17 +47,21 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, reader: str, content: by
     assert len(str(caught.value)) < 2000
 
 
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe\x00", DEEP[0], b'{"a": "\xff"}'], ids=range(5))
+def test_what_is_no_json_is_an_error_that_names_the_file(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "m.json"
+    path.write_bytes(content)
+    with pytest.raises(ArtifactError, match=r"m\.json: not results"):
+        read_json(path, what="results")
+
+
 @pytest.mark.parametrize("content", DEEP[:2], ids=range(2))
 def test_deep_files_of_other_tools_are_refused_or_none(tmp_path: Path, content: bytes) -> None:
     for name in ("config.json", "m.onnx.json", "plain.json"):
         (tmp_path / name).write_bytes(content)
     assert not is_manifest(tmp_path / "plain.json")
-    for read in (
-        lambda: read_json(tmp_path / "plain.json"),
-        lambda: hf_configuration.read_json(tmp_path, "config.json"),
-    ):
-        with pytest.raises(QCompileError):
-            read()
+    with pytest.raises(QCompileError):
+        hf_configuration.read_json(tmp_path, "config.json")
     (tmp_path / "m.onnx").write_bytes(b"")
     with pytest.raises(QCompileError, match=r"m\.onnx\.json"):
         read_manifest(tmp_path / "m.onnx")

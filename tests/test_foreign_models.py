@@ -46,35 +46,23 @@ def drive(model: Path, folder: Path) -> None:
     assert qcompile.diff(str(simple.path), str(folder / "built-onnxruntime.onnx"), data=str(data))
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", [*SMALL, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE)])
 def test_a_model_of_an_old_opset_goes_down_the_whole_road(
     name: str, light_models: dict[str, Path], tmp_path: Path
 ) -> None:
     drive(light_models[name], tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LARGE)
-def test_a_large_model_of_an_old_opset_goes_down_the_whole_road(
-    name: str, light_models: dict[str, Path], tmp_path: Path
-) -> None:
-    drive(light_models[name], tmp_path)
-
-
-@pytest.mark.parametrize("verb", ["calibrate", "build"])
 def test_each_verb_takes_an_unsimplified_file_or_says_why_not(
-    verb: str, light_models: dict[str, Path], tmp_path: Path
+    light_models: dict[str, Path], tmp_path: Path
 ) -> None:
     """Here weights are made by nodes at run time: only `simplify` turns them into weights."""
-    model = light_models["squeezenet"]
-    data = tmp_path / "x.npz"
+    model, data = light_models["squeezenet"], tmp_path / "x.npz"
     np.savez(data, data_0=np.ones((1, 3, 224, 224), np.float32))
-    if verb == "calibrate":
-        with pytest.raises(QCompileError, match="simplify first"):
-            qcompile.calibrate(model, str(data), tmp_path / "m.ranges")
-    if verb == "build":
-        built = qcompile.build(model, tmp_path / "b.onnx", target="onnxruntime")
-        assert built.manifest.proof["reached_in_precision"] == 26
+    with pytest.raises(QCompileError, match="simplify first"):
+        qcompile.calibrate(model, str(data), tmp_path / "m.ranges")
+    built = qcompile.build(model, tmp_path / "b.onnx", target="onnxruntime")
+    assert built.manifest.proof["reached_in_precision"] == 26
 
 
 def test_an_operator_that_nobody_knows_is_named(tmp_path: Path) -> None:

@@ -79,18 +79,15 @@ def test_what_libraries_say_of_memory_is_told(error: Exception) -> None:
     assert out_of_memory(found, "other") is found
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
+def test_other_errors_stay_what_they_are() -> None:
+    for error in (
         ValueError("x"),
         InvalidOption("`memory` out of memory: a number is required"),
         BuildError("model.onnx: refused", hint="sm86, out of memory"),
         RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"),
         ImportError("numba: failed to map segment from shared object: Operation not permitted"),
-    ],
-)
-def test_other_errors_stay_what_they_are(error: Exception) -> None:
-    assert out_of_memory(error, "calibrate") is None
+    ):
+        assert out_of_memory(error, "calibrate") is None, error
 
 
 def test_a_command_without_memory_names_the_step(

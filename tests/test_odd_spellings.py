@@ -16,31 +16,8 @@ from qcompile.model.source_options import SourceOptions, parse_query
 from qcompile.pipeline.migrate.values import read_size, trtexec_shapes
 from qcompile.pipeline.recipe import _read_profile
 from qcompile.spec.tensorrt import parse_bytes
-from qcompile.tensors import TensorInfo, format_shape, parse_dynamic_axis, parse_input, parse_shape
 
 DIGITS = "9" * 5000
-
-
-@pytest.mark.parametrize(
-    "text", [f"x:1x{DIGITS}", "x:[1,²]", "x:1,٣", "x:[[1,2]]", "x:[1,,2]", "x:-1x3", "x:1x", ":3"]
-)
-def test_a_shape_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(InvalidOption):
-        parse_input(text)
-
-
-@pytest.mark.parametrize("axis", [f"h={DIGITS}", f"h=1..{DIGITS}", "h=٣..9", "h=0..4", "h=9..3", "h=.."])
-def test_extents_that_are_none_are_refused(axis: str) -> None:
-    if axis == "h=..":
-        assert parse_input("x:[h=..]").shape == ("h",)
-        return
-    with pytest.raises(InvalidOption):
-        parse_input(f"x:[{axis},3]")
-
-
-def test_an_axis_of_thousands_of_digits_is_refused() -> None:
-    with pytest.raises(InvalidOption):
-        parse_dynamic_axis(f"x:{DIGITS}=batch")
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "y:1e999", "-1", "y:-0.1", "", "y:", "1e-3x", "0x1"])
@@ -89,10 +66,3 @@ def test_any_text_is_a_spelling_or_refused(text: str, query: str) -> None:
         except QCompileError:
             continue
         assert parse_spelling(str(found)).query == found.query
-
-
-@given(st.lists(st.integers(0, 10**18 - 1) | st.from_regex(r"[a-z_][a-z0-9_]*", fullmatch=True), max_size=6))
-def test_a_shape_that_is_printed_is_read(shape: list[int | str]) -> None:
-    assert parse_shape(format_shape(shape)) == tuple(shape)
-    one = TensorInfo("a:b", "int64", tuple(shape))
-    assert parse_input(str(one)) == one

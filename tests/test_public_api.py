@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from public_api import public_api
 
+import qcompile
 from qcompile.spec.removed import removed_command, removed_option
 
 SAMPLES = sorted((Path(__file__).parent / "samples").glob("api-*.json"))
@@ -59,11 +60,12 @@ def test_what_was_released_is_still_taken(sample: Path, api: dict[str, Any]) -> 
     assert not list(broken(json.loads(sample.read_text()), api))
 
 
-def test_the_version_of_today_has_its_sample() -> None:
-    import qcompile
-
-    names = [path.name for path in SAMPLES]
-    assert f"api-{qcompile.__version__}.json" in names, "tests/support/public_api.py writes it"
+def test_the_version_of_today_has_its_sample_with_all_public_names() -> None:
+    """`tests/support/public_api.py` writes it."""
+    (sample,) = (path for path in SAMPLES if path.name == f"api-{qcompile.__version__}.json")
+    assert sorted(json.loads(sample.read_text())["python"]) == sorted({*qcompile.__all__} - {"__version__"})
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        qcompile.nothing  # noqa: B018
 
 
 def test_what_would_break_a_caller_is_seen(api: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qcompile.errors import DataError, InvalidOption
@@ -21,7 +21,8 @@ from qcompile.tensors import (
     parse_shapes,
 )
 
-EXTENTS = st.integers(0, 10_000)
+DIGITS = "9" * 5000
+EXTENTS = st.integers(0, 10**18 - 1)
 AXIS_NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True) | st.just("?")
 SHAPES = st.lists(EXTENTS | AXIS_NAMES, max_size=6).map(tuple)
 TENSOR_NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_/.]{0,8}(:[0-9])?", fullmatch=True)
@@ -38,20 +39,17 @@ def test_the_first_spelling_is_printed() -> None:
     assert format_shape(()) == "scalar"
 
 
-@settings(deadline=None)
 @given(SHAPES)
 def test_a_printed_shape_reads_back(shape: tuple[int | str, ...]) -> None:
     assert parse_shape(format_shape(shape)) == shape
 
 
-@settings(deadline=None)
 @given(TENSOR_NAMES, SHAPES, st.sampled_from(["float32", "int64", "bool", "float16"]))
 def test_a_printed_tensor_reads_back(name: str, shape: tuple[int | str, ...], dtype: str) -> None:
     tensor = TensorInfo(name, dtype, shape)
     assert parse_input(str(tensor)) == tensor
 
 
-@settings(deadline=None)
 @given(st.builds(TensorInfo, TENSOR_NAMES, st.sampled_from(["float32", "int8"]), SHAPES))
 def test_the_json_form_reads_back(tensor: TensorInfo) -> None:
     io = ModelIO((tensor,), (tensor, tensor))
@@ -61,12 +59,6 @@ def test_the_json_form_reads_back(tensor: TensorInfo) -> None:
 @pytest.mark.parametrize("text", ["1x3x", "1,,3", "-1x3", "[1,-3]", "1.5x2", "1x3]", "1 x 3", ",", "1x3,4"])
 def test_what_is_no_shape_is_refused(text: str) -> None:
     with pytest.raises(InvalidOption, match="neither an extent nor a name of an axis"):
-        parse_shape(text)
-
-
-@pytest.mark.parametrize("text", ["batchx3x224x224", "Nx3x32x32", "x3x224"])
-def test_names_between_crosses_are_refused_as_ambiguous(text: str) -> None:
-    with pytest.raises(InvalidOption):
         parse_shape(text)
 
 
@@ -99,11 +91,6 @@ def test_an_input_is_float32_unless_said() -> None:
     assert parse_input("ids:0:[batch,77]:int64") == TensorInfo("ids:0", "int64", ("batch", 77))
 
 
-def test_a_misspelled_dtype_is_refused() -> None:
-    with pytest.raises(InvalidOption):
-        parse_input("x:1x3:flaot32")
-
-
 def test_concrete_shapes_are_read_by_name() -> None:
     shapes = parse_shapes(["x:1x3", "mask:0:[1,77]"], option="--opt-shapes")
     assert shapes == {"x": (1, 3), "mask:0": (1, 77)}
@@ -133,7 +120,7 @@ def test_dynamic_axes_are_read(text: str, expected: tuple[str, int, str]) -> Non
     assert parse_dynamic_axis(text) == expected
 
 
-@pytest.mark.parametrize("text", ["x", "x:batch", "x:0=", "x:-1=batch", "x:0=1", ":0=batch"])
+@pytest.mark.parametrize("text", ["x", "x:batch", "x:0=", "x:-1=batch", "x:0=1", ":0=batch", f"x:{DIGITS}=b"])
 def test_a_wrong_dynamic_axis_is_refused(text: str) -> None:
     with pytest.raises(InvalidOption, match="is not INPUT:AXIS=NAME"):
         parse_dynamic_axis(text)
@@ -200,17 +187,20 @@ def test_axes_of_inputs_may_have_extents(text: str, said: AxisExtents) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["[n=1]", "[n=5..2]", "[n=0..4]", "[n=8..4..16]", "[n=4..32..16]", "[n=..1]"]
-)
-def test_extents_that_contradict_themselves_are_refused(text: str) -> None:
-    with pytest.raises(InvalidOption, match="axis 'n'"):
-        parse_input(f"x:{text}")
-
-
-@pytest.mark.parametrize("text", ["[n=]", "[n=a]", "[=4]", "[n=-3]", "[3=4]"])
-def test_what_is_no_extent_is_refused(text: str) -> None:
-    with pytest.raises(InvalidOption, match="neither an extent nor a name"):
-        parse_input(f"x:{text}")
+    ("said", "texts"),
+    [
+        ("axis 'n'", ["[n=1]", "[n=5..2]", "[n=0..4]", "[n=8..4..16]", "[n=4..32..16]", "[n=..1]"]),
+        ("neither an extent nor a name", ["[n=]", "[n=a]", "[=4]", "[n=-3]", "[3=4]", "[1,²]", "1,٣",
+                                          "[[1,2]]", "[n=٣..9,3]", f"[n={DIGITS},3]", f"[n=1..{DIGITS},3]"]),
+        ("nor between brackets", ["batchx3x224x224", "Nx3x32x32", "x3x224", "1x3:flaot32"]),
+        ("an extent of 5000 digits", [f"1x{DIGITS}"]),
+    ],
+)  # fmt: skip
+def test_what_is_no_input_is_refused(said: str, texts: list[str]) -> None:
+    for text in texts:
+        with pytest.raises(InvalidOption, match=said):
+            parse_input(f"x:{text}")
+    assert parse_input("x:[h=..]").shape == ("h",)
 
 
 def test_extents_are_refused_where_a_shape_is_meant() -> None:

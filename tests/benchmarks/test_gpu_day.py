@@ -364,3 +364,36 @@ def test_what_is_missing_is_said_with_the_command_that_brings_it(kit: Path, tmp_
     assert "none: no whole kit" in lost.stderr
     assert "make gpu-day-kit" in lost.stderr
     assert "Traceback" not in bare.stdout + bare.stderr + without.stdout + without.stderr + lost.stderr
+
+
+def test_steps_that_hang_or_crash_are_ended_and_what_they_saw_is_kept(
+    harness: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    (tmp_path / "recordings").mkdir()
+    notes = "import json, sys; json.dump({'saw': 1}, open(sys.argv[1], 'w')); print('said', flush=True); "
+    ways = {
+        "hangs": ("import time; time.sleep(600)", 3.0),
+        "crashes": ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", 60.0),
+        "fails": ("raise SystemExit(1)", 60.0),
+    }
+    found = {}
+    for name, (text, limit) in ways.items():
+        command = [sys.executable, "-c", notes + text, str(tmp_path / f"{name}.json")]
+        found[name] = harness["steps"].ended(name, command, limit, tmp_path, record=name == "crashes")
+    assert [one["result"] for one in found.values()] == ["timed out", "crashed", "failed"]
+    assert found["crashes"]["signal"] == "SIGSEGV"
+    assert all(one["saw"] == 1 and one["output"].startswith("said\n") for one in found.values())
+    assert "Segmentation fault" in found["crashes"]["output"]
+
+
+def test_a_recording_that_ends_in_a_call_says_in_which(
+    harness: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    (tmp_path / "recordings").mkdir()
+    log = {"callback": "ILogger.log", "on": 1, "args": [{"enum": "Severity.ERROR"}, "out of memory"]}
+    calls = [{"recording": 1}, {"n": 1, "call": "Builder.create_network"}, {"n": 1, "gives": 3},
+             {"n": 2, "call": "Builder.build_serialized_network"}, {"n": 3, "in": 2, **log}]  # fmt: skip
+    (tmp_path / "recordings/bert.jsonl").write_text("\n".join(map(json.dumps, calls)) + '\n{"n": 4, "cal')
+    found = harness["steps"].recorded(tmp_path, "bert")
+    assert found["tensorrt_said"] == ["ERROR: out of memory"]
+    assert found["died_in"] == "Builder.build_serialized_network"

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from models_to_tap import Array, model
+from observed_models import Array, model
 from onnx import TensorProto, helper
 
 from qcompile.calibration.taps import QUANTIZABLE, Taps, choose_taps

@@ -17,9 +17,17 @@ import pytest
 pytest.importorskip("distributed", reason="the extra cluster is not installed")
 
 from certificates import HAS_OPENSSL, make_certificates
-from cluster_trials import Client, await_stage, contents, differing, run_once, run_words, write_recipe
+from cluster_trials import (
+    Client,
+    another_version,
+    await_stage,
+    contents,
+    differing,
+    run_once,
+    run_words,
+    write_recipe,
+)
 from clusters import Cluster, running_cluster
-from odd_workers import another_version
 
 from qcompile.cluster.connection import connect
 from qcompile.errors import ClusterError, DataError, EngineUnavailable

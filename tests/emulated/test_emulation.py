@@ -9,7 +9,7 @@ import emulated
 import numpy as np
 import pytest
 from emulated import PROCESSORS, require_emulated, run_emulated, why_not_emulated
-from one_node import one_node
+from written_models import one_node
 
 MODEL = one_node("MatMulInteger", {"a": 2, "b": 3}, {"y": 6})
 FEEDS = {"a": np.full((1, 2), 255, np.uint8), "b": np.full((2, 1), 127, np.int8)}

@@ -87,14 +87,6 @@ def check_figures(row: Row, base: Row, batch: int) -> None:
         assert 0 < row.difference.mean_abs_error < row.difference.max_abs_error
 
 
-def test_a_namesake_of_its_model_that_was_imported_before_is_put_aside(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "model", ModuleType("model"))
-    request.getfixturevalue("example")
-    assert load("train").WIDTH == 64
-
-
 @pytest.mark.slow
 def test_the_comparison_has_every_row_measured_or_with_its_reason(example: Path) -> None:
     results = run(example, *MEASURED, *NOT_HERE)

@@ -51,6 +51,29 @@ def dead_pid() -> int:
     return process.pid
 
 
+def test_a_temporary_folder_takes_those_of_dead_processes_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / f"{TEMPORARY}{dead_pid()}-simplify-x"
+    left.mkdir()
+    (left / "file").write_text("of a process that was killed")
+    (tmp_path / f"{TEMPORARY}{os.getppid()}-build-y").mkdir()
+    with temporary_folder("simplify") as folder:
+        assert folder.is_dir()
+        assert not left.exists()
+    assert [path.name for path in tmp_path.iterdir()] == [f"{TEMPORARY}{os.getppid()}-build-y"]
+
+
+def test_a_temporary_folder_that_cannot_be_made_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
+    with pytest.raises(StorageError, match="temporary files"), temporary_folder("simplify"):
+        pass
+
+
 def test_a_killed_process_s_folder_goes_and_a_live_one_s_stays(tmp_path: Path) -> None:
     with holder(tmp_path) as (process, folder):
         remove_stale(tmp_path)

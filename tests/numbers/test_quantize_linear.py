@@ -11,11 +11,11 @@ from example_counts import EXAMPLES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from one_node import one_node
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from onnx_reference import LIMITS, OWN
 from runtimes import on_onnxruntime
+from written_models import one_node
 
 TYPES = {kind: getattr(TensorProto, kind.upper()) for kind in LIMITS}
 FLOAT8 = {"float8_e4m3fn": TensorProto.FLOAT8E4M3FN, "float8_e5m2": TensorProto.FLOAT8E5M2}

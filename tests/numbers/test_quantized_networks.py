@@ -18,12 +18,17 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
-from onnx_reference import integers_of, judged, watched
+from onnx.reference.op_run import OpRun
+from onnx.reference.ops._op_list import load_op
+from onnx_reference import OWN, integers_of, judged, watched
 from quantized_networks import NETWORKS, network, samples, saved
 from runtimes import OPENVINO_SLACK, on_onnxruntime, on_openvino, optimized_operators
 
 import qcompile
+from qcompile.compiler.quantize.int8 import dynamic, placement, tensorrt
+from qcompile.compiler.quantize.weights import rewrite
 from qcompile.errors import QuantizationError
+from qcompile.model.graph import WEIGHTED
 from qcompile.model.saturating_kernels import probe
 
 Quantized = Callable[..., onnx.ModelProto]
@@ -177,3 +182,28 @@ def test_a_planted_axis_is_found(quantized: Quantized) -> None:
 def test_networks_without_anything_to_quantize_are_refused_and_not_passed_over(quantized: Quantized) -> None:
     with pytest.raises(QuantizationError, match="nothing to quantize"):
         quantized("grouped", "dynamic")
+
+
+WITHOUT_REFERENCE = {"Attention"}
+"""Of ONNX Runtime's domain, which exporters of PyTorch do not write."""
+
+
+def placed() -> set[str]:
+    """The operators of the code's own lists."""
+    return {
+        *WEIGHTED,
+        *placement._BETWEEN,
+        *placement.SAME_SCALE,
+        *(operator for operators in placement._WEIGHTED.values() for operator in operators),
+        *tensorrt._FUSED,
+        *tensorrt._CONVOLUTIONS,
+        *dynamic.DYNAMIC_OPERATORS,
+        *rewrite._TAKEN,
+    }
+
+
+def test_every_operator_that_is_quantized_has_a_reference() -> None:
+    own = {operator.__name__ for operator in OWN}
+    for name in placed() - own - WITHOUT_REFERENCE:
+        spelled_out = onnx.defs.get_schema(name).has_function
+        assert spelled_out or issubclass(load_op("", name), OpRun), f"{name}: add it to onnx_reference.py"

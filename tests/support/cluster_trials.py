@@ -6,6 +6,8 @@ was carried out is counted from outside, in the stores of the workers.
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import subprocess
 import sys
@@ -14,11 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 from clusters import Cluster
-from small_road import contents, model
+from onnx import TensorProto, helper, numpy_helper
 
 LIMIT_S = 300.0
+DETERMINISTIC = (".onnx", ".ranges", ".data")
+"""Endings of the artifacts that two runs must make equal byte for byte; measurements differ."""
 RECIPE = """
 version = 1
 name = "small"
@@ -52,6 +57,35 @@ def calibration():
         time.sleep({pause_s})
         yield {{"x": rng.standard_normal((1, 4, 16, 16)).astype(np.float32)}}
 """
+
+
+def model(weights: int = 0) -> onnx.ModelProto:
+    """Two convolutions with a residual add: x [batch,4,16,16] to y [batch,3].
+
+    Args:
+        weights: Bytes of a further layer, for files of some size.
+    """
+    rng = np.random.default_rng(0)
+
+    def weight(name: str, *shape: int) -> onnx.TensorProto:
+        return numpy_helper.from_array((rng.standard_normal(shape) * 0.3).astype(np.float32), name)
+
+    wide = max(3, weights // 16)
+    nodes = [
+        helper.make_node("Conv", ["x", "w1", "b1"], ["c1"], "conv1", pads=[1] * 4, kernel_shape=[3, 3]),
+        helper.make_node("Relu", ["c1"], ["r1"], "relu1"),
+        helper.make_node("Conv", ["r1", "w2", "b2"], ["c2"], "conv2", pads=[1] * 4, kernel_shape=[3, 3]),
+        helper.make_node("Add", ["c2", "r1"], ["a"], "add"),
+        helper.make_node("GlobalAveragePool", ["a"], ["p"], "pool"),
+        helper.make_node("Flatten", ["p"], ["f"], "flatten"),
+        helper.make_node("Gemm", ["f", "w3", "b3"], ["y"], "gemm", transB=1),
+    ]
+    stored = [weight("w1", 4, 4, 3, 3), weight("b1", 4), weight("w2", 4, 4, 3, 3), weight("b2", 4)]
+    stored += [weight("w3", wide, 4), weight("b3", wide)]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4, 16, 16])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", wide])
+    graph = helper.make_graph(nodes, "small", [x], [y], stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def write_recipe(
@@ -154,3 +188,37 @@ def differing(made: Path, expected: dict[str, str]) -> list[str]:
     parts = re.compile(r"-of-\d+\.ranges$")
     found = {name: digest for name, digest in contents(made).items() if not parts.search(name)}
     return sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Name to digest of the artifacts that must not depend on any fault."""
+    return {
+        path.name: hashlib.sha256(_as_compared(path)).hexdigest()
+        for path in sorted(folder.iterdir())
+        if path.suffix in DETERMINISTIC and not path.name.startswith(".")
+    }
+
+
+def _as_compared(path: Path) -> bytes:
+    """The bytes of a file. ONNX Runtime 1.31 names the nodes it adds differently from run to run."""
+    if path.name != "cpu.onnx":
+        return path.read_bytes()
+    built = onnx.load(str(path))
+    for node in built.graph.node:
+        node.name = ""
+    return bytes(built.SerializeToString(deterministic=True))
+
+
+def another_version(folder: Path, package: str, version: str) -> dict[str, str]:
+    """Return variables under which a package says that it has another version; its code is the same.
+
+    Args:
+        folder: For the metadata, which come first on the path.
+        package: An installed package, such as "onnxruntime".
+        version: What it says.
+    """
+    place = folder / f"{package.replace('-', '_')}-{version}.dist-info"
+    place.mkdir(parents=True)
+    (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+    others = os.environ.get("PYTHONPATH", "")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), others]))}

@@ -1,4 +1,4 @@
-"""A real Dask scheduler and workers, each in a process of its own, that can be killed, frozen and restarted.
+"""A real Dask scheduler and workers, each in a process of its own, that can be killed and restarted.
 
     with running_cluster(tmp_path, workers=4) as cluster:
         cluster.workers["w1"].kill()
@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -72,31 +71,12 @@ class Member:
         self.process.kill()
         self.process.wait(30)
 
-    def freeze(self) -> None:
-        """Stop it where it stands."""
-        self.process.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Let it go on."""
-        self.process.send_signal(signal.SIGCONT)
-
-    def stop(self, timeout_s: float = 30.0) -> int:
-        """Ask it to end, and return its exit code; it is killed where it does not."""
-        self.process.terminate()
-        try:
-            return self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            raise
-
 
 class Cluster:
-    """A scheduler and workers on the loopback interface, or where they are told to listen.
+    """A scheduler and workers on the loopback interface.
 
     Args:
         folder: For logs, and the workers' stores.
-        plain: Dask's own workers in place of qcompile's.
-        host: Address to listen at; the port is any free one.
         security: Options of TLS that Dask's commands and `qcompile worker` take alike.
         environment: More environment variables of all processes.
     """
@@ -105,12 +85,10 @@ class Cluster:
         self,
         folder: Path,
         *,
-        plain: bool = False,
-        host: str = "127.0.0.1",
         security: Mapping[str, Path] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self.folder, self.plain, self.host, self.security = folder, plain, host, dict(security or {})
+        self.folder, self.security = folder, dict(security or {})
         self.mark = uuid.uuid4().hex
         self._more = dict(environment or {})
         self.port = 0
@@ -120,54 +98,36 @@ class Cluster:
         self.temporary = folder / "tmp"
         self.temporary.mkdir(parents=True, exist_ok=True)
 
-    def start_scheduler(self, *, prefix: Sequence[str] = ()) -> None:
+    def start_scheduler(self) -> None:
         """Start it, again on the same port where it ran before, and wait until it listens."""
         file = self.folder / "scheduler.json"
         file.unlink(missing_ok=True)
         protocol = "tls" if self.security else "tcp"
         words = [
-            *prefix, sys.executable, "-m", "dask", "scheduler", "--host", f"{protocol}://{self.host}:{self.port}",
-            "--scheduler-file", str(file), "--no-dashboard", "--dashboard-address", f"{self.host}:0",
+            sys.executable, "-m", "dask", "scheduler", "--host", f"{protocol}://127.0.0.1:{self.port}",
+            "--scheduler-file", str(file), "--no-dashboard", "--dashboard-address", "127.0.0.1:0",
             *self._tls("ca-file", "cert", "key"),
         ]  # fmt: skip
-        self.scheduler = Member("scheduler", words, self.folder / "scheduler.log", self._environment())
+        self.scheduler = Member("scheduler", words, self.folder / "scheduler.log", self.environment())
         self.address = self._await(self.scheduler, lambda: _address(file))
         self.port = int(self.address.rpartition(":")[2])
 
     def start_worker(
-        self,
-        name: str,
-        *,
-        slots: int = 1,
-        store: Path | None = None,
-        arguments: Sequence[str] = (),
-        environment: Mapping[str, str] | None = None,
-        prefix: Sequence[str] = (),
-        host: str = "",
-    ) -> Member:
+        self, name: str, *, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    ) -> None:
         """Start a worker; `wait` until it has joined.
 
         Args:
             name: Of the worker; a later one of the same name has the same store and log.
-            slots: Stages at a time.
-            store: In place of a folder of its own.
             arguments: More words of its command.
             environment: More environment variables.
-            prefix: Words before its command, such as those that limit it.
-            host: Address to listen at, of Dask's own worker.
         """
-        store = store or self.store(name)
-        if self.plain:
-            words = ["dask", "worker", self.address, "--name", name, "--nthreads", str(slots), "--no-nanny"]
-            words += ["--no-dashboard", "--local-directory", str(store), *self._tls("ca-file", "cert", "key")]
-            words += ["--host", host or self.host]
-        else:
-            words = ["qcompile", "worker", self.address, "--name", name, "--slots", str(slots)]
-            words += ["--store", str(store), *self._tls("ca", "cert", "key")]
-        words = [*prefix, sys.executable, "-m", *words, *arguments]
-        member = Member(name, words, self.folder / f"{name}.log", self._environment(environment))
-        self.workers[name] = member
-        return member
+        words = [
+            sys.executable, "-m", "qcompile", "worker", self.address, "--name", name, "--slots", "1",
+            "--store", str(self.store(name)), *self._tls("ca", "cert", "key"), *arguments,
+        ]  # fmt: skip
+        log = self.folder / f"{name}.log"
+        self.workers[name] = Member(name, words, log, self.environment(environment))
 
     def store(self, name: str) -> Path:
         """Return the folder that a worker of this name keeps its files in."""
@@ -184,12 +144,6 @@ class Cluster:
             for name in sorted(awaited):
                 self._await(self.workers[name], lambda name=name: name in _joined(client))
 
-    def wait_for_log(self, name: str, text: str, times: int = 1) -> None:
-        """Wait until a member has printed a text so many times."""
-        member = self.scheduler if name == "scheduler" else self.workers[name]
-        assert member is not None
-        self._await(member, lambda: member.said().count(text) >= times)
-
     @contextlib.contextmanager
     def client(self) -> Iterator[Any]:
         """A Dask client of the scheduler."""
@@ -202,7 +156,7 @@ class Cluster:
         with Client(self.address, security=Security(**tls), timeout=START_S, set_as_default=False) as client:
             yield client
 
-    def left(self) -> list[psutil.Process]:
+    def _living(self) -> list[psutil.Process]:
         """Return every process of this cluster that lives, also those whose parent is gone."""
         return [
             process
@@ -213,7 +167,7 @@ class Cluster:
     def close(self) -> None:
         """End all processes at once."""
         for _ in range(5):  # one may be starting another just now
-            found = self.left()
+            found = self._living()
             if not found:
                 break
             for process in found:
@@ -225,19 +179,16 @@ class Cluster:
                 member.process.kill()
                 member.process.wait(30)
 
-    def logs(self, characters: int = 6000) -> str:
+    def logs(self) -> str:
         """Return the ends of all logs."""
         ends = [
-            f"----- {path.name}\n{path.read_text(encoding='utf-8', errors='replace')[-characters:]}"
+            f"----- {path.name}\n{path.read_text(encoding='utf-8', errors='replace')[-6000:]}"
             for path in sorted(self.folder.glob("*.log"))
         ]
         return "\n".join(ends)
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the variables of a process that belongs to this cluster, such as a client."""
-        return self._environment()
-
-    def _environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         own = {_MARK: self.mark, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         own |= {"TMPDIR": str(self.temporary), "DASK_TEMPORARY_DIRECTORY": str(self.folder / "dask")}
         own["DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT"] = "5s"  # of 30: so long a dead worker is called
@@ -260,13 +211,13 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def running_cluster(folder: Path, *, workers: int = 2, slots: int = 1, **options: Any) -> Iterator[Cluster]:
+def running_cluster(folder: Path, *, workers: int = 2, **options: Any) -> Iterator[Cluster]:
     """A scheduler and workers named w1, w2, ... that have joined; see `Cluster` for the options."""
     cluster = Cluster(folder, **options)
     try:
         cluster.start_scheduler()
         for number in range(1, workers + 1):
-            cluster.start_worker(f"w{number}", slots=slots)
+            cluster.start_worker(f"w{number}")
         if workers:
             cluster.wait()
         yield cluster
@@ -275,11 +226,6 @@ def running_cluster(folder: Path, *, workers: int = 2, slots: int = 1, **options
         raise
     finally:
         cluster.close()
-
-
-def end_on_sigterm() -> None:
-    """Have a signal that ends this process run its `finally` blocks, which end its clusters."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 def _address(file: Path) -> str:

@@ -13,8 +13,8 @@ from typing import Any
 
 import onnx
 import pytest
-from computed_plan import write_plan
-from simulated_debug import add_debug_tensors
+from simulated_plan import write_plan
+from tensorrt_simulation import rows
 
 from qcompile.artifact import Manifest, commit
 from qcompile.comparison.layers import rebuild, tapped, taps
@@ -32,8 +32,6 @@ from qcompile.spec.artifacts import BuildSpec
 
 Fault = Callable[[onnx.ModelProto, set[str]], onnx.ModelProto]
 """Changes a model; told the tensors that cannot be inside a fusion: outputs, and those that are marked."""
-
-TARGETS = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt-rtx"}
 
 
 @dataclass
@@ -79,17 +77,12 @@ class FaultyBuilder:
         """Write an engine with the fault, and return its profiles."""
         held = {value.name for value in model.graph.output}
         computed = self.fault(_copy(model), held | set(debug or ()))
-        ranges = {}
-        for value in model.graph.input:
-            dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
-            if not value.type.tensor_type.shape.dim[0].HasField("dim_value"):
-                ranges[value.name] = [[rows, *dims[1:]] for rows in self.shape]
-        write_plan(path, computed, self.version, profiles=[ranges])
-        if debug or debug is None:
+        ranges, unfused = rows(model, *self.shape), []
+        if debug is None:
+            made = {name for node in computed.graph.node for name in node.output} - {*self.fused}
             floats = [name for name, kind in infer_types(computed).items() if kind == "float32"]
-            made = {name for node in computed.graph.node for name in node.output}
-            unfused = [name for name in floats if name in made and name not in self.fused]
-            add_debug_tensors(path, debug or (), unfused if debug is None else ())
+            unfused = [name for name in floats if name in made]
+        write_plan(path, computed, self.version, profiles=[ranges], marked=list(debug or ()), unfused=unfused)
         kinds = ("min", "opt", "max")
         return [{name: dict(zip(kinds, shapes, strict=True)) for name, shapes in ranges.items()}]
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 import onnx
-import onnxruntime
 from numpy.typing import NDArray
 from onnx import numpy_helper, parser
+from written_models import computed
 
 import qcompile
 
@@ -21,15 +21,8 @@ CLASSES, CHANNELS = 5, 12
 
 def run(model: onnx.ModelProto | Path, x: Floats, name: str = "") -> Floats:
     """An output, or another tensor."""
-    model = onnx.load(model) if isinstance(model, Path) else model
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    if name:
-        del copy.graph.output[:]
-        copy.graph.output.append(onnx.helper.make_tensor_value_info(name, 1, None))
-    session = onnxruntime.InferenceSession(copy.SerializeToString(), providers=["CPUExecutionProvider"])
-    found: Floats = session.run(None, {"x": x})[0]
-    return found
+    found = computed(model, {"x": x}, *([name] if name else []), optimize=True)
+    return next(iter(found.values()))
 
 
 def network(batch: int = 0, *, hostile: bool = True) -> tuple[onnx.ModelProto, Floats, NDArray[np.int64]]:

@@ -8,7 +8,6 @@ every branch from 8.4 to 11.0.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,8 +83,32 @@ def nodes(*names: str, between: str = "") -> str:
     return between.join(f"[ONNX Layer: {name}]" for name in names)
 
 
-def _fp16() -> Shape:
-    return Shape(
+_BLOCK = "{ForeignNode[/Unsqueeze_3 + /a/MatMul.../b/MatMul_1]}"
+_WIDE = "Four wide channel vectorized row major FP32 format"
+_GEMM = "sm80_xmma_gemm_{}_tilesize32x32x64_stage6_warpsize2x2x1_tensor16x8x{}"
+
+
+def _kernel(name: str, kind: str, tactic: str, spelled: str, *made_of: str) -> Entry:
+    return layer(name, kind, spelled, located=False, TacticName=tactic, StreamId=0, Metadata=nodes(*made_of))
+
+
+def _newest() -> str:
+    entry = convolution("conv1 + relu1", weights="Half", StreamId=0, Metadata=nodes("conv1", "relu1"))
+    entry["Inputs"] = [
+        {**tensor("x", "Half", "Datatype"), "Format": "Row major linear FP16 format (kLINEAR)"}
+    ]
+    io = {"Name": "x", "IOMode": "Input", "DataType": "Float", "Dimensions": [1, 64], "ProfileInfo": []}
+    return json.dumps({"Layers": [entry], "I/O Tensors": [io]})
+
+
+def _control_characters() -> str:
+    metadata = nodes("conv1", "relu1", between="\x1f")
+    answer = graph(convolution("conv1\x1erelu1", HALF8, weights="Half", Metadata=metadata))
+    return answer.replace("\\u001f", "\x1f").replace("\\u001e", "\x1e")
+
+
+SHAPES = {
+    "fp16": Shape(
         "TREX examples/pytorch/resnet/A100/fp16/resnet.onnx.engine.graph.json",
         graph(
             reformat("Conv_0 + Relu_1"),
@@ -98,63 +121,41 @@ def _fp16() -> Shape:
         ),
         {"Conv_0": "fp16", "Conv_5": "fp16", "Gemm_48": "fp16"},
         3,
-    )
-
-
-def _fp32() -> Shape:
-    wide = "Four wide channel vectorized row major FP32 format"
-    return Shape(
+    ),
+    "fp32": Shape(
         "TREX examples/tensorflow/resnet/RTX-3090/fp32/resnet.onnx.engine.graph.json",
         graph(
             layer("net/conv1/Conv2D__6", "Shuffle", FP32, located=False, ParameterType="Shuffle"),
-            convolution("Conv__435 + net/relu/Relu", wide, weights="Float", located=False),
-            convolution(
-                "net/logits/MatMul", FP32, weights="Float", located=False, kind="CublasConvolution",
-                CublasConvolutionTacticIndex=3,
-            ),
+            convolution("Conv__435 + net/relu/Relu", _WIDE, weights="Float", located=False),
+            convolution("net/logits/MatMul", FP32, weights="Float", located=False, kind="CublasConvolution",
+                        CublasConvolutionTacticIndex=3),
             layer("net/pad/Pad", "Padding", FP32, located=False, ParameterType="Slice"),
         ),
         {"Conv__435": "fp32", "net/logits/MatMul": "fp32"},
-    )  # fmt: skip
-
-
-def _quantized() -> Shape:
-    return Shape(
+    ),
+    "quantized": Shape(
         "TREX examples/pytorch/resnet/A100/qat/resnet-qat.onnx.engine.graph.json",
         graph(
             layer("QuantizeLinear_2", "Reformat", FP32, made=INT8, ParameterType="Reformat", Origin="QDQ"),
             convolution("conv1.weight + QuantizeLinear_7 + Conv_9", INT8, weights="Int8"),
-            convolution(
-                "layer1.0.conv2.weight + QuantizeLinear_32 + Conv_34 + Add_36 + Relu_37",
-                INT8,
-                "Thirty-two wide channel vectorized row major FP16 format",
-                weights="Int8",
-                kernel="interleaved_i8f16_i8i32_f32",
-            ),
+            convolution("layer1.0.conv2.weight + QuantizeLinear_32 + Conv_34 + Add_36 + Relu_37", INT8,
+                        "Thirty-two wide channel vectorized row major FP16 format", weights="Int8",
+                        kernel="interleaved_i8f16_i8i32_f32"),
             convolution(
                 "fc.weight + QuantizeLinear_255 + Gemm_257 + fc.bias + (Unnamed Layer* 306) [Shuffle]",
-                "Four wide channel vectorized row major Int8 format",
-                weights="Int8",
-            ),
+                "Four wide channel vectorized row major Int8 format", weights="Int8"),
         ),
         {"Conv_9": "int8", "Conv_34": "int8", "Gemm_257": "int8"},
         1,
-    )
-
-
-def _pooled() -> Shape:
-    pooled = {"ConvParameterType": "Convolution", "ConvWeights": {"Type": "Int8", "Count": 9408},
-              "PoolingParameterType": "Pooling"}  # fmt: skip
-    name = "conv1.weight + QuantizeLinear_7 + Conv_9 + MaxPool_12"
-    return Shape(
+    ),
+    "pooled": Shape(
         "TREX examples/pytorch/resnet/A100/qat-residual-qgap/resnet-qat-residual-qgap.onnx.engine.graph.json",
-        graph(layer(name, "ConvActPool", UNKNOWN, ParameterType="ConvActPool", **pooled)),
+        graph(layer("conv1.weight + QuantizeLinear_7 + Conv_9 + MaxPool_12", "ConvActPool", UNKNOWN,
+                    ParameterType="ConvActPool", ConvParameterType="Convolution",
+                    ConvWeights={"Type": "Int8", "Count": 9408}, PoolingParameterType="Pooling")),
         {"Conv_9": "int8"},
-    )
-
-
-def _pointwise() -> Shape:
-    return Shape(
+    ),
+    "pointwise": Shape(
         "TREX tests/inputs/mobilenet_v2_residuals.qat.onnx.engine.graph.json",
         graph(
             convolution("features.0.0.weight + QuantizeLinear_7 + Conv_9 + PWN(Clip_13)", INT8,
@@ -165,105 +166,66 @@ def _pointwise() -> Shape:
                         weights="Int8", kind="FusedConvActConvolution", ConvolutionTacticIndex=7),
         ),
         {"Conv_9": "int8", "Conv_23": "int8", "Conv_292": "int8", "Conv_2": "unreported"},
-    )  # fmt: skip
-
-
-def _names_only() -> Shape:
-    return Shape(
+    ),
+    "names_only": Shape(
         "NVIDIA/trt-samples-for-hackathon-cn issue 18 (8.4); NVIDIA/TensorRT issue 4020 (10.2)",
         graph("Conv__25 + Relu", "Reformatting CopyNode for Output Tensor 0 to MaxPool2d", "MatMul + add_2"),
         {"Conv__25": "unreported", "MatMul": "unreported"},
-    )
-
-
-def _foreign() -> Shape:
-    block = "{ForeignNode[/Unsqueeze_3 + /a/MatMul.../b/MatMul_1]}"
-    return Shape(
+    ),
+    "foreign": Shape(
         "NVIDIA/TensorRT issues 3768, 4397 (layer names only), 4157 (8.6): the network is one Myelin layer",
         graph(
-            layer(block, "Myelin", "Row major linear FP16 format", TacticValue="0x0000000000000000"),
-            reformat(block),
+            layer(_BLOCK, "Myelin", "Row major linear FP16 format", TacticValue="0x0000000000000000"),
+            reformat(_BLOCK),
         ),
         {"/a/MatMul": "unreported", "/b/MatMul_1": "unreported", "/c/between/MatMul": "unreported"},
         1,
-    )
-
-
-def _bert() -> Shape:
-    def kernel(name: str, kind: str, tactic: str, spelled: str, *made_of: str) -> Entry:
-        return layer(name, kind, spelled, located=False, TacticName=tactic, StreamId=0,
-                     Metadata=nodes(*made_of))  # fmt: skip
-
-    half = "sm80_xmma_gemm_f16f16_f16f16_f16_nn_n_tilesize32x32x64_stage6_warpsize2x2x1_tensor16x8x16"
-    eight = "sm80_xmma_gemm_i8f32_i8i32_f32_tn_n_tilesize32x32x64_stage6_warpsize2x2x1_tensor16x8x32"
-    return Shape(
+    ),
+    "bert": Shape(
         "NVIDIA/TensorRT issue 4397 (10.10, detailed); kernel names of INT8: Model-Optimizer issue 35",
         graph(
-            kernel("/l_10/q/MatMul+/l_10/k/MatMul_myl0_79", "gemm", half, "Half", "/l.10/q/MatMul",
-                   "/l.10/k/MatMul", "/l.10/k/Add"),
-            kernel("__myl_AddCastMean_myl0_78", "kgen", "__myl_AddCastMean_0xf2543c", "Half",
-                   "/l.10/k/Add", "/l.10/norm/LayerNormalization"),
-            kernel("_gemm_mha_v2_myl0_80", "kgen", "_gemm_mha_v2_0x44a1", "Half", "/l.10/qk/MatMul",
-                   "/l.10/av/MatMul"),
-            kernel("__myl_Fc_myl0_69", "fusion", f"{eight}_by_fusion_tactic", UNKNOWN,
-                   "/l.10/ff/MatMul", "/l.10/ff/Erf"),
+            _kernel("/l_10/q/MatMul+/l_10/k/MatMul_myl0_79", "gemm",
+                    _GEMM.format("f16f16_f16f16_f16_nn_n", 16), "Half",
+                    "/l.10/q/MatMul", "/l.10/k/MatMul", "/l.10/k/Add"),
+            _kernel("__myl_AddCastMean_myl0_78", "kgen", "__myl_AddCastMean_0xf2543c", "Half",
+                    "/l.10/k/Add", "/l.10/norm/LayerNormalization"),
+            _kernel("_gemm_mha_v2_myl0_80", "kgen", "_gemm_mha_v2_0x44a1", "Half",
+                    "/l.10/qk/MatMul", "/l.10/av/MatMul"),
+            _kernel("__myl_Fc_myl0_69", "fusion",
+                    f"{_GEMM.format('i8f32_i8i32_f32_tn_n', 32)}_by_fusion_tactic", UNKNOWN,
+                    "/l.10/ff/MatMul", "/l.10/ff/Erf"),
             {"Name": "signal_0", "LayerType": "signal", "Inputs": [], "Outputs": []},
         ),
         {"/l.10/q/MatMul": "fp16", "/l.10/k/MatMul": "fp16", "/l.10/qk/MatMul": "unreported",
          "/l.10/av/MatMul": "unreported", "/l.10/ff/MatMul": "int8"},
         1,
-    )  # fmt: skip
-
-
-def _without_metadata() -> Shape:
-    name = "/l_0/q/MatMul+/l_0/k_1/MatMul_myl0_3"
-    return Shape(
+    ),
+    "without_metadata": Shape(
         "NVIDIA/TensorRT issue 4397 (10.10): names of kernels alone, dots become underscores",
-        graph(layer(name, "gemm", "Half", located=False, StreamId=0, Metadata="")),
+        graph(layer("/l_0/q/MatMul+/l_0/k_1/MatMul_myl0_3", "gemm", "Half", located=False, StreamId=0,
+                    Metadata="")),
         {"/l.0/q/MatMul": "fp16", "/l.0/k.1/MatMul": "fp16", "/l.0/k/MatMul": "unreported"},
-    )
-
-
-def _control_characters() -> Shape:
-    entry = convolution(
-        "conv1\x1erelu1", HALF8, weights="Half", Metadata=nodes("conv1", "relu1", between="\x1f")
-    )
-    raw = graph(entry).replace("\\u001f", "\x1f").replace("\\u001e", "\x1e")
-    return Shape("NVIDIA/TensorRT issue 2779 (8.6), trex/parser.py `fix_unicode`", raw, {"conv1": "fp16"})
-
-
-def _properties() -> Shape:
-    metadata = "[ONNX Layer: block/conv | Local Function: Block][ONNX Layer: a[0].act | /net.py(1): f]"
-    return Shape(
+    ),
+    "control_characters": Shape(
+        "NVIDIA/TensorRT issue 2779 (8.6), trex/parser.py `fix_unicode`", _control_characters(),
+        {"conv1": "fp16"},
+    ),
+    "properties": Shape(
         "onnx-tensorrt 10.0-GA importerUtils.cpp `processMetadata`; 8.6-GA onnx2trt_utils.cpp",
-        graph(convolution("conv_7", HALF8, weights="Half", StreamId=0, Metadata=metadata)),
+        graph(convolution("conv_7", HALF8, weights="Half", StreamId=0, Metadata="[ONNX Layer: block/conv | "
+                          "Local Function: Block][ONNX Layer: a[0].act | /net.py(1): f]")),
         {"block/conv": "fp16", "a[0].act": "fp16", "conv_7": "fp16"},
-    )
-
-
-def _horizontal() -> Shape:
-    return Shape(
+    ),
+    "horizontal": Shape(
         "NVIDIA/TensorRT issues: layers side by side in the engine's layer listing of 8.x, 'a + b || c + d'",
         graph(convolution("branch1 + relu1 || branch2 + relu2", HALF8, weights="Half")),
         {"branch1": "fp16", "branch2": "fp16"},
-    )
-
-
-def _newest() -> Shape:
-    entry = convolution("conv1 + relu1", weights="Half", StreamId=0, Metadata=nodes("conv1", "relu1"))
-    entry["Inputs"] = [
-        {**tensor("x", "Half", "Datatype"), "Format": "Row major linear FP16 format (kLINEAR)"}
-    ]
-    io = {"Name": "x", "IOMode": "Input", "DataType": "Float", "Dimensions": [1, 64], "ProfileInfo": []}
-    return Shape(
-        "Migration guide 11.0, 'Migrating IEngineInspector Usage from TensorRT 10.x to 11.x'",
-        json.dumps({"Layers": [entry], "I/O Tensors": [io]}),
+    ),
+    "newest": Shape(
+        "Migration guide 11.0, 'Migrating IEngineInspector Usage from TensorRT 10.x to 11.x'", _newest(),
         {"conv1": "fp16"},
-    )
-
-
-def _profiles() -> Shape:
-    return Shape(
+    ),
+    "profiles": Shape(
         "TREX trex/parser.py `filter_profiles`: layers of all profiles, those of the first without a number",
         graph(
             convolution("conv1 + relu1", HALF8, weights="Half"),
@@ -271,13 +233,5 @@ def _profiles() -> Shape:
             reformat("conv1 + relu1 [profile 1]"),
         ),
         {"conv1": "fp16"},
-    )
-
-
-SHAPES: dict[str, Callable[[], Shape]] = {
-    function.__name__.strip("_"): function
-    for function in (
-        _fp16, _fp32, _quantized, _pooled, _pointwise, _names_only, _foreign, _bert, _without_metadata,
-        _control_characters, _properties, _horizontal, _newest, _profiles,
-    )
+    ),
 }  # fmt: skip

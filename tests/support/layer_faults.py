@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import numpy_helper
+from written_models import computed
 
 from qcompile.model.graph import infer_types
 from qcompile.model.output_error import output_error
@@ -23,16 +23,9 @@ def perturbed(model: onnx.ModelProto, name: str, *, by: float = 0.0, times: floa
 
 def all_at_once(model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Every tensor of a float graph over all feeds, from one session that optimizes nothing."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
     made = [name for node in model.graph.node for name in node.output]
-    del copy.graph.output[:]
-    copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in made)
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(copy.SerializeToString(), options)
-    found = [session.run(made, one) for one in feeds]
-    return {name: np.concatenate([one[i].ravel() for one in found]) for i, name in enumerate(made)}
+    found = [computed(model, one, *made) for one in feeds]
+    return {name: np.concatenate([one[name].ravel() for one in found]) for name in made}
 
 
 def brute_force(

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from numpy.typing import NDArray
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
+from written_models import computed, text_model
 
 import qcompile
 from qcompile.artifact import Artifact
@@ -34,8 +34,7 @@ def normal(*shape: int, seed: int = 0, scale: float = 0.2) -> Floats:
 
 def written(path: Path, body: str, **weights: NDArray[Any]) -> Path:
     """Write a model of opset 17 in ONNX's text form."""
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> tiny {body}')
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    model = text_model(body, **weights)
     for node in model.graph.node:
         node.name = node.name.replace("layer_0", "layer[0]")  # as a glob this means layer0
     onnx.checker.check_model(model, full_check=True)
@@ -45,13 +44,8 @@ def written(path: Path, body: str, **weights: NDArray[Any]) -> Path:
 
 def run(path: Path, *, optimize: bool = True, **feeds: NDArray[Any]) -> Floats:
     """The first output; Q/DQ of weights alone is not fused to products of int8 activations."""
-    options = onnxruntime.SessionOptions()
-    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
-    if not optimize:
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    output: Floats = session.run(None, feeds)[0]
-    return output
+    found = computed(path, feeds, optimize=optimize, session__qdq_matmulnbits_accuracy_level="1")
+    return next(iter(found.values()))
 
 
 def snr_db(expected: Floats, found: Floats) -> float:

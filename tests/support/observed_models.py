@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from numpy.typing import NDArray
-from onnx import numpy_helper, parser
+from written_models import computed, text_model
 
 from qcompile.calibration.taps import choose_taps
 from qcompile.calibration.workers import open_observer
@@ -21,14 +20,12 @@ Array = NDArray[Any]
 Arrays = dict[str, Array]
 
 
-def model(
-    body: str, signature: str, *, opset: int = 17, ir_version: int = 8, **weights: Array
-) -> onnx.ModelProto:
+MATRIX = "(float[n, 4] x) => (float[n, m] y)"
+
+
+def model(body: str, signature: str = MATRIX, **options: Any) -> onnx.ModelProto:
     """A model from ONNX's text form: `signature` is "(inputs) => (outputs)"."""
-    head = f'<ir_version: {ir_version}, opset_import: ["" : {opset}]>'
-    made = parser.parse_model(f"{head} g {signature} {{ {body} }}")
-    made.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
-    return made
+    return text_model(f"{signature} {{ {body} }}", also=', "custom" : 1', **options)
 
 
 def normal(*shape: int, dtype: str = "float32") -> Array:
@@ -58,16 +55,7 @@ def observed(path: Path, feeds: Arrays, wanted: Collection[str] | None = None, t
 
 def expected(path: Path, names: Collection[str], feeds: Arrays) -> Arrays:
     """What a plain session returns for the same tensors."""
-    made = onnx.load(path)
-    present = {value.name for value in made.graph.output}
-    made.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in present)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(
-        made.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return dict(zip(names, session.run(list(names), feeds), strict=True))
+    return computed(path, feeds, *names, optimize=True)
 
 
 def assert_same_values(found: Arrays, oracle: Arrays) -> None:

@@ -72,6 +72,7 @@ class _Enumeration(enum.Enum):
     __index__ = __int__
 
 
+@functools.total_ordering
 class _Ordered(_Enumeration):
     """As pybind11's arithmetic enumerations, of which TensorRT has one, the severity.
 
@@ -79,22 +80,10 @@ class _Ordered(_Enumeration):
     py::arithmetic())`.
     """
 
-    def _compared(self, other: object) -> int:
+    def __lt__(self, other: object) -> bool:
         if type(other) is not type(self):
             raise TypeError("Expected an enumeration of matching type!")
-        return int(self) - int(other)
-
-    def __lt__(self, other: object) -> bool:
-        return self._compared(other) < 0
-
-    def __le__(self, other: object) -> bool:
-        return self._compared(other) <= 0
-
-    def __gt__(self, other: object) -> bool:
-        return self._compared(other) > 0
-
-    def __ge__(self, other: object) -> bool:
-        return self._compared(other) >= 0
+        return int(self) < int(other)
 
 
 class NotSimulated:
@@ -129,10 +118,7 @@ class _Metaclass(type):
 
 
 class _Stored:
-    """An attribute that keeps what is written.
-
-    Source: the tests' own.
-    """
+    """An attribute that keeps what is written. Source: the tests' own."""
 
     def __init__(self, name: str, default: Any) -> None:
         self._name, self._default = name, default
@@ -220,9 +206,8 @@ def _class(module: Any, name: str, members: list[str], behaviour: Any, severity:
                 if (key.startswith("_") or key in members) and key not in ("__dict__", "__weakref__")
             }
     initialize = namespace.pop("__init__", None)
-    for member in members:
-        value = namespace.get(member, NotSimulated(f"{name}.{member}"))
-        namespace[member] = _member(member, value, severity)
+    missing = {member: NotSimulated(f"{name}.{member}") for member in members}
+    namespace |= {member: _member(member, {**missing, **namespace}[member], severity) for member in members}
 
     def construct(self: Any, *args: Any, **named: Any) -> None:
         vars(self)["_constructed"] = True
@@ -240,10 +225,8 @@ def _class(module: Any, name: str, members: list[str], behaviour: Any, severity:
         "_members": frozenset(members),
         "_recorded_name": name,
     }
-    builtin = (
-        next((b for b in behaviour.__mro__ if b.__module__ == "builtins"), object) if behaviour else object
-    )
-    return _Metaclass(name, (builtin,), namespace)
+    bases = behaviour.__mro__ if behaviour else (object,)
+    return _Metaclass(name, (next(base for base in bases if base.__module__ == "builtins"),), namespace)
 
 
 def _member(name: str, value: Any, severity: Any) -> Any:
@@ -273,31 +256,26 @@ def _noted(name: str, function: Any, *, written: bool = False) -> Any:
     return call
 
 
-def _note(
-    instance: Any,
-    member: str,
-    args: tuple[Any, ...],
-    named: dict[str, Any] | None = None,
-    *,
-    written: bool = False,
-) -> None:
+def _note(instance: Any, member: str, args: Any, named: Any = None, *, written: bool = False) -> None:
     call = Call(instance._recorded_name, member, args, named or {}, written)
     instance._module.recorded_calls.append(call)
 
 
-def _is_own(instance: Any, name: str) -> bool:
-    """Whether an attribute may exist: recorded, private, or of a subclass in Python."""
+def _require(instance: Any, name: str) -> None:
+    """Refuse an attribute that is neither recorded, nor private, nor of a subclass in Python.
+
+    Source: pybind11's classes have no `__dict__` (docs/classes.rst, "Dynamic attributes", documentation).
+    """
     kind = type(instance)
-    return name.startswith("_") or "_members" not in vars(kind) or name in kind._members
+    if not (name.startswith("_") or "_members" not in vars(kind) or name in kind._members):
+        raise AttributeError(f"{kind.__qualname__!r} object has no attribute {name!r}")
 
 
 def _get(self: Any, name: str) -> Any:
-    if not _is_own(self, name):
-        raise AttributeError(f"{type(self).__qualname__!r} object has no attribute {name!r}")
+    _require(self, name)
     return object.__getattribute__(self, name)
 
 
 def _set(self: Any, name: str, value: Any) -> None:
-    if not _is_own(self, name):
-        raise AttributeError(f"{type(self).__qualname__!r} object has no attribute {name!r}")
+    _require(self, name)
     object.__setattr__(self, name, value)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from simulated_cuda import SimulatedGpu
-from simulated_gpu import make_adapter
-from tensorrt_simulation import Simulation, values
+from tensorrt_simulation import Simulation, make_adapter, values
 
 from qcompile.engines.tensorrt.runner.runner import TensorRTRunner
 

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from numpy.typing import NDArray
+from written_models import computed
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -18,24 +19,7 @@ OPENVINO_SLACK = 4 * 2.0**-24 * 256
 integers: four roundings of a number up to 255, where ONNX rounds x / scale, counted from zero."""
 
 
-def on_onnxruntime(model: onnx.ModelProto, feeds: Arrays, *, optimize: bool = False, **config: str) -> Arrays:
-    """Return output name to array.
-
-    Args:
-        model: The graph.
-        feeds: Its inputs.
-        optimize: Whether nodes are fused; without, each is computed by its own kernel.
-        config: Entries of the session's configuration, "__" for a dot.
-    """
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level, options.intra_op_num_threads = 4, 1
-    if not optimize:
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    for key, value in config.items():
-        options.add_session_config_entry(key.replace("__", "."), value)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
-    names = [value.name for value in session.get_outputs()]
-    return dict(zip(names, session.run(names, feeds), strict=True))
+on_onnxruntime = computed
 
 
 def optimized_operators(model: onnx.ModelProto, folder: Path) -> set[str]:

@@ -3,32 +3,35 @@
     module = simulated_tensorrt("10.16", Circumstances(fallback={"conv1"}))
     monkeypatch.setitem(sys.modules, "tensorrt", module)
 
-The engines compute nothing. What is simulated is what a builder, its proof and a refit talk to: which layers
-there are, in which precision, how TensorRT says so, and how it refuses. `Circumstances` are what a real build
-depends on beside its options.
+`Circumstances` are what a real build depends on beside its options. The engines compute the ONNX graph that
+was parsed (`simulated_engine`, `simulated_context`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import types
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+import onnx
 import simulated_config
+import simulated_context
 import simulated_engine
 import simulated_network
 import simulated_parser
 import simulated_process
-import simulated_refit
-from recorded_tensorrt import recorded_module, stored
+from onnx import numpy_helper
+from recorded_tensorrt import recorded_module
 from simulated_calibration import find_scales
+from simulated_cuda import SimulatedGpu
+from simulated_inspector import COMPUTES, engine_layers
 from simulated_network import kind_of, say
-from simulated_plan import COMPUTES, engine_layers, plugins_of, weight_entries, write_plan
+from simulated_plan import PlanTensor, pack
 from simulated_process import init_plugins, registered_logger, registry_of
 
 _STEPS = 6
-_MEGABYTE = 1 << 20
 
 # As in public logs of 8.6 and 10 (github.com/NVIDIA/TensorRT/issues/2643, 1413) and of TensorRT-RTX 1.7.1.
 _OUT_OF_MEMORY = (
@@ -85,36 +88,33 @@ class Circumstances:
 
 
 def simulated_tensorrt(
-    version: str,
-    circumstances: Circumstances | None = None,
-    behaviours: Mapping[str, Callable[..., Any]] | None = None,
+    version: str, circumstances: Circumstances | None = None, gpu: SimulatedGpu | None = None
 ) -> types.ModuleType:
     """Return a module that can stand for `tensorrt` or `tensorrt_rtx` in `sys.modules`.
 
     Args:
         version: One of `recorded_tensorrt.VERSIONS`.
         circumstances: What builds meet; all goes well by default.
-        behaviours: Classes in place of those here.
+        gpu: Where engines run; by default one of its own, with a context that is always current.
 
     Source: the tests' own.
     """
-    ours: dict[str, Any] = {"Builder": Builder, "Logger": Logger}
-    for family in (
-        simulated_network, simulated_parser, simulated_config, simulated_engine, simulated_process,
-        simulated_refit,
-    ):  # fmt: skip
-        ours |= family.BEHAVIOURS
-    module: Any = recorded_module(version, {**ours, **(behaviours or {})})
+    families = (
+        simulated_network, simulated_parser, simulated_config, simulated_engine, simulated_context,
+        simulated_process,
+    )  # fmt: skip
+    behaviours: dict[str, Any] = {"Builder": Builder, "Logger": Logger}
+    for family in families:
+        behaviours |= family.BEHAVIOURS
+    module: Any = recorded_module(version, behaviours)
     module._circumstances = circumstances or Circumstances()
+    module._gpu = gpu or SimulatedGpu(current=0xBEEF)
     module.init_libnvinfer_plugins = init_plugins(module)
     return module  # type: ignore[no-any-return]
 
 
 class Logger:
-    """Logger: keeps nothing.
-
-    Source: python/src/infer/pyCore.cpp of release/10.13, `Logger`.
-    """
+    """Logger: keeps nothing. Source: python/src/infer/pyCore.cpp of release/10.13, `Logger`."""
 
     def __init__(self, min_severity: Any = None) -> None:
         self._severity = min_severity
@@ -162,8 +162,7 @@ class Builder:
             layer._name: _chosen(layer, config, scales) for layer in network._layers if _computes(layer)
         }
         _measure(self, config, precisions)
-        plan = _plan(self, network, config, precisions)
-        return self._module.IHostMemory(write_plan(plan, with_weights=not plan["stripped"]))
+        return self._module.IHostMemory(pack(_plan(self, network, config, precisions)))
 
 
 def _computes(layer: Any) -> bool:
@@ -183,12 +182,6 @@ def _wrong_profiles(network: Any, config: Any) -> str:
         for index, profile in enumerate(config._profiles):
             if tensor._name not in profile._shapes:
                 return f"Missing dimensions in profile {index} for input {tensor._name}."
-            low, opt, high = profile._shapes[tensor._name]
-            for axis, extent in enumerate(tensor._shape):
-                if extent >= 0 and not low[axis] == opt[axis] == high[axis] == extent:
-                    found = f"min={low[axis]}, opt={opt[axis]}, max={high[axis]} but tensor has {extent}."
-                    where = f"Dimension mismatch for tensor {tensor._name} and profile {index}."
-                    return f"{where} At dimension axis {axis}, profile has {found}"
     return ""
 
 
@@ -206,7 +199,8 @@ def _report_progress(builder: Any, config: Any) -> bool:
 
     Source: TensorRT-RTX 1.7.1, tried.
     """
-    monitor, outer, inner = config._monitor, "Building engine", "Cloning network graph"
+    outer, inner = "Building engine", "Cloning network graph"
+    monitor = vars(config).get("_progress_monitor")
     if monitor is None:
         return True
     monitor.phase_start(outer, None, _STEPS)
@@ -290,35 +284,70 @@ def _plan(builder: Any, network: Any, config: Any, precisions: dict[str, str]) -
         "module": module.__name__,
         "version": module.__version__,
         "devices": [f"{name[:-1]}.{name[-1]}" for name in built_for] or [circumstances.device],
-        "compatible": config._compatible,
         "version_compatible": config._has("VERSION_COMPATIBLE"),
         "lean_runtime": config._has("VERSION_COMPATIBLE") and not config._has("EXCLUDE_LEAN_RUNTIME"),
-        "name": stored(network, "name", "Unnamed Network 0"),
-        "verbosity": config._verbosity.name,
+        "verbosity": config.profiling_verbosity.name,
         "refittable": any(config._has(name) for name in ("REFIT", "REFIT_IDENTICAL", "REFIT_INDIVIDUAL")),
         "stripped": config._has("STRIP_PLAN"),
         "streams_weights": config._has("WEIGHT_STREAMING"),
-        "memory_bytes": _MEGABYTE,
-        "io": [_io(module, tensor) for tensor in (*network._inputs, *network._outputs)],
-        "profiles": [
-            {name: [list(shape) for shape in shapes] for name, shapes in profile._shapes.items()}
-            for profile in config._profiles
-        ],
-        "layers": [asdict(layer) for layer in layers],
-        "plugins": plugins_of(network),
-        "weights": weight_entries(network),
+        "io": [_io(module, tensor)._asdict() for tensor in (*network._inputs, *network._outputs)],
+        "profiles": [profile._shapes for profile in config._profiles] or [{}],
+        "values": [profile._values for profile in config._profiles] or [{}],
+        "layers": [vars(layer) for layer in layers],
+        "plugins": _plugins(network),
+        "weights": _weights(network),
+        "data_dependent": _data_dependent(network._model),
+        "model": network._model.SerializeToString(),
     }
 
 
-def _io(module: Any, tensor: Any) -> dict[str, Any]:
+def _io(module: Any, tensor: Any) -> PlanTensor:
+    """Source: NvInfer.h of release/10.13, `ITensor::setAllowedFormats`: the builder chooses one of them."""
     formats = [
         name for name, bit in module.TensorFormat.__members__.items() if tensor._formats >> int(bit) & 1
     ]
+    chosen = "LINEAR" if "LINEAR" in formats else formats[0]
+    role, shape = tensor._role.upper(), list(tensor._shape)
+    return PlanTensor(tensor._name, role, tensor._dtype, shape, tensor._holds_shape, chosen)
+
+
+def _plugins(network: Any) -> list[str]:
+    """The creators that a plan needs when it is loaded.
+
+    Source: onnx-tensorrt 8.5-GA, builtin_op_importers.cpp, importer of InstanceNormalization; others are the
+    test's own, with one creator of the operator's name.
+    """
+    operators = {layer._operator for layer in network._layers if kind_of(layer).startswith("PLUGIN")}
+    return sorted(f"{name}_TRT" if name == "InstanceNormalization" else name for name in operators)
+
+
+def _weights(network: Any) -> dict[str, dict[str, Any]]:
+    """Each weight that can be refitted, to its type, shape, size and digest.
+
+    Source: NvInferRuntime.h of release/10.13, `IRefitter::getAllWeights`, for the names; the rest is the
+    tests' own.
+    """
+    arrays = {name: numpy_helper.to_array(item) for name, item in network._weights.items()}
     return {
-        "name": tensor._name,
-        "mode": tensor._role.upper(),
-        "dtype": tensor._dtype,
-        "shape": list(tensor._shape),
-        "holds_shape": tensor._holds_shape,
-        "format": "LINEAR" if "LINEAR" in formats else formats[0],
-    }
+        name: {
+            "dtype": str(array.dtype), "shape": list(array.shape), "bytes": array.nbytes,
+            "sha256": hashlib.sha256(array.tobytes()).hexdigest(),
+        }
+        for name, array in arrays.items()
+        if array.dtype.kind not in "iu" or array.dtype.itemsize == 1  # shapes and indices are no weights
+    }  # fmt: skip
+
+
+def _data_dependent(model: onnx.ModelProto) -> list[str]:
+    """Outputs with axes that no input has, of a graph with NonZero.
+
+    Source: NvInferRuntime.h of release/10.16, `setOutputAllocator`.
+    """
+    sizes = {dim.dim_param for value in model.graph.input for dim in value.type.tensor_type.shape.dim}
+    return [
+        value.name
+        for value in model.graph.output
+        if any(not dim.HasField("dim_value") and dim.dim_param not in sizes
+               for dim in value.type.tensor_type.shape.dim)
+        and any(node.op_type == "NonZero" for node in model.graph.node)
+    ]  # fmt: skip

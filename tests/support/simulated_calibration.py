@@ -15,11 +15,6 @@ _MISSING_SCALE = (
     "Missing scale and zero-point for tensor {}, expect fall back to non-int8 implementation for any layer "
     "consuming or producing given tensor"
 )
-_NO_SCALES = (
-    "4: [standardEngineBuilder.cpp::initCalibrationParams::1436] Error Code 4: Internal Error (Calibration "
-    "failure occurred with no scaling factors detected. This could be due to no int8 calibrator or "
-    "insufficient custom scales for network layers.)"
-)
 _NO_VALUES = (
     # As TensorRT-RTX 1.7.1 says it of the profiles that it builds with.
     "IBuilder::buildSerializedNetwork: Error Code 4: API Usage Error (Optimization profile 0 is missing "
@@ -35,7 +30,7 @@ def find_scales(builder: Any, network: Any, config: Any) -> set[str] | None:
     if not config._has("INT8") or any(kind_of(layer) == "QUANTIZE" for layer in network._layers):
         return set()
     tensors = [tensor for layer in network._layers for tensor in (*layer._inputs, *layer._outputs)]
-    if config._calibrator is not None:
+    if vars(config).get("_int8_calibrator") is not None:
         return _calibrate(builder, network, config, {tensor._name for tensor in tensors})
     say(builder, "WARNING", _NO_CALIBRATOR)
     for name in sorted({tensor._name for tensor in tensors if tensor._range is None}):
@@ -51,7 +46,7 @@ def _calibrate(builder: Any, network: Any, config: Any, tensors: set[str]) -> se
     `setCalibrationProfile` ("must be set if int8 calibration is used to set scales for a network with runtime
     dimensions").
     """
-    calibrator = config._calibrator
+    calibrator = config.int8_calibrator
     known = calibrator.read_calibration_cache()
     if known and bytes(known).startswith(_cache_header(builder._module, calibrator).encode()):
         return tensors
@@ -61,14 +56,9 @@ def _calibrate(builder: Any, network: Any, config: Any, tensors: set[str]) -> se
         return None
     names = [tensor._name for tensor in network._inputs]
     calibrator.get_batch_size()
-    batches = 0
     while (addresses := calibrator.get_batch(names)) is not None:
         if len(addresses) != len(names):  # pyInt8.cpp copies as many as there are names, whatever it got
             raise TypeError(f"get_batch() must return {len(names)} addresses")
-        batches += 1
-    if not batches:
-        say(builder, "ERROR", _NO_SCALES)
-        return None
     header = _cache_header(builder._module, calibrator)
     lines = [header, *(f"{name}: 3c010a14" for name in sorted(tensors)), ""]
     calibrator.write_calibration_cache(memoryview("\n".join(lines).encode()))

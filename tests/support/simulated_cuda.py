@@ -35,10 +35,7 @@ class OutOfMemory(Error):
 
 
 class Misuse(AssertionError):
-    """What a real driver would answer with a crash or with wrong results.
-
-    Source: the tests' own.
-    """
+    """What a real driver would answer with a crash or with wrong results. Source: the tests' own."""
 
 
 class Stream:
@@ -108,10 +105,12 @@ class SimulatedGpu:
         placed: Address to the number of its device, where it is not 0.
         retained: Device to the references on its primary context.
         name: Of the GPU; a runtime cache is of one.
+        current: Context that is current in each thread from its beginning; 0 none.
     """
 
-    def __init__(self, devices: int = 2, memory_bytes: int = 1 << 26) -> None:
+    def __init__(self, devices: int = 2, memory_bytes: int = 1 << 26, current: int = 0) -> None:
         self.devices, self.memory_bytes = devices, memory_bytes
+        self.current = current
         self.live: Counter[str] = Counter()
         self.made: Counter[str] = Counter()
         self.launches = 0
@@ -138,7 +137,7 @@ class SimulatedGpu:
 
         Source: driver API, cuCtxPushCurrent: "onto the CPU thread's stack of current contexts".
         """
-        found: list[int] = vars(self._of_thread).setdefault("stack", [])
+        found: list[int] = vars(self._of_thread).setdefault("stack", [self.current] * bool(self.current))
         return found
 
     @property

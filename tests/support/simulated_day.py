@@ -1,4 +1,4 @@
-"""Stand-ins for a process of `benchmarks/gpu_day.py`: TensorRT, a GPU, and workers inside this process.
+"""What stands for the workers of `benchmarks/gpu_day.py`: TensorRT, a GPU, and workers in this process.
 
 Source: the tests' own.
 """
@@ -10,31 +10,16 @@ from typing import Any
 
 import pytest
 from simulated_whole import install as install_whole
+from workers_here import WorkerHere
 
 
-class WorkerInProcess:
-    """`qcompile.bench.workers.process.Worker`, without a process: another one has no stand-ins."""
-
-    def __init__(self, name: str, **_: Any) -> None:
-        from qcompile.bench.worker import WorkerSession
-
-        self.name, self._session = name, WorkerSession(lambda _: None)
+class WorkerInProcess(WorkerHere):
+    """A worker whose PyTorch is on the processor: it has no stand-in that computes."""
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """Answer a request."""
         if str(arguments.get("artifact", "")).rpartition(":")[2].isidentifier():
-            arguments["device"] = "cpu"  # PyTorch has no stand-in that computes
-        return {"ok": True, **self._session.answer({"do": do, **arguments})}
-
-    def freeze(self) -> None:
-        """Nothing is there to be frozen."""
-
-    def __enter__(self) -> WorkerInProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._session.runner is not None:
-            self._session.runner.close()
+            arguments["device"] = "cpu"
+        return {"ok": True, **super().ask(do, **arguments)}
 
 
 def install(folder: Path, version: str) -> None:

@@ -1,4 +1,4 @@
-"""The JSON of TensorRT's engine inspector, as each version spells it.
+"""The layers of an engine, and the JSON of TensorRT's engine inspector, as each version spells it.
 
 8.5: layers with Name, LayerType, Inputs, Outputs of Name, Location, Dimensions and "Format/Datatype", then
 ParameterType, Weights, TacticName, TacticValue. Source: the ten graphs of TREX (tools/experimental/
@@ -22,9 +22,13 @@ same form, for which there is no source: both forms are read.
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 from recorded_tensorrt import stored
+from simulated_network import kind_of
 
 _SENTENCES = {
     # As in trex/activations.py in NVIDIA/TensorRT.
@@ -47,33 +51,164 @@ _KERNELS = {
 _UNKNOWN = "N/A due to dynamic shapes"
 
 
-def engine_information(module: Any, plan: dict[str, Any], known: int | None) -> str:
-    """Return the inspector's JSON for an engine.
+COMPUTES = ("CONVOLUTION", "DECONVOLUTION", "MATRIX_MULTIPLY")
+_FOLDED = ("CONSTANT", "DEQUANTIZE", "SHAPE", "IDENTITY")
+_TYPES = {
+    # "LayerType" of the inspector's JSON. CaskConvolution: NVIDIA's developer guide, engine inspector;
+    # gemm: github.com/NVIDIA/TensorRT/issues/4397 (10.x); the others: trex/colors.py in NVIDIA/TensorRT.
+    "CONVOLUTION": "CaskConvolution", "DECONVOLUTION": "CaskDeconvolution", "QUANTIZE": "Reformat",
+    "CAST": "Reformat", "SHUFFLE": "Shuffle", "SQUEEZE": "NoOp", "UNSQUEEZE": "NoOp",
+    "POOLING": "CaskPooling",
+    "REDUCE": "Reduce", "SOFTMAX": "SoftMax", "ELEMENTWISE": "ElementWise", "ACTIVATION": "PointWiseV2",
+    "SLICE": "Slice", "CONCATENATION": "NoOp", "SCALE": "Scale",
+}  # fmt: skip
+
+
+@dataclass
+class EngineLayer:
+    """One layer of an engine.
+
+    Attributes:
+        name: The network's layers it is made of, joined by " + ".
+        kind: Its "LayerType".
+        precision: What it computes in, as `DataType` spells it.
+        inputs, outputs: Tensors: name, shape, type.
+        weights: Type and count of its weights; None without.
+        onnx_names: The ONNX nodes it comes from.
+        second_compiler: Whether it is of TensorRT's second compiler (Myelin), which spells types otherwise.
+
+    Source: the tests' own.
+    """
+
+    name: str
+    kind: str
+    precision: str
+    inputs: list[tuple[str, list[int], str]]
+    outputs: list[tuple[str, list[int], str]]
+    weights: tuple[str, int] | None = None
+    onnx_names: list[str] = field(default_factory=list)
+    second_compiler: bool = False
+
+
+def engine_layers(network: Any, precisions: dict[str, str], blocks: set[str]) -> list[EngineLayer]:
+    """Return an engine's layers: pointwise ones fused into what they follow, Q/DQ and constants gone.
 
     Args:
-        module: Whose spelling.
-        plan: From `simulated_plan`.
-        known: Profile whose shapes an execution context knows; None where there is none that does.
+        network: INetworkDefinition.
+        precisions: Layer that computes to what it computes in.
+        blocks: Network layers that the engine has as one block of its second compiler.
+
+    Source: docs.nvidia.com, "Types of fusions": pointwise layers go into the convolution or product before
+    them.
     """
-    return json.dumps({"Layers": layer_entries(module, plan, known), **_io(module, plan)}, indent=1)
+    made_by = {tensor._name: layer for layer in network._layers for tensor in layer._outputs}
+    uses = Counter(tensor._name for layer in network._layers for tensor in layer._inputs)
+    found: list[EngineLayer] = []
+    home: dict[str, EngineLayer] = {}
+    kinds = network._module.LayerType.__members__
+    for layer in network._layers:
+        kind, source = kind_of(layer), layer._inputs[0]._name if layer._inputs else ""
+        if _folded(layer, made_by):
+            continue
+        host = home.get(source)
+        if host and kind in ("ACTIVATION", "ELEMENTWISE") and uses[source] == 1 and not host.second_compiler:
+            host.name += f" + {layer._name}"
+            host.outputs = _tensors(layer._outputs, host.precision)
+            host.onnx_names.append(layer._onnx_name)
+            home[layer._outputs[0]._name] = host
+            continue
+        made = _engine_layer(layer, made_by, precisions, len(found), newer="CAST" in kinds)
+        found.append(made)
+        if kind in COMPUTES:
+            home[layer._outputs[0]._name] = made
+    return _with_block(found, blocks, newer="CAST" in kinds)
 
 
-def layer_entries(module: Any, plan: dict[str, Any], known: int | None) -> list[Any]:
-    """Return the inspector's words on each layer, for each profile where the version lists them so.
-
-    Source: trex/parser.py, `filter_profiles`, and NvInferRuntime.h, `ProfilingVerbosity`, as the head of this
-    file says.
+def _folded(layer: Any, made_by: dict[str, Any]) -> bool:
+    """Source: docs.nvidia.com, "Explicit quantization": Q/DQ of weights and of fused tensors are no layers of
+    the engine.
     """
-    if plan["verbosity"] == "NONE":
-        return []
-    entries: list[Any] = []
-    for profile in range(listed_profiles(module, plan)):
-        suffix = f" [profile {profile}]" if profile else ""
-        told = known is not None and (known == profile or not _by_profile(module))
-        for entry in _entries(module, plan, shapes_known=told):
-            entry["Name"] += suffix
-            entries.append(entry if plan["verbosity"] == "DETAILED" else entry["Name"])
-    return entries
+    kind = kind_of(layer)
+    if kind == "QUANTIZE":  # of weights, or fused into what makes the tensor
+        return layer._inputs[0]._name in made_by
+    helper = layer._name.startswith("ONNXTRT_") or layer._name.startswith("(Unnamed Layer")
+    return kind in _FOLDED or helper
+
+
+def _engine_layer(
+    layer: Any, made_by: dict[str, Any], precisions: dict[str, str], index: int, *, newer: bool
+) -> EngineLayer:
+    """Source: tools/experimental/trt-engine-explorer/trex/colors.py and NVIDIA/TensorRT issue 4397, for the
+    kinds and names.
+    """
+    kind, name = kind_of(layer), layer._name
+    precision = precisions.get(name, layer._outputs[0]._dtype)
+    source = layer._inputs[0]._dtype if kind in ("QUANTIZE", "CAST") else precision
+    made = EngineLayer(
+        name,
+        _TYPES.get(kind, kind.capitalize()),
+        precision,
+        _tensors([tensor for tensor in layer._inputs if _kind_behind(tensor, made_by) != "CONSTANT"], source),
+        _tensors(layer._outputs, precision),
+        _weights(layer, made_by, precision),
+        [layer._onnx_name],
+    )
+    if kind == "MATRIX_MULTIPLY":
+        made.kind = "gemm" if newer else "MatrixMultiply"
+        made.second_compiler = newer
+        made.name = f"{name.replace('.', '_')}_myl0_{index}" if newer else name
+    return made
+
+
+def _with_block(layers: list[EngineLayer], blocks: set[str], *, newer: bool) -> list[EngineLayer]:
+    """Put the named layers into one block: of 8.5 "{ForeignNode[...]}", later a kernel of its own name.
+
+    Source: NVIDIA/TensorRT issues 3067 ("{ForeignNode[...]}", 8.x) and 4397 ("__myl_...", 10.x).
+    """
+    inside = [layer for layer in layers if blocks & {*layer.name.split(" + "), *layer.onnx_names}]
+    if not inside:
+        return layers
+    first, last = inside[0], inside[-1]
+    onnx_names = [name for layer in inside for name in layer.onnx_names]
+    name = f"__myl_{'_'.join(layer.kind for layer in inside)}_fused_myl0_0" if newer else (
+        f"{{ForeignNode[{first.name.split(' + ')[0]}...{last.name.split(' + ')[-1]}]}}"
+    )  # fmt: skip
+    kind = "kgen" if newer else "Myelin"
+    block = EngineLayer(
+        name, kind, first.precision, first.inputs, last.outputs, None, onnx_names, second_compiler=newer
+    )
+    kept = [layer for layer in layers if layer not in inside]
+    return [*kept, block]
+
+
+def _tensors(tensors: list[Any], precision: str) -> list[tuple[str, list[int], str]]:
+    floats = ("FLOAT", "HALF", "BF16", "INT8")
+    return [
+        (tensor._name, list(tensor._shape), precision if tensor._dtype in floats else tensor._dtype)
+        for tensor in tensors
+    ]
+
+
+def _kind_behind(tensor: Any, made_by: dict[str, Any]) -> str:
+    """The kind of layer a tensor comes from, looking through Q/DQ and what only moves data.
+
+    Source: the tests' own.
+    """
+    layer = made_by.get(tensor._name)
+    while layer is not None and kind_of(layer) in ("QUANTIZE", "DEQUANTIZE", "SHUFFLE") and layer._inputs:
+        layer = made_by.get(layer._inputs[0]._name)
+    return kind_of(layer) if layer is not None else ""
+
+
+def _weights(layer: Any, made_by: dict[str, Any], precision: str) -> tuple[str, int] | None:
+    """Source: the tests' own."""
+    if kind_of(layer) not in COMPUTES:
+        return None
+    items = [layer._network._weights[name] for name in layer._weights[:1]]
+    for tensor in layer._inputs[1:2]:
+        if _kind_behind(tensor, made_by) == "CONSTANT":
+            return (precision, math.prod(tensor._shape))
+    return (precision, math.prod(items[0].dims)) if items else None
 
 
 def listed_profiles(module: Any, plan: dict[str, Any]) -> int:
@@ -165,14 +300,24 @@ class Inspector:
 
     execution_context = None
 
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-
     def get_engine_information(self, format: Any) -> str:
-        return engine_information(self._module, self._engine._plan, self._known_profile())
+        io = _io(self._module, self._engine._plan)
+        return json.dumps({"Layers": self._layers(), **io}, indent=1)
 
     def get_layer_information(self, index: int, format: Any) -> str:
-        return json.dumps(layer_entries(self._module, self._engine._plan, self._known_profile())[index])
+        return json.dumps(self._layers()[index])
+
+    def _layers(self) -> list[Any]:
+        """The words on each layer, for each profile where the version lists them so."""
+        # Source: trex/parser.py, `filter_profiles`, and NvInferRuntime.h, `ProfilingVerbosity`.
+        plan, known, entries = self._engine._plan, self._known_profile(), []
+        for profile in range(0 if plan["verbosity"] == "NONE" else listed_profiles(self._module, plan)):
+            suffix = f" [profile {profile}]" if profile else ""
+            told = known is not None and (known == profile or not _by_profile(self._module))
+            for entry in _entries(self._module, plan, shapes_known=told):
+                entry["Name"] += suffix
+                entries.append(entry if plan["verbosity"] == "DETAILED" else entry["Name"])
+        return entries
 
     def _known_profile(self) -> int | None:
         context = stored(self, "execution_context", None)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from simulated_builder import Circumstances, simulated_tensorrt
+from simulated_cuda import SimulatedGpu
 from simulated_process import library_opener
 
 import qcompile
@@ -24,10 +25,7 @@ GPU = Gpu("Simulated A10", "sm86", 24 << 30, "12.4")
 
 @dataclass
 class Machine:
-    """What a test builds on.
-
-    Source: the tests' own.
-    """
+    """What a test builds on. Source: the tests' own."""
 
     module: Any
     circumstances: Circumstances
@@ -70,13 +68,17 @@ class Machine:
         return not folder.exists() or all(".rejected." in path.name for path in folder.iterdir())
 
 
-def install(monkeypatch: pytest.MonkeyPatch, folder: Path, version: str, **about: Any) -> Machine:
+def install(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, version: str, gpu: SimulatedGpu | None = None, **about: Any
+) -> Machine:
     """Put a version of TensorRT and a GPU into this process; `about` are `Circumstances`.
+
+    Without `gpu` there is no package that drives CUDA: engines are built and inspected, and none runs.
 
     Source: the tests' own.
     """
     circumstances = Circumstances(**about)
-    module = simulated_tensorrt(version, circumstances)
+    module = simulated_tensorrt(version, circumstances, gpu)
     monkeypatch.setitem(sys.modules, "tensorrt", module)
     monkeypatch.setattr(plan, "open_library", library_opener(module))
     for home in (builder, engine, refit):

@@ -17,9 +17,42 @@ def usage_error(owner: Any, where: str, text: str) -> None:
     say(owner, "ERROR", f"{where}: Error Code 3: API Usage Error ({text})")
 
 
+def complain(owner: Any, text: str) -> bool:
+    """Log an error of use, for a call of the runtime that answers False."""
+    usage_error(owner, "[executionContext.cpp::check::1]", text)
+    return False
+
+
+def _weak(owner: Any, where: str) -> bool:
+    """Whether types can be set; an error is logged where the network's types are strong.
+
+    Source: NvInfer.h of release/8.5 to 10.13, `kSTRONGLY_TYPED`.
+    """
+    if owner._network._strong:
+        usage_error(owner, where, "types and precisions of a strongly typed network cannot be set")
+    return not owner._network._strong
+
+
 def kind_of(layer: Any) -> str:
     """Return a layer's type, such as "CONVOLUTION"."""
     return str(layer._type.name)
+
+
+def attribute(name: str, *, written: bool = False) -> property:
+    """What a private name holds.
+
+    Source: python/src/infer/pyGraph.cpp of release/8.5 to 10.13, `def_property` and `def_property_readonly`.
+    """
+
+    def write(self: Any, value: Any) -> None:
+        vars(self)[name] = value
+
+    return property(lambda self: vars(self)[name], write if written else None)
+
+
+def count(name: str) -> property:
+    """How many there are."""
+    return property(lambda self: len(vars(self)[name]))
 
 
 class Tensor:
@@ -29,20 +62,15 @@ class Tensor:
     TensorRT-RTX 1.7.1, tried.
     """
 
+    name = attribute("_name", written=True)
+    is_shape_tensor = attribute("_holds_shape")
+
     def __init__(self, network: Any, name: str, dtype: str, shape: tuple[int, ...], role: str = "") -> None:
         self._network, self._log = network, network._log
         self._name, self._dtype, self._shape, self._role = name, dtype, shape, role
         self._formats = (1 << len(self._module.TensorFormat.__members__)) - 1
         self._holds_shape = False
         self._range: tuple[float, float] | None = None
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @name.setter
-    def name(self, value: str) -> None:
-        self._name = value
 
     @property
     def dtype(self) -> Any:
@@ -52,26 +80,10 @@ class Tensor:
     def dtype(self, value: Any) -> None:
         if not hasattr(self._module.BuilderFlag, "FP16"):  # as TensorRT-RTX 1.7.1; of 11 it is assumed
             raise AttributeError("property of 'ITensor' object has no setter")
-        if self._network._strong:
-            usage_error(self, "ITensor::setType", "types of a strongly typed network cannot be set")
-        else:
+        if _weak(self, "ITensor::setType"):
             self._dtype = value.name
 
-    @property
-    def allowed_formats(self) -> int:
-        return self._formats
-
-    @allowed_formats.setter
-    def allowed_formats(self, value: int) -> None:
-        if not self._role:
-            text = "Tensor Formats are determined at build time for tensors not marked as input or output."
-            say(self, "WARNING", text)
-        else:
-            self._formats = value
-
-    @property
-    def is_shape_tensor(self) -> bool:
-        return self._holds_shape
+    allowed_formats = attribute("_formats", written=True)
 
     def set_dynamic_range(self, low: float, high: float) -> bool:
         self._range = (low, high)
@@ -86,6 +98,10 @@ class Layer:
     Source: NvInfer.h of release/8.5 to 10.13, `ILayer`; `kSTRONGLY_TYPED` there for what cannot be set.
     """
 
+    name = attribute("_name", written=True)
+    type = attribute("_type")
+    num_inputs, num_outputs = count("_inputs"), count("_outputs")
+
     def __init__(self, network: Any, name: str, kind: str, onnx_name: str = "") -> None:
         self._network, self._log, self._name = network, network._log, name
         self._type = self._module.LayerType[kind]
@@ -95,31 +111,10 @@ class Layer:
         self._outputs: list[Any] = []
         self._weights: list[str] = []
         self._precision: str | None = None
-        self._output_types: dict[int, str] = {}
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @name.setter
-    def name(self, value: str) -> None:
-        self._name = value
-
-    @property
-    def type(self) -> Any:
-        return self._type
 
     @property
     def metadata(self) -> str:
         return f"[ONNX Layer: {self._onnx_name}]" if self._onnx_name else ""
-
-    @property
-    def num_inputs(self) -> int:
-        return len(self._inputs)
-
-    @property
-    def num_outputs(self) -> int:
-        return len(self._outputs)
 
     def get_input(self, index: int) -> Any:
         return self._inputs[index] if 0 <= index < len(self._inputs) else None
@@ -135,16 +130,11 @@ class Layer:
     def precision(self, value: Any) -> None:
         if not isinstance(value, self._module.DataType):
             raise TypeError("incompatible function arguments")
-        if self._network._strong:
-            usage_error(self, "ILayer::setPrecision", "precisions of a strongly typed network cannot be set")
-        else:
+        if _weak(self, "ILayer::setPrecision"):
             self._precision = value.name
 
     def set_output_type(self, index: int, dtype: Any) -> None:
-        if self._network._strong:
-            usage_error(self, "ILayer::setOutputType", "types of a strongly typed network cannot be set")
-        else:
-            self._output_types[index] = dtype.name
+        _weak(self, "ILayer::setOutputType")
 
 
 class Network:
@@ -154,6 +144,7 @@ class Network:
     """
 
     name = "Unnamed Network 0"
+    num_layers, num_inputs, num_outputs = count("_layers"), count("_inputs"), count("_outputs")
 
     def __init__(self, builder: Any, flags: int) -> None:
         creation = self._module.NetworkDefinitionCreationFlag.__members__
@@ -172,26 +163,14 @@ class Network:
         creation = self._module.NetworkDefinitionCreationFlag.__members__
         return flag in creation and bool(self._flags >> int(creation[flag]) & 1)
 
-    @property
-    def num_layers(self) -> int:
-        return len(self._layers)
-
-    @property
-    def num_inputs(self) -> int:
-        return len(self._inputs)
-
-    @property
-    def num_outputs(self) -> int:
-        return len(self._outputs)
-
     def get_layer(self, index: int) -> Any:
-        return _at(self, self._layers, index)
+        return self._layers[index]
 
     def get_input(self, index: int) -> Any:
-        return _at(self, self._inputs, index)
+        return self._inputs[index]
 
     def get_output(self, index: int) -> Any:
-        return _at(self, self._outputs, index)
+        return self._outputs[index]
 
     def mark_output(self, tensor: Any) -> None:
         tensor._role = "output"
@@ -205,18 +184,6 @@ class Network:
 
     def _tensor(self, name: str, dtype: str, shape: tuple[int, ...], role: str = "") -> Any:
         return self._module.ITensor(self, name, dtype, shape, role)
-
-
-def _at(network: Any, items: list[Any], index: int) -> Any:
-    """As TensorRT-RTX 1.7.1 answers an index that is too high: a logged error, and nothing.
-
-    Source: TensorRT-RTX 1.7.1, tried.
-    """
-    if 0 <= index < len(items):
-        return items[index]
-    text = f"vector::_M_range_check: __n (which is {index}) >= this->size() (which is {len(items)})"
-    say(network, "ERROR", f"Unexpected exception {text}")
-    return None
 
 
 BEHAVIOURS: dict[str, Any] = {"ITensor": Tensor, "ILayer": Layer, "INetworkDefinition": Network}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import re
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -60,6 +59,23 @@ class ParserError:
         return str(self._about["operator"])
 
 
+class ErrorList:
+    """What a parser or a refitter refused. Source: NvOnnxParser.h, `IParser` and `IParserRefitter`."""
+
+    _errors: list[Any]
+
+    @property
+    def num_errors(self) -> int:
+        return len(self._errors)
+
+    def get_error(self, index: int) -> Any:
+        return self._errors[index]
+
+    def _add_error(self, desc: str, node: int = -1, name: str = "", operator: str = "") -> None:
+        error = self._module.ParserError(desc=desc, node=node, name=name, operator=operator)  # type: ignore[attr-defined]
+        self._errors.append(error)
+
+
 @functools.cache
 def _rtx_reads(operator: str) -> bool:
     """Whether the real parser reads an operator. Source: TensorRT-RTX 1.7.1, asked."""
@@ -68,22 +84,12 @@ def _rtx_reads(operator: str) -> bool:
     return bool(real.OnnxParser(network, logger).supports_operator(operator))
 
 
-class Parser:
-    """OnnxParser.
-
-    Source: onnx-tensorrt 8.5-GA, ModelImporter.cpp and NvOnnxParser.h; TensorRT-RTX 1.7.1.
-    """
+class Parser(ErrorList):
+    """OnnxParser. Source: onnx-tensorrt 8.5-GA, ModelImporter.cpp and NvOnnxParser.h; TensorRT-RTX 1.7.1."""
 
     def __init__(self, network: Any, log: Any) -> None:
         self._network, self._log = network, log
         self._errors: list[Any] = []
-
-    @property
-    def num_errors(self) -> int:
-        return len(self._errors)
-
-    def get_error(self, index: int) -> Any:
-        return self._errors[index]
 
     def set_flag(self, flag: Any) -> None:
         pass
@@ -96,9 +102,6 @@ class Parser:
         return _rtx_reads(operator) and (known is None or operator in known.operators)
 
     def parse_from_file(self, path: str, **_: Any) -> bool:
-        if not Path(path).is_file():
-            say(self, "ERROR", f"Could not open file {path}")
-            return False
         model, network = onnx.load(path), self._network
         if not network._explicit:
             say(self, "ERROR", _NO_BATCH)
@@ -111,12 +114,11 @@ class Parser:
             node.name = node.name or f"node_of_{node.output[0]}"
             quantizes = node.op_type in ("QuantizeLinear", "DequantizeLinear")
             if quantizes and len(node.input) < 3 and not names_nodes:
-                return self._refuse(index, node, _NO_ZERO_POINT, "INVALID_NODE")
+                return self._refuse(index, node, _NO_ZERO_POINT)
             if node.domain in ("", "ai.onnx") and self._reads(node.op_type):
                 continue
             if node.op_type not in known_creators(network._builder):
-                code = "INVALID_NODE" if names_nodes else "UNSUPPORTED_NODE"
-                return self._refuse(index, node, _NO_PLUGIN, code)
+                return self._refuse(index, node, _NO_PLUGIN)
             plugins[node.name] = node.op_type
             node.op_type, node.domain = "Identity", ""
             del node.input[1:], node.attribute[:]
@@ -129,19 +131,15 @@ class Parser:
         if not parser.parse(stand_in.SerializeToString(), str(path)):
             error = parser.get_error(0)
             index = max(error.node(), 0)
-            return self._refuse(index, model.graph.node[index], error.desc(), error.code().name)
+            return self._refuse(index, model.graph.node[index], error.desc())
         network._model = model
         _copy(network, parsed, stand_in, plugins, sizes)
         return True
 
-    def _refuse(self, index: int, node: Any, reason: str, code: str) -> bool:
+    def _refuse(self, index: int, node: Any, reason: str) -> bool:
         old = not hasattr(self._module.ParserError, "node_name")  # type: ignore[attr-defined]
         desc = f"Assertion failed: {reason}" if old else reason
-        error = self._module.ParserError(  # type: ignore[attr-defined]
-            code=self._module.ErrorCode[code],  # type: ignore[attr-defined]
-            desc=desc, node=index, name=node.name, operator=node.op_type,
-        )  # fmt: skip
-        self._errors.append(error)
+        self._add_error(desc, index, node.name, node.op_type)
         say(self, "ERROR", f'While parsing node number {index} [{node.op_type} -> "{node.output[0]}"]:')
         say(self, "ERROR", f"ERROR: {desc}")
         return False

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-from computed_plan import write_plan
 from onnx import parser
+from simulated_builder import simulated_tensorrt
 from simulated_cuda import SimulatedGpu
+from simulated_plan import write_plan
 
 from qcompile.engines.tensorrt.adapter import Adapter
 from qcompile.engines.tensorrt.runner.loaded_engine import EngineUse
@@ -41,6 +42,12 @@ TEXTS = {
         y = ReduceSum <keepdims = 0> (both, axes)
     }""",
 }
+
+
+def make_adapter(version: str, gpu: SimulatedGpu) -> Adapter:
+    """Return the adapter of one version, on a simulated GPU."""
+    module = simulated_tensorrt(version, gpu=gpu)
+    return Adapter(module, "tensorrt-rtx" if version == "rtx" else "tensorrt")
 
 
 def read_model(name: str) -> onnx.ModelProto:

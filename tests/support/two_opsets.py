@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnxruntime
 from numpy.typing import NDArray
-from onnx import parser
+from written_models import computed, text_model
 
 from qcompile.compiler.opset.lower import lower_opset
 from qcompile.model.onnx_file import model_io, opset
@@ -16,19 +15,12 @@ from qcompile.tensors import Feeds
 
 def model(version: int, signature: str, body: str, stored: str = "") -> onnx.ModelProto:
     """A model of one opset, in ONNX's text form."""
-    text = f'<ir_version: 10, opset_import: ["" : {version}]> g {signature} {stored} {{ {body} }}'
-    return parser.parse_model(text)
+    return text_model(f"{signature} {stored} {{ {body} }}", opset=version, ir_version=10)
 
 
 def run(proto: onnx.ModelProto, feeds: Feeds) -> list[NDArray[np.generic]]:
     """Run in ONNX Runtime as it is written."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(
-        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return list(session.run(None, feeds))
+    return list(computed(proto, feeds).values())
 
 
 def assert_the_same(

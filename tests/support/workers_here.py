@@ -30,15 +30,15 @@ class WorkersHere:
 class WorkerHere:
     """What `process.Worker` is, without a process."""
 
-    def __init__(self, name: str, asked: list[tuple[str, str]]) -> None:
-        self.name, self.pid, self._asked = name, os.getpid(), asked
+    def __init__(self, name: str, asked: list[tuple[str, str]] | None = None, **_: Any) -> None:
+        self.name, self.pid, self._asked = name, os.getpid(), asked if asked is not None else []
         self._session = worker.WorkerSession(lambda _: None)
 
     def hello(self) -> dict[str, Any]:
         return {"started_ms": 1.0}
 
     def ask(self, do: str, *, timeout_s: float | None = None, told: Any = None, **arguments: Any) -> Any:
-        self._asked.append((self.name, " ".join([do, *([arguments["mode"]] if do == "load" else [])])))
+        self._asked.append((self.name, " ".join([do, *([arguments["mode"]] if "mode" in arguments else [])])))
         try:
             return json.loads(json.dumps(self._session.answer({"do": do, **arguments})))
         except Exception as error:  # as `worker.serve` does

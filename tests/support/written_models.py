@@ -1,38 +1,92 @@
-"""Models written in ONNX's text form, and run as they are written: no optimizer touches them."""
+"""Models written in ONNX's text form or as one node, and what ONNX Runtime computes of them."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 from numpy.typing import NDArray
-from onnx import numpy_helper, parser
+from onnx import helper, numpy_helper, parser
 
 Floats = NDArray[np.float32]
 
 
+def text_model(
+    text: str, *, opset: int = 17, ir_version: int = 8, also: str = "", **weights: NDArray[Any]
+) -> onnx.ModelProto:
+    """Return a model with weights; `text` is "(inputs) => (outputs) { body }", `also` further opsets."""
+    model = parser.parse_model(f'<ir_version: {ir_version}, opset_import: ["" : {opset}{also}]> tiny {text}')
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    return model
+
+
 def model_of(text: str, *, named: bool = False, **weights: Floats) -> onnx.ModelProto:
     """Return a checked model of opset 17, with weights; `named` gives each node its operator and number."""
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> tiny {text}')
+    model = text_model(text, **weights)
     for number, node in enumerate(model.graph.node if named else ()):
         node.name = f"{node.op_type.lower()}{number}"
-    model.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in weights.items())
     onnx.checker.check_model(model)
     return model
 
 
+def one_node(
+    operator: str,
+    inputs: dict[str, int],
+    outputs: dict[str, int],
+    *,
+    opset: int = 21,
+    domain: str = "",
+    stored: tuple[onnx.TensorProto, ...] = (),
+    **how: Any,
+) -> onnx.ModelProto:
+    """Return a model of one node; tensors are named with their ONNX types, and have any shape."""
+    names = [*inputs, *(tensor.name for tensor in stored)]
+    node = helper.make_node(operator, names, [*outputs], domain=domain, **how)
+    read, made = (
+        [helper.make_tensor_value_info(name, kind, None) for name, kind in some.items()]
+        for some in (inputs, outputs)
+    )
+    graph = helper.make_graph([node], "one", read, made, stored)
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=10)
+
+
+def computed(
+    model: onnx.ModelProto | Path,
+    feeds: dict[str, NDArray[Any]],
+    *names: str,
+    optimize: bool = False,
+    **config: str,
+) -> dict[str, NDArray[Any]]:
+    """Return the outputs, or the tensors `names`, of one thread of ONNX Runtime.
+
+    Args:
+        model: The graph, or its file.
+        feeds: Its inputs.
+        names: Tensors in place of the outputs; inputs are not among them.
+        optimize: Whether nodes are fused; without, each is computed by its own kernel.
+        config: Entries of the session's configuration, "__" for a dot.
+    """
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    if not optimize:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    for key, value in config.items():
+        options.add_session_config_entry(key.replace("__", "."), value)
+    whole = onnx.ModelProto()
+    whole.CopyFrom(onnx.load(model) if isinstance(model, Path) else model)
+    present = {value.name for value in whole.graph.output}
+    whole.graph.output.extend(onnx.ValueInfoProto(name=name) for name in {*names} - present)
+    session = onnxruntime.InferenceSession(
+        whole.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    wanted = [*names] or [value.name for value in whole.graph.output]
+    return dict(zip(wanted, session.run(wanted, feeds), strict=True))
+
+
 def outputs_of(model: onnx.ModelProto, feeds: Floats | dict[str, Floats], *names: str) -> list[Floats]:
     """Return the outputs, or other tensors, of a model that is fed `x` alone, or by name."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    if names:
-        del copy.graph.output[:]
-        copy.graph.output.extend(onnx.helper.make_tensor_value_info(n, 1, None) for n in names)
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(
-        copy.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    found: list[Floats] = session.run(None, feeds if isinstance(feeds, dict) else {"x": feeds})
-    return found
+    return list(computed(model, feeds if isinstance(feeds, dict) else {"x": feeds}, *names).values())

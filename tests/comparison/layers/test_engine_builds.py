@@ -17,7 +17,7 @@ import pytest
 from faulty_builder import FaultyBuilder, install
 from layer_faults import scaled
 from simulated_cuda import install as install_gpu
-from simulated_debug import make_debug_adapter
+from tensorrt_simulation import make_adapter
 
 import qcompile
 from qcompile.building import engine_graph
@@ -106,7 +106,7 @@ def test_the_fault_is_found_with_few_builds_of_the_real_builder(
         wrong = next(pair.artifact for pair in pairs if pair.reference == tensor or pair.artifact == tensor)
         gpu = install_gpu(monkeypatch)
         builder = FaultyBuilder(
-            make_debug_adapter("rtx", gpu), lambda model, _: scaled(model, wrong, 3.0), before=build_really
+            make_adapter("rtx", gpu), lambda model, _: scaled(model, wrong, 3.0), before=build_really
         )
         engine = builder.engine(source.graph, tmp_path / "wrong.engine", built.precision)
         install(monkeypatch, builder, tmp_path)
@@ -186,7 +186,7 @@ def test_the_command_looks_inside_an_engine_or_says_why_not(
 
     model = tiny_file("residual")
     gpu = install_gpu(monkeypatch)
-    builder = FaultyBuilder(make_debug_adapter("rtx", gpu), lambda graph, _: scaled(graph, "c2", 1.5))
+    builder = FaultyBuilder(make_adapter("rtx", gpu), lambda graph, _: scaled(graph, "c2", 1.5))
     engine = builder.engine(model, tmp_path / "wrong.engine")
     install(monkeypatch, builder, tmp_path)
 

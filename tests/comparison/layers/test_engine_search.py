@@ -17,7 +17,7 @@ from faulty_builder import Fault, FaultyBuilder, install
 from layer_faults import all_at_once, random_network, scaled
 from simulated_cuda import SimulatedGpu
 from simulated_cuda import install as install_gpu
-from simulated_debug import make_debug_adapter
+from tensorrt_simulation import make_adapter
 
 from qcompile.comparison.layers import LayerDiff, layer_diff, rebuild
 from qcompile.comparison.layers.samples import write_samples
@@ -53,7 +53,7 @@ def search(gpu: SimulatedGpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         precision: str = "fp32",
         **options: Any,
     ) -> LayerDiff:
-        adapter = make_debug_adapter(version, gpu)
+        adapter = make_adapter(version, gpu)
         builder = FaultyBuilder(adapter, fault, fused)
         path = tmp_path / "model.onnx"
         onnx.save(model, path)

@@ -9,8 +9,7 @@ import pytest
 import simulated_machine
 from recorded_tensorrt import VERSIONS
 from simulated_cuda import SimulatedGpu, install
-from simulated_gpu import make_adapter
-from tensorrt_simulation import PYTORCHS, Simulation
+from tensorrt_simulation import PYTORCHS, Simulation, make_adapter
 
 
 @pytest.fixture(params=["pycuda", "cuda-bindings"])

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from computed_plan import write_plan
 from simulated_builder import simulated_tensorrt
+from simulated_plan import write_plan
 from tensorrt_simulation import Simulation, read_model, rows, values
 
 from qcompile.engines.tensorrt.log import last_error, make_log, setting

@@ -31,7 +31,7 @@ def read_as(answer: object, *names: str, profile: int = 0) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_each_shape_that_was_seen_is_read(name: str) -> None:
-    shape = SHAPES[name]()
+    shape = SHAPES[name]
     read = read_layers(shape.answer)
     assert read.problem == ""
     assert read_as(shape.answer, *shape.precisions) == shape.precisions
@@ -111,7 +111,7 @@ def test_no_text_is_an_error(answer: Any) -> None:
 
 @given(st.data())
 def test_an_answer_that_is_cut_off_is_never_half_read(data: st.DataObject) -> None:
-    answer = SHAPES[data.draw(st.sampled_from(sorted(SHAPES)))]().answer
+    answer = SHAPES[data.draw(st.sampled_from(sorted(SHAPES)))].answer
     assert read_layers(answer[: data.draw(st.integers(0, len(answer) - 1))]).problem
 
 
@@ -138,7 +138,7 @@ def test_types_are_read_as_trex_lists_them(spelled: object, precision: str) -> N
 
 
 def test_the_layers_of_a_profile_are_those_with_its_number() -> None:
-    answer = SHAPES["profiles"]().answer
+    answer = SHAPES["profiles"].answer
     assert read_as(answer, "conv1", profile=1) == {"conv1": "fp32"}
     assert read_layers(answer, 1).moving == 1
     # From 10 on they are listed once for all profiles (Polygraphy, backend/trt/util.py `str_from_engine`).

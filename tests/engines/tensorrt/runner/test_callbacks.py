@@ -14,8 +14,7 @@ import tensorrt_rtx
 from onnx import parser
 from runner_checks import failing
 from simulated_cuda import SimulatedGpu
-from simulated_debug import add_debug_tensors, make_debug_adapter
-from tensorrt_simulation import HEADER, Simulation, rows, values
+from tensorrt_simulation import HEADER, Simulation, make_adapter, rows, values
 
 from qcompile.engines.tensorrt.runner import callbacks
 from qcompile.engines.tensorrt.runner.callbacks import make_output_allocator, make_profiler
@@ -40,10 +39,9 @@ def open_chain(
     gpu: SimulatedGpu, folder: Path, version: str = "10.16", *, marked: tuple[str, ...] = (),
     unfused: tuple[str, ...] = ("b",), **use: Any,
 ) -> tuple[TensorRTRunner, Simulation]:  # fmt: skip
-    simulation = Simulation(version, gpu, make_debug_adapter(version, gpu), folder)
+    simulation = Simulation(version, gpu, make_adapter(version, gpu), folder)
     model = parser.parse_model(HEADER + CHAIN)
-    path = simulation.plan(model, profiles=[rows(model, 1, 2, 8)])
-    add_debug_tensors(path, marked, unfused)
+    path = simulation.plan(model, profiles=[rows(model, 1, 2, 8)], marked=marked, unfused=unfused)
     return TensorRTRunner(simulation.adapter, path, EngineUse(**use)), simulation
 
 
