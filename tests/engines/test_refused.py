@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mode_models import normal, written
 
 import qcompile
-from qcompile.engines.refused import refused_layers
+from qcompile.engines.build import refused_layers
 
 
 @given(

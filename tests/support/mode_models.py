@@ -32,9 +32,9 @@ def normal(*shape: int, seed: int = 0, scale: float = 0.2) -> Floats:
     return (np.random.default_rng([seed, *shape]).standard_normal(shape) * scale).astype(np.float32)
 
 
-def written(path: Path, body: str, **weights: NDArray[Any]) -> Path:
-    """Write a model of opset 17 in ONNX's text form."""
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> tiny {body}')
+def written(path: Path, body: str, *, opset: int = 17, **weights: NDArray[Any]) -> Path:
+    """Write a model in ONNX's text form."""
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> tiny {body}')
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
     for node in model.graph.node:
         node.name = node.name.replace("layer_0", "layer[0]")  # as a glob this means layer0

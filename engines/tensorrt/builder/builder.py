@@ -13,7 +13,6 @@ from ....artifact import Check
 from ....model.input_notes import read_notes
 from ....model.onnx_file import load_onnx, model_io, opset
 from ....spec.decode import changed
-from ....tensors import ModelIO
 from ...base import BuildOutcome, BuildRequest
 from ...gpu import Gpu, find_gpu
 from ..adapter import Adapter
@@ -24,7 +23,7 @@ from .calibration import Calibrator, Feeder, Scales, calibration_inputs, make_ca
 from .configure import add_profiles, build_routes, configure, set_calibration_profile, verbosity
 from .inspector import Inspection, inspect_plan, twin_differs
 from .monitor import interrupt_deferred, make_monitor
-from .network import keep_layers, mark_debug_tensors, parse, set_formats, shape_tensors
+from .network import keep_layers, mark_debug_tensors, network_inputs, parse, set_formats
 from .profiles import InputRange, make_profiles
 from .proof import ComputeLayer, by_precision, compute_layers, inspector_warnings, prove
 from .refit import weights_digest
@@ -98,7 +97,8 @@ def _prepare(adapter: Adapter, request: BuildRequest, scales: Scales) -> Prepare
     timing_cache = cache_file(adapter, gpu, options.timing_cache)
     model = load_onnx(path, external_data=False)
     io, notes = model_io(model), read_notes(model)
-    if not _may_hold_shapes(io):  # else only the parsed network tells what a range is of
+    if not any(tensor.dtype in ("int32", "int64") and len(tensor.shape) <= 1 for tensor in io.inputs):
+        # Such an input can hold a shape; then only the parsed network tells what a range is of.
         make_profiles(io.inputs, spec, notes=notes)
     log = make_log(adapter.module)
     builder = adapter.module.Builder(log.logger)
@@ -114,21 +114,13 @@ def _prepare(adapter: Adapter, request: BuildRequest, scales: Scales) -> Prepare
         config, request.precision, weak=scales is not None, float_precision=spec.floats, tf32=request.tf32
     )
     adapter.set_gpus(config, spec.gpus)
-    profiles = make_profiles(io.inputs, spec, shape_tensors(network), notes)
+    shape_tensors = [tensor.name for tensor in network_inputs(network) if tensor.is_shape_tensor]
+    profiles = make_profiles(io.inputs, spec, shape_tensors, notes)
     add_profiles(builder, config, profiles)
     configure(adapter, builder, config, log, options)
-    warnings = use_cache(config, log, timing_cache)
+    not_cached = use_cache(config, log, timing_cache)
     layers = compute_layers(network)
-    unfound = keep_layers(
-        adapter,
-        network,
-        config,
-        log,
-        request.layers,
-        exact={*spec.layer_precisions, *spec.exclude, *spec.only},
-        constraints=options.precision_constraints,
-    )
-    warnings = (*warnings, *unfound)
+    unfound = keep_layers(adapter, network, config, log, request)
     if isinstance(scales, Feeder):
         scales.inputs = calibration_inputs(adapter, network, scales.first)
         config.int8_calibrator = make_calibrator(adapter, _calibrator(request), scales)
@@ -139,6 +131,7 @@ def _prepare(adapter: Adapter, request: BuildRequest, scales: Scales) -> Prepare
     monitor = None
     if adapter.has_progress_monitor:
         monitor = config.progress_monitor = make_monitor(adapter.module, request.progress)
+    warnings = (*not_cached, *unfound)
     return Prepared(
         builder, network, parser, config, log, layers, profiles, monitor, timing_cache, warnings, gpu
     )
@@ -146,22 +139,26 @@ def _prepare(adapter: Adapter, request: BuildRequest, scales: Scales) -> Prepare
 
 def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutcome:
     prepared = _prepare(adapter, request, scales)
-    feeder = scales if isinstance(scales, Feeder) else None
-    asked = verbosity(adapter, request.spec.tensorrt.profiling_verbosity)
+    options = request.spec.tensorrt
+    feeder, needs = scales if isinstance(scales, Feeder) else None, needs_of_options(vars(options))
+    asked = verbosity(adapter, options.profiling_verbosity)
     is_twin = prepared.gpu is not None and asked != prepared.config.profiling_verbosity
     if is_twin and adapter.keeps_timing_caches:
         keep_timings(prepared.config, prepared.log)
     if not is_twin:
         prepared.config.profiling_verbosity = asked
     plan = _built(adapter, request, prepared, feeder)
-    inspections = _inspected(adapter, request, prepared, plan)
+    inspections: list[Inspection] = []
+    if prepared.gpu is not None:
+        request.progress("inspect")
+        inspections = inspect_plan(adapter, plan, needs, prepared.profiles)
     differs = []
     if is_twin:  # the engine itself tells less than the proof must read
         prepared.config.profiling_verbosity = asked
         plan = _built(adapter, request, prepared, feeder)
-        needs = needs_of_options(vars(request.spec.tensorrt))
         differs = twin_differs(adapter, plan, needs, inspections[0])
     unkept = merge_cache(prepared.config, prepared.log, prepared.timing_cache)
+    warnings = (*prepared.warnings, *prepared.log.warnings, *inspector_warnings(inspections))
     weak = _weak(adapter, request)
     layers, planned, reached, proof = prove(adapter, request, prepared.layers, inspections, weak=weak)
     proof["network_layers"] = int(prepared.network.num_layers)
@@ -170,7 +167,6 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
     if scales is not None:
         proof["calibrator"] = "ranges" if feeder is None else _calibrator(request)
         proof["calibration_batches"] = 0 if feeder is None else feeder.fed
-    options = request.spec.tensorrt
     if options.strip_weights and not options.refit:
         proof["weights"] = weights_digest(Path(request.model))
     model = load_onnx(Path(request.model), external_data=False)
@@ -184,13 +180,7 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
         packages=("onnx",),
         versions={adapter.package: adapter.version},
         checks=[Check("TensorRT's parser accepts every node", True, f"opset {opset(model)}")],
-        warnings=(
-            *prepared.warnings,
-            *prepared.log.warnings,
-            *inspector_warnings(inspections),
-            *differs,
-            *unkept,
-        ),
+        warnings=(*warnings, *differs, *unkept),
         calibration_cache=feeder.cache if feeder is not None else b"",
         layers=layers,
     )
@@ -220,14 +210,6 @@ def _built(adapter: Adapter, request: BuildRequest, prepared: Prepared, feeder: 
     return plan
 
 
-def _inspected(adapter: Adapter, request: BuildRequest, prepared: Prepared, plan: Any) -> list[Inspection]:
-    """What the plan is made of; nothing where no GPU is here to load it."""
-    if prepared.gpu is None:
-        return []
-    request.progress("inspect")
-    return inspect_plan(adapter, plan, needs_of_options(vars(request.spec.tensorrt)), prepared.profiles)
-
-
 def _weak(adapter: Adapter, request: BuildRequest) -> bool:
     """Whether TensorRT chooses types by itself: it knows no strong ones, or calibrates."""
     return bool(request.spec.calibrator) or not adapter.strongly_typed
@@ -235,10 +217,6 @@ def _weak(adapter: Adapter, request: BuildRequest) -> bool:
 
 def _calibrator(request: BuildRequest) -> Calibrator:
     return "minmax" if request.spec.calibrator == "minmax" else "entropy"
-
-
-def _may_hold_shapes(io: ModelIO) -> bool:
-    return any(tensor.dtype in ("int32", "int64") and len(tensor.shape) <= 1 for tensor in io.inputs)
 
 
 def _profiles_json(profiles: list[list[InputRange]]) -> list[dict[str, dict[str, list[int]]]]:

@@ -21,9 +21,10 @@ def configure(adapter: Adapter, builder: Any, config: Any, log: Log, options: Te
     module, name = adapter.module, adapter.name
     adapter.share_profiles(config)
     config.profiling_verbosity = verbosity(adapter, "detailed")  # the proof reads every layer
-    pools = {adapter.memory_pool(pool): size for pool, size in options.pool_bytes.items()}
+    kinds, sizes = module.MemoryPoolType, options.pool_bytes
+    pools = {adapter.member(kinds, pool, "`memory_pools`", "pool"): size for pool, size in sizes.items()}
     if options.workspace_bytes:
-        pools[module.MemoryPoolType.WORKSPACE] = options.workspace_bytes
+        pools[kinds.WORKSPACE] = options.workspace_bytes
     for pool, size in pools.items():
         option = f"`memory_pools` {pool.name.lower().replace('_', '-')}"
         with setting(log, f"`workspace` {options.workspace}" if pool.name == "WORKSPACE" else option, name):

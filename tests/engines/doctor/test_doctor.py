@@ -1,21 +1,34 @@
-"""What is installed, what works here, and the fix for what does not."""
+"""Doctor: what is installed, what works here, and the fix for what does not."""
 
 from __future__ import annotations
 
+import configparser
 import json
 import platform
+import re
 from collections.abc import Callable
 from dataclasses import asdict
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+import qcompile
+from qcompile.compiler.quantize.calibrate import calibrate
 from qcompile.engines import doctor, names
 from qcompile.engines.doctor import Diagnosis, find_problems
 from qcompile.engines.doctor.diagnosis import machine_facts
+from qcompile.engines.doctor.extras import EXTRAS, clash, extra_states
+from qcompile.engines.doctor.precisions import PrecisionState, TargetState, gpu_types, precision_states
 from qcompile.engines.gpu import why_no_gpu
-from qcompile.errors import InvalidOption, MissingFile
+from qcompile.engines.registry import engine
+from qcompile.errors import InvalidOption, MissingFile, QCompileError
+from qcompile.spec.words import CALIBRATED, PRECISIONS
+
+MakePath = Callable[..., Path]
 
 CLEAN = {"numba", "numpy", "onnx", "onnxruntime", "torch", "onnxscript", "onnxsim", "rich", "tensorrt-rtx"}
 
@@ -151,3 +164,246 @@ def test_doctor_says_which_interpreter_converts_tensorflow(diagnosis: Diagnosis)
         assert "in another environment: python -m venv" in diagnosis.tensorflow.fix
     with pytest.raises(MissingFile, match="no executable"):
         doctor(python=["tensorflow=/nothing/python"])
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def packages_of(extra: str, extras: configparser.SectionProxy) -> set[str]:
+    found = set()
+    for line in extras[extra].split("\n"):
+        match = re.match(r"([A-Za-z0-9-]+)(\[(\w+)\])?", line)
+        if match and match[1] == "qcompile":
+            found |= packages_of(match[3], extras)
+        elif match:
+            found.add(match[1])
+    return found
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_the_packages_are_those_of_setup_cfg(extra: str) -> None:
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    assert set(EXTRAS[extra]) == packages_of(extra, config["options.extras_require"])
+
+
+def states(versions: dict[str, str], requirements: dict[str, list[str]]) -> dict[str, tuple[str, str, str]]:
+    found = extra_states(lambda name: versions.get(name, ""), lambda name: requirements.get(name, []))
+    return {one.extra: (one.state, one.problem or ", ".join(one.missing), one.fix) for one in found}
+
+
+def test_an_extra_is_installed_incomplete_or_missing() -> None:
+    found = states({"jinja2": "3.1.6", "jiwer": "4.0", "openvino": "2026.4", "onnxruntime-gpu": "1.31"}, {})
+    assert found["openvino"] == ("installed", "", "")
+    assert found["metrics"][0] == "incomplete"
+    assert found["report"] == ("installed", "", "")
+    assert found["cpu"][::2] == ("incomplete", "pip install 'qcompile[cpu]'")
+    assert found["tensorflow"] == ("missing", "tensorflow, tf2onnx", "pip install 'qcompile[tensorflow]'")
+    assert "onnxruntime" not in found["cpu"][1]  # another distribution holds the module
+
+
+def test_a_torchvision_of_another_torch_is_broken() -> None:
+    requirements = {"torchvision": ["numpy", "torch==2.12.0", "pillow!=8.3.*,>=5.3", "gdown; extra == 'x'"]}
+    versions = {"torchvision": "0.27.0", "torch": "2.13.0+cpu", "pillow": "12.0"}
+    state, problem, fix = states(versions, requirements)["models"]
+    assert (state, problem) == (
+        "broken",
+        "torchvision 0.27.0 is built for torch==2.12.0; 2.13.0+cpu is installed",
+    )
+    assert "torch and torchvision of one build" in fix
+    assert states(versions | {"torch": "2.12.0"}, requirements)["models"][0] == "incomplete"
+
+
+def test_tensorflow_beside_a_newer_numpy_is_sent_to_another_environment() -> None:
+    requirements = {"tensorflow-cpu": ["numpy<2.2.0,>=1.26.0", "protobuf!=4.21.0,<6.0.0dev,>=3.20.3"]}
+    versions = {"tensorflow-cpu": "2.19.0", "tf2onnx": "1.17", "numpy": "2.4.6"}
+    state, problem, fix = states(versions, requirements)["tensorflow"]
+    assert (state, problem) == (
+        "broken",
+        "tensorflow-cpu 2.19.0 is built for numpy<2.2.0,>=1.26.0; 2.4.6 is installed",
+    )
+    assert "an environment of its own" in fix
+
+
+def test_what_is_installed_here_by_pip_fits() -> None:
+    from importlib.metadata import requires
+
+    def installed(name: str) -> str:
+        try:
+            return version(name)
+        except Exception:
+            return ""
+
+    assert clash("transformers", installed, lambda name: requires(name) or []) == ""
+
+
+# TensorRT-RTX Support Matrix: FP16, BF16, FP8, FP4.
+MATRIX = {"12.0": "YYYY", "8.9": "YYYN", "8.6": "YYNN", "7.5": "YNNN"}
+
+
+@pytest.mark.parametrize("capability", MATRIX)
+def test_the_types_are_those_of_the_support_matrix(capability: str) -> None:
+    types = gpu_types(capability).types
+    found = "".join("Y" if name in types else "N" for name in ("FP16", "BF16", "FP8", "FP4"))
+    assert found == MATRIX[capability]
+
+
+def test_int4_came_with_turing_and_left_with_hopper() -> None:
+    assert [one for one in ("7.0", "7.5", "8.9", "9.0", "12.0") if "INT4" in gpu_types(one).types] == [
+        "7.5",
+        "8.9",
+    ]
+
+
+@pytest.mark.parametrize("text", ["sm86", "SM_86", "8.6", "86", "sm86a"])
+def test_the_spellings_of_a_capability(text: str) -> None:
+    assert gpu_types(text).capability == "sm86"
+
+
+def test_a_capability_that_is_not_listed_takes_the_row_below_and_says_so() -> None:
+    types = gpu_types("sm88")
+    assert (types.architecture, types.note) == ("Ampere (Orin)", "not in the tables: as sm87")
+    assert gpu_types("sm61").types == ()
+    assert gpu_types("sm121").note == ""
+
+
+@pytest.mark.parametrize("text", ["", "RTX 3090", "sm", "sm3", "4.0", "sm30", "sm99999"])
+def test_what_is_no_capability_is_refused(text: str) -> None:
+    with pytest.raises(InvalidOption, match="a compute capability from sm50 on is required"):
+        gpu_types(text)
+
+
+@given(st.integers(50, 999))
+def test_every_capability_answers_for_every_precision(number: int) -> None:
+    types = gpu_types(f"sm{number}")
+    assert types.why_not("fp32") == ""
+    assert bool(types.why_not("bf16")) == (number < 80)
+    assert bool(types.why_not("fp8")) == (number < 89)
+    assert bool(types.why_not("nvfp4")) == bool(types.why_not("mxfp8")) == (number < 100)
+
+
+def test_the_reason_names_the_first_that_has_it() -> None:
+    assert gpu_types("sm86").why_not("fp8") == "the Tensor Cores of sm86 take no FP8, which begins with sm89"
+
+
+ALL = [*map(TargetState, ("onnxruntime", "openvino", "tensorrt-rtx", "tensorrt", "torchscript"))]
+AHEAD = [TargetState("tensorrt-rtx", why_not_run="no NVIDIA driver", fix="another machine")]
+OnProcessor = Callable[..., None]
+
+
+def found(
+    targets: list[TargetState], *gpus: str, here: bool = True
+) -> dict[tuple[str, str, str], PrecisionState]:
+    states = precision_states(targets, [gpu_types(one) for one in gpus], here=here)
+    return {(one.target, one.device, one.precision): one for one in states}
+
+
+def test_every_cell_that_is_not_fast_has_a_reason(on_processor: OnProcessor) -> None:
+    on_processor()
+    states = found(ALL, "sm75", "sm120")
+    assert len(states) == len(PRECISIONS) * (3 + 2 * 2)
+    assert all(bool(one.reason) == (one.state != "fast") for one in states.values())
+
+
+@pytest.mark.parametrize(
+    ("features", "fp16", "bf16", "int8"),
+    [
+        ((), "emulated", "emulated", "runs"),
+        (("avx512_vnni",), "emulated", "emulated", "fast"),
+        (("avx_vnni", "avx512_bf16"), "emulated", "fast", "fast"),
+        (("amx_int8", "amx_bf16", "avx512_fp16"), "fast", "fast", "fast"),
+    ],
+)
+def test_openvino_is_as_fast_as_the_instructions(
+    on_processor: OnProcessor, features: tuple[str, ...], fp16: str, bf16: str, int8: str
+) -> None:
+    on_processor(*features)
+    states = found(ALL)
+    assert [states["openvino", "cpu", one].state for one in ("fp16", "bf16", "int8")] == [fp16, bf16, int8]
+    assert states["onnxruntime", "cpu", "int8"].state == int8
+    assert states["onnxruntime", "cpu", "fp16"].state == "emulated"
+
+
+def test_an_arm_processor_has_dot_products(
+    on_processor: OnProcessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_processor("asimd", "asimddp", "asimdhp")
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    states = found(ALL)
+    assert states["onnxruntime", "cpu", "int8"].state == "fast"
+    assert states["onnxruntime", "cpu", "fp16"].state == "runs"
+    on_processor("asimd")
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    older = found(ALL)["onnxruntime", "cpu", "int8"]
+    assert (older.state, "neon has no product of 8 bits" in older.reason) == ("runs", True)
+
+
+def test_a_target_that_is_missing_has_nothing_and_says_what_to_install(on_processor: OnProcessor) -> None:
+    on_processor("avx512_vnni")
+    missing = TargetState("openvino", "cannot be imported", "cannot be imported", fix="pip install it")
+    one = found([missing])["openvino", "cpu", "int8"]
+    assert (one.state, one.reason, one.fix) == ("no", "cannot be imported", "pip install it")
+
+
+def test_a_gpu_that_is_here_runs_what_its_tensor_cores_take(on_processor: OnProcessor) -> None:
+    on_processor()
+    states = found(ALL, "sm86", "sm89")
+    assert states["tensorrt", "sm86", "int8"].state == "fast"
+    assert states["tensorrt", "sm86", "fp8"].state == "no"
+    assert states["tensorrt", "sm89", "fp8"].state == "fast"
+    assert states["tensorrt", "sm89", "int4"].state == "runs"
+    assert states["tensorrt", "sm89", "nvfp4"].state == "no"
+
+
+def test_a_gpu_that_is_not_here_is_built_for(on_processor: OnProcessor) -> None:
+    on_processor()
+    states = found(AHEAD, "sm75", "sm120", here=False)
+    assert states["tensorrt-rtx", "sm120", "nvfp4"].state == "builds"
+    assert states["tensorrt-rtx", "sm75", "fp16"].state == "builds"
+    assert "fp16 and int8 alone on sm75" in states["tensorrt-rtx", "sm75", "fp32"].reason
+    assert states["tensorrt-rtx", "sm75", "int8"].state == "builds"  # with fp16 between its layers
+    assert found(AHEAD, "sm90", here=False)["tensorrt-rtx", "sm90", "fp16"].state == "no"
+    assert found(AHEAD)["tensorrt-rtx", "gpu", "fp16"].state == "builds"
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "bf16", "fp8", "nvfp4"])
+def test_the_table_says_what_build_does(
+    target: str, precision: str, tiny_file: MakePath, tmp_path: Path
+) -> None:
+    """On whatever processor this runs: the state is fast where, and only where, the build proves it."""
+    stated = found(ALL)[target, "cpu", precision].state
+    model = tiny_file("mlp")
+    try:
+        if target == "onnxruntime" and precision in ("fp16", "bf16"):
+            half = qcompile.quantize(model, tmp_path / "half.onnx", target=target, precision=precision)
+            model = half.path
+        qcompile.build(model, tmp_path / "built.onnx", target=target, precision=precision)
+        built = True
+    except QCompileError:
+        built = False
+    assert built == (stated in ("fast", "runs"))
+
+
+@pytest.mark.skipif(bool(engine("tensorrt-rtx").why_not_build()), reason="TensorRT-RTX is not installed")
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "int8", "fp8", "nvfp4"])
+def test_the_table_says_what_tensorrt_rtx_builds(
+    precision: str, tiny_file: MakePath, samples: MakePath, tmp_path: Path
+) -> None:
+    """NVIDIA's builder is the oracle of the table of types."""
+    model = tiny_file("mlp")
+    if precision in CALIBRATED:
+        ranges = calibrate(model, str(samples("mlp")), tmp_path / "m.ranges", targets=["tensorrt"], threads=1)
+        model = qcompile.quantize(
+            model, tmp_path / "q.onnx", target="tensorrt", precision=precision, ranges=ranges.path
+        ).path
+    for gpu in ("sm75", "sm86", "sm89", "sm120", "sm90"):
+        stated = found(AHEAD, gpu, here=False)["tensorrt-rtx", gpu, precision].state
+        try:
+            qcompile.build(
+                model, tmp_path / "m.engine", target="tensorrt-rtx", precision=precision, gpus=[gpu]
+            )
+            built = True
+        except QCompileError:
+            built = False
+        assert built == (stated == "builds"), gpu

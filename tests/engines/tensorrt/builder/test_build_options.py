@@ -12,11 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorrt_rtx
 from simulated_machine import Machine
 from simulated_plan import read_plan
 
 import qcompile
+from qcompile.building import plan
+from qcompile.engines.gpu import why_no_gpu
 from qcompile.engines.registry import engine
+from qcompile.engines.tensorrt.adapter import load_adapter
+from qcompile.engines.tensorrt.builder.configure import configure
+from qcompile.engines.tensorrt.log import make_log
+from qcompile.engines.tensorrt.plan import needs_of
 from qcompile.errors import BuildError, InvalidOption, MissingFile
 from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.tensorrt import TensorRTOptions
@@ -53,28 +60,6 @@ def test_workspace_and_other_pools(version: str, machine: OnMachine, model: Path
         assert pool_limits(here)["TACTIC_SHARED_MEMORY"] == 64 << 10
 
 
-def test_a_pool_that_a_version_lacks_is_refused_with_those_it_has(machine: OnMachine, model: Path) -> None:
-    with pytest.raises(
-        InvalidOption, match=r"tactic-dram: tensorrt 8\.5.* has no such pool; it has .*workspace"
-    ):
-        machine("8.5.3").build(model, options={"memory_pools": ("tactic-dram=1G",)})
-
-
-@pytest.mark.parametrize("version", NEWER)
-@pytest.mark.parametrize("level", [0, 5])
-def test_the_optimization_level(version: str, level: int, machine: OnMachine, model: Path) -> None:
-    here = machine(version)
-    here.build(model, options={"optimization_level": level})
-    assert written(here, "builder_optimization_level") == [level]
-
-
-@pytest.mark.parametrize("version", NEWER)
-def test_streams_beside_an_inferences_own(version: str, machine: OnMachine, model: Path) -> None:
-    here = machine(version)
-    here.build(model, options={"aux_streams": 0})
-    assert written(here, "max_aux_streams") == [0]
-
-
 @pytest.mark.parametrize(
     ("options", "flags"),
     [
@@ -106,32 +91,69 @@ def test_options_that_are_builder_flags(
 
 @pytest.mark.parametrize("version", NEWER)
 @pytest.mark.parametrize(
-    ("level", "name"), [("ampere+", "AMPERE_PLUS"), ("same-sm", "SAME_COMPUTE_CAPABILITY")]
-)
-def test_hardware_compatibility(version: str, level: str, name: str, machine: OnMachine, model: Path) -> None:
-    here = machine(version)
-    here.build(model, options={"hardware_compatible": level})
-    assert [value.name for value in written(here, "hardware_compatibility_level")] == [name]
-
-
-@pytest.mark.parametrize(
-    "options",
+    ("options", "written_values"),
     [
-        {"optimization_level": 5},
-        {"aux_streams": 1},
-        {"hardware_compatible": "ampere+"},
-        {"weight_streaming": "all"},
-        {"allocation_strategy": "profile"},
-        {"tiling_level": 1},
+        ({"optimization_level": 0}, {"builder_optimization_level": 0}),
+        ({"optimization_level": 5}, {"builder_optimization_level": 5}),
+        ({"aux_streams": 0}, {"max_aux_streams": 0}),
+        ({"hardware_compatible": "ampere+"}, {"hardware_compatibility_level": "AMPERE_PLUS"}),
+        ({"hardware_compatible": "same-sm"}, {"hardware_compatibility_level": "SAME_COMPUTE_CAPABILITY"}),
+        (
+            {"tiling_level": 2, "tiling_l2_limit": "8M"},
+            {"tiling_optimization_level": "MODERATE", "l2_limit_for_tiling": 8 << 20},
+        ),
+        ({"tiling_level": 0}, {"tiling_optimization_level": "NONE"}),
     ],
 )
-def test_tensorrt_8_5_refuses_what_came_later(
-    options: dict[str, Any], machine: OnMachine, model: Path
+def test_options_that_are_attributes(
+    version: str, options: dict[str, Any], written_values: dict[str, Any], machine: OnMachine, model: Path
 ) -> None:
-    here = machine("8.5.3")
-    with pytest.raises(InvalidOption, match=r"tensorrt 8\.5\.3\.1 has no "):
-        here.build(model, options=options)
-    assert here.nothing_built
+    here = machine(version)
+    here.build(model, options=options)
+    for attribute, value in written_values.items():
+        assert [getattr(one, "name", one) for one in written(here, attribute)] == [value]
+
+
+def test_a_build_route_and_what_it_may_be_made_of(machine: OnMachine, model: Path) -> None:
+    here, route = machine("11.4"), "-conv_use_long_w=off"
+    assert here.build(model, options={"build_route": route}).manifest.options["build_route"] == route
+    assert written(here, "build_route") == [route]
+    found = plan(model, target="tensorrt", precision="fp32")
+    assert found["build_routes"] == ["-conv_use_long_w=[on|off]"]
+    with pytest.raises(InvalidOption, match=r"`build_route` -dump: .* has no such option of its compiler"):
+        here.build(model, options={"build_route": f"{route} -dump=/tmp/x"})
+    with pytest.raises(InvalidOption, match=r"`build_route`: tensorrt 10\.16.* has no IBuilderConfig"):
+        machine("10.16").build(model, options={"build_route": route})
+    here = machine("11.4", refused={"build_route": "no such knob"})
+    with pytest.raises(InvalidOption, match=r"`build_route`: .*no such knob"):
+        here.build(model, options={"build_route": route})
+
+
+@pytest.mark.parametrize("version", NEWER)
+@pytest.mark.parametrize(("on_gpu", "share"), [("25%", 0.25), ("all", 1.0), ("1K", None)])
+def test_weights_that_stream_have_their_budget_before_there_is_a_context(
+    version: str, on_gpu: str, share: float | None, machine: OnMachine, model: Path
+) -> None:
+    here = machine(version)
+    artifact = here.build(model, options={"weight_streaming": on_gpu})
+    assert here.flags() == {"WEIGHT_STREAMING"}
+    entries = read_plan(artifact.path.read_bytes())["weights"].values()
+    total = sum(entry["bytes"] for entry in entries)
+    assert written(here, "weight_streaming_budget_v2") == [int(total * share) if share else 1 << 10]
+    assert needs_of(artifact.manifest).weights_on_gpu == on_gpu
+    members = [call.member for call in here.module.recorded_calls]
+    assert members.index("weight_streaming_budget_v2") < members.index("create_execution_context")
+
+
+def test_weights_of_a_weakly_typed_network_do_not_stream(machine: OnMachine) -> None:
+    machine("10.16")
+    spec = BuildSpec(
+        target="tensorrt", precision="int8", calibrator="ranges", ranges=Path("x.json"),
+        tensorrt=TensorRTOptions(weight_streaming="all"),
+    )  # fmt: skip
+    said = "`weight_streaming`: tensorrt 10.* has no weight streaming in weakly typed networks"
+    with pytest.raises(InvalidOption, match=said):
+        engine("tensorrt").check(spec)
 
 
 def test_a_deep_learning_accelerator_with_the_gpu_behind_it(machine: OnMachine, model: Path) -> None:
@@ -148,21 +170,14 @@ def test_a_deep_learning_accelerator_with_the_gpu_behind_it(machine: OnMachine, 
         machine("8.5.3").build(model, name="none", options={"dla_core": 0})
 
 
-@pytest.mark.parametrize("version", ["10.16", "11.4"])
-def test_versions_without_accelerators_refuse_them_by_name(
-    version: str, machine: OnMachine, model: Path
-) -> None:
+def test_versions_without_accelerators_refuse_them_by_name(machine: OnMachine, model: Path) -> None:
     # docs.nvidia.com, "Working with DLA" of 11.4.1: none from 10.8 to 11.3, again from 11.4 on.
-    here = machine(version, dla_cores=2)
-    if version == "11.4":
-        here.build(model, options={"dla_core": 1})
-        return
-    with pytest.raises(
-        InvalidOption, match=r"`dla_core`: tensorrt 10\.16\S* has no support for DLA"
-    ) as caught:
+    here = machine("10.16", dla_cores=2)
+    with pytest.raises(InvalidOption, match=r"`dla_core`: tensorrt 10\.16\S* has no support") as caught:
         here.build(model, options={"dla_core": 1})
     assert "10.7" in caught.value.hint
     assert here.nothing_built
+    assert machine("11.4", dla_cores=2).build(model, options={"dla_core": 1}).path.exists()
 
 
 @pytest.mark.parametrize("version", ALL)
@@ -245,8 +260,6 @@ def test_an_option_that_tensorrt_only_complains_about_is_an_error(
 def test_a_dry_run_says_what_would_be_built_and_writes_nothing(
     machine: OnMachine, model: Path, tmp_path: Path
 ) -> None:
-    from qcompile.building import plan
-
     here = machine("10.16")
     options = TensorRTOptions(workspace="1G", profiles=("x:1x4x8x8..2x4x8x8..4x4x8x8",))
     found = plan(model, target="tensorrt", precision="fp16", tensorrt=options)
@@ -276,6 +289,17 @@ def test_the_real_rtx_takes_profiles_and_formats(model: Path) -> None:
     assert half.io.inputs[0].dtype == "float16"
 
 
+def test_the_real_rtx_takes_tiling_and_weights_that_stream(model: Path) -> None:
+    streams = {"weight_streaming": "50%", "allocation_strategy": "profile"}
+    assert streams.items() <= rtx(model, streams).options.items()
+    log = make_log(tensorrt_rtx)
+    builder = tensorrt_rtx.Builder(log.logger)
+    config, options = builder.create_builder_config(), TensorRTOptions(tiling_level=3, tiling_l2_limit="1M")
+    configure(load_adapter("tensorrt-rtx"), builder, config, log, options)
+    assert config.tiling_optimization_level.name == "FULL"
+    assert config.l2_limit_for_tiling == 1 << 20
+
+
 def test_the_real_rtx_obeys_the_workspace(model: Path) -> None:
     with pytest.raises(BuildError, match="no kernel fits the workspace") as caught:
         rtx(model, {"workspace": "1K"}, precision="fp16")
@@ -290,6 +314,7 @@ def test_the_real_rtx_obeys_the_workspace(model: Path) -> None:
         ({"dla_core": 0}, "has no support for DLA"),
         ({"memory_pools": ("dla-local-dram=1M",)}, "refuses it: .*DLA disabled"),
         ({"memory_pools": ("heap=1M",)}, "has no such pool"),
+        ({"typing": "weak"}, "`typing` weak: tensorrt_rtx .* has no flags"),
         (
             {"build_route": "-conv_use_long_w=off"},
             "`build_route` -conv_use_long_w: tensorrt_rtx .* has no such",
@@ -302,8 +327,6 @@ def test_the_real_rtx_refuses_what_it_has_no_use_for(options: dict[str, Any], sa
 
 
 def test_the_real_rtx_says_that_engines_for_new_weights_need_a_gpu_to_build(model: Path) -> None:
-    from qcompile.engines.gpu import why_no_gpu
-
     if not why_no_gpu():
         rtx(model, {"refit": True})
         return
@@ -313,7 +336,7 @@ def test_the_real_rtx_says_that_engines_for_new_weights_need_a_gpu_to_build(mode
 
 
 def test_every_option_is_tested_here() -> None:
-    names = ("test_build_options", "test_newer_options", "test_profiling_verbosity", "test_timing_cache")
+    names = ("test_build_options", "test_timing_cache")
     text = "".join((Path(__file__).parent / f"{name}.py").read_text() for name in names)
     for name in TensorRTOptions.__dataclass_fields__:
         assert re.search(rf"[\"']?{name}[\"']?\s*[:=]", text), name
@@ -357,17 +380,21 @@ def test_bf16_has_a_flag_where_types_are_weak_on_10(machine: OnMachine, model: P
             {"precision_constraints": "prefer"},
             "`precision_constraints`: tensorrt 10.* strongly typed",
         ),
+        *[
+            ("8.5.3", {name: value}, r"tensorrt 8\.5\.3\.1 has no ")
+            for name, value in [
+                *[("optimization_level", 5), ("aux_streams", 1), ("hardware_compatible", "ampere+")],
+                *[("weight_streaming", "all"), ("allocation_strategy", "profile"), ("tiling_level", 1)],
+            ]
+        ],
+        ("8.5.3", {"memory_pools": ("tactic-dram=1G",)}, r"tactic-dram: tensorrt 8\.5.* it has .*workspace"),
         ("10.16", {"ignore_faults": ("cumsum",)}, "`ignore_faults` cumsum: there is no such known fault"),
     ],
 )
 def test_what_a_version_has_no_use_for_is_refused_by_name(
     version: str, options: dict[str, Any], said: str, machine: OnMachine, model: Path
 ) -> None:
+    here = machine(version)
     with pytest.raises(InvalidOption, match=said):
-        machine(version).build(model, "fp16", options=options)
-
-
-def test_the_real_rtx_has_no_weak_types() -> None:
-    spec = BuildSpec(target="tensorrt-rtx", precision="fp16", tensorrt=TensorRTOptions(typing="weak"))
-    with pytest.raises(InvalidOption, match=r"`typing` weak: tensorrt_rtx .* has no flags"):
-        engine("tensorrt-rtx").check(spec)
+        here.build(model, "fp16", options=options)
+    assert here.nothing_built

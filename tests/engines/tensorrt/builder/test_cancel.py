@@ -15,6 +15,8 @@ import pytest
 import qcompile
 from qcompile.engines.tensorrt.builder.monitor import interrupt_deferred
 
+MakePath = Callable[..., Path]
+
 pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
 
 SUPPORT = Path(__file__).parents[3] / "support"
@@ -29,13 +31,13 @@ def handles_ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def build(tiny_file: Callable[..., Path], folder: Path, progress: Callable[..., None]) -> None:
+def build(tiny_file: MakePath, folder: Path, progress: Callable[..., None]) -> None:
     """Build a small network with TensorRT-RTX, into a folder that holds nothing else."""
     output = folder / "m.engine"
     qcompile.build(tiny_file("residual"), output, target="tensorrt-rtx", gpus=["sm86"], progress=progress)
 
 
-def test_ctrl_c_cancels_the_build_and_leaves_nothing(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_ctrl_c_cancels_the_build_and_leaves_nothing(tiny_file: MakePath, tmp_path: Path) -> None:
     steps: list[int] = []
 
     def interrupted(text: str, done: int = 0, *_: object) -> None:
@@ -49,7 +51,7 @@ def test_ctrl_c_cancels_the_build_and_leaves_nothing(tiny_file: Callable[..., Pa
     assert [path.name for path in tmp_path.iterdir()] == ["residual.onnx"]
 
 
-def test_the_build_tells_its_progress(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_build_tells_its_progress(tiny_file: MakePath, tmp_path: Path) -> None:
     told: list[tuple[str, int, int | None]] = []
     build(tiny_file, tmp_path, lambda text, done=0, total=None, /: told.append((text, done, total)))
     steps = [(done, total) for text, done, total in told if text == "build" and done]
@@ -117,9 +119,7 @@ def printed(program: str, *arguments: Path) -> str:
     return done.stdout
 
 
-def test_ctrl_c_of_a_terminal_is_not_lost_in_tensorrts_logger(
-    tiny_file: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_ctrl_c_of_a_terminal_is_not_lost_in_tensorrts_logger(tiny_file: MakePath, tmp_path: Path) -> None:
     """The signal is handled by whatever Python runs next: mostly `log`, whose exceptions TensorRT drops."""
     model = tiny_file("residual")
     assert "cancelled" in printed(PRESSED_IN_A_STEP, model, tmp_path / "m.engine")
@@ -127,7 +127,7 @@ def test_ctrl_c_of_a_terminal_is_not_lost_in_tensorrts_logger(
 
 
 def test_ctrl_c_ends_a_build_that_has_no_progress_monitor_after_it(
-    tiny_file: Callable[..., Path], tmp_path: Path
+    tiny_file: MakePath, tmp_path: Path
 ) -> None:
     assert "cancelled" in printed(PRESSED_WITHOUT_STEPS, tiny_file("residual"), tmp_path)
 

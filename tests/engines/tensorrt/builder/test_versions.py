@@ -1,10 +1,8 @@
-"""One intent on TensorRT 8.5, 10 and 11: reached by what each version has, and proven afterwards.
-
-The modules are stand-ins with exactly the names of the real ones; their engines compute nothing.
-"""
+"""One intent on TensorRT 8.5, 10 and 11: reached by what each version has, and proven afterwards."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +10,16 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import tensorrt_rtx
+from mode_models import written
 from onnx import helper, numpy_helper
 from simulated_machine import Machine
 
 from qcompile.calibration import calibrate, load_ranges
 from qcompile.compiler.quantize.quantize import quantize
+from qcompile.engines.tensorrt.adapter import load_adapter
+from qcompile.engines.tensorrt.builder.network import _layers_by_node, parse
+from qcompile.engines.tensorrt.log import make_log
 from qcompile.errors import BuildError, IntentNotReached, InvalidOption, QCompileError, UnsupportedOperator
 
 MakeFile = Callable[..., Path]
@@ -38,7 +41,7 @@ def ranges(model: Path, samples: MakeFile, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("version", ["8.5.3", "10.16", "11.4"])
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "int8"])
-def test_every_version_reaches_every_precision_it_has(
+def test_every_version_reaches_every_precision_it_has_and_float32_means_float32(
     version: str, precision: str, machine: OnMachine, model: Path, ranges: Path
 ) -> None:
     here = machine(version)
@@ -47,29 +50,14 @@ def test_every_version_reaches_every_precision_it_has(
     assert manifest.proof["planned_in_precision"] == manifest.proof["reached_in_precision"] == 3
     assert manifest.proof["typing"] == ("weak" if version == "8.5.3" else "strong")
     assert manifest.proof["fell_back"] == {}
-    assert manifest.tools["tensorrt"].startswith(version)
-    assert (manifest.device["gpu"], manifest.device["gpus"]) == ("Simulated A10", ["sm86"])
-
-
-@pytest.mark.parametrize("version", ["8.5.3", "10.16", "11.4"])
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "int8"])
-def test_float32_means_float32_unless_tf32_is_asked_for(
-    version: str, precision: str, machine: OnMachine, model: Path, ranges: Path
-) -> None:
-    here = machine(version)
-    here.build(model, precision, ranges=ranges if precision == "int8" else None)
+    if (version, precision) == ("11.4", "fp16"):
+        # rf-detr issue 1453: a tool went on asking for FP16 by a flag, TensorRT 11 had none, and built FP32.
+        assert manifest.proof["engine_layers_by_precision"].keys() == {"fp16"}
     assert ("TF32" in here.flags()) == (precision == "tf32")
     weak = {"fp16": {"FP16"}, "int8": {"INT8", "FP16"}} if version == "8.5.3" else {}
     assert here.flags() - {"TF32"} == weak.get(precision, set())
-
-
-def test_a_silent_fp32_engine_is_impossible_where_the_flags_are_gone(machine: OnMachine, model: Path) -> None:
-    # rf-detr issue 1453: a tool went on asking for FP16 by a flag, TensorRT 11 had none, and built FP32.
-    here = machine("11.4")
-    assert not hasattr(here.module.BuilderFlag, "FP16")
-    manifest = here.build(model, "fp16").manifest
-    assert manifest.proof["layers_by_precision"] == {"fp16": NETWORK}
-    assert manifest.proof["engine_layers_by_precision"].keys() == {"fp16"}  # type: ignore[attr-defined]
+    assert manifest.tools["tensorrt"].startswith(version)
+    assert (manifest.device["gpu"], manifest.device["gpus"]) == ("Simulated A10", ["sm86"])
 
 
 def test_an_engine_that_is_fp32_all_the_same_fails_the_build(machine: OnMachine, model: Path) -> None:
@@ -113,14 +101,6 @@ def test_a_precision_that_a_version_has_in_neither_way_is_refused(
     with pytest.raises((InvalidOption, UnsupportedOperator), match=r"tensorrt 8\.5\.3"):
         here.build(model, precision, ranges=ranges if precision == "fp8" else None)
     assert here.nothing_built
-
-
-def test_int8_beside_fp16_sets_both_flags_where_types_are_weak(
-    machine: OnMachine, model: Path, ranges: Path
-) -> None:
-    here = machine("8.5.3")
-    here.build(model, "int8", ranges=ranges, float_precision="fp16")
-    assert here.flags() == {"INT8", "FP16"}
 
 
 @pytest.mark.parametrize("version", ["8.5.3", "10.16"])
@@ -188,22 +168,10 @@ def test_an_opset_that_the_parser_does_not_know_is_written_down_to_it(
     machine: OnMachine, tmp_path: Path
 ) -> None:
     # ReduceMean takes its axes as an input from 18 on: a parser of 17 may ignore it and reduce everything.
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["c"], "conv"),
-        helper.make_node("ReduceMean", ["c", "axes"], ["y"], "mean", keepdims=0),
-    ]
-    weights = [
-        numpy_helper.from_array(np.ones((4, 3, 1, 1), np.float32), "w"),
-        numpy_helper.from_array(np.array([2, 3]), "axes"),
-    ]
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        nodes, "g", [value("x", 1, [1, 3, 8, 8])], [value("y", 1, [1, 4])], weights
-    )  # fmt: skip
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8),
-        tmp_path / "m.onnx",
-    )
+    body = """(float[1,3,8,8] x) => (float[1,4] y) {
+        [conv] c = Conv (x, w) [mean] y = ReduceMean <keepdims = 0> (c, axes) }"""
+    weights = {"w": np.ones((4, 3, 1, 1), np.float32), "axes": np.array([2, 3])}
+    written(tmp_path / "m.onnx", body, opset=18, **weights)
     parsed: list[onnx.ModelProto] = []
 
     def keep(here: Machine) -> Machine:
@@ -268,3 +236,86 @@ def test_a_quantized_graph_for_another_runtime_is_no_engine(
     with pytest.raises((UnsupportedOperator, IntentNotReached)):
         here.build(graph, "int8")
     assert here.nothing_built
+
+
+@pytest.fixture
+def named_layers(tmp_path: Path) -> Path:
+    """h + float(int(h) + 1) of a product h, times w; with a Constant that the parser folds away."""
+    node = helper.make_node
+    nodes = [
+        node(
+            "Constant", [], ["shape"], "head/constant", value=numpy_helper.from_array(np.array([-1, 8]), "")
+        ),
+        node("MatMul", ["x", "w"], ["h"], "head/product"),
+        node("Cast", ["h"], ["i"], "head/to_int", to=onnx.TensorProto.INT32),
+        node("Add", ["i", "one"], ["j"], "head/integers"),
+        node("Cast", ["j"], ["f"], "head/to_float", to=onnx.TensorProto.FLOAT),
+        node("Add", ["h", "f"], ["s"], "head/sum"),
+        node("Reshape", ["s", "shape"], ["r"], "head/reshape"),
+        node("MatMul", ["r", "w"], ["y"], "tail"),
+    ]
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes, "g", [value("x", 1, [2, 8])], [value("y", 1, [2, 8])],
+        [numpy_helper.from_array(np.eye(8, dtype=np.float32), "w"),
+         numpy_helper.from_array(np.ones(1, np.int32), "one")],
+    )  # fmt: skip
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 16)], ir_version=8), path)
+    return path
+
+
+def forced(here: Machine) -> int:
+    """How many layers were given a precision."""
+    return sum(call.member == "precision" and call.written for call in here.module.recorded_calls)
+
+
+def output_types(here: Machine) -> set[str]:
+    return {dtype.name for _, dtype in here.told("set_output_type")}
+
+
+@pytest.mark.parametrize(("version", "options"), [("8.5.3", None), ("10.16", {"typing": "weak"})])
+def test_a_glob_forces_what_computes_floats_and_says_what_is_not_there(
+    version: str, options: dict[str, Any] | None, machine: OnMachine, named_layers: Path
+) -> None:
+    here = machine(version)
+    manifest = here.build(named_layers, "fp16", layers={"head/*": "fp32"}, options=options).manifest
+    assert forced(here) == 4  # the product, the cast to float, the sum and the reshape
+    assert output_types(here) == {"FLOAT"}
+    assert "1 of 7 named layers are not in the network: head/constant" in manifest.warnings
+
+
+@pytest.mark.parametrize("pattern", ["head/constant", "*constant"])
+def test_a_pattern_of_which_no_layer_is_left_is_refused(
+    pattern: str, machine: OnMachine, named_layers: Path
+) -> None:
+    with pytest.raises(InvalidOption, match=r"`layers`: the network has no layer head/constant$"):
+        machine("8.5.3").build(named_layers, "fp16", layers={pattern: "fp32"})
+
+
+def test_a_name_of_integers_forces_nothing(machine: OnMachine, named_layers: Path) -> None:
+    here = machine("8.5.3")
+    here.build(named_layers, "fp16", layers={"head/integers": "fp32", "head/product": "fp32"})
+    assert forced(here) == 1
+
+
+def test_the_layers_of_a_node_are_found_by_name_number_and_metadata(tmp_path: Path) -> None:
+    """As TensorRT-RTX's real parser names them: the first after the node, others with a number behind."""
+    node = helper.make_node("Mod", ["x", "d"], ["y"], "rest")
+    other = helper.make_node("Shape", ["x"], ["s"], "extent", start=0)
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [node, other], "g", [value("x", 6, [4]), value("d", 6, [4])], [value("y", 6, [4]), value("s", 7, [1])]
+    )
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    adapter, log = load_adapter("tensorrt-rtx"), make_log(tensorrt_rtx)
+    network = tensorrt_rtx.Builder(log.logger).create_network(adapter.network_flags())
+    kept = parse(adapter, network, log, path)
+    found = _layers_by_node(network, {"rest", "extent", "none"})
+    names = {node: [layer.name for layer in layers] for node, layers in found.items()}
+    assert names["rest"] == ["rest"]
+    assert names["extent"][0] == "extent"
+    assert re.fullmatch(r"extent_\d+", names["extent"][1])
+    assert set(names) == {"rest", "extent"}
+    assert kept
