@@ -199,7 +199,8 @@ def weigh(
     """
     unreported = outcome.layers.unreported if outcome.layers is not None else {}
     if (outcome.reached < 1 and not unreported) or outcome.planned < 1:
-        if precision == "fp32" and not _computes(outcome):
+        layers_found = outcome.proof.get("layers_by_precision")
+        if precision == "fp32" and isinstance(layers_found, dict) and not any(layers_found.values()):
             return Weighed("")  # nothing in it computes
         return Weighed(_told(precision, outcome) + _named_by(outcome.layers))
     if outcome.layers is None:
@@ -255,24 +256,15 @@ def _named_by(layers: Planned | None) -> str:
     return f": {named({**layers.missed, **layers.unreported}, share)}"
 
 
-def _computes(outcome: BuildOutcome) -> bool:
-    layers = outcome.proof.get("layers_by_precision")
-    return any(layers.values()) if isinstance(layers, dict) else True
-
-
 def _told(precision: str, outcome: BuildOutcome) -> str:
+    layers, counts = outcome.proof.get("layers_by_precision"), "no layers were found"
+    if isinstance(layers, dict):
+        each = [f"{sum(kinds.values())} in {name}" for name, kinds in layers.items() if kinds]
+        counts = ", ".join(each) or "no layer computes"
     return (
         f"{precision} was asked for; {outcome.reached} of {outcome.planned} layers that compute "
-        f"reached it ({_layers(outcome)})"
+        f"reached it ({counts})"
     )
-
-
-def _layers(outcome: BuildOutcome) -> str:
-    layers = outcome.proof.get("layers_by_precision")
-    if not isinstance(layers, dict):
-        return "no layers were found"
-    counts = [f"{sum(kinds.values())} in {name}" for name, kinds in layers.items() if kinds]
-    return ", ".join(counts) or "no layer computes"
 
 
 def missed_or_refused(

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 import torch
 from hypothesis import assume, given
@@ -22,8 +24,10 @@ from qcompile.engines.onnx_runtime import engine as onnx_runtime
 from qcompile.engines.onnx_runtime import runner as on_gpu
 from qcompile.engines.onnx_runtime.runner import CPU, CUDA, placement_notes
 from qcompile.engines.pytorch import MODES, PyTorch, PyTorchRunner
+from qcompile.engines.pytorch import runner as home
 from qcompile.errors import ArtifactError, EngineUnavailable, InvalidOption
 
+MakePath = Callable[..., Path]
 without_gpu = pytest.mark.skipif(not why_no_gpu(), reason="a GPU is here")
 
 
@@ -62,13 +66,13 @@ def test_pytorch_says_why_it_cannot_use_a_gpu(torch_model: str, mode: str) -> No
 
 @without_gpu
 @pytest.mark.parametrize("device", [0, "cuda", "cuda:0"])
-def test_onnx_runtime_says_why_it_cannot_use_a_gpu(tiny_file: Callable[..., Path], device: int | str) -> None:
+def test_onnx_runtime_says_why_it_cannot_use_a_gpu(tiny_file: MakePath, device: int | str) -> None:
     with pytest.raises(EngineUnavailable, match="cannot run on GPU 0 here: this ONNX Runtime") as caught:
         load(tiny_file("mlp"), device=device)
     assert "onnxruntime-gpu" in caught.value.hint
 
 
-def test_the_processor_may_be_named(tiny_file: Callable[..., Path], torch_model: str) -> None:
+def test_the_processor_may_be_named(tiny_file: MakePath, torch_model: str) -> None:
     x = np.ones((1, 16), np.float32)
     with load(tiny_file("mlp"), device="cpu") as runner, load(tiny_file("mlp")) as usual:
         np.testing.assert_array_equal(runner.infer({"x": x})["y"], usual.infer({"x": x})["y"])
@@ -76,7 +80,7 @@ def test_the_processor_may_be_named(tiny_file: Callable[..., Path], torch_model:
         assert runner.contains == "host to host: one forward()"
 
 
-def test_an_engine_is_refused_where_it_never_runs(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_an_engine_is_refused_where_it_never_runs(tiny_file: MakePath, tmp_path: Path) -> None:
     built = qcompile.build(tiny_file("mlp"), tmp_path / "o.onnx", target="openvino").path
     with pytest.raises(InvalidOption, match="openvino has no use for them"):
         load(built, device="cuda")
@@ -91,13 +95,17 @@ def test_streams_and_cuda_graphs_are_tensorrts(torch_model: str, options: dict[s
         load(torch_model, device=0, **options)
 
 
-def test_a_cuda_provider_that_does_not_start_is_no_run_on_the_processor(
-    tiny_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # What a machine with onnxruntime-gpu and a GPU, but without cuDNN, gets to: ONNX Runtime goes on
-    # with the processor, and so does the one that is installed here, which has no CUDA.
+@pytest.fixture
+def with_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with a GPU and a CUDA provider."""
     monkeypatch.setattr(onnx_runtime, "why_no_cuda_provider", lambda: "")
     monkeypatch.setattr(onnx_runtime, "why_not_gpu", lambda _: "")
+
+
+@pytest.mark.usefixtures("with_provider")
+def test_a_cuda_provider_that_does_not_start_is_no_run_on_the_processor(tiny_file: MakePath) -> None:
+    # What a machine with onnxruntime-gpu and a GPU, but without cuDNN, gets to: ONNX Runtime goes on
+    # with the processor, and so does the one that is installed here, which has no CUDA.
     with (
         pytest.warns(UserWarning, match="CUDAExecutionProvider"),
         pytest.raises(EngineUnavailable, match="CUDA provider does not start, so the processor") as caught,
@@ -106,12 +114,9 @@ def test_a_cuda_provider_that_does_not_start_is_no_run_on_the_processor(
     assert "cudnn" in caught.value.hint
 
 
-def test_a_file_optimized_for_a_processor_is_no_file_for_a_gpu(
-    tiny_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("with_provider")
+def test_a_file_optimized_for_a_processor_is_no_file_for_a_gpu(tiny_file: MakePath, tmp_path: Path) -> None:
     built = qcompile.build(tiny_file("mlp"), tmp_path / "built.onnx", target="onnxruntime").path
-    monkeypatch.setattr(onnx_runtime, "why_no_cuda_provider", lambda: "")
-    monkeypatch.setattr(onnx_runtime, "why_not_gpu", lambda _: "")
     with pytest.raises(ArtifactError, match="was optimized for a processor") as caught:
         load(built, device=0)
     assert "built from" in caught.value.hint
@@ -128,10 +133,7 @@ def test_nodes_that_were_left_to_the_processor_are_told() -> None:
     assert "does not tell" in note
 
 
-def test_the_placement_of_nodes_is_read_from_a_session(tiny_file: Callable[..., Path]) -> None:
-    import onnx
-    import onnxruntime
-
+def test_the_placement_of_nodes_is_read_from_a_session(tiny_file: MakePath) -> None:
     path = tiny_file("residual")
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -150,8 +152,6 @@ class Nested(torch.nn.Module):
 
 def test_a_module_is_converted_for_the_tensors_it_is_run_with(monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch.compile makes for other tensors is made again when it is timed."""
-    from qcompile.engines.pytorch import runner as home
-
     kinds = []
 
     def convert(_: Any, module: Any, __: Any, arguments: Any, keywords: Any) -> Any:
@@ -171,7 +171,7 @@ def test_a_module_is_converted_for_the_tensors_it_is_run_with(monkeypatch: pytes
 
 
 def test_without_onnx_runtime_a_gpu_is_refused_as_the_processor_is(
-    tiny_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    tiny_file: MakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(EngineUnavailable, match="onnxruntime cannot be imported") as caught:
@@ -180,8 +180,6 @@ def test_without_onnx_runtime_a_gpu_is_refused_as_the_processor_is(
 
 
 def test_switches_that_refuse_to_answer_are_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    from qcompile.engines.pytorch.runner import _rounding
-
     class Mixed:
         @property
         def allow_tf32(self) -> bool:
@@ -189,15 +187,13 @@ def test_switches_that_refuse_to_answer_are_no_reason_to_fail(monkeypatch: pytes
 
     monkeypatch.setattr(torch.backends, "cudnn", Mixed())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    assert _rounding(torch, torch.device("cuda", 0)) == ()
+    assert home._rounding(torch, torch.device("cuda", 0)) == ()
 
 
 def test_tf32_is_told_where_the_gpu_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from qcompile.engines.pytorch.runner import _rounding
-
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    (note,) = _rounding(torch, torch.device("cuda", 0))
+    (note,) = home._rounding(torch, torch.device("cuda", 0))
     assert note == "PyTorch computes float32 convolutions in TF32 here"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    assert _rounding(torch, torch.device("cuda", 0)) == ()
+    assert home._rounding(torch, torch.device("cuda", 0)) == ()

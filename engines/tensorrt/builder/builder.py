@@ -1,17 +1,27 @@
-"""Build an ONNX file into a serialized engine (plan)."""
+"""Build an ONNX file into a serialized engine (plan), report its progress, and stop it on Ctrl-C.
+
+Python raises KeyboardInterrupt in whatever it runs next. While TensorRT builds, that is a callback: mostly
+the logger, whose binding prints "[ERROR] Exception caught in log()" and drops the exception (`PyLogger::log`
+in python/src/infer/pyCore.cpp, release/8.5 to 11.1). The build would go on as if nothing had been pressed.
+So signals are kept out of callbacks, and `IProgressMonitor`, where TensorRT has one, cancels the build.
+"""
 
 from __future__ import annotations
 
+import signal
+import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from ....artifact import Check
 from ....model.input_notes import read_notes
 from ....model.onnx_file import load_onnx, model_io, opset
+from ....progress import Progress
 from ....spec.decode import changed
 from ...base import BuildOutcome, BuildRequest
 from ...gpu import Gpu, find_gpu
@@ -22,12 +32,13 @@ from ..runner.cuda import current_device
 from .calibration import Calibrator, Feeder, Scales, calibration_inputs, make_calibrator, scaling, set_ranges
 from .configure import add_profiles, build_routes, configure, set_calibration_profile, verbosity
 from .inspector import Inspection, inspect_plan, twin_differs
-from .monitor import interrupt_deferred, make_monitor
 from .network import keep_layers, mark_debug_tensors, network_inputs, parse, set_formats
 from .profiles import InputRange, make_profiles
-from .proof import ComputeLayer, by_precision, compute_layers, inspector_warnings, prove
+from .proof import ComputeLayer, by_precision, compute_layers, prove
 from .refit import weights_digest
 from .timing_cache import CacheFile, cache_file, keep_timings, merge_cache, use_cache
+
+_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 @dataclass
@@ -158,7 +169,9 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
         plan = _built(adapter, request, prepared, feeder)
         differs = twin_differs(adapter, plan, needs, inspections[0])
     unkept = merge_cache(prepared.config, prepared.log, prepared.timing_cache)
-    warnings = (*prepared.warnings, *prepared.log.warnings, *inspector_warnings(inspections))
+    problems = dict.fromkeys(inspection.problem for inspection in inspections if inspection.problem)
+    unsaid = [f"TensorRT's inspector does not say what is in the engine: {problem}" for problem in problems]
+    warnings = (*prepared.warnings, *prepared.log.warnings, *unsaid)
     weak = _weak(adapter, request)
     layers, planned, reached, proof = prove(adapter, request, prepared.layers, inspections, weak=weak)
     proof["network_layers"] = int(prepared.network.num_layers)
@@ -221,3 +234,77 @@ def _calibrator(request: BuildRequest) -> Calibrator:
 
 def _profiles_json(profiles: list[list[InputRange]]) -> list[dict[str, dict[str, list[int]]]]:
     return [{item.name: item.as_json() for item in ranges} for ranges in profiles]
+
+
+def make_monitor(module: Any, progress: Progress) -> Any:
+    """Return an `IProgressMonitor` that tells `progress` and keeps in `raised` what that raises.
+
+    `before_each_step` may be set to what raises in place of it, such as a Ctrl-C that was deferred.
+    """
+
+    class Monitor(module.IProgressMonitor):  # type: ignore[misc]
+        """Passes the outermost phase on. What is raised meanwhile (Ctrl-C) must not cross TensorRT's
+        C++: it is kept, the build is cancelled, and the caller raises it."""
+
+        def __init__(self) -> None:
+            module.IProgressMonitor.__init__(self)
+            self.totals: dict[str, int] = {}
+            self.outermost = ""
+            self.raised: BaseException | None = None
+            self.before_each_step: Callable[[], None] = lambda: None
+
+        def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
+            if not parent:
+                self.outermost = phase
+                self.totals[phase] = steps
+
+        def step_complete(self, phase: str, step: int) -> bool:
+            try:
+                self.before_each_step()
+                if phase == self.outermost:
+                    progress("build", step + 1, self.totals.get(phase))
+            except BaseException as error:
+                self.raised = error
+            return self.raised is None
+
+        def phase_finish(self, phase: str) -> None:
+            self.totals.pop(phase, None)
+
+    return Monitor()
+
+
+@contextmanager
+def interrupt_deferred() -> Iterator[Callable[[], None]]:
+    """Take note of Ctrl-C in the block, and handle it at its end; a second one ends the process at once.
+
+    So with SIGTERM and SIGHUP, where Python code handles them. A signal that is ignored stays ignored.
+
+    Yields:
+        A function that handles it where there was one, which raises: for a callback that can pass it on.
+    """
+    came: list[int] = []
+    before: dict[int, Callable[[int, FrameType | None], object]] = {}
+
+    def note(number: int, __: FrameType | None) -> None:
+        came.append(number)
+        if number == signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
+
+    def handle() -> None:
+        for number in list(came):
+            before[number](number, None)
+
+    if threading.current_thread() is not threading.main_thread():  # Python handles signals in the main one
+        yield handle
+        return
+    for number in (getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)):
+        handler = signal.getsignal(number)
+        if callable(handler):  # neither ignored, nor the system's, nor installed from elsewhere
+            before[number] = handler
+            signal.signal(number, note)
+    try:
+        yield handle
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    handle()

@@ -8,7 +8,7 @@ in each of its profiles.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -194,8 +194,11 @@ def prove(
     fell_back = {name: _why(name, kind, precision, weak) for name, kind in verdict.fell_back.items()}
     binding = precision in _FLOATS and not chooses
     evidence = (_BINDING if binding else _ASKED) if verdict.unreported else ""
+    counted = [replace(layer, precision=told.get(layer.name, layer.precision)) for layer in layers]
+    if request.precision == "tf32":
+        counted = [replace(one, precision="tf32") if one.precision == "fp32" else one for one in counted]
     proof: dict[str, object] = {
-        "layers_by_precision": _counted(layers, told, request),
+        "layers_by_precision": by_precision(counted),
         "typing": "weak" if weak else "strong",
     }
     if inspections:
@@ -203,12 +206,6 @@ def prove(
     names, missed = (*planned_names, *lost), {**lost, **fell_back}
     by_name = Planned(names, missed, verdict.unreported, not binding, evidence)
     return by_name, max(len(nodes), len(planned)), len(verdict.reached), proof
-
-
-def inspector_warnings(inspections: Sequence[Inspection]) -> list[str]:
-    """Return what the inspector left unsaid, as warnings."""
-    problems = dict.fromkeys(inspection.problem for inspection in inspections if inspection.problem)
-    return [f"TensorRT's inspector does not say what is in the engine: {problem}" for problem in problems]
 
 
 def _lost(
@@ -223,15 +220,6 @@ def _lost(
     absent = [node.name for node in nodes if node.name not in planned]
     absent.sort(key=lambda name: name not in states)
     return {name: states.get(name, "not in TensorRT's network") for name in absent[: max(missing, 0)]}
-
-
-def _counted(
-    layers: Sequence[ComputeLayer], told: Mapping[str, str], request: BuildRequest
-) -> dict[str, dict[str, int]]:
-    counted = [replace(layer, precision=told.get(layer.name, layer.precision)) for layer in layers]
-    if request.precision == "tf32":
-        counted = [replace(one, precision="tf32") if one.precision == "fp32" else one for one in counted]
-    return by_precision(counted)
 
 
 def _why(name: str, kind: str, precision: str, weak: bool) -> str:

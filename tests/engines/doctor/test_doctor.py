@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import configparser
 import json
 import platform
-import re
 from collections.abc import Callable
 from dataclasses import asdict
-from importlib.metadata import version
+from importlib.metadata import requires, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from qcompile.compiler.quantize.calibrate import calibrate
 from qcompile.engines import doctor, names
 from qcompile.engines.doctor import Diagnosis, find_problems
 from qcompile.engines.doctor.diagnosis import machine_facts
-from qcompile.engines.doctor.extras import EXTRAS, clash, extra_states
+from qcompile.engines.doctor.extras import clash, extra_states, installed_version
 from qcompile.engines.doctor.precisions import PrecisionState, TargetState, gpu_types, precision_states
 from qcompile.engines.gpu import why_no_gpu
 from qcompile.engines.registry import engine
@@ -29,6 +27,7 @@ from qcompile.errors import InvalidOption, MissingFile, QCompileError
 from qcompile.spec.words import CALIBRATED, PRECISIONS
 
 MakePath = Callable[..., Path]
+OnProcessor = Callable[..., None]
 
 CLEAN = {"numba", "numpy", "onnx", "onnxruntime", "torch", "onnxscript", "onnxsim", "rich", "tensorrt-rtx"}
 
@@ -86,14 +85,11 @@ def test_every_problem_is_reported_at_once() -> None:
     assert len(find_problems(installed, lambda _: "1.26.4")) == 5
 
 
-def test_doctor_reports_python_and_the_versions_of_what_is_here(diagnosis: Diagnosis) -> None:
+def test_doctor_reports_python_the_versions_of_what_is_here_and_every_target(diagnosis: Diagnosis) -> None:
     assert diagnosis.python == platform.python_version()
     assert diagnosis.machine["processor"]
     assert diagnosis.packages["onnxruntime"] == version("onnxruntime")
     assert all(diagnosis.packages.values())
-
-
-def test_doctor_reports_every_target(diagnosis: Diagnosis) -> None:
     assert tuple(state.target for state in diagnosis.targets) == names()
     states = {state.target: state for state in diagnosis.targets}
     assert states["onnxruntime"].why_not_build == states["onnxruntime"].why_not_run == ""
@@ -132,20 +128,14 @@ def test_the_json_form_is_plain(diagnosis: Diagnosis) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flag", "said"),
-    [
-        (
-            "sse4",
-            "INT8 on avx2: weights are fitted so that no pair of products overflows, which costs accuracy",
-        ),
-        ("avx512_vnni", "INT8 on avx512-vnni: weights use all 8 bits"),
-        ("avx_vnni", "INT8 on avx-vnni: weights use all 8 bits"),
-        ("amx_int8", "INT8 on amx: weights use all 8 bits"),
-    ],
+    ("flag", "isa"),
+    [("sse4", "avx2"), ("avx512_vnni", "avx512-vnni"), ("avx_vnni", "avx-vnni"), ("amx_int8", "amx")],
 )
-def test_what_int8_does_here_is_said(flag: str, said: str, on_processor: Callable[..., None]) -> None:
+def test_what_int8_does_here_is_said(flag: str, isa: str, on_processor: OnProcessor) -> None:
     on_processor(flag)
-    assert machine_facts()["int8"] == said
+    fitted = "weights are fitted so that no pair of products overflows, which costs accuracy"
+    cost = fitted if isa == "avx2" else "weights use all 8 bits"
+    assert machine_facts()["int8"] == f"INT8 on {isa}: {cost}"
 
 
 def test_doctor_answers_for_gpus_that_are_not_here() -> None:
@@ -166,27 +156,6 @@ def test_doctor_says_which_interpreter_converts_tensorflow(diagnosis: Diagnosis)
         doctor(python=["tensorflow=/nothing/python"])
 
 
-ROOT = Path(__file__).parents[3]
-
-
-def packages_of(extra: str, extras: configparser.SectionProxy) -> set[str]:
-    found = set()
-    for line in extras[extra].split("\n"):
-        match = re.match(r"([A-Za-z0-9-]+)(\[(\w+)\])?", line)
-        if match and match[1] == "qcompile":
-            found |= packages_of(match[3], extras)
-        elif match:
-            found.add(match[1])
-    return found
-
-
-@pytest.mark.parametrize("extra", EXTRAS)
-def test_the_packages_are_those_of_setup_cfg(extra: str) -> None:
-    config = configparser.ConfigParser()
-    config.read(ROOT / "setup.cfg")
-    assert set(EXTRAS[extra]) == packages_of(extra, config["options.extras_require"])
-
-
 def states(versions: dict[str, str], requirements: dict[str, list[str]]) -> dict[str, tuple[str, str, str]]:
     found = extra_states(lambda name: versions.get(name, ""), lambda name: requirements.get(name, []))
     return {one.extra: (one.state, one.problem or ", ".join(one.missing), one.fix) for one in found}
@@ -202,39 +171,36 @@ def test_an_extra_is_installed_incomplete_or_missing() -> None:
     assert "onnxruntime" not in found["cpu"][1]  # another distribution holds the module
 
 
-def test_a_torchvision_of_another_torch_is_broken() -> None:
-    requirements = {"torchvision": ["numpy", "torch==2.12.0", "pillow!=8.3.*,>=5.3", "gdown; extra == 'x'"]}
-    versions = {"torchvision": "0.27.0", "torch": "2.13.0+cpu", "pillow": "12.0"}
-    state, problem, fix = states(versions, requirements)["models"]
-    assert (state, problem) == (
-        "broken",
-        "torchvision 0.27.0 is built for torch==2.12.0; 2.13.0+cpu is installed",
-    )
-    assert "torch and torchvision of one build" in fix
-    assert states(versions | {"torch": "2.12.0"}, requirements)["models"][0] == "incomplete"
+TORCHVISION = ["numpy", "torch==2.12.0", "pillow!=8.3.*,>=5.3", "gdown; extra == 'x'"]
+TENSORFLOW = ["numpy<2.2.0,>=1.26.0", "protobuf!=4.21.0,<6.0.0dev,>=3.20.3"]
 
 
-def test_tensorflow_beside_a_newer_numpy_is_sent_to_another_environment() -> None:
-    requirements = {"tensorflow-cpu": ["numpy<2.2.0,>=1.26.0", "protobuf!=4.21.0,<6.0.0dev,>=3.20.3"]}
-    versions = {"tensorflow-cpu": "2.19.0", "tf2onnx": "1.17", "numpy": "2.4.6"}
-    state, problem, fix = states(versions, requirements)["tensorflow"]
-    assert (state, problem) == (
-        "broken",
-        "tensorflow-cpu 2.19.0 is built for numpy<2.2.0,>=1.26.0; 2.4.6 is installed",
-    )
-    assert "an environment of its own" in fix
+@pytest.mark.parametrize(
+    ("extra", "asks", "versions", "problem", "fix"),
+    [
+        ("models", {"torchvision": TORCHVISION},
+         {"torchvision": "0.27.0", "torch": "2.13.0+cpu", "pillow": "12.0"},
+         "torchvision 0.27.0 is built for torch==2.12.0; 2.13.0+cpu is installed",
+         "torch and torchvision of one build"),
+        ("models", {"torchvision": TORCHVISION},
+         {"torchvision": "0.27.0", "torch": "2.12.0", "pillow": "12.0"}, "", ""),
+        ("tensorflow", {"tensorflow-cpu": TENSORFLOW},
+         {"tensorflow-cpu": "2.19.0", "tf2onnx": "1.17", "numpy": "2.4.6"},
+         "tensorflow-cpu 2.19.0 is built for numpy<2.2.0,>=1.26.0; 2.4.6 is installed",
+         "an environment of its own"),
+    ],
+)  # fmt: skip
+def test_packages_that_were_built_for_other_versions_are_broken(
+    extra: str, asks: dict[str, list[str]], versions: dict[str, str], problem: str, fix: str
+) -> None:
+    state, found, way_out = states(versions, asks)[extra]
+    assert state == ("broken" if problem else "incomplete")
+    assert found == problem or not problem
+    assert fix in way_out
 
 
 def test_what_is_installed_here_by_pip_fits() -> None:
-    from importlib.metadata import requires
-
-    def installed(name: str) -> str:
-        try:
-            return version(name)
-        except Exception:
-            return ""
-
-    assert clash("transformers", installed, lambda name: requires(name) or []) == ""
+    assert clash("transformers", installed_version, requires) == ""
 
 
 # TensorRT-RTX Support Matrix: FP16, BF16, FP8, FP4.
@@ -248,23 +214,16 @@ def test_the_types_are_those_of_the_support_matrix(capability: str) -> None:
     assert found == MATRIX[capability]
 
 
-def test_int4_came_with_turing_and_left_with_hopper() -> None:
-    assert [one for one in ("7.0", "7.5", "8.9", "9.0", "12.0") if "INT4" in gpu_types(one).types] == [
-        "7.5",
-        "8.9",
-    ]
-
-
-@pytest.mark.parametrize("text", ["sm86", "SM_86", "8.6", "86", "sm86a"])
-def test_the_spellings_of_a_capability(text: str) -> None:
-    assert gpu_types(text).capability == "sm86"
-
-
-def test_a_capability_that_is_not_listed_takes_the_row_below_and_says_so() -> None:
+def test_a_capability_is_spelled_as_nvidia_does_and_one_that_is_not_listed_takes_the_row_below() -> None:
+    assert {gpu_types(text).capability for text in ("sm86", "SM_86", "8.6", "86", "sm86a")} == {"sm86"}
     types = gpu_types("sm88")
     assert (types.architecture, types.note) == ("Ampere (Orin)", "not in the tables: as sm87")
     assert gpu_types("sm61").types == ()
     assert gpu_types("sm121").note == ""
+    # INT4 came with Turing and left with Hopper.
+    with_int4 = [one for one in ("7.0", "7.5", "8.9", "9.0", "12.0") if "INT4" in gpu_types(one).types]
+    assert with_int4 == ["7.5", "8.9"]
+    assert gpu_types("sm86").why_not("fp8") == "the Tensor Cores of sm86 take no FP8, which begins with sm89"
 
 
 @pytest.mark.parametrize("text", ["", "RTX 3090", "sm", "sm3", "4.0", "sm30", "sm99999"])
@@ -282,13 +241,8 @@ def test_every_capability_answers_for_every_precision(number: int) -> None:
     assert bool(types.why_not("nvfp4")) == bool(types.why_not("mxfp8")) == (number < 100)
 
 
-def test_the_reason_names_the_first_that_has_it() -> None:
-    assert gpu_types("sm86").why_not("fp8") == "the Tensor Cores of sm86 take no FP8, which begins with sm89"
-
-
 ALL = [*map(TargetState, ("onnxruntime", "openvino", "tensorrt-rtx", "tensorrt", "torchscript"))]
 AHEAD = [TargetState("tensorrt-rtx", why_not_run="no NVIDIA driver", fix="another machine")]
-OnProcessor = Callable[..., None]
 
 
 def found(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import qcompile
-from qcompile.engines.tensorrt.builder.monitor import interrupt_deferred
+from qcompile.engines.tensorrt.builder.builder import interrupt_deferred
 
 MakePath = Callable[..., Path]
 
@@ -31,14 +31,8 @@ def handles_ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def build(tiny_file: MakePath, folder: Path, progress: Callable[..., None]) -> None:
-    """Build a small network with TensorRT-RTX, into a folder that holds nothing else."""
-    output = folder / "m.engine"
-    qcompile.build(tiny_file("residual"), output, target="tensorrt-rtx", gpus=["sm86"], progress=progress)
-
-
 def test_ctrl_c_cancels_the_build_and_leaves_nothing(tiny_file: MakePath, tmp_path: Path) -> None:
-    steps: list[int] = []
+    model, steps = tiny_file("residual"), list[int]()
 
     def interrupted(text: str, done: int = 0, *_: object) -> None:
         if text == "build" and done:
@@ -46,17 +40,11 @@ def test_ctrl_c_cancels_the_build_and_leaves_nothing(tiny_file: MakePath, tmp_pa
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build(tiny_file, tmp_path, interrupted)
+        qcompile.build(
+            model, tmp_path / "m.engine", target="tensorrt-rtx", gpus=["sm86"], progress=interrupted
+        )
     assert len(steps) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["residual.onnx"]
-
-
-def test_the_build_tells_its_progress(tiny_file: MakePath, tmp_path: Path) -> None:
-    told: list[tuple[str, int, int | None]] = []
-    build(tiny_file, tmp_path, lambda text, done=0, total=None, /: told.append((text, done, total)))
-    steps = [(done, total) for text, done, total in told if text == "build" and done]
-    assert steps
-    assert all(total is None or done <= total for done, total in steps)
 
 
 PRESSED_IN_A_STEP = """

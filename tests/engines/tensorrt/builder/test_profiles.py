@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,11 @@ TOKENS = TensorInfo("tokens", "int64", ("batch", "length"))
 FIXED = TensorInfo("table", "float32", (10, 4))
 
 
-def ranges(
-    *inputs: TensorInfo, low: Shapes | None = None, opt: Shapes | None = None, high: Shapes | None = None
-) -> list[InputRange]:
-    """The ranges of inputs for given shapes."""
-    shapes: dict[str, Any] = {"min_shapes": low or {}, "opt_shapes": opt or {}, "max_shapes": high or {}}
-    return [
-        one for profile in make_profiles(inputs, BuildSpec(target="tensorrt", **shapes)) for one in profile
-    ]
+def ranges(*inputs: TensorInfo, **shapes: Shapes) -> list[InputRange]:
+    """The ranges of inputs for given shapes: `min`, `opt` and `max`."""
+    options: dict[str, Any] = {f"{kind}_shapes": given for kind, given in shapes.items()}
+    profiles = make_profiles(inputs, BuildSpec(target="tensorrt", **options))
+    return [found for profile in profiles for found in profile]
 
 
 def image(batch: int) -> dict[str, tuple[int, ...]]:
@@ -42,121 +40,67 @@ def image(batch: int) -> dict[str, tuple[int, ...]]:
     return {"image": (batch, 3, 32, 32)}
 
 
-def batches(found: list[InputRange]) -> tuple[int, int, int]:
-    """The batches of the only range."""
-    (only,) = found
-    assert only.min[1:] == only.opt[1:] == only.max[1:] == (3, 32, 32)
-    return only.min[0], only.opt[0], only.max[0]
-
-
-def test_a_dynamic_batch_alone_gets_1_8_and_16() -> None:
-    assert batches(ranges(IMAGE)) == (1, 8, 16)
-
-
-def test_a_static_input_gets_no_range() -> None:
-    assert ranges(FIXED) == []
-    assert [found.name for found in ranges(FIXED, IMAGE)] == ["image"]
-
-
-def test_all_three_shapes_are_taken_as_given() -> None:
-    assert batches(ranges(IMAGE, low=image(2), opt=image(4), high=image(32))) == (2, 4, 32)
-
-
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
+        ({}, (1, 8, 16)),
+        ({"min": image(2), "opt": image(4), "max": image(32)}, (2, 4, 32)),
         ({"opt": image(4)}, (4, 4, 4)),
-        ({"high": image(32)}, (32, 32, 32)),
-        ({"low": image(2)}, (2, 2, 2)),
-        ({"low": image(2), "high": image(6)}, (2, 6, 6)),
-        ({"opt": image(4), "high": image(6)}, (4, 4, 6)),
-        ({"low": image(1), "opt": image(4)}, (1, 4, 4)),
+        ({"max": image(32)}, (32, 32, 32)),
+        ({"min": image(2)}, (2, 2, 2)),
+        ({"min": image(2), "max": image(6)}, (2, 6, 6)),
+        ({"opt": image(4), "max": image(6)}, (4, 4, 6)),
+        ({"min": image(1), "opt": image(4)}, (1, 4, 4)),
     ],
 )
 def test_a_shape_that_is_not_given_follows_from_those_that_are(
     given: dict[str, Shapes], expected: tuple[int, int, int]
 ) -> None:
-    assert batches(ranges(IMAGE, **given)) == expected
+    low, opt, high = (image(batch)["image"] for batch in expected)
+    assert ranges(FIXED, IMAGE, **given) == [InputRange("image", low, opt, high)]
 
 
-def test_each_input_has_its_own_range() -> None:
-    found = ranges(
-        IMAGE, TOKENS, low={"tokens": (1, 64)}, opt={"tokens": (8, 64)}, high={"tokens": (16, 512)}
-    )
+def test_each_input_has_its_own_range_and_a_static_one_none() -> None:
+    low, opt, high = (1, 64), (8, 64), (16, 512)
+    found = ranges(IMAGE, TOKENS, min={"tokens": low}, opt={"tokens": opt}, max={"tokens": high})
     assert [item.name for item in found] == ["image", "tokens"]
-    assert found[1] == InputRange("tokens", (1, 64), (8, 64), (16, 512))
+    assert found[1] == InputRange("tokens", low, opt, high)
+    assert ranges(FIXED, opt={"table": (10, 4)}) == []
+
+
+def tokens(low: tuple[int, int], opt: tuple[int, int], high: tuple[int, int]) -> dict[str, Shapes]:
+    return {"min": {"tokens": low}, "opt": {"tokens": opt}, "max": {"tokens": high}}
 
 
 @pytest.mark.parametrize(
-    ("given", "message", "hint"),
+    ("inputs", "given", "said"),
     [
-        (
-            {"opt": image(8), "high": image(4)},
-            "input 'image': opt shape 8x3x32x32 is above max 4x3x32x32",
-            "raise `max_shapes` or lower `opt_shapes`",
-        ),
-        (
-            {"low": image(8), "opt": image(4)},
-            "input 'image': min shape 8x3x32x32 is above opt 4x3x32x32",
-            "raise `opt_shapes` or lower `min_shapes`",
-        ),
+        ([IMAGE], {"opt": image(8), "max": image(4)},
+         "input 'image': opt shape 8x3x32x32 is above max 4x3x32x32.*raise `max_shapes` or lower `opt_sh"),
+        ([IMAGE], {"min": image(8), "opt": image(4)},
+         "input 'image': min shape 8x3x32x32 is above opt 4x3x32x32.*raise `opt_shapes` or lower `min_sh"),
+        ([IMAGE], {"min": image(8), "max": image(4)}, r"input 'image': .* is above"),
+        # One axis out of order is enough.
+        ([TOKENS], tokens((1, 65), (2, 64), (4, 128)), "input 'tokens': min"),
+        ([TOKENS], tokens((1, 16), (2, 129), (4, 128)), "input 'tokens': opt"),
+        ([TOKENS], tokens((3, 16), (2, 64), (4, 128)), "input 'tokens': min"),
+        ([IMAGE], {"max": {"image": (1, 3, 32)}}, r"max shape 1x3x32 does not fit \[batch,3,32,32\]"),
+        ([IMAGE], {"max": {"image": (1, 3, 32, 33)}}, r"max shape 1x3x32x33 does not fit \[batch,3,32,32\]"),
+        ([IMAGE, TOKENS], {"opt": {"tokens": (2, 64)}},
+         r"axis 'batch': 1/8/16 \(min/opt/max\) in input 'image', 2/2/2 in input 'tokens'; one axis"),
+        ([FIXED], {"opt": {"table": (11, 4)}}, "opt shape 11x4 does not fit 10x4"),
+        *[([IMAGE, FIXED], {kind: {"img": (1, 3, 32, 32)}},
+           f"`{kind}_shapes`: no input 'img'; the inputs are image, table")
+          for kind in ("min", "opt", "max")],
+        ([TOKENS], {}, r"input 'tokens': axes \[0, 1\] of \[batch,length\].*give `min_shapes`, `opt_shapes`"),
     ],
-)
-def test_shapes_out_of_order_name_both_and_the_way_out(
-    given: dict[str, Shapes], message: str, hint: str
+)  # fmt: skip
+def test_shapes_that_contradict_themselves_or_the_inputs_are_refused(
+    inputs: list[TensorInfo], given: dict[str, Shapes], said: str
 ) -> None:
     with pytest.raises(InvalidOption) as caught:
-        ranges(IMAGE, **given)
-    assert caught.value.message == message
-    assert caught.value.hint == hint
-
-
-def test_a_minimum_above_the_maximum_is_refused_where_nothing_lies_between() -> None:
-    with pytest.raises(InvalidOption, match=r"input 'image': .* is above"):
-        ranges(IMAGE, low=image(8), high=image(4))
-
-
-@pytest.mark.parametrize(
-    ("low", "opt", "high"),
-    [((1, 65), (2, 64), (4, 128)), ((1, 16), (2, 129), (4, 128)), ((3, 16), (2, 64), (4, 128))],
-)
-def test_one_axis_out_of_order_is_enough(
-    low: tuple[int, int], opt: tuple[int, int], high: tuple[int, int]
-) -> None:
-    with pytest.raises(InvalidOption, match="input 'tokens'"):
-        ranges(TOKENS, low={"tokens": low}, opt={"tokens": opt}, high={"tokens": high})
-
-
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [
-        ((1, 3, 32), r"max shape 1x3x32 does not fit \[batch,3,32,32\]"),
-        ((1, 3, 32, 33), r"max shape 1x3x32x33 does not fit \[batch,3,32,32\]"),
-    ],
-)
-def test_a_shape_that_does_not_fit_the_input_is_refused(shape: tuple[int, ...], message: str) -> None:
-    with pytest.raises(InvalidOption, match=message):
-        ranges(IMAGE, high={"image": shape})
-
-
-@pytest.mark.parametrize(("kind", "option"), [("low", "min"), ("opt", "opt"), ("high", "max")])
-def test_an_unknown_input_is_refused_with_the_known_ones(kind: str, option: str) -> None:
-    with pytest.raises(
-        InvalidOption, match=f"`{option}_shapes`: no input 'img'; the inputs are image, table"
-    ):
-        ranges(IMAGE, FIXED, **{kind: {"img": (1, 3, 32, 32)}})
-
-
-def test_a_static_input_takes_its_own_shape_and_no_other() -> None:
-    assert ranges(FIXED, opt={"table": (10, 4)}) == []
-    with pytest.raises(InvalidOption, match="opt shape 11x4 does not fit 10x4"):
-        ranges(FIXED, opt={"table": (11, 4)})
-
-
-def test_other_dynamic_axes_than_the_first_need_shapes() -> None:
-    with pytest.raises(InvalidOption, match=r"input 'tokens': axes \[0, 1\] of \[batch,length\]") as caught:
-        ranges(TOKENS)
-    assert caught.value.hint == "give `min_shapes`, `opt_shapes` and `max_shapes`"
+        ranges(*inputs, **given)
+    assert re.search(said, f"{caught.value.message} {caught.value.hint}")
 
 
 def noted(tensor: TensorInfo, example: tuple[int, ...], **axes: AxisRange) -> InputRange:

@@ -38,7 +38,7 @@ Graph = Callable[[Precision, GraphTarget], Path]
 
 COLLECT_WHILE_TENSORRT_LOGS = """
 import faulthandler, gc, sys
-faulthandler.dump_traceback_later(30, exit=True)
+faulthandler.dump_traceback_later(100, exit=True)
 from pathlib import Path
 from qcompile.engines.base import BuildRequest
 from qcompile.engines.build import build_engine
@@ -121,33 +121,26 @@ def test_every_layer_that_computes_is_proven_in_the_precision_asked_for(
     assert load_artifact(artifact.path).manifest.as_json() == manifest.as_json()
 
 
-def test_inputs_outputs_and_the_default_profile_are_recorded(tiny_file: MakeFile) -> None:
+def test_inputs_outputs_and_profiles_are_recorded(tiny_file: MakeFile) -> None:
     manifest = build(tiny_file("residual")).manifest
     assert manifest.io is not None
     assert [str(tensor) for tensor in manifest.io.inputs] == ["x:[batch,4,8,8]:float32"]
     assert manifest.proof["profiles"] == [
         {"x": {"min": [1, 4, 8, 8], "opt": [8, 4, 8, 8], "max": [16, 4, 8, 8]}}
     ]
-
-
-def test_given_shapes_become_the_profile(tiny_file: MakeFile) -> None:
     shapes = {f"{kind}_shapes": {"x": (n, 16)} for kind, n in (("min", 2), ("opt", 4), ("max", 64))}
     manifest = build(tiny_file("mlp"), **shapes).manifest
     assert manifest.proof["profiles"] == [{"x": {"min": [2, 16], "opt": [4, 16], "max": [64, 16]}}]
     assert manifest.options["max_shapes"] == ["x:64x16"]
-
-
-def test_a_static_model_has_no_profile(tiny_file: MakeFile) -> None:
     assert build(tiny_file("residual", batch=2)).manifest.proof["profiles"] == []
 
 
 def test_the_steps_of_a_build_are_told(tiny_file: MakeFile) -> None:
-    told: list[tuple[object, ...]] = []
+    told: list[tuple[Any, ...]] = []
     build(tiny_file("mlp"), progress=lambda *step: told.append(step))
     assert told[:2] == [("parse",), ("build",)]
-    done = [step[1] for step in told[2:]]
-    assert done == list(range(1, len(done) + 1))
-    assert done
+    assert [step[1] for step in told[2:]] == list(range(1, len(told) - 1)) != []
+    assert all(total is None or done <= total for _, done, total in told[2:])
 
 
 def test_a_graph_quantized_for_onnxruntime_is_refused_by_the_operator_that_is_wrong(graph: Graph) -> None:
@@ -173,13 +166,10 @@ def test_an_operator_that_the_parser_does_not_know_is_named_with_its_node(
     assert caught.value.data["node"]  # a node without a name is named by what it makes
 
 
-@pytest.mark.parametrize("gpu", ["sm90", "sm70", "ampere"])
-def test_a_gpu_it_cannot_build_for_is_refused_with_those_it_can(gpu: str, tiny_file: MakeFile) -> None:
+def test_a_gpu_it_cannot_build_for_is_refused_before_any_work(tiny_file: MakeFile) -> None:
     model = tiny_file("mlp")
-    with pytest.raises(InvalidOption, match=f"`gpus` {gpu}: tensorrt_rtx .* builds for") as caught:
-        build(model, gpus=["sm86", gpu])
-    for known in ("sm80", "sm86", "sm89", "sm120"):
-        assert known in caught.value.message
+    with pytest.raises(InvalidOption, match=r"`gpus` sm90: tensorrt_rtx .* builds for .*sm80"):
+        build(model, gpus=["sm86", "sm90"])
     assert nothing_built(model)
 
 
@@ -216,19 +206,13 @@ def test_contradictory_profiles_are_named_before_anything_is_built(tiny_file: Ma
     assert nothing_built(model)
 
 
-@pytest.mark.parametrize("precision", ["fp16", "int8"])
-def test_a_float_graph_is_not_called_fp16_or_int8(precision: Precision, tiny_file: MakeFile) -> None:
-    model = tiny_file("residual")
-    with pytest.raises(IntentNotReached, match=rf"{precision} was asked for; .* \(3 in fp32\)") as caught:
+@pytest.mark.parametrize(("precision", "kind"), [("fp16", "fp32"), ("int8", "fp32"), ("fp32", "int8")])
+def test_a_graph_is_called_what_it_is(precision: Precision, kind: Precision, graph: Graph) -> None:
+    model = graph(kind, "tensorrt")
+    with pytest.raises(IntentNotReached, match=rf"{precision} was asked for; .* \(3 in {kind}\)") as caught:
         build(model, precision)
-    proof = caught.value.data["proof"]
-    assert proof["layers_by_precision"] == {"fp32": LAYERS}  # type: ignore[index]
+    assert caught.value.data["proof"]["layers_by_precision"] == {kind: LAYERS}  # type: ignore[index]
     assert nothing_built(model)
-
-
-def test_a_quantized_graph_is_not_called_fp32(graph: Graph) -> None:
-    with pytest.raises(IntentNotReached, match=r"fp32 was asked for; .* \(3 in int8\)"):
-        build(graph("int8", "tensorrt"), "fp32")
 
 
 def test_a_real_network_in_int8_has_no_layer_left_in_float(
