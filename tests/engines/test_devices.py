@@ -170,9 +170,7 @@ def test_a_module_is_converted_for_the_tensors_it_is_run_with(monkeypatch: pytes
         kinds.clear()
 
 
-def test_without_onnx_runtime_a_gpu_is_refused_as_the_processor_is(
-    tiny_file: MakePath, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_without_onnx_runtime_is_refused(tiny_file: MakePath, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(EngineUnavailable, match="onnxruntime cannot be imported") as caught:
         load(tiny_file("mlp"), device=0)

@@ -54,9 +54,7 @@ def change(path: Path, **entries: object) -> None:
     manifest_path(path).write_text(json.dumps(manifest | entries))
 
 
-def test_a_built_model_is_loaded_and_computes_what_the_model_does(
-    optimized: Path, tiny_file: MakePath
-) -> None:
+def test_a_built_model_computes_what_the_model_does(optimized: Path, tiny_file: MakePath) -> None:
     with load(optimized) as built, load(tiny_file("mlp")) as original:
         assert built.io == original.io
         np.testing.assert_allclose(
@@ -64,9 +62,7 @@ def test_a_built_model_is_loaded_and_computes_what_the_model_does(
         )
 
 
-def test_a_file_that_was_changed_after_it_was_built_is_refused_before_anything_reads_it(
-    optimized: Path, engine_file: Path
-) -> None:
+def test_a_file_that_was_changed_is_refused_before_it_is_read(optimized: Path, engine_file: Path) -> None:
     for path in (optimized, engine_file):
         path.write_bytes(b"\0" + path.read_bytes()[1:])
         with pytest.raises(ArtifactError, match="differs from its manifest's") as caught:
@@ -127,9 +123,7 @@ def test_a_file_that_is_missing_or_of_no_known_kind_is_an_error(optimized: Path,
         load(tmp_path / "notes.txt")
 
 
-def test_the_engine_follows_from_manifest_and_ending(
-    engine_file: Path, optimized: Path, torch_model: str
-) -> None:
+def test_the_engine_follows_from_its_manifest(engine_file: Path, optimized: Path, torch_model: str) -> None:
     assert engine_of(str(engine_file)) == "tensorrt-rtx"
     assert engine_of(str(optimized)) == "onnxruntime"
     assert engine_of(torch_model) == "pytorch"

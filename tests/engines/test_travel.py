@@ -140,9 +140,7 @@ def test_every_other_instruction_set_is_refused_and_a_simplified_graph_is_for_th
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
-def test_int8_for_avx2_is_loaded_on_every_processor(
-    target: str, built: MakePath, on_processor: OnProcessor
-) -> None:
+def test_int8_for_avx2_is_loaded_everywhere(target: str, built: MakePath, on_processor: OnProcessor) -> None:
     path = built(target, "avx2")
     for features in ((), ("avx512_vnni",), ("avx_vnni",), ("amx_int8", "avx512_vnni")):
         on_processor(*features)
@@ -183,7 +181,7 @@ def test_it_is_not_packaged(target: str, built: MakePath, qc: Qc, tmp_path: Path
     assert qc("package", "triton", path, "--name", "m", "-o", tmp_path / "repository").code == 0
 
 
-def test_a_graph_for_vnni_is_not_built_for_avx2(
+def test_vnni_is_not_built_for_avx2(
     quantized: MakePath, qc: Qc, on_processor: OnProcessor, tmp_path: Path
 ) -> None:
     """Neither here, nor for AVX2 by a processor with VNNI: the artifact would say that it is exact."""
@@ -222,9 +220,7 @@ def of(stage: str = "build", **more: Any) -> Manifest:
         (None, "auto"),
     ],
 )
-def test_what_int8_is_for_is_read_from_manifests_of_every_version(
-    manifest: Manifest | None, isa: str
-) -> None:
+def test_what_int8_is_for_is_read_from_any_manifest(manifest: Manifest | None, isa: str) -> None:
     assert int8_isa(manifest) == isa
 
 

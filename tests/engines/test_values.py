@@ -164,9 +164,7 @@ def drop_bias(name: str) -> Edit:
     return edit
 
 
-def test_a_right_build_passes_on_all_samples(
-    int8: Path, target: str, samples: MakePath, tmp_path: Path
-) -> None:
+def test_a_right_build_passes_on_samples(int8: Path, target: str, samples: MakePath, tmp_path: Path) -> None:
     data = str(samples("residual"))
     built = qcompile.build(int8, tmp_path / "b.onnx", target=target, precision="int8", data=data)
     check = check_of(built)
@@ -203,9 +201,7 @@ def test_a_float_artifact_that_loses_a_term_fails_too(
 
 
 @pytest.mark.parametrize("target", ["openvino"], indirect=True)
-def test_what_is_wrong_with_dynamic_shapes_alone_is_said(
-    int8: Path, wrong: Callable[..., None], tmp_path: Path
-) -> None:
+def test_an_error_of_dynamic_shapes_is_said(int8: Path, wrong: Callable[..., None], tmp_path: Path) -> None:
     wrong(drop_bias("conv2"), dynamic_only=True)
     said = "from layer 'conv2' on: .* it is right at their extents, and wrong with dynamic shapes"
     with pytest.raises(IntentNotReached, match=said) as caught:
@@ -283,7 +279,7 @@ def test_values_for_another_processor_are_not_checked_where_it_overflows(
     assert "qcompile diff" in warning
 
 
-def test_few_samples_get_random_input_beside_them(
+def test_few_samples_get_random_ones(
     tiny_file: MakePath, samples: MakePath, target: str, tmp_path: Path
 ) -> None:
     data = str(samples("mlp", 5))

@@ -57,9 +57,7 @@ def diagnosis() -> Diagnosis:
         (CLEAN - {"numba"}, {}, "numba is missing", "pip install numba"),
     ],
 )  # fmt: skip
-def test_a_defect_is_named_with_its_fix(
-    installed: set[str], versions: dict[str, str], problem: str, fix: str
-) -> None:
+def test_a_defect_has_a_fix(installed: set[str], versions: dict[str, str], problem: str, fix: str) -> None:
     (found,) = find_problems(installed, lambda name: versions.get(name) or numpy_2(name))
     assert problem in found.problem
     assert found.fix == fix
@@ -322,7 +320,7 @@ def test_a_gpu_that_is_not_here_is_built_for(on_processor: OnProcessor) -> None:
 
 @pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "bf16", "fp8", "nvfp4"])
-def test_the_table_says_what_build_does(
+def test_the_table_agrees_with_build(
     target: str, precision: str, tiny_file: MakePath, tmp_path: Path
 ) -> None:
     """On whatever processor this runs: the state is fast where, and only where, the build proves it."""
@@ -341,7 +339,7 @@ def test_the_table_says_what_build_does(
 
 @pytest.mark.skipif(bool(engine("tensorrt-rtx").why_not_build()), reason="TensorRT-RTX is not installed")
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "int8", "fp8", "nvfp4"])
-def test_the_table_says_what_tensorrt_rtx_builds(
+def test_rtx_agrees_with_the_table(
     precision: str, tiny_file: MakePath, samples: MakePath, tmp_path: Path
 ) -> None:
     """NVIDIA's builder is the oracle of the table of types."""

@@ -22,28 +22,14 @@ from qcompile.errors import EngineUnavailable, InvalidOption
 
 
 class Config:
-    """Records what a builder configuration is told."""
+    """Records the GPUs that a builder configuration is told."""
 
     def __init__(self) -> None:
-        self.flags: list[str] = []
         self.num_compute_capabilities = 1
         self.chosen: dict[int, str] = {}
 
-    def set_flag(self, flag: Any) -> None:
-        self.flags.append(flag.name)
-
-    def clear_flag(self, flag: Any) -> None:
-        self.flags.append(f"no {flag.name}")
-
     def set_compute_capability(self, value: Any, index: int) -> None:
         self.chosen[index] = value.name
-
-
-def told(adapter: Adapter, precision: str, **options: Any) -> list[str]:
-    """The flags that a configuration is told for a precision."""
-    config = Config()
-    adapter.set_precision(config, precision, **options)
-    return config.flags
 
 
 V8, V10, V11 = (Adapter(recorded_module(version), "tensorrt") for version in ("8.5.3", "10.16", "11.4"))
@@ -51,14 +37,6 @@ RTX = Adapter(recorded_module("rtx"), "tensorrt-rtx")
 AHEAD = Adapter(recorded_module("11.4"), "tensorrt")
 """A TensorRT that builds for named GPUs, as TensorRT-RTX does."""
 AHEAD.module.ComputeCapability = RTX.module.ComputeCapability
-NO_FLAGS = SimpleNamespace(TF32=SimpleNamespace(name="TF32"))
-NEITHER = Adapter(
-    SimpleNamespace(
-        __version__="9.9", __name__="tensorrt", BuilderFlag=NO_FLAGS,
-        NetworkDefinitionCreationFlag=SimpleNamespace(),
-    ),
-    "tensorrt",
-)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -71,7 +49,7 @@ NEITHER = Adapter(
         (RTX, "STRONGLY_TYPED", True, True),
     ],
 )
-def test_what_a_version_has_is_read_from_its_names(
+def test_names_tell_what_a_version_has(
     adapter: Adapter, network_flag: str, monitor: bool, ahead: bool
 ) -> None:
     flags = adapter.module.NetworkDefinitionCreationFlag
@@ -81,45 +59,11 @@ def test_what_a_version_has_is_read_from_its_names(
     assert adapter.keeps_timing_caches == (adapter is not RTX)
 
 
-@pytest.mark.parametrize(
-    ("precision", "flags"),
-    [("fp32", ["no TF32"]), ("tf32", ["TF32"]), ("fp16", ["no TF32", "FP16"]), ("int8", ["no TF32", "INT8"])],
-)
-def test_a_weakly_typed_version_is_told_by_flags_and_a_strongly_typed_one_by_the_graph(
-    precision: Any, flags: list[str]
-) -> None:
-    assert told(V8, precision) == told(V10, precision, weak=True) == flags
-    assert V8.graph_precision(precision) == ("int8" if precision == "int8" else "fp32")
-    for adapter in (V10, V11, RTX):
-        assert told(adapter, precision) == flags[:1]
-        assert adapter.graph_precision(precision) == ("fp32" if precision == "tf32" else precision)
-
-
-@pytest.mark.parametrize("adapter", [V8, V10])
-def test_calibration_makes_types_weak_where_they_could_be_strong(adapter: Adapter) -> None:
-    adapter.require_calibrators()
-    assert adapter.network_flags(weak=True) == 1 << int(
-        adapter.module.NetworkDefinitionCreationFlag.EXPLICIT_BATCH
-    )
-    assert told(adapter, "int8", weak=True, float_precision="fp16") == ["no TF32", "INT8", "FP16"]
-
-
-@pytest.mark.parametrize("precision", ["fp16", "int8"])
-def test_a_version_with_neither_flags_nor_strong_types_is_an_error(precision: str) -> None:
-    assert NEITHER.network_flags() == 0
-    with pytest.raises(InvalidOption, match=r"tensorrt 9\.9 has no builder flag (FP16|INT8)"):
-        told(NEITHER, precision)
-
-
 @pytest.mark.parametrize("adapter", [V8, V10, V11])
 def test_a_version_that_builds_for_its_own_gpu_refuses_others(adapter: Adapter) -> None:
     with pytest.raises(InvalidOption, match="builds only for the GPU in this machine") as caught:
         adapter.set_gpus(Config(), ["sm86"])
     assert "tensorrt-rtx" in caught.value.hint
-
-
-@pytest.mark.parametrize("adapter", [V8, V10, V11, RTX])
-def test_no_gpu_named_leaves_the_configuration_alone(adapter: Adapter) -> None:
     config = Config()
     adapter.set_gpus(config, [])
     assert (config.num_compute_capabilities, config.chosen) == (1, {})
@@ -128,6 +72,8 @@ def test_no_gpu_named_leaves_the_configuration_alone(adapter: Adapter) -> None:
 @pytest.mark.parametrize("adapter", [AHEAD, RTX])
 def test_the_gpus_named_are_chosen_in_order(adapter: Adapter) -> None:
     config = Config()
+    adapter.set_gpus(config, [])
+    assert (config.num_compute_capabilities, config.chosen) == (1, {})
     adapter.set_gpus(config, ["sm89", "SM80"])
     assert (config.num_compute_capabilities, config.chosen) == (2, {0: "SM89", 1: "SM80"})
 
@@ -212,9 +158,7 @@ def test_the_opset_is_that_of_the_versions_source(version: str, opset: int) -> N
         ("Swish", "10.16.1", "11.1.0"),
     ],
 )
-def test_an_operator_is_there_from_the_version_that_brought_it(
-    operators: str, last_without: str, first_with: str
-) -> None:
+def test_an_operator_is_there_from_its_version_on(operators: str, last_without: str, first_with: str) -> None:
     brought = set(operators.split())
     assert not brought & reads(last_without).operators
     assert brought <= reads(first_with).operators

@@ -76,9 +76,7 @@ def fresh(version: str, **plan: Any) -> tuple[Adapter, bytes]:
 
 
 @pytest.mark.parametrize("how", ["bare", "door"])
-def test_an_engine_with_a_plugin_is_loaded_in_a_process_that_has_not_built_it(
-    how: str, machine: OnMachine, normalized: Path
-) -> None:
+def test_an_engine_with_a_plugin_is_loaded_elsewhere(how: str, machine: OnMachine, normalized: Path) -> None:
     built = machine("8.5.3").build(normalized)
     assert read_plan(built.path.read_bytes())["plugins"] == ["InstanceNormalization_TRT"]
     script = [sys.executable, "-c", IN_A_FRESH_PROCESS, str(built.path), how]
@@ -132,7 +130,7 @@ def with_a_node_of(library: Path, model: Path) -> Path:
 
 
 @pytest.mark.parametrize("version", ["10.16", "11.4"])
-def test_the_users_libraries_go_into_the_runtimes_registry(
+def test_the_runtime_gets_the_libraries(
     version: str, machine: OnMachine, normalized: Path, tmp_path: Path
 ) -> None:
     library = with_a_node_of(tmp_path / "libours.so", normalized)
@@ -211,9 +209,7 @@ def test_a_budget_that_tensorrt_does_not_take_is_an_error(monkeypatch: pytest.Mo
         open_plan(adapter, plan, PlanNeeds(weights_on_gpu="50%"), subject="m")
 
 
-def test_only_a_version_compatible_manifest_and_a_trusted_file_permit_it(
-    machine: OnMachine, normalized: Path
-) -> None:
+def test_a_compatible_manifest_and_a_trusted_file_permit_it(machine: OnMachine, normalized: Path) -> None:
     manifest = machine("10.16").build(normalized, options={"version_compatible": True}).manifest
     assert needs_of(manifest).host_code
     assert not needs_of(replace(manifest, options={})).host_code

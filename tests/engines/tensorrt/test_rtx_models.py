@@ -165,9 +165,7 @@ def road(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("gpus", [GPUS, ("sm86",)], ids=["four", "sm86"])
-def test_every_model_builds_in_the_precision_asked_for(
-    gpus: tuple[str, ...], precision: str, road: Road
-) -> None:
+def test_every_model_builds_in_its_precision(gpus: tuple[str, ...], precision: str, road: Road) -> None:
     artifact = road.build(precision, *gpus)
     loaded = load_artifact(artifact.path).manifest  # digests agree
     assert loaded.as_json() == artifact.manifest.as_json()

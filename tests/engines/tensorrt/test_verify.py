@@ -176,9 +176,7 @@ def test_shapes_that_neither_the_engine_nor_the_model_takes_cost_no_engine(tmp_p
 @pytest.mark.parametrize(
     ("sample", "on_data"), [({"x": np.float32}, True), ({"x": np.float16}, True), ({}, False)]
 )
-def test_the_data_is_given_in_the_types_of_the_engines_inputs(
-    sample: dict[str, Any], on_data: bool, model: Path
-) -> None:
+def test_the_data_gets_the_types_of_the_inputs(sample: dict[str, Any], on_data: bool, model: Path) -> None:
     feeds = {name: np.ones((2, 4, 8, 8), dtype) for name, dtype in sample.items()}
     run_on = run(Stand(model), request(model, sample=feeds)).proof["run_on"]
     assert isinstance(run_on, list)
@@ -192,9 +190,7 @@ def test_the_data_is_given_in_the_types_of_the_engines_inputs(
         *[("fp16", 60, 35), ("bf16", 50, 20), ("int8", 20, 10)],
     ],
 )
-def test_the_limit_belongs_to_the_precision(
-    precision: Precision, enough: float, poor: float, model: Path
-) -> None:
+def test_each_precision_has_a_limit(precision: Precision, enough: float, poor: float, model: Path) -> None:
     good = run(Stand(model, noisy(enough)), request(model, precision))
     assert (good.checks[0].passed, good.failure, good.warnings) == (True, "", ())
     bad = run(Stand(model, noisy(poor)), request(model, precision))
@@ -230,9 +226,7 @@ def test_outputs_of_another_shape_fail(model: Path) -> None:
     assert not found.checks[0].passed
 
 
-def test_a_type_that_onnx_runtime_cannot_compute_is_held_against_the_users_model(
-    model: Path, tmp_path: Path
-) -> None:
+def test_a_type_onnx_runtime_lacks_is_held_against_the_users_model(model: Path, tmp_path: Path) -> None:
     graph = onnx.load(model)
     graph.graph.node[0].op_type = "NoSuchOperator"
     onnx.save(graph, tmp_path / "bf16.onnx")
@@ -255,9 +249,7 @@ def test_nan_or_infinity_fails_the_build(value: float, model: Path) -> None:
         ({"io_formats": ("x=:chw32",)}, "memory format of their own"),
     ],
 )
-def test_what_cannot_be_run_is_not_tried_and_the_reason_is_left(
-    options: dict[str, Any], said: str, model: Path
-) -> None:
+def test_what_cannot_be_run_leaves_a_reason(options: dict[str, Any], said: str, model: Path) -> None:
     def refuse() -> Runner:
         assert not options, "it was loaded"
         raise EngineUnavailable("no cuda-bindings", engine="tensorrt")

@@ -114,9 +114,7 @@ def test_ctrl_c_of_a_terminal_is_not_lost_in_tensorrts_logger(tiny_file: MakePat
     assert [path.name for path in tmp_path.iterdir()] == ["residual.onnx"]
 
 
-def test_ctrl_c_ends_a_build_that_has_no_progress_monitor_after_it(
-    tiny_file: MakePath, tmp_path: Path
-) -> None:
+def test_ctrl_c_ends_a_build_without_progress_monitor_after_it(tiny_file: MakePath, tmp_path: Path) -> None:
     assert "cancelled" in printed(PRESSED_WITHOUT_STEPS, tiny_file("residual"), tmp_path)
 
 

@@ -53,9 +53,7 @@ def image(batch: int) -> dict[str, tuple[int, ...]]:
         ({"min": image(1), "opt": image(4)}, (1, 4, 4)),
     ],
 )
-def test_a_shape_that_is_not_given_follows_from_those_that_are(
-    given: dict[str, Shapes], expected: tuple[int, int, int]
-) -> None:
+def test_a_shape_follows_from_the_others(given: dict[str, Shapes], expected: tuple[int, int, int]) -> None:
     low, opt, high = (image(batch)["image"] for batch in expected)
     assert ranges(FIXED, IMAGE, **given) == [InputRange("image", low, opt, high)]
 
@@ -170,9 +168,7 @@ def builder() -> Any:
         ),
     ],
 )
-def test_what_the_real_bindings_raise_names_input_and_range(
-    builder: Any, item: InputRange, said: str
-) -> None:
+def test_what_real_bindings_raise_names_input_and_range(builder: Any, item: InputRange, said: str) -> None:
     with pytest.raises(BuildError, match=said):
         add_profiles(builder, builder.create_builder_config(), [[item]])
 

@@ -51,9 +51,7 @@ def missed(count: int) -> dict[str, Any]:
     return {"fallback": {f"conv{index}" for index in range(count)}}
 
 
-def test_one_layer_of_54_is_named_with_its_share_and_the_engine_stands(
-    machine: OnMachine, tmp_path: Path
-) -> None:
+def test_one_layer_of_54_is_named_with_its_share_and_passes(machine: OnMachine, tmp_path: Path) -> None:
     here, model = machine("8.5.3", **missed(1)), chain(tmp_path / "m.onnx")
     manifest = here.build(model, "fp16").manifest
     assert manifest.proof["typing"] == "weak"
@@ -67,9 +65,7 @@ def test_one_layer_of_54_is_named_with_its_share_and_the_engine_stands(
     assert here.build(model, "fp16", strict=True, allow_fallback=True, name="kept").path.exists()
 
 
-def test_more_than_a_tenth_of_the_multiply_adds_fails_and_is_kept_under_another_name(
-    machine: OnMachine, tmp_path: Path
-) -> None:
+def test_more_than_a_tenth_fails_and_is_kept_under_another_name(machine: OnMachine, tmp_path: Path) -> None:
     model = chain(tmp_path / "m.onnx")
     stands = machine("8.5.3", **missed(5)).build(model, "fp16", name="stands")
     assert stands.manifest.proof["reached_in_precision"] == LAYERS - 5
@@ -107,9 +103,7 @@ def test_an_inspector_that_is_silent_on_the_whole_engine_is_asked_layer_by_layer
     assert "inspector" not in proof
 
 
-def test_an_inspector_that_says_nothing_at_all_leaves_layers_unreported(
-    machine: OnMachine, tmp_path: Path
-) -> None:
+def test_a_silent_inspector_leaves_layers_unreported(machine: OnMachine, tmp_path: Path) -> None:
     model = chain(tmp_path / "m.onnx")
     strong = silenced(machine("10.16"), single="").build(model, "fp16").manifest
     assert json.loads(json.dumps(strong.as_json()))
@@ -130,9 +124,7 @@ def test_an_inspector_that_says_nothing_at_all_leaves_layers_unreported(
     assert "no flag allows" in str(plain["evidence"])
 
 
-def test_a_profile_that_the_context_does_not_take_is_said_and_no_error(
-    machine: OnMachine, tmp_path: Path
-) -> None:
+def test_a_profile_that_the_context_refuses_is_said_and_no_error(machine: OnMachine, tmp_path: Path) -> None:
     # The binding raises where C++ returns false (python/src/infer/pyCore.cpp, release/8.5 line 322).
     here = machine("10.16")
 
@@ -160,9 +152,7 @@ def test_layers_inside_a_block_are_unreported_not_reached(machine: OnMachine, ti
     assert "`allow_fallback`" in caught.value.hint
 
 
-def test_an_engine_that_cannot_be_loaded_after_its_build_is_kept_without_a_manifest(
-    machine: OnMachine, tmp_path: Path
-) -> None:
+def test_an_engine_that_cannot_be_loaded_is_kept_without_manifest(machine: OnMachine, tmp_path: Path) -> None:
     here = machine("10.16")
     here.module.Runtime.deserialize_cuda_engine = lambda *_: None
     with pytest.raises(BuildError, match=r"the engine just built: .* cannot load it") as caught:

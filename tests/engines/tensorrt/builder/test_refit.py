@@ -98,7 +98,7 @@ def test_layers_that_the_build_kept_in_float32_are_kept_by_the_refit(
 
 
 @pytest.mark.parametrize("version", ["10.16", "11.4"])
-def test_a_stripped_engine_becomes_whole_by_its_own_weights_alone(
+def test_a_stripped_engine_becomes_whole(
     version: str, machine: OnMachine, model: Path, retrained: Path
 ) -> None:
     here = machine(version)
@@ -118,18 +118,14 @@ def test_a_stripped_engine_becomes_whole_by_its_own_weights_alone(
     assert weights(refitted(both, retrained)) == weights(fresh)
 
 
-def test_a_refit_needs_no_budget_for_weights_that_stream(
-    machine: OnMachine, model: Path, retrained: Path
-) -> None:
+def test_a_refit_needs_no_budget_for_streaming(machine: OnMachine, model: Path, retrained: Path) -> None:
     here = machine("10.16")
     built = here.build(model, options={"refit": True, "weight_streaming": "50%"})
     refitted(built, retrained)
     assert len(here.told("weight_streaming_budget_v2")) == 1
 
 
-def test_the_weights_of_a_build_are_the_same_in_a_file_that_stores_them_otherwise(
-    machine: OnMachine, model: Path
-) -> None:
+def test_weights_are_the_same_in_a_file_that_stores_them_otherwise(machine: OnMachine, model: Path) -> None:
     def export_again(proto: onnx.ModelProto) -> None:
         proto.doc_string = "exported again"
         proto.graph.initializer.sort(key=lambda tensor: tensor.name, reverse=True)

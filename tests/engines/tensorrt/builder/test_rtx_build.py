@@ -103,9 +103,7 @@ def graph(tiny_file: MakeFile, samples: MakeFile, tmp_path: Path) -> Graph:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
-def test_every_layer_that_computes_is_proven_in_the_precision_asked_for(
-    precision: Precision, graph: Graph
-) -> None:
+def test_every_layer_that_computes_is_proven_in_its_precision(precision: Precision, graph: Graph) -> None:
     model = graph(precision, "tensorrt")
     artifact = build(model, precision)
     manifest = artifact.manifest
@@ -154,9 +152,7 @@ def test_a_graph_quantized_for_onnxruntime_is_refused_by_the_operator_that_is_wr
 
 
 @pytest.mark.parametrize(("label", "named"), [("[odd_one]", "'odd_one'"), ("", "'")])
-def test_an_operator_that_the_parser_does_not_know_is_named_with_its_node(
-    label: str, named: str, tmp_path: Path
-) -> None:
+def test_an_unknown_operator_is_named_with_its_node(label: str, named: str, tmp_path: Path) -> None:
     text = f"""<ir_version: 8, opset_import: ["" : 17, "com.example" : 1]>
         tiny (float[2,3] x) => (float[2,3] y) {{ h = Relu(x) {label} y = com.example.Unknown(h) }}"""
     onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
@@ -183,9 +179,7 @@ def test_without_a_gpu_here_one_must_be_named(tiny_file: MakeFile) -> None:
 
 
 @pytest.mark.parametrize("gpus", [["sm75"], ["sm86", "sm75"]])
-def test_a_builder_that_refuses_one_of_the_gpus_gives_its_reason(
-    gpus: list[str], tiny_file: MakeFile
-) -> None:
+def test_a_builder_that_refuses_a_gpu_gives_its_reason(gpus: list[str], tiny_file: MakeFile) -> None:
     model = tiny_file("mlp")
     with pytest.raises(BuildError, match=r"cannot build it: .*SM75.*FP32 GEMM is not supported") as caught:
         build(model, gpus=gpus)
@@ -215,7 +209,7 @@ def test_a_graph_is_called_what_it_is(precision: Precision, kind: Precision, gra
     assert nothing_built(model)
 
 
-def test_a_real_network_in_int8_has_no_layer_left_in_float(
+def test_a_real_int8_network_has_no_layer_left_in_float(
     light_models: dict[str, Path], tmp_path: Path
 ) -> None:
     model = simplify(light_models["squeezenet"], tmp_path / "m.onnx").path
@@ -226,9 +220,7 @@ def test_a_real_network_in_int8_has_no_layer_left_in_float(
     assert build(quantized, "int8").manifest.proof["layers_by_precision"] == {"int8": {"CONVOLUTION": 26}}
 
 
-def test_a_build_after_a_failed_one_does_not_hang_when_python_collects_garbage(
-    tiny_file: MakeFile, tmp_path: Path
-) -> None:
+def test_a_build_after_a_failed_one_survives_garbage_collection(tiny_file: MakeFile, tmp_path: Path) -> None:
     command = [sys.executable, "-c", COLLECT_WHILE_TENSORRT_LOGS, tiny_file("mlp"), tmp_path / "m.engine"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (done.stdout.strip(), done.returncode) == ("engine", 0), done.stderr

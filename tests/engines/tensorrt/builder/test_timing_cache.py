@@ -109,9 +109,7 @@ def test_tensorrt_8_5_without_cudnn_builds_although_it_cannot_read_its_own_cache
     assert tactics(path)
 
 
-def test_a_damaged_file_that_we_named_is_replaced(
-    machine: OnMachine, tiny_file: MakeFile, tmp_path: Path
-) -> None:
+def test_a_damaged_file_of_ours_is_replaced(machine: OnMachine, tiny_file: MakeFile, tmp_path: Path) -> None:
     here = machine("10.16")
     here.build(tiny_file("residual"))
     (path,) = caches(tmp_path)
@@ -160,9 +158,7 @@ def test_the_plan_is_on_the_disk_before_the_cache_is_merged_and_outlives_its_fai
     assert [text for text in built.manifest.warnings if "what was measured is not kept" in text]
 
 
-def test_a_folder_that_cannot_be_written_is_named(
-    machine: OnMachine, tiny_file: MakeFile, tmp_path: Path
-) -> None:
+def test_an_unwritable_folder_is_named(machine: OnMachine, tiny_file: MakeFile, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidOption, match=r"timing cache .*file/t.cache"):
         machine("10.16").build(tiny_file("mlp"), options={"timing_cache": str(tmp_path / "file/t.cache")})
@@ -223,9 +219,7 @@ def test_a_calibrator_is_fed_once(
     assert verbosity(made.path) == "NONE"
 
 
-def test_the_real_rtx_keeps_the_verbosity_for_where_the_engine_runs(
-    tiny_file: MakeFile, tmp_path: Path
-) -> None:
+def test_the_real_rtx_keeps_the_verbosity_for_the_run(tiny_file: MakeFile, tmp_path: Path) -> None:
     plans = []
     for name in ("detailed", "none"):
         path, options = tmp_path / f"{name}.engine", TensorRTOptions(profiling_verbosity=name)  # type: ignore[arg-type]

@@ -67,9 +67,7 @@ def test_an_engine_that_is_fp32_all_the_same_fails_the_build(machine: OnMachine,
 
 
 @pytest.mark.parametrize("version", ["8.5.3", "10.16"])
-def test_a_layer_that_fell_back_is_named_with_the_reason(
-    version: str, machine: OnMachine, model: Path
-) -> None:
+def test_a_layer_that_fell_back_is_named_with_reason(version: str, machine: OnMachine, model: Path) -> None:
     here = machine(version, fallback={"conv2"})
     with pytest.raises(IntentNotReached, match=r"2 of 3 layers .*: conv2 \(\d.*%: fp32: ") as caught:
         here.build(model, "fp16")
@@ -111,9 +109,7 @@ def test_what_a_version_has_in_neither_way_is_refused(
 
 
 @pytest.mark.parametrize("version", ["8.5.3", "10.16"])
-def test_our_ranges_are_set_on_the_networks_tensors(
-    version: str, machine: OnMachine, model: Path, ranges: Path
-) -> None:
+def test_our_ranges_are_set_on_tensors(version: str, machine: OnMachine, model: Path, ranges: Path) -> None:
     here = machine(version)
     manifest = here.build(model, "int8", ranges=ranges, calibrator="ranges").manifest
     assert manifest.proof["layers_by_precision"] == {"int8": NETWORK}
@@ -153,9 +149,7 @@ def test_layers_are_kept_above_the_precision(version: str, machine: OnMachine, m
     assert ("OBEY_PRECISION_CONSTRAINTS" in here.flags()) == (version == "8.5.3")
 
 
-def test_best_is_int8_with_fp16_where_there_are_ranges_and_fp16_elsewhere(
-    machine: OnMachine, model: Path, ranges: Path
-) -> None:
+def test_best_is_int8_with_fp16_with_ranges_else_fp16(machine: OnMachine, model: Path, ranges: Path) -> None:
     here = machine("8.5.3")
     assert here.build(model, "best").manifest.precision == "fp16"
     manifest = here.build(model, "best", ranges=ranges).manifest
@@ -163,9 +157,7 @@ def test_best_is_int8_with_fp16_where_there_are_ranges_and_fp16_elsewhere(
     assert here.flags() == {"INT8", "FP16", "TF32"}
 
 
-def test_an_opset_that_the_parser_does_not_know_is_written_down_to_it(
-    machine: OnMachine, tmp_path: Path
-) -> None:
+def test_an_opset_unknown_to_the_parser_is_written_down_to_it(machine: OnMachine, tmp_path: Path) -> None:
     # ReduceMean takes its axes as an input from 18 on: a parser of 17 may ignore it and reduce everything.
     body = """(float[1,3,8,8] x) => (float[1,4] y) {
         [conv] c = Conv (x, w) [mean] y = ReduceMean <keepdims = 0> (c, axes) }"""
@@ -191,9 +183,7 @@ def test_an_opset_that_the_parser_does_not_know_is_written_down_to_it(
     assert parsed[0].opset_import[0].version == 18
 
 
-def test_a_refused_node_is_named_with_operator_opset_and_pytorch_module(
-    machine: OnMachine, tmp_path: Path
-) -> None:
+def test_a_refused_node_is_named_with_opset_and_pytorch_module(machine: OnMachine, tmp_path: Path) -> None:
     text = """<ir_version: 8, opset_import: ["" : 17, "com.example" : 1]>
         tiny (float[2,3] x) => (float[2,3] y) { h = Relu(x) [odd] y = com.example.Unknown(h) }"""
     made = onnx.parser.parse_model(text)
