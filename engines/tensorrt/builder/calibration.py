@@ -170,25 +170,28 @@ class CalibrationInput:
     def take(self, batch: Batch) -> NDArray[Any]:
         """Return a sample's array, contiguous and of the type that TensorRT reads."""
         array = np.asarray(batch.feeds[self.name])
-        if array.shape != self.shape:
-            raise self._refused(
-                batch,
-                f"has shape {format_shape(array.shape)}; TensorRT calibrates at one shape, which is the "
-                f"first batch's, {format_shape(self.shape)}",
-            )
+        values = None if self.values is None else tuple(int(value) for value in array.reshape(-1))
         converted = convert(array, self.dtype)
-        if converted is None:
-            raise self._refused(
-                batch, f"is {array.dtype} with values that {self.dtype}, which TensorRT reads, does not hold"
+        if array.shape != self.shape:
+            problem = (
+                f"has shape {format_shape(array.shape)}; TensorRT calibrates at one shape, which is the "
+                f"first batch's, {format_shape(self.shape)}"
             )
-        if self.values is not None and tuple(int(value) for value in array.reshape(-1)) != self.values:
-            found = ", ".join(str(value) for value in array.reshape(-1))
-            raise self._refused(
-                batch,
-                f"holds the shape {found}; TensorRT calibrates at one, which is the first batch's, "
-                f"{', '.join(map(str, self.values))}",
+        elif converted is None:
+            problem = f"is {array.dtype} with values that {self.dtype}, which TensorRT reads, does not hold"
+        elif values != self.values:
+            shape, first = (", ".join(map(str, extents or ())) for extents in (values, self.values))
+            problem = (
+                f"holds the shape {shape}; TensorRT calibrates at one, which is the first batch's, {first}"
             )
-        return converted
+        else:
+            return converted
+        raise DataError(
+            f"{batch.where}: input {self.name!r} {problem}",
+            hint="give samples that fit, or let TensorRT read our scales: `calibrator` ranges",
+            tensor=self.name,
+            sample=batch.where,
+        )
 
     def as_range(self) -> InputRange:
         """Return the one shape, or the one value, of a calibration profile.
@@ -198,14 +201,6 @@ class CalibrationInput:
         extents = self.shape if self.values is None else self.values
         return InputRange(self.name, extents, extents, extents, of_values=self.values is not None)
 
-    def _refused(self, batch: Batch, found: str) -> DataError:
-        return DataError(
-            f"{batch.where}: input {self.name!r} {found}",
-            hint="give samples that fit, or let TensorRT read our scales: `calibrator` ranges",
-            tensor=self.name,
-            sample=batch.where,
-        )
-
 
 def convert(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
     """Return an array in another type, contiguous; None where a value is lost.
@@ -213,10 +208,8 @@ def convert(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
     Integers and bools must come out equal. Floats may be rounded, as whoever calls the engine rounds them,
     and none may become infinite.
     """
-    if array.dtype == dtype:
-        return np.ascontiguousarray(array).reshape(array.shape)
     with np.errstate(over="ignore", invalid="ignore"):
-        converted = np.ascontiguousarray(array.astype(dtype)).reshape(array.shape)
+        converted = np.ascontiguousarray(array.astype(dtype, copy=False)).reshape(array.shape)
     if array.dtype.kind == dtype.kind == "f":
         kept = np.isfinite(converted) == np.isfinite(array)
     else:

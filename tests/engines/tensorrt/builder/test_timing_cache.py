@@ -119,24 +119,6 @@ def test_a_damaged_file_of_ours_is_replaced(machine: OnMachine, tiny_file: MakeF
     assert tactics(path)
 
 
-def test_a_cache_that_turns_foreign_meanwhile_costs_no_engine(
-    machine: OnMachine, tiny_file: MakeFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine("10.16", device="8.0").build(tiny_file("mlp"), options={"timing_cache": str(tmp_path / "other")})
-    here, path = machine("10.16"), tmp_path / "t.cache"
-    merge = timing_cache.merge_cache
-
-    def once_it_is_foreign(*arguments: Any) -> tuple[str, ...]:
-        path.write_bytes((tmp_path / "other").read_bytes())
-        return merge(*arguments)
-
-    monkeypatch.setattr(builder, "merge_cache", once_it_is_foreign)
-    manifest = here.build(tiny_file("residual"), name="kept", options={"timing_cache": str(path)}).manifest
-    assert any("what was measured is not kept" in text for text in manifest.warnings)
-    assert (tmp_path / "built/kept.engine").is_file()
-    assert path.read_bytes() == (tmp_path / "other").read_bytes()
-
-
 @pytest.mark.parametrize("fault", ["serialize", "get_timing_cache", "combine"])
 def test_the_plan_is_on_the_disk_before_the_cache_is_merged_and_outlives_its_failure(
     fault: str, machine: OnMachine, tiny_file: MakeFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

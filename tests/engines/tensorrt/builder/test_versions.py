@@ -15,7 +15,6 @@ from mode_models import written
 from simulated_machine import Machine
 
 from qcompile.calibration import calibrate, load_ranges
-from qcompile.compiler.quantize.quantize import quantize
 from qcompile.engines.tensorrt.adapter import load_adapter
 from qcompile.engines.tensorrt.builder.network import _layers_by_node, parse
 from qcompile.engines.tensorrt.log import make_log
@@ -214,16 +213,6 @@ def test_a_failed_build_says_what_the_log_means_and_the_way_out(
     with pytest.raises(BuildError, match=said) as caught:
         here.build(model)
     assert hint in caught.value.hint
-    assert here.nothing_built
-
-
-def test_a_quantized_graph_for_another_runtime_is_no_engine(
-    machine: OnMachine, model: Path, ranges: Path, tmp_path: Path
-) -> None:
-    graph = quantize(model, tmp_path / "cpu.onnx", ranges=ranges, target="onnxruntime").path
-    here = machine("10.16")
-    with pytest.raises((UnsupportedOperator, IntentNotReached)):
-        here.build(graph, "int8")
     assert here.nothing_built
 
 
