@@ -181,9 +181,7 @@ def test_it_is_not_packaged(target: str, built: MakePath, qc: Qc, tmp_path: Path
     assert qc("package", "triton", path, "--name", "m", "-o", tmp_path / "repository").code == 0
 
 
-def test_vnni_is_not_built_for_avx2(
-    quantized: MakePath, qc: Qc, on_processor: OnProcessor, tmp_path: Path
-) -> None:
+def test_avx2_takes_no_vnni(quantized: MakePath, qc: Qc, on_processor: OnProcessor, tmp_path: Path) -> None:
     """Neither here, nor for AVX2 by a processor with VNNI: the artifact would say that it is exact."""
     path, output = quantized(), tmp_path / "n.onnx"
     build = ("build", path, "--target", "onnxruntime", "--precision", "int8", "-o", output)

@@ -279,9 +279,7 @@ def test_values_for_another_processor_are_not_checked_where_it_overflows(
     assert "qcompile diff" in warning
 
 
-def test_few_samples_get_random_ones(
-    tiny_file: MakePath, samples: MakePath, target: str, tmp_path: Path
-) -> None:
+def test_few_samples_get_more(tiny_file: MakePath, samples: MakePath, target: str, tmp_path: Path) -> None:
     data = str(samples("mlp", 5))
     built = qcompile.build(tiny_file("mlp"), tmp_path / "b.onnx", target=target, data=data)
     assert "; 5 samples and 15 random inputs, " in check_of(built).detail

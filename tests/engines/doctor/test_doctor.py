@@ -277,9 +277,7 @@ def test_openvino_is_as_fast_as_the_instructions(
     assert states["onnxruntime", "cpu", "fp16"].state == "emulated"
 
 
-def test_an_arm_processor_has_dot_products(
-    on_processor: OnProcessor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_arm_processors_have_dot_products(on_processor: OnProcessor, monkeypatch: pytest.MonkeyPatch) -> None:
     on_processor("asimd", "asimddp", "asimdhp")
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     states = found(ALL)
@@ -334,9 +332,7 @@ def builds(model: Path, folder: Path, **options: Any) -> bool:
 
 @pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "bf16", "fp8", "nvfp4"])
-def test_the_table_agrees_with_build(
-    target: str, precision: str, tiny_file: MakePath, tmp_path: Path
-) -> None:
+def test_a_build_agrees_with_it(target: str, precision: str, tiny_file: MakePath, tmp_path: Path) -> None:
     """On whatever processor this runs: the state is fast where, and only where, the build proves it."""
     stated = found(ALL)[target, "cpu", precision].state
     built = builds(tiny_file("mlp"), tmp_path, target=target, precision=precision)
@@ -345,9 +341,7 @@ def test_the_table_agrees_with_build(
 
 @pytest.mark.skipif(bool(engine("tensorrt-rtx").why_not_build()), reason="TensorRT-RTX is not installed")
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "int8", "fp8", "nvfp4"])
-def test_rtx_agrees_with_the_table(
-    precision: str, tiny_file: MakePath, samples: MakePath, tmp_path: Path
-) -> None:
+def test_rtx_agrees_with_it(precision: str, tiny_file: MakePath, samples: MakePath, tmp_path: Path) -> None:
     """NVIDIA's builder is the oracle of the table of types."""
     model = tiny_file("mlp")
     if precision in CALIBRATED:

@@ -49,9 +49,7 @@ AHEAD.module.ComputeCapability = RTX.module.ComputeCapability
         (RTX, "STRONGLY_TYPED", True, True),
     ],
 )
-def test_names_tell_what_a_version_has(
-    adapter: Adapter, network_flag: str, monitor: bool, ahead: bool
-) -> None:
+def test_names_tell_what_is_there(adapter: Adapter, network_flag: str, monitor: bool, ahead: bool) -> None:
     flags = adapter.module.NetworkDefinitionCreationFlag
     assert adapter.strongly_typed == (network_flag == "STRONGLY_TYPED")
     assert adapter.network_flags() == 1 << int(getattr(flags, network_flag))

@@ -130,9 +130,7 @@ def with_a_node_of(library: Path, model: Path) -> Path:
 
 
 @pytest.mark.parametrize("version", ["10.16", "11.4"])
-def test_the_runtime_gets_the_libraries(
-    version: str, machine: OnMachine, normalized: Path, tmp_path: Path
-) -> None:
+def test_libraries_reach_runtimes(version: str, machine: OnMachine, normalized: Path, tmp_path: Path) -> None:
     library = with_a_node_of(tmp_path / "libours.so", normalized)
     here = machine(version, plugins={str(library): {"Odd"}})
     built = here.build(normalized, options={"plugins": (str(library),)})

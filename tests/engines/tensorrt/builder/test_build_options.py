@@ -137,9 +137,7 @@ def test_a_deep_learning_accelerator_with_the_gpu_behind_it(machine: OnMachine, 
 
 
 @pytest.mark.parametrize("version", ALL)
-def test_types_and_memory_formats_of_inputs_and_outputs(
-    version: str, machine: OnMachine, model: Path
-) -> None:
+def test_types_and_memory_formats_of_tensors(version: str, machine: OnMachine, model: Path) -> None:
     here = machine(version)
     artifact = here.build(model, options={"io_formats": ("x=:chw32",)})
     (x,) = [one for one in read_plan(artifact.path.read_bytes())["io"] if one["name"] == "x"]

@@ -286,9 +286,7 @@ def test_an_input_of_unknown_bytes_is_refused(machine: OnMachine, mixed: Path, d
         (np.array(7), "int32", True),
     ],
 )
-def test_a_conversion_keeps_all_values_or_is_none(
-    array: np.ndarray[Any, Any], dtype: str, fits: bool
-) -> None:
+def test_conversions_keep_all_values_or_are_none(array: np.ndarray[Any, Any], dtype: str, fits: bool) -> None:
     converted = convert(array, np.dtype(dtype))
     assert (converted is not None) == fits
     if converted is not None:

@@ -98,9 +98,7 @@ def test_layers_that_the_build_kept_in_float32_are_kept_by_the_refit(
 
 
 @pytest.mark.parametrize("version", ["10.16", "11.4"])
-def test_a_stripped_engine_becomes_whole(
-    version: str, machine: OnMachine, model: Path, retrained: Path
-) -> None:
+def test_stripped_engines_get_weights(version: str, machine: OnMachine, model: Path, retrained: Path) -> None:
     here = machine(version)
     stripped = here.build(model, options={"strip_weights": True})
     assert read_plan(stripped.path.read_bytes())["stripped"]

@@ -209,9 +209,7 @@ def test_a_graph_is_called_what_it_is(precision: Precision, kind: Precision, gra
     assert nothing_built(model)
 
 
-def test_a_real_int8_network_has_no_layer_left_in_float(
-    light_models: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_real_int8_network_has_no_float_layers(light_models: dict[str, Path], tmp_path: Path) -> None:
     model = simplify(light_models["squeezenet"], tmp_path / "m.onnx").path
     x = np.random.default_rng(0).standard_normal((2, 3, 224, 224)).astype(np.float32)
     np.savez(tmp_path / "data.npz", data_0=x)
