@@ -332,7 +332,7 @@ def builds(model: Path, folder: Path, **options: Any) -> bool:
 
 @pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "bf16", "fp8", "nvfp4"])
-def test_a_build_agrees_with_it(target: str, precision: str, tiny_file: MakePath, tmp_path: Path) -> None:
+def test_the_table_fits_the_build(target: str, precision: str, tiny_file: MakePath, tmp_path: Path) -> None:
     """On whatever processor this runs: the state is fast where, and only where, the build proves it."""
     stated = found(ALL)[target, "cpu", precision].state
     built = builds(tiny_file("mlp"), tmp_path, target=target, precision=precision)
@@ -341,7 +341,7 @@ def test_a_build_agrees_with_it(target: str, precision: str, tiny_file: MakePath
 
 @pytest.mark.skipif(bool(engine("tensorrt-rtx").why_not_build()), reason="TensorRT-RTX is not installed")
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "int8", "fp8", "nvfp4"])
-def test_rtx_agrees_with_it(precision: str, tiny_file: MakePath, samples: MakePath, tmp_path: Path) -> None:
+def test_rtx_fits_the_table(precision: str, tiny_file: MakePath, samples: MakePath, tmp_path: Path) -> None:
     """NVIDIA's builder is the oracle of the table of types."""
     model = tiny_file("mlp")
     if precision in CALIBRATED:
