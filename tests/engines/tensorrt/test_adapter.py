@@ -53,6 +53,8 @@ def test_names_tell_what_is_there(adapter: Adapter, network_flag: str, monitor: 
     flags = adapter.module.NetworkDefinitionCreationFlag
     assert adapter.strongly_typed == (network_flag == "STRONGLY_TYPED")
     assert adapter.network_flags() == 1 << int(getattr(flags, network_flag))
+    if hasattr(flags, "EXPLICIT_BATCH"):  # calibrators need weak types
+        assert adapter.network_flags(weak=True) == 1 << int(flags.EXPLICIT_BATCH)
     assert (adapter.has_progress_monitor, adapter.builds_ahead_of_time) == (monitor, ahead)
     assert adapter.keeps_timing_caches == (adapter is not RTX)
 
