@@ -1,24 +1,42 @@
-"""Build an artifact with an engine, and prove its precision."""
+"""Build an artifact, weigh what was proven of it, and find the layers for which a runtime refuses a graph.
+
+Layers are weighed by their multiply-adds; where those of a planned layer are unknown, every layer weighs the
+same. In this order:
+
+1. Nothing planned, or nothing reached or unreported: fails. An artifact that is float32 although another
+   precision was asked for never passes.
+2. More than 10% missed, or one layer with `strict`: fails.
+3. More than half is unreported, and nothing else is known of it: fails, for then nothing is proven. Types
+   that bind the runtime prove it. Of a runtime that tells nothing of what it fuses, as TensorRT of
+   Transformers, it is a warning, except with `strict`.
+4. Less is missed or unreported: a warning that names the layers. Binding types need none.
+
+Passes of a runtime can fail on a few layers of a graph that is valid ONNX, with an error that names none of
+them. Groups of layers are offered to it, halved where they are refused: n layers of which k are refused
+cost about 2 k log2(n / k) trials, each of which quantizes and compiles.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..artifact import Artifact, Manifest, commit, tool_versions
 from ..errors import BuildError, EngineUnavailable, IntentNotReached
 from ..files import write_text, writing
-from ..model.multiply_adds import multiply_adds, named, shares
+from ..model.multiply_adds import ALLOWED_SHARE, multiply_adds, named, shares
 from ..model.onnx_file import load_onnx
 from ..model.source import digest_source, parse_source
 from ..model.weightless import fingerprint
 from ..spec.decode import changed
-from .base import BuildOutcome, BuildRequest, Engine
+from .base import BuildOutcome, BuildRequest, Engine, Planned
 from .registry import engine
-from .weigh import Weighed, weigh
 
 _OWN_FIELDS = ("target", "precision")
 """Options that a manifest has fields of its own for."""
+_UNREPORTED_SHARE = 0.5
+_TRIALS = 48
 
 
 def build_engine(request: BuildRequest) -> Artifact:
@@ -33,9 +51,11 @@ def build_engine(request: BuildRequest) -> Artifact:
     final = Path(request.output)
     with writing(final) as path:
         outcome = _build(chosen, request, path)
-        weighed = weigh(request.precision, outcome, _multiply_adds(chosen, request.model), strict=spec.strict)
+        graph = load_onnx(Path(request.model), external_data=False) if chosen.takes == "onnx" else None
+        counts = multiply_adds(graph) if graph is not None else {}
+        weighed = weigh(request.precision, outcome, counts, strict=spec.strict)
         failure = weighed.failure or outcome.failure
-        manifest = _manifest(request, outcome, weighed)
+        manifest = _manifest(request, outcome, weighed, counts)
         if spec.calibration_cache is not None:
             write_text(spec.calibration_cache, outcome.calibration_cache.decode())
         if failure and not spec.allow_fallback:
@@ -73,7 +93,9 @@ def keep_rejected(path: Path, final: Path, manifest: Manifest | None) -> str:
     return f"; what was built is kept as {rejected.name}"
 
 
-def _manifest(request: BuildRequest, outcome: BuildOutcome, weighed: Weighed) -> Manifest:
+def _manifest(
+    request: BuildRequest, outcome: BuildOutcome, weighed: Weighed, counts: Mapping[str, int]
+) -> Manifest:
     spec = request.spec
     return Manifest(
         kind=outcome.kind,
@@ -97,7 +119,7 @@ def _manifest(request: BuildRequest, outcome: BuildOutcome, weighed: Weighed) ->
         warnings=[
             *request.warnings,
             *outcome.warnings,
-            *_left_out(request),
+            *_left_out(request, counts),
             *filter(None, [weighed.failure, outcome.failure]),
             *weighed.warnings,
         ],
@@ -123,22 +145,12 @@ def require_builder(target: str) -> Engine:
     return chosen
 
 
-def _multiply_adds(chosen: Engine, model: str) -> dict[str, int]:
-    """Node name to its multiply-adds, where there is a graph to count them in."""
-    if chosen.takes != "onnx":
-        return {}
-    return multiply_adds(load_onnx(Path(model), external_data=False))
-
-
-def _left_out(request: BuildRequest) -> list[str]:
+def _left_out(request: BuildRequest, counts: Mapping[str, int]) -> list[str]:
     """What was taken out of the plan, because the runtime was asked and computes it in float."""
     left = request.left_in_float
     if not left:
         return []
-    share, counted = shares(
-        [*left, *(name for name in request.planned if name not in left)],
-        multiply_adds(load_onnx(Path(request.model), external_data=False)),
-    )
+    share, counted = shares([*left, *(name for name in request.planned if name not in left)], counts)
     total = sum(share[name] for name in left)
     return [
         f"{len(left)} of {len(share)} layers stay in float, {total:.1%} of their {counted}: "
@@ -162,3 +174,170 @@ def _way_out(weighed: Weighed, outcome: BuildOutcome) -> str:
 def _digest(model: str) -> str:
     source = parse_source(model)
     return fingerprint(source.file) if source.kind == "onnx" else digest_source(source)
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """Why an artifact is not what was asked for, empty where it is; what missed or is unreported in one that
+    passes; the proof for the manifest."""
+
+    failure: str
+    warnings: Sequence[str] = ()
+    proof: Mapping[str, object] = field(default_factory=dict)
+
+
+def weigh(
+    precision: str, outcome: BuildOutcome, multiply_adds: Mapping[str, int], *, strict: bool = False
+) -> Weighed:
+    """Weigh what was planned against what was reached.
+
+    Args:
+        precision: What was asked for.
+        outcome: What the builder made.
+        multiply_adds: Node name to its multiply-adds, as far as they are known.
+        strict: Whether one layer that missed is enough to fail, and flags prove nothing.
+    """
+    unreported = outcome.layers.unreported if outcome.layers is not None else {}
+    if (outcome.reached < 1 and not unreported) or outcome.planned < 1:
+        layers_found = outcome.proof.get("layers_by_precision")
+        if precision == "fp32" and isinstance(layers_found, dict) and not any(layers_found.values()):
+            return Weighed("")  # nothing in it computes
+        return Weighed(_told(precision, outcome) + _named_by(outcome.layers))
+    if outcome.layers is None:
+        missed, text = outcome.planned - outcome.reached, _told(precision, outcome)
+        if missed > 0 and (strict or missed / outcome.planned > ALLOWED_SHARE):
+            return Weighed(text)
+        return Weighed("", (text,) if missed > 0 else ())
+    return _by_name(precision, outcome, outcome.layers, multiply_adds, strict=strict)
+
+
+def _by_name(
+    precision: str, outcome: BuildOutcome, layers: Planned, multiply_adds: Mapping[str, int], *, strict: bool
+) -> Weighed:
+    share, counted = shares(layers.names, multiply_adds)
+    missed = sum(share[name] for name in layers.missed)
+    unreported = sum(share[name] for name in layers.unreported)
+    unproven = unreported if layers.unproven else 0.0
+    proof = {
+        "weighed_by": counted,
+        "missed_share": round(missed, 6),
+        "unreported_share": round(unreported, 6),
+        **({"evidence": layers.evidence} if layers.evidence else {}),
+        "missed": _listed(layers.missed, share),
+        "unreported": _listed(layers.unreported, share),
+    }
+    texts = []
+    if layers.missed:
+        texts.append(
+            f"{_told(precision, outcome)}; {missed:.1%} of the planned {counted} missed it: "
+            f"{named(layers.missed, share)}"
+        )
+    if unproven:
+        known = f"; {layers.evidence}" if layers.evidence else ""
+        texts.append(
+            f"{len(layers.unreported)} of {len(layers.names)} layers are unreported, {unreported:.1%} of the "
+            f"planned {counted}: {named(layers.unreported, share)}{known}"
+        )
+    if layers.missed and (strict or missed > ALLOWED_SHARE):
+        return Weighed(texts[0], (), proof)
+    if unproven > _UNREPORTED_SHARE and (strict or not layers.evidence):
+        return Weighed(f"{precision} was asked for and cannot be proven: {texts[-1]}", (), proof)
+    return Weighed("", tuple(texts), proof)
+
+
+def _listed(layers: Mapping[str, str], share: Mapping[str, float]) -> dict[str, dict[str, object]]:
+    return {name: {"reason": reason, "share": round(share[name], 6)} for name, reason in layers.items()}
+
+
+def _named_by(layers: Planned | None) -> str:
+    if layers is None or not (layers.missed or layers.unreported):
+        return ""
+    share, _ = shares(layers.names, {})
+    return f": {named({**layers.missed, **layers.unreported}, share)}"
+
+
+def _told(precision: str, outcome: BuildOutcome) -> str:
+    layers, counts = outcome.proof.get("layers_by_precision"), "no layers were found"
+    if isinstance(layers, dict):
+        each = [f"{sum(kinds.values())} in {name}" for name, kinds in layers.items() if kinds]
+        counts = ", ".join(each) or "no layer computes"
+    return (
+        f"{precision} was asked for; {outcome.reached} of {outcome.planned} layers that compute "
+        f"reached it ({counts})"
+    )
+
+
+def missed_or_refused(
+    engine: Engine,
+    request: BuildRequest,
+    planned: Sequence[str],
+    left: Mapping[str, str],
+    without: Callable[[Mapping[str, str]], Path],
+) -> Mapping[str, str]:
+    """Return the layers that an engine computes in float, or for which it refuses the graph, with reasons.
+
+    Args:
+        engine: Which tells what it makes of a graph.
+        request: With the quantized graph; its source is the float model.
+        planned: Names of the layers that were to be quantized.
+        left: Those of them that are in float already, with reasons.
+        without: Quantizes with the layers it is given left in float, and returns the graph.
+    """
+    try:
+        return engine.missed_layers(request)
+    except BuildError as error:
+        refusal = error
+
+    layers = [layer for layer in planned if layer not in left]
+
+    def takes(some: Sequence[str]) -> bool:
+        request.progress("find the layers that it refuses")
+        others = dict.fromkeys([layer for layer in layers if layer not in some], "is not tried yet")
+        return _is_taken(engine, replace(request, model=str(without({**left, **others}))))
+
+    if not layers or not _is_taken(engine, replace(request, model=request.source)):
+        raise refusal
+    refused = refused_layers(layers, takes)
+    if refused is None or len(refused) == len(layers):
+        raise refusal
+    reason = f"{engine.name} refuses the graph with it in INT8: {refusal.message.rpartition(': ')[2]}"
+    return dict.fromkeys(refused, reason)
+
+
+def _is_taken(engine: Engine, request: BuildRequest) -> bool:
+    try:
+        engine.missed_layers(request)
+    except BuildError:
+        return False
+    return True
+
+
+def refused_layers(
+    layers: Sequence[str], takes: Callable[[Sequence[str]], bool], *, trials: int = _TRIALS
+) -> list[str] | None:
+    """Return layers without which the runtime takes the graph; None where so many trials do not find them.
+
+    Args:
+        layers: Names, in the order of execution. All together are refused.
+        takes: Whether the graph is taken with these layers alone as planned, and the others in float.
+        trials: How often `takes` may be called.
+    """
+    taken: list[str] = []
+    refused: list[str] = []
+    groups = [list(half) for half in _halves(layers)]
+    for _ in range(trials):
+        if not groups:
+            return refused
+        group = groups.pop(0)
+        if takes([*taken, *group]):
+            taken += group
+        elif len(group) == 1:
+            refused += group
+        else:
+            groups[:0] = _halves(group)
+    return refused if not groups else None
+
+
+def _halves(group: Sequence[str]) -> list[list[str]]:
+    middle = len(group) // 2
+    return [half for half in (list(group[:middle]), list(group[middle:])) if half]

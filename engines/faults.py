@@ -40,7 +40,8 @@ class KnownFault:
         if target not in self.versions or (self.gpus and gpu not in self.gpus):
             return False
         since, until = self.versions[target]
-        return _numbers(version) >= _numbers(since) and (not until or _numbers(version) < _numbers(until))
+        numbers = version_numbers(version)
+        return numbers >= version_numbers(since) and (not until or numbers < version_numbers(until))
 
     def __str__(self) -> str:
         return f"{self.name}: {self.operator} {self.what} ({'; '.join(self.issues)})"
@@ -53,5 +54,6 @@ def faults_of(
     return tuple(fault for fault in faults if fault.affects(target, version, gpu))
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+def version_numbers(version: str, count: int = 2) -> tuple[int, ...]:
+    """Return the first numbers of a version."""
+    return tuple(int(part) for part in version.split(".")[:count] if part.isdecimal())

@@ -28,7 +28,7 @@ with random weights on OpenVINO, e is up to 1.4 q for single samples, and 0.06 q
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,7 @@ from numpy.typing import NDArray
 from ..artifact import Check
 from ..errors import BuildError, DataError, EngineUnavailable, ModelError, QCompileError
 from ..files import temporary_folder
+from ..model.graph import attribute, consumers, producers, tensor_values, weighted_nodes
 from ..model.graph_edits import cut
 from ..model.judgement import enough_agreement, lowest_db
 from ..model.onnx_file import copy_model, model_io, save_onnx
@@ -56,13 +57,6 @@ from ..model.session import make_session, run_session, session_options
 from ..processor import isa_here, why_not_exact
 from ..tensors import Feeds, samples_in
 from .base import BuildRequest, Runner
-
-if TYPE_CHECKING:
-    import onnx
-from collections.abc import Collection
-from typing import TYPE_CHECKING
-
-from ..model.graph import attribute, consumers, producers, tensor_values, weighted_nodes
 
 if TYPE_CHECKING:
     import onnx

@@ -330,7 +330,7 @@ class _Lowering:
         nothing to build: the graph stays, and the proof says so. The data waits for the last plan.
         """
         from ..engines.base import BuildRequest
-        from ..engines.refused import missed_or_refused
+        from ..engines.build import missed_or_refused
         from ..engines.registry import engine
 
         spec, samples = self.spec, first_samples(self.model, self.spec, 1)

@@ -16,8 +16,7 @@ from ...processor import is_arm, isa_here, processor
 from ..gpu import Gpu, find_gpus
 from ..registry import engine, names
 from .extras import EXTRAS, ExtraState, extra_states, installed_version
-from .gpu_types import GpuTypes, gpu_types
-from .precisions import PrecisionState, TargetState, precision_states
+from .precisions import GpuTypes, PrecisionState, TargetState, gpu_types, precision_states
 
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")
 
@@ -71,8 +70,7 @@ def doctor(*, gpus: Sequence[str] = (), python: Sequence[str] = ()) -> Diagnosis
     asked = [gpu_types(text) for text in gpus]
     targets, here = [TargetState.of(engine(name)) for name in names()], find_gpus()
     shown = asked or [gpu_types(name) for name in dict.fromkeys(gpu.architecture for gpu in here)]
-    extras = [name for of_extra in EXTRAS.values() for name in of_extra]
-    packages = ["onnx", "numpy", "safetensors", "pycuda", *extras]
+    packages = ["onnx", "numpy", "safetensors", *(name for of_extra in EXTRAS.values() for name in of_extra)]
     return Diagnosis(
         python=platform.python_version(),
         system=platform.platform(),

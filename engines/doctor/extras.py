@@ -28,7 +28,6 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 _INSTEAD = {
     "tensorflow": ("tensorflow-cpu", "tensorflow-intel", "tensorflow-macos"),
     "onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml"),
-    "cuda-bindings": ("pycuda",),
 }
 """Distributions that serve as well."""
 _ONE_BUILD = "install torch and torchvision of one build together: https://pytorch.org/get-started"

@@ -18,6 +18,7 @@ from typing import Any
 
 from ...errors import EngineUnavailable, InvalidOption
 from ...spec.words import BLOCK_FORMATS, Precision
+from ..faults import version_numbers
 from .parser_operators import UNKNOWN_OPSET, ParserOperators, ask_parser, parser_of
 
 MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
@@ -107,16 +108,13 @@ class Adapter:
 
         None where neither knows: a version that is newer than the data, on a machine that cannot ask it.
         """
-        return self._documented_parser() or ask_parser(self.module)
+        return (None if self.is_rtx else parser_of(self.version)) or ask_parser(self.module)
 
     @property
     def highest_opset(self) -> int:
         """The newest opset to write for its ONNX parser, which takes newer files without a word."""
-        known = self._documented_parser()
+        known = None if self.is_rtx else parser_of(self.version)
         return known.highest_opset if known else UNKNOWN_OPSET
-
-    def _documented_parser(self) -> ParserOperators | None:
-        return None if self.is_rtx else parser_of(self.version)
 
     def has_calibrators(self) -> bool:
         """Whether it calibrates INT8 by itself: needs the classes and weak types."""
@@ -132,11 +130,8 @@ class Adapter:
             )
 
     def network_flags(self, *, weak: bool = False) -> int:
-        """Return the creation flags: explicit batch where it must be asked for, strong types if any.
-
-        Args:
-            weak: Whether types must be weak although they could be strong: calibrators need that.
-        """
+        """Return the creation flags: explicit batch where it must be asked for, strong types if any; `weak`
+        types although they could be strong, as calibrators need them."""
         flags = self.module.NetworkDefinitionCreationFlag
         name = "STRONGLY_TYPED" if self.strongly_typed and not weak else "EXPLICIT_BATCH"
         return 1 << int(getattr(flags, name)) if hasattr(flags, name) else 0
@@ -214,23 +209,19 @@ class Adapter:
         members: dict[str, Any] = self.module.ComputeCapability.__members__
         return {name: value for name, value in members.items() if name.startswith("SM")}
 
-    def memory_pool(self, name: str) -> Any:
-        """Return a memory pool by its name here, such as "tactic-shared-memory"."""
-        return self._member(self.module.MemoryPoolType, name, f"`memory_pools` {name}", "pool")
-
-    def _member(self, kind: Any, name: str, option: str, what: str) -> Any:
+    def member(self, kind: Any, name: str, option: str, what: str) -> Any:
+        """Return a member of an enumeration by its name here, such as "tactic-shared-memory"."""
         members = kind.__members__
         spelled = name.upper().replace("-", "_")
         if spelled not in members:
             known = ", ".join(sorted(member.lower().replace("_", "-") for member in members))
-            raise self.lacks(option, f"such {what}; it has {known}", "choose one of these")
+            raise self.lacks(f"{option} {name}", f"such {what}; it has {known}", "choose one of these")
         return members[spelled]
 
     def require_dla(self) -> None:
         """Refuse a deep learning accelerator where this TensorRT supports none."""
-        numbers = tuple(int(part) for part in self.version.split(".")[:2] if part.isdecimal())
         first, again = _WITHOUT_DLA
-        if self.target == "tensorrt-rtx" or first <= numbers < again:
+        if self.is_rtx or first <= version_numbers(self.version) < again:
             hint = "leave it out: the GPU is used; TensorRT 8.5 to 10.7 and 11.4 have DLA"
             raise self.lacks("`dla_core`", "support for DLA", hint)
 
@@ -253,8 +244,7 @@ class Adapter:
         """Return the bits of tactic sources, such as "jit-convolutions"; ("none",) is no bit."""
         chosen = () if tuple(names) == ("none",) else dict.fromkeys(names)
         kind = self.module.TacticSource
-        found = [self._member(kind, name, f"`tactic_sources` {name}", "source") for name in chosen]
-        return sum({1 << int(member) for member in found})
+        return sum({1 << int(self.member(kind, name, "`tactic_sources`", "source")) for name in chosen})
 
     def strip_flags(self, *, refit: bool, strip: bool) -> list[Any]:
         """Return the flags for engines that take new weights, and for those stored without any.
@@ -307,6 +297,11 @@ class Adapter:
     def can_be_captured(self, context: Any, stream: int) -> bool:
         """Return what TensorRT says; True where it has no say, and the capture itself shows it."""
         return bool(getattr(context, "is_stream_capturable", lambda _: True)(stream))
+
+
+def member_name(value: Any) -> str:
+    """Return the name of a member of one of TensorRT's enumerations, such as "HALF" of a tensor's type."""
+    return str(value).rsplit(".", 1)[-1]
 
 
 def load_adapter(target: str) -> Adapter:

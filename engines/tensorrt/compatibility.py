@@ -16,11 +16,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ...artifact import Manifest
 from ...errors import ArtifactError, InvalidOption
 from ...spec.tensorrt import TensorRTOptions
+from ..faults import version_numbers
 from ..gpu import Gpu, find_gpu
 from .adapter import Adapter
 
@@ -53,9 +53,7 @@ def check_version_and_gpu(path: Path, manifest: Manifest, adapter: Adapter, gpu:
     listed = manifest.device.get("gpus")
     gpus = [str(name) for name in listed] if isinstance(listed, list) else []
     portable = manifest.options.get("hardware_compatible") == "ampere+"
-    number = re.fullmatch(r"sm(\d+)", gpu.architecture)
-    from_ampere_on = number is not None and int(number[1]) >= _AMPERE
-    if gpu.architecture not in gpus and not (portable and from_ampere_on):
+    if gpu.architecture not in gpus and not (portable and _capability(gpu.architecture) >= _AMPERE):
         name = manifest.device.get("gpu")
         raise ArtifactError(
             f"{path}: was built for {', '.join(gpus) or 'an unknown GPU'}"
@@ -63,6 +61,12 @@ def check_version_and_gpu(path: Path, manifest: Manifest, adapter: Adapter, gpu:
             hint="build it for this GPU, or with `hardware_compatible` ampere+",
             file=path,
         )
+
+
+def _capability(gpu: str) -> int:
+    """86 of "sm86"; -1 of what is no such name."""
+    number = re.fullmatch(r"sm(\d+)", gpu, re.IGNORECASE)
+    return int(number[1]) if number else -1
 
 
 def target_of(plan: bytes) -> str:
@@ -86,9 +90,7 @@ def _same_version(built_by: str, here: str, compatible: bool) -> bool:
     8.6.1.2", NVIDIA/TensorRT issue 3069; "9.2.0.5 got 9.2.0.4", issue 3793), before to its third
     ("8.2.4 got 8.2.3", pytorch/TensorRT issue 1059).
     """
-    built, present = (
-        tuple(int(part) for part in text.split(".")[:4] if part.isdecimal()) for text in (built_by, here)
-    )
+    built, present = version_numbers(built_by, 4), version_numbers(here, 4)
     if not built:
         return False
     if compatible and built[0] == present[0] and present[:3] >= built[:3]:
@@ -131,9 +133,7 @@ def check_memory(adapter: Adapter, options: TensorRTOptions, *, calibrates: bool
     for option, (value, name) in needed.items():
         if value and not hasattr(adapter.module.ICudaEngine, name):
             raise adapter.lacks(option, f"ICudaEngine.{name}", "leave it out, or use TensorRT 10.1 or newer")
-    if not options.weight_streaming:
-        return
-    if calibrates or not adapter.strongly_typed:
+    if options.weight_streaming and (calibrates or not adapter.strongly_typed):
         raise adapter.lacks(
             "`weight_streaming`",
             "weight streaming in weakly typed networks",  # trtexec: sampleOptions.cpp of 10.16:2799
@@ -141,8 +141,7 @@ def check_memory(adapter: Adapter, options: TensorRTOptions, *, calibrates: bool
         )
 
 
-_TYPES = {"nvfp4": "FP4", "mxfp8": "E8M0"}
-_SINCE = {"nvfp4": "10.11", "mxfp8": "10.12"}
+_TYPES = {"nvfp4": ("FP4", "10.11"), "mxfp8": ("E8M0", "10.12")}
 """FP4 came with 10.8; its parser reads opset 23, in which ONNX has the type, from 10.11 on."""
 _FIRST_CAPABILITY = 100
 
@@ -156,18 +155,16 @@ def check_block_format(adapter: Adapter, precision: str, gpus: Sequence[str], de
         gpus: Compute capabilities to build for, such as "sm120"; none for a GPU of this machine.
         device: The number of that GPU.
     """
-    types: Any = adapter.module.DataType
-    if not hasattr(types, _TYPES[precision]):
+    kind, since = _TYPES[precision]
+    if not hasattr(adapter.module.DataType, kind):
         raise InvalidOption(
-            f"`precision` {precision}: {adapter.name} has no type {_TYPES[precision]}",
-            hint=f"use TensorRT {_SINCE[precision]} or newer, or `precision` fp8 or int8",
+            f"`precision` {precision}: {adapter.name} has no type {kind}",
+            hint=f"use TensorRT {since} or newer, or `precision` fp8 or int8",
             option="precision",
         )
     here = None if gpus else find_gpu(device)
-    asked = tuple(gpus) or ((here.architecture,) if here is not None else ())
-    for gpu in asked:
-        match = re.fullmatch(r"sm(\d+)", gpu, re.IGNORECASE)
-        if match is not None and int(match[1]) < _FIRST_CAPABILITY:
+    for gpu in gpus or ([here.architecture] if here is not None else []):
+        if 0 <= _capability(gpu) < _FIRST_CAPABILITY:
             raise InvalidOption(
                 f"`precision` {precision}: {gpu} has no {precision.upper()}; it begins with sm100",
                 hint="name GPUs from sm100 on, such as sm120, or choose `precision` fp8 (from sm89) or int8",

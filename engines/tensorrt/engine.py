@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...artifact import read_manifest
 from ...errors import EngineUnavailable, InvalidOption
@@ -39,7 +39,7 @@ class TensorRT(Engine):
     precisions = PRECISIONS
 
     def why_not_build(self) -> str:
-        return self._why_not_import() or why_no_gpu()
+        return self._why_not_import() or (why_no_gpu() if self.needs_gpu_to_build else "")
 
     def why_not_run(self) -> str:
         return self._why_not_import() or why_no_gpu() or self._why_no_cuda()
@@ -54,7 +54,8 @@ class TensorRT(Engine):
                 install += " on a machine with an NVIDIA GPU; tensorrt-rtx builds without one"
             return install
         if why_no_gpu():
-            return "run it on a machine with an NVIDIA GPU, or build ahead of time with `target` tensorrt-rtx"
+            ahead = ", or build ahead of time with `target` tensorrt-rtx" if self.needs_gpu_to_build else ""
+            return f"run it on a machine with an NVIDIA GPU{ahead}"
         return "pip install 'qcompile[cuda]'" if self._why_no_cuda() else ""
 
     def graph_precision(self, precision: Precision) -> Precision:
@@ -113,17 +114,15 @@ class TensorRT(Engine):
         from .verify import verified
 
         request, options = self._for_gpu_here(request), request.spec.tensorrt
-        outcome = build_plan(load_adapter(self.name).typed(options.typing), request)
-        if request.spec.gpus:
-            return outcome  # for GPUs that need not be here
-        profiles = outcome.proof.get("profiles")
-        # No runtime cache: what is written beside a file that is being built becomes a part of it.
-        use = EngineUse(
-            options.device,
-            profiles=profiles if isinstance(profiles, list) else (),
-            needs=needs_of_options(vars(options)),
-        )
-        return verified(outcome, request, lambda: self._opened(request.output, use, outcome.io))
+        adapter = load_adapter(self.name).typed(options.typing)
+        outcome = build_plan(adapter, request)
+        if not request.spec.gpus:  # else it is for GPUs that need not be here
+            # No runtime cache: what is written beside a file that is being built becomes a part of it.
+            profiles, needs = _profiles(outcome.proof), needs_of_options(vars(options))
+            use, io = EngineUse(options.device, profiles=profiles, needs=needs), outcome.io
+            outcome = verified(outcome, request, lambda: self._opened(request.output, use, io))
+        slow = dequantized_products(adapter, request.precision)
+        return replace(outcome, warnings=(*outcome.warnings, *slow))
 
     def plan(self, request: BuildRequest) -> dict[str, object]:
         from .builder.builder import dry_run
@@ -158,9 +157,7 @@ class TensorRT(Engine):
         use = EngineUse(run.device, run.cuda_graph, runtime_cache=run.runtime_cache, needs=needs_of(manifest))
         if manifest is not None:
             check_loadable(path, manifest, load_adapter(self.name), gpu)
-            profiles = manifest.proof.get("profiles")
-            known = profiles if isinstance(profiles, list) else ()
-            use = replace(use, profiles=known, digest=manifest.digest)
+            use = replace(use, profiles=_profiles(manifest.proof), digest=manifest.digest)
         return self._opened(path, use, manifest.io if manifest else None, streams=run.streams)
 
     def _opened(
@@ -198,29 +195,16 @@ class TensorRTRTX(TensorRT):
     needs_gpu_to_build = False
     keeps_rejected = False  # it builds in seconds
 
-    def why_not_build(self) -> str:
-        return self._why_not_import()
-
-    def fix(self) -> str:
-        if not self._why_not_import() and why_no_gpu():
-            return "run it on a machine with an NVIDIA GPU"
-        return super().fix()
-
-    def build(self, request: BuildRequest) -> BuildOutcome:
-        _require_gpus(request)
-        outcome = super().build(request)
-        slow = dequantized_products(load_adapter(self.name), request.precision)
-        return replace(outcome, warnings=(*outcome.warnings, *slow))
-
-    def plan(self, request: BuildRequest) -> dict[str, object]:
-        _require_gpus(request)
-        return super().plan(request)
+    def _for_gpu_here(self, request: BuildRequest) -> BuildRequest:
+        if not request.spec.gpus and why_no_gpu():
+            raise InvalidOption(
+                f"`gpus` is required here: {why_no_gpu()}",
+                hint="name the GPUs it is for, such as `gpus` sm86,sm89",
+                option="gpus",
+            )
+        return super()._for_gpu_here(request)
 
 
-def _require_gpus(request: BuildRequest) -> None:
-    if not request.spec.gpus and why_no_gpu():
-        raise InvalidOption(
-            f"`gpus` is required here: {why_no_gpu()}",
-            hint="name the GPUs it is for, such as `gpus` sm86,sm89",
-            option="gpus",
-        )
+def _profiles(proof: Mapping[str, object]) -> Sequence[Any]:
+    profiles = proof.get("profiles")
+    return profiles if isinstance(profiles, list) else ()

@@ -60,18 +60,12 @@ class Log:
 
 def make_log(module: Any) -> Log:
     """Begin to listen to a TensorRT module, until the returned object is let go."""
-    logger = _logger(module)
-    log = Log(logger)
-    logger.listen(log)
-    return log
-
-
-def _logger(module: Any) -> Any:
-    """The logger of a module, made at its first use."""
     with _making:
         if module not in _loggers:
             _loggers[module] = _make_logger(module)
-        return _loggers[module]
+        log = Log(_loggers[module])
+    log.logger.listen(log)
+    return log
 
 
 def _make_logger(module: Any) -> Any:

@@ -23,6 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..faults import version_numbers
 from .log import make_log
 
 _8_5 = """
@@ -68,12 +69,8 @@ UNKNOWN_OPSET = 24
 
 @dataclass(frozen=True)
 class ParserOperators:
-    """What the parser of one version reads.
-
-    Attributes:
-        operators: Names, of ONNX's own operators and of TensorRT's.
-        highest_opset: The newest opset to write for it.
-    """
+    """What the parser of a version reads: names of ONNX's operators and of TensorRT's, and the newest opset
+    to write for it."""
 
     operators: frozenset[str]
     highest_opset: int
@@ -81,7 +78,7 @@ class ParserOperators:
 
 def parser_of(version: str) -> ParserOperators | None:
     """Return what the parser of a TensorRT version such as "10.16.1.11" reads; None where that is unknown."""
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    numbers = version_numbers(version)
     if len(numbers) != 2 or not _FIRST <= numbers <= _NEWEST:
         return None
     names = [name for since, added in _ADDED.items() if since <= numbers for name in added.split()]

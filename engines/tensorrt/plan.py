@@ -147,31 +147,25 @@ def _stream_weights(opened: OpenPlan, on_gpu: str, subject: str) -> None:
 
 
 def register_plugins(adapter: Adapter, owner: Any, log: Log, libraries: Sequence[str]) -> None:
-    """Register TensorRT's own plugins and load the user's libraries."""
+    """Register TensorRT's own plugins and load the user's libraries.
+
+    Most libraries register their creators themselves when they are loaded (REGISTER_TENSORRT_PLUGIN,
+    trtexec's `--staticPlugins`, Polygraphy's `--plugins`). `IPluginRegistry::loadLibrary`, from 8.6 on,
+    refuses them: "SymbolAddress for getCreators could not be loaded" (TensorRT-RTX 1.7.1); it is for those of
+    trtexec's `--dynamicPlugins` (samples/trtexec/README.md), which have an entry point.
+    """
     if hasattr(adapter.module, "init_libnvinfer_plugins"):
         adapter.module.init_libnvinfer_plugins(log.logger, "")
     for path in libraries:
         require_file(Path(path), what="plugin")
         try:
             with setting(log, f"`plugins` {path}", adapter.name):
-                _load_library(adapter, owner, path)
+                library = open_library(path)
+                has_entry_point = any(hasattr(library, name) for name in _ENTRY_POINTS)
+                if has_entry_point and hasattr(adapter.module.Builder, "get_plugin_registry"):
+                    owner.get_plugin_registry().load_library(path)
         except OSError as error:
             raise InvalidOption(f"`plugins` {path}: cannot be loaded ({error})", option="plugins") from error
-
-
-def _load_library(adapter: Adapter, owner: Any, path: str) -> None:
-    """Load a library, and give its creators to the owner's registry where it has an entry point for them.
-
-    Most libraries register their creators themselves when they are loaded (REGISTER_TENSORRT_PLUGIN,
-    trtexec's `--staticPlugins`, Polygraphy's `--plugins`). `IPluginRegistry::loadLibrary`, from 8.6 on,
-    refuses them: "SymbolAddress for getCreators could not be loaded" (TensorRT-RTX 1.7.1); it is for those of
-    trtexec's `--dynamicPlugins` (samples/trtexec/README.md).
-    """
-    library = open_library(path)
-    if hasattr(adapter.module.Builder, "get_plugin_registry") and any(
-        hasattr(library, name) for name in _ENTRY_POINTS
-    ):
-        owner.get_plugin_registry().load_library(path)
 
 
 def open_library(path: str) -> Any:

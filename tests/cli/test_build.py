@@ -171,7 +171,7 @@ def test_one_layer_is_fatal_with_strict_alone(
     build: Printed, missed: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("openvino")
-    monkeypatch.setattr("qcompile.engines.weigh.ALLOWED_SHARE", 0.5)
+    monkeypatch.setattr("qcompile.engines.build.ALLOWED_SHARE", 0.5)
     missed("small")
     assert build()[0] == 0
     code, said = build("--strict")

@@ -1,35 +1,55 @@
-"""An artifact is loaded by the engine that its manifest names, and only if it is what that says."""
+"""Engines are found by name, load what their manifest says, and say why they do not run on a GPU."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from simulated_torch_cuda import install
 
+import qcompile
 from qcompile.building import build
 from qcompile.engines import load
-from qcompile.engines.base import BuildRequest
+from qcompile.engines.base import BuildRequest, Engine
 from qcompile.engines.build import build_engine
-from qcompile.engines.gpu import why_no_gpu
+from qcompile.engines.gpu import device_text, parse_device, parse_devices, why_no_gpu, why_not_gpu
 from qcompile.engines.load import engine_of
+from qcompile.engines.onnx_runtime import engine as onnx_runtime
+from qcompile.engines.onnx_runtime import runner as on_gpu
+from qcompile.engines.onnx_runtime.runner import CPU, CUDA, placement_notes
+from qcompile.engines.pytorch import MODES, PyTorch, PyTorchRunner
+from qcompile.engines.pytorch import runner as home
+from qcompile.engines.registry import engine, names, register
 from qcompile.errors import ArtifactError, EngineUnavailable, InvalidOption, MissingFile
 from qcompile.files import manifest_path
 from qcompile.spec.artifacts import BuildSpec
+from qcompile.spec.words import PRECISIONS
+
+MakePath = Callable[..., Path]
 
 Feeds = dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]
 
 
 @pytest.fixture
-def optimized(tiny_file: Callable[..., Path], tmp_path: Path) -> Path:
+def optimized(tiny_file: MakePath, tmp_path: Path) -> Path:
     """The tiny mlp, built for ONNX Runtime."""
     return build(tiny_file("mlp"), tmp_path / "built.onnx", target="onnxruntime").path
 
 
 @pytest.fixture
-def engine_file(tiny_file: Callable[..., Path], tmp_path: Path) -> Path:
+def engine_file(tiny_file: MakePath, tmp_path: Path) -> Path:
     """The tiny mlp, built for a GPU that is not here."""
     spec = BuildSpec(target="tensorrt-rtx", gpus=("sm86",))
     request = BuildRequest(str(tiny_file("mlp")), tmp_path / "built.engine", spec)
@@ -48,9 +68,7 @@ def change(path: Path, **entries: object) -> None:
     manifest_path(path).write_text(json.dumps(manifest | entries))
 
 
-def test_a_built_model_is_loaded_and_computes_what_the_model_does(
-    optimized: Path, tiny_file: Callable[..., Path]
-) -> None:
+def test_a_built_model_computes_what_the_model_does(optimized: Path, tiny_file: MakePath) -> None:
     with load(optimized) as built, load(tiny_file("mlp")) as original:
         assert built.io == original.io
         np.testing.assert_allclose(
@@ -58,25 +76,27 @@ def test_a_built_model_is_loaded_and_computes_what_the_model_does(
         )
 
 
-def test_a_file_that_was_changed_after_it_was_built_is_refused(optimized: Path) -> None:
-    optimized.write_bytes(optimized.read_bytes() + b"\0")
-    with pytest.raises(ArtifactError, match="differs from its manifest's") as caught:
-        load(optimized)
-    assert caught.value.data["file"] == optimized
+def test_a_file_that_was_changed_is_refused_before_it_is_read(optimized: Path, engine_file: Path) -> None:
+    for path in (optimized, engine_file):
+        path.write_bytes(b"\0" + path.read_bytes()[1:])
+        with pytest.raises(ArtifactError, match="differs from its manifest's") as caught:
+            load(path)
+        assert caught.value.data["file"] == path
 
 
-def test_a_file_that_was_changed_is_loaded_by_who_trusts_it(
-    optimized: Path, tiny_file: Callable[..., Path]
-) -> None:
+def test_a_file_that_was_changed_is_loaded_by_who_trusts_it(optimized: Path, tiny_file: MakePath) -> None:
     optimized.write_bytes(tiny_file("mlp").read_bytes())
     with load(optimized, trust=True) as runner:
         assert runner.infer(feeds())["y"].shape == (2, 8)
 
 
-def test_a_damaged_manifest_is_an_error(optimized: Path) -> None:
+def test_what_has_no_manifest_that_can_be_read_is_refused(optimized: Path, engine_file: Path) -> None:
     manifest_path(optimized).write_text("{")
     with pytest.raises(ArtifactError, match="not a manifest"):
         load(optimized)
+    manifest_path(engine_file).unlink()
+    with pytest.raises(ArtifactError, match=r"has no manifest \(built\.engine\.json\)"):
+        load(engine_file)
 
 
 def test_a_model_optimized_by_another_onnxruntime_is_refused(optimized: Path) -> None:
@@ -99,12 +119,6 @@ def test_a_model_optimized_for_another_processor_is_refused(
         load(optimized)
 
 
-def test_an_engine_without_a_manifest_is_refused(engine_file: Path) -> None:
-    manifest_path(engine_file).unlink()
-    with pytest.raises(ArtifactError, match=r"has no manifest \(built\.engine\.json\)"):
-        load(engine_file)
-
-
 @pytest.mark.skipif(not why_no_gpu(), reason="a GPU is here")
 def test_an_engine_without_its_gpu_is_refused_with_the_reason(engine_file: Path) -> None:
     with pytest.raises(EngineUnavailable, match="cannot run here") as caught:
@@ -114,29 +128,243 @@ def test_an_engine_without_its_gpu_is_refused_with_the_reason(engine_file: Path)
     assert "NVIDIA GPU" in caught.value.hint
 
 
-def test_a_tampered_engine_is_refused_before_anything_reads_it(engine_file: Path) -> None:
-    engine_file.write_bytes(b"\0" + engine_file.read_bytes()[1:])
-    with pytest.raises(ArtifactError, match="differs from its manifest's"):
-        load(engine_file)
-
-
-def test_a_missing_file_is_an_error_with_the_nearest_name(optimized: Path) -> None:
+def test_a_file_that_is_missing_or_of_no_known_kind_is_an_error(optimized: Path, tmp_path: Path) -> None:
     with pytest.raises(MissingFile) as caught:
         load(optimized.with_name("bulit.onnx"))
     assert "built.onnx" in caught.value.hint
-
-
-def test_a_file_of_no_known_kind_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(InvalidOption, match="is none of"):
         load(tmp_path / "notes.txt")
 
 
-def test_the_engine_follows_from_manifest_and_ending(
-    engine_file: Path, optimized: Path, torch_model: str
-) -> None:
+def test_the_engine_follows_from_its_manifest(engine_file: Path, optimized: Path, torch_model: str) -> None:
     assert engine_of(str(engine_file)) == "tensorrt-rtx"
     assert engine_of(str(optimized)) == "onnxruntime"
     assert engine_of(torch_model) == "pytorch"
     change(engine_file, target="tensorrt")
     assert engine_of(str(engine_file)) == "tensorrt"
+
+
+NEEDED = {
+    "onnxruntime": "fp32 fp16 bf16 int8 int4",
+    "openvino": "fp32 fp32 fp32 int8 int4",
+    "tensorrt-rtx": "fp32 fp32 fp16 bf16 int8 fp8 int4 nvfp4 mxfp8",
+    "torchscript": "fp32 fp32 fp32 fp32 fp32",
+}
+"""Engine that can build here to the precision its graph must have for each of its precisions."""
+
+
+def test_an_engine_knows_its_name_says_why_it_cannot_and_what_its_graph_must_be() -> None:
+    assert names() == ("onnxruntime", "openvino", "tensorrt-rtx", "tensorrt", "torchscript", "pytorch")
+    for name in names():
+        found = engine(name)
+        assert isinstance(found, Engine)
+        assert found.name == name
+        assert found.takes in ("onnx", "pytorch")
+        assert found.fix() or not found.why_not_run()
+        assert set(found.precisions) <= set(PRECISIONS)
+        if name in NEEDED:
+            assert found.why_not_build() == ""
+            assert found.suffix.startswith(".")
+            needed = [found.graph_precision(precision) for precision in found.precisions]
+            assert needed == NEEDED[name].split()
+
+
+def test_a_name_that_is_taken_or_unknown_is_refused() -> None:
+    with pytest.raises(InvalidOption, match=r"engine 'tensorrt' is registered already \(\.tensorrt\)"):
+        register("tensorrt", ".elsewhere", "Other")
+    assert type(engine("tensorrt")).__name__ == "TensorRT"
+    for name, hint in (("onnx-runtime", "did you mean 'onnxruntime'?"), ("zzz", "")):
+        said = f"target '{name}' is unknown; known are onnxruntime"
+        with pytest.raises(InvalidOption, match=said) as caught:
+            engine(name)
+        assert (caught.value.hint, caught.value.data["option"]) == (hint, "target")
+
+
+def test_the_registry_imports_no_runtime() -> None:
+    program = (
+        "import sys; from qcompile.engines.registry import names; names(); "
+        "print(sorted({'onnxruntime', 'torch', 'tensorrt_rtx', 'tensorrt', 'onnx'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.skipif(not engine("tensorrt").why_not_build(), reason="TensorRT builds here")
+def test_an_engine_that_cannot_build_says_so_before_it_looks_at_the_model(tmp_path: Path) -> None:
+    request = BuildRequest("nowhere.onnx", tmp_path / "out" / "m.engine", BuildSpec(target="tensorrt"))
+    with pytest.raises(EngineUnavailable, match="target tensorrt cannot build here: ") as caught:
+        build_engine(request)
+    assert caught.value.data["engine"] == "tensorrt"
+    assert caught.value.data["reason"] == engine("tensorrt").why_not_build()
+    assert caught.value.hint
+    assert not (tmp_path / "out").exists()
+
+
+without_gpu = pytest.mark.skipif(not why_no_gpu(), reason="a GPU is here")
+
+
+@given(st.none() | st.integers(0, 999))
+def test_devices_are_read_as_they_are_written(number: int | None) -> None:
+    assert parse_device(device_text(number)) == number
+
+
+@given(st.text(max_size=8) | st.sampled_from(["cuda:", "cuda:-1", "CPU", "gpu"]))
+def test_any_other_text_is_refused(text: str) -> None:
+    assume(text not in ("cpu", "cuda") and not text.removeprefix("cuda:").isdecimal())
+    with pytest.raises(InvalidOption, match="cpu, cuda or cuda:NUMBER is required"):
+        parse_device(text)
+
+
+def test_the_processor_and_one_gpu_may_be_measured_together() -> None:
+    assert parse_devices(["cpu", "cuda"]) == (None, 0)
+    for texts in (["cuda:0", "cuda:1"], ["cpu", "cpu"], ["cuda", "cuda:0"]):
+        with pytest.raises(InvalidOption, match="the processor and one GPU, each once"):
+            parse_devices(texts)
+
+
+@without_gpu
+def test_a_gpu_that_is_not_there_is_told_with_the_reason() -> None:
+    assert why_not_gpu(0) == why_no_gpu() != ""
+
+
+@without_gpu
+@pytest.mark.parametrize("mode", MODES)
+def test_pytorch_says_why_it_cannot_use_a_gpu(torch_model: str, mode: str) -> None:
+    with pytest.raises(EngineUnavailable, match="cannot run on GPU 1 here") as caught:
+        PyTorch().open_in_mode(torch_model, mode, device=1)
+    assert caught.value.data["reason"] == engine("pytorch").why_not_run_on_gpu(1)
+    assert "`devices` cpu" in caught.value.hint
+
+
+@without_gpu
+@pytest.mark.parametrize("device", [0, "cuda", "cuda:0"])
+def test_onnx_runtime_says_why_it_cannot_use_a_gpu(tiny_file: MakePath, device: int | str) -> None:
+    with pytest.raises(EngineUnavailable, match="cannot run on GPU 0 here: this ONNX Runtime") as caught:
+        load(tiny_file("mlp"), device=device)
+    assert "onnxruntime-gpu" in caught.value.hint
+
+
+def test_the_processor_may_be_named(tiny_file: MakePath, torch_model: str) -> None:
+    x = np.ones((1, 16), np.float32)
+    with load(tiny_file("mlp"), device="cpu") as runner, load(tiny_file("mlp")) as usual:
+        np.testing.assert_array_equal(runner.infer({"x": x})["y"], usual.infer({"x": x})["y"])
+    with load(torch_model, device="cpu") as runner:
+        assert runner.contains == "host to host: one forward()"
+
+
+def test_an_engine_is_refused_where_it_never_runs(tiny_file: MakePath, tmp_path: Path) -> None:
+    built = qcompile.build(tiny_file("mlp"), tmp_path / "o.onnx", target="openvino").path
+    with pytest.raises(InvalidOption, match="openvino has no use for them"):
+        load(built, device="cuda")
+    plan = qcompile.build(tiny_file("mlp"), tmp_path / "m.engine", target="tensorrt-rtx", gpus=["sm86"]).path
+    with pytest.raises(InvalidOption, match="tensorrt-rtx runs on a GPU, not on the processor"):
+        load(plan, device="cpu")
+
+
+@pytest.mark.parametrize("options", [{"streams": 2}, {"cuda_graph": True}])
+def test_streams_and_cuda_graphs_are_tensorrts(torch_model: str, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOption, match="streams and cuda_graph: engine pytorch has no use"):
+        load(torch_model, device=0, **options)
+
+
+@pytest.fixture
+def with_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with a GPU and a CUDA provider."""
+    monkeypatch.setattr(onnx_runtime, "why_no_cuda_provider", lambda: "")
+    monkeypatch.setattr(onnx_runtime, "why_not_gpu", lambda _: "")
+
+
+@pytest.mark.usefixtures("with_provider")
+def test_a_cuda_provider_that_does_not_start_is_no_run_on_the_processor(tiny_file: MakePath) -> None:
+    # What a machine with onnxruntime-gpu and a GPU, but without cuDNN, gets to: ONNX Runtime goes on
+    # with the processor, and so does the one that is installed here, which has no CUDA.
+    with (
+        pytest.warns(UserWarning, match="CUDAExecutionProvider"),
+        pytest.raises(EngineUnavailable, match="CUDA provider does not start, so the processor") as caught,
+    ):
+        load(tiny_file("mlp"), device=0)
+    assert "cudnn" in caught.value.hint
+
+
+@pytest.mark.usefixtures("with_provider")
+def test_a_file_optimized_for_a_processor_is_no_file_for_a_gpu(tiny_file: MakePath, tmp_path: Path) -> None:
+    built = qcompile.build(tiny_file("mlp"), tmp_path / "built.onnx", target="onnxruntime").path
+    with pytest.raises(ArtifactError, match="was optimized for a processor") as caught:
+        load(built, device=0)
+    assert "built from" in caught.value.hint
+
+
+def test_nodes_that_were_left_to_the_processor_are_told() -> None:
+    everything = Counter(Conv=3, Relu=2)
+    assert placement_notes({CUDA: everything}) == ()
+    (left,) = placement_notes({CUDA: everything, CPU: Counter(QLinearConv=4, Shape=1)})
+    assert left == "5 of 10 nodes run on the processor: QLinearConv (4), Shape (1)"
+    (quantized,) = placement_notes({CUDA: everything + Counter(QuantizeLinear=2, DequantizeLinear=5)})
+    assert quantized.startswith("ONNX Runtime's CUDA provider computes 5 DequantizeLinear as they stand")
+    (note,) = placement_notes({})
+    assert "does not tell" in note
+
+
+def test_the_placement_of_nodes_is_read_from_a_session(tiny_file: MakePath) -> None:
+    path = tiny_file("residual")
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry(on_gpu._ASSIGNMENT, "1")
+    session = onnxruntime.InferenceSession(path, options, providers=[CPU])
+    nodes = Counter(node.op_type for node in onnx.load(path).graph.node)
+    assert on_gpu._operators_by_provider(session) == {CPU: nodes}
+
+
+class Nested(torch.nn.Module):
+    """Outputs in every structure that `forward` may return."""
+
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"total": left + right, "difference": left - right}
+
+
+def test_a_module_is_converted_for_the_tensors_it_is_run_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch.compile makes for other tensors is made again when it is timed."""
+    kinds = []
+
+    def convert(_: Any, module: Any, __: Any, arguments: Any, keywords: Any) -> Any:
+        kinds.extend(tensor.is_inference() for tensor in (*arguments, *keywords.values()))
+        return module
+
+    monkeypatch.setattr(home, "_rounding", lambda *_: ())
+    monkeypatch.setattr(home, "_convert", convert)
+    install(monkeypatch)
+    for device, expected in ((0, [True, True]), (None, [False, False])):
+        with PyTorchRunner(Nested(), None, mode="compile", device=device) as runner:
+            if device is not None:
+                monkeypatch.setattr(runner, "_device", torch.device("meta"))
+            runner.prepare({"left": np.ones(2, np.float32), "right": np.ones(2, np.float32)})
+        assert kinds == expected
+        kinds.clear()
+
+
+def test_a_gpu_without_onnx_runtime_is_refused(tiny_file: MakePath, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(EngineUnavailable, match="onnxruntime cannot be imported") as caught:
+        load(tiny_file("mlp"), device=0)
+    assert caught.value.hint == "pip install 'qcompile[cpu]'"
+
+
+def test_switches_that_refuse_to_answer_are_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mixed:
+        @property
+        def allow_tf32(self) -> bool:
+            raise RuntimeError("PyTorch is checking whether allow_tf32 is used with the new API")
+
+    monkeypatch.setattr(torch.backends, "cudnn", Mixed())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert home._rounding(torch, torch.device("cuda", 0)) == ()
+
+
+def test_tf32_is_told_where_the_gpu_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    (note,) = home._rounding(torch, torch.device("cuda", 0))
+    assert note == "PyTorch computes float32 convolutions in TF32 here"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    assert home._rounding(torch, torch.device("cuda", 0)) == ()

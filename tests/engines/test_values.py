@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from numpy.typing import NDArray
-from onnx import numpy_helper, parser
+from mode_models import written
+from onnx import numpy_helper
 
 import qcompile
 from qcompile.artifact import Artifact
 from qcompile.engines import values
 from qcompile.engines.onnx_runtime import engine as ort_engine
 from qcompile.engines.values import SUBJECT, Deviation
-from qcompile.errors import IntentNotReached
+from qcompile.errors import EngineUnavailable, IntentNotReached, ModelError
 
-Array = NDArray[Any]
 MakePath = Callable[..., Path]
+Edit = Callable[[onnx.ModelProto], None]
 TARGETS = ("onnxruntime", "openvino")
 WAYS = {
     "onnxruntime": "as it is and with the default options",
@@ -92,15 +92,9 @@ def test_labels_may_differ_as_quantization_or_chance_lets_them() -> None:
 
 
 def quantized(model: Path, data: Path, folder: Path, target: str) -> Path:
-    ranges = qcompile.calibrate(model, str(data), folder / "r", targets=[target])
-    # Weights for AVX2 are right on every processor.
-    return qcompile.quantize(
-        model,
-        folder / "q.onnx",
-        ranges=ranges.path,
-        target=target,
-        isa="avx2" if target == "onnxruntime" else "auto",
-    ).path
+    ranges = qcompile.calibrate(model, str(data), folder / "r", targets=[target]).path
+    isa = "avx2" if target == "onnxruntime" else "auto"  # weights for AVX2 are right on every processor
+    return qcompile.quantize(model, folder / "q.onnx", ranges=ranges, target=target, isa=isa).path
 
 
 def check_of(built: Artifact) -> Any:
@@ -119,23 +113,26 @@ def int8(target: str, tiny_file: MakePath, samples: MakePath, tmp_path: Path) ->
     return quantized(tiny_file("residual"), samples("residual"), tmp_path, target)
 
 
+def optimize_wrongly(monkeypatch: pytest.MonkeyPatch, edit: Edit) -> None:
+    """Let ONNX Runtime optimize edited graphs."""
+    optimize = ort_engine.optimize_file
+
+    def optimize_edited(path: Path, output: Path, *args: Any, **options: Any) -> None:
+        model, edited = onnx.load(path), path.with_name("edited.onnx")
+        edit(model)
+        onnx.save(model, edited)
+        optimize(edited, output, *args, **options)
+
+    monkeypatch.setattr(ort_engine, "optimize_file", optimize_edited)
+
+
 @pytest.fixture
-def wrong(
-    target: str, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Callable[[onnx.ModelProto], None]], None]:
+def wrong(target: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """`wrong(edit)` lets the target's runtime compute edited graphs, in every way in which it loads them."""
 
-    def plant(edit: Callable[[onnx.ModelProto], None], *, dynamic_only: bool = False) -> None:
+    def plant(edit: Edit, *, dynamic_only: bool = False) -> None:
         if target == "onnxruntime":
-            optimize = ort_engine.optimize_file
-
-            def optimize_wrongly(path: Path, output: Path, *args: Any, **options: Any) -> None:
-                model = onnx.load(path)
-                edit(model)
-                onnx.save(model, path.with_name("edited.onnx"))
-                optimize(path.with_name("edited.onnx"), output, *args, **options)
-
-            monkeypatch.setattr(ort_engine, "optimize_file", optimize_wrongly)
+            optimize_wrongly(monkeypatch, edit)
             return
         import openvino
 
@@ -143,10 +140,8 @@ def wrong(
             def read_model(self, path: Path) -> Any:
                 model = onnx.load(path)
                 edit(model)
-                self.wrong, self.right = (
-                    super().read_model(model.SerializeToString()),
-                    super().read_model(path),
-                )
+                self.wrong = super().read_model(model.SerializeToString())
+                self.right = super().read_model(path)
                 return self.right if dynamic_only else self.wrong
 
             def compile_model(self, model: Any, *args: Any) -> Any:
@@ -158,7 +153,7 @@ def wrong(
     return plant
 
 
-def drop_bias(name: str) -> Callable[[onnx.ModelProto], None]:
+def drop_bias(name: str) -> Edit:
     """Take the bias from a layer, as a fusion that loses a term."""
 
     def edit(model: onnx.ModelProto) -> None:
@@ -169,9 +164,7 @@ def drop_bias(name: str) -> Callable[[onnx.ModelProto], None]:
     return edit
 
 
-def test_a_right_build_passes_on_all_samples(
-    int8: Path, target: str, samples: MakePath, tmp_path: Path
-) -> None:
+def test_a_right_build_passes_on_samples(int8: Path, target: str, samples: MakePath, tmp_path: Path) -> None:
     data = str(samples("residual"))
     built = qcompile.build(int8, tmp_path / "b.onnx", target=target, precision="int8", data=data)
     check = check_of(built)
@@ -208,9 +201,7 @@ def test_a_float_artifact_that_loses_a_term_fails_too(
 
 
 @pytest.mark.parametrize("target", ["openvino"], indirect=True)
-def test_what_is_wrong_with_dynamic_shapes_alone_is_said(
-    int8: Path, wrong: Callable[..., None], tmp_path: Path
-) -> None:
+def test_an_error_of_dynamic_shapes_is_said(int8: Path, wrong: Callable[..., None], tmp_path: Path) -> None:
     wrong(drop_bias("conv2"), dynamic_only=True)
     said = "from layer 'conv2' on: .* it is right at their extents, and wrong with dynamic shapes"
     with pytest.raises(IntentNotReached, match=said) as caught:
@@ -219,19 +210,16 @@ def test_what_is_wrong_with_dynamic_shapes_alone_is_said(
 
 
 def test_a_model_whose_quantization_costs_nothing_passes(target: str, tmp_path: Path) -> None:
-    text = """<ir_version: 9, opset_import: ["" : 19]> g (float[n,2] x) => (float[n,2] y)
+    body = """(float[n,2] x) => (float[n,2] y)
         <float s = {1.0}, uint8 z = {128}, int8[2,2] w = {1, 2, -3, 4}, int8 v = {0}>
-        { q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z) u = DequantizeLinear (w, s, v)
-          [product] m = MatMul (d, u) p = QuantizeLinear (m, s, z) y = DequantizeLinear (p, s, z) }"""
-    model = parser.parse_model(text)
-    for index, node in enumerate(model.graph.node):
-        node.name = node.name or f"node{index}"
-    onnx.save(model, tmp_path / "m.onnx")
+        { [a] q = QuantizeLinear (x, s, z) [b] d = DequantizeLinear (q, s, z)
+          [c] u = DequantizeLinear (w, s, v) [product] m = MatMul (d, u)
+          [d] p = QuantizeLinear (m, s, z) [e] y = DequantizeLinear (p, s, z) }"""
     np.savez(tmp_path / "x.npz", x=np.arange(32, dtype=np.float32).reshape(16, 2))
+    model, data = written(tmp_path / "m.onnx", body), str(tmp_path / "x.npz")
     built = qcompile.build(
-        tmp_path / "m.onnx", tmp_path / "b.onnx", target=target, precision="int8", allow_fallback=True,
-        data=str(tmp_path / "x.npz"),
-    )  # fmt: skip
+        model, tmp_path / "b.onnx", target=target, precision="int8", allow_fallback=True, data=data
+    )
     assert check_of(built).passed
     assert check_of(built).detail == f"output 'y': equal to its graph; 16 samples, {WAYS[target]}"
 
@@ -243,28 +231,22 @@ def test_dynamic_int8_is_compared(
     path = qcompile.quantize(tiny_file("mlp"), tmp_path / "q.onnx", mode="dynamic", weight_type="uint8").path
     built = qcompile.build(path, tmp_path / "b.onnx", target="onnxruntime", precision="int8")
     assert check_of(built).passed
-    optimize = ort_engine.optimize_file
 
-    def clip_weights(path: Path, output: Path, *args: Any, **options: Any) -> None:
-        model, edited = onnx.load(path), path.with_name("edited.onnx")
+    def clip_weights(model: onnx.ModelProto) -> None:
         weights = {node.input[1] for node in model.graph.node if node.name.startswith("matmul2")}
         for tensor in model.graph.initializer:
             if tensor.name in weights:
                 clipped = np.minimum(numpy_helper.to_array(tensor), 160)
                 tensor.CopyFrom(numpy_helper.from_array(clipped, tensor.name))
-        onnx.save(model, edited)
-        optimize(edited, output, *args, **options)
 
-    monkeypatch.setattr(ort_engine, "optimize_file", clip_weights)
+    optimize_wrongly(monkeypatch, clip_weights)
     with pytest.raises(IntentNotReached, match="from layer 'matmul2_quant' on"):
         qcompile.build(path, tmp_path / "c.onnx", target="onnxruntime", precision="int8")
 
 
 def test_a_random_graph_is_not_compared_and_the_check_says_so(target: str, tmp_path: Path) -> None:
-    model = parser.parse_model("""<ir_version: 9, opset_import: ["" : 19]> g (float[2,4] x) => (float[2,4] y)
-        { r = RandomNormal <shape = [2,4]> () y = Add (x, r) }""")
-    onnx.save(model, tmp_path / "m.onnx")
-    check = check_of(qcompile.build(tmp_path / "m.onnx", tmp_path / "b.onnx", target=target))
+    body = "(float[2,4] x) => (float[2,4] y) { r = RandomNormal <shape = [2,4]> () y = Add (x, r) }"
+    check = check_of(qcompile.build(written(tmp_path / "m.onnx", body), tmp_path / "b.onnx", target=target))
     assert check.passed
     assert check.detail == "not compared: operators of the graph draw random numbers"
 
@@ -273,7 +255,6 @@ def test_without_onnx_runtime_openvino_is_not_compared(
     tiny_file: MakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("openvino")
-    from qcompile.errors import EngineUnavailable
 
     def missing(*_: Any, **__: Any) -> None:
         raise EngineUnavailable("ONNX Runtime cannot be imported", engine="onnxruntime")
@@ -298,25 +279,20 @@ def test_values_for_another_processor_are_not_checked_where_it_overflows(
     assert "qcompile diff" in warning
 
 
-def test_few_samples_get_random_input_beside_them(
-    tiny_file: MakePath, samples: MakePath, target: str, tmp_path: Path
-) -> None:
+def test_few_samples_get_more(tiny_file: MakePath, samples: MakePath, target: str, tmp_path: Path) -> None:
     data = str(samples("mlp", 5))
     built = qcompile.build(tiny_file("mlp"), tmp_path / "b.onnx", target=target, data=data)
     assert "; 5 samples and 15 random inputs, " in check_of(built).detail
 
 
 def test_made_up_input_that_the_graph_refuses_leaves_the_samples(target: str, tmp_path: Path) -> None:
-    model = parser.parse_model("""<ir_version: 9, opset_import: ["" : 19]> g (int64[n] x) => (float[n] y)
+    body = """(int64[n] x) => (float[n] y)
         <float[3] table = {1.0, 2.0, 3.0}, int64 ten = {10}, int64 twenty = {20}>
-        { tens = Mul (x, ten) i = Sub (tens, twenty) y = Gather (table, i) }""")
-    onnx.save(model, tmp_path / "m.onnx")
-    np.savez(tmp_path / "x.npz", x=np.full(2, 2, np.int64))
-    built = qcompile.build(
-        tmp_path / "m.onnx", tmp_path / "b.onnx", target=target, data=str(tmp_path / "x.npz")
-    )
-    ways = WAYS[target]
-    assert check_of(built).detail == f"output 'y': equal to its graph; 2 samples, {ways}"
+        { tens = Mul (x, ten) i = Sub (tens, twenty) y = Gather (table, i) }"""
+    model, data = written(tmp_path / "m.onnx", body), str(tmp_path / "x.npz")
+    np.savez(data, x=np.full(2, 2, np.int64))
+    check = check_of(qcompile.build(model, tmp_path / "b.onnx", target=target, data=data))
+    assert check.detail == f"output 'y': equal to its graph; 2 samples, {WAYS[target]}"
 
 
 def test_a_file_that_a_plain_loader_cannot_run_fails_the_build(
@@ -324,7 +300,6 @@ def test_a_file_that_a_plain_loader_cannot_run_fails_the_build(
 ) -> None:
     pytest.importorskip("openvino")
     from qcompile.engines.openvino.runner import OpenVinoRunner
-    from qcompile.errors import ModelError
 
     infer = OpenVinoRunner.infer
 
@@ -342,14 +317,12 @@ def test_a_file_that_a_plain_loader_cannot_run_fails_the_build(
 def test_what_topk_chooses_is_no_fault_where_all_layers_are_right(
     operator: str, target: str, wrong: Callable[..., None], tmp_path: Path
 ) -> None:
-    chosen = {"TopK": "v, i = TopK (m, k)", "Split": "v, rest = Split <axis = 1> (m, k2)"}[operator]
-    model = parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]> g (float[n,2] x) => (float[n,2] y)
+    chosen = {"TopK": "[TopK] v, i = TopK (m, k)", "Split": "[Split] v, r = Split <axis = 1> (m, k2)"}
+    body = f"""(float[n,2] x) => (float[n,2] y)
         <float[2,4] w = {{1, 2, 3, 4, 5, 6, 7, 8}}, int64[1] k = {{2}}, int64[2] k2 = {{2, 2}},
         float two = {{2}}>
-        {{ m = MatMul (x, w) {chosen} y = Mul (v, two) }}""")
-    for node in model.graph.node:
-        node.name = node.op_type
-    onnx.save(model, tmp_path / "m.onnx")
+        {{ [MatMul] m = MatMul (x, w) {chosen[operator]} [Mul] y = Mul (v, two) }}"""
+    path = written(tmp_path / "m.onnx", body)
 
     def as_chosen_otherwise(model: onnx.ModelProto) -> None:
         for tensor in model.graph.initializer:
@@ -359,8 +332,8 @@ def test_what_topk_chooses_is_no_fault_where_all_layers_are_right(
     wrong(as_chosen_otherwise)
     if operator == "Split":
         with pytest.raises(IntentNotReached, match="in the whole graph, and in no prefix of it"):
-            qcompile.build(tmp_path / "m.onnx", tmp_path / "b.onnx", target=target)
+            qcompile.build(path, tmp_path / "b.onnx", target=target)
         return
-    check = check_of(qcompile.build(tmp_path / "m.onnx", tmp_path / "b.onnx", target=target))
+    check = check_of(qcompile.build(path, tmp_path / "b.onnx", target=target))
     assert check.passed
     assert check.detail.startswith("not compared: TopK may choose other elements: output 'y': -6.0 dB")

@@ -32,9 +32,9 @@ def normal(*shape: int, seed: int = 0, scale: float = 0.2) -> Floats:
     return (np.random.default_rng([seed, *shape]).standard_normal(shape) * scale).astype(np.float32)
 
 
-def written(path: Path, body: str, **weights: NDArray[Any]) -> Path:
-    """Write a model of opset 17 in ONNX's text form."""
-    model = text_model(body, **weights)
+def written(path: Path, body: str, *, opset: int = 17, **weights: NDArray[Any]) -> Path:
+    """Write a model in ONNX's text form."""
+    model = text_model(body, opset=opset, **weights)
     for node in model.graph.node:
         node.name = node.name.replace("layer_0", "layer[0]")  # as a glob this means layer0
     onnx.checker.check_model(model, full_check=True)

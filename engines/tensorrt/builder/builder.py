@@ -1,19 +1,28 @@
-"""Build an ONNX file into a serialized engine (plan)."""
+"""Build an ONNX file into a serialized engine (plan), report its progress, and stop it on Ctrl-C.
+
+Python raises KeyboardInterrupt in whatever it runs next. While TensorRT builds, that is a callback: mostly
+the logger, whose binding prints "[ERROR] Exception caught in log()" and drops the exception (`PyLogger::log`
+in python/src/infer/pyCore.cpp, release/8.5 to 11.1). The build would go on as if nothing had been pressed.
+So signals are kept out of callbacks, and `IProgressMonitor`, where TensorRT has one, cancels the build.
+"""
 
 from __future__ import annotations
 
+import signal
+import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from ....artifact import Check
 from ....model.input_notes import read_notes
 from ....model.onnx_file import load_onnx, model_io, opset
+from ....progress import Progress
 from ....spec.decode import changed
-from ....tensors import ModelIO
 from ...base import BuildOutcome, BuildRequest
 from ...gpu import Gpu, find_gpu
 from ..adapter import Adapter
@@ -23,12 +32,13 @@ from ..runner.cuda import current_device
 from .calibration import Calibrator, Feeder, Scales, calibration_inputs, make_calibrator, scaling, set_ranges
 from .configure import add_profiles, build_routes, configure, set_calibration_profile, verbosity
 from .inspector import Inspection, inspect_plan, twin_differs
-from .monitor import interrupt_deferred, make_monitor
-from .network import keep_layers, mark_debug_tensors, parse, set_formats, shape_tensors
+from .network import keep_layers, mark_debug_tensors, network_inputs, parse, set_formats
 from .profiles import InputRange, make_profiles
-from .proof import ComputeLayer, by_precision, compute_layers, inspector_warnings, prove
+from .proof import ComputeLayer, by_precision, compute_layers, prove
 from .refit import weights_digest
 from .timing_cache import CacheFile, cache_file, keep_timings, merge_cache, use_cache
+
+_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 @dataclass
@@ -98,7 +108,8 @@ def _prepare(adapter: Adapter, request: BuildRequest, scales: Scales) -> Prepare
     timing_cache = cache_file(adapter, gpu, options.timing_cache)
     model = load_onnx(path, external_data=False)
     io, notes = model_io(model), read_notes(model)
-    if not _may_hold_shapes(io):  # else only the parsed network tells what a range is of
+    if not any(tensor.dtype in ("int32", "int64") and len(tensor.shape) <= 1 for tensor in io.inputs):
+        # Such an input can hold a shape; then only the parsed network tells what a range is of.
         make_profiles(io.inputs, spec, notes=notes)
     log = make_log(adapter.module)
     builder = adapter.module.Builder(log.logger)
@@ -114,21 +125,13 @@ def _prepare(adapter: Adapter, request: BuildRequest, scales: Scales) -> Prepare
         config, request.precision, weak=scales is not None, float_precision=spec.floats, tf32=request.tf32
     )
     adapter.set_gpus(config, spec.gpus)
-    profiles = make_profiles(io.inputs, spec, shape_tensors(network), notes)
+    shape_tensors = [tensor.name for tensor in network_inputs(network) if tensor.is_shape_tensor]
+    profiles = make_profiles(io.inputs, spec, shape_tensors, notes)
     add_profiles(builder, config, profiles)
     configure(adapter, builder, config, log, options)
-    warnings = use_cache(config, log, timing_cache)
+    not_cached = use_cache(config, log, timing_cache)
     layers = compute_layers(network)
-    unfound = keep_layers(
-        adapter,
-        network,
-        config,
-        log,
-        request.layers,
-        exact={*spec.layer_precisions, *spec.exclude, *spec.only},
-        constraints=options.precision_constraints,
-    )
-    warnings = (*warnings, *unfound)
+    unfound = keep_layers(adapter, network, config, log, request)
     if isinstance(scales, Feeder):
         scales.inputs = calibration_inputs(adapter, network, scales.first)
         config.int8_calibrator = make_calibrator(adapter, _calibrator(request), scales)
@@ -139,6 +142,7 @@ def _prepare(adapter: Adapter, request: BuildRequest, scales: Scales) -> Prepare
     monitor = None
     if adapter.has_progress_monitor:
         monitor = config.progress_monitor = make_monitor(adapter.module, request.progress)
+    warnings = (*not_cached, *unfound)
     return Prepared(
         builder, network, parser, config, log, layers, profiles, monitor, timing_cache, warnings, gpu
     )
@@ -146,22 +150,28 @@ def _prepare(adapter: Adapter, request: BuildRequest, scales: Scales) -> Prepare
 
 def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutcome:
     prepared = _prepare(adapter, request, scales)
-    feeder = scales if isinstance(scales, Feeder) else None
-    asked = verbosity(adapter, request.spec.tensorrt.profiling_verbosity)
+    options = request.spec.tensorrt
+    feeder, needs = scales if isinstance(scales, Feeder) else None, needs_of_options(vars(options))
+    asked = verbosity(adapter, options.profiling_verbosity)
     is_twin = prepared.gpu is not None and asked != prepared.config.profiling_verbosity
     if is_twin and adapter.keeps_timing_caches:
         keep_timings(prepared.config, prepared.log)
     if not is_twin:
         prepared.config.profiling_verbosity = asked
     plan = _built(adapter, request, prepared, feeder)
-    inspections = _inspected(adapter, request, prepared, plan)
+    inspections: list[Inspection] = []
+    if prepared.gpu is not None:
+        request.progress("inspect")
+        inspections = inspect_plan(adapter, plan, needs, prepared.profiles)
     differs = []
     if is_twin:  # the engine itself tells less than the proof must read
         prepared.config.profiling_verbosity = asked
         plan = _built(adapter, request, prepared, feeder)
-        needs = needs_of_options(vars(request.spec.tensorrt))
         differs = twin_differs(adapter, plan, needs, inspections[0])
     unkept = merge_cache(prepared.config, prepared.log, prepared.timing_cache)
+    problems = dict.fromkeys(inspection.problem for inspection in inspections if inspection.problem)
+    unsaid = [f"TensorRT's inspector does not say what is in the engine: {problem}" for problem in problems]
+    warnings = (*prepared.warnings, *prepared.log.warnings, *unsaid)
     weak = _weak(adapter, request)
     layers, planned, reached, proof = prove(adapter, request, prepared.layers, inspections, weak=weak)
     proof["network_layers"] = int(prepared.network.num_layers)
@@ -170,7 +180,6 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
     if scales is not None:
         proof["calibrator"] = "ranges" if feeder is None else _calibrator(request)
         proof["calibration_batches"] = 0 if feeder is None else feeder.fed
-    options = request.spec.tensorrt
     if options.strip_weights and not options.refit:
         proof["weights"] = weights_digest(Path(request.model))
     model = load_onnx(Path(request.model), external_data=False)
@@ -184,13 +193,7 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
         packages=("onnx",),
         versions={adapter.package: adapter.version},
         checks=[Check("TensorRT's parser accepts every node", True, f"opset {opset(model)}")],
-        warnings=(
-            *prepared.warnings,
-            *prepared.log.warnings,
-            *inspector_warnings(inspections),
-            *differs,
-            *unkept,
-        ),
+        warnings=(*warnings, *differs, *unkept),
         calibration_cache=feeder.cache if feeder is not None else b"",
         layers=layers,
     )
@@ -220,14 +223,6 @@ def _built(adapter: Adapter, request: BuildRequest, prepared: Prepared, feeder: 
     return plan
 
 
-def _inspected(adapter: Adapter, request: BuildRequest, prepared: Prepared, plan: Any) -> list[Inspection]:
-    """What the plan is made of; nothing where no GPU is here to load it."""
-    if prepared.gpu is None:
-        return []
-    request.progress("inspect")
-    return inspect_plan(adapter, plan, needs_of_options(vars(request.spec.tensorrt)), prepared.profiles)
-
-
 def _weak(adapter: Adapter, request: BuildRequest) -> bool:
     """Whether TensorRT chooses types by itself: it knows no strong ones, or calibrates."""
     return bool(request.spec.calibrator) or not adapter.strongly_typed
@@ -237,9 +232,79 @@ def _calibrator(request: BuildRequest) -> Calibrator:
     return "minmax" if request.spec.calibrator == "minmax" else "entropy"
 
 
-def _may_hold_shapes(io: ModelIO) -> bool:
-    return any(tensor.dtype in ("int32", "int64") and len(tensor.shape) <= 1 for tensor in io.inputs)
-
-
 def _profiles_json(profiles: list[list[InputRange]]) -> list[dict[str, dict[str, list[int]]]]:
     return [{item.name: item.as_json() for item in ranges} for ranges in profiles]
+
+
+def make_monitor(module: Any, progress: Progress) -> Any:
+    """Return an `IProgressMonitor` that tells `progress` and keeps in `raised` what that raises.
+
+    `before_each_step` may be set to what raises in place of it, such as a Ctrl-C that was deferred.
+    """
+
+    class Monitor(module.IProgressMonitor):  # type: ignore[misc]
+        """Passes the outermost phase on. What is raised meanwhile (Ctrl-C) must not cross TensorRT's
+        C++: it is kept, the build is cancelled, and the caller raises it."""
+
+        def __init__(self) -> None:
+            module.IProgressMonitor.__init__(self)
+            self.totals: dict[str, int] = {}
+            self.outermost = ""
+            self.raised: BaseException | None = None
+            self.before_each_step: Callable[[], None] = lambda: None
+
+        def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
+            if not parent:
+                self.outermost = phase
+                self.totals[phase] = steps
+
+        def step_complete(self, phase: str, step: int) -> bool:
+            try:
+                self.before_each_step()
+                if phase == self.outermost:
+                    progress("build", step + 1, self.totals.get(phase))
+            except BaseException as error:
+                self.raised = error
+            return self.raised is None
+
+        def phase_finish(self, phase: str) -> None:
+            self.totals.pop(phase, None)
+
+    return Monitor()
+
+
+@contextmanager
+def interrupt_deferred() -> Iterator[Callable[[], None]]:
+    """Take note of Ctrl-C in the block, and handle it at its end; a second one ends the process at once.
+
+    So with SIGTERM and SIGHUP, where Python code handles them. A signal that is ignored stays ignored.
+
+    Yields:
+        A function that handles it where there was one, which raises: for a callback that can pass it on.
+    """
+    came: list[int] = []
+    before: dict[int, Callable[[int, FrameType | None], object]] = {}
+
+    def note(number: int, __: FrameType | None) -> None:
+        came.append(number)
+        if number == signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
+
+    def handle() -> None:
+        for number in list(came):
+            before[number](number, None)
+
+    if threading.current_thread() is not threading.main_thread():  # Python handles signals in the main one
+        yield handle
+        return
+    for number in (getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)):
+        handler = signal.getsignal(number)
+        if callable(handler):  # neither ignored, nor the system's, nor installed from elsewhere
+            before[number] = handler
+            signal.signal(number, note)
+    try:
+        yield handle
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    handle()

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,10 +36,11 @@ from ....model.weightless import read_weightless
 from ....progress import Progress
 from ....tensors import format_shape
 from ...base import BuildRequest
-from ..adapter import Adapter
+from ..adapter import Adapter, member_name
 from ..log import Log, setting
 from ..runner.cuda import PrimaryContext
 from ..runner.memory import DeviceBuffer, raw
+from .network import layer_outputs, network_inputs
 from .profiles import InputRange
 
 Calibrator = Literal["entropy", "minmax"]
@@ -53,11 +55,8 @@ class Feeder:
     Attributes:
         first: The first batch, whose shapes TensorRT calibrates at.
         batches: All of them, the first too.
-        device: Where they go, see `Device`.
-        progress: Told of every batch.
         inputs: The network's inputs, known once it is parsed.
         raised: What went wrong meanwhile; TensorRT saw the end of the data, and the engine is worthless.
-        fed: Batches handed out.
         cache: What TensorRT wrote: its own scales.
         before_each_batch: May raise, such as a Ctrl-C that was deferred.
     """
@@ -145,22 +144,14 @@ def first_and_all(batches: Iterable[Batch]) -> tuple[Batch, Iterator[Batch]]:
     first = next(iterator, None)
     if first is None:
         raise DataError("no batch to calibrate on; at least one is required")
-
-    def every() -> Iterator[Batch]:
-        yield first
-        yield from iterator
-
-    return first, every()
+    return first, chain([first], iterator)
 
 
 _NUMPY = {
-    "FLOAT": "float32",
-    "HALF": "float32",
-    "BF16": "float32",
+    **dict.fromkeys(("FLOAT", "HALF", "BF16", "UINT8"), "float32"),
     "INT32": "int32",
     "INT64": "int64",
     "BOOL": "bool",
-    "UINT8": "float32",
 }
 """Type of a network's input to the type of the samples that TensorRT reads. INT8 is not there: "auto
 calibration does not support this case" (trtexec 8.6, samples/common/sampleEngines.cpp)."""
@@ -168,14 +159,8 @@ calibration does not support this case" (trtexec 8.6, samples/common/sampleEngin
 
 @dataclass(frozen=True)
 class CalibrationInput:
-    """An input of the network, as TensorRT calibrates it: at one shape.
-
-    Attributes:
-        name: Its name.
-        dtype: Of its samples.
-        shape: Of the first sample, [batch, ...].
-        values: Of an input whose values are shapes: the first sample's, which stay; None for others.
-    """
+    """An input of the network, as TensorRT calibrates it: in one type, and at the first sample's shape,
+    [batch, ...]; where its values are shapes, at the first sample's `values`."""
 
     name: str
     dtype: np.dtype[Any]
@@ -185,25 +170,28 @@ class CalibrationInput:
     def take(self, batch: Batch) -> NDArray[Any]:
         """Return a sample's array, contiguous and of the type that TensorRT reads."""
         array = np.asarray(batch.feeds[self.name])
-        if array.shape != self.shape:
-            raise self._refused(
-                batch,
-                f"has shape {format_shape(array.shape)}; TensorRT calibrates at one shape, which is the "
-                f"first batch's, {format_shape(self.shape)}",
-            )
+        values = None if self.values is None else tuple(int(value) for value in array.reshape(-1))
         converted = convert(array, self.dtype)
-        if converted is None:
-            raise self._refused(
-                batch, f"is {array.dtype} with values that {self.dtype}, which TensorRT reads, does not hold"
+        if array.shape != self.shape:
+            problem = (
+                f"has shape {format_shape(array.shape)}; TensorRT calibrates at one shape, which is the "
+                f"first batch's, {format_shape(self.shape)}"
             )
-        if self.values is not None and tuple(int(value) for value in array.reshape(-1)) != self.values:
-            found = ", ".join(str(value) for value in array.reshape(-1))
-            raise self._refused(
-                batch,
-                f"holds the shape {found}; TensorRT calibrates at one, which is the first batch's, "
-                f"{', '.join(map(str, self.values))}",
+        elif converted is None:
+            problem = f"is {array.dtype} with values that {self.dtype}, which TensorRT reads, does not hold"
+        elif values != self.values:
+            shape, first = (", ".join(map(str, extents or ())) for extents in (values, self.values))
+            problem = (
+                f"holds the shape {shape}; TensorRT calibrates at one, which is the first batch's, {first}"
             )
-        return converted
+        else:
+            return converted
+        raise DataError(
+            f"{batch.where}: input {self.name!r} {problem}",
+            hint="give samples that fit, or let TensorRT read our scales: `calibrator` ranges",
+            tensor=self.name,
+            sample=batch.where,
+        )
 
     def as_range(self) -> InputRange:
         """Return the one shape, or the one value, of a calibration profile.
@@ -213,14 +201,6 @@ class CalibrationInput:
         extents = self.shape if self.values is None else self.values
         return InputRange(self.name, extents, extents, extents, of_values=self.values is not None)
 
-    def _refused(self, batch: Batch, found: str) -> DataError:
-        return DataError(
-            f"{batch.where}: input {self.name!r} {found}",
-            hint="give samples that fit, or let TensorRT read our scales: `calibrator` ranges",
-            tensor=self.name,
-            sample=batch.where,
-        )
-
 
 def convert(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
     """Return an array in another type, contiguous; None where a value is lost.
@@ -228,10 +208,8 @@ def convert(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
     Integers and bools must come out equal. Floats may be rounded, as whoever calls the engine rounds them,
     and none may become infinite.
     """
-    if array.dtype == dtype:
-        return np.ascontiguousarray(array).reshape(array.shape)
     with np.errstate(over="ignore", invalid="ignore"):
-        converted = np.ascontiguousarray(array.astype(dtype)).reshape(array.shape)
+        converted = np.ascontiguousarray(array.astype(dtype, copy=False)).reshape(array.shape)
     if array.dtype.kind == dtype.kind == "f":
         kept = np.isfinite(converted) == np.isfinite(array)
     else:
@@ -241,23 +219,20 @@ def convert(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
 
 def calibration_inputs(adapter: Adapter, network: Any, first: Batch) -> dict[str, CalibrationInput]:
     """Return the inputs of a parsed network, at the shapes of the first sample."""
-    inputs = [network.get_input(index) for index in range(network.num_inputs)]
-    return {tensor.name: _input(adapter, tensor, first) for tensor in inputs}
+    return {tensor.name: _input(adapter, tensor, first) for tensor in network_inputs(network)}
 
 
 def _input(adapter: Adapter, tensor: Any, first: Batch) -> CalibrationInput:
-    kind = str(tensor.dtype).rsplit(".", 1)[-1]
+    kind, linear = member_name(tensor.dtype), int(adapter.module.TensorFormat.LINEAR)
+    problem, part = "", "type"
     if kind not in _NUMPY:
+        problem = f"is {kind}; {adapter.name} calibrates no such input"
+    elif not tensor.allowed_formats >> linear & 1:
+        problem, part = "is in a memory format of its own; samples are row by row", "format"
+    if problem:
         raise InvalidOption(
-            f"`calibrator`: input {tensor.name!r} is {kind}; {adapter.name} calibrates no such input",
-            hint="leave its type out of `io_formats`, or give `ranges`",
-            option="calibrator",
-        )
-    linear = int(adapter.module.TensorFormat.LINEAR)
-    if not tensor.allowed_formats >> linear & 1:
-        raise InvalidOption(
-            f"`calibrator`: input {tensor.name!r} is in a memory format of its own; samples are row by row",
-            hint="leave its format out of `io_formats`, or give `ranges`",
+            f"`calibrator`: input {tensor.name!r} {problem}",
+            hint=f"leave its {part} out of `io_formats`, or give `ranges`",
             option="calibrator",
         )
     array = np.asarray(first.feeds[tensor.name])
@@ -306,27 +281,18 @@ def scaling(adapter: Adapter, request: BuildRequest) -> Iterator[Scales]:
 
 def set_ranges(adapter: Adapter, network: Any, log: Log, amax: Mapping[str, float]) -> None:
     """Set the dynamic range of every tensor that has one."""
-    count = 0
+    every = [*network_inputs(network), *(tensor for tensor, _ in layer_outputs(network))]
+    tensors = [one for one in every if member_name(one.dtype) in _FLOATS and one.name in amax]
     refused: list[str] = []
-    for tensor in _float_tensors(network):
-        if tensor.name in amax:
-            limit = amax[tensor.name]
-            with setting(log, f"`calibrator` ranges: tensor {tensor.name!r}", adapter.name):
-                taken = tensor.set_dynamic_range(-limit, limit)
-            count += bool(taken)
-            refused += [] if taken else [tensor.name]
+    for tensor in tensors:
+        limit = amax[tensor.name]
+        with setting(log, f"`calibrator` ranges: tensor {tensor.name!r}", adapter.name):
+            if not tensor.set_dynamic_range(-limit, limit):
+                refused.append(tensor.name)
     if refused:
         raise CalibrationError(
             f"{adapter.name} takes no range for {len(refused)} tensors: {', '.join(refused[:_SHOWN])}",
             tensor=refused[0],
         )
-    if not count:
+    if not tensors:
         raise CalibrationError("the parsed network has none of the tensors that the ranges are of")
-
-
-def _float_tensors(network: Any) -> Iterable[Any]:
-    """The inputs, and what each layer computes, in floating point."""
-    tensors = [network.get_input(index) for index in range(network.num_inputs)]
-    for layer in map(network.get_layer, range(network.num_layers)):
-        tensors += [layer.get_output(index) for index in range(layer.num_outputs)]
-    return [tensor for tensor in tensors if str(tensor.dtype).rsplit(".", 1)[-1] in _FLOATS]

@@ -21,9 +21,10 @@ def configure(adapter: Adapter, builder: Any, config: Any, log: Log, options: Te
     module, name = adapter.module, adapter.name
     adapter.share_profiles(config)
     config.profiling_verbosity = verbosity(adapter, "detailed")  # the proof reads every layer
-    pools = {adapter.memory_pool(pool): size for pool, size in options.pool_bytes.items()}
+    kinds, sizes = module.MemoryPoolType, options.pool_bytes
+    pools = {adapter.member(kinds, pool, "`memory_pools`", "pool"): size for pool, size in sizes.items()}
     if options.workspace_bytes:
-        pools[module.MemoryPoolType.WORKSPACE] = options.workspace_bytes
+        pools[kinds.WORKSPACE] = options.workspace_bytes
     for pool, size in pools.items():
         option = f"`memory_pools` {pool.name.lower().replace('_', '-')}"
         with setting(log, f"`workspace` {options.workspace}" if pool.name == "WORKSPACE" else option, name):
@@ -37,8 +38,14 @@ def configure(adapter: Adapter, builder: Any, config: Any, log: Log, options: Te
     if options.tactic_sources:
         with setting(log, "`tactic_sources`", name):
             config.set_tactic_sources(adapter.tactic_sources(options.tactic_sources))
-    if options.dla_core >= 0:
-        _use_dla(adapter, builder, config, options)
+    if options.dla_core >= 0:  # for every layer
+        if options.dla_core >= builder.num_DLA_cores:
+            raise InvalidOption(
+                f"`dla_core` {options.dla_core}: this machine has {builder.num_DLA_cores} DLA cores",
+                hint="leave it out: the GPU is used",
+                option="dla_core",
+            )
+        config.default_device_type, config.DLA_core = module.DeviceType.DLA, options.dla_core
     for option, flag in _flags(adapter, options):
         with setting(log, option, name):
             config.set_flag(flag)
@@ -58,7 +65,13 @@ def _attributes(adapter: Adapter, config: Any, options: TensorRTOptions) -> Iter
     if options.l2_limit_bytes:
         yield "`tiling_l2_limit`", "l2_limit_for_tiling", options.l2_limit_bytes
     if options.build_route:
-        _require_routes(adapter, config, options.build_route)
+        # A recipe of a stranger must not reach options of the compiler that it does not list.
+        adapter.require_config("build_route", "`build_route`")
+        known = build_routes(config)
+        for option in (word.partition("=")[0] for word in options.build_route.split()):
+            if option not in known:
+                hint = "`dry_run` lists the options and their values"
+                raise adapter.lacks(f"`build_route` {option}", "such option of its compiler", hint)
         yield "`build_route`", "build_route", options.build_route
     if options.hardware_compatible:
         level = adapter.hardware_level(options.hardware_compatible)
@@ -96,28 +109,6 @@ def build_routes(config: Any) -> dict[str, str]:
     text = getattr(config, "all_build_routes", "")
     options = json.loads(text)["tuner_options"] if text else []
     return {str(option["option"]): str(option["allowed_values"]) for option in options}
-
-
-def _require_routes(adapter: Adapter, config: Any, route: str) -> None:
-    """Refuse what the compiler does not list: a recipe of a stranger must not reach its other options."""
-    adapter.require_config("build_route", "`build_route`")
-    known = build_routes(config)
-    for option in (word.partition("=")[0] for word in route.split()):
-        if option not in known:
-            hint = "`dry_run` lists the options and their values"
-            raise adapter.lacks(f"`build_route` {option}", "such option of its compiler", hint)
-
-
-def _use_dla(adapter: Adapter, builder: Any, config: Any, options: TensorRTOptions) -> None:
-    """Put every layer on a deep learning accelerator."""
-    if options.dla_core >= builder.num_DLA_cores:
-        raise InvalidOption(
-            f"`dla_core` {options.dla_core}: this machine has {builder.num_DLA_cores} DLA cores",
-            hint="leave it out: the GPU is used",
-            option="dla_core",
-        )
-    config.default_device_type = adapter.module.DeviceType.DLA
-    config.DLA_core = options.dla_core
 
 
 def add_profiles(builder: Any, config: Any, profiles: Sequence[Sequence[InputRange]]) -> None:

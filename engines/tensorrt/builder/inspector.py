@@ -35,6 +35,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from ....errors import ArtifactError, BuildError
 from ..adapter import Adapter
 from ..plan import OpenPlan, PlanNeeds, open_plan
@@ -86,13 +88,8 @@ _NODE = re.compile(r"\[ONNX Layer: (.*?)(?: \| [^\x1e\x1f]*?)?\](?=\[ONNX Layer:
 
 @dataclass(frozen=True)
 class Members:
-    """What an engine's layer is made of.
-
-    Attributes:
-        layers: Names of the network's layers.
-        nodes: Names of ONNX nodes.
-        kernels: Names of layers with underscores for dots.
-    """
+    """Names of the network's layers and of the ONNX nodes that an engine's layer is made of; of `kernels`
+    they have underscores for dots."""
 
     layers: frozenset[str] = frozenset()
     nodes: frozenset[str] = frozenset()
@@ -106,15 +103,14 @@ class Members:
 
 @dataclass(frozen=True)
 class EngineLayer:
-    """One layer of an engine.
+    """One layer of an engine; what is not told of it is empty.
 
     Attributes:
         name: The network's layers that it is made of, or TensorRT's name for a block.
-        kind: TensorRT's kind, such as "CaskConvolution"; empty where it is not told.
+        kind: TensorRT's kind, such as "CaskConvolution".
         precision: Of its first input, its weights or its kernel, as far as one is told; "unreported" of
             others, and of blocks: what goes in and comes out is not what is computed inside.
-        tactic: Name of the kernel; empty where none is told.
-        members: The layers and nodes that it is made of.
+        tactic: Name of the kernel.
     """
 
     name: str
@@ -148,7 +144,7 @@ class Inspection:
         problem: Why not everything is known; empty where it is.
         memory_bytes: What one execution context needs on the device.
         weights_bytes: None where TensorRT does not tell.
-        count: Of all its layers, as TensorRT counts them.
+        count: Of all its layers.
     """
 
     layers: Sequence[EngineLayer] = ()
@@ -185,30 +181,12 @@ def read_layers(answer: object, profile: int = 0) -> Inspection:
         answer: Of `get_engine_information`, or a list of decoded answers of `get_layer_information`.
         profile: Of which layers are read, where the names tell.
     """
-    value = answer
-    if not isinstance(answer, list):
-        value, problem = decoded(answer)
-        if problem:
-            return Inspection(problem=problem)
+    value, problem = (answer, "") if isinstance(answer, list) else decoded(answer)
+    if problem:
+        return Inspection(problem=problem)
     entries = value.get("Layers") if isinstance(value, dict) else value
     if not isinstance(entries, list):
         return Inspection(problem="its answer holds no list of layers")
-    return _read_entries(entries, profile)
-
-
-def decoded(answer: object) -> tuple[Any, str]:
-    """Return an answer's JSON, or why there is none in it."""
-    if answer is None or (isinstance(answer, str) and not answer.strip("\0 \t\r\n")):
-        return None, "its answer is empty"
-    if not isinstance(answer, str):
-        return None, f"its answer is a {type(answer).__name__}"
-    try:
-        return json.loads(answer.strip("\0"), strict=False), ""
-    except (ValueError, RecursionError):
-        return None, "its answer is no JSON, or is cut off"
-
-
-def _read_entries(entries: Sequence[object], profile: int) -> Inspection:
     profiles = [profile_of(_name(entry)) for entry in entries]
     chosen = profile if profile in profiles else 0
     layers, moving, unreadable = [], 0, 0
@@ -224,6 +202,18 @@ def _read_entries(entries: Sequence[object], profile: int) -> Inspection:
         else:
             layers.append(_layer(entry))
     return Inspection(layers, moving, f"{unreadable} of its layers cannot be read" if unreadable else "")
+
+
+def decoded(answer: object) -> tuple[Any, str]:
+    """Return an answer's JSON, or why there is none in it."""
+    if answer is None or (isinstance(answer, str) and not answer.strip("\0 \t\r\n")):
+        return None, "its answer is empty"
+    if not isinstance(answer, str):
+        return None, f"its answer is a {type(answer).__name__}"
+    try:
+        return json.loads(answer.strip("\0"), strict=False), ""
+    except (ValueError, RecursionError):
+        return None, "its answer is no JSON, or is cut off"
 
 
 def _layer(entry: dict[str, Any]) -> EngineLayer:
@@ -283,9 +273,9 @@ def profile_of(name: str) -> int:
     return int(found.group(1)[:9]) if found else 0
 
 
-def in_metadata(metadata: str) -> str:
-    """Return the ONNX node that a network layer's metadata names first; empty where it names none."""
-    found = _NODE.search(metadata)
+def in_metadata(layer: Any) -> str:
+    """Return the ONNX node that a network layer's metadata names first; empty where it names none (8.5)."""
+    found = _NODE.search(getattr(layer, "metadata", ""))
     return found.group(1) if found else ""
 
 
@@ -357,8 +347,6 @@ def _choose_shapes(context: Any, index: int, ranges: Sequence[InputRange], kept:
 
     The bindings return False, or raise RuntimeError (python/src/infer/pyCore.cpp).
     """
-    import numpy as np
-
     try:
         if index and not context.set_optimization_profile_async(index, 0):  # a context begins with profile 0
             return f"profile {index} cannot be chosen"

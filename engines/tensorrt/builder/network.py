@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from ....errors import BuildError, InvalidOption, UnsupportedOperator
 from ....model.onnx_file import load_onnx, opset
+from ...base import BuildRequest
 from ..adapter import Adapter
 from ..log import Log, last_error, setting
+from .inspector import in_metadata
 
 if TYPE_CHECKING:
     import onnx
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 _TYPES = {"fp32": "FLOAT", "fp16": "HALF", "bf16": "BF16", "int8": "INT8"}
 _NAMESPACE = "namespace"
 """Node metadata of PyTorch's exporter: the path of modules the node comes from."""
-_NODE_OF_LAYER = re.compile(r"\[ONNX Layer: (.*?)(?: \| .*)?\]", re.DOTALL)
 _NUMBERED = re.compile(r"(.+)_\d+")
 
 
@@ -34,11 +35,8 @@ def parse(
     """Parse an ONNX file into a network and return the parser, which holds the weights until the build.
 
     Args:
-        adapter: Which TensorRT.
         network: The network to fill.
-        log: What TensorRT says.
-        path: The file.
-        shown: How messages name it.
+        shown: How messages name the file.
         portable: Whether the engine is version or hardware compatible, which the plugin that 8.6 makes of
             InstanceNormalization is not (NvOnnxParser.h of 8.6-GA, kNATIVE_INSTANCENORM; trtexec sets it).
     """
@@ -89,9 +87,8 @@ def _module_path(node: onnx.NodeProto) -> str:
 
 def set_formats(adapter: Adapter, network: Any, log: Log, formats: Mapping[str, tuple[str, str]]) -> None:
     """Set the memory formats of inputs and outputs; their types are in the graph already."""
-    inputs = map(network.get_input, range(network.num_inputs))
     outputs = map(network.get_output, range(network.num_outputs))
-    tensors = {tensor.name: tensor for tensor in (*inputs, *outputs)}
+    tensors = {tensor.name: tensor for tensor in (*network_inputs(network), *outputs)}
     members = adapter.module.TensorFormat.__members__
     for name, (_, spelled) in formats.items():
         if name not in tensors:
@@ -107,47 +104,43 @@ def set_formats(adapter: Adapter, network: Any, log: Log, formats: Mapping[str, 
             tensors[name].allowed_formats = 1 << int(members[spelled.upper()])
 
 
-def shape_tensors(network: Any) -> list[str]:
-    """Return the inputs whose values are shapes."""
-    inputs = map(network.get_input, range(network.num_inputs))
-    return [tensor.name for tensor in inputs if tensor.is_shape_tensor]
+def network_inputs(network: Any) -> list[Any]:
+    """Return the input tensors of a network."""
+    return [*map(network.get_input, range(network.num_inputs))]
 
 
-def keep_layers(
-    adapter: Adapter,
-    network: Any,
-    config: Any,
-    log: Log,
-    layers: Mapping[str, str],
-    *,
-    exact: Collection[str] = (),
-    constraints: str = "",
-) -> list[str]:
-    """Force layers of a weakly typed network to precisions.
+def layer_outputs(network: Any) -> list[tuple[Any, Any]]:
+    """Return each tensor that a layer of a network computes, and the layer."""
+    layers = map(network.get_layer, range(network.num_layers))
+    return [(layer.get_output(index), layer) for layer in layers for index in range(layer.num_outputs)]
+
+
+def keep_layers(adapter: Adapter, network: Any, config: Any, log: Log, request: BuildRequest) -> list[str]:
+    """Force layers of a weakly typed network to the precisions of a request.
 
     Layers that compute integers or booleans, or on shapes, are left alone, as trtexec leaves them
     (samples/common/sampleEngines.cpp of release/8.5, setLayerPrecisions).
 
-    Args:
-        layers: Name of an ONNX node to "fp32", "fp16", "bf16" or "int8".
-        exact: Those of them that the user gave by their name, and not by a pattern.
-        constraints: "prefer" for layers that may have another kernel; "obey", or "", for those that may not.
-
     Returns:
         What was not found, as sentences: the parser folds constants, and leaves no layer of such a node.
+
+    Raises:
+        InvalidOption: If it is a layer that the user gave by its name, and not by a pattern.
     """
+    spec, layers = request.spec, request.layers
     if not layers:
         return []
-    made = _layers_by_node(network, layers)
-    missing = [name for name in layers if name not in made]
-    if not made or set(missing) & set(exact):
+    by_node = _layers_by_node(network, layers)
+    missing = [name for name in layers if name not in by_node]
+    exact = {*spec.layer_precisions, *spec.exclude, *spec.only} & set(missing)
+    if not by_node or exact:
         named = [name for name in missing if name in exact] or missing
         raise InvalidOption(f"`layers`: the network has no layer {', '.join(named)}", option="layers")
-    for name, own in made.items():
-        for layer in own:
+    for name, layers_of_node in by_node.items():
+        for layer in layers_of_node:
             if _computes_floats(adapter, layer):
                 _force(adapter, layer, layers[name], log)
-    flag = "PREFER" if constraints == "prefer" else "OBEY"
+    flag = "PREFER" if spec.tensorrt.precision_constraints == "prefer" else "OBEY"
     config.set_flag(adapter.flag(f"{flag}_PRECISION_CONSTRAINTS", "`layers`"))
     if not missing:
         return []
@@ -162,9 +155,8 @@ def _layers_by_node(network: Any, names: Collection[str]) -> dict[str, list[Any]
     """
     made: dict[str, list[Any]] = {}
     for layer in map(network.get_layer, range(network.num_layers)):
-        told = _NODE_OF_LAYER.fullmatch(getattr(layer, "metadata", "") or "")
         numbered = _NUMBERED.fullmatch(layer.name)
-        candidates = [layer.name, told[1] if told else "", numbered[1] if numbered else ""]
+        candidates = [layer.name, in_metadata(layer), numbered[1] if numbered else ""]
         name = next((one for one in candidates if one in names), "")
         if name:
             made.setdefault(name, []).append(layer)
@@ -173,7 +165,7 @@ def _layers_by_node(network: Any, names: Collection[str]) -> dict[str, list[Any]
 
 def _computes_floats(adapter: Adapter, layer: Any) -> bool:
     """Whether a layer's outputs are floats, and no shape."""
-    outputs = [layer.get_output(index) for index in range(layer.num_outputs)]
+    outputs = [*map(layer.get_output, range(layer.num_outputs))]
     first = [layer.get_input(0)] if layer.num_inputs else []
     if any(tensor is not None and tensor.is_shape_tensor for tensor in (*first, *outputs)):
         return False
@@ -199,25 +191,21 @@ def _force(adapter: Adapter, layer: Any, precision: str, log: Log) -> None:
                     layer.set_output_type(index, dtype)
 
 
-_UNFUSED = "mark_unfused_tensors_as_debug_tensors"
-
-
 def marks_unfused(adapter: Adapter) -> bool:
     """Whether this TensorRT can show tensors without keeping them out of fusions."""
-    return hasattr(adapter.module.INetworkDefinition, _UNFUSED)
+    return hasattr(adapter.module.INetworkDefinition, "mark_unfused_tensors_as_debug_tensors")
 
 
 def mark_debug_tensors(adapter: Adapter, network: Any, names: Sequence[str] | None) -> None:
     """Mark tensors by their names, or with None those that will not be fused."""
     if names is None:
-        if not marks_unfused(adapter) or not getattr(network, _UNFUSED)():
+        if not marks_unfused(adapter) or not network.mark_unfused_tensors_as_debug_tensors():
             raise InvalidOption(f"debug tensors: {adapter.name} marks no unfused tensors")
         return
     if not names:
         return
     if not hasattr(network, "mark_debug"):
         raise InvalidOption(f"debug tensors: {adapter.name} has none; TensorRT 10 or newer has")
-    for layer in map(network.get_layer, range(network.num_layers)):
-        for tensor in map(layer.get_output, range(layer.num_outputs)):
-            if tensor.name in names and not network.mark_debug(tensor):
-                raise InvalidOption(f"debug tensors: {adapter.name} does not mark {tensor.name!r}")
+    for tensor, _ in layer_outputs(network):
+        if tensor.name in names and not network.mark_debug(tensor):
+            raise InvalidOption(f"debug tensors: {adapter.name} does not mark {tensor.name!r}")

@@ -46,42 +46,44 @@ def make_profiles(
         shape_tensors: Inputs whose values are shapes: their ranges are of these values.
         notes: What the file says of its inputs (`model.input_notes`).
     """
-    texts = spec.tensorrt.profiles
+    texts, notes, kinds = spec.tensorrt.profiles, notes or {}, ("min", "opt", "max")
     if texts and (spec.min_shapes or spec.opt_shapes or spec.max_shapes):
         raise InvalidOption("`profiles`: excludes `min_shapes`, `opt_shapes` and `max_shapes`")
-    profiles = [_profile(text, index, inputs, shape_tensors) for index, text in enumerate(texts, 1)]
-    profiles = profiles or [make_ranges(inputs, spec, shape_tensors, notes)]
-    for ranges in profiles:
+    dynamic = [tensor for tensor in inputs if tensor.dynamic_axes or tensor.name in shape_tensors]
+    profiles = []
+    for index, text in enumerate(texts or [""], 1):
+        option = f"`profiles` {index}" if texts else ""
+        shapes = _parsed(text, option) if texts else {kind: spec.shapes(f"{kind}_shapes") for kind in kinds}
+        missing = [tensor.name for tensor in dynamic if texts and tensor.name not in shapes["opt"]]
+        if missing:
+            raise InvalidOption(f"{option}: gives no shapes for {', '.join(missing)}", option="profiles")
+        _check_shapes(inputs, shapes, shape_tensors, option)
+        ranges = [_range(one, shapes, one.name in shape_tensors, notes.get(one.name)) for one in dynamic]
         _check_shared_axes(inputs, ranges)
+        profiles.append(ranges)
     return [ranges for ranges in profiles if ranges]
 
 
-def _profile(
-    text: str, index: int, inputs: Sequence[TensorInfo], shape_tensors: Collection[str]
-) -> list[InputRange]:
-    option = f"`profiles` {index}"
-    given: dict[str, Shapes] = {"min": {}, "opt": {}, "max": {}}
+def _parsed(text: str, option: str) -> dict[str, Shapes]:
+    """The shapes of a profile, by kind and input."""
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {"min": {}, "opt": {}, "max": {}}
     for part in re.split(r",(?=[^,\[\]]*:)", text):
         name, colon, spelled = part.strip().rpartition(":")
-        shapes = spelled.split("..")
-        if not (name and colon) or len(shapes) != 3:
+        spellings = spelled.split("..")
+        if not (name and colon) or len(spellings) != len(shapes):
             raise InvalidOption(
                 f"{option}: {part!r} is not NAME:MIN..OPT..MAX",
                 hint="for instance image:1x3x224x224..8x3x224x224..32x3x224x224",
                 option="profiles",
             )
-        for kind, shape in zip(given, shapes, strict=True):
+        for of_kind, shape in zip(shapes.values(), spellings, strict=True):
             extents = parse_shape(shape, option=option)
             if any(isinstance(extent, str) for extent in extents):
                 raise InvalidOption(
                     f"{option}: input {name!r}: {format_shape(extents)} is not made of numbers"
                 )
-            given[kind] = {**given[kind], name: tuple(int(extent) for extent in extents)}
-    needed = [tensor.name for tensor in inputs if tensor.dynamic_axes or tensor.name in shape_tensors]
-    missing = [name for name in needed if name not in given["opt"]]
-    if missing:
-        raise InvalidOption(f"{option}: gives no shapes for {', '.join(missing)}", option="profiles")
-    return _ranges(inputs, given, shape_tensors, option, {})
+            of_kind[name] = tuple(int(extent) for extent in extents)
+    return {**shapes}
 
 
 def _check_shared_axes(inputs: Sequence[TensorInfo], ranges: Sequence[InputRange]) -> None:
@@ -100,29 +102,9 @@ def _check_shared_axes(inputs: Sequence[TensorInfo], ranges: Sequence[InputRange
                 )
 
 
-def make_ranges(
-    inputs: Sequence[TensorInfo],
-    spec: BuildSpec,
-    shape_tensors: Collection[str] = (),
-    notes: Mapping[str, InputNote] | None = None,
-) -> list[InputRange]:
-    """Return a range for every dynamic input.
-
-    A shape that is not given follows from those that are: min from opt, opt from max or min, max from
-    opt. When nothing is given, a batch gets 1, 8 and 16; other axes get the ranges that the file's notes
-    have, the example's extent as opt, and twice that as max where there is no end.
-    """
-    given: dict[str, Shapes] = {kind: spec.shapes(f"{kind}_shapes") for kind in ("min", "opt", "max")}
-    return _ranges(inputs, given, shape_tensors, "", notes or {})
-
-
-def _ranges(
-    inputs: Sequence[TensorInfo],
-    given: dict[str, Shapes],
-    shape_tensors: Collection[str],
-    option: str,
-    notes: Mapping[str, InputNote],
-) -> list[InputRange]:
+def _check_shapes(
+    inputs: Sequence[TensorInfo], given: Mapping[str, Shapes], shape_tensors: Collection[str], option: str
+) -> None:
     for kind, shapes in given.items():
         for name, shape in shapes.items():
             tensor = next((tensor for tensor in inputs if tensor.name == name), None)
@@ -142,16 +124,17 @@ def _ranges(
                     f"input {name!r}: {kind} shape {format_shape(shape)} does not fit "
                     f"{format_shape(tensor.shape)}"
                 )
-    return [
-        _range(tensor, given, tensor.name in shape_tensors, notes.get(tensor.name))
-        for tensor in inputs
-        if tensor.dynamic_axes or tensor.name in shape_tensors
-    ]
 
 
 def _range(
-    tensor: TensorInfo, given: dict[str, Shapes], of_values: bool, note: InputNote | None
+    tensor: TensorInfo, given: Mapping[str, Shapes], of_values: bool, note: InputNote | None
 ) -> InputRange:
+    """The range of a dynamic input.
+
+    A shape that is not given follows from those that are: min from opt, opt from max or min, max from
+    opt. When nothing is given, a batch gets 1, 8 and 16; other axes get the ranges that the file's notes
+    have, the example's extent as opt, and twice that as max where there is no end.
+    """
     low, opt, high = (given[kind].get(tensor.name) for kind in ("min", "opt", "max"))
     if low is None and opt is None and high is None:
         if of_values:

@@ -8,7 +8,7 @@ in each of its profiles.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from ....model.graph import weighted_nodes
 from ....model.weightless import read_weightless
 from ...base import BuildRequest, Planned
-from ..adapter import Adapter
+from ..adapter import Adapter, member_name
 from .inspector import UNREPORTED, EngineLayer, Inspection, in_metadata
+from .network import layer_outputs
 
 if TYPE_CHECKING:
     import onnx
@@ -33,14 +34,9 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class ComputeLayer:
-    """A layer of a network that does arithmetic.
-
-    Attributes:
-        name: As the parser named it.
-        kind: "CONVOLUTION", "DECONVOLUTION" or "MATRIX_MULTIPLY".
-        precision: Of its operands in the network.
-        node: The ONNX node it was made of; empty where the network does not tell (8.5).
-    """
+    """A layer of a network that does arithmetic: the parser's name, "CONVOLUTION", "DECONVOLUTION" or
+    "MATRIX_MULTIPLY", the precision of its operands in the network, and the ONNX node that it was made of,
+    empty where the network does not tell (8.5)."""
 
     name: str
     kind: str
@@ -55,26 +51,20 @@ def compute_layers(network: Any) -> list[ComputeLayer]:
     layers that only move data, and for NVFP4 a CAST (as Model-Optimizer writes it); "int4" are
     weights of 4 bits alone; all others compute in the type of their first operand.
     """
-    layers = [network.get_layer(index) for index in range(network.num_layers)]
-    made_by = {
-        layer.get_output(index).name: layer
-        for layer in layers
-        for index in range(layer.num_outputs)
-        if layer.get_output(index) is not None
-    }
+    made_by = {tensor.name: layer for tensor, layer in layer_outputs(network) if tensor is not None}
     return [
-        ComputeLayer(layer.name, _kind(layer), _precision(layer, made_by), _node(layer))
-        for layer in layers
-        if _kind(layer) in _COMPUTES
+        ComputeLayer(layer.name, kind, _precision(layer, made_by), in_metadata(layer))
+        for layer in map(network.get_layer, range(network.num_layers))
+        if (kind := member_name(layer.type)) in _COMPUTES
     ]
 
 
-def by_precision(layers: list[ComputeLayer]) -> dict[str, dict[str, int]]:
+def by_precision(layers: Sequence[ComputeLayer]) -> dict[str, dict[str, int]]:
     """Return precision to kind of layer to count."""
-    by_precision: dict[str, Counter[str]] = {}
+    precisions: dict[str, Counter[str]] = {}
     for layer in layers:
-        by_precision.setdefault(layer.precision, Counter())[layer.kind] += 1
-    return {precision: dict(counts) for precision, counts in by_precision.items()}
+        precisions.setdefault(layer.precision, Counter())[layer.kind] += 1
+    return {precision: dict(counts) for precision, counts in precisions.items()}
 
 
 def _precision(layer: Any, made_by: dict[str, Any]) -> str:
@@ -83,47 +73,28 @@ def _precision(layer: Any, made_by: dict[str, Any]) -> str:
     stored = [_stored_type(tensor, made_by) for tensor in operands]
     if len(stored) == 2 and stored[1] == "INT4":
         return "int4"
-    if len(stored) == 2 and all(stored):
-        return _NAMES.get(stored[0], stored[0].lower())
-    dtype = _type(operands[0])
+    dtype = stored[0] if len(stored) == 2 and all(stored) else member_name(operands[0].dtype)
     return _NAMES.get(dtype, dtype.lower())
 
 
 def _stored_type(tensor: Any, made_by: dict[str, Any]) -> str:
     """The type of what a tensor is dequantized from, of MXFP8 that of its scales; empty for other tensors."""
     layer, cast = made_by.get(tensor.name), False
-    while layer is not None and _kind(layer) in (*_MOVES, "CAST"):
-        cast = cast or _kind(layer) == "CAST"
+    while layer is not None and (kind := member_name(layer.type)) in (*_MOVES, "CAST"):
+        cast = cast or kind == "CAST"
         layer = made_by.get(layer.get_input(0).name)
-    if layer is None or _kind(layer) != "DEQUANTIZE":
+    if layer is None or member_name(layer.type) != "DEQUANTIZE":
         return ""
-    stored = _type(layer.get_input(0))
-    if stored == "FP8" and _type(layer.get_input(1)) == "E8M0":
+    stored = member_name(layer.get_input(0).dtype)
+    if stored == "FP8" and member_name(layer.get_input(1).dtype) == "E8M0":
         stored = "E8M0"
     return "" if cast and stored != "FP4" else stored
 
 
-def _node(layer: Any) -> str:
-    return in_metadata(str(layer.metadata)) if hasattr(layer, "metadata") else ""
-
-
-def _type(tensor: Any) -> str:
-    return str(tensor.dtype).rsplit(".", 1)[-1]
-
-
-def _kind(layer: Any) -> str:
-    return str(layer.type).rsplit(".", 1)[-1]
-
-
 @dataclass
 class Verdict:
-    """Which of the network's layers reached a precision in the engine.
-
-    Attributes:
-        reached: Names of layers that the inspector tells in the precision.
-        fell_back: Name of each that it tells in another one, to that precision.
-        unreported: Name of each of which it tells nothing, to the reason.
-    """
+    """Names of the network's layers that reached a precision in the engine; each that the inspector tells in
+    another one, to that precision; each of which it tells nothing, to the reason."""
 
     reached: list[str] = field(default_factory=list)
     fell_back: dict[str, str] = field(default_factory=dict)
@@ -196,8 +167,6 @@ def prove(
         tells it, or, where none can be asked, the strong types; the proof for the manifest.
 
     Args:
-        adapter: Which TensorRT.
-        request: What was asked for.
         layers: The network's layers that compute.
         inspections: The engine's own words, one for each profile; empty where no GPU is here to ask it.
         weak: Whether TensorRT chooses types by itself.
@@ -211,13 +180,13 @@ def prove(
         if request.layers.get(layer.name, precision) == precision
         and (chooses or layer.precision == precision)
     ]
-    weighted = weighted_nodes(read_weightless(Path(request.model)).model)
-    promised = len(planned) if chooses else max(len(weighted.get(in_graph, ())), len(planned))
-    lost = {} if chooses else _lost(weighted.get(in_graph, ()), layers, planned)
+    planned_names = tuple(dict.fromkeys(layer.name for layer in planned))
+    nodes = () if chooses else weighted_nodes(read_weightless(Path(request.model)).model).get(in_graph, ())
+    lost = _lost(nodes, layers, planned_names, missing=len(nodes) - len(planned))
     if (not inspections and not chooses) or precision == _BY_WEIGHTS_ALONE:
         verdict = Verdict(reached=[layer.name for layer in planned])
     elif not inspections:
-        verdict = Verdict(unreported=dict.fromkeys(_names(planned), _UNASKED))
+        verdict = Verdict(unreported=dict.fromkeys(planned_names, _UNASKED))
     else:
         verdict = judge(planned, _TOLD_AS.get(precision, precision), inspections)
     told = dict.fromkeys(verdict.unreported, UNREPORTED)
@@ -225,54 +194,32 @@ def prove(
     fell_back = {name: _why(name, kind, precision, weak) for name, kind in verdict.fell_back.items()}
     binding = precision in _FLOATS and not chooses
     evidence = (_BINDING if binding else _ASKED) if verdict.unreported else ""
-    names = (*_names(planned), *lost)
+    counted = [replace(layer, precision=told.get(layer.name, layer.precision)) for layer in layers]
+    if request.precision == "tf32":
+        counted = [replace(one, precision="tf32") if one.precision == "fp32" else one for one in counted]
     proof: dict[str, object] = {
-        "layers_by_precision": _counted(layers, told, request),
+        "layers_by_precision": by_precision(counted),
         "typing": "weak" if weak else "strong",
     }
     if inspections:
         proof |= {"fell_back": fell_back, **inspections[0].as_json()}
-    by_name = Planned(names, {**lost, **fell_back}, verdict.unreported, not binding, evidence)
-    return by_name, promised, len(verdict.reached), proof
-
-
-def inspector_warnings(inspections: Sequence[Inspection]) -> list[str]:
-    """Return what the inspector left unsaid, as warnings."""
-    problems = dict.fromkeys(inspection.problem for inspection in inspections if inspection.problem)
-    return [f"TensorRT's inspector does not say what is in the engine: {problem}" for problem in problems]
-
-
-def _names(layers: Sequence[ComputeLayer]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(layer.name for layer in layers))
+    names, missed = (*planned_names, *lost), {**lost, **fell_back}
+    by_name = Planned(names, missed, verdict.unreported, not binding, evidence)
+    return by_name, max(len(nodes), len(planned)), len(verdict.reached), proof
 
 
 def _lost(
-    nodes: Sequence[onnx.NodeProto], layers: Sequence[ComputeLayer], planned: Sequence[ComputeLayer]
+    nodes: Sequence[onnx.NodeProto], layers: Sequence[ComputeLayer], planned: Sequence[str], *, missing: int
 ) -> dict[str, str]:
     """Nodes of the graph that the parsed network has in another precision than the graph, or not at all.
 
     The parser may name a layer otherwise: where it has as many layers in the precision as the graph, none is
     lost.
     """
-    missing = len(nodes) - len(planned)
-    names, by_name = set(_names(planned)), {layer.name: layer for layer in layers}
-    lost: dict[str, str] = {}
-    absent = [node.name for node in nodes if node.name not in names]
-    for name in sorted(absent, key=lambda name: name not in by_name)[: max(missing, 0)]:
-        layer = by_name.get(name)
-        lost[name] = (
-            f"in TensorRT's network it is {layer.precision}" if layer else "not in TensorRT's network"
-        )
-    return lost
-
-
-def _counted(
-    layers: Sequence[ComputeLayer], told: Mapping[str, str], request: BuildRequest
-) -> dict[str, dict[str, int]]:
-    counted = [replace(layer, precision=told.get(layer.name, layer.precision)) for layer in layers]
-    if request.precision == "tf32":
-        counted = [replace(one, precision="tf32") if one.precision == "fp32" else one for one in counted]
-    return by_precision(counted)
+    states = {layer.name: f"in TensorRT's network it is {layer.precision}" for layer in layers}
+    absent = [node.name for node in nodes if node.name not in planned]
+    absent.sort(key=lambda name: name not in states)
+    return {name: states.get(name, "not in TensorRT's network") for name in absent[: max(missing, 0)]}
 
 
 def _why(name: str, kind: str, precision: str, weak: bool) -> str:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-from numpy.typing import NDArray
 
 from ....artifact import Artifact, commit, load_artifact, tool_versions
 from ....errors import ArtifactError, BuildError, EngineUnavailable, ModelError
@@ -34,12 +31,10 @@ def refit_plan(
     """Give an engine the weights of a graph of the same structure, and write it with its manifest.
 
     Args:
-        adapter: The TensorRT that built it.
         engine_file: Built with `refit` or `strip_weights`.
         graph: ONNX file with the new weights, as it would be built: quantized or converted already.
         output: Engine to write; may be the same file.
         source: What the user gave, for the manifest.
-        progress: Told of every step.
     """
     artifact = load_artifact(engine_file)
     built_on: Any = artifact.manifest.options.get("device") or 0
@@ -53,7 +48,7 @@ def refit_plan(
         )
     check_version_and_gpu(engine_file, artifact.manifest, adapter, gpu)
     io = model_io(load_onnx(graph, external_data=False))
-    if artifact.manifest.io is not None and not _same_io(io, artifact.manifest.io):
+    if artifact.manifest.io is not None and _plain(io) != _plain(artifact.manifest.io):
         raise ModelError(
             f"{source}: its inputs and outputs are not those of {engine_file}",
             hint="refit takes other weights of the same model; build it instead",
@@ -115,8 +110,10 @@ def _refit(adapter: Adapter, opened: OpenPlan, graph: Path, source: str) -> None
                 hint="the model must be the one the engine was built from, with other weights",
             )
     else:
-        weights = named_weights(graph)
-        unknown = _set_by_name(refitter, weights)
+        # Before 10 no parser refits, and weights go by the names of the initializers.
+        weights = {tensor.name: tensor_values(tensor) for tensor in load_onnx(graph).graph.initializer}
+        there = [name for name in refitter.get_all_weights() if name in weights]
+        unknown = [name for name in there if not refitter.set_named_weights(name, weights[name])]
     missing = list(refitter.get_missing_weights()) + unknown
     if missing:
         raise BuildError(
@@ -141,29 +138,9 @@ def weights_digest(graph: Path) -> str:
     return f"sha256:{hashlib.sha256(chr(10).join(sorted(tensors)).encode()).hexdigest()}"
 
 
-def named_weights(graph: Path) -> dict[str, NDArray[Any]]:
-    """Return initializer to its values: before 10 no parser refits, and weights go by these names."""
-    from onnx import numpy_helper
-
-    return {tensor.name: numpy_helper.to_array(tensor) for tensor in load_onnx(graph).graph.initializer}
-
-
-def _set_by_name(refitter: Any, weights: Mapping[str, NDArray[Any]]) -> list[str]:
-    """Give the weights that an engine has; returns those it refuses."""
+def _plain(io: ModelIO) -> list[tuple[str, str, list[int]]]:
+    """Inputs and outputs without the names of their dynamic axes, which do not matter."""
     return [
-        name
-        for name in refitter.get_all_weights()
-        if name in weights and not refitter.set_named_weights(name, weights[name])
+        (tensor.name, tensor.dtype, [-1 if isinstance(dim, str) else dim for dim in tensor.shape])
+        for tensor in (*io.inputs, *io.outputs)
     ]
-
-
-def _same_io(declared: ModelIO, built: ModelIO) -> bool:
-    """Names of dynamic axes do not matter; everything else does."""
-
-    def plain(io: ModelIO) -> list[tuple[str, str, tuple[object, ...]]]:
-        return [
-            (tensor.name, tensor.dtype, tuple(-1 if isinstance(dim, str) else dim for dim in tensor.shape))
-            for tensor in (*io.inputs, *io.outputs)
-        ]
-
-    return plain(declared) == plain(built)

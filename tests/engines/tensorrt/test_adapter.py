@@ -1,128 +1,62 @@
-"""Each TensorRT is asked only for what it has, and none of them builds FP32 in silence."""
+"""Each TensorRT is asked only for what it has: its flags, GPUs, types, and the operators that it reads."""
 
 from __future__ import annotations
 
-import enum
+import re
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
+import onnx
 import pytest
 import tensorrt_rtx
+from recorded_tensorrt import recorded_module
 
+from qcompile.engines.gpu import Gpu
+from qcompile.engines.tensorrt import compatibility
 from qcompile.engines.tensorrt.adapter import Adapter, load_adapter
-from qcompile.engines.tensorrt.compatibility import dequantized_products
+from qcompile.engines.tensorrt.compatibility import check_block_format, dequantized_products, require_gpus
 from qcompile.engines.tensorrt.log import last_error, make_log
-from qcompile.engines.tensorrt.parser_operators import parser_of
+from qcompile.engines.tensorrt.parser_operators import ParserOperators, ask_parser, parser_of
 from qcompile.errors import EngineUnavailable, InvalidOption
 
 
 class Config:
-    """Records what a builder configuration is told."""
+    """Records the GPUs that a builder configuration is told."""
 
     def __init__(self) -> None:
-        self.flags: list[str] = []
         self.num_compute_capabilities = 1
-        self.chosen: dict[int, object] = {}
+        self.chosen: dict[int, str] = {}
 
-    def set_flag(self, flag: str) -> None:
-        self.flags.append(flag)
-
-    def clear_flag(self, flag: str) -> None:
-        self.flags.append(f"no {flag}")
-
-    def set_compute_capability(self, value: object, index: int) -> None:
-        self.chosen[index] = value
+    def set_compute_capability(self, value: Any, index: int) -> None:
+        self.chosen[index] = value.name
 
 
-class Capability(enum.Enum):
-    """GPUs that a stand-in for TensorRT-RTX builds for."""
-
-    NONE = 0
-    CURRENT = 1
-    SM80 = 80
-    SM89 = 89
-
-
-def stand_in(
-    version: str, creation: dict[str, int], builder: str, target: str = "tensorrt", **names: object
-) -> Adapter:
-    """A TensorRT with these creation flags and builder flags."""
-    module = SimpleNamespace(
-        __version__=version,
-        __name__=target.replace("-", "_"),
-        NetworkDefinitionCreationFlag=SimpleNamespace(**creation),
-        BuilderFlag=SimpleNamespace(**{name: name for name in builder.split()}),
-        **names,
-    )
-    return Adapter(module, target)
-
-
-MONITOR = {"IProgressMonitor": object}
-V8 = stand_in("8.5.3.1", {"EXPLICIT_BATCH": 0, "EXPLICIT_PRECISION": 1}, "FP16 INT8 TF32")
-V10 = stand_in("10.16.1.11", {"EXPLICIT_BATCH": 0, "STRONGLY_TYPED": 1}, "FP16 INT8 BF16 TF32", **MONITOR)
-V11 = stand_in("11.4.0.106", {"STRONGLY_TYPED": 1}, "TF32 REFIT", **MONITOR)
-RTX = stand_in(
-    "1.7.1.116", {"STRONGLY_TYPED": 0}, "TF32", "tensorrt-rtx", ComputeCapability=Capability, **MONITOR
-)
-NEITHER = stand_in("9.9", {}, "TF32")
+V8, V10, V11 = (Adapter(recorded_module(version), "tensorrt") for version in ("8.5.3", "10.16", "11.4"))
+RTX = Adapter(recorded_module("rtx"), "tensorrt-rtx")
+AHEAD = Adapter(recorded_module("11.4"), "tensorrt")
+"""A TensorRT that builds for named GPUs, as TensorRT-RTX does."""
+AHEAD.module.ComputeCapability = RTX.module.ComputeCapability
 
 
 @pytest.mark.parametrize(
-    ("adapter", "strong", "monitor", "ahead"),
-    [(V8, False, False, False), (V10, True, True, False), (V11, True, True, False), (RTX, True, True, True)],
+    ("adapter", "network_flag", "monitor", "ahead"),
+    [
+        (V8, "EXPLICIT_BATCH", False, False),
+        (V10, "STRONGLY_TYPED", True, False),
+        (V11, "STRONGLY_TYPED", True, False),
+        (AHEAD, "STRONGLY_TYPED", True, True),
+        (RTX, "STRONGLY_TYPED", True, True),
+    ],
 )
-def test_what_a_version_has_is_read_from_its_names(
-    adapter: Adapter, strong: bool, monitor: bool, ahead: bool
-) -> None:
-    assert adapter.strongly_typed is strong
-    assert adapter.has_progress_monitor is monitor
-    assert adapter.builds_ahead_of_time is ahead
-
-
-@pytest.mark.parametrize(
-    ("adapter", "flags"), [(V8, 0b01), (V10, 0b10), (V11, 0b10), (RTX, 0b01), (NEITHER, 0)]
-)
-def test_networks_are_strongly_typed_wherever_they_can_be(adapter: Adapter, flags: int) -> None:
-    assert adapter.network_flags() == flags
-
-
-@pytest.mark.parametrize(
-    ("precision", "flags"),
-    [("fp32", ["no TF32"]), ("tf32", ["TF32"]), ("fp16", ["no TF32", "FP16"]), ("int8", ["no TF32", "INT8"])],
-)
-def test_a_weakly_typed_version_is_told_by_flags(precision: str, flags: list[str]) -> None:
-    config = Config()
-    V8.set_precision(config, precision)
-    assert config.flags == flags
-
-
-@pytest.mark.parametrize("adapter", [V10, V11, RTX])
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
-def test_a_strongly_typed_version_is_told_by_the_graph_and_by_no_flag(
-    adapter: Adapter, precision: str
-) -> None:
-    config = Config()
-    adapter.set_precision(config, precision)
-    assert config.flags == ["no TF32"]
-    assert adapter.graph_precision(precision) == precision
-
-
-def test_flags_stand_in_for_fp16_in_the_graph_but_never_for_int8() -> None:
-    assert [V8.graph_precision(p) for p in ("fp32", "fp16", "int8")] == ["fp32", "fp32", "int8"]
-
-
-@pytest.mark.parametrize("precision", ["fp16", "int8"])
-@pytest.mark.parametrize("adapter", [V8, V10, V11, RTX])
-def test_every_version_reaches_a_precision_by_flag_or_by_graph(adapter: Adapter, precision: str) -> None:
-    config = Config()
-    adapter.set_precision(config, precision)
-    assert config.flags != ["no TF32"] or adapter.graph_precision(precision) == precision
-
-
-@pytest.mark.parametrize("precision", ["fp16", "int8"])
-def test_a_version_with_neither_flags_nor_strong_types_is_an_error(precision: str) -> None:
-    with pytest.raises(InvalidOption, match=r"tensorrt 9\.9 has no builder flag (FP16|INT8)"):
-        NEITHER.set_precision(Config(), precision)
+def test_names_tell_what_is_there(adapter: Adapter, network_flag: str, monitor: bool, ahead: bool) -> None:
+    flags = adapter.module.NetworkDefinitionCreationFlag
+    assert adapter.strongly_typed == (network_flag == "STRONGLY_TYPED")
+    assert adapter.network_flags() == 1 << int(getattr(flags, network_flag))
+    if hasattr(flags, "EXPLICIT_BATCH"):  # calibrators need weak types
+        assert adapter.network_flags(weak=True) == 1 << int(flags.EXPLICIT_BATCH)
+    assert (adapter.has_progress_monitor, adapter.builds_ahead_of_time) == (monitor, ahead)
+    assert adapter.keeps_timing_caches == (adapter is not RTX)
 
 
 @pytest.mark.parametrize("adapter", [V8, V10, V11])
@@ -130,51 +64,36 @@ def test_a_version_that_builds_for_its_own_gpu_refuses_others(adapter: Adapter) 
     with pytest.raises(InvalidOption, match="builds only for the GPU in this machine") as caught:
         adapter.set_gpus(Config(), ["sm86"])
     assert "tensorrt-rtx" in caught.value.hint
-
-
-@pytest.mark.parametrize("adapter", [V8, V10, V11, RTX])
-def test_no_gpu_named_leaves_the_configuration_alone(adapter: Adapter) -> None:
     config = Config()
     adapter.set_gpus(config, [])
     assert (config.num_compute_capabilities, config.chosen) == (1, {})
 
 
-def test_the_gpus_named_are_chosen_in_order() -> None:
+@pytest.mark.parametrize("adapter", [AHEAD, RTX])
+def test_the_gpus_named_are_chosen_in_order(adapter: Adapter) -> None:
     config = Config()
-    RTX.set_gpus(config, ["sm89", "SM80"])
-    assert config.num_compute_capabilities == 2
-    assert config.chosen == {0: Capability.SM89, 1: Capability.SM80}
+    adapter.set_gpus(config, [])
+    assert (config.num_compute_capabilities, config.chosen) == (1, {})
+    adapter.set_gpus(config, ["sm89", "SM80"])
+    assert (config.num_compute_capabilities, config.chosen) == (2, {0: "SM89", 1: "SM80"})
 
 
 def test_a_tensorrt_that_builds_for_named_gpus_is_not_taken_for_rtx() -> None:
-    levels = SimpleNamespace(AMPERE_PLUS="ampere")
-    adapter = stand_in(
-        "11.1.0.106", {"STRONGLY_TYPED": 1}, "TF32",
-        ComputeCapability=Capability, HardwareCompatibilityLevel=levels,
-    )  # fmt: skip
-    config = Config()
-    adapter.set_gpus(config, ["sm89"])
-    assert config.chosen == {0: Capability.SM89}
-    assert adapter.keeps_timing_caches
-    assert adapter.parser() == parser_of("11.1") is not None
-    assert adapter.hardware_level("ampere+") == "ampere"
-    assert dequantized_products(adapter, "mxfp8") == []
+    assert AHEAD.hardware_level("ampere+").name == "AMPERE_PLUS"
+    assert dequantized_products(AHEAD, "mxfp8") == dequantized_products(RTX, "nvfp4") == []
+    (warning,) = dequantized_products(RTX, "mxfp8")
+    assert "dequantize both operands" in warning
 
 
 def test_the_real_rtx_is_strongly_typed_and_builds_ahead_of_time() -> None:
     adapter = load_adapter("tensorrt-rtx")
     assert adapter.module is tensorrt_rtx
     assert adapter.version == tensorrt_rtx.__version__
-    assert adapter.strongly_typed
-    assert adapter.builds_ahead_of_time
     assert adapter.network_flags() == 1 << int(tensorrt_rtx.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
     assert {"SM86", "SM89", "SM120"} <= set(adapter.compute_capabilities())
     assert "CURRENT" not in adapter.compute_capabilities()
-
-
-def test_the_real_rtx_takes_the_gpus() -> None:
     config = tensorrt_rtx.Builder(make_log(tensorrt_rtx).logger).create_builder_config()
-    load_adapter("tensorrt-rtx").set_gpus(config, ["sm86", "sm89"])
+    adapter.set_gpus(config, ["sm86", "sm89"])
     assert config.num_compute_capabilities == 2
     assert config.get_compute_capability(1) == tensorrt_rtx.ComputeCapability.SM89
 
@@ -193,10 +112,133 @@ def test_the_log_keeps_errors_and_says_the_last_without_its_source_file() -> Non
     for level, text in [
         (severity.ERROR, "first"),
         (severity.INTERNAL_ERROR, "[network.cpp::check::12]: the axis is wrong"),
-        (severity.WARNING, "slow"),
-        (severity.WARNING, "slow"),
+        *[(severity.WARNING, "slow")] * 2,
         (severity.INFO, "hello"),
     ]:
         log.logger.log(level, text)
     assert last_error(log, "") == "the axis is wrong"
     assert log.warnings == ["slow"]
+
+
+def reads(version: str) -> ParserOperators:
+    """What the parser of a version reads, of which the data knows."""
+    found = parser_of(version)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("version", "opset"),
+    [
+        ("8.5.3.1", 16),  # its operators.md says 17, and N of LayerNormalization, which 17 brought
+        ("8.6.1.6", 17),
+        ("10.0.1.6", 20),
+        ("10.5.0.18", 20),
+        ("10.6.0.26", 22),
+        ("10.11.0.33", 23),
+        ("10.14.1.48", 24),
+        ("11.1.0.106", 24),
+    ],
+)
+def test_the_opset_is_that_of_the_versions_source(version: str, opset: int) -> None:
+    assert reads(version).highest_opset == opset
+
+
+@pytest.mark.parametrize(
+    ("operators", "last_without", "first_with"),
+    [
+        ("LayerNormalization IsInf GroupNormalization", "8.5.3", "8.6.1"),
+        ("Gelu CastLike TRT_INT4DequantizeLinear", "8.6.1", "10.0.1"),
+        ("DeformConv", "10.0.1", "10.1.0"),
+        ("HannWindow", "10.3.0", "10.4.0"),
+        ("STFT", "10.4.0", "10.5.0"),
+        ("TRT_MXFP8DynamicQuantize", "10.11.0", "10.12.0"),
+        ("Attention", "10.13.3", "10.14.1"),
+        ("RMSNormalization TensorScatter", "10.14.1", "10.15.1"),
+        ("Swish", "10.16.1", "11.1.0"),
+    ],
+)
+def test_an_operator_is_there_from_its_version_on(operators: str, last_without: str, first_with: str) -> None:
+    brought = set(operators.split())
+    assert not brought & reads(last_without).operators
+    assert brought <= reads(first_with).operators
+
+
+def test_every_operator_of_the_data_is_onnxs_or_tensorrts() -> None:
+    # Three are from before ONNX 1.0, which the parser still reads.
+    old = {"ImageScaler", "ParametricSoftplus", "ScaledTanh"}
+    known = {schema.name for schema in onnx.defs.get_all_schemas_with_history() if schema.domain == ""} | old
+    assert not {name for name in reads("11.1.0").operators if not name.startswith("TRT_")} - known
+
+
+@pytest.mark.parametrize("version", ["7.2", "8.4.3", "11.2.1", "11.4.0.106", "12.0", "dev"])
+def test_a_version_without_a_source_is_unknown(version: str) -> None:
+    assert parser_of(version) is None
+
+
+def test_the_real_parser_of_rtx_is_asked() -> None:
+    found = load_adapter("tensorrt-rtx").parser()
+    assert found is not None
+    assert {"LayerNormalization", "Attention", "Swish", "TRT_FP4DynamicQuantize"} <= found.operators
+    assert not {"DeformConv", "Det", "Bernoulli", "Col2Im"} & found.operators
+    # So the data is what a real parser says.
+    assert reads("11.1.0").operators - found.operators == {"DeformConv"}
+
+
+def test_an_unknown_version_is_asked_where_it_can_be_and_else_unknown() -> None:
+    assert V10.parser() == parser_of("10.16")
+    assert ask_parser(SimpleNamespace(__version__="11.4.0", __name__="tensorrt")) is None
+    names = ModuleType("tensorrt")
+    for name in ("ILogger", "Builder", "OnnxParser"):
+        setattr(names, name, getattr(tensorrt_rtx, name))
+    found = ask_parser(names)
+    assert found is not None
+    assert "LayerNormalization" in found.operators
+
+
+@pytest.mark.parametrize("gpus", [[], ["sm86"], ["SM80", "sm89"]])
+def test_the_gpus_that_the_real_rtx_builds_for_pass(gpus: list[str]) -> None:
+    require_gpus(load_adapter("tensorrt-rtx"), gpus)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "hint"),
+    [
+        *[("8.9", "write sm89"), ("89", "write sm89"), ("sm_86", "write sm86")],
+        *[("sm90", "RTX 40 and L4 sm89"), ("RTX 4090", "RTX 40 and L4 sm89")],
+        ("current", "`qcompile doctor` tells it"),
+    ],
+)
+def test_a_gpu_that_cannot_be_built_for_is_refused_with_the_list_and_the_way_out(gpu: str, hint: str) -> None:
+    with pytest.raises(InvalidOption, match=f"`gpus` {re.escape(gpu)}: .* builds for .*sm80, sm86") as caught:
+        require_gpus(load_adapter("tensorrt-rtx"), ["sm80", gpu])
+    assert hint in caught.value.hint
+    assert caught.value.data["option"] == "gpus"
+
+
+@pytest.mark.parametrize(
+    ("adapter", "precision", "gpus", "here", "said"),
+    [
+        *[(one, "nvfp4", ("sm100", "sm120"), "", "") for one in (V10, V11, RTX)],
+        *[(one, "mxfp8", (), "", "") for one in (V10, V11, RTX)],
+        *[(V10, "nvfp4", (), here, "") for here in ("sm100", "sm120")],
+        (V10, "nvfp4", (), "sm90", "sm90 has no NVFP4; it begins with sm100"),
+        *[(RTX, "nvfp4", ("sm120", gpu), "", f"{gpu} has no NVFP4; it begins") for gpu in ("sm75", "sm89")],
+        *[(RTX, "mxfp8", ("sm120", gpu), "", f"{gpu} has no MXFP8; it begins") for gpu in ("sm86", "sm90")],
+        # NvInferRuntime.h of release/10.7 has neither kFP4 nor kE8M0, release/10.11 no kE8M0.
+        (V8, "nvfp4", (), "", r"tensorrt 8\.5\.3\S* has no type FP4.*TensorRT 10.11 or newer"),
+        (V8, "mxfp8", (), "", r"tensorrt 8\.5\.3\S* has no type E8M0.*TensorRT 10.12 or newer"),
+    ],
+)
+def test_a_block_format_needs_a_version_that_has_the_type_and_blackwell(
+    adapter: Adapter, precision: str, gpus: tuple[str, ...], here: str, said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    found = Gpu("a GPU", here, 1 << 30, "12.8") if here else None
+    monkeypatch.setattr(compatibility, "find_gpu", lambda _: found)
+    if not said:
+        check_block_format(adapter, precision, gpus)
+        return
+    with pytest.raises(InvalidOption) as caught:
+        check_block_format(adapter, precision, gpus)
+    assert re.search(said, f"{caught.value.message} {caught.value.hint}")

@@ -22,7 +22,7 @@ from simulated_machine import Machine
 from simulated_plan import MAGIC, read_plan
 from tensorrt_simulation import Simulation, values
 
-from qcompile.artifact import Manifest, read_manifest
+from qcompile.artifact import read_manifest
 from qcompile.engines.tensorrt.adapter import Adapter
 from qcompile.engines.tensorrt.log import make_log
 from qcompile.engines.tensorrt.plan import PlanNeeds, needs_of, needs_of_options, open_plan, register_plugins
@@ -75,15 +75,8 @@ def fresh(version: str, **plan: Any) -> tuple[Adapter, bytes]:
     return Adapter(module, target), MAGIC[module.__name__] + json.dumps(content).encode()
 
 
-def about(manifest: Manifest, **options: Any) -> Manifest:
-    """A manifest with other options."""
-    return replace(manifest, options=options)
-
-
 @pytest.mark.parametrize("how", ["bare", "door"])
-def test_an_engine_with_a_plugin_is_loaded_in_a_process_that_has_not_built_it(
-    how: str, machine: OnMachine, normalized: Path
-) -> None:
+def test_an_engine_with_a_plugin_is_loaded_elsewhere(how: str, machine: OnMachine, normalized: Path) -> None:
     built = machine("8.5.3").build(normalized)
     assert read_plan(built.path.read_bytes())["plugins"] == ["InstanceNormalization_TRT"]
     script = [sys.executable, "-c", IN_A_FRESH_PROCESS, str(built.path), how]
@@ -94,21 +87,21 @@ def test_an_engine_with_a_plugin_is_loaded_in_a_process_that_has_not_built_it(
     assert done.stdout.strip() == ("None" if how == "bare" else "1")
 
 
-@pytest.mark.parametrize("version", ["10.16", "11.4"])
-def test_newer_parsers_make_a_layer_of_it(version: str, machine: OnMachine, normalized: Path) -> None:
-    built = machine(version).build(normalized)
-    assert read_plan(built.path.read_bytes())["plugins"] == []
-
-
 @pytest.mark.parametrize(
-    ("options", "asked"),
-    [({}, False), ({"version_compatible": True}, True), ({"hardware_compatible": "ampere+"}, True)],
+    ("version", "options", "asked"),
+    [
+        ("10.16", {}, False),
+        ("11.4", {}, False),
+        ("10.16", {"version_compatible": True}, True),
+        ("10.16", {"hardware_compatible": "ampere+"}, True),
+    ],
 )
-def test_a_portable_engine_is_parsed_without_the_plugin(
-    options: dict[str, Any], asked: bool, machine: OnMachine, normalized: Path
+def test_newer_parsers_make_a_layer_of_it_and_a_portable_engine_is_parsed_without_the_plugin(
+    version: str, options: dict[str, Any], asked: bool, machine: OnMachine, normalized: Path
 ) -> None:
-    here = machine("10.16")
-    here.build(normalized, options=options)
+    here = machine(version)
+    built = here.build(normalized, options=options)
+    assert read_plan(built.path.read_bytes())["plugins"] == []
     native = here.module.OnnxParserFlag.NATIVE_INSTANCENORM
     of_parser = [call for call in here.module.recorded_calls if call.owner == "OnnxParser"]
     assert ((native,) in [call.args for call in of_parser if call.member == "set_flag"]) == asked
@@ -137,9 +130,7 @@ def with_a_node_of(library: Path, model: Path) -> Path:
 
 
 @pytest.mark.parametrize("version", ["10.16", "11.4"])
-def test_the_users_libraries_go_into_the_runtimes_registry(
-    version: str, machine: OnMachine, normalized: Path, tmp_path: Path
-) -> None:
+def test_libraries_reach_runtimes(version: str, machine: OnMachine, normalized: Path, tmp_path: Path) -> None:
     library = with_a_node_of(tmp_path / "libours.so", normalized)
     here = machine(version, plugins={str(library): {"Odd"}})
     built = here.build(normalized, options={"plugins": (str(library),)})
@@ -180,10 +171,11 @@ def test_the_real_registry_refuses_such_a_library_and_we_do_not_ask_it(tmp_path:
     register_plugins(Adapter(module, "tensorrt-rtx"), builder, log, [library])
 
 
-def test_tensorrt_8_5_loads_a_library_into_the_process() -> None:
+def test_tensorrt_8_5_loads_a_library_into_the_process_and_knows_no_permission() -> None:
     adapter, plan = fresh("8.5.3")
     with pytest.raises(ArtifactError, match="needs a library of plugins that cannot be loaded here"):
         open_plan(adapter, plan, PlanNeeds([__file__]), subject="m")
+    assert open_plan(adapter, plan, PlanNeeds(host_code=True), subject="m").engine is not None
 
 
 @pytest.mark.parametrize("version", ["10.16", "11.4"])
@@ -215,19 +207,12 @@ def test_a_budget_that_tensorrt_does_not_take_is_an_error(monkeypatch: pytest.Mo
         open_plan(adapter, plan, PlanNeeds(weights_on_gpu="50%"), subject="m")
 
 
-def test_tensorrt_8_5_has_no_such_permission() -> None:
-    adapter, plan = fresh("8.5.3")
-    assert open_plan(adapter, plan, PlanNeeds(host_code=True), subject="m").engine is not None
-
-
-def test_only_a_version_compatible_manifest_and_a_trusted_file_permit_it(
-    machine: OnMachine, normalized: Path
-) -> None:
+def test_a_compatible_manifest_and_a_trusted_file_permit_it(machine: OnMachine, normalized: Path) -> None:
     manifest = machine("10.16").build(normalized, options={"version_compatible": True}).manifest
     assert needs_of(manifest).host_code
-    assert not needs_of(about(manifest)).host_code
+    assert not needs_of(replace(manifest, options={})).host_code
     lean = {"version_compatible": True, "exclude_lean_runtime": True}
-    assert not needs_of(about(manifest, **lean)).host_code
+    assert not needs_of(replace(manifest, options=lean)).host_code
     assert not needs_of_options(vars(TensorRTOptions(**lean))).host_code
     assert needs_of(None) == PlanNeeds(host_code=True)
 

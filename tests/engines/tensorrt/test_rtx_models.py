@@ -1,11 +1,8 @@
-"""Eight architectures from PyTorch to engines for four GPUs, by the real TensorRT-RTX builder.
-
-Small versions here, those of the published sizes with `--slow`. No engine runs: what it computes in is read
-from the strongly typed network, and compared with the layers that the PyTorch module holds.
-"""
+"""Networks by the real builder and parser of TensorRT-RTX, and what its engines hold."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from functools import cached_property
 from pathlib import Path
@@ -14,13 +11,24 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import tensorrt_rtx as trt
 import torch
+from mode_models import written
+from onnx import helper, numpy_helper, parser
 from road_models import COMPACT, FULL, Recipe, started
 from torch import nn
 
 import qcompile
 from qcompile.artifact import Artifact, load_artifact
+from qcompile.engines.base import BuildRequest
+from qcompile.engines.build import build_engine
+from qcompile.engines.faults import faults_of
+from qcompile.engines.tensorrt.adapter import load_adapter
+from qcompile.engines.tensorrt.known_faults import KNOWN_FAULTS
+from qcompile.engines.tensorrt.log import make_log
 from qcompile.model.weightless import fingerprint
+from qcompile.spec.artifacts import BuildSpec
+from qcompile.spec.words import Precision
 
 GPUS = ("sm80", "sm86", "sm89", "sm120")
 EXTENTS = {"batch": (1, 8, 32), "length": (16, 32, 64)}
@@ -157,9 +165,7 @@ def road(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("gpus", [GPUS, ("sm86",)], ids=["four", "sm86"])
-def test_every_model_builds_in_the_precision_asked_for(
-    gpus: tuple[str, ...], precision: str, road: Road
-) -> None:
+def test_every_model_builds_in_its_precision(gpus: tuple[str, ...], precision: str, road: Road) -> None:
     artifact = road.build(precision, *gpus)
     loaded = load_artifact(artifact.path).manifest  # digests agree
     assert loaded.as_json() == artifact.manifest.as_json()
@@ -191,3 +197,190 @@ def test_int8_engines_are_smaller_than_fp16_and_those_than_fp32(road: Road) -> N
     assert fp16 < fp32
     if weights_bytes / layers > WEIGHTS_DOMINATE:
         assert int8 < fp16
+
+
+CHANNELS = 32
+SCALE = np.float32(0.01)
+WEIGHT = np.random.default_rng(0).uniform(-1, 1, (CHANNELS, CHANNELS, 3, 3)).astype(np.float32)
+
+
+def convolution(path: Path, *, quantized: bool) -> Path:
+    """A convolution whose float weight stands behind Q/DQ, as TensorRT 8.5 wants it, or alone."""
+    pair = "{0}_q = QuantizeLinear ({0}, scale, zero) {0}_dq = DequantizeLinear ({0}_q, scale, zero)"
+    pairs, end = (pair.format("x") + "\n" + pair.format("w"), "_dq") if quantized else ("", "")
+    body = f"{{ {pairs} c = Conv <pads = [1,1,1,1]> (x{end}, w{end}) y = Relu (c) }}"
+    shape, scale = f"float[1,{CHANNELS},16,16]", {"scale": np.asarray(SCALE), "zero": np.asarray(np.int8(0))}
+    return written(path, f"({shape} x) => ({shape} y) {body}", w=WEIGHT, **(scale if quantized else {}))
+
+
+def built(model: Path, precision: Precision) -> bytes:
+    spec = BuildSpec(target="tensorrt-rtx", precision=precision, gpus=("sm86",))
+    return build_engine(BuildRequest(str(model), model.with_suffix(".engine"), spec)).path.read_bytes()
+
+
+def times_stored(weight: np.ndarray, engine: bytes) -> int:
+    """How often the bytes of a weight are there, channels last as TensorRT-RTX stores them, or as in ONNX."""
+    layouts = (weight, weight.transpose(0, 2, 3, 1))
+    return sum(engine.count(np.ascontiguousarray(one).tobytes()[:256]) for one in layouts)
+
+
+def test_an_int8_engine_holds_the_integers_once_and_no_float_weight(tmp_path: Path) -> None:
+    integers = np.clip(np.rint(WEIGHT / SCALE), -128, 127).astype(np.int8)
+    engine = built(convolution(tmp_path / "int8.onnx", quantized=True), "int8")
+    assert (times_stored(integers, engine), times_stored(WEIGHT, engine)) == (1, 0)
+
+
+def test_the_search_finds_the_weight_of_a_float_engine(tmp_path: Path) -> None:
+    engine = built(convolution(tmp_path / "fp32.onnx", quantized=False), "fp32")
+    assert times_stored(WEIGHT, engine) == 1
+
+
+def chain(path: Path) -> Path:
+    """Three convolutions with a ReLU behind each."""
+    generator = np.random.default_rng(1)
+    names = ("w0", "w1", "w2")
+    values = {n: generator.normal(0, 0.1, (CHANNELS, CHANNELS, 3, 3)).astype(np.float32) for n in names}
+    layer = "[conv{0}] c{0} = Conv <pads = [1,1,1,1]> (t{0}, w{0}) [relu{0}] t{1} = Relu (c{0})"
+    body = "\n".join(layer.format(index, index + 1) for index in range(3))
+    shape = f"float[1,{CHANNELS},16,16]"
+    return written(path, f"({shape} t0) => ({shape} t3) {{ {body} }}", **values)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize(("kept", "stored"), [(("conv1",), "half"), (("conv1", "relu1"), "fp32")])
+def test_a_layer_kept_in_float32_stays_so_only_with_the_layer_behind_it(
+    precision: Precision, kept: tuple[str, ...], stored: str, tmp_path: Path
+) -> None:
+    # A strongly typed network, and TensorRT-RTX makes half of `half -> Cast -> layer -> Cast -> half`.
+    model = chain(tmp_path / "m.onnx")
+    made = qcompile.build(
+        model, tmp_path / "m.engine", target="tensorrt-rtx", precision=precision, gpus=("sm86",),
+        layers=dict.fromkeys(kept, "fp32"), allow_fallback=True,
+    )  # fmt: skip
+    weight = numpy_helper.to_array(next(t for t in onnx.load(model).graph.initializer if t.name == "w1"))
+    assert times_stored(weight, made.path.read_bytes()) == (stored == "fp32")
+    assert made.manifest.proof["layers_by_precision"] == {
+        precision: {"CONVOLUTION": 2}, "fp32": {"CONVOLUTION": 1}  # the types of the network
+    }  # fmt: skip
+
+
+def names(target: str, version: str, gpu: str = "sm86") -> set[str]:
+    return {fault.name for fault in faults_of(KNOWN_FAULTS, target, version, gpu)}
+
+
+EVER = {"mod-by-float", "recurrent-layout"}
+OF_8_5 = EVER | {"shape-slice", "scatter-reduction", "several-profiles"}
+OF_10_0 = EVER | {"group-norm-of-one", "grid-sample-mode"}
+OF_11_1 = OF_10_0 | {"cumsum-axes", "deformable-attention", "batched-reduced-keys", "resize-behind-if"}
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("8.5.3.1", OF_8_5),
+        ("8.6.1", OF_8_5 | {"group-norm-of-one"}),
+        ("10.0.1", OF_10_0 | {"several-profiles"}),
+        ("10.4.0", OF_10_0 | {"several-profiles", "partly-rotated-attention"}),
+        ("10.7.0", OF_10_0 | {"several-profiles"}),
+        ("10.8.0", OF_10_0 | {"cumsum-axes"}),
+        ("10.13.3", OF_10_0 | {"cumsum-axes", "deformable-attention", "batched-reduced-keys"}),
+        ("11.1.0", OF_11_1),
+        ("11.2.1", OF_11_1 | {"transposed-input-attention", "normalized-and-back"}),
+    ],
+)
+def test_a_version_has_the_faults_that_are_reported_of_it(version: str, expected: set[str]) -> None:
+    assert names("tensorrt", version) == expected
+
+
+def test_a_fault_of_one_gpu_is_one_on_that_gpu_alone() -> None:
+    assert "fused-attention-sm120" in names("tensorrt", "10.16.1", "sm120")
+    assert "fused-attention-sm120" not in names("tensorrt", "10.16.1", "")
+
+
+def test_rtx_has_those_that_its_reports_and_its_networks_show() -> None:
+    shared = EVER | {"group-norm-of-one", "cumsum-axes"}
+    assert names("tensorrt-rtx", "1.7.1") == shared
+    assert names("tensorrt-rtx", "1.5.0") == shared | {"grid-sample-mode"}
+
+
+def test_each_fault_has_a_name_of_its_own_and_a_sentence() -> None:
+    assert len({fault.name for fault in KNOWN_FAULTS}) == len(KNOWN_FAULTS)
+    for fault in KNOWN_FAULTS:
+        assert str(fault).startswith(f"{fault.name}: {fault.operator} ")
+        assert fault.issues[-1] in str(fault)
+
+
+def test_the_documentation_lists_them_all() -> None:
+    text = (Path(__file__).parents[3] / "docs/tensorrt.md").read_text()
+    listed = set(re.findall(r"^\| `([a-z0-9-]+)` \| ", text, re.MULTILINE))
+    assert {fault.name for fault in KNOWN_FAULTS} <= listed
+
+
+# What TensorRT-RTX's real parser makes of a node.
+
+
+def network_of(version: int, signature: str, body: str) -> tuple[Any, ...]:
+    """The network, with what must live as long as it."""
+    text = f'<ir_version: 10, opset_import: ["" : {version}]> g {signature} {{ {body} }}'
+    return parsed(parser.parse_model(text))
+
+
+def parsed(model: onnx.ModelProto) -> tuple[Any, ...]:
+    adapter, log = load_adapter("tensorrt-rtx"), make_log(trt)
+    builder = trt.Builder(log.logger)
+    network = builder.create_network(adapter.network_flags())
+    reader = trt.OnnxParser(network, log.logger)
+    assert reader.parse(model.SerializeToString()), log.errors
+    return network, reader, builder, log
+
+
+def layers(network: Any, kind: Any) -> list[Any]:
+    found = [network.get_layer(index) for index in range(network.num_layers)]
+    return [layer for layer in found if layer.type == kind]
+
+
+def as_kind(layer: Any, kind: type) -> Any:
+    layer.__class__ = kind
+    return layer
+
+
+@pytest.mark.parametrize(("mode", "read"), [("linear", "LINEAR"), ("cubic", "CUBIC"), ("nearest", "NEAREST")])
+def test_rtx_1_7_reads_the_newer_modes_of_grid_sample(mode: str, read: str) -> None:
+    signature = "(float[1, 1, 4, 4] x, float[1, 2, 2, 2] g) => (float[1, 1, 2, 2] y)"
+    network, *kept = network_of(20, signature, f'y = GridSample <mode="{mode}"> (x, g)')
+    (layer,) = layers(network, trt.LayerType.GRID_SAMPLE)
+    assert as_kind(layer, trt.IGridSampleLayer).interpolation_mode == getattr(trt.InterpolationMode, read)
+    assert kept
+
+
+def test_rtx_normalizes_one_group_over_the_axes_of_the_image_alone() -> None:
+    signature = "(float[1, 4, 3, 3] x, float[4] s, float[4] b) => (float[1, 4, 3, 3] y)"
+    for groups in (1, 2):
+        network, *kept = network_of(21, signature, f"y = GroupNormalization <num_groups={groups}> (x, s, b)")
+        (layer,) = layers(network, trt.LayerType.NORMALIZATION)
+        layer = as_kind(layer, trt.INormalizationLayer)
+        # With one group nothing tells the layer from an instance normalization, which has the same axes.
+        assert (layer.axes, layer.num_groups) == (0b1100, groups)
+        assert kept
+
+
+@pytest.mark.parametrize(("operator", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+def test_rtx_reads_layout_1_as_layout_0(operator: str, gates: int) -> None:
+    node = helper.make_node(operator, ["x", "w", "r"], ["y"], hidden_size=4, layout=1)
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [node], "g", [value("x", 1, [2, 5, 3])], [value("y", 1, [2, 5, 1, 4])],
+        [helper.make_tensor("w", 1, [1, 4 * gates, 3], [0.0] * (12 * gates)),
+         helper.make_tensor("r", 1, [1, 4 * gates, 4], [0.0] * (16 * gates))],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    network, *kept = parsed(model)
+    assert tuple(network.get_output(0).shape) == (2, 1, 5, 4)  # ONNX says [2, 5, 1, 4]
+    assert kept
+
+
+def test_rtx_divides_by_a_floor_for_an_integer_mod() -> None:
+    network, *kept = network_of(17, "(int32[4] x, int32[4] d) => (int32[4] y)", "y = Mod (x, d)")
+    made = [as_kind(layer, trt.IElementWiseLayer).op for layer in layers(network, trt.LayerType.ELEMENTWISE)]
+    assert made[0] == trt.ElementWiseOperation.FLOOR_DIV
+    assert kept

@@ -12,19 +12,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorrt_rtx
 from simulated_machine import Machine
 from simulated_plan import read_plan
 
 import qcompile
+from qcompile.building import plan
+from qcompile.engines.gpu import why_no_gpu
 from qcompile.engines.registry import engine
+from qcompile.engines.tensorrt.adapter import load_adapter
+from qcompile.engines.tensorrt.builder.configure import configure
+from qcompile.engines.tensorrt.log import make_log
+from qcompile.engines.tensorrt.plan import needs_of
 from qcompile.errors import BuildError, InvalidOption, MissingFile
 from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.tensorrt import TensorRTOptions
 
 MakeFile = Callable[..., Path]
 OnMachine = Callable[..., Machine]
+Options = dict[str, Any]
 ALL = ("8.5.3", "10.16", "11.4")
 NEWER = ("10.16", "11.4")
+ROUTE = "-conv_use_long_w=off"
 
 
 @pytest.fixture
@@ -33,164 +42,107 @@ def model(tiny_file: MakeFile) -> Path:
     return tiny_file("residual")
 
 
-def pool_limits(here: Machine) -> dict[str, int]:
-    """Memory pool to the size it was given."""
-    return {pool.name: size for pool, size in here.told("set_memory_pool_limit")}
-
-
-def written(here: Machine, attribute: str) -> list[Any]:
-    """The values that an attribute of TensorRT's objects was given."""
-    return [call.args[0] for call in here.module.recorded_calls if call.member == attribute and call.written]
-
-
-@pytest.mark.parametrize("version", ALL)
-def test_workspace_and_other_pools(version: str, machine: OnMachine, model: Path) -> None:
-    here = machine(version)
-    here.build(model, options={"workspace": "2G"})
-    assert pool_limits(here) == {"WORKSPACE": 2 << 30}
-    if version != "8.5.3":
-        here.build(model, options={"memory_pools": ("tactic-shared-memory=64K",)})
-        assert pool_limits(here)["TACTIC_SHARED_MEMORY"] == 64 << 10
-
-
-def test_a_pool_that_a_version_lacks_is_refused_with_those_it_has(machine: OnMachine, model: Path) -> None:
-    with pytest.raises(
-        InvalidOption, match=r"tactic-dram: tensorrt 8\.5.* has no such pool; it has .*workspace"
-    ):
-        machine("8.5.3").build(model, options={"memory_pools": ("tactic-dram=1G",)})
-
-
-@pytest.mark.parametrize("version", NEWER)
-@pytest.mark.parametrize("level", [0, 5])
-def test_the_optimization_level(version: str, level: int, machine: OnMachine, model: Path) -> None:
-    here = machine(version)
-    here.build(model, options={"optimization_level": level})
-    assert written(here, "builder_optimization_level") == [level]
-
-
-@pytest.mark.parametrize("version", NEWER)
-def test_streams_beside_an_inferences_own(version: str, machine: OnMachine, model: Path) -> None:
-    here = machine(version)
-    here.build(model, options={"aux_streams": 0})
-    assert written(here, "max_aux_streams") == [0]
+def told(here: Machine, member: str) -> list[Any]:
+    """What a member of TensorRT's objects was told, in order: members of enumerations by their names."""
+    plain = [tuple(getattr(value, "name", value) for value in args) for args in here.told(member)]
+    return [args[0] if len(args) == 1 else args for args in plain]
 
 
 @pytest.mark.parametrize(
     ("options", "flags"),
     [
-        ({"refit": True}, {"REFIT"}),
-        ({"sparse_weights": True}, {"SPARSE_WEIGHTS"}),
-        ({"strip_weights": True}, {"STRIP_PLAN", "REFIT_IDENTICAL"}),
-        ({"strip_weights": True, "refit": True}, {"STRIP_PLAN", "REFIT"}),
-        ({"version_compatible": True}, {"VERSION_COMPATIBLE"}),
-        (
-            {"version_compatible": True, "exclude_lean_runtime": True},
-            {"VERSION_COMPATIBLE", "EXCLUDE_LEAN_RUNTIME"},
-        ),
+        ({"refit": True}, "REFIT"),
+        ({"sparse_weights": True}, "SPARSE_WEIGHTS"),
+        ({"strip_weights": True}, "STRIP_PLAN REFIT_IDENTICAL"),
+        ({"strip_weights": True, "refit": True}, "STRIP_PLAN REFIT"),
+        ({"version_compatible": True}, "VERSION_COMPATIBLE"),
+        ({"version_compatible": True, "exclude_lean_runtime": True},
+         "VERSION_COMPATIBLE EXCLUDE_LEAN_RUNTIME"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("version", ALL)
-def test_options_that_are_builder_flags(
-    version: str, options: dict[str, Any], flags: set[str], machine: OnMachine, model: Path
-) -> None:
+def test_builder_flags(version: str, options: Options, flags: str, machine: OnMachine, model: Path) -> None:
     here = machine(version)
-    if not all(hasattr(here.module.BuilderFlag, flag) for flag in flags):
+    if not all(hasattr(here.module.BuilderFlag, flag) for flag in flags.split()):
         with pytest.raises(InvalidOption, match=r"tensorrt 8\.5\.3\.1 has no builder flag"):
             here.build(model, options=options)
         assert here.nothing_built
         return
     manifest = here.build(model, options=options).manifest
-    assert here.flags() == flags
+    assert here.flags() == set(flags.split())
     assert options.items() <= manifest.options.items()
 
 
-@pytest.mark.parametrize("version", NEWER)
-@pytest.mark.parametrize(
-    ("level", "name"), [("ampere+", "AMPERE_PLUS"), ("same-sm", "SAME_COMPUTE_CAPABILITY")]
-)
-def test_hardware_compatibility(version: str, level: str, name: str, machine: OnMachine, model: Path) -> None:
-    here = machine(version)
-    here.build(model, options={"hardware_compatible": level})
-    assert [value.name for value in written(here, "hardware_compatibility_level")] == [name]
+JIT = 1 << int(tensorrt_rtx.TacticSource.JIT_CONVOLUTIONS)
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("versions", "options", "members"),
     [
-        {"optimization_level": 5},
-        {"aux_streams": 1},
-        {"hardware_compatible": "ampere+"},
-        {"weight_streaming": "all"},
-        {"allocation_strategy": "profile"},
-        {"tiling_level": 1},
+        (ALL, {"workspace": "2G"}, {"set_memory_pool_limit": ("WORKSPACE", 2 << 30)}),
+        (NEWER, {"memory_pools": ("tactic-shared-memory=64K",)},
+         {"set_memory_pool_limit": ("TACTIC_SHARED_MEMORY", 64 << 10)}),
+        (ALL, {"tactic_sources": ("jit-convolutions",)}, {"set_tactic_sources": JIT}),
+        (ALL, {"tactic_sources": ("none",)}, {"set_tactic_sources": 0}),
+        (NEWER, {"optimization_level": 0}, {"builder_optimization_level": 0}),
+        (NEWER, {"optimization_level": 5}, {"builder_optimization_level": 5}),
+        (NEWER, {"aux_streams": 0}, {"max_aux_streams": 0}),
+        (NEWER, {"hardware_compatible": "ampere+"}, {"hardware_compatibility_level": "AMPERE_PLUS"}),
+        (NEWER, {"hardware_compatible": "same-sm"},
+         {"hardware_compatibility_level": "SAME_COMPUTE_CAPABILITY"}),
+        (NEWER, {"tiling_level": 2, "tiling_l2_limit": "8M"},
+         {"tiling_optimization_level": "MODERATE", "l2_limit_for_tiling": 8 << 20}),
+        (NEWER, {"tiling_level": 0}, {"tiling_optimization_level": "NONE"}),
+        (("11.4",), {"build_route": ROUTE}, {"build_route": ROUTE}),
     ],
-)
-def test_tensorrt_8_5_refuses_what_came_later(
-    options: dict[str, Any], machine: OnMachine, model: Path
+)  # fmt: skip
+def test_what_a_configuration_is_told(
+    versions: tuple[str, ...], options: Options, members: dict[str, Any], machine: OnMachine, model: Path
 ) -> None:
-    here = machine("8.5.3")
-    with pytest.raises(InvalidOption, match=r"tensorrt 8\.5\.3\.1 has no "):
+    for version in versions:
+        here = machine(version)
         here.build(model, options=options)
-    assert here.nothing_built
+        assert {member: told(here, member) for member in members} == {
+            member: [value] for member, value in members.items()
+        }
+
+
+@pytest.mark.parametrize("version", NEWER)
+@pytest.mark.parametrize(("on_gpu", "share"), [("25%", 0.25), ("all", 1.0), ("1K", None)])
+def test_weights_that_stream_have_their_budget_before_there_is_a_context(
+    version: str, on_gpu: str, share: float | None, machine: OnMachine, model: Path
+) -> None:
+    here = machine(version)
+    artifact = here.build(model, options={"weight_streaming": on_gpu})
+    assert here.flags() == {"WEIGHT_STREAMING"}
+    entries = read_plan(artifact.path.read_bytes())["weights"].values()
+    total = sum(entry["bytes"] for entry in entries)
+    assert told(here, "weight_streaming_budget_v2") == [int(total * share) if share else 1 << 10]
+    assert needs_of(artifact.manifest).weights_on_gpu == on_gpu
+    members = [call.member for call in here.module.recorded_calls]
+    assert members.index("weight_streaming_budget_v2") < members.index("create_execution_context")
 
 
 def test_a_deep_learning_accelerator_with_the_gpu_behind_it(machine: OnMachine, model: Path) -> None:
     here = machine("8.5.3", dla_cores=2)
     here.build(model, options={"dla_core": 1, "gpu_fallback": True})
-    assert [value.name for value in written(here, "default_device_type")] == ["DLA"]
+    assert told(here, "default_device_type") == ["DLA"]
     assert "GPU_FALLBACK" in here.flags()
     # trtexec: sampleEngines.cpp of 10.16, line 150: the runtime's core, before it reads the plan.
     order = [(call.owner, call.member, call.args[0]) for call in here.module.recorded_calls
              if call.member in ("DLA_core", "deserialize_cuda_engine")]  # fmt: skip
     assert order[:2] == [("IBuilderConfig", "DLA_core", 1), ("Runtime", "DLA_core", 1)]
     assert order[2][:2] == ("Runtime", "deserialize_cuda_engine")
-    with pytest.raises(InvalidOption, match="`dla_core` 0: this machine has 0 DLA cores"):
-        machine("8.5.3").build(model, name="none", options={"dla_core": 0})
-
-
-@pytest.mark.parametrize("version", ["10.16", "11.4"])
-def test_versions_without_accelerators_refuse_them_by_name(
-    version: str, machine: OnMachine, model: Path
-) -> None:
-    # docs.nvidia.com, "Working with DLA" of 11.4.1: none from 10.8 to 11.3, again from 11.4 on.
-    here = machine(version, dla_cores=2)
-    if version == "11.4":
-        here.build(model, options={"dla_core": 1})
-        return
-    with pytest.raises(
-        InvalidOption, match=r"`dla_core`: tensorrt 10\.16\S* has no support for DLA"
-    ) as caught:
-        here.build(model, options={"dla_core": 1})
-    assert "10.7" in caught.value.hint
-    assert here.nothing_built
+    assert machine("11.4", dla_cores=2).build(model, name="new", options={"dla_core": 1}).path.exists()
 
 
 @pytest.mark.parametrize("version", ALL)
-def test_tactic_sources(version: str, machine: OnMachine, model: Path) -> None:
-    here = machine(version)
-    here.build(model, options={"tactic_sources": ("jit-convolutions",)})
-    here.build(model, options={"tactic_sources": ("none",)})
-    bit = int(here.module.TacticSource.__members__["JIT_CONVOLUTIONS"])
-    assert here.told("set_tactic_sources") == [(1 << bit,), (0,)]
-    with pytest.raises(InvalidOption, match=r"`tactic_sources` nowhere: .* has no such source; it has"):
-        here.build(model, options={"tactic_sources": ("nowhere",)})
-
-
-@pytest.mark.parametrize("version", ALL)
-def test_memory_formats_of_inputs_and_outputs(version: str, machine: OnMachine, model: Path) -> None:
+def test_types_and_memory_formats_of_tensors(version: str, machine: OnMachine, model: Path) -> None:
     here = machine(version)
     artifact = here.build(model, options={"io_formats": ("x=:chw32",)})
     (x,) = [one for one in read_plan(artifact.path.read_bytes())["io"] if one["name"] == "x"]
     assert x["format"] == "CHW32"
-    with pytest.raises(InvalidOption, match=r"no input or output 'z'; there are x, y"):
-        here.build(model, options={"io_formats": ("z=:chw32",)})
-    with pytest.raises(InvalidOption, match=r"has no format 'chw7'; it has .*linear"):
-        here.build(model, options={"io_formats": ("x=:chw7",)})
-
-
-@pytest.mark.parametrize("version", ALL)
-def test_types_of_inputs_and_outputs_are_in_the_graph(version: str, machine: OnMachine, model: Path) -> None:
-    manifest = machine(version).build(model, options={"io_formats": ("x=float16", "y=float16")}).manifest
+    manifest = here.build(model, options={"io_formats": ("x=float16", "y=float16")}).manifest
     assert manifest.io is not None
     assert [str(tensor) for tensor in manifest.io.inputs] == ["x:[batch,4,8,8]:float16"]
     assert [tensor.dtype for tensor in manifest.io.outputs] == ["float16"]
@@ -201,140 +153,39 @@ def test_several_profiles(version: str, machine: OnMachine, model: Path) -> None
     here = machine(version)
     profiles = ("x:1x4x8x8..1x4x8x8..1x4x8x8", "x:2x4x8x8..8x4x8x8..32x4x8x8")
     manifest = here.build(model, options={"profiles": profiles}).manifest
-    expected = [
+    assert manifest.proof["profiles"] == [
         {"x": {"min": [1, 4, 8, 8], "opt": [1, 4, 8, 8], "max": [1, 4, 8, 8]}},
         {"x": {"min": [2, 4, 8, 8], "opt": [8, 4, 8, 8], "max": [32, 4, 8, 8]}},
     ]
-    assert manifest.proof["profiles"] == expected
     assert len(here.told("add_optimization_profile")) == 2
     # The proof asks the engine about each of them.
     assert [args[0] for args in here.told("set_optimization_profile_async")] == [1]
 
 
-@pytest.mark.parametrize("version", NEWER)
-def test_plugins_are_loaded_for_the_build_and_for_its_inspection(
-    version: str, machine: OnMachine, model: Path, tmp_path: Path
-) -> None:
-    library = tmp_path / "libplugins.so"
-    library.write_bytes(b"")
-    here = machine(version, plugins={str(library): {"Odd"}})
-    here.build(model, options={"plugins": (str(library),)})
-    assert here.told("load_library") == [(str(library),)] * 2
-    with pytest.raises(MissingFile, match=r"plugin .*nowhere.so does not exist"):
-        here.build(model, options={"plugins": (str(tmp_path / "nowhere.so"),)})
-
-
-def test_tensorrt_8_5_loads_a_plugin_library_itself(machine: OnMachine, model: Path, tmp_path: Path) -> None:
+def test_plugins_are_loaded_to_build(machine: OnMachine, model: Path, tmp_path: Path) -> None:
     library = tmp_path / "libplugins.so"
     library.write_bytes(b"not a library")
+    options = {"plugins": (str(library),)}
+    for version in NEWER:
+        here = machine(version, plugins={str(library): {"Odd"}})
+        here.build(model, options=options)
+        assert here.told("load_library") == [(str(library),)] * 2
     with pytest.raises(InvalidOption, match=r"`plugins` .*libplugins.so: cannot be loaded"):
-        machine("8.5.3").build(model, options={"plugins": (str(library),)})
-
-
-@pytest.mark.parametrize("version", ALL)
-def test_an_option_that_tensorrt_only_complains_about_is_an_error(
-    version: str, machine: OnMachine, model: Path
-) -> None:
-    text = "IBuilderConfig::setFlag: Error Code 3: API Usage Error (Parameter check failed, condition: x)"
-    here = machine(version, refused={"SPARSE_WEIGHTS": text})
-    with pytest.raises(InvalidOption, match=r"`sparse_weights`: .* refuses it: .*Parameter check failed"):
-        here.build(model, options={"sparse_weights": True})
-    assert here.nothing_built
-
-
-def test_a_dry_run_says_what_would_be_built_and_writes_nothing(
-    machine: OnMachine, model: Path, tmp_path: Path
-) -> None:
-    from qcompile.building import plan
-
-    here = machine("10.16")
-    options = TensorRTOptions(workspace="1G", profiles=("x:1x4x8x8..2x4x8x8..4x4x8x8",))
-    found = plan(model, target="tensorrt", precision="fp16", tensorrt=options)
-    assert found["layers_by_precision"] == {"fp16": {"CONVOLUTION": 2, "MATRIX_MULTIPLY": 1}}
-    assert found["options"] == {"workspace": "1G", "profiles": ["x:1x4x8x8..2x4x8x8..4x4x8x8"]}
-    assert found["gpus"] == ["sm86"]
-    assert pool_limits(here) == {"WORKSPACE": 1 << 30}
-    assert here.told("build_serialized_network") == []
-    assert not (tmp_path / "dry-run").exists()
-
-
-def rtx(model: Path, options: dict[str, Any], **more: Any) -> Any:
-    """Build with the real TensorRT-RTX for sm86."""
-    return qcompile.build(
-        model, model.parent / "m.engine", target="tensorrt-rtx", gpus=["sm86"],
-        tensorrt=TensorRTOptions(**options), **more,
-    ).manifest  # fmt: skip
-
-
-def test_the_real_rtx_takes_profiles_and_formats(model: Path) -> None:
-    plain = rtx(model, {})
-    assert rtx(model, {"io_formats": ("x=:chw32",)}).digest != plain.digest
-    two = rtx(model, {"profiles": ("x:1x4x8x8..1x4x8x8..1x4x8x8", "x:2x4x8x8..8x4x8x8..32x4x8x8")})
-    assert two.size_bytes > plain.size_bytes
-    assert len(two.proof["profiles"]) == 2
-    half = rtx(model, {"io_formats": ("x=float16",)})
-    assert half.io.inputs[0].dtype == "float16"
-
-
-def test_the_real_rtx_obeys_the_workspace(model: Path) -> None:
-    with pytest.raises(BuildError, match="no kernel fits the workspace") as caught:
-        rtx(model, {"workspace": "1K"}, precision="fp16")
-    assert "raise `workspace`" in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"hardware_compatible": "ampere+"}, "has no such levels"),
-        ({"timing_cache": "t.cache"}, "has no use for one"),
-        ({"dla_core": 0}, "has no support for DLA"),
-        ({"memory_pools": ("dla-local-dram=1M",)}, "refuses it: .*DLA disabled"),
-        ({"memory_pools": ("heap=1M",)}, "has no such pool"),
-        (
-            {"build_route": "-conv_use_long_w=off"},
-            "`build_route` -conv_use_long_w: tensorrt_rtx .* has no such",
-        ),
-    ],
-)
-def test_the_real_rtx_refuses_what_it_has_no_use_for(options: dict[str, Any], said: str, model: Path) -> None:
-    with pytest.raises(InvalidOption, match=said):
-        rtx(model, options)
-
-
-def test_the_real_rtx_says_that_engines_for_new_weights_need_a_gpu_to_build(model: Path) -> None:
-    from qcompile.engines.gpu import why_no_gpu
-
-    if not why_no_gpu():
-        rtx(model, {"refit": True})
-        return
-    for options in ({"refit": True}, {"strip_weights": True}):
-        with pytest.raises(BuildError, match="needs a GPU to compile with these options"):
-            rtx(model, options)
-
-
-def test_every_option_is_tested_here() -> None:
-    names = ("test_build_options", "test_newer_options", "test_profiling_verbosity", "test_timing_cache")
-    text = "".join((Path(__file__).parent / f"{name}.py").read_text() for name in names)
-    for name in TensorRTOptions.__dataclass_fields__:
-        assert re.search(rf"[\"']?{name}[\"']?\s*[:=]", text), name
+        machine("8.5.3").build(model, options=options)
+    library.unlink()
+    with pytest.raises(MissingFile, match=r"plugin .*libplugins.so does not exist"):
+        machine("10.16").build(model, options=options)
 
 
 @pytest.mark.parametrize("version", ["8.5.3", "10.16"])
-@pytest.mark.parametrize(
-    ("given", "flag"),
-    [
-        ("", "OBEY_PRECISION_CONSTRAINTS"),
-        ("obey", "OBEY_PRECISION_CONSTRAINTS"),
-        ("prefer", "PREFER_PRECISION_CONSTRAINTS"),
-    ],
-)
-def test_named_layers_of_weak_networks_obey_or_prefer(
-    version: str, given: str, flag: str, machine: OnMachine, model: Path
+@pytest.mark.parametrize(("constraints", "flag"), [("", "OBEY"), ("obey", "OBEY"), ("prefer", "PREFER")])
+def test_named_layers_obey_or_prefer(
+    version: str, constraints: str, flag: str, machine: OnMachine, model: Path
 ) -> None:
     here = machine(version)
-    options = {"typing": "weak", "precision_constraints": given}
+    options = {"typing": "weak", "precision_constraints": constraints}
     manifest = here.build(model, "fp16", options=options, layers={"gemm": "fp32"}).manifest
-    assert here.flags() == {"FP16", flag}
+    assert here.flags() == {"FP16", f"{flag}_PRECISION_CONSTRAINTS"}
     assert manifest.proof["typing"] == "weak"
     assert manifest.proof["layers_by_precision"] == {
         "fp16": {"CONVOLUTION": 2}, "fp32": {"MATRIX_MULTIPLY": 1}
@@ -352,22 +203,131 @@ def test_bf16_has_a_flag_where_types_are_weak_on_10(machine: OnMachine, model: P
     [
         ("11.4", {"typing": "weak"}, "`typing` weak: tensorrt 11.* has no flags that permit a precision"),
         ("8.5.3", {"typing": "strong"}, "`typing` strong: tensorrt 8.* has no strongly typed networks"),
-        (
-            "10.16",
-            {"precision_constraints": "prefer"},
-            "`precision_constraints`: tensorrt 10.* strongly typed",
-        ),
+        ("10.16", {"precision_constraints": "prefer"}, "`precision_constraints`: tensorrt 10.* strongly"),
+        ("8.5.3", {"optimization_level": 5}, r"tensorrt 8\.5\.3\.1 has no "),
+        ("8.5.3", {"aux_streams": 1}, r"tensorrt 8\.5\.3\.1 has no "),
+        ("8.5.3", {"hardware_compatible": "ampere+"}, r"tensorrt 8\.5\.3\.1 has no "),
+        ("8.5.3", {"weight_streaming": "all"}, r"tensorrt 8\.5\.3\.1 has no "),
+        ("8.5.3", {"allocation_strategy": "profile"}, r"tensorrt 8\.5\.3\.1 has no "),
+        ("8.5.3", {"tiling_level": 1}, r"tensorrt 8\.5\.3\.1 has no "),
+        ("8.5.3", {"memory_pools": ("tactic-dram=1G",)}, r"tactic-dram: tensorrt 8\.5.* it has .*workspace"),
         ("10.16", {"ignore_faults": ("cumsum",)}, "`ignore_faults` cumsum: there is no such known fault"),
+        ("11.4", {"build_route": f"{ROUTE} -dump=/tmp/x"}, "`build_route` -dump: .* has no such option of"),
+        ("10.16", {"build_route": ROUTE}, r"`build_route`: tensorrt 10\.16.* has no IBuilderConfig"),
+        # docs.nvidia.com, "Working with DLA" of 11.4.1: none from 10.8 to 11.3, again from 11.4 on.
+        ("10.16", {"dla_core": 1}, r"`dla_core`: tensorrt 10\.16\S* has no support for DLA.*10\.7"),
+        ("8.5.3", {"dla_core": 0}, "`dla_core` 0: this machine has 0 DLA cores"),
+        *[(one, {"tactic_sources": ("nowhere",)}, "`tactic_sources` nowhere: .* has no such source; it has")
+          for one in ALL],
+        *[(one, {"io_formats": ("z=:chw32",)}, "no input or output 'z'; there are x, y") for one in ALL],
+        *[(one, {"io_formats": ("x=:chw7",)}, "has no format 'chw7'; it has .*linear") for one in ALL],
     ],
-)
+)  # fmt: skip
 def test_what_a_version_has_no_use_for_is_refused_by_name(
-    version: str, options: dict[str, Any], said: str, machine: OnMachine, model: Path
+    version: str, options: Options, said: str, machine: OnMachine, model: Path
 ) -> None:
+    here = machine(version)
+    with pytest.raises(InvalidOption) as caught:
+        here.build(model, "fp16", options=options)
+    assert re.search(said, f"{caught.value.message} {caught.value.hint}")
+    assert here.nothing_built
+
+
+def test_weights_of_a_weakly_typed_network_do_not_stream(machine: OnMachine) -> None:
+    machine("10.16")
+    options = TensorRTOptions(weight_streaming="all")
+    ranges: dict[str, Any] = {"precision": "int8", "calibrator": "ranges", "ranges": Path("x.json")}
+    spec = BuildSpec(target="tensorrt", tensorrt=options, **ranges)
+    said = "`weight_streaming`: tensorrt 10.* has no weight streaming in weakly typed networks"
     with pytest.raises(InvalidOption, match=said):
-        machine(version).build(model, "fp16", options=options)
+        engine("tensorrt").check(spec)
 
 
-def test_the_real_rtx_has_no_weak_types() -> None:
-    spec = BuildSpec(target="tensorrt-rtx", precision="fp16", tensorrt=TensorRTOptions(typing="weak"))
-    with pytest.raises(InvalidOption, match=r"`typing` weak: tensorrt_rtx .* has no flags"):
-        engine("tensorrt-rtx").check(spec)
+@pytest.mark.parametrize(
+    ("version", "member", "options", "said"),
+    [
+        *[(one, "SPARSE_WEIGHTS", {"sparse_weights": True}, "`sparse_weights`: .* refuses it: .*no such knob")
+          for one in ALL],
+        ("11.4", "build_route", {"build_route": ROUTE}, "`build_route`: .*no such knob"),
+    ],
+)  # fmt: skip
+def test_an_option_that_is_complained_of_is_an_error(
+    version: str, member: str, options: Options, said: str, machine: OnMachine, model: Path
+) -> None:
+    text = "IBuilderConfig::set: Error Code 3: API Usage Error (Parameter check failed, no such knob)"
+    here = machine(version, refused={member: text})
+    with pytest.raises(InvalidOption, match=said):
+        here.build(model, options=options)
+    assert here.nothing_built
+
+
+def test_a_dry_run_says_what_it_would_build(machine: OnMachine, model: Path, tmp_path: Path) -> None:
+    here = machine("10.16")
+    options = TensorRTOptions(workspace="1G", profiles=("x:1x4x8x8..2x4x8x8..4x4x8x8",))
+    found = plan(model, target="tensorrt", precision="fp16", tensorrt=options)
+    assert found["layers_by_precision"] == {"fp16": {"CONVOLUTION": 2, "MATRIX_MULTIPLY": 1}}
+    assert found["options"] == {"workspace": "1G", "profiles": ["x:1x4x8x8..2x4x8x8..4x4x8x8"]}
+    assert found["gpus"] == ["sm86"]
+    assert told(here, "set_memory_pool_limit") == [("WORKSPACE", 1 << 30)]
+    assert here.told("build_serialized_network") == []
+    assert not (tmp_path / "dry-run").exists()
+    machine("11.4")
+    assert plan(model, target="tensorrt", precision="fp32")["build_routes"] == ["-conv_use_long_w=[on|off]"]
+
+
+def rtx(model: Path, options: Options, **more: Any) -> Any:
+    """Build with the real TensorRT-RTX for sm86."""
+    return qcompile.build(
+        model, model.parent / "m.engine", target="tensorrt-rtx", gpus=["sm86"],
+        tensorrt=TensorRTOptions(**options), **more,
+    ).manifest  # fmt: skip
+
+
+def test_the_real_rtx_takes_profiles_formats_tiling_and_weights_that_stream(model: Path) -> None:
+    plain = rtx(model, {})
+    assert rtx(model, {"io_formats": ("x=:chw32",)}).digest != plain.digest
+    two = rtx(model, {"profiles": ("x:1x4x8x8..1x4x8x8..1x4x8x8", "x:2x4x8x8..8x4x8x8..32x4x8x8")})
+    assert two.size_bytes > plain.size_bytes
+    assert len(two.proof["profiles"]) == 2
+    assert rtx(model, {"io_formats": ("x=float16",)}).io.inputs[0].dtype == "float16"
+    streams = {"weight_streaming": "50%", "allocation_strategy": "profile"}
+    assert streams.items() <= rtx(model, streams).options.items()
+    log = make_log(tensorrt_rtx)
+    builder = tensorrt_rtx.Builder(log.logger)
+    config, options = builder.create_builder_config(), TensorRTOptions(tiling_level=3, tiling_l2_limit="1M")
+    configure(load_adapter("tensorrt-rtx"), builder, config, log, options)
+    assert config.tiling_optimization_level.name == "FULL"
+    assert config.l2_limit_for_tiling == 1 << 20
+
+
+NO_KERNEL = "no kernel fits the workspace.*raise `workspace`"
+NO_GPU = "needs a GPU to compile with these options"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"hardware_compatible": "ampere+"}, InvalidOption, "has no such levels"),
+        ({"timing_cache": "t.cache"}, InvalidOption, "has no use for one"),
+        ({"dla_core": 0}, InvalidOption, "has no support for DLA"),
+        ({"memory_pools": ("dla-local-dram=1M",)}, InvalidOption, "refuses it: .*DLA disabled"),
+        ({"memory_pools": ("heap=1M",)}, InvalidOption, "has no such pool"),
+        ({"typing": "weak"}, InvalidOption, "`typing` weak: tensorrt_rtx .* has no flags"),
+        ({"build_route": ROUTE}, InvalidOption, "`build_route` -conv_use_long_w: .* has no such"),
+        ({"workspace": "1K"}, BuildError, NO_KERNEL),
+        *[({name: True}, BuildError, NO_GPU) for name in ("refit", "strip_weights") if why_no_gpu()],
+    ],
+)  # fmt: skip
+def test_the_real_rtx_refuses_what_it_has_no_use_for(
+    options: Options, error: type[Exception], said: str, model: Path
+) -> None:
+    with pytest.raises(error) as caught:
+        rtx(model, options, precision="fp16" if "workspace" in options else "fp32")
+    assert re.search(said, f"{caught.value} {getattr(caught.value, 'hint', '')}", re.DOTALL)
+
+
+def test_every_option_is_tested_here() -> None:
+    names = ("test_build_options", "test_timing_cache")
+    text = "".join((Path(__file__).parent / f"{name}.py").read_text() for name in names)
+    for name in TensorRTOptions.__dataclass_fields__:
+        assert re.search(rf"[\"']?{name}[\"']?\s*[:=]", text), name

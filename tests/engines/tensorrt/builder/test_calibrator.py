@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
-import tensorrt_rtx
+from onnx import parser
+from recorded_tensorrt import recorded_module
+from simulated_machine import Machine
 
 import qcompile
 from qcompile.data.readers import Batch
 from qcompile.engines.gpu import why_no_gpu
 from qcompile.engines.tensorrt.adapter import Adapter
+from qcompile.engines.tensorrt.builder import calibration
 from qcompile.engines.tensorrt.builder.calibration import (
     CalibrationInput,
     Device,
     Feeder,
+    convert,
     first_and_all,
     make_calibrator,
 )
@@ -26,44 +30,20 @@ from qcompile.errors import DataError, EngineUnavailable, InvalidOption
 
 
 class Memory:
-    """A device whose buffers are arrays of this process."""
+    """A device that keeps what was copied to it, by input."""
 
     def __init__(self) -> None:
-        self.buffers: dict[int, np.ndarray[Any, Any]] = {}
+        self.copied: dict[str, list[np.ndarray[Any, Any]]] = {}
 
     def copy(self, name: str, array: np.ndarray[Any, Any]) -> int:
-        address = 1000 + sum(name.encode())
-        self.buffers[address] = array.copy()
-        return address
+        self.copied.setdefault(name, []).append(array.copy())
+        return 1000 + sum(name.encode())
+
+    def close(self) -> None:
+        """Nothing to free."""
 
 
-class Base:
-    """What TensorRT's calibrator classes are to Python: a class with a constructor that must be called."""
-
-    def __init__(self) -> None:
-        self.constructed = True
-
-
-V8 = Adapter(
-    SimpleNamespace(
-        __version__="8.5.3.1",
-        __name__="tensorrt",
-        BuilderFlag=SimpleNamespace(INT8=1, FP16=2, TF32=3),
-        NetworkDefinitionCreationFlag=SimpleNamespace(EXPLICIT_BATCH=0),
-        IInt8EntropyCalibrator2=type("IInt8EntropyCalibrator2", (Base,), {}),
-        IInt8MinMaxCalibrator=type("IInt8MinMaxCalibrator", (Base,), {}),
-    ),
-    "tensorrt",
-)
-V10 = Adapter(
-    SimpleNamespace(
-        **{
-            **vars(V8.module),
-            "NetworkDefinitionCreationFlag": SimpleNamespace(EXPLICIT_BATCH=0, STRONGLY_TYPED=1),
-        }
-    ),
-    "tensorrt",
-)
+V8 = Adapter(recorded_module("8.5.3"), "tensorrt")
 
 
 def batches(*widths: int) -> Iterator[Batch]:
@@ -86,21 +66,15 @@ def test_batches_reach_the_device_in_the_order_of_the_names_that_tensorrt_asks_f
     device = Memory()
     feeding = feeder(batches(3, 3), device)
     calibrator = make_calibrator(V8, "entropy", feeding)
-    assert calibrator.constructed
     assert isinstance(calibrator, V8.module.IInt8EntropyCalibrator2)
+    assert isinstance(make_calibrator(V8, "minmax", feeding), V8.module.IInt8MinMaxCalibrator)
     ids, x = calibrator.get_batch(["ids", "x"])
-    np.testing.assert_array_equal(device.buffers[x], np.zeros((1, 3), np.float32))
-    np.testing.assert_array_equal(device.buffers[ids], [[0, 0]])
-    assert device.buffers[ids].dtype == np.int32  # the samples have 64 bits
-    assert calibrator.get_batch(["ids", "x"]) == [ids, x]
-    np.testing.assert_array_equal(device.buffers[x], np.ones((1, 3), np.float32))
+    assert calibrator.get_batch(["x", "ids"]) == [x, ids] != [ids, x]
+    assert device.copied["ids"][0].dtype == np.int32  # the samples have 64 bits
+    np.testing.assert_array_equal(device.copied["ids"], [[[0, 0]], [[1, 1]]])
+    np.testing.assert_array_equal(device.copied["x"], [np.zeros((1, 3)), np.ones((1, 3))])
     assert calibrator.get_batch(["ids", "x"]) is None
     assert (feeding.fed, feeding.raised) == (2, None)
-
-
-def test_minmax_is_tensorrts_other_class() -> None:
-    made = make_calibrator(V8, "minmax", feeder(batches(3)))
-    assert isinstance(made, V8.module.IInt8MinMaxCalibrator)
 
 
 def test_an_error_in_the_data_is_kept_and_nothing_is_fed_afterwards() -> None:
@@ -117,34 +91,21 @@ def test_an_error_in_the_data_is_kept_and_nothing_is_fed_afterwards() -> None:
     assert "the disk went away" in str(feeding.raised)
 
 
-def test_an_interrupt_does_not_cross_tensorrt() -> None:
+@pytest.mark.parametrize("is_deferred", [False, True])
+def test_an_interrupt_ends_the_data_and_does_not_cross_tensorrt(is_deferred: bool) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
     def interrupted() -> Iterator[Batch]:
-        raise KeyboardInterrupt
         yield from batches(3)
+        interrupt()
 
-    feeding = feeder(interrupted())
+    feeding = feeder(batches(3, 3) if is_deferred else interrupted())
+    assert feeding.next(["x"]) is not None
+    if is_deferred:
+        feeding.before_each_batch = interrupt
     assert feeding.next(["x"]) is None
     assert isinstance(feeding.raised, KeyboardInterrupt)
-
-
-def test_an_interrupt_that_was_deferred_ends_the_data() -> None:
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    feeding = feeder(batches(3, 3))
-    assert feeding.next(["x"]) is not None
-    feeding.before_each_batch = interrupted
-    assert feeding.next(["x"]) is None
-    assert isinstance(feeding.raised, KeyboardInterrupt)
-
-
-def test_a_batch_of_another_shape_is_an_error_that_names_it() -> None:
-    feeding = feeder(batches(3, 4))
-    assert feeding.next(["x"]) is not None
-    assert feeding.next(["x"]) is None
-    assert isinstance(feeding.raised, DataError)
-    assert "batch 1: input 'x' has shape 1x4" in feeding.raised.message
-    assert "1x3" in feeding.raised.message
 
 
 def test_no_cache_is_read_and_the_found_scales_are_kept() -> None:
@@ -157,8 +118,7 @@ def test_no_cache_is_read_and_the_found_scales_are_kept() -> None:
 
 def test_the_first_batch_is_looked_at_and_not_lost() -> None:
     first, every = first_and_all(batches(3, 3, 3))
-    assert first.where == "batch 0"
-    assert [batch.where for batch in every] == ["batch 0", "batch 1", "batch 2"]
+    assert [first.where, *(batch.where for batch in every)] == ["batch 0", "batch 0", "batch 1", "batch 2"]
     with pytest.raises(DataError, match="no batch to calibrate on"):
         first_and_all([])
 
@@ -167,38 +127,6 @@ def test_the_first_batch_is_looked_at_and_not_lost() -> None:
 def test_without_a_gpu_the_device_says_so() -> None:
     with pytest.raises(EngineUnavailable, match="no CUDA device can be used for calibration"):
         Device()
-
-
-class Config:
-    """Records the flags it is told."""
-
-    def __init__(self) -> None:
-        self.flags: list[object] = []
-
-    def set_flag(self, flag: object) -> None:
-        self.flags.append(flag)
-
-    def clear_flag(self, flag: object) -> None:
-        """Only TF32 is ever taken away."""
-        assert flag == V8.module.BuilderFlag.TF32
-
-
-@pytest.mark.parametrize("adapter", [V8, V10])
-def test_calibration_makes_types_weak_where_they_could_be_strong(adapter: Adapter) -> None:
-    adapter.require_calibrators()
-    assert adapter.network_flags(weak=True) == 1 << 0  # EXPLICIT_BATCH alone
-    config = Config()
-    adapter.set_precision(config, "int8", weak=True)
-    assert config.flags == [1]
-    adapter.set_precision(config, "int8", weak=True, float_precision="fp16")
-    assert config.flags == [1, 1, 2]
-
-
-def test_tensorrt_rtx_refuses_calibrators_and_names_the_way_that_is_left() -> None:
-    adapter = Adapter(tensorrt_rtx, "tensorrt-rtx")
-    with pytest.raises(InvalidOption, match=r"tensorrt_rtx .* has no INT8 calibrators") as caught:
-        adapter.require_calibrators()
-    assert "`ranges`" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -219,3 +147,155 @@ def test_build_refuses_what_cannot_be_before_any_work(
             tiny_file("residual"), output, target="tensorrt-rtx", **{"precision": "int8", **options}
         )
     assert not output.exists()
+
+
+MIXED = """<ir_version: 8, opset_import: ["" : 16]>
+mixed (float[n,4] x, int64[n,2] ids, bool[n,4] kept, int64[2] size) => (float[a,b] y)
+<float[4,4] w = {1,0,0,0, 0,1,0,0, 0,0,1,0, 0,0,0,1}, int64[1] axes = {1}> {
+    product = MatMul (x, w)
+    zero = Sub (product, product)
+    masked = Where (kept, product, zero)
+    wide = Cast <to = 1> (ids)
+    total = ReduceSum <keepdims = 1> (wide, axes)
+    sum = Add (masked, total)
+    y = Expand (sum, size)
+}"""
+FEEDS = {
+    "x": np.linspace(-1, 1, 4, dtype=np.float32).reshape(1, 4),
+    "ids": np.array([[1, 2]]),
+    "kept": np.array([[True, False, True, True]]),
+    "size": np.array([3, 4]),
+}
+
+OnMachine = Callable[..., Machine]
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Memory:
+    """What the next build copies to."""
+    made = Memory()
+    monkeypatch.setattr(calibration, "Device", lambda *_: made)
+    return made
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """A model with inputs of every kind; the values of `size` are a shape."""
+    onnx.save(parser.parse_model(MIXED), tmp_path / "mixed.onnx")
+    return tmp_path / "mixed.onnx"
+
+
+def calibrated(
+    here: Machine, model: Path, *samples: dict[str, Any], float_precision: str = "auto", **options: Any
+) -> Any:
+    """Build with TensorRT's own calibrator on samples."""
+    folder = here.folder / "samples"
+    folder.mkdir()
+    for index, sample in enumerate(samples):
+        np.savez(folder / f"{index}.npz", **sample)
+    sizes = {"x": (2, 4), "ids": (2, 2), "kept": (2, 4), "size": (4, 4)}
+    sizes = {name: shape for name, shape in sizes.items() if name in samples[0]} | {
+        name: (2, *samples[0][name].shape[1:]) for name in samples[0] if name not in sizes
+    }
+    return here.build(
+        model, "int8", calibrator="native", data=str(folder), min_shapes={**sizes, "size": (1, 4)},
+        opt_shapes=sizes, max_shapes=sizes, allow_fallback=True, options=options,
+        float_precision=float_precision,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("version", "wide"), [("8.5.3", "int32"), ("10.16", "int64")])
+def test_samples_are_copied_in_the_networks_types(
+    version: str, wide: str, machine: OnMachine, mixed: Path, device: Memory
+) -> None:
+    here = machine(version)
+    proof = calibrated(here, mixed, FEEDS, FEEDS).manifest.proof
+    assert proof["calibration_batches"] == 2
+    first = {name: arrays[0] for name, arrays in device.copied.items()}
+    assert {name: str(array.dtype) for name, array in first.items()} == {
+        "x": "float32", "ids": wide, "kept": "bool", "size": wide
+    }  # fmt: skip
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, FEEDS[name])
+    # The calibration profile has the values of shape inputs.
+    assert ("size", (3, 4), (3, 4), (3, 4)) in here.told("set_shape_input")
+    assert ("ids", (1, 2), (1, 2), (1, 2)) in here.told("set_shape")
+    assert "size" not in {name for name, *_ in here.told("set_shape")}
+
+
+@pytest.mark.parametrize(("version", "dtype"), [("8.5.3", "float16"), ("10.16", "bfloat16")])
+def test_halves_get_float32_samples(
+    version: str, dtype: str, machine: OnMachine, mixed: Path, device: Memory
+) -> None:
+    calibrated(machine(version), mixed, FEEDS, io_formats=(f"x={dtype}",))
+    np.testing.assert_array_equal(device.copied["x"][0], FEEDS["x"])
+    assert device.copied["x"][0].dtype == np.float32
+
+
+@pytest.mark.parametrize("version", ["8.5.3", "10.16"])
+def test_bytes_get_float32_samples(version: str, machine: OnMachine, tmp_path: Path, device: Memory) -> None:
+    text = MIXED.replace("bool[n,4] kept", "uint8[n,4] pixels")
+    text = text.replace("    zero = Sub (product, product)\n", "    bytes = Cast <to = 1> (pixels)\n")
+    text = text.replace("Where (kept, product, zero)", "Mul (bytes, product)")
+    onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
+    pixels = np.array([[0, 1, 128, 255]], np.uint8)
+    samples = {name: array for name, array in FEEDS.items() if name != "kept"} | {"pixels": pixels}
+    calibrated(machine(version), tmp_path / "m.onnx", samples)
+    np.testing.assert_array_equal(device.copied["pixels"][0], pixels)
+    assert device.copied["pixels"][0].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "value", "said"),
+    [
+        ("8.5.3", "ids", [[1, 2**31]], "1.npz: input 'ids' is int64 with values that int32"),
+        ("10.16", "size", [4, 4], "holds the shape 4, 4; TensorRT calibrates at one.* 3, 4"),
+        ("10.16", "ids", [[1, 2], [3, 4]], "input 'ids' has shape 2x2"),
+    ],
+)
+def test_a_sample_that_the_network_does_not_hold_ends_the_build_by_name(
+    version: str, name: str, value: Any, said: str, machine: OnMachine, mixed: Path, device: Memory
+) -> None:
+    here = machine(version)
+    wrong = {**FEEDS, name: np.array(value, FEEDS[name].dtype)}
+    with pytest.raises(DataError, match=said):
+        calibrated(here, mixed, FEEDS, wrong, float_precision="fp32")
+    assert here.nothing_built
+    assert name in device.copied
+
+
+def test_an_input_of_unknown_bytes_is_refused(machine: OnMachine, mixed: Path, device: Memory) -> None:
+    with pytest.raises(InvalidOption, match=r"`calibrator`: input 'x' .*in a memory format of its own"):
+        calibrated(machine("10.16"), mixed, FEEDS, io_formats=("x=:hwc8",))
+    assert not device.copied
+
+
+@pytest.mark.parametrize(
+    ("array", "dtype", "fits"),
+    [
+        (np.array([2**31 - 1, -(2**31)]), "int32", True),
+        (np.array([2**31]), "int32", False),
+        (np.array([0, 1]), "bool", True),
+        (np.array([2]), "bool", False),
+        (np.array([0.1], np.float64), "float32", True),  # rounded, as whoever calls the engine rounds it
+        (np.array([1e39], np.float64), "float32", False),
+        (np.array([np.inf, np.nan], np.float32), "float16", True),
+        (np.array([3.0], np.float32), "uint8", True),
+        (np.array([3.5], np.float32), "uint8", False),
+        (np.array([np.nan], np.float32), "int32", False),
+        (np.array(7), "int32", True),
+    ],
+)
+def test_conversions_keep_all_values_or_are_none(array: np.ndarray[Any, Any], dtype: str, fits: bool) -> None:
+    converted = convert(array, np.dtype(dtype))
+    assert (converted is not None) == fits
+    if converted is not None:
+        assert (converted.dtype, converted.shape) == (np.dtype(dtype), array.shape)
+        np.testing.assert_array_equal(converted, array.astype(dtype))
+
+
+def test_a_transposed_sample_is_made_contiguous() -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3).T
+    taken = CalibrationInput("x", np.dtype("float32"), (3, 2)).take(Batch({"x": array}, None, "one"))
+    assert taken.flags.c_contiguous
+    np.testing.assert_array_equal(taken, array)

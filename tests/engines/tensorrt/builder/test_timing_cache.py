@@ -1,17 +1,23 @@
-"""The timing cache: kept per device and version, merged with what other builds wrote, never a foreign one."""
+"""The timing cache, and second builds that measure nothing again: those of engines that tell less."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from simulated_machine import Machine
+from simulated_plan import read_plan
 
-from qcompile.engines.tensorrt.builder import builder, timing_cache
+import qcompile
+from qcompile.engines.tensorrt.adapter import Adapter
+from qcompile.engines.tensorrt.builder import builder, calibration, timing_cache
 from qcompile.errors import InvalidOption
+from qcompile.spec.tensorrt import TensorRTOptions
 
 MakeFile = Callable[..., Path]
 OnMachine = Callable[..., Machine]
@@ -29,10 +35,15 @@ def tactics(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("version", ["8.5.3", "10.16", "11.4"])
-def test_the_next_build_measures_nothing_again(
+def test_the_next_build_measures_nothing_again_unless_it_is_off(
     version: str, machine: OnMachine, tiny_file: MakeFile, tmp_path: Path
 ) -> None:
     here = machine(version)
+    for _ in range(2):
+        here.build(tiny_file("residual"), options={"timing_cache": "off"})
+    assert len(here.circumstances.measured) == 2 * len(set(here.circumstances.measured))
+    assert caches(tmp_path) == []
+    here.circumstances.measured.clear()
     here.build(tiny_file("residual"))
     measured = list(here.circumstances.measured)
     assert measured
@@ -41,16 +52,6 @@ def test_the_next_build_measures_nothing_again(
     assert "Simulated_A10-sm86" in path.name
     here.build(tiny_file("residual"))
     assert here.circumstances.measured == measured
-
-
-def test_off_measures_again_and_writes_nothing(
-    machine: OnMachine, tiny_file: MakeFile, tmp_path: Path
-) -> None:
-    here = machine("10.16")
-    for _ in range(2):
-        here.build(tiny_file("residual"), options={"timing_cache": "off"})
-    assert len(here.circumstances.measured) == 2 * len(set(here.circumstances.measured))
-    assert caches(tmp_path) == []
 
 
 def test_what_another_build_wrote_meanwhile_is_kept(
@@ -108,9 +109,7 @@ def test_tensorrt_8_5_without_cudnn_builds_although_it_cannot_read_its_own_cache
     assert tactics(path)
 
 
-def test_a_damaged_file_that_we_named_is_replaced(
-    machine: OnMachine, tiny_file: MakeFile, tmp_path: Path
-) -> None:
+def test_a_damaged_file_of_ours_is_replaced(machine: OnMachine, tiny_file: MakeFile, tmp_path: Path) -> None:
     here = machine("10.16")
     here.build(tiny_file("residual"))
     (path,) = caches(tmp_path)
@@ -118,24 +117,6 @@ def test_a_damaged_file_that_we_named_is_replaced(
     built = here.build(tiny_file("residual"), name="again")
     assert [text for text in built.manifest.warnings if "it will be replaced" in text]
     assert tactics(path)
-
-
-def test_a_cache_that_turns_foreign_meanwhile_costs_no_engine(
-    machine: OnMachine, tiny_file: MakeFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine("10.16", device="8.0").build(tiny_file("mlp"), options={"timing_cache": str(tmp_path / "other")})
-    here, path = machine("10.16"), tmp_path / "t.cache"
-    merge = timing_cache.merge_cache
-
-    def once_it_is_foreign(*arguments: Any) -> tuple[str, ...]:
-        path.write_bytes((tmp_path / "other").read_bytes())
-        return merge(*arguments)
-
-    monkeypatch.setattr(builder, "merge_cache", once_it_is_foreign)
-    manifest = here.build(tiny_file("residual"), name="kept", options={"timing_cache": str(path)}).manifest
-    assert any("what was measured is not kept" in text for text in manifest.warnings)
-    assert (tmp_path / "built/kept.engine").is_file()
-    assert path.read_bytes() == (tmp_path / "other").read_bytes()
 
 
 @pytest.mark.parametrize("fault", ["serialize", "get_timing_cache", "combine"])
@@ -159,9 +140,71 @@ def test_the_plan_is_on_the_disk_before_the_cache_is_merged_and_outlives_its_fai
     assert [text for text in built.manifest.warnings if "what was measured is not kept" in text]
 
 
-def test_a_folder_that_cannot_be_written_is_named(
-    machine: OnMachine, tiny_file: MakeFile, tmp_path: Path
-) -> None:
+def test_an_unwritable_folder_is_named(machine: OnMachine, tiny_file: MakeFile, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidOption, match=r"timing cache .*file/t.cache"):
         machine("10.16").build(tiny_file("mlp"), options={"timing_cache": str(tmp_path / "file/t.cache")})
+
+
+def verbosity(path: Path) -> str:
+    """What a stand-in's plan was built with."""
+    content = read_plan(path.read_bytes())
+    assert content is not None
+    return str(content["verbosity"])
+
+
+@pytest.mark.parametrize("timing_cache", ["auto", "off"])
+@pytest.mark.parametrize("version", ["8.5.3", "10.16", "11.4"])
+def test_the_proof_is_the_twins_and_nothing_is_measured_twice(
+    version: str, timing_cache: str, machine: OnMachine, tiny_file: MakeFile
+) -> None:
+    here, model = machine(version), tiny_file("residual")
+    options = {"timing_cache": timing_cache}
+    plain = here.build(model, "fp16", options=options)
+    measured = len(here.circumstances.measured)
+    quiet = here.build(model, "fp16", name="quiet", options={**options, "profiling_verbosity": "none"})
+    assert (verbosity(plain.path), verbosity(quiet.path)) == ("DETAILED", "NONE")
+    assert quiet.manifest.proof == plain.manifest.proof
+    assert quiet.manifest.options["profiling_verbosity"] == "none"
+    assert not [text for text in quiet.manifest.warnings if "detailed" in text]
+    # The twin and the engine measure what one build does; with a cache on the disk nothing at all.
+    assert len(here.circumstances.measured) == measured * (2 if timing_cache == "off" else 1)
+    assert len(here.told("build_serialized_network")) == 3
+
+
+def test_other_kernels_than_the_twins_are_said(
+    machine: OnMachine, tiny_file: MakeFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, sizes = machine("10.16"), iter((4096, 8192))
+    monkeypatch.setattr(Adapter, "memory_bytes", lambda *_: next(sizes))
+    made = here.build(tiny_file("residual"), options={"profiling_verbosity": "layer-names"}).manifest
+    assert any("needs 8192 bytes; the detailed one that was inspected" in text for text in made.warnings)
+
+
+def test_a_calibrator_is_fed_once(
+    machine: OnMachine, tiny_file: MakeFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, fed = machine("8.5.3"), []
+
+    def copy(name: str, _: Any) -> int:
+        fed.append(name)
+        return 1000
+
+    memory = SimpleNamespace(copy=copy, close=lambda: None)
+    monkeypatch.setattr(calibration, "Device", lambda _: memory)
+    np.savez(tmp_path / "x.npz", x=np.ones((1, 4, 8, 8), np.float32))
+    made = here.build(
+        tiny_file("residual"), "int8", calibrator="native", data=str(tmp_path / "x.npz"), allow_fallback=True,
+        options={"profiling_verbosity": "none"},
+    )  # fmt: skip
+    assert (fed, made.manifest.proof["calibration_batches"]) == (["x"], 1)
+    assert verbosity(made.path) == "NONE"
+
+
+def test_the_real_rtx_keeps_the_verbosity_for_the_run(tiny_file: MakeFile, tmp_path: Path) -> None:
+    plans = []
+    for name in ("detailed", "none"):
+        path, options = tmp_path / f"{name}.engine", TensorRTOptions(profiling_verbosity=name)  # type: ignore[arg-type]
+        qcompile.build(tiny_file("residual"), path, target="tensorrt-rtx", gpus=("sm86",), tensorrt=options)
+        plans.append(path.read_bytes())
+    assert sum(one != other for one, other in zip(*plans, strict=True)) == 1  # of 430,860 bytes, in 1.7.1
