@@ -20,10 +20,10 @@ from dataclasses import dataclass
 
 from ..errors import EngineUnavailable
 from ..model.source import TENSORFLOW_KINDS
-from ..pipeline.kinds import ANY, PROCESSOR
+from ..pipeline.kinds import ANY, PROCESSOR, named_artifact
 from ..pipeline.recipe import Recipe
 from ..pipeline.stages import recipe_source
-from ..pipeline.steps import Step, artifact
+from ..pipeline.steps import Step
 from ..pipeline.trial_stages import trial_target
 from .facts import Facts
 
@@ -83,9 +83,9 @@ def _needs(recipe: Recipe, step: Step) -> tuple[tuple[str, ...], tuple[str, ...]
     if step.kind in ("trial", "rank"):
         return tuple({"onnxruntime", trial_target(step.trial, step.artifact)}), (), False
     if step.kind == "bench":
-        targets = dict.fromkeys(artifact(recipe, name).target for name in step.built)
+        targets = dict.fromkeys(named_artifact(recipe, name).target for name in step.built)
         return kind, (*targets, "pytorch"), any(target.startswith("tensorrt") for target in targets)
-    section = artifact(recipe, step.artifact)
+    section = named_artifact(recipe, step.artifact)
     if step.kind == "quantize":
         return (section.target,), ("onnxruntime",), False
     # TensorRT builds on the GPU that runs the engine; RTX builds for others ahead of time.

@@ -120,23 +120,50 @@ def run(
         InvalidOption: If a file that it reads would be overwritten.
         QCompileError: Of a stage that failed and that every artifact needs; what was done before stays done.
     """
-    if not isinstance(recipe, Recipe):
-        recipe = read_recipe(recipe)
-    refuse_matrix(recipe)
-    given = Path(output) if output is not None else None
     executor = executor or ThisProcess()
-    recipe = for_every_kind(trusted(recipe, trust=trust, output=given, typed=typed), executor.kinds)
-    folder = given or recipe.folder / recipe.output
-    check_output(recipe, recipe.folder, folder)
+    recipe, folder = prepared(recipe, output, trust=trust, typed=typed, kinds=executor.kinds)
     store = Store(folder, folder=shared)
     with store.locked(), trusting(recipe.model.trust):
-        report = _Run(recipe, store, again, executor, progress, listener, page=page).drive()
+        visit = Visit(recipe, store, again, executor, progress, listener, page=page)
+        report = visit.drive()
+        if visit.results:
+            from ..bench.results.results import load_results
+
+            report.results = load_results(visit.results.path)
+            report.judge(visit.results.path, recipe.budget)
         store.forget_old()
     return report
 
 
-class _Run:
-    """One run: each step's file is handed to the next; artifacts do not wait for each other."""
+def prepared(
+    recipe: str | Path | Recipe,
+    output: str | Path | None,
+    *,
+    trust: bool,
+    typed: Collection[str] = (),
+    kinds: Sequence[str] = (),
+) -> tuple[Recipe, Path]:
+    """Return a recipe that may be carried out on these kinds of GPU, and its output folder."""
+    if not isinstance(recipe, Recipe):
+        recipe = read_recipe(recipe)
+    refuse_matrix(recipe)
+    given = Path(output) if output is not None else None
+    recipe = for_every_kind(trusted(recipe, trust=trust, output=given, typed=typed), kinds)
+    folder = given or recipe.folder / recipe.output
+    check_output(recipe, recipe.folder, folder)
+    return recipe, folder
+
+
+class Visit:
+    """One visit of all stages: each step's file is handed to the next; artifacts do not wait for each other.
+
+    The executor carries the steps out, or only looks whether they are done.
+
+    Attributes:
+        results: What was measured; None until then.
+    """
+
+    results: Made | None = None
 
     def __init__(
         self,
@@ -144,10 +171,10 @@ class _Run:
         store: Store,
         again: tuple[str, ...],
         executor: Executor,
-        progress: Progress,
-        listener: StageListener | None,
+        progress: Progress = silent,
+        listener: StageListener | None = None,
         *,
-        page: bool,
+        page: bool = True,
     ) -> None:
         self.recipe, self.store, self.again, self.executor = recipe, store, again, executor
         self.progress, self.listener, self.page = progress, listener, page
@@ -156,6 +183,7 @@ class _Run:
         self.converted: dict[str, Made] = {}
 
     def drive(self) -> RunReport:
+        """Visit the stages in order."""
         recipe = self.recipe
         model = self._do(Step(kind="export", source_digest=self.source_digest))
         if recipe_source(recipe).kind in TENSORFLOW_KINDS:  # the machine that measures need not have it
@@ -223,8 +251,6 @@ class _Run:
         return self._do(Step(kind="build", artifact=one.name, files=files, machine=built_on(one)))
 
     def _bench(self, built: Mapping[str, Made], ranges: Made | None) -> None:
-        from ..bench.results.results import load_results
-
         reasons = {
             name: f"{error.message}; {error.hint}" if error.hint else error.message
             for name, error in self.report.failures.items()
@@ -240,9 +266,7 @@ class _Run:
             why_not=reasons,
             unavailable=tuple(unavailable),
         )
-        measured = self._measured(step)
-        self.report.results = load_results(measured.path)
-        self.report.judge(measured.path, self.recipe.budget)
+        self.results = measured = self._measured(step)
         if not self.page:
             return
         files = {"results": measured, "ranges": ranges} if ranges else {"results": measured}

@@ -72,9 +72,9 @@ def recipe_source(recipe: Recipe) -> Source:
     )
 
 
-def export_stage(recipe: Recipe, source: Source, source_digest: str) -> Stage:
+def export_stage(recipe: Recipe, source_digest: str) -> Stage:
     """The model becomes ONNX."""
-    section = recipe.model
+    section, source = recipe.model, recipe_source(recipe)
 
     def work(path: Path, progress: Progress) -> object:
         from ..compiler.export import export

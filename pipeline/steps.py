@@ -6,7 +6,7 @@ same `Stage` of it there. The files that it is given are named by their digests,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -90,35 +90,7 @@ def stage_of(recipe: Recipe, step: Step, output: Path) -> Stage | None:
         None for a graph that stays as it is: in float, of PyTorch, or for an engine that is not here, whose
         build then says so.
     """
-    model, ranges = step.files.get("model"), step.files.get("ranges")
-    if step.kind == "export":
-        return export_stage(recipe, recipe_source(recipe), step.source_digest)
-    if step.kind == "simplify":
-        return simplify_stage(recipe, _given(model))
-    if step.kind == "calibrate":
-        checkpoint = output / FOLDER / f"{step.name}.checkpoint"
-        return calibrate_stage(recipe, _given(model), checkpoint, shard=step.shard, parts=step.shards)
-    if step.kind == "quantize":
-        return _lowering(recipe, artifact(recipe, step.artifact), _given(model), ranges)
-    if step.kind == "build":
-        return _build(recipe, step)
-    if step.kind == "trial":
-        return trial_stage(recipe, step.name, step.trial)
-    if step.kind == "rank":
-        return rank_stage(recipe, step.name, step.trial, step.artifact, step.shard)
-    if step.kind == "report":
-        return report_stage(_given(step.files.get("results")), ranges, recipe.budget)
-    if step.files and model is None:
-        return join_stage(step.files, output)
-    return bench_stage(
-        recipe, recipe_source(recipe), step.source_digest, step.built, output, step.why_not, step.unavailable,
-        step.machine,
-    )  # fmt: skip
-
-
-def artifact(recipe: Recipe, name: str) -> ArtifactSection:
-    """Return the artifact of this name."""
-    return named_artifact(recipe, name)
+    return _STAGES[step.kind](recipe, step, output)
 
 
 def takes_pytorch(one: ArtifactSection) -> bool:
@@ -128,29 +100,45 @@ def takes_pytorch(one: ArtifactSection) -> bool:
     return engine(one.target).takes == "pytorch"
 
 
-def _lowering(recipe: Recipe, one: ArtifactSection, model: Made, ranges: Made | None) -> Stage | None:
+def _calibrate(recipe: Recipe, step: Step, output: Path) -> Stage:
+    checkpoint = output / FOLDER / f"{step.name}.checkpoint"
+    return calibrate_stage(recipe, step.files["model"], checkpoint, shard=step.shard, parts=step.shards)
+
+
+def _lower(recipe: Recipe, step: Step, _: Path) -> Stage | None:
     from ..engines.capabilities import capabilities
     from ..engines.registry import engine
 
+    one = named_artifact(recipe, step.artifact)
     try:
         needs = capabilities(engine(one.target))
     except EngineUnavailable:
         return None
-    return lower_stage(recipe, one, model, ranges, needs)
+    return lower_stage(recipe, one, step.files["model"], step.files.get("ranges"), needs)
 
 
-def _build(recipe: Recipe, step: Step) -> Stage:
-    one = artifact(recipe, step.artifact)
+def _build(recipe: Recipe, step: Step, _: Path) -> Stage:
+    one, files = named_artifact(recipe, step.artifact), step.files
     if takes_pytorch(one):
         return build_stage(recipe, one, recipe_source(recipe).absolute, step.source_digest)
-    model = _given(step.files.get("model"))
-    ranges, graph = step.files.get("ranges"), step.files.get("graph")
+    model, ranges, graph = files["model"], files.get("ranges"), files.get("graph")
     return build_stage(recipe, one, str(model.path), model.digest, ranges=ranges, graph=graph)
 
 
-def _given(made: Made | None) -> Made:
-    assert made is not None, "the caller gives it"
-    return made
+_STAGES: Mapping[Kind, Callable[[Recipe, Step, Path], Stage | None]] = {
+    "export": lambda recipe, step, _: export_stage(recipe, step.source_digest),
+    "simplify": lambda recipe, step, _: simplify_stage(recipe, step.files["model"]),
+    "calibrate": _calibrate,
+    "quantize": _lower,
+    "build": _build,
+    "bench": lambda recipe, step, output: (
+        bench_stage(recipe, step, output) if step.source_digest else join_stage(step.files, output)
+    ),
+    "report": lambda recipe, step, _: report_stage(step.files, recipe.budget),
+    "trial": lambda recipe, step, _: trial_stage(recipe, step.name, step.trial),
+    "rank": lambda recipe, step, _: rank_stage(recipe, step.name, step.trial, step.artifact, step.shard),
+}
+"""Kind of step to the stage that it means."""
 
 
 @dataclass(frozen=True)
