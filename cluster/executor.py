@@ -30,12 +30,21 @@ from ..pipeline.steps import Done, Step, ThisProcess
 from ..pipeline.store import Store, Stored
 from ..processor import isa_here
 from ..progress import Progress, silent
-from .bundle import LocalBundle, bundle_beside, bundle_of_recipe, bundle_of_stage, write_files
+from .bundle import (
+    OUTPUT,
+    RECIPE,
+    Answer,
+    LocalBundle,
+    Request,
+    StageKilled,
+    bundle_beside,
+    bundle_of_recipe,
+    bundle_of_stage,
+    write_files,
+)
 from .carriers import ClientCarrier, MissingChunk, StoreCarrier
-from .facts import Facts, isa_announced
-from .fleet import Fleet, lost_scheduler
-from .messages import OUTPUT, RECIPE, Answer, Request, StageKilled
-from .needs import Place, gpus_of, place
+from .connection import Fleet, lost_scheduler
+from .resources import Facts, Place, gpus_of, isa_announced, place
 
 _ATTEMPTS = 20
 _RETRIES = 2

@@ -17,7 +17,7 @@ from .connection import require_dask
 from .security import check_address, is_this_machine, read_scheduler, security, split_address
 
 if TYPE_CHECKING:
-    from .facts import Facts
+    from .resources import Facts
 
 CONNECT_S = 300.0
 """How long a scheduler may be away, at the start and after it was lost."""
