@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..artifact import tool_versions
 from ..files import read_json, write_json
-from ..model.source import digest_source, parse_source
+from ..model.source import Source, digest_source, parse_source
 from ..progress import Progress
 from ..spec.words import Target, is_own_metric
 from .recipe import Recipe
-from .stages import ONNX_TOOLS, Stage, given_ranges, located, recipe_source
+from .stages import ONNX_TOOLS, Made, Stage, given_ranges, located, recipe_source
 
 if TYPE_CHECKING:
     from ..compiler.quantize.sensitivity import LayerSensitivity
@@ -32,13 +32,7 @@ _kept: dict[str, TrialMaker] = {}
 
 def trial_text(setting: TrialSetting, ask: TrialAsk | None = None) -> str:
     """Return the JSON of a step: what the recipe does not say of the setting, and the ask of a trial."""
-    shared = {
-        "samples": setting.samples,
-        "method": setting.method,
-        "exclude": list(setting.exclude),
-        "threads": setting.threads,
-        "isa": setting.isa,
-    }
+    shared = {name: getattr(setting, name) for name in ("samples", "method", "exclude", "threads", "isa")}
     return json.dumps(shared | ({"ask": ask.as_json()} if ask else {}), sort_keys=True)
 
 
@@ -72,7 +66,7 @@ def rank_stage(recipe: Recipe, name: str, trial: str, target: str, shard: str) -
 
         setting = _setting(recipe, json.loads(trial))
         ranked = rank_part(setting, cast(Target, target), part, parts, progress=progress)
-        write_json(path, {"layers": [dict(vars(one)) for one in ranked]})
+        write_json(path, {"layers": [vars(layer) for layer in ranked]})
         return path
 
     key = {**_key(recipe, json.loads(trial), target), "shard": shard}
@@ -105,33 +99,19 @@ def _maker(recipe: Recipe, told: Mapping[str, Any]) -> TrialMaker:
 
     shared = {name: value for name, value in told.items() if name != "ask"}
     key = json.dumps([str(recipe.folder), _key(recipe, shared, "onnxruntime")])
-    maker = _kept.get(key)
-    if maker is None:
+    if key not in _kept:
         _kept.clear()  # one is enough: its outputs are as large as the data
-        maker = _kept[key] = TrialMaker(_setting(recipe, told))
-    return maker
+        _kept[key] = TrialMaker(_setting(recipe, shared))
+    return _kept[key]
 
 
-def _setting(recipe: Recipe, told: Mapping[str, Any]) -> TrialSetting:
+def _setting(recipe: Recipe, shared: Mapping[str, Any]) -> TrialSetting:
     from ..tuning.making import TrialSetting
 
-    ranges, section = given_ranges(recipe), recipe.bench
-    assert ranges is not None, "the recipe of a setting names them"
-    assert section is not None, "the recipe of a setting names its metric"
-    metric = section.metric
-    if is_own_metric(metric):
-        metric = parse_source(metric, base=recipe.folder).absolute
-    return TrialSetting(
-        model=recipe_source(recipe).file,
-        ranges=ranges.path,
-        data=str(located(recipe, recipe.data.evaluation)),
-        metric=metric,
-        samples=told["samples"],
-        method=told["method"],
-        exclude=tuple(told["exclude"]),
-        threads=told["threads"],
-        isa=told["isa"],
-    )
+    ranges, metric, own = _named(recipe)
+    model, data = recipe_source(recipe).file, str(located(recipe, recipe.data.evaluation))
+    options = {**shared, "exclude": tuple(shared["exclude"])}
+    return TrialSetting(model, ranges.path, data, own.absolute if own else metric, **options)
 
 
 def _key(recipe: Recipe, told: Mapping[str, Any], target: str) -> dict[str, Any]:
@@ -139,17 +119,23 @@ def _key(recipe: Recipe, told: Mapping[str, Any], target: str) -> dict[str, Any]
     from ..data.batches import Data
     from ..processor import processor
 
-    ranges, section = given_ranges(recipe), recipe.bench
-    assert ranges is not None, "the recipe of a setting names them"
-    assert section is not None, "the recipe of a setting names its metric"
-    own = parse_source(section.metric, base=recipe.folder) if is_own_metric(section.metric) else None
+    ranges, metric, own = _named(recipe)
     data = Data(recipe.data.evaluation, (), base=recipe.folder, depends=recipe.data_depends)
     return {
         "model": digest_source(recipe_source(recipe)),
         "ranges": ranges.digest,
         "data": data.digest(),
-        "metric": digest_source(own) if own else section.metric,
+        "metric": digest_source(own) if own else metric,
         "trial": dict(told),
         "processor": processor(),
         "tools": tool_versions(target, *ONNX_TOOLS),
     }
+
+
+def _named(recipe: Recipe) -> tuple[Made, str, Source | None]:
+    """What the recipe of a setting names: its ranges, its metric, and the metric's function, if it is one."""
+    ranges, section = given_ranges(recipe), recipe.bench
+    assert ranges is not None, "the recipe of a setting names them"
+    assert section is not None, "the recipe of a setting names its metric"
+    own = parse_source(section.metric, base=recipe.folder) if is_own_metric(section.metric) else None
+    return ranges, section.metric, own

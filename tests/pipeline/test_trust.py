@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from qcompile.errors import QCompileError, RecipeError
+from qcompile.pipeline.names import KINDS
 from qcompile.pipeline.plan import plan
 from qcompile.pipeline.recipe import make_recipe, read_recipe
 from qcompile.pipeline.run import run
@@ -206,15 +207,7 @@ def test_with_trust_the_code_runs(places: tuple[Path, Path]) -> None:
     assert ran(places) == ["home.ran"]
 
 
-RUNS_CODE = {
-    "model.source", "sweep.models", "sweep.model.source", "bench.models", "data.calibration",
-    "data.evaluation", "sweep.model.calibration", "sweep.model.evaluation", "bench.metric",
-    "model.python", "bench.python", "artifact.tensorrt.plugins",
-}  # fmt: skip
-WRITES = {"output", "artifact.tensorrt.timing_cache", "name", "artifact.name", "sweep.model.name"}
-READS = {"model.weights", "model.preprocessing", "model.depends", "data.depends", "calibrate.ranges",
-    "sweep.model.weights", "sweep.model.preprocessing",
-}  # fmt: skip
+OF_FILES = {"name", "artifact.name", "sweep.model.name"}
 WORDS = {
     "model.inputs", "model.outputs", "model.dynamic", "artifact.method", "artifact.layers",
     "artifact.exclude", "artifact.only", "artifact.gpus", "artifact.min_shapes", "artifact.opt_shapes",
@@ -241,9 +234,9 @@ def texts_of(kind: type, prefix: str = "") -> set[str]:
 
 def test_every_key_of_a_recipe_is_judged() -> None:
     """Whoever adds a key decides whether it can run, write or read, and says so in the threat model."""
-    assert texts_of(RecipeFile) == RUNS_CODE | WRITES | READS | WORDS
+    assert texts_of(RecipeFile) == KINDS.keys() | OF_FILES | WORDS
     page = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
-    assert not {key for key in RUNS_CODE | WRITES | READS if f"`{key}`" not in page}
+    assert not {key for key in KINDS.keys() | OF_FILES if f"`{key}`" not in page}
 
 
 def test_each_test_that_the_threat_model_names_is_there() -> None:
