@@ -80,26 +80,3 @@ def test_parts_are_not_observed_again(recipe: Path, tmp_path: Path) -> None:
     report = run(recipe, output=tmp_path / "out", executor=InParts())
     assert set(report.stages.values()) == {"skipped"}
     assert not [name for name in report.stages if name.startswith("calibrate-")]
-
-
-def test_a_kept_stage_is_taken_by_name(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    with store.locked():
-        store.run("build-a", {"of": 1}, lambda folder: (folder / "a.onnx").write_text("one"))
-        first = store.kept("build-a")
-        store.run(
-            "build-a",
-            {"of": 2},
-            lambda folder: (folder / "a.onnx").write_text("two"),
-            took={"seconds": 7.0, "peak_bytes": None},
-        )
-        assert (tmp_path / "a.onnx").read_text() == "two"
-        assert store.records("build-a")[0]["seconds"] == 7.0
-        assert len(store.kept("build-a")) == 2
-        assert store.kept("build") == []
-        taken = store.take(first[0])
-        assert taken is not None
-        assert (tmp_path / "a.onnx").read_text() == "one"
-        (taken.folder / "a.onnx").write_text("changed")
-        assert store.take(first[0]) is None
-        assert first[0] not in store.kept("build-a")

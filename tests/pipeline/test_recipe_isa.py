@@ -9,49 +9,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recipes import artifact
 
 from qcompile.engines.capabilities import capabilities
 from qcompile.engines.registry import engine
 from qcompile.pipeline.auto import _isa
 from qcompile.pipeline.portable import portable_text
-from qcompile.pipeline.recipe import Recipe, parse_recipe
+from qcompile.pipeline.recipe import Recipe, parse_recipe, read_recipe
 from qcompile.pipeline.stages import Made, build_stage, lower_stage, with_isa
 from qcompile.pipeline.trial_stages import trial_text
 from qcompile.tuning import making
 from qcompile.tuning.making import TrialAsk, TrialMaker, TrialSetting
 
 OnProcessor = Callable[..., None]
-RECIPE = """
-version = 1
-name = "tiny"
-[model]
-source = "residual.onnx"
-[data]
-calibration = "residual-32-0.npz"
-[[artifact]]
-name = "cpu"
-target = "{target}"
-precision = "int8"
-{more}
-[[artifact]]
-name = "rtx"
-target = "tensorrt-rtx"
-gpus = ["sm86"]
-"""
 
 
 @pytest.fixture
-def recipe(
-    tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path
-) -> Callable[..., Recipe]:
-    """`recipe("openvino", 'isa = "avx2"')` is a recipe of one INT8 artifact for a processor."""
-    tiny_file("residual")
-    samples("residual", 32)
+def recipe(write_recipe: Callable[..., Path]) -> Callable[..., Recipe]:
+    """`recipe("openvino", isa="avx2")` is a recipe of one INT8 artifact for a processor."""
 
-    def parse(target: str = "onnxruntime", more: str = "") -> Recipe:
-        return parse_recipe(RECIPE.format(target=target, more=more).encode(), tmp_path / "recipe.toml")
+    def read(target: str = "onnxruntime", **options: str) -> Recipe:
+        cpu = artifact("cpu", target, "int8", **options)
+        return read_recipe(write_recipe(cpu, artifact("rtx", "tensorrt-rtx", gpus=["sm86"])))
 
-    return parse
+    return read
 
 
 def keys(recipe: Recipe) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -85,7 +66,7 @@ def test_a_graph_for_onnx_runtime_is_that_of_every_processor_with_the_instructio
     on_processor("avx512_vnni", "avx512_bf16")
     assert keys(recipe())[0] == here
     on_processor()
-    assert keys(recipe(more='isa = "avx512-vnni"'))[0] == here
+    assert keys(recipe(isa="avx512-vnni"))[0] == here
 
 
 def test_an_instruction_set_that_a_recipe_names_is_obeyed(
@@ -93,8 +74,8 @@ def test_an_instruction_set_that_a_recipe_names_is_obeyed(
 ) -> None:
     on_processor("avx512_vnni")
     for name in ("avx2", "neon"):
-        assert [key["options"]["isa"] for key in keys(recipe(more=f'isa = "{name}"'))] == [name, name]
-    one = recipe(more='isa = "avx2"').artifact[0]
+        assert [key["options"]["isa"] for key in keys(recipe(isa=name))] == [name, name]
+    one = recipe(isa="avx2").artifact[0]
     assert with_isa(one, "amx") == one
 
 
@@ -123,4 +104,4 @@ def test_trials_are_for_the_instruction_set_of_their_setting(
 
 def test_a_search_is_for_the_instruction_set_of_the_recipe(recipe: Callable[..., Recipe]) -> None:
     assert _isa(recipe().artifact) == "auto"
-    assert _isa(recipe(more='isa = "avx2"').artifact) == "avx2"
+    assert _isa(recipe(isa="avx2").artifact) == "avx2"
