@@ -6,17 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from recipes import recipe_of
 
 from qcompile.pipeline.portable import portable, portable_text, relative, settled
-from qcompile.pipeline.recipe import Recipe, make_recipe, parse_recipe, read_recipe
+from qcompile.pipeline.recipe import parse_recipe, read_recipe
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*/recipe.toml"))
-ARTIFACT = {"name": "a", "target": "onnxruntime"}
-
-
-def recipe(tmp_path: Path, **sections: object) -> Recipe:
-    values = {"version": 1, "name": "n", "model": {"source": "m.onnx"}, "artifact": [ARTIFACT], **sections}
-    return make_recipe(values, tmp_path / "recipe.toml")
+ARTIFACT: dict[str, object] = {"name": "a", "target": "onnxruntime"}
+BASE = Path("/base/recipes")
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.parent.name)
@@ -29,7 +26,9 @@ def test_what_is_written_is_read_as_it_was(path: Path) -> None:
 
 def test_texts_with_any_characters_are_written(tmp_path: Path) -> None:
     odd = 'a "b" \\ c\t\'é\n[x] # = {} \x7f \u2028'
-    found = recipe(tmp_path, model={"source": odd, "dynamic": []}, data={"calibration": odd})
+    found = recipe_of(
+        ARTIFACT, folder=tmp_path, model={"source": odd, "dynamic": []}, data={"calibration": odd}
+    )
     assert parse_recipe(portable_text(found), found.path) == found
 
 
@@ -52,7 +51,7 @@ def test_texts_with_any_characters_are_written(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_models_are_named_from_the_recipes_folder(text: str, moved: str) -> None:
-    found = recipe(Path("/base/recipes"), model={"source": text}, bench={"models": [f"other={text}"]})
+    found = recipe_of(ARTIFACT, folder=BASE, model={"source": text}, bench={"models": [f"other={text}"]})
     changed = portable(found)
     assert changed.model.source == moved
     assert changed.bench is not None
@@ -73,7 +72,7 @@ def test_models_are_named_from_the_recipes_folder(text: str, moved: str) -> None
     ],
 )
 def test_data_is_named_from_the_recipes_folder(text: str, moved: str) -> None:
-    found = recipe(Path("/base/recipes"), data={"calibration": text, "evaluation": text})
+    found = recipe_of(ARTIFACT, folder=BASE, data={"calibration": text, "evaluation": text})
     changed = portable(found)
     assert (changed.data.calibration, changed.data.evaluation) == (moved, moved)
 
@@ -83,15 +82,15 @@ def test_every_other_path_is_named_from_the_recipes_folder() -> None:
         "name": "a", "target": "tensorrt-rtx",
         "tensorrt": {"plugins": ["/base/p.so", "q.so"], "timing_cache": "/base/t.cache"},
     }  # fmt: skip
-    found = recipe(
-        Path("/base/recipes"),
+    found = recipe_of(
+        artifact,
+        folder=BASE,
         model={
             "source": "timm:x", "weights": "/base/w.pt", "depends": ["/base/d"], "simplify": False,
             "preprocessing": "/base/p.json",
         },
         data={"depends": ["/base/e"]},
         calibrate={"ranges": "/base/r.ranges"},
-        artifact=[artifact],
         bench={"metric": "/base/metric.py:score"},
     )  # fmt: skip
     assert b"/base" not in portable_text(found)

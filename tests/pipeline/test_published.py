@@ -5,39 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from recipes import artifact, recipe_of
 
 from qcompile.errors import InvalidOption, RecipeError
 from qcompile.pipeline.plan import plan
 from qcompile.pipeline.published import published
-from qcompile.pipeline.recipe import make_recipe, read_recipe
+from qcompile.pipeline.recipe import read_recipe
 from qcompile.pipeline.run import run
-
-HEAD = """
-version = 1
-name = "{name}"
-output = "{output}"
-[model]
-source = "{source}"
-simplify = {simplify}
-[data]
-calibration = "x.npz"
-"""
 
 
 def recipe_text(
-    *artifacts: tuple[str, str, str],
-    name: str = "net",
-    output: str = "out",
-    source: str = "m.py:build",
-    simplify: str = "true",
+    *artifacts: tuple[str, ...], output: str = "out", source: str = "m.py:build", simplify: str = "true"
 ) -> str:
     """A recipe of artifacts (name, target, precision)."""
-    head = HEAD.format(name=name, output=output, source=source, simplify=simplify)
-    tables = [
-        f'[[artifact]]\nname = "{one}"\ntarget = "{target}"\nprecision = "{precision}"\n'
-        for one, target, precision in artifacts
-    ]
-    return head + "".join(tables)
+    model = f"[model]\nsource = '{source}'\nsimplify = {simplify}\n[data]\ncalibration = 'x.npz'\n"
+    head = f"version = 1\nname = 'net'\noutput = '{output}'\n"
+    return head + model + "".join(artifact(*one) for one in artifacts)
 
 
 def write(folder: Path, text: str) -> Path:
@@ -88,11 +71,7 @@ def test_what_the_recipe_reads_is_not_overwritten(tmp_path: Path, how: str) -> N
     assert sorted(one.name for one in tmp_path.iterdir()) == ["net.onnx", "recipe.toml"]
 
 
-def test_a_recipe_in_memory_is_checked_too(tmp_path: Path) -> None:
+def test_a_recipe_in_memory_is_checked_too() -> None:
     section = {"target": ORT, "precision": "fp16"}
-    values = {
-        "version": 1, "name": "net", "model": {"source": "m.py:build"},
-        "artifact": [{"name": "a", **section}, {"name": "a.graph", **section}],
-    }  # fmt: skip
     with pytest.raises(RecipeError, match=r"a\.graph\.onnx"):
-        make_recipe(values, tmp_path / "recipe.toml")
+        recipe_of({"name": "a", **section}, {"name": "a.graph", **section})

@@ -205,7 +205,7 @@ def folder(tmp_path: Path, tiny_file: Callable[..., Path], samples: Callable[...
 
 
 @pytest.fixture
-def scaled(write_recipe: WriteRecipe) -> WriteRecipe:
+def scaled(folder: Path, write_recipe: WriteRecipe) -> WriteRecipe:
     """`scaled("ranges = 'm.ranges'", more=LINE)` writes a recipe of static INT8 without data."""
 
     def write(calibrate: str = "", *, source: str = "residual.onnx", more: str = "") -> Path:
