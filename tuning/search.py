@@ -33,18 +33,7 @@ def fewest_in_float(order: Sequence[str], keeps_budget: Keeps, *, tries: int = 8
             taken for granted while halving, and not while putting back.
         tries: How many layers may be tried to be put back, from the least damaging on.
     """
-    return answered(searching(order, tries=tries), keeps_budget)
-
-
-def answered(search: Search, keeps_budget: Keeps) -> Mix | None:
-    """Return what a search finds with these answers."""
-    try:
-        mix = next(search)
-        while True:
-            mix = search.send(keeps_budget(mix))
-    except StopIteration as found:
-        result: Mix | None = found.value
-        return result
+    return search_ahead(lambda: searching(order, tries=tries), keeps_budget, list, lambda _: None, 0)
 
 
 def searching(order: Sequence[str], *, tries: int = 8) -> Search:

@@ -227,7 +227,7 @@ def test_a_changed_budget_is_judged_without_measuring_again(
 
 def bad(name: str) -> str:
     """An artifact that cannot be built."""
-    return artifact(name, "tensorrt-rtx", "fp16", gpus=["sm86"], min_shapes=["nobody:2x2"])
+    return artifact(name, "tensorrt-rtx", "fp16", gpus=["sm86"], min_shapes=["nobody:4x2"])
 
 
 def exit_code(*words: object) -> object:

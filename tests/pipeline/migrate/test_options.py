@@ -51,7 +51,9 @@ def test_precisions(tool: Tool, row: Any, request: pytest.FixtureRequest) -> Non
         (artifact,) = recipe.artifact
         assert (artifact.precision, artifact.floats) == (precision, float_precision)
         assert not done.missing
-        assert bool(recipe.data.calibration) == (precision in ("int8", "fp8", "best"))
+        assert bool(recipe.data.calibration or recipe.calibrate.ranges) == (
+            precision in ("int8", "fp8", "best")
+        )
 
 
 @of_both("shapes")
