@@ -40,12 +40,10 @@ class FileRef(msgspec.Struct, frozen=True):
 
 
 class Bundle(msgspec.Struct, frozen=True):
-    """Files that belong together.
+    """Files that belong together, in the order of their bytes.
 
-    Attributes:
-        files: All files, in the order of their bytes.
-        recipe: Which of them is the recipe; empty for the files of a stage.
-        base: The folder that they lie in on the client, which files of stages may name.
+    `recipe` is the name of the one that is the recipe, empty for the files of a stage; `base` is the folder
+    that they lie in on the client, which files of stages may name.
     """
 
     files: tuple[FileRef, ...]
@@ -212,16 +210,14 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a worker answers.
+    """What a worker answers; `outcome` says how the request ended.
 
     Attributes:
-        outcome: See `Outcome`.
         name: Of the finished stage: its step's name and the digest of its key.
         key: Everything its outcome depended on.
         bundle: What the stage wrote, the main file first.
         was_done: Whether the worker had done it before.
         took: `seconds` and `peak_bytes` of the process that did it.
-        worker, address: Of the worker.
         missing: Digests of the bundles that nobody has whole.
         error: Of "failed": `QCompileError.as_json()`.
     """

@@ -29,12 +29,9 @@ class Carrier(Protocol):
 
 
 class WorkerCarrier:
-    """Chunks as Dask values, seen from a worker.
+    """Chunks as Dask values, seen from a worker; they are kept for the client of this id.
 
-    Args:
-        worker: The Dask worker.
-        client: Dask's id of the client that the chunks are kept for.
-        wait: Carries out a coroutine on the worker's loop.
+    `wait` carries out a coroutine on the worker's loop.
     """
 
     def __init__(self, worker: Any, client: str, wait: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
@@ -63,12 +60,9 @@ class WorkerCarrier:
 
 
 class ClientCarrier:
-    """Chunks as Dask values, seen from a client.
+    """Chunks as Dask values, seen from a client, which puts them on the worker of this address.
 
-    Args:
-        client: A synchronous `distributed.Client`.
-        futures: Takes what keeps the chunks that are put; workers forget a chunk with its future.
-        worker: Address of the worker that chunks are put on.
+    `futures` takes what keeps the chunks that are put: workers forget a chunk with its future.
     """
 
     def __init__(self, client: Any, futures: MutableMapping[str, Any], worker: str = "") -> None:
@@ -94,14 +88,9 @@ class ClientCarrier:
 
 
 class StoreCarrier:
-    """Chunks as files below a URL, named by their keys; they stay there for later runs.
+    """Chunks as files below a URL of fsspec, named by their keys; they stay there for later runs.
 
-    Args:
-        url: As fsspec spells it: a folder that all machines mount, s3://BUCKET/PREFIX, ...
-
-    Raises:
-        InvalidOption: If fsspec does not know the URL.
-        EngineUnavailable: If the package of its protocol is missing.
+    The URL is a folder that all machines mount, s3://BUCKET/PREFIX, ...
     """
 
     def __init__(self, url: str) -> None:

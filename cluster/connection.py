@@ -225,13 +225,8 @@ def _warn(text: str) -> None:
 class Fleet:
     """The workers of a scheduler, those that join later, too.
 
-    Args:
-        client: A synchronous `distributed.Client`.
-        insecure: Hosts that the user named as spoken to without TLS.
-        told: Of every worker that is refused.
-
-    Attributes:
-        refused: Address to why a worker is not used.
+    `insecure` are hosts that the user named as spoken to without TLS; `told` hears of every worker that is
+    refused, and `refused` is address to why a worker is not used.
     """
 
     def __init__(self, client: Any, insecure: Sequence[str], told: Callable[[str], None]) -> None:

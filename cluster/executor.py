@@ -79,13 +79,8 @@ class _Run:
 class ClusterExecutor:
     """Carries out steps on workers; several runs may use it at a time, each from threads of its own.
 
-    Args:
-        client: A synchronous `distributed.Client`.
-        fleet: Its workers.
-        store: URL of a store that carries the files; empty for Dask.
-
-    Attributes:
-        did: Step to the worker that did it last, for a line on the terminal.
+    `store` is the URL of a store that carries the files, empty for Dask; `did` is step to the worker that
+    did it last, for a line on the terminal.
     """
 
     def __init__(self, client: Any, fleet: Fleet, store: str = "") -> None:

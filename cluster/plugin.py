@@ -46,19 +46,7 @@ class Cancelled(Exception):
 
 
 class Service:
-    """What a worker keeps between requests.
-
-    Args:
-        worker: The Dask worker.
-        folder: Of its own.
-        plugin: How it was asked for.
-
-    Attributes:
-        facts: What the machine has.
-
-    Raises:
-        InvalidOption: If another worker uses the folder.
-    """
+    """What a worker keeps between requests, in a folder that no other worker uses."""
 
     def __init__(self, worker: Any, folder: Path, plugin: StagePlugin) -> None:
         from .task import look

@@ -162,11 +162,7 @@ class Place:
 def place(recipe: Recipe, step: Step, workers: Sequence[Facts], home: Facts | None = None) -> Place:
     """Return the workers that a step may go to.
 
-    Args:
-        recipe: The recipe of the step.
-        step: What is done.
-        workers: Those that may be asked.
-        home: The worker that will measure what is built: another processor may run it otherwise.
+    `home` is the worker that will measure what is built: another processor may run it otherwise.
     """
     required, preferred, gpu = _needs(recipe, step)
     alone = step.kind == "bench"

@@ -280,13 +280,9 @@ _LONGEST_S = 20.0  # of each measurement of the search; the recipe then measures
 
 @dataclass(frozen=True)
 class Found:
-    """What the search found.
+    """What the search found, and the digest of all it depends on.
 
-    Attributes:
-        key: Digest of all it depends on.
-        lines: The `[[artifact]]` of the mix; empty where none is faster within the budget.
-        notes: What the user should know.
-        was_known: Whether an earlier search is the same.
+    `lines` are the `[[artifact]]` of the mix, empty where none is faster within the budget.
     """
 
     key: str
@@ -328,11 +324,7 @@ def tune_recipe(
     executor: Executor | None = None,
     progress: Progress,
 ) -> Found:
-    """Search a mix for the graph that the recipe's artifacts are built from.
-
-    Returns:
-        What was found; a search that fails is a note.
-    """
+    """Search a mix for the graph of the recipe's artifacts; a search that fails is a note."""
     assert recipe.bench is not None, "it was measured"
     suffix = SIMPLIFIED * recipe.model.simplify
     model = report.output / f"{recipe.name}{suffix or '.onnx'}"

@@ -40,14 +40,8 @@ _SHARE = {"fp16": 0.5, "bf16": 0.5, "int8": 0.3, "fp8": 0.3, "int4": 0.15, "nvfp
 class Scale:
     """What the rules count with; None where it is not known.
 
-    Attributes:
-        weight_bytes: Of FP32.
-        multiply_adds: Of a sample.
-        cores: That may be used.
-        calibrated: Samples that are calibrated on.
-        evaluated: Samples that are evaluated.
-        rows: Artifacts that are measured here.
-        max_time_s: Limit of the measurement.
+    Bytes of the FP32 weights, multiply-adds of a sample, cores that may be used, samples that are
+    calibrated on and evaluated, artifacts that are measured here, and the measurement's time limit.
     """
 
     weight_bytes: int | None
@@ -61,12 +55,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a stage takes.
-
-    Attributes:
-        seconds, peak_bytes, disk_bytes: None where nobody can know yet.
-        source: "measured" of a stage that was carried out before, else "rule".
-    """
+    """What a stage takes, None where nobody can know yet: "measured" the last time, or by "rule"."""
 
     seconds: float | None
     peak_bytes: int | None

@@ -88,17 +88,10 @@ def measured_on(
 ) -> dict[str, list[str]]:
     """Return kind of machine to the artifacts that are measured there, beside the baseline.
 
-    An engine goes to each kind that it was built for and that is there; where none is, it stays with the
-    others, where its row says why it does not run. The rest goes where no GPU is needed; where
-    `bench.devices` names a GPU, to the machines with the first kind.
-
-    Args:
-        recipe: The recipe.
-        built_for: Artifact that was built to the GPUs it is for; empty for one without a GPU.
-        kinds: GPUs of the cluster; without any, all is measured together.
-
-    Returns:
-        The kinds in order, the one without a GPU first; one alone where nothing differs.
+    An engine goes to each of `kinds`, the cluster's GPUs, that it was built for; where none is there, it
+    stays with the others, where its row says why it does not run. The rest goes where no GPU is needed;
+    where `bench.devices` names a GPU, to the machines with the first kind. The kinds are in order, the one
+    without a GPU first; without any, all is measured together.
     """
     section, rest = recipe.bench, kind_of_others(recipe, kinds)
     assert section is not None, "the caller looks first"

@@ -63,10 +63,8 @@ class Member:
 def members(recipe: Recipe, *, kinds: Sequence[str] = (), only: Sequence[str] = ()) -> list[Member]:
     """Return what a sweep consists of, one model and shape after the other.
 
-    Args:
-        recipe: A recipe with `[sweep]`.
-        kinds: GPUs that the workers have, such as "sm90", for "each" in `sweep.gpus`.
-        only: Globs; cells whose name none of them matches are left out. Empty keeps all.
+    `kinds` are the workers' GPUs, such as "sm90", for "each" in `sweep.gpus`; `only` are globs, and cells
+    whose name none of them matches are left out. Empty keeps all.
     """
     matrix = recipe.sweep
     if matrix is None:

@@ -26,13 +26,9 @@ State = Literal["done", "changed", "to do"]
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """One stage.
+    """One stage: "changed" is one that was done with another key.
 
-    Attributes:
-        name: As `run` names it.
-        state: "done"; "changed" where it was done with another key; "to do".
-        why: Which keys changed, or what it follows.
-        estimate: What it takes, or took.
+    `why` says which keys changed, or what it follows; the estimate is what it takes, or took.
     """
 
     name: str
@@ -88,12 +84,7 @@ def plan(
     shared: Path | None = None,
     progress: Progress = silent,
 ) -> Plan:
-    """Return what `run` would do.
-
-    Args:
-        recipe, output, again, trust, shared: As `run`.
-        progress: Told of every step.
-    """
+    """Return what `run` would do with these options."""
     recipe, folder = prepared(recipe, output, trust=trust)
     store, looks = Store(folder, folder=shared), _Looks()
     for error in Visit(recipe, store, again, looks).drive().failures.values():

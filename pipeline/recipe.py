@@ -43,11 +43,7 @@ __all__ = ["BASELINE", "ArtifactSection", "Recipe", "read_recipe"]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(RecipeFile):
-    """A whole recipe.
-
-    Attributes:
-        path: The file it was read from, or would be written to: its folder is what paths are relative to.
-    """
+    """A whole recipe, and the file that it was read from, or would be written to."""
 
     path: Path = Path("recipe.toml")
 

@@ -157,10 +157,8 @@ def prepared(
 class Visit:
     """One visit of all stages: each step's file is handed to the next; artifacts do not wait for each other.
 
-    The executor carries the steps out, or only looks whether they are done.
-
-    Attributes:
-        results: What was measured; None until then.
+    The executor carries the steps out, or only looks whether they are done. `results` are what was
+    measured.
     """
 
     results: Made | None = None

@@ -86,9 +86,8 @@ def source_digest(recipe: Recipe) -> str:
 def stage_of(recipe: Recipe, step: Step, output: Path) -> Stage | None:
     """Return the stage that a step means here, keyed by what this machine has.
 
-    Returns:
-        None for a graph that stays as it is: in float, of PyTorch, or for an engine that is not here, whose
-        build then says so.
+    None is a graph that stays as it is: in float, of PyTorch, or for an engine that is not here, whose
+    build then says so.
     """
     return _STAGES[step.kind](recipe, step, output)
 
@@ -143,12 +142,9 @@ _STAGES: Mapping[Kind, Callable[[Recipe, Step, Path], Stage | None]] = {
 
 @dataclass(frozen=True)
 class Done:
-    """A stage that is done.
+    """A stage that is done, by an earlier run or now, and its file, kept in the run's store and published.
 
-    Attributes:
-        made: The file, kept in the store of the run and published.
-        was_done: Whether an earlier run did it.
-        where: Name of the worker that did it; empty for this process.
+    `where` is the worker that did it; empty for this process.
     """
 
     made: Made

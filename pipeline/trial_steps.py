@@ -32,11 +32,7 @@ def on_executor(
 
 
 class StepTrials:
-    """Has the trials of one setting carried out as steps.
-
-    Raises:
-        InvalidOption: If another tuning holds the folder.
-    """
+    """Has the trials of one setting carried out as steps, in a folder that no other tuning holds."""
 
     def __init__(
         self, executor: Executor, setting: TrialSetting, folder: Path, progress: Progress = silent

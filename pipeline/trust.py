@@ -40,13 +40,9 @@ _CODE, _INTERPRETER, _LIBRARY, _WRITES = "code", "an interpreter", "a native lib
 
 @dataclass(frozen=True)
 class Named:
-    """What a key names.
+    """What a key names: its kind, for the message, and where it lies, absolute.
 
-    Attributes:
-        key: Path of the key in the recipe.
-        what: Its kind, for the message.
-        text: As the recipe spells it.
-        path: Where it lies, absolute; None for a function of a module that lies outside.
+    `path` is None for a function of a module that lies outside.
     """
 
     key: str
@@ -58,11 +54,9 @@ class Named:
 def trusted(recipe: Recipe, *, trust: bool, output: Path | None, typed: Collection[str] = ()) -> Recipe:
     """Return the recipe, with all that its user grants it.
 
-    Args:
-        recipe: The recipe.
-        trust: Whether the user trusts it: code outside its folder, and `.pt2` and Keras files with code.
-        output: The folder that the user gave in place of the recipe's.
-        typed: Spellings of models and data that the user typed, which needs no more trust.
+    `trust` grants code outside its folder, and `.pt2` and Keras files with code; `output` is the folder
+    that the user gave in place of the recipe's; `typed` are spellings that he typed himself, which need no
+    more trust.
     """
     if trust:
         return replace(recipe, model=replace(recipe.model, trust=True))
@@ -80,12 +74,7 @@ def trusted(recipe: Recipe, *, trust: bool, output: Path | None, typed: Collecti
 
 
 def named(recipe: Recipe, *, output: Path | None) -> Iterator[Named]:
-    """Yield what a recipe names that would run, or be written to.
-
-    Args:
-        recipe: The recipe.
-        output: The folder that the user gave; the recipe's counts where it is None.
-    """
+    """Yield what a recipe names that would run, or be written to, unless the user gave the output."""
     folder = recipe.folder
     for name in names_of(recipe):
         key, text = name.key, name.text

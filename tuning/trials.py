@@ -26,21 +26,14 @@ from .making import Elsewhere, MadeElsewhere, Score, TrialAsk, TrialMaker, rank_
 
 @dataclass
 class Trial:
-    """One artifact that was tried.
+    """One artifact that was tried, as `TrialAsk` has it.
 
     Attributes:
-        name: Unique; also that of its file.
-        target: Name of the engine.
-        precision: "fp32", "bf16" or "int8".
-        in_float: Layers that were left in float, for INT8.
-        float_precision: What they are computed in.
-        path: The artifact.
         value: Of the metric: a share for metrics in points, the metric's own units otherwise.
         drop: What it lost against the float model, in the metric's unit.
         drop_low, drop_high: Ends of its paired interval; None with too few samples.
         latency_ms: Median; 0 until it is measured.
         speedup: Against the float model on the same runtime as the reference.
-        size_bytes: Of the artifact.
     """
 
     name: str
@@ -70,11 +63,7 @@ def float_ask(target: Target, precision: FloatPrecision) -> TrialAsk:
 
 
 class TrialRunner:
-    """Has trials of one float model made in one folder, and remembers them.
-
-    Args:
-        elsewhere: Makes them in place of `maker`, several at a time.
-    """
+    """Has trials of one float model made in one folder, several at a time by `elsewhere`; remembers them."""
 
     def __init__(
         self, maker: TrialMaker, folder: Path, progress: Progress, elsewhere: Elsewhere | None = None
@@ -237,11 +226,7 @@ def _take(source: Path, target: Path) -> None:
 def slower_layers(
     int8: Trial, in_float: Trial, layers: Sequence[str], feeds: Feeds, threads: int
 ) -> list[str]:
-    """Return the layers that are slower in an INT8 artifact than in a float one, the costliest first.
-
-    Args:
-        int8, in_float: Built for runtimes that tell the time of each kernel.
-    """
+    """Return the layers that are slower in INT8 than in float by their kernels, the costliest first."""
     times = [
         by_layer(engine(trial.target).kernel_times(str(trial.path), feeds, threads=threads), layers)
         for trial in (int8, in_float)

@@ -81,13 +81,7 @@ _READ: dict[str, Callable[[Typed], object]] = {
 
 
 def translate(tool: Tool, words: Sequence[str], target: str) -> Intent:
-    """Return what a command line asks for.
-
-    Args:
-        tool: Whose it is.
-        words: What follows the name of the program.
-        target: "tensorrt" or "tensorrt-rtx".
-    """
+    """Return what the words behind the name of a tool ask for, of target "tensorrt" or "tensorrt-rtx"."""
     words, verb = list(words), ""
     if tool == "polygraphy":
         verb = next((word for word in words if not word.startswith("-")), "")
