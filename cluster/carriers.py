@@ -9,23 +9,13 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Callable, Coroutine, Iterator, MutableMapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import EngineUnavailable, InvalidOption, StorageError, first_line
 
 
 class MissingChunk(Exception):
     """Nobody has a chunk: its worker was lost, or it was never uploaded."""
-
-
-class Carrier(Protocol):
-    """Holds chunks by their keys."""
-
-    def get(self, key: str) -> bytes:
-        """Return a chunk."""
-
-    def put(self, key: str, chunk: bytes) -> None:
-        """Keep a chunk."""
 
 
 class WorkerCarrier:
@@ -38,11 +28,11 @@ class WorkerCarrier:
         self._worker, self._client, self._wait = worker, client, wait
 
     def get(self, key: str) -> bytes:
-        """As `Carrier.get`."""
+        """Return a chunk."""
         return bytes(self._wait(self._get(key)))
 
     def put(self, key: str, chunk: bytes) -> None:
-        """As `Carrier.put`: on this worker."""
+        """Keep a chunk on this worker."""
         self._wait(self._put(key, chunk))
 
     async def _get(self, key: str) -> Any:
@@ -69,11 +59,11 @@ class ClientCarrier:
         self._client, self._futures, self._worker = client, futures, worker
 
     def get(self, key: str) -> bytes:
-        """As `Carrier.get`: from the worker that has it."""
+        """Return a chunk from the worker that has it."""
         return bytes(self._client.sync(_from_workers, key, self._client.scheduler, self._client.rpc))
 
     def put(self, key: str, chunk: bytes) -> None:
-        """As `Carrier.put`."""
+        """Keep a chunk on the worker."""
         try:
             scattered = self._client.scatter({key: chunk}, workers=[self._worker], direct=True, timeout=10)
         except (OSError, TimeoutError, ValueError, KeyError) as error:
@@ -107,7 +97,7 @@ class StoreCarrier:
             self._files.makedirs(self._root, exist_ok=True)
 
     def get(self, key: str) -> bytes:
-        """As `Carrier.get`."""
+        """Return a chunk."""
         with self._errors():
             try:
                 return bytes(self._files.cat_file(f"{self._root}/{key}"))
@@ -115,7 +105,7 @@ class StoreCarrier:
                 raise MissingChunk(key) from error
 
     def put(self, key: str, chunk: bytes) -> None:
-        """As `Carrier.put`: a reader sees all of it or nothing."""
+        """Keep a chunk; a reader sees all of it or nothing."""
         path, temporary = f"{self._root}/{key}", f"{self._root}/{key}.{uuid.uuid4().hex}"
         with self._errors():
             if not self._files.exists(path):
@@ -128,6 +118,9 @@ class StoreCarrier:
             yield
         except OSError as error:
             raise StorageError(f"`store` {self._url}: {first_line(error)}") from error
+
+
+Carrier = WorkerCarrier | ClientCarrier | StoreCarrier
 
 
 async def _from_workers(key: str, scheduler: Any, rpc: Any) -> Any:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..artifact import read_manifest
 from ..bench.results.row import Row
@@ -236,7 +236,8 @@ class _Auto:
             executor=self.executor,
             progress=lambda text, done=0, total=None, /: self.progress(f"tune: {text}", done, total),
         )
-        self._save({**self._state(), "tuned": found.as_json()})
+        tuned = {"key": found.key, "lines": list(found.lines), "notes": list(found.notes)}
+        self._save({**self._state(), "tuned": tuned})
         self.notes += found.notes
         self._note("tune", "skipped" if found.was_known else "done", start)
         if not found.lines:
@@ -278,21 +279,16 @@ TUNED = "tuned-int8"
 _LONGEST_S = 20.0  # of each measurement of the search; the recipe then measures what was found
 
 
-@dataclass(frozen=True)
-class Found:
-    """What the search found, and the digest of all it depends on.
+class Found(NamedTuple):
+    """What the search found: the `[[artifact]]` of the mix, empty where none is faster within the budget.
 
-    `lines` are the `[[artifact]]` of the mix, empty where none is faster within the budget.
+    `key` is the digest of all it depends on; `was_known` says whether an earlier search is the same.
     """
 
     key: str
-    lines: tuple[str, ...]
-    notes: tuple[str, ...]
+    lines: Sequence[str]
+    notes: Sequence[str]
     was_known: bool = False
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the form that is kept."""
-        return {"key": self.key, "lines": list(self.lines), "notes": list(self.notes)}
 
 
 def worth_tuning(recipe: Recipe, report: RunReport, max_drop: float) -> list[CpuTarget]:
@@ -348,7 +344,7 @@ def tune_recipe(
     if isinstance(known, Mapping) and known.get("key") == key:
         lines, notes = known.get("lines"), known.get("notes")
         if isinstance(lines, list) and isinstance(notes, list):
-            return Found(key, tuple(map(str, lines)), tuple(map(str, notes)), was_known=True)
+            return Found(key, [*map(str, lines)], [*map(str, notes)], was_known=True)
     from ..tuning import tune
     from ..tuning.recipe_file import artifact_lines
 
@@ -374,7 +370,7 @@ def tune_recipe(
     notes = tuple(f"tune: {note}" for note in tuned.notes)
     if tuned.best.precision != "int8" or _is_there(recipe.artifact, tuned.best.in_float):
         return Found(key, (), notes)
-    return Found(key, tuple(artifact_lines(tuned.best, TUNED, isa=isa)), notes)
+    return Found(key, artifact_lines(tuned.best, TUNED, isa=isa), notes)
 
 
 def _isa(artifacts: Sequence[ArtifactSection]) -> Isa:

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 RESULTS = "results.json"
 REPORT = "report.html"
 INTERRUPTED = "results.interrupted.json"
+_PASSED_ON = (
+    "batch_size", "threads", "precision_target", "max_time_s", "batch_sizes", "clients", "streams",
+    "cuda_graph", "layer_times", "torch_modes", "devices", "timeout_s",
+)  # fmt: skip
+"""Options of `[bench]` that `benchmark` has by the same names."""
 _NOT_MEASURED = (*options_key(Budget()), "metric", "models")
 """Options that judge what is measured, or that the key has by their content: a spelling is none of it."""
 
@@ -82,26 +87,15 @@ def bench_stage(recipe: Recipe, step: Step, output: Path) -> Stage:
                 unbuilt=unbuilt,
                 output=path,
                 history=output / file,
-                batch_size=section.batch_size,
-                threads=section.threads,
                 data=evaluation,
                 evaluation=evaluation,
                 metric=function.absolute if function else section.metric,
-                precision_target=section.precision_target,
-                max_time_s=section.max_time_s,
-                batch_sizes=section.batch_sizes,
-                clients=section.clients,
-                streams=section.streams,
-                cuda_graph=section.cuda_graph,
-                layer_times=section.layer_times,
-                torch_modes=section.torch_modes,
                 models={name: model.absolute for name, model in models.items()},
-                devices=section.devices,
                 pythons=interpreters(section.python, recipe.folder),
-                timeout_s=section.timeout_s,
                 command=("qcompile", "run", _shown(recipe.path)),
                 recipe=recipe.path.read_text(encoding="utf-8"),
                 progress=progress,
+                **{name: getattr(section, name) for name in _PASSED_ON},
             )
         except BenchInterrupted as stopped:
             # The stage is not done: what there is must not be taken for its result.

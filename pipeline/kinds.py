@@ -7,7 +7,8 @@ A kind is a compute capability ("sm90"): machines with such a GPU. The empty kin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,19 +30,22 @@ PROCESSOR = "cpu"
 
 def for_every_kind(recipe: Recipe, kinds: Sequence[str]) -> Recipe:
     """Return the recipe with one artifact for each kind in place of each that is for the cluster's GPUs."""
-    if not any(is_for_cluster(one) for one in recipe.artifact):
+    clustered = [one for one in recipe.artifact if is_for_cluster(one)]
+    if not clustered:
         return recipe
-    index, first = next((at, one) for at, one in enumerate(recipe.artifact) if is_for_cluster(one))
-    key = f"artifact[{index}].gpus"
+    key = f"artifact[{recipe.artifact.index(clustered[0])}].gpus"
     if not kinds:
+        name = clustered[0].name
         raise RecipeError(
-            f"{recipe.path}: key '{key}' is {CLUSTER!r}; there is no cluster with a GPU for {first.name!r}",
+            f"{recipe.path}: key '{key}' is {CLUSTER!r}; there is no cluster with a GPU for {name!r}",
             hint="run it with `scheduler`, or name compute capabilities, such as sm86",
             file=recipe.path,
             key=key,
         )
     try:
-        expanded = replace(recipe, artifact=tuple(_expanded(recipe.artifact, kinds)))
+        for_cluster = {one.name: [for_kind(one, kind) for kind in kinds] for one in clustered}
+        artifacts = (for_cluster.get(one.name, [one]) for one in recipe.artifact)
+        expanded = replace(recipe, artifact=tuple(itertools.chain.from_iterable(artifacts)))
         check_names(expanded)
     except Refused as error:
         raise RecipeError(
@@ -146,11 +150,3 @@ def gpus_of(path: Path) -> tuple[str, ...]:
     manifest = read_manifest(path)
     listed = manifest.device.get("gpus") if manifest else None
     return tuple(str(one) for one in listed) if isinstance(listed, list) else ()
-
-
-def _expanded(artifacts: Sequence[ArtifactSection], kinds: Sequence[str]) -> Iterator[ArtifactSection]:
-    for one in artifacts:
-        if is_for_cluster(one):
-            yield from (for_kind(one, kind) for kind in kinds)
-        else:
-            yield one

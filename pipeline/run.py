@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -26,7 +25,7 @@ from .kinds import built_on, for_every_kind, measured_apart
 from .published import check_output
 from .recipe import ArtifactSection, Recipe, read_recipe, refuse_matrix
 from .stages import Made, given_ranges, recipe_source
-from .steps import Executor, Step, ThisProcess, source_digest, takes_pytorch
+from .steps import Executor, Step, ThisProcess, each, source_digest, takes_pytorch
 from .store import Store
 from .trust import trusted
 
@@ -296,14 +295,7 @@ class Visit:
             except QCompileError as error:
                 return error
 
-        if self.executor.parallel == 1 or len(tasks) < 2:
-            return [outcome(task) for task in tasks]
-        with ThreadPoolExecutor(min(self.executor.parallel, len(tasks)), "qcompile-run") as threads:
-            try:
-                return list(threads.map(outcome, tasks))
-            except KeyboardInterrupt:  # the threads are waited for, so what they wait for ends
-                self.executor.cancel()
-                raise
+        return each(self.executor, [functools.partial(outcome, task) for task in tasks])
 
     def _do(self, step: Step, executor: Executor | None = None) -> Made:
         """Carry out a step, unless it is done already."""

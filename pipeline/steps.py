@@ -7,9 +7,10 @@ same `Stage` of it there. The files that it is given are named by their digests,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from ..errors import EngineUnavailable, QCompileError
 from ..machine_memory import out_of_memory
@@ -31,6 +32,7 @@ from .stages import (
 from .store import FOLDER, Store
 from .trial_stages import rank_stage, trial_stage
 
+T = TypeVar("T")
 Kind = Literal["export", "simplify", "calibrate", "quantize", "build", "bench", "report", "trial", "rank"]
 
 
@@ -220,3 +222,19 @@ def carry_out(stage: Stage, folder: Path, output: Path, progress: Progress) -> N
         # The folder has another name each time, and is gone: say where the file would be.
         error.message = error.message.replace(str(folder), str(output))
         raise
+
+
+def each(executor: Executor, tasks: Sequence[Callable[[], T]]) -> list[T]:
+    """Do several things, as many at a time as an executor takes; an error ends all."""
+    if (parallel := min(executor.parallel, len(tasks))) < 2:
+        return [task() for task in tasks]
+    with ThreadPoolExecutor(parallel, "qcompile") as threads:
+        try:
+            futures = [threads.submit(task) for task in tasks]
+            for future in as_completed(futures):
+                future.result()
+            return [future.result() for future in futures]
+        except BaseException:  # the threads cannot be interrupted, what they wait for can
+            executor.cancel()
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
