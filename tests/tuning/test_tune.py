@@ -155,9 +155,7 @@ def test_whole_int8_is_kept_where_it_keeps_the_budget(
 ) -> None:
     case = make(hostile=False, with_labels=False)
     timed({"int8": 1.0, "fp32": 2.0})
-    found = case.tune(max_drop=5, metric="cosine",
-        exclude=["conv5"],
-    )  # fmt: skip
+    found = case.tune(max_drop=5, metric="cosine", exclude=["conv5"])
     assert found.best.name == "onnxruntime-int8"
     assert found.best.in_float == frozenset()
     assert {one.layer for one in found.damage["onnxruntime"]} == LAYERS - {"conv5"}
@@ -197,10 +195,8 @@ def test_mixes_that_the_runtime_does_not_execute_are_passed_over(
 ) -> None:
     # ONNX Runtime fuses MatMul, bias and Relu to one float kernel where float follows.
     timed({"int8": 1.0, "fp32": 2.0})
-    found = tune(
-        str(tiny_file("mlp")), str(samples("mlp")), tmp_path / "out", max_drop=0.0,
-        metric="cosine",
-    )  # fmt: skip
+    options: dict[str, Any] = {"max_drop": 0.0, "targets": ["onnxruntime"], "metric": "cosine"}
+    found = tune(str(tiny_file("mlp")), str(samples("mlp")), tmp_path / "out", **options)
     assert found.best.drop <= 0.0
     assert found.recipe.is_file()
 
@@ -304,7 +300,7 @@ def test_an_interrupt_leaves_only_whole_artifacts(
     said: list[str] = []
 
     def drive(folder: Path, progress: Callable[..., None]) -> None:
-        tune(str(case.model), case.data, folder, max_drop=2.0, progress=progress)
+        case._replace(out=folder).tune(max_drop=2.0, progress=progress)
 
     drive(case.out / "whole", lambda text, *_: said.append(text))
     steps = list(dict.fromkeys(said))
@@ -333,6 +329,5 @@ def test_an_interrupt_while_latency_is_measured(make: Callable[..., Case]) -> No
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        case.tune(max_drop=100, progress=interrupt
-        )  # fmt: skip
+        case.tune(max_drop=100, progress=interrupt)
     assert "onnxruntime-int8.onnx" in whole_artifacts(case.out)
