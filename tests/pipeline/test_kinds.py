@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from executors import Noting
 from hypothesis import given
 from hypothesis import strategies as st
 from recipes import artifact, recipe_of
@@ -21,9 +23,8 @@ from qcompile.pipeline.kinds import built_on, for_every_kind, measured_on, named
 from qcompile.pipeline.recipe import Recipe, read_recipe
 from qcompile.pipeline.run import run
 from qcompile.pipeline.stages import Made
-from qcompile.pipeline.steps import Done, Step, ThisProcess, stage_of
+from qcompile.pipeline.steps import Done, Step, stage_of
 from qcompile.pipeline.store import Store
-from qcompile.progress import Progress
 
 ENGINE = {"name": "engine", "target": "tensorrt-rtx", "gpus": ["cluster"]}
 FLOAT = {"name": "float", "target": "onnxruntime"}
@@ -31,17 +32,15 @@ KINDS = ("sm86", "sm89", "sm90")
 TABLES = (artifact("float"), artifact("engine", "tensorrt-rtx", gpus=["cluster"]))
 
 
-class OnKinds(ThisProcess):
+class OnKinds(Noting):
     """This process, as if it were a cluster with these GPUs; every benchmark is made up."""
 
     def __init__(self, *kinds: str) -> None:
-        self.kinds: Sequence[str] = kinds
-        self.asked: list[Step] = []
+        super().__init__(kinds=kinds)
 
-    def do(self, recipe: Recipe, step: Step, store: Store, *, again: bool, progress: Progress) -> Done | None:
-        self.asked.append(step)
+    def do_here(self, recipe: Recipe, step: Step, store: Store, **options: Any) -> Done | None:
         if step.kind != "bench":
-            return super().do(recipe, step, store, again=again, progress=progress)
+            return super().do_here(recipe, step, store, **options)
         stage = stage_of(recipe, step, store.output)
         assert stage is not None
 
@@ -51,7 +50,7 @@ class OnKinds(ThisProcess):
             save_results(Results("pytorch", rows, {"processor": step.machine, "before": {}}, settings),
                          folder / stage.file)  # fmt: skip
 
-        stored = store.run(stage.name, {**stage.key, "file": stage.file}, work, again=again)
+        stored = store.run(stage.name, {**stage.key, "file": stage.file}, work, again=options["again"])
         return Done(Made(stored.folder / stage.file, stored.files[stage.file]), stored.was_done)
 
 

@@ -6,8 +6,10 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from executors import Noting
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recipes import artifact
@@ -19,9 +21,8 @@ from qcompile.pipeline.estimate import RATE, Scale, by_rule
 from qcompile.pipeline.plan import difference, plan
 from qcompile.pipeline.recipe import Recipe, read_recipe
 from qcompile.pipeline.run import run
-from qcompile.pipeline.steps import Done, Step, ThisProcess
+from qcompile.pipeline.steps import Done, Step
 from qcompile.pipeline.store import Store
-from qcompile.progress import Progress
 
 CPU, INT8 = artifact("cpu"), artifact("cpu-int8", precision="int8")
 BENCH = '[bench]\nmax_time_s = 7\nbaseline = "cpu"\n'
@@ -126,28 +127,24 @@ def test_the_command_prints_stages_and_totals(recipe: Path, capsys: pytest.Captu
     assert "to do: 6 of 6 stages, about" in capsys.readouterr().out
 
 
-class InParts(ThisProcess):
-    """Three steps at a time, and a calibration in three parts; says which steps it was asked for."""
-
-    parallel = 3
-    shards = 3
+class InParts(Noting):
+    """Three steps at a time, and a calibration in three parts."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        super().__init__(parallel=3, shards=3)
         self.together = threading.Barrier(2, timeout=60)
 
-    def do(self, recipe: Recipe, step: Step, store: Store, *, again: bool, progress: Progress) -> Done | None:
-        self.asked.append(step.name)
+    def do_here(self, recipe: Recipe, step: Step, store: Store, **options: Any) -> Done | None:
         if step.name in ("build-cpu", "quantize-cpu-int8"):
             self.together.wait()  # passes only where both are asked for at a time
-        return super().do(recipe, step, store, again=again, progress=progress)
+        return super().do_here(recipe, step, store, **options)
 
 
 def test_parts_give_the_files_of_one_process(recipe: Path, tmp_path: Path) -> None:
     executor = InParts()
     parted = run(recipe, output=tmp_path / "parted", executor=executor)
     whole = run(recipe, output=tmp_path / "whole")
-    assert sorted(name for name in executor.asked if name.startswith("calibrate-")) == [
+    assert sorted(step.name for step in executor.asked if step.name.startswith("calibrate-")) == [
         f"calibrate-{part}-of-3" for part in (1, 2, 3)
     ]
     assert parted.artifacts.keys() == whole.artifacts.keys() == {"cpu", "cpu-int8"}

@@ -57,9 +57,6 @@ class IssueCommand:
     by_layer: Mapping[str, str] = field(default_factory=dict)
 
 
-def _read(tool: str) -> list[IssueCommand]:
-    table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    return [IssueCommand(**row) for row in table[tool]]
-
-
-TRTEXEC, POLYGRAPHY = _read("trtexec"), _read("polygraphy")
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+TRTEXEC, POLYGRAPHY = ([IssueCommand(**row) for row in _TABLES[tool]] for tool in ("trtexec", "polygraphy"))
+REFUSED: list[dict[str, str]] = _TABLES["refused"]
