@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 from qcompile.pipeline.recipe import Recipe
 from qcompile.pipeline.steps import Done, Step, ThisProcess
