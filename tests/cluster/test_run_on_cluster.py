@@ -16,10 +16,8 @@ import pytest
 
 pytest.importorskip("distributed", reason="the extra cluster is not installed")
 
-from certificates import HAS_OPENSSL, make_certificates
 from cluster_trials import Client, await_stage, contents, differing, run_once, run_words, write_recipe
-from clusters import Cluster, running_cluster
-from odd_workers import another_version
+from clusters import HAS_OPENSSL, Cluster, another_version, make_certificates, running_cluster
 
 from qcompile.cluster.connection import connect
 from qcompile.errors import ClusterError, DataError, EngineUnavailable
@@ -59,7 +57,7 @@ def expected(recipe: Path) -> dict[str, str]:
 def sent_by_scheduler(cluster: Cluster) -> int:
     """Bytes that the scheduler's process has written, to sockets, pipes and files (Linux)."""
     assert cluster.scheduler is not None
-    return int(psutil.Process(cluster.scheduler.pid).io_counters().write_chars)
+    return int(psutil.Process(cluster.scheduler.process.pid).io_counters().write_chars)
 
 
 def test_workers_make_the_files_of_one_process_and_the_scheduler_carries_none(

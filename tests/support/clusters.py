@@ -1,4 +1,4 @@
-"""A real Dask scheduler and workers, each in a process of its own, that can be killed, frozen and restarted.
+"""A real Dask scheduler and workers, each in a process of its own, that can be killed and restarted.
 
     with running_cluster(tmp_path, workers=4) as cluster:
         cluster.workers["w1"].kill()
@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
+import shutil
 import subprocess
 import sys
 import time
@@ -28,42 +28,28 @@ START_S = 120.0
 """The most that a process may take to start; machines are busy."""
 _MARK = "QCOMPILE_TEST_CLUSTER"
 """Environment variable that marks every process of a cluster, and every process that those start."""
+HAS_OPENSSL = shutil.which("openssl") is not None
 
 
 class Member:
-    """A process of a cluster.
+    """A process of a cluster; what it prints is added to its log."""
 
-    Args:
-        name: For its log and messages.
-        words: Its command.
-        log: What it prints is added to this file.
-        environment: All of its environment variables.
-    """
-
-    def __init__(self, name: str, words: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
-        self.name, self.log = name, log
-        with log.open("ab") as said:
+    def __init__(self, name: str, words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
+        self.name, self.log = name, folder / f"{name}.log"
+        with self.log.open("ab") as said:
             self.process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, cwd=log.parent,
+                words, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, cwd=folder,
                 env=dict(environment), start_new_session=True,
             )  # fmt: skip
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
 
     @property
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def said(self) -> str:
-        """Return all that it has printed."""
-        return self.log.read_text(encoding="utf-8", errors="replace")
-
     def children(self) -> list[psutil.Process]:
         """Return the processes that it started, and those that they started."""
         try:
-            return psutil.Process(self.pid).children(recursive=True)
+            return psutil.Process(self.process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             return []
 
@@ -72,32 +58,13 @@ class Member:
         self.process.kill()
         self.process.wait(30)
 
-    def freeze(self) -> None:
-        """Stop it where it stands."""
-        self.process.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Let it go on."""
-        self.process.send_signal(signal.SIGCONT)
-
-    def stop(self, timeout_s: float = 30.0) -> int:
-        """Ask it to end, and return its exit code; it is killed where it does not."""
-        self.process.terminate()
-        try:
-            return self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            raise
-
 
 class Cluster:
-    """A scheduler and workers on the loopback interface, or where they are told to listen.
+    """A scheduler and `qcompile worker`s on the loopback interface.
 
     Args:
         folder: For logs, and the workers' stores.
-        plain: Dask's own workers in place of qcompile's.
-        host: Address to listen at; the port is any free one.
-        security: Options of TLS that Dask's commands and `qcompile worker` take alike.
+        security: Options of TLS that Dask's scheduler and `qcompile worker` take alike.
         environment: More environment variables of all processes.
     """
 
@@ -105,69 +72,37 @@ class Cluster:
         self,
         folder: Path,
         *,
-        plain: bool = False,
-        host: str = "127.0.0.1",
         security: Mapping[str, Path] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self.folder, self.plain, self.host, self.security = folder, plain, host, dict(security or {})
-        self.mark = uuid.uuid4().hex
-        self._more = dict(environment or {})
-        self.port = 0
-        self.address = ""
+        self.folder, self.security = folder, dict(security or {})
+        self.mark, self._more = uuid.uuid4().hex, dict(environment or {})
+        self.port, self.address = 0, ""
         self.scheduler: Member | None = None
         self.workers: dict[str, Member] = {}
-        self.temporary = folder / "tmp"
-        self.temporary.mkdir(parents=True, exist_ok=True)
+        (folder / "tmp").mkdir(parents=True, exist_ok=True)
 
-    def start_scheduler(self, *, prefix: Sequence[str] = ()) -> None:
+    def start_scheduler(self) -> None:
         """Start it, again on the same port where it ran before, and wait until it listens."""
         file = self.folder / "scheduler.json"
         file.unlink(missing_ok=True)
         protocol = "tls" if self.security else "tcp"
         words = [
-            *prefix, sys.executable, "-m", "dask", "scheduler", "--host", f"{protocol}://{self.host}:{self.port}",
-            "--scheduler-file", str(file), "--no-dashboard", "--dashboard-address", f"{self.host}:0",
-            *self._tls("ca-file", "cert", "key"),
+            sys.executable, "-m", "dask", "scheduler", "--host", f"{protocol}://127.0.0.1:{self.port}",
+            "--scheduler-file", str(file), "--no-dashboard", "--dashboard-address", "127.0.0.1:0",
+            *self._tls({"ca": "ca-file", "cert": "cert", "key": "key"}),
         ]  # fmt: skip
-        self.scheduler = Member("scheduler", words, self.folder / "scheduler.log", self._environment())
+        self.scheduler = Member("scheduler", words, self.folder, self.environment())
         self.address = self._await(self.scheduler, lambda: _address(file))
         self.port = int(self.address.rpartition(":")[2])
 
     def start_worker(
-        self,
-        name: str,
-        *,
-        slots: int = 1,
-        store: Path | None = None,
-        arguments: Sequence[str] = (),
-        environment: Mapping[str, str] | None = None,
-        prefix: Sequence[str] = (),
-        host: str = "",
-    ) -> Member:
-        """Start a worker; `wait` until it has joined.
-
-        Args:
-            name: Of the worker; a later one of the same name has the same store and log.
-            slots: Stages at a time.
-            store: In place of a folder of its own.
-            arguments: More words of its command.
-            environment: More environment variables.
-            prefix: Words before its command, such as those that limit it.
-            host: Address to listen at, of Dask's own worker.
-        """
-        store = store or self.store(name)
-        if self.plain:
-            words = ["dask", "worker", self.address, "--name", name, "--nthreads", str(slots), "--no-nanny"]
-            words += ["--no-dashboard", "--local-directory", str(store), *self._tls("ca-file", "cert", "key")]
-            words += ["--host", host or self.host]
-        else:
-            words = ["qcompile", "worker", self.address, "--name", name, "--slots", str(slots)]
-            words += ["--store", str(store), *self._tls("ca", "cert", "key")]
-        words = [*prefix, sys.executable, "-m", *words, *arguments]
-        member = Member(name, words, self.folder / f"{name}.log", self._environment(environment))
-        self.workers[name] = member
-        return member
+        self, name: str, *, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start a worker; `wait` until it has joined. A later one of the same name has the same store."""
+        words = [sys.executable, "-m", "qcompile", "worker", self.address, "--name", name]
+        words += ["--store", str(self.store(name)), *self._tls({"ca": "ca", "cert": "cert", "key": "key"})]
+        self.workers[name] = Member(name, [*words, *arguments], self.folder, self.environment(environment))
 
     def store(self, name: str) -> Path:
         """Return the folder that a worker of this name keeps its files in."""
@@ -184,12 +119,6 @@ class Cluster:
             for name in sorted(awaited):
                 self._await(self.workers[name], lambda name=name: name in _joined(client))
 
-    def wait_for_log(self, name: str, text: str, times: int = 1) -> None:
-        """Wait until a member has printed a text so many times."""
-        member = self.scheduler if name == "scheduler" else self.workers[name]
-        assert member is not None
-        self._await(member, lambda: member.said().count(text) >= times)
-
     @contextlib.contextmanager
     def client(self) -> Iterator[Any]:
         """A Dask client of the scheduler."""
@@ -202,18 +131,14 @@ class Cluster:
         with Client(self.address, security=Security(**tls), timeout=START_S, set_as_default=False) as client:
             yield client
 
-    def left(self) -> list[psutil.Process]:
-        """Return every process of this cluster that lives, also those whose parent is gone."""
-        return [
-            process
-            for process in psutil.process_iter()
-            if process.pid != os.getpid() and self.mark in _environment_of(process).get(_MARK, "")
-        ]
-
     def close(self) -> None:
-        """End all processes at once."""
+        """End all processes at once, also those whose parent is gone."""
         for _ in range(5):  # one may be starting another just now
-            found = self.left()
+            found = [
+                process
+                for process in psutil.process_iter()
+                if process.pid != os.getpid() and self.mark in _environment_of(process).get(_MARK, "")
+            ]
             if not found:
                 break
             for process in found:
@@ -222,8 +147,7 @@ class Cluster:
             psutil.wait_procs(found, timeout=10)
         for member in (self.scheduler, *self.workers.values()):
             if member is not None:
-                member.process.kill()
-                member.process.wait(30)
+                member.kill()
 
     def logs(self, characters: int = 6000) -> str:
         """Return the ends of all logs."""
@@ -233,40 +157,34 @@ class Cluster:
         ]
         return "\n".join(ends)
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the variables of a process that belongs to this cluster, such as a client."""
-        return self._environment()
-
-    def _environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         own = {_MARK: self.mark, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        own |= {"TMPDIR": str(self.temporary), "DASK_TEMPORARY_DIRECTORY": str(self.folder / "dask")}
+        own |= {"TMPDIR": str(self.folder / "tmp"), "DASK_TEMPORARY_DIRECTORY": str(self.folder / "dask")}
         own["DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT"] = "5s"  # of 30: so long a dead worker is called
         return {**os.environ, **own, **self._more, **(more or {})}
 
-    def _tls(self, ca: str, cert: str, key: str) -> list[str]:
-        flags = {"ca": ca, "cert": cert, "key": key}
+    def _tls(self, flags: Mapping[str, str]) -> list[str]:
         return [word for name, path in self.security.items() for word in (f"--tls-{flags[name]}", str(path))]
 
     def _await(self, member: Member, look: Callable[[], Any]) -> Any:
         """Return the first true value of `look`, called until the process ends or takes too long."""
         until = time.monotonic() + START_S
-        while time.monotonic() < until:
+        while time.monotonic() < until and member.alive:
             if value := look():
                 return value
-            if not member.alive:
-                raise RuntimeError(f"{member.name} ended with {member.process.returncode}\n{member.said()}")
             time.sleep(0.05)
-        raise RuntimeError(f"{member.name} did not start within {START_S:.0f} s\n{member.said()}")
+        raise RuntimeError(f"{member.name} did not start within {START_S:.0f} s\n{self.logs()}")
 
 
 @contextlib.contextmanager
-def running_cluster(folder: Path, *, workers: int = 2, slots: int = 1, **options: Any) -> Iterator[Cluster]:
+def running_cluster(folder: Path, *, workers: int = 2, **options: Any) -> Iterator[Cluster]:
     """A scheduler and workers named w1, w2, ... that have joined; see `Cluster` for the options."""
     cluster = Cluster(folder, **options)
     try:
         cluster.start_scheduler()
         for number in range(1, workers + 1):
-            cluster.start_worker(f"w{number}", slots=slots)
+            cluster.start_worker(f"w{number}")
         if workers:
             cluster.wait()
         yield cluster
@@ -277,9 +195,37 @@ def running_cluster(folder: Path, *, workers: int = 2, slots: int = 1, **options
         cluster.close()
 
 
-def end_on_sigterm() -> None:
-    """Have a signal that ends this process run its `finally` blocks, which end its clusters."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+def another_version(folder: Path, package: str, version: str) -> dict[str, str]:
+    """Return variables under which a package says that it has another version; its code is the same.
+
+    The folder gets the metadata, which come first on the path.
+    """
+    place = folder / f"{package}-{version}.dist-info"
+    place.mkdir(parents=True)
+    (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")]))}
+
+
+def make_certificates(folder: Path) -> dict[str, Path]:
+    """Make an authority, and a certificate for 127.0.0.1 that it signed, with the command line of OpenSSL.
+
+    Returns:
+        "ca", "cert" and "key" to their files, as `Cluster` and the options `--tls-ca`, ... take them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    ca, ca_key, asked = folder / "ca.pem", folder / "ca-key.pem", folder / "cert.csr"
+    cert, key, extensions = folder / "cert.pem", folder / "key.pem", folder / "cert.ext"
+    extensions.write_text("subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n")
+    new = ("req", "-newkey", "rsa:2048", "-nodes", "-subj")
+    for words in (
+        (*new, "/CN=authority of a test", "-x509", "-days", "2", "-keyout", ca_key, "-out", ca),
+        (*new, "/CN=a host", "-keyout", key, "-out", asked),
+        ("x509", "-req", "-in", asked, "-CA", ca, "-CAkey", ca_key, "-CAcreateserial", "-days", "2",
+         "-extfile", extensions, "-out", cert),
+    ):  # fmt: skip
+        subprocess.run(["openssl", *map(str, words)], check=True, capture_output=True, timeout=60)
+    key.chmod(0o600)
+    return {"ca": ca, "cert": cert, "key": key}
 
 
 def _address(file: Path) -> str:
