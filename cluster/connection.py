@@ -64,6 +64,8 @@ def connect(
         InvalidOption, MissingFile: If an option cannot be used.
         ClusterError: If the scheduler cannot be reached or is refused, or no worker can be used.
     """
+    from .executor import ClusterExecutor
+
     require_dask()
     ca, cert, key = (None if path is None else Path(path) for path in (tls_ca, tls_cert, tls_key))
     url = str(store) if store else ""
@@ -80,21 +82,10 @@ def connect(
             check_address(address, insecure)
             stack.enter_context(quiet_dask())
             client = stack.enter_context(_opened(address, security(ca, cert, key)))
-        yield stack.enter_context(_executing(client, insecure, told or _warn, url))
-
-
-@contextlib.contextmanager
-def _executing(
-    client: Any, insecure: Sequence[str], told: Callable[[str], None], store: str
-) -> Iterator[ClusterExecutor]:
-    from .executor import ClusterExecutor
-
-    executor = ClusterExecutor(client, Fleet(client, insecure, told), store)
-    try:
+        executor = ClusterExecutor(client, Fleet(client, insecure, told or _warn), url)
+        stack.callback(executor.close)
         executor.await_workers(_CONNECT_S)
         yield executor
-    finally:
-        executor.close()
 
 
 @contextlib.contextmanager

@@ -117,7 +117,7 @@ class ClusterExecutor:
 
     def do(self, recipe: Recipe, step: Step, store: Store, *, again: bool, progress: Progress) -> Done | None:
         """As `pipeline.steps.Executor.do`."""
-        if step.kind == "report":  # a page for the user of this machine, drawn in a moment
+        if step.kind == "report":  # a page for the user, drawn in a moment
             return ThisProcess().do(recipe, step, store, again=again, progress=progress)
         run = self._run_of(recipe, store)
         for _ in range(_ATTEMPTS):
