@@ -9,8 +9,16 @@ from pathlib import Path
 
 import onnx
 import pytest
-from issue_commands import POLYGRAPHY, REFUSED, TRTEXEC, IssueCommand
-from issue_models import assert_keys_are_there, issue_model, write_cache, write_loader, write_samples
+from issue_models import (
+    COMMANDS,
+    REFUSED,
+    IssueCommand,
+    assert_keys_are_there,
+    issue_model,
+    write_cache,
+    write_loader,
+    write_samples,
+)
 
 import qcompile
 from qcompile.artifact import Manifest, read_manifest
@@ -18,7 +26,6 @@ from qcompile.errors import CalibrationError, InvalidOption
 from qcompile.pipeline.recipe import read_recipe
 
 pytest.importorskip("tensorrt_rtx")
-COMMANDS = [*TRTEXEC, *POLYGRAPHY]
 
 
 def prepare(one: IssueCommand, folder: Path) -> onnx.ModelProto:
@@ -91,7 +98,7 @@ def test_a_cache_that_tensorrt_would_ignore_is_refused(
 ) -> None:
     """TensorRT issue 3612: "quantization data is missing" for every layer, and the engine was built."""
     monkeypatch.chdir(tmp_path)
-    one = next(one for one in TRTEXEC if one.source.endswith("/3612"))
+    one = next(one for one in COMMANDS if one.source.endswith("/3612"))
     prepare(one, tmp_path)
     other = issue_model({"images": (1, 3, 32, 32), "more": (1, 4, 8)})
     write_cache(other, tmp_path / one.cache)
