@@ -34,15 +34,17 @@ from .bundle import (
     OUTPUT,
     RECIPE,
     Answer,
+    ClientCarrier,
     LocalBundle,
+    MissingChunk,
     Request,
     StageKilled,
+    StoreCarrier,
     bundle_beside,
     bundle_of_recipe,
     bundle_of_stage,
     write_files,
 )
-from .carriers import ClientCarrier, MissingChunk, StoreCarrier
 from .connection import Fleet, lost_scheduler
 from .resources import Facts, Place, gpus_of, isa_announced, place
 

@@ -28,8 +28,7 @@ from ..errors import InvalidOption, first_line
 from ..files import held_folder, lock, open_lock, remove_stale
 from ..model.session import usable_cores
 from ..pipeline.store import Store
-from .bundle import Bundle, index_key, read_index, write_files
-from .carriers import Carrier
+from .bundle import Bundle, Carrier, index_key, read_index, write_files
 from .resources import Facts
 from .stage_work import BUNDLES, FILES, INDEX, PUBLISHED, STAGES
 

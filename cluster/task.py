@@ -24,8 +24,7 @@ from ..errors import ClusterError, QCompileError, StorageError, first_line
 from ..files.temporary import temporary_folder
 from ..model.session import CORES, usable_cores
 from ..progress import Progress, silent
-from .bundle import Answer, Request, StageKilled, bundle_of_stage
-from .carriers import MissingChunk, StoreCarrier, WorkerCarrier
+from .bundle import Answer, MissingChunk, Request, StageKilled, StoreCarrier, WorkerCarrier, bundle_of_stage
 from .plugin import Cancelled, Service, service_of
 from .stage_work import STAGES
 

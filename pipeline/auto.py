@@ -43,7 +43,7 @@ from .run import RunReport, StageListener, run
 from .stages import located
 from .steps import Executor
 from .store import FOLDER
-from .trial_steps import on_executor
+from .trial_stages import on_executor
 
 RECIPE = "recipe.toml"
 _STATE = "auto.json"

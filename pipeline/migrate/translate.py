@@ -13,8 +13,19 @@ from dataclasses import dataclass
 
 from ...errors import InvalidOption
 from .flags import RTX, Fate, Flag, Tool, dashed, find_flag
-from .intent import Intent, Kind, Outcome, Profile, Shape
-from .values import dtype_of, polygraphy_shapes, read_size, trtexec_pairs, trtexec_shapes, wrong
+from .intent import (
+    Intent,
+    Kind,
+    Outcome,
+    Profile,
+    Shape,
+    dtype_of,
+    polygraphy_shapes,
+    read_size,
+    trtexec_pairs,
+    trtexec_shapes,
+    wrong,
+)
 
 Said = tuple[Fate, str] | str | None
 """What a function says of an option: another fate and why, or a note to what its row says."""

@@ -119,6 +119,6 @@ def profiles(path: Path) -> list[dict[str, Any]]:
 def test_sizes_are_polygraphys(text: str) -> None:
     from polygraphy.tools.args.util.util import parse_num_bytes
 
-    from qcompile.pipeline.migrate.values import read_size
+    from qcompile.pipeline.migrate.intent import read_size
 
     assert parse_bytes(read_size("size", text), option="size") == parse_num_bytes(text)
