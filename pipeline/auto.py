@@ -158,19 +158,22 @@ def folder_of(model: str, output: Path | None) -> Path:
     return output or Path(f"auto-{plain_name(parse_source(model))}")
 
 
+@dataclass
 class _Auto:
-    def __init__(
-        self,
-        asked: AutoCommand,
-        executor: Executor | None,
-        progress: Progress,
-        listener: StageListener | None,
-    ) -> None:
-        self.asked, self.executor, self.progress, self.listener = asked, executor, progress, listener
-        self.folder = folder_of(asked.model, asked.output)
-        self.recipe = self.folder / RECIPE
-        self.stages: dict[str, str] = {}
-        self.notes: list[str] = []
+    asked: AutoCommand
+    executor: Executor | None
+    progress: Progress
+    listener: StageListener | None
+    stages: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def folder(self) -> Path:
+        return folder_of(self.asked.model, self.asked.output)
+
+    @property
+    def recipe(self) -> Path:
+        return self.folder / RECIPE
 
     def drive(self) -> AutoResult:
         self._init()

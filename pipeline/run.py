@@ -153,6 +153,7 @@ def prepared(
     return recipe, folder
 
 
+@dataclass
 class Visit:
     """One visit of all stages: each step's file is handed to the next; artifacts do not wait for each other.
 
@@ -160,24 +161,18 @@ class Visit:
     measured.
     """
 
+    recipe: Recipe
+    store: Store
+    again: tuple[str, ...]
+    executor: Executor
+    progress: Progress = silent
+    listener: StageListener | None = None
+    page: bool = True
+    converted: dict[str, Made] = field(default_factory=dict)
     results: Made | None = None
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        store: Store,
-        again: tuple[str, ...],
-        executor: Executor,
-        progress: Progress = silent,
-        listener: StageListener | None = None,
-        *,
-        page: bool = True,
-    ) -> None:
-        self.recipe, self.store, self.again, self.executor = recipe, store, again, executor
-        self.progress, self.listener, self.page = progress, listener, page
-        self.report = RunReport(store.output)
-        self.source_digest = source_digest(recipe)
-        self.converted: dict[str, Made] = {}
+    def __post_init__(self) -> None:
+        self.report, self.source_digest = RunReport(self.store.output), source_digest(self.recipe)
 
     def drive(self) -> RunReport:
         """Visit the stages in order."""
@@ -231,10 +226,7 @@ class Visit:
             return self._do(whole)
         steps = [replace(whole, shard=f"{part}/{number}") for part in range(1, number + 1)]
         parts = self._each([functools.partial(self._do, step) for step in steps])
-        for part in parts:
-            if isinstance(part, QCompileError):
-                raise part
-        return self._do(replace(whole, shards=tuple(part for part in parts if isinstance(part, Made))))
+        return self._do(replace(whole, shards=tuple(_made(parts))))
 
     def _artifact(self, one: ArtifactSection, model: Made, ranges: Made | None) -> Made:
         if takes_pytorch(one):
@@ -248,13 +240,9 @@ class Visit:
         return self._do(Step(kind="build", artifact=one.name, files=files, machine=built_on(one)))
 
     def _bench(self, built: Mapping[str, Made], ranges: Made | None) -> None:
-        reasons = {
-            name: f"{error.message}; {error.hint}" if error.hint else error.message
-            for name, error in self.report.failures.items()
-        }
-        unavailable = [
-            name for name, error in self.report.failures.items() if isinstance(error, EngineUnavailable)
-        ]
+        failures = self.report.failures.items()
+        reasons = {name: "; ".join(filter(None, (error.message, error.hint))) for name, error in failures}
+        unavailable = [name for name, error in failures if isinstance(error, EngineUnavailable)]
         step = Step(
             kind="bench",
             source_digest=self.source_digest,
@@ -279,11 +267,7 @@ class Visit:
         if steps == [whole]:
             return self._do(whole)
         parts = self._each([functools.partial(self._do, step) for step in steps])
-        for part in parts:
-            if isinstance(part, QCompileError):
-                raise part
-        pairs = zip(steps, parts, strict=True)
-        files = {step.machine: part for step, part in pairs if isinstance(part, Made)}
+        files = {step.machine: part for step, part in zip(steps, _made(parts), strict=True)}
         return self._do(Step(kind="bench", files=files), ThisProcess())
 
     def _each(self, tasks: Sequence[Callable[[], Made]]) -> list[Made | QCompileError]:
@@ -331,3 +315,11 @@ class Visit:
         self.report.stages[step.name] = state
         if self.listener:
             self.listener(step.name, state, time.monotonic() - start)
+
+
+def _made(parts: Sequence[Made | QCompileError]) -> list[Made]:
+    """The files of several steps; the first error is raised."""
+    for part in parts:
+        if isinstance(part, QCompileError):
+            raise part
+    return [part for part in parts if isinstance(part, Made)]
