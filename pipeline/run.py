@@ -226,7 +226,7 @@ class Visit:
             return self._do(whole)
         steps = [replace(whole, shard=f"{part}/{number}") for part in range(1, number + 1)]
         parts = self._each([functools.partial(self._do, step) for step in steps])
-        return self._do(replace(whole, shards=tuple(_made(parts))))
+        return self._do(replace(whole, shards=tuple(_files(parts))))
 
     def _artifact(self, one: ArtifactSection, model: Made, ranges: Made | None) -> Made:
         if takes_pytorch(one):
@@ -267,7 +267,7 @@ class Visit:
         if steps == [whole]:
             return self._do(whole)
         parts = self._each([functools.partial(self._do, step) for step in steps])
-        files = {step.machine: part for step, part in zip(steps, _made(parts), strict=True)}
+        files = {step.machine: part for step, part in zip(steps, _files(parts), strict=True)}
         return self._do(Step(kind="bench", files=files), ThisProcess())
 
     def _each(self, tasks: Sequence[Callable[[], Made]]) -> list[Made | QCompileError]:
@@ -317,7 +317,7 @@ class Visit:
             self.listener(step.name, state, time.monotonic() - start)
 
 
-def _made(parts: Sequence[Made | QCompileError]) -> list[Made]:
+def _files(parts: Sequence[Made | QCompileError]) -> list[Made]:
     """The files of several steps; the first error is raised."""
     for part in parts:
         if isinstance(part, QCompileError):
