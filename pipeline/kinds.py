@@ -119,8 +119,6 @@ def measured_apart(recipe: Recipe, whole: Step, kinds: Sequence[str]) -> list[St
 
     The first of them has the rows of what was not built.
     """
-    if not kinds:
-        return [whole]
     targets = {name: named_artifact(recipe, name).target for name in whole.built}
     built_for = {
         name: gpus_of(made.path) if targets[name] in TENSORRT_TARGETS else ()

@@ -19,7 +19,7 @@ from .recipe import Recipe
 from .run import Visit, prepared
 from .stages import Made
 from .steps import Done, Step, ThisProcess, stage_of, takes_pytorch
-from .store import Store
+from .store import FOLDER, Store
 
 State = Literal["done", "changed", "to do"]
 
@@ -94,7 +94,7 @@ def plan(
     return Plan(folder, tuple(looks.planned(recipe, store, scale)))
 
 
-_PENDING = Done(Made(Path("pending"), ""), was_done=False)
+_PENDING = Done(Made(Path(FOLDER, "pending"), ""), was_done=False)
 """What stands for the file of a step that is not done: it has no digest."""
 
 

@@ -16,6 +16,7 @@ from recipes import artifact
 
 import qcompile
 from qcompile.cli import main
+from qcompile.errors import MissingFile
 from qcompile.files import digest_files
 from qcompile.pipeline.estimate import RATE, Scale, by_rule
 from qcompile.pipeline.plan import difference, plan
@@ -71,6 +72,14 @@ def test_a_plan_says_what_a_run_would_do_before_between_and_after(recipe: Path) 
 
     again = plan(recipe, again=("build",))
     assert [one.why for one in again.stages if one.name == "build-cpu"] == ["asked for"]
+
+
+def test_what_a_run_could_not_do_is_said(write_recipe: Callable[..., Path], tmp_path: Path) -> None:
+    path = write_recipe(artifact("rtx", "tensorrt-rtx", "fp16", gpus=["sm86"]))
+    qcompile.run(path)
+    (tmp_path / "calibration.npz").unlink()
+    with pytest.raises(MissingFile, match=r"calibration\.npz"):
+        plan(path)
 
 
 def test_the_stages_of_a_recipe_that_measures_are_those_of_its_run(recipe: Path) -> None:

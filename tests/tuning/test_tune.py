@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from qcompile.artifact import is_manifest, load_artifact
 from qcompile.errors import DataError, EngineUnavailable, InvalidOption, QCompileError
 from qcompile.model.graph import weighted_nodes
 from qcompile.model.onnx_file import load_onnx
-from qcompile.tuning import trials, tune
+from qcompile.tuning import making, trials, tune
 from qcompile.tuning.trials import by_layer, compare_times
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
@@ -199,6 +200,21 @@ def test_mixes_that_the_runtime_does_not_execute_are_passed_over(
     found = tune(str(tiny_file("mlp")), str(samples("mlp")), tmp_path / "out", **options)
     assert found.best.drop <= 0.0
     assert found.recipe.is_file()
+
+
+def test_a_mix_is_made_once(tmp_path: Path) -> None:
+    asks: list[making.TrialAsk] = []
+
+    def make(ask: making.TrialAsk, folder: Path, _: object) -> making.Score:
+        asks.append(ask)
+        (folder / ask.file).write_bytes(b"artifact")
+        return making.Score(0.9, 0.1, 0.0, 0.2)
+
+    runner = trials.TrialRunner(SimpleNamespace(make=make), tmp_path, lambda *_: None)  # type: ignore[arg-type]
+    mix = frozenset({"conv3"})
+    assert runner.int8("openvino", mix) is runner.int8("openvino", mix)
+    runner.int8("openvino", mix, float_precision="bf16")
+    assert [ask.float_precision for ask in asks] == ["fp32", "bf16"]
 
 
 def test_times_of_kernels_become_layers_that_lose() -> None:
