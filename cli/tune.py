@@ -29,7 +29,7 @@ def tune(session: Session, given: TuneCommand) -> None:
     """Print the layers by their error, the trials, and the best model."""
     from ..bench.results.row import unit_of
     from ..figures import accuracy_text
-    from ..pipeline.trial_steps import on_executor
+    from ..pipeline.trial_stages import on_executor
     from ..tuning import tune as tune_model
 
     with executor_of(session, given, given.output) as executor:

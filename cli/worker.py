@@ -9,7 +9,7 @@ from .session import Session
 from .verb import verb
 
 if TYPE_CHECKING:
-    from ..cluster.facts import Facts
+    from ..cluster.resources import Facts
 
 
 @verb(

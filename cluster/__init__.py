@@ -1,5 +1,5 @@
 """Stages as Dask tasks, files as Dask values.
 
-`connection` ─▶ `executor` (a `pipeline.steps.Executor`) ── `Request` ─▶ `plugin` ─▶ `stage_process`
-                   └─ `bundle`: files in chunks ── `carriers`: Dask or a shared store ─┘
+`connection` ─▶ `executor` (a `pipeline.steps.Executor`) ── `Request` ─▶ `plugin` ─▶ `stage_work`
+                   └─ `bundle`: files in chunks, by Dask or a shared store ────────────┘
 """

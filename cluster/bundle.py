@@ -1,25 +1,35 @@
-"""Files that belong together as Dask values: an index, and the bytes of all files in chunks of 64 MiB.
+"""What a client and workers send: files in chunks, and what they say to each other.
+
+Files that belong together are Dask values: an index, and the bytes of all files in chunks of 64 MiB.
 
     qcompile-3f9c…      the index: names, digests and sizes as JSON; 3f9c… is its digest
     qcompile-3f9c…-0    the bytes of the files, one after another, cut every 64 MiB
     qcompile-3f9c…-1
 
 A recipe with all files that it reads is one bundle, and so is what a stage writes. A data set of a hundred
-thousand images takes as many chunks as its bytes need.
+thousand images takes as many chunks as its bytes need. The scheduler moves `Request` and `Answer` alone: a
+few kilobytes of JSON each.
+
+Dask's workers carry chunks between machines, or a store that all machines reach (fsspec). Dask holds a chunk
+as a value of one worker, spills it to disk where memory is short, and moves it from that worker to whoever
+asks. Its scheduler learns where each chunk is, and never sees one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any, Literal
 
 import msgspec
 
 from ..artifact import known_digest
-from ..errors import ArtifactError
+from ..errors import ArtifactError, EngineUnavailable, InvalidOption, StorageError, first_line
 from ..files import manifest_path, side_files
 from ..pipeline.portable import portable_text, recipe_files
 from ..pipeline.recipe import Recipe
@@ -36,12 +46,10 @@ class FileRef(msgspec.Struct, frozen=True):
 
 
 class Bundle(msgspec.Struct, frozen=True):
-    """Files that belong together.
+    """Files that belong together, in the order of their bytes.
 
-    Attributes:
-        files: All files, in the order of their bytes.
-        recipe: Which of them is the recipe; empty for the files of a stage.
-        base: The folder that they lie in on the client, which files of stages may name.
+    `recipe` is the name of the one that is the recipe, empty for the files of a stage; `base` is the folder
+    that they lie in on the client, which files of stages may name.
     """
 
     files: tuple[FileRef, ...]
@@ -159,3 +167,194 @@ def _blocks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         while block := file.read(1 << 22):
             yield block
+
+
+Outcome = Literal["done", "known", "none", "missing", "failed"]
+"""How a request ends.
+
+| done    | the stage is done; `Answer.bundle` lists what it wrote, and its chunks can be had           |
+| known   | the client holds it already: `Answer.name` is one of `Request.known`                        |
+| none    | the step means no stage, as a graph that stays in float; or it is not done (`look`)         |
+| missing | nobody has the chunks of `Answer.missing`: the client uploads them, and asks again          |
+| failed  | the step failed: `Answer.error`, where `OUTPUT` and `RECIPE` stand for the worker's folders |
+"""
+
+OUTPUT, RECIPE = "<output>", "<recipe>"
+"""What stands in an error's words for the worker's folders: the client puts its own there."""
+
+
+class StageKilled(Exception):
+    """The process that carried out a stage ended by itself or by force: Dask retries the task."""
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What a worker is asked to do.
+
+    Attributes:
+        client: Dask's id of the client: chunks are kept for it, progress is told to it.
+        step: A `pipeline.steps.Step` as JSON, whose files are named by their digests.
+        name: Of the step's stage.
+        recipe: Digest of the bundle of the recipe and of all files that it reads.
+        inputs: Digest of a file of the step to that of the bundle that it is the first file of.
+        store: URL of a store that carries the chunks; empty for Dask.
+        known: Names of the finished stages of this step that the client holds ("build-int8-3f9c…").
+        look: Only say whether it is done.
+        again: Carry it out even if it is done.
+        alone: Whether nothing else may run on the worker's machine meanwhile, as for a measurement.
+    """
+
+    client: str
+    step: dict[str, Any]
+    name: str
+    recipe: str
+    inputs: dict[str, str] = {}
+    store: str = ""
+    known: tuple[str, ...] = ()
+    look: bool = False
+    again: bool = False
+    alone: bool = False
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What a worker answers; `outcome` says how the request ended.
+
+    Attributes:
+        name: Of the finished stage: its step's name and the digest of its key.
+        key: Everything its outcome depended on.
+        bundle: What the stage wrote, the main file first.
+        was_done: Whether the worker had done it before.
+        took: `seconds` and `peak_bytes` of the process that did it.
+        missing: Digests of the bundles that nobody has whole.
+        error: Of "failed": `QCompileError.as_json()`.
+    """
+
+    outcome: Outcome
+    name: str = ""
+    key: dict[str, Any] = {}
+    bundle: Bundle | None = None
+    was_done: bool = False
+    took: dict[str, Any] = {}
+    worker: str = ""
+    address: str = ""
+    missing: tuple[str, ...] = ()
+    error: dict[str, Any] = {}
+
+
+class MissingChunk(Exception):
+    """Nobody has a chunk: its worker was lost, or it was never uploaded."""
+
+
+class WorkerCarrier:
+    """Chunks as Dask values, seen from a worker; they are kept for the client of this id.
+
+    `wait` carries out a coroutine on the worker's loop.
+    """
+
+    def __init__(self, worker: Any, client: str, wait: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+        self._worker, self._client, self._wait = worker, client, wait
+
+    def get(self, key: str) -> bytes:
+        """Return a chunk."""
+        return bytes(self._wait(self._get(key)))
+
+    def put(self, key: str, chunk: bytes) -> None:
+        """Keep a chunk on this worker."""
+        self._wait(self._put(key, chunk))
+
+    async def _get(self, key: str) -> Any:
+        if key in self._worker.data:
+            return self._worker.data[key]
+        return await _from_workers(key, self._worker.scheduler, self._worker.rpc)
+
+    async def _put(self, key: str, chunk: bytes) -> None:
+        # What `Client.scatter` does within a task, in the name of the client that asked for the stage: the
+        # scheduler lets the chunk go when that client does.
+        self._worker.update_data(data={key: chunk})
+        await self._worker.scheduler.update_data(
+            who_has={key: [self._worker.address]}, nbytes={key: len(chunk)}, client=self._client
+        )
+
+
+class ClientCarrier:
+    """Chunks as Dask values, seen from a client, which puts them on the worker of this address.
+
+    `futures` takes what keeps the chunks that are put: workers forget a chunk with its future.
+    """
+
+    def __init__(self, client: Any, futures: MutableMapping[str, Any], worker: str = "") -> None:
+        self._client, self._futures, self._worker = client, futures, worker
+
+    def get(self, key: str) -> bytes:
+        """Return a chunk from the worker that has it."""
+        return bytes(self._client.sync(_from_workers, key, self._client.scheduler, self._client.rpc))
+
+    def put(self, key: str, chunk: bytes) -> None:
+        """Keep a chunk on the worker."""
+        try:
+            scattered = self._client.scatter({key: chunk}, workers=[self._worker], direct=True, timeout=10)
+        except (OSError, TimeoutError, ValueError, KeyError) as error:
+            raise MissingChunk(key) from error
+        self._futures[key] = scattered[key]
+
+    def hold(self, keys: Sequence[str]) -> None:
+        """Keep chunks that a worker put for this client."""
+        from distributed import Future
+
+        self._futures.update({key: Future(key, self._client) for key in keys})
+
+
+class StoreCarrier:
+    """Chunks as files below a URL of fsspec, named by their keys; they stay there for later runs.
+
+    The URL is a folder that all machines mount, s3://BUCKET/PREFIX, ...
+    """
+
+    def __init__(self, url: str) -> None:
+        import fsspec
+
+        try:
+            self._files, root = fsspec.core.url_to_fs(url)
+        except ImportError as error:
+            raise EngineUnavailable(f"`store` {url}: {first_line(error)}", engine="cluster") from error
+        except ValueError as error:
+            raise InvalidOption(f"`store` {url!r}: {first_line(error)}", option="store") from error
+        self._url, self._root = url, str(root).rstrip("/")
+        with self._errors():
+            self._files.makedirs(self._root, exist_ok=True)
+
+    def get(self, key: str) -> bytes:
+        """Return a chunk."""
+        with self._errors():
+            try:
+                return bytes(self._files.cat_file(f"{self._root}/{key}"))
+            except FileNotFoundError as error:
+                raise MissingChunk(key) from error
+
+    def put(self, key: str, chunk: bytes) -> None:
+        """Keep a chunk; a reader sees all of it or nothing."""
+        path, temporary = f"{self._root}/{key}", f"{self._root}/{key}.{uuid.uuid4().hex}"
+        with self._errors():
+            if not self._files.exists(path):
+                self._files.pipe_file(temporary, chunk)
+                self._files.mv(temporary, path)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(f"`store` {self._url}: {first_line(error)}") from error
+
+
+Carrier = WorkerCarrier | ClientCarrier | StoreCarrier
+
+
+async def _from_workers(key: str, scheduler: Any, rpc: Any) -> Any:
+    """A chunk from a worker that has it. Dask's `gather` asks the scheduler for it where that fails."""
+    from distributed.utils_comm import gather_from_workers
+
+    who_has = await scheduler.who_has(keys=[key])
+    found = (await gather_from_workers(who_has, rpc=rpc))[0] if who_has.get(key) else {}
+    if key not in found:
+        raise MissingChunk(key)
+    return found[key]

@@ -30,12 +30,23 @@ from ..pipeline.steps import Done, Step, ThisProcess
 from ..pipeline.store import Store, Stored
 from ..processor import isa_here
 from ..progress import Progress, silent
-from .bundle import LocalBundle, bundle_beside, bundle_of_recipe, bundle_of_stage, write_files
-from .carriers import ClientCarrier, MissingChunk, StoreCarrier
-from .facts import Facts, isa_announced
-from .fleet import Fleet, lost_scheduler
-from .messages import OUTPUT, RECIPE, Answer, Request, StageKilled
-from .needs import Place, gpus_of, place
+from .bundle import (
+    OUTPUT,
+    RECIPE,
+    Answer,
+    ClientCarrier,
+    LocalBundle,
+    MissingChunk,
+    Request,
+    StageKilled,
+    StoreCarrier,
+    bundle_beside,
+    bundle_of_recipe,
+    bundle_of_stage,
+    write_files,
+)
+from .connection import Fleet, lost_scheduler
+from .resources import Facts, Place, gpus_of, isa_announced, place
 
 _ATTEMPTS = 20
 _RETRIES = 2
@@ -70,13 +81,8 @@ class _Run:
 class ClusterExecutor:
     """Carries out steps on workers; several runs may use it at a time, each from threads of its own.
 
-    Args:
-        client: A synchronous `distributed.Client`.
-        fleet: Its workers.
-        store: URL of a store that carries the files; empty for Dask.
-
-    Attributes:
-        did: Step to the worker that did it last, for a line on the terminal.
+    `store` is the URL of a store that carries the files, empty for Dask; `did` is step to the worker that
+    did it last, for a line on the terminal.
     """
 
     def __init__(self, client: Any, fleet: Fleet, store: str = "") -> None:
@@ -113,7 +119,7 @@ class ClusterExecutor:
 
     def do(self, recipe: Recipe, step: Step, store: Store, *, again: bool, progress: Progress) -> Done | None:
         """As `pipeline.steps.Executor.do`."""
-        if step.kind == "report":  # a page for the user of this machine, drawn in a moment
+        if step.kind == "report":  # a page for the user, drawn in a moment
             return ThisProcess().do(recipe, step, store, again=again, progress=progress)
         run = self._run_of(recipe, store)
         for _ in range(_ATTEMPTS):

@@ -1,7 +1,7 @@
 """The Dask plugin that makes a worker carry out stages: of `qcompile worker`, or of any other tool.
 
 STORE/lock                            held while the worker runs: two workers never share a folder
-     /bundles/3f9c…/index.json, files files that arrived or were made here
+     /bundles/3f9c…/index.json, files files that arrived
      /stages/build-int8-3f9c…         finished stages, of all recipes
      /published/8a1b…                 what the stages of a recipe publish
 """
@@ -28,9 +28,8 @@ from ..errors import InvalidOption, first_line
 from ..files import held_folder, lock, open_lock, remove_stale
 from ..model.session import usable_cores
 from ..pipeline.store import Store
-from .bundle import Bundle, LocalBundle, index_key, read_index, write_files
-from .carriers import Carrier
-from .facts import Facts
+from .bundle import Bundle, Carrier, index_key, read_index, write_files
+from .resources import Facts
 from .stage_work import BUNDLES, FILES, INDEX, PUBLISHED, STAGES
 
 NAME = "qcompile"
@@ -46,19 +45,7 @@ class Cancelled(Exception):
 
 
 class Service:
-    """What a worker keeps between requests.
-
-    Args:
-        worker: The Dask worker.
-        folder: Of its own.
-        plugin: How it was asked for.
-
-    Attributes:
-        facts: What the machine has.
-
-    Raises:
-        InvalidOption: If another worker uses the folder.
-    """
+    """What a worker keeps between requests, in a folder that no other worker uses."""
 
     def __init__(self, worker: Any, folder: Path, plugin: StagePlugin) -> None:
         from .task import look
@@ -117,19 +104,8 @@ class Service:
                 with held_folder(self.folder / BUNDLES) as folder:
                     chunks = (carrier.get(key) for key in bundle.keys()[1:])
                     write_files(bundle, chunks, folder / FILES, mode=0o444)
-                    self._name(bundle, folder)
-
-    def give_out(self, made: LocalBundle, carrier: Carrier) -> None:
-        """Keep what a stage wrote as chunks, and for the stages that come next here."""
-        with self._arriving:
-            if not self._is_here(made.bundle.digest()):
-                with held_folder(self.folder / BUNDLES) as folder:
-                    (folder / FILES).mkdir()
-                    for ref, path in zip(made.bundle.files, made.sources, strict=True):
-                        shutil.copyfile(path, folder / FILES / ref.name)
-                    self._name(made.bundle, folder)
-        for key, chunk in made.items():
-            carrier.put(key, chunk)
+                    (folder / INDEX).write_bytes(bundle.index())
+                    os.replace(folder, self.folder / BUNDLES / digest)
 
     def close(self) -> None:
         """Let another worker have the folder."""
@@ -145,10 +121,6 @@ class Service:
                 return True
         shutil.rmtree(final, ignore_errors=True)
         return False
-
-    def _name(self, bundle: Bundle, folder: Path) -> None:
-        (folder / INDEX).write_bytes(bundle.index())
-        os.replace(folder, self.folder / BUNDLES / bundle.digest())
 
     def _tidy(self) -> None:
         """Remove what nothing has used for two weeks, and what killed processes left."""

@@ -46,13 +46,7 @@ def split_address(address: str) -> tuple[str, str, int | None]:
 
 
 def check_address(address: str, insecure: Sequence[str] = (), *, what: str = "scheduler") -> None:
-    """Refuse an address of another host without TLS that the user did not name twice.
-
-    Args:
-        address: As Dask spells it, such as tls://10.0.0.1:8786.
-        insecure: Hosts that the user named; those he named twice are spoken to.
-        what: Whose address it is, for the message.
-    """
+    """Refuse an address of another host without TLS that the user did not name twice in `insecure`."""
     protocol, host, _ = split_address(address)
     if protocol in (*_ENCRYPTED, *_INSIDE) or is_this_machine(host):
         return

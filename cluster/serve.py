@@ -17,7 +17,7 @@ from .connection import require_dask
 from .security import check_address, is_this_machine, read_scheduler, security, split_address
 
 if TYPE_CHECKING:
-    from .facts import Facts
+    from .resources import Facts
 
 CONNECT_S = 300.0
 """How long a scheduler may be away, at the start and after it was lost."""
@@ -31,12 +31,8 @@ _Told = Callable[[str], None]
 def serve(options: WorkerCommand, *, announced: _Announced, told: _Told) -> None:
     """Carry out stages until the process is ended by a signal, or the scheduler says so.
 
-    A scheduler that is away is tried again for five minutes. The process's children end with it.
-
-    Args:
-        options: What was typed.
-        announced: Told of what the worker announces, each time that it has joined.
-        told: Told of a scheduler that is away.
+    A scheduler that is away, of which `told` hears, is tried again for five minutes; `announced` hears what
+    the worker announces, each time that it has joined. The process's children end with it.
     """
     address = read_scheduler(options.scheduler)
     check_address(address, options.insecure)

@@ -1,10 +1,15 @@
-"""One request carried out in a process of a worker, whose folder holds all files that it names."""
+"""`python -m qcompile.cluster.stage_work FOLDER`: carry out one request for a worker.
+
+It reads FOLDER/question.json and writes FOLDER/answer.json; lines of progress go to standard output as JSON,
+what a stage prints to standard error. When the worker dies, so does this process (Linux).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +17,9 @@ from typing import Any
 
 import msgspec
 
+from ..bench.worker import die_with_caller, leave_ending_to_caller
 from ..errors import QCompileError
-from ..files import held_folder, open_lock, read_json
+from ..files import held_folder, open_lock, read_json, write_text
 from ..files.storage import storage_error
 from ..machine_memory import out_of_memory
 from ..model.archives import trusting
@@ -23,8 +29,8 @@ from ..pipeline.stages import Made, Stage
 from ..pipeline.steps import Step, carry_out, stage_of
 from ..pipeline.store import FOLDER, Store
 from ..progress import Progress, silent
-from .bundle import Bundle, bundle_of_stage
-from .messages import OUTPUT, RECIPE, Answer, Request
+from .bundle import OUTPUT, RECIPE, Answer, Bundle, Request, bundle_of_stage
+from .resources import resources_here
 
 BUNDLES, STAGES, PUBLISHED = "bundles", "stages", "published"
 INDEX, FILES = "index.json", "files"
@@ -174,3 +180,31 @@ def _name_as_on_client(results: Path, place: Place, output: str) -> None:
         before, after = (json.dumps(path, ensure_ascii=False)[1:-1] for path in (here, there))
         text = text.replace(f"{before}/", f"{after}/" if after else "")
     results.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    """Answer one question."""
+    die_with_caller()
+    leave_ending_to_caller()
+    with contextlib.suppress(OSError):  # where memory runs out, this process goes, not the worker (Linux)
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    folder = Path(sys.argv[1])
+    lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def tell(text: str, done: int = 0, total: int | None = None, /) -> None:
+        lines.write(json.dumps([text, done, total]) + "\n")
+        lines.flush()
+
+    question = json.loads((folder / "question.json").read_bytes())
+    if question["do"] == "look":
+        answer: Any = resources_here()
+    else:
+        request = msgspec.convert(question["request"], Request)
+        find_only = question["do"] == "find"
+        answer = carry_out_request(request, Path(question["folder"]), tell, find_only=find_only)
+    write_text(folder / "answer.json", msgspec.json.encode(answer).decode())
+
+
+if __name__ == "__main__":
+    main()

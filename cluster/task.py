@@ -24,9 +24,7 @@ from ..errors import ClusterError, QCompileError, StorageError, first_line
 from ..files.temporary import temporary_folder
 from ..model.session import CORES, usable_cores
 from ..progress import Progress, silent
-from .bundle import bundle_of_stage
-from .carriers import MissingChunk, StoreCarrier, WorkerCarrier
-from .messages import Answer, Request, StageKilled
+from .bundle import Answer, MissingChunk, Request, StageKilled, StoreCarrier, WorkerCarrier, bundle_of_stage
 from .plugin import Cancelled, Service, service_of
 from .stage_work import STAGES
 
@@ -91,7 +89,8 @@ def _carry_out(service: Service, request: Request, check: _Check) -> Answer:
         if answer.bundle is not None:
             main, folder = answer.bundle.files[0].name, service.folder / STAGES / answer.name
             digests = {ref.name: ref.digest for ref in answer.bundle.files}
-            service.give_out(bundle_of_stage(folder, main, digests), carrier)
+            for key, chunk in bundle_of_stage(folder, main, digests).items():
+                carrier.put(key, chunk)
         return answer
     except Cancelled:
         error: QCompileError = ClusterError(f"worker {service.name}: {request.name} was cancelled")
@@ -122,11 +121,11 @@ def _machine_turn(service: Service, alone: bool, check: _Check, progress: Progre
 def _in_process(
     service: Service, question: dict[str, Any], check: _Check, tell: Progress, *, cores: int = 0
 ) -> Any:
-    """Have `stage_process` answer a question."""
+    """Have `stage_work` answer a question."""
     with temporary_folder("stage") as folder, tempfile.TemporaryFile() as output:
         (folder / "question.json").write_text(json.dumps(question))
         process = subprocess.Popen(
-            [*worker_command("qcompile.cluster.stage_process"), str(folder)],
+            [*worker_command("qcompile.cluster.stage_work"), str(folder)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=output,

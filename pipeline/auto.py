@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..artifact import read_manifest
 from ..bench.results.row import Row
@@ -43,7 +43,7 @@ from .run import RunReport, StageListener, run
 from .stages import located
 from .steps import Executor
 from .store import FOLDER
-from .trial_steps import on_executor
+from .trial_stages import on_executor
 
 RECIPE = "recipe.toml"
 _STATE = "auto.json"
@@ -158,19 +158,22 @@ def folder_of(model: str, output: Path | None) -> Path:
     return output or Path(f"auto-{plain_name(parse_source(model))}")
 
 
+@dataclass
 class _Auto:
-    def __init__(
-        self,
-        asked: AutoCommand,
-        executor: Executor | None,
-        progress: Progress,
-        listener: StageListener | None,
-    ) -> None:
-        self.asked, self.executor, self.progress, self.listener = asked, executor, progress, listener
-        self.folder = folder_of(asked.model, asked.output)
-        self.recipe = self.folder / RECIPE
-        self.stages: dict[str, str] = {}
-        self.notes: list[str] = []
+    asked: AutoCommand
+    executor: Executor | None
+    progress: Progress
+    listener: StageListener | None
+    stages: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def folder(self) -> Path:
+        return folder_of(self.asked.model, self.asked.output)
+
+    @property
+    def recipe(self) -> Path:
+        return self.folder / RECIPE
 
     def drive(self) -> AutoResult:
         self._init()
@@ -236,7 +239,8 @@ class _Auto:
             executor=self.executor,
             progress=lambda text, done=0, total=None, /: self.progress(f"tune: {text}", done, total),
         )
-        self._save({**self._state(), "tuned": found.as_json()})
+        tuned = {"key": found.key, "lines": list(found.lines), "notes": list(found.notes)}
+        self._save({**self._state(), "tuned": tuned})
         self.notes += found.notes
         self._note("tune", "skipped" if found.was_known else "done", start)
         if not found.lines:
@@ -278,25 +282,16 @@ TUNED = "tuned-int8"
 _LONGEST_S = 20.0  # of each measurement of the search; the recipe then measures what was found
 
 
-@dataclass(frozen=True)
-class Found:
-    """What the search found.
+class Found(NamedTuple):
+    """What the search found: the `[[artifact]]` of the mix, empty where none is faster within the budget.
 
-    Attributes:
-        key: Digest of all it depends on.
-        lines: The `[[artifact]]` of the mix; empty where none is faster within the budget.
-        notes: What the user should know.
-        was_known: Whether an earlier search is the same.
+    `key` is the digest of all it depends on; `was_known` says whether an earlier search is the same.
     """
 
     key: str
-    lines: tuple[str, ...]
-    notes: tuple[str, ...]
+    lines: Sequence[str]
+    notes: Sequence[str]
     was_known: bool = False
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the form that is kept."""
-        return {"key": self.key, "lines": list(self.lines), "notes": list(self.notes)}
 
 
 def worth_tuning(recipe: Recipe, report: RunReport, max_drop: float) -> list[CpuTarget]:
@@ -328,11 +323,7 @@ def tune_recipe(
     executor: Executor | None = None,
     progress: Progress,
 ) -> Found:
-    """Search a mix for the graph that the recipe's artifacts are built from.
-
-    Returns:
-        What was found; a search that fails is a note.
-    """
+    """Search a mix for the graph of the recipe's artifacts; a search that fails is a note."""
     assert recipe.bench is not None, "it was measured"
     suffix = SIMPLIFIED * recipe.model.simplify
     model = report.output / f"{recipe.name}{suffix or '.onnx'}"
@@ -356,7 +347,7 @@ def tune_recipe(
     if isinstance(known, Mapping) and known.get("key") == key:
         lines, notes = known.get("lines"), known.get("notes")
         if isinstance(lines, list) and isinstance(notes, list):
-            return Found(key, tuple(map(str, lines)), tuple(map(str, notes)), was_known=True)
+            return Found(key, [*map(str, lines)], [*map(str, notes)], was_known=True)
     from ..tuning import tune
     from ..tuning.recipe_file import artifact_lines
 
@@ -382,7 +373,7 @@ def tune_recipe(
     notes = tuple(f"tune: {note}" for note in tuned.notes)
     if tuned.best.precision != "int8" or _is_there(recipe.artifact, tuned.best.in_float):
         return Found(key, (), notes)
-    return Found(key, tuple(artifact_lines(tuned.best, TUNED, isa=isa)), notes)
+    return Found(key, artifact_lines(tuned.best, TUNED, isa=isa), notes)
 
 
 def _isa(artifacts: Sequence[ArtifactSection]) -> Isa:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..artifact import tool_versions
 from ..model.source import TENSORFLOW_KINDS, Source, digest_source, parse_source
@@ -15,38 +16,37 @@ from ..spec.measure import Budget
 from ..spec.words import TENSORRT_TARGETS, is_own_metric
 from .kinds import PROCESSOR, named_artifact
 from .recipe import BASELINE, ArtifactSection, Recipe
-from .stages import ONNX_TOOLS, Made, Stage, located
+from .stages import ONNX_TOOLS, Made, Stage, located, recipe_source
 from .trust import interpreters
+
+if TYPE_CHECKING:
+    from .steps import Step
 
 RESULTS = "results.json"
 REPORT = "report.html"
 INTERRUPTED = "results.interrupted.json"
+_PASSED_ON = (
+    "batch_size", "threads", "precision_target", "max_time_s", "batch_sizes", "clients", "streams",
+    "cuda_graph", "layer_times", "torch_modes", "devices", "timeout_s",
+)  # fmt: skip
+"""Options of `[bench]` that `benchmark` has by the same names."""
 _NOT_MEASURED = (*options_key(Budget()), "metric", "models")
 """Options that judge what is measured, or that the key has by their content: a spelling is none of it."""
 
 
-def bench_stage(
-    recipe: Recipe,
-    source: Source,
-    source_digest: str,
-    built: Mapping[str, Made],
-    output: Path,
-    why_not: Mapping[str, str],
-    unavailable: Collection[str] = (),
-    machine: str = "",
-) -> Stage:
+def bench_stage(recipe: Recipe, step: Step, output: Path) -> Stage:
     """Measure what was built against the baseline; what was not built has a row that says why.
 
-    Those in `unavailable` were not built because their engine cannot be used here: they count as not run. A
-    baseline that was not built, or not for this machine, is replaced by the MODEL itself. `machine` is the
-    kind of this one where others measure the other artifacts.
+    Artifacts whose engine cannot be used here count as not run. A baseline that was not built, or not for
+    this machine, is replaced by the MODEL itself.
     """
     from ..data.batches import Data
     from ..engines.gpu import find_gpu, find_gpus, is_every_gpu, parse_devices
     from ..processor import processor
 
-    section = recipe.bench
+    section, source = recipe.bench, recipe_source(recipe)
     assert section is not None, "the caller looks first"
+    built, why_not, machine = step.built, step.why_not, step.machine
     evaluation = located(recipe, recipe.data.evaluation)
     function = parse_source(section.metric, base=recipe.folder) if is_own_metric(section.metric) else None
     gpu = find_gpu(next((number for number in parse_devices(section.devices) if number is not None), 0))
@@ -71,7 +71,7 @@ def bench_stage(
                 one.target,
                 one.precision,
                 _runs_on(one),
-                status="not run" if one.name in unavailable else "failed",
+                status="not run" if one.name in step.unavailable else "failed",
                 reason=why_not[one.name],
             )
             for one in _in_order(recipe, why_not)
@@ -87,26 +87,15 @@ def bench_stage(
                 unbuilt=unbuilt,
                 output=path,
                 history=output / file,
-                batch_size=section.batch_size,
-                threads=section.threads,
                 data=evaluation,
                 evaluation=evaluation,
                 metric=function.absolute if function else section.metric,
-                precision_target=section.precision_target,
-                max_time_s=section.max_time_s,
-                batch_sizes=section.batch_sizes,
-                clients=section.clients,
-                streams=section.streams,
-                cuda_graph=section.cuda_graph,
-                layer_times=section.layer_times,
-                torch_modes=section.torch_modes,
                 models={name: model.absolute for name, model in models.items()},
-                devices=section.devices,
                 pythons=interpreters(section.python, recipe.folder),
-                timeout_s=section.timeout_s,
                 command=("qcompile", "run", _shown(recipe.path)),
                 recipe=recipe.path.read_text(encoding="utf-8"),
                 progress=progress,
+                **{name: getattr(section, name) for name in _PASSED_ON},
             )
         except BenchInterrupted as stopped:
             # The stage is not done: what there is must not be taken for its result.
@@ -115,8 +104,8 @@ def bench_stage(
 
     key: dict[str, object] = {
         "artifacts": {name: made.digest for name, made in built.items()},
-        "failures": dict(why_not),
-        "source": source_digest,
+        "failures": {**why_not},
+        "source": step.source_digest,
         "evaluation": Data(evaluation, (), depends=recipe.data_depends).digest() if evaluation else "",
         "metric": digest_source(function) if function else section.metric,
         "settings": measured_options(recipe, built if gpu else (), without=_NOT_MEASURED),
@@ -129,7 +118,7 @@ def bench_stage(
         **({"kind": machine} if machine else {}),
         "tools": tool_versions("torch", "polygraphy", *ONNX_TOOLS),
     }
-    return Stage(f"bench-{machine}" if machine else "bench", file, key, work)
+    return Stage(step.name, file, key, work)
 
 
 def measured_options(
@@ -164,8 +153,9 @@ def join_stage(parts: Mapping[str, Made], output: Path) -> Stage:
     return Stage("bench", RESULTS, {"parts": {name: part.digest for name, part in parts.items()}}, work)
 
 
-def report_stage(results: Made, ranges: Made | None, budget: Budget) -> Stage:
+def report_stage(files: Mapping[str, Made], budget: Budget) -> Stage:
     """What was measured becomes a page."""
+    results, ranges = files["results"], files.get("ranges")
 
     def work(path: Path, progress: Progress) -> object:
         from ..reporting import write_report

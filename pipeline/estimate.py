@@ -17,7 +17,7 @@ AVX-512 (about 100 G). How near a rule comes was not measured; the last run's fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,14 +40,8 @@ _SHARE = {"fp16": 0.5, "bf16": 0.5, "int8": 0.3, "fp8": 0.3, "int4": 0.15, "nvfp
 class Scale:
     """What the rules count with; None where it is not known.
 
-    Attributes:
-        weight_bytes: Of FP32.
-        multiply_adds: Of a sample.
-        cores: That may be used.
-        calibrated: Samples that are calibrated on.
-        evaluated: Samples that are evaluated.
-        rows: Artifacts that are measured here.
-        max_time_s: Limit of the measurement.
+    Bytes of the FP32 weights, multiply-adds of a sample, cores that may be used, samples that are
+    calibrated on and evaluated, artifacts that are measured here, and the measurement's time limit.
     """
 
     weight_bytes: int | None
@@ -61,12 +55,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a stage takes.
-
-    Attributes:
-        seconds, peak_bytes, disk_bytes: None where nobody can know yet.
-        source: "measured" of a stage that was carried out before, else "rule".
-    """
+    """What a stage takes, None where nobody can know yet: "measured" the last time, or by "rule"."""
 
     seconds: float | None
     peak_bytes: int | None
@@ -92,44 +81,25 @@ def by_rule(stage: str, scale: Scale, artifact: ArtifactSection | None = None) -
         return Estimate(3.0, int(300 * _MB), int(_MB), "rule")
     if weights is None:
         return Estimate(None, None, None, "rule")
+    is_int8 = artifact is not None and artifact.precision in ("int8", "fp8") and artifact.mode == "static"
+    is_tensorrt = artifact is not None and artifact.target == "tensorrt"
+    megabytes, inference = weights / _MB, 0.0 if work is None else work / (RATE * scale.cores)
+    seconds = {
+        "export": 4 + megabytes / 100,
+        "simplify": 1 + megabytes / 50,
+        "calibrate": 2 + 3 * scale.calibrated * inference,
+        "quantize": 2 + megabytes / 50 + is_int8 * 10 * CORRECTED_SAMPLES * inference,
+        "build": 30 + megabytes / 5 if is_tensorrt else 1 + megabytes / 100,
+        "bench": scale.max_time_s + scale.rows * (4 + scale.evaluated * inference),
+    }[kind]
+    unknown = work is None and (kind in ("calibrate", "bench") or (kind == "quantize" and is_int8))
     memory, copies = _MEMORY[kind]
-    share = _SHARE.get(artifact.precision, 1.0) if artifact else 1.0
-    disk = {"calibrate": _MB, "bench": _MB}.get(kind, weights * share)
     peak = (memory * _MB + copies * weights) * (scale.rows if kind == "bench" else 1)
-    inference = None if work is None else work / (RATE * scale.cores)
-    needs_work = kind in ("calibrate", "bench") or (kind == "quantize" and _is_int8(artifact))
-    seconds = None
-    if inference is not None or not needs_work:
-        seconds = _SECONDS[kind](weights / _MB, inference or 0.0, scale, artifact)
-    return Estimate(seconds, int(peak), int(disk), "rule")
+    share = _SHARE.get(artifact.precision, 1.0) if artifact else 1.0
+    disk = _MB if kind in ("calibrate", "bench") else weights * share
+    return Estimate(None if unknown else seconds, int(peak), int(disk), "rule")
 
 
-def _is_int8(artifact: ArtifactSection | None) -> bool:
-    return artifact is not None and artifact.precision in ("int8", "fp8") and artifact.mode == "static"
-
-
-def _quantize(megabytes: float, inference: float, _: Scale, artifact: ArtifactSection | None) -> float:
-    searched = 10 * CORRECTED_SAMPLES * inference if _is_int8(artifact) else 0.0
-    return 2 + megabytes / 50 + searched
-
-
-def _build(megabytes: float, _: float, __: Scale, artifact: ArtifactSection | None) -> float:
-    return 30 + megabytes / 5 if artifact and artifact.target == "tensorrt" else 1 + megabytes / 100
-
-
-def _bench(_: float, inference: float, scale: Scale, __: ArtifactSection | None) -> float:
-    return scale.max_time_s + scale.rows * (4 + scale.evaluated * inference)
-
-
-_Rule = Callable[[float, float, Scale, ArtifactSection | None], float]
-_SECONDS: Mapping[str, _Rule] = {
-    "export": lambda megabytes, *_: 4 + megabytes / 100,
-    "simplify": lambda megabytes, *_: 1 + megabytes / 50,
-    "calibrate": lambda _, inference, scale, __: 2 + 3 * scale.calibrated * inference,
-    "quantize": _quantize,
-    "build": _build,
-    "bench": _bench,
-}
 _MEMORY = {
     "export": (600, 3), "simplify": (300, 3), "calibrate": (300, 2),
     "quantize": (400, 4), "build": (400, 4), "bench": (120, 2),

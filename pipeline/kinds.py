@@ -7,7 +7,8 @@ A kind is a compute capability ("sm90"): machines with such a GPU. The empty kin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,19 +30,22 @@ PROCESSOR = "cpu"
 
 def for_every_kind(recipe: Recipe, kinds: Sequence[str]) -> Recipe:
     """Return the recipe with one artifact for each kind in place of each that is for the cluster's GPUs."""
-    if not any(is_for_cluster(one) for one in recipe.artifact):
+    clustered = [one for one in recipe.artifact if is_for_cluster(one)]
+    if not clustered:
         return recipe
-    index, first = next((at, one) for at, one in enumerate(recipe.artifact) if is_for_cluster(one))
-    key = f"artifact[{index}].gpus"
+    key = f"artifact[{recipe.artifact.index(clustered[0])}].gpus"
     if not kinds:
+        name = clustered[0].name
         raise RecipeError(
-            f"{recipe.path}: key '{key}' is {CLUSTER!r}; there is no cluster with a GPU for {first.name!r}",
+            f"{recipe.path}: key '{key}' is {CLUSTER!r}; there is no cluster with a GPU for {name!r}",
             hint="run it with `scheduler`, or name compute capabilities, such as sm86",
             file=recipe.path,
             key=key,
         )
     try:
-        expanded = replace(recipe, artifact=tuple(_expanded(recipe.artifact, kinds)))
+        for_cluster = {one.name: [for_kind(one, kind) for kind in kinds] for one in clustered}
+        artifacts = (for_cluster.get(one.name, [one]) for one in recipe.artifact)
+        expanded = replace(recipe, artifact=tuple(itertools.chain.from_iterable(artifacts)))
         check_names(expanded)
     except Refused as error:
         raise RecipeError(
@@ -88,17 +92,10 @@ def measured_on(
 ) -> dict[str, list[str]]:
     """Return kind of machine to the artifacts that are measured there, beside the baseline.
 
-    An engine goes to each kind that it was built for and that is there; where none is, it stays with the
-    others, where its row says why it does not run. The rest goes where no GPU is needed; where
-    `bench.devices` names a GPU, to the machines with the first kind.
-
-    Args:
-        recipe: The recipe.
-        built_for: Artifact that was built to the GPUs it is for; empty for one without a GPU.
-        kinds: GPUs of the cluster; without any, all is measured together.
-
-    Returns:
-        The kinds in order, the one without a GPU first; one alone where nothing differs.
+    An engine goes to each of `kinds`, the cluster's GPUs, that it was built for; where none is there, it
+    stays with the others, where its row says why it does not run. The rest goes where no GPU is needed;
+    where `bench.devices` names a GPU, to the machines with the first kind. The kinds are in order, the one
+    without a GPU first; without any, all is measured together.
     """
     section, rest = recipe.bench, kind_of_others(recipe, kinds)
     assert section is not None, "the caller looks first"
@@ -151,11 +148,3 @@ def gpus_of(path: Path) -> tuple[str, ...]:
     manifest = read_manifest(path)
     listed = manifest.device.get("gpus") if manifest else None
     return tuple(str(one) for one in listed) if isinstance(listed, list) else ()
-
-
-def _expanded(artifacts: Sequence[ArtifactSection], kinds: Sequence[str]) -> Iterator[ArtifactSection]:
-    for one in artifacts:
-        if is_for_cluster(one):
-            yield from (for_kind(one, kind) for kind in kinds)
-        else:
-            yield one

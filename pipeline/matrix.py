@@ -21,7 +21,7 @@ from ..spec.sweep import SweepModel, SweepSection, SweepShape, first_taken
 from ..spec.words import BASELINE, TENSORRT_TARGETS
 from ..tensors import format_shape, parse_input
 from .published import check_names
-from .recipe import Recipe, find_contradiction, has_shapes, require_scales
+from .recipe import Recipe, check_batches, has_shapes, require_scales
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +63,8 @@ class Member:
 def members(recipe: Recipe, *, kinds: Sequence[str] = (), only: Sequence[str] = ()) -> list[Member]:
     """Return what a sweep consists of, one model and shape after the other.
 
-    Args:
-        recipe: A recipe with `[sweep]`.
-        kinds: GPUs that the workers have, such as "sm90", for "each" in `sweep.gpus`.
-        only: Globs; cells whose name none of them matches are left out. Empty keeps all.
+    `kinds` are the workers' GPUs, such as "sm90", for "each" in `sweep.gpus`; `only` are globs, and cells
+    whose name none of them matches are left out. Empty keeps all.
     """
     matrix = recipe.sweep
     if matrix is None:
@@ -147,10 +145,10 @@ class _Variant:
                 section = replace(section, **_engine_shapes(self.shape))
             recipe = self.with_artifacts([section])
             require_scales(recipe)
+            check_batches(recipe)
         except Refused as error:
             return f"{error.key} {error.sentence}"
-        contradiction = find_contradiction(recipe.model, recipe.artifact, recipe.bench)
-        return f"{contradiction[0]} {contradiction[1]}" if contradiction else section
+        return section
 
     def with_artifacts(self, artifacts: Sequence[ArtifactSection]) -> Recipe:
         """The ordinary recipe of some artifacts; without the baseline, the model itself is the baseline."""

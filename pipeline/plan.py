@@ -7,34 +7,28 @@ stage that is not done has no key yet, as that holds the digest of what it will 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import EngineUnavailable
 from ..progress import Progress, silent
-from ..spec.artifacts import ArtifactSection
 from .estimate import Estimate, Scale, by_rule, measured, read_scale
-from .kinds import for_every_kind
-from .published import check_output
-from .recipe import Recipe, read_recipe, refuse_matrix
-from .stages import Made, given_ranges
-from .steps import Step, source_digest, stage_of, takes_pytorch
-from .store import Store
-from .trust import trusted
+from .kinds import named_artifact
+from .recipe import Recipe
+from .run import Visit, prepared
+from .stages import Made
+from .steps import Done, Step, ThisProcess, stage_of, takes_pytorch
+from .store import FOLDER, Store
 
 State = Literal["done", "changed", "to do"]
 
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """One stage.
+    """One stage: "changed" is one that was done with another key.
 
-    Attributes:
-        name: As `run` names it.
-        state: "done"; "changed" where it was done with another key; "to do".
-        why: Which keys changed, or what it follows.
-        estimate: What it takes, or took.
+    `why` says which keys changed, or what it follows; the estimate is what it takes, or took.
     """
 
     name: str
@@ -90,106 +84,74 @@ def plan(
     shared: Path | None = None,
     progress: Progress = silent,
 ) -> Plan:
-    """Return what `run` would do.
-
-    Args:
-        recipe, output, again, trust, shared: As `run`.
-        progress: Told of every step.
-    """
-    if not isinstance(recipe, Recipe):
-        recipe = read_recipe(recipe)
-    refuse_matrix(recipe)
-    given = Path(output) if output is not None else None
-    recipe = for_every_kind(trusted(recipe, trust=trust, output=given), ())
-    folder = given or recipe.folder / recipe.output
-    check_output(recipe, recipe.folder, folder)
-    planner = _Planner(recipe, Store(folder, folder=shared), again)
-    planner.drive()
-    pending = any(state != "done" for _, state, _, _ in planner.found)
-    scale = read_scale(recipe, planner.model, needed=pending, progress=progress)
-    return Plan(folder, tuple(planner.estimated(scale)))
+    """Return what `run` would do with these options."""
+    recipe, folder = prepared(recipe, output, trust=trust)
+    store, looks = Store(folder, folder=shared), _Looks()
+    for error in Visit(recipe, store, again, looks).drive().failures.values():
+        raise error
+    pending = any(state != "done" for _, state, _ in looks.steps)
+    scale = read_scale(recipe, looks.model, needed=pending, progress=progress)
+    return Plan(folder, tuple(looks.planned(recipe, store, scale)))
 
 
-class _Planner:
-    """As `run._Run`, which carries the steps out; one that is not done yields None in place of its file."""
+_PENDING = Done(Made(Path(FOLDER, "pending"), ""), was_done=False)
+"""What stands for the file of a step that is not done: it has no digest."""
 
-    def __init__(self, recipe: Recipe, store: Store, again: tuple[str, ...]) -> None:
-        self.recipe, self.store, self.again = recipe, store, again
-        self.digest = source_digest(recipe)
-        self.found: list[tuple[str, State, str, ArtifactSection | None]] = []
+
+class _Looks(ThisProcess):
+    """Looks each step up that `run` would carry out, and carries none out."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[Step, State, str]] = []
         self.model: Made | None = None
 
-    def drive(self) -> None:
-        recipe = self.recipe
-        self.model = model = self._look(Step(kind="export", source_digest=self.digest), {})
-        if recipe.model.simplify:
-            model = self._look(Step(kind="simplify"), {"model": model})
-        ranges: dict[str, Made | None] = {}
-        if any(one.needs_ranges for one in recipe.artifact) and recipe.has_ranges:
-            ranges = {"ranges": given_ranges(recipe) or self._look(Step(kind="calibrate"), {"model": model})}
-        built = {one.name: self._artifact(one, model, ranges) for one in recipe.artifact}
-        if recipe.bench:
-            results = self._look(Step(kind="bench", source_digest=self.digest), {}, built)
-            self._look(Step(kind="report"), {"results": results, **{k: v for k, v in ranges.items() if v}})
-
-    def estimated(self, scale: Scale) -> Iterator[PlannedStage]:
-        """The stages with what they take: as measured last time, else by rule."""
-        for name, state, why, artifact in self.found:
-            known = (measured(record) for record in self.store.records(name))
-            last = next((one for one in known if one is not None), None)
-            yield PlannedStage(name, state, why, last or by_rule(name, scale, artifact))
-
-    def _artifact(
-        self, one: ArtifactSection, model: Made | None, ranges: Mapping[str, Made | None]
-    ) -> Made | None:
+    def do(self, recipe: Recipe, step: Step, store: Store, *, again: bool, progress: Progress) -> Done | None:
+        """As `Executor.do`, with `_PENDING` for a step that it would carry out."""
         from ..engines.capabilities import capabilities
         from ..engines.registry import engine
         from ..lowering import writes_types
 
-        build = Step(kind="build", artifact=one.name, source_digest=self.digest)
-        if takes_pytorch(one):
-            return self._look(build, {}, artifact=one)
-        files = {"model": model, **(ranges if one.needs_ranges else {})}
-        try:
-            is_lowered = writes_types(one, capabilities(engine(one.target)))
-        except EngineUnavailable as error:
-            self.found.append((build.name, "to do", f"cannot be built here: {error.message}", one))
-            return None
-        if is_lowered:
-            files["graph"] = self._look(Step(kind="quantize", artifact=one.name), files, artifact=one)
-        return self._look(build, files, artifact=one)
-
-    def _look(
-        self,
-        step: Step,
-        files: Mapping[str, Made | None],
-        built: Mapping[str, Made | None] | None = None,
-        artifact: ArtifactSection | None = None,
-    ) -> Made | None:
-        """Look a step up; None where it, or what it needs, is not done."""
-        name, built = step.name, built or {}
-        records = self.store.records(name)
-        if None in [*files.values(), *built.values()]:
-            before = next((one for one, state, _, _ in self.found if state != "done"), "")
-            state: State = "changed" if records else "to do"
-            self.found.append((name, state, f"follows {before}", artifact))
-            return None
-        step = replace(step, files=_all_made(files), built=_all_made(built))
-        stage = stage_of(self.recipe, step, self.store.output)
+        one = named_artifact(recipe, step.artifact) if step.artifact else None
+        if one is not None and not takes_pytorch(one):
+            try:
+                is_lowered = writes_types(one, capabilities(engine(one.target)))
+            except EngineUnavailable as error:
+                if step.kind == "quantize":
+                    return None
+                return self._pending(step, "to do", f"cannot be built here: {error.message}")
+            if step.kind == "quantize" and not is_lowered:
+                return None
+        records = store.records(step.name)
+        before: State = "changed" if records else "to do"
+        if any(not made.digest for made in step.given()):
+            return self._pending(step, before, f"follows {next(self._names_to_do())}")
+        stage = stage_of(recipe, step, store.output)
         assert stage is not None, "it was asked whether the graph is lowered"
         key = {**stage.key, "file": stage.file}
-        asked = any(name == one or name.startswith(f"{one}-") for one in self.again)
-        stored = None if asked else self.store.find(name, key)
-        if stored is not None:
-            self.found.append((name, "done", "", artifact))
-            return Made(stored.folder / stage.file, stored.files[stage.file])
-        why = "asked for" if asked else difference(records[0].get("key", {}), key) if records else ""
-        self.found.append((name, "changed" if records and not asked else "to do", why, artifact))
-        return None
+        if again:
+            return self._pending(step, "to do", "asked for")
+        stored = store.find(step.name, key)
+        if stored is None:
+            return self._pending(step, before, difference(records[0].get("key", {}), key) if records else "")
+        self.steps.append((step, "done", ""))
+        made = Made(stored.folder / stage.file, stored.files[stage.file])
+        self.model = made if step.kind == "export" else self.model
+        return Done(made, was_done=True)
 
+    def planned(self, recipe: Recipe, store: Store, scale: Scale) -> Iterator[PlannedStage]:
+        """Yield the stages with what they take: as measured last time, else by rule."""
+        for step, state, why in self.steps:
+            known = (measured(record) for record in store.records(step.name))
+            last = next((one for one in known if one is not None), None)
+            artifact = named_artifact(recipe, step.artifact) if step.artifact else None
+            yield PlannedStage(step.name, state, why, last or by_rule(step.name, scale, artifact))
 
-def _all_made(files: Mapping[str, Made | None]) -> dict[str, Made]:
-    return {name: made for name, made in files.items() if made is not None}
+    def _pending(self, step: Step, state: State, why: str) -> Done:
+        self.steps.append((step, state, why))
+        return _PENDING
+
+    def _names_to_do(self) -> Iterator[str]:
+        return (step.name for step, state, _ in self.steps if state != "done")
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str:

@@ -10,8 +10,7 @@ import contextlib
 import functools
 import os
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -25,8 +24,7 @@ from ..model.source import NAMED, Source, parse_source, source_files
 from ..progress import silent
 from ..spec.option import fields_of
 from ..spec.recipes import RecipeFile
-from ..spec.tensorrt import AUTO, OFF
-from ..spec.words import is_own_metric
+from .names import Kind, Name, map_names, names_of
 from .propose.recipe_text import toml
 from .recipe import Recipe, parse_recipe
 from .stages import recipe_source
@@ -57,34 +55,14 @@ def portable(recipe: Recipe) -> Recipe:
     def model(text: str) -> str:
         return _model(text, path)
 
-    bench = recipe.bench
-    if bench is not None:
-        pairs = (text.partition("=") for text in bench.models)
-        bench = replace(
-            bench,
-            metric=model(bench.metric) if is_own_metric(bench.metric) else bench.metric,
-            models=tuple(f"{name}{equals}{model(text)}" for name, equals, text in pairs),
-        )
-    section = recipe.model
-    return replace(
-        recipe,
-        model=replace(
-            section,
-            source=model(section.source),
-            weights=path(section.weights),
-            preprocessing=model(section.preprocessing),
-            depends=tuple(map(path, section.depends)),
-        ),
-        data=replace(
-            recipe.data,
-            calibration=_data(recipe.data.calibration, path),
-            evaluation=_data(recipe.data.evaluation, path),
-            depends=tuple(map(path, recipe.data.depends)),
-        ),
-        calibrate=replace(recipe.calibrate, ranges=path(recipe.calibrate.ranges)),
-        artifact=tuple(_artifact(one, path) for one in recipe.artifact),
-        bench=bench,
-    )
+    spelled: Mapping[Kind, Callable[[str], str]] = {
+        "model": model,
+        "preprocessing": model,
+        "data": lambda text: _data(text, path),
+        "output": str,
+        "interpreter": str,
+    }
+    return map_names(recipe, lambda name: spelled.get(name.kind, path)(name.text))
 
 
 def relative(text: str, folder: Path) -> str:
@@ -93,17 +71,6 @@ def relative(text: str, folder: Path) -> str:
         return text
     found = os.path.relpath(settled(Path(text).expanduser()), folder)
     return found if found.startswith("..") else f"./{found}"
-
-
-def _artifact(one: Any, path: Moved) -> Any:
-    options = one.tensorrt
-    cache = options.timing_cache
-    moved = replace(
-        options,
-        plugins=tuple(map(path, options.plugins)),
-        timing_cache=cache if cache in (AUTO, OFF) else path(cache),
-    )
-    return replace(one, tensorrt=moved)
 
 
 def _model(text: str, path: Moved) -> str:
@@ -185,28 +152,28 @@ def _resolved(parts: tuple[str, ...]) -> Path:
 
 
 def _found(recipe: Recipe) -> Iterator[Path]:
-    folder, model = recipe.folder, recipe.model
     yield recipe.path.resolve()
-    yield from model_files(recipe_source(recipe))
-    for name in (*model.depends, *recipe.data.depends):
-        yield require_file(folder / name, what="depends: file")
-    yield from preprocessing_files(model.preprocessing, base=folder)
-    for spec in (recipe.data.calibration, recipe.data.evaluation):
-        if spec:
-            yield from data_files(spec, folder)
-    if recipe.calibrate.ranges:
-        yield from _with_companions(folder / recipe.calibrate.ranges)
-    for one in recipe.artifact:
-        for name in one.tensorrt.plugins:
-            yield require_file(folder / name, what="plugin")
-        cache = folder / one.tensorrt.timing_cache
-        if one.tensorrt.timing_cache not in (AUTO, OFF) and cache.is_file():
-            yield cache
-    if recipe.bench:
-        if is_own_metric(recipe.bench.metric):
-            yield from model_files(parse_source(recipe.bench.metric, base=folder))
-        for text in recipe.bench.models:
-            yield from model_files(parse_source(text.split("=", 1)[1], base=folder))
+    for name in names_of(recipe):
+        yield from _files_of(name, recipe)
+
+
+def _files_of(name: Name, recipe: Recipe) -> Iterator[Path]:
+    """The files of one name; those of `model.weights` are the model's."""
+    folder, path = recipe.folder, recipe.folder / name.text
+    if name.key == "model.source":
+        yield from model_files(recipe_source(recipe))
+    elif name.kind == "model":
+        yield from model_files(parse_source(name.text, base=folder))
+    elif name.kind == "preprocessing":
+        yield from preprocessing_files(name.text, base=folder)
+    elif name.kind == "data":
+        yield from data_files(name.text, folder)
+    elif name.kind == "ranges":
+        yield from _with_companions(path)
+    elif name.kind in ("file", "library"):
+        yield require_file(path, what="plugin" if name.kind == "library" else "depends: file")
+    elif name.kind == "cache" and path.is_file():
+        yield path
 
 
 def model_files(source: Source) -> Iterator[Path]:

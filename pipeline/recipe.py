@@ -43,11 +43,7 @@ __all__ = ["BASELINE", "ArtifactSection", "Recipe", "read_recipe"]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(RecipeFile):
-    """A whole recipe.
-
-    Attributes:
-        path: The file it was read from, or would be written to: its folder is what paths are relative to.
-    """
+    """A whole recipe, and the file that it was read from, or would be written to."""
 
     path: Path = Path("recipe.toml")
 
@@ -145,10 +141,8 @@ def _decoded(values: dict[str, Any], told: Told) -> RecipeFile:
         except InvalidOption as error:
             problem = error.message.removeprefix("`devices` ")
             raise Refused("bench.devices", f"holds {problem}", hint=error.hint) from error
-    contradiction = find_contradiction(recipe.model, recipe.artifact, recipe.bench)
-    if contradiction and recipe.sweep is None:  # of a matrix, the cells say it
-        key, problem, hint = contradiction
-        raise Refused(key, problem, hint=hint)
+    if recipe.sweep is None:  # of a matrix, the cells say it
+        check_batches(recipe)
     return recipe
 
 
@@ -172,33 +166,23 @@ def measured_batches(bench: BenchSection | None) -> dict[str, int]:
     return {"bench.batch_size": bench.batch_size, **curve}
 
 
-def find_contradiction(
-    model: ModelSection, artifacts: Sequence[ArtifactSection], bench: BenchSection | None
-) -> tuple[str, str, str] | None:
-    """Return the key of a batch size that cannot be measured, why not, and a hint; None where all can.
+def check_batches(recipe: RecipeFile) -> None:
+    """Refuse a batch size that cannot be measured.
 
     The batch is the first axis of every input. One that `model.inputs` fixes is fixed for all artifacts.
     """
-    fixed = _fixed_batches(model)
-    for key, batch in measured_batches(bench).items():
+    fixed = _fixed_batches(recipe.model)
+    for key, batch in measured_batches(recipe.bench).items():
         for name, extent in fixed.items():
             if extent != batch:
-                return (
-                    key,
-                    f"is {batch}; model.inputs fixes the first axis of {name!r} at {extent}",
-                    f"measure {extent}, or name the axis: {name}:[batch,...]",
-                )
-        for index, one in enumerate(artifacts):
-            where = f"artifact[{index}]"
-            for source, profiles in _profiles(one, where):
+                problem = f"is {batch}; model.inputs fixes the first axis of {name!r} at {extent}"
+                raise Refused(key, problem, hint=f"measure {extent}, or name the axis: {name}:[batch,...]")
+        for index, one in enumerate(recipe.artifact):
+            for source, profiles in _profiles(one, f"artifact[{index}]"):
                 wrong = [_outside(ranges, batch, fixed) for ranges in profiles]
                 if wrong and all(wrong):
-                    return (
-                        key,
-                        f"is {batch}; the engine {one.name!r} takes {wrong[0]} ({source})",
-                        f"let {source} reach {batch}, or measure what it takes",
-                    )
-    return None
+                    problem = f"is {batch}; the engine {one.name!r} takes {wrong[0]} ({source})"
+                    raise Refused(key, problem, hint=f"let {source} reach {batch}, or measure what it takes")
 
 
 def default_shapes(

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -26,7 +25,7 @@ from .kinds import built_on, for_every_kind, measured_apart
 from .published import check_output
 from .recipe import ArtifactSection, Recipe, read_recipe, refuse_matrix
 from .stages import Made, given_ranges, recipe_source
-from .steps import Executor, Step, ThisProcess, source_digest, takes_pytorch
+from .steps import Executor, Step, ThisProcess, each, source_digest, takes_pytorch
 from .store import Store
 from .trust import trusted
 
@@ -120,42 +119,63 @@ def run(
         InvalidOption: If a file that it reads would be overwritten.
         QCompileError: Of a stage that failed and that every artifact needs; what was done before stays done.
     """
-    if not isinstance(recipe, Recipe):
-        recipe = read_recipe(recipe)
-    refuse_matrix(recipe)
-    given = Path(output) if output is not None else None
     executor = executor or ThisProcess()
-    recipe = for_every_kind(trusted(recipe, trust=trust, output=given, typed=typed), executor.kinds)
-    folder = given or recipe.folder / recipe.output
-    check_output(recipe, recipe.folder, folder)
+    recipe, folder = prepared(recipe, output, trust=trust, typed=typed, kinds=executor.kinds)
     store = Store(folder, folder=shared)
     with store.locked(), trusting(recipe.model.trust):
-        report = _Run(recipe, store, again, executor, progress, listener, page=page).drive()
+        visit = Visit(recipe, store, again, executor, progress, listener, page=page)
+        report = visit.drive()
+        if visit.results:
+            from ..bench.results.results import load_results
+
+            report.results = load_results(visit.results.path)
+            report.judge(visit.results.path, recipe.budget)
         store.forget_old()
     return report
 
 
-class _Run:
-    """One run: each step's file is handed to the next; artifacts do not wait for each other."""
+def prepared(
+    recipe: str | Path | Recipe,
+    output: str | Path | None,
+    *,
+    trust: bool,
+    typed: Collection[str] = (),
+    kinds: Sequence[str] = (),
+) -> tuple[Recipe, Path]:
+    """Return a recipe that may be carried out on these kinds of GPU, and its output folder."""
+    if not isinstance(recipe, Recipe):
+        recipe = read_recipe(recipe)
+    refuse_matrix(recipe)
+    given = Path(output) if output is not None else None
+    recipe = for_every_kind(trusted(recipe, trust=trust, output=given, typed=typed), kinds)
+    folder = given or recipe.folder / recipe.output
+    check_output(recipe, recipe.folder, folder)
+    return recipe, folder
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        store: Store,
-        again: tuple[str, ...],
-        executor: Executor,
-        progress: Progress,
-        listener: StageListener | None,
-        *,
-        page: bool,
-    ) -> None:
-        self.recipe, self.store, self.again, self.executor = recipe, store, again, executor
-        self.progress, self.listener, self.page = progress, listener, page
-        self.report = RunReport(store.output)
-        self.source_digest = source_digest(recipe)
-        self.converted: dict[str, Made] = {}
+
+@dataclass
+class Visit:
+    """One visit of all stages: each step's file is handed to the next; artifacts do not wait for each other.
+
+    The executor carries the steps out, or only looks whether they are done. `results` are what was
+    measured.
+    """
+
+    recipe: Recipe
+    store: Store
+    again: tuple[str, ...]
+    executor: Executor
+    progress: Progress = silent
+    listener: StageListener | None = None
+    page: bool = True
+    converted: dict[str, Made] = field(default_factory=dict)
+    results: Made | None = None
+
+    def __post_init__(self) -> None:
+        self.report, self.source_digest = RunReport(self.store.output), source_digest(self.recipe)
 
     def drive(self) -> RunReport:
+        """Visit the stages in order."""
         recipe = self.recipe
         model = self._do(Step(kind="export", source_digest=self.source_digest))
         if recipe_source(recipe).kind in TENSORFLOW_KINDS:  # the machine that measures need not have it
@@ -206,10 +226,7 @@ class _Run:
             return self._do(whole)
         steps = [replace(whole, shard=f"{part}/{number}") for part in range(1, number + 1)]
         parts = self._each([functools.partial(self._do, step) for step in steps])
-        for part in parts:
-            if isinstance(part, QCompileError):
-                raise part
-        return self._do(replace(whole, shards=tuple(part for part in parts if isinstance(part, Made))))
+        return self._do(replace(whole, shards=tuple(_files(parts))))
 
     def _artifact(self, one: ArtifactSection, model: Made, ranges: Made | None) -> Made:
         if takes_pytorch(one):
@@ -223,15 +240,9 @@ class _Run:
         return self._do(Step(kind="build", artifact=one.name, files=files, machine=built_on(one)))
 
     def _bench(self, built: Mapping[str, Made], ranges: Made | None) -> None:
-        from ..bench.results.results import load_results
-
-        reasons = {
-            name: f"{error.message}; {error.hint}" if error.hint else error.message
-            for name, error in self.report.failures.items()
-        }
-        unavailable = [
-            name for name, error in self.report.failures.items() if isinstance(error, EngineUnavailable)
-        ]
+        failures = self.report.failures.items()
+        reasons = {name: "; ".join(filter(None, (error.message, error.hint))) for name, error in failures}
+        unavailable = [name for name, error in failures if isinstance(error, EngineUnavailable)]
         step = Step(
             kind="bench",
             source_digest=self.source_digest,
@@ -240,9 +251,7 @@ class _Run:
             why_not=reasons,
             unavailable=tuple(unavailable),
         )
-        measured = self._measured(step)
-        self.report.results = load_results(measured.path)
-        self.report.judge(measured.path, self.recipe.budget)
+        self.results = measured = self._measured(step)
         if not self.page:
             return
         files = {"results": measured, "ranges": ranges} if ranges else {"results": measured}
@@ -258,11 +267,7 @@ class _Run:
         if steps == [whole]:
             return self._do(whole)
         parts = self._each([functools.partial(self._do, step) for step in steps])
-        for part in parts:
-            if isinstance(part, QCompileError):
-                raise part
-        pairs = zip(steps, parts, strict=True)
-        files = {step.machine: part for step, part in pairs if isinstance(part, Made)}
+        files = {step.machine: part for step, part in zip(steps, _files(parts), strict=True)}
         return self._do(Step(kind="bench", files=files), ThisProcess())
 
     def _each(self, tasks: Sequence[Callable[[], Made]]) -> list[Made | QCompileError]:
@@ -274,14 +279,7 @@ class _Run:
             except QCompileError as error:
                 return error
 
-        if self.executor.parallel == 1 or len(tasks) < 2:
-            return [outcome(task) for task in tasks]
-        with ThreadPoolExecutor(min(self.executor.parallel, len(tasks)), "qcompile-run") as threads:
-            try:
-                return list(threads.map(outcome, tasks))
-            except KeyboardInterrupt:  # the threads are waited for, so what they wait for ends
-                self.executor.cancel()
-                raise
+        return each(self.executor, [functools.partial(outcome, task) for task in tasks])
 
     def _do(self, step: Step, executor: Executor | None = None) -> Made:
         """Carry out a step, unless it is done already."""
@@ -317,3 +315,11 @@ class _Run:
         self.report.stages[step.name] = state
         if self.listener:
             self.listener(step.name, state, time.monotonic() - start)
+
+
+def _files(parts: Sequence[Made | QCompileError]) -> list[Made]:
+    """The files of several steps; the first error is raised."""
+    for part in parts:
+        if isinstance(part, QCompileError):
+            raise part
+    return [part for part in parts if isinstance(part, Made)]

@@ -47,14 +47,10 @@ class Made:
 
 @dataclass(frozen=True)
 class Stage:
-    """One piece of work.
+    """One piece of work: its name ("quantize-NAME"), the file it writes, and all that its outcome depends on.
 
-    Attributes:
-        name: "export", "quantize-NAME", ...
-        file: Name of the file it writes.
-        key: Everything its outcome depends on.
-        work: Writes the file, given its path and where to tell progress.
-        published: Whether its files appear in the output folder; those of trials have the same names.
+    The work is given the file's path and where to tell progress. Files of trials have the same names as
+    others, and are not `published` in the output folder.
     """
 
     name: str
@@ -72,9 +68,9 @@ def recipe_source(recipe: Recipe) -> Source:
     )
 
 
-def export_stage(recipe: Recipe, source: Source, source_digest: str) -> Stage:
+def export_stage(recipe: Recipe, source_digest: str) -> Stage:
     """The model becomes ONNX."""
-    section = recipe.model
+    section, source = recipe.model, recipe_source(recipe)
 
     def work(path: Path, progress: Progress) -> object:
         from ..compiler.export import export

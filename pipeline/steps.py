@@ -6,10 +6,11 @@ same `Stage` of it there. The files that it is given are named by their digests,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from ..errors import EngineUnavailable, QCompileError
 from ..machine_memory import out_of_memory
@@ -31,6 +32,7 @@ from .stages import (
 from .store import FOLDER, Store
 from .trial_stages import rank_stage, trial_stage
 
+T = TypeVar("T")
 Kind = Literal["export", "simplify", "calibrate", "quantize", "build", "bench", "report", "trial", "rank"]
 
 
@@ -86,39 +88,10 @@ def source_digest(recipe: Recipe) -> str:
 def stage_of(recipe: Recipe, step: Step, output: Path) -> Stage | None:
     """Return the stage that a step means here, keyed by what this machine has.
 
-    Returns:
-        None for a graph that stays as it is: in float, of PyTorch, or for an engine that is not here, whose
-        build then says so.
+    None is a graph that stays as it is: in float, of PyTorch, or for an engine that is not here, whose
+    build then says so.
     """
-    model, ranges = step.files.get("model"), step.files.get("ranges")
-    if step.kind == "export":
-        return export_stage(recipe, recipe_source(recipe), step.source_digest)
-    if step.kind == "simplify":
-        return simplify_stage(recipe, _given(model))
-    if step.kind == "calibrate":
-        checkpoint = output / FOLDER / f"{step.name}.checkpoint"
-        return calibrate_stage(recipe, _given(model), checkpoint, shard=step.shard, parts=step.shards)
-    if step.kind == "quantize":
-        return _lowering(recipe, artifact(recipe, step.artifact), _given(model), ranges)
-    if step.kind == "build":
-        return _build(recipe, step)
-    if step.kind == "trial":
-        return trial_stage(recipe, step.name, step.trial)
-    if step.kind == "rank":
-        return rank_stage(recipe, step.name, step.trial, step.artifact, step.shard)
-    if step.kind == "report":
-        return report_stage(_given(step.files.get("results")), ranges, recipe.budget)
-    if step.files and model is None:
-        return join_stage(step.files, output)
-    return bench_stage(
-        recipe, recipe_source(recipe), step.source_digest, step.built, output, step.why_not, step.unavailable,
-        step.machine,
-    )  # fmt: skip
-
-
-def artifact(recipe: Recipe, name: str) -> ArtifactSection:
-    """Return the artifact of this name."""
-    return named_artifact(recipe, name)
+    return _STAGES[step.kind](recipe, step, output)
 
 
 def takes_pytorch(one: ArtifactSection) -> bool:
@@ -128,39 +101,52 @@ def takes_pytorch(one: ArtifactSection) -> bool:
     return engine(one.target).takes == "pytorch"
 
 
-def _lowering(recipe: Recipe, one: ArtifactSection, model: Made, ranges: Made | None) -> Stage | None:
+def _calibrate(recipe: Recipe, step: Step, output: Path) -> Stage:
+    checkpoint = output / FOLDER / f"{step.name}.checkpoint"
+    return calibrate_stage(recipe, step.files["model"], checkpoint, shard=step.shard, parts=step.shards)
+
+
+def _lower(recipe: Recipe, step: Step, _: Path) -> Stage | None:
     from ..engines.capabilities import capabilities
     from ..engines.registry import engine
 
+    one = named_artifact(recipe, step.artifact)
     try:
         needs = capabilities(engine(one.target))
     except EngineUnavailable:
         return None
-    return lower_stage(recipe, one, model, ranges, needs)
+    return lower_stage(recipe, one, step.files["model"], step.files.get("ranges"), needs)
 
 
-def _build(recipe: Recipe, step: Step) -> Stage:
-    one = artifact(recipe, step.artifact)
+def _build(recipe: Recipe, step: Step, _: Path) -> Stage:
+    one, files = named_artifact(recipe, step.artifact), step.files
     if takes_pytorch(one):
         return build_stage(recipe, one, recipe_source(recipe).absolute, step.source_digest)
-    model = _given(step.files.get("model"))
-    ranges, graph = step.files.get("ranges"), step.files.get("graph")
+    model, ranges, graph = files["model"], files.get("ranges"), files.get("graph")
     return build_stage(recipe, one, str(model.path), model.digest, ranges=ranges, graph=graph)
 
 
-def _given(made: Made | None) -> Made:
-    assert made is not None, "the caller gives it"
-    return made
+_STAGES: Mapping[Kind, Callable[[Recipe, Step, Path], Stage | None]] = {
+    "export": lambda recipe, step, _: export_stage(recipe, step.source_digest),
+    "simplify": lambda recipe, step, _: simplify_stage(recipe, step.files["model"]),
+    "calibrate": _calibrate,
+    "quantize": _lower,
+    "build": _build,
+    "bench": lambda recipe, step, output: (
+        bench_stage(recipe, step, output) if step.source_digest else join_stage(step.files, output)
+    ),
+    "report": lambda recipe, step, _: report_stage(step.files, recipe.budget),
+    "trial": lambda recipe, step, _: trial_stage(recipe, step.name, step.trial),
+    "rank": lambda recipe, step, _: rank_stage(recipe, step.name, step.trial, step.artifact, step.shard),
+}
+"""Kind of step to the stage that it means."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """A stage that is done.
+    """A stage that is done, by an earlier run or now, and its file, kept in the run's store and published.
 
-    Attributes:
-        made: The file, kept in the store of the run and published.
-        was_done: Whether an earlier run did it.
-        where: Name of the worker that did it; empty for this process.
+    `where` is the worker that did it; empty for this process.
     """
 
     made: Made
@@ -236,3 +222,19 @@ def carry_out(stage: Stage, folder: Path, output: Path, progress: Progress) -> N
         # The folder has another name each time, and is gone: say where the file would be.
         error.message = error.message.replace(str(folder), str(output))
         raise
+
+
+def each(executor: Executor, tasks: Sequence[Callable[[], T]]) -> list[T]:
+    """Do several things, as many at a time as an executor takes; an error ends all."""
+    if (parallel := min(executor.parallel, len(tasks))) < 2:
+        return [task() for task in tasks]
+    with ThreadPoolExecutor(parallel, "qcompile") as threads:
+        try:
+            futures = [threads.submit(task) for task in tasks]
+            for future in as_completed(futures):
+                future.result()
+            return [future.result() for future in futures]
+        except BaseException:  # the threads cannot be interrupted, what they wait for can
+            executor.cancel()
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise

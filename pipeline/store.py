@@ -51,11 +51,9 @@ class Stored:
 class Store:
     """The finished stages of one output folder.
 
-    Args:
-        output: The folder that artifacts are published to.
-        folder: Where stages are kept, for several output folders; in the output folder by default. One at a
-            time may carry out a stage in it.
-        published: Whether files of finished stages appear in `output`.
+    `folder` is where stages are kept, for several output folders, and by default in the output folder: one
+    at a time may carry out a stage in it. `published` says whether files of finished stages appear in
+    `output`.
     """
 
     def __init__(self, output: Path, *, folder: Path | None = None, published: bool = True) -> None:
@@ -92,15 +90,10 @@ class Store:
         publish: bool = True,
         took: Mapping[str, float | None] | None = None,
     ) -> Stored:
-        """Return the stage of this key, carrying out `work` in a fresh folder if it is not there.
+        """Return the stage of this key, carrying out `work` in a fresh folder if it is not there, or `again`.
 
-        Args:
-            stage: Its name, the beginning of its folder's name.
-            key: Everything its outcome depends on.
-            work: Writes the stage's files into the folder it is given.
-            again: Carry it out even if it is there.
-            publish: Give its files their names in the output folder.
-            took: Its `seconds` and `peak_bytes` where it was carried out elsewhere: `work` brings the files.
+        `publish` gives its files their names in the output folder. `took` has its `seconds` and
+        `peak_bytes` where it was carried out elsewhere, and `work` brings the files.
         """
         final = self._place(stage, key)
         files = None if again else self._intact(final)

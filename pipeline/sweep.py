@@ -6,8 +6,7 @@ recipe with [sweep] ── members ─▶ recipes ── run ─▶ results of e
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ from .matrix import Cell, Member, members
 from .plan import Plan, PlannedStage, plan
 from .recipe import Recipe, read_recipe
 from .run import RunReport, StageListener, run
-from .steps import Executor, ThisProcess
+from .steps import Executor, ThisProcess, each
 from .store import FOLDER, Store
 from .trust import trusted
 
@@ -65,7 +64,8 @@ def sweep(
                 runs[member.name] = run_member(member.recipe, member, folder)
 
     with Store(folder).locked():
-        _each(run_model, list(dict.fromkeys(member.model for member in every)), executor)
+        models = dict.fromkeys(member.model for member in every)
+        each(executor, [functools.partial(run_model, model) for model in models])
         for member in every:
             _note(report, member, runs.get(member.name, RunReport(folder)))
         parts = {
@@ -165,22 +165,6 @@ def _note(report: RunReport, member: Member, done: RunReport | QCompileError) ->
     if isinstance(done, RunReport):
         report.stages |= {f"{member.name}: {stage}": state for stage, state in done.stages.items()}
         report.where |= {f"{member.name}: {stage}": worker for stage, worker in done.where.items()}
-
-
-def _each(work: Callable[[str], None], names: Sequence[str], executor: Executor) -> None:
-    """Do as much at a time as the executor takes; an error ends all."""
-    if (parallel := min(executor.parallel, len(names))) < 2:
-        for name in names:
-            work(name)
-        return
-    with ThreadPoolExecutor(parallel, "qcompile-sweep") as threads:
-        try:
-            for future in as_completed([threads.submit(work, name) for name in names]):
-                future.result()
-        except BaseException:  # the threads cannot be interrupted, what they wait for can
-            executor.cancel()
-            threads.shutdown(wait=False, cancel_futures=True)
-            raise
 
 
 def _join(report: RunReport, recipe: Recipe, parts: Mapping[str, Results], cells: Sequence[Cell]) -> None:

@@ -1,7 +1,7 @@
 """The trials of `tune` as stages that any executor carries out: a candidate, and the damage of some layers.
 
-A recipe of the setting names model, ranges, data and metric, so they travel as those of any recipe. What
-differs from trial to trial is the JSON of its step.
+They are steps of a recipe of their own, as many at a time as the executor takes. It names model, ranges, data
+and metric, so they travel as those of any recipe. What differs from trial to trial is the JSON of its step.
 
     NAME.onnx  NAME.graph.onnx  NAME.trial.json     of "trial", with their manifests
     rank-TARGET-2-of-4.json                         of "rank"
@@ -9,22 +9,27 @@ differs from trial to trial is the JSON of its step.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..artifact import tool_versions
+from ..errors import EngineUnavailable
 from ..files import read_json, write_json
-from ..model.source import digest_source, parse_source
-from ..progress import Progress
+from ..model.source import Source, digest_source, parse_source
+from ..progress import Progress, silent
 from ..spec.words import Target, is_own_metric
-from .recipe import Recipe
-from .stages import ONNX_TOOLS, Stage, given_ranges, located, recipe_source
+from .recipe import Recipe, make_recipe
+from .stages import ONNX_TOOLS, Made, Stage, given_ranges, located, recipe_source
+from .store import FOLDER, Store
 
 if TYPE_CHECKING:
     from ..compiler.quantize.sensitivity import LayerSensitivity
-    from ..tuning.making import Score, TrialAsk, TrialMaker, TrialSetting
+    from ..tuning.making import Elsewhere, MadeElsewhere, Score, TrialAsk, TrialMaker, TrialSetting
+    from .steps import Executor
 
 _SCORE = ".trial.json"
 _kept: dict[str, TrialMaker] = {}
@@ -32,13 +37,7 @@ _kept: dict[str, TrialMaker] = {}
 
 def trial_text(setting: TrialSetting, ask: TrialAsk | None = None) -> str:
     """Return the JSON of a step: what the recipe does not say of the setting, and the ask of a trial."""
-    shared = {
-        "samples": setting.samples,
-        "method": setting.method,
-        "exclude": list(setting.exclude),
-        "threads": setting.threads,
-        "isa": setting.isa,
-    }
+    shared = {name: getattr(setting, name) for name in ("samples", "method", "exclude", "threads", "isa")}
     return json.dumps(shared | ({"ask": ask.as_json()} if ask else {}), sort_keys=True)
 
 
@@ -72,7 +71,7 @@ def rank_stage(recipe: Recipe, name: str, trial: str, target: str, shard: str) -
 
         setting = _setting(recipe, json.loads(trial))
         ranked = rank_part(setting, cast(Target, target), part, parts, progress=progress)
-        write_json(path, {"layers": [dict(vars(one)) for one in ranked]})
+        write_json(path, {"layers": [vars(layer) for layer in ranked]})
         return path
 
     key = {**_key(recipe, json.loads(trial), target), "shard": shard}
@@ -105,33 +104,19 @@ def _maker(recipe: Recipe, told: Mapping[str, Any]) -> TrialMaker:
 
     shared = {name: value for name, value in told.items() if name != "ask"}
     key = json.dumps([str(recipe.folder), _key(recipe, shared, "onnxruntime")])
-    maker = _kept.get(key)
-    if maker is None:
+    if key not in _kept:
         _kept.clear()  # one is enough: its outputs are as large as the data
-        maker = _kept[key] = TrialMaker(_setting(recipe, told))
-    return maker
+        _kept[key] = TrialMaker(_setting(recipe, shared))
+    return _kept[key]
 
 
-def _setting(recipe: Recipe, told: Mapping[str, Any]) -> TrialSetting:
+def _setting(recipe: Recipe, shared: Mapping[str, Any]) -> TrialSetting:
     from ..tuning.making import TrialSetting
 
-    ranges, section = given_ranges(recipe), recipe.bench
-    assert ranges is not None, "the recipe of a setting names them"
-    assert section is not None, "the recipe of a setting names its metric"
-    metric = section.metric
-    if is_own_metric(metric):
-        metric = parse_source(metric, base=recipe.folder).absolute
-    return TrialSetting(
-        model=recipe_source(recipe).file,
-        ranges=ranges.path,
-        data=str(located(recipe, recipe.data.evaluation)),
-        metric=metric,
-        samples=told["samples"],
-        method=told["method"],
-        exclude=tuple(told["exclude"]),
-        threads=told["threads"],
-        isa=told["isa"],
-    )
+    ranges, metric, own = _named(recipe)
+    model, data = recipe_source(recipe).file, str(located(recipe, recipe.data.evaluation))
+    options = {**shared, "exclude": tuple(shared["exclude"])}
+    return TrialSetting(model, ranges.path, data, own.absolute if own else metric, **options)
 
 
 def _key(recipe: Recipe, told: Mapping[str, Any], target: str) -> dict[str, Any]:
@@ -139,17 +124,97 @@ def _key(recipe: Recipe, told: Mapping[str, Any], target: str) -> dict[str, Any]
     from ..data.batches import Data
     from ..processor import processor
 
-    ranges, section = given_ranges(recipe), recipe.bench
-    assert ranges is not None, "the recipe of a setting names them"
-    assert section is not None, "the recipe of a setting names its metric"
-    own = parse_source(section.metric, base=recipe.folder) if is_own_metric(section.metric) else None
+    ranges, metric, own = _named(recipe)
     data = Data(recipe.data.evaluation, (), base=recipe.folder, depends=recipe.data_depends)
     return {
         "model": digest_source(recipe_source(recipe)),
         "ranges": ranges.digest,
         "data": data.digest(),
-        "metric": digest_source(own) if own else section.metric,
+        "metric": digest_source(own) if own else metric,
         "trial": dict(told),
         "processor": processor(),
         "tools": tool_versions(target, *ONNX_TOOLS),
     }
+
+
+def _named(recipe: Recipe) -> tuple[Made, str, Source | None]:
+    """What the recipe of a setting names: its ranges, its metric, and the metric's function, if it is one."""
+    ranges, section = given_ranges(recipe), recipe.bench
+    assert ranges is not None, "the recipe of a setting names them"
+    assert section is not None, "the recipe of a setting names its metric"
+    own = parse_source(section.metric, base=recipe.folder) if is_own_metric(section.metric) else None
+    return ranges, section.metric, own
+
+
+RECIPE = "trials.toml"
+
+
+def on_executor(
+    executor: Executor, folder: str | Path, *, progress: Progress = silent
+) -> Callable[[TrialSetting], Elsewhere]:
+    """Return what `tune` takes as `elsewhere`."""
+    return lambda setting: StepTrials(executor, setting, Path(folder), progress)
+
+
+class StepTrials:
+    """Has the trials of one setting carried out as steps, in a folder that no other tuning holds."""
+
+    def __init__(
+        self, executor: Executor, setting: TrialSetting, folder: Path, progress: Progress = silent
+    ) -> None:
+        self.executor, self.setting, self.progress = executor, setting, progress
+        self.parallel = executor.parallel
+        self.recipe = setting_recipe(setting, folder)
+        self.store = Store(folder, folder=folder / FOLDER, published=False)
+        self._stack = contextlib.ExitStack()
+        self._stack.enter_context(self.store.locked())
+
+    def make(self, ask: TrialAsk) -> MadeElsewhere:
+        """As `Elsewhere.make`."""
+        from ..tuning.making import MadeElsewhere
+
+        text = trial_text(self.setting, ask)
+        # Two mixes may have one name until it is known which of them counts.
+        name = f"{ask.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        path = self._do(kind="trial", artifact=name, trial=text)
+        return MadeElsewhere(read_score(path, ask), trial_files(path, ask))
+
+    def rank(self, target: Target, part: int, parts: int) -> list[LayerSensitivity]:
+        """As `Elsewhere.rank`."""
+        text = trial_text(self.setting)
+        return read_ranks(self._do(kind="rank", artifact=target, shard=f"{part}/{parts}", trial=text))
+
+    def close(self) -> None:
+        """Let another tuning have the folder."""
+        self._stack.close()
+
+    def _do(self, **options: Any) -> Path:
+        from .steps import Step
+
+        step = Step(**options)
+
+        def told(text: str, done: int = 0, total: int | None = None, /) -> None:
+            self.progress(f"{step.name}: {text}", done, total)
+
+        done = self.executor.do(self.recipe, step, self.store, again=False, progress=told)
+        if done is None:
+            raise EngineUnavailable(f"{step.name}: no worker can make it", engine=step.artifact)
+        return done.made.path
+
+
+def setting_recipe(setting: TrialSetting, folder: Path) -> Recipe:
+    """Return the recipe that the steps of a setting belong to; it has no file."""
+    from ..data.batches import located
+
+    own = parse_source(setting.metric).absolute if is_own_metric(setting.metric) else setting.metric
+    values = {
+        "version": 1,
+        "name": "trials",
+        "model": {"source": str(setting.model.resolve()), "simplify": False},
+        "data": {"evaluation": located(setting.data, Path.cwd())},
+        "calibrate": {"ranges": str(setting.ranges.resolve())},
+        "artifact": [{"name": "float", "target": "onnxruntime"}],
+        "bench": {"metric": own},
+        "output": FOLDER,
+    }
+    return make_recipe(values, folder / RECIPE)

@@ -31,10 +31,7 @@ from pathlib import Path
 from ..data.spelling import FUNCTION, parse_spelling
 from ..errors import QCompileError, RecipeError
 from ..model.source import NAMED, Source, parse_source
-from ..spec.recipes import DataSection
-from ..spec.sweep import SweepModel
-from ..spec.tensorrt import AUTO, OFF
-from ..spec.words import is_own_metric
+from .names import names_of
 from .recipe import Recipe
 
 _RUNS_CODE_IF_TRUSTED = ("pt2", "keras", "savedmodel")
@@ -43,13 +40,9 @@ _CODE, _INTERPRETER, _LIBRARY, _WRITES = "code", "an interpreter", "a native lib
 
 @dataclass(frozen=True)
 class Named:
-    """What a key names.
+    """What a key names: its kind, for the message, and where it lies, absolute.
 
-    Attributes:
-        key: Path of the key in the recipe.
-        what: Its kind, for the message.
-        text: As the recipe spells it.
-        path: Where it lies, absolute; None for a function of a module that lies outside.
+    `path` is None for a function of a module that lies outside.
     """
 
     key: str
@@ -61,11 +54,9 @@ class Named:
 def trusted(recipe: Recipe, *, trust: bool, output: Path | None, typed: Collection[str] = ()) -> Recipe:
     """Return the recipe, with all that its user grants it.
 
-    Args:
-        recipe: The recipe.
-        trust: Whether the user trusts it: code outside its folder, and `.pt2` and Keras files with code.
-        output: The folder that the user gave in place of the recipe's.
-        typed: Spellings of models and data that the user typed, which needs no more trust.
+    `trust` grants code outside its folder, and `.pt2` and Keras files with code; `output` is the folder
+    that the user gave in place of the recipe's; `typed` are spellings that he typed himself, which need no
+    more trust.
     """
     if trust:
         return replace(recipe, model=replace(recipe.model, trust=True))
@@ -83,39 +74,21 @@ def trusted(recipe: Recipe, *, trust: bool, output: Path | None, typed: Collecti
 
 
 def named(recipe: Recipe, *, output: Path | None) -> Iterator[Named]:
-    """Yield what a recipe names that would run, or be written to.
-
-    Args:
-        recipe: The recipe.
-        output: The folder that the user gave; the recipe's counts where it is None.
-    """
-    folder, model = recipe.folder, recipe.model
-    if output is None:
-        yield Named("output", _WRITES, recipe.output, folder / recipe.output)
-    if model.source:
-        yield from _model("model.source", model.source, recipe)
-    for text in recipe.sweep.models if recipe.sweep else ():
-        yield from _model("sweep.models", text.partition("=")[2], recipe)
-    for own in recipe.sweep.model if recipe.sweep else ():
-        yield from _model("sweep.model.source", own.source, recipe)
-        yield from _samples("sweep.model", own, recipe)
-    yield from _samples("data", recipe.data, recipe)
-    yield from _interpreters("model.python", model.python, folder)
-    for index, one in enumerate(recipe.artifact):
-        key = f"artifact[{index}].tensorrt"
-        for text in one.tensorrt.plugins:
-            yield Named(f"{key}.plugins", _LIBRARY, text, folder / text)
-        if one.tensorrt.timing_cache not in (AUTO, OFF):
-            text = one.tensorrt.timing_cache
-            yield Named(f"{key}.timing_cache", _WRITES, text, folder / text)
-    bench = recipe.bench
-    if bench is None:
-        return
-    if is_own_metric(bench.metric):
-        yield from _model("bench.metric", bench.metric, recipe)
-    for text in bench.models:
-        yield from _model("bench.models", text.split("=", 1)[1], recipe)
-    yield from _interpreters("bench.python", bench.python, folder)
+    """Yield what a recipe names that would run, or be written to, unless the user gave the output."""
+    folder = recipe.folder
+    for name in names_of(recipe):
+        key, text = name.key, name.text
+        if name.kind == "model":
+            yield from _model(key, text, recipe)
+        elif name.kind == "data" and parse_spelling(text).kind == FUNCTION:
+            yield from _model(key, parse_spelling(text).path, recipe)
+        elif name.kind == "interpreter":
+            python = _located(text, folder).partition("=")[2]
+            yield Named(key, _INTERPRETER, text, Path(shutil.which(python) or python).absolute())
+        elif name.kind == "library":
+            yield Named(key, _LIBRARY, text, folder / text)
+        elif name.kind == "cache" or (name.kind == "output" and output is None):
+            yield Named(key, _WRITES, text, folder / text)
 
 
 def needs_trust(recipe: Recipe) -> bool:
@@ -133,12 +106,6 @@ def _located(text: str, folder: Path) -> str:
     return f"{name}={folder / Path(python).expanduser()}" if equals and "/" in python else text
 
 
-def _interpreters(key: str, texts: Collection[str], folder: Path) -> Iterator[Named]:
-    for text in texts:
-        python = _located(text, folder).partition("=")[2]
-        yield Named(key, _INTERPRETER, text, Path(shutil.which(python) or python).absolute())
-
-
 def _model(key: str, text: str, recipe: Recipe) -> Iterator[Named]:
     if text.partition(":")[0] in NAMED and ":" in text:
         return  # a package's own; a folder of Hugging Face's is read without its code
@@ -151,13 +118,6 @@ def _model(key: str, text: str, recipe: Recipe) -> Iterator[Named]:
         yield Named(key, _CODE, text, _module_path(source.module, recipe.folder))
     elif source.kind in _RUNS_CODE_IF_TRUSTED and recipe.model.trust:
         yield Named(key, "a file that may hold code", text, source.file)
-
-
-def _samples(key: str, section: DataSection | SweepModel, recipe: Recipe) -> Iterator[Named]:
-    for name in ("calibration", "evaluation"):
-        text = getattr(section, name)
-        if text and parse_spelling(text).kind == FUNCTION:
-            yield from _model(f"{key}.{name}", parse_spelling(text).path, recipe)
 
 
 def _source(text: str, recipe: Recipe) -> Source | None:

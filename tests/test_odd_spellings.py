@@ -13,7 +13,7 @@ from qcompile.comparison.diff import parse_tolerances
 from qcompile.data.spelling import parse_spelling
 from qcompile.errors import InvalidOption, QCompileError
 from qcompile.model.source_options import SourceOptions, parse_query
-from qcompile.pipeline.migrate.values import read_size, trtexec_shapes
+from qcompile.pipeline.migrate.intent import read_size, trtexec_shapes
 from qcompile.pipeline.recipe import _read_profile
 from qcompile.spec.tensorrt import parse_bytes
 

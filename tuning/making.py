@@ -66,14 +66,9 @@ class TrialSetting:
 
 @dataclass(frozen=True)
 class TrialAsk:
-    """What one trial is.
+    """What one trial is: "fp32", "bf16" or "int8" for a target, and the name of its file.
 
-    Attributes:
-        name: Of its file.
-        target: Name of the engine.
-        precision: "fp32", "bf16" or "int8".
-        in_float: Layers that are left in float, for INT8.
-        float_precision: What they are computed in.
+    For INT8, `in_float` are the layers that are left in float, computed in `float_precision`.
     """
 
     name: str
@@ -135,11 +130,7 @@ class Elsewhere(Protocol):
 
 
 class TrialMaker:
-    """Makes trials of one float model in this process.
-
-    Raises:
-        DataError: If the data is empty, or lacks the labels that the metric needs.
-    """
+    """Makes trials of one float model in this process; its data has the labels that the metric needs."""
 
     def __init__(self, setting: TrialSetting, progress: Progress = silent) -> None:
         self.setting = setting

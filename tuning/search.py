@@ -33,18 +33,7 @@ def fewest_in_float(order: Sequence[str], keeps_budget: Keeps, *, tries: int = 8
             taken for granted while halving, and not while putting back.
         tries: How many layers may be tried to be put back, from the least damaging on.
     """
-    return answered(searching(order, tries=tries), keeps_budget)
-
-
-def answered(search: Search, keeps_budget: Keeps) -> Mix | None:
-    """Return what a search finds with these answers."""
-    try:
-        mix = next(search)
-        while True:
-            mix = search.send(keeps_budget(mix))
-    except StopIteration as found:
-        result: Mix | None = found.value
-        return result
+    return search_ahead(lambda: searching(order, tries=tries), keeps_budget, list, lambda _: None, 0)
 
 
 def searching(order: Sequence[str], *, tries: int = 8) -> Search:
@@ -71,8 +60,7 @@ def searching(order: Sequence[str], *, tries: int = 8) -> Search:
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
     """Return indices of the points that no other beats in both latency (less) and quality (more).
 
-    Returns:
-        Indices, by growing latency. Of equal points the first stays.
+    They are in order of latency. Of equal points the first stays.
     """
     chosen: list[int] = []
     best = float("-inf")
@@ -89,12 +77,7 @@ _WIDEST = 64
 
 @dataclass(frozen=True)
 class Possible:
-    """A question that may come.
-
-    Attributes:
-        mix: What it asks of.
-        after: Questions without an answer yet that come before it.
-    """
+    """A question that may come, and how many without an answer yet come before it."""
 
     mix: Mix
     after: int
@@ -131,9 +114,7 @@ def search_ahead(
 ) -> Mix | None:
     """Return what a search finds, whose next possible questions are begun before each is answered.
 
-    Args:
-        keeps_budget: Answers a question, and waits for it where it was begun.
-        begin: Begins to find these answers, and may give up those that it was told of before.
+    `begin` may give up those that it was told of before; `keeps_budget` waits for what was begun.
     """
     search, answers = make(), list[bool]()
     try:

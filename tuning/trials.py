@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,21 +26,14 @@ from .making import Elsewhere, MadeElsewhere, Score, TrialAsk, TrialMaker, rank_
 
 @dataclass
 class Trial:
-    """One artifact that was tried.
+    """One artifact that was tried, as `TrialAsk` has it.
 
     Attributes:
-        name: Unique; also that of its file.
-        target: Name of the engine.
-        precision: "fp32", "bf16" or "int8".
-        in_float: Layers that were left in float, for INT8.
-        float_precision: What they are computed in.
-        path: The artifact.
         value: Of the metric: a share for metrics in points, the metric's own units otherwise.
         drop: What it lost against the float model, in the metric's unit.
         drop_low, drop_high: Ends of its paired interval; None with too few samples.
         latency_ms: Median; 0 until it is measured.
         speedup: Against the float model on the same runtime as the reference.
-        size_bytes: Of the artifact.
     """
 
     name: str
@@ -50,38 +43,27 @@ class Trial:
     path: Path
     value: float
     drop: float
-    latency_ms: float = 0.0
-    speedup: dict[str, Any] = field(default_factory=dict)
-    size_bytes: int = 0
     float_precision: FloatPrecision = "fp32"
     drop_low: float | None = None
     drop_high: float | None = None
+    latency_ms: float = 0.0
+    speedup: dict[str, Any] = field(default_factory=dict)
+    size_bytes: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """Return the `--json` form."""
-        return {
-            "name": self.name,
-            "target": self.target,
-            "precision": self.precision,
-            "in_float": sorted(self.in_float),
-            "float_precision": self.float_precision,
-            "file": str(self.path),
-            "value": self.value,
-            "drop": self.drop,
-            "drop_low": self.drop_low,
-            "drop_high": self.drop_high,
-            "latency_ms": self.latency_ms,
-            "speedup": self.speedup,
-            "size_bytes": self.size_bytes,
-        }
+        values = {**vars(self), "in_float": sorted(self.in_float), "file": str(self.path)}
+        del values["path"]
+        return values
+
+
+def float_ask(target: Target, precision: FloatPrecision) -> TrialAsk:
+    """Return what the float model is asked as, for a target."""
+    return TrialAsk(f"{target}-{precision}", target, precision)
 
 
 class TrialRunner:
-    """Has trials of one float model made in one folder, and remembers them.
-
-    Args:
-        elsewhere: Makes them in place of `maker`, several at a time.
-    """
+    """Has trials of one float model made in one folder, several at a time by `elsewhere`; remembers them."""
 
     def __init__(
         self, maker: TrialMaker, folder: Path, progress: Progress, elsewhere: Elsewhere | None = None
@@ -99,7 +81,7 @@ class TrialRunner:
 
     def in_float(self, target: Target, precision: FloatPrecision) -> Trial:
         """The float model, built for a target."""
-        return self._trial(TrialAsk(f"{target}-{precision}", target, precision))
+        return self._trial(float_ask(target, precision))
 
     def int8(
         self,
@@ -121,10 +103,10 @@ class TrialRunner:
         self, target: Target, in_float: frozenset[str], *, float_precision: FloatPrecision = "fp32"
     ) -> Trial | None:
         """Return the INT8 trial of a mix that was made."""
-        for known in self.trials.values():
-            same = (known.target, known.precision, known.in_float, known.float_precision)
-            if same == (target, "int8", in_float, float_precision):
-                return known
+        mix = (target, "int8", in_float, float_precision)
+        for trial in self.trials.values():
+            if (trial.target, trial.precision, trial.in_float, trial.float_precision) == mix:
+                return trial
         return None
 
     def int8_ask(
@@ -136,12 +118,9 @@ class TrialRunner:
         after: int = 0,
     ) -> TrialAsk:
         """Return what a mix is asked as, if so many trials of its target are made before it."""
-        made = sum(trial.target == target and trial.precision == "int8" for trial in self.trials.values())
-        name = (
-            f"{target}-int8"
-            + (f"-mix{made + after}" if in_float else "")
-            + (f"-{float_precision}" * (float_precision != "fp32"))
-        )
+        made = sum((trial.target, trial.precision) == (target, "int8") for trial in self.trials.values())
+        mix = f"-mix{made + after}" if in_float else ""
+        name = f"{target}-int8{mix}" + f"-{float_precision}" * (float_precision != "fp32")
         return TrialAsk(name, target, "int8", in_float, float_precision)
 
     def begin(self, asks: Sequence[TrialAsk], *, instead_of: Collection[Target] = ()) -> None:
@@ -158,10 +137,9 @@ class TrialRunner:
     def begin_ranking(self, target: Target) -> None:
         """Begin to rank the layers elsewhere."""
         if self._threads is not None and self.elsewhere is not None:
-            parts = self.parallel
-            self._ranks[target] = [
-                self._threads.submit(self.elsewhere.rank, target, part, parts) for part in range(1, parts + 1)
-            ]
+            rank, parts = self.elsewhere.rank, self.parallel
+            futures = [self._threads.submit(rank, target, part, parts) for part in range(1, parts + 1)]
+            self._ranks[target] = futures
 
     def rank(self, target: Target) -> list[LayerSensitivity]:
         """Return the damage of every layer that would be quantized, the most damaging first."""
@@ -187,38 +165,33 @@ class TrialRunner:
         if self.elsewhere is not None:
             self.elsewhere.close()
 
-    def time(self, trials: Sequence[Trial], *, data: str | None, batch_size: int | None, max_time_s: float,
-             progress: Callable[..., None]) -> None:  # fmt: skip
+    def time(self, trials: Sequence[Trial], *, batch_size: int | None, max_time_s: float) -> None:
         """Measure the latency of trials in interleaved rounds, against the float model on ONNX Runtime."""
         self.settle()
         base = next(trial for trial in trials if trial.precision == "fp32")
         results = benchmark(
             {trial.name: str(trial.path) for trial in trials},
             baseline=base.name,
-            data=data,
+            data=self.maker.setting.data,
             batch_size=batch_size,
             threads=self.maker.setting.threads,
             max_time_s=max_time_s,
-            progress=progress,
+            progress=self.progress,
         )
         for trial in trials:
             row = results.row(trial.name)
             if row.latency is None:
                 raise QCompileError(f"{trial.name}: could not be measured: {row.reason}")
             trial.latency_ms, ratio = row.latency.median_ms, row.speedup
-            trial.speedup = {
-                "value": ratio.value if ratio else 1.0,
-                "low": ratio.low if ratio else 1.0,
-                "high": ratio.high if ratio else 1.0,
-                "verdict": ratio.verdict if ratio else "the baseline",
-            }
+            trial.speedup = {"value": 1.0, "low": 1.0, "high": 1.0, "verdict": "the baseline"}
+            if ratio:
+                trial.speedup = {name: getattr(ratio, name) for name in trial.speedup}
 
     def _trial(self, ask: TrialAsk) -> Trial:
         score, path = self._scored(ask), self.folder / ask.file
         trial = Trial(
             ask.name, ask.target, ask.precision, ask.in_float, path, score.value, score.drop,
-            size_bytes=size_bytes(path), float_precision=ask.float_precision,
-            drop_low=score.low, drop_high=score.high,
+            ask.float_precision, score.low, score.high, size_bytes=size_bytes(path),
         )  # fmt: skip
         self.trials[ask.name] = trial
         return trial
@@ -253,11 +226,7 @@ def _take(source: Path, target: Path) -> None:
 def slower_layers(
     int8: Trial, in_float: Trial, layers: Sequence[str], feeds: Feeds, threads: int
 ) -> list[str]:
-    """Return the layers that are slower in an INT8 artifact than in a float one, the costliest first.
-
-    Args:
-        int8, in_float: Built for runtimes that tell the time of each kernel.
-    """
+    """Return the layers that are slower in INT8 than in float by their kernels, the costliest first."""
     times = [
         by_layer(engine(trial.target).kernel_times(str(trial.path), feeds, threads=threads), layers)
         for trial in (int8, in_float)

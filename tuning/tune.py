@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +25,10 @@ from ..model.source import parse_source
 from ..processor import isa_here
 from ..progress import Progress, silent
 from ..spec.words import AUTO, CPU_TARGETS, CpuTarget, FloatPrecision, Isa, Target
-from .making import Elsewhere, TrialAsk, TrialMaker, TrialSetting
+from .making import Elsewhere, TrialMaker, TrialSetting
 from .recipe_file import recipe_text
 from .search import Keeps, Mix, Possible, fewest_in_float, pareto, search_ahead, searching
-from .trials import Trial, TrialRunner, as_table, slower_layers
+from .trials import Trial, TrialRunner, as_table, float_ask, slower_layers
 
 _TRIED_SLOWER = 2  # times that slow layers are taken out
 
@@ -82,15 +83,6 @@ class TuneResult:
             "recipe": str(self.recipe),
             "notes": self.notes,
         }
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What may be lost, and how long may be measured."""
-
-    max_drop: float
-    max_time_s: float = 60.0
-    batch_size: int | None = None
 
 
 def tune(
@@ -159,7 +151,7 @@ def tune(
     )  # fmt: skip
     maker = TrialMaker(setting, progress)
     bench = TrialRunner(maker, folder, progress, elsewhere(setting) if elsewhere else None)
-    run = _Run(bench, Budget(max_drop, max_time_s, batch_size), data, progress)
+    run = _Run(bench, max_drop, functools.partial(bench.time, max_time_s=max_time_s, batch_size=batch_size))
     if maker.metric.note:
         run.notes.append(f"accuracy is {maker.metric.note}")
     damage: dict[str, list[LayerSensitivity]] = {}
@@ -182,8 +174,8 @@ def tune(
 class _Run:
     """The trials of one tuning, in order: float, whole INT8, the least that must stay in float, the time."""
 
-    def __init__(self, bench: TrialRunner, budget: Budget, data: str, progress: Progress) -> None:
-        self.bench, self.budget, self.data, self.progress = bench, budget, data, progress
+    def __init__(self, bench: TrialRunner, max_drop: float, time: Callable[[list[Trial]], None]) -> None:
+        self.bench, self.max_drop, self.time = bench, max_drop, time
         self.slow_layers: list[str] = []
         self.layers: dict[str, list[str]] = {}
         self.notes: list[str] = []
@@ -201,7 +193,7 @@ class _Run:
             if len(in_float) == len(order):
                 return True  # nothing is quantized
             trial = self._int8(target, in_float)
-            return trial is not None and trial.drop <= self.budget.max_drop
+            return trial is not None and trial.drop <= self.max_drop
 
         left = self._search(target, order, keeps_budget)
         if left is None or len(left) == len(order):
@@ -212,9 +204,9 @@ class _Run:
     def begin(self, targets: Sequence[Target]) -> None:
         """Begin what is asked for anyhow, where it is made elsewhere: rankings and the first trials."""
         for target in targets:
-            precisions = ("fp32", "bf16") if target == "openvino" else ("fp32",)
+            precisions: list[FloatPrecision] = ["fp32", "bf16"] if target == "openvino" else ["fp32"]
             self.bench.begin_ranking(target)
-            self.bench.begin([TrialAsk(f"{target}-{one}", target, one) for one in precisions])
+            self.bench.begin([float_ask(target, precision) for precision in precisions])
             self.bench.begin([self.bench.int8_ask(target, frozenset())])
 
     def _search(self, target: Target, order: Sequence[str], keeps_budget: Keeps) -> Mix | None:
@@ -226,7 +218,7 @@ class _Run:
         def known(mix: Mix) -> bool | None:
             trial = bench.find(target, mix)
             if trial is not None:
-                return trial.drop <= self.budget.max_drop
+                return trial.drop <= self.max_drop
             return True if len(mix) == len(order) else None
 
         def begin(possible: Sequence[Possible]) -> None:
@@ -243,7 +235,7 @@ class _Run:
             best_float = self._fastest("fp32", "bf16")
             if best_int8 is None or best_int8.latency_ms < best_float.latency_ms:
                 break
-            self.progress("time every layer")
+            self.bench.progress("time every layer")
             feeds, threads = self.bench.maker.batches[0].feeds, self.bench.maker.setting.threads
             slow = slower_layers(best_int8, best_float, self.layers[best_int8.target], feeds, threads)
             new = [layer for layer in slow if layer not in best_int8.in_float]
@@ -293,30 +285,18 @@ class _Run:
             return False
         return True
 
+    def _keeps_budget(self, trial: Trial) -> bool:
+        return trial.precision == "fp32" or trial.drop <= self.max_drop
+
     def _time(self) -> None:
         """Time float, whole INT8 and every mix that keeps the budget, in one interleaved run."""
-        worth = [
-            trial
-            for trial in self.bench.trials.values()
-            if trial.precision == "fp32" or not trial.in_float or trial.drop <= self.budget.max_drop
-        ]
-        self.bench.time(
-            worth,
-            data=self.data,
-            batch_size=self.budget.batch_size,
-            max_time_s=self.budget.max_time_s,
-            progress=self.progress,
-        )
+        trials = self.bench.trials.values()
+        self.time([trial for trial in trials if not trial.in_float or self._keeps_budget(trial)])
 
     def _fastest(self, *precisions: str) -> Trial | Any:
         """The fastest timed trial of these precisions that keeps the budget; None if there is none."""
-        fitting = [
-            trial
-            for trial in self.bench.trials.values()
-            if trial.precision in precisions
-            and trial.latency_ms
-            and (trial.precision == "fp32" or trial.drop <= self.budget.max_drop)
-        ]
+        timed = [trial for trial in self.bench.trials.values() if trial.latency_ms]
+        fitting = [one for one in timed if one.precision in precisions and self._keeps_budget(one)]
         return min(fitting, key=lambda trial: trial.latency_ms, default=None)
 
 

@@ -128,10 +128,8 @@ def _by_input(shapes: dict[str, Shape], facts: ModelFacts) -> dict[str, Shape]:
 class Places:
     """Where the files of a command lie, and how a recipe spells them.
 
-    Args:
-        call: Says where relative paths begin, and what a container sees of this machine.
-        renamed: `OLD=NEW`: how folders or files of the command are named here; they come first.
-        recipe: The recipe to write.
+    The call says where relative paths begin, and what a container sees of this machine; `renamed` are
+    `OLD=NEW`, how folders or files of the command are named here, and come first.
     """
 
     def __init__(self, call: Invocation, renamed: Sequence[str], recipe: Path) -> None:

@@ -12,8 +12,7 @@ from typing import Literal
 from ...errors import InvalidOption
 from ...tensors import TensorInfo
 from .facts import ModelFacts, as_glob, matching
-from .intent import Intent
-from .values import wrong
+from .intent import Intent, wrong
 
 _FLOAT = "artifact.float_precision"
 _IN_GRAPH = "the types of the graph decide: the tool ignores it too"

@@ -13,8 +13,19 @@ from dataclasses import dataclass
 
 from ...errors import InvalidOption
 from .flags import RTX, Fate, Flag, Tool, dashed, find_flag
-from .intent import Intent, Kind, Outcome, Profile, Shape
-from .values import dtype_of, polygraphy_shapes, read_size, trtexec_pairs, trtexec_shapes, wrong
+from .intent import (
+    Intent,
+    Kind,
+    Outcome,
+    Profile,
+    Shape,
+    dtype_of,
+    polygraphy_shapes,
+    read_size,
+    trtexec_pairs,
+    trtexec_shapes,
+    wrong,
+)
 
 Said = tuple[Fate, str] | str | None
 """What a function says of an option: another fate and why, or a note to what its row says."""
@@ -81,13 +92,7 @@ _READ: dict[str, Callable[[Typed], object]] = {
 
 
 def translate(tool: Tool, words: Sequence[str], target: str) -> Intent:
-    """Return what a command line asks for.
-
-    Args:
-        tool: Whose it is.
-        words: What follows the name of the program.
-        target: "tensorrt" or "tensorrt-rtx".
-    """
+    """Return what the words behind the name of a tool ask for, of target "tensorrt" or "tensorrt-rtx"."""
     words, verb = list(words), ""
     if tool == "polygraphy":
         verb = next((word for word in words if not word.startswith("-")), "")

@@ -14,12 +14,13 @@ from qcompile.cluster import bundle
 from qcompile.cluster.bundle import (
     Bundle,
     FileRef,
+    MissingChunk,
+    StoreCarrier,
     bundle_of_recipe,
     bundle_of_stage,
     read_index,
     write_files,
 )
-from qcompile.cluster.carriers import MissingChunk, StoreCarrier
 from qcompile.errors import ArtifactError
 from qcompile.pipeline.recipe import read_recipe
 

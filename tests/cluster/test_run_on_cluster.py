@@ -16,24 +16,19 @@ import pytest
 
 pytest.importorskip("distributed", reason="the extra cluster is not installed")
 
-from certificates import HAS_OPENSSL, make_certificates
-from cluster_trials import (
-    Client,
-    another_version,
-    await_stage,
-    contents,
-    differing,
-    run_once,
-    run_words,
-    write_recipe,
-)
-from clusters import Cluster, running_cluster
+from cluster_trials import Client, await_stage, contents, differing, run_once, run_words, write_recipe
+from clusters import HAS_OPENSSL, Cluster, another_version, make_certificates, running_cluster
+from recipes import artifact
 
 from qcompile.cluster.connection import connect
 from qcompile.errors import ClusterError, DataError, EngineUnavailable
 from qcompile.pipeline.run import run
 
 WEIGHTS = 3 << 20
+INT8 = (
+    'version = 1\nname = "tiny"\n[model]\nsource = "residual.onnx"\n[data]\ncalibration = "{}"\n'
+    + artifact("int8", precision="int8")
+)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +62,7 @@ def expected(recipe: Path) -> dict[str, str]:
 def sent_by_scheduler(cluster: Cluster) -> int:
     """Bytes that the scheduler's process has written, to sockets, pipes and files (Linux)."""
     assert cluster.scheduler is not None
-    return int(psutil.Process(cluster.scheduler.pid).io_counters().write_chars)
+    return int(psutil.Process(cluster.scheduler.process.pid).io_counters().write_chars)
 
 
 def test_workers_make_the_files_of_one_process_and_the_scheduler_carries_none(
@@ -139,11 +134,7 @@ def test_a_step_that_fails_says_what_one_process_says(
     tiny_file("residual")
     np.savez(tmp_path / "calibration.npz", x=np.full((4, 4, 8, 8), np.nan, np.float32))
     path = tmp_path / "recipe.toml"
-    path.write_text(
-        'version = 1\nname = "tiny"\n[model]\nsource = "residual.onnx"\n[data]\n'
-        'calibration = "calibration.npz"\n[[artifact]]\nname = "int8"\ntarget = "onnxruntime"\n'
-        'precision = "int8"\n'
-    )
+    path.write_text(INT8.format("calibration.npz"))
     found = []
     with connect(cluster.address, told=lambda _: None) as executor:
         for executed in (None, executor):
@@ -176,11 +167,7 @@ def test_dask_retries_a_stage_whose_process_is_killed(
 ) -> None:
     tiny_file("residual")
     path = tmp_path / "recipe.toml"
-    path.write_text(
-        'version = 1\nname = "tiny"\n[model]\nsource = "residual.onnx"\n[data]\n'
-        'calibration = "data.py:samples"\n[[artifact]]\nname = "int8"\ntarget = "onnxruntime"\n'
-        'precision = "int8"\n'
-    )
+    path.write_text(INT8.format("data.py:samples"))
     (tmp_path / "data.py").write_text(KILLED.format(kills=kills, folder=str(tmp_path)))
     with connect(cluster.address, told=lambda _: None) as executor:
         if kills == 2:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+from executors import Noting
 
 import qcompile
 from qcompile.bench.results.results import Results
@@ -16,11 +17,8 @@ from qcompile.bench.statistics.speedup import Speedup
 from qcompile.cli import main
 from qcompile.errors import InvalidOption
 from qcompile.pipeline.auto import TUNED, AutoResult, worth_tuning
-from qcompile.pipeline.recipe import Recipe, read_recipe
+from qcompile.pipeline.recipe import read_recipe
 from qcompile.pipeline.run import RunReport
-from qcompile.pipeline.steps import Done, Step, ThisProcess
-from qcompile.pipeline.store import Store
-from qcompile.progress import Progress
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
 
@@ -47,24 +45,11 @@ def found(model: Path, *, max_drop: float = 5.0, **options: object) -> AutoResul
     )
 
 
-class TwoAtATime(ThisProcess):
-    """This process, in two threads; notes the kinds of steps that it was asked for."""
-
-    parallel = 2
-
-    def __init__(self) -> None:
-        self.kinds_asked: set[str] = set()
-
-    def do(self, recipe: Recipe, step: Step, store: Store, *, again: bool, progress: Progress) -> Done | None:
-        self.kinds_asked.add(step.kind)
-        return super().do(recipe, step, store, again=again, progress=progress)
-
-
 def test_one_call_ends_with_a_sentence_and_a_second_call_skips_everything(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stages: list[str] = []
-    executor = TwoAtATime()
+    executor = Noting(parallel=2)
     first = found(model, executor=executor, listener=lambda stage, *_: stages.append(stage))
     folder = model.parent / "auto"
     assert stages[:2] == ["init", "export"]
@@ -79,8 +64,9 @@ def test_one_call_ends_with_a_sentence_and_a_second_call_skips_everything(
 
     # A tiny model is no faster in INT8, so that a mix was searched; what was found is not searched again.
     assert "tune" in first.stages or first.recommendation.artifact
-    assert {"export", "calibrate", "build", "bench"} <= executor.kinds_asked
-    assert ("tune" in first.stages) == ({"trial", "rank"} <= executor.kinds_asked)
+    kinds = {step.kind for step in executor.asked}
+    assert {"export", "calibrate", "build", "bench"} <= kinds
+    assert ("tune" in first.stages) == ({"trial", "rank"} <= kinds)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.suffix == ".onnx"}
     second = found(model)
     assert set(second.stages.values()) == {"skipped"}

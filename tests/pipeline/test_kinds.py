@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from executors import Noting
 from hypothesis import given
 from hypothesis import strategies as st
+from recipes import artifact, recipe_of
 from simulated_machine import install
 
 import qcompile
@@ -17,48 +20,27 @@ from qcompile.bench.results.row import Latency, Row
 from qcompile.errors import InvalidOption, RecipeError
 from qcompile.files import digest_files
 from qcompile.pipeline.kinds import built_on, for_every_kind, measured_on, named_artifact
-from qcompile.pipeline.recipe import Recipe, make_recipe, read_recipe
+from qcompile.pipeline.recipe import Recipe, read_recipe
 from qcompile.pipeline.run import run
 from qcompile.pipeline.stages import Made
-from qcompile.pipeline.steps import Done, Step, ThisProcess, stage_of
+from qcompile.pipeline.steps import Done, Step, stage_of
 from qcompile.pipeline.store import Store
-from qcompile.progress import Progress
 
 ENGINE = {"name": "engine", "target": "tensorrt-rtx", "gpus": ["cluster"]}
 FLOAT = {"name": "float", "target": "onnxruntime"}
 KINDS = ("sm86", "sm89", "sm90")
-TEXT = """
-version = 1
-name = "tiny"
-[model]
-source = "residual.onnx"
-simplify = false
-[[artifact]]
-name = "float"
-target = "onnxruntime"
-[[artifact]]
-name = "engine"
-target = "tensorrt-rtx"
-gpus = ["cluster"]
-"""
+TABLES = (artifact("float"), artifact("engine", "tensorrt-rtx", gpus=["cluster"]))
 
 
-def recipe_of(*artifacts: dict[str, object], **sections: object) -> Recipe:
-    values = {"version": 1, "name": "net", "model": {"source": "net.onnx"}, "artifact": list(artifacts)}
-    return make_recipe({**values, **sections}, Path("recipe.toml"))
-
-
-class OnKinds(ThisProcess):
+class OnKinds(Noting):
     """This process, as if it were a cluster with these GPUs; every benchmark is made up."""
 
     def __init__(self, *kinds: str) -> None:
-        self.kinds: Sequence[str] = kinds
-        self.asked: list[Step] = []
+        super().__init__(kinds=kinds)
 
-    def do(self, recipe: Recipe, step: Step, store: Store, *, again: bool, progress: Progress) -> Done | None:
-        self.asked.append(step)
+    def do_here(self, recipe: Recipe, step: Step, store: Store, **options: Any) -> Done | None:
         if step.kind != "bench":
-            return super().do(recipe, step, store, again=again, progress=progress)
+            return super().do_here(recipe, step, store, **options)
         stage = stage_of(recipe, step, store.output)
         assert stage is not None
 
@@ -68,7 +50,7 @@ class OnKinds(ThisProcess):
             save_results(Results("pytorch", rows, {"processor": step.machine, "before": {}}, settings),
                          folder / stage.file)  # fmt: skip
 
-        stored = store.run(stage.name, {**stage.key, "file": stage.file}, work, again=again)
+        stored = store.run(stage.name, {**stage.key, "file": stage.file}, work, again=options["again"])
         return Done(Made(stored.folder / stage.file, stored.files[stage.file]), stored.was_done)
 
 
@@ -149,17 +131,16 @@ def test_every_artifact_is_measured_once_for_each_kind_that_it_is_for(
 
 
 @pytest.fixture
-def recipe(tiny_file: Callable[..., Path], tmp_path: Path) -> Path:
+def recipe(write_recipe: Callable[..., Path], tiny_file: Callable[..., Path]) -> Callable[..., Path]:
     tiny_file("residual", batch=1)
-    path = tmp_path / "recipe.toml"
-    path.write_text(TEXT)
-    return path
+    return lambda *tables: write_recipe(*tables, model="simplify = false", data="")
 
 
-def test_engines_are_built_for_every_kind_and_measured_apart(recipe: Path, tmp_path: Path) -> None:
-    recipe.write_text(TEXT + "[bench]\n")
-    executor = OnKinds("sm86", "sm89")
-    report = run(recipe, output=tmp_path / "out", executor=executor)
+def test_engines_are_built_for_every_kind_and_measured_apart(
+    recipe: Callable[..., Path], tmp_path: Path
+) -> None:
+    path, executor = recipe(*TABLES, "[bench]\n"), OnKinds("sm86", "sm89")
+    report = run(path, output=tmp_path / "out", executor=executor)
     assert not report.failures
     for kind in executor.kinds:
         manifest = read_manifest(report.artifacts[f"engine-{kind}"])
@@ -174,25 +155,28 @@ def test_engines_are_built_for_every_kind_and_measured_apart(recipe: Path, tmp_p
         ("pytorch", "cpu"), ("float", "cpu"), ("pytorch (sm86)", "sm86"), ("engine-sm86", "sm86"),
         ("pytorch (sm89)", "sm89"), ("engine-sm89", "sm89"),
     ]  # fmt: skip
-    again = run(recipe, output=tmp_path / "out", executor=OnKinds("sm86", "sm89"))
+    again = run(path, output=tmp_path / "out", executor=OnKinds("sm86", "sm89"))
     assert set(again.stages.values()) == {"skipped"}
 
 
-def test_one_machine_measures_as_it_did(recipe: Path, tmp_path: Path) -> None:
-    recipe.write_text(TEXT.replace('"cluster"', '"sm86"') + "[bench]\n")
+def test_one_machine_measures_as_it_did(recipe: Callable[..., Path], tmp_path: Path) -> None:
+    path = recipe(TABLES[0], artifact("engine", "tensorrt-rtx", gpus=["sm86"]), "[bench]\n")
     executor = OnKinds()
-    report = run(recipe, output=tmp_path / "out", executor=executor)
+    report = run(path, output=tmp_path / "out", executor=executor)
     (step,) = [step for step in executor.asked if step.kind == "bench"]
     assert (step.name, step.machine, list(step.built)) == ("bench", "", ["float", "engine"])
     assert report.results is not None
     assert not report.results.machines
-    plain = run(recipe, output=tmp_path / "plain", executor=OnKinds())
+    plain = run(path, output=tmp_path / "plain", executor=OnKinds())
     assert digest_files([report.artifacts["engine"]]) == digest_files([plain.artifacts["engine"]])
 
 
-def test_without_a_cluster_it_is_said_before_anything_runs(recipe: Path, tmp_path: Path) -> None:
+def test_without_a_cluster_it_is_said_before_anything_runs(
+    recipe: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = recipe(*TABLES)
     with pytest.raises(RecipeError, match="there is no cluster") as caught:
-        qcompile.run(recipe, output=tmp_path / "out")
+        qcompile.run(path, output=tmp_path / "out")
     assert "`scheduler`" in caught.value.hint
     assert not (tmp_path / "out").exists()
-    assert read_recipe(recipe).artifact[1].gpus == ("cluster",)
+    assert read_recipe(path).artifact[1].gpus == ("cluster",)

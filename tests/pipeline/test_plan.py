@@ -1,47 +1,39 @@
-"""`run --dry-run`: what is done, to do or changed and why, and what it takes; nothing runs or is written."""
+"""One visit of the stages: `run --dry-run` says what it would do, another executor does as much."""
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from executors import Noting
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from recipes import artifact
 
 import qcompile
+from qcompile.cli import main
+from qcompile.errors import MissingFile
+from qcompile.files import digest_files
 from qcompile.pipeline.estimate import RATE, Scale, by_rule
 from qcompile.pipeline.plan import difference, plan
-from qcompile.pipeline.recipe import read_recipe
+from qcompile.pipeline.recipe import Recipe, read_recipe
+from qcompile.pipeline.run import run
+from qcompile.pipeline.steps import Done, Step
+from qcompile.pipeline.store import Store
 
-RECIPE = """
-version = 1
-name = "tiny"
-[model]
-source = "residual.onnx"
-[data]
-calibration = "residual-32-0.npz"
-[calibrate]
-samples = 16
-[[artifact]]
-name = "cpu"
-target = "onnxruntime"
-[[artifact]]
-name = "cpu-int8"
-target = "onnxruntime"
-precision = "int8"
-"""
+CPU, INT8 = artifact("cpu"), artifact("cpu-int8", precision="int8")
+BENCH = '[bench]\nmax_time_s = 7\nbaseline = "cpu"\n'
 STAGES = ["export", "simplify", "calibrate", "build-cpu", "quantize-cpu-int8", "build-cpu-int8"]
 
 
 @pytest.fixture
-def recipe(tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path) -> Path:
+def recipe(write_recipe: Callable[..., Path]) -> Path:
     """A recipe of an ONNX file, without a measurement."""
-    tiny_file("residual")
-    samples("residual", 32)
-    path = tmp_path / "recipe.toml"
-    path.write_text(RECIPE)
-    return path
+    return write_recipe(CPU, INT8, "[calibrate]\nsamples = 16\n")
 
 
 def files(folder: Path) -> Mapping[Path, tuple[int, int]]:
@@ -72,7 +64,7 @@ def test_a_plan_says_what_a_run_would_do_before_between_and_after(recipe: Path) 
     assert {one.estimate.source for one in after.stages} == {"measured"}
     assert (after.total("seconds"), after.pending) == (0.0, [])
 
-    recipe.write_text(RECIPE.replace("samples = 16", "samples = 8"))
+    recipe.write_text(recipe.read_text().replace("samples = 16", "samples = 8"))
     changed = plan(recipe)
     assert [one.state for one in changed.stages] == ["done", "done", "changed", "done", "changed", "changed"]
     assert [one.why for one in changed.pending] == ["options.samples", *["follows calibrate"] * 2]
@@ -82,8 +74,16 @@ def test_a_plan_says_what_a_run_would_do_before_between_and_after(recipe: Path) 
     assert [one.why for one in again.stages if one.name == "build-cpu"] == ["asked for"]
 
 
+def test_what_a_run_could_not_do_is_said(write_recipe: Callable[..., Path], tmp_path: Path) -> None:
+    path = write_recipe(artifact("rtx", "tensorrt-rtx", "fp16", gpus=["sm86"]))
+    qcompile.run(path)
+    (tmp_path / "calibration.npz").unlink()
+    with pytest.raises(MissingFile, match=r"calibration\.npz"):
+        plan(path)
+
+
 def test_the_stages_of_a_recipe_that_measures_are_those_of_its_run(recipe: Path) -> None:
-    recipe.write_text(RECIPE + '[bench]\nmax_time_s = 7\nbaseline = "cpu"\n')
+    recipe.write_text(recipe.read_text() + BENCH)
     stages = plan(recipe).stages
     assert [one.name for one in stages] == [*STAGES, "bench", "report"]
     (bench,) = [one for one in stages if one.name == "bench"]
@@ -125,10 +125,6 @@ def test_nothing_differs_from_itself(key: dict[str, object]) -> None:
 
 
 def test_the_command_prints_stages_and_totals(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import json
-
-    from qcompile.cli import main
-
     with pytest.raises(SystemExit) as done:
         main(["run", str(recipe), "--dry-run", "--json"])
     assert not done.value.code
@@ -138,3 +134,40 @@ def test_the_command_prints_stages_and_totals(recipe: Path, capsys: pytest.Captu
     with pytest.raises(SystemExit):
         main(["run", str(recipe), "--dry-run"])
     assert "to do: 6 of 6 stages, about" in capsys.readouterr().out
+
+
+class InParts(Noting):
+    """Three steps at a time, and a calibration in three parts."""
+
+    def __init__(self) -> None:
+        super().__init__(parallel=3, shards=3)
+        self.together = threading.Barrier(2, timeout=60)
+
+    def do_here(self, recipe: Recipe, step: Step, store: Store, **options: Any) -> Done | None:
+        if step.name in ("build-cpu", "quantize-cpu-int8"):
+            self.together.wait()  # passes only where both are asked for at a time
+        return super().do_here(recipe, step, store, **options)
+
+
+def test_parts_give_the_files_of_one_process(recipe: Path, tmp_path: Path) -> None:
+    executor = InParts()
+    parted = run(recipe, output=tmp_path / "parted", executor=executor)
+    whole = run(recipe, output=tmp_path / "whole")
+    assert sorted(step.name for step in executor.asked if step.name.startswith("calibrate-")) == [
+        f"calibrate-{part}-of-3" for part in (1, 2, 3)
+    ]
+    assert parted.artifacts.keys() == whole.artifacts.keys() == {"cpu", "cpu-int8"}
+    # ONNX Runtime names the nodes that it adds to cpu.onnx in another order now and then.
+    for name in ("tiny.onnx", "tiny.ranges", "tiny.ranges.json", "cpu-int8.graph.onnx", "cpu-int8.onnx"):
+        files = [digest_files([folder / name]) for folder in (tmp_path / "parted", tmp_path / "whole")]
+        assert files[0] == files[1], name
+    parts = [path.name for path in (tmp_path / "parted").iterdir() if "-of-" in path.name]
+    assert not parts, "they are no artifacts"
+
+
+def test_parts_are_not_observed_again(recipe: Path, tmp_path: Path) -> None:
+    """What one process did is done for the other, whichever is first."""
+    run(recipe, output=tmp_path / "out")
+    report = run(recipe, output=tmp_path / "out", executor=InParts())
+    assert set(report.stages.values()) == {"skipped"}
+    assert not [name for name in report.stages if name.startswith("calibrate-")]

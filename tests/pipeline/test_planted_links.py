@@ -13,9 +13,7 @@ import pytest
 
 from qcompile.cli import main
 from qcompile.engines.tensorrt.builder.timing_cache import CacheFile, _merge
-from qcompile.errors import InvalidOption, QCompileError
 from qcompile.files import TEMPORARY, open_lock, remove_stale, temporary_folder, write_text
-from qcompile.pipeline.store import Store
 
 if TYPE_CHECKING:
     from qcompile.engines.tensorrt.log import Log
@@ -29,25 +27,6 @@ def precious(tmp_path: Path) -> Path:
     path = tmp_path / "precious"
     path.write_text("of the user")
     return path
-
-
-def test_the_lock_of_the_store_follows_no_link(tmp_path: Path, precious: Path) -> None:
-    store = Store(tmp_path / "out")
-    store.folder.mkdir(parents=True)
-    (store.folder / "lock").symlink_to(precious)
-    with pytest.raises(InvalidOption, match=r"is a link.*lock"), store.locked():
-        pytest.fail("the block must not run")
-    assert precious.read_text() == "of the user"
-
-
-def test_the_store_itself_is_no_link(tmp_path: Path) -> None:
-    store, elsewhere = Store(tmp_path / "out"), tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    store.output.mkdir()
-    store.folder.symlink_to(elsewhere)
-    with pytest.raises(InvalidOption, match="is a link"), store.locked():
-        pytest.fail("the block must not run")
-    assert list(elsewhere.iterdir()) == []
 
 
 def test_the_lock_of_a_timing_cache_follows_no_link(tmp_path: Path, precious: Path) -> None:
@@ -68,33 +47,6 @@ def test_a_lock_keeps_what_is_in_the_file_and_needs_a_file(tmp_path: Path, preci
     with pytest.raises(OSError, match="is a link"):
         open_lock(tmp_path / "dangling")
     assert not (tmp_path / "nowhere").exists()
-
-
-def test_what_is_published_replaces_a_link(tmp_path: Path, precious: Path) -> None:
-    store = Store(tmp_path / "out")
-    store.output.mkdir()
-    (store.output / "m.onnx").symlink_to(precious)
-    with store.locked():
-        store.run("export", {}, lambda folder: (folder / "m.onnx").write_text("made"))
-    assert (store.output / "m.onnx").read_text() == "made"
-    assert not (store.output / "m.onnx").is_symlink()
-    assert precious.read_text() == "of the user"
-
-
-def test_a_publication_without_hard_links_writes_into_no_link(
-    tmp_path: Path, precious: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Somebody plants the link between two steps of the publication."""
-    store = Store(tmp_path / "out")
-
-    def refused(_: Path, target: Path) -> None:
-        target.symlink_to(precious)
-        raise OSError("a file system without hard links")
-
-    monkeypatch.setattr(os, "link", refused)
-    with store.locked(), pytest.raises(QCompileError, match="cannot be written"):
-        store.run("export", {}, lambda folder: (folder / "m.onnx").write_text("made"))
-    assert precious.read_text() == "of the user"
 
 
 def test_whole_files_replace_a_link(tmp_path: Path, precious: Path) -> None:

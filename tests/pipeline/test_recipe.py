@@ -1,21 +1,40 @@
+"""A recipe is read, what is wrong is named by its key, and no two stages of it publish one file."""
+
 from __future__ import annotations
 
+import inspect
 import re
+import sys
 from pathlib import Path
 
 import pytest
+from recipes import artifact, recipe_of
 
-from qcompile.errors import MissingFile, RecipeError
-from qcompile.pipeline.recipe import ArtifactSection, read_recipe
+from qcompile.bench.benchmark import benchmark
+from qcompile.errors import InvalidOption, MissingFile, RecipeError
+from qcompile.pipeline.bench_stages import measured_options
+from qcompile.pipeline.plan import plan
+from qcompile.pipeline.published import published
+from qcompile.pipeline.recipe import ArtifactSection, Recipe, default_shapes, parse_recipe, read_recipe
+from qcompile.pipeline.run import run
+from qcompile.tensors import TensorInfo
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
 MINIMAL = """
 version = 1
 name = "net"
 [model]
 source = "model.py:build"
+{model}
 [[artifact]]
-name = "fp32"
-target = "onnxruntime"
+name = "net-artifact"
+target = "{target}"
+{artifact}
 """
 
 FULL = """
@@ -66,14 +85,16 @@ baseline = "int8"
 """
 
 
-def write(folder: Path, text: str) -> Path:
-    path = folder / "recipe.toml"
-    path.write_text(text, encoding="utf-8")
-    return path
+def parsed(more: str = "", *, target: str = "onnxruntime", **lines: str) -> Recipe:
+    """The minimal recipe with more lines in `model` and `artifact`, and more tables."""
+    text = MINIMAL.format(**{"model": "", "artifact": "", "target": target, **lines}) + more
+    return parse_recipe(text.encode(), Path("recipe.toml"))
 
 
 def test_a_full_recipe_is_read(tmp_path: Path) -> None:
-    recipe = read_recipe(write(tmp_path, FULL))
+    path = tmp_path / "recipe.toml"
+    path.write_text(FULL)
+    recipe = read_recipe(path)
     assert (recipe.name, recipe.output, recipe.folder) == ("net", "built", tmp_path.resolve())
     assert (recipe.model.inputs, recipe.model.opset) == (("x:[batch,3,32,32]",), 18)
     assert not recipe.model.simplify
@@ -84,27 +105,51 @@ def test_a_full_recipe_is_read(tmp_path: Path) -> None:
     assert recipe.bench is not None
     assert (recipe.bench.baseline, recipe.bench.max_time_s) == ("int8", 30.0)
     assert isinstance(recipe.bench.max_time_s, float)
-
-
-def test_what_is_not_said_has_its_default(tmp_path: Path) -> None:
-    recipe = read_recipe(write(tmp_path, MINIMAL))
-    assert recipe.artifact == (ArtifactSection(name="fp32", target="onnxruntime"),)
-    assert (recipe.bench, recipe.data.calibration, recipe.model.simplify) == (None, "", True)
-
-
-def test_a_recipe_that_is_not_there_is_named(tmp_path: Path) -> None:
-    write(tmp_path, MINIMAL)
     with pytest.raises(MissingFile) as caught:
         read_recipe(tmp_path / "recepi.toml")
     assert "recipe.toml" in caught.value.hint
 
 
+def test_what_is_not_said_has_its_default() -> None:
+    recipe = parsed()
+    assert recipe.artifact == (ArtifactSection(name="net-artifact", target="onnxruntime"),)
+    assert (recipe.bench, recipe.data.calibration, recipe.model.simplify) == (None, "", True)
+    defaults = {name: one.default for name, one in inspect.signature(benchmark).parameters.items()}
+    for name in (
+        "precision_target", "max_time_s", "timeout_s", "metric", "batch_sizes", "clients", "streams",
+        "cuda_graph", "layer_times",
+    ):  # fmt: skip
+        assert getattr(parsed("[bench]").bench, name) == defaults[name]
+
+
 @pytest.mark.parametrize("content", [b"version = ", b"{}", b"\xff\xfe", b"a = 1\na = 2"])
-def test_what_is_not_toml_is_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "recipe.toml"
-    path.write_bytes(content)
+def test_what_is_not_toml_is_refused(content: bytes) -> None:
     with pytest.raises(RecipeError, match="not TOML"):
-        read_recipe(path)
+        parse_recipe(content, Path("recipe.toml"))
+
+
+BASES = tomllib.loads(Path(__file__).with_name("refusals.toml").read_text(encoding="utf-8"))
+ROWS = [
+    pytest.param(base["recipe"], *row, *[""] * (5 - len(row)), id=f"{name}: {row[1] or row[0]}".strip())
+    for name, base in BASES.items()
+    for row in base["refused"]
+]
+
+
+@pytest.mark.parametrize(("recipe", "old", "new", "key", "says", "hint"), ROWS)
+def test_what_is_wrong_is_named_with_its_key(
+    recipe: str, old: str, new: str, key: str, says: str, hint: str
+) -> None:
+    """Before any work: `refusals.toml` has the recipes."""
+    assert not old or recipe.count(old) == 1, f"{old!r} must be in the recipe once"
+    text = recipe.replace(old, new) if old else recipe + new
+    with pytest.raises(RecipeError) as refused:
+        parse_recipe(text.encode(), Path("recipe.toml"))
+    assert refused.value.data["key"] == key
+    assert refused.value.data["file"] == Path("recipe.toml")
+    assert refused.value.message.startswith(f"recipe.toml: key '{key}' ")
+    assert says in refused.value.message
+    assert hint in refused.value.hint
 
 
 WENT = (("balance", ""), ("rest", "float_precision"), ("processor", "isa"), ("form", "quant_format"))
@@ -113,7 +158,7 @@ WENT = (("balance", ""), ("rest", "float_precision"), ("processor", "isa"), ("fo
 
 def test_a_recipe_of_0_1_0_is_read_once_each_key_that_went_was_refused(tmp_path: Path) -> None:
     path = tmp_path / "recipe.toml"
-    text = (Path(__file__).parents[1] / "samples/recipe-0.1.0.toml").read_text(encoding="utf-8")
+    text = (ROOT / "tests/samples/recipe-0.1.0.toml").read_text(encoding="utf-8")
     for name, today in WENT:
         path.write_text(text, encoding="utf-8")
         with pytest.raises(RecipeError, match=rf"\.{name}' is unknown") as caught:
@@ -129,3 +174,132 @@ def test_a_recipe_of_0_1_0_is_read_once_each_key_that_went_was_refused(tmp_path:
     assert recipe.bench is not None
     assert (recipe.bench.batch_size, recipe.bench.timeout_s) == (32, 600.0)
     assert (recipe.calibrate.method, recipe.data.evaluation) == ("auto", "data.py:evaluation")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "bench", "model"),
+    [
+        ("", "batch_size = 64", ""),
+        ('min_shapes = ["x:1x3"]\nmax_shapes = ["x:32x3"]', "batch_size = 32\nbatch_sizes = [1, 8]", ""),
+        ('[artifact.tensorrt]\nprofiles = ["x:1x3..2x3..4x3", "x:8x3..8x3..8x3"]', "batch_sizes = [8]", ""),
+        ('min_shapes = ["x:1x3"]\nmax_shapes = ["x:4x3"]', "batch_size = 4", 'inputs = ["x:[batch,3]"]'),
+        ("", "batch_size = 4", 'inputs = ["x:4x3"]'),
+        ("", "batch_size = 4", 'inputs = ["x:1x3"]\ndynamic = ["x:0=batch"]'),
+    ],
+)
+def test_batches_that_engines_take_are_none(shapes: str, bench: str, model: str) -> None:
+    parsed(f"[bench]\n{bench}", target="tensorrt-rtx", artifact=shapes, model=model)
+
+
+def test_an_engine_without_shapes_takes_what_is_measured() -> None:
+    x = TensorInfo("x", "float32", ("batch", 3))
+    table = TensorInfo("table", "float32", (7, 3))
+    large = parsed("[bench]\nbatch_size = 32\nbatch_sizes = [64]").bench
+    assert default_shapes([x, table], large) == {
+        "min_shapes": {"x": (1, 3)}, "opt_shapes": {"x": (32, 3)}, "max_shapes": {"x": (64, 3)},
+    }  # fmt: skip
+    assert default_shapes([x], parsed("[bench]\nbatch_size = 16").bench) == {}
+    assert default_shapes([TensorInfo("x", "float32", ("batch", "time"))], large) == {}
+    assert default_shapes([x], None) == {}
+
+
+@pytest.mark.parametrize("name", ["digits", "cifar_resnet18"])
+def test_the_examples_engines_take_what_they_measure(name: str) -> None:
+    recipe = read_recipe(ROOT / f"examples/{name}/recipe.toml")
+    assert recipe.bench is not None
+    engines = [one for one in recipe.artifact if one.target.startswith("tensorrt")]
+    assert len(engines) in (3, 6)
+    assert all(one.max_shapes == (f"image:{recipe.bench.batch_size}x3x32x32",) for one in engines)
+
+
+def test_lists_of_the_benchmark_are_read() -> None:
+    section = parsed(
+        "[bench]\nbatch_sizes = [1, 8]\nstreams = [1, 4]\ncuda_graph = true\ntorch_modes = ['compile']\n"
+        "python = ['tensorrt=/opt/trt/bin/python']\ndevices = ['cpu', 'cuda:1']\n"
+    ).bench
+    assert section is not None
+    assert (section.batch_sizes, section.streams, section.cuda_graph) == ((1, 8), (1, 4), True)
+    assert (section.devices, section.torch_modes) == (("cpu", "cuda:1"), ("compile",))
+    assert section.python == ("tensorrt=/opt/trt/bin/python",)
+
+
+@pytest.mark.parametrize(
+    ("bench", "on_gpu", "graph", "times"),
+    [
+        ("", ["net-artifact"], False, None),
+        ("", ["net-artifact", "engine"], None, None),
+        ("cuda_graph = false\n", ["net-artifact", "engine"], False, None),
+        ("cuda_graph = true\n", ["net-artifact"], True, None),
+        ("layer_times = true\n", [], False, True),
+    ],
+)
+def test_without_an_engine_keys_of_stages_are_those_of_0_2_0(
+    bench: str, on_gpu: list[str], graph: bool | None, times: bool | None
+) -> None:
+    """Its key held `cuda_graph` false and no `layer_times`: results of recipes for processors stay."""
+    recipe = parsed(f'[bench]\n{bench}[[artifact]]\nname = "engine"\ntarget = "tensorrt"\n')
+    options = measured_options(recipe, on_gpu)
+    assert (options["cuda_graph"], options.get("layer_times")) == (graph, times)
+
+
+def recipe_text(
+    *artifacts: tuple[str, ...], output: str = "out", source: str = "m.py:build", simplify: str = "true"
+) -> str:
+    """A recipe of artifacts (name, target, precision)."""
+    model = f"[model]\nsource = '{source}'\nsimplify = {simplify}\n[data]\ncalibration = 'x.npz'\n"
+    head = f"version = 1\nname = 'net'\noutput = '{output}'\n"
+    return head + model + "".join(artifact(*one) for one in artifacts)
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "recipe.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+ORT, RTX = "onnxruntime", "tensorrt-rtx"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        recipe_text(("a", ORT, "fp32"), ("a.graph", ORT, "fp32")),  # of float32 no graph is made
+        recipe_text(("a", "torchscript", "fp32"), ("a.graph", ORT, "fp32")),
+        recipe_text(("a", RTX, "fp32"), ("a.onnx", RTX, "fp32")),
+        recipe_text(("net.simplified", ORT, "fp32"), simplify="false"),
+        recipe_text(("net.simplified", RTX, "fp32")),
+        recipe_text(("a", RTX, "fp16"), ("a.engine", ORT, "fp16"), ("a.json", ORT, "fp32")),
+        recipe_text(("results.json", ORT, "fp32"), ("report.html", RTX, "fp32")),
+    ],
+)
+def test_names_that_are_no_collision_stay_as_they_are(tmp_path: Path, text: str) -> None:
+    recipe = read_recipe(write(tmp_path, text))
+    files = [file for file, _, _ in published(recipe)]
+    assert len(files) == len(set(files))
+
+
+def test_a_name_that_leaves_no_room_for_its_endings_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="at most 200 bytes"):
+        read_recipe(write(tmp_path, recipe_text(("ü" * 101, ORT, "fp32"))))
+    read_recipe(write(tmp_path, recipe_text(("ü" * 100, ORT, "fp32"))))
+
+
+@pytest.mark.parametrize("how", ["output", "option"])
+def test_what_the_recipe_reads_is_not_overwritten(tmp_path: Path, how: str) -> None:
+    source = tmp_path / "net.onnx"
+    source.write_bytes(b"weights")
+    text = recipe_text(("a", ORT, "fp32"), source="net.onnx", output="." if how == "output" else "out")
+    path = write(tmp_path, text)
+    output = tmp_path if how == "option" else None
+    for call in (plan, run):
+        with pytest.raises(InvalidOption, match=r"the exported model would overwrite .*net\.onnx") as caught:
+            call(path, output=output)
+        assert "another `name`" in caught.value.hint
+    assert source.read_bytes() == b"weights"
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["net.onnx", "recipe.toml"]
+
+
+def test_a_recipe_in_memory_is_checked_too() -> None:
+    section = {"target": ORT, "precision": "fp16"}
+    with pytest.raises(RecipeError, match=r"a\.graph\.onnx"):
+        recipe_of({"name": "a", **section}, {"name": "a.graph", **section})

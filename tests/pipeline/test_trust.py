@@ -1,4 +1,4 @@
-"""A recipe runs no code, and writes nowhere, outside of its folder unless its user says `trust`."""
+"""What a recipe names: code outside of its folder needs trust, and paths mean the same in another folder."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from recipes import recipe_of
 
 from qcompile.errors import QCompileError, RecipeError
+from qcompile.pipeline.names import KINDS
 from qcompile.pipeline.plan import plan
-from qcompile.pipeline.recipe import make_recipe, read_recipe
+from qcompile.pipeline.portable import portable, portable_text, relative, settled
+from qcompile.pipeline.recipe import make_recipe, parse_recipe, read_recipe
 from qcompile.pipeline.run import run
 from qcompile.pipeline.trust import interpreters, needs_trust, trusted
 from qcompile.spec.option import fields_of
@@ -206,15 +210,7 @@ def test_with_trust_the_code_runs(places: tuple[Path, Path]) -> None:
     assert ran(places) == ["home.ran"]
 
 
-RUNS_CODE = {
-    "model.source", "sweep.models", "sweep.model.source", "bench.models", "data.calibration",
-    "data.evaluation", "sweep.model.calibration", "sweep.model.evaluation", "bench.metric",
-    "model.python", "bench.python", "artifact.tensorrt.plugins",
-}  # fmt: skip
-WRITES = {"output", "artifact.tensorrt.timing_cache", "name", "artifact.name", "sweep.model.name"}
-READS = {"model.weights", "model.preprocessing", "model.depends", "data.depends", "calibrate.ranges",
-    "sweep.model.weights", "sweep.model.preprocessing",
-}  # fmt: skip
+OF_FILES = {"name", "artifact.name", "sweep.model.name"}
 WORDS = {
     "model.inputs", "model.outputs", "model.dynamic", "artifact.method", "artifact.layers",
     "artifact.exclude", "artifact.only", "artifact.gpus", "artifact.min_shapes", "artifact.opt_shapes",
@@ -241,9 +237,9 @@ def texts_of(kind: type, prefix: str = "") -> set[str]:
 
 def test_every_key_of_a_recipe_is_judged() -> None:
     """Whoever adds a key decides whether it can run, write or read, and says so in the threat model."""
-    assert texts_of(RecipeFile) == RUNS_CODE | WRITES | READS | WORDS
+    assert texts_of(RecipeFile) == KINDS.keys() | OF_FILES | WORDS
     page = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
-    assert not {key for key in RUNS_CODE | WRITES | READS if f"`{key}`" not in page}
+    assert not {key for key in KINDS.keys() | OF_FILES if f"`{key}`" not in page}
 
 
 def test_each_test_that_the_threat_model_names_is_there() -> None:
@@ -252,3 +248,102 @@ def test_each_test_that_the_threat_model_names_is_there() -> None:
     named = set(re.findall(r"`((?:tests|benchmarks|cli)/[\w/]+\.py)`", page))
     assert len(named) > 5
     assert not {name for name in named if not (root / name).is_file()}
+
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*/recipe.toml"))
+ARTIFACT: dict[str, object] = {"name": "a", "target": "onnxruntime"}
+BASE = Path("/base/recipes")
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.parent.name)
+def test_what_is_written_is_read_as_it_was(path: Path) -> None:
+    found = read_recipe(path)
+    assert portable_text(found) == path.read_bytes()  # it names nothing absolute: its comments stay
+    changed = replace(found, name="another")
+    assert parse_recipe(portable_text(changed), found.path) == changed
+
+
+def test_texts_with_any_characters_are_written(tmp_path: Path) -> None:
+    odd = 'a "b" \\ c\t\'é\n[x] # = {} \x7f \u2028'
+    found = recipe_of(
+        ARTIFACT, folder=tmp_path, model={"source": odd, "dynamic": []}, data={"calibration": odd}
+    )
+    assert parse_recipe(portable_text(found), found.path) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "moved"),
+    [
+        ("/base/net.onnx", "../net.onnx"),
+        ("/base/recipes/net.onnx", "./net.onnx"),
+        ("/base/code/model.py:build", "../code/model.py:build"),
+        ("/base/code/m.py:build?weights=/base/my%20w.pt", "../code/m.py:build?weights=../my%20w.pt"),
+        ("hf:/base/hub/net?task=text-classification", "hf:../hub/net?task=text-classification"),
+        ("timm:resnet18?weights=/base/w.pt&classes=3", "timm:resnet18?weights=../w.pt&classes=3"),
+        ("timm:resnet18?weights=random", "timm:resnet18?weights=random"),
+        ("torchvision:resnet18", "torchvision:resnet18"),
+        ("hf:org/name", "hf:org/name"),
+        ("package.module:function", "package.module:function"),
+        ("saved:serving", "saved:serving"),
+        ("../net.onnx", "../net.onnx"),
+        ("/base/a/../net.onnx", "../net.onnx"),
+    ],
+)  # fmt: skip
+def test_models_are_named_from_the_recipes_folder(text: str, moved: str) -> None:
+    found = recipe_of(ARTIFACT, folder=BASE, model={"source": text}, bench={"models": [f"other={text}"]})
+    changed = portable(found)
+    assert changed.model.source == moved
+    assert changed.bench is not None
+    assert changed.bench.models == (f"other={moved}",)
+
+
+@pytest.mark.parametrize(
+    ("text", "moved"),
+    [
+        ("/base/images", "../images"),
+        ("images:/base/images?masks=/base/m&seed=3", "images:../images?masks=../m&seed=3"),
+        ("/base/images?masks=m", "../images?masks=m"),
+        ("/base/odd%3Fname?masks=/base/m%26m", "../odd%3Fname?masks=../m%26m"),
+        ("/base/texts.txt?preprocessing=hf:/base/net", "../texts.txt?preprocessing=hf:../net"),
+        ("/base/x?preprocessing=/base/p.json", "../x?preprocessing=../p.json"),
+        ("/base/data.py:samples", "../data.py:samples"),
+        ("data.npz", "data.npz"),
+    ],
+)
+def test_data_is_named_from_the_recipes_folder(text: str, moved: str) -> None:
+    found = recipe_of(ARTIFACT, folder=BASE, data={"calibration": text, "evaluation": text})
+    changed = portable(found)
+    assert (changed.data.calibration, changed.data.evaluation) == (moved, moved)
+
+
+def test_every_other_path_is_named_from_the_recipes_folder() -> None:
+    artifact = {
+        "name": "a", "target": "tensorrt-rtx",
+        "tensorrt": {"plugins": ["/base/p.so", "q.so"], "timing_cache": "/base/t.cache"},
+    }  # fmt: skip
+    found = recipe_of(
+        artifact,
+        folder=BASE,
+        model={
+            "source": "timm:x", "weights": "/base/w.pt", "depends": ["/base/d"], "simplify": False,
+            "preprocessing": "/base/p.json",
+        },
+        data={"depends": ["/base/e"]},
+        calibrate={"ranges": "/base/r.ranges"},
+        bench={"metric": "/base/metric.py:score"},
+    )  # fmt: skip
+    assert b"/base" not in portable_text(found)
+    assert portable(portable(found)) == portable(found) != found
+
+
+def test_a_path_from_the_home_is_one_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert relative("~/net.onnx", tmp_path / "recipes") == "../net.onnx"
+
+
+def test_links_in_front_of_two_dots_are_followed_and_others_are_not(tmp_path: Path) -> None:
+    (tmp_path / "real" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "real" / "deep")
+    assert settled(tmp_path / "link" / ".." / "x") == tmp_path / "real" / "x"
+    assert settled(tmp_path / "link" / "x") == tmp_path / "link" / "x"
+    assert settled(tmp_path / "real" / ".." / "link" / "x") == tmp_path / "link" / "x"

@@ -1,13 +1,11 @@
 """A small recipe on a cluster where something goes wrong, and what must hold afterwards.
 
-The data is a function that takes its time, so that a fault can strike in the middle of a calibration. What
-was carried out is counted from outside, in the stores of the workers.
+The data is a function that takes its time, so that a fault can strike in the middle of a calibration.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import subprocess
 import sys
@@ -60,11 +58,7 @@ def calibration():
 
 
 def model(weights: int = 0) -> onnx.ModelProto:
-    """Two convolutions with a residual add: x [batch,4,16,16] to y [batch,3].
-
-    Args:
-        weights: Bytes of a further layer, for files of some size.
-    """
+    """Two convolutions with a residual add: x [batch,4,16,16] to y; a further layer has so many bytes."""
     rng = np.random.default_rng(0)
 
     def weight(name: str, *shape: int) -> onnx.TensorProto:
@@ -91,15 +85,7 @@ def model(weights: int = 0) -> onnx.ModelProto:
 def write_recipe(
     folder: Path, *, samples: int = 64, pause_s: float = 0.0, bench: bool = False, weights: int = 0
 ) -> Path:
-    """Write a recipe with what it reads, and return its path.
-
-    Args:
-        folder: Where to.
-        samples: Of the calibration.
-        pause_s: Seconds that each sample takes.
-        bench: Whether the artifacts are measured.
-        weights: Bytes of the model.
-    """
+    """Write a recipe with what it reads, and return its path; each sample takes `pause_s` seconds."""
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(model(weights), str(folder / "model.onnx"))
     (folder / "data.py").write_text(DATA.format(samples=samples, pause_s=pause_s))
@@ -122,14 +108,7 @@ def run_words(recipe: Path, output: Path, *more: object) -> list[str]:
 
 
 class Client:
-    """`qcompile run` in a process of its own.
-
-    Args:
-        cluster: It carries out the stages.
-        recipe: What is run.
-        output: Folder of the artifacts.
-        more: More words of the command.
-    """
+    """`qcompile run` on a cluster, in a process of its own; `more` are words of its command."""
 
     def __init__(self, cluster: Cluster, recipe: Path, output: Path, *more: object) -> None:
         self.log = cluster.folder / f"client-{output.name}.log"
@@ -193,32 +172,7 @@ def differing(made: Path, expected: dict[str, str]) -> list[str]:
 def contents(folder: Path) -> dict[str, str]:
     """Name to digest of the artifacts that must not depend on any fault."""
     return {
-        path.name: hashlib.sha256(_as_compared(path)).hexdigest()
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.iterdir())
         if path.suffix in DETERMINISTIC and not path.name.startswith(".")
     }
-
-
-def _as_compared(path: Path) -> bytes:
-    """The bytes of a file. ONNX Runtime 1.31 names the nodes it adds differently from run to run."""
-    if path.name != "cpu.onnx":
-        return path.read_bytes()
-    built = onnx.load(str(path))
-    for node in built.graph.node:
-        node.name = ""
-    return bytes(built.SerializeToString(deterministic=True))
-
-
-def another_version(folder: Path, package: str, version: str) -> dict[str, str]:
-    """Return variables under which a package says that it has another version; its code is the same.
-
-    Args:
-        folder: For the metadata, which come first on the path.
-        package: An installed package, such as "onnxruntime".
-        version: What it says.
-    """
-    place = folder / f"{package.replace('-', '_')}-{version}.dist-info"
-    place.mkdir(parents=True)
-    (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
-    others = os.environ.get("PYTHONPATH", "")
-    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), others]))}

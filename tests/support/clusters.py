@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -27,42 +28,28 @@ START_S = 120.0
 """The most that a process may take to start; machines are busy."""
 _MARK = "QCOMPILE_TEST_CLUSTER"
 """Environment variable that marks every process of a cluster, and every process that those start."""
+HAS_OPENSSL = shutil.which("openssl") is not None
 
 
 class Member:
-    """A process of a cluster.
+    """A process of a cluster; what it prints is added to its log."""
 
-    Args:
-        name: For its log and messages.
-        words: Its command.
-        log: What it prints is added to this file.
-        environment: All of its environment variables.
-    """
-
-    def __init__(self, name: str, words: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
-        self.name, self.log = name, log
-        with log.open("ab") as said:
+    def __init__(self, name: str, words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
+        self.name, self.log = name, folder / f"{name}.log"
+        with self.log.open("ab") as said:
             self.process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, cwd=log.parent,
+                words, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, cwd=folder,
                 env=dict(environment), start_new_session=True,
             )  # fmt: skip
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
 
     @property
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def said(self) -> str:
-        """Return all that it has printed."""
-        return self.log.read_text(encoding="utf-8", errors="replace")
-
     def children(self) -> list[psutil.Process]:
         """Return the processes that it started, and those that they started."""
         try:
-            return psutil.Process(self.pid).children(recursive=True)
+            return psutil.Process(self.process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             return []
 
@@ -73,11 +60,11 @@ class Member:
 
 
 class Cluster:
-    """A scheduler and workers on the loopback interface.
+    """A scheduler and `qcompile worker`s on the loopback interface.
 
     Args:
         folder: For logs, and the workers' stores.
-        security: Options of TLS that Dask's commands and `qcompile worker` take alike.
+        security: Options of TLS that Dask's scheduler and `qcompile worker` take alike.
         environment: More environment variables of all processes.
     """
 
@@ -89,14 +76,11 @@ class Cluster:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.folder, self.security = folder, dict(security or {})
-        self.mark = uuid.uuid4().hex
-        self._more = dict(environment or {})
-        self.port = 0
-        self.address = ""
+        self.mark, self._more = uuid.uuid4().hex, dict(environment or {})
+        self.port, self.address = 0, ""
         self.scheduler: Member | None = None
         self.workers: dict[str, Member] = {}
-        self.temporary = folder / "tmp"
-        self.temporary.mkdir(parents=True, exist_ok=True)
+        (folder / "tmp").mkdir(parents=True, exist_ok=True)
 
     def start_scheduler(self) -> None:
         """Start it, again on the same port where it ran before, and wait until it listens."""
@@ -106,28 +90,19 @@ class Cluster:
         words = [
             sys.executable, "-m", "dask", "scheduler", "--host", f"{protocol}://127.0.0.1:{self.port}",
             "--scheduler-file", str(file), "--no-dashboard", "--dashboard-address", "127.0.0.1:0",
-            *self._tls("ca-file", "cert", "key"),
+            *self._tls({"ca": "ca-file", "cert": "cert", "key": "key"}),
         ]  # fmt: skip
-        self.scheduler = Member("scheduler", words, self.folder / "scheduler.log", self.environment())
+        self.scheduler = Member("scheduler", words, self.folder, self.environment())
         self.address = self._await(self.scheduler, lambda: _address(file))
         self.port = int(self.address.rpartition(":")[2])
 
     def start_worker(
         self, name: str, *, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None
     ) -> None:
-        """Start a worker; `wait` until it has joined.
-
-        Args:
-            name: Of the worker; a later one of the same name has the same store and log.
-            arguments: More words of its command.
-            environment: More environment variables.
-        """
-        words = [
-            sys.executable, "-m", "qcompile", "worker", self.address, "--name", name, "--slots", "1",
-            "--store", str(self.store(name)), *self._tls("ca", "cert", "key"), *arguments,
-        ]  # fmt: skip
-        log = self.folder / f"{name}.log"
-        self.workers[name] = Member(name, words, log, self.environment(environment))
+        """Start a worker; `wait` until it has joined. A later one of the same name has the same store."""
+        words = [sys.executable, "-m", "qcompile", "worker", self.address, "--name", name]
+        words += ["--store", str(self.store(name)), *self._tls({"ca": "ca", "cert": "cert", "key": "key"})]
+        self.workers[name] = Member(name, [*words, *arguments], self.folder, self.environment(environment))
 
     def store(self, name: str) -> Path:
         """Return the folder that a worker of this name keeps its files in."""
@@ -156,18 +131,14 @@ class Cluster:
         with Client(self.address, security=Security(**tls), timeout=START_S, set_as_default=False) as client:
             yield client
 
-    def _living(self) -> list[psutil.Process]:
-        """Return every process of this cluster that lives, also those whose parent is gone."""
-        return [
-            process
-            for process in psutil.process_iter()
-            if process.pid != os.getpid() and self.mark in _environment_of(process).get(_MARK, "")
-        ]
-
     def close(self) -> None:
-        """End all processes at once."""
+        """End all processes at once, also those whose parent is gone."""
         for _ in range(5):  # one may be starting another just now
-            found = self._living()
+            found = [
+                process
+                for process in psutil.process_iter()
+                if process.pid != os.getpid() and self.mark in _environment_of(process).get(_MARK, "")
+            ]
             if not found:
                 break
             for process in found:
@@ -176,13 +147,12 @@ class Cluster:
             psutil.wait_procs(found, timeout=10)
         for member in (self.scheduler, *self.workers.values()):
             if member is not None:
-                member.process.kill()
-                member.process.wait(30)
+                member.kill()
 
-    def logs(self) -> str:
+    def logs(self, characters: int = 6000) -> str:
         """Return the ends of all logs."""
         ends = [
-            f"----- {path.name}\n{path.read_text(encoding='utf-8', errors='replace')[-6000:]}"
+            f"----- {path.name}\n{path.read_text(encoding='utf-8', errors='replace')[-characters:]}"
             for path in sorted(self.folder.glob("*.log"))
         ]
         return "\n".join(ends)
@@ -190,24 +160,21 @@ class Cluster:
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the variables of a process that belongs to this cluster, such as a client."""
         own = {_MARK: self.mark, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        own |= {"TMPDIR": str(self.temporary), "DASK_TEMPORARY_DIRECTORY": str(self.folder / "dask")}
+        own |= {"TMPDIR": str(self.folder / "tmp"), "DASK_TEMPORARY_DIRECTORY": str(self.folder / "dask")}
         own["DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT"] = "5s"  # of 30: so long a dead worker is called
         return {**os.environ, **own, **self._more, **(more or {})}
 
-    def _tls(self, ca: str, cert: str, key: str) -> list[str]:
-        flags = {"ca": ca, "cert": cert, "key": key}
+    def _tls(self, flags: Mapping[str, str]) -> list[str]:
         return [word for name, path in self.security.items() for word in (f"--tls-{flags[name]}", str(path))]
 
     def _await(self, member: Member, look: Callable[[], Any]) -> Any:
         """Return the first true value of `look`, called until the process ends or takes too long."""
         until = time.monotonic() + START_S
-        while time.monotonic() < until:
+        while time.monotonic() < until and member.alive:
             if value := look():
                 return value
-            if not member.alive:
-                raise RuntimeError(f"{member.name} ended with {member.process.returncode}\n{member.said()}")
             time.sleep(0.05)
-        raise RuntimeError(f"{member.name} did not start within {START_S:.0f} s\n{member.said()}")
+        raise RuntimeError(f"{member.name} did not start within {START_S:.0f} s\n{self.logs()}")
 
 
 @contextlib.contextmanager
@@ -226,6 +193,39 @@ def running_cluster(folder: Path, *, workers: int = 2, **options: Any) -> Iterat
         raise
     finally:
         cluster.close()
+
+
+def another_version(folder: Path, package: str, version: str) -> dict[str, str]:
+    """Return variables under which a package says that it has another version; its code is the same.
+
+    The folder gets the metadata, which come first on the path.
+    """
+    place = folder / f"{package}-{version}.dist-info"
+    place.mkdir(parents=True)
+    (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")]))}
+
+
+def make_certificates(folder: Path) -> dict[str, Path]:
+    """Make an authority, and a certificate for 127.0.0.1 that it signed, with the command line of OpenSSL.
+
+    Returns:
+        "ca", "cert" and "key" to their files, as `Cluster` and the options `--tls-ca`, ... take them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    ca, ca_key, asked = folder / "ca.pem", folder / "ca-key.pem", folder / "cert.csr"
+    cert, key, extensions = folder / "cert.pem", folder / "key.pem", folder / "cert.ext"
+    extensions.write_text("subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n")
+    new = ("req", "-newkey", "rsa:2048", "-nodes", "-subj")
+    for words in (
+        (*new, "/CN=authority of a test", "-x509", "-days", "2", "-keyout", ca_key, "-out", ca),
+        (*new, "/CN=a host", "-keyout", key, "-out", asked),
+        ("x509", "-req", "-in", asked, "-CA", ca, "-CAkey", ca_key, "-CAcreateserial", "-days", "2",
+         "-extfile", extensions, "-out", cert),
+    ):  # fmt: skip
+        subprocess.run(["openssl", *map(str, words)], check=True, capture_output=True, timeout=60)
+    key.chmod(0o600)
+    return {"ca": ca, "cert": cert, "key": key}
 
 
 def _address(file: Path) -> str:

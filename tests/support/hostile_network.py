@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -12,6 +13,7 @@ from onnx import numpy_helper, parser
 from written_models import computed
 
 import qcompile
+from qcompile.tuning import TuneResult, tune
 
 Floats = NDArray[np.float32]
 
@@ -77,6 +79,10 @@ class Case(NamedTuple):
     x: Floats
     labels: NDArray[np.int64]
     out: Path
+
+    def tune(self, *, targets: Sequence[str] = ("onnxruntime",), **options: Any) -> TuneResult:
+        """Tune it on its data."""
+        return tune(str(self.model), self.data, self.out, targets=targets, **options)
 
 
 def accuracy(path: Path, case: Case) -> float:

@@ -1,8 +1,9 @@
-"""Small networks with the inputs of the models that public issues speak of, and what lies beside them."""
+"""Commands of public issues, small networks with the inputs of their models, and what lies beside them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -137,3 +138,30 @@ def assert_keys_are_there(done: Migration) -> None:
         for step in one.to.split("."):
             assert step in values, f"{one.flag} became {one.to}"
             values = values[step][0] if step == "artifact" else values[step]
+
+
+@dataclass(frozen=True)
+class IssueCommand:
+    """One command line; the head of `issue_commands.toml` says what its fields mean."""
+
+    source: str
+    command: str
+    model: str
+    precision: str
+    inputs: Mapping[str, Extents] = field(default_factory=lambda: {"images": (1, 3, 32, 32)})
+    types: Mapping[str, str] = field(default_factory=dict)
+    layers: Sequence[str] = ()
+    floats: str = "fp32"
+    missing: Sequence[str] = ()
+    data: bool = False
+    cache: str = ""
+    loader: str = ""
+    quantized: bool = False
+    paths: Sequence[str] = ()
+    compares: Sequence[str] | None = None
+    by_layer: Mapping[str, str] = field(default_factory=dict)
+
+
+_TABLES = tomllib.loads(Path(__file__).with_name("issue_commands.toml").read_text(encoding="utf-8"))
+COMMANDS = [IssueCommand(**row) for tool in ("trtexec", "polygraphy") for row in _TABLES[tool]]
+REFUSED: list[dict[str, str]] = _TABLES["refused"]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from executors import Noting
 
 from qcompile.pipeline.recipe import Recipe
-from qcompile.pipeline.steps import Done, Step, ThisProcess
+from qcompile.pipeline.steps import Done, Step
 from qcompile.pipeline.store import Store
-from qcompile.progress import Progress
 
 MODELS = {"residual": "residual", "mlp": "mlp", "other": "residual"}
 """Model to the data that it is calibrated on."""
@@ -47,23 +48,19 @@ def write_sweep(folder: Path, tiny_file: Callable[..., Path], text: str = RECIPE
     return path
 
 
-class Asked(ThisProcess):
-    """Notes which stages were carried out, by the name of the recipe; `fails` has an error for each name."""
+class Asked(Noting):
+    """Carries out one stage at a time, whatever it is asked; `fails` has an error for names of recipes."""
 
     def __init__(self, parallel: int = 1, fails: dict[str, Exception] | None = None) -> None:
-        self.parallel, self.fails = parallel, fails or {}
-        self.done: list[tuple[str, str]] = []
-        self.cancelled = threading.Event()
-        self._one = threading.Lock()
+        super().__init__(parallel)
+        self.fails = fails or {}
+        self.cancelled, self._one = threading.Event(), threading.Lock()
 
-    def do(self, recipe: Recipe, step: Step, store: Store, *, again: bool, progress: Progress) -> Done | None:
+    def do_here(self, recipe: Recipe, step: Step, store: Store, **options: Any) -> Done | None:
         if recipe.name in self.fails:
             raise self.fails[recipe.name]
         with self._one:  # what stages do to the process, such as redirecting its output, is for one thread
-            done = super().do(recipe, step, store, again=again, progress=progress)
-        if done is not None and not done.was_done:
-            self.done.append((recipe.name, step.name))
-        return done
+            return super().do_here(recipe, step, store, **options)
 
     def cancel(self) -> None:
         self.cancelled.set()

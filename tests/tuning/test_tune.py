@@ -1,6 +1,7 @@
 """Tuning end to end: hostile layers are found, the budget is kept, and the recipe makes the same again.
 
-Latencies are those that a test gives where a choice is looked at; everything else is real.
+Latencies are those that a test gives where a choice is looked at; everything else is real. What
+cannot be tuned is refused in words, and an interrupt leaves only whole artifacts.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import json
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,11 +19,11 @@ from hostile_network import Case, accuracy, run
 from sklearn.metrics import f1_score
 
 import qcompile
-from qcompile.artifact import load_artifact
-from qcompile.errors import DataError
+from qcompile.artifact import is_manifest, load_artifact
+from qcompile.errors import DataError, EngineUnavailable, InvalidOption, QCompileError
 from qcompile.model.graph import weighted_nodes
 from qcompile.model.onnx_file import load_onnx
-from qcompile.tuning import trials, tune
+from qcompile.tuning import making, trials, tune
 from qcompile.tuning.trials import by_layer, compare_times
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
@@ -43,7 +46,7 @@ def test_hostile_layers_stay_in_float_and_the_recipe_makes_the_same_again(
         pytest.importorskip("openvino")
     case = make()
     timed({"int8": 1.0, "": 5.0})
-    found = tune(str(case.model), case.data, case.out, max_drop=2.0, targets=[target], method="minmax")
+    found = case.tune(max_drop=2.0, targets=[target], method="minmax")
     assert found.float_value == np.mean(run(case.model, case.x).argmax(axis=1) == case.labels) > 0.95
     ranked = found.damage[target]
     assert {one.layer for one in ranked} == LAYERS
@@ -93,7 +96,7 @@ def test_the_recipe_makes_the_graph_that_was_measured_where_balancing_would_gain
     pytest.importorskip(target)
     case = make()
     timed({"int8": 1.0, "": 5.0})
-    found = tune(str(case.model), case.data, case.out, max_drop=100.0, targets=[target])
+    found = case.tune(max_drop=100.0, targets=[target])
     assert (found.best.name, found.best.in_float) == (f"{target}-int8", frozenset())
     measured = (case.out / f"{target}-int8.graph.onnx").read_bytes()
     output = qcompile.run(found.recipe).output
@@ -106,7 +109,7 @@ def test_the_recipe_makes_the_graph_that_was_measured_where_balancing_would_gain
 
 def test_everything_measured_for_real(make: Callable[..., Case]) -> None:
     case = make()
-    found = tune(str(case.model), case.data, case.out, max_drop=2.0, targets=["onnxruntime"], max_time_s=1.5)
+    found = case.tune(max_drop=2.0, max_time_s=1.5)
     timed = [one for one in found.trials.values() if one.latency_ms]
     kept = [one for one in timed if one.precision == "fp32" or one.drop <= 2.0]
     assert len(kept) >= 2
@@ -135,7 +138,7 @@ def test_int8_slower_than_float_is_never_handed_out(
         return ["gemm10", "conv5"] if len(seen) == 1 else []
 
     monkeypatch.setattr(import_module("qcompile.tuning.tune"), "slower_layers", slow)
-    found = tune(str(case.model), case.data, case.out, max_drop=100, targets=["onnxruntime"], metric="cosine")
+    found = case.tune(max_drop=100, metric="cosine")
     assert found.best.precision == "fp32"
     assert found.best.name == "onnxruntime-fp32"
     assert found.slow_layers == ["gemm10", "conv5"]
@@ -153,10 +156,7 @@ def test_whole_int8_is_kept_where_it_keeps_the_budget(
 ) -> None:
     case = make(hostile=False, with_labels=False)
     timed({"int8": 1.0, "fp32": 2.0})
-    found = tune(
-        str(case.model), case.data, case.out, max_drop=5, targets=["onnxruntime"], metric="cosine",
-        exclude=["conv5"],
-    )  # fmt: skip
+    found = case.tune(max_drop=5, metric="cosine", exclude=["conv5"])
     assert found.best.name == "onnxruntime-int8"
     assert found.best.in_float == frozenset()
     assert {one.layer for one in found.damage["onnxruntime"]} == LAYERS - {"conv5"}
@@ -176,7 +176,7 @@ def test_no_budget_at_all_hands_out_float(make: Callable[..., Case], timed: Call
         parts = [runner.infer({"x": case.x[i : i + 8]})["y"] for i in range(0, 96, 8)]
     np.save(case.model.parent / "y.npy", np.concatenate(parts))
     own = f"{case.model.parent / 'm.py'}:exact"
-    found = tune(str(case.model), case.data, case.out, max_drop=0, targets=["onnxruntime"], metric=own)
+    found = case.tune(max_drop=0, metric=own)
     assert found.float_value == 1.0
     assert found.best.precision == "fp32"
     assert any("only float does" in note for note in found.notes)
@@ -186,7 +186,7 @@ def test_no_budget_at_all_hands_out_float(make: Callable[..., Case], timed: Call
 def test_a_model_of_one_batch_size(batch: int, make: Callable[..., Case], timed: Callable[..., None]) -> None:
     case = make(batch)
     timed({"int8": 1.0, "fp32": 2.0})
-    found = tune(str(case.model), case.data, case.out, max_drop=2.0, targets=["onnxruntime"])
+    found = case.tune(max_drop=2.0)
     assert {one.layer for one in found.damage["onnxruntime"][:4]} == {*HOSTILE, "conv1", "conv5"}
     assert found.best.drop <= 2.0
 
@@ -196,12 +196,25 @@ def test_mixes_that_the_runtime_does_not_execute_are_passed_over(
 ) -> None:
     # ONNX Runtime fuses MatMul, bias and Relu to one float kernel where float follows.
     timed({"int8": 1.0, "fp32": 2.0})
-    found = tune(
-        str(tiny_file("mlp")), str(samples("mlp")), tmp_path / "out", max_drop=0.0,
-        targets=["onnxruntime"], metric="cosine",
-    )  # fmt: skip
+    options: dict[str, Any] = {"max_drop": 0.0, "targets": ["onnxruntime"], "metric": "cosine"}
+    found = tune(str(tiny_file("mlp")), str(samples("mlp")), tmp_path / "out", **options)
     assert found.best.drop <= 0.0
     assert found.recipe.is_file()
+
+
+def test_a_mix_is_made_once(tmp_path: Path) -> None:
+    asks: list[making.TrialAsk] = []
+
+    def make(ask: making.TrialAsk, folder: Path, _: object) -> making.Score:
+        asks.append(ask)
+        (folder / ask.file).write_bytes(b"artifact")
+        return making.Score(0.9, 0.1, 0.0, 0.2)
+
+    runner = trials.TrialRunner(SimpleNamespace(make=make), tmp_path, lambda *_: None)  # type: ignore[arg-type]
+    mix = frozenset({"conv3"})
+    assert runner.int8("openvino", mix) is runner.int8("openvino", mix)
+    runner.int8("openvino", mix, float_precision="bf16")
+    assert [ask.float_precision for ask in asks] == ["fp32", "bf16"]
 
 
 def test_times_of_kernels_become_layers_that_lose() -> None:
@@ -227,9 +240,9 @@ def test_metrics_are_those_of_bench(
         metric = f"{path}:wrong"
     if metric == "miou":
         with pytest.raises(DataError, match=r"scores \[batch, classes, height, width\]"):
-            tune(str(case.model), case.data, case.out, max_drop=1, targets=["onnxruntime"], metric="miou")
+            case.tune(max_drop=1, metric="miou")
         return
-    found = tune(str(case.model), case.data, case.out, max_drop=1e-4, targets=["onnxruntime"], metric=metric)
+    found = case.tune(max_drop=1e-4, metric=metric)
     whole = found.trials["onnxruntime-int8"]
     expected, outputs = run(case.model, case.x), None
     with qcompile.load(whole.path) as runner:
@@ -252,3 +265,85 @@ def test_metrics_are_those_of_bench(
     assert found.best.drop <= 1e-4
     drops = [found.trials[name].drop for name in found.front]
     assert drops == sorted(drops, reverse=True)
+
+
+def test_what_cannot_be_tuned_is_refused_in_words(make: Callable[..., Case], tmp_path: Path) -> None:
+    case = make(with_labels=False)
+
+    def refused(error: type[QCompileError], said: str, model: Path = case.model, **options: Any) -> None:
+        given = {"max_drop": 1.0, "metric": "cosine", "targets": ["onnxruntime"], **options}
+        with pytest.raises(error, match=said):
+            tune(str(model), case.data, case.out, **given)
+
+    refused(InvalidOption, "metric 'accuracy' is unknown", metric="accuracy")
+    refused(InvalidOption, "`max_drop` -0.1: at least 0", max_drop=-0.1)
+    refused(InvalidOption, "`max_drop` nan", max_drop=float("nan"))
+    refused(InvalidOption, "target 'onnxrutime' is unknown", targets=["onnxrutime"])
+    refused(EngineUnavailable, "torchscript cannot be tuned here", targets=["torchscript"])
+    assert not case.out.exists()
+    refused(DataError, "has no labels, and metric top1 needs them", metric="top1")
+    made = qcompile.calibrate(case.model, case.data, tmp_path / "r")
+    quantized = qcompile.quantize(case.model, tmp_path / "q.onnx", ranges=made.path)
+    refused(InvalidOption, "its graph is int8 already", quantized.path)
+    refused(QCompileError, "nowhere.onnx", tmp_path / "nowhere.onnx")
+    assert not (case.out / "recipe.toml").exists()
+
+
+def test_a_target_that_is_not_installed_is_named(
+    make: Callable[..., Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = make()
+    monkeypatch.setattr("qcompile.engines.openvino.OpenVino.why_not_build", lambda _: "it is not here")
+    with pytest.raises(EngineUnavailable, match="it is not here"):
+        case.tune(max_drop=1, targets=["openvino"])
+
+
+def whole_artifacts(folder: Path) -> list[str]:
+    """The files of a folder, each of which is what its manifest says."""
+    for path in folder.iterdir():
+        if path.suffix != ".json":
+            load_artifact(path)
+        else:
+            assert is_manifest(path)
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_an_interrupt_leaves_only_whole_artifacts(
+    make: Callable[..., Case], timed: Callable[..., None]
+) -> None:
+    case = make()
+    timed({"int8": 1.0, "fp32": 2.0})
+    said: list[str] = []
+
+    def drive(folder: Path, progress: Callable[..., None]) -> None:
+        case._replace(out=folder).tune(max_drop=2.0, progress=progress)
+
+    drive(case.out / "whole", lambda text, *_: said.append(text))
+    steps = list(dict.fromkeys(said))
+    assert len(steps) > 10
+    left: list[list[str]] = []
+    for number, stop in enumerate(steps):
+
+        def interrupt(text: str, *_: int | None, at: str = stop) -> None:
+            if text == at:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            drive(case.out / str(number), interrupt)
+        left.append(whole_artifacts(case.out / str(number)))
+    assert [len(files) for files in left] == sorted(len(files) for files in left)
+    assert not any({"recipe.toml", "tune.json"} & set(files) for files in left)
+    drive(case.out / "0", lambda *_: None)  # the same folder again
+    assert (case.out / "0" / "recipe.toml").is_file()
+
+
+def test_an_interrupt_while_latency_is_measured(make: Callable[..., Case]) -> None:
+    case = make(hostile=False)
+
+    def interrupt(text: str, *_: int | None) -> None:
+        if text.startswith("launch"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        case.tune(max_drop=100, progress=interrupt)
+    assert "onnxruntime-int8.onnx" in whole_artifacts(case.out)

@@ -3,51 +3,23 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from executors import Noting
 from hostile_network import Case
 
 from qcompile.compiler.quantize.sensitivity import LayerSensitivity
 from qcompile.errors import DataError, InvalidOption, QCompileError
 from qcompile.files import digest_files
-from qcompile.pipeline.recipe import Recipe
-from qcompile.pipeline.steps import Done, Step, ThisProcess
 from qcompile.pipeline.store import Store
-from qcompile.pipeline.trial_steps import on_executor
-from qcompile.progress import Progress
+from qcompile.pipeline.trial_stages import on_executor
 from qcompile.tuning import TuneResult, tune
 from qcompile.tuning.making import MadeElsewhere, TrialAsk, TrialSetting, rank_part, read_ask
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
-
-
-class AtATime(ThisProcess):
-    """Carries out several steps at a time, in threads of this process; notes what it was asked for."""
-
-    def __init__(self, parallel: int) -> None:
-        self.parallel = parallel
-        self.asked: list[str] = []
-        self.done: list[str] = []
-        self.running, self.most = 0, 0
-        self.lock = threading.Lock()
-
-    def do(self, recipe: Recipe, step: Step, store: Store, *, again: bool, progress: Progress) -> Done | None:
-        with self.lock:
-            self.asked.append(step.name)
-            self.running += 1
-            self.most = max(self.most, self.running)
-        try:
-            done = super().do(recipe, step, store, again=again, progress=progress)
-        finally:
-            with self.lock:
-                self.running -= 1
-        if done is not None and not done.was_done:
-            self.done.append(step.name)
-        return done
 
 
 def told(found: TuneResult, folder: Path) -> Any:
@@ -64,7 +36,7 @@ def test_the_result_is_that_of_one_trial_after_the_other(
     timed({"int8": 1.0, "": 5.0})
     options: dict[str, Any] = {"max_drop": max_drop, "method": "minmax", "targets": [target]}
     alone = tune(str(case.model), case.data, case.out / "alone", **options)
-    executor, folder = AtATime(3), case.out / "spread"
+    executor, folder = Noting(3), case.out / "spread"
     spread = tune(str(case.model), case.data, folder, **options, elsewhere=on_executor(executor, folder))
     assert told(spread, folder) == told(alone, case.out / "alone")
     assert list(spread.trials) == list(alone.trials)
@@ -73,10 +45,9 @@ def test_the_result_is_that_of_one_trial_after_the_other(
     for name in (name for name in files if name.endswith(".graph.onnx")):  # runtimes write theirs anyhow
         assert digest_files([folder / name]) == digest_files([case.out / "alone" / name]), name
     assert executor.most > 1
-    ranks = [name for name in executor.asked if name.startswith("rank-")]
-    assert len(ranks) == 3
+    assert len([step for step in executor.asked if step.kind == "rank"]) == 3
 
-    again = AtATime(2)  # what was tried is kept, however many were tried at a time
+    again = Noting(2)  # what was tried is kept, however many were tried at a time
     assert told(
         tune(str(case.model), case.data, folder, **options, elsewhere=on_executor(again, folder)), folder
     ) == told(alone, case.out / "alone")
@@ -110,7 +81,7 @@ def test_a_folder_that_another_tuning_holds_is_refused(
     holding = Store(case.out, folder=case.out / ".qcompile")
     with holding.locked(), pytest.raises(InvalidOption):
         tune(str(case.model), case.data, case.out, max_drop=1, targets=["onnxruntime"],
-             elsewhere=on_executor(AtATime(2), case.out))  # fmt: skip
+             elsewhere=on_executor(Noting(2), case.out))  # fmt: skip
 
 
 def test_a_trial_that_fails_elsewhere_is_a_note_and_one_that_is_lost_an_error(
@@ -124,7 +95,7 @@ def test_a_trial_that_fails_elsewhere_is_a_note_and_one_that_is_lost_an_error(
         error: QCompileError = DataError("outputs are NaN")
 
         def __init__(self, setting: TrialSetting) -> None:
-            self.here = on_executor(AtATime(2), case.out)(setting)
+            self.here = on_executor(Noting(2), case.out)(setting)
 
         def make(self, ask: TrialAsk) -> MadeElsewhere:
             if ask.precision == "int8":

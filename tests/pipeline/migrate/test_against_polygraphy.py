@@ -7,9 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
-from issue_models import issue_model, write_loader
 
 import qcompile
 from qcompile.pipeline.migrate.facts import read_facts
@@ -39,16 +37,6 @@ COMMANDS = [
 ]
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder, with `m.onnx` and its loader."""
-    monkeypatch.chdir(tmp_path)
-    model = issue_model({"image": ("batch", 3, 8, 8), "ids": ("batch", 16)}, types={"ids": "int64"})
-    onnx.save(model, "m.onnx")
-    write_loader(model, tmp_path / "loader.py")
-    return tmp_path
-
-
 def parsed(command: str) -> Any:
     """What `polygraphy convert` makes of a command line."""
     from polygraphy.tools.args import DataLoaderArgs, ModelArgs, TrtConfigArgs
@@ -67,7 +55,7 @@ def parsed(command: str) -> Any:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.usefixtures("folder")
+@pytest.mark.usefixtures("small")
 def test_the_recipe_says_what_polygraphy_reads(command: str) -> None:
     config, model, loader, args = parsed(command)
     done = qcompile.migrate(f"polygraphy convert {command}")
@@ -131,6 +119,6 @@ def profiles(path: Path) -> list[dict[str, Any]]:
 def test_sizes_are_polygraphys(text: str) -> None:
     from polygraphy.tools.args.util.util import parse_num_bytes
 
-    from qcompile.pipeline.migrate.values import read_size
+    from qcompile.pipeline.migrate.intent import read_size
 
     assert parse_bytes(read_size("size", text), option="size") == parse_num_bytes(text)

@@ -9,8 +9,16 @@ from pathlib import Path
 
 import onnx
 import pytest
-from issue_commands import POLYGRAPHY, TRTEXEC, IssueCommand
-from issue_models import assert_keys_are_there, issue_model, write_cache, write_loader, write_samples
+from issue_models import (
+    COMMANDS,
+    REFUSED,
+    IssueCommand,
+    assert_keys_are_there,
+    issue_model,
+    write_cache,
+    write_loader,
+    write_samples,
+)
 
 import qcompile
 from qcompile.artifact import Manifest, read_manifest
@@ -18,7 +26,6 @@ from qcompile.errors import CalibrationError, InvalidOption
 from qcompile.pipeline.recipe import read_recipe
 
 pytest.importorskip("tensorrt_rtx")
-COMMANDS = [*TRTEXEC, *POLYGRAPHY]
 
 
 def prepare(one: IssueCommand, folder: Path) -> onnx.ModelProto:
@@ -91,7 +98,7 @@ def test_a_cache_that_tensorrt_would_ignore_is_refused(
 ) -> None:
     """TensorRT issue 3612: "quantization data is missing" for every layer, and the engine was built."""
     monkeypatch.chdir(tmp_path)
-    one = next(one for one in TRTEXEC if one.source.endswith("/3612"))
+    one = next(one for one in COMMANDS if one.source.endswith("/3612"))
     prepare(one, tmp_path)
     other = issue_model({"images": (1, 3, 32, 32), "more": (1, 4, 8)})
     write_cache(other, tmp_path / one.cache)
@@ -100,61 +107,15 @@ def test_a_cache_that_tensorrt_would_ignore_is_refused(
     assert not list(tmp_path.glob("recipe.*"))
 
 
-@pytest.mark.parametrize(
-    ("source", "command", "said", "hint"),
-    [
-        (
-            "https://github.com/NVIDIA/TensorRT/issues/2087",
-            "trtexec --onnx='<onnx_file>' --fp16 --precisionConstrants=obey --layerPrecisions='<layer_1_name>"
-            ":fp16,<layer_2_name>:fp16,<layer_3_name>:fp16' --saveEngine='<engine_file>'",
-            "trtexec has no option --precisionConstrants",
-            "did you mean --precisionConstraints?",
-        ),
-        (
-            "https://github.com/NVIDIA/TensorRT/issues/2324",
-            "trtexec --onnx=encoder-temp_rnnt.onnx \\\n--saveEngine=encoder-trtexec.trt \\\n"
-            "--minShapes=audio_signal:[1,80,1],length:[1] \\\n"
-            "\u2014optShapes=audio_signal:[1,80,1000],length:[1] \\\n"
-            "\u2014maxShapes=audio_signal:[1,80,10000],length:[1] ",
-            "trtexec reads no brackets",
-            "NAME:1x3x224x224",
-        ),
-        (
-            "https://github.com/NVIDIA/TensorRT/issues/2324",
-            "trtexec onnx=decoder_joint-temp_rnnt.onnx \\\n--saveEngine=decoder-trtexec.trt \\\n"
-            "--shapes=encoder_outputs:[1,1024,1],targets:[1,1],target_length:[1],input-states-1:[2,1,640],"
-            "input-states-2:[2,1,640]",
-            "'onnx=decoder_joint-temp_rnnt.onnx' belongs to no option of trtexec",
-            "--NAME=VALUE",
-        ),
-        (
-            "https://github.com/NVIDIA/TensorRT/issues/4026",
-            "trtexec.exe --loadEngine=FM_P_D_int8.engine --inputIOFormats=fp16:chw16 "
-            "--outputIOFormats=fp16:chw16 --fp16 "
-            "--shapes=ref_y:1x128x100x160,c1:1x48x1600x2560,c2:1x64x800x1280,c3:1x96x400x640",
-            "names no ONNX file",
-            "an engine is of one version and one GPU",
-        ),
-        (
-            "https://github.com/NVIDIA/TensorRT/issues/4492",
-            "polygraphy run --trt model_fp32.plan --data-loader-script tool/data_loader.py "
-            "--load-outputs outputs_fp32.json --atol 0.01 --rtol 0.01",
-            "model_fp32.plan",
-            "",
-        ),
-    ],
-)
+@pytest.mark.parametrize("row", REFUSED, ids=lambda row: "#".join(row["source"].split("/")[-3::2]))
 def test_a_command_that_the_tool_refuses_or_that_builds_nothing_is_an_error(
-    source: str, command: str, said: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    row: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert source
     monkeypatch.chdir(tmp_path)
     onnx.save(issue_model({"images": (1, 3, 32, 32)}), "model.onnx")
     with pytest.raises(qcompile.QCompileError) as caught:
-        qcompile.migrate(command)
-    assert (caught.value.exit_code, said in caught.value.message, hint in caught.value.hint) == (
-        2,
-        True,
-        True,
-    )
+        qcompile.migrate(row["command"])
+    assert caught.value.exit_code == 2
+    assert row["says"] in caught.value.message
+    assert row["hint"] in caught.value.hint
     assert not Path("recipe.toml").exists()

@@ -1,17 +1,20 @@
-"""Scales, files, variables and comments of a migrated command."""
+"""Scales, files, variables and comments of a migrated command; the guide shows one."""
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from issue_models import write_cache
+from issue_models import issue_model, write_cache
 
 import qcompile
 from qcompile.calibration import load_ranges
+from qcompile.cli import main
 from qcompile.errors import InvalidOption, MissingFile
 from qcompile.pipeline.migrate import Migration
 from qcompile.pipeline.recipe import read_recipe
@@ -126,3 +129,34 @@ def test_what_a_terminal_or_toml_would_not_take_is_escaped_in_the_recipe(trtexec
     assert r"x\x1b[2J\u202e.so" in text.splitlines()[1]
     assert not {"\x1b", "\u202e"} & set(text)
     assert recipe.artifact[0].tensorrt.plugins == ("x\x1b[2J\u202e.so",)
+
+
+ROOT = Path(__file__).parents[3]
+GUIDE = (ROOT / "docs/migrate.md").read_text(encoding="utf-8")
+
+
+def block(kind: str) -> str:
+    found = re.search(rf"```{kind}\n(.*?)```", GUIDE, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def test_the_example_writes_the_recipe_that_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = issue_model({"images": ("batch", 3, 32, 32)})
+    onnx.save(model, "model.onnx")
+    write_cache(model, tmp_path / "model.cache")
+    typed, run = block("").strip().rsplit("\n", 1)
+    words = shlex.split(typed.replace("\\\n", ""))
+    assert words[:2] == ["qcompile", "migrate"]
+    with pytest.raises(SystemExit) as done:
+        main(words[1:])
+    assert done.value.code == 0
+    assert (tmp_path / "recipe.toml").read_text() == block("toml")
+    assert run == "qcompile run recipe.toml"
+
+
+@pytest.mark.parametrize("name", ["trtexec", "polygraphy"])
+def test_the_reference_is_linked_and_lists_both_tools(name: str) -> None:
+    assert "(reference/migrate.md)" in GUIDE
+    assert f"## {name}\n" in (ROOT / "docs/reference/migrate.md").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ import pytest
 import qcompile
 from qcompile.cli.diff import diff
 from qcompile.pipeline.migrate import Migration
-from qcompile.pipeline.migrate.flags import Tool, tomllib
+from qcompile.pipeline.migrate.flags import TOOLS, Tool, tomllib
 
 VECTORS = tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))
 FOLDED = {
@@ -26,6 +26,12 @@ def vectors(tool: Tool, name: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("row", rows, ids=[f"{tool} {row[0]}" for row in rows])
 
 
+def of_both(name: str) -> pytest.MarkDecorator:
+    """A test for each row of the tables of both tools; its arguments are `tool` and `row`."""
+    pairs = [pytest.param(tool, row, id=f"{tool} {row[0]}") for tool in TOOLS for row in VECTORS[tool][name]]
+    return pytest.mark.parametrize(("tool", "row"), pairs)
+
+
 def fate(done: Migration, typed: str) -> str:
     (found,) = [item for item in done.outcomes if item.flag.startswith(typed)]
     return found.fate
@@ -35,42 +41,29 @@ def frozen(values: dict[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
 
-@vectors("trtexec", "precisions")
-def test_precisions_of_trtexec(row: Any, trtexec: Any) -> None:
+@of_both("precisions")
+def test_precisions(tool: Tool, row: Any, request: pytest.FixtureRequest) -> None:
     options, precision, float_precision = row
-    recipe, done = trtexec(options, data="samples.npz")
-    (artifact,) = recipe.artifact
-    assert (artifact.precision, artifact.floats) == (precision, float_precision)
-    assert not done.missing
-    assert bool(recipe.data.calibration) == (precision in ("int8", "fp8", "best"))
-
-
-@vectors("polygraphy", "precisions")
-def test_precisions_of_polygraphy(row: Any, polygraphy: Any) -> None:
-    options, precision, float_precision = row
-    for command in (f"convert m.onnx {options} -o e.engine", f"run m.onnx --trt {options}"):
-        recipe, done = polygraphy(command)
+    commands = [f"convert m.onnx {options} -o e.engine", f"run m.onnx --trt {options}"]
+    more = {"data": "samples.npz"} if tool == "trtexec" else {}
+    for command in [options] if tool == "trtexec" else commands:
+        recipe, done = request.getfixturevalue(tool)(command, **more)
         (artifact,) = recipe.artifact
         assert (artifact.precision, artifact.floats) == (precision, float_precision)
         assert not done.missing
+        assert bool(recipe.data.calibration or recipe.calibrate.ranges) == (
+            precision in ("int8", "fp8", "best")
+        )
 
 
-@vectors("trtexec", "shapes")
-def test_shapes_of_trtexec(row: Any, trtexec: Any) -> None:
+@of_both("shapes")
+def test_shapes(tool: Tool, row: Any, request: pytest.FixtureRequest) -> None:
     options, expected = row
-    shapes = "image:4x3x8x8,ids:4x16"
-    recipe, done = trtexec(options.format(shapes, shapes.replace(":4x", ":9x")))
-    for kind in ("min", "opt", "max"):
-        batch = expected.get(kind)
-        wanted = (f"image:{batch}x3x8x8", f"ids:{batch}x16") if batch else ()
-        assert getattr(recipe.artifact[0], f"{kind}_shapes") == wanted
-    assert not done.missing
-
-
-@vectors("polygraphy", "shapes")
-def test_shapes_of_polygraphy(row: Any, polygraphy: Any) -> None:
-    options, expected = row
-    recipe, done = polygraphy(f"convert m.onnx -o e.engine {options}")
+    command, shapes = f"convert m.onnx -o e.engine {options}", "image:4x3x8x8,ids:4x16"
+    if tool == "trtexec":
+        command = options.format(shapes, shapes.replace(":4x", ":9x"))
+        expected = {kind: (f"image:{n}x3x8x8", f"ids:{n}x16") for kind, n in expected.items()}
+    recipe, done = request.getfixturevalue(tool)(command)
     for kind in ("min", "opt", "max"):
         assert getattr(recipe.artifact[0], f"{kind}_shapes") == tuple(expected.get(kind, ()))
     assert not done.missing
@@ -103,20 +96,11 @@ def test_shapes_given_again_make_another_profile(polygraphy: Any) -> None:
     )
 
 
-@vectors("trtexec", "build")
-def test_options_of_the_build_of_trtexec(row: Any, trtexec: Any) -> None:
+@of_both("build")
+def test_options_of_the_build(tool: Tool, row: Any, request: pytest.FixtureRequest) -> None:
     options, kept = row
-    recipe, done = trtexec(options)
-    tensorrt, kept = recipe.artifact[0].tensorrt, frozen(kept)
-    assert {name: getattr(tensorrt, name) for name in kept} == kept
-    assert set(tensorrt.as_json()) == set(kept)
-    assert not done.missing
-
-
-@vectors("polygraphy", "build")
-def test_options_of_the_build_of_polygraphy(row: Any, polygraphy: Any) -> None:
-    options, kept = row
-    recipe, done = polygraphy(f"convert m.onnx -o e.engine {options}")
+    command = "convert m.onnx -o e.engine " if tool == "polygraphy" else ""
+    recipe, done = request.getfixturevalue(tool)(f"{command}{options}")
     tensorrt, kept = recipe.artifact[0].tensorrt, frozen(kept)
     assert {name: getattr(tensorrt, name) for name in kept} == kept
     assert set(tensorrt.as_json()) == set(kept)
@@ -202,18 +186,12 @@ def test_compute_capabilities_of_tensorrt_rtx(polygraphy: Any) -> None:
     assert qcompile.read_recipe("r.toml").artifact[0].target == "tensorrt-rtx"
 
 
-@vectors("trtexec", "wrong")
-def test_a_wrong_value_of_trtexec_is_an_error_and_writes_nothing(row: Any, trtexec: Any) -> None:
-    with pytest.raises(qcompile.errors.InvalidOption) as caught:
-        trtexec(row[0])
-    assert row[1] in str(caught.value)
-    assert not Path("recipe.toml").exists()
-
-
-@vectors("polygraphy", "wrong")
-def test_a_wrong_command_of_polygraphy_is_an_error_and_writes_nothing(row: Any, polygraphy: Any) -> None:
+@of_both("wrong")
+def test_a_wrong_command_is_an_error_and_writes_nothing(
+    tool: Tool, row: Any, request: pytest.FixtureRequest
+) -> None:
     with pytest.raises(qcompile.QCompileError) as caught:
-        polygraphy(row[0])
+        request.getfixturevalue(tool)(row[0])
     assert row[1] in str(caught.value)
     assert caught.value.exit_code == 2
     assert not Path("recipe.toml").exists()

@@ -108,6 +108,32 @@ def test_inputs_that_cannot_be_known_are_named(function: str, asked: str) -> Non
     assert asked in error.value.hint
 
 
+@pytest.mark.parametrize(
+    ("model", "data", "inputs", "metric"),
+    [
+        ("build", "d.npz", ("image:[batch,3,8,8]",), "top1"),
+        ("build", "images?preprocessing=cifar10", ("image:[batch,3,32,32]",), "top1"),
+        ("pair", "data.py:pairs", ("tokens:[batch,6]:int64", "weights:[batch,6]"), "cosine"),
+    ],
+)
+def test_samples_tell_the_inputs_and_their_types_and_labels_the_metric(
+    model: str, data: str, inputs: tuple[str, ...], metric: str, folder: Path
+) -> None:
+    from PIL import Image
+
+    np.savez(folder / "d.npz", image=np.zeros((6, 3, 8, 8), np.float32), labels=np.arange(6) % 5)
+    for index in range(8):
+        path = folder / "images" / "ab"[index % 2] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 40), (30 * index, 0, 0)).save(path)
+    done = proposed(f"model.py:{model}", data=data, targets=["onnxruntime"])
+    assert done.recipe.model.inputs == inputs
+    assert (done.data.has_labels, done.data.metric) == (metric == "top1", metric)
+    assert ("onnx-int8-dynamic" in [one.name for one in done.recipe.artifact]) == (model == "pair")
+    part = "" if data.startswith("data.py") else f"{'&' if '?' in data else '?'}part=evaluation"
+    assert done.recipe.data.evaluation == f"{data}{part}"
+
+
 @pytest.mark.usefixtures("folder")
 def test_inputs_that_are_given_win() -> None:
     given = "image:[batch,3,height=8..64,width=8..64]"
@@ -117,15 +143,6 @@ def test_inputs_that_are_given_win() -> None:
     assert engine.gpus
     assert engine.shapes("min_shapes") == {"image": (1, 3, 8, 8)}
     assert engine.shapes("max_shapes") == {"image": (16, 3, 64, 64)}
-
-
-@pytest.mark.usefixtures("folder")
-def test_types_of_inputs_are_those_of_the_samples() -> None:
-    done = proposed("model.py:pair", data="data.py:pairs", targets=["onnxruntime"])
-    assert done.recipe.model.inputs == ("tokens:[batch,6]:int64", "weights:[batch,6]")
-    assert done.recipe.bench is not None
-    assert done.recipe.bench.metric == "cosine", "there are no labels"
-    assert "onnx-int8-dynamic" in [one.name for one in done.recipe.artifact]
 
 
 def test_an_onnx_file_needs_no_pytorch_and_is_its_own_baseline(
@@ -234,26 +251,6 @@ def test_a_captured_program_tells_its_inputs_and_their_dynamic_axes(folder: Path
     torch.export.save(torch.export.export(Scaled(), example, dynamic_shapes=shapes), folder / "net.pt2")
     done = proposed("net.pt2", targets=["onnxruntime"])
     assert done.recipe.model.inputs == ("image:[batch,3,8]", "scale:1:float64", "mask:[batch,3,8]:bool")
-
-
-def test_images_with_a_named_preprocessing_tell_the_input_of_an_own_model(folder: Path) -> None:
-    from PIL import Image
-
-    for index in range(8):
-        path = folder / "images" / "ab"[index % 2] / f"{index}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (40, 40), (30 * index, 0, 0)).save(path)
-    done = proposed("model.py:build", data="images?preprocessing=cifar10", targets=["onnxruntime"])
-    assert done.recipe.model.inputs == ("image:[batch,3,32,32]",)
-    assert done.recipe.data.evaluation == "images?preprocessing=cifar10&part=evaluation"
-    assert done.data.has_labels
-
-
-def test_the_samples_of_npz_files_tell_the_inputs(folder: Path) -> None:
-    np.savez(folder / "d.npz", image=np.zeros((6, 3, 8, 8), np.float32), labels=np.arange(6) % 5)
-    done = proposed("model.py:build", data="d.npz", targets=["onnxruntime"])
-    assert done.recipe.model.inputs == ("image:[batch,3,8,8]",)
-    assert (done.data.has_labels, done.data.metric) == (True, "top1")
 
 
 def test_a_batch_is_no_larger_than_the_evaluation(tmp_path: Path) -> None:

@@ -7,8 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from qcompile.cluster.facts import PLENTY, Facts, isa_announced, resources_here, versions_here, why_refused
-from qcompile.cluster.needs import Place, place
+from qcompile.cluster.resources import (
+    PLENTY,
+    Facts,
+    Place,
+    isa_announced,
+    place,
+    resources_here,
+    versions_here,
+    why_refused,
+)
 from qcompile.errors import EngineUnavailable
 from qcompile.pipeline.recipe import Recipe, parse_recipe
 from qcompile.pipeline.stages import Made
@@ -80,7 +88,6 @@ def test_a_step_goes_where_its_needs_are_met(
     chosen = placed(step)
     assert chosen.workers == tuple(f"tcp://{name}:1" for name in names)
     assert chosen.resources == resources
-    assert chosen.alone == (step.kind == "bench")
 
 
 def test_what_is_measured_is_built_on_the_processor_that_measures_it(placed: Callable[..., Place]) -> None:
@@ -104,6 +111,7 @@ def test_what_nobody_has_is_named(placed: Callable[..., Place], step: Step, word
 def test_a_machine_announces_its_engines_versions_and_itself() -> None:
     resources = resources_here()
     assert {"onnxruntime", f"qcompile=={__version__}"} <= resources.keys()
+    assert ("export" in resources) == ({"torch", "onnxscript"} <= versions_here().keys())
     facts = Facts("w", "tcp://w:1", resources)
     assert facts.value("onnxruntime", "==") == versions_here()["onnxruntime"]
     assert len(facts.value("host", "=")) == 16

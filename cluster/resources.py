@@ -1,0 +1,230 @@
+"""What workers announce to Dask, who may take part in a run, and what a step needs of a worker.
+
+| resource                             | stands for                                            | quantity   |
+|--------------------------------------|-------------------------------------------------------|------------|
+| `slots`                              | stages at a time                                      | of them    |
+| `onnxruntime`, `openvino`, ...       | an engine that works here, by `engines/registry.py`   | 1000       |
+| `tensorrt-10`                        | the same, of one major version                        | 1000       |
+| `export`                             | PyTorch models become ONNX here: torch and onnxscript | 1000       |
+| `cpu-vnni`, `cpu-bf16`, `cpu-amx` ...| instruction sets                                      | 1000       |
+| `gpu-sm90`                           | GPUs of this compute capability                       | of them    |
+| `onnx==1.23.0`                       | the version of a package that decides what files hold | 1000       |
+| `host=3f9c…`                         | the machine: its workers take turns for measurements  | 1000       |
+
+A step takes one of each that it needs, so 1000 is more than a worker has steps at a time. It takes one of
+`slots`, a measurement all of them.
+
+| step               | must have                                       | better with                         |
+|--------------------|-------------------------------------------------|-------------------------------------|
+| export             | `export`, of a model that PyTorch exports       | `onnxruntime`, which checks it      |
+| simplify           |                                                 | `onnxruntime`                       |
+| calibrate          | `onnxruntime`                                   |                                     |
+| quantize           | the target                                      | `onnxruntime`                       |
+| build              | the target; a GPU, for TensorRT of this machine | the processor that measures         |
+| bench              | the kind of GPU that it is for                  | all targets, a GPU, `pytorch`       |
+| trial, rank        | `onnxruntime`, the target                       |                                     |
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..artifact import tool_versions
+from ..errors import EngineUnavailable
+from ..model.source import TENSORFLOW_KINDS
+from ..pipeline.kinds import ANY, PROCESSOR, named_artifact
+from ..pipeline.recipe import Recipe
+from ..pipeline.stages import recipe_source
+from ..pipeline.steps import Step
+from ..pipeline.trial_stages import trial_target
+from ..processor import processor
+from ..spec.words import Isa
+
+PLENTY = 1000.0
+"""What is announced of a capability that many steps may use at a time."""
+MUST_MATCH = ("qcompile", "onnx", "onnxruntime", "onnxsim", "numpy", "torch", "onnxscript")
+"""Packages whose versions a worker and its client have in common: they decide what the files hold."""
+_ONNX_RUNTIMES = ("onnxruntime-directml", "onnxruntime-openvino", "onnxruntime-gpu", "onnxruntime")
+"""Packages that hold `onnxruntime`; the last one that is installed counts."""
+_SETS = {
+    "cpu-avx2": ("avx2",),
+    "cpu-avx512": ("avx512f",),
+    "cpu-vnni": ("avx512_vnni", "avx_vnni"),
+    "cpu-bf16": ("avx512_bf16", "amx_bf16", "bf16"),
+    "cpu-fp16": ("avx512_fp16", "amx_fp16", "asimdhp"),
+    "cpu-amx": ("amx_int8", "amx_bf16", "amx_fp16"),
+    "cpu-dotprod": ("asimddp",),
+    "cpu-i8mm": ("i8mm",),
+    "cpu-sve": ("sve",),
+}
+"""Resource to the flags of /proc/cpuinfo of which one is enough."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a worker announces: `resources` are those of the module's table."""
+
+    name: str
+    address: str
+    resources: Mapping[str, float]
+
+    def value(self, name: str, between: str) -> str:
+        """Return what stands behind a resource's name: "1.23.0" of "onnx==1.23.0"; empty where none does."""
+        head = f"{name}{between}"
+        return next((text.removeprefix(head) for text in self.resources if text.startswith(head)), "")
+
+
+def versions_here() -> dict[str, str]:
+    """Return the versions of the packages that matter, of those installed; nothing is imported."""
+    versions = tool_versions(*MUST_MATCH, "tensorrt")
+    _, *runtimes = tool_versions(*_ONNX_RUNTIMES).values()  # the first is qcompile's
+    return {**versions, "onnxruntime": runtimes[-1]} if runtimes else versions
+
+
+def why_refused(facts: Facts) -> str:
+    """Return why a worker may not carry out steps for this client; empty where it may.
+
+    A package that only one of them has is no reason.
+    """
+    here = versions_here()
+    different = [
+        f"{name} {there}; {here[name]} is required"
+        for name in MUST_MATCH
+        if name in here and (there := facts.value(name, "==")) and there != here[name]
+    ]
+    return f"worker {facts.name} ({facts.address}) has {', '.join(different)}" if different else ""
+
+
+def resources_here() -> dict[str, float]:
+    """Return what this machine has; imports the runtimes, but not torch, whose import takes seconds."""
+    from ..engines.gpu import find_gpus
+    from ..engines.registry import engine, names
+
+    no_torch = "" if "torch" in tool_versions("torch") else "torch is not installed"
+    why_not = {
+        name: no_torch if name in ("pytorch", "torchscript") else engine(name).why_not_build()
+        for name in names()
+    }
+    versions = versions_here()
+    there = [name for name, reason in why_not.items() if not reason]
+    if "tensorrt" in there and "tensorrt" in versions:
+        there.append(f"tensorrt-{versions['tensorrt'].split('.')[0]}")
+    if "torch" in versions and "onnxscript" in versions:
+        there.append("export")
+    features = processor()["features"]
+    flags = set(features) if isinstance(features, list) else set()
+    there += [name for name, needed in _SETS.items() if flags & set(needed)]
+    there += [f"{name}=={versions[name]}" for name in MUST_MATCH if name in versions]
+    gpus = Counter(f"gpu-{gpu.architecture}" for gpu in find_gpus())
+    return {**dict.fromkeys([*there, f"host={host_id()}"], PLENTY), **gpus}
+
+
+def host_id() -> str:
+    """Return 16 hexadecimal digits that are the same for all processes of one kernel since its start.
+
+    The kernel's boot id also joins containers on one machine, which share its cores and devices. Where the
+    system does not tell it, the machine's id and its name stand for it.
+    """
+    text = _text("/proc/sys/kernel/random/boot_id") or f"{_text('/etc/machine-id')} {platform.node()}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def isa_announced(facts: Facts) -> Isa | None:
+    """Return the instruction set that multiplies integers on a worker; None where it does not tell."""
+    has = facts.resources
+    if has.get("cpu-avx2") or has.get("cpu-avx512"):
+        vnni: Isa = "avx512-vnni" if has.get("cpu-avx512") else "avx-vnni"
+        return "amx" if has.get("cpu-amx") else vnni if has.get("cpu-vnni") else "avx2"
+    arm: Mapping[str, Isa] = {"cpu-i8mm": "i8mm", "cpu-dotprod": "neon-dotprod"}
+    return next((isa for name, isa in arm.items() if has.get(name)), None)
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a step may go: addresses, the best first, and what it takes there."""
+
+    workers: tuple[str, ...]
+    resources: dict[str, float]
+
+
+def place(recipe: Recipe, step: Step, workers: Sequence[Facts], home: Facts | None = None) -> Place:
+    """Return the workers that a step may go to.
+
+    `home` is the worker that will measure what is built: another processor may run it otherwise.
+    """
+    required, preferred, gpu = _needs(recipe, step)
+    alone = step.kind == "bench"
+    able = [facts for facts in sorted(workers, key=lambda facts: facts.name) if _has(facts, required)]
+    if gpu and not alone:
+        able = [facts for facts in able if gpus_of(facts)]
+    if not able:
+        raise _unavailable(step, required or ("a GPU",), workers)
+    for name in preferred:
+        able = [facts for facts in able if _has(facts, (name,))] or able
+    if gpu and alone:
+        able = [facts for facts in able if gpus_of(facts)] or able
+    if home is not None and step.kind == "build" and not gpu:
+        able = [facts for facts in able if _processor(facts) == _processor(home)] or able
+    able = able[:1] if alone else able
+    resources = {"slots": able[0].resources["slots"] if alone else 1.0, **dict.fromkeys(required, 1.0)}
+    shared = set.intersection(*(set(gpus_of(facts)) for facts in able))
+    if gpu and not alone and shared:  # else each has another kind, and Dask cannot count "any of them"
+        resources[min(shared)] = 1.0
+    return Place(tuple(facts.address for facts in able), resources)
+
+
+def gpus_of(facts: Facts) -> list[str]:
+    """Return the resources of a worker's GPUs: "gpu-sm90"."""
+    return sorted(name for name, number in facts.resources.items() if name.startswith("gpu-") and number >= 1)
+
+
+def _needs(recipe: Recipe, step: Step) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+    """What a step must have, what it is better with, and whether it takes a GPU."""
+    kind = () if step.machine in (ANY, PROCESSOR) else (f"gpu-{step.machine}",)
+    if step.kind == "export":
+        source = recipe_source(recipe).kind
+        return (() if source in ("onnx", *TENSORFLOW_KINDS) else ("export",)), ("onnxruntime",), False
+    if step.kind in ("simplify", "calibrate"):
+        return (() if step.kind == "simplify" else ("onnxruntime",)), ("onnxruntime",), False
+    if step.kind in ("trial", "rank"):
+        return tuple({"onnxruntime", trial_target(step.trial, step.artifact)}), (), False
+    if step.kind == "bench":
+        targets = dict.fromkeys(named_artifact(recipe, name).target for name in step.built)
+        return kind, (*targets, "pytorch"), any(target.startswith("tensorrt") for target in targets)
+    section = named_artifact(recipe, step.artifact)
+    if step.kind == "quantize":
+        return (section.target,), ("onnxruntime",), False
+    # TensorRT builds on the GPU that runs the engine; RTX builds for others ahead of time.
+    return (section.target, *kind), (), section.target.startswith("tensorrt") and not section.gpus
+
+
+def _has(facts: Facts, names: Sequence[str]) -> bool:
+    return all(facts.resources.get(name, 0) >= 1 for name in names)
+
+
+def _processor(facts: Facts) -> set[str]:
+    return {name for name in facts.resources if name.startswith("cpu-")}
+
+
+def _unavailable(step: Step, required: Sequence[str], workers: Sequence[Facts]) -> EngineUnavailable:
+    missing = [name for name in required if not any(_has(facts, (name,)) for facts in workers)]
+    words = " and ".join(missing or required)
+    there = sorted({name for facts in workers for name in facts.resources if "=" not in name} - {"slots"})
+    return EngineUnavailable(
+        f"{step.name}: no worker has {words}; they announce {', '.join(there) or 'nothing'}",
+        hint="start a worker that has it; `qcompile doctor` there says why it has not",
+        engine=required[0],
+        reason=f"no worker has {words}",
+    )
