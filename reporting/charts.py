@@ -48,8 +48,7 @@ Counts = dict[str, dict[str, int]]
 
 def latency_chart(subjects: Sequence[ReportedArtifact]) -> str:
     """Draw where every call's latency lies; empty where no artifact has quantiles."""
-    drawn = [(s, list(s.row.latency.quantiles_ms)) for s in subjects if s.row.latency]
-    drawn = [(subject, values) for subject, values in drawn if values]
+    drawn = [(s, s.row.latency_quantiles_ms) for s in subjects if s.row.latency_quantiles_ms]
     if not drawn:
         return ""
     scale = Scale.over([end for _, values in drawn for end in (values[1], values[99])])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec.structs import astuple
+
 from ..bench.results.render import interval_words
 from ..bench.results.row import Curve
 from ..bench.statistics.bootstrap import CONFIDENCE as DROP_CONFIDENCE
@@ -86,7 +88,7 @@ def latency_section(source: Source) -> Section:
     )
     drawn = Drawn(chart, "Latency of every timed call", note)
     by_gpu = [
-        [Cell(s.label, subject=s), *(Cell(figure(value)) for value in vars(s.row.gpu_latency).values())]
+        [Cell(s.label, subject=s), *(Cell(figure(value)) for value in astuple(s.row.gpu_latency))]
         for s in source.measured
         if s.row.gpu_latency is not None
     ]
@@ -176,7 +178,7 @@ def costs_section(source: Source) -> Section:
     """Start, memory, energy."""
     rows, energy = [], set[str]()
     for s in source.measured:
-        cold, power, memory = s.row.cold_start, s.row.energy, s.row.memory
+        cold, power = s.row.cold_start, s.row.energy
         if power and power.unavailable:
             energy.add(power.unavailable)
         cells = [
@@ -185,7 +187,7 @@ def costs_section(source: Source) -> Section:
             figure(cold.first_result_ms if cold else None),
             figure(cold.total_ms if cold else None),
             s.text.memory,
-            bytes_text(memory.gpu_bytes if memory else None),
+            bytes_text(s.row.gpu_memory_bytes),
             figure(power.mj_per_sample if power else None),
         ]
         rows.append([Cell(s.label, subject=s), *map(Cell, cells)])

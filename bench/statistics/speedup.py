@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from ...errors import InvalidOption
 
@@ -31,8 +31,7 @@ Launches = Sequence[Sequence[float]]
 """Milliseconds: of each launch its rounds, in the order they were measured."""
 
 
-@dataclass(frozen=True)
-class Speedup:
+class Speedup(Struct, frozen=True):
     """How many times faster than the baseline.
 
     Attributes:

@@ -54,7 +54,7 @@ def test_results_hang_together(
     assert a.latency is not None
     figures = row_json(a)["latency_ms"]
     assert figures["min"] <= figures["median"] <= figures["p90"] <= figures["p99"] <= figures["max"]
-    quantiles = a.latency.quantiles_ms
+    quantiles = a.latency_quantiles_ms
     assert list(quantiles) == sorted(quantiles)
     assert (quantiles[0], quantiles[100]) == (figures["min"], figures["max"])
     assert quantiles[50] == pytest.approx(figures["median"])
@@ -71,10 +71,7 @@ def test_results_hang_together(
     assert b.speedup is not None
     assert b.speedup.low <= b.speedup.value <= b.speedup.high
     # what one of the two has alone does not count, and neither does a last launch that was cut short
-    shared = [
-        min(len(one.round_medians_ms), len(other.round_medians_ms))
-        for one, other in zip(a.launches, b.launches, strict=True)
-    ]
+    shared = [min(one, other) for one, other in zip(a.launch_rounds, b.launch_rounds, strict=True)]
     assert len(shared) - b.speedup.launches in (0, 1)
     assert b.speedup.rounds == sum(shared[: b.speedup.launches]) >= 8
     # 4 samples per call: throughput and latency are two views of the same calls
@@ -269,10 +266,10 @@ def test_every_launch_is_a_process_of_its_own(tiny_file: Callable[..., Path], tm
     )  # fmt: skip
     base, own = results.rows
     assert own.speedup is not None
-    assert own.speedup.launches == len(own.launches) == 3
+    assert own.speedup.launches == len(own.launch_rounds) == 3
     assert [len(one) for one in own.launches_ms] == [len(one) for one in base.launches_ms]
     # One launch more than was measured is for the example that tells the inputs of the model.
-    assert len(own.launches) <= (tmp_path / "marks").read_text().count(".") <= len(own.launches) + 1
+    assert len(own.launch_rounds) <= (tmp_path / "marks").read_text().count(".") <= len(own.launch_rounds) + 1
 
 
 @pytest.mark.parametrize("is_baseline", [False, True])
@@ -293,7 +290,7 @@ def test_an_artifact_that_does_not_start_again_has_failed_and_the_others_go_on(
     assert "not again" in net.reason
     assert onnx.latency is not None
     assert onnx.speedup is None
-    assert len(onnx.launches) >= 2
+    assert len(onnx.launch_rounds) >= 2
 
 
 def test_where_there_is_time_for_one_launch_the_interval_is_wide_and_says_why(

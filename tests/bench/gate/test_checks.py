@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from qcompile.bench.gate.checks import (
     Limits,
@@ -18,7 +19,7 @@ from qcompile.bench.gate.checks import (
     outputs_check,
     size_check,
 )
-from qcompile.bench.results.row import Accuracy, Difference, Interval, Latency, Launch, Row
+from qcompile.bench.results.row import Accuracy, Difference, Interval, Latency, Row
 
 LIMITS = Limits(0.02, 0.01, None, "auto", False)
 OLD = Row("old", "a.onnx", "onnxruntime", size_bytes=1000)
@@ -26,7 +27,7 @@ NEW = Row("new", "b.onnx", "onnxruntime", size_bytes=1000)
 
 
 def timed(row: Row, ms: float) -> Row:
-    return replace(row, latency=Latency(ms), launches=(Launch((ms,) * 4),) * 4)
+    return structs.replace(row, latency=Latency(ms), round_medians_ms=(ms,) * 16, launch_rounds=(4,) * 4)
 
 
 @pytest.mark.parametrize(
@@ -40,14 +41,14 @@ def test_latency_is_judged_by_the_rule(ms: float, state: State) -> None:
 
 @pytest.mark.parametrize(("size", "state"), [(900, "passed"), (1010, "passed"), (1011, "failed")])
 def test_size_may_grow_by_the_limit(size: int, state: State) -> None:
-    check = size_check(OLD, replace(NEW, size_bytes=size), LIMITS)
+    check = size_check(OLD, structs.replace(NEW, size_bytes=size), LIMITS)
     assert check is not None
     assert check.state == state
 
 
 def test_the_sizes_of_models_are_those_of_their_weights() -> None:
-    old, new = (replace(row, size_bytes=None, weights_bytes=100) for row in (OLD, NEW))
-    check = size_check(old, replace(new, weights_bytes=200), LIMITS)
+    old, new = (structs.replace(row, size_bytes=None, weights_bytes=100) for row in (OLD, NEW))
+    check = size_check(old, structs.replace(new, weights_bytes=200), LIMITS)
     assert check is not None
     assert check.state == "failed"
     assert size_check(OLD, new, LIMITS) is None, "a file and a MODEL have no size in common"
@@ -73,8 +74,8 @@ def test_accuracy_may_drop_by_the_limit_or_within_its_interval(
     drop: Interval | None, max_drop: float | None, state: State
 ) -> None:
     old, new = (
-        replace(OLD, accuracy=Accuracy("top1", 0.9)),
-        replace(NEW, accuracy=Accuracy("top1", 0.897, drop)),
+        structs.replace(OLD, accuracy=Accuracy("top1", 0.9)),
+        structs.replace(NEW, accuracy=Accuracy("top1", 0.897, drop)),
     )
     check = accuracy_check(old, new, replace(LIMITS, max_drop=max_drop))
     assert check is not None
@@ -96,14 +97,14 @@ def test_outputs_decide_where_they_say_something(
     precisions: tuple[str, str], rule: str, has_data: bool, state: State
 ) -> None:
     differs = Difference(False, "y", 3.0, 1.0, criterion="SNR of 15 dB")
-    old = replace(OLD, precision=precisions[0])
-    new = replace(NEW, precision=precisions[1], difference=differs)
+    old = structs.replace(OLD, precision=precisions[0])
+    new = structs.replace(NEW, precision=precisions[1], difference=differs)
     limits = Limits(0.02, 0.01, None, rule, False)  # type: ignore[arg-type]
     check = outputs_check(old, new, limits, has_data=has_data)
     assert check is not None
     assert check.state == state
     agrees = outputs_check(
-        old, replace(new, difference=replace(differs, passed=True)), limits, has_data=has_data
+        old, structs.replace(new, difference=structs.replace(differs, passed=True)), limits, has_data=has_data
     )
     assert agrees is not None
     assert agrees.state == "passed"

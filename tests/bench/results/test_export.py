@@ -7,9 +7,11 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import structs
+
 from qcompile.bench.results.render import markdown, save_csv, save_markdown
 from qcompile.bench.results.results import Results
-from qcompile.bench.results.row import Accuracy, Difference, Energy, Interval, Latency, Memory, Row
+from qcompile.bench.results.row import Accuracy, Difference, Energy, Interval, Latency, Row
 from qcompile.bench.statistics.speedup import Speedup
 
 BASE = Row(
@@ -21,7 +23,7 @@ FAST = Row(
     latency=Latency(0.5, 0.6, 0.7, 0.4, 0.8, 400),
     speedup=Speedup(4.0, 3.9, 4.1, 20, "faster"),
     energy=Energy(unavailable="no counter"),
-    parameters=300_000, weights_bytes=900_000, memory=Memory(80_000_000, None), memory_ratio=1.25,
+    parameters=300_000, weights_bytes=900_000, peak_memory_bytes=80_000_000, memory_ratio=1.25,
     difference=Difference(True, "y", 40.0, 0.5, mean_abs_error=0.0123),
 )  # fmt: skip
 LOST = Row("lost", "lost.engine", "tensorrt", status="not run", reason="no GPU,\nnone")
@@ -65,8 +67,8 @@ def test_csv_has_one_row_per_artifact_and_units_in_its_columns(tmp_path: Path) -
 
 
 def test_a_share_is_percent_and_an_error_is_not() -> None:
-    share = replace(FAST, accuracy=Accuracy("top1", 0.946, Interval(0.2, -0.3, 0.8), 1000))
-    error = replace(FAST, accuracy=Accuracy("mse", 0.00123, Interval(0.0005, 0.0001, 0.0009), 1000))
+    share = structs.replace(FAST, accuracy=Accuracy("top1", 0.946, Interval(0.2, -0.3, 0.8), 1000))
+    error = structs.replace(FAST, accuracy=Accuracy("mse", 0.00123, Interval(0.0005, 0.0001, 0.0009), 1000))
     assert "| 94.60% | 0.20 [−0.30, 0.80] |" in markdown(replace(RESULTS, rows=[BASE, share]))
     text = markdown(replace(RESULTS, rows=[BASE, error]))
     assert "| 0.00123 | 0.000500 [0.000100, 0.000900] |" in text
@@ -74,8 +76,8 @@ def test_a_share_is_percent_and_an_error_is_not() -> None:
 
 
 def test_equal_and_infinitely_wrong_outputs_have_different_cells(tmp_path: Path) -> None:
-    rows = [replace(FAST, difference=Difference(True, "y", math.inf, 0.0)),
-            replace(FAST, difference=Difference(False, "y", -math.inf, math.inf))]  # fmt: skip
+    rows = [structs.replace(FAST, difference=Difference(True, "y", math.inf, 0.0)),
+            structs.replace(FAST, difference=Difference(False, "y", -math.inf, math.inf))]  # fmt: skip
     save_csv(replace(RESULTS, rows=rows), tmp_path / "t.csv")
     with (tmp_path / "t.csv").open(newline="") as file:
         states = [row["difference_state"] for row in csv.DictReader(file)]
@@ -84,9 +86,9 @@ def test_equal_and_infinitely_wrong_outputs_have_different_cells(tmp_path: Path)
 
 def test_a_name_is_no_formula_of_a_spreadsheet_and_no_markup(tmp_path: Path) -> None:
     names = ["=cmd|' /C calc'!A0", "@SUM(1)", "+1", "-1", "\tx", "plain", "<img src=x>[a](http://b)\x1b"]
-    save_csv(replace(RESULTS, rows=[replace(FAST, name=name) for name in names]), tmp_path / "t.csv")
+    save_csv(replace(RESULTS, rows=[structs.replace(FAST, name=name) for name in names]), tmp_path / "t.csv")
     with (tmp_path / "t.csv").open(newline="") as file:
         read = [row["name"] for row in csv.DictReader(file)]
     assert read == [f"'{name}" for name in names[:5]] + names[5:]
-    text = markdown(replace(RESULTS, rows=[BASE, replace(FAST, name=names[-1])]))
+    text = markdown(replace(RESULTS, rows=[BASE, structs.replace(FAST, name=names[-1])]))
     assert "| &lt;img src=x>\\[a](http://b)\\\\x1b |" in text

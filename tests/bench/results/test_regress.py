@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from qcompile.bench.results.regress import Limit, compare_results, parse_limit, unpaired_speedup
 from qcompile.bench.results.results import Results
-from qcompile.bench.results.row import Accuracy, Latency, Launch, Row
+from qcompile.bench.results.row import Accuracy, Latency, Row
 from qcompile.bench.statistics.speedup import CONFIDENCE, half_width, level_of
 from qcompile.errors import InvalidOption
 
@@ -24,7 +24,7 @@ HERE = {"processor": "some", "architecture": "x86_64", "features": ["avx2"], "co
 def row(name: str, medians: list[float], **fields: Any) -> Row:
     return Row(
         name, f"{name}.onnx", "onnxruntime", latency=Latency(float(np.median(medians))),
-        launches=tuple(Launch(tuple(one)) for one in launches(medians)), **fields,
+        round_medians_ms=tuple(medians), launch_rounds=tuple(map(len, launches(medians))), **fields,
     )  # fmt: skip
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from qcompile.bench.results.render import interval_words, markdown, render
 from qcompile.bench.results.results import Results, save_results
@@ -44,13 +44,13 @@ def page(*rows: Row, folder: Path) -> str:
 
 def test_a_mean_squared_error_is_no_percentage(tmp_path: Path) -> None:
     """0.00123 was printed as 0.12% in the terminal."""
-    row = replace(ROW, accuracy=Accuracy("mse", 0.00123, Interval(0.0005, 0.0001, 0.0009)))
+    row = structs.replace(ROW, accuracy=Accuracy("mse", 0.00123, Interval(0.0005, 0.0001, 0.0009)))
     for text in (terminal(BASE, row), markdown(Results("base", [BASE, row], HERE, SETTINGS)),
                  page(BASE, row, folder=tmp_path)):  # fmt: skip
         assert "0.00123" in text
         assert "0.000500" in text
         assert "0.12%" not in text
-    share = replace(ROW, accuracy=Accuracy("top1", 0.946, Interval(0.2, -0.3, 0.8)))
+    share = structs.replace(ROW, accuracy=Accuracy("top1", 0.946, Interval(0.2, -0.3, 0.8)))
     for text in (terminal(BASE, share), markdown(Results("base", [BASE, share], HERE, SETTINGS)),
                  page(BASE, share, folder=tmp_path)):  # fmt: skip
         assert "94.60%" in text
@@ -61,7 +61,7 @@ def test_every_metric_has_its_unit_in_the_table_and_in_the_report(metric: str, t
     own_unit = metric in ("perplexity", "kl", "mse", "own.py:score")
     lower_is_better = metric in ("wer", "cer", "perplexity", "kl", "mse")
     found = Accuracy(metric, 0.2468, Interval(1.357, 0.5, 2.5), 100, higher_is_better=not lower_is_better)
-    row = replace(ROW, accuracy=found)
+    row = structs.replace(ROW, accuracy=found)
     value, drop, ends = ("0.247", "1.36", "[0.500, 2.50]") if own_unit else ("24.68%", "1.36", "[0.50, 2.50]")
     text = page(BASE, row, folder=tmp_path)
     assert value in terminal(BASE, row)
@@ -79,7 +79,7 @@ def test_every_metric_has_its_unit_in_the_table_and_in_the_report(metric: str, t
 
 
 def test_the_report_says_which_metric_was_chosen(tmp_path: Path) -> None:
-    row = replace(ROW, accuracy=Accuracy("top1", 0.9, Interval(1.0, 0.5, 2.0), 100))
+    row = structs.replace(ROW, accuracy=Accuracy("top1", 0.9, Interval(1.0, 0.5, 2.0), 100))
     settings = {**SETTINGS, "metric_note": "top1: labels are one class per sample"}
     save_results(Results("base", (BASE, row), HERE, settings), tmp_path / "r.json")
     section = accuracy_section(read_source(tmp_path / "r.json"))
@@ -98,7 +98,7 @@ def test_the_report_says_which_metric_was_chosen(tmp_path: Path) -> None:
 )
 def test_outputs_with_nan_are_not_called_equal(difference: Difference | None, said: str) -> None:
     """`equal MISMATCH` was printed."""
-    row = replace(ROW, difference=difference)
+    row = structs.replace(ROW, difference=difference)
     assert render(row, "base").difference == said
     assert said in terminal(BASE, row)
 
@@ -116,7 +116,7 @@ def test_the_verdict_is_that_of_the_interval_beside_it(
     low: float, high: float, said: str, tmp_path: Path
 ) -> None:
     ratio = Speedup(round(math.sqrt(low * high), 3), low, high, 20, verdict_of(low, high))
-    row = replace(ROW, speedup=ratio)
+    row = structs.replace(ROW, speedup=ratio)
     assert render(row, "base").compared == said
     assert said in terminal(BASE, row)
     assert said in markdown(Results("base", [BASE, row], HERE, SETTINGS))
@@ -147,7 +147,7 @@ def test_what_was_not_measured_is_a_dash_and_has_its_reason() -> None:
 
 
 def test_narrow_terminals_get_the_same_words_in_two_lines() -> None:
-    row = replace(ROW, speedup=Speedup(4.0, 3.9, 4.1, 20, "faster"))
+    row = structs.replace(ROW, speedup=Speedup(4.0, 3.9, 4.1, 20, "faster"))
     text = terminal(BASE, row, width=100)
     for words in ("4.00×", "[3.90, 4.10]", "1.10 MB", "1.23", "1.30 1.40"):
         assert words in text

@@ -30,7 +30,7 @@ def test_results_of_version_1_are_read(tmp_path: Path) -> None:
     path = tmp_path / "old.json"
     path.write_text(json.dumps(old))
     results = load_results(path)
-    assert results.row("a").round_medians_ms == [1.0]
+    assert results.row("a").round_medians_ms == (1.0,)
     assert results.as_json()["schema_version"] == 2
     path.write_text(json.dumps(old | {"schema_version": 3}))
     with pytest.raises(ArtifactError, match=r"of version 3; .* of version 1 or 2 is required"):
