@@ -227,7 +227,7 @@ def errors_chart(layers: Layers) -> str:
     worst = [(item, number(item.get("snr_db"))) for item in layers.tensors[:WORST_TENSORS]]
     ratios = [snr for _, snr in worst if snr is not None] or [1.0]
     scale = Scale(min(0.0, *ratios) * 1.05, max(*ratios, 1.0) * 1.05)
-    bad = layers.first_bad.get("tensor")
+    bad = (layers.first_bad or {}).get("tensor")
     rows: list[Row] = []
     for item, snr in worst:
         error, largest = figure(number(item.get("max_abs_error"))), figure(number(item.get("max_abs")))

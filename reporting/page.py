@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,27 @@ from ..files import check_output, write_text
 from ..spec.measure import Budget
 from ..svg import FAMILY_MARKS
 from ..version import __version__
-from .sections import sections
-from .source import FAMILIES, Source, read_source
+from .parts import Section
+from .sections_inside import (
+    calibration_section,
+    environment_section,
+    failures_section,
+    layers_section,
+    precision_section,
+    reproduce_section,
+    times_section,
+)  # fmt: skip
+from .sections_measured import (
+    accuracy_section,
+    costs_section,
+    history_section,
+    latency_section,
+    results_section,
+    speed_section,
+    sweep_section,
+    tradeoff_section,
+)  # fmt: skip
+from .source import FAMILIES, ReportedArtifact, Source, read_source
 from .summary import summarize
 
 if TYPE_CHECKING:
@@ -79,6 +98,30 @@ def render(source: Source, *, name: str) -> str:
         version=__version__,
         style=style(),
     )
+
+
+def sections(source: Source, chosen: ReportedArtifact | None) -> list[Section]:
+    """Return every section, those with nothing to show too; `chosen` is the recommended artifact."""
+    makers: list[Callable[[Source], Section]] = [
+        lambda source: results_section(source, chosen),
+        speed_section,
+        tradeoff_section,
+        latency_section,
+        accuracy_section,
+        lambda source: sweep_section(source, "batches"),
+        lambda source: sweep_section(source, "concurrency"),
+        lambda source: sweep_section(source, "in_flight"),
+        costs_section,
+        precision_section,
+        times_section,
+        layers_section,
+        calibration_section,
+        history_section,
+        failures_section,
+        environment_section,
+        reproduce_section,
+    ]
+    return [make(source) for make in makers]
 
 
 def template(name: str) -> Template:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qcompile.bench.results.row import Latency, Row
-from qcompile.reporting.budget import excesses
+from qcompile.reporting.summary import excesses
 from qcompile.spec.measure import Budget
 
 ROW = Row("int8", "int8.onnx", "onnxruntime", size_bytes=500_000, latency=Latency(2.0))
