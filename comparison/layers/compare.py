@@ -17,10 +17,9 @@ from .forms import Form
 from .outcome import LayerDiff
 from .pairing import Pairs, pair_outputs, pair_tensors, restricted
 from .rebuild import EngineSource
-from .samples import require_polygraphy, save_results, write_samples
 from .search import Refinement
 from .sides import Side, artifact_side, input_casts, reference_side
-from .taps import LayerRuns
+from .taps import LayerRuns, require_polygraphy, save_results, write_samples
 
 if TYPE_CHECKING:
     import onnx

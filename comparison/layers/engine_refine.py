@@ -27,10 +27,9 @@ from ...progress import Progress
 from .outcome import EngineSearch
 from .pairing import Pairs
 from .rebuild import EngineSource, Rebuilder
-from .samples import Samples
 from .search import ABRUPT_DB, Refinement, Search, packed
 from .sides import Side
-from .taps import SHARE, LayerRuns
+from .taps import SHARE, LayerRuns, Samples
 
 _SHOWN = 3
 

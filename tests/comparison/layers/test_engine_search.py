@@ -20,7 +20,7 @@ from simulated_cuda import install as install_gpu
 from simulated_debug import make_debug_adapter
 
 from qcompile.comparison.layers import LayerDiff, layer_diff, rebuild
-from qcompile.comparison.layers.samples import write_samples
+from qcompile.comparison.layers.taps import write_samples
 from qcompile.errors import BuildError
 from qcompile.model.output_error import output_error
 from qcompile.model.weightless import read_weightless

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import qcompile
 from qcompile.comparison.layers import LayerDiff, compare, job, layer_diff, taps
-from qcompile.comparison.layers.samples import tensor_sizes
+from qcompile.comparison.layers.taps import tensor_sizes
 from qcompile.errors import IntentNotReached, InvalidOption
 from qcompile.model.output_error import output_error
 
