@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import onnx
 
 Run = Callable[[Feeds, str], Iterator[tuple[str, NDArray[Any]]]]
-"""Runs feeds, which errors call by the second argument; yields each tensor, freed when the next is asked for."""
+"""Of feeds, and what errors call them: yields each tensor, which is freed when the next is asked for."""
 
 PIECE = 1 << 17
 """Elements that are compared at once: 1 MB as float64."""

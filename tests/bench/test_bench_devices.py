@@ -120,7 +120,6 @@ def test_only_what_runs_on_a_gpu_has_a_gpus_clock_and_streams() -> None:
         "onnx": ["in_flight"],
     }  # fmt: skip
     latency = recorder["torch"].gpu_latency
-    assert latency is not None
     assert latency.compute_ms == 2.0
     (point,) = recorder["plan"].in_flight
     assert (point.count, point.throughput_per_s) == (2, pytest.approx(4 * 2 / 40e-9))
@@ -181,7 +180,6 @@ def test_a_row_on_the_gpu_computes_what_the_processor_does(
     )  # fmt: skip
     on_cpu, on_gpu = results.rows
     assert (on_cpu.status, on_gpu.status, on_gpu.reason) == ("measured", "measured", "")
-    assert on_gpu.difference is not None
     assert on_gpu.difference.snr_db is not None
     assert on_gpu.difference.snr_db > 55.0  # TF32 at the worst
     assert "to the GPU" in on_gpu.contains

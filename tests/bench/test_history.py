@@ -26,8 +26,6 @@ def test_runs_written_to_one_file_are_its_history(
     history = load_results(output).history
     assert [run["created"] for run in history] == [run.created for run in runs[:2]]
     b = runs[1].row("b")
-    assert b.latency is not None
-    assert b.speedup is not None
     assert history[1]["artifacts"]["b"] == {
         "median_ms": b.latency.median_ms, "speedup": b.speedup.value, "low": b.speedup.low,
         "high": b.speedup.high, "accuracy": None,

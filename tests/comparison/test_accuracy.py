@@ -47,7 +47,6 @@ def test_both_sides_are_measured_on_all_samples(sides: tuple[str, str, str]) -> 
     found = qcompile.diff(model, other, data=data, metric="top1", threads=1)
     assert found.samples == 64  # whose outputs are compared
     accuracy = found.accuracy
-    assert accuracy is not None
     a, b = right(model, data), right(other, data)
     assert accuracy.samples == 90
     assert (accuracy.reference, accuracy.artifact) == (pytest.approx(a.mean()), pytest.approx(b.mean()))
@@ -65,13 +64,11 @@ def test_a_limit_fails_what_loses_more(sides: tuple[str, str, str]) -> None:
     model, other, data = sides
     same = qcompile.diff(model, model, data=data, max_drop=0.0, threads=1)
     assert same
-    assert same.accuracy is not None
     assert same.accuracy.metric == "top1"  # chosen by the labels
     assert same.accuracy.note.startswith("top1: ")
     assert (same.accuracy.drop, same.accuracy.low, same.accuracy.high) == (0.0, 0.0, 0.0)
     assert same.accuracy.agreement == 1.0
     lost = qcompile.diff(model, other, data=data, metric="f1", max_drop=0.5, samples=40, threads=1)
-    assert lost.accuracy is not None
     assert lost.accuracy.samples == 40
     assert not lost.accuracy
 
@@ -108,5 +105,4 @@ def test_what_is_missing_is_said_before_anything_runs(sides: tuple[str, str, str
     with pytest.raises(DataError, match="has no labels, and top1 needs them"):
         qcompile.diff(model, model, data=str(tmp_path / "bare.npz"), metric="top1", threads=1)
     bare = qcompile.diff(model, model, data=str(tmp_path / "bare.npz"), metric="auto", threads=1)
-    assert bare.accuracy is not None
     assert (bare.accuracy.metric, bare.accuracy.artifact) == ("cosine", 1.0)

@@ -35,7 +35,6 @@ def test_results_of_version_1_are_read(tmp_path: Path) -> None:
     }  # fmt: skip
     a, b = read_source(write(tmp_path / "r.json", value)).subjects
     assert (a.is_baseline, a.speedup, a.family) == (True, None, "float")
-    assert b.drop is not None
     assert (b.drop.value, b.drop.low, b.drop_unit, b.verdict, b.family) == (
         10.0,
         None,

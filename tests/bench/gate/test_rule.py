@@ -41,7 +41,6 @@ def half_by_scipy(logs: NDArray[np.float64]) -> NDArray[np.float64]:
 def test_the_interval_is_the_one_of_scipy(values: list[float]) -> None:
     logs = [math.log(value) for value in values]
     found = slowdown(*series(logs))
-    assert found is not None
     half = half_by_scipy(np.array(logs))
     assert math.log(found.value) == pytest.approx(np.mean(logs), abs=1e-12)
     assert math.log(found.high) == pytest.approx(np.mean(logs) + half, rel=1e-9, abs=1e-12)
@@ -62,8 +61,6 @@ def test_a_larger_limit_never_fails_what_a_smaller_one_passes(
 def test_old_and_new_exchanged_have_the_inverse_interval(values: list[float]) -> None:
     old, new = series([math.log(value) for value in values])
     there, back = slowdown(old, new), slowdown(new, old)
-    assert there is not None
-    assert back is not None
     assert there.low == pytest.approx(1.0 / back.high)
     assert there.high == pytest.approx(1.0 / back.low)
 

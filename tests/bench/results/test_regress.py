@@ -96,7 +96,6 @@ def test_equal_levels_are_rarely_called_different() -> None:
 )
 def test_a_change_of_level_is_called_what_it_is(factor: float, verdict: str) -> None:
     found = compare_results(run(row("a", noisy(5.0, 1))), run(row("a", noisy(5.0 * factor, 2))))
-    assert found.changes[0].speedup is not None
     assert found.changes[0].speedup.verdict == verdict
     assert found
 
@@ -143,8 +142,6 @@ def test_relative_to_the_baseline_a_slower_machine_is_left_out() -> None:
     old = run(row("base", noisy(10.0, 1)), row("a", noisy(5.0, 2)))
     new = run(row("base", noisy(11.0, 3)), row("a", noisy(5.5, 4)))
     absolute, relative = compare_results(old, new), compare_results(old, new, relative=True)
-    assert absolute.changes[1].speedup is not None
-    assert relative.changes[1].speedup is not None
     assert absolute.changes[1].speedup.verdict == "slower"
     assert relative.changes[1].speedup.verdict == "no difference"
 

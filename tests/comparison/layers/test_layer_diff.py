@@ -53,7 +53,6 @@ def test_a_perturbed_weight_is_found_and_ratios_are_those_of_all_taps_at_once(
     onnx.save(perturbed(tiny("residual"), weight, by=0.2), artifact)
     diff = layer_diff(str(tiny_file("residual")), str(artifact), data=str(samples("residual")), samples=8)
     assert not diff
-    assert diff.first_bad is not None
     assert diff.first_bad.tensor == tensor
     assert diff.complete
     with np.load(samples("residual")) as arrays:
@@ -94,7 +93,6 @@ def test_a_wrong_scale_is_found_in_int8_and_a_healthy_graph_passes(
     for scale, times, tensor in ((second, 0.1, "c2"), ("w1_scale", 0.1, first)):
         onnx.save(perturbed(onnx.load(int8_file(target)), scale, times=times), artifact)
         diff = layer_diff(reference, str(artifact), data=data, trust=True)
-        assert diff.first_bad is not None
         assert diff.first_bad.tensor == tensor
 
 
@@ -209,8 +207,6 @@ def test_a_fault_planted_anywhere_in_a_random_graph_is_found_as_by_brute_force(
     diff = layer_diff(str(tmp_path / "good.onnx"), str(tmp_path / "bad.onnx"), taps=most, **arguments)
     everything = layer_diff(str(tmp_path / "good.onnx"), str(tmp_path / "bad.onnx"), **arguments)
     expected = brute_force(model, bad, [{"x": rows[i : i + 1]} for i in range(3)])
-    assert diff.first_bad is not None
-    assert everything.first_bad is not None
     first = next(name for name in expected if expected[name] < 80)
     assert diff.first_bad.tensor == everything.first_bad.tensor == first == f"t{place}"
     for name, snr in ratios(diff).items():
@@ -270,7 +266,6 @@ def test_nan_in_the_artifact_is_the_worst_there_is(tiny_file: Callable[..., Path
     artifact = tiny_file("mlp", file="nan.onnx")
     onnx.save(perturbed(onnx.load(artifact), "b1", times=math.nan), artifact)
     diff = layer_diff(str(tiny_file("mlp")), str(artifact), samples=2)
-    assert diff.first_bad is not None
     assert diff.first_bad.tensor == "h1"
     content = json.loads(json.dumps(diff.as_json(), allow_nan=False))
     assert content["tensors"][0]["state"] == "not finite"
@@ -299,7 +294,6 @@ def test_of_an_engine_the_outputs_that_it_was_built_to_return_are_compared(
     assert diff.complete
     assert not diff.warnings
     assert set(ratios(diff)) == {"r1", "c2", "y"}
-    assert diff.first_bad is not None
     assert diff.first_bad.tensor == "c2"
     assert set(diff.reference_only) == {"c1", "a", "r2", "p", "f"}
 

@@ -169,6 +169,5 @@ def test_scales_of_moved_integers_are_those_of_what_they_were() -> None:
     ]
     forms = Forms(helper.make_graph(nodes, "moved", [], [], stored))
     form = forms.of("m")
-    assert form is not None
     assert (form.scale, form.zero_point, form.channels_last) == ((0.5,), (3,), True)
     assert forms.of("x") is None
