@@ -20,7 +20,7 @@ from ..tensors import format_shape, samples_in
 from .measuring.environment import Effort, environment, noise, state
 from .measuring.gpu_metrics import measure_energy, measure_gpu_latencies, measure_layer_times
 from .measuring.nvml import process_memory_bytes
-from .measuring.rounds import BenchProgress, Decided, TimingSeries, measure
+from .measuring.rounds import Decided, TimingSeries, measure
 from .measuring.sweep import check_counts, sweep_at_once, sweep_batches
 from .metrics.accuracy import read_metric
 from .metrics.quality import check_evaluation, described_inputs, measure_made_difference, measure_quality
@@ -245,7 +245,7 @@ def _measure(
             max_time_s=max_time_s,
             precision_target=precision_target,
             decided=decided,
-            progress=lambda far: progress(_told(far)),
+            progress=progress,
         )
     finally:  # also when it is interrupted
         recorder.timed(timed, samples)
@@ -260,11 +260,6 @@ def _measure(
     base_ms = timed[recorder.base].round_medians_ms
     judged = noise(before, after, effort, base_ms, governor=surroundings.get("governor"))
     return {"before": before | {"load_average_1min": load_average}, "after": after, "noise": judged}
-
-
-def _told(far: BenchProgress) -> str:
-    text = f"launch {far.launch}, round {far.round}"
-    return f"{text}, widest interval {far.widest:.1%}" if far.widest < 1 else text
 
 
 def _memory(worker: Worker, device: str) -> dict[str, int | None]:

@@ -77,11 +77,6 @@ def difference_json(difference: Difference) -> dict[str, Any]:
     }
 
 
-def read_row(entry: Mapping[str, Any]) -> Row:
-    """Read an `artifacts` entry of any version."""
-    return msgspec.convert(upgraded(entry), Row)
-
-
 def upgraded(entry: Any) -> Any:
     """Return an `artifacts` entry of any version in the form of `Row`, without what was not measured."""
     if not isinstance(entry, Mapping):

@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import numpy as np
@@ -15,10 +16,12 @@ import workers_here
 
 import qcompile
 from qcompile.bench.measuring.rounds import Decided, TimingSeries
+from qcompile.bench.outputs import describe, timing_feeds
 from qcompile.bench.results.results import SCHEMA, load_results
 from qcompile.bench.results.row import Energy
 from qcompile.bench.results.row_json import row_json
 from qcompile.errors import DataError, InvalidOption
+from qcompile.tensors import ModelIO, parse_input
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
 
@@ -133,26 +136,49 @@ def test_a_batch_is_joined_from_smaller_batches_of_the_data(
         qcompile.benchmark([model], baseline=model, data=f"{tmp_path}/d.py:batches", batch_size=13)
 
 
-def test_a_batch_size_that_the_model_cannot_take_is_refused(tiny_file: Callable[..., Path]) -> None:
-    model = str(tiny_file("residual", batch=1))
-    with pytest.raises(InvalidOption, match="first axis of the model is fixed at 1"):
-        qcompile.benchmark([model], baseline=model, batch_size=8)
-
-
-def test_evaluation_without_the_labels_of_its_metric_is_refused(
-    tiny_file: Callable[..., Path], tmp_path: Path
-) -> None:
-    np.savez(tmp_path / "x.npz", x=np.ones((4, 16), np.float32))
-    model = str(tiny_file("mlp"))
-    with pytest.raises(DataError, match="has no labels"):
-        qcompile.benchmark(
-            [model],
-            baseline=model,
-            evaluation=str(tmp_path / "x.npz"),
-            metric="top1",
-            threads=1,
-            max_time_s=0.2,
-        )
+@pytest.mark.parametrize(
+    ("model", "options", "error", "words", "hint"),
+    [
+        ("fixed", {"batch_size": 8}, InvalidOption, "first axis of the model is fixed at 1", "dynamic batch"),
+        ("fixed", {"batch_sizes": [1, 2]}, InvalidOption, "fixed at 1", ""),
+        ("mlp", {"clients": [2, 2]}, InvalidOption, "`clients`: 2, 2", ""),
+        ("mlp", {"streams": [2, 2]}, InvalidOption, "`streams`: 2, 2; different numbers", ""),
+        (
+            "mlp",
+            {"streams": [1, 2]},
+            InvalidOption,
+            "`streams`: inferences are in flight on a GPU",
+            "`clients`",
+        ),
+        (
+            "mlp",
+            {"cuda_graph": True},
+            InvalidOption,
+            "no artifact is an engine of TensorRT",
+            "`target` tensorrt",
+        ),
+        ("mlp", {"devices": ["cuda:0", "cuda:1"]}, InvalidOption, "the processor and one GPU", ""),
+        (
+            "mlp",
+            {"torch_modes": ["trace"]},
+            InvalidOption,
+            "`torch_modes`: no artifact is a PyTorch MODEL",
+            "",
+        ),
+        ("mlp", {"models": {"mlp.onnx": "net.py:f"}}, InvalidOption, "the name 'mlp.onnx' is taken", ""),
+        ("mlp", {"evaluation": "x.npz", "metric": "top1"}, DataError, "has no labels", ""),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    tiny_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str,
+    options: dict[str, Any], error: type[Exception], words: str, hint: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    np.savez("x.npz", x=np.ones((4, 16), np.float32))
+    path = str(tiny_file("residual", batch=1) if model == "fixed" else tiny_file("mlp"))
+    with pytest.raises(error, match=words) as caught:
+        qcompile.benchmark([path], baseline=path, threads=1, max_time_s=0.2, **options)
+    assert hint in caught.value.hint
 
 
 FAULTY = """
@@ -307,11 +333,6 @@ def test_curves_over_batch_sizes_and_clients(tiny_file: Callable[..., Path]) -> 
     assert [point.count for point in entry.concurrency] == [1, 2]
     assert all(point.median_ms <= point.p99_ms for point in entry.concurrency)
     assert not entry.output_tail
-    fixed = str(tiny_file("residual", batch=1))
-    with pytest.raises(InvalidOption, match="fixed at 1"):
-        qcompile.benchmark([fixed], baseline=fixed, batch_sizes=[1, 2])
-    with pytest.raises(InvalidOption, match="`clients`: 2, 2"):
-        qcompile.benchmark([model], baseline=model, clients=[2, 2])
 
 
 def test_pytorch_runs_in_its_other_modes_as_rows_of_their_own(
@@ -345,17 +366,6 @@ def test_further_models_are_measured_as_they_are(torch_model: str) -> None:
     assert again.memory_ratio == pytest.approx(1.0, rel=0.2)
 
 
-def test_a_further_model_needs_a_name_of_its_own(torch_model: str) -> None:
-    with pytest.raises(InvalidOption, match="`models`: the name 'net' is taken"):
-        qcompile.benchmark({"net": torch_model}, baseline="net", models={"net": torch_model})
-
-
-def test_an_engine_without_a_model_has_no_torch_modes(tiny_file: Callable[..., Path]) -> None:
-    model = str(tiny_file("mlp"))
-    with pytest.raises(InvalidOption, match="`torch_modes`: no artifact is a PyTorch MODEL"):
-        qcompile.benchmark([model], baseline=model, torch_modes=["trace"])
-
-
 def test_the_worker_of_an_engine_runs_in_the_interpreter_it_is_given(
     tiny_file: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -370,3 +380,39 @@ def test_the_worker_of_an_engine_runs_in_the_interpreter_it_is_given(
     (packages / "onnxruntime.py").write_text("raise ImportError('a broken package')\n")
     with pytest.raises(InvalidOption, match=r"cannot run here: .*a broken package"):
         qcompile.benchmark([model], baseline=model, pythons=pythons)
+
+
+IO = ModelIO((parse_input("x:[batch,length,2]"),), ())
+SOURCE = """
+import numpy as np
+
+def falling():
+    for length in (5, 5, 3):
+        yield np.full((4, length, 2), length, np.float32)
+"""
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    (tmp_path / "lines.py").write_text(SOURCE)
+    return f"{tmp_path}/lines.py:falling"
+
+
+@pytest.mark.parametrize(("batch_size", "samples"), [(None, 4), (3, 3), (8, 8)])
+def test_batches_of_one_length_are_joined(batch_size: int | None, samples: int, data: str) -> None:
+    assert timing_feeds(IO, data, batch_size=batch_size)["x"].shape == (samples, 5, 2)
+
+
+def test_batches_of_different_lengths_cannot_be_joined(data: str) -> None:
+    with pytest.raises(DataError, match=r"'x' has batches of \[batch,5,2\] and \[batch,3,2\]; 12") as caught:
+        timing_feeds(IO, data, batch_size=12)
+    assert caught.value.hint == "measure batches of 4, or let the first batch hold 12"
+
+
+def test_a_graph_quantized_for_tensorrt_warns_elsewhere(tiny_file: Callable[..., Path]) -> None:
+    model = tiny_file("mlp")
+    for target, warned in (("tensorrt", 1), ("onnxruntime", 0)):
+        made = qcompile.quantize(model, model.with_name(f"{target}.onnx"), mode="weights", target=target)
+        said = describe(str(made.path)).warnings
+        assert len(said) == warned
+        assert all("quantized for tensorrt, and onnxruntime runs it" in text for text in said)
