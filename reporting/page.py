@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,26 +103,26 @@ def render(source: Source, *, name: str) -> str:
 
 def sections(source: Source, chosen: ReportedArtifact | None) -> list[Section]:
     """Return every section, those with nothing to show too; `chosen` is the recommended artifact."""
-    makers: list[Callable[[Source], Section]] = [
-        lambda source: results_section(source, chosen),
-        speed_section,
-        tradeoff_section,
-        latency_section,
-        accuracy_section,
-        lambda source: sweep_section(source, "batches"),
-        lambda source: sweep_section(source, "concurrency"),
-        lambda source: sweep_section(source, "in_flight"),
-        costs_section,
-        precision_section,
-        times_section,
-        layers_section,
-        calibration_section,
-        history_section,
-        failures_section,
-        environment_section,
-        reproduce_section,
-    ]
-    return [make(source) for make in makers]
+    every = {
+        "results": ("Results", results_section(source, chosen)),
+        "speed": ("Speed-up", speed_section(source)),
+        "tradeoff": ("Accuracy, latency and size", tradeoff_section(source)),
+        "latency": ("Latency distributions", latency_section(source)),
+        "accuracy": ("Accuracy", accuracy_section(source)),
+        "batches": ("Batch sizes", sweep_section(source, "batches")),
+        "concurrency": ("Concurrent clients", sweep_section(source, "concurrency")),
+        "in_flight": ("Inferences in flight", sweep_section(source, "in_flight")),
+        "costs": ("Start, memory, energy", costs_section(source)),
+        "precision": ("Precision of the layers", precision_section(source)),
+        "times": ("Time of the layers", times_section(source)),
+        "layers": ("Errors of the layers", layers_section(source)),
+        "calibration": ("Calibration", calibration_section(source)),
+        "history": ("History", history_section(source)),
+        "failures": ("Not measured, and warnings", failures_section(source)),
+        "environment": ("Environment", environment_section(source)),
+        "reproduce": ("To repeat it", reproduce_section(source)),
+    }
+    return [replace(section, name=name, title=title) for name, (title, section) in every.items()]
 
 
 def template(name: str) -> Template:

@@ -18,7 +18,7 @@ from .charts import (
     layers_by_precision,
     precision_chart,
 )
-from .parts import Block, Cell, Drawn, Section, Table
+from .parts import Block, Cell, Drawn, Section, Table, row_of
 from .source import Layers, Source
 
 _OF_THE_RUN = ("before", "after", "noise")
@@ -31,44 +31,26 @@ _UNITS = {
 
 def precision_section(source: Source) -> Section:
     """In which precision layers run."""
-    title = "Precision of the layers"
     chart = precision_chart(source.subjects)
     if not chart:
-        reason = "no artifact has a manifest that tells its layers' precisions"
-        return Section("precision", title, missing=reason)
+        return Section(missing="no artifact has a manifest that tells its layers' precisions")
     rows = [
-        [
-            Cell(s.label, subject=s),
-            Cell(name),
-            Cell(str(sum(kinds.values()))),
-            Cell(", ".join(f"{n} {kind}" for kind, n in kinds.items())),
-        ]
+        row_of(s, name, str(sum(kinds.values())), ", ".join(f"{n} {kind}" for kind, n in kinds.items()))
         for s in source.subjects
         for name, kinds in layers_by_precision(s).items()
     ]
-    table = Table(
-        "Layers by precision and operator, from the artifacts' manifests.",
-        ("artifact", "precision", "layers", "operators"),
-        rows,
-        words=(0, 1, 3),
-        folded=True,
-    )
-    note = "What the built artifact holds, not what was asked for."
-    return Section(
-        "precision",
-        title,
-        charts=[Drawn(chart, "Layers by precision", note)],
-        tables=[table],
-        precisions=True,
-    )
+    caption = "Layers by precision and operator, from the artifacts' manifests."
+    columns = ("artifact", "precision", "layers", "operators")
+    table = Table(caption, columns, rows, words=(0, 1, 3), folded=True)
+    drawn = Drawn(chart, "Layers by precision", "What the built artifact holds, not what was asked for.")
+    return Section(charts=[drawn], tables=[table], precisions=True)
 
 
 def times_section(source: Source) -> Section:
     """Which layers take the time."""
-    title = "Time of the layers"
     timed = [s for s in source.measured if s.row.layer_times_ms]
     if not timed:
-        return Section("times", title, missing="layer times were not measured (`layer_times`)")
+        return Section(missing="layer times were not measured (`layer_times`)")
     tables = [
         Table(
             f"{s.label}: medians by the runtime's profiler, which slows the layers.",
@@ -77,15 +59,15 @@ def times_section(source: Source) -> Section:
         )
         for s in timed
     ]
-    return Section("times", title, tables=tables)
+    return Section(tables=tables)
 
 
 def layers_section(source: Source) -> Section:
     """Where outputs begin to differ."""
-    title = "Errors of the layers"
     if not source.layers:
-        reason = "no layer differences were given (`qcompile diff` writes layers.json, `layers` takes it)"
-        return Section("layers", title, missing=reason)
+        return Section(
+            missing="no layer differences were given (`qcompile diff` writes layers.json, `layers` takes it)"
+        )
     charts, tables = [], []
     for layers in source.layers:
         chart = errors_chart(layers)
@@ -96,19 +78,17 @@ def layers_section(source: Source) -> Section:
         charts.append(Drawn(chart, f"{layers.artifact} against {layers.reference}", note))
         tables.append(_errors(layers))
     if not charts:
-        return Section("layers", title, missing="the files of layers hold no tensors")
-    return Section("layers", title, charts=charts, tables=tables)
+        return Section(missing="the files of layers hold no tensors")
+    return Section(charts=charts, tables=tables)
 
 
 def calibration_section(source: Source) -> Section:
     """The histograms that lose most."""
-    title = "Calibration"
     if source.ranges is None:
-        reason = "no ranges were given (`ranges` takes a ranges file)"
-        return Section("calibration", title, missing=reason)
+        return Section(missing="no ranges were given (`ranges` takes a ranges file)")
     summaries = summarize(source.ranges)
     if not summaries:
-        return Section("calibration", title, missing="the ranges hold no histograms")
+        return Section(missing="the ranges hold no histograms")
     lead = (
         f"{source.ranges.samples} samples, {len(summaries)} tensors, method {source.ranges.method}. "
         f"The {min(len(summaries), WORST_HISTOGRAMS)} tensors with the lowest SNR in symmetric INT8; thick "
@@ -125,8 +105,6 @@ def calibration_section(source: Source) -> Section:
         for one in summaries[:WORST_HISTOGRAMS]
     ]
     return Section(
-        "calibration",
-        title,
         lead,
         charts,
         pairs=True,
@@ -164,21 +142,20 @@ def _errors(layers: Layers) -> Table:
 
 def failures_section(source: Source) -> Section:
     """Artifacts without numbers, each with the reason, and what users should know of the others."""
-    title = "Not measured, and warnings"
     rows, blocks = [], []
     for subject in source.subjects:
         if subject.is_measured:
             continue
         row = subject.row
         status = "no latency" if row.status == "measured" else row.status
-        rows.append([Cell(subject.label, subject=subject), Cell(status), Cell(words(row.reason))])
+        rows.append(row_of(subject, status, words(row.reason)))
         if row.output_tail:
             blocks.append(Block(f"Last output of {subject.label}", row.output_tail, folded=True))
     items = warning_lines(source.results)
     if not rows and not items:
-        return Section("failures", title, missing="every artifact was measured, and none has a warning")
+        return Section(missing="every artifact was measured, and none has a warning")
     table = Table("Artifacts without numbers.", ("artifact", "status", "reason"), rows, words=(0, 1, 2))
-    return Section("failures", title, tables=[table] if rows else [], blocks=blocks, items=items)
+    return Section(tables=[table] if rows else [], blocks=blocks, items=items)
 
 
 def environment_section(source: Source) -> Section:
@@ -206,8 +183,8 @@ def environment_section(source: Source) -> Section:
         if rows:
             tables.append(Table("Before and after measuring.", ("", "before", "after"), rows, narrow=True))
     if not tables:
-        return Section("environment", "Environment", missing="the results hold none")
-    return Section("environment", "Environment", lead, tables=tables, items=items)
+        return Section(missing="the results hold none")
+    return Section(lead, tables=tables, items=items)
 
 
 def reproduce_section(source: Source) -> Section:
@@ -225,9 +202,9 @@ def reproduce_section(source: Source) -> Section:
         [Table("Settings of the measuring.", ("", "value"), rows, words=(0, 1), narrow=True)] if rows else []
     )
     if not blocks and not tables:
-        return Section("reproduce", "To repeat it", missing="the results hold no settings")
+        return Section(missing="the results hold no settings")
     lead = "" if blocks else "The results hold neither the command nor a recipe (`recipe` adds one)."
-    return Section("reproduce", "To repeat it", lead, tables=tables, blocks=blocks)
+    return Section(lead, tables=tables, blocks=blocks)
 
 
 def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
