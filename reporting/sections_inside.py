@@ -65,9 +65,8 @@ def times_section(source: Source) -> Section:
 def layers_section(source: Source) -> Section:
     """Where outputs begin to differ."""
     if not source.layers:
-        return Section(
-            missing="no layer differences were given (`qcompile diff` writes layers.json, `layers` takes it)"
-        )
+        missing = "no layer differences were given (`qcompile diff` writes layers.json, `layers` takes it)"
+        return Section(missing=missing)
     charts, tables = [], []
     for layers in source.layers:
         chart = errors_chart(layers)
@@ -168,20 +167,9 @@ def environment_section(source: Source) -> Section:
     else:
         lead, items = "Whether the run was quiet was not recorded.", []
     fixed = {key: value for key, value in environment.items() if key not in _OF_THE_RUN and not _empty(value)}
-    tables = []
-    if fixed:
-        rows = [[Cell(_name(key)), Cell(_value(key, value))] for key, value in fixed.items()]
-        tables.append(Table("The machine and the versions.", ("", "value"), rows, words=(0, 1), narrow=True))
-    before, after = (_flat(_mapping(environment.get(key))) for key in ("before", "after"))
-    keys = list(dict.fromkeys([*before, *after]))
-    if keys:
-        rows = [
-            [Cell(_name(key)), Cell(_value(key, before.get(key))), Cell(_value(key, after.get(key)))]
-            for key in keys
-            if not (before.get(key) is None and after.get(key) is None)
-        ]
-        if rows:
-            tables.append(Table("Before and after measuring.", ("", "before", "after"), rows, narrow=True))
+    states = {key: _flat(_mapping(environment.get(key))) for key in ("before", "after")}
+    tables = _values("The machine and the versions.", value=fixed)
+    tables += _values("Before and after measuring.", **states)
     if not tables:
         return Section(missing="the results hold none")
     return Section(lead, tables=tables, items=items)
@@ -197,14 +185,23 @@ def reproduce_section(source: Source) -> Section:
     if source.recipe:
         blocks.append(Block("Recipe", source.recipe))
     fixed = {key: value for key, value in settings.items() if key not in _ELSEWHERE and not _empty(value)}
-    rows = [[Cell(_name(key)), Cell(_value(key, value))] for key, value in fixed.items()]
-    tables = (
-        [Table("Settings of the measuring.", ("", "value"), rows, words=(0, 1), narrow=True)] if rows else []
-    )
+    tables = _values("Settings of the measuring.", value=fixed)
     if not blocks and not tables:
         return Section(missing="the results hold no settings")
     lead = "" if blocks else "The results hold neither the command nor a recipe (`recipe` adds one)."
     return Section(lead, tables=tables, blocks=blocks)
+
+
+def _values(caption: str, **columns: Mapping[str, Any]) -> list[Table]:
+    """A table of names with their values, a column for each mapping; none where there is no value."""
+    tables = columns.values()
+    keys = [
+        key for key in dict.fromkeys(key for table in tables for key in table)
+        if any(table.get(key) is not None for table in tables)
+    ]  # fmt: skip
+    rows = [[Cell(_name(key)), *(Cell(_value(key, table.get(key))) for table in tables)] for key in keys]
+    words_at = (0, 1) if len(columns) == 1 else (0,)
+    return [Table(caption, ("", *columns), rows, words=words_at, narrow=True)] if rows else []
 
 
 def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
