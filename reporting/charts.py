@@ -349,7 +349,7 @@ def _plane(drawing: str, height: int, label: str) -> str:
     return f'<div class="plane" role="img" aria-label="{escaped(label)}">{plot}</div>'
 
 
-def _whisker(x: float, y: Scale, low: float | None, high: float | None, family: str, **style: float) -> str:
+def _whisker(x: float, y: Scale, low: float | None, high: float | None, family: str, **style: Any) -> str:
     """A vertical line over an interval; nothing where an end is missing."""
     return "" if low is None or high is None else line((x, y.at(low)), (x, y.at(high)), family, **style)
 

@@ -67,8 +67,8 @@ def recommend(results_path: Path, *, budget: Budget = NO_BUDGET) -> Recommendati
         chosen.name,
         "",
         f"Use {_described(chosen)}: {_gains(source, chosen, onnx, over_onnx)}{_grouped(others)}.",
-        chosen.speedup and chosen.speedup.as_json(),
-        over_onnx and over_onnx.as_json(),
+        chosen.speedup.as_json() if chosen.speedup else None,
+        over_onnx.as_json() if over_onnx else None,
         others,
         tuple(summary.caveats),
     )

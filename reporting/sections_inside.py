@@ -129,7 +129,7 @@ def _errors(layers: Layers) -> Table:
         snr, equal = number(item.get("snr_db")), item.get("state", "equal") == "equal"
         shown = decibels(snr) if snr is not None else decibels(math.inf if equal else -math.inf)
         rows.append([
-            Cell(item["tensor"], str(item.get("node") or "")),
+            Cell(str(item["tensor"]), str(item.get("node") or "")),
             Cell(str(item.get("operator") or DASH)),
             Cell(shown),
             Cell(figure(number(item.get("max_abs_error")))),

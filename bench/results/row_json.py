@@ -38,7 +38,9 @@ _REQUIRED = ("name", "artifact", "engine", "round_medians_ms", "launch_rounds")
 def row_json(row: Row) -> dict[str, Any]:
     """Return the `artifacts` entry of `results.json`."""
     figures: dict[str, Any] = msgspec.to_builtins(row)
-    value = {key: list(item) if isinstance(item, tuple) else item for key, item in figures.items()}
+    value: dict[str, Any] = {
+        key: list(item) if isinstance(item, tuple) else item for key, item in figures.items()
+    }
     value |= {axis: [_point_json(axis, point) for point in getattr(row, axis)] for axis in _AXES}
     if "min" in (latency := value["latency_ms"] or {}):
         value["latency_ms"] = {"min": latency["min"], **latency}

@@ -195,9 +195,9 @@ def open_tapped(
     """
     if not names:
         with load(str(path), threads=threads, io=io, trust=True) as runner:
-            yield _emptying(
-                lambda feeds: runner.debug_tensors(feeds, debug) if debug else runner.infer(feeds)
-            )
+            engine_runner: Any = runner  # TensorRT's alone has debug tensors
+            shown = functools.partial(engine_runner.debug_tensors, names=debug) if debug else runner.infer
+            yield _emptying(shown)
         return
     weightless = read_weightless(path)
     model, outputs = with_taps(weightless.model, names)
