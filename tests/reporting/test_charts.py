@@ -3,7 +3,6 @@ from __future__ import annotations
 import itertools
 import re
 import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from report_results import layers_json, results_json, write
 
 from qcompile.bench.results.row import Accuracy, Interval, Latency, Row
@@ -186,7 +186,7 @@ def test_what_is_missing_is_not_drawn(source: Source) -> None:
     assert not speedup_chart(bare, "a", "99% interval")
     assert not drop_chart(bare, "top1")
     assert not history_chart(runs, bare)
-    assert not errors_chart(replace(source.layers[0], tensors=[]))
+    assert not errors_chart(replace(source.layers[0], tensors=()))
 
 
 def test_layers_are_counted_by_precision() -> None:

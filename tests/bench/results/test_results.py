@@ -75,6 +75,18 @@ def test_files_of_earlier_versions_say_what_they_said(version: int, tmp_path: Pa
         jsonschema.validate(results.as_json(), json.loads(SCHEMA.read_text()))
 
 
+@pytest.mark.parametrize("commit", ["130136f", "508773a", "a883d5b"])
+def test_figures_of_earlier_files_are_written_again_as_they_were(commit: str) -> None:
+    """Byte for byte: the order of keys, too."""
+    path = DATA.parent / "formats" / commit / "results.json"
+    for row, entry in zip(load_results(path).rows, json.loads(path.read_text())["artifacts"], strict=True):
+        again = row_json(row)
+        known = [key for key in entry if key in again]
+        assert {key: json.dumps(again[key]) for key in known} == {
+            key: json.dumps(entry[key]) for key in known
+        }
+
+
 def test_equal_outputs_of_earlier_files_are_equal() -> None:
     same = load_results(DATA / "results.version-2.json").row("plain.onnx (2)")
     assert (same.difference.passed, same.difference.snr_db) == (True, math.inf)
