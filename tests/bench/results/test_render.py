@@ -148,6 +148,7 @@ def test_what_was_not_measured_is_a_dash_and_has_its_reason() -> None:
     assert (bare.interval, bare.verdict, bare.drop_interval, bare.tail) == ("", "", "", "")
     assert render(BASE, "base").name == "base (baseline)"
     assert render(BASE, "base").speedup == "1.00×"
+    assert render(ROW, "base").speedup == "–"
 
 
 def test_narrow_terminals_get_the_same_words_in_two_lines() -> None:
@@ -169,7 +170,8 @@ FAST = Row(
     parameters=300_000, weights_bytes=900_000, peak_memory_bytes=80_000_000, memory_ratio=1.25,
     difference=Difference(True, "y", 40.0, 0.5, mean_abs_error=0.0123),
 )  # fmt: skip
-LOST = Row("lost", "lost.engine", "tensorrt", status="not run", reason="no GPU,\nnone")
+LOST = Row("lost", "lost.engine", "tensorrt", status="not run", reason="no GPU,\nnone", size_bytes=2_000_000,
+           size_ratio=2.0)  # fmt: skip
 RESULTS = Results(
     "a|b.onnx", [FIRST, FAST, LOST],
     {"processor": "some", "cores": 4, "noise": {"noisy": True, "reasons": ["somebody else"]}},
@@ -186,7 +188,9 @@ def test_markdown_is_the_table_of_a_readme(tmp_path: Path) -> None:
         "| fast | 0.500 | 2,000 | 4.00× [3.90, 4.10] | 0.300 M | 1.00 MB | 75.0% | 80.0 MB | 20.0% "
         "| – | – | 0.012 | 0.5 |"
     )
-    assert lines[4] == "| lost | not run: no GPU, none | – | – | – | – | – | – | – | – | – | – | – |"
+    assert (
+        lines[4] == "| lost | not run: no GPU, none | – | – | – | 2.00 MB | 50.0% | – | – | – | – | – | – |"
+    )
     assert all(line.count(" | ") == lines[0].count(" | ") for line in lines[2:5])
     assert "some, 4 cores, 2 threads, input x:1x16; speed-up against a|b.onnx with its 99% interval" in lines
     assert "- disturbed: somebody else" in lines
