@@ -66,6 +66,7 @@ def test_the_sizes_of_models_are_those_of_their_weights() -> None:
         (Interval(0.3, 0.1, 0.5), 0.5, "passed"),
         (Interval(-1.0, -2.0, -0.5), 0.0, "passed"),
         (Interval(0.0, 0.0, 0.0), 0.0, "passed"),
+        (Interval(0.0, 0.0, 0.0), None, "passed"),
         (Interval(5.0), None, "undecided"),
         (Interval(0.0), None, "passed"),
         (Interval(math.nan), 0.5, "failed"),
