@@ -15,6 +15,11 @@ from typing import Literal
 
 from .figures import MINUS, clean
 
+Point = tuple[float, float]
+Box = tuple[float, float, float, float]
+Label = tuple[float, float, str]
+"""A place, and the text to be written beside it."""
+
 FAMILY_MARKS = {
     "float": "M0-4.4A4.4 4.4 0 1 1 0 4.4A4.4 4.4 0 1 1 0-4.4z",
     "half": "M-4-4H4V4H-4z",
@@ -77,9 +82,8 @@ class Scale:
     def ticks(self, most: int = 6) -> list[float]:
         """Return at most `most` round numbers on the axis."""
         if self.kind == "log":
-            numbers = next(
-                (n for steps in _LOG_STEPS if len(n := self._decades(steps)) <= most), self._decades((1,))
-            )
+            numbers = next((n for steps in _LOG_STEPS if len(n := self._decades(steps)) <= most), [])
+            numbers = numbers or self._decades((1,))
             return numbers[:: math.ceil(len(numbers) / most) or 1]
         if self.kind == "symlog":
             return [float(tick) for tick in _SYMLOG_TICKS if self.low <= tick <= self.high]
@@ -115,69 +119,56 @@ def escaped(text: str) -> str:
     return html.escape(clean(text))
 
 
-def paint(colour: str) -> str:
-    """Return a colour of the page as a style holds it."""
-    return f"var(--{colour})"
+def tipped(drawing: str, tip: str) -> str:
+    """Return a drawing that shows `tip` where a pointer rests on it."""
+    return f'<g class="tip"><title>{escaped(tip)}</title>{drawing}</g>' if tip else drawing
 
 
 def line(
-    start: tuple[float, float],
-    end: tuple[float, float],
-    colour: str = "rule",
-    *,
-    width: float = 1,
-    dashes: str = "",
-    opacity: float = 1,
-    tip: str = "",
-) -> str:
+    start: Point, end: Point, colour: str = "rule", *, width: float = 1, dashes: str = "", tip: str = "",
+    opacity: float | str = "",
+) -> str:  # fmt: skip
     """Return a straight line between two places."""
-    style = _stroke(colour, width, dashes) + (f";opacity:{opacity}" if opacity < 1 else "")
+    style = _style(stroke=colour, stroke_width=width, stroke_dasharray=dashes, opacity=opacity)
     places = f'x1="{start[0]:.2f}%" y1="{start[1]:.2f}%" x2="{end[0]:.2f}%" y2="{end[1]:.2f}%"'
-    return tipped(f'<line {places} style="{style}"/>', tip)
+    return tipped(f"<line {places} {style}/>", tip)
 
 
-def polyline(points: Iterable[tuple[float, float]], colour: str, *, width: float, dashes: str = "") -> str:
+def polyline(points: Iterable[Point], colour: str, *, width: float, dashes: str = "") -> str:
     """Return a line through places."""
-    return _stretched(points, f"fill:none;{_stroke(colour, width, dashes)}")
+    return _stretched(points, fill="none", stroke=colour, stroke_width=width, stroke_dasharray=dashes)
 
 
-def area(points: Iterable[tuple[float, float]], colour: str, *, opacity: float, tip: str = "") -> str:
+def area(points: Iterable[Point], colour: str, *, opacity: float, tip: str = "") -> str:
     """Return a filled outline."""
-    return tipped(_stretched(points, f"fill:{paint(colour)};opacity:{opacity}"), tip)
+    return tipped(_stretched(points, fill=colour, opacity=opacity), tip)
 
 
 def bar(x: float, width: float, colour: str, *, opacity: float = 1, tip: str = "") -> str:
     """Return a bar across a row, from `x` percent on."""
-    style = f"fill:{paint(colour)};opacity:{opacity}"
-    return tipped(f'<rect x="{x:.2f}%" y="22%" width="{width:.2f}%" height="56%" style="{style}"/>', tip)
+    place = f'x="{x:.2f}%" y="22%" width="{width:.2f}%" height="56%"'
+    return tipped(f"<rect {place} {_style(fill=colour, opacity=opacity)}/>", tip)
+
+
+def circle(at: Point, radius: float, **style: object) -> str:
+    """Return a circle with a radius in pixels."""
+    return f'<circle cx="{at[0]:.2f}%" cy="{at[1]:.2f}%" r="{radius:.1f}" {_style(**style)}/>'
 
 
 def mark(family: str, x: float, y: float, *, size: float = 1, tip: str = "") -> str:
     """Return the shape of a group of precisions."""
-    shape = f'<path d="{FAMILY_MARKS[family]}" style="fill:{paint(family)}" transform="scale({size:g})"/>'
+    shape = f'<path d="{FAMILY_MARKS[family]}" {_style(fill=family)} transform="scale({size:g})"/>'
     return tipped(f'<svg x="{x:.2f}%" y="{y:.2f}%" overflow="visible">{shape}</svg>', tip)
 
 
 def text(
-    x: float,
-    y: float,
-    words: str,
-    *,
-    shift: tuple[float, float] = (0, 4),
-    anchor: str = "middle",
-    colour: str = "muted",
-    size: float = 11,
-    kind: str = "",
-) -> str:
-    """Return words at a place, shifted by pixels."""
-    style = f"fill:{paint(colour)};font-size:{size:g}px{';font-weight:700' if kind == 'label' else ''}"
+    x: float, y: float, words: str, *, shift: Point = (0, 4), anchor: str = "middle", colour: str = "muted",
+    size: float = 11, kind: str = "",
+) -> str:  # fmt: skip
+    """Return words at a place, shifted by pixels; a `kind` is a class of the page's style."""
+    style = _style(fill=colour, font_size=f"{size:g}px", font_weight=700 if kind == "label" else "")
     place = f'x="{x:.2f}%" y="{y:.2f}%" dx="{shift[0]:.1f}" dy="{shift[1]:.1f}" text-anchor="{anchor}"'
-    return f'<text {place} style="{style}"{f" class={kind!r}" if kind else ""}>{escaped(words)}</text>'
-
-
-def tipped(drawing: str, tip: str) -> str:
-    """Return a drawing that shows `tip` where a pointer rests on it."""
-    return f'<g class="tip"><title>{escaped(tip)}</title>{drawing}</g>' if tip else drawing
+    return f"<text {place} {style}{f' class={kind!r}' if kind else ''}>{escaped(words)}</text>"
 
 
 def axes(x: Scale, y: Scale, words: tuple[str, str], *, form: str = "{}", names: Sequence[str] = ()) -> str:
@@ -204,11 +195,7 @@ def axes(x: Scale, y: Scale, words: tuple[str, str], *, form: str = "{}", names:
 
 
 def labels(
-    points: Sequence[tuple[float, float, str]],
-    height: float,
-    *,
-    radii: Sequence[float] = (),
-    minor: Sequence[tuple[float, float, str]] = (),
+    points: Sequence[Label], height: float, *, radii: Sequence[float] = (), minor: Sequence[Label] = ()
 ) -> str:
     """Write labels beside points, each where it covers no point and no other label at any width of the plot.
 
@@ -218,42 +205,36 @@ def labels(
         radii: Of the points, in pixels; 4 by default.
         minor: The same, smaller; left out where there is no room, on phones first.
     """
-    every = [*points, *minor]
-    sizes = [*(radii or [4.0] * len(points)), *[4.0] * len(minor)]
-    taken = {
-        width: [
-            _box(x * width / 100, y * height / 100, r, r) for (x, y, _), r in zip(every, sizes, strict=True)
-        ]
+    sized = [
+        (*point, radius, 11.0) for point, radius in zip(points, radii or [4.0] * len(points), strict=True)
+    ]
+    sized += [(*point, 4.0, 9.5) for point in minor]
+    taken: dict[float, list[Box]] = {
+        width: [(x * width / 100, y * height / 100, radius, radius) for x, y, _, radius, _ in sized]
         for width in _WIDTHS
     }
     parts = []
-    for index, ((x, y, words), radius) in enumerate(zip(every, sizes, strict=True)):
-        is_minor = index >= len(points)
-        size = 9.5 if is_minor else 11
-        half = (0.31 * size * len(words), size / 2)
+    for index, (x, y, words, radius, size) in enumerate(sized):
         choices = []
-        for dx, dy in _AROUND:
-            shift = (dx * (1 + radius / 22), dy * (1 + radius / 22))
-            boxes = {w: _box(x * w / 100 + shift[0], y * height / 100 + shift[1], *half) for w in _WIDTHS}
-            costs = [
-                sum(_overlap(box, other) for other in taken[w]) + 1e4 * (box[0] < -16 or box[2] > w + 22)
-                for w, box in boxes.items()
-            ]
-            choices.append((costs[-1] if is_minor else sum(costs), sum(costs), shift, boxes))
-        cost, everywhere, shift, boxes = min(choices, key=lambda choice: choice[:2])
-        if is_minor and cost > 0:
+        for dx, dy in ((dx * (1 + radius / 22), dy * (1 + radius / 22)) for dx, dy in _AROUND):
+            half = 0.31 * size * len(words), size / 2
+            placed = {width: (x * width / 100 + dx, y * height / 100 + dy, *half) for width in _WIDTHS}
+            free = [_is_free(box, taken[width], width) for width, box in placed.items()]
+            choices.append((sum(free), free[-1], (dx, dy + 4), placed))
+        is_minor = index >= len(points)
+        count, on_pages, shift, placed = max(choices, key=lambda choice: (choice[1] and is_minor, choice[0]))
+        if is_minor and not on_pages:
             continue
-        for width, box in boxes.items():
+        for width, box in placed.items():
             taken[width].append(box)
-        kind = "label" if not is_minor else "roomy" if everywhere > 0 else ""
-        colour = "muted" if is_minor else "ink"
-        parts.append(text(x, y, words, shift=(shift[0], shift[1] + 4), colour=colour, size=size, kind=kind))
+        kind = "label" if not is_minor else "roomy" if count < len(_WIDTHS) else ""
+        parts.append(
+            text(x, y, words, shift=shift, colour="muted" if is_minor else "ink", size=size, kind=kind)
+        )
     return "".join(parts)
 
 
-def picture(
-    panels: Sequence[tuple[tuple[float, float, float, float], str]], size: tuple[float, float]
-) -> str:
+def picture(panels: Sequence[tuple[Box, str]], size: Point) -> str:
     """Return an SVG file of drawings, each in a rectangle (x, y, width, height) of pixels."""
     parts = [
         f'<svg x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" overflow="visible">{drawing}</svg>'
@@ -262,22 +243,24 @@ def picture(
     box = f'width="{size[0]:g}" height="{size[1]:g}" viewBox="0 0 {size[0]:g} {size[1]:g}"'
     whole = (
         f'<svg xmlns="http://www.w3.org/2000/svg" {box} font-family="sans-serif">'
-        f'<rect width="100%" height="100%" style="fill:{paint("surface")}"/>{"".join(parts)}</svg>\n'
+        f'<rect width="100%" height="100%" {_style(fill="surface")}/>{"".join(parts)}</svg>\n'
     )
     return re.sub(r"var\(--(\w+)\)", lambda match: COLOURS[match[1]], whole)
 
 
-def _stroke(colour: str, width: float, dashes: str) -> str:
-    dashed = f";stroke-dasharray:{dashes}" if dashes else ""
-    return f"stroke:{paint(colour)};stroke-width:{width:g}{dashed}"
+def _style(**values: object) -> str:
+    """CSS of what is not empty; a colour is a variable of the page."""
+    named = {name.replace("_", "-"): value for name, value in values.items() if value != ""}
+    css = (f"{name}:{f'var(--{value})' if value in COLOURS else value}" for name, value in named.items())
+    return f'style="{";".join(css)}"'
 
 
-def _stretched(points: Iterable[tuple[float, float]], style: str) -> str:
+def _stretched(points: Iterable[Point], **style: object) -> str:
     """A path in percent of the plot; its line keeps its width."""
     path = "M" + " ".join(f"{x:.2f} {y:.2f}" for x, y in points)
     return (
         '<svg width="100%" height="100%" viewBox="0 0 100 100" preserveAspectRatio="none" overflow="visible">'
-        f'<path d="{path}" vector-effect="non-scaling-stroke" style="{style}"/></svg>'
+        f'<path d="{path}" vector-effect="non-scaling-stroke" {_style(**style)}/></svg>'
     )
 
 
@@ -287,11 +270,10 @@ def _round_step(least: float) -> float:
     return next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= least * (1 - 1e-9))
 
 
-def _box(x: float, y: float, half_width: float, half_height: float) -> tuple[float, float, float, float]:
-    return x - half_width, y - half_height, x + half_width, y + half_height
-
-
-def _overlap(box: tuple[float, ...], other: tuple[float, ...]) -> float:
-    width = min(box[2], other[2]) - max(box[0], other[0])
-    height = min(box[3], other[3]) - max(box[1], other[1])
-    return max(width, 0.0) * max(height, 0.0)
+def _is_free(box: Box, taken: Iterable[Box], width: float) -> bool:
+    """Whether a box, its middle and half its width and height, lies in a plot and covers no other."""
+    x, y, half_width, half_height = box
+    return half_width - 16 <= x <= width + 22 - half_width and all(
+        abs(x - other[0]) >= half_width + other[2] or abs(y - other[1]) >= half_height + other[3]
+        for other in taken
+    )

@@ -20,14 +20,14 @@ from ..tensors import format_shape, samples_in
 from .measuring.environment import Effort, environment, noise, state
 from .measuring.gpu_metrics import measure_energy, measure_gpu_latencies, measure_layer_times
 from .measuring.nvml import process_memory_bytes
-from .measuring.rounds import BenchProgress, Decided, TimingSeries, measure
+from .measuring.rounds import Decided, TimingSeries, measure
 from .measuring.sweep import check_counts, sweep_at_once, sweep_batches
 from .metrics.accuracy import read_metric
 from .metrics.quality import check_evaluation, described_inputs, measure_made_difference, measure_quality
 from .outputs import save_feeds, shared_io, timing_feeds
 from .recorder import Recorder
 from .results.results import BenchInterrupted, Results, earlier_runs, join_results, now, save_results
-from .results.row import Memory, Row
+from .results.row import Row
 from .runnables import choose_runnables, row_of
 from .statistics.speedup import CONFIDENCE
 from .workers.pool import WorkerPool
@@ -245,7 +245,7 @@ def _measure(
             max_time_s=max_time_s,
             precision_target=precision_target,
             decided=decided,
-            progress=lambda far: progress(_told(far)),
+            progress=progress,
         )
     finally:  # also when it is interrupted
         recorder.timed(timed, samples)
@@ -255,22 +255,17 @@ def _measure(
         if timed[name].failure is None:
             memory = recorder.attempt(name, partial(_memory, worker, pool.device(name)))
             if memory is not None:
-                recorder.change(name, memory=memory)
+                recorder.change(name, **memory)
     effort = Effort(seconds, pool.cpu_s + time.process_time() - own_s, pool.switches, pool.cpu_s)
     base_ms = timed[recorder.base].round_medians_ms
     judged = noise(before, after, effort, base_ms, governor=surroundings.get("governor"))
     return {"before": before | {"load_average_1min": load_average}, "after": after, "noise": judged}
 
 
-def _told(far: BenchProgress) -> str:
-    text = f"launch {far.launch}, round {far.round}"
-    return f"{text}, widest interval {far.widest:.1%}" if far.widest < 1 else text
-
-
-def _memory(worker: Worker, device: str) -> Memory:
+def _memory(worker: Worker, device: str) -> dict[str, int | None]:
     gpu = parse_device(device)
-    peak_bytes: int = worker.ask("memory")["peak_bytes"]
-    return Memory(peak_bytes, None if gpu is None else process_memory_bytes(worker.pid, gpu))
+    on_gpu = None if gpu is None else process_memory_bytes(worker.pid, gpu)
+    return {"peak_memory_bytes": worker.ask("memory")["peak_bytes"], "gpu_memory_bytes": on_gpu}
 
 
 def _feed_again(workers: Mapping[str, Worker], recorder: Recorder, path: Path) -> None:

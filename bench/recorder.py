@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 
 from ..errors import ArtifactError, InvalidOption, QCompileError
 from ..model.graph import WeightsHeld
@@ -18,7 +18,6 @@ from .results.row import (
     CurvePoint,
     Difference,
     Latency,
-    Launch,
     Row,
     WarmUp,
 )
@@ -120,12 +119,12 @@ class Recorder:
         reference = self._rows[self.base]
         floats = (row.size_bytes for row in self.rows if row.precision == "fp32" and row.size_bytes)
         size_bytes = reference.held_bytes or next(floats, None)
-        peak_bytes = reference.memory and reference.memory.peak_bytes
+        peak_bytes = reference.peak_memory_bytes
         for row in self.rows:
             if size_bytes and row.held_bytes:
                 self.change(row.name, size_ratio=size_bytes / row.held_bytes)
-            if peak_bytes and row.memory and row.memory.peak_bytes:
-                self.change(row.name, memory_ratio=peak_bytes / row.memory.peak_bytes)
+            if peak_bytes and row.peak_memory_bytes:
+                self.change(row.name, memory_ratio=peak_bytes / row.peak_memory_bytes)
             if row.speedup is None:
                 continue
             few = row.speedup.launches < _FEW_LAUNCHES  # it was said why
@@ -153,7 +152,9 @@ class Recorder:
             name,
             latency=latency_of(latencies),
             throughput_per_s=samples * len(latencies) / (sum(latencies) / 1e3),
-            launches=tuple(Launch(tuple(medians)) for medians in series.launches_ms),
+            latency_quantiles_ms=quantiles_of(latencies),
+            round_medians_ms=tuple(series.round_medians_ms),
+            launch_rounds=tuple(map(len, series.launches_ms)),
             warm_up=shown and WarmUp(shown.calls, shown.seconds, shown.stable),
         )
         if len(latencies) < 100:
@@ -187,7 +188,6 @@ class Recorder:
 
 def latency_of(latencies_ms: Sequence[float]) -> Latency:
     """Return the percentiles of calls, each a latency that was measured but the median of an even number."""
-    quantiles = np.quantile(np.asarray(latencies_ms), np.linspace(0.0, 1.0, _QUANTILES))
     return Latency(
         median_ms=float(np.median(latencies_ms)),
         p90_ms=percentile(latencies_ms, 0.90),
@@ -195,5 +195,10 @@ def latency_of(latencies_ms: Sequence[float]) -> Latency:
         min_ms=min(latencies_ms),
         max_ms=max(latencies_ms),
         calls=len(latencies_ms),
-        quantiles_ms=tuple(float(value) for value in quantiles),
     )
+
+
+def quantiles_of(latencies_ms: Sequence[float]) -> tuple[float, ...]:
+    """Return 0%, 1%, ... 100% of calls."""
+    quantiles = np.quantile(np.asarray(latencies_ms), np.linspace(0.0, 1.0, _QUANTILES))
+    return tuple(float(value) for value in quantiles)

@@ -110,12 +110,12 @@ def diff(
         io = shared_io(runnables, inputs)
     precision = _precision(runnables)
     if metric is not None:
-        both = evaluate(
+        accuracy_of_both, theirs, ours, count = evaluate(
             runnables, io, str(data), metric, max_drop=max_drop, samples=samples, keep=samples or SAMPLES,
             threads=threads, progress=progress,
         )  # fmt: skip
-        outputs = judge(both.reference, both.outputs, precision, tolerances, rules)
-        return Comparison(reference, artifact, precision, both.samples, outputs, both.accuracy)
+        outputs = judge(theirs, ours, precision, tolerances, rules)
+        return Comparison(reference, artifact, precision, count, outputs, accuracy_of_both)
     feeds = list(feeds_for(io, data, runnables=runnables, samples=samples or SAMPLES))
     outputs_by_side = []
     for runnable in runnables:
@@ -198,22 +198,6 @@ class AccuracyComparison:
         return unit_of(self.metric)
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """Two artifacts on the same samples.
-
-    Attributes:
-        accuracy: What both reach on all of them.
-        reference, outputs: Their outputs for the first batches, which hold `samples`.
-        samples: In those batches.
-    """
-
-    accuracy: AccuracyComparison
-    reference: Sequence[Outputs]
-    outputs: Sequence[Outputs]
-    samples: int
-
-
 def evaluate(
     runnables: Sequence[RunnableArtifact],
     io: ModelIO,
@@ -225,8 +209,13 @@ def evaluate(
     keep: int = 0,
     threads: int = 0,
     progress: Progress = silent,
-) -> Evaluation:
-    """Run two artifacts on labelled samples, batch by batch, and compare their accuracy."""
+) -> tuple[AccuracyComparison, list[Outputs], list[Outputs], int]:
+    """Run two artifacts on labelled samples, batch by batch, and compare their accuracy.
+
+    Returns:
+        What both reach on all samples; the outputs of the reference and of the artifact for the first
+        batches, and how many samples these hold: `keep` at least, where there are as many.
+    """
     chosen = read_metric(metric, inputs=described_inputs(io, runnables))
     sums: list[ScoreSums] = []
     kept: tuple[list[Outputs], list[Outputs]] = ([], [])
@@ -265,4 +254,4 @@ def evaluate(
         chosen.name, chosen.note, sums[0].value(), found.value, found.drop.value, found.drop.low,
         found.drop.high, sums[1].samples, found.agreement, max_drop,
     )  # fmt: skip
-    return Evaluation(compared, *kept, seen)
+    return compared, *kept, seen

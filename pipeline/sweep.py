@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from ..errors import ClusterError, EngineUnavailable, QCompileError
 from ..progress import Progress, silent
 from .bench_stages import REPORT, RESULTS
@@ -201,7 +203,7 @@ def _renamed(results: Results, member: str) -> Results:
     return replace(
         results,
         baseline=f"{member}-{results.baseline}",
-        rows=[replace(row, name=f"{member}-{row.name}") for row in results.rows],
+        rows=[structs.replace(row, name=f"{member}-{row.name}") for row in results.rows],
         machines={
             name: replace(machine, baseline=f"{member}-{machine.baseline}")
             for name, machine in results.machines.items()

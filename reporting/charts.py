@@ -9,30 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import svg
 from ..bench.results.render import speedup_text
-from ..bench.results.row import Curve, CurvePoint, Interval
+from ..bench.results.row import Curve, CurvePoint, Interval, Unit
 from ..bench.statistics.bootstrap import CONFIDENCE as DROP_CONFIDENCE
 from ..bench.statistics.speedup import Speedup
 from ..calibration.plot import TensorSummary, histogram_plane
 from ..calibration.ranges import Ranges
 from ..figures import DASH, bytes_text, drop_interval, drop_text, figure, number, shortened, times
-from ..svg import (
-    DASHES,
-    Scale,
-    area,
-    axes,
-    bar,
-    escaped,
-    labels,
-    line,
-    mark,
-    paint,
-    plain,
-    polyline,
-    text,
-    tipped,
-)
-from .source import FAMILIES, Layers, ReportedArtifact, family_of
+from ..svg import Point, Scale, escaped, line, mark
+from .source import Layers, ReportedArtifact, family_of
 
 WORST_TENSORS = 24
 WORST_HISTOGRAMS = 8
@@ -48,24 +34,16 @@ Counts = dict[str, dict[str, int]]
 
 def latency_chart(subjects: Sequence[ReportedArtifact]) -> str:
     """Draw where every call's latency lies; empty where no artifact has quantiles."""
-    drawn = [(s, list(s.row.latency.quantiles_ms)) for s in subjects if s.row.latency]
-    drawn = [(subject, values) for subject, values in drawn if values]
+    drawn = [(s, s.row.latency_quantiles_ms) for s in subjects if s.row.latency_quantiles_ms]
     if not drawn:
         return ""
     scale = Scale.over([end for _, values in drawn for end in (values[1], values[99])])
-    names = ", ".join(f"{subject.name} {figure(values[50])} ms" for subject, values in drawn[:8])
-    return _rows(
-        [
-            (
-                str(s.number), s.name, f"{figure(values[50])} · p99 {figure(values[99])} ms",
-                _violin(scale, s, values),
-            )
-            for s, values in drawn
-        ],
-        scale,
-        f"latency of a call, ms{', logarithmic scale' if scale.kind == 'log' else ''}",
-        f"Distribution of latencies; medians: {names}",
-    )  # fmt: skip
+    rows = [
+        (str(s.number), s.name, f"{figure(v[50])} · p99 {figure(v[99])} ms", _violin(scale, s, v))
+        for s, v in drawn
+    ]
+    title = f"latency of a call, ms{', logarithmic scale' if scale.kind == 'log' else ''}"
+    return _rows(rows, scale, title, "Distribution of latencies, the median first")
 
 
 def speedup_chart(subjects: Sequence[ReportedArtifact], baseline: str, intervals: str) -> str:
@@ -74,26 +52,21 @@ def speedup_chart(subjects: Sequence[ReportedArtifact], baseline: str, intervals
     low, high = _bounds([speedup for _, speedup, _ in values], 1.0)
     low = max(low, 1e-3)
     scale = Scale(low * 0.93, high * 1.07, "log") if high > 2 * low else Scale(low - 0.02, high + 0.02)
-    return _intervals(
-        values, scale, f"times as fast as {baseline if len(baseline) <= 28 else 'the baseline'}",
-        f"Speed-up against {baseline}, {intervals}", (1.0, "slower", "faster"), "{}×",
-    )  # fmt: skip
+    title = f"times as fast as {baseline if len(baseline) <= 28 else 'the baseline'}"
+    label = f"Speed-up against {baseline}, {intervals}"
+    return _intervals(values, scale, title, label, (1.0, "slower", "faster"), "{}×")
 
 
 def drop_chart(subjects: Sequence[ReportedArtifact], metric: str) -> str:
     """Draw the drops of accuracy with their intervals and a line at 0; empty where there is none."""
     dropped = [(s, s.drop) for s in subjects if s.drop is not None and not s.is_baseline]
     unit = dropped[0][0].drop_unit if dropped else "points"
-    values = [
-        (s, drop, f"{drop_text(drop.value, unit)} {drop_interval(drop.low, drop.high, unit)}".strip())
-        for s, drop in dropped
-    ]
+    values = [(s, drop, _drop_words(drop, unit)) for s, drop in dropped]
     low, high = _bounds([drop for _, drop in dropped], 0.0)
     space = max((high - low) * 0.06, 1e-9 if high > low else 0.05)
-    return _intervals(
-        values, Scale(low - space, high + space), f"drop of {metric}, {unit}",
-        f"Drop of {metric}, {DROP_CONFIDENCE:.0%} intervals, {unit}", (0.0, "better", "worse"),
-    )  # fmt: skip
+    label = f"Drop of {metric}, {DROP_CONFIDENCE:.0%} intervals, {unit}"
+    scale = Scale(low - space, high + space)
+    return _intervals(values, scale, f"drop of {metric}, {unit}", label, (0.0, "better", "worse"))
 
 
 def pareto_chart(subjects: Sequence[ReportedArtifact]) -> str:
@@ -103,10 +76,9 @@ def pareto_chart(subjects: Sequence[ReportedArtifact]) -> str:
     if len(shown) < 2:
         return ""
     unit, best = shown[0].drop_unit, pareto_front(shown)
-    heights = {
-        s.number: (s.drop.value if s.drop else 0.0) if by_drop else (s.size_bytes or 0.0) / 1e6 for s in shown
-    }
-    ends = list(heights.values())
+    largest = max(s.size_bytes or 0.0 for s in shown) or 1.0
+    heights = {s.number: s.drop.value if by_drop and s.drop else (s.size_bytes or 0.0) / 1e6 for s in shown}
+    ends = [*heights.values()]
     if by_drop:
         ends += [end for s in shown if s.drop for end in (s.drop.low, s.drop.high) if end is not None]
     low, high = min(ends), max(ends)
@@ -115,41 +87,27 @@ def pareto_chart(subjects: Sequence[ReportedArtifact]) -> str:
     if by_drop and max(abs(low), abs(high)) > _LINEAR_TO:
         y = Scale(low - max(space, 0.5), high * 1.5, "symlog")
     places = {s.number: (x.at(s.latency_ms or 0.0), y.at(heights[s.number])) for s in shown}
-    largest = max((s.size_bytes or 0.0 for s in shown), default=0.0) or 1.0
-    radii = {
-        s.number: max(_LARGEST_RADIUS * math.sqrt((s.size_bytes or 0.0) / largest), _SMALLEST_RADIUS)
-        for s in shown
-    }
     marks = [line((0, y.at(0)), (100, y.at(0)), "ink")] if by_drop else []
-    front, lowest = [], math.inf
-    for s in sorted(best, key=lambda s: (s.latency_ms or 0.0, heights[s.number])):
-        if heights[s.number] < lowest:
-            front.append(places[s.number])
-            lowest = heights[s.number]
-    marks.append(polyline(front, "muted", width=1.2, dashes="4 3"))
-    for s in sorted(shown, key=lambda s: -(s.size_bytes or 0.0)):
+    marks.append(svg.polyline(_staircase([places[s.number] for s in best]), "muted", width=1.2, dashes="4 3"))
+    radii = []
+    for s in shown:
+        radii.append(max(_LARGEST_RADIUS * math.sqrt((s.size_bytes or 0.0) / largest), _SMALLEST_RADIUS))
+    for s, radius in sorted(zip(shown, radii, strict=True), key=lambda pair: -pair[1]):
         at, words = places[s.number], [s.name, f"{figure(s.latency_ms)} ms", bytes_text(s.size_bytes)]
         if s.drop:
-            interval = drop_interval(s.drop.low, s.drop.high, unit)
-            words.append(" ".join(filter(None, ("drop", drop_text(s.drop.value, unit), interval, unit))))
-            if by_drop and s.drop.low is not None and s.drop.high is not None:
-                interval_ends = (at[0], y.at(s.drop.low)), (at[0], y.at(s.drop.high))
-                marks.append(line(*interval_ends, s.family, width=1.4, opacity=0.6))
-        fill = s.family if s.size_bytes else "surface"
-        style = (
-            f"fill:{paint(fill)};fill-opacity:{0.5 if s in best else 0.18};stroke:{paint(s.family)};"
-            f"stroke-width:{1.8 if s in best else 1}"
-        )
-        circle = f'<circle cx="{at[0]:.2f}%" cy="{at[1]:.2f}%" r="{radii[s.number]:.1f}" style="{style}"/>'
-        marks.append(tipped(circle + mark(s.family, *at, size=0.5), ", ".join(words)))
-    marks.append(
-        labels(
-            [(*places[s.number], str(s.number)) for s in shown], 336, radii=[radii[s.number] for s in shown]
-        )
-    )
+            words.append(f"drop {_drop_words(s.drop, unit)} {unit}")
+            if by_drop:
+                marks.append(_whisker(at[0], y, s.drop.low, s.drop.high, s.family, width=1.4, opacity=0.6))
+        is_best, fill = s in best, s.family if s.size_bytes else "surface"
+        marks.append(svg.tipped(
+            svg.circle(at, radius, fill=fill, fill_opacity=0.5 if is_best else 0.18, stroke=s.family,
+                       stroke_width=1.8 if is_best else 1) + mark(s.family, *at, size=0.5),
+            ", ".join(words),
+        ))  # fmt: skip
+    marks.append(svg.labels([(*places[s.number], str(s.number)) for s in shown], 336, radii=radii))
     label = f"accuracy drop, {unit} (up is better)" if by_drop else "size, MB (up is smaller)"
     names = ", ".join(s.name for s in shown if s in best)
-    grid = axes(x, y, ("median latency of a call, ms", label))
+    grid = svg.axes(x, y, ("median latency of a call, ms", label))
     told = f"Trade-off of accuracy, latency and size; beaten by none: {names}"
     return _plane(grid + "".join(marks), 336, told)
 
@@ -161,19 +119,16 @@ def drops_differ(subjects: Sequence[ReportedArtifact]) -> bool:
 
 def pareto_front(subjects: Sequence[ReportedArtifact]) -> list[ReportedArtifact]:
     """Return those that no other beats: as good in latency, drop and size, and better in one."""
+    costs = {
+        s.number: (s.latency_ms or math.inf, s.drop.value if s.drop else math.inf, s.size_bytes or math.inf)
+        for s in subjects
+    }
 
-    def costs(subject: ReportedArtifact) -> tuple[float, float, float]:
-        drop = subject.drop.value if subject.drop else math.inf
-        return subject.latency_ms or math.inf, drop, subject.size_bytes or math.inf
+    def is_beaten(mine: tuple[float, ...]) -> bool:
+        others = (theirs for theirs in costs.values() if theirs != mine)
+        return any(all(a <= b for a, b in zip(theirs, mine, strict=True)) for theirs in others)
 
-    every = [costs(subject) for subject in subjects]
-
-    def is_beaten(mine: tuple[float, float, float]) -> bool:
-        return any(
-            theirs != mine and all(a <= b for a, b in zip(theirs, mine, strict=True)) for theirs in every
-        )
-
-    return [subject for subject, mine in zip(subjects, every, strict=True) if not is_beaten(mine)]
+    return [subject for subject in subjects if not is_beaten(costs[subject.number])]
 
 
 def curves_chart(subjects: Sequence[ReportedArtifact], key: Curve, word: str) -> str:
@@ -189,24 +144,23 @@ def curves_chart(subjects: Sequence[ReportedArtifact], key: Curve, word: str) ->
         return ""
     x = Scale.over([point.median_ms for _, points in curves for point in points])
     y = Scale.over([point.throughput_per_s for _, points in curves for point in points], grows_up=True)
-    marks, ends, most = [], [], max(points[-1].throughput_per_s for _, points in curves)
-    counts: list[tuple[float, float, str]] = []
-    for index, (s, points) in enumerate(curves):
-        places = [(x.at(point.median_ms), y.at(point.throughput_per_s)) for point in points]
-        marks.append(polyline(places, s.family, width=1.8, dashes=DASHES[index // 2 % len(DASHES)]))
-        for at, point in zip(places, points, strict=True):
-            speed = f"{figure(point.median_ms)} ms, {figure(point.throughput_per_s)} samples/s"
-            marks.append(mark(s.family, *at, size=0.8, tip=f"{s.name}, {word} {point.count}: {speed}"))
-        ends.append((*places[-1], str(s.number)))
-        if points[-1].throughput_per_s == most and not counts:
-            counts = [(*at, str(point.count)) for at, point in zip(places[:-1], points, strict=False)]
+
+    def label(point: CurvePoint, words: str) -> svg.Label:
+        return x.at(point.median_ms), y.at(point.throughput_per_s), words
+
+    lines = []
+    for s, points in curves:
+        speeds = [f"{figure(p.median_ms)} ms, {figure(p.throughput_per_s)} samples/s" for p in points]
+        tips = [f"{s.name}, {word} {p.count}: {speed}" for p, speed in zip(points, speeds, strict=True)]
+        lines.append((s, [label(p, tip) for p, tip in zip(points, tips, strict=True)]))
+    highest = max((points for _, points in curves), key=lambda points: points[-1].throughput_per_s)
     told = "; ".join(
         f"{s.name} up to {figure(max(point.throughput_per_s for point in points))} samples/s"
         for s, points in curves[:8]
     )
-    grid = axes(x, y, ("median latency of a call, ms", "samples per second"))
-    drawing = grid + "".join(marks) + labels(ends, 316, minor=counts)
-    return _plane(drawing, 316, f"Throughput against latency by {word}: {told}")
+    grid = svg.axes(x, y, ("median latency of a call, ms", "samples per second"))
+    minor = [label(point, str(point.count)) for point in highest[:-1]]
+    return _lines(lines, 316, f"Throughput against latency by {word}: {told}", grid, minor)
 
 
 def curve(subject: ReportedArtifact, key: Curve) -> list[CurvePoint]:
@@ -222,19 +176,18 @@ def history_chart(runs: Sequence[Mapping[str, Any]], subjects: Sequence[Reported
         return ""
     ends = [end for _, points in histories for point in points for end in point[1:] if end]
     x, y = Scale(-0.3, len(runs) - 0.7), Scale.over([*ends, 1.0], grows_up=True)
-    marks = [line((0, y.at(1.0)), (100, y.at(1.0)), "ink")]
-    for index, (s, points) in enumerate(histories):
-        places = [(x.at(point[0]), y.at(point[1])) for point in points]
-        marks.append(polyline(places, s.family, width=1.6, dashes=DASHES[index // 2 % len(DASHES)]))
-        for at, (run, value, low, high) in zip(places, points, strict=True):
-            if low and high:
-                marks.append(line((at[0], y.at(low)), (at[0], y.at(high)), s.family, width=2.5, opacity=0.5))
-            created = runs[run].get("created", "")
-            marks.append(mark(s.family, *at, size=0.7, tip=f"{s.name}, {created}: {times(value)}"))
-    last = [(x.at(points[-1][0]), y.at(points[-1][1]), str(s.number)) for s, points in histories]
     dates = [str(run.get("created", ""))[:10] for run in runs]
-    drawing = axes(x, y, ("run", "speed-up"), form="{}×", names=dates) + "".join(marks) + labels(last, 256)
-    return _plane(drawing, 256, f"Speed-up of {len(histories)} artifacts over {len(runs)} runs")
+    grid = svg.axes(x, y, ("run", "speed-up"), form="{}×", names=dates)
+    grid += line((0, y.at(1.0)), (100, y.at(1.0)), "ink")
+    lines = []
+    for s, points in histories:
+        marks = []
+        for run, value, low, high in points:
+            grid += _whisker(x.at(run), y, low, high, s.family, width=2.5, opacity=0.5)
+            tip = f"{s.name}, {runs[run].get('created', '')}: {times(value)}"
+            marks.append((x.at(run), y.at(value), tip))
+        lines.append((s, marks))
+    return _lines(lines, 256, f"Speed-up of {len(histories)} artifacts over {len(runs)} runs", grid)
 
 
 def layers_by_precision(subject: ReportedArtifact) -> Counts:
@@ -245,34 +198,28 @@ def layers_by_precision(subject: ReportedArtifact) -> Counts:
         counts = {str(kind): int(count) for kind, value in pairs if (count := number(value)) and count > 0}
         if counts:
             by_precision[precision] = counts
-    order = list(FAMILIES)
-    return dict(
-        sorted(
-            by_precision.items(), key=lambda item: (-order.index(family_of(item[0])) % len(order), item[0])
-        )
-    )
+    order = ("float", "mixed", "low", "int8", "half")
+    return dict(sorted(by_precision.items(), key=lambda item: (order.index(family_of(item[0])), item[0])))
 
 
 def precision_chart(subjects: Sequence[ReportedArtifact]) -> str:
     """Draw the share of layers in each precision; empty where no artifact's manifest has a proof."""
-    drawn = [(subject, layers) for subject in subjects if (layers := layers_by_precision(subject))]
-    chart_rows: list[Row] = []
-    for s, layers in drawn:
+    rows: list[Row] = []
+    for s, layers in ((subject, layers_by_precision(subject)) for subject in subjects):
         counts = {precision: sum(kinds.values()) for precision, kinds in layers.items()}
-        total, start, parts = sum(counts.values()), 0.0, []
+        total, start, track = sum(counts.values()), 0.0, ""
         for precision, count in counts.items():
             share = 100.0 * count / total
             kinds = ", ".join(f"{n} {kind}" for kind, n in layers[precision].items())
-            tip = f"{s.name}, {precision}: {kinds}"
-            parts.append(bar(start, share, family_of(precision), tip=tip))
+            track += svg.bar(start, share, family_of(precision), tip=f"{s.name}, {precision}: {kinds}")
             words = f"{precision} {count}"
             if share * 3.0 > 7.2 * len(words) + 8:  # pixels of a phone
-                parts.append(text(start + share / 2, 50, words, colour="surface", kind="label"))
+                track += svg.text(start + share / 2, 50, words, colour="surface", kind="label")
             start += share
-        most = max(counts, key=lambda precision: counts[precision])
-        chart_rows.append((str(s.number), s.name, f"{counts[most]} of {total} {most}", "".join(parts)))
-    told = "; ".join(f"{name} {value}" for _, name, value, _ in chart_rows[:8])
-    return _rows(chart_rows, Scale(0, 100), "share of the layers, %", f"Layers by precision: {told}")
+        if counts:
+            most = max(counts, key=lambda precision: counts[precision])
+            rows.append((str(s.number), s.name, f"{counts[most]} of {total} {most}", track))
+    return _rows(rows, Scale(0, 100), "share of the layers, %", "Layers by precision")
 
 
 def errors_chart(layers: Layers) -> str:
@@ -280,26 +227,20 @@ def errors_chart(layers: Layers) -> str:
     worst = [(item, number(item.get("snr_db"))) for item in layers.tensors[:WORST_TENSORS]]
     ratios = [snr for _, snr in worst if snr is not None] or [1.0]
     scale = Scale(min(0.0, *ratios) * 1.05, max(*ratios, 1.0) * 1.05)
-    bad = layers.first_bad.get("tensor")
-    chart_rows: list[Row] = []
+    bad = (layers.first_bad or {}).get("tensor")
+    rows: list[Row] = []
     for item, snr in worst:
-        is_first = item["tensor"] == bad
-        shown = "equal" if snr is None else f"{figure(snr)} dB"
         error, largest = figure(number(item.get("max_abs_error"))), figure(number(item.get("max_abs")))
         tip = f"{item['tensor']} ({item.get('operator')}): largest error {error} of {largest}"
         start, end = sorted((scale.at(0.0), scale.at(scale.high if snr is None else snr)))
-        track = bar(
-            start,
-            end - start,
-            "bad" if is_first else "float",
-            opacity=0.85 if snr is not None else 0.2,
-            tip=tip,
-        )
-        value = f"{'first bad · ' if is_first else ''}{shown} · {item.get('operator') or DASH}"
-        chart_rows.append(("", str(item["tensor"]), value, track))
+        colour, opacity = "bad" if item["tensor"] == bad else "float", 0.85 if snr is not None else 0.2
+        first = "first bad · " if item["tensor"] == bad else ""
+        value = f"{first}{'equal' if snr is None else f'{figure(snr)} dB'} · {item.get('operator') or DASH}"
+        track = svg.bar(start, end - start, colour, opacity=opacity, tip=tip)
+        rows.append(("", str(item["tensor"]), value, track))
     told = f"the first that diverges is {bad}" if bad else "none diverges"
     label = f"Signal-to-noise ratio of {len(worst)} tensors, the worst first; {told}"
-    return _rows(chart_rows, scale, "signal-to-noise ratio, dB (longer is better)", label)
+    return _rows(rows, scale, "signal-to-noise ratio, dB (longer is better)", label)
 
 
 def histogram_chart(ranges: Ranges, summary: TensorSummary) -> str:
@@ -320,14 +261,9 @@ def density(values: Sequence[float], *, logarithmic: bool) -> tuple[NDArray[Any]
     if not high > low:
         return np.array([values[50]]), np.array([1.0])
     edges = np.linspace(low, high, _BINS + 1)
-    # Equal quantiles are a step of the distribution: its upper end counts.
-    below = np.searchsorted(positions, edges, side="right") - 1
-    upper = np.clip(below + 1, 0, 100)
-    span = positions[upper] - positions[below]
-    part = np.divide(edges - positions[below], span, out=np.zeros_like(edges), where=span > 0)
-    mass = np.diff(below + np.clip(part, 0, 1))
-    reach = np.arange(-8, 9)
-    kernel = np.exp(-0.5 * (reach / 3.0) ** 2)
+    # Equal quantiles are a step of the distribution: `interp` takes its upper end.
+    mass = np.diff(np.interp(edges, positions, np.arange(len(positions))))
+    kernel = np.exp(-0.5 * (np.arange(-8, 9) / 3.0) ** 2)
     smooth = np.convolve(np.pad(mass, 8), kernel / kernel.sum(), mode="valid")
     middles = (edges[1:] + edges[:-1]) / 2
     return np.exp(middles) if logarithmic else middles, smooth / max(smooth.max(), 1e-12)
@@ -340,76 +276,98 @@ def _violin(scale: Scale, subject: ReportedArtifact, values: Sequence[float]) ->
     named = (("min", 0), ("p25", 25), ("median", 50), ("p75", 75), ("p90", 90), ("p99", 99), ("max", 100))
     tip = f"{subject.name}: {', '.join(f'{name} {figure(values[at])}' for name, at in named)} ms"
     x = [scale.at(value) for value in values]
-    ring = f"fill:{paint('surface')};stroke:{paint(subject.family)};stroke-width:2"
     return (
-        area(outline, subject.family, opacity=0.28, tip=tip)
+        svg.area(outline, subject.family, opacity=0.28, tip=tip)
         + line((x[1], 50), (x[99], 50), subject.family, width=1.4)
         + line((x[25], 50), (x[75], 50), subject.family, width=5)
-        + f'<circle cx="{x[50]:.2f}%" cy="50%" r="3.6" style="{ring}"/>'
+        + svg.circle((x[50], 50), 3.6, fill="surface", stroke=subject.family, stroke_width=2)
     )
 
 
 def _intervals(
-    values: Sequence[tuple[ReportedArtifact, Interval | Speedup, str]],
-    scale: Scale,
-    title: str,
-    told: str,
-    reference: tuple[float, str, str],
-    form: str = "{}",
-) -> str:
+    values: Sequence[tuple[ReportedArtifact, Interval | Speedup, str]], scale: Scale, title: str, label: str,
+    reference: tuple[float, str, str], form: str = "{}",
+) -> str:  # fmt: skip
     """Rows of a mark with its interval, and a line at the reference."""
-    chart_rows: list[Row] = []
+    rows: list[Row] = []
     for s, interval, words in values:
-        parts = []
+        track = ""
         if interval.low is not None and interval.high is not None:
             low, high = scale.at(interval.low), scale.at(interval.high)
-            parts.append(line((low, 50), (high, 50), s.family, width=3, opacity=0.55))
-            parts += [line((end, 37), (end, 63), s.family, width=1.6) for end in (low, high)]
+            track = line((low, 50), (high, 50), s.family, width=3, opacity=0.55)
+            track += "".join(line((end, 37), (end, 63), s.family, width=1.6) for end in (low, high))
         verdict = f" ({s.verdict})" if isinstance(interval, Speedup) else f" {s.drop_unit}"
-        parts.append(mark(s.family, scale.at(interval.value), 50, tip=f"{s.name}: {words}{verdict}"))
-        chart_rows.append((str(s.number), s.name, words, "".join(parts)))
-    listed = "; ".join(f"{name} {value}" for _, name, value, _ in chart_rows[:8])
-    return _rows(chart_rows, scale, title, f"{told}: {listed}", form=form, reference=reference)
+        track += mark(s.family, scale.at(interval.value), 50, tip=f"{s.name}: {words}{verdict}")
+        rows.append((str(s.number), s.name, words, track))
+    return _rows(rows, scale, title, label, form=form, reference=reference)
 
 
 def _rows(
-    chart_rows: Sequence[Row],
-    scale: Scale,
-    title: str,
-    told: str,
-    *,
-    form: str = "{}",
+    rows: Sequence[Row], scale: Scale, title: str, label: str, *, form: str = "{}",
     reference: tuple[float, str, str] | None = None,
-) -> str:
+) -> str:  # fmt: skip
     """Rows of a number, a name, a track and a value, above one axis; empty for no row."""
-    if not chart_rows:
+    if not rows:
         return ""
-    ticks = [(scale.at(tick), form.format(plain(tick))) for tick in scale.ticks(5)]
+    ticks = [(scale.at(tick), form.format(svg.plain(tick))) for tick in scale.ticks(5)]
     grid, head = "".join(line((at, 0), (at, 100)) for at, _ in ticks), ""
     if reference is not None:
         at = scale.at(reference[0])
         grid += line((at, 0), (at, 100), "ink", width=1.2)
-        sides = [text(at, 100, f"← {reference[1]}", shift=(-6, -5), anchor="end")] if at >= 20 else []
-        sides += [text(at, 100, f"{reference[2]} →", shift=(6, -5), anchor="start")] if at <= 80 else []
-        head = f'<div class="row head"><svg class="track">{"".join(sides)}</svg></div>'
+        sides = svg.text(at, 100, f"← {reference[1]}", shift=(-6, -5), anchor="end") if at >= 20 else ""
+        sides += svg.text(at, 100, f"{reference[2]} →", shift=(6, -5), anchor="start") if at <= 80 else ""
+        head = f'<div class="row head"><svg class="track">{sides}</svg></div>'
     body = "".join(
-        f'<div class="row"><span class="no">{name_number}</span>'
+        f'<div class="row"><span class="no">{number_of_row}</span>'
         f'<span class="name" title="{escaped(name)}">{escaped(shortened(name, 34))}</span>'
         f'<svg class="track">{grid}{track}</svg><span class="value">{escaped(value)}</span></div>'
-        for name_number, name, value, track in chart_rows
+        for number_of_row, name, value, track in rows
     )
-    words = "".join(text(at, 0, tick, shift=(0, 16)) for at, tick in ticks)
-    words += text(50, 0, title, shift=(0, 36), size=12)
+    words = "".join(svg.text(at, 0, tick, shift=(0, 16)) for at, tick in ticks)
+    words += svg.text(50, 0, title, shift=(0, 36), size=12)
     axis = f'<div class="row axis"><svg class="track">{words}</svg></div>'
-    return f'<div class="rows" role="img" aria-label="{escaped(told)}">{head}{body}{axis}</div>'
+    told = escaped(f"{label}: {'; '.join(f'{name} {value}' for _, name, value, _ in rows[:8])}")
+    return f'<div class="rows" role="img" aria-label="{told}">{head}{body}{axis}</div>'
 
 
-def _plane(drawing: str, height: int, told: str) -> str:
-    svg = f'<svg width="100%" height="{height}">{drawing}</svg>'
-    return f'<div class="plane" role="img" aria-label="{escaped(told)}">{svg}</div>'
+def _lines(
+    lines: Sequence[tuple[ReportedArtifact, Sequence[svg.Label]]], height: int, label: str, grid: str,
+    minor: Sequence[svg.Label] = (),
+) -> str:  # fmt: skip
+    """Lines through marks with their tips, each with the number of its artifact at its end."""
+    drawing, ends = grid, []
+    for index, (s, points) in enumerate(lines):
+        dashes = svg.DASHES[index // 2 % len(svg.DASHES)]
+        drawing += svg.polyline([(x, y) for x, y, _ in points], s.family, width=1.8, dashes=dashes)
+        drawing += "".join(mark(s.family, x, y, size=0.8, tip=tip) for x, y, tip in points)
+        ends.append((*points[-1][:2], str(s.number)))
+    return _plane(drawing + svg.labels(ends, height, minor=minor), height, label)
 
 
-def _bounds(intervals: Sequence[Interval | Speedup], reference: float) -> tuple[float, float]:
+def _plane(drawing: str, height: int, label: str) -> str:
+    plot = f'<svg width="100%" height="{height}">{drawing}</svg>'
+    return f'<div class="plane" role="img" aria-label="{escaped(label)}">{plot}</div>'
+
+
+def _whisker(x: float, y: Scale, low: float | None, high: float | None, family: str, **style: Any) -> str:
+    """A vertical line over an interval; nothing where an end is missing."""
+    return "" if low is None or high is None else line((x, y.at(low)), (x, y.at(high)), family, **style)
+
+
+def _staircase(places: Sequence[Point]) -> list[Point]:
+    """From left to right, those that are higher up than all before."""
+    steps: list[Point] = []
+    for place in sorted(places):
+        if not steps or place[1] < steps[-1][1]:
+            steps.append(place)
+    return steps
+
+
+def _drop_words(drop: Interval, unit: Unit) -> str:
+    return f"{drop_text(drop.value, unit)} {drop_interval(drop.low, drop.high, unit)}".strip()
+
+
+def _bounds(intervals: Sequence[Interval | Speedup], reference: float) -> Point:
     ends = [end for one in intervals for end in (one.value, one.low, one.high) if end is not None]
     return min([*ends, reference]), max([*ends, reference])
 

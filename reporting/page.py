@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,27 @@ from ..files import check_output, write_text
 from ..spec.measure import Budget
 from ..svg import FAMILY_MARKS
 from ..version import __version__
-from .sections import sections
-from .source import FAMILIES, Source, read_source
+from .parts import Section
+from .sections_inside import (
+    calibration_section,
+    environment_section,
+    failures_section,
+    layers_section,
+    precision_section,
+    reproduce_section,
+    times_section,
+)  # fmt: skip
+from .sections_measured import (
+    accuracy_section,
+    costs_section,
+    history_section,
+    latency_section,
+    results_section,
+    speed_section,
+    sweep_section,
+    tradeoff_section,
+)  # fmt: skip
+from .source import FAMILIES, ReportedArtifact, Source, read_source
 from .summary import summarize
 
 if TYPE_CHECKING:
@@ -79,6 +99,30 @@ def render(source: Source, *, name: str) -> str:
         version=__version__,
         style=style(),
     )
+
+
+def sections(source: Source, chosen: ReportedArtifact | None) -> list[Section]:
+    """Return every section, those with nothing to show too; `chosen` is the recommended artifact."""
+    every = {
+        "results": ("Results", results_section(source, chosen)),
+        "speed": ("Speed-up", speed_section(source)),
+        "tradeoff": ("Accuracy, latency and size", tradeoff_section(source)),
+        "latency": ("Latency distributions", latency_section(source)),
+        "accuracy": ("Accuracy", accuracy_section(source)),
+        "batches": ("Batch sizes", sweep_section(source, "batches")),
+        "concurrency": ("Concurrent clients", sweep_section(source, "concurrency")),
+        "in_flight": ("Inferences in flight", sweep_section(source, "in_flight")),
+        "costs": ("Start, memory, energy", costs_section(source)),
+        "precision": ("Precision of the layers", precision_section(source)),
+        "times": ("Time of the layers", times_section(source)),
+        "layers": ("Errors of the layers", layers_section(source)),
+        "calibration": ("Calibration", calibration_section(source)),
+        "history": ("History", history_section(source)),
+        "failures": ("Not measured, and warnings", failures_section(source)),
+        "environment": ("Environment", environment_section(source)),
+        "reproduce": ("To repeat it", reproduce_section(source)),
+    }
+    return [replace(section, name=name, title=title) for name, (title, section) in every.items()]
 
 
 def template(name: str) -> Template:

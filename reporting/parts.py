@@ -27,6 +27,11 @@ class Cell:
     tone: str = ""
 
 
+def row_of(subject: ReportedArtifact, *texts: str) -> list[Cell]:
+    """Return an artifact and figures of it."""
+    return [Cell(subject.label, subject=subject), *map(Cell, texts)]
+
+
 @dataclass(frozen=True)
 class Table:
     """A table.
@@ -62,8 +67,6 @@ class Section:
     """A section of the page.
 
     Attributes:
-        name: Its anchor.
-        title: Its heading.
         lead: What it says, in a sentence or two.
         charts, tables, blocks: In that order.
         signs: Artifacts whose numbers and signs the charts use.
@@ -72,10 +75,9 @@ class Section:
         pairs: Whether charts stand two beside each other.
         lines: Name of a colour to the dashes of its lines, as SVG spells them.
         missing: Why there is nothing; the section is then one line at the end of the page.
+        name, title: Its anchor and its heading, which `page.sections` knows.
     """
 
-    name: str
-    title: str
     lead: str = ""
     charts: Sequence[Drawn] = ()
     tables: Sequence[Table] = ()
@@ -86,3 +88,5 @@ class Section:
     pairs: bool = False
     lines: Mapping[str, str] = field(default_factory=dict)
     missing: str = ""
+    name: str = ""
+    title: str = ""

@@ -67,8 +67,8 @@ def recommend(results_path: Path, *, budget: Budget = NO_BUDGET) -> Recommendati
         chosen.name,
         "",
         f"Use {_described(chosen)}: {_gains(source, chosen, onnx, over_onnx)}{_grouped(others)}.",
-        _ratio(chosen.speedup),
-        _ratio(over_onnx),
+        chosen.speedup.as_json() if chosen.speedup else None,
+        over_onnx.as_json() if over_onnx else None,
         others,
         tuple(summary.caveats),
     )
@@ -156,9 +156,3 @@ def _largest_drop(one: ReportedArtifact) -> tuple[float, float]:
 
 def _speed(one: ReportedArtifact) -> float:
     return one.speedup.value if one.speedup else 0.0
-
-
-def _ratio(ratio: Speedup | None) -> dict[str, Any] | None:
-    if ratio is None:
-        return None
-    return {"value": ratio.value, "low": ratio.low, "high": ratio.high, "verdict": ratio.verdict}

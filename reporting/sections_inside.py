@@ -1,12 +1,15 @@
-"""Sections about an artifact's layers: precisions, layer errors, calibration."""
+"""Sections about the layers of artifacts, and about the run: failures, environment, reproduction."""
 
 from __future__ import annotations
 
 import math
+import shlex
+from collections.abc import Mapping
+from typing import Any
 
-from ..bench.results.render import slowest_layers
+from ..bench.results.render import slowest_layers, warning_lines
 from ..calibration.plot import DASHES, summarize
-from ..figures import DASH, decibels, figure, number, words
+from ..figures import DASH, bytes_text, decibels, figure, number, words
 from .charts import (
     WORST_HISTOGRAMS,
     WORST_TENSORS,
@@ -15,50 +18,39 @@ from .charts import (
     layers_by_precision,
     precision_chart,
 )
-from .parts import Cell, Drawn, Section, Table
+from .parts import Block, Cell, Drawn, Section, Table, row_of
 from .source import Layers, Source
+
+_OF_THE_RUN = ("before", "after", "noise")
+_ELSEWHERE = ("command", "recipe")
+_UNITS = {
+    "_bytes": "", "_mhz": ", MHz", "_ms": ", ms", "_us": ", µs", "_s": ", s", "_1min": ", 1 minute",
+    "_c": ", °C", "_w": ", W",
+}  # fmt: skip
 
 
 def precision_section(source: Source) -> Section:
     """In which precision layers run."""
-    title = "Precision of the layers"
     chart = precision_chart(source.subjects)
     if not chart:
-        reason = "no artifact has a manifest that tells its layers' precisions"
-        return Section("precision", title, missing=reason)
+        return Section(missing="no artifact has a manifest that tells its layers' precisions")
     rows = [
-        [
-            Cell(s.label, subject=s),
-            Cell(name),
-            Cell(str(sum(kinds.values()))),
-            Cell(", ".join(f"{n} {kind}" for kind, n in kinds.items())),
-        ]
+        row_of(s, name, str(sum(kinds.values())), ", ".join(f"{n} {kind}" for kind, n in kinds.items()))
         for s in source.subjects
         for name, kinds in layers_by_precision(s).items()
     ]
-    table = Table(
-        "Layers by precision and operator, from the artifacts' manifests.",
-        ("artifact", "precision", "layers", "operators"),
-        rows,
-        words=(0, 1, 3),
-        folded=True,
-    )
-    note = "What the built artifact holds, not what was asked for."
-    return Section(
-        "precision",
-        title,
-        charts=[Drawn(chart, "Layers by precision", note)],
-        tables=[table],
-        precisions=True,
-    )
+    caption = "Layers by precision and operator, from the artifacts' manifests."
+    columns = ("artifact", "precision", "layers", "operators")
+    table = Table(caption, columns, rows, words=(0, 1, 3), folded=True)
+    drawn = Drawn(chart, "Layers by precision", "What the built artifact holds, not what was asked for.")
+    return Section(charts=[drawn], tables=[table], precisions=True)
 
 
 def times_section(source: Source) -> Section:
     """Which layers take the time."""
-    title = "Time of the layers"
     timed = [s for s in source.measured if s.row.layer_times_ms]
     if not timed:
-        return Section("times", title, missing="layer times were not measured (`layer_times`)")
+        return Section(missing="layer times were not measured (`layer_times`)")
     tables = [
         Table(
             f"{s.label}: medians by the runtime's profiler, which slows the layers.",
@@ -67,15 +59,14 @@ def times_section(source: Source) -> Section:
         )
         for s in timed
     ]
-    return Section("times", title, tables=tables)
+    return Section(tables=tables)
 
 
 def layers_section(source: Source) -> Section:
     """Where outputs begin to differ."""
-    title = "Errors of the layers"
     if not source.layers:
-        reason = "no layer differences were given (`qcompile diff` writes layers.json, `layers` takes it)"
-        return Section("layers", title, missing=reason)
+        missing = "no layer differences were given (`qcompile diff` writes layers.json, `layers` takes it)"
+        return Section(missing=missing)
     charts, tables = [], []
     for layers in source.layers:
         chart = errors_chart(layers)
@@ -86,19 +77,17 @@ def layers_section(source: Source) -> Section:
         charts.append(Drawn(chart, f"{layers.artifact} against {layers.reference}", note))
         tables.append(_errors(layers))
     if not charts:
-        return Section("layers", title, missing="the files of layers hold no tensors")
-    return Section("layers", title, charts=charts, tables=tables)
+        return Section(missing="the files of layers hold no tensors")
+    return Section(charts=charts, tables=tables)
 
 
 def calibration_section(source: Source) -> Section:
     """The histograms that lose most."""
-    title = "Calibration"
     if source.ranges is None:
-        reason = "no ranges were given (`ranges` takes a ranges file)"
-        return Section("calibration", title, missing=reason)
+        return Section(missing="no ranges were given (`ranges` takes a ranges file)")
     summaries = summarize(source.ranges)
     if not summaries:
-        return Section("calibration", title, missing="the ranges hold no histograms")
+        return Section(missing="the ranges hold no histograms")
     lead = (
         f"{source.ranges.samples} samples, {len(summaries)} tensors, method {source.ranges.method}. "
         f"The {min(len(summaries), WORST_HISTOGRAMS)} tensors with the lowest SNR in symmetric INT8; thick "
@@ -115,8 +104,6 @@ def calibration_section(source: Source) -> Section:
         for one in summaries[:WORST_HISTOGRAMS]
     ]
     return Section(
-        "calibration",
-        title,
         lead,
         charts,
         pairs=True,
@@ -129,7 +116,7 @@ def _snr(value: float) -> str:
 
 
 def _first_bad(layers: Layers) -> str:
-    bad = layers.first_bad
+    bad = layers.first_bad or {}
     if not bad.get("tensor"):
         return "None of them diverges."
     node = f", node {bad['node']}" if bad.get("node") else ""
@@ -142,7 +129,7 @@ def _errors(layers: Layers) -> Table:
         snr, equal = number(item.get("snr_db")), item.get("state", "equal") == "equal"
         shown = decibels(snr) if snr is not None else decibels(math.inf if equal else -math.inf)
         rows.append([
-            Cell(item["tensor"], str(item.get("node") or "")),
+            Cell(str(item["tensor"]), str(item.get("node") or "")),
             Cell(str(item.get("operator") or DASH)),
             Cell(shown),
             Cell(figure(number(item.get("max_abs_error")))),
@@ -150,3 +137,101 @@ def _errors(layers: Layers) -> Table:
         ])  # fmt: skip
     columns = ("tensor", "operator", "SNR", "largest error", "largest value")
     return Table(f"{layers.file}: tensors, the worst first.", columns, rows, words=(0, 1), folded=True)
+
+
+def failures_section(source: Source) -> Section:
+    """Artifacts without numbers, each with the reason, and what users should know of the others."""
+    rows, blocks = [], []
+    for subject in source.subjects:
+        if subject.is_measured:
+            continue
+        row = subject.row
+        status = "no latency" if row.status == "measured" else row.status
+        rows.append(row_of(subject, status, words(row.reason)))
+        if row.output_tail:
+            blocks.append(Block(f"Last output of {subject.label}", row.output_tail, folded=True))
+    items = warning_lines(source.results)
+    if not rows and not items:
+        return Section(missing="every artifact was measured, and none has a warning")
+    table = Table("Artifacts without numbers.", ("artifact", "status", "reason"), rows, words=(0, 1, 2))
+    return Section(tables=[table] if rows else [], blocks=blocks, items=items)
+
+
+def environment_section(source: Source) -> Section:
+    """The machine, and what changed on it while it was measured."""
+    environment = source.results.environment
+    noise = environment.get("noise")
+    if isinstance(noise, Mapping):
+        lead = "The run was quiet." if not noise.get("noisy") else "The run was noisy:"
+        items = [str(reason) for reason in noise.get("reasons") or ()]
+    else:
+        lead, items = "Whether the run was quiet was not recorded.", []
+    fixed = {key: value for key, value in environment.items() if key not in _OF_THE_RUN and not _empty(value)}
+    states = {key: _flat(_mapping(environment.get(key))) for key in ("before", "after")}
+    tables = _values("The machine and the versions.", value=fixed)
+    tables += _values("Before and after measuring.", **states)
+    if not tables:
+        return Section(missing="the results hold none")
+    return Section(lead, tables=tables, items=items)
+
+
+def reproduce_section(source: Source) -> Section:
+    """The command, the recipe and the settings."""
+    settings = source.results.settings
+    command = settings.get("command")
+    blocks = []
+    if isinstance(command, list) and command:
+        blocks.append(Block("Command", shlex.join(map(str, command))))
+    if source.recipe:
+        blocks.append(Block("Recipe", source.recipe))
+    fixed = {key: value for key, value in settings.items() if key not in _ELSEWHERE and not _empty(value)}
+    tables = _values("Settings of the measuring.", value=fixed)
+    if not blocks and not tables:
+        return Section(missing="the results hold no settings")
+    lead = "" if blocks else "The results hold neither the command nor a recipe (`recipe` adds one)."
+    return Section(lead, tables=tables, blocks=blocks)
+
+
+def _values(caption: str, **columns: Mapping[str, Any]) -> list[Table]:
+    """A table of names with their values, a column for each mapping; none where there is no value."""
+    tables = columns.values()
+    keys = [
+        key for key in dict.fromkeys(key for table in tables for key in table)
+        if any(table.get(key) is not None for table in tables)
+    ]  # fmt: skip
+    rows = [[Cell(_name(key)), *(Cell(_value(key, table.get(key))) for table in tables)] for key in keys]
+    words_at = (0, 1) if len(columns) == 1 else (0,)
+    return [Table(caption, ("", *columns), rows, words=words_at, narrow=True)] if rows else []
+
+
+def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings become dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, Mapping) and value:
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _empty(value: object) -> bool:
+    return value is None or value == "" or value == [] or value == {}
+
+
+def _name(key: str) -> str:
+    """`memory_bytes` is read "memory": its unit stands at the value; `frequency_mhz` is "frequency, MHz"."""
+    for ending, unit in _UNITS.items():
+        if key.endswith(ending):
+            return key.removesuffix(ending).replace("_", " ") + unit
+    return key.replace("_", " ")
+
+
+def _value(key: str, value: object) -> str:
+    if key.endswith("_bytes"):
+        return bytes_text(number(value))
+    return words(value) if value is not None else DASH

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec.structs import astuple
+
 from ..bench.results.render import interval_words
 from ..bench.results.row import Curve
 from ..bench.statistics.bootstrap import CONFIDENCE as DROP_CONFIDENCE
@@ -20,13 +22,13 @@ from .charts import (
     pareto_chart,
     speedup_chart,
 )
-from .parts import Cell, Drawn, Section, Table
+from .parts import Cell, Drawn, Section, Table, row_of
 from .source import ReportedArtifact, Source
 
-_SWEEPS: dict[Curve, tuple[str, str, str]] = {
-    "batches": ("batch size", "Batch sizes", "`batch_sizes` 1,8,32"),
-    "concurrency": ("number of clients", "Concurrent clients", "`clients` 1,2,4"),
-    "in_flight": ("inferences in flight", "Inferences in flight", "`streams` 1,2,4, on a GPU"),
+_SWEEPS: dict[Curve, tuple[str, str]] = {
+    "batches": ("batch size", "`batch_sizes` 1,8,32"),
+    "concurrency": ("number of clients", "`clients` 1,2,4"),
+    "in_flight": ("inferences in flight", "`streams` 1,2,4, on a GPU"),
 }
 _CLASSES_SHOWN = 10
 
@@ -47,7 +49,7 @@ def results_section(source: Source, chosen: ReportedArtifact | None) -> Section:
     table = Table(f"{caption}.", columns, [_result(subject, chosen) for subject in source.subjects])
     contains = sorted({s.row.contains for s in source.measured if s.row.contains})
     lead = f"A latency contains: {'; '.join(contains)}." if contains else ""
-    return Section("results", "Results", lead, tables=[table, _further(source)])
+    return Section(lead, tables=[table, _further(source)])
 
 
 def speed_section(source: Source) -> Section:
@@ -56,13 +58,13 @@ def speed_section(source: Source) -> Section:
     shown = interval_words(source.results.confidence)
     chart = speedup_chart(source.measured, base, shown)
     if not chart:
-        return Section("speed", "Speed-up", missing="no artifact was compared with the baseline")
+        return Section(missing="no artifact was compared with the baseline")
     note = (
         f"The mark is the {_launches(source)}, the bar its {shown}. "
         f"A difference is claimed where all of the bar is {SMALLEST_DIFFERENCE:.0%} or more beyond the line."
     )
     drawn = Drawn(chart, f"Speed-up against {base}", note)
-    return Section("speed", "Speed-up", charts=[drawn], precisions=True)
+    return Section(charts=[drawn], precisions=True)
 
 
 def _launches(source: Source) -> str:
@@ -78,29 +80,25 @@ def latency_section(source: Source) -> Section:
     """Where every call lies."""
     chart = latency_chart(source.measured)
     if not chart:
-        reason = "the results hold no quantiles of the calls (files of version 1 have none)"
-        return Section("latency", "Latency distributions", missing=reason)
+        return Section(missing="the results hold no quantiles of the calls (files of version 1 have none)")
     note = (
         "Shape: how often a call took so long, from the 1st to the 99th percentile. "
         "Thick bar: the middle half of the calls. Ring: the median."
     )
     drawn = Drawn(chart, "Latency of every timed call", note)
     by_gpu = [
-        [Cell(s.label, subject=s), *(Cell(figure(value)) for value in vars(s.row.gpu_latency).values())]
-        for s in source.measured
-        if s.row.gpu_latency is not None
+        row_of(s, *map(figure, astuple(s.row.gpu_latency))) for s in source.measured if s.row.gpu_latency
     ]
     columns = ("artifact", "compute, ms", "with copies, ms", "host's enqueue, ms")
     tables = [Table("By the GPU's clock, medians.", columns, by_gpu)] if by_gpu else []
-    return Section("latency", "Latency distributions", charts=[drawn], tables=tables, precisions=True)
+    return Section(charts=[drawn], tables=tables, precisions=True)
 
 
 def tradeoff_section(source: Source) -> Section:
     """Accuracy, latency and size at once."""
     chart = pareto_chart(source.measured)
     if not chart:
-        reason = "at least two artifacts with a latency and an accuracy or a size are needed"
-        return Section("tradeoff", "Accuracy, latency and size", missing=reason)
+        return Section(missing="at least two artifacts with a latency and an accuracy or a size are needed")
     note = (
         "Area is the file's size; a small ring has no file of its own. Strong: beaten by no other in all "
         "three. The dashed line joins the best in latency and the vertical axis."
@@ -108,7 +106,7 @@ def tradeoff_section(source: Source) -> Section:
     if not drops_differ(source.measured):
         note = f"No accuracy differs, or none was measured: size against latency. {note}"
     drawn = Drawn(chart, "The trade-off", note)
-    return Section("tradeoff", "Accuracy, latency and size", charts=[drawn], signs=source.measured)
+    return Section(charts=[drawn], signs=source.measured)
 
 
 def accuracy_section(source: Source) -> Section:
@@ -117,10 +115,9 @@ def accuracy_section(source: Source) -> Section:
     metric = dropped[0].row.accuracy.metric if dropped and dropped[0].row.accuracy else ""
     chart = drop_chart(dropped, metric)
     if not chart:
-        reason = "accuracy was not measured (`evaluation` gives labelled samples)"
         if dropped:
-            reason = "only the baseline's accuracy was measured"
-        return Section("accuracy", "Accuracy", missing=reason)
+            return Section(missing="only the baseline's accuracy was measured")
+        return Section(missing="accuracy was not measured (`evaluation` gives labelled samples)")
     base = source.baseline
     samples = dropped[0].row.accuracy.samples if dropped[0].row.accuracy else None
     value = base.text.accuracy if base else DASH
@@ -132,7 +129,7 @@ def accuracy_section(source: Source) -> Section:
         f"Below 0 the artifact is better. The bar is the {DROP_CONFIDENCE:.0%} interval (paired bootstrap)."
     )
     agreement = [
-        [Cell(s.label, subject=s), Cell(f"{share:.2%}"), Cell(s.text.difference)]
+        row_of(s, f"{share:.2%}", s.text.difference)
         for s in dropped
         if s.row.accuracy and (share := s.row.accuracy.agreement) is not None
     ]
@@ -142,24 +139,18 @@ def accuracy_section(source: Source) -> Section:
         tables.append(Table("How often artifacts answer as the baseline does.", columns, agreement))
     tables += [table for s in dropped if (table := _classes(s))]
     drawn = Drawn(chart, f"Drop of {metric} against {base.label if base else 'the baseline'}", note)
-    return Section("accuracy", "Accuracy", lead, [drawn], tables)
+    return Section(lead, [drawn], tables)
 
 
 def sweep_section(source: Source, key: Curve) -> Section:
     """Throughput against latency over batch sizes, clients, or inferences in flight."""
-    word, title, option = _SWEEPS[key]
+    word, option = _SWEEPS[key]
     chart = curves_chart(source.measured, key, word)
     if not chart:
-        return Section(key, title, missing=f"no artifact was measured over them ({option})")
+        return Section(missing=f"no artifact was measured over them ({option})")
     shown = [s for s in source.measured if curve(s, key)]
     rows = [
-        [
-            Cell(s.label, subject=s),
-            Cell(str(point.count)),
-            Cell(figure(point.median_ms)),
-            Cell(figure(point.p99_ms)),
-            Cell(figure(point.throughput_per_s)),
-        ]
+        row_of(s, str(point.count), *map(figure, (point.median_ms, point.p99_ms, point.throughput_per_s)))
         for s in shown
         for point in curve(s, key)
     ]
@@ -169,14 +160,14 @@ def sweep_section(source: Source, key: Curve) -> Section:
         f"A point per {word}, growing along each line; small figures tell it on the highest. "
         "Up is more throughput, left is a quicker answer."
     )
-    return Section(key, title, charts=[Drawn(chart, f"By {word}", note)], tables=[table], signs=shown)
+    return Section(charts=[Drawn(chart, f"By {word}", note)], tables=[table], signs=shown)
 
 
 def costs_section(source: Source) -> Section:
     """Start, memory, energy."""
     rows, energy = [], set[str]()
     for s in source.measured:
-        cold, power, memory = s.row.cold_start, s.row.energy, s.row.memory
+        cold, power = s.row.cold_start, s.row.energy
         if power and power.unavailable:
             energy.add(power.unavailable)
         cells = [
@@ -185,24 +176,24 @@ def costs_section(source: Source) -> Section:
             figure(cold.first_result_ms if cold else None),
             figure(cold.total_ms if cold else None),
             s.text.memory,
-            bytes_text(memory.gpu_bytes if memory else None),
+            bytes_text(s.row.gpu_memory_bytes),
             figure(power.mj_per_sample if power else None),
         ]
-        rows.append([Cell(s.label, subject=s), *map(Cell, cells)])
+        rows.append(row_of(s, *cells))
     columns = (
         "artifact", "process, ms", "load, ms", "first result, ms", "cold start, ms", "peak memory",
         "GPU memory", "energy, mJ/sample",
     )  # fmt: skip
     kept = [0, *(i for i in range(1, len(columns)) if any(row[i].text != DASH for row in rows))]
     if len(kept) == 1:
-        return Section("costs", "Start, memory, energy", missing="nothing of it was measured")
+        return Section(missing="nothing of it was measured")
     lead = f"Energy is not available: {'; '.join(sorted(energy))}." if energy else ""
     table = Table(
         "From a new process to the first result; largest memory of the worker, Python and runtime included.",
         [columns[i] for i in kept],
         [[row[i] for i in kept] for row in rows],
     )
-    return Section("costs", "Start, memory, energy", lead, tables=[table])
+    return Section(lead, tables=[table])
 
 
 def history_section(source: Source) -> Section:
@@ -219,12 +210,11 @@ def history_section(source: Source) -> Section:
     runs: list[Mapping[str, Any]] = [*earlier, now]
     chart = history_chart(runs, source.measured)
     if not chart:
-        reason = "the file holds one run; measuring again into the same file keeps its history"
-        return Section("history", "History", missing=reason)
+        return Section(missing="the file holds one run; measuring again into the same file keeps its history")
     machines = {str(run["machine"]) for run in earlier if run.get("machine")}
     lead = "Runs of different machines are beside each other: compare with care." if len(machines) > 1 else ""
     drawn = Drawn(chart, f"Speed-up over {len(runs)} runs", "Bars are intervals; the last run is this one.")
-    return Section("history", "History", lead, [drawn], signs=source.measured)
+    return Section(lead, [drawn], signs=source.measured)
 
 
 def _result(subject: ReportedArtifact, chosen: ReportedArtifact | None) -> list[Cell]:
@@ -254,14 +244,8 @@ def _further(source: Source) -> Table:
         "method", "samples/s", "parameters", "size saved", "peak memory saved", "mean difference",
         "largest difference",
     )  # fmt: skip
-    rows = []
-    for subject in source.measured:
-        text = subject.text
-        figures = (
-            text.throughput, text.parameters, text.size_saved, text.memory_saved, text.mean_error,
-            text.max_error,
-        )  # fmt: skip
-        rows.append([Cell(subject.label, subject=subject), *map(Cell, figures)])
+    keys = ("throughput", "parameters", "size_saved", "memory_saved", "mean_error", "max_error")
+    rows = [row_of(s, *(getattr(s.text, key) for key in keys)) for s in source.measured]
     caption = "Saved: the share of the baseline's. Difference: absolute, from the baseline's outputs."
     return Table(caption, columns, rows, folded=True)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
+from msgspec import structs
 
 from ..bench.results.render import RowText, render
 from ..bench.results.results import Results, kind_and_version, load_results, read_results
@@ -108,15 +109,17 @@ class ReportedArtifact:
         return self.row.size_bytes or None
 
 
-@dataclass(frozen=True)
-class Layers:
-    """The `layers.json` of one `diff --layers`: tensors worst first."""
+class Layers(msgspec.Struct, frozen=True):
+    """What a report shows of the `layers.json` of one `diff --layers`: tensors worst first.
 
-    file: str
+    The figures of a tensor may be null.
+    """
+
     reference: str
     artifact: str
-    first_bad: Mapping[str, Any]
-    tensors: Sequence[Mapping[str, Any]]
+    tensors: tuple[dict[str, str | float | bool | None], ...]
+    first_bad: dict[str, str | None] | None = None
+    file: str = ""
 
 
 @dataclass(frozen=True)
@@ -130,11 +133,6 @@ class Source:
     recipe: str | None = None
     budget: Budget = NO_BUDGET
     """What an artifact may take to be recommended."""
-
-    @property
-    def max_drop(self) -> float | None:
-        """Largest drop in accuracy of one that is recommended; None for none that its interval shows."""
-        return self.budget.max_drop
 
     @property
     def measured(self) -> list[ReportedArtifact]:
@@ -161,6 +159,8 @@ def read_source(
     budget: Budget = NO_BUDGET,
 ) -> Source:
     """Read every file of a report."""
+    from ..calibration import load_ranges
+
     results = read_results(clean(load_results(results_path).as_json()))
     ordered = sorted(results.rows, key=lambda row: row.name != results.baseline)
     subjects = [
@@ -173,7 +173,7 @@ def read_source(
         subjects,
         results,
         tuple(_layers(path) for path in layers),
-        _ranges(ranges) if ranges is not None else None,
+        load_ranges(ranges) if ranges is not None else None,
         text if isinstance(text, str) and text.strip() else None,
         budget,
     )
@@ -191,15 +191,6 @@ def family_of(precision: str) -> Family:
     return "low" if name.startswith(_LOW) else "mixed"
 
 
-class _LayersFile(msgspec.Struct, frozen=True):
-    """What a report shows of `layers.json`; the figures of a tensor may be null."""
-
-    reference: str
-    artifact: str
-    tensors: tuple[dict[str, str | float | bool | None], ...]
-    first_bad: dict[str, str | None] | None = None
-
-
 def _layers(path: Path) -> Layers:
     value = read_json(path, what="a file of layers")
     kind, version = kind_and_version(value)
@@ -211,19 +202,12 @@ def _layers(path: Path) -> Layers:
             file=path,
         )
     try:
-        read = msgspec.convert(value, _LayersFile)
-        tensors = [clean({**tensor, "tensor": str(tensor["tensor"])}) for tensor in read.tensors]
+        layers = msgspec.convert(clean(value), Layers)
+        tensors = tuple({**tensor, "tensor": str(tensor["tensor"])} for tensor in layers.tensors)
     except (msgspec.ValidationError, UnicodeError, KeyError) as error:
         raise ArtifactError(
             f"{path}: not a file of layers ({type(error).__name__}: {error})",
             hint="`qcompile diff` with `layers` writes it",
             file=path,
         ) from error
-    bad = clean(read.first_bad or {})
-    return Layers(path.name, clean(read.reference), clean(read.artifact), bad, tensors)
-
-
-def _ranges(path: Path) -> Ranges:
-    from ..calibration import load_ranges
-
-    return load_ranges(path)
+    return structs.replace(layers, file=path.name, tensors=tensors)

@@ -15,15 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..bench.results.render import interval_words, speedup_text
-from ..bench.results.row import Interval
+from ..bench.results.row import Interval, Row
 from ..bench.statistics.bootstrap import CONFIDENCE as DROP_CONFIDENCE
 from ..bench.statistics.speedup import Speedup, speedup
 from ..errors import InvalidOption
 from ..figures import accuracy_text, bytes_text, decibels, drop_interval, drop_text, figure, times
 from ..spec.measure import Budget
-from .budget import excesses
 from .source import NO_BUDGET, ReportedArtifact, Source
 
+_BYTES_PER_MB = 1e6
 _NOTICEABLE_POINTS = 1.0
 """An interval of a drop that reaches so far says little: more samples are needed."""
 
@@ -130,6 +130,30 @@ def why_not(subject: ReportedArtifact, budget: Budget = NO_BUDGET) -> str | None
     return None
 
 
+def excesses(budget: Budget, row: Row) -> tuple[str, ...]:
+    """Return what an artifact exceeds, in words; empty where it keeps both limits of size and latency.
+
+    The figures themselves are compared with the limits, not their intervals: a file has one size, and a
+    latency limit is for the machine at hand. What was not measured is not known to be kept: it counts as
+    exceeded. The limit of the drop in accuracy is `why_not`'s.
+    """
+    latency_ms = row.latency.median_ms if row.latency else None
+    size_mb = row.size_bytes / _BYTES_PER_MB if row.size_bytes is not None else None
+    exceeded = (
+        _excess("size", "MB", size_mb, budget.max_size_mb, "it has no file whose size is known"),
+        _excess("latency", "ms", latency_ms, budget.max_latency_ms, "its latency was not measured"),
+    )
+    return tuple(text for text in exceeded if text)
+
+
+def _excess(name: str, unit: str, value: float | None, limit: float | None, unknown: str) -> str:
+    if limit is None:
+        return ""
+    if value is None:
+        return unknown
+    return "" if value <= limit else f"{name} {figure(value)} {unit}, at most {figure(limit)}"
+
+
 def _undecided(subject: ReportedArtifact, drop: Interval, max_drop: float) -> str:
     """The drop is within the budget, the upper end of its interval is not: more samples would tell.
 
@@ -187,7 +211,7 @@ def _headline(source: Source, chosen: ReportedArtifact, measured: int) -> str:
         return "It is the only artifact that was measured: there is nothing to compare it with."
     if chosen is source.baseline and not any(subject.verdict for subject in source.measured):
         return "It is the baseline; no comparison came about, for want of rounds."
-    budget = source.max_drop
+    budget = source.budget.max_drop
     if chosen is source.baseline:
         limit = "without losing accuracy" if budget is None else f"within the budget of {_budget(source)}"
         return f"No other artifact is surely faster {limit}."
@@ -206,7 +230,7 @@ def _headline(source: Source, chosen: ReportedArtifact, measured: int) -> str:
 
 def _budget(source: Source) -> str:
     unit = next((one.drop_unit for one in source.measured if one.drop is not None), "points")
-    return f"{drop_text(source.max_drop, unit)} {unit}"
+    return f"{drop_text(source.budget.max_drop, unit)} {unit}"
 
 
 def _facts(source: Source, chosen: ReportedArtifact) -> list[Fact]:
@@ -301,7 +325,7 @@ def _caveats(source: Source, chosen: ReportedArtifact | None) -> list[str]:
         cautions.append(f"Several measurements ({listed(list(machines))}): {said}.")
     cautions += _slow_int8(source.measured)
     if chosen is not None:
-        cautions += _weak_accuracy(chosen, source.max_drop)
+        cautions += _weak_accuracy(chosen, source.budget.max_drop)
         cautions += [f"{chosen.label}: {text}." for text in chosen.row.warnings]
     for status, said in (("failed", "failed"), ("not run", "could not run here")):
         names = [s.label for s in source.subjects if s.row.status == status]

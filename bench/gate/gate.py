@@ -17,7 +17,7 @@ from ...progress import Progress, silent
 from ...spec.words import AUTO
 from ..benchmark import benchmark
 from ..measuring.environment import environment, machine_text
-from ..outputs import describe
+from ..outputs import describe, short_name
 from ..results.results import Results, now
 from ..workers.process import DEFAULT_TIMEOUT_S, Interpreters, parse_interpreters
 from .checks import Check, GateRule, Limits, State, checks_of, slowdown
@@ -103,7 +103,7 @@ def gate(
             option="device",
         )
     began = time.monotonic()
-    found = find_pairs(old, new)
+    pairs, added = find_pairs(old, new)
     limits = Limits(max_slower / 100.0, max_larger / 100.0, max_drop, outputs, strict)
     measuring = _Measuring(
         limits,
@@ -114,11 +114,11 @@ def gate(
             "batch_size": batch_size, "threads": threads, "max_time_s": max_time_s, "pythons": pythons,
             "timeout_s": timeout_s, "trust": trust,
         },
-        len(found.pairs) > 1,
+        len(pairs) > 1,
         skip_identical,
         progress,
     )  # fmt: skip
-    results = [measuring.judge(pair) for pair in found.pairs]
+    results = [measuring.judge(pair) for pair in pairs]
     not_run = [pair.checks[0].text for pair in results if pair.is_skipped]
     if len(not_run) == len(results):
         raise EngineUnavailable(
@@ -127,7 +127,7 @@ def gate(
         )
     threads = threads or usable_cores()
     machine = machine_text(environment(threads, 0))
-    return GateResult(results, limits, found.added, machine, threads, now(), time.monotonic() - began)
+    return GateResult(results, limits, added, machine, threads, now(), time.monotonic() - began)
 
 
 @dataclass(frozen=True)
@@ -181,8 +181,8 @@ class _Measuring:
         told = [f"{row.name} version: {text}" for row in (old, new) for text in row.warnings]
         return PairResult(
             pair.name, pair.old, pair.new,
-            checks_of(old, new, self.limits, has_data=has_data),
             slowdown(old.launches_ms, new.launches_ms),
+            checks_of(old, new, self.limits, has_data=has_data),
             seconds,
             told,
             noise.get("reasons", ()),
@@ -190,7 +190,7 @@ class _Measuring:
 
 
 def _without_figures(pair: Pair, state: State, text: str, hint: str = "") -> PairResult:
-    return PairResult(pair.name, pair.old, pair.new, [Check("run", state, text=text, hint=hint)])
+    return PairResult(pair.name, pair.old, pair.new, None, [Check("run", state, text=text, hint=hint)])
 
 
 _BUILT = "build"  # the stage whose files are run; the others lie beside them
@@ -210,24 +210,14 @@ class Pair:
     new: str
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """What is judged.
+def find_pairs(old: str, new: str) -> tuple[list[Pair], list[str]]:
+    """Return the pairs of two artifacts, MODEL spellings or folders, in the order of the old names.
 
-    Attributes:
-        pairs: In the order of the old names.
-        added: Names of artifacts that only the new folder has.
+    The names behind them are those of artifacts that only the new folder has.
     """
-
-    pairs: tuple[Pair, ...]
-    added: tuple[str, ...] = ()
-
-
-def find_pairs(old: str, new: str) -> Pairs:
-    """Return the pairs of two artifacts, MODEL spellings or folders."""
     folders = Path(old).is_dir(), Path(new).is_dir()
     if folders == (False, False):
-        return Pairs((Pair(_name(new), old, new),))
+        return [Pair(short_name(new), old, new)], []
     if folders != (True, True):
         names = ("`old`", "`new`") if folders[0] else ("`new`", "`old`")
         raise InvalidOption(
@@ -240,8 +230,8 @@ def find_pairs(old: str, new: str) -> Pairs:
             hint="give the output folder of `qcompile run`",
             option="old",
         )
-    pairs = tuple(Pair(name, str(path), str(after.get(name, ""))) for name, path in before.items())
-    return Pairs(pairs, tuple(name for name in after if name not in before))
+    pairs = [Pair(name, str(path), str(after.get(name, ""))) for name, path in before.items()]
+    return pairs, [name for name in after if name not in before]
 
 
 def built_artifacts(folder: Path) -> dict[str, Path]:
@@ -262,9 +252,3 @@ def is_identical(pair: Pair) -> bool:
     if not (old.is_file() and new.is_file() and old.suffix == new.suffix) or old.suffix == ".py":
         return False
     return digest_artifact(old) == digest_artifact(new)
-
-
-def _name(artifact: str) -> str:
-    from ..outputs import short_name
-
-    return short_name(artifact)

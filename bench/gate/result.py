@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -25,8 +25,8 @@ class PairResult:
     Attributes:
         name: Of the artifact.
         old, new: Paths or MODEL spellings.
-        checks: In the order of `checks.Kind`.
         slowdown: Of the new version; None where it was not measured.
+        checks: In the order of `checks.Kind`.
         seconds: That the pair took.
         warnings: What the rows say of the measuring.
         disturbed: What else used the machine meanwhile, and what to do about it.
@@ -35,8 +35,8 @@ class PairResult:
     name: str
     old: str
     new: str
+    slowdown: Slowdown | None
     checks: Sequence[Check]
-    slowdown: Slowdown | None = None
     seconds: float = 0.0
     warnings: Sequence[str] = ()
     disturbed: Sequence[str] = ()
@@ -108,22 +108,9 @@ class GateResult:
                 "outputs": self.limits.outputs,
                 "strict": self.limits.strict,
             },
-            "pairs": [_pair_json(pair) for pair in self.pairs],
+            "pairs": [asdict(pair) | {"seconds": round(pair.seconds, 3)} for pair in self.pairs],
             "added": list(self.added),
         }
-
-
-def _pair_json(pair: PairResult) -> dict[str, Any]:
-    return {
-        "name": pair.name,
-        "old": pair.old,
-        "new": pair.new,
-        "slowdown": pair.slowdown and dict(vars(pair.slowdown)),
-        "checks": [dict(vars(check)) for check in pair.checks],
-        "seconds": round(pair.seconds, 3),
-        "warnings": list(pair.warnings),
-        "disturbed": list(pair.disturbed),
-    }
 
 
 # JUnit XML of a gate: a suite, one case for each check, as Jenkins, GitLab and GitHub actions read it.

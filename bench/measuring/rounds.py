@@ -66,15 +66,6 @@ class TimingSeries:
         return [value for launch in self.launches_ms for value in launch]
 
 
-@dataclass(frozen=True)
-class BenchProgress:
-    """How far measuring is: the launch, the round of it, and the widest interval; inf before there is one."""
-
-    launch: int
-    round: int
-    widest: float
-
-
 def measure(
     workers: Workers,
     relaunch: Callable[[], Workers],
@@ -84,7 +75,7 @@ def measure(
     max_time_s: float,
     launch_s: float = 0.0,
     precision_target: float,
-    progress: Callable[[BenchProgress], None],
+    progress: Callable[[str], None],
     decided: Decided | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
@@ -103,7 +94,7 @@ def measure(
             eight; launches behind the first and their warm-up are contained.
         launch_s: What a launch takes, before the first of them was timed.
         precision_target: Stop once the interval of every speed-up is narrower (0.02: two percent).
-        progress: Told after each round.
+        progress: Told launch and round, and the widest interval once there is one.
         decided: Asked at the end of a launch whether to stop, in place of `precision_target`.
         clock: Seconds that pass.
     """
@@ -120,7 +111,8 @@ def measure(
             for name in (name for name in next(orders) if name in workers):
                 _guard(timed[name], workers[name], functools.partial(_block, workers[name]))
             uncertainty = _uncertainty(timed, baseline)
-            progress(BenchProgress(launch, count, uncertainty.widest))
+            widest = f", widest interval {uncertainty.widest:.1%}" if uncertainty.widest < 1 else ""
+            progress(f"launch {launch}, round {count}{widest}")
             step = budget.next_step(launch, count, uncertainty, timed, timed[baseline], clock())
             if step != "round":
                 break

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ..results.row import WarmUp
 from ..statistics.speedup import median
@@ -23,8 +22,7 @@ _WINDOW = 12  # with fewer blocks, the test cannot reach the significance below
 _SIGNIFICANCE = 0.05
 
 
-@dataclass(frozen=True)
-class TimedWarmUp(WarmUp):
+class TimedWarmUp(WarmUp, frozen=True):
     """A warm-up, and the latency of a call at its end in nanoseconds."""
 
     call_ns: float

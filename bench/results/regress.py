@@ -62,13 +62,11 @@ class Change:
 
     def as_json(self) -> dict[str, Any]:
         """Return the `--json` form; `accuracy_points` is null for a metric of other units."""
-        ratio = self.speedup
         return {
             "name": self.name,
             "old_ms": self.old_ms,
             "new_ms": self.new_ms,
-            "speedup": ratio
-            and {"value": ratio.value, "low": ratio.low, "high": ratio.high, "verdict": ratio.verdict},
+            "speedup": self.speedup and self.speedup.as_json(),
             "size_ratio": self.size_ratio,
             "accuracy_points": self.gain if self.unit == "points" else None,
             "accuracy_gain": self.gain,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from ..measuring.environment import machine_text
 from ..statistics.bootstrap import CONFIDENCE as DROP_CONFIDENCE
 from ..statistics.speedup import CONFIDENCE, Speedup
 from .results import Results
-from .row import Row
+from .row import Interval, Row, Unit
 from .row_json import row_json
 
 RUNTIMES = {
@@ -41,104 +40,111 @@ RUNTIMES = {
 }
 _NEAR_ONE = 0.03  # so near to 1, two decimals do not show what a verdict follows from
 _LAYERS_SHOWN = 10
-_SINGLE = (
-    "name", "artifact", "engine", "mode", "precision", "runs_on", "device", "status", "reason", "size_bytes",
-    "size_ratio", "throughput_per_s", "load_ms", "peak_memory_bytes", "gpu_memory_bytes", "contains",
-    "parameters", "weights_bytes", "memory_ratio", "machine",
-)  # fmt: skip
-_GROUPS = {
-    "latency_ms": ("min", "median", "p90", "p99", "max", "calls"),
-    "speedup": ("value", "low", "high", "rounds", "launches", "verdict"),
-    "accuracy": ("metric", "value", "drop_points", "low", "high", "samples", "agreement"),
-    "difference": ("snr_db", "state", "max_abs_error", "passed", "mean_abs_error"),
-    "cold_start_ms": ("process", "load", "first_result", "total"),
-    "energy": ("mj_per_sample", "source", "unavailable"),
-}
+_NUMBERS = """
+    name artifact engine mode precision runs_on device status reason size_bytes size_ratio throughput_per_s
+    load_ms peak_memory_bytes gpu_memory_bytes contains parameters weights_bytes memory_ratio machine
+    latency_ms.min latency_ms.median latency_ms.p90 latency_ms.p99 latency_ms.max latency_ms.calls
+    speedup.value speedup.low speedup.high speedup.rounds speedup.launches speedup.verdict
+    accuracy.metric accuracy.value accuracy.drop_points accuracy.low accuracy.high accuracy.samples
+    accuracy.agreement
+    difference.snr_db difference.state difference.max_abs_error difference.passed difference.mean_abs_error
+    cold_start_ms.process cold_start_ms.load cold_start_ms.first_result cold_start_ms.total
+    energy.mj_per_sample energy.source energy.unavailable
+""".split()
+"""Keys of a row's JSON form that CSV has, in its order."""
 
 
-@dataclass(frozen=True)
 class RowText:
-    """The figures of a row as text: a dash where nothing was measured, empty where a figure does not apply.
+    """The figures of a row as text, by the keys of `COLUMNS`."""
 
-    Attributes:
-        name: With "(baseline)" behind that of the baseline.
-        runtime: What runs it, and how where that is not the usual.
-        problem: Why it has no latency; empty where it has one.
-        latency: Median in milliseconds; `tail` the 90th and 99th percentile.
-        throughput: Samples per second.
-        speedup, interval, verdict: Against the baseline; no verdict where it is faster.
-        parameters: Values of the weights, in millions.
-        size, reduction, memory: Of the file, how many times smaller it is, of the worker.
-        size_saved, memory_saved: Shares of the baseline's size and peak memory that it does without.
-        accuracy, drop, drop_interval: In the metric's unit.
-        difference: Signal-to-noise ratio of the outputs, and whether they fail.
-        mean_error, max_error: Mean and largest absolute difference from the baseline's outputs.
-    """
+    def __init__(self, texts: dict[str, str]) -> None:
+        self._texts = texts
 
-    name: str
-    runtime: str
-    problem: str
-    latency: str
-    tail: str
-    throughput: str
-    speedup: str
-    interval: str
-    verdict: str
-    size: str
-    reduction: str
-    memory: str
-    accuracy: str
-    drop: str
-    drop_interval: str
-    difference: str
-    parameters: str = DASH
-    size_saved: str = DASH
-    memory_saved: str = DASH
-    mean_error: str = DASH
-    max_error: str = DASH
+    def __getattr__(self, key: str) -> str:
+        try:
+            return self._texts[key]
+        except KeyError:
+            raise AttributeError(key) from None
 
     @property
     def compared(self) -> str:
         """Speed-up, interval and verdict in one line."""
-        return " ".join(text for text in (self.speedup, self.interval, self.verdict) if text)
+        return " ".join(filter(None, (self.speedup, self.interval, self.verdict)))
 
 
 def render(row: Row, baseline: str) -> RowText:
-    """Return the words of a row."""
-    latency, accuracy, ratio = row.latency, row.accuracy, row.speedup
-    is_baseline = row.name == baseline
-    problem = ""
-    if row.status != "measured" or latency is None:
-        status = "no latency" if row.status == "measured" else row.status
-        problem = f"{status}: {row.reason}" if row.reason else status
-    tail = [latency.p90_ms, latency.p99_ms] if latency else []
-    drop = accuracy.drop if accuracy else None
-    mode = "" if row.mode == "eager" else f" ({row.mode})"
-    unit = accuracy.unit if accuracy else "points"
-    speed, ends = speedup_text(ratio) if ratio else (times(1.0) if is_baseline and not problem else DASH, "")
-    return RowText(
-        name=f"{row.name} (baseline)" if is_baseline else row.name,
-        runtime=f"{RUNTIMES.get(row.engine, row.engine)}{mode}",
-        problem=problem,
-        latency=figure(latency.median_ms if latency else None),
-        tail="" if None in tail or not tail else " ".join(map(figure, tail)),
-        throughput=figure(row.throughput_per_s),
-        speedup=speed,
-        interval=ends,
-        verdict=ratio.verdict if ratio and ratio.verdict != "faster" else "",
-        size=bytes_text(row.held_bytes),
-        reduction=times(row.size_ratio),
-        memory=bytes_text(row.memory.peak_bytes if row.memory else None),
-        accuracy=accuracy_text(accuracy.value if accuracy else None, unit),
-        drop=drop_text(drop.value if drop else None, unit),
-        drop_interval=drop_interval(drop.low, drop.high, unit) if drop else "",
-        difference=_difference(row),
-        parameters=DASH if row.parameters is None else f"{row.parameters / 1e6:.3f} M",
-        size_saved=DASH if is_baseline else saved(row.size_ratio),
-        memory_saved=DASH if is_baseline else saved(row.memory_ratio),
-        mean_error=_error(row.difference.mean_abs_error if row.difference else None),
-        max_error=_error(row.difference.max_abs_error if row.difference else None),
-    )
+    """Return the words of a row: a dash where nothing was measured, empty where a figure does not apply."""
+    return RowText({key: text(row, row.name == baseline) for key, text in COLUMNS.items()})
+
+
+def _problem(row: Row) -> str:
+    """Why it has no latency; empty where it has one."""
+    if row.status == "measured" and row.latency is not None:
+        return ""
+    status = "no latency" if row.status == "measured" else row.status
+    return f"{status}: {row.reason}" if row.reason else status
+
+
+def _speedup(row: Row, is_baseline: bool) -> str:
+    if row.speedup is not None:
+        return speedup_text(row.speedup)[0]
+    return times(1.0) if is_baseline and not _problem(row) else DASH
+
+
+def _tail(row: Row) -> str:
+    """The 90th and 99th percentile."""
+    ends = (row.latency.p90_ms, row.latency.p99_ms) if row.latency else (None,)
+    return "" if None in ends else " ".join(map(figure, ends))
+
+
+def _drop(row: Row) -> Interval | None:
+    return row.accuracy.drop if row.accuracy else None
+
+
+def _unit(row: Row) -> Unit:
+    return row.accuracy.unit if row.accuracy else "points"
+
+
+def _difference(row: Row) -> str:
+    """Signal-to-noise ratio of the outputs, and whether they fail."""
+    if row.difference is None:
+        return DASH
+    text = decibels(row.difference.snr_db)
+    return text if row.difference.passed else f"{text} MISMATCH"
+
+
+def _error(value: float | None) -> str:
+    return "∞" if value == math.inf else DASH if value is None else f"{value:.2g}"
+
+
+COLUMNS: dict[str, Callable[[Row, bool], str]] = {
+    "name": lambda row, is_baseline: f"{row.name} (baseline)" if is_baseline else row.name,
+    "runtime": lambda row, _: (
+        RUNTIMES.get(row.engine, row.engine) + ("" if row.mode == "eager" else f" ({row.mode})")
+    ),
+    "problem": lambda row, _: _problem(row),
+    "latency": lambda row, _: figure(row.latency.median_ms if row.latency else None),
+    "tail": lambda row, _: _tail(row),
+    "throughput": lambda row, _: figure(row.throughput_per_s),
+    "speedup": _speedup,
+    "interval": lambda row, _: speedup_text(row.speedup)[1] if row.speedup else "",
+    "verdict": lambda row, _: row.speedup.verdict if row.speedup and row.speedup.verdict != "faster" else "",
+    "size": lambda row, _: bytes_text(row.held_bytes),
+    "reduction": lambda row, _: times(row.size_ratio),
+    "memory": lambda row, _: bytes_text(row.peak_memory_bytes),
+    "accuracy": lambda row, _: accuracy_text(row.accuracy.value if row.accuracy else None, _unit(row)),
+    "drop": lambda row, _: drop_text(drop.value if (drop := _drop(row)) else None, _unit(row)),
+    "drop_interval": lambda row, _: (
+        drop_interval(drop.low, drop.high, _unit(row)) if (drop := _drop(row)) else ""
+    ),
+    "difference": lambda row, _: _difference(row),
+    "parameters": lambda row, _: DASH if row.parameters is None else f"{row.parameters / 1e6:.3f} M",
+    "size_saved": lambda row, is_baseline: DASH if is_baseline else saved(row.size_ratio),
+    "memory_saved": lambda row, is_baseline: DASH if is_baseline else saved(row.memory_ratio),
+    "mean_error": lambda row, _: _error(row.difference.mean_abs_error if row.difference else None),
+    "max_error": lambda row, _: _error(row.difference.max_abs_error if row.difference else None),
+}
+"""Key to the text that terminal, Markdown and report show of a row; the second argument is `is_baseline`."""
 
 
 def speedup_text(ratio: Speedup) -> tuple[str, str]:
@@ -174,44 +180,17 @@ def warning_lines(results: Results) -> list[str]:
     return [f"{', '.join(rows)}: {text}" for text, rows in names.items()]
 
 
-def csv_columns() -> list[str]:
-    """Return the columns of a row's numbers; the unit stands at the end: `latency_median_ms`."""
-    return [*_SINGLE, *(_column(group, part) for group, parts in _GROUPS.items() for part in parts)]
-
-
-def csv_row(row: Row) -> dict[str, Any]:
-    """Return column to number or word; None where nothing was measured."""
-    value = row_json(row)
-    cells = {name: value.get(name) for name in _SINGLE}
-    for group, parts in _GROUPS.items():
-        figures = value[group] or {}
-        cells |= {_column(group, part): figures.get(part) for part in parts}
-    return cells
-
-
-def _column(group: str, part: str) -> str:
-    stem = group.removesuffix("_ms")
-    return f"{stem}_{part}_ms" if stem != group and part != "calls" else f"{stem}_{part}"
-
-
-def _error(value: float | None) -> str:
-    return "∞" if value == math.inf else DASH if value is None else f"{value:.2g}"
-
-
-def _difference(row: Row) -> str:
-    if row.difference is None:
-        return DASH
-    text = decibels(row.difference.snr_db)
-    return text if row.difference.passed else f"{text} MISMATCH"
-
-
 _CHARACTERS = str.maketrans({"|": "\\|", "\n": " "})
 _MARKUP = str.maketrans({"\\": "\\\\", "|": "\\|", "<": "&lt;", "[": "\\[", "`": "\\`"})
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-HEADER = (
-    "method", "latency ms", "samples/s", "speed-up", "parameters", "size", "size saved", "peak memory",
-    "memory saved", "accuracy", "drop", "mean difference", "largest difference",
-)  # fmt: skip
+_MARKDOWN = {
+    "name": "method", "latency": "latency ms", "throughput": "samples/s", "compared": "speed-up",
+    "parameters": "parameters", "size": "size", "size_saved": "size saved", "memory": "peak memory",
+    "memory_saved": "memory saved", "accuracy": "accuracy", "drop": "drop", "mean_error": "mean difference",
+    "max_error": "largest difference",
+}  # fmt: skip
+"""Key of `COLUMNS` to the title of the Markdown table."""
+_OF_FILES = ("name", "parameters", "size", "size_saved")  # known of what was not measured, too
 MEANING = (
     "Latency is the median of a call, which is one batch. Size is that of the file; of a MODEL, which has "
     "none, that of its weights. Peak memory is the largest of the process, with runtime and loading. Saved "
@@ -222,10 +201,24 @@ MEANING = (
 def save_csv(results: Results, path: Path) -> None:
     """Write one row per artifact; columns carry their units, an empty cell was not measured."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, csv_columns(), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({key: _cell(value) for key, value in csv_row(row).items()} for row in results.rows)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(map(_csv_column, _NUMBERS))
+    for value in map(row_json, results.rows):
+        writer.writerow(_csv_cell(value, *key.split(".")) for key in _NUMBERS)
     write_text(path, text.getvalue())
+
+
+def _csv_column(key: str) -> str:
+    """The unit stands at the end: `latency_ms.median` is `latency_median_ms`."""
+    group, _, part = key.partition(".")
+    stem = group.removesuffix("_ms") if part else group
+    return "_".join(filter(None, (stem, part, "ms" if stem != group and part != "calls" else "")))
+
+
+def _csv_cell(value: Mapping[str, Any], group: str, part: str = "") -> Any:
+    """A text that a spreadsheet would compute gets the apostrophe that makes it a text there."""
+    cell = (value[group] or {}).get(part) if part else value[group]
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
 def save_markdown(results: Results, path: Path) -> None:
@@ -253,7 +246,8 @@ def markdown(results: Results) -> str:
 def markdown_table(results: Results) -> str:
     """Return the table alone."""
     rows = sorted(results.rows, key=lambda row: row.name != results.baseline)
-    lines: list[Sequence[str]] = [HEADER, ["---"] + ["---:"] * (len(HEADER) - 1)]
+    titles = [*_MARKDOWN.values()]
+    lines: list[Sequence[str]] = [titles, ["---"] + ["---:"] * (len(titles) - 1)]
     lines += [_cells(render(row, results.baseline_of(row))) for row in rows]
     if results.machines:  # in the second column
         machines = ["machine", "---", *(markdown_cell(row.machine) for row in rows)]
@@ -273,18 +267,9 @@ def _machines(results: Results) -> str:
 
 
 def _cells(text: RowText) -> list[str]:
-    sizes = [text.parameters, text.size, text.size_saved]
+    cells = {key: getattr(text, key) for key in _MARKDOWN}
+    cells["drop"] = f"{text.drop} {text.drop_interval}".strip()
     if text.problem:
-        cells = [text.name, text.problem, DASH, DASH, *sizes, *[DASH] * 6]
-    else:
-        cells = [
-            text.name, text.latency, text.throughput, text.compared, *sizes, text.memory, text.memory_saved,
-            text.accuracy, f"{text.drop} {text.drop_interval}".strip(), text.mean_error, text.max_error,
-        ]  # fmt: skip
-    name, *others = cells
+        cells = {key: cells[key] if key in _OF_FILES else DASH for key in cells} | {"latency": text.problem}
+    name, *others = cells.values()
     return [markdown_cell(name), *(cell.translate(_CHARACTERS) for cell in others)]
-
-
-def _cell(value: Any) -> Any:
-    """A text that a spreadsheet would compute gets the apostrophe that makes it a text there."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from ...errors import ArtifactError
 from ...files import require_file, write_json
 from ..measuring.environment import machine_text
 from .row import Row
-from .row_json import read_row, row_json
+from .row_json import row_json, upgraded
 
 KIND = "qcompile.results"
 READABLE = (1, 2)
@@ -30,7 +30,6 @@ HISTORY_LIMIT = 100
 _OLDER_CONFIDENCE = 0.95  # of speed-ups in files that do not say it
 _DEEPEST = 64
 _KEY = re.compile(r"(?P<text>.*) - at `\$\.?(?P<key>.+)`", re.DOTALL)
-_WITH_UNIT = re.compile(r"^(latency|gpu_latency|cold_start)(?:\.(\w+?)(_ms)?)?$")
 
 
 @dataclass(frozen=True)
@@ -84,6 +83,10 @@ class Results:
 
     def as_json(self) -> dict[str, Any]:
         """Return the form of `results.json`."""
+        machines = {
+            name: {"baseline": one.baseline, "environment": dict(one.environment)}
+            for name, one in self.machines.items()
+        }
         return {
             "kind": KIND,
             "schema_version": SCHEMA_VERSION,
@@ -94,7 +97,7 @@ class Results:
             "environment": dict(self.environment),
             "artifacts": [row_json(row) for row in self.rows],
             "history": [dict(run) for run in self.history],
-            **({"machines": _machines_json(self.machines)} if self.machines else {}),
+            **({"machines": machines} if self.machines else {}),
         }
 
 
@@ -153,17 +156,12 @@ def _no_results(path: Path, problem: str) -> ArtifactError:
 
 def read_results(value: Mapping[str, Any]) -> Results:
     """Return the results that a JSON value of a known version holds."""
-    file, rows = msgspec.convert(value, _File), []
-    for index, entry in enumerate(file.artifacts):
-        try:
-            rows.append(read_row(entry))
-        except msgspec.ValidationError as error:
-            text, _, place = str(error).rpartition(" - at `$")
-            key = _WITH_UNIT.sub(_key_in_file, place.rstrip("`").lstrip(".")) if text else ""
-            raise ValueError(f"{text or error} - at `$.{f'artifacts[{index}].{key}'.rstrip('.')}`") from error
+    if isinstance(entries := value.get("artifacts"), list):
+        value = {**value, "artifacts": [upgraded(entry) for entry in entries]}
+    file = msgspec.convert(value, _File)
     return Results(
         file.baseline,
-        rows,
+        file.artifacts,
         dict(value["environment"]),
         dict(value["settings"]),
         created=file.created,
@@ -174,10 +172,6 @@ def read_results(value: Mapping[str, Any]) -> Results:
             for name, one in file.machines.items()
         },
     )
-
-
-def _key_in_file(place: re.Match[str]) -> str:
-    return f"{place[1]}_ms" + (f".{place[2]}" if place[2] else "")
 
 
 class _Noise(msgspec.Struct):
@@ -231,7 +225,7 @@ class _File(msgspec.Struct):
     baseline: str
     settings: _Settings
     environment: _Environment
-    artifacts: tuple[dict[str, Any], ...]
+    artifacts: list[Row]
     created: str = ""
     interrupted: bool = False
     history: tuple[_Run, ...] = ()
@@ -286,13 +280,6 @@ def _depth(value: object) -> int:
     return depth
 
 
-def _machines_json(machines: Mapping[str, Measured]) -> dict[str, Any]:
-    return {
-        name: {"baseline": one.baseline, "environment": dict(one.environment)}
-        for name, one in machines.items()
-    }
-
-
 # Results of several machines, or of several GPUs of one, as one: each row is compared where it was measured.
 #
 # results.cpu.json   pytorch, int8                      results.json   pytorch, int8
@@ -315,16 +302,16 @@ def join_results(parts: Mapping[str, Results], *, history: Sequence[Mapping[str,
     rows, machines = list[Row](), dict[str, Measured]()
     for part_name, results in parts.items():
         names = {row.name: _free(row.name, part_name, {one.name for one in rows}) for row in results.rows}
-        for inner, measured in (results.machines or {"": _alone(results)}).items():
-            machine = " ".join(filter(None, (part_name, inner)))
-            machines[machine] = replace(measured, baseline=names[measured.baseline])
+        alone = {"": Measured(results.baseline, results.environment)}
+        for inner, measured in (results.machines or alone).items():
+            machines[_joined(part_name, inner)] = replace(measured, baseline=names[measured.baseline])
         rows += [
-            replace(row, name=names[row.name], machine=" ".join(filter(None, (part_name, row.machine))))
+            structs.replace(row, name=names[row.name], machine=_joined(part_name, row.machine))
             for row in results.rows
         ]
     return replace(
         first,
-        baseline=machines[_first_machine(first_name, first)].baseline,
+        baseline=machines[_joined(first_name, next(iter(first.machines), ""))].baseline,
         rows=rows,
         machines=machines,
         history=history,
@@ -334,12 +321,8 @@ def join_results(parts: Mapping[str, Results], *, history: Sequence[Mapping[str,
     )
 
 
-def _alone(results: Results) -> Measured:
-    return Measured(results.baseline, results.environment)
-
-
-def _first_machine(name: str, results: Results) -> str:
-    return " ".join(filter(None, (name, next(iter(results.machines), ""))))
+def _joined(part: str, machine: str) -> str:
+    return f"{part} {machine}".rstrip()
 
 
 def _free(name: str, machine: str, taken: set[str]) -> str:

@@ -1,19 +1,19 @@
-"""The measurements of one artifact: immutable values, each with its unit in its name.
+"""The measurements of one artifact: the `artifacts` entry of `results.json`, units in the names of figures.
 
-Launch ─▶ Row ─▶ Results. A figure that was not measured is None. `row_json` reads these types from a file and
-checks what it reads against them.
+In the file the unit of a group stands at its key (`latency_ms.median`), in the types at each figure
+(`latency.median_ms`). A figure that was not measured is None. `row_json` reads and writes entries.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta
+import msgspec
+from msgspec import Meta, Struct, field
 
 from ...spec.words import METRICS, is_own_metric
-from ..statistics.speedup import Positive, Speedup
+from ..statistics.speedup import Positive, Speedup, split_launches
 
 Status = Literal["measured", "not run", "failed"]
 Unit = Literal["points", "units"]
@@ -31,21 +31,16 @@ def unit_of(metric: str) -> Unit:
     return "points" if is_share else "units"
 
 
-@dataclass(frozen=True)
-class Launch:
-    """One process of an artifact: the median latency of each of its rounds, in the order of measuring."""
-
-    round_medians_ms: tuple[Positive, ...]
+def _without_unit(name: str) -> str:
+    return name.removesuffix("_ms")
 
 
-@dataclass(frozen=True)
-class Latency:
+class Latency(Struct, frozen=True, omit_defaults=True, rename=_without_unit):
     """The latency of a call, over every timed call.
 
     Attributes:
         median_ms, p90_ms, p99_ms, min_ms, max_ms: Percentiles; None where an older file does not hold them.
         calls: Number of timed calls.
-        quantiles_ms: 0%, 1%, ... 100% of the calls; empty where the file does not hold them.
     """
 
     median_ms: Positive
@@ -54,11 +49,9 @@ class Latency:
     min_ms: Positive | None = None
     max_ms: Positive | None = None
     calls: Whole | None = None
-    quantiles_ms: tuple[Positive, ...] = ()
 
 
-@dataclass(frozen=True)
-class GpuLatency:
+class GpuLatency(Struct, frozen=True, rename=_without_unit):
     """Medians by the GPU's clock, and the host's time to enqueue."""
 
     compute_ms: float
@@ -66,8 +59,7 @@ class GpuLatency:
     enqueue_ms: float
 
 
-@dataclass(frozen=True)
-class WarmUp:
+class WarmUp(Struct, frozen=True):
     """How an artifact warmed up.
 
     Attributes:
@@ -81,22 +73,20 @@ class WarmUp:
     stable: bool
 
 
-@dataclass(frozen=True)
-class ColdStart:
+class ColdStart(Struct, frozen=True, rename=_without_unit):
     """From a new process to its first result; files may be in the system's cache."""
 
     process_ms: float
     load_ms: float
     first_result_ms: float
+    total_ms: float = 0.0
 
-    @property
-    def total_ms(self) -> float:
-        """The sum of the three."""
-        return self.process_ms + self.load_ms + self.first_result_ms
+    def __post_init__(self) -> None:
+        total_ms = self.process_ms + self.load_ms + self.first_result_ms
+        msgspec.structs.force_setattr(self, "total_ms", total_ms)
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(Struct, frozen=True):
     """A value and the ends of its interval, which are None where there are too few samples for one."""
 
     value: float
@@ -104,8 +94,7 @@ class Interval:
     high: float | None = None
 
 
-@dataclass(frozen=True)
-class ClassChange:
+class ClassChange(Struct, frozen=True):
     """The metric of one class: the baseline's, the artifact's, and the samples in which the class occurs."""
 
     label: Whole
@@ -114,8 +103,7 @@ class ClassChange:
     samples: Whole
 
 
-@dataclass(frozen=True)
-class Accuracy:
+class Accuracy(Struct, frozen=True):
     """The metric over the evaluation data, against the baseline.
 
     Attributes:
@@ -149,8 +137,7 @@ class Accuracy:
         return gain if self.higher_is_better else -gain
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(Struct, frozen=True):
     """The difference of the outputs from the baseline's, of the worst output.
 
     Attributes:
@@ -173,16 +160,7 @@ class Difference:
     mean_abs_error: float | None = None
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Largest resident memory of the worker until the timing ended, and what it has on the GPU."""
-
-    peak_bytes: Whole | None = None
-    gpu_bytes: Whole | None = None
-
-
-@dataclass(frozen=True)
-class Energy:
+class Energy(Struct, frozen=True, omit_defaults=True):
     """Energy of an inference, and which counter `source` is; or why it was not measured."""
 
     mj_per_sample: float | None = None
@@ -190,8 +168,7 @@ class Energy:
     unavailable: str = ""
 
 
-@dataclass(frozen=True)
-class CurvePoint:
+class CurvePoint(Struct, frozen=True):
     """Latency and throughput at one batch size, number of clients, or number of inferences in flight."""
 
     count: Annotated[int, Meta(ge=1)]
@@ -201,9 +178,8 @@ class CurvePoint:
     p90_ms: Positive | None = None
 
 
-@dataclass(frozen=True)
-class Row:
-    """One artifact of a bench.
+class Row(Struct, frozen=True):
+    """One artifact of a bench, in the order of the file.
 
     Attributes:
         name: Short and unique name.
@@ -211,29 +187,33 @@ class Row:
         engine: What runs it.
         precision: Of its manifest; "fp32" for a MODEL, "unknown" on a server.
         runs_on: "CPU", "GPU", or the GPUs it was built for; the server that holds it.
+        status: Whether it was measured; `reason` says why not.
+        size_bytes: File with its side files; None for a MODEL.
+        throughput_per_s: Samples per second over every timed block.
+        load_ms: From nothing to a loaded artifact, importing the runtime included.
+        peak_memory_bytes: Largest resident memory of the worker until the timing ended.
+        contains: What a latency contains.
+        speedup: Against the baseline; None for the baseline itself.
+        round_medians_ms: The median latency of each round, in the order of measuring.
+        launch_rounds: How many of these each process of the artifact has.
+        warnings: What the user should know.
         mode: How PyTorch runs a MODEL: eager, or one of `words.TORCH_MODES`; or cuda-graph, of an engine of
             TensorRT.
         device: "cpu", or the GPU it ran on as "cuda:0".
         interpreter: Python that ran it, where that was another one.
-        status: Whether it was measured; `reason` says why not.
-        output_tail: Last output of a worker that failed.
-        size_bytes: File with its side files; None for a MODEL.
-        size_ratio: How many times smaller `held_bytes` are than the baseline's, or than the first float file.
-        parameters: Values of its weights, without scales and zero points; None where that is not known.
-        weights_bytes: What its weights take, with scales and buffers; None where that is not known.
-        launches: The processes that were timed.
-        throughput_per_s: Samples per second over every timed block.
-        speedup: Against the baseline; None for the baseline itself.
-        memory_ratio: How many times smaller its peak memory is than the baseline's.
-        load_ms: From nothing to a loaded artifact, importing the runtime included.
+        packages: Versions of what the worker had loaded.
+        latency_quantiles_ms: 0%, 1%, ... 100% of the calls; empty where the file does not hold them.
+        gpu_memory_bytes: What the worker has on the GPU.
         batches, concurrency, in_flight: Curves over batch sizes, numbers of clients, and numbers of
             inferences in flight.
-        contains: What a latency contains.
-        machine: Where it was measured, where there are several: `Results.machines`.
-        packages: Versions of what the worker had loaded.
+        size_ratio: How many times smaller `held_bytes` are than the baseline's, or than the first float file.
         layers_by_precision: From the manifest's proof.
+        output_tail: Last output of a worker that failed.
+        parameters: Values of its weights, without scales and zero points; None where that is not known.
+        weights_bytes: What its weights take, with scales and buffers; None where that is not known.
+        memory_ratio: How many times smaller its peak memory is than the baseline's.
+        machine: Where it was measured, where there are several: `Results.machines`.
         layer_times_ms: Layer to its median time, by its runtime's profiler; empty where it was not measured.
-        warnings: What the user should know.
     """
 
     name: str
@@ -241,38 +221,46 @@ class Row:
     engine: str
     precision: str = "fp32"
     runs_on: str = "CPU"
-    mode: str = "eager"
-    device: str = "cpu"
-    interpreter: str = ""
     status: Status = "measured"
     reason: str = ""
-    output_tail: str = ""
     size_bytes: Whole | None = None
-    size_ratio: Positive | None = None
-    parameters: Whole | None = None
-    weights_bytes: Whole | None = None
-    launches: tuple[Launch, ...] = ()
-    latency: Latency | None = None
+    latency: Latency | None = field(default=None, name="latency_ms")
     throughput_per_s: Positive | None = None
+    load_ms: float | None = None
+    peak_memory_bytes: Whole | None = None
+    contains: str = ""
     speedup: Speedup | None = None
     accuracy: Accuracy | None = None
     difference: Difference | None = None
-    memory: Memory | None = None
-    memory_ratio: Positive | None = None
-    energy: Energy | None = None
-    gpu_latency: GpuLatency | None = None
+    round_medians_ms: tuple[Positive, ...] = ()
+    launch_rounds: tuple[Annotated[int, Meta(ge=0, le=1 << 31)], ...] = ()
+    warnings: tuple[str, ...] = ()
+    mode: str = "eager"
+    device: str = "cpu"
+    interpreter: str = ""
+    packages: Mapping[str, str] = {}
+    latency_quantiles_ms: tuple[Positive, ...] = ()
+    gpu_latency: GpuLatency | None = field(default=None, name="gpu_latency_ms")
     warm_up: WarmUp | None = None
-    cold_start: ColdStart | None = None
-    load_ms: float | None = None
+    cold_start: ColdStart | None = field(default=None, name="cold_start_ms")
+    gpu_memory_bytes: Whole | None = None
+    energy: Energy | None = None
     batches: tuple[CurvePoint, ...] = ()
     concurrency: tuple[CurvePoint, ...] = ()
     in_flight: tuple[CurvePoint, ...] = ()
-    contains: str = ""
-    machine: str = ""
-    packages: Mapping[str, str] = field(default_factory=dict)
+    size_ratio: Positive | None = None
     layers_by_precision: Mapping[str, Any] | None = None
-    layer_times_ms: Mapping[str, float] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
+    output_tail: str = ""
+    parameters: Whole | None = None
+    weights_bytes: Whole | None = None
+    memory_ratio: Positive | None = None
+    machine: str = ""
+    layer_times_ms: Mapping[str, float] = {}
+
+    def __post_init__(self) -> None:
+        rounds = len(self.round_medians_ms)
+        if sum(self.launch_rounds) != rounds:  # older files hold none
+            msgspec.structs.force_setattr(self, "launch_rounds", (rounds,) if rounds else ())
 
     @property
     def held_bytes(self) -> int | None:
@@ -282,9 +270,4 @@ class Row:
     @property
     def launches_ms(self) -> Sequence[Sequence[float]]:
         """The round medians of each launch, as `compare` takes them."""
-        return [launch.round_medians_ms for launch in self.launches]
-
-    @property
-    def round_medians_ms(self) -> list[float]:
-        """Of all launches, one after the other."""
-        return [median for launch in self.launches for median in launch.round_medians_ms]
+        return split_launches(self.round_medians_ms, self.launch_rounds)

@@ -15,9 +15,9 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from ...errors import InvalidOption
 
@@ -31,8 +31,7 @@ Launches = Sequence[Sequence[float]]
 """Milliseconds: of each launch its rounds, in the order they were measured."""
 
 
-@dataclass(frozen=True)
-class Speedup:
+class Speedup(Struct, frozen=True):
     """How many times faster than the baseline.
 
     Attributes:
@@ -56,6 +55,10 @@ class Speedup:
     def width(self) -> float:
         """Width of the interval relative to the value: 0.02 is two percent."""
         return (self.high - self.low) / self.value
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `--json` shows of it."""
+        return {"value": self.value, "low": self.low, "high": self.high, "verdict": self.verdict}
 
 
 def verdict_of(low: float, high: float) -> Verdict:

@@ -12,15 +12,13 @@ from ...files import temporary_folder
 from ...model.graph import consumers
 from ...model.weightless import read_weightless
 from ...progress import Progress, silent
-from .engine_refine import EngineRefinement, EngineRuns
 from .forms import Form
 from .outcome import LayerDiff
 from .pairing import Pairs, pair_outputs, pair_tensors, restricted
-from .rebuild import EngineSource
-from .samples import require_polygraphy, save_results, write_samples
+from .rebuild import EngineRefinement, EngineRuns, EngineSource
 from .search import Refinement
 from .sides import Side, artifact_side, input_casts, reference_side
-from .taps import LayerRuns
+from .taps import LayerRuns, require_polygraphy, save_results, write_samples
 
 if TYPE_CHECKING:
     import onnx

@@ -3,21 +3,44 @@
 A job names the artifact, the feeds and the taps. The reference's taps are written to files, one a batch;
 the artifact's are compared with them as they come, piece by piece, and only sums remain. The process ends
 with the run: what it took is given back, its peak is that of this run, and a crash is nobody else's.
+
+Taps are additional outputs. ONNX Runtime reads the graph with more outputs from memory, its weights from the
+file; OpenVINO from a file in a folder of its own, which links to the weights. An engine shows what it was
+built to show: its outputs. Memory is given back after each run: only the taps at hand count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import contextlib
+import functools
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...artifact import digest_artifact, read_manifest
 from ...bench.workers.arrays import load_arrays
+from ...engines.load import load
+from ...engines.registry import engine
+from ...errors import DataError, QCompileError, first_line
+from ...files import manifest_path, write_json
+from ...model.graph import holds_half, infer_types
 from ...model.output_error import ErrorSums
+from ...model.session import make_session, session_options
+from ...model.weightless import WeightlessModel, read_weightless
+from ...tensors import Feeds, ModelIO
 from .forms import Form
+
+if TYPE_CHECKING:
+    import onnx
+
+Run = Callable[[Feeds, str], Iterator[tuple[str, NDArray[Any]]]]
+"""Of feeds, and what errors call them: yields each tensor, which is freed when the next is asked for."""
 
 PIECE = 1 << 17
 """Elements that are compared at once: 1 MB as float64."""
@@ -65,18 +88,16 @@ class Job:
 def run_job(job: Mapping[str, Any], told: Callable[[int], None]) -> dict[str, Any]:
     """Run a job; its keys are those of `Job`. `told` is called with the number of batches done."""
     from ...bench.worker import peak_memory_bytes
-    from ...tensors import ModelIO
-    from .tapped import open_tapped
 
     taps = {tap["tensor"]: tap for tap in job["taps"]}
     io = ModelIO.from_json(job["io"]) if job["io"] else None
     work = _Work(job, taps)
     arguments = {"threads": job["threads"], "folder": Path(job["folder"]), "io": io}
     debug = list(job["outputs"]) if job["debug"] else []
-    with open_tapped(Path(job["path"]), job["runtime"], list(taps), debug=debug, **arguments) as opened:
+    with open_tapped(Path(job["path"]), job["runtime"], list(taps), debug=debug, **arguments) as run:
         for number in range(job["batches"]):
             feeds = _feeds(job, number)
-            for name, array in opened.run(feeds, job["where"][number]):
+            for name, array in run(feeds, job["where"][number]):
                 work.take(name, number, array)
                 del array
             told(number + 1)
@@ -148,3 +169,168 @@ def _feeds(job: Mapping[str, Any], number: int) -> dict[str, Any]:
         for name, array in arrays.items()
         if name in asked
     }
+
+
+@contextlib.contextmanager
+def open_tapped(
+    path: Path,
+    runtime: str,
+    names: Sequence[str],
+    *,
+    threads: int,
+    folder: Path,
+    io: ModelIO | None,
+    debug: Sequence[str] = (),
+) -> Iterator[Run]:
+    """Yield the artifact with tensors to be read.
+
+    Args:
+        path: The artifact.
+        runtime: Name of its engine.
+        names: Tensors of its graph; empty runs it as it is, for its own outputs.
+        threads: Threads of one run; 0 lets the runtime choose.
+        folder: Where files of this run may lie.
+        io: Inputs and outputs of an engine that does not say.
+        debug: Debug tensors of an engine, which it shows beside its outputs.
+    """
+    if not names:
+        with load(str(path), threads=threads, io=io, trust=True) as runner:
+            engine_runner: Any = runner  # TensorRT's alone has debug tensors
+            shown = functools.partial(engine_runner.debug_tensors, names=debug) if debug else runner.infer
+            yield _emptying(shown)
+        return
+    weightless = read_weightless(path)
+    model, outputs = with_taps(weightless.model, names)
+    if runtime == "openvino":
+        with _openvino(weightless, model, outputs, threads, folder) as run:
+            yield run
+        return
+    manifest = read_manifest(path)
+    built = manifest is not None and manifest.stage == "build"
+    # The layout level crashes the process on some float16 graphs: see `session_options`.
+    options = session_options(threads, layouts=not holds_half(weightless.model), optimize=not built)
+    options.enable_cpu_mem_arena = False
+    weights = str(path.resolve().parent)
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", weights)
+    session = make_session(path, options, content=model.SerializeToString())
+    del model, weightless
+    yield _emptying(functools.partial(_infer, session, outputs))
+
+
+def with_taps(model: onnx.ModelProto, names: Sequence[str]) -> tuple[onnx.ModelProto, dict[str, str]]:
+    """Return a copy of a model whose outputs hold tensors too, and tensor to the output that holds it.
+
+    numpy has no bfloat16: such a tensor comes out widened, exactly.
+    """
+    import onnx
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    types = infer_types(model)
+    present = {value.name for value in model.graph.output}
+    outputs: dict[str, str] = {}
+    for name in names:
+        kind, output = types.get(name), name
+        if kind == "bfloat16":
+            kind, output = "float32", f"{name}/tapped"
+            to = onnx.TensorProto.FLOAT
+            copy.graph.node.append(onnx.helper.make_node("Cast", [name], [output], name=output, to=to))
+        outputs[name] = output
+        if output in present:
+            continue
+        value = onnx.ValueInfoProto(name=output)  # ONNX Runtime infers the type of its own operators
+        if kind is not None:
+            elem_type = onnx.helper.np_dtype_to_tensor_dtype(_numpy_type(kind))
+            value = onnx.helper.make_tensor_value_info(output, elem_type, None)
+        copy.graph.output.append(value)
+    return copy, outputs
+
+
+@contextlib.contextmanager
+def _openvino(
+    weightless: WeightlessModel,
+    model: onnx.ModelProto,
+    outputs: dict[str, str],
+    threads: int,
+    folder: Path,
+) -> Iterator[Run]:
+    """Write the tapped graph beside links to the weights and the manifest, which says the precision."""
+    import onnx
+
+    from ...model.onnx_file import external_files
+
+    place = folder / "openvino"
+    place.mkdir()
+    path = weightless.path.resolve()
+    for file in [path, *external_files(path, weightless.model)]:
+        _link(file, place / file.name)
+    tapped = place / "tapped.onnx"
+    onnx.save(model, str(tapped))
+    if (manifest := read_manifest(path)) is not None:
+        write_json(manifest_path(tapped), replace(manifest, digest=digest_artifact(tapped)).as_json())
+    with engine("openvino").open(str(tapped), threads=threads) as runner:
+        taps = set(outputs.values())
+        shown = outputs | {
+            tensor.name: tensor.name for tensor in runner.io.outputs if tensor.name not in taps
+        }
+
+        def infer(feeds: Feeds) -> dict[str, NDArray[Any]]:
+            arrays = runner.infer(feeds)
+            return {name: arrays[output] for name, output in shown.items()}
+
+        yield _emptying(infer)
+
+
+def _link(file: Path, beside: Path) -> None:
+    """Let a file lie in another folder too; OpenVINO follows no symbolic link out of the model's folder."""
+    try:
+        os.link(file, beside)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(file, beside)
+
+
+def _infer(session: Any, outputs: dict[str, str], feeds: Feeds) -> dict[str, Any]:
+    """The taps and the graph's own outputs, which ONNX Runtime holds until they are read."""
+    import onnxruntime
+
+    taps = set(outputs.values())
+    shown = outputs | {one.name: one.name for one in session.get_outputs() if one.name not in taps}
+    if any(array.dtype.kind in "OSUT" for array in feeds.values()):
+        fetched = session.run([*shown.values()], feeds)
+    else:
+        make = onnxruntime.OrtValue.ortvalue_from_numpy
+        values = {name: make(array) for name, array in feeds.items()}
+        fetched = session.run_with_ort_values([*shown.values()], values)
+    return dict(zip(shown, fetched, strict=True))
+
+
+def _emptying(infer: Callable[[Feeds], dict[str, Any]]) -> Run:
+    def run(feeds: Feeds, where: str) -> Iterator[tuple[str, NDArray[Any]]]:
+        with _translated(where):
+            values = infer(feeds)
+        for name in list(values):
+            value = values.pop(name)
+            yield name, value.numpy() if hasattr(value, "numpy") else value
+
+    return run
+
+
+@contextlib.contextmanager
+def _translated(where: str) -> Iterator[None]:
+    try:
+        yield
+    except QCompileError:
+        raise
+    except Exception as error:  # the exceptions of runtimes share no narrower base
+        raise DataError(
+            f"{where}: the model failed on it: {first_line(error)}",
+            hint="check the sample's shape and values against the model, or give `data`",
+            sample=where,
+        ) from error
+
+
+def _numpy_type(kind: str) -> Any:
+    import ml_dtypes
+    import numpy as np
+
+    return np.dtype(getattr(ml_dtypes, kind)) if not hasattr(np, kind) else np.dtype(kind)

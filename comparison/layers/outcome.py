@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...files import writing
+from ...files import write_json
 
 SCHEMA_VERSION = 1
 
@@ -50,11 +49,10 @@ class Layer:
     max_abs: float
     elements: int
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the entry of `layers.json`; null stands for a ratio or an error without a finite value."""
-        values = {name: _finite(value) for name, value in vars(self).items()}
-        state = "equal" if self.snr_db == math.inf else "finite" if self.snr_db > -math.inf else "not finite"
-        return {**values, "state": state}
+    @property
+    def state(self) -> str:
+        """Which infinity the ratio is, if any: in `layers.json`, null stands for both."""
+        return "equal" if self.snr_db == math.inf else "finite" if self.snr_db > -math.inf else "not finite"
 
 
 @dataclass(frozen=True)
@@ -98,12 +96,6 @@ class EngineSearch:
     after_db: float | None
     confirmed: bool
     unknown: Sequence[str]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the part `engine` of `layers.json`."""
-        before = {name: _finite(snr) for name, snr in self.before.items()}
-        after = _finite(self.after_db)
-        return {**vars(self), "before": before, "after_db": after, "unknown": list(self.unknown)}
 
 
 @dataclass(frozen=True)
@@ -164,7 +156,7 @@ class LayerDiff:
     def as_json(self) -> dict[str, Any]:
         """Return the content of `layers.json`."""
         bad = self.first_bad
-        return {
+        value = {
             "kind": "qcompile.layers",
             "schema_version": SCHEMA_VERSION,
             "passed": bool(self),
@@ -175,32 +167,34 @@ class LayerDiff:
             "threshold_db": self.threshold_db,
             "first_bad": {"tensor": bad.tensor, "operator": bad.operator, "node": bad.node} if bad else None,
             "gradual": self.gradual,
-            "tensors": [layer.as_json() for layer in self.layers],
+            "tensors": [{**vars(layer), "state": layer.state} for layer in self.layers],
             "pairs": {
                 "paired": self.paired,
                 "measured": len(self.layers),
                 "reference_only": list(self.reference_only),
                 "artifact_only": list(self.artifact_only),
             },
-            "around": [
-                {**vars(one), "snr_db": _finite(one.snr_db), "measured": one.snr_db is not None}
-                for one in self.around
-            ],
-            "outputs": {name: _finite(snr) for name, snr in self.outputs.items()},
+            "around": [{**vars(one), "measured": one.snr_db is not None} for one in self.around],
+            "outputs": self.outputs,
             "runs": self.runs,
             "peak_memory_bytes": self.peak_memory_bytes,
             "plain_peak_memory_bytes": self.plain_peak_memory_bytes,
-            "memory_bytes": {side: dict(bytes_by_run) for side, bytes_by_run in self.memory_bytes.items()},
+            "memory_bytes": self.memory_bytes,
             "warnings": list(self.warnings),
-            **({"engine": self.engine.as_json()} if self.engine else {}),
+            **({"engine": vars(self.engine)} if self.engine else {}),
         }
+        plain: dict[str, Any] = _finite(value)
+        return plain
 
     def save(self, path: Path) -> None:
         """Write `layers.json`, whole or not at all."""
-        with writing(path) as place:
-            text = json.dumps(self.as_json(), indent=2, ensure_ascii=False, allow_nan=False)
-            place.write_text(text + "\n", encoding="utf-8")
+        write_json(path, self.as_json())
 
 
 def _finite(value: Any) -> Any:
+    """A value for JSON: null in place of what is not finite, lists in place of other sequences."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,25 +1,46 @@
-"""Build parts of an engine's graph as the engine was built, so that they show what lies inside."""
+"""Find the first tensor that diverges inside an engine, with few builds of parts of its graph.
+
+1. The engine itself runs: where no output diverges, nothing is built.
+2. Where TensorRT has debug tensors, one build shows many tensors at once. They hint at a place, no more:
+   marking changes fusions, or names and memory formats are TensorRT's own. A second build, which ends with
+   the tensor and those before it, confirms the place or tells which side of it the fault lies on.
+3. Bisection: each build ends where the first half of what is left ends. What diverges there is read from it.
+4. What was found is confirmed by a build that ends with that tensor alone, and by those before it.
+
+Bisection takes it that an error once made does not leave again. Where a later tensor is found right behind
+one that diverges, that is said: a fault may then be hidden before every tensor that was read.
+
+Builds: one for the survey, one for its place, and no more than 1 + log2(n) for the bisection of n tensors.
+"""
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ...artifact import Manifest, commit
 from ...engines.base import BuildRequest
 from ...engines.tensorrt.adapter import Adapter, load_adapter
 from ...engines.tensorrt.builder.builder import build_plan
 from ...engines.tensorrt.builder.network import marks_unfused
+from ...errors import BuildError, InvalidOption, ModelError
 from ...files import held_folder
 from ...model.graph_edits import cut
 from ...model.onnx_file import load_onnx, save_onnx
+from ...model.output_error import ErrorSums
 from ...progress import Progress
 from ...spec.artifacts import BuildSpec
 from ...spec.decode import changed
 from ...tensors import format_shape
+from .outcome import EngineSearch
+from .pairing import Pairs
+from .search import ABRUPT_DB, Refinement, Search, packed
 from .sides import Side
+from .taps import SHARE, LayerRuns, Samples
 
 Profile = Mapping[str, Mapping[str, Sequence[int]]]
 
@@ -132,3 +153,273 @@ def _spec_for(source: EngineSource, inputs: set[str]) -> BuildSpec:
 
 def _spelled(shapes: Mapping[str, Sequence[int]]) -> str:
     return "..".join(format_shape(tuple(shapes[kind])) for kind in ("min", "opt", "max"))
+
+
+_SHOWN = 3
+
+
+class EngineRefinement(Refinement):
+    """A comparison with an engine whose graph can be built again in parts."""
+
+    runs: EngineRuns
+
+    def __init__(
+        self, runs: EngineRuns, most: int, threshold_db: float | None, *, keep: bool, max_builds: int | None
+    ) -> None:
+        super().__init__(runs, most, threshold_db, keep=keep)
+        allowed = 3 + int(math.log2(len(runs.pairs.pairs))) if max_builds is None else max_builds
+        self.allowed = runs.most_builds = allowed
+        self.limit = allowed - keep
+        self.survey = ""
+        self.unknown: list[str] = []
+        self.ratios: dict[int, float] = {}  # as measured in a part, last
+        self.hints: dict[int, float] = {}  # as debug tensors showed
+        self.beside: set[int] = set()  # measured in a part together with a tensor that lies before
+        self.given_up = False
+
+    def run(self) -> None:
+        """Measure until the first bad one is confirmed, or the builds are used up."""
+        self.outputs = self.runs.plain()
+        known = {self.runs.pairs.named(name): sums for name, sums in self.outputs.items()}
+        self._take({index: sums for index, sums in known.items() if index is not None})
+        if self.search.bad(self.threshold_db) is None or not self._left():
+            return
+        self._survey()
+        while self._left() and not self.given_up:
+            region = self.search.region(self.threshold_db)
+            chosen = self.search.cut(region, self.most) if region else self._unconfirmed()
+            if not chosen:
+                break
+            self._measure(chosen)
+        self._conclude()
+
+    def engine(self) -> EngineSearch:
+        """Return what the search took and could not tell."""
+        bad = self.search.bad(self.threshold_db)
+        parents = self.pairs[bad].parents if bad is not None else ()
+        return EngineSearch(
+            layers=len(self.pairs),
+            builds=self.runs.rebuilder.builds,
+            max_builds=self.allowed,
+            survey=self.survey,
+            before={self.pairs[i].reference: self.errors[i].snr_db for i in parents if i in self.errors},
+            after_db=self.errors[bad].snr_db if bad is not None else None,
+            confirmed=bad is not None and self._is_confirmed(bad),
+            unknown=self.unknown,
+        )
+
+    def _left(self) -> bool:
+        return self.runs.rebuilder.builds < self.limit
+
+    def _survey(self) -> None:
+        """Let one build show where the fault may be, and look there."""
+        kind = self.runs.rebuilder.survey
+        if not kind or self.limit < 2:
+            return
+        try:
+            hints, outputs = self.runs.survey()
+        except (BuildError, InvalidOption, ModelError) as error:
+            self.unknown.append(f"debug tensors cannot be read: {error.message}")
+            return
+        self.survey = kind
+        if self._reproduces(outputs, kind):
+            self.hints = {index: sums.snr_db for index, sums in hints.items()}
+            hinted = Search([pair.upstream for pair in self.pairs], cap_db=self.search.cap_db)
+            hinted.record({**self.search.snr_db, **self.hints})
+            place = hinted.bad(self.threshold_db)
+            if place is not None and place not in self.errors:
+                self._measure([*self.pairs[place].parents, place])
+
+    def _reproduces(self, outputs: dict[str, ErrorSums], kind: str) -> bool:
+        """Whether the whole graph, built again, has a bad output where the engine has one."""
+        bad = {name for name, sums in self.outputs.items() if sums.snr_db < self.threshold_db}
+        again = {name for name in bad if name in outputs and outputs[name].snr_db < self.threshold_db}
+        if again or not bad & outputs.keys():
+            return True
+        if kind == "marked":
+            self.unknown.append(
+                "where every tensor is marked, and nothing is fused across it, the fault is gone: a fusion "
+                "has a part in it"
+            )
+        else:
+            self._not_reproduced()
+        return False
+
+    def _not_reproduced(self) -> None:
+        self.given_up = True
+        self.unknown.append(
+            "the graph built again does not show the engine's fault: it depends on what the builder chose "
+            "then, such as kernels by their times, or the file was made otherwise"
+        )
+
+    def _measure(self, chosen: Sequence[int]) -> None:
+        plain = {index: sums for index, sums in self.errors.items() if index not in self.ratios}
+        measured = self.runs.measure(chosen)
+        for index in chosen:
+            if index not in measured:
+                self.search.skip(index)
+        for index, sums in measured.items():
+            self.ratios[index] = sums.snr_db
+            together = any(self.pairs[index].upstream >> other & 1 for other in chosen)
+            (self.beside.add if together else self.beside.discard)(index)
+        gone = [
+            index for index in measured if index in plain and self._was_bad(plain[index], measured[index])
+        ]
+        if gone:  # an output of the engine, right where its graph is built again
+            self._not_reproduced()
+            measured = {index: sums for index, sums in measured.items() if index not in gone}
+        self._take(measured)
+
+    def _was_bad(self, before: ErrorSums, now: ErrorSums) -> bool:
+        return before.snr_db < self.threshold_db <= now.snr_db
+
+    def _unconfirmed(self) -> list[int]:
+        """The next tensors to be measured for a verdict: the first bad one alone, then those before it."""
+        bad = self.search.bad(self.threshold_db)
+        if bad is None:
+            return []
+        if (bad not in self.ratios or bad in self.beside) and bad not in self.runs.refused:
+            return [bad]
+        parents = self.pairs[bad].parents
+        return [i for i in parents if i not in self.ratios and i not in self.runs.refused][: self.most]
+
+    def _is_confirmed(self, bad: int) -> bool:
+        parents = self.pairs[bad].parents
+        return (
+            self.ratios.get(bad, math.inf) < self.threshold_db
+            and bad not in self.beside
+            and all(self.ratios.get(i, -math.inf) >= self.ratios[bad] + ABRUPT_DB for i in parents)
+        )
+
+    def _conclude(self) -> None:
+        """Say what is not known."""
+        if self.given_up:  # what was measured since says nothing of the engine
+            return
+        bad = self.search.bad(self.threshold_db)
+        region = self.search.region(self.threshold_db)
+        if bad is not None and region:
+            names = [self.pairs[index].reference for index in region]
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            self.unknown.append(
+                f"the fault may lie earlier, at {', '.join(names[:_SHOWN])}{more}: "
+                f"{self.runs.rebuilder.builds} of {self.allowed} builds were made"
+            )
+        elif bad is not None and not self._left() and self._unconfirmed():
+            self.unknown.append(
+                "the first bad one was not confirmed by a part that ends with it, and by those before it: "
+                f"{self.allowed} builds were allowed"
+            )
+        known = {**self.hints, **self.ratios}
+        better = [
+            (i, j)
+            for i, low in known.items()
+            for j, high in known.items()
+            if low < self.threshold_db <= high and self.pairs[j].upstream >> i & 1
+        ]
+        if better:
+            i, j = better[0]
+            self.unknown.append(
+                f"the error shrinks again: {self.pairs[i].reference} has {known[i]:.1f} dB, "
+                f"{self.pairs[j].reference} behind it {known[j]:.1f} dB; a fault that is hidden before "
+                "every tensor that was read is not seen"
+            )
+        if bad is not None:
+            self.unknown.append(
+                f"a part ends with {self.pairs[bad].reference}, and the engine goes on: where it fuses that "
+                "tensor with what reads it, the kernel is another"
+            )
+        if self.runs.rebuilder.builds and self.runs.rebuilder.types_are_weak:
+            self.unknown.append(
+                "types are weak in this TensorRT: it may compute a layer of a part in another precision"
+            )
+
+
+class EngineRuns(LayerRuns):
+    """The runs of a comparison with an engine, and the builds of its parts."""
+
+    def __init__(
+        self,
+        reference: Side,
+        artifact: Side,
+        pairs: Pairs,
+        samples: Samples,
+        source: EngineSource,
+        *,
+        threads: int,
+        casts: Mapping[str, str],
+        progress: Progress,
+    ) -> None:
+        super().__init__(reference, artifact, pairs, samples, threads=threads, casts=casts, progress=progress)
+        self.rebuilder = Rebuilder(source, artifact, self.folder, progress)
+        self.most_builds = 0
+
+    def fits(self, chosen: Sequence[int]) -> bool:
+        """Whether the reference's taps may be read in one run; an engine's outputs are on the GPU."""
+        allowed = SHARE * self.memory_bytes["reference"]["plain"]
+        return sum(self._cost["reference"][index] for index in chosen) <= allowed
+
+    def measure(self, chosen: Sequence[int]) -> dict[int, ErrorSums]:
+        """Build what lies before the tensors, run it, and return index to distance.
+
+        Where TensorRT refuses the part, the pairs are in `refused`.
+        """
+        names = {self.pairs.pairs[index].artifact: index for index in chosen}
+        self._tell(f"{len(names)} tensors" if len(names) > 1 else next(iter(names)))
+        try:
+            part, outputs = self.rebuilder.part(list(names))
+        except (BuildError, InvalidOption, ModelError) as error:
+            self.refused.update(dict.fromkeys(chosen, f"cannot be built: {error.message}"))
+            return {}
+        written = self._write_reference(chosen)
+        files = {outputs[name]: self.tap_file(index) for name, index in names.items()}
+        answer = self._compare(part, files, written)
+        by_output = {outputs[name]: index for name, index in names.items()}
+        self.refused.update({by_output[name]: why for name, why in answer["refused"].items()})
+        return {by_output[name]: ErrorSums.from_json(one) for name, one in answer["errors"].items()}
+
+    def survey(self) -> tuple[dict[int, ErrorSums], dict[str, ErrorSums]]:
+        """Build the whole graph with debug tensors, run it, and return what they and its outputs tell.
+
+        Returns:
+            Index to distance of the pairs that it shows, and output to distance. That a debug tensor is in
+            row-major order TensorRT does not say: these are hints.
+        """
+        names = {pair.artifact: index for index, pair in enumerate(self.pairs.pairs)}
+        self._tell("the whole graph with debug tensors")
+        part = self.rebuilder.whole(list(names))
+        written = self._folder("taps")
+        for group in packed(list(names.values()), self.fits, len(names)):
+            self._write_reference(group, into=written)
+        files = {name: self.tap_file(index) for name, index in names.items()}
+        answer = self._compare(part, files, written, debug=True)
+        found = {name: ErrorSums.from_json(one) for name, one in answer["errors"].items()}
+        outputs = {tensor.name for tensor in part.io.outputs}
+        return (
+            {names[name]: sums for name, sums in found.items()},
+            {name: sums for name, sums in found.items() if name in outputs},
+        )
+
+    def keep(self, chosen: Sequence[int]) -> tuple[Path, Path]:
+        """Build a part that ends with the tensors and leave their values on disk, beside the reference's."""
+        written = self._write_reference(chosen)
+        kept = self._folder("kept")
+        names = [self.pairs.pairs[index].artifact for index in chosen]
+        self._tell(f"{len(names)} tensors to keep")
+        part, outputs = self.rebuilder.part(names)
+        own = {outputs[name]: self.tap_file(index) for name, index in zip(names, chosen, strict=True)}
+        self._run("artifact", f"keep {len(chosen)} tensors", part=part, own=own, write=kept)
+        return Path(written), Path(kept)
+
+    def _compare(
+        self, part: Side, files: Mapping[str, str], written: str, *, debug: bool = False
+    ) -> dict[str, Any]:
+        try:
+            return self._run(
+                "artifact", "run the part", part=part, outputs=files, reference_outputs=written, debug=debug
+            )
+        finally:
+            shutil.rmtree(written)
+
+    def _tell(self, what: str) -> None:
+        number = self.rebuilder.builds + 1
+        self.progress(f"build {number} of at most {self.most_builds}: {what}", number - 1, self.most_builds)

@@ -1,4 +1,4 @@
-"""`bench --device`: where each row runs, and what is said where the GPU is missing."""
+"""`bench --device`: where each row runs, on every GPU, and what is said where the GPU is missing."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ import numpy as np
 import pytest
 
 import qcompile
+from qcompile.bench import benchmark as every_gpu
 from qcompile.bench.measuring.gpu_metrics import measure_gpu_latencies
 from qcompile.bench.measuring.sweep import sweep_at_once
 from qcompile.bench.recorder import Recorder
 from qcompile.bench.results.render import render
+from qcompile.bench.results.results import BenchInterrupted, Results, load_results
 from qcompile.bench.results.row import Row
 from qcompile.bench.runnables import choose_runnables, row_of
 from qcompile.bench.statistics.speedup import Speedup
 from qcompile.bench.workers.process import Interpreters
-from qcompile.engines.gpu import why_no_gpu
+from qcompile.engines import gpu as driver
+from qcompile.engines.gpu import Gpu, find_gpus, parse_devices, why_no_gpu
 from qcompile.errors import EngineUnavailable, InvalidOption
 from qcompile.progress import silent
 
@@ -78,23 +81,6 @@ def test_engines_come_once_more_with_cuda_graphs(tiny_file: Callable[..., Path],
         assert row.reason.endswith("; run it on a machine with an NVIDIA GPU")
 
 
-@pytest.mark.parametrize(
-    ("given", "said", "hint"),
-    [
-        ({"cuda_graph": True}, "`cuda_graph`: no artifact is an engine of TensorRT", "`target` tensorrt"),
-        ({"streams": [1, 2]}, "`streams`: inferences are in flight on a GPU, and no artifact", "`clients`"),
-        ({"streams": [2, 2]}, "`streams`: 2, 2; different numbers", ""),
-    ],
-)
-def test_what_needs_a_gpu_is_refused_with_the_way_out(
-    tiny_file: Callable[..., Path], given: dict[str, Any], said: str, hint: str
-) -> None:
-    model = str(tiny_file("mlp"))
-    with pytest.raises(InvalidOption, match=said) as caught:
-        qcompile.benchmark([model], baseline=model, **given)
-    assert hint in caught.value.hint
-
-
 def test_only_what_runs_on_a_gpu_has_a_gpus_clock_and_streams() -> None:
     class Worker:
         def __init__(self) -> None:
@@ -120,7 +106,6 @@ def test_only_what_runs_on_a_gpu_has_a_gpus_clock_and_streams() -> None:
         "onnx": ["in_flight"],
     }  # fmt: skip
     latency = recorder["torch"].gpu_latency
-    assert latency is not None
     assert latency.compute_ms == 2.0
     (point,) = recorder["plan"].in_flight
     assert (point.count, point.throughput_per_s) == (2, pytest.approx(4 * 2 / 40e-9))
@@ -142,11 +127,6 @@ def test_a_missing_gpu_is_the_failure_of_its_row(tiny_file: Callable[..., Path])
 def test_a_baseline_on_a_missing_gpu_is_an_error(torch_model: str) -> None:
     with pytest.raises(EngineUnavailable, match="cannot run on GPU 0 here: this PyTorch"):
         qcompile.benchmark([], baseline=torch_model, inputs=["x:1x3x8x8"], devices=["cuda"])
-
-
-def test_two_gpus_are_two_benches(torch_model: str) -> None:
-    with pytest.raises(InvalidOption, match="the processor and one GPU"):
-        qcompile.benchmark([], baseline=torch_model, devices=["cuda:0", "cuda:1"])
 
 
 def test_a_speedup_between_devices_says_so() -> None:
@@ -181,9 +161,108 @@ def test_a_row_on_the_gpu_computes_what_the_processor_does(
     )  # fmt: skip
     on_cpu, on_gpu = results.rows
     assert (on_cpu.status, on_gpu.status, on_gpu.reason) == ("measured", "measured", "")
-    assert on_gpu.difference is not None
     assert on_gpu.difference.snr_db is not None
     assert on_gpu.difference.snr_db > 55.0  # TF32 at the worst
     assert "to the GPU" in on_gpu.contains
     assert any("compares devices" in text for text in on_gpu.warnings)
     assert json.loads(output.read_text())["environment"]["before"]["gpu"]["sm_clock_mhz"] > 0
+
+
+A10 = Gpu("Simulated A10", "sm86", 24 << 30, "12.8")
+H200 = Gpu("Simulated H200", "sm90", 140 << 30, "12.8")
+
+
+class Bench:
+    """In place of `benchmark`: PyTorch runs anywhere, an engine on a GPU, OpenVINO on the processor."""
+
+    def __init__(self, stop_at: str = "") -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.stop_at = stop_at
+        self.modes: dict[str, str] = {}
+
+    def __call__(self, **asked: Any) -> Results:
+        self.asked.append(asked)
+        (device,) = asked["devices"]
+        places = {"pytorch": device, "engine": device, "vino": "cpu"}
+        rows = [
+            Row(name, path, name, device=places[name], mode=self.modes.get(name, "eager"))
+            for name, path in asked["artifacts"].items()
+        ]
+        if asked["cuda_graph"] and "engine" in places:
+            rows.append(Row("engine (CUDA graph)", "m.engine", "engine", device=device, mode="cuda-graph"))
+        settings = {"threads": 1, "inputs": {}}
+        results = Results(
+            asked["baseline"], [*rows, *asked["unbuilt"]], {"gpu": device, "before": {}}, settings
+        )
+        if device == self.stop_at:
+            raise BenchInterrupted(results)
+        return results
+
+
+@pytest.fixture
+def options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    monkeypatch.setattr(every_gpu, "find_gpus", lambda: [A10, H200])
+    artifacts = {"pytorch": "net.py:build", "engine": "m.engine", "vino": "m.onnx"}
+    unbuilt = [Row("late", "", "tensorrt", status="failed")]
+    return {
+        "artifacts": artifacts, "baseline": "pytorch", "devices": ("all",), "models": None,
+        "output": tmp_path / "results.json", "history": None, "unbuilt": unbuilt, "cuda_graph": None,
+    }  # fmt: skip
+
+
+def test_each_gpu_is_measured_for_itself_and_the_processor_once(options: dict[str, Any]) -> None:
+    bench = Bench()
+    results = every_gpu.measure_every_gpu(bench, options)
+    assert [asked["devices"] for asked in bench.asked] == [("cuda:0",), ("cuda:1",)]
+    assert [list(asked["artifacts"]) for asked in bench.asked] == [
+        ["pytorch", "engine", "vino"],
+        ["pytorch", "engine"],
+    ]
+    assert [(row.name, row.machine, row.device) for row in results.rows] == [
+        ("pytorch", "cuda:0", "cuda:0"),
+        ("engine", "cuda:0", "cuda:0"),
+        ("vino", "cuda:0", "cpu"),
+        ("late", "cuda:0", "cpu"),
+        ("pytorch (cuda:1)", "cuda:1", "cuda:1"),
+        ("engine (cuda:1)", "cuda:1", "cuda:1"),
+    ]
+    assert load_results(options["output"]).as_json() == results.as_json()
+
+
+@pytest.mark.parametrize("cuda_graph", [None, True])
+def test_engines_with_graphs_are_measured_on_each_gpu_once(
+    options: dict[str, Any], cuda_graph: bool | None
+) -> None:
+    """As a row of its own, the next GPU's bench adds it again; by default it is the engine's one row."""
+    bench = Bench()
+    bench.modes = {} if cuda_graph else {"engine": "cuda-graph"}
+    every_gpu.measure_every_gpu(bench, options | {"cuda_graph": cuda_graph})
+    assert list(bench.asked[1]["artifacts"]) == ["pytorch", "engine"]
+
+
+def test_what_was_measured_before_an_interruption_is_kept(options: dict[str, Any]) -> None:
+    with pytest.raises(BenchInterrupted) as stopped:
+        every_gpu.measure_every_gpu(Bench(stop_at="cuda:1"), options)
+    assert list(stopped.value.results.machines) == ["cuda:0", "cuda:1"]
+    assert len(load_results(options["output"]).rows) == 6
+
+
+def test_all_stands_alone() -> None:
+    assert parse_devices(["all"]) == (0,)
+    with pytest.raises(InvalidOption, match="`devices` 'all': cpu, cuda or") as caught:
+        parse_devices(["all", "cpu"])
+    assert caught.value.hint == "all stands alone"
+
+
+def test_gpus_are_counted_until_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = [A10, H200]
+    monkeypatch.setattr(driver, "find_gpu", lambda index=0: there[index] if index < 2 else None)
+    assert find_gpus() == there
+
+
+@without_gpu
+def test_without_a_gpu_it_is_refused_with_the_reason(tiny_file: Callable[..., Path]) -> None:
+    model = str(tiny_file("mlp"))
+    with pytest.raises(EngineUnavailable, match="`devices` all: no NVIDIA driver") as caught:
+        qcompile.benchmark([model], baseline=model, devices=["all"])
+    assert "`devices` cpu" in caught.value.hint

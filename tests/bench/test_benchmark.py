@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import numpy as np
@@ -15,10 +16,12 @@ import workers_here
 
 import qcompile
 from qcompile.bench.measuring.rounds import Decided, TimingSeries
+from qcompile.bench.outputs import describe, timing_feeds
 from qcompile.bench.results.results import SCHEMA, load_results
 from qcompile.bench.results.row import Energy
 from qcompile.bench.results.row_json import row_json
 from qcompile.errors import DataError, InvalidOption
+from qcompile.tensors import ModelIO, parse_input
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
 
@@ -54,11 +57,10 @@ def test_results_hang_together(
     assert a.latency is not None
     figures = row_json(a)["latency_ms"]
     assert figures["min"] <= figures["median"] <= figures["p90"] <= figures["p99"] <= figures["max"]
-    quantiles = a.latency.quantiles_ms
+    quantiles = a.latency_quantiles_ms
     assert list(quantiles) == sorted(quantiles)
     assert (quantiles[0], quantiles[100]) == (figures["min"], figures["max"])
     assert quantiles[50] == pytest.approx(figures["median"])
-    assert a.warm_up is not None
     assert a.warm_up.calls > 0
     cold = row_json(a)["cold_start_ms"]
     assert cold["total"] == pytest.approx(cold["process"] + cold["load"] + cold["first_result"])
@@ -68,23 +70,15 @@ def test_results_hang_together(
     assert a.size_ratio == 1.0
     assert a.packages["onnxruntime"] == results.environment["packages"]["onnxruntime"]
     assert a.speedup is None
-    assert b.speedup is not None
     assert b.speedup.low <= b.speedup.value <= b.speedup.high
     # what one of the two has alone does not count, and neither does a last launch that was cut short
-    shared = [
-        min(len(one.round_medians_ms), len(other.round_medians_ms))
-        for one, other in zip(a.launches, b.launches, strict=True)
-    ]
+    shared = [min(one, other) for one, other in zip(a.launch_rounds, b.launch_rounds, strict=True)]
     assert len(shared) - b.speedup.launches in (0, 1)
     assert b.speedup.rounds == sum(shared[: b.speedup.launches]) >= 8
     # 4 samples per call: throughput and latency are two views of the same calls
-    assert b.latency is not None
     assert b.throughput_per_s is not None
     assert 4e3 / b.latency.max_ms <= b.throughput_per_s <= 4e3 / b.latency.min_ms
-    assert a.accuracy is not None
-    assert b.accuracy is not None
     assert b.accuracy.value == a.accuracy.value
-    assert b.difference is not None
     assert b.difference.snr_db == math.inf
     assert a.size_bytes == model.stat().st_size
     assert results.settings["inputs"] == {"x": "4x4x8x8"}
@@ -108,23 +102,8 @@ def test_the_accuracy_is_the_share_of_right_labels(
     scores = onnxruntime.InferenceSession(str(model)).run(None, {"x": arrays["x"]})[0]
     expected = float((scores.argmax(1) == arrays["labels"]).mean())
     accuracy = results.rows[0].accuracy
-    assert accuracy is not None
     assert accuracy.value == pytest.approx(expected)
     assert accuracy.samples == 40
-
-
-def test_an_artifact_that_fails_leaves_the_others_their_numbers(
-    tiny_file: Callable[..., Path], tmp_path: Path
-) -> None:
-    path = tmp_path / "bad.py"
-    path.write_text("def build():\n    raise RuntimeError('no weights')\n")
-    good = tiny_file("mlp")
-    results = qcompile.benchmark(
-        {"good": str(good), "bad": f"{path}:build"}, baseline="good", threads=1, max_time_s=0.5
-    )
-    assert results.row("bad").status == "failed"
-    assert "no weights" in results.row("bad").reason
-    assert results.row("good").latency is not None
 
 
 def test_a_batch_is_joined_from_smaller_batches_of_the_data(
@@ -143,26 +122,49 @@ def test_a_batch_is_joined_from_smaller_batches_of_the_data(
         qcompile.benchmark([model], baseline=model, data=f"{tmp_path}/d.py:batches", batch_size=13)
 
 
-def test_a_batch_size_that_the_model_cannot_take_is_refused(tiny_file: Callable[..., Path]) -> None:
-    model = str(tiny_file("residual", batch=1))
-    with pytest.raises(InvalidOption, match="first axis of the model is fixed at 1"):
-        qcompile.benchmark([model], baseline=model, batch_size=8)
-
-
-def test_evaluation_without_the_labels_of_its_metric_is_refused(
-    tiny_file: Callable[..., Path], tmp_path: Path
-) -> None:
-    np.savez(tmp_path / "x.npz", x=np.ones((4, 16), np.float32))
-    model = str(tiny_file("mlp"))
-    with pytest.raises(DataError, match="has no labels"):
-        qcompile.benchmark(
-            [model],
-            baseline=model,
-            evaluation=str(tmp_path / "x.npz"),
-            metric="top1",
-            threads=1,
-            max_time_s=0.2,
-        )
+@pytest.mark.parametrize(
+    ("model", "options", "error", "words", "hint"),
+    [
+        ("fixed", {"batch_size": 8}, InvalidOption, "first axis of the model is fixed at 1", "dynamic batch"),
+        ("fixed", {"batch_sizes": [1, 2]}, InvalidOption, "fixed at 1", ""),
+        ("mlp", {"clients": [2, 2]}, InvalidOption, "`clients`: 2, 2", ""),
+        ("mlp", {"streams": [2, 2]}, InvalidOption, "`streams`: 2, 2; different numbers", ""),
+        (
+            "mlp",
+            {"streams": [1, 2]},
+            InvalidOption,
+            "`streams`: inferences are in flight on a GPU",
+            "`clients`",
+        ),
+        (
+            "mlp",
+            {"cuda_graph": True},
+            InvalidOption,
+            "no artifact is an engine of TensorRT",
+            "`target` tensorrt",
+        ),
+        ("mlp", {"devices": ["cuda:0", "cuda:1"]}, InvalidOption, "the processor and one GPU", ""),
+        (
+            "mlp",
+            {"torch_modes": ["trace"]},
+            InvalidOption,
+            "`torch_modes`: no artifact is a PyTorch MODEL",
+            "",
+        ),
+        ("mlp", {"models": {"mlp.onnx": "net.py:f"}}, InvalidOption, "the name 'mlp.onnx' is taken", ""),
+        ("mlp", {"evaluation": "x.npz", "metric": "top1"}, DataError, "has no labels", ""),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    tiny_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str,
+    options: dict[str, Any], error: type[Exception], words: str, hint: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    np.savez("x.npz", x=np.ones((4, 16), np.float32))
+    path = str(tiny_file("residual", batch=1) if model == "fixed" else tiny_file("mlp"))
+    with pytest.raises(error, match=words) as caught:
+        qcompile.benchmark([path], baseline=path, threads=1, max_time_s=0.2, **options)
+    assert hint in caught.value.hint
 
 
 FAULTY = """
@@ -203,6 +205,7 @@ def faulty(tmp_path: Path) -> Callable[..., str]:
         ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL, out of memory?"),
         ("time.sleep(600)", "gave no answer to 'time' for"),
         ("raise MemoryError('no more')", "MemoryError: no more"),
+        ("raise RuntimeError('no weights')", "no weights"),  # at the first call
     ],
 )
 def test_what_dies_hangs_or_runs_out_of_memory_leaves_the_others_their_numbers(
@@ -210,7 +213,7 @@ def test_what_dies_hangs_or_runs_out_of_memory_leaves_the_others_their_numbers(
 ) -> None:
     good = str(tiny_file("mlp"))
     results = qcompile.benchmark(
-        {"good": good, "bad": faulty(fault), "other": good},
+        {"good": good, "bad": faulty(fault, call=1 if "weights" in fault else 40), "other": good},
         baseline="good",
         output=tmp_path / "r.json",
         threads=1,
@@ -221,7 +224,6 @@ def test_what_dies_hangs_or_runs_out_of_memory_leaves_the_others_their_numbers(
     assert reason in bad.reason
     assert "at the end of its tether" in bad.output_tail
     assert bad.latency is None
-    assert other.speedup is not None
     assert other.speedup.rounds >= 8
     jsonschema.validate(json.loads((tmp_path / "r.json").read_text()), json.loads(SCHEMA.read_text()))
 
@@ -268,11 +270,10 @@ def test_every_launch_is_a_process_of_its_own(tiny_file: Callable[..., Path], tm
         max_time_s=LONG_S, decided=after(3),
     )  # fmt: skip
     base, own = results.rows
-    assert own.speedup is not None
-    assert own.speedup.launches == len(own.launches) == 3
+    assert own.speedup.launches == len(own.launch_rounds) == 3
     assert [len(one) for one in own.launches_ms] == [len(one) for one in base.launches_ms]
     # One launch more than was measured is for the example that tells the inputs of the model.
-    assert len(own.launches) <= (tmp_path / "marks").read_text().count(".") <= len(own.launches) + 1
+    assert len(own.launch_rounds) <= (tmp_path / "marks").read_text().count(".") <= len(own.launch_rounds) + 1
 
 
 @pytest.mark.parametrize("is_baseline", [False, True])
@@ -293,7 +294,7 @@ def test_an_artifact_that_does_not_start_again_has_failed_and_the_others_go_on(
     assert "not again" in net.reason
     assert onnx.latency is not None
     assert onnx.speedup is None
-    assert len(onnx.launches) >= 2
+    assert len(onnx.launch_rounds) >= 2
 
 
 def test_where_there_is_time_for_one_launch_the_interval_is_wide_and_says_why(
@@ -302,7 +303,6 @@ def test_where_there_is_time_for_one_launch_the_interval_is_wide_and_says_why(
     model = str(tiny_file("mlp"))
     results = qcompile.benchmark({"a": model, "b": model}, baseline="a", threads=1, max_time_s=0.2)
     b = results.row("b")
-    assert b.speedup is not None
     assert b.speedup.launches == 1
     assert b.speedup.high / b.speedup.low > 1.06
     assert [text for text in b.warnings if "rests on one launch" in text]
@@ -320,11 +320,6 @@ def test_curves_over_batch_sizes_and_clients(tiny_file: Callable[..., Path]) -> 
     assert [point.count for point in entry.concurrency] == [1, 2]
     assert all(point.median_ms <= point.p99_ms for point in entry.concurrency)
     assert not entry.output_tail
-    fixed = str(tiny_file("residual", batch=1))
-    with pytest.raises(InvalidOption, match="fixed at 1"):
-        qcompile.benchmark([fixed], baseline=fixed, batch_sizes=[1, 2])
-    with pytest.raises(InvalidOption, match="`clients`: 2, 2"):
-        qcompile.benchmark([model], baseline=model, clients=[2, 2])
 
 
 def test_pytorch_runs_in_its_other_modes_as_rows_of_their_own(
@@ -358,17 +353,6 @@ def test_further_models_are_measured_as_they_are(torch_model: str) -> None:
     assert again.memory_ratio == pytest.approx(1.0, rel=0.2)
 
 
-def test_a_further_model_needs_a_name_of_its_own(torch_model: str) -> None:
-    with pytest.raises(InvalidOption, match="`models`: the name 'net' is taken"):
-        qcompile.benchmark({"net": torch_model}, baseline="net", models={"net": torch_model})
-
-
-def test_an_engine_without_a_model_has_no_torch_modes(tiny_file: Callable[..., Path]) -> None:
-    model = str(tiny_file("mlp"))
-    with pytest.raises(InvalidOption, match="`torch_modes`: no artifact is a PyTorch MODEL"):
-        qcompile.benchmark([model], baseline=model, torch_modes=["trace"])
-
-
 def test_the_worker_of_an_engine_runs_in_the_interpreter_it_is_given(
     tiny_file: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -383,3 +367,39 @@ def test_the_worker_of_an_engine_runs_in_the_interpreter_it_is_given(
     (packages / "onnxruntime.py").write_text("raise ImportError('a broken package')\n")
     with pytest.raises(InvalidOption, match=r"cannot run here: .*a broken package"):
         qcompile.benchmark([model], baseline=model, pythons=pythons)
+
+
+IO = ModelIO((parse_input("x:[batch,length,2]"),), ())
+SOURCE = """
+import numpy as np
+
+def falling():
+    for length in (5, 5, 3):
+        yield np.full((4, length, 2), length, np.float32)
+"""
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    (tmp_path / "lines.py").write_text(SOURCE)
+    return f"{tmp_path}/lines.py:falling"
+
+
+@pytest.mark.parametrize(("batch_size", "samples"), [(None, 4), (3, 3), (8, 8)])
+def test_batches_of_one_length_are_joined(batch_size: int | None, samples: int, data: str) -> None:
+    assert timing_feeds(IO, data, batch_size=batch_size)["x"].shape == (samples, 5, 2)
+
+
+def test_batches_of_different_lengths_cannot_be_joined(data: str) -> None:
+    with pytest.raises(DataError, match=r"'x' has batches of \[batch,5,2\] and \[batch,3,2\]; 12") as caught:
+        timing_feeds(IO, data, batch_size=12)
+    assert caught.value.hint == "measure batches of 4, or let the first batch hold 12"
+
+
+def test_a_graph_quantized_for_tensorrt_warns_elsewhere(tiny_file: Callable[..., Path]) -> None:
+    model = tiny_file("mlp")
+    for target, warned in (("tensorrt", 1), ("onnxruntime", 0)):
+        made = qcompile.quantize(model, model.with_name(f"{target}.onnx"), mode="weights", target=target)
+        said = describe(str(made.path)).warnings
+        assert len(said) == warned
+        assert all("quantized for tensorrt, and onnxruntime runs it" in text for text in said)

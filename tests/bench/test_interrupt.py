@@ -81,7 +81,6 @@ def test_ctrl_c_leaves_no_process_and_keeps_what_was_measured(
     assert results.interrupted
     other = results.rows[1]
     assert other.latency is not None
-    assert other.speedup is not None
     assert other.speedup.rounds >= 8
     assert other.speedup.launches >= 2
     assert sum(map(len, other.launches_ms)) >= 8

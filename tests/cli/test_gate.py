@@ -16,7 +16,7 @@ from onnx import helper
 
 import qcompile
 from qcompile.bench.results.results import Results, load_results, save_results
-from qcompile.bench.results.row import Latency, Launch, Row
+from qcompile.bench.results.row import Latency, Row
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
 
@@ -152,8 +152,8 @@ def test_what_cannot_be_compared_is_said_in_a_line(
 
 def results_file(path: Path, level: float, **environment: Any) -> Path:
     medians = [level * (1.0 + 0.001 * (i * 7 % 5)) for i in range(20)]
-    launches = tuple(Launch(tuple(medians[start : start + 5])) for start in range(0, 20, 5))
-    row = Row("a", "a.onnx", "onnxruntime", latency=Latency(level), launches=launches, size_bytes=10)
+    row = Row("a", "a.onnx", "onnxruntime", latency=Latency(level), round_medians_ms=tuple(medians),
+              launch_rounds=(5,) * 4, size_bytes=10)  # fmt: skip
     where = {"processor": "some", "architecture": "x86_64", "features": [], "cores_usable": 2, "gpu": None}
     save_results(Results("a", [row], where | environment, {"threads": 1, "inputs": {"x": "1x4"}}), path)
     return path

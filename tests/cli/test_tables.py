@@ -6,12 +6,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commands import Qc
+from msgspec.structs import replace
 from report_results import layers_json, results_json, write
 from rich.console import Console
 from sweeps import RECIPE, write_sweep

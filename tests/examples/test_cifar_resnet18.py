@@ -69,11 +69,9 @@ def check_figures(row: Row, base: Row, batch: int) -> None:
     assert row.held_bytes is not None
     assert base.held_bytes is not None
     assert row.size_ratio == pytest.approx(base.held_bytes / row.held_bytes)
-    assert row.memory is not None
-    assert base.memory is not None
-    assert row.memory.peak_bytes is not None
-    assert base.memory.peak_bytes is not None
-    assert row.memory_ratio == pytest.approx(base.memory.peak_bytes / row.memory.peak_bytes)
+    assert row.peak_memory_bytes is not None
+    assert base.peak_memory_bytes is not None
+    assert row.memory_ratio == pytest.approx(base.peak_memory_bytes / row.peak_memory_bytes)
     assert row.accuracy is not None
     assert row.accuracy.samples == 512
     if row is not base:

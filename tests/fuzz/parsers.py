@@ -54,7 +54,7 @@ from qcompile.model.source_options import parse_query
 from qcompile.pipeline.migrate.command_line import read_command
 from qcompile.pipeline.migrate.translate import translate
 from qcompile.pipeline.recipe import parse_recipe
-from qcompile.reporting.sections import sections
+from qcompile.reporting.page import sections
 from qcompile.reporting.source import _layers, read_source
 from qcompile.reporting.summary import summarize
 from qcompile.spec.tensorrt import TensorRTOptions, parse_bytes

@@ -3,17 +3,18 @@ from __future__ import annotations
 import itertools
 import re
 import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from report_results import layers_json, results_json, write
 
 from qcompile.bench.results.row import Accuracy, Interval, Latency, Row
-from qcompile.bench.results.row_json import read_row
+from qcompile.bench.results.row_json import upgraded
 from qcompile.bench.statistics.speedup import Speedup, verdict_of
 from qcompile.reporting.charts import (
     curve,
@@ -170,7 +171,9 @@ def test_a_linear_axis_has_a_few_even_ticks_in_their_places(low: float, width: f
     [[], [{}], [{"batch_size": 1}], [{"batch_size": 1, "median_ms": None, "throughput_per_s": 3}], "x"],
 )
 def test_a_sweep_without_figures_is_not_drawn(points: Any) -> None:
-    row = read_row({"name": "a", "artifact": "a", "engine": "onnxruntime", "batches": points})
+    row = msgspec.convert(
+        upgraded({"name": "a", "artifact": "a", "engine": "onnxruntime", "batches": points}), Row
+    )
     subject = ReportedArtifact(1, row, is_baseline=False)
     assert curve(subject, "batches") == []
     assert curves_chart([subject], "batches", "batch size") == ""
@@ -183,7 +186,7 @@ def test_what_is_missing_is_not_drawn(source: Source) -> None:
     assert not speedup_chart(bare, "a", "99% interval")
     assert not drop_chart(bare, "top1")
     assert not history_chart(runs, bare)
-    assert not errors_chart(replace(source.layers[0], tensors=[]))
+    assert not errors_chart(replace(source.layers[0], tensors=()))
 
 
 def test_layers_are_counted_by_precision() -> None:

@@ -65,17 +65,9 @@ def test_headings_go_down_one_level_at_a_time(full: tuple[str, Outline]) -> None
 def test_the_page_loads_nothing(full: tuple[str, Outline]) -> None:
     text, outline = full
     policy = next(a["content"] for t, a in outline.tags if t == "meta" and a.get("http-equiv"))
-    assert policy is not None
     assert policy.startswith("default-src 'none'")
-    assert {t for t, _ in outline.tags} & {
-        "script",
-        "iframe",
-        "object",
-        "embed",
-        "img",
-        "base",
-        "form",
-    } == set()
+    loading = {"script", "iframe", "object", "embed", "img", "base", "form"}
+    assert {t for t, _ in outline.tags} & loading == set()
     for tag, attributes in outline.tags:
         for name, value in attributes.items():
             assert not name.startswith("on"), (tag, name)
@@ -100,10 +92,6 @@ def test_tables_have_captions_and_headers_with_scopes(full: tuple[str, Outline])
     tags = [tag for tag, _ in full[1].tags]
     assert tags.count("caption") == tags.count("table") > 5
     assert all(a.get("scope") in ("row", "col") for t, a in full[1].tags if t == "th")
-
-
-def test_ten_artifacts_fit_into_one_and_a_half_megabytes(full: tuple[str, Outline]) -> None:
-    assert len(full[0].encode()) < 1_500_000
 
 
 def test_the_table_says_what_was_measured(full: tuple[str, Outline]) -> None:
@@ -160,23 +148,14 @@ def test_everything_from_files_is_escaped(tmp_path: Path) -> None:
         if entry.get("accuracy"):
             entry["accuracy"]["metric"] = evil
     value["baseline"] = value["artifacts"][0]["name"]
-    value["settings"] = {
-        evil: evil,
-        "recipe": evil,
-        "command": [evil],
-        "inputs": {evil: evil},
-    }
+    value["settings"] = {evil: evil, "recipe": evil, "command": [evil], "inputs": {evil: evil}}
     value["environment"] = {evil: evil, "processor": evil, "noise": {"noisy": True, "reasons": [evil]}}
     value["created"] = evil
     value["history"] = [{"created": evil, "machine": evil, "artifacts": {
         value["artifacts"][1]["name"]: {"speedup": 2.0, "low": 1.9, "high": 2.1}}}]  # fmt: skip
-    layers = layers_json()
-    layers |= {
-        "reference": evil,
-        "artifact": evil,
-        "first_bad": {"tensor": evil, "operator": evil, "node": evil},
-    }
-    layers["tensors"][0] |= {"tensor": evil, "operator": evil, "node": evil}
+    names = {"tensor": evil, "operator": evil, "node": evil}
+    layers = layers_json() | {"reference": evil, "artifact": evil, "first_bad": names}
+    layers["tensors"][0] |= names
     text, outline = page(tmp_path, value, layers=[write(tmp_path / "layers.json", layers)])
     assert evil not in text
     assert not [t for t, _ in outline.tags if t in ("script", "img")]

@@ -21,50 +21,12 @@ def test_subjects_are_numbered_with_the_baseline_first(tmp_path: Path) -> None:
     assert [s.name for s in source.subjects if not s.is_measured] == ["onnx-int8-broken", "rtx-int8"]
 
 
-def test_results_of_version_1_are_read(tmp_path: Path) -> None:
-    value = {
-        "kind": "qcompile.results", "schema_version": 1, "baseline": "a", "settings": {}, "environment": {},
-        "artifacts": [
-            {"name": "a", "artifact": "a.onnx", "engine": "onnxruntime", "latency_ms": {"median": 2.0},
-             "accuracy": {"metric": "top1", "value": 0.9, "drop_points": 0.0, "samples": 10}},
-            {"name": "b", "artifact": "b.onnx", "engine": "onnxruntime", "precision": "int8",
-             "latency_ms": {"median": 1.0}, "speedup": {"value": 2.0, "low": 1.9, "high": 2.1,
-             "rounds": 9, "verdict": "faster"},
-             "accuracy": {"metric": "top1", "value": 0.8, "drop_points": 10.0, "samples": 10}},
-        ],
-    }  # fmt: skip
-    a, b = read_source(write(tmp_path / "r.json", value)).subjects
-    assert (a.is_baseline, a.speedup, a.family) == (True, None, "float")
-    assert b.drop is not None
-    assert (b.drop.value, b.drop.low, b.drop_unit, b.verdict, b.family) == (
-        10.0,
-        None,
-        "points",
-        "faster",
-        "int8",
-    )
-
-
 @pytest.mark.parametrize("latency", [None, {}, {"median": None}, {"median": float("nan")}, {"median": 0}])
 def test_without_a_latency_nothing_counts_as_measured(latency: Any, tmp_path: Path) -> None:
     value = results_json(2)
     value["artifacts"][1]["latency_ms"] = latency
     source = read_source(write(tmp_path / "r.json", value))
     assert [s.name for s in source.measured] == ["pytorch"]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"artifacts": [{"name": 1}]},
-        {"artifacts": None},
-        {"settings": None},
-        {"environment": 3, "artifacts": [3]},
-    ],
-)
-def test_what_is_no_results_file_is_said(change: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="not a results file"):
-        read_source(write(tmp_path / "r.json", {**results_json(1), **change}))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from simulated_plan import write_plan
 from tensorrt_simulation import rows
 
 from qcompile.artifact import Manifest, commit
-from qcompile.comparison.layers import rebuild, tapped, taps
+from qcompile.comparison.layers import job, rebuild, taps
 from qcompile.comparison.layers.job import Job, run_job
 from qcompile.comparison.layers.rebuild import EngineSource
 from qcompile.engines.base import BuildOutcome, BuildRequest
@@ -121,8 +121,8 @@ def install(monkeypatch: pytest.MonkeyPatch, builder: FaultyBuilder, folder: Pat
         place.mkdir(parents=True)
         return run_job({**vars(one), "folder": str(place)}, lambda _: None)
 
-    real_load = tapped.load
-    monkeypatch.setattr(tapped, "load", load)
+    real_load = job.load
+    monkeypatch.setattr(job, "load", load)
     monkeypatch.setattr(taps, "run", run)
     monkeypatch.setattr(rebuild, "build_plan", builder)
     monkeypatch.setattr(rebuild, "load_adapter", lambda _: builder.adapter)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from qcompile.bench.results.regress import Limit, compare_results, parse_limit, unpaired_speedup
 from qcompile.bench.results.results import Results
-from qcompile.bench.results.row import Accuracy, Latency, Launch, Row
+from qcompile.bench.results.row import Accuracy, Latency, Row
 from qcompile.bench.statistics.speedup import CONFIDENCE, half_width, level_of
 from qcompile.errors import InvalidOption
 
@@ -24,7 +24,7 @@ HERE = {"processor": "some", "architecture": "x86_64", "features": ["avx2"], "co
 def row(name: str, medians: list[float], **fields: Any) -> Row:
     return Row(
         name, f"{name}.onnx", "onnxruntime", latency=Latency(float(np.median(medians))),
-        launches=tuple(Launch(tuple(one)) for one in launches(medians)), **fields,
+        round_medians_ms=tuple(medians), launch_rounds=tuple(map(len, launches(medians))), **fields,
     )  # fmt: skip
 
 
@@ -96,7 +96,6 @@ def test_equal_levels_are_rarely_called_different() -> None:
 )
 def test_a_change_of_level_is_called_what_it_is(factor: float, verdict: str) -> None:
     found = compare_results(run(row("a", noisy(5.0, 1))), run(row("a", noisy(5.0 * factor, 2))))
-    assert found.changes[0].speedup is not None
     assert found.changes[0].speedup.verdict == verdict
     assert found
 
@@ -143,8 +142,6 @@ def test_relative_to_the_baseline_a_slower_machine_is_left_out() -> None:
     old = run(row("base", noisy(10.0, 1)), row("a", noisy(5.0, 2)))
     new = run(row("base", noisy(11.0, 3)), row("a", noisy(5.5, 4)))
     absolute, relative = compare_results(old, new), compare_results(old, new, relative=True)
-    assert absolute.changes[1].speedup is not None
-    assert relative.changes[1].speedup is not None
     assert absolute.changes[1].speedup.verdict == "slower"
     assert relative.changes[1].speedup.verdict == "no difference"
 

@@ -1,17 +1,20 @@
-"""A row in words: units, dashes, and verdicts that their intervals show."""
+"""A row in words and tables: units, dashes, verdicts that their intervals show; CSV and Markdown."""
 
 from __future__ import annotations
 
+import csv
 import math
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec import structs
 
-from qcompile.bench.results.render import interval_words, markdown, render
+from qcompile.bench.results.render import interval_words, markdown, render, save_csv, save_markdown
 from qcompile.bench.results.results import Results, save_results
-from qcompile.bench.results.row import Accuracy, Difference, Interval, Latency, Row
-from qcompile.bench.results.row_json import read_row, row_json
+from qcompile.bench.results.row import Accuracy, Difference, Energy, Interval, Latency, Row
+from qcompile.bench.results.row_json import row_json, upgraded
 from qcompile.bench.statistics.speedup import CONFIDENCE, SMALLEST_DIFFERENCE, Speedup, verdict_of
 from qcompile.cli.tables import results_table
 from qcompile.reporting.sections_measured import accuracy_section, results_section
@@ -44,16 +47,17 @@ def page(*rows: Row, folder: Path) -> str:
 
 def test_a_mean_squared_error_is_no_percentage(tmp_path: Path) -> None:
     """0.00123 was printed as 0.12% in the terminal."""
-    row = replace(ROW, accuracy=Accuracy("mse", 0.00123, Interval(0.0005, 0.0001, 0.0009)))
+    row = structs.replace(ROW, accuracy=Accuracy("mse", 0.00123, Interval(0.0005, 0.0001, 0.0009)))
     for text in (terminal(BASE, row), markdown(Results("base", [BASE, row], HERE, SETTINGS)),
                  page(BASE, row, folder=tmp_path)):  # fmt: skip
         assert "0.00123" in text
         assert "0.000500" in text
         assert "0.12%" not in text
-    share = replace(ROW, accuracy=Accuracy("top1", 0.946, Interval(0.2, -0.3, 0.8)))
+    share = structs.replace(ROW, accuracy=Accuracy("top1", 0.946, Interval(0.2, -0.3, 0.8)))
     for text in (terminal(BASE, share), markdown(Results("base", [BASE, share], HERE, SETTINGS)),
                  page(BASE, share, folder=tmp_path)):  # fmt: skip
         assert "94.60%" in text
+    assert "| 94.60% | 0.20 [−0.30, 0.80] |" in markdown(Results("base", [BASE, share], HERE, SETTINGS))
 
 
 @pytest.mark.parametrize("metric", [*METRICS, "f1:micro", "f1:entities", "map:50", "ndcg:10", "own.py:score"])
@@ -61,7 +65,7 @@ def test_every_metric_has_its_unit_in_the_table_and_in_the_report(metric: str, t
     own_unit = metric in ("perplexity", "kl", "mse", "own.py:score")
     lower_is_better = metric in ("wer", "cer", "perplexity", "kl", "mse")
     found = Accuracy(metric, 0.2468, Interval(1.357, 0.5, 2.5), 100, higher_is_better=not lower_is_better)
-    row = replace(ROW, accuracy=found)
+    row = structs.replace(ROW, accuracy=found)
     value, drop, ends = ("0.247", "1.36", "[0.500, 2.50]") if own_unit else ("24.68%", "1.36", "[0.50, 2.50]")
     text = page(BASE, row, folder=tmp_path)
     assert value in terminal(BASE, row)
@@ -74,12 +78,12 @@ def test_every_metric_has_its_unit_in_the_table_and_in_the_report(metric: str, t
     )
     section = accuracy_section(read_source(tmp_path / "r.json"))
     assert f"Drop of {metric} against base" in str(section)
-    stored = read_row(row_json(row)).accuracy
+    stored = msgspec.convert(upgraded(row_json(row)), Row).accuracy
     assert stored == found
 
 
 def test_the_report_says_which_metric_was_chosen(tmp_path: Path) -> None:
-    row = replace(ROW, accuracy=Accuracy("top1", 0.9, Interval(1.0, 0.5, 2.0), 100))
+    row = structs.replace(ROW, accuracy=Accuracy("top1", 0.9, Interval(1.0, 0.5, 2.0), 100))
     settings = {**SETTINGS, "metric_note": "top1: labels are one class per sample"}
     save_results(Results("base", (BASE, row), HERE, settings), tmp_path / "r.json")
     section = accuracy_section(read_source(tmp_path / "r.json"))
@@ -98,7 +102,7 @@ def test_the_report_says_which_metric_was_chosen(tmp_path: Path) -> None:
 )
 def test_outputs_with_nan_are_not_called_equal(difference: Difference | None, said: str) -> None:
     """`equal MISMATCH` was printed."""
-    row = replace(ROW, difference=difference)
+    row = structs.replace(ROW, difference=difference)
     assert render(row, "base").difference == said
     assert said in terminal(BASE, row)
 
@@ -116,7 +120,7 @@ def test_the_verdict_is_that_of_the_interval_beside_it(
     low: float, high: float, said: str, tmp_path: Path
 ) -> None:
     ratio = Speedup(round(math.sqrt(low * high), 3), low, high, 20, verdict_of(low, high))
-    row = replace(ROW, speedup=ratio)
+    row = structs.replace(ROW, speedup=ratio)
     assert render(row, "base").compared == said
     assert said in terminal(BASE, row)
     assert said in markdown(Results("base", [BASE, row], HERE, SETTINGS))
@@ -144,10 +148,85 @@ def test_what_was_not_measured_is_a_dash_and_has_its_reason() -> None:
     assert (bare.interval, bare.verdict, bare.drop_interval, bare.tail) == ("", "", "", "")
     assert render(BASE, "base").name == "base (baseline)"
     assert render(BASE, "base").speedup == "1.00×"
+    assert render(ROW, "base").speedup == "–"
 
 
 def test_narrow_terminals_get_the_same_words_in_two_lines() -> None:
-    row = replace(ROW, speedup=Speedup(4.0, 3.9, 4.1, 20, "faster"))
+    row = structs.replace(ROW, speedup=Speedup(4.0, 3.9, 4.1, 20, "faster"))
     text = terminal(BASE, row, width=100)
     for words in ("4.00×", "[3.90, 4.10]", "1.10 MB", "1.23", "1.30 1.40"):
         assert words in text
+
+
+FIRST = Row(
+    "a|b.onnx", "a|b.onnx", "onnxruntime", size_bytes=4_000_000, size_ratio=1.0, throughput_per_s=500.0,
+    latency=Latency(2.0, 2.2, 2.5, 1.9, 9.0, 100),
+)  # fmt: skip
+FAST = Row(
+    "fast", "fast.onnx", "onnxruntime", "int8", size_bytes=1_000_000, size_ratio=4.0, throughput_per_s=2000.0,
+    latency=Latency(0.5, 0.6, 0.7, 0.4, 0.8, 400),
+    speedup=Speedup(4.0, 3.9, 4.1, 20, "faster"),
+    energy=Energy(unavailable="no counter"),
+    parameters=300_000, weights_bytes=900_000, peak_memory_bytes=80_000_000, memory_ratio=1.25,
+    difference=Difference(True, "y", 40.0, 0.5, mean_abs_error=0.0123),
+)  # fmt: skip
+LOST = Row("lost", "lost.engine", "tensorrt", status="not run", reason="no GPU,\nnone", size_bytes=2_000_000,
+           size_ratio=2.0)  # fmt: skip
+RESULTS = Results(
+    "a|b.onnx", [FIRST, FAST, LOST],
+    {"processor": "some", "cores": 4, "noise": {"noisy": True, "reasons": ["somebody else"]}},
+    {"threads": 2, "inputs": {"x": "1x16"}, "confidence": 0.99},
+)  # fmt: skip
+
+
+def test_markdown_is_the_table_of_a_readme(tmp_path: Path) -> None:
+    save_markdown(RESULTS, tmp_path / "t.md")
+    assert (tmp_path / "t.md").read_text() == markdown(RESULTS)
+    lines = markdown(RESULTS).splitlines()
+    assert lines[2].startswith("| a\\|b.onnx (baseline) | 2.00 | 500 | 1.00× | – | 4.00 MB | – | – | – |")
+    assert lines[3] == (
+        "| fast | 0.500 | 2,000 | 4.00× [3.90, 4.10] | 0.300 M | 1.00 MB | 75.0% | 80.0 MB | 20.0% "
+        "| – | – | 0.012 | 0.5 |"
+    )
+    assert (
+        lines[4] == "| lost | not run: no GPU, none | – | – | – | 2.00 MB | 50.0% | – | – | – | – | – | – |"
+    )
+    assert all(line.count(" | ") == lines[0].count(" | ") for line in lines[2:5])
+    assert "some, 4 cores, 2 threads, input x:1x16; speed-up against a|b.onnx with its 99% interval" in lines
+    assert "- disturbed: somebody else" in lines
+
+
+def test_csv_has_one_row_per_artifact_and_units_in_its_columns(tmp_path: Path) -> None:
+    save_csv(RESULTS, tmp_path / "t.csv")
+    with (tmp_path / "t.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"] for row in rows] == ["a|b.onnx", "fast", "lost"]
+    fast = rows[1]
+    assert float(fast["latency_median_ms"]) == 0.5
+    assert float(fast["latency_p99_ms"]) == 0.7
+    assert fast["latency_calls"] == "400"
+    assert (fast["speedup_verdict"], float(fast["speedup_low"])) == ("faster", 3.9)
+    assert fast["energy_unavailable"] == "no counter"
+    assert (fast["parameters"], fast["weights_bytes"], fast["memory_ratio"]) == ("300000", "900000", "1.25")
+    assert float(fast["difference_mean_abs_error"]) == 0.0123
+    assert rows[2]["latency_median_ms"] == ""
+    assert rows[2]["reason"] == "no GPU,\nnone"
+
+
+def test_equal_and_infinitely_wrong_outputs_have_different_cells(tmp_path: Path) -> None:
+    rows = [structs.replace(FAST, difference=Difference(True, "y", math.inf, 0.0)),
+            structs.replace(FAST, difference=Difference(False, "y", -math.inf, math.inf))]  # fmt: skip
+    save_csv(replace(RESULTS, rows=rows), tmp_path / "t.csv")
+    with (tmp_path / "t.csv").open(newline="") as file:
+        states = [row["difference_state"] for row in csv.DictReader(file)]
+    assert states == ["equal", "not finite"]
+
+
+def test_a_name_is_no_formula_of_a_spreadsheet_and_no_markup(tmp_path: Path) -> None:
+    names = ["=cmd|' /C calc'!A0", "@SUM(1)", "+1", "-1", "\tx", "plain", "<img src=x>[a](http://b)\x1b"]
+    save_csv(replace(RESULTS, rows=[structs.replace(FAST, name=name) for name in names]), tmp_path / "t.csv")
+    with (tmp_path / "t.csv").open(newline="") as file:
+        read = [row["name"] for row in csv.DictReader(file)]
+    assert read == [f"'{name}" for name in names[:5]] + names[5:]
+    text = markdown(replace(RESULTS, rows=[FIRST, structs.replace(FAST, name=names[-1])]))
+    assert "| &lt;img src=x>\\[a](http://b)\\\\x1b |" in text

@@ -1,88 +1,57 @@
-"""Files of results: older ones are read, damaged ones refused, and the schema says what is in them."""
+"""Files of results: older ones are read, damaged ones refused by the key that is wrong; several joined."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import io
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
+import workers_here
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from report_results import recommendable, results_of, write
+from rich.console import Console
 
-from qcompile.bench.results.results import SCHEMA, Results, load_results, save_results
+import qcompile
+from qcompile.bench.results.regress import compare_results
+from qcompile.bench.results.render import markdown_table
+from qcompile.bench.results.results import (
+    SCHEMA,
+    Results,
+    join_results,
+    load_results,
+    parse_results,
+    read_results,
+    save_results,
+)
 from qcompile.bench.results.row import Difference, Row
 from qcompile.bench.results.row_json import row_json
+from qcompile.cli.tables import results_table
 from qcompile.errors import ArtifactError, MissingFile
+from qcompile.reporting import write_report
+from qcompile.reporting.recommendation import recommend
+
+DATA = Path(__file__).parents[2] / "samples/bench"
+SAMPLE = json.loads((DATA / "results.version-2.json").read_text())
+"""Files that earlier versions wrote: one model, a worse one, the same again, one whose outputs are NaN."""
 
 
-def test_results_of_version_1_are_read(tmp_path: Path) -> None:
-    old = {
-        "kind": "qcompile.results", "schema_version": 1, "baseline": "a",
-        "settings": {"threads": 1, "inputs": {"x": "1x16"}}, "environment": {"processor": "some"},
-        "artifacts": [
-            {"name": "a", "artifact": "a.onnx", "engine": "onnxruntime", "precision": "fp32",
-             "runs_on": "CPU", "status": "measured", "reason": "", "size_bytes": 7,
-             "latency_ms": {"median": 1.0, "p90": 1.0, "p99": 1.0, "calls": 9}, "throughput_per_s": 1.0,
-             "load_ms": 1.0, "peak_memory_bytes": 1, "contains": "", "speedup": None, "accuracy": None,
-             "difference": None, "round_medians_ms": [1.0], "warnings": []},
-        ],
-    }  # fmt: skip
-    path = tmp_path / "old.json"
-    path.write_text(json.dumps(old))
-    results = load_results(path)
-    assert results.row("a").round_medians_ms == [1.0]
-    assert results.as_json()["schema_version"] == 2
-    path.write_text(json.dumps(old | {"schema_version": 3}))
-    with pytest.raises(ArtifactError, match=r"of version 3; .* of version 1 or 2 is required"):
-        load_results(path)
-
-
-RESULT = {
-    "kind": "qcompile.results", "schema_version": 2, "baseline": "a", "settings": {}, "environment": {},
-}  # fmt: skip
-
-
-def test_engines_of_older_results_ran_on_a_gpu(tmp_path: Path) -> None:
-    path = tmp_path / "old.json"
+def test_engines_of_older_results_ran_on_a_gpu() -> None:
     artifacts = [{"name": name, "artifact": name, "engine": name} for name in ("tensorrt", "onnxruntime")]
-    path.write_text(json.dumps({**RESULT, "artifacts": artifacts}))
-    assert [row.device for row in load_results(path).rows] == ["cuda:0", "cpu"]
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"launch_rounds": None}, {"launch_rounds": 5}, {"launch_rounds": ["20"]}, {"launch_rounds": [5.0]},
-        {"launch_rounds": [50, -10]}, {"round_medians_ms": None}, {"round_medians_ms": [1.0, 0.0]},
-        {"round_medians_ms": [float("nan")]}, {"round_medians_ms": ["1"]},
-    ],
-)  # fmt: skip
-def test_damaged_rounds_are_refused(tmp_path: Path, damage: dict[str, object]) -> None:
-    path = tmp_path / "bad.json"
-    entry = {"name": "a", "artifact": "a.onnx", "engine": "onnxruntime", "round_medians_ms": [1.0] * 40}
-    path.write_text(json.dumps({**RESULT, "artifacts": [{**entry, **damage}]}))
-    with pytest.raises(ArtifactError, match=r"bad\.json: not a results file"):
-        load_results(path)
+    assert [row.device for row in read_results({**SAMPLE, "artifacts": artifacts}).rows] == ["cuda:0", "cpu"]
 
 
 def test_every_field_of_an_entry_is_in_the_schema() -> None:
     schema = json.loads(SCHEMA.read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
     assert list(schema["$defs"]["artifact"]["properties"]) == list(row_json(Row("a", "a", "a")))
-
-
-@pytest.mark.parametrize("text", ["", "{", '{"kind": "x", "schema_version": 1}', "[]"])
-def test_files_that_are_no_results_are_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "results.json"
-    path.write_text(text)
-    with pytest.raises(ArtifactError, match=r"results\.json"):
-        load_results(path)
-    with pytest.raises(MissingFile):
-        load_results(tmp_path / "none.json")
-
-
-DATA = Path(__file__).parents[2] / "samples/bench"
-"""Files that earlier versions wrote: one model, a worse one, the same again, one whose outputs are NaN."""
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -98,9 +67,7 @@ def test_files_of_earlier_versions_say_what_they_said(version: int, tmp_path: Pa
             found = {part: again[key][part] for part in known} if isinstance(known, dict) else again[key]
             assert found == (pytest.approx(known) if isinstance(known, dict) else known), key
     worse, wrong = results.row("off.onnx"), results.row("nan.onnx")
-    assert worse.difference is not None
     assert worse.difference.snr_db == pytest.approx(34.0, abs=0.1)
-    assert wrong.difference is not None
     assert (wrong.difference.passed, wrong.difference.snr_db) == (False, -math.inf)
     save_results(results, tmp_path / "again.json")
     assert load_results(tmp_path / "again.json") == results
@@ -108,9 +75,20 @@ def test_files_of_earlier_versions_say_what_they_said(version: int, tmp_path: Pa
         jsonschema.validate(results.as_json(), json.loads(SCHEMA.read_text()))
 
 
+@pytest.mark.parametrize("commit", ["130136f", "508773a", "a883d5b"])
+def test_figures_of_earlier_files_are_written_again_as_they_were(commit: str) -> None:
+    """Byte for byte: the order of keys, too."""
+    path = DATA.parent / "formats" / commit / "results.json"
+    for row, entry in zip(load_results(path).rows, json.loads(path.read_text())["artifacts"], strict=True):
+        again = row_json(row)
+        known = [key for key in entry if key in again]
+        assert {key: json.dumps(again[key]) for key in known} == {
+            key: json.dumps(entry[key]) for key in known
+        }
+
+
 def test_equal_outputs_of_earlier_files_are_equal() -> None:
     same = load_results(DATA / "results.version-2.json").row("plain.onnx (2)")
-    assert same.difference is not None
     assert (same.difference.passed, same.difference.snr_db) == (True, math.inf)
 
 
@@ -137,7 +115,7 @@ def test_equal_and_infinitely_wrong_are_told_apart(
 
 def test_rows_of_0_2_0_that_measured_arriving_requests_keep_their_other_figures(tmp_path: Path) -> None:
     """What a server held, too: its row says where it ran, in the words that were written."""
-    written = json.loads((DATA / "results.version-2.json").read_text())
+    written = copy.deepcopy(SAMPLE)
     load = {"arrivals": [{"rate_per_s": 20.0, "keeps_up": False}], "largest_rate": {"per_s": 50.0}}
     served = {"engine": "kserve", "device": "served", "precision": "unknown", "size_bytes": None}
     written["artifacts"][1] |= {**load, **served}
@@ -148,3 +126,197 @@ def test_rows_of_0_2_0_that_measured_arriving_requests_keep_their_other_figures(
     assert (row.engine, row.device, row.precision, row.size_bytes) == ("kserve", "served", "unknown", None)
     assert row.latency == load_results(DATA / "results.version-2.json").rows[1].latency
     assert not {"arrivals", "largest_rate"} & row_json(row).keys()
+
+
+def changed(place: str, value: object) -> dict[str, Any]:
+    """The sample with another value at a path such as `artifacts.0.name`."""
+    whole = copy.deepcopy(SAMPLE)
+    *steps, last = [int(step) if step.isdigit() else step for step in place.split(".")]
+    table: Any = whole
+    for step in steps:
+        table = table[step]
+    table[last] = value
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "key"),
+    [
+        ("settings", [], "settings"),
+        ("settings.inputs", 3, "settings.inputs"),
+        ("settings.confidence", "high", "settings.confidence"),
+        ("settings.confidence", float("nan"), "settings.confidence"),
+        ("settings.threads", "two", "settings.threads"),
+        ("environment.noise", {"reasons": 4}, "environment.noise.reasons"),
+        ("artifacts", {}, "artifacts"),
+        ("artifacts.0", "plain", "artifacts[0]"),
+        ("artifacts.1.name", None, "artifacts[1].name"),
+        ("artifacts.1.size_bytes", "many", "artifacts[1].size_bytes"),
+        ("artifacts.1.size_bytes", 10**400, "artifacts[1].size_bytes"),
+        ("artifacts.1.latency_ms", [1], "artifacts[1].latency_ms"),
+        ("artifacts.1.warnings", 5, "artifacts[1].warnings"),
+        ("artifacts.1.warnings", [5], "artifacts[1].warnings[0]"),
+        ("artifacts.1.packages", ["a"], "artifacts[1].packages"),
+        ("artifacts.1.speedup", 2.0, "artifacts[1].speedup"),
+        ("artifacts.1.status", "well", "artifacts[1].status"),
+        ("artifacts.1.launch_rounds", [True], "artifacts[1].launch_rounds[0]"),
+        ("artifacts.1.launch_rounds", None, "artifacts[1].launch_rounds"),
+        ("artifacts.1.launch_rounds", 5, "artifacts[1].launch_rounds"),
+        ("artifacts.1.launch_rounds", ["20"], "artifacts[1].launch_rounds[0]"),
+        ("artifacts.1.launch_rounds", [5.0], "artifacts[1].launch_rounds[0]"),
+        ("artifacts.1.launch_rounds", [50, -10], "artifacts[1].launch_rounds[1]"),
+        ("artifacts.1.round_medians_ms", None, "artifacts[1].round_medians_ms"),
+        ("artifacts.1.round_medians_ms", [1.0, 0.0], "artifacts[1].round_medians_ms[1]"),
+        ("artifacts.1.round_medians_ms", [float("nan")], "artifacts[1].round_medians_ms[0]"),
+        ("artifacts.1.round_medians_ms", ["1"], "artifacts[1].round_medians_ms[0]"),
+        ("history", 5, "history"),
+        ("history", [5], "history[0]"),
+        ("history", [{"artifacts": {"a": 3}}], "history[0].artifacts[...]"),
+        ("interrupted", "no", "interrupted"),
+        ("created", 7, "created"),
+    ],
+)
+def test_a_wrong_type_is_refused_with_file_and_key(
+    tmp_path: Path, place: str, value: object, key: str
+) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(changed(place, value)))
+    with pytest.raises(ArtifactError) as caught:
+        load_results(path)
+    assert caught.value.message.startswith(f"{path}: not a results file (key '{key}': ")
+    assert caught.value.data["file"] == path
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        *((content, "not a results file") for content in (
+            b"", b"{", b"[]", b"[" * 100_000, b'{"a":' * 100_000, b"\xff", b"null", b"7" * 5000,
+            b'{"kind": "x", "schema_version": 1}',
+        )),
+        (json.dumps({**SAMPLE, "schema_version": 3}).encode(), "of version 3; .* of version 1 or 2 is"),
+    ],
+)  # fmt: skip
+def test_what_is_no_results_file_of_a_known_version_is_refused(content: bytes, words: str) -> None:
+    with pytest.raises(ArtifactError, match=rf"r\.json: .*{words}"):
+        parse_results(content, Path("r.json"))
+
+
+def test_a_missing_file_is_said(tmp_path: Path) -> None:
+    with pytest.raises(MissingFile):
+        load_results(tmp_path / "none.json")
+
+
+@settings(max_examples=50)
+@given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(), lambda inner: st.lists(inner)))
+def test_any_value_is_read_or_refused(value: object) -> None:
+    for whole in (value, *({**SAMPLE, key: value} for key in SAMPLE)):
+        with contextlib.suppress(ArtifactError):
+            parse_results(json.dumps(whole).encode(), Path("r.json"))
+
+
+HISTORY = [{"created": "2026-11-01T00:00:00+00:00", "machine": "m", "artifacts": {}}]
+
+
+def part(processor: str, *rows: tuple[str, float], noisy: str = "", **options: object) -> Results:
+    """What one machine measured: the first row is the baseline."""
+    noise = {"noisy": bool(noisy), "reasons": [noisy] if noisy else []}
+    environment = {"processor": processor, "cores": 2, "features": [], "before": {}, "noise": noise}
+    entries = [recommendable(name, ms, precision="fp32", **options) for name, ms in rows]
+    return read_results(results_of(*entries, environment=environment))
+
+
+def both() -> Results:
+    cpu = part("EPYC", ("pytorch", 30.0), ("int8", 10.0))
+    gpu = part("Xeon", ("pytorch", 50.0), ("engine", 2.0), noisy="the clock fell")
+    return join_results({"cpu": cpu, "sm90": gpu}, history=HISTORY)
+
+
+def test_each_row_is_compared_with_the_baseline_of_its_machine() -> None:
+    joined = both()
+    assert [(row.name, row.machine, joined.baseline_of(row)) for row in joined.rows] == [
+        ("pytorch", "cpu", "pytorch"),
+        ("int8", "cpu", "pytorch"),
+        ("pytorch (sm90)", "sm90", "pytorch (sm90)"),
+        ("engine", "sm90", "pytorch (sm90)"),
+    ]
+    speedups = {row.name: row.speedup.value for row in joined.rows if row.speedup}
+    assert round(speedups["int8"]) == 3  # 30 / 10, not 50 / 10
+    assert round(speedups["engine"]) == 25
+    assert joined.environment["noise"] == {"noisy": True, "reasons": ["sm90: the clock fell"]}
+    assert joined.history == HISTORY
+
+
+def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
+    joined = both()
+    save_results(joined, tmp_path / "results.json")
+    value = json.loads((tmp_path / "results.json").read_text())
+    schema = json.loads(SCHEMA.read_text())
+    machines = {"type": "object", "properties": {"machines": schema["properties"]["machines"]}}
+    jsonschema.validate(value, machines)
+    assert read_results(value).as_json() == joined.as_json()
+    assert read_results(value).machines["sm90"].environment["processor"] == "Xeon"
+
+
+def test_one_machine_is_what_it_measured() -> None:
+    alone = part("EPYC", ("pytorch", 30.0), ("int8", 10.0))
+    joined = join_results({"cpu": alone}, history=alone.history)
+    assert joined.as_json() == alone.as_json()
+    assert "machines" not in joined.as_json()
+
+
+def test_machines_with_several_gpus_are_told_apart() -> None:
+    gpus = {f"cuda:{n}": part("Xeon", ("pytorch", 50.0), ("engine", 2.0 + n)) for n in (0, 1)}
+    joined = join_results({"cpu": part("EPYC", ("pytorch", 30.0)), "sm90": join_results(gpus)})
+    assert list(joined.machines) == ["cpu", "sm90 cuda:0", "sm90 cuda:1"]
+    names = [row.name for row in joined.rows]
+    assert len(set(names)) == len(names) == 5
+    for row in joined.rows:
+        base = joined.row(joined.baseline_of(row))
+        assert base.machine == row.machine
+        assert (base is row) == (row.speedup is None)
+
+
+def test_tables_and_report_show_the_machine(tmp_path: Path) -> None:
+    joined = both()
+    told = io.StringIO()
+    Console(file=told, width=200).print(results_table(joined, width=200))
+    text = told.getvalue()
+    assert "measurement" in text
+    assert text.count("(baseline)") == 2
+    header, _, *rows = markdown_table(joined).splitlines()
+    assert header.startswith("| method | machine | latency ms")
+    assert [row.split(" | ")[1] for row in rows] == ["cpu", "cpu", "sm90", "sm90"]
+    path = write(tmp_path / "results.json", joined.as_json())
+    found = recommend(path)
+    assert found.artifact == "engine"
+    assert "as fast as pytorch (sm90)" in found.sentence
+    assert any("cpu and sm90" in text for text in found.caveats)
+    write_report(path, tmp_path / "report.html")
+    assert "sm90" in (tmp_path / "report.html").read_text()
+
+
+def test_runs_of_the_same_machines_are_compared_row_by_row() -> None:
+    changes = compare_results(both(), both(), relative=True).changes
+    assert {change.name: change.speedup.verdict for change in changes if change.speedup} == dict.fromkeys(
+        ["pytorch", "int8", "pytorch (sm90)", "engine"], "no difference"
+    )
+
+
+@pytest.mark.usefixtures("short_blocks")
+def test_runs_written_to_one_file_are_its_history(
+    tiny_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers_here.install(monkeypatch)
+    model, output = str(tiny_file("mlp")), tmp_path / "r.json"
+    runs = [
+        qcompile.benchmark({"a": model, "b": model}, baseline="a", output=output, threads=1, max_time_s=0.1)
+        for _ in range(3)
+    ]
+    history = load_results(output).history
+    assert [run["created"] for run in history] == [run.created for run in runs[:2]]
+    b = runs[1].row("b")
+    assert history[1]["artifacts"]["b"] == {
+        "median_ms": b.latency.median_ms, "speedup": b.speedup.value, "low": b.speedup.low,
+        "high": b.speedup.high, "accuracy": None,
+    }  # fmt: skip

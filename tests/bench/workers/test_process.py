@@ -1,28 +1,37 @@
-"""Workers die, hang and fail alone, and say why."""
+"""Workers die, hang and fail alone, and say why; what they answer; in other interpreters, too."""
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import qcompile
 from qcompile.bench.workers.arrays import load_arrays
-from qcompile.bench.workers.process import Worker
-from qcompile.errors import DataError, MissingFile, QCompileError, WorkerError
+from qcompile.bench.workers.process import Worker, parse_interpreters, read_answer, worker_command
+from qcompile.errors import DataError, InvalidOption, MissingFile, QCompileError, WorkerError
+
+
+def load(worker: Worker, artifact: str | Path, **options: Any) -> dict[str, Any]:
+    return worker.ask("load", artifact=str(artifact), **{"threads": 1, "io": None, **options})
 
 
 def test_a_worker_loads_times_and_infers(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
     feeds, outputs = tmp_path / "feeds.npz", tmp_path / "outputs.npz"
     np.savez(feeds, x=np.ones((2, 16), np.float32))
     with Worker("mlp", threads=1) as worker:
-        loaded = worker.ask("load", artifact=str(tiny_file("mlp")), threads=1, io=None)
+        loaded = load(worker, tiny_file("mlp"))
         assert loaded["load_ns"] > 0
         assert loaded["io"]["inputs"][0]["name"] == "x"
         worker.ask("feed", path=str(feeds))
@@ -31,8 +40,7 @@ def test_a_worker_loads_times_and_infers(tiny_file: Callable[..., Path], tmp_pat
         assert min(durations) > 0
         worker.ask("infer", path=str(feeds), output=str(outputs))
         assert load_arrays(outputs)["y"].shape == (2, 8)
-        peak = worker.ask("memory")["peak_bytes"]
-        assert 10e6 < peak < 1e9
+        assert 10e6 < worker.ask("memory")["peak_bytes"] < 1e9
 
 
 def test_memory_is_the_workers_own_and_not_inherited() -> None:
@@ -42,18 +50,15 @@ def test_memory_is_the_workers_own_and_not_inherited() -> None:
     assert ballast[0] == 1
 
 
-def test_an_error_of_the_artifact_keeps_its_type(tmp_path: Path) -> None:
-    with Worker("gone", threads=1) as worker, pytest.raises(MissingFile, match="does not exist"):
-        worker.ask("load", artifact=str(tmp_path / "no.onnx"), threads=1, io=None)
-
-
-def test_wrong_feeds_are_an_error_and_the_worker_lives_on(
+def test_an_error_keeps_its_type_and_the_worker_lives_on(
     tiny_file: Callable[..., Path], tmp_path: Path
 ) -> None:
     np.savez(tmp_path / "bad.npz", x=np.ones((2, 15), np.float32))
     np.savez(tmp_path / "good.npz", x=np.ones((2, 16), np.float32))
     with Worker("mlp", threads=1) as worker:
-        worker.ask("load", artifact=str(tiny_file("mlp")), threads=1, io=None)
+        with pytest.raises(MissingFile, match="does not exist"):
+            load(worker, tmp_path / "no.onnx")
+        load(worker, tiny_file("mlp"))
         with pytest.raises(DataError, match="2x15"):
             worker.ask("feed", path=str(tmp_path / "bad.npz"))
         worker.ask("feed", path=str(tmp_path / "good.npz"))
@@ -64,19 +69,28 @@ def crashing_model(tmp_path: Path, body: str) -> str:
     """A model that only misbehaves inside the worker."""
     path = tmp_path / "crash.py"
     path.write_text(
-        "import os, sys, time, signal\n"
+        "import os, resource, subprocess, sys, threading, time, signal, torch\n"
+        "def spin():\n    while True: pass\n"
         "def build():\n"
         f"    print('about to misbehave', file=sys.stderr, flush=True)\n    {body}\n"
+        "    return torch.nn.Identity(), (torch.ones(1),)\n"
     )
     return f"{path}:build"
 
 
-def test_a_killed_worker_is_reported_with_its_last_output(tmp_path: Path) -> None:
-    model = crashing_model(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
-    with Worker("victim", threads=1) as worker, pytest.raises(WorkerError) as caught:
-        worker.ask("load", artifact=model, threads=1, io=None)
-    assert "SIGKILL" in str(caught.value)
-    assert "about to misbehave" in str(caught.value)
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
+        ("os._exit(1)", "exit code 1"),
+        ("resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30)); bytearray(1 << 32)", "MemoryError"),
+    ],
+)
+def test_what_dies_is_reported_with_its_last_output(tmp_path: Path, body: str, words: str) -> None:
+    with Worker("victim", threads=1) as worker, pytest.raises(QCompileError, match=words) as caught:
+        load(worker, crashing_model(tmp_path, body))
+    assert isinstance(caught.value, WorkerError) == (words != "MemoryError")
+    assert "about to misbehave" in str(caught.value.data["output"])
 
 
 def test_a_hanging_worker_is_given_up(tmp_path: Path) -> None:
@@ -86,30 +100,18 @@ def test_a_hanging_worker_is_given_up(tmp_path: Path) -> None:
         Worker("sleeper", threads=1, timeout_s=3.0) as worker,
         pytest.raises(WorkerError, match="gave no answer to 'load' for 3 s"),
     ):
-        worker.ask("load", artifact=model, threads=1, io=None)
+        load(worker, model)
     assert time.monotonic() - start < 30
     with Worker("sleeper", threads=1) as worker:
-        with pytest.raises(WorkerError):
-            worker.ask("load", timeout_s=0.5, artifact=model, threads=1, io=None)
+        with pytest.raises(WorkerError, match="for 1 s"):  # less long than for other answers
+            load(worker, model, timeout_s=1.0)
         wait_until_gone(worker.pid)
 
 
-def test_a_model_out_of_memory_is_reported_and_not_the_end_of_the_caller(tmp_path: Path) -> None:
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30)); bytearray(1 << 32)"
-    with Worker("large", threads=1) as worker, pytest.raises(QCompileError, match="MemoryError") as caught:
-        worker.ask("load", artifact=crashing_model(tmp_path, limit), threads=1, io=None)
-    assert "about to misbehave" in str(caught.value.data["output"])
-
-
-def test_one_answer_may_be_waited_for_less_long_than_others(tmp_path: Path) -> None:
-    with Worker("sleeper", threads=1) as worker, pytest.raises(WorkerError, match="for 1 s"):
-        worker.ask("load", timeout_s=1.0, artifact=crashing_model(tmp_path, "time.sleep(600)"), threads=1)
-
-
 def test_what_a_worker_started_ends_with_it(tmp_path: Path) -> None:
-    body = "print(__import__('subprocess').Popen(['sleep', '600']).pid, file=sys.stderr); os._exit(1)"
+    body = "print(subprocess.Popen(['sleep', '600']).pid, file=sys.stderr); os._exit(1)"
     with Worker("parent", threads=1) as worker, pytest.raises(WorkerError, match="exit code 1") as caught:
-        worker.ask("load", artifact=crashing_model(tmp_path, body), threads=1, io=None)
+        load(worker, crashing_model(tmp_path, body))
     wait_until_gone(int(str(caught.value.data["output"]).split()[-1]))
 
 
@@ -133,23 +135,16 @@ def test_a_worker_that_has_answered_uses_no_processor(tiny_file: Callable[..., P
     """ONNX Runtime's threads spin for some 50 ms behind a call: the answer comes after that."""
     np.savez(tmp_path / "feeds.npz", x=np.ones((64, 4, 8, 8), np.float32))
     with Worker("residual", threads=2) as worker:
-        worker.ask("load", artifact=str(tiny_file("residual")), threads=2, io=None)
+        load(worker, tiny_file("residual"), threads=2)
         worker.ask("feed", path=str(tmp_path / "feeds.npz"))
         assert worker.ask("time", iterations=200)["at_rest"] is True
         assert idle_cpu_s(worker, 1.0) <= 0.03  # one that spins uses 1 s, or its share of a busy machine
 
 
 def test_a_worker_that_never_rests_says_so_and_can_be_frozen(tmp_path: Path) -> None:
-    path = tmp_path / "restless.py"
-    path.write_text(
-        "import threading, torch\n"
-        "def spin():\n    while True: pass\n"
-        "def build():\n"
-        "    threading.Thread(target=spin, daemon=True).start()\n"
-        "    return torch.nn.Identity(), (torch.ones(1),)\n"
-    )
+    model = crashing_model(tmp_path, "threading.Thread(target=spin, daemon=True).start()")
     with Worker("restless", threads=1) as worker:
-        name = worker.ask("load", artifact=f"{path}:build", threads=1, io=None)["io"]["inputs"][0]["name"]
+        name = load(worker, model)["io"]["inputs"][0]["name"]
         np.savez(tmp_path / "feeds.npz", **{name: np.ones(1, np.float32)})
         worker.ask("feed", path=str(tmp_path / "feeds.npz"))
         assert worker.ask("time", iterations=3)["at_rest"] is False
@@ -161,24 +156,27 @@ def test_a_worker_that_never_rests_says_so_and_can_be_frozen(tmp_path: Path) -> 
 
 
 def test_what_a_model_prints_does_not_disturb_the_answers(tmp_path: Path) -> None:
-    path = tmp_path / "noisy.py"
-    path.write_text(
-        "import os, torch\n"
-        "def build():\n"
-        "    print('{\"ok\": false}')\n    os.system('echo noise')\n    return torch.nn.Identity()\n"
-    )
     with Worker("noisy", threads=1) as worker:
-        assert worker.ask("load", artifact=f"{path}:build", threads=1, io=None)["ok"]
+        body = "print('{\"ok\": false}'); os.system('echo noise')"
+        assert load(worker, crashing_model(tmp_path, body))["ok"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
-def test_a_worker_ends_when_its_caller_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_worker_ends_when_its_caller_is_killed(tmp_path: Path, hangs: bool) -> None:
+    """One that hangs cannot read that its input ended, and it is stopped on top."""
+    model = crashing_model(tmp_path, "time.sleep(600)")
     script = tmp_path / "caller.py"
     script.write_text(
-        "import os, signal\n"
+        "import os, signal, threading, time\n"
         "from qcompile.bench.workers.process import Worker\n"
         "worker = Worker('orphan', threads=1)\n"
         "worker.ask('memory')\n"
+        f"if {hangs}:\n"
+        f"    ask = dict(artifact={model!r}, threads=1, io=None)\n"
+        "    threading.Thread(target=worker.ask, args=('load',), kwargs=ask, daemon=True).start()\n"
+        "    time.sleep(0.5)\n"
+        "    worker.freeze()\n"
         "print(worker.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -187,21 +185,95 @@ def test_a_worker_ends_when_its_caller_is_killed(tmp_path: Path) -> None:
     wait_until_gone(int(done.stdout))
 
 
-def test_a_worker_that_hangs_ends_too_when_its_caller_is_killed(tmp_path: Path) -> None:
-    """It cannot read that its input ended, and it is stopped on top."""
-    model = crashing_model(tmp_path, "time.sleep(600)")
-    script = tmp_path / "caller.py"
-    script.write_text(
-        "import os, signal, threading, time\n"
-        "from qcompile.bench.workers.process import Worker\n"
-        "worker = Worker('orphan', threads=1)\n"
-        "worker.ask('memory')\n"
-        f"ask = dict(artifact={model!r}, threads=1, io=None)\n"
-        "threading.Thread(target=worker.ask, args=('load',), kwargs=ask, daemon=True).start()\n"
-        "time.sleep(0.5)\n"
-        "worker.freeze()\n"
-        "print(worker.pid, flush=True)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
-    wait_until_gone(int(done.stdout))
+def script(path: Path, *lines: str) -> str:
+    """A shell script that runs this Python."""
+    path.write_text("#!/bin/sh\n" + "\n".join(lines) + "\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_worker_runs_these_files_where_qcompile_is_not_installed(tmp_path: Path) -> None:
+    command = worker_command("qcompile.progress")
+    command.insert(1, "-S")  # without installed packages, and without an installed qcompile
+    done = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert Path(command[-2]) == Path(qcompile.__file__).parent.resolve()
+
+
+def test_a_script_that_sets_a_path_is_an_interpreter(tmp_path: Path) -> None:
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages/openvino.py").write_text("raise ImportError('this openvino is broken')\n")
+    line = f'PYTHONPATH={tmp_path}/packages exec {sys.executable} "$@"'
+    python = script(tmp_path / "python", line)
+    pythons = parse_interpreters([f"openvino={python}", f"onnxruntime={python}"])
+    assert "this openvino is broken" in pythons.why_not_run("openvino")
+    assert pythons.why_not_run("onnxruntime") == ""
+    assert pythons.python("pytorch") == ""
+
+
+def test_another_interpreter_runs_these_files_and_needs_no_installation(tmp_path: Path) -> None:
+    python = script(tmp_path / "python", f'cd / && {sys.executable} -I "$@"')  # no exec, no PYTHONPATH
+    with Worker("there", threads=1, python=python) as worker:
+        answer = worker.hello()
+        assert answer["python"] == sys.version.split()[0]
+        assert answer["started_ms"] > 0
+        assert worker.ask("memory")["peak_bytes"] > 1e6
+
+
+def test_what_is_no_interpreter_is_refused_with_what_it_said(tmp_path: Path) -> None:
+    silent = script(tmp_path / "silent", "echo no python here >&2; exit 3")
+    with pytest.raises(InvalidOption, match="no python here"):
+        parse_interpreters([f"openvino={silent}"]).why_not_run("openvino")
+    text = tmp_path / "text"
+    text.write_text("not a program")
+    text.chmod(0o755)
+    with pytest.raises(InvalidOption, match="cannot be run"):
+        Worker("text", threads=1, python=str(text))
+
+
+@pytest.mark.parametrize("text", ["openvino", "=python", "openvino="])
+def test_a_wrong_spelling_is_refused(text: str) -> None:
+    with pytest.raises(InvalidOption, match="ENGINE=INTERPRETER"):
+        parse_interpreters([text])
+
+
+def test_engines_and_executables_must_be_there() -> None:
+    with pytest.raises(InvalidOption, match="did you mean 'openvino'"):
+        parse_interpreters([f"openvin={sys.executable}"])
+    with pytest.raises(MissingFile, match="/no/python"):
+        parse_interpreters(["openvino=/no/python"])
+    with pytest.raises(InvalidOption, match="twice"):
+        parse_interpreters([f"openvino={sys.executable}"] * 2)
+
+
+ERROR = {"ok": False, "type": "BuildError", "message": "it failed", "hint": ""}
+
+
+@pytest.mark.parametrize("answer", [{"ok": True}, {"ok": True, "ns": [1]}, {"progress": 3}, ERROR])
+def test_an_answer_is_read(answer: dict[str, object]) -> None:
+    assert read_answer(json.dumps(answer).encode() + b"\n") == answer
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"", b"\xff", b"7", b"[]", b"null", b"{}", b'{"ok": 1}', b'{"ok": "yes"}', b'{"ok": false}',
+        b"[" * 100_000, b'{"progress": "half"}', json.dumps({**ERROR, "message": 5}).encode(), b"9" * 5000,
+    ],
+)  # fmt: skip
+def test_anything_else_is_none(line: bytes) -> None:
+    assert read_answer(line) is None
+
+
+@settings(max_examples=50)
+@given(
+    st.binary() | st.dictionaries(st.text(), st.integers() | st.text()).map(lambda v: json.dumps(v).encode())
+)
+def test_any_line_is_an_answer_or_none(line: bytes) -> None:
+    answer = read_answer(line)
+    assert answer is None or "ok" in answer or "progress" in answer
+
+
+def test_a_wait_of_any_length_can_be_asked_for() -> None:
+    with Worker("tiny", threads=1, timeout_s=1e300) as worker:
+        assert worker.hello()["ok"] is True

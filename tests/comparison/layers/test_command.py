@@ -15,7 +15,7 @@ from layer_faults import perturbed
 import qcompile
 from qcompile.cli import main
 from qcompile.comparison.layers import layer_diff
-from qcompile.errors import EngineUnavailable, InvalidOption, WorkerError
+from qcompile.errors import InvalidOption, WorkerError
 from qcompile.model.output_error import output_error
 
 
@@ -70,6 +70,9 @@ def test_the_command_ranks_shows_the_surroundings_and_writes_what_polygraphy_ope
         (["--layers", "--threshold", "nan"], "--threshold nan: a finite number is required"),
         (["--layers", "--atol", "1"], "--atol: belongs to the comparison of outputs"),
         (["--taps", "3"], "--taps: belongs to the comparison of layers"),
+        (["--max-builds", "2"], "--max-builds: belongs to the comparison of layers"),
+        (["--layers", "--max-builds", "2"], "--max-builds: belongs to an engine"),
+        (["--layers", "--graph", "MODEL"], "--graph: belongs to an engine"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(
@@ -77,7 +80,7 @@ def test_options_that_do_not_fit_are_refused(
 ) -> None:
     model = str(tiny_file("mlp"))
     with pytest.raises(SystemExit) as done:
-        main(["diff", model, model, *options])
+        main(["diff", model, model, *(model if one == "MODEL" else one for one in options)])
     assert done.value.code == 2
     assert message in capsys.readouterr().err
 
@@ -96,19 +99,6 @@ def test_files_that_cannot_be_compared_are_named(
     onnx.save(other, tmp_path / "other.onnx")
     with pytest.raises(InvalidOption, match=r"inputs differ: residual.onnx takes x; other.onnx takes image"):
         layer_diff(good, str(tmp_path / "other.onnx"))
-
-
-def test_an_engine_without_a_gpu_says_the_way_out(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
-    from qcompile.engines.registry import engine
-
-    reason = engine("tensorrt-rtx").why_not_run()
-    if not reason:
-        pytest.skip("engines run here")
-    built = tmp_path / "tiny.engine"
-    qcompile.build(tiny_file("residual"), built, target="tensorrt-rtx", gpus=["sm86"])
-    with pytest.raises(EngineUnavailable, match="cannot run here") as caught:
-        layer_diff(str(tiny_file("residual")), str(built))
-    assert "compare with the ONNX file that the engine was built from" in caught.value.hint
 
 
 def test_a_process_that_dies_is_reported_with_its_last_words(
@@ -142,21 +132,6 @@ def test_ctrl_c_leaves_no_process_and_no_folder(
         layer_diff(model, model, samples=4, progress=interrupt)
     assert set(psutil.Process().children(recursive=True)) <= before
     assert not list(tmp_path.glob("qcompile-layers-*"))
-
-
-def test_options_of_engines_are_refused_for_other_artifacts_and_without_layers(
-    tiny_file: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = str(tiny_file("residual"))
-    for arguments, said in (
-        (["--layers", "--graph", model], "--graph: belongs to an engine"),
-        (["--layers", "--max-builds", "2"], "--max-builds: belongs to an engine"),
-        (["--max-builds", "2"], "--max-builds: belongs to the comparison of layers"),
-    ):
-        with pytest.raises(SystemExit) as done:
-            main(["diff", model, model, *arguments])
-        assert done.value.code == 2
-        assert said in capsys.readouterr().err
 
 
 def test_an_engine_is_refused_without_a_gpu_before_its_graph_is_made_again(

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import qcompile
 from qcompile.comparison.layers import LayerDiff, compare, job, layer_diff, taps
-from qcompile.comparison.layers.samples import tensor_sizes
+from qcompile.comparison.layers.taps import tensor_sizes
 from qcompile.errors import IntentNotReached, InvalidOption
 from qcompile.model.output_error import output_error
 
@@ -36,24 +36,33 @@ def in_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(taps, "run", run)
 
 
+@pytest.fixture
+def compared(
+    in_process: None,  # noqa: ARG001
+    tiny_file: Callable[..., Path],
+    samples: Callable[..., Path],
+) -> Callable[..., LayerDiff]:
+    """`compared(artifact)` is its comparison with the tiny residual network on samples of that."""
+
+    def run(artifact: Path, **options: Any) -> LayerDiff:
+        return layer_diff(str(tiny_file("residual")), str(artifact), data=str(samples("residual")), **options)
+
+    return run
+
+
 def ratios(diff: LayerDiff) -> dict[str, float]:
     return {layer.tensor: layer.snr_db for layer in diff.layers}
 
 
-@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(("weight", "tensor"), [("w1", "c1"), ("b2", "c2"), ("w3", "y")])
 def test_a_perturbed_weight_is_found_and_ratios_are_those_of_all_taps_at_once(
-    weight: str,
-    tensor: str,
-    tiny: Callable[..., onnx.ModelProto],
-    tiny_file: Callable[..., Path],
-    samples: Callable[..., Path],
-) -> None:
+    weight: str, tensor: str, tiny: Callable[..., onnx.ModelProto], tiny_file: Callable[..., Path],
+    samples: Callable[..., Path], compared: Callable[..., LayerDiff],
+) -> None:  # fmt: skip
     artifact = tiny_file("residual", file="bad.onnx")
     onnx.save(perturbed(tiny("residual"), weight, by=0.2), artifact)
-    diff = layer_diff(str(tiny_file("residual")), str(artifact), data=str(samples("residual")), samples=8)
+    diff = compared(artifact, samples=8)
     assert not diff
-    assert diff.first_bad is not None
     assert diff.first_bad.tensor == tensor
     assert diff.complete
     with np.load(samples("residual")) as arrays:
@@ -78,14 +87,12 @@ def int8_file(
     return make
 
 
-@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("target", ["onnxruntime", "openvino", "tensorrt"])
 def test_a_wrong_scale_is_found_in_int8_and_a_healthy_graph_passes(
-    target: str, int8_file: Callable[..., Path], tiny_file: Callable[..., Path], samples: Callable[..., Path]
+    target: str, int8_file: Callable[..., Path], compared: Callable[..., LayerDiff]
 ) -> None:
-    artifact, data = int8_file(target), str(samples("residual"))
-    reference = str(tiny_file("residual"))
-    healthy = layer_diff(reference, str(artifact), data=data)
+    artifact = int8_file(target)
+    healthy = compared(artifact)
     assert healthy
     assert all(20 < snr < 60 for snr in ratios(healthy).values())
     assert not healthy.warnings
@@ -93,18 +100,16 @@ def test_a_wrong_scale_is_found_in_int8_and_a_healthy_graph_passes(
     first, second = ("c1", "w2_scale") if target == "tensorrt" else ("r1", "c2_scale")
     for scale, times, tensor in ((second, 0.1, "c2"), ("w1_scale", 0.1, first)):
         onnx.save(perturbed(onnx.load(int8_file(target)), scale, times=times), artifact)
-        diff = layer_diff(reference, str(artifact), data=data, trust=True)
-        assert diff.first_bad is not None
-        assert diff.first_bad.tensor == tensor
+        assert compared(artifact, trust=True).first_bad.tensor == tensor
 
 
-@pytest.mark.usefixtures("in_process")
 def test_integer_taps_have_the_values_that_dequantize_linear_makes(
-    int8_file: Callable[..., Path], tiny_file: Callable[..., Path], samples: Callable[..., Path]
-) -> None:
-    artifact, data = int8_file("onnxruntime"), samples("residual")
-    diff = layer_diff(str(tiny_file("residual")), str(artifact), data=str(data), samples=4)
-    with np.load(data) as arrays:
+    int8_file: Callable[..., Path], tiny_file: Callable[..., Path], samples: Callable[..., Path],
+    compared: Callable[..., LayerDiff],
+) -> None:  # fmt: skip
+    artifact = int8_file("onnxruntime")
+    diff = compared(artifact, samples=4)
+    with np.load(samples("residual")) as arrays:
         feeds = [{"x": arrays["x"][i : i + 1]} for i in range(4)]
     ours = all_at_once(onnx.load(tiny_file("residual")), feeds)
     theirs = all_at_once(onnx.load(artifact), feeds)
@@ -114,15 +119,11 @@ def test_integer_taps_have_the_values_that_dequantize_linear_makes(
         assert ratios(diff)[name] == pytest.approx(expected, abs=0.3)
 
 
-@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_halves_are_compared_tensor_by_tensor(
-    precision: Any,
-    tiny_file: Callable[..., Path],
-    samples: Callable[..., Path],
-    tmp_path: Path,
-    on_processor: Callable[..., None],
-) -> None:
+    precision: Any, tiny_file: Callable[..., Path], tmp_path: Path, on_processor: Callable[..., None],
+    compared: Callable[..., LayerDiff],
+) -> None:  # fmt: skip
     on_processor("avx512_bf16")  # OpenVINO emulates it elsewhere, where it has AVX-512
     artifact = tmp_path / "half.onnx"
     if precision == "fp16":
@@ -132,28 +133,22 @@ def test_halves_are_compared_tensor_by_tensor(
             qcompile.build(tiny_file("residual"), artifact, target="openvino", precision=precision)
         except IntentNotReached as error:
             pytest.skip(error.message)
-    diff = layer_diff(str(tiny_file("residual")), str(artifact), data=str(samples("residual")), samples=2)
+    diff = compared(artifact, samples=2)
     assert diff
     assert diff.precision == precision
     low, high = (55, 85) if precision == "fp16" else (35, 65)
     assert all(low < snr < high for snr in ratios(diff).values())
 
 
-@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
 def test_a_built_artifact_is_looked_into_as_it_runs(
-    target: str,
-    int8_file: Callable[..., Path],
-    tiny_file: Callable[..., Path],
-    samples: Callable[..., Path],
-    tmp_path: Path,
+    target: str, int8_file: Callable[..., Path], tmp_path: Path, compared: Callable[..., LayerDiff]
 ) -> None:
-    built, data = tmp_path / "built.onnx", str(samples("residual"))
+    built = tmp_path / "built.onnx"
     qcompile.build(int8_file(target), built, target=target, precision="int8")
-    plain = layer_diff(str(tiny_file("residual")), str(int8_file(target)), data=data)
-    diff = layer_diff(str(tiny_file("residual")), str(built), data=data)
+    diff = compared(built)
     assert diff
-    assert ratios(diff) == pytest.approx(ratios(plain), abs=0.5)
+    assert ratios(diff) == pytest.approx(ratios(compared(int8_file(target))), abs=0.5)
 
 
 def network(operators: list[tuple[str, int, int]]) -> onnx.ModelProto:
@@ -209,8 +204,6 @@ def test_a_fault_planted_anywhere_in_a_random_graph_is_found_as_by_brute_force(
     diff = layer_diff(str(tmp_path / "good.onnx"), str(tmp_path / "bad.onnx"), taps=most, **arguments)
     everything = layer_diff(str(tmp_path / "good.onnx"), str(tmp_path / "bad.onnx"), **arguments)
     expected = brute_force(model, bad, [{"x": rows[i : i + 1]} for i in range(3)])
-    assert diff.first_bad is not None
-    assert everything.first_bad is not None
     first = next(name for name in expected if expected[name] < 80)
     assert diff.first_bad.tensor == everything.first_bad.tensor == first == f"t{place}"
     for name, snr in ratios(diff).items():
@@ -232,21 +225,22 @@ def test_a_tapped_graph_that_computes_something_else_is_a_warning(
     assert "output 'y' changes when tensors are tapped" in warning
 
 
+def joined(folder: Path, extent: int, name: str, behind: list[onnx.NodeProto]) -> str:
+    """A file of a model that puts its input beside itself so often, and what follows."""
+    nodes = [helper.make_node("Concat", ["x"] * extent, [name], name, axis=1), *behind]
+    value = helper.make_tensor_value_info
+    sizes = (("x", 4), ("y", 1 if behind else 4 * extent))
+    x, y = (value(tensor, TensorProto.FLOAT, [1, size]) for tensor, size in sizes)
+    graph = helper.make_graph(nodes, "shapes", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    onnx.save(model, folder / f"{extent}.onnx")
+    return str(folder / f"{extent}.onnx")
+
+
 @pytest.mark.usefixtures("in_process")
 def test_a_tensor_of_another_shape_is_said_and_left_out(tmp_path: Path) -> None:
-    def model(extent: int) -> onnx.ModelProto:
-        nodes = [
-            helper.make_node("Concat", ["x"] * extent, ["c"], "c", axis=1),
-            helper.make_node("ReduceMean", ["c"], ["y"], "y", axes=[1]),
-        ]
-        value = helper.make_tensor_value_info
-        x, y = (value(name, TensorProto.FLOAT, [1, size]) for name, size in (("x", 4), ("y", 1)))
-        graph = helper.make_graph(nodes, "shapes", [x], [y])
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-
-    for name, extent in (("a", 2), ("b", 3)):
-        onnx.save(model(extent), tmp_path / f"{name}.onnx")
-    diff = layer_diff(str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx"), samples=1)
+    mean = helper.make_node("ReduceMean", ["c"], ["y"], "y", axes=[1])
+    diff = layer_diff(*(joined(tmp_path, extent, "c", [mean]) for extent in (2, 3)), samples=1)
     assert "tensor 'c' cannot be compared: its shape is (1, 12), the reference's (1, 8)" in diff.warnings
     assert set(ratios(diff)) == {"y"}
 
@@ -254,15 +248,9 @@ def test_a_tensor_of_another_shape_is_said_and_left_out(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("most", [1, None])
 def test_nothing_that_can_be_compared_is_an_error(tmp_path: Path, most: int | None) -> None:
-    for extent in (2, 3):
-        nodes = [helper.make_node("Concat", ["x"] * extent, ["y"], "y", axis=1)]
-        value = helper.make_tensor_value_info
-        x, y = (value(name, TensorProto.FLOAT, [1, size]) for name, size in (("x", 4), ("y", 4 * extent)))
-        graph = helper.make_graph(nodes, "shapes", [x], [y])
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-        onnx.save(model, tmp_path / f"{extent}.onnx")
+    files = [joined(tmp_path, extent, "y", []) for extent in (2, 3)]
     with pytest.raises(InvalidOption, match=r"no tensor can be compared .* its shape is \(1, 12\)"):
-        layer_diff(str(tmp_path / "2.onnx"), str(tmp_path / "3.onnx"), samples=1, taps=most)
+        layer_diff(*files, samples=1, taps=most)
 
 
 @pytest.mark.usefixtures("in_process")
@@ -270,7 +258,6 @@ def test_nan_in_the_artifact_is_the_worst_there_is(tiny_file: Callable[..., Path
     artifact = tiny_file("mlp", file="nan.onnx")
     onnx.save(perturbed(onnx.load(artifact), "b1", times=math.nan), artifact)
     diff = layer_diff(str(tiny_file("mlp")), str(artifact), samples=2)
-    assert diff.first_bad is not None
     assert diff.first_bad.tensor == "h1"
     content = json.loads(json.dumps(diff.as_json(), allow_nan=False))
     assert content["tensors"][0]["state"] == "not finite"
@@ -299,7 +286,6 @@ def test_of_an_engine_the_outputs_that_it_was_built_to_return_are_compared(
     assert diff.complete
     assert not diff.warnings
     assert set(ratios(diff)) == {"r1", "c2", "y"}
-    assert diff.first_bad is not None
     assert diff.first_bad.tensor == "c2"
     assert set(diff.reference_only) == {"c1", "a", "r2", "p", "f"}
 
