@@ -30,8 +30,7 @@ tiny (int64[n] ids, float[n,2] x, bool choose) => (float[n,2] y, int64[n] next, 
     twice = Add(x, x)
     y = If(choose) <then_branch = t () => (float[n,2] a) { a = Mul(twice, x) },
                     else_branch = e () => (float[n,2] b) { b = Sub(x, twice) }>
-    one = Constant <value_int = 1> ()
-    next = Add(ids, one)
+    one = Constant <value_int = 1> ()  next = Add(ids, one)
 }
 """
 

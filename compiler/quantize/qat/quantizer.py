@@ -179,7 +179,12 @@ class TargetQuantizer(Quantizer):  # type: ignore[misc]
             elif name in _BETWEEN and _is_integer(node, results):
                 end = _end_of_chain(node, norm=False)
                 results[end] = end
-        self._require_matches(matched)
+        if missing := [pattern for pattern in self.exclude if pattern not in matched]:
+            raise InvalidOption(
+                f"exclude {missing[0]!r}: no quantizable weight of that name or glob",
+                hint="name modules as in model.named_modules(), such as 'fc' or 'stages.0.*'",
+                option="exclude",
+            )
         if not any(operator(node) in WEIGHTED for node in inputs):
             name, reason = next(iter(in_float.items()), ("", "no convolution, no linear layer"))
             raise QuantizationError(
@@ -212,15 +217,6 @@ class TargetQuantizer(Quantizer):  # type: ignore[misc]
         hits = [glob for glob in self.exclude if any(fnmatch.fnmatchcase(name, glob) for name in names)]
         matched.update(hits)
         return f"excluded by {hits[0]!r}" if hits else None
-
-    def _require_matches(self, matched: set[str]) -> None:
-        for pattern in self.exclude:
-            if pattern not in matched:
-                raise InvalidOption(
-                    f"exclude {pattern!r}: no quantizable weight of that name or glob",
-                    hint="name modules as in model.named_modules(), such as 'fc' or 'stages.0.*'",
-                    option="exclude",
-                )
 
     def _weight(self, model: GraphModule, node: Any, layer: onnx.NodeProto) -> QuantizationSpec:
         limits = pair_limits(layer, tuple(attrgetter(node.args[1].target)(model).shape), self._kernels)
@@ -289,16 +285,14 @@ def capture(model: torch.nn.Module, example_inputs: Any, dynamic_shapes: Any) ->
     Raises:
         ExportError: As `prepare`.
     """
-    arguments: tuple[Any, ...] = ()
-    keywords: dict[str, Any] = {}
-    if isinstance(example_inputs, Mapping):
-        keywords = dict(example_inputs)
-    else:
-        arguments = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
+    keywords = dict(example_inputs) if isinstance(example_inputs, Mapping) else {}
+    single = isinstance(example_inputs, Tensor)
+    arguments = () if keywords else (example_inputs,) if single else tuple(example_inputs)
     if dynamic_shapes is None:
         arguments, keywords = torch.utils._pytree.tree_map(_doubled, (arguments, keywords))
         dynamic_shapes = torch.utils._pytree.tree_map(_first_axis, keywords or arguments)
     copied = copy.deepcopy(model).eval()
+    captured: GraphModule
     try:
         with quiet():
             program = torch.export.export(
@@ -327,13 +321,12 @@ def _first_axis(value: Any) -> Any:
 
 def _mark_dropouts(graph: Graph) -> list[tuple[str, float]]:
     """Return kinds and rates of dropouts in order; each becomes `alias_copy`, as PyTorch drops it itself."""
-    marker = torch.ops.aten.alias_copy.default
     rates = []
     for node in graph.nodes:
         name = operator(node).removesuffix("_")
         if name in _DROPOUTS:
             rates.append((name, node.args[1]))
-            node.target, node.args = marker, node.args[:1]
+            node.target, node.args = torch.ops.aten.alias_copy.default, node.args[:1]
     return rates
 
 
@@ -343,6 +336,7 @@ def _follow_mode(model: GraphModule, rates: Sequence[tuple[str, float]]) -> None
     torchao's own switch of their modes gives every BatchNorm the eps 1e-5 and every dropout the rate 0.5.
     """
     dropouts = iter(rates)
+    module: Any
     for index, node in enumerate(list(model.graph.nodes)):
         replaced = [node]
         if operator(node) == "alias_copy":
@@ -351,11 +345,9 @@ def _follow_mode(model: GraphModule, rates: Sequence[tuple[str, float]]) -> None
         elif operator(node) == "_native_batch_norm_legit_no_training":
             name, replaced = "batch_norm", list(node.users)
             path = str(node.args[3].target).rpartition(".")[0]
-            weight, bias, mean, variance = (
-                None if value is None else attrgetter(value.target)(model) for value in node.args[1:5]
-            )
-            module = torch.nn.BatchNorm2d(len(mean), node.args[6], node.args[5], affine=False)
-            module.weight, module.bias, module.running_mean, module.running_var = weight, bias, mean, variance
+            values = [value and attrgetter(value.target)(model) for value in node.args[1:5]]
+            module = torch.nn.BatchNorm2d(len(values[2]), node.args[6], node.args[5], affine=False)
+            module.weight, module.bias, module.running_mean, module.running_var = values
             module._check_input_dim = _any_axes
         else:
             continue

@@ -151,7 +151,7 @@ def _torchao() -> Any:
     return quantizer
 
 
-def _finished(model: Any, target: str) -> Any:
+def _finished(model: torch.fx.GraphModule, target: str) -> torch.fx.GraphModule:
     """Note the target; torchao forbids train() and eval(), but BatchNorm and dropout are modules here."""
     for name in ("train", "eval"):
         model.__dict__.pop(name, None)

@@ -279,8 +279,7 @@ SCATTER = "(float[4, 4] x, int64[2, 1] i, float[2, 4] u) => (float[4, 4] y)"
 BEHIND_IF = """
     s = If (c) <then_branch = a () => (float[1, 1, 4, 6] t) { t = Relu(x) },
                 else_branch = b () => (float[1, 1, 4, 6] e) { e = Neg(x) }>
-    p = Transpose <perm = [0, 1, 3, 2]> (s)
-    y = Resize <mode="linear"> (p, , k)
+    p = Transpose <perm = [0, 1, 3, 2]> (s)  y = Resize <mode="linear"> (p, , k)
 """
 IF_IO = "(bool c, float[1, 1, 4, 6] x) => (float[1, 1, 12, 8] y)"
 IF_STORED = "<float[4] k = {1, 1, 2, 2}>"

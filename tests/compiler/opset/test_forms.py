@@ -120,10 +120,8 @@ def test_blocks_that_overlap_or_are_padded_stay(attributes: str) -> None:
 GRAPH = """<ir_version: 8, opset_import: ["" : 18]>
 graph (float[nodes,3] x, int64[2,edges] edges) => (float[nodes,3] y)
 <int64 source = {0}, int64 target = {1}, int64[1] last = {-1}> {
-    from = Gather <axis = 0> (edges, source)
-    to = Gather <axis = 0> (edges, target)
-    messages = Gather <axis = 0> (x, from)
-    index = Unsqueeze(to, last)
+    from = Gather <axis = 0> (edges, source)  to = Gather <axis = 0> (edges, target)
+    messages = Gather <axis = 0> (x, from)  index = Unsqueeze(to, last)
     [sum] y = ScatterND <reduction = "add"> (x, index, messages)
 }"""
 

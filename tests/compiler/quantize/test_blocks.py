@@ -223,22 +223,12 @@ def test_engines_of_mxfp8_dequantize_and_those_of_nvfp4_do_not(kind: BlockFormat
 NETWORK = """
 <ir_version: 8, opset_import: ["" : 17]>
 tiny (float[batch,3,16,16] x) => (float[batch,16,10] y) {
-    [patches] p = Conv <strides = [4,4]> (x, w0)
-    [flat] f = Reshape(p, shape)
-    [rows] r = Transpose <perm = [0,2,1]> (f)
-    [wide] a = MatMul(r, w1)
-    [bias] b = Add(a, b1)
-    [relu] c = Relu(b)
-    [narrow] d = MatMul(c, w2)
-    [odd] e = MatMul(d, w3)
-    [turned] t = Transpose <perm = [0,2,1]> (r)
-    [product] s = MatMul(r, t)
-    [scores] z = Softmax(s)
-    [mixed] m = MatMul(z, e)
-    [four] u = Unsqueeze(m, axes)
-    [deep] v = MatMul(u, w4)
-    [last] g = Squeeze(v, axes)
-    [out] y = Identity(g)
+    [patches] p = Conv <strides = [4,4]> (x, w0)  [flat] f = Reshape(p, shape)
+    [rows] r = Transpose <perm = [0,2,1]> (f)  [wide] a = MatMul(r, w1)  [bias] b = Add(a, b1)
+    [relu] c = Relu(b)  [narrow] d = MatMul(c, w2)  [odd] e = MatMul(d, w3)
+    [turned] t = Transpose <perm = [0,2,1]> (r)  [product] s = MatMul(r, t)  [scores] z = Softmax(s)
+    [mixed] m = MatMul(z, e)  [four] u = Unsqueeze(m, axes)  [deep] v = MatMul(u, w4)
+    [last] g = Squeeze(v, axes)  [out] y = Identity(g)
 }
 """
 

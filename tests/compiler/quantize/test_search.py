@@ -208,8 +208,7 @@ def test_layers_stay_in_float_where_diff_would_not_let_the_outputs_pass(tmp_path
 
 
 BODY = """(float[n,16,4,4] x) => (float[n,4,4,4] y) {
-    [first] a = Conv(x, w1) b = Relu(a)
-    [second] c = Conv(b, w2) d = Relu(c)
+    [first] a = Conv(x, w1) b = Relu(a)  [second] c = Conv(b, w2) d = Relu(c)
     [third] y = Conv(d, w3) }"""
 
 

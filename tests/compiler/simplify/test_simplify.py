@@ -36,13 +36,9 @@ foldable (float[batch,4,length] x, int64[1] shift) => (float[batch,4,length] y, 
 <float[4] scale = {1,2,3,4}, float[4] bias = {0,0.5,1,-1}, float[4] mean = {0,0,1,0},
  float[4] var = {1,1,2,1}, float two = {2}, float three = {3}>
 {
-    copy = Identity(x)
-    five = Add(two, three)
-    scaled = Mul(copy, five)
-    normal = BatchNormalization(scaled, scale, bias, mean, var)
-    y = Relu(normal)
-    float_shift = Cast<to = 1>(shift)
-    z = Add(normal, float_shift)
+    copy = Identity(x)  five = Add(two, three)  scaled = Mul(copy, five)
+    normal = BatchNormalization(scaled, scale, bias, mean, var)  y = Relu(normal)
+    float_shift = Cast<to = 1>(shift)  z = Add(normal, float_shift)
 }
 """
 
@@ -227,8 +223,7 @@ ATTENTION = """
     v0 = MatMul(x, wv)  v1 = Reshape(v0, heads)  v = Transpose <perm = [0,2,1,3]> (v1)
     qs = Mul(q, c)  ks = Mul(k, c)
     s0 = MatMul(qs, ks)  mask = Where(m, zero, lowest)  s = Add(s0, mask)
-    p = Softmax <axis = -1> (s)  nan = IsNaN(p)  clean = Where(nan, zero, p)
-    y = MatMul(clean, v)
+    p = Softmax <axis = -1> (s)  nan = IsNaN(p)  clean = Where(nan, zero, p)  y = MatMul(clean, v)
 """
 CONSTANTS: dict[str, NDArray[Any]] = {
     "heads": np.array([-1, 4, 2, 3]),

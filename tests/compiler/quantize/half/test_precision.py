@@ -126,25 +126,15 @@ def test_tensorrt_accepts_a_converted_graph(name: str, dtype: Half) -> None:
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize(
-    ("name", "operator"),
-    [
-        ("linear", "MatMul"),
-        ("convolution", "Conv"),
-        ("convolution", "Clip"),
-        ("attention", "Softmax"),
-        ("normalization", "Pow"),
-        ("constants", "Mul"),
-        ("constants", "Sub"),
-        ("shapes", "Add"),
-        ("casts", "MatMul"),
-        ("integers", "Add"),
-        ("inner_output", "Relu"),
-        ("branch", "Relu"),
-        ("quantized", "MatMul"),
-        ("lstm", "LSTM"),
-    ],
+    "place",
+    """
+    linear/MatMul convolution/Conv convolution/Clip attention/Softmax normalization/Pow constants/Mul
+    constants/Sub shapes/Add casts/MatMul integers/Add inner_output/Relu branch/Relu quantized/MatMul
+    lstm/LSTM
+    """.split(),
 )
-def test_what_can_compute_in_half_does(name: str, operator: str, dtype: Half) -> None:
+def test_what_can_compute_in_half_does(place: str, dtype: Half) -> None:
+    name, operator = place.split("/")
     half, _ = to_half(graph_of(name), dtype)
     wanted = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}[dtype]
     assert set(operands(half, operator)) == {wanted}

@@ -38,7 +38,7 @@ class Case:
         self.model, self.x, self.path = model, x, folder / "model.onnx"
         onnx.save(model, self.path)
         np.savez(folder / "data.npz", x=x)
-        self.data = Data(str(folder / "data.npz"), model_io(model).inputs, batch_size=8)
+        self.spec = str(folder / "data.npz")
         ready = prepare_graph(model)
         names = [name for node in ready.graph.node for name in node.output]
         found = [x, *outputs_of(ready, x, *names)]
@@ -51,7 +51,8 @@ class Case:
         self.quantized = quantize_static(ready, plan(ready, target), ranges)
 
     def corrected(self, limit: int | None = None) -> tuple[onnx.ModelProto, int]:
-        return correct_biases(self.path, self.quantized, self.data, limit)
+        data = Data(self.spec, model_io(self.model).inputs, batch_size=8, limit=limit)
+        return correct_biases(self.path, self.quantized, data)
 
 
 def mean_error(model: onnx.ModelProto, other: onnx.ModelProto, x: Floats) -> NDArray[np.float64]:

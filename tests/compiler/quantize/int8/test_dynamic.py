@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 from written_models import model_of, normal, outputs_of, stored
 
 from qcompile.compiler.quantize.int8.dynamic import WeightType, quantize_dynamic
@@ -35,36 +35,22 @@ def recurrent(operator: str, gates: int) -> onnx.ModelProto:
 
 def with_states(operator: str, direction: str) -> tuple[onnx.ModelProto, dict[str, NDArray[np.generic]]]:
     """A recurrent layer with all its inputs and outputs, and feeds: 3 sequences of up to 5 steps."""
-    gates, directions = {"LSTM": 4, "GRU": 3}[operator], 2 if direction == "bidirectional" else 1
+    gates, ways = {"LSTM": 4, "GRU": 3}[operator], 2 if direction == "bidirectional" else 1
+    state, rows = f"float[{ways},3,{HIDDEN}]", gates * HIDDEN
     feeds: dict[str, NDArray[np.generic]] = {
-        "x": normal(5, 3, 8),
-        "lens": np.array([5, 2, 3], np.int32),
-        "h0": normal(directions, 3, HIDDEN, seed=1),
-    }
-    shapes = {
-        "w": (directions, gates * HIDDEN, 8),
-        "r": (directions, gates * HIDDEN, HIDDEN),
-        "b": (directions, 2 * gates * HIDDEN),
-    }
-    names, outputs = ["x", "w", "r", "b", "lens", "h0"], ["y", "yh"]
-    settings: dict[str, object] = {"hidden_size": HIDDEN, "direction": direction}
+        "x": normal(5, 3, 8), "lens": np.array([5, 2, 3], np.int32), "h0": normal(ways, 3, HIDDEN, seed=1),
+    }  # fmt: skip
+    inputs = f"float[5,3,8] x, int32[3] lens, {state} h0"
+    outputs = f"float[5,{ways},3,{HIDDEN}] y, {state} yh"
+    weights = f"float[{ways},{rows},8] w, float[{ways},{rows},{HIDDEN}] r, float[{ways},{2 * rows}] b"
+    how = f'hidden_size={HIDDEN}, direction="{direction}"'
+    node = f"y, yh = GRU<linear_before_reset=1, {how}>(x, w, r, b, lens, h0)"
     if operator == "LSTM":
-        feeds["c0"], shapes["p"] = normal(directions, 3, HIDDEN, seed=2), (directions, 3 * HIDDEN)
-        names, outputs = [*names, "c0", "p"], [*outputs, "yc"]
-    else:
-        settings["linear_before_reset"] = 1
-    node = helper.make_node(operator, names, outputs, "recurrent", **settings)
-    weights = [numpy_helper.from_array(normal(*shape) * 0.3, name) for name, shape in shapes.items()]
-    inputs = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
-        for name, array in feeds.items()
-    ]
-    states = [helper.make_tensor_value_info(name, 1, [directions, 3, HIDDEN]) for name in outputs[1:]]
-    every = [helper.make_tensor_value_info("y", 1, [5, directions, 3, HIDDEN]), *states]
-    graph = helper.make_graph([node], "states", inputs, every, weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.checker.check_model(model, full_check=True)
-    return model, feeds
+        feeds["c0"] = normal(ways, 3, HIDDEN, seed=2)
+        inputs, outputs = f"{inputs}, {state} c0", f"{outputs}, {state} yc"
+        weights += f", float[{ways},{3 * HIDDEN}] p"
+        node = f"y, yh, yc = LSTM<{how}>(x, w, r, b, lens, h0, c0, p)"
+    return model_of(f"({inputs}) => ({outputs}) <{weights}> {{ [recurrent] {node} }}"), feeds
 
 
 def quantized(

@@ -32,16 +32,10 @@ E4M3 = ml_dtypes.float8_e4m3fn
 NETWORK = """
 <ir_version: 8, opset_import: ["" : 17]>
 tiny (float[batch,3,8,8] x) => (float[batch,16] y) {
-    [first] a = Conv <pads = [1,1,1,1]> (x, w0)
-    [conv1] b = Conv <pads = [1,1,1,1]> (a, w1, b1)
-    [relu1] c = Relu(b)
-    [conv2] d = Conv <pads = [1,1,1,1]> (c, w2, b2)
-    [add] e = Add(d, c)
-    [pool] f = GlobalAveragePool(e)
-    [flat] g = Flatten(f)
-    [gemm] h = Gemm <transB = 1> (g, w3, b3)
-    [product] i = MatMul(h, w4)
-    [bias] y = Add(i, b4)
+    [first] a = Conv <pads = [1,1,1,1]> (x, w0)  [conv1] b = Conv <pads = [1,1,1,1]> (a, w1, b1)
+    [relu1] c = Relu(b)  [conv2] d = Conv <pads = [1,1,1,1]> (c, w2, b2)  [add] e = Add(d, c)
+    [pool] f = GlobalAveragePool(e)  [flat] g = Flatten(f)  [gemm] h = Gemm <transB = 1> (g, w3, b3)
+    [product] i = MatMul(h, w4)  [bias] y = Add(i, b4)
 }
 """
 SHAPES = {

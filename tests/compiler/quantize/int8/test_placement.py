@@ -29,14 +29,9 @@ ADDS = """
 adds (float[n,2,4,4] x) => (float[n,2,4,4] y)
 <float[2,2,1,1] w = {1,2,3,4}, float[1] one = {1}, float[2] scale = {1,1}, float[2] zero = {0,0}>
 {
-    [conv] a = Conv(x, w)
-    [norm] b = BatchNormalization(a, scale, zero, zero, scale)
-    [relu] c = Relu(b)
-    [closing] d = Add(x, c)
-    [constant] e = Add(d, one)
-    [plain] f = Add(e, x)
-    [product] g = Mul(f, e)
-    [softmax] y = Softmax(g)
+    [conv] a = Conv(x, w)  [norm] b = BatchNormalization(a, scale, zero, zero, scale)
+    [relu] c = Relu(b)  [closing] d = Add(x, c)  [constant] e = Add(d, one)  [plain] f = Add(e, x)
+    [product] g = Mul(f, e)  [softmax] y = Softmax(g)
 }
 """
 
@@ -45,11 +40,8 @@ WEIGHTS = """
 weights (float[n,2] x, float[2,2] outside) => (float[n,2] y, float[2,2] z)
 <float[2,2] w = {1,2,3,4}, float[4] flat = {1,2,3,4}, int64[2] shape = {2,2}>
 {
-    [stored] a = MatMul(x, w)
-    [given] b = MatMul(a, outside)
-    folded = Reshape(flat, shape)
-    [made] y = MatMul(b, folded)
-    [constant] z = MatMul(w, w)
+    [stored] a = MatMul(x, w)  [given] b = MatMul(a, outside)  folded = Reshape(flat, shape)
+    [made] y = MatMul(b, folded)  [constant] z = MatMul(w, w)
 }
 """
 
@@ -58,8 +50,7 @@ DECONVOLUTION = """
 deconvolution (float[n,2,4,4] x) => (float[n,2,4,4] y)
 <float[2,2,1,1] w = {1,2,3,4}>
 {
-    [conv] a = Conv(x, w)
-    [deconv] y = ConvTranspose(a, w)
+    [conv] a = Conv(x, w)  [deconv] y = ConvTranspose(a, w)
 }
 """
 
@@ -183,17 +174,10 @@ BRANCHES = """
 branches (float[n,2,4,4] x) => (float[n,2,4,4] y, float[n,2,4,4] z)
 <float[2,2,1,1] w = {1,2,3,4}, float[1] one = {1}>
 {
-    [left] a = Conv(x, w)
-    [right] b = Conv(x, w)
-    [both] c = Add(a, b)
-    [pool] d = MaxPool <kernel_shape = [1,1]> (c)
-    [joined] e = Concat <axis = 1> (d, a)
-    [float] f = Sigmoid(x)
-    [one_side] g = Mul(a, f)
-    [constant] h = Add(a, one)
-    [softmax] i = Softmax(b)
-    [behind] y = Add(i, i)
-    z = Add(g, h)
+    [left] a = Conv(x, w)  [right] b = Conv(x, w)  [both] c = Add(a, b)
+    [pool] d = MaxPool <kernel_shape = [1,1]> (c)  [joined] e = Concat <axis = 1> (d, a)
+    [float] f = Sigmoid(x)  [one_side] g = Mul(a, f)  [constant] h = Add(a, one)
+    [softmax] i = Softmax(b)  [behind] y = Add(i, i)  z = Add(g, h)
 }
 """
 
@@ -316,8 +300,7 @@ def test_a_model_with_nothing_to_quantize_cannot_be_calibrated(
 ROADS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemms with factors and other biases": (
         """
-        a = Gemm <alpha = 0.5, beta = 2.0> (x, w1, b1)
-        b = Relu(a)
+        a = Gemm <alpha = 0.5, beta = 2.0> (x, w1, b1)  b = Relu(a)
         y = Gemm <transB = 1> (b, w2, b2)
         """,
         "(float[n, 4] x) => (float[n, 3] y)",
@@ -325,9 +308,7 @@ ROADS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "a sum that closes a residual branch": (
         """
-        a = Conv <pads = [1, 1, 1, 1]> (x, w)
-        b = Sum (a, x)
-        c = Clip (b, low, high)
+        a = Conv <pads = [1, 1, 1, 1]> (x, w)  b = Sum (a, x)  c = Clip (b, low, high)
         y = Conv (c, w)
         """,
         "(float[n, 4, 8, 8] x) => (float[n, 4, 6, 6] y)",
@@ -335,9 +316,7 @@ ROADS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "weights in constant nodes": (
         """
-        w = Constant <value = float[2, 2] {0.5, -0.25, 1.0, 2.0}> ()
-        a = MatMul(x, w)
-        y = Relu(a)
+        w = Constant <value = float[2, 2] {0.5, -0.25, 1.0, 2.0}> ()  a = MatMul(x, w)  y = Relu(a)
         """,
         "(float[n, 2] x) => (float[n, 2] y)",
         {},
@@ -349,13 +328,10 @@ ROADS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "branches that meet in a concat": (
         """
-        a = Conv <pads = [1, 1, 1, 1]> (x, w)
-        b = Relu(a)
+        a = Conv <pads = [1, 1, 1, 1]> (x, w)  b = Relu(a)
         c = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (b)
-        d = AveragePool <kernel_shape = [2, 2], strides = [2, 2]> (x)
-        e = Concat <axis = 1> (c, d)
-        f = Reshape (e, s)
-        y = MatMul (f, v)
+        d = AveragePool <kernel_shape = [2, 2], strides = [2, 2]> (x)  e = Concat <axis = 1> (c, d)
+        f = Reshape (e, s)  y = MatMul (f, v)
         """,
         "(float[n, 4, 8, 8] x) => (float[n, 3] y)",
         {"w": normal(4, 4, 3, 3), "s": np.array([-1, 128]), "v": normal(128, 3)},

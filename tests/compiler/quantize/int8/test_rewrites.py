@@ -23,16 +23,13 @@ from qcompile.compiler.quantize.int8.rewrites import (
     read_floats,
 )
 from qcompile.model.graph import producers
-from qcompile.model.onnx_file import save_onnx
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>'
 
 
 PAIRS = """
-    n = Tanh(x)
-    q = QuantizeLinear(n, s, z)  d = DequantizeLinear(q, s, z)
-    [product] p = MatMul(d, w)
-    [residual] y = Add(p, d)
+    n = Tanh(x)  q = QuantizeLinear(n, s, z)  d = DequantizeLinear(q, s, z)
+    [product] p = MatMul(d, w)  [residual] y = Add(p, d)
 """
 
 
@@ -129,10 +126,10 @@ def test_rows_of_a_table_are_within_half_a_step_of_their_block(columns: int, sha
 
 
 def test_a_table_that_two_nodes_read_is_stored_once() -> None:
-    model = parser.parse_model(f"""{HEAD} g (int64[2] a, int64[3] b) => (float[2,4] y, float[3,4] z)
-        {{ [one] y = Gather(table, a) [two] z = Gather(table, b) }}""")
-    table = np.random.default_rng(0).standard_normal((500, 4)).astype(np.float32)
-    model.graph.initializer.append(numpy_helper.from_array(table, "table"))
+    table = normal(500, 4)
+    text = """(int64[2] a, int64[3] b) => (float[2,4] y, float[3,4] z) {
+        [one] y = Gather(table, a) [two] z = Gather(table, b) }"""
+    model = model_of(text, table=table)
     quantize_tables(model, {"one", "two"})
     names = [tensor.name for tensor in model.graph.initializer]
     assert sorted(names) == ["one/shape", "table/int8", "table/scale", "two/shape"]
@@ -143,16 +140,15 @@ def test_a_table_that_two_nodes_read_is_stored_once() -> None:
 
 def test_a_transformer_reads_its_residual_in_float_and_its_vocabulary_in_int8(tmp_path: Path) -> None:
     """The whole of it: static INT8 for a CPU, of a network of an embedding, a norm and two products."""
-    model = parser.parse_model(f"""{HEAD} g (int64[n,4] ids) => (float[n,4,32] y)
-        {{ e = Gather(table, ids) h = LayerNormalization(e, g, g) a = MatMul(h, w) r = Relu(a)
-           b = MatMul(r, w) s = Add(b, h) y = LayerNormalization(s, g, g) }}""")
-    generator = np.random.default_rng(0)
-    for name, shape in {"table": (4000, 32), "g": (32,), "w": (32, 32)}.items():
-        array = generator.standard_normal(shape).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    model = model_of(
+        """(int64[n,4] ids) => (float[n,4,32] y) {
+        e = Gather(table, ids) h = LayerNormalization(e, g, g) a = MatMul(h, w) r = Relu(a)
+        b = MatMul(r, w) s = Add(b, h) y = LayerNormalization(s, g, g) }""",
+        table=normal(4000, 32, scale=1), g=normal(32, scale=1), w=normal(32, 32, scale=1),
+    )  # fmt: skip
     path, data = tmp_path / "m.onnx", tmp_path / "x.npz"
-    save_onnx(model, path)
-    np.savez(data, ids=generator.integers(0, 4000, (8, 4)))
+    onnx.save(model, path)
+    np.savez(data, ids=np.random.default_rng(0).integers(0, 4000, (8, 4)))
     for target in ("onnxruntime", "openvino"):
         ranges = qcompile.calibrate(path, str(data), tmp_path / f"{target}.ranges", targets=[target])
         made = qcompile.quantize(
@@ -266,30 +262,17 @@ def test_a_product_that_is_excluded_keeps_its_add(tmp_path: Path) -> None:
     assert artifact.manifest.proof["left_in_float"] == {"first": "excluded by 'first'"}
 
 
-MODEL = """<ir_version: 8, opset_import: ["" : 18]>
-branching (float[n,8] x) => (float[n,8] y) {
-    h = MatMul(x, w)
-    mean = ReduceMean <keepdims = 0> (h)
-    c = Greater(mean, zero)
-    z = If (c) <then_branch = one () => (float[n,8] a) { a = Mul(h, mean) },
-                else_branch = two () => (float[n,8] b) { b = Neg(h) }>
-    y = MatMul(z, v)
-}"""
-
-
 def test_a_model_with_a_branch_becomes_int8(tmp_path: Path) -> None:
-    generator = np.random.default_rng(0)
-    model = parser.parse_model(MODEL)
-    weights = {
-        "w": generator.standard_normal((8, 8)),
-        "v": generator.standard_normal((8, 8)),
-        "zero": np.zeros(()),
-    }
-    model.graph.initializer.extend(
-        numpy_helper.from_array(values.astype(np.float32), name) for name, values in weights.items()
-    )
+    model = model_of(
+        """(float[n,8] x) => (float[n,8] y) {
+        h = MatMul(x, w)  mean = ReduceMean <keepdims = 0> (h)  c = Greater(mean, zero)
+        z = If (c) <then_branch = one () => (float[n,8] a) { a = Mul(h, mean) },
+                    else_branch = two () => (float[n,8] b) { b = Neg(h) }>
+        y = MatMul(z, v) }""",
+        opset=18, w=normal(8, 8, scale=1), v=normal(8, 8, scale=1, seed=1), zero=np.zeros((), np.float32),
+    )  # fmt: skip
     onnx.save(model, tmp_path / "m.onnx")
-    np.savez(tmp_path / "x.npz", x=generator.standard_normal((8, 8)).astype(np.float32))
+    np.savez(tmp_path / "x.npz", x=normal(8, 8, scale=1, seed=2))
     ranges = qcompile.calibrate(tmp_path / "m.onnx", str(tmp_path / "x.npz"), tmp_path / "m.ranges")
     made = qcompile.quantize(tmp_path / "m.onnx", tmp_path / "q.onnx", ranges=ranges.path)
     onnx.checker.check_model(onnx.load(made.path))

@@ -64,21 +64,6 @@ def quantized(model: onnx.ModelProto, target: GraphTarget, ranges: Limits = RANG
     return Graph(quantize_static(ready, plan(ready, target), ranges))
 
 
-def one_node(
-    node: onnx.NodeProto, x: list[int], y: list[int], **weights: NDArray[np.float32]
-) -> onnx.ModelProto:
-    """A model of one node with weights."""
-    values = [numpy_helper.from_array(value, name) for name, value in weights.items()]
-    graph = helper.make_graph(
-        [node],
-        "one",
-        [helper.make_tensor_value_info("x", 1, x)],
-        [helper.make_tensor_value_info("y", 1, y)],
-        values,
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-
-
 @pytest.fixture
 def residual(tiny: Callable[..., onnx.ModelProto]) -> onnx.ModelProto:
     """The tiny residual model."""
@@ -149,26 +134,20 @@ def test_weight_scales_are_the_largest_magnitude_of_each_output_channel_by_127(
 
 
 @pytest.mark.parametrize(
-    ("node", "shapes", "axis"),
+    ("node", "x", "w", "y"),
     [
-        (helper.make_node("MatMul", ["x", "w"], ["y"], "n"), ([3, 4], [4, 5], [3, 5]), 1),
-        (helper.make_node("Gemm", ["x", "w"], ["y"], "n"), ([3, 4], [4, 5], [3, 5]), 1),
-        (
-            helper.make_node("ConvTranspose", ["x", "w"], ["y"], "n"),
-            ([1, 2, 3, 3], [2, 5, 1, 1], [1, 5, 3, 3]),
-            1,
-        ),
+        ("MatMul(x, w)", "3,4", (4, 5), "3,5"),
+        ("Gemm(x, w)", "3,4", (4, 5), "3,5"),
+        ("ConvTranspose(x, w)", "1,2,3,3", (2, 5, 1, 1), "1,5,3,3"),
     ],
 )
 def test_weights_are_per_output_channel_wherever_the_operator_has_that_axis(
-    node: onnx.NodeProto, shapes: tuple[list[int], list[int], list[int]], axis: int
+    node: str, x: str, w: tuple[int, ...], y: str
 ) -> None:
-    weight = normal(*shapes[1])
-    graph = quantized(
-        one_node(node, shapes[0], shapes[2], w=weight), "tensorrt", {"x": (-1, 1), "y": (-1, 1)}
-    )
-    scale, _, found = graph.quantizer("n", 1)
-    assert found == axis
+    weight = normal(*w)
+    model = model_of(f"(float[{x}] x) => (float[{y}] y) {{ [n] y = {node} }}", w=weight)
+    scale, _, axis = quantized(model, "tensorrt", {"x": (-1, 1), "y": (-1, 1)}).quantizer("n", 1)
+    assert axis == 1
     others = tuple(index for index in range(weight.ndim) if index != axis)
     np.testing.assert_allclose(scale, np.abs(weight).max(axis=others) / 127, rtol=1e-6)
 
@@ -176,8 +155,8 @@ def test_weights_are_per_output_channel_wherever_the_operator_has_that_axis(
 @pytest.mark.parametrize("target", ["onnxruntime", "tensorrt"])
 def test_a_gemm_computes_what_integers_by_hand_give(target: GraphTarget) -> None:
     x, w, b = normal(6, 8, seed=1), normal(8, 5, seed=2), normal(5, seed=3)
-    node = helper.make_node("Gemm", ["x", "w", "b"], ["y"], "gemm")
-    graph = quantized(one_node(node, [6, 8], [6, 5], w=w, b=b), target, {"x": (-2.0, 3.0), "y": (-9, 9)})
+    model = model_of("(float[6,8] x) => (float[6,5] y) { [gemm] y = Gemm(x, w, b) }", w=w, b=b)
+    graph = quantized(model, target, {"x": (-2.0, 3.0), "y": (-9, 9)})
     scale, zero, lowest, highest = (3 / 127, 0, -128, 127) if target == "tensorrt" else (5 / 255, 102, 0, 255)
     integers = np.clip(np.round(x / np.float32(scale)) + zero, lowest, highest) - zero
     scales = np.abs(w).max(axis=0) / 127
