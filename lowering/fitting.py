@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Literal
 
 from ..compiler.io_types import set_io_types
 from ..compiler.opset.cures import FAULTY_GRAPHS
+from ..compiler.opset.dft import dft_to_products
+from ..compiler.opset.grid_samples import find_cubic_modes
 from ..compiler.opset.lower import fit_opset, require_operators, rewritten_outputs, without_missing
 from ..compiler.opset.scope import Cure
 from ..compiler.opset.tensorrt_forms import (
@@ -31,7 +33,6 @@ from ..compiler.opset.tensorrt_forms import (
     scatter_adds_to_products,
     with_kernel_shapes,
 )
-from ..compiler.opset.transforms import dft_to_products, find_cubic_modes
 from ..data.batches import Data
 from ..errors import InvalidOption, UnsupportedOperator
 from ..files import temporary_folder

@@ -48,7 +48,7 @@ from ...model.graph import (
     tensor_values,
 )
 from . import exact_forms as exact
-from . import transforms as samples
+from . import grid_samples as samples
 from .rewrites import group_normalization, slice_shape
 from .scope import Chain, Cure, Finder, Rewrite, Scope, find_nodes, node_name, reached, rewriting
 

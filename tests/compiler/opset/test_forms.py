@@ -23,6 +23,7 @@ from onnx import parser
 from written_models import model_of, outputs_of
 
 import qcompile
+from qcompile.compiler.opset.dft import dft_table, dft_to_products
 from qcompile.compiler.opset.tensorrt_forms import (
     einsums_in_lower_case,
     eyes_to_ranges,
@@ -30,7 +31,6 @@ from qcompile.compiler.opset.tensorrt_forms import (
     scatter_adds_to_products,
     write_kernel_shapes,
 )
-from qcompile.compiler.opset.transforms import dft_table, dft_to_products
 from qcompile.engines.registry import engine
 from qcompile.model.graph import attribute
 
