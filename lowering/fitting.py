@@ -22,18 +22,17 @@ from typing import TYPE_CHECKING, Literal
 from ..compiler.io_types import set_io_types
 from ..compiler.opset.cures import FAULTY_GRAPHS
 from ..compiler.opset.dft import dft_to_products
-from ..compiler.opset.fit import fit_opset, rewritten_outputs
 from ..compiler.opset.grid_samples import find_cubic_modes
-from ..compiler.opset.lower import require_operators, without_missing
-from ..compiler.opset.plain_forms import (
+from ..compiler.opset.lower import fit_opset, require_operators, rewritten_outputs, without_missing
+from ..compiler.opset.scope import Cure
+from ..compiler.opset.tensorrt_forms import (
     einsums_in_lower_case,
     eyes_to_ranges,
+    find_trt_operators,
     folds_to_transposes,
     scatter_adds_to_products,
     with_kernel_shapes,
 )
-from ..compiler.opset.scope import Cure
-from ..compiler.opset.trt_operators import find_trt_operators
 from ..data.batches import Data
 from ..errors import InvalidOption, UnsupportedOperator
 from ..files import temporary_folder

@@ -23,7 +23,7 @@ import msgspec
 
 from ..artifact import Manifest, commit, read_manifest
 from ..artifact.int8_isa import QUANTIZE_AGAIN, carried_isa, require_exact
-from ..compiler.opset.trt_operators import find_trt_operators, in_standard_forms
+from ..compiler.opset.tensorrt_forms import find_trt_operators, in_standard_forms
 from ..data.batches import Data
 from ..errors import ArtifactError, InvalidOption
 from ..files import manifest_path, temporary_folder, writing

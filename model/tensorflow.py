@@ -72,23 +72,14 @@ def tensorflow_versions(python: str) -> dict[str, str]:
 def convert(
     source: Source, python: str, output: Path, names: Sequence[str] = (), *, opset: int, trust: bool
 ) -> dict[str, str]:
-    """Write the ONNX file that tf2onnx makes of a model; names are those of its layers or signature.
+    """Write the ONNX file that tf2onnx makes of a model by an interpreter; return package to version.
+
+    Inputs and outputs have the names of its layers or its signature; `names` are others for the outputs.
 
     Args:
         source: Of kind "savedmodel", "keras" or "tflite".
-        python: Interpreter that has TensorFlow and tf2onnx.
-        output: File to write.
-        names: Names for the outputs.
         opset: ONNX opset, at most `HIGHEST_OPSET`.
         trust: Whether a SavedModel may touch files.
-
-    Returns:
-        Package to version.
-
-    Raises:
-        EngineUnavailable: If TensorFlow or tf2onnx is missing in the interpreter.
-        ModelError: If the file holds code, or tf2onnx cannot convert it.
-        UnsupportedOperator: If tf2onnx has no form for an operator.
     """
     path, config = source.file.resolve(), {}
     if path.suffix == ".keras":  # needs no TensorFlow
@@ -103,17 +94,15 @@ def convert(
             reason=f"{missing} missing",
         )
     with temporary_folder("tensorflow") as folder:
-        form = {"savedmodel": "saved-model"}.get(source.kind, source.kind)
-        arguments = {form: str(path), "output": str(output), "opset": str(opset)}
+        arguments = {source.kind.replace("savedmodel", "saved-model"): path, "output": output, "opset": opset}
         if source.kind == "savedmodel":
             _refuse_file_operators(path, trust=trust)
             arguments |= {"signature_def": source.function} if source.function else {}
         elif source.kind == "keras" and not config:
             config = json.loads(_run([python, "-c", _H5_CONFIG, str(path)], folder, source.spec))
             _refuse_code(path, config)
-        options = [text for name, value in arguments.items() for text in (f"--{name}", value)]
-        command = [python, "-m", "tf2onnx.convert", *options]
-        _run(command, folder, source.spec)
+        options = [text for name, value in arguments.items() for text in (f"--{name}", str(value))]
+        _run([python, "-m", "tf2onnx.convert", *options], folder, source.spec)
     _finish(output, source.spec, config.get("config", {}), names)
     return versions
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...artifact import Artifact, Check, commit
 from ...errors import ExportError, InvalidOption
-from ...files import writing
+from ...files import temporary_folder, writing
 from ...model.archives import trusting
 from ...model.example import Example, name_outputs
 from ...model.graph import graph_precision
@@ -28,11 +28,11 @@ from .axes import rename_axes, require_axes
 from .checks import Comparison, Original, kept_mode, open_original, spelled
 from .onnx_source import (
     axis_options,
+    convert_tensorflow,
     export_manifest,
     input_notes,
     note_preprocessing,
     take_onnx,
-    take_tensorflow,
     with_preprocessing,
 )
 from .write import TensorsOut, Written, edit_in_place, finish, lower_to, write_model
@@ -108,10 +108,13 @@ def export(
     if isinstance(source, Source) and source.kind == "onnx":
         return take_onnx(source, output, data, said)
     if isinstance(source, Source) and source.kind in TENSORFLOW_KINDS:
-        return take_tensorflow(
-            source, output, inputs=inputs, outputs=outputs, dynamic=dynamic, opset_version=opset_version,
-            data=data, trust=trust, python=python, preprocessing=said, progress=progress,
-        )  # fmt: skip
+        progress("convert to ONNX")
+        with temporary_folder("tensorflow") as folder:
+            converted, versions = convert_tensorflow(
+                source, folder / "model.onnx", inputs=inputs, outputs=outputs, dynamic=dynamic,
+                opset_version=opset_version, trust=trust, python=python,
+            )  # fmt: skip
+            return take_onnx(converted, output, data, said, versions)
     progress("load the model")
     if isinstance(source, Source) and source.kind == "pt2":
         register_operators()  # it may hold them

@@ -19,7 +19,7 @@ from ...artifact import Artifact, Check, Manifest, commit, tool_versions
 from ...artifact.int8_isa import carried_isa
 from ...data.batches import Data
 from ...errors import InvalidOption
-from ...files import temporary_folder, writing
+from ...files import writing
 from ...model.example import Example
 from ...model.graph import graph_precision
 from ...model.input_notes import AxisRange, InputNote, read_notes, write_notes
@@ -38,10 +38,9 @@ from ...model.random_input import run_on
 from ...model.source import Source
 from ...model.source_paths import strip_source_paths
 from ...model.tensorflow import HIGHEST_OPSET, convert, tensorflow_python
-from ...progress import Progress
 from ...tensors import Dim, Feeds, TensorInfo, parse_dynamic_axis, parse_input
 from ..check import OnnxReference
-from ..opset.fit import upgrade_in_place
+from ..opset.lower import upgrade_in_place
 from .write import edit_in_place, lower_to
 
 
@@ -145,52 +144,38 @@ def take_onnx(
     return Artifact(output, manifest)
 
 
-def take_tensorflow(
+def convert_tensorflow(
     source: Source,
-    output: Path,
+    path: Path,
     *,
     inputs: Sequence[str | TensorInfo],
     outputs: Sequence[str],
     dynamic: Sequence[str],
     opset_version: int,
-    data: str | None,
     trust: bool,
     python: Sequence[str],
-    preprocessing: Preprocessing | None,
-    progress: Progress,
-) -> Artifact:
-    """Convert a SavedModel, Keras or TFLite file by tf2onnx, name its axes, and check it as an ONNX file.
-
-    Args and Raises: As `export` and `model.tensorflow.convert` have them.
-    """
-    with temporary_folder("tensorflow") as folder:
-        path = folder / "model.onnx"
-        progress("convert to ONNX")
-        interpreter = tensorflow_python(python)
-        opset = min(opset_version, HIGHEST_OPSET)
-        versions = convert(source, interpreter, path, outputs, opset=opset, trust=trust)
-        proto = load_onnx(path)
-        tensors = input_shapes(model_io(proto).inputs, inputs, dynamic)
-        first = {tensor.shape[0] for tensor in tensors if tensor.shape}
-        batch = first.pop() if len(first) == 1 else ""
-        for value, tensor in zip(proto.graph.input, tensors, strict=True):
-            for dimension, extent in zip(value.type.tensor_type.shape.dim, tensor.shape, strict=True):
-                if isinstance(extent, int):
-                    dimension.dim_value = extent
-                else:
-                    dimension.dim_param = extent
-        for value in proto.graph.output:  # tf2onnx makes names up
-            for axis, dimension in enumerate(value.type.tensor_type.shape.dim):
-                if isinstance(batch, int) and axis == 0:
-                    dimension.dim_value = batch
-                elif not dimension.HasField("dim_value"):
-                    dimension.dim_param = str(batch) if axis == 0 and batch else f"{value.name}_{axis}"
-        if opset_version > HIGHEST_OPSET:
-            upgrade_in_place(proto, opset_version)
-        save_onnx(proto, path)
-        lower_to(path, opset_version, source.spec)
-        converted = replace(source, kind="onnx", path=path)
-        return take_onnx(converted, output, data, preprocessing, versions)
+) -> tuple[Source, dict[str, str]]:
+    """Write a SavedModel, Keras or TFLite file as ONNX with named axes; return it, and package to version."""
+    highest = min(opset_version, HIGHEST_OPSET)
+    versions = convert(source, tensorflow_python(python), path, outputs, opset=highest, trust=trust)
+    proto = load_onnx(path)
+    tensors = input_shapes(model_io(proto).inputs, inputs, dynamic)
+    first = {tensor.shape[0] for tensor in tensors if tensor.shape}
+    batch = first.pop() if len(first) == 1 else ""
+    for value, tensor in zip(proto.graph.input, tensors, strict=True):
+        for dimension, extent in zip(value.type.tensor_type.shape.dim, tensor.shape, strict=True):
+            setattr(dimension, "dim_value" if isinstance(extent, int) else "dim_param", extent)
+    for value in proto.graph.output:  # tf2onnx makes names up
+        for axis, dimension in enumerate(value.type.tensor_type.shape.dim):
+            if isinstance(batch, int) and axis == 0:
+                dimension.dim_value = batch
+            elif not dimension.HasField("dim_value"):
+                dimension.dim_param = str(batch) if axis == 0 and batch else f"{value.name}_{axis}"
+    if opset_version > HIGHEST_OPSET:
+        upgrade_in_place(proto, opset_version)
+    save_onnx(proto, path)
+    lower_to(path, opset_version, source.spec)
+    return replace(source, kind="onnx", path=path), versions
 
 
 def input_shapes(

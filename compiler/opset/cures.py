@@ -9,20 +9,48 @@ MatMul ─ (Mul, Add, ...) ─ Softmax ─ MatMul     an attention; an operand m
   keys ← MatMul ← LayerNormalization ← Transpose ← Reshape ← Conv (stride = kernel) ← Reshape     SegFormer
   operand ← Concat ← Add ← two Mul     rotated but for the first tokens, as in DINOv3
 Add ← Mul ← ... ← Sub (x, ReduceMin (x))     Add reads ReduceMin (x) again: normalized, and back
+
+Keep OpenVINO's optimizer from fusions that compute something else.
+
+    Conv ─ QuantizeLinear        becomes        Conv ─ Max(·, -1e30) ─ QuantizeLinear
+
+No layer gives less than -1e30, so that Max is its operand. OpenVINO fuses it with neither side. These
+fusions are wrong (2026.4.1, on every processor):
+
+1. a QuantizeLinear reads a ReduceMax or ReduceMin, directly or through other operators: it becomes part of
+   the reduction's kernel, which stores what it reduces as an integer of 0 to 255 first;
+2. a QuantizeLinear reads a product behind a bias, the product is read elsewhere, and its shape is dynamic:
+   the bias becomes part of the quantization, which takes channel 0's for all. The other reader may be one
+   that OpenVINO makes: it takes an extent that Shape asks for from another tensor of that extent. Of an int8
+   convolution without bias, the scale of its weights is what a bias is otherwise;
+3. a Reshape makes more axes, or others, of an int8 product without bias whose batch is dynamic: the scale
+   of its weights is moved behind the Reshape, where it scales another axis.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...model.graph import attribute, constant_names, consumers, every_graph, producers
+import numpy as np
+
+from ...model.graph import (
+    ONNX_DOMAINS,
+    WEIGHTED,
+    attribute,
+    constant_names,
+    constant_tensor,
+    consumers,
+    every_graph,
+    infer_shapes,
+    producers,
+    tensor_values,
+)
 from . import exact_forms as exact
-from . import fusions_apart as apart
 from . import grid_samples as samples
 from .rewrites import group_normalization, slice_shape
-from .scope import Cure, Finder, Rewrite, find_nodes, node_name, reached, rewriting
+from .scope import Chain, Cure, Finder, Rewrite, Scope, find_nodes, node_name, reached, rewriting
 
 if TYPE_CHECKING:
     import onnx
@@ -198,6 +226,189 @@ def _rewritten(find: Finder, rewrite: Rewrite, *, quantized: bool = False) -> Fa
     return FaultyGraph(find, rewriting(find, rewrite), quantized)
 
 
+_LOWEST = {"tensor(float16)": np.float16(-65504)}
+_APART = "/apart"
+"""What the name of each Max that this module writes ends with, but for a number that makes it unique."""
+_REDUCED = ("ReduceMax", "ReduceMin")
+_CONVOLUTIONS = ("Conv", "ConvTranspose")
+_FUSED = frozenset(
+    """
+    Abs Add Cast Clip Concat Div Elu Erf Exp Expand Flatten Gather Gelu HardSigmoid HardSwish Identity
+    LeakyRelu Max Min Mish Mul Neg PRelu Pow Relu Reshape Selu Sigmoid Slice Softplus Split Sqrt Squeeze Sub
+    Swish Tanh Tile Transpose Unsqueeze
+    """.split()
+)
+"""Operators that become part of a reduction's kernel with the quantization behind them, or let it pass."""
+_LINEAR = ("Add", "Sub", "Mul", "Div")
+_PASSED = ("Relu", "Clip", "Transpose", "Concat", "Identity")
+"""Operators through which OpenVINO moves a quantization to the bias in front."""
+_SHAPED = frozenset(["Shape", "EyeLike", "LSTM", "GRU", "RNN"])
+"""Operators for which OpenVINO asks for an extent of a tensor: recurrent layers, for their first state."""
+_MOVED = frozenset(
+    """
+    Relu LeakyRelu PRelu Clip Mul Div Identity Transpose Squeeze Unsqueeze Flatten
+    MaxPool AveragePool GlobalMaxPool GlobalAveragePool
+    """.split()
+)
+"""Operators behind which OpenVINO moves the scale of a product."""
+
+
+def find_quantized_extrema(model: onnx.ModelProto) -> list[str]:
+    """Return the ReduceMax and ReduceMin that a QuantizeLinear reads, in whatever form."""
+    names = []
+    for graph in every_graph(model.graph):
+        read_by = consumers(graph)
+        for node in graph.node:
+            if node.op_type in _REDUCED and node.domain in ONNX_DOMAINS:
+                if any(_APART in reader.name for reader in read_by.get(node.output[0], ())):
+                    continue
+                readers = reached(node.output[0], read_by, _FUSED)
+                names += [node_name(node)] * any(reader.op_type == "QuantizeLinear" for reader in readers)
+    return names
+
+
+def find_merged_biases(model: onnx.ModelProto) -> list[str]:
+    """Return the nodes that make a biased product which a QuantizeLinear reads, and not it alone.
+
+    The node is the product, or the last Add or Mul of constants behind it.
+    """
+    graphs = [_Products(model, graph) for graph in every_graph(model.graph)]
+    shaped = any(node.op_type in _SHAPED for products in graphs for node in products.graph.node)
+    return [name for products in graphs for name in products.merged_biases(shaped=shaped)]
+
+
+def find_moved_scales(model: onnx.ModelProto) -> list[str]:
+    """Return the int8 products without bias that a Reshape of their batch reads."""
+    return [
+        name for graph in every_graph(model.graph) for name in _Products(model, graph).moved_scales()
+    ]  # fmt: skip
+
+
+def with_max(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
+    """A node, and Max(·, -1e30) behind it."""
+    chain = Chain(node, scope)
+    lowest = scope.store(_LOWEST.get(scope.type(chain.output), np.float32(-1e30)), f"{chain.output}/lowest")
+    node.output[0] = scope.fresh(f"{chain.output}{_APART}")
+    chain.nodes.append(node)
+    chain.add("Max", [node.output[0], lowest], last=True)
+    chain.nodes[-1].name = scope.fresh(f"{chain.name}{_APART}")
+    return chain.nodes
+
+
+class _Products:
+    """The products of a graph whose shapes are dynamic, and what reads them."""
+
+    def __init__(self, model: onnx.ModelProto, graph: onnx.GraphProto) -> None:
+        self.model, self.graph = model, graph
+        self.read_by, self.made_by = consumers(graph), producers(graph)
+        self.results = {value.name for value in graph.output}
+        self.stored = {tensor.name: tensor for tensor in graph.initializer}
+        self.stored |= {
+            node.output[0]: tensor for node in graph.node if (tensor := constant_tensor(node)) is not None
+        }
+        self.shapes: Mapping[str, Sequence[int | str]] = {}
+        self._constants: set[str] | None = None
+
+    def merged_biases(self, *, shaped: bool) -> list[str]:
+        names: list[str] = []
+        for node in self._dynamic():
+            last, tensors, biased = self._with_constants(node)
+            reads_integers = self._reads_integers(node)
+            scaled = node.op_type == "Conv" and reads_integers and not biased
+            scaled &= last.op_type not in ("Add", "Sub")
+            shared = any(self._is_shared(tensor) for tensor in (tensors if scaled else tensors[:-1]))
+            elsewhere = shaped and (biased or len(tensors) > 1)
+            elsewhere &= node.op_type in _CONVOLUTIONS or not reads_integers
+            if (shared or elsewhere) and self._is_quantized(last.output[0]):
+                names += dict.fromkeys([node_name(node), node_name(last)] if scaled else [node_name(last)])
+        return names
+
+    def moved_scales(self) -> list[str]:
+        names: list[str] = []
+        for node in self._dynamic():
+            if self._reads_integers(node) and not self._bias(node):
+                shape = self.shapes.get(node.output[0], ())
+                matrix = node.op_type in ("MatMul", "Gemm")
+                readers = reached(node.output[0], self.read_by, _MOVED)
+                if not (matrix and len(shape) > 2) and any(
+                    self._mixes_batch(reader, shape if matrix else ()) for reader in readers
+                ):
+                    names.append(node_name(node))
+        return names
+
+    def _dynamic(self) -> Iterator[onnx.NodeProto]:
+        """Products of which not every extent is known to be fixed."""
+        nodes = [n for n in self.graph.node if n.op_type in WEIGHTED and n.domain in ONNX_DOMAINS]
+        if not nodes:
+            return
+        quantized = any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in self.graph.node)
+        if not quantized:
+            return
+        self.shapes = infer_shapes(self.model)
+        fed = any(_is_dynamic(self.shapes.get(value.name, ())) for value in self.model.graph.input)
+        yield from (node for node in nodes if _is_dynamic(self.shapes.get(node.output[0], [""] * fed)))
+
+    def _with_constants(self, node: onnx.NodeProto) -> tuple[onnx.NodeProto, Sequence[str], bool]:
+        """The last of a product and its constant Adds and Muls, the results of all, if there is a bias."""
+        biased, tensors = self._bias(node), [node.output[0]]
+        while True:
+            behind = [reader for reader in self.read_by.get(tensors[-1], ()) if self._adds_constant(reader)]
+            if len(behind) != 1:
+                return node, tensors, biased
+            node = behind[0]
+            tensors.append(node.output[0])
+
+    def _adds_constant(self, node: onnx.NodeProto) -> bool:
+        if node.op_type not in _LINEAR:
+            return False
+        if self._constants is None:
+            self._constants = constant_names(self.model) | self.stored.keys()
+        return any(name in self._constants for name in node.input)
+
+    def _bias(self, node: onnx.NodeProto) -> bool:
+        """Whether a product has a bias in itself that OpenVINO does not remove, as it does zeros."""
+        if len(node.input) < 3 or not node.input[2]:
+            return False
+        tensor = self.stored.get(node.input[2])
+        return tensor is None or bool(tensor.external_data) or bool(np.any(tensor_values(tensor)))
+
+    def _reads_integers(self, node: onnx.NodeProto) -> bool:
+        makers = [self.made_by.get(name) for name in node.input[:2]]
+        return all(maker is not None and maker.op_type == "DequantizeLinear" for maker in makers)
+
+    def _is_shared(self, tensor: str) -> bool:
+        readers = [reader for reader in self.read_by.get(tensor, ()) if reader.op_type != "Shape"]
+        return len(readers) + (tensor in self.results) > 1
+
+    def _is_quantized(self, tensor: str) -> bool:
+        readers = reached(tensor, self.read_by, _PASSED)
+        return any(reader.op_type == "QuantizeLinear" for reader in readers)
+
+    def _mixes_batch(self, node: onnx.NodeProto, matrix: Sequence[int | str]) -> bool:
+        """Whether a node is a Reshape that does not keep the first axis, as far as is known.
+
+        Args:
+            node: It reads a product.
+            matrix: The shape of the product where that is [N, C]. A second axis of a multiple of C alone is
+                taken for the one of C channels.
+        """
+        if node.op_type != "Reshape":
+            return False
+        shape = self.stored.get(node.input[1])
+        if shape is None or shape.external_data:
+            return True
+        extents = tensor_values(shape).reshape(-1).tolist()
+        if extents[:1] == [0]:
+            return False
+        if len(matrix) == 2 and isinstance(matrix[1], int) and matrix[1]:
+            return len(extents) > 2 and (extents[1] < 0 or extents[1] % matrix[1] == 0)
+        return True
+
+
+def _is_dynamic(shape: Sequence[int | str]) -> bool:
+    return any(not isinstance(extent, int) for extent in shape)
+
+
 FAULTY_GRAPHS: Mapping[str, FaultyGraph] = {
     # A rewrite that leaves no node of its kind comes before one that only renames.
     "deformable-attention": FaultyGraph(samples.find_deformable_attention, samples.samples_to_gathers),
@@ -208,9 +419,9 @@ FAULTY_GRAPHS: Mapping[str, FaultyGraph] = {
     "recurrent-layout": _rewritten(exact.find_batch_first, exact.time_first),
     "requantized-layer": FaultyGraph(exact.find_requantized, exact.keep_layers_apart),
     "reduced-axes": _rewritten(exact.find_reduced_axes, exact.by_sum),
-    "quantized-extremum": _rewritten(apart.find_quantized_extrema, apart.with_max, quantized=True),
-    "merged-bias": _rewritten(apart.find_merged_biases, apart.with_max, quantized=True),
-    "moved-scale": _rewritten(apart.find_moved_scales, apart.with_max, quantized=True),
+    "quantized-extremum": _rewritten(find_quantized_extrema, with_max, quantized=True),
+    "merged-bias": _rewritten(find_merged_biases, with_max, quantized=True),
+    "moved-scale": _rewritten(find_moved_scales, with_max, quantized=True),
     "shape-slice": _rewritten(exact.find_sliced_shapes, slice_shape),
     "scatter-reduction": FaultyGraph(find_reducing_scatters),
     "resize-behind-if": FaultyGraph(find_resizes_behind_if),

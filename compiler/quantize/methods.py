@@ -17,16 +17,22 @@ from ...model.saturating_kernels import NONE, saturating_kernels
 from ...model.session import import_onnxruntime
 from ...spec.words import ARM_ISAS, BLOCK_FORMATS, HALVES
 from ..opset.exact_forms import keep_layers_apart
-from ..opset.fit import in_newer_opset
+from ..opset.lower import in_newer_opset
 from ..opset.lstm_products import closed_lstms, open_lstms, quantize_states
 from .blocks.rewrite import quantize_in_blocks
 from .half.precision import to_half
 from .int8.corrections import correct_biases, round_weights
 from .int8.dynamic import quantize_dynamic
-from .int8.float8 import LOWEST_OPSET, to_float8
 from .int8.pair_limits import limits_of
 from .int8.placement import Placement, plan
-from .int8.rewrites import join_biases, keep_norms_apart, large_tables, quantize_tables
+from .int8.rewrites import (
+    LOWEST_OPSET,
+    join_biases,
+    keep_norms_apart,
+    large_tables,
+    quantize_tables,
+    to_float8,
+)
 from .int8.static import activation_limits, executed, quantize_static, require_executed
 from .layer_precisions import in_mixed_precision, in_own_patterns, layer_precisions
 from .prepare import prepare_graph

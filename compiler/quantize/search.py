@@ -34,7 +34,7 @@ from ...processor import why_not_exact
 from ...spec.words import BLOCK_FORMATS
 from ...tensors import Feeds
 from ..check import OnnxReference
-from ..opset.plain_forms import scatter_adds_to_products
+from ..opset.tensorrt_forms import scatter_adds_to_products
 from .balance.equalize import equalized
 from .balance.smooth import smoothed
 from .blocks.formats import simulated

@@ -3,6 +3,14 @@
 onnxsim folds constants, fuses BatchNormalization into Conv and drops what does nothing; `attention` takes
 out what exporters leave there. The result is taken only if no input, output or dynamic axis changed and
 the outputs are equal.
+
+Simplify exported attention: three rewrites that change values by rounding at most.
+
+A scaled dot product that an exporter takes apart carries scales, transpositions and a guard that every
+runtime then executes, and that stand between quantized products. Runs inside `simplify`, which compares
+the outputs afterwards.
+
+Rewrite pools whose window covers the whole image as global pools.
 """
 
 from __future__ import annotations
@@ -12,22 +20,26 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ...artifact import Artifact, Check, Manifest, commit, tool_versions
 from ...artifact.int8_isa import carried_isa
 from ...errors import EngineUnavailable, first_line
 from ...files import held_folder, writing
 from ...files.storage import hidden_storage_error
 from ...machine_memory import out_of_memory
-from ...model.graph import graph_precision
+from ...model.graph import attribute, captured_names, consumers, graph_precision, infer_shapes, producers
+from ...model.graph_edits import drop_unused_initializers, set_values, store_constants
 from ...model.onnx_file import check_onnx, count_operators, is_large, load_onnx, model_io, opset, save_onnx
 from ...model.weightless import fingerprint
 from ...progress import Progress, quiet, silent
 from ...tensors import Feeds, ModelIO
 from ..check import OnnxReference, compare_outputs, sample_feeds
-from .attention import pool_globally, simplify_attention
 
 if TYPE_CHECKING:
     import onnx
+
 
 _FOREIGN = ["fuse_attention", "fuse_gqa"]
 """Passes of onnxsim that write `com.microsoft.Attention` and its kin, which only ONNX Runtime knows."""
@@ -215,3 +227,199 @@ def _manifest(
         checks=checks,
         warnings=warnings,
     )
+
+
+_MOVERS = frozenset(["Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity"])
+
+
+def simplify_attention(model: onnx.ModelProto) -> dict[str, int]:
+    """Rewrite the graph in place; return name of each rewrite to how often it was done."""
+    store_constants(model.graph)
+    done = {
+        "guard dropped": _drop_guards(_View(model.graph)),
+        "transpositions merged": _merge_transpositions(_View(model.graph), infer_shapes(model)),
+        "scale folded into weights": _fold_scales(_View(model.graph)),
+    }
+    drop_unused_initializers(model.graph)
+    return {name: count for name, count in done.items() if count}
+
+
+class _View:
+    """A graph with what the rewrites ask of it; `made_by` and `readers` follow `drop` and `replace`."""
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self.graph = graph
+        self.made_by, self.readers = producers(graph), consumers(graph)
+        self.stored = {tensor.name: tensor for tensor in graph.initializer}
+        self.kept = {value.name for value in graph.output}
+        self.kept |= {name for node in graph.node for name in captured_names(node)}
+
+    def value(self, name: str) -> NDArray[Any]:
+        """The value of an initializer."""
+        from onnx import numpy_helper
+
+        array: NDArray[Any] = numpy_helper.to_array(self.stored[name])
+        return array
+
+    def is_private(self, name: str) -> bool:
+        """Whether one node alone reads a tensor."""
+        return name not in self.kept and len(self.readers.get(name, ())) == 1
+
+    def replace(self, name: str, by: str) -> None:
+        """Let the readers of a tensor read another one."""
+        for node in self.readers.pop(name, ()):
+            for index, operand in enumerate(node.input):
+                if operand == name:
+                    node.input[index] = by
+            self.readers.setdefault(by, []).append(node)
+
+    def drop(self, *nodes: onnx.NodeProto) -> None:
+        """Take nodes out."""
+        for node in nodes:
+            self.graph.node.remove(node)
+            for name in dict.fromkeys(node.input):
+                self.readers[name] = [reader for reader in self.readers[name] if reader is not node]
+
+
+def _drop_guards(view: _View) -> int:
+    """Where(IsNaN(s), 0, s)  becomes  s, if s is a Softmax of scores to which no mask adds an infinity.
+
+    The guard is for rows that are masked by -inf as a whole. Where masks are finite, as -3.4e38, such a
+    row is uniform, and only a NaN from elsewhere would be hidden.
+    """
+    done = 0
+    for node in [node for node in view.graph.node if node.op_type == "Where"]:
+        test, softmax = view.made_by.get(node.input[0]), view.made_by.get(node.input[2])
+        if test is None or test.op_type != "IsNaN" or test.input[0] != node.input[2]:
+            continue
+        zero = node.input[1] in view.stored and not view.value(node.input[1]).any()
+        if softmax is None or softmax.op_type != "Softmax" or not zero:
+            continue
+        if not view.is_private(test.output[0]) or node.output[0] in view.kept:
+            continue
+        if _is_bounded(softmax.input[0], view):
+            view.replace(node.output[0], node.input[2])
+            view.drop(node, test)
+            done += 1
+    return done
+
+
+def _is_bounded(name: str, view: _View) -> bool:
+    """Whether a tensor holds products, and masks without an infinity, alone."""
+    if name in view.stored:
+        return bool(np.isfinite(view.value(name)).all())
+    node = view.made_by.get(name)
+    if node is None:
+        return False  # an input of the model may hold anything
+    if node.op_type in ("Add", "Sub", "Where"):
+        return all(_is_bounded(operand, view) for operand in node.input[node.op_type == "Where" :])
+    if node.op_type in ("Mul", "Div"):
+        factor = view.value(node.input[1]) if node.input[1] in view.stored else np.zeros(1)
+        return bool((np.isfinite(factor) & (factor != 0)).all()) and _is_bounded(node.input[0], view)
+    if node.op_type in ("Expand", "Unsqueeze", "Reshape"):
+        return _is_bounded(node.input[0], view)
+    return bool(node.op_type == "MatMul")
+
+
+def _merge_transpositions(view: _View, shapes: dict[str, tuple[int | str, ...]]) -> int:
+    """Transpose, Reshape to 3 axes, Transpose, Reshape to 4  become  one Transpose.
+
+    [b, s, h, d] ─ [b, h, s, d] ─ [b·h, s, d] ─ [b·h, d, s] ─ [b, h, d, s]
+    """
+    done = 0
+    for last in [node for node in view.graph.node if node.op_type == "Reshape"]:
+        nodes = [last]
+        for operator in ("Transpose", "Reshape", "Transpose"):
+            node = view.made_by.get(nodes[-1].input[0])
+            if node is not None and node.op_type == operator and node.output[0] not in view.kept:
+                nodes.append(node)
+        if len(nodes) < 4:
+            continue
+        _, inner, merge, first = nodes
+        if not view.is_private(inner.output[0]) or not view.is_private(merge.output[0]):
+            continue
+        if attribute(first, "perm") != [0, 2, 1, 3] or attribute(inner, "perm") != [0, 2, 1]:
+            continue
+        start, merged, end = (shapes.get(node.output[0], ()) for node in (first, merge, last))
+        if (len(start), len(merged), len(end)) != (4, 3, 4):
+            continue
+        extents = (*start[1:], *merged[1:], *end[1:])
+        if not all(isinstance(extent, int) for extent in extents):
+            continue  # only the batch may be unknown: then the reshapes can mean nothing else
+        if merged[1:] != start[2:] or end[1:] != (start[1], start[3], start[2]):
+            continue
+        last.op_type = "Transpose"
+        del last.attribute[:], last.input[1:]
+        last.input[0] = first.input[0]
+        last.attribute.extend(first.attribute)
+        last.attribute[0].ints[:] = [0, 2, 3, 1]
+        view.drop(inner, merge)
+        if not view.readers[first.output[0]]:
+            view.drop(first)
+        done += 1
+    return done
+
+
+def _fold_scales(view: _View) -> int:
+    """Mul(movers(x·w + b), c)  becomes  movers(x·(c·w) + c·b), for one number c."""
+    done = 0
+    for node in [node for node in view.graph.node if node.op_type == "Mul"]:
+        factors = [name for name in node.input if name in view.stored and view.value(name).size == 1]
+        values = [name for name in node.input if name not in view.stored]
+        if len(factors) != 1 or len(values) != 1 or node.output[0] in view.kept:
+            continue
+        constants = _constants_before(values[0], view)
+        if not constants or not all(view.is_private(name) for name in constants):
+            continue
+        factor = view.value(factors[0]).reshape(())
+        for name in constants:
+            set_values(view.stored[name], view.value(name) * factor)
+        view.replace(node.output[0], values[0])
+        view.drop(node)
+        done += 1
+    return done
+
+
+def _constants_before(name: str, view: _View) -> list[str]:
+    """The weight and the bias that a factor on a tensor can move into; empty if it cannot."""
+    biases: list[str] = []
+    while view.is_private(name) and (node := view.made_by.get(name)) is not None:
+        constant = [operand in view.stored for operand in node.input]
+        if node.op_type in _MOVERS:
+            name = node.input[0]
+        elif node.op_type == "Add" and not biases and sum(constant) == 1:
+            biases.append(node.input[constant.index(True)])
+            name = node.input[constant.index(False)]
+        elif node.op_type in ("MatMul", "Gemm") and not constant[0] and all(constant[1:]):
+            return [*biases, *node.input[1:]]
+        else:
+            break
+    return []
+
+
+_GLOBAL = {"AveragePool": "GlobalAveragePool", "MaxPool": "GlobalMaxPool"}
+
+
+def pool_globally(model: onnx.ModelProto) -> int:
+    """Replace pools whose one window covers all of the image, in place; return how many.
+
+    Some networks (EfficientNet of transformers) pool with a window of 1280 x 1280 over 7 x 7, which
+    TensorRT refuses; what counts is the image, as nothing is padded.
+    """
+    shapes = infer_shapes(model)
+    done = 0
+    for node in model.graph.node:
+        if node.op_type not in _GLOBAL or len(node.output) != 1:
+            continue
+        window = attribute(node, "kernel_shape")
+        image = shapes.get(node.input[0], ())[2:]
+        result = shapes.get(node.output[0], ())[2:]
+        padded = any(attribute(node, "pads", []))
+        fixed = len(image) == len(window) and all(isinstance(extent, int) for extent in image)
+        if padded or not fixed or any(extent != 1 for extent in result) or not result:
+            continue
+        if all(int(size) >= int(extent) for size, extent in zip(window, image, strict=True)):
+            node.op_type = _GLOBAL[node.op_type]
+            del node.attribute[:]
+            done += 1
+    return done

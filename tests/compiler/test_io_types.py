@@ -16,6 +16,7 @@ import pytest
 from mode_models import normal, static, written
 from numpy.typing import NDArray
 from onnx import parser
+from written_models import outputs_of
 
 from qcompile.compiler.check import OnnxReference
 from qcompile.compiler.io_types import FLOATS, INTEGERS, set_io_types
@@ -29,17 +30,9 @@ tiny (int64[n] ids, float[n,2] x, bool choose) => (float[n,2] y, int64[n] next, 
     twice = Add(x, x)
     y = If(choose) <then_branch = t () => (float[n,2] a) { a = Mul(twice, x) },
                     else_branch = e () => (float[n,2] b) { b = Sub(x, twice) }>
-    one = Constant <value_int = 1> ()
-    next = Add(ids, one)
+    one = Constant <value_int = 1> ()  next = Add(ids, one)
 }
 """
-
-
-def run(model: onnx.ModelProto, feeds: dict[str, NDArray[np.generic]]) -> list[NDArray[np.generic]]:
-    """Run in ONNX Runtime."""
-    onnx.checker.check_model(model, full_check=True)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return list(session.run(None, feeds))
 
 
 def types_of(model: onnx.ModelProto) -> dict[str, str]:
@@ -69,9 +62,9 @@ def test_floats_are_cast_at_the_edge(embedded: onnx.ModelProto, outside: str) ->
     model = set_io_types(embedded, {"x": outside, "y": outside})
     assert types_of(model) == types_of(embedded) | {"x": outside, "y": outside}
     given = feeds(x=outside)
-    y, following, twice = run(model, given)
+    y, following, twice = outputs_of(model, given)
     inside = given | {"x": given["x"].astype(np.float32)}
-    expected = run(embedded, inside)
+    expected = outputs_of(embedded, inside)
     assert y.dtype == outside
     np.testing.assert_array_equal(y, expected[0].astype(outside))
     np.testing.assert_array_equal(following, expected[1])
@@ -81,15 +74,15 @@ def test_floats_are_cast_at_the_edge(embedded: onnx.ModelProto, outside: str) ->
 @pytest.mark.parametrize("outside", [name for name in INTEGERS if name != "int64"])
 def test_integers_are_cast_at_the_edge(embedded: onnx.ModelProto, outside: str) -> None:
     model = set_io_types(embedded, {"ids": outside, "next": outside})
-    found = run(model, feeds(ids=outside))[1]
+    found = outputs_of(model, feeds(ids=outside))[1]
     assert found.dtype == outside
     np.testing.assert_array_equal(found, [2, 3, 101])
 
 
 def test_an_output_that_is_read_inside_keeps_its_precision_there(embedded: onnx.ModelProto) -> None:
     model = set_io_types(embedded, {"twice": "float16"})
-    y, _, twice = run(model, feeds())
-    expected = run(embedded, feeds())
+    y, _, twice = outputs_of(model, feeds())
+    expected = outputs_of(embedded, feeds())
     assert twice.dtype == np.float16
     np.testing.assert_array_equal(y, expected[0])
 
@@ -121,7 +114,7 @@ def test_there_and_back_is_the_same_up_to_rounding_and_the_model_given_is_untouc
     assert model.SerializeToString(deterministic=True) == before
     x = np.random.default_rng(0).standard_normal((2, 4, 8, 8)).astype(np.float32)
     rounded = x.astype(np.float16).astype(np.float32)
-    np.testing.assert_array_equal(run(changed, {"x": x})[0], run(model, {"x": rounded})[0])
+    np.testing.assert_array_equal(outputs_of(changed, {"x": x})[0], outputs_of(model, {"x": rounded})[0])
 
 
 def test_a_stored_tensor_may_be_an_output() -> None:
@@ -130,7 +123,7 @@ def test_a_stored_tensor_may_be_an_output() -> None:
     tiny (float[2] x) => (float[2] y, float[2] w) <float[2] w = {1.5, 2.5}> { y = Mul(x, w) }
     """
     model = set_io_types(parser.parse_model(text), {"w": "float64"})
-    y, w = run(model, {"x": np.ones(2, np.float32)})
+    y, w = outputs_of(model, {"x": np.ones(2, np.float32)})
     assert w.dtype == np.float64
     np.testing.assert_array_equal(w, [1.5, 2.5])
     np.testing.assert_array_equal(y, [1.5, 2.5])

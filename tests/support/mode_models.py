@@ -42,9 +42,9 @@ def written(path: Path, body: str, *, opset: int = 17, **weights: NDArray[Any]) 
     return path
 
 
-def run(path: Path, *, optimize: bool = True, **feeds: NDArray[Any]) -> Floats:
+def run(model: Path | onnx.ModelProto, *, optimize: bool = True, **feeds: NDArray[Any]) -> Floats:
     """The first output; Q/DQ of weights alone is not fused to products of int8 activations."""
-    found = computed(path, feeds, optimize=optimize, session__qdq_matmulnbits_accuracy_level="1")
+    found = computed(model, feeds, optimize=optimize, session__qdq_matmulnbits_accuracy_level="1")
     return next(iter(found.values()))
 
 

@@ -14,6 +14,11 @@ from onnx import helper, numpy_helper, parser
 Floats = NDArray[np.float32]
 
 
+def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> Floats:
+    """Return normal values that depend on the seed and on the shape."""
+    return (np.random.default_rng([seed, *shape]).standard_normal(shape) * scale).astype(np.float32)
+
+
 def text_model(
     text: str, *, opset: int = 17, ir_version: int = 8, also: str = "", **weights: NDArray[Any]
 ) -> onnx.ModelProto:
@@ -23,11 +28,20 @@ def text_model(
     return model
 
 
-def model_of(text: str, *, named: bool = False, **weights: Floats) -> onnx.ModelProto:
-    """Return a checked model of opset 17, with weights; `named` gives each node its operator and number."""
-    model = text_model(text, **weights)
+def model_of(text: str, *, opset: int = 17, named: bool = False, **weights: NDArray[Any]) -> onnx.ModelProto:
+    """Return a checked model with weights; those that the text declares without values are normal ones.
+
+    `named` gives each node its operator and number.
+    """
+    model = text_model(text, opset=opset, ir_version=8 if opset < 19 else 10, **weights)
     for number, node in enumerate(model.graph.node if named else ()):
         node.name = f"{node.op_type.lower()}{number}"
+    generator = np.random.default_rng(0)
+    for value in model.graph.value_info:
+        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        normals = (generator.standard_normal(shape) * 0.3).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(normals, value.name))
+    del model.graph.value_info[:]
     onnx.checker.check_model(model)
     return model
 
@@ -59,6 +73,7 @@ def computed(
     feeds: dict[str, NDArray[Any]],
     *names: str,
     optimize: bool = False,
+    optimized: Path | None = None,
     **config: str,
 ) -> dict[str, NDArray[Any]]:
     """Return the outputs, or the tensors `names`, of one thread of ONNX Runtime.
@@ -68,11 +83,14 @@ def computed(
         feeds: Its inputs.
         names: Tensors in place of the outputs; inputs are not among them.
         optimize: Whether nodes are fused; without, each is computed by its own kernel.
+        optimized: File for the graph that the optimizer makes.
         config: Entries of the session's configuration, "__" for a dot.
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 4, 1
-    if not optimize:
+    if optimized is not None:
+        options.optimized_model_filepath = str(optimized)
+    elif not optimize:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     for key, value in config.items():
         options.add_session_config_entry(key.replace("__", "."), value)
@@ -87,6 +105,23 @@ def computed(
     return dict(zip(wanted, session.run(wanted, feeds), strict=True))
 
 
-def outputs_of(model: onnx.ModelProto, feeds: Floats | dict[str, Floats], *names: str) -> list[Floats]:
+def outputs_of(
+    model: onnx.ModelProto | Path,
+    feeds: NDArray[Any] | dict[str, Any],
+    *names: str,
+    optimize: bool = False,
+    optimized: Path | None = None,
+) -> list[NDArray[Any]]:
     """Return the outputs, or other tensors, of a model that is fed `x` alone, or by name."""
-    return list(computed(model, feeds if isinstance(feeds, dict) else {"x": feeds}, *names).values())
+    fed = feeds if isinstance(feeds, dict) else {"x": feeds}
+    return list(computed(model, fed, *names, optimize=optimize, optimized=optimized).values())
+
+
+def run_file(path: Path, **feeds: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """Return the outputs of a file by name."""
+    return computed(path, feeds)
+
+
+def stored(model: onnx.ModelProto) -> dict[str, NDArray[Any]]:
+    """Return the initializers."""
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}

@@ -29,7 +29,7 @@ from ....model.graph import WEIGHTED, attribute, count_weighted, infer_shapes, t
 from ....model.graph_edits import drop_attributes, drop_unused_initializers, set_nodes, store
 from ....model.onnx_file import save_onnx
 from ....spec.words import BlockFormat
-from ...opset.fit import in_newer_opset
+from ...opset.lower import in_newer_opset
 from ..layer_precisions import in_mixed_precision, layer_precisions
 from ..prepare import prepare_graph
 from ..request import Outcome, QuantizeRequest, match_nodes

@@ -26,7 +26,7 @@ from ....errors import InvalidOption
 from ....model.graph import ONNX_DOMAINS, attribute, consumers, infer_types, subgraphs
 from ....model.graph_edits import drop_unused_initializers, rename_inputs, set_nodes, store
 from ....model.onnx_file import copy_model, opset
-from ...opset.fit import upgrade_in_place
+from ...opset.lower import upgrade_in_place
 
 if TYPE_CHECKING:
     import onnx

@@ -31,14 +31,13 @@ from ....model.graph import attribute, captured_names, consumers, producers, ten
 from ....model.graph_edits import set_values
 from ....model.onnx_file import copy_model, load_onnx, opset
 from ....progress import Progress, silent
-from ...opset.fit import upgrade_in_place
+from ...opset.lower import upgrade_in_place
 from ..activations import run_samples
 from ..prepare import prepare_graph
 from ..weights.hessians import collect_hessians, hessian_key, hessian_of
 from ..weights.rounding import gptq
-from .float8 import stored_weight
 from .pair_limits import PairLimits
-from .rewrites import join_biases
+from .rewrites import join_biases, stored_weight
 
 if TYPE_CHECKING:
     import onnx
@@ -156,7 +155,6 @@ def correct_biases(
     float_model_path: Path,
     quantized: onnx.ModelProto,
     data: Data,
-    limit: int | None = None,
     progress: Progress = silent,
 ) -> tuple[onnx.ModelProto, int]:
     """Return a copy of a quantized model with corrected biases, and the number of layers corrected.
@@ -173,7 +171,7 @@ def correct_biases(
     join_biases(reference, exclude={node.name for node in reference.graph.node} - gemms - _adds(reference))
     upgrade_in_place(reference, opset(quantized))  # the layers of both stand in one graph
     layers = list(_layers(corrected, reference))
-    errors = _measure(reference, corrected, layers, Path(float_model_path), data, limit, progress)
+    errors = _measure(reference, corrected, layers, Path(float_model_path), data, progress)
     for layer in layers:
         layer.bias.add(errors[layer.node.name])
     return corrected, len(layers)
@@ -276,7 +274,6 @@ def _measure(
     layers: list[_Quantized],
     path: Path,
     data: Data,
-    limit: int | None,
     progress: Progress,
 ) -> dict[str, NDArray[np.float64]]:
     """Name of a layer's output to float minus quantized, per channel, on average."""
@@ -285,7 +282,7 @@ def _measure(
     sums = {name: np.zeros(1) for name in axes}
     counts = dict.fromkeys(axes, 0)
     for _, arrays in run_samples(
-        beside, path, list(axes), data, limit, progress, doing="correct biases", integers=False
+        beside, path, list(axes), data, progress=progress, doing="correct biases", integers=False
     ):
         for name, array in arrays.items():
             others = tuple(i for i in range(array.ndim) if i != axes[name] % array.ndim)

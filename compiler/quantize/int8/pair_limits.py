@@ -84,17 +84,6 @@ class PairLimits:
             integers[part] = _limit(np.clip(np.rint(steps), -_QMAX, _QMAX), steps, self.pairs)
         return scales, self._restored(integers, weight.shape)
 
-    def limited(self, integers: NDArray[Any], steps: NDArray[Any]) -> NDArray[np.int8]:
-        """Return integers of which no pair overflows, next to given ones.
-
-        Args:
-            integers: Whole numbers, -127 to 127, in the weight's shape.
-            steps: What they were rounded from: of a pair that is too large, the one that was rounded up most
-                gives way.
-        """
-        rows = _limit(self.rows(integers).astype(np.float64), self.rows(steps), self.pairs)
-        return self._restored(rows.astype(np.int8), integers.shape)
-
     def room(self, shape: tuple[int, ...], middle: int) -> Room:
         """Return what GPTQ asks for: the lowest and the highest step that the partner of a column leaves.
 

@@ -27,8 +27,7 @@ from ....errors import InvalidOption
 from ....model.graph import WEIGHTED, constant_names, consumers
 from ....spec.words import GRAPH_TARGETS, GraphTarget
 from ..request import match_nodes
-from .float8 import unfit_for_float8
-from .rewrites import is_table
+from .rewrites import is_table, unfit_for_float8
 from .tensorrt import Between, ResidualAdds, TensorRTKernels
 
 if TYPE_CHECKING:

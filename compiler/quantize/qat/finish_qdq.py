@@ -87,27 +87,25 @@ def _pool_means(model: onnx.ModelProto, stored: _Arrays) -> None:
     for index, node in reversed(list(enumerate(graph.node))):
         if node.op_type != "ReduceMean" or extents.get(node.input[0]) != 4:
             continue
-        axes = (
-            stored[node.input[1]] if node.input[1:] and node.input[1] in stored else attribute(node, "axes")
-        )
+        axes = stored.get("".join(node.input[1:]), attribute(node, "axes"))
         before, behind = made_by.get(node.input[0]), readers.get(node.output[0], [])
-        quantized = before is not None and before.op_type == "DequantizeLinear" and len(behind) > 0
-        quantized = quantized and all(reader.op_type == "QuantizeLinear" for reader in behind)
-        if not quantized or axes is None or sorted(axis % 4 for axis in axes) != [2, 3]:
+        around = [before.op_type if before is not None else "", *{reader.op_type for reader in behind}]
+        if (
+            around != ["DequantizeLinear", "QuantizeLinear"]
+            or axes is None
+            or sorted(axis % 4 for axis in axes) != [2, 3]
+        ):
             continue
         name, mean, keeps = node.name, node.output[0], attribute(node, "keepdims", 1)
         pooled = mean if keeps else f"{mean}/pooled"
         node.CopyFrom(_node("GlobalAveragePool", [node.input[0]], pooled, name))
         points = list(behind[0].input[1:])
-        for operator, operands, output in (
-            ()
-            if keeps
-            else (
-                ("Flatten", [f"{pooled}/dequantized"], mean),
-                ("DequantizeLinear", [f"{pooled}/quantized", *points], f"{pooled}/dequantized"),
-                ("QuantizeLinear", [pooled, *points], f"{pooled}/quantized"),
-            )
-        ):
+        flattened = (
+            ("Flatten", [f"{pooled}/dequantized"], mean),
+            ("DequantizeLinear", [f"{pooled}/quantized", *points], f"{pooled}/dequantized"),
+            ("QuantizeLinear", [pooled, *points], f"{pooled}/quantized"),
+        )
+        for operator, operands, output in () if keeps else flattened:
             graph.node.insert(index + 1, _node(operator, operands, output, f"{operator}/{output}"))
 
 

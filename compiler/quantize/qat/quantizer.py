@@ -1,21 +1,33 @@
-"""A torchao `Quantizer` that places fake quantization where the target's Q/DQ go (`placement`).
+"""A torchao `Quantizer` that places fake quantization where the target's Q/DQ go: `int8.placement` on ATen.
 
+    ONNX Runtime, OpenVINO              TensorRT
+    x ─ FQ ─ conv ─ bn ─ relu ─ FQ ─┐   x ─ FQ ─ conv ─ bn ─ relu ─┬ FQ ─ conv ─ bn ─ add
+                                    │                              └ FQ ─────────────┘ (a residual branch)
+      everything reads the rounded ─┘     only what is quantized reads the rounded value
+
+What moves values without changing them (max pooling, reshaping) keeps the scale of what it reads.
 Activations have a range that follows them; weights are symmetric int8 with a scale per output channel, their
 largest magnitude by 127. This file needs PyTorch and torchao when it is imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import fnmatch
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
+import onnx
 import torch
 from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
 from torchao.quantization.pt2e import (
     FakeQuantize,
     MovingAverageMinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
 )
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_qat_pt2e
 from torchao.quantization.pt2e.quantizer import (
     QuantizationAnnotation,
     QuantizationSpec,
@@ -24,14 +36,45 @@ from torchao.quantization.pt2e.quantizer import (
     SharedQuantizationSpec,
 )
 
-from ....errors import QuantizationError
+from ....errors import ExportError, InvalidOption, QuantizationError, first_line
 from ....model.saturating_kernels import saturating_kernels
+from ....progress import quiet
 from ....spec.words import ARM_ISAS, GraphTarget, Isa
 from ..int8.pair_limits import LARGEST_SUM, PairLimits, pair_limits
-from .placement import VIEWS, as_onnx, find_spots, operator, weight_axis
+from ..int8.tensorrt import ResidualAdds
+
+__all__ = ["TargetQuantizer", "capture", "convert_pt2e", "fold_batch_norm", "prepare_qat_pt2e"]
 
 AVERAGING = 0.01
 """Weight of the newest batch in the ranges of activations; the first one begins them."""
+OPERATOR = "qcompile_operator"
+"""Key in a node's `meta` for the operator that a module stands for: batch_norm, dropout."""
+_DROPOUTS = {"dropout": "Dropout", "feature_dropout": "Dropout2d"}
+_CONVOLUTIONS = frozenset(["conv1d", "conv2d", "conv3d"])
+_TRANSPOSED = frozenset(["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"])
+WEIGHTED = _CONVOLUTIONS | _TRANSPOSED | {"linear"}
+_ACTIVATIONS = frozenset(["relu", "relu6", "hardtanh", "clamp", "clamp_min"])
+_ONNX = dict(
+    zip(
+        "linear add batch_norm dropout leaky_relu sigmoid tanh hardswish silu".split(),
+        "Gemm Add BatchNormalization Dropout LeakyRelu Sigmoid Tanh HardSwish HardSwish".split(),
+        strict=True,
+    )
+)
+for _names, _kind in ((_CONVOLUTIONS, "Conv"), (_TRANSPOSED, "ConvTranspose"), (_ACTIVATIONS, "Clip")):
+    _ONNX |= dict.fromkeys(_names, _kind)
+_BETWEEN = _ACTIVATIONS | frozenset(
+    """
+    add mul cat avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d mean leaky_relu sigmoid
+    upsample_bilinear2d
+    """.split()
+)
+_MOVES = frozenset(
+    """
+    max_pool1d max_pool2d view reshape _unsafe_view flatten permute transpose t squeeze unsqueeze slice select
+    contiguous clone expand dropout feature_dropout upsample_nearest2d
+    """.split()
+)
 
 
 class ActivationFakeQuantize(FakeQuantize):  # type: ignore[misc]
@@ -65,24 +108,24 @@ class LimitedObserver(MovingAveragePerChannelMinMaxObserver):  # type: ignore[mi
     def __init__(self, limits: PairLimits, **options: Any) -> None:
         super().__init__(**options)
         self._limits = limits
-        self._least: Tensor | None = None
+        self._least = torch.zeros(())
 
     def forward(self, weight: Tensor) -> Tensor:
         """Observe a weight."""
         room = LARGEST_SUM / (LARGEST_SUM - 1)  # rounding adds at most 1 to a pair
         least = self._limits.least_scales(weight.detach().float().cpu().numpy()) * room
-        self._least = torch.from_numpy(least).to(weight.device)
+        self._least = torch.from_numpy(least)
         observed: Tensor = super().forward(weight)
         return observed
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """Return scales and zero points of the channels."""
         scales, zero_points = super().calculate_qparams()
-        return scales if self._least is None else torch.maximum(scales, self._least.to(scales)), zero_points
+        return torch.maximum(scales, self._least.to(scales)), zero_points
 
 
 class TargetQuantizer(Quantizer):  # type: ignore[misc]
-    """Annotate a captured model for one target.
+    """Annotate a captured model, whose weights are `get_attr` nodes, for one target.
 
     Args:
         target: "onnxruntime", "openvino" or "tensorrt".
@@ -95,47 +138,88 @@ class TargetQuantizer(Quantizer):  # type: ignore[misc]
         self.target, self.exclude = target, exclude
         self._kernels = saturating_kernels(target, isa)
         signed = target == "tensorrt" or (isa in ARM_ISAS and target == "onnxruntime")
-        symmetric = target == "tensorrt"
         limits = (-128, 127) if signed else (0, 255)
         # OpenVINO's grid is that of ONNX Runtime: symmetric int8 loses 10 dB in a Concat there.
-        scheme = torch.per_tensor_symmetric if symmetric else torch.per_tensor_affine
-        dtype = torch.int8 if signed else torch.uint8
+        scheme = torch.per_tensor_symmetric if target == "tensorrt" else torch.per_tensor_affine
         constructor = ActivationFakeQuantize.with_args(
             observer=MovingAverageMinMaxObserver.with_args(averaging_constant=AVERAGING)
         )
+        dtype = torch.int8 if signed else torch.uint8
         self._activation = QuantizationSpec(dtype, constructor, *limits, scheme)
 
-    def annotate(self, model: torch.fx.GraphModule) -> torch.fx.GraphModule:
-        """Write the specifications of `placement` into the nodes."""
-        spots = find_spots(model.graph, self.target, self.exclude)
-        if not spots.weighted:
-            name, reason = next(iter(spots.left_in_float.items()), ("", "no convolution, no linear layer"))
+    def annotate(self, model: GraphModule) -> GraphModule:
+        """Write what is rounded into the nodes, by the rules at the top of the file."""
+        graph = _as_onnx(model)
+        layers = {layer.name: layer for layer in graph.node}
+        residuals = ResidualAdds(graph, [node.name for node in model.graph.nodes if node.op == "get_attr"])
+        inputs: dict[Node, dict[Node, QuantizationSpecBase]] = {}
+        results: dict[Node, Node] = {}  # what every reader gets rounded; to the node whose range it shares
+        in_float: dict[str, str] = {}  # name of a weight to the reason
+        matched: set[str] = set()
+        for node in model.graph.nodes:
+            name, values = operator(node), _values(node)
+            if name in WEIGHTED:
+                weight = str(getattr(node.args[1], "target", node.args[1]))
+                reason = self._unfit(node) or self._excluded(weight, matched)
+                if reason is not None:
+                    in_float[weight] = reason
+                    continue
+                inputs[node] = {node.args[1]: self._weight(model, node, layers[node.name])}
+                inputs[node] |= {} if values[0] in results else {values[0]: self._activation}
+                if self.target != "tensorrt" and name != "linear":  # its kernel writes float for free
+                    end = _end_of_chain(node, norm=True)
+                    results[end] = end
+            elif self.target == "tensorrt":
+                layer, planned = layers[node.name], {node.name for node in inputs}
+                if residuals.closes(layer, planned):
+                    fused = residuals.fused_operand(layer, planned)
+                    inputs[node] = {value: self._activation for value in values if value.name != fused}
+            elif name in _MOVES and _is_integer(node, results):
+                results[node] = results[values[0]]
+            elif name in _BETWEEN and _is_integer(node, results):
+                end = _end_of_chain(node, norm=False)
+                results[end] = end
+        if missing := [pattern for pattern in self.exclude if pattern not in matched]:
+            raise InvalidOption(
+                f"exclude {missing[0]!r}: no quantizable weight of that name or glob",
+                hint="name modules as in model.named_modules(), such as 'fc' or 'stages.0.*'",
+                option="exclude",
+            )
+        if not any(operator(node) in WEIGHTED for node in inputs):
+            name, reason = next(iter(in_float.items()), ("", "no convolution, no linear layer"))
             raise QuantizationError(
                 f"nothing to quantize: {f'{name!r}: ' if name else ''}{reason}",
                 hint="choose another target, or leave the model in float",
-                reasons=dict(spots.left_in_float),
+                reasons=in_float,
             )
-        inputs: dict[Any, dict[Any, QuantizationSpecBase]] = {}
-        for node in spots.weighted:
-            inputs.setdefault(node, {})[node.args[1]] = self._weight(model, node)
-        for reader, value in spots.operands:
-            inputs.setdefault(reader, {})[value] = self._activation
-        for node in _written_views(model.graph):
-            spots.results.pop(node, None)
-        for node in {**dict.fromkeys(inputs), **spots.results}:
-            source = spots.results.get(node)
-            shared = source if source is None or source is node else SharedQuantizationSpec(source)
+        for node in dict.fromkeys([*inputs, *results]):
+            source = results.get(node)
+            shared = source if source is None else SharedQuantizationSpec(source)
             node.meta["quantization_annotation"] = QuantizationAnnotation(
-                inputs.get(node, {}), self._activation if shared is node else shared, _annotated=True
+                inputs.get(node, {}), self._activation if source is node else shared, _annotated=True
             )
         return model
 
-    def validate(self, model: torch.fx.GraphModule) -> None:
-        """Nothing: `placement` knows what it annotates."""
+    def validate(self, model: GraphModule) -> None:
+        """Nothing: `annotate` knows what it writes."""
 
-    def _weight(self, model: torch.fx.GraphModule, node: Any) -> QuantizationSpec:
-        shape = tuple(_attribute(model, node.args[1].target).shape)
-        limits = pair_limits(as_onnx(node), shape, self._kernels)
+    def _unfit(self, node: Node) -> str | None:
+        transposed = operator(node) in _TRANSPOSED
+        if transposed and self.target == "onnxruntime":
+            return "onnxruntime has no integer kernel for it"
+        if transposed and len(node.args) > 6 and node.args[6] != 1:
+            return "its weight has groups; scales per channel need one"
+        weight = getattr(node.args[1], "op", "")
+        return None if weight == "get_attr" else "its weight is computed at run time"
+
+    def _excluded(self, weight: str, matched: set[str]) -> str | None:
+        names = (weight, weight.rpartition(".")[0])
+        hits = [glob for glob in self.exclude if any(fnmatch.fnmatchcase(name, glob) for name in names)]
+        matched.update(hits)
+        return f"excluded by {hits[0]!r}" if hits else None
+
+    def _weight(self, model: GraphModule, node: Any, layer: onnx.NodeProto) -> QuantizationSpec:
+        limits = pair_limits(layer, tuple(attrgetter(node.args[1].target)(model).shape), self._kernels)
         observer: Any = MovingAveragePerChannelMinMaxObserver
         if limits is not None:
             observer = LimitedObserver.with_args(limits=limits)
@@ -145,18 +229,164 @@ class TargetQuantizer(Quantizer):  # type: ignore[misc]
         return QuantizationSpec(torch.int8, constructor, -127, 127, torch.per_channel_symmetric, axis)
 
 
-def _written_views(graph: torch.fx.Graph) -> set[Any]:
-    """Views that are written to where they are: a rounded copy of one would lose what is written."""
-    found = set()
+def operator(node: Node) -> str:
+    """Return the name of a node's ATen operator without its overload, as `conv2d`; "" for others."""
+    name = str(node.target) if node.op == "call_function" else ""
+    return name.split(".")[1] if name.startswith("aten.") else str(node.meta.get(OPERATOR, ""))
+
+
+def weight_axis(node: Node) -> int:
+    """Return the axis of the output channels in a weighted node's weight."""
+    return 1 if operator(node) in _TRANSPOSED else 0
+
+
+def _values(node: Node) -> list[Node]:
+    """The operands that are tensors of floats; extents of axes are not."""
+    if operator(node) in _MOVES:
+        return node.all_input_nodes[:1]
+    return [value for value in node.all_input_nodes if not operator(value).startswith("sym_")]
+
+
+def _end_of_chain(node: Node, *, norm: bool) -> Node:
+    """The last node that is fused into this one: one BatchNorm if it may be, and ReLU and its like."""
+    while len(node.users) == 1:
+        reader = next(iter(node.users))
+        folded = norm and operator(reader) == "batch_norm" and reader.args[0] is node
+        if not folded and operator(reader) not in _ACTIVATIONS:
+            break
+        node, norm = reader, False
+    return node
+
+
+def _is_integer(node: Node, results: dict[Node, Node]) -> bool:
+    """Whether all that the node computes with is made by integer kernels."""
+    values = _values(node)
+    if operator(node) in ("add", "mul") and len(values) != 2:
+        return False  # a stored number; a float operation
+    return bool(values) and node not in results and all(value in results for value in values)
+
+
+def _as_onnx(model: GraphModule) -> onnx.GraphProto:
+    """Return the operators of a captured model by their names in ONNX, for the rules of `int8.tensorrt`."""
+    nodes = []
+    for node in model.graph.nodes:
+        names = [value.name for value in node.all_input_nodes]
+        kind = _ONNX.get(operator(node), "Unknown")
+        options = {"transB": 1} if kind == "Gemm" else {}
+        if kind.startswith("Conv") and node.args[6:]:
+            options = {"group": node.args[6]}
+        nodes.append(onnx.helper.make_node(kind, names, [node.name], node.name, **options))
+    return onnx.helper.make_graph(nodes, "model", [], [])
+
+
+def capture(model: torch.nn.Module, example_inputs: Any, dynamic_shapes: Any) -> GraphModule:
+    """Capture a model as a graph in which no operator changes its operand.
+
+    Raises:
+        ExportError: As `prepare`.
+    """
+    keywords = dict(example_inputs) if isinstance(example_inputs, Mapping) else {}
+    single = isinstance(example_inputs, Tensor)
+    arguments = () if keywords else (example_inputs,) if single else tuple(example_inputs)
+    if dynamic_shapes is None:
+        arguments, keywords = torch.utils._pytree.tree_map(_doubled, (arguments, keywords))
+        dynamic_shapes = torch.utils._pytree.tree_map(_first_axis, keywords or arguments)
+    copied = copy.deepcopy(model).eval()
+    captured: GraphModule
+    try:
+        with quiet():
+            program = torch.export.export(
+                copied, arguments, keywords, dynamic_shapes=dynamic_shapes, strict=False
+            )
+            rates = _mark_dropouts(program.graph)
+            captured = program.run_decompositions({}).module(check_guards=False)
+    except Exception as error:
+        raise ExportError(
+            f"{type(model).__name__}: PyTorch cannot capture it: {first_line(error)}",
+            hint="`qcompile export` gives details; PyTorch cannot capture Python branches on tensor values",
+        ) from error
+    _follow_mode(captured, rates)
+    return captured
+
+
+def _doubled(value: Any) -> Any:
+    """An extent of 1 would be taken for fixed."""
+    grows = isinstance(value, torch.Tensor) and value.dim() and len(value) == 1
+    return torch.cat([value, value]) if grows else value
+
+
+def _first_axis(value: Any) -> Any:
+    return {0: torch.export.Dim.AUTO} if isinstance(value, torch.Tensor) and value.dim() else None
+
+
+def _mark_dropouts(graph: Graph) -> list[tuple[str, float]]:
+    """Return kinds and rates of dropouts in order; each becomes `alias_copy`, as PyTorch drops it itself."""
+    rates = []
     for node in graph.nodes:
-        while operator(node).endswith("_") or node in found:
-            node = node.args[0]
-            if operator(node) not in VIEWS:
-                break
-            found.add(node)
-    return found
+        name = operator(node).removesuffix("_")
+        if name in _DROPOUTS:
+            rates.append((name, node.args[1]))
+            node.target, node.args = torch.ops.aten.alias_copy.default, node.args[:1]
+    return rates
 
 
-def _attribute(model: torch.nn.Module, path: str) -> Any:
-    place, _, leaf = path.rpartition(".")
-    return getattr(model.get_submodule(place), leaf)
+def _follow_mode(model: GraphModule, rates: Sequence[tuple[str, float]]) -> None:
+    """Make modules of BatchNorm and dropout, which know of train() and eval().
+
+    torchao's own switch of their modes gives every BatchNorm the eps 1e-5 and every dropout the rate 0.5.
+    """
+    dropouts = iter(rates)
+    module: Any
+    for index, node in enumerate(list(model.graph.nodes)):
+        replaced = [node]
+        if operator(node) == "alias_copy":
+            name, rate = next(dropouts)
+            path, module = f"dropout_{index}", getattr(torch.nn, _DROPOUTS[name])(rate)
+        elif operator(node) == "_native_batch_norm_legit_no_training":
+            name, replaced = "batch_norm", list(node.users)
+            path = str(node.args[3].target).rpartition(".")[0]
+            values = [value and attrgetter(value.target)(model) for value in node.args[1:5]]
+            module = torch.nn.BatchNorm2d(len(values[2]), node.args[6], node.args[5], affine=False)
+            module.weight, module.bias, module.running_mean, module.running_var = values
+            module._check_input_dim = _any_axes
+        else:
+            continue
+        model.add_submodule(path, module)
+        with model.graph.inserting_before(node):
+            called = model.graph.call_module(path, (node.args[0],))
+        called.meta = {**node.meta, **replaced[0].meta, OPERATOR: name}
+        for result in replaced:  # what `getitem` takes from BatchNorm
+            result.replace_all_uses_with(called)
+    model.graph.eliminate_dead_code()
+    model.recompile()
+
+
+def _any_axes(_values: torch.Tensor) -> None:
+    """BatchNorm of any number of axes."""
+
+
+def fold_batch_norm(model: GraphModule, node: Any, norm: Any) -> None:
+    """Fold a BatchNorm into the float weight and bias of the convolution in front of it, where one is.
+
+    The observer of the weight then sees the folded weight: the integers stay, but for signs.
+    """
+    reader = node.args[0]
+    fake = reader.args[1] if operator(reader) in WEIGHTED else None
+    if fake is None or fake.op != "call_module" or len(reader.users) > 1 or len(fake.users) > 1:
+        return
+    weight = attrgetter(fake.args[0].target)(model)
+    bias = attrgetter(reader.args[2].target)(model) if len(reader.args) > 2 and reader.args[2] else None
+    folded = torch.nn.utils.fusion.fuse_conv_bn_weights(
+        weight, bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias,
+        transpose=weight_axis(reader) == 1,
+    )  # fmt: skip
+    with model.graph.inserting_before(fake):
+        names = [f"{kind}_folded_{node.name}" for kind in ("weight", "bias")]
+        for name, tensor in zip(names, folded, strict=True):
+            model.register_buffer(name, tensor.detach())
+        nodes = [model.graph.get_attr(name) for name in names]
+    fake.args = (nodes[0],)
+    model.get_submodule(str(fake.target))(folded[0])
+    reader.args = (reader.args[0], fake, nodes[1], *reader.args[3:])
+    node.replace_all_uses_with(reader)
+    model.graph.erase_node(node)

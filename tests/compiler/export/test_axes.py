@@ -16,6 +16,7 @@ import sympy
 import torch
 from torch import Tensor, nn
 from torch.utils._sympy.functions import FloorDiv, Mod
+from written_models import normal, run_file
 
 import qcompile
 from qcompile.artifact import Artifact
@@ -167,9 +168,15 @@ def test_a_graph_for_fewer_extents_than_were_asked_for_is_not_taken(tmp_path: Pa
 
 
 def test_a_limit_of_the_model_itself_is_below_what_was_asked_for(tmp_path: Path) -> None:
-    artifact = export(Positions(), tmp_path / "m.onnx", inputs=["x:[n,length=8..64,2]"])
+    model = Positions()
+    artifact = export(model, tmp_path / "m.onnx", inputs=["x:[n,length=8..64,2]"])
     assert axes_of(artifact)["length"]["max"] == 16
     assert artifact.manifest.options["exporter"] == "dynamo"
+    export(model, tmp_path / "m.onnx", inputs=["x:[n,length,2]"])
+    for length in (1, 7, 16):
+        x = normal(3, length, 2)
+        expected = model(torch.from_numpy(x)).detach().numpy()
+        np.testing.assert_allclose(run_file(tmp_path / "m.onnx", x=x)["output"], expected, atol=1e-6)
 
 
 def test_an_extent_that_the_model_itself_refuses_is_no_failure_of_the_export(tmp_path: Path) -> None:

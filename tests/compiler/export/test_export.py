@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torchscript_models import Branching, Convolutions, TwoNamed
+from written_models import normal, run_file
 
 from qcompile.compiler.export import export
 from qcompile.errors import ExportError, InvalidOption, ModelError
@@ -52,36 +51,6 @@ class Fixed(nn.Module):
         return x + torch.ones(2, 2)
 
 
-class OtherWhenLarge(nn.Module):
-    """Computes something else from the fifth sample on."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 2 if x.shape[0] < 5 else x * 3
-
-
-class Positions(nn.Module):
-    """Adds one of 16 stored places to each step of a sequence: raises on 17."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.places = nn.Parameter(torch.randn(1, 16, 2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.places[:, : x.shape[1]]
-
-
-def run(path: Path, **feeds: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-    """Run a file in ONNX Runtime."""
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    names = [value.name for value in session.get_outputs()]
-    return dict(zip(names, session.run(names, feeds), strict=True))
-
-
-def normal(*shape: int, seed: int = 0) -> NDArray[np.float32]:
-    """Normal float32 values."""
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
 def test_a_dynamic_batch_is_named_and_equal_to_pytorch_at_extents_it_was_not_traced_with(
     tmp_path: Path,
 ) -> None:
@@ -98,13 +67,13 @@ def test_a_dynamic_batch_is_named_and_equal_to_pytorch_at_extents_it_was_not_tra
     for batch in (1, 2, 7):
         x = normal(batch, 3, 4, 4)
         expected = module(torch.from_numpy(x)).detach().numpy()
-        np.testing.assert_allclose(run(artifact.path, x=x)["scores"], expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(run_file(artifact.path, x=x)["scores"], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_two_inputs_keyword_arguments_and_a_dict_keep_their_names(tmp_path: Path) -> None:
     artifact = export(Pair(), tmp_path / "m.onnx", inputs=["right:[n,3]", "left:[n,3]"])
     left, right = normal(4, 3, seed=1), normal(4, 3, seed=2)
-    outputs = run(artifact.path, left=left, right=right)
+    outputs = run_file(artifact.path, left=left, right=right)
     assert list(outputs) == ["total", "ratio"]
     np.testing.assert_allclose(outputs["total"], left + right, rtol=1e-6)
     np.testing.assert_allclose(outputs["ratio"], left / (right * right + 1), rtol=1e-5)
@@ -112,7 +81,7 @@ def test_two_inputs_keyword_arguments_and_a_dict_keep_their_names(tmp_path: Path
 
 def test_outputs_without_names_are_numbered(tmp_path: Path) -> None:
     artifact = export(Nested(), tmp_path / "m.onnx", inputs=["x:2x3"])
-    assert list(run(artifact.path, x=normal(2, 3))) == ["output_0", "output_1"]
+    assert list(run_file(artifact.path, x=normal(2, 3))) == ["output_0", "output_1"]
 
 
 def test_given_output_names_must_be_as_many_as_the_outputs(tmp_path: Path) -> None:
@@ -126,7 +95,7 @@ def test_a_program_saved_by_torch_export_is_taken(tmp_path: Path) -> None:
     artifact = export(str(tmp_path / "m.pt2"), tmp_path / "m.onnx", inputs=["x:2x4"])
     x = normal(2, 4)
     expected = module(torch.from_numpy(x)).detach().numpy()
-    np.testing.assert_allclose(run(artifact.path, x=x)["output"], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(run_file(artifact.path, x=x)["output"], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("suffix", [".pt2", ".pt"])
@@ -146,7 +115,7 @@ def test_inputs_given_in_another_order_than_forward_has_keep_their_meaning(
             torch.jit.save(torch.jit.trace(Difference(), example), program)
     artifact = export(program, tmp_path / "m.onnx", inputs=["right:2x3", "left:2x3"])
     left, right = normal(2, 3, seed=1), normal(2, 3, seed=2)
-    np.testing.assert_array_equal(run(artifact.path, left=left, right=right)["output"], left - right)
+    np.testing.assert_array_equal(run_file(artifact.path, left=left, right=right)["output"], left - right)
 
 
 def test_an_onnx_file_is_taken_as_it_is(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
@@ -193,23 +162,6 @@ def test_an_axis_that_the_model_fixes_is_an_error_and_not_a_static_file(shape: s
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_branch_on_an_extent_is_not_frozen_at_the_traced_extent(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="dynamic"):
-        export(OtherWhenLarge(), tmp_path / "m.onnx", inputs=["x:[n,2]"])
-
-
-def test_an_axis_that_the_model_itself_limits_is_dynamic_up_to_there(tmp_path: Path) -> None:
-    model = Positions()
-    artifact = export(model, tmp_path / "m.onnx", inputs=["x:[n,length,2]"])
-    assert artifact.manifest.io is not None
-    assert [str(t) for t in artifact.manifest.io.inputs] == ["x:[n,length,2]:float32"]
-    for length in (1, 7, 16):
-        x = normal(3, length, 2)
-        with torch.no_grad():
-            expected = model(torch.from_numpy(x)).numpy()
-        np.testing.assert_allclose(run(tmp_path / "m.onnx", x=x)["output"], expected, atol=1e-6)
-
-
 def test_unknown_inputs_are_asked_for_with_an_example(torch_model: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="inputs are not known") as caught:
         export(torch_model, tmp_path / "m.onnx")
@@ -236,24 +188,20 @@ def save(path: Path, module: Any, make: str, *arguments: torch.Tensor) -> Path:
     return path
 
 
-@pytest.mark.parametrize("make", ["trace", "script", "trace freeze", "script freeze"])
-def test_an_archive_becomes_onnx(make: str, tmp_path: Path) -> None:
-    module = Convolutions()
-    path = save(tmp_path / "m.pt", module, make, torch.zeros(2, 3, 8, 8))
-    export(str(path), tmp_path / "m.onnx", inputs=["x:[batch,3,8,8]"])
-    x = torch.randn(5, 3, 8, 8)
-    [actual] = run(tmp_path / "m.onnx", x=x.numpy()).values()
-    with torch.no_grad():
-        np.testing.assert_allclose(actual, module.eval()(x).numpy(), atol=1e-5)
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_branches_loops_and_defaults_of_a_script_stay(sign: int, tmp_path: Path) -> None:
-    module = Branching()
-    path = save(tmp_path / "m.pt", module, "script")
-    export(str(path), tmp_path / "m.onnx", inputs=["x:[batch,4]"])
-    x = sign * torch.rand(3, 4) + sign
-    [actual] = run(tmp_path / "m.onnx", x=x.numpy()).values()
+@pytest.mark.parametrize(
+    ("module", "make", "shape", "x"),
+    [
+        *((Convolutions(), make, "3,8,8", torch.randn(5, 3, 8, 8))
+          for make in ("trace", "script", "trace freeze", "script freeze")),
+        *((Branching(), "script", "4", sign * torch.rand(3, 4) + sign) for sign in (1, -1)),
+    ],
+)  # fmt: skip
+def test_an_archive_becomes_onnx_with_its_branches_loops_and_defaults(
+    module: nn.Module, make: str, shape: str, x: Tensor, tmp_path: Path
+) -> None:
+    path = save(tmp_path / "m.pt", module, make, torch.zeros_like(x[:2]))
+    export(str(path), tmp_path / "m.onnx", inputs=[f"x:[batch,{shape}]"])
+    [actual] = run_file(tmp_path / "m.onnx", x=x.numpy()).values()
     with torch.no_grad():
         np.testing.assert_allclose(actual, module.eval()(x).numpy(), atol=1e-5)
 

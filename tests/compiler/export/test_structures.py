@@ -15,6 +15,7 @@ import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
+from written_models import run_file
 
 from qcompile.compiler.export import export
 from qcompile.compiler.export.write import explain_export_failure
@@ -72,12 +73,6 @@ def source(tmp_path: Path) -> str:
     return str(path)
 
 
-def run(path: Path, **feeds: Any) -> dict[str, Any]:
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    names = [value.name for value in session.get_outputs()]
-    return dict(zip(names, session.run(names, feeds), strict=True))
-
-
 def test_inputs_and_outputs_in_structures_are_named_by_path(source: str, tmp_path: Path) -> None:
     artifact = export(f"{source}:mixed", tmp_path / "m.onnx")
     assert artifact.manifest.io is not None
@@ -85,7 +80,7 @@ def test_inputs_and_outputs_in_structures_are_named_by_path(source: str, tmp_pat
     assert [tensor.name for tensor in artifact.manifest.io.inputs] == names
     ones = np.ones((2, 1), np.float32)
     feeds = dict(zip(names, (np.ones((2, 3), np.float32), ones, 3 * ones, 5 * ones), strict=True))
-    outputs = run(artifact.path, **feeds)
+    outputs = run_file(artifact.path, **feeds)
     assert list(outputs) == ["total", "inner.first"]
     np.testing.assert_array_equal(outputs["total"], np.full((2, 3), -(5 + 1 - 3), np.float32))
 
@@ -96,7 +91,7 @@ def test_an_axis_of_an_input_in_a_structure_is_made_dynamic_by_its_path(source: 
     )
     image, age = np.ones((5, 3), np.float32), np.ones((5, 1), np.float32)
     np.testing.assert_array_equal(
-        run(artifact.path, **{"batch.image": image, "batch.meta.age": age})["output"], image + 1
+        run_file(artifact.path, **{"batch.image": image, "batch.meta.age": age})["output"], image + 1
     )
 
 
@@ -116,7 +111,7 @@ def test_a_model_in_training_mode_is_exported_in_evaluation_mode_with_a_word(
     artifact = export(f"{source}:left_in_training", tmp_path / "m.onnx")
     assert any("training mode" in text for text in artifact.manifest.warnings)
     x = np.ones((2, 3), np.float32)
-    np.testing.assert_array_equal(run(artifact.path, x=x)["output"], x)
+    np.testing.assert_array_equal(run_file(artifact.path, x=x)["output"], x)
 
 
 class Memory:
@@ -166,7 +161,7 @@ def test_a_dataclass_that_pytorch_does_not_know_is_taken_apart(tmp_path: Path) -
             return Found(x * 4, [x.sum(1), x.mean(1)])
 
     artifact = export(Detector(), tmp_path / "m.onnx", inputs=["x:[n,3]"])
-    assert list(run(artifact.path, x=np.ones((2, 3), np.float32))) == ["boxes", "scores_0", "scores_1"]
+    assert list(run_file(artifact.path, x=np.ones((2, 3), np.float32))) == ["boxes", "scores_0", "scores_1"]
 
 
 def test_a_wrong_export_of_a_steady_model_names_the_random_input(tmp_path: Path) -> None:

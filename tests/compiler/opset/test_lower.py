@@ -131,15 +131,7 @@ def test_an_operator_computes_the_same_in_opset_17(name: str) -> None:
 @pytest.mark.parametrize("highest", [13, 14, 15, 16, 18, 19])
 @pytest.mark.parametrize(
     "name",
-    [
-        "gelu by tanh",
-        "layer",
-        "layer without bias",
-        "channels scaled",
-        "rms",
-        "causal attention",
-        "sized axes",
-    ],
+    "gelu by tanh,layer,layer without bias,channels scaled,rms,causal attention,sized axes".split(","),
 )
 def test_an_operator_computes_the_same_in_other_opsets(name: str, highest: int) -> None:
     before = model(*ONE_NODE[name])
@@ -161,13 +153,8 @@ def test_what_runtimes_fuse_is_made_of_what_they_know() -> None:
     assert operators(assert_the_same(model(*ONE_NODE["stored scales"]))) == [
         "Shape", "Reshape", "InstanceNormalization", "Reshape", "Mul", "Add",
     ]  # fmt: skip
-    assert operators(assert_the_same(model(*ONE_NODE["swish"]))) == [
-        "Constant",
-        "Cast",
-        "Mul",
-        "Sigmoid",
-        "Mul",
-    ]
+    swish = ["Constant", "Cast", "Mul", "Sigmoid", "Mul"]
+    assert operators(assert_the_same(model(*ONE_NODE["swish"]))) == swish
 
 
 @pytest.mark.parametrize(
@@ -390,16 +377,13 @@ def test_pads_of_some_axes_are_those_of_all(
     axes: list[int], pads: list[int], mode: str, stored: bool
 ) -> None:
     given = np.array(pads[: len(axes)] + pads[-len(axes) :], np.int64)
-    tensors = [numpy_helper.from_array(np.array(axes, np.int64), "axes")]
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 4, 5])]
-    if stored:
-        tensors.append(numpy_helper.from_array(given, "pads"))
-    else:
-        inputs.append(helper.make_tensor_value_info("pads", TensorProto.INT64, [len(given)]))
-    node = helper.make_node("Pad", ["x", "pads", "", "axes"], ["y"], "pad", mode=mode)
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * 3)
-    graph = helper.make_graph([node], "g", inputs, [y], tensors)
-    before = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    values = {"axes": axes, "pads": given.tolist()} if stored else {"axes": axes}
+    declared = ", ".join(
+        f"int64[{len(v)}] {name} = {{{','.join(map(str, v))}}}" for name, v in values.items()
+    )
+    inputs = "float[3,4,5] x" if stored else f"float[3,4,5] x, int64[{len(given)}] pads"
+    body = f'y = Pad<mode="{mode}">(x, pads, , axes)'
+    before = model(18, f"({inputs}) => (float[a,b,c] y)", body, f"<{declared}>")
     feeds: Feeds = {"x": np.random.default_rng(0).standard_normal((3, 4, 5)).astype(np.float32)}
     assert_the_same(before, 17, feeds if stored else feeds | {"pads": given})
 
@@ -409,10 +393,8 @@ def test_pads_of_some_axes_are_those_of_all(
 def test_parts_are_as_large_as_they_were(extent: int, count: int, known: bool, axis: int) -> None:
     assume(-(-extent // count) * (count - 1) < extent)  # ONNX Runtime makes no empty part
     names = [f"y{index}" for index in range(count)]
-    node = helper.make_node("Split", ["x"], names, "split", num_outputs=count, axis=axis)
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [extent if known else "n", 2])
-    ys = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, 2]) for name in names]
-    graph = helper.make_graph([node], "g", [x], ys)
-    before = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    results = ", ".join(f"float[k{name},2] {name}" for name in names)
+    body = f"{', '.join(names)} = Split<num_outputs={count}, axis={axis}>(x)"
+    before = model(18, f"(float[{extent if known else 'n'},2] x) => ({results})", body)
     after = assert_the_same(before, 17, {"x": np.arange(2.0 * extent, dtype=np.float32).reshape(extent, 2)})
     assert ("Shape" in operators(after)) is not known

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
-from onnx import numpy_helper, parser
+from mode_models import normal, run, snr_db, static, stored, written
 from onnx.reference import ReferenceEvaluator
+from written_models import model_of
 
 import qcompile
 from qcompile.artifact import load_artifact
 from qcompile.calibration import calibrate
+from qcompile.compiler.quantize.int8.static import executed, require_executed
 from qcompile.compiler.quantize.quantize import quantize
 from qcompile.errors import CalibrationError, InvalidOption, QCompileError, QuantizationError
-from qcompile.model.onnx_file import load_onnx, model_io, save_onnx
+from qcompile.model.onnx_file import load_onnx, model_io
 from qcompile.model.random_input import random_feeds
 from qcompile.model.weightless import fingerprint
-from qcompile.processor import isa_here
+from qcompile.processor import is_arm, isa_here, processor
 from qcompile.spec.words import GraphTarget
 
 # What others get wrong, each behind a plain product; weights without values are filled with normal ones.
@@ -49,15 +53,7 @@ GRAPHS = {
 
 def write(text: str, path: Path) -> Path:
     """Write a model in ONNX's text form; weights declared without values are normal ones."""
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> tiny {text}')
-    generator = np.random.default_rng(0)
-    for value in model.graph.value_info:
-        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
-        weight = (generator.standard_normal(shape) * 0.3).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(weight, value.name))
-    del model.graph.value_info[:]
-    onnx.checker.check_model(model, full_check=True)
-    save_onnx(model, path)
+    onnx.save(model_of(text), path)
     return path
 
 
@@ -75,7 +71,7 @@ def decibels(detail: str) -> float:
 
 
 @pytest.fixture
-def residual(tiny_file: Callable[..., Path], samples: Callable[..., Path]) -> tuple[Path, Path, Path]:
+def observed(tiny_file: Callable[..., Path], samples: Callable[..., Path]) -> tuple[Path, Path, Path]:
     """The tiny residual model, its ranges and the data."""
     model = tiny_file("residual")
     return model, *calibrated(model, samples("residual"))
@@ -83,9 +79,9 @@ def residual(tiny_file: Callable[..., Path], samples: Callable[..., Path]) -> tu
 
 @pytest.mark.parametrize("target", ["onnxruntime", "tensorrt"])
 def test_the_manifest_says_what_was_done_and_how_well(
-    target: GraphTarget, residual: tuple[Path, Path, Path], tmp_path: Path
+    target: GraphTarget, observed: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:
-    model, ranges, data = residual
+    model, ranges, data = observed
     artifact = quantize(
         model, tmp_path / "q.onnx", ranges=ranges, target=target, exclude=["conv2"], data=str(data)
     )
@@ -121,30 +117,19 @@ def test_a_quantized_graph_computes_what_the_float_one_does(
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "tensorrt"])
-def test_a_weight_in_a_constant_node_is_quantized_like_a_stored_one(
-    target: GraphTarget, tmp_path: Path
-) -> None:
-    text = """(float[n,2] x) => (float[n,2] y) {
-        w = Constant <value = float[2,2] {1.0, 2.0, -3.0, 0.5}> () y = MatMul(x, w) }"""
-    model = write(text, tmp_path / "m.onnx")
-    artifact = quantize(model, tmp_path / "q.onnx", ranges=calibrated(model)[0], target=target)
-    assert artifact.manifest.proof["nodes_by_precision"]["int8"] == {"MatMul": 1}  # type: ignore[index]
-
-
-@pytest.mark.parametrize("target", ["onnxruntime", "tensorrt"])
 def test_ranges_of_the_default_method_keep_the_signal(
-    target: GraphTarget, residual: tuple[Path, Path, Path], tmp_path: Path
+    target: GraphTarget, observed: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:
-    model, _, data = residual
+    model, _, data = observed
     ranges = calibrate(model, str(data), tmp_path / "default.ranges").path
     artifact = quantize(model, tmp_path / "q.onnx", ranges=ranges, target=target, data=str(data))
     assert decibels(artifact.manifest.checks[0].detail) > 20
 
 
 def test_another_method_than_the_files_own_is_recorded_and_used(
-    residual: tuple[Path, Path, Path], tmp_path: Path
+    observed: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:
-    model, ranges, _ = residual
+    model, ranges, _ = observed
     own = quantize(model, tmp_path / "a.onnx", ranges=ranges)
     other = quantize(model, tmp_path / "b.onnx", ranges=ranges, method="percentile:90")
     assert other.manifest.options["method"] == "percentile:90"
@@ -152,9 +137,9 @@ def test_another_method_than_the_files_own_is_recorded_and_used(
 
 
 def test_what_diff_would_not_let_pass_is_not_handed_out_unless_allowed(
-    residual: tuple[Path, Path, Path], tmp_path: Path
+    observed: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:
-    model, ranges, data = residual
+    model, ranges, data = observed
     destroyed = {"ranges": ranges, "method": "percentile:5", "data": str(data)}
     with pytest.raises(QuantizationError, match=r"output 'y' has \d.\d dB.* SNR ≥ 15 dB") as caught:
         quantize(model, tmp_path / "q.onnx", **destroyed)  # type: ignore[arg-type]
@@ -167,11 +152,11 @@ def test_what_diff_would_not_let_pass_is_not_handed_out_unless_allowed(
 
 
 def test_ranges_of_another_model_are_refused(
-    residual: tuple[Path, Path, Path], tiny_file: Callable[..., Path], tmp_path: Path
+    observed: tuple[Path, Path, Path], tiny_file: Callable[..., Path], tmp_path: Path
 ) -> None:
     other = tiny_file("residual", opset=18, file="other.onnx")
     with pytest.raises(CalibrationError, match="observed on another model") as caught:
-        quantize(other, tmp_path / "q.onnx", ranges=residual[1])
+        quantize(other, tmp_path / "q.onnx", ranges=observed[1])
     assert "calibrate this very file" in caught.value.hint
     assert not (tmp_path / "q.onnx").exists()
 
@@ -217,29 +202,38 @@ def test_contradictory_options_are_refused_before_the_work(
     assert not (tmp_path / "q.onnx").exists()
 
 
-def test_a_model_whose_weights_are_made_by_nodes_is_sent_to_simplify(tmp_path: Path) -> None:
-    text = """(float[n,4] x) => (float[n,4] y) <float[16] flat, int64[2] shape = {4,4}> {
-        w = Reshape(flat, shape) y = MatMul(x, w) }"""
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        (
+            """(float[n,4] x) => (float[n,4] y) <float[16] flat, int64[2] shape = {4,4}> {
+            w = Reshape(flat, shape) y = MatMul(x, w) }""",
+            "nothing to quantize",
+            "simplify first",
+        ),
+        (
+            """(float[n,2,4,4] x) => (float[n,2,4,4] y) <float[2,2,1,1] w> {
+            [upsample] y = ConvTranspose(x, w) }""",
+            "nothing to quantize: .*upsample.* no integer kernel",
+            "",
+        ),
+    ],
+)
+def test_nothing_to_quantize_is_refused_with_the_reason(
+    text: str, message: str, hint: str, tmp_path: Path
+) -> None:
     model = write(text, tmp_path / "m.onnx")
-    with pytest.raises(QuantizationError, match="nothing to quantize") as caught:
-        quantize(model, tmp_path / "q.onnx", ranges=calibrated(model)[0])
-    assert "simplify first" in caught.value.hint
-
-
-def test_a_model_without_an_integer_kernel_says_so(tmp_path: Path) -> None:
-    text = """(float[n,2,4,4] x) => (float[n,2,4,4] y) <float[2,2,1,1] w> {
-        [upsample] y = ConvTranspose(x, w) }"""
-    model = write(text, tmp_path / "m.onnx")
-    with pytest.raises(QuantizationError, match=r"nothing to quantize: .*upsample.* no integer kernel"):
+    with pytest.raises(QuantizationError, match=message) as caught:
         quantize(model, tmp_path / "q.onnx", ranges=calibrated(model)[0], target="onnxruntime")
+    assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize("first", ["int8", "fp16"])
 @pytest.mark.parametrize("second", ["int8", "fp16"])
 def test_a_model_is_not_quantized_a_second_time(
-    first: str, second: str, residual: tuple[Path, Path, Path], tmp_path: Path
+    first: str, second: str, observed: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:
-    model, ranges, data = residual
+    model, ranges, data = observed
     once = quantize(model, tmp_path / "once.onnx", ranges=ranges, precision=first).path  # type: ignore[arg-type]
     again, _ = calibrated(once, data)
     with pytest.raises(QCompileError, match=f"{first} already"):
@@ -247,10 +241,10 @@ def test_a_model_is_not_quantized_a_second_time(
 
 
 def test_fp16_keeps_inputs_and_outputs_and_is_measured(
-    residual: tuple[Path, Path, Path], tmp_path: Path
+    observed: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:
-    artifact = quantize(residual[0], tmp_path / "h.onnx", precision="fp16", exclude=["Gemm"])
-    assert artifact.manifest.io == model_io(load_onnx(residual[0])) == model_io(load_onnx(artifact.path))
+    artifact = quantize(observed[0], tmp_path / "h.onnx", precision="fp16", exclude=["Gemm"])
+    assert artifact.manifest.io == model_io(load_onnx(observed[0])) == model_io(load_onnx(artifact.path))
     assert artifact.manifest.proof["nodes_by_precision"] == {
         "int8": {},
         "fp16": {"Conv": 2},
@@ -289,3 +283,110 @@ def test_fp16_says_how_many_activations_its_ranges_do_not_hold(tmp_path: Path) -
     assert any("1 of 5 activations are not in the ranges" in text for text in partly.manifest.warnings)
     wholly = quantize(model, tmp_path / "b.onnx", data=str(data), precision="fp16", target="tensorrt")
     assert not any("not in the ranges" in text for text in wholly.manifest.warnings)
+
+
+def test_avx2_gets_weights_whose_pairs_fit_in_16_bits(residual: Path, tmp_path: Path) -> None:
+    """It is right on every processor; the file for VNNI only there, so it is not run here."""
+    largest, x = {}, str(tmp_path / "x.npz")
+    ranges = qcompile.calibrate(residual, x, tmp_path / "m.ranges").path
+    for name in ("avx512-vnni", "avx2"):
+        artifact = qcompile.quantize(residual, tmp_path / f"{name}.onnx", ranges=ranges, isa=name)
+        assert artifact.manifest.options["isa"] == name
+        weights = [a.astype(int) for a in stored(artifact.path).values() if a.dtype == np.int8 and a.ndim > 1]
+        assert len(weights) == 3
+        depths = [w.transpose(0, 2, 3, 1).reshape(len(w), -1) if w.ndim == 4 else w for w in weights]
+        pairs = [depth.reshape(len(depth), -1, 2) for depth in depths]
+        largest[name] = max(
+            int(np.abs(np.where(p * s > 0, p, 0).sum(-1)).max()) for p in pairs for s in (1, -1)
+        )
+        assert all(127 >= np.abs(w).max() > 64 for w in weights)
+    assert largest["avx2"] <= 128 < largest["avx512-vnni"]
+    seen = np.load(x)["x"]
+    assert snr_db(run(residual, x=seen), run(artifact.path, x=seen)) > 30
+
+
+def test_arm_gets_int8_activations_that_run(residual: Path, tmp_path: Path) -> None:
+    artifact = static(residual, tmp_path, isa="neon")
+    points = {n.input[2] for n in onnx.load(artifact.path).graph.node if n.op_type == "QuantizeLinear"}
+    values = stored(artifact.path)
+    assert {values[name].dtype.name for name in points} == {"int8"}
+    x = np.load(tmp_path / "x.npz")["x"]
+    assert snr_db(run(residual, x=x), run(artifact.path, x=x)) > 30
+    assert artifact.manifest.proof["as_executed"]["int8"] == {"QLinearConv": 2, "QGemm": 1}  # type: ignore[index]
+
+
+@pytest.mark.skipif("aarch64" in str(processor()).lower(), reason="ONNX Runtime fuses int8 activations there")
+def test_what_onnx_runtime_does_not_fuse_is_named(residual: Path, tmp_path: Path) -> None:
+    path = static(residual, tmp_path, isa="neon").path
+    planned = ["conv1", "conv2", "gemm"]
+    _, missed = executed(path, planned)
+    assert missed == dict.fromkeys(["conv1", "conv2"], "ONNX Runtime computes it in fp32")
+    said = r"executes 1 of 3 .* 99\.9% of the planned multiply-adds stay in float: conv1"
+    with pytest.raises(QuantizationError, match=said) as caught:
+        require_executed(path, planned, missed)
+    assert caught.value.data["nodes"] == ["conv1", "conv2"]
+    (warning,) = require_executed(path, planned, {"gemm": "for a test"})
+    assert "0.1% of the planned multiply-adds stay in float: gemm" in warning
+    assert require_executed(path, planned, {}) == []
+
+
+def test_what_is_executed_is_what_a_session_says(residual: Path, tmp_path: Path) -> None:
+    artifact = static(residual, tmp_path, exclude=["conv2"])
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    options.log_severity_level = 3
+    onnxruntime.InferenceSession(str(artifact.path), options, providers=["CPUExecutionProvider"])
+    computes = ("QLinearConv", "QGemm", "QLinearMatMul", "Conv", "FusedConv", "Gemm", "FusedGemm", "MatMul")
+    kinds = Counter(node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node)
+    computing = {name: count for name, count in kinds.items() if name in computes}
+    found = artifact.manifest.proof["as_executed"]
+    assert isinstance(found, Mapping)
+    assert dict(sum((Counter(part) for part in found.values()), Counter())) == computing
+    assert found["int8"] == {"QLinearConv": 1, "QGemm": 1}
+
+
+def test_a_planned_node_that_is_not_fused_is_left_out_of_the_plan(tmp_path: Path) -> None:
+    body = """(float[n,4,8,8] x) => (float[n,4,6,6] y) {
+        [conv1] c = Conv(x, w, b) r = Relu(c) late = ReduceMean <axes = [0,2,3], keepdims = 0> (r)
+        [conv10] d = Conv <pads = [1,1,1,1]> (r, v, late) y = Relu(d) }"""
+    weights = {"w": normal(4, 4, 3, 3), "b": normal(4), "v": normal(4, 4, 3, 3)}
+    model = written(tmp_path / "m.onnx", body, **weights)
+    np.savez(tmp_path / "x.npz", x=normal(16, 4, 8, 8))
+    artifact = static(model, tmp_path)
+    proof = artifact.manifest.proof
+    assert proof["left_in_float"] == {"conv10": "ONNX Runtime computes it in fp32"}
+    executed_in = {"int8": {"QLinearConv": 1}, "fp16": {}, "bf16": {}, "fp32": {"FusedConv": 1}}
+    assert proof["as_executed"] == executed_in
+    quantized = [node for node in onnx.load(artifact.path).graph.node if node.op_type == "QuantizeLinear"]
+    assert len(quantized) == 2  # of conv1's input and output alone
+    with np.load(tmp_path / "x.npz") as samples:
+        x = samples["x"]
+    assert snr_db(run(model, x=x), run(artifact.path, x=x)) > 25
+
+
+@pytest.mark.skipif(is_arm(), reason="there it is built for this processor")
+def test_a_build_for_arm_keeps_every_layer_in_int8_and_no_layout_of_this_processor(tmp_path: Path) -> None:
+    """Depthwise convolutions, too, which ONNX Runtime on x86 computes in float where activations are int8."""
+    body = """(float[n,8,8,8] x) => (float[n,8,8,8] y) {
+        [expand] a = Conv(x, w) b = Relu(a)
+        [depthwise] c = Conv <group = 16, pads = [1,1,1,1]> (b, v) d = Relu(c)
+        [project] y = Conv(d, u) }"""
+    weights = {"w": normal(16, 8, 1, 1), "v": normal(16, 1, 3, 3), "u": normal(8, 16, 1, 1)}
+    model = written(tmp_path / "m.onnx", body, **weights)
+    np.savez(tmp_path / "x.npz", x=normal(16, 8, 8, 8))
+    ranges = qcompile.calibrate(model, str(tmp_path / "x.npz"), tmp_path / "m.ranges")
+    built = qcompile.build(
+        model, tmp_path / "arm.onnx", target="onnxruntime", precision="int8", isa="neon", strict=True,
+        ranges=ranges.path, data=str(tmp_path / "x.npz"),
+    )  # fmt: skip
+    manifest = built.manifest
+    assert manifest.proof["layers_by_precision"]["int8"] == {"QLinearConv": 3}  # type: ignore[index]
+    assert dict(manifest.device) == {"processor": "ARM", "architecture": "aarch64", "isa": "neon"}
+    assert any("speed says nothing about ARM" in text for text in manifest.warnings)
+    proto = onnx.load(built.path)
+    assert {node.domain for node in proto.graph.node} <= {"", "com.microsoft"}
+    assert {array.dtype.name for array in stored(built.path).values() if array.ndim == 4} == {"int8"}
+    float_model = qcompile.build(model, tmp_path / "f.onnx", target="onnxruntime", isa="neon")
+    assert {node.domain for node in onnx.load(float_model.path).graph.node} <= {"", "com.microsoft"}
+    with qcompile.load(built.path) as runner, np.load(tmp_path / "x.npz") as samples:
+        assert snr_db(run(model, x=samples["x"]), runner.infer({"x": samples["x"]})["y"]) > 25

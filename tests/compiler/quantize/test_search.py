@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
+from mode_models import normal, static, written
 from numpy.typing import NDArray
 from written_models import model_of, outputs_of
 
 import qcompile
 from qcompile.artifact import Artifact
 from qcompile.calibration import load_ranges
+from qcompile.compiler.quantize import methods, search
+from qcompile.compiler.quantize.activations import observe_rows, run_samples
+from qcompile.compiler.quantize.int8.static import executed
+from qcompile.compiler.quantize.request import QuantizeRequest
+from qcompile.compiler.quantize.search import Judge
+from qcompile.compiler.quantize.weights.hessians import collect_hessians
+from qcompile.data.batches import Data
 from qcompile.errors import InvalidOption, QuantizationError
+from qcompile.model.onnx_file import model_io
 from qcompile.model.output_error import output_error
+from qcompile.spec.artifacts import QuantizeSpec
 from qcompile.spec.words import GraphTarget
 
 Floats = NDArray[np.float32]
@@ -105,7 +118,6 @@ def test_one_ranges_file_serves_the_balanced_model_too(folder: Path) -> None:
 def test_nothing_is_searched_without_data(folder: Path) -> None:
     made = quantized(folder, data=None)
     assert "search" not in made.manifest.proof
-    assert "search" not in made.manifest.proof
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
@@ -193,3 +205,110 @@ def test_layers_stay_in_float_where_diff_would_not_let_the_outputs_pass(tmp_path
     assert warning == f"left in float, because `diff` would not let the outputs pass otherwise: {first}"
     assert "alone in INT8" in made.manifest.proof["left_in_float"][first]  # type: ignore[index]
     assert made.manifest.checks[0].passed
+
+
+BODY = """(float[n,16,4,4] x) => (float[n,4,4,4] y) {
+    [first] a = Conv(x, w1) b = Relu(a)  [second] c = Conv(b, w2) d = Relu(c)
+    [third] y = Conv(d, w3) }"""
+
+
+def test_a_balanced_model_is_planned_again_without_what_stays_in_float(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uneven = normal(16, 16, 1, 1) * np.logspace(-2, 2, 16, dtype=np.float32)[:, None, None, None]
+    weights = {"w1": uneven, "w2": normal(16, 16, 1, 1), "w3": normal(4, 16, 1, 1)}
+    model = written(tmp_path / "m.onnx", BODY, **weights)
+    np.savez(tmp_path / "x.npz", x=normal(32, 16, 4, 4, scale=1.0))
+    monkeypatch.setattr(search, "LEAST_GAIN_DB", -1000.0)  # balanced in any case
+
+    def without_first(path: Path, planned: list[str], **options: bool) -> object:
+        counts, missed = executed(path, planned, **options)
+        return counts, {**missed, **({"first": "for a test"} if "first" in planned else {})}
+
+    monkeypatch.setattr(methods, "executed", without_first)
+    artifact = static(model, tmp_path)
+    assert artifact.manifest.proof["equalized_pairs"]
+    left = artifact.manifest.proof["left_in_float"]
+    assert isinstance(left, dict)
+    assert "first" in left
+    graph = onnx.load(artifact.path).graph
+    sources = {output: node.op_type for node in graph.node for output in node.output}
+    (first,) = [node for node in graph.node if node.name == "first"]
+    assert "DequantizeLinear" not in {sources.get(name) for name in first.input[1:]}
+
+
+FLOAT = "(float[N,64] x) => (float[N,64] y, float[N,64] z) { y = Add(x, a) z = Add(x, b) }"
+
+
+@pytest.mark.parametrize("worse", ["a", "b"])
+def test_a_graph_is_worth_as_much_as_its_worst_output(tmp_path: Path, worse: str) -> None:
+    x = np.random.default_rng(0).choice([-1.0, 1.0], (48, 64)).astype(np.float32)  # of power 1
+    np.savez(tmp_path / "x.npz", x=x)
+
+    def model(**added: float) -> onnx.ModelProto:
+        return model_of(FLOAT, **{name: np.full(1, added.get(name, 0.0), np.float32) for name in "ab"})
+
+    path = tmp_path / "m.onnx"
+    onnx.save(model(), path)
+    judge = Judge(
+        QuantizeRequest(path, onnx.load(path), "sha256:00", QuantizeSpec(data=str(tmp_path / "x.npz")))
+    )
+    better = "a" if worse == "b" else "b"
+    judged = judge.written(lambda candidate: onnx.save(model(**{worse: 0.5, better: 0.1}), candidate))
+    assert judged.snr_db == pytest.approx(10 * math.log10(1 / 0.25), abs=1e-3)
+    assert {one.output: one.passed for one in judged.outputs} == {"y": worse != "a", "z": worse != "b"}
+    assert [one.output for one in judged.failed] == ["y" if worse == "a" else "z"]
+    assert judge.file(path).snr_db == math.inf
+
+
+MODELS = {
+    "a running sum over time": "a = CumSum(x, first) y = MatMul(a, w)",
+    "a state over time": """
+        u = Unsqueeze(x, second) h = RNN <hidden_size = 4> (u, in, by) a = Squeeze(h, both) y = MatMul(a, w)
+    """,
+    "attention between rows": """
+        t = Transpose(x) m = MatMul(x, t) s = Softmax(m) a = MatMul(s, x) y = MatMul(a, w)
+    """,
+}
+
+
+def model_and_data(body: str, batches: list[NDArray[np.float32]], folder: Path) -> tuple[Path, Data]:
+    weights: dict[str, NDArray[Any]] = {
+        "w": normal(4, 3), "in": normal(1, 4, 4), "by": normal(1, 4, 4), "first": np.array(0),
+        "second": np.array([1]), "both": np.array([1, 2]),
+    }  # fmt: skip
+    read = {name: array for name, array in weights.items() if re.search(rf"\b{name}\b", body)}
+    model = model_of(f"(float[n, 4] x) => (float[n, 3] y) {{ {body} }}", **read)
+    onnx.save(model, folder / "m.onnx")
+    (folder / "d").mkdir()
+    for index, batch in enumerate(batches):
+        np.save(folder / "d" / f"{index}.npy", batch)
+    return folder / "m.onnx", Data(str(folder / "d"), model_io(model).inputs)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_that_meet_in_the_model_are_run_together(name: str, tmp_path: Path) -> None:
+    batches = [normal(7, 4), normal(5, 4)]
+    path, data = model_and_data(MODELS[name], batches, tmp_path)
+    whole = np.concatenate([outputs_of(path, batch, "a")[0] for batch in batches])
+    found = observe_rows(onnx.load(path), path, {"a": -1}, data)["a"].amax
+    np.testing.assert_allclose(found, np.abs(whole).max(axis=0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_hessians_are_those_of_whole_batches_though_the_first_samples_are_zeros(
+    name: str, tmp_path: Path
+) -> None:
+    batches = [normal(7, 4), normal(5, 4)]
+    batches[0][:2] = 0  # two samples of zeros are the same alone and together, whatever the model does
+    path, data = model_and_data(MODELS[name], batches, tmp_path)
+    whole = np.concatenate([outputs_of(path, batch, "a")[0] for batch in batches])
+    found = collect_hessians(path, ["a"], data, limit=100)["a"]
+    np.testing.assert_allclose(found, 2 * whole.T @ whole, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("limit", [None, 1, 7, 9])
+def test_samples_of_a_batch_axis_are_run_one_by_one(limit: int | None, tmp_path: Path) -> None:
+    path, data = model_and_data("a = Relu(x) y = MatMul(a, w)", [normal(7, 4), normal(5, 4)], tmp_path)
+    extents = [arrays["a"].shape[0] for _, arrays in run_samples(onnx.load(path), path, ["a"], data, limit)]
+    assert extents == [1] * (limit or 12)

@@ -20,10 +20,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from onnx import numpy_helper, parser
+from written_models import outputs_of
 
 import qcompile
-from qcompile.compiler.simplify.attention import pool_globally, simplify_attention
-from qcompile.compiler.simplify.simplify import simplify
+from qcompile.compiler.simplify.simplify import pool_globally, simplify, simplify_attention
 from qcompile.errors import DataError, ModelError
 from qcompile.model.input_notes import KEY, InputNote, read_notes, write_notes
 from qcompile.model.onnx_file import copy_model, load_onnx, model_io
@@ -36,13 +36,9 @@ foldable (float[batch,4,length] x, int64[1] shift) => (float[batch,4,length] y, 
 <float[4] scale = {1,2,3,4}, float[4] bias = {0,0.5,1,-1}, float[4] mean = {0,0,1,0},
  float[4] var = {1,1,2,1}, float two = {2}, float three = {3}>
 {
-    copy = Identity(x)
-    five = Add(two, three)
-    scaled = Mul(copy, five)
-    normal = BatchNormalization(scaled, scale, bias, mean, var)
-    y = Relu(normal)
-    float_shift = Cast<to = 1>(shift)
-    z = Add(normal, float_shift)
+    copy = Identity(x)  five = Add(two, three)  scaled = Mul(copy, five)
+    normal = BatchNormalization(scaled, scale, bias, mean, var)  y = Relu(normal)
+    float_shift = Cast<to = 1>(shift)  z = Add(normal, float_shift)
 }
 """
 
@@ -55,12 +51,6 @@ def foldable(tmp_path: Path) -> Path:
     path = tmp_path / "foldable.onnx"
     onnx.save(model, path)
     return path
-
-
-def run(path: Path, feeds: dict[str, NDArray[np.generic]]) -> list[NDArray[np.float32]]:
-    """Run a file in ONNX Runtime."""
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return list(session.run(None, feeds))
 
 
 def changed_weight(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -104,7 +94,9 @@ def test_nodes_go_and_names_dynamic_axes_and_outputs_stay(foldable: Path, tmp_pa
     for batch, length in ((1, 1), (5, 9)):
         x = np.random.default_rng(0).standard_normal((batch, 4, length)).astype(np.float32)
         feeds = {"x": x, "shift": np.array([2], np.int64)}
-        for expected, found in zip(run(foldable, feeds), run(artifact.path, feeds), strict=True):
+        for expected, found in zip(
+            outputs_of(foldable, feeds), outputs_of(artifact.path, feeds), strict=True
+        ):
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -231,8 +223,7 @@ ATTENTION = """
     v0 = MatMul(x, wv)  v1 = Reshape(v0, heads)  v = Transpose <perm = [0,2,1,3]> (v1)
     qs = Mul(q, c)  ks = Mul(k, c)
     s0 = MatMul(qs, ks)  mask = Where(m, zero, lowest)  s = Add(s0, mask)
-    p = Softmax <axis = -1> (s)  nan = IsNaN(p)  clean = Where(nan, zero, p)
-    y = MatMul(clean, v)
+    p = Softmax <axis = -1> (s)  nan = IsNaN(p)  clean = Where(nan, zero, p)  y = MatMul(clean, v)
 """
 CONSTANTS: dict[str, NDArray[Any]] = {
     "heads": np.array([-1, 4, 2, 3]),
@@ -264,6 +255,7 @@ def attended_by(model: onnx.ModelProto, batch: int = 2) -> list[NDArray[Any]]:
     mask = generator.random((batch, 1, 4, 4)) < 0.7
     mask[-1] = False
     feeds = {"x": generator.standard_normal((batch, 4, 6)).astype(np.float32), "m": mask}
+    feeds["given"] = generator.standard_normal((batch, 1, 4, 4)).astype(np.float32)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     wanted = {value.name for value in session.get_inputs()}
     return list(session.run(None, {name: array for name, array in feeds.items() if name in wanted}))
@@ -285,42 +277,32 @@ def test_all_three_go_and_the_outputs_stay_also_where_a_row_is_masked_as_a_whole
     assert simplify_attention(model) == {}
 
 
-def test_a_guard_against_masks_of_minus_infinity_stays() -> None:
-    model = make(lowest=np.float32(-np.inf))
-    before = attended_by(model)
-    assert not before[0][-1].any(), "the guard makes zeros of the row that is masked as a whole"
-    assert "guard dropped" not in simplify_attention(model)
-    np.testing.assert_allclose(attended_by(model)[0], before[0], rtol=1e-5, atol=1e-6)
+GIVEN = SCORES.replace("bool[b,1,4,4] m", "bool[b,1,4,4] m, float[b,1,4,4] given")
+TURNED = "g (float[b,4,6] x, bool[b,1,4,4] m) => (float[b,h,s,d] y)"
+MERGED, DROPPED, FOLDED = "transpositions merged", "guard dropped", "scale folded into weights"
 
 
 @pytest.mark.parametrize(
-    "scores", ["s = Add(s0, given)", "l = Log(s0) s = Add(l, mask)", "s = Div(s0, given)"]
-)
-def test_a_guard_stays_where_scores_may_hold_an_infinity_or_nan(scores: str) -> None:
-    signature = SCORES.replace("bool[b,1,4,4] m", "bool[b,1,4,4] m, float[b,1,4,4] given")
-    model = make(ATTENTION.replace("s = Add(s0, mask)", scores), signature)
-    assert "guard dropped" not in simplify_attention(model)
-    assert operators(model)["IsNaN"] == 1
-
-
-def test_a_guard_that_puts_in_something_else_stays() -> None:
-    model = make(zero=np.float32(0.5))
-    assert "guard dropped" not in simplify_attention(model)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
+    ("stays", "old", "new", "signature", "stored"),
     [
-        ("k4 = Transpose <perm = [0,2,1]> (k3)", "k4 = Transpose <perm = [0,1,2]> (k3)"),
-        ("k2 = Transpose <perm = [0,2,1,3]> (k1)", "k2 = Transpose <perm = [0,1,2,3]> (k1)"),
+        (DROPPED, "", "", SCORES, {"lowest": np.float32(-np.inf)}),  # of a row that is masked as a whole
+        (DROPPED, "s = Add(s0, mask)", "s = Add(s0, given)", GIVEN, {}),
+        (DROPPED, "s = Add(s0, mask)", "l = Log(s0) s = Add(l, mask)", GIVEN, {}),
+        (DROPPED, "s = Add(s0, mask)", "s = Div(s0, given)", GIVEN, {}),
+        (DROPPED, "", "", SCORES, {"zero": np.float32(0.5)}),  # it puts in something else
+        (MERGED, "perm = [0,2,1]>", "perm = [0,1,2]>", TURNED, {"flat": np.array([-1, 3, 4])}),
+        (MERGED, "k2 = Transpose <perm = [0,2,1,3]>", "k2 = Transpose <perm = [0,1,2,3]>", TURNED, {}),
+        (FOLDED, "MatMul(x, wk)", "MatMul(x, wq)", SCORES, {}),  # a weight that two products share
+        (FOLDED, "ks = Mul(k, c)", "ks = Mul(k, column)", SCORES,
+         {"c": np.float32([0.5, 1, 2]), "column": np.float32([[1], [2], [3]])}),
     ],
-)
-def test_other_transpositions_stay(old: str, new: str) -> None:
-    model = make(ATTENTION.replace(old, new), "g (float[b,4,6] x, bool[b,1,4,4] m) => (float[b,h,s,d] y)",
-                 flat=np.array([-1, 3, 4]) if "[0,1,2]>" in new else np.array([-1, 4, 3]),
-                 back=np.array([-1, 2, 3, 4]))  # fmt: skip
+)  # fmt: skip
+def test_what_would_change_the_outputs_stays(
+    stays: str, old: str, new: str, signature: str, stored: dict[str, Any]
+) -> None:
+    model = make(ATTENTION.replace(old, new) if old else ATTENTION, signature, **stored)
     before = attended_by(model)
-    assert "transpositions merged" not in simplify_attention(model)
+    assert stays not in simplify_attention(model)
     np.testing.assert_allclose(attended_by(model)[0], before[0], rtol=1e-5, atol=1e-6)
 
 
@@ -334,31 +316,11 @@ def test_what_is_an_output_of_the_model_keeps_its_value(kept: str) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_scale_on_a_weight_that_two_products_share_is_not_folded() -> None:
-    model = make(ATTENTION.replace("MatMul(x, wk)", "MatMul(x, wq)"))
-    before = attended_by(model)
-    assert "scale folded into weights" not in simplify_attention(model)
-    np.testing.assert_allclose(attended_by(model)[0], before[0], rtol=1e-5, atol=1e-6)
-
-
-def test_a_scale_of_several_numbers_is_not_folded() -> None:
-    body = ATTENTION.replace("ks = Mul(k, c)", "ks = Mul(k, column)")
-    model = make(body, c=np.float32([0.5, 1, 2]), column=np.float32([[1], [2], [3]]))
-    assert "scale folded into weights" not in simplify_attention(model)
-
-
 def pool(operator: str, attributes: str, shape: str = "n,2,7,5", result: str = "n,2,p,q") -> onnx.ModelProto:
     return parser.parse_model(
         f'<ir_version: 8, opset_import: ["" : 19]> g (float[{shape}] x) => (float[{result}] y) '
         f"{{ y = {operator} <{attributes}> (x) }}"
     )
-
-
-def pooled_by(model: onnx.ModelProto) -> np.ndarray:
-    x = np.random.default_rng(0).standard_normal((3, 2, 7, 5)).astype(np.float32)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    found: np.ndarray = session.run(None, {"x": x})[0]
-    return found
 
 
 @pytest.mark.parametrize(
@@ -372,11 +334,12 @@ def pooled_by(model: onnx.ModelProto) -> np.ndarray:
 )
 def test_a_window_over_the_whole_image_is_global(operator: str, attributes: str) -> None:
     model = pool(operator, attributes, result="n,2,1,1")
-    expected = pooled_by(model)
+    x = np.random.default_rng(0).standard_normal((3, 2, 7, 5)).astype(np.float32)
+    expected = outputs_of(model, x)[0]
     assert pool_globally(model) == 1
     onnx.checker.check_model(model, full_check=True)
     assert model.graph.node[0].op_type == f"Global{operator}"
-    np.testing.assert_allclose(pooled_by(model), expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(outputs_of(model, x)[0], expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import numpy_helper
-from written_models import model_of, outputs_of
+from written_models import model_of, outputs_of, stored
 
 from qcompile.compiler.quantize.activations import Rows, observe_rows
 from qcompile.compiler.quantize.balance.smooth import (
@@ -28,11 +28,6 @@ from qcompile.model.onnx_file import model_io
 
 Floats = NDArray[np.float32]
 OUTLIER = np.array([1, 1, 300, 1, 1, 40, 1, 1], np.float32)
-
-
-def stored(model: onnx.ModelProto) -> dict[str, Floats]:
-    """The initializers."""
-    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
 
 
 def rows_of(model: onnx.ModelProto, x: Floats) -> dict[str, Rows]:

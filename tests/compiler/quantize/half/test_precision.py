@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
-from onnx import TensorProto, numpy_helper, parser
+from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from written_models import model_of
 
 from qcompile.calibration import Ranges
 from qcompile.calibration.histogram import Histogram
@@ -71,18 +72,8 @@ GRAPHS = {
 }
 
 
-def graph(name_or_text: str, opset: int = 19) -> onnx.ModelProto:
-    """A checked model; weights declared without values are normal ones."""
-    text = GRAPHS.get(name_or_text, name_or_text)
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> tiny {text}')
-    generator = np.random.default_rng(0)
-    for value in model.graph.value_info:
-        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
-        weight = (generator.standard_normal(shape) * 0.3).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(weight, value.name))
-    del model.graph.value_info[:]
-    onnx.checker.check_model(model, full_check=True)
-    return model
+def graph_of(name_or_text: str, opset: int = 19) -> onnx.ModelProto:
+    return model_of(GRAPHS.get(name_or_text, name_or_text), opset=opset)
 
 
 def run(model: onnx.ModelProto, **given: NDArray[np.generic]) -> list[NDArray[np.float32]]:
@@ -112,7 +103,7 @@ def operands(model: onnx.ModelProto, operator: str) -> list[int]:
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_converted_graph_is_valid_keeps_its_types_and_its_outputs(name: str, dtype: Half) -> None:
-    model = graph(name)
+    model = graph_of(name)
     half, _ = to_half(model, dtype)
     onnx.checker.check_model(half, full_check=True)
     assert model_io(half) == model_io(model)
@@ -124,7 +115,7 @@ def test_a_converted_graph_is_valid_keeps_its_types_and_its_outputs(name: str, d
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_tensorrt_accepts_a_converted_graph(name: str, dtype: Half) -> None:
-    half, _ = to_half(graph(name), dtype)
+    half, _ = to_half(graph_of(name), dtype)
     log = make_log(tensorrt_rtx)
     strongly_typed = 1 << int(tensorrt_rtx.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
     network = tensorrt_rtx.Builder(log.logger).create_network(strongly_typed)
@@ -135,59 +126,49 @@ def test_tensorrt_accepts_a_converted_graph(name: str, dtype: Half) -> None:
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize(
-    ("name", "operator"),
-    [
-        ("linear", "MatMul"),
-        ("convolution", "Conv"),
-        ("convolution", "Clip"),
-        ("attention", "Softmax"),
-        ("normalization", "Pow"),
-        ("constants", "Mul"),
-        ("constants", "Sub"),
-        ("shapes", "Add"),
-        ("casts", "MatMul"),
-        ("integers", "Add"),
-        ("inner_output", "Relu"),
-        ("branch", "Relu"),
-        ("quantized", "MatMul"),
-        ("lstm", "LSTM"),
-    ],
+    "place",
+    """
+    linear/MatMul convolution/Conv convolution/Clip attention/Softmax normalization/Pow constants/Mul
+    constants/Sub shapes/Add casts/MatMul integers/Add inner_output/Relu branch/Relu quantized/MatMul
+    lstm/LSTM
+    """.split(),
 )
-def test_what_can_compute_in_half_does(name: str, operator: str, dtype: Half) -> None:
-    half, _ = to_half(graph(name), dtype)
+def test_what_can_compute_in_half_does(place: str, dtype: Half) -> None:
+    name, operator = place.split("/")
+    half, _ = to_half(graph_of(name), dtype)
     wanted = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}[dtype]
     assert set(operands(half, operator)) == {wanted}
 
 
 def test_a_constant_beyond_65504_keeps_its_node_in_float32_and_is_named() -> None:
-    half, kept = to_half(graph("large"))
+    half, kept = to_half(graph_of("large"))
     assert kept == {"times_k": "'k' reaches 1e+05, beyond float16's 65504"}
     assert set(operands(half, "Mul")) == {TensorProto.FLOAT}
     assert set(operands(half, "MatMul")) == {TensorProto.FLOAT16}
 
 
 def test_a_mask_of_the_lowest_float_is_not_made_smaller() -> None:
-    half, kept = to_half(graph("mask"))
+    half, kept = to_half(graph_of("mask"))
     assert "'k' reaches 3.4e+38, beyond float16's 65504" in kept.values()
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in half.graph.initializer}
     assert stored["k"] == np.float32(-3.4e38)
 
 
 def test_a_row_that_is_masked_as_a_whole_stays_uniform() -> None:
-    half, _ = to_half(graph("mask"))
+    half, _ = to_half(graph_of("mask"))
     (found,) = run(half, m=np.zeros((3, 4), np.bool_))
     np.testing.assert_allclose(found, np.full((3, 4), 0.25), rtol=1e-3)
 
 
 def test_resize_keeps_float32_scales_behind_a_float16_image() -> None:
-    half, kept = to_half(graph("resize"))
+    half, kept = to_half(graph_of("resize"))
     assert kept == {}
     assert operands(half, "Resize") == [TensorProto.FLOAT16, TensorProto.FLOAT]
 
 
 def test_nodes_with_graphs_inside_keep_their_types_with_the_reason() -> None:
     for name, operator in (("branch", "If"), ("loop", "Loop")):
-        _, kept = to_half(graph(name))
+        _, kept = to_half(graph_of(name))
         assert f"{operator} keeps its types" in kept.values()
 
 
@@ -204,7 +185,7 @@ CONSTANTS = {
 def test_a_constant_that_float16_cannot_hold_is_not_made_float16_wherever_it_is(head: str) -> None:
     text = "(float[n,4] x) => (float[n,4] y)" + head + " h = Neg(x) [scale] y = Mul(h, k) }"
     for value, reason in (("100000.0", "'k' reaches 1e+05, beyond"), ("1e-7", "'k' reaches only 1e-07, all")):
-        model = graph(text.replace("VALUE", value))
+        model = graph_of(text.replace("VALUE", value))
         half, kept = to_half(model)
         assert kept["scale"].startswith(reason)
         np.testing.assert_allclose(run(half)[0], run(model)[0], rtol=1e-3)
@@ -221,7 +202,7 @@ def test_a_constant_that_float16_cannot_hold_is_not_made_float16_wherever_it_is(
 def test_a_row_of_zeros_is_divided_by_the_least_norm_and_not_by_zero(divide: str) -> None:
     norm = "s = Shape(x) n = ReduceL2(x, last) c = Clip(n, lo)"
     declared = "<float lo = {0.000000000001}, int64[1] last = {-1}>"
-    model = graph(f"(float[n,4] x) => (float[n,4] y) {declared} {{ {norm} {divide} }}")
+    model = graph_of(f"(float[n,4] x) => (float[n,4] y) {declared} {{ {norm} {divide} }}")
     x = np.array([[0, 0, 0, 0], [3, 0, 4, 0]], np.float32)
     half, kept = to_half(model)
     assert any("keeps a divisor from zero" in reason for reason in kept.values())
@@ -231,13 +212,13 @@ def test_a_row_of_zeros_is_divided_by_the_least_norm_and_not_by_zero(divide: str
 
 
 def test_what_a_usual_epsilon_keeps_from_zero_is_divided_by_in_half() -> None:
-    kept = to_half(graph("normalization"))[1]
+    kept = to_half(graph_of("normalization"))[1]
     assert not any("divisor" in reason for reason in kept.values())
 
 
 def test_a_weight_that_is_subnormal_as_a_whole_keeps_its_node_and_one_in_part_does_not() -> None:
     text = "(float[n,4] x) => (float[n,4] y) <float[4,4] small, float[4,4] mixed> { h = MatMul(x, small) "
-    model = graph(text + "y = MatMul(h, mixed) }")
+    model = graph_of(text + "y = MatMul(h, mixed) }")
     give(model, "small", np.full((4, 4), 6.0e-5, np.float32))
     give(model, "mixed", np.where(np.eye(4), 1.0, 6.0e-5).astype(np.float32))
     half, kept = to_half(model)
@@ -258,7 +239,7 @@ FINITE = st.floats(-(2.0**127), 2.0**127, width=32)
 @settings(max_examples=40, deadline=None)
 @given(arrays(np.float32, 8, elements=FINITE))
 def test_weights_are_rounded_to_the_nearest_bfloat16(values: NDArray[np.float32]) -> None:
-    model = graph("(float[n,8] x) => (float[n,8] y) <float[8] w> { y = Add(x, w) }")
+    model = graph_of("(float[n,8] x) => (float[n,8] y) <float[8] w> { y = Add(x, w) }")
     give(model, "w", values)
     if 0 < np.abs(values).max() < np.finfo(np.float32).tiny:
         return  # stays in float32
@@ -270,8 +251,8 @@ def test_weights_are_rounded_to_the_nearest_bfloat16(values: NDArray[np.float32]
 
 
 def test_bfloat16_reaches_beyond_float16_and_saturates_at_its_own_largest_number() -> None:
-    assert to_half(graph("large"), "bfloat16")[1] == {}
-    half, kept = to_half(graph("mask"), "bfloat16")
+    assert to_half(graph_of("large"), "bfloat16")[1] == {}
+    half, kept = to_half(graph_of("mask"), "bfloat16")
     assert list(kept.values()) == ["'k' reaches 3.4e+38, beyond bfloat16's 3.38953e+38"]
     (found,) = run(half, m=np.zeros((3, 4), np.bool_))
     np.testing.assert_allclose(found, np.full((3, 4), 0.25), rtol=1e-2)
@@ -288,22 +269,22 @@ def test_bfloat16_reaches_beyond_float16_and_saturates_at_its_own_largest_number
     ],
 )
 def test_the_opset_is_raised_no_further_than_the_type_needs(name: str, dtype: Half, opset: int) -> None:
-    half, kept = to_half(graph(name, opset=17), dtype)
+    half, kept = to_half(graph_of(name, opset=17), dtype)
     assert ([item.version for item in half.opset_import], kept) == ([opset], {})
     onnx.checker.check_model(half, full_check=True)
-    assert output_error(run(graph(name))[0], run(half)[0]).snr_db > 40
+    assert output_error(run(graph_of(name))[0], run(half)[0]).snr_db > 40
 
 
 def test_float16_raises_the_opset_for_q_and_dq_alone() -> None:
     text = "(float[n,4] x) => (float[n,4] y) <int64 one = {1}> { [sum] h = CumSum(x, one) y = Neg(h) }"
-    half, kept = to_half(graph(text, opset=13))  # TensorRT 8 reads no opset beyond 17
+    half, kept = to_half(graph_of(text, opset=13))  # TensorRT 8 reads no opset beyond 17
     assert ([item.version for item in half.opset_import], set(kept)) == ([13], {"sum"})
 
 
 def test_large_weights_and_names_survive_a_raised_opset() -> None:
     text = """(float[n,64,5,5] x) => (float[n,64,3,3] y) <float[64,64,3,3] w> { c = Conv(x, w) [last]
         y = Relu(c) }"""
-    model = graph(text, opset=17)
+    model = graph_of(text, opset=17)
     half, _ = to_half(model, "bfloat16")
     assert [node.name for node in half.graph.node if node.op_type in ("Conv", "Relu")] == ["Conv_c", "last"]
     expected = numpy_helper.to_array(model.graph.initializer[0]).astype(ml_dtypes.bfloat16)
@@ -315,7 +296,7 @@ def test_large_weights_and_names_survive_a_raised_opset() -> None:
 
 @pytest.mark.parametrize("pattern", ["MatMul", "Mat*", "[!R]*"])
 def test_a_blocked_node_stays_in_float32_between_casts(pattern: str) -> None:
-    half, kept = to_half(graph(LINEAR), block=[pattern])
+    half, kept = to_half(graph_of(LINEAR), block=[pattern])
     assert list(kept.values()) == [f"excluded by {pattern!r}"]
     assert set(operands(half, "MatMul")) == {TensorProto.FLOAT}
     assert set(operands(half, "Relu")) == {TensorProto.FLOAT16}
@@ -326,7 +307,7 @@ def test_an_activation_observed_beyond_65504_keeps_its_nodes_in_float32() -> Non
     for name, largest in (("x", 1.0), ("h", 70000.0), ("y", 1.0)):
         ranges.histograms[name] = Histogram()
         ranges.histograms[name].add(np.array([-largest, largest], np.float32))
-    half, kept = to_half(graph(LINEAR), ranges=ranges)
+    half, kept = to_half(graph_of(LINEAR), ranges=ranges)
     assert set(kept.values()) == {"'h' reaches 7e+04, beyond float16's 65504"}
     assert len(kept) == 2
     assert set(operands(half, "MatMul")) == {TensorProto.FLOAT}
@@ -335,7 +316,7 @@ def test_an_activation_observed_beyond_65504_keeps_its_nodes_in_float32() -> Non
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_initializers_that_are_listed_as_inputs_become_half(dtype: Half) -> None:
     """Files older than IR version 4 list them; a renamed one would be no input any more."""
-    made = graph(LINEAR)
+    made = graph_of(LINEAR)
     give(made, "w", np.ones((4, 4), np.float32))
     made.ir_version = 3
     made.graph.input.append(onnx.helper.make_tensor_value_info("w", TensorProto.FLOAT, [4, 4]))

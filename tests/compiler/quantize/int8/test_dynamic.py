@@ -10,7 +10,8 @@ import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper, parser
+from onnx import numpy_helper
+from written_models import model_of, normal, outputs_of, stored
 
 from qcompile.compiler.quantize.int8.dynamic import WeightType, quantize_dynamic
 from qcompile.compiler.quantize.prepare import prepare_graph
@@ -24,68 +25,32 @@ TYPES: tuple[WeightType, ...] = ("int8", "uint8")
 ONNX_TYPES = {"int8": onnx.TensorProto.INT8, "uint8": onnx.TensorProto.UINT8}
 
 
-def run_all(model: onnx.ModelProto, feeds: dict[str, NDArray[np.generic]]) -> list[NDArray[np.float32]]:
-    """The outputs of a model."""
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return list(session.run(None, feeds))
-
-
-def run(model: onnx.ModelProto, x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The first output of a model."""
-    return run_all(model, {"x": x})[0]
-
-
-def normal(*shape: int, seed: int = 0) -> NDArray[np.float32]:
-    """Normal float32 values."""
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
 def recurrent(operator: str, gates: int) -> onnx.ModelProto:
     """A recurrent layer and a MatMul: x [5,1,8] to y [5,1,1,3]."""
-    nodes = [
-        helper.make_node(operator, ["x", "w", "r"], ["h"], "recurrent", hidden_size=HIDDEN),
-        helper.make_node("MatMul", ["h", "v"], ["y"], "head"),
-    ]
-    shapes = {"w": (1, gates * HIDDEN, 8), "r": (1, gates * HIDDEN, HIDDEN), "v": (HIDDEN, 3)}
-    weights = [numpy_helper.from_array(normal(*shape) * 0.3, name) for name, shape in shapes.items()]
-    inputs = [helper.make_tensor_value_info("x", 1, [5, 1, 8])]
-    outputs = [helper.make_tensor_value_info("y", 1, [5, 1, 1, 3])]
-    graph = helper.make_graph(nodes, "recurrent", inputs, outputs, weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    rows = gates * HIDDEN
+    return model_of(f"""(float[5,1,8] x) => (float[5,1,1,3] y)
+        <float[1,{rows},8] w, float[1,{rows},{HIDDEN}] r, float[{HIDDEN},3] v> {{
+        [recurrent] h = {operator}<hidden_size={HIDDEN}>(x, w, r) [head] y = MatMul(h, v) }}""")
 
 
 def with_states(operator: str, direction: str) -> tuple[onnx.ModelProto, dict[str, NDArray[np.generic]]]:
     """A recurrent layer with all its inputs and outputs, and feeds: 3 sequences of up to 5 steps."""
-    gates, directions = {"LSTM": 4, "GRU": 3}[operator], 2 if direction == "bidirectional" else 1
+    gates, ways = {"LSTM": 4, "GRU": 3}[operator], 2 if direction == "bidirectional" else 1
+    state, rows = f"float[{ways},3,{HIDDEN}]", gates * HIDDEN
     feeds: dict[str, NDArray[np.generic]] = {
-        "x": normal(5, 3, 8),
-        "lens": np.array([5, 2, 3], np.int32),
-        "h0": normal(directions, 3, HIDDEN, seed=1),
-    }
-    shapes = {
-        "w": (directions, gates * HIDDEN, 8),
-        "r": (directions, gates * HIDDEN, HIDDEN),
-        "b": (directions, 2 * gates * HIDDEN),
-    }
-    names, outputs = ["x", "w", "r", "b", "lens", "h0"], ["y", "yh"]
-    settings: dict[str, object] = {"hidden_size": HIDDEN, "direction": direction}
+        "x": normal(5, 3, 8), "lens": np.array([5, 2, 3], np.int32), "h0": normal(ways, 3, HIDDEN, seed=1),
+    }  # fmt: skip
+    inputs = f"float[5,3,8] x, int32[3] lens, {state} h0"
+    outputs = f"float[5,{ways},3,{HIDDEN}] y, {state} yh"
+    weights = f"float[{ways},{rows},8] w, float[{ways},{rows},{HIDDEN}] r, float[{ways},{2 * rows}] b"
+    how = f'hidden_size={HIDDEN}, direction="{direction}"'
+    node = f"y, yh = GRU<linear_before_reset=1, {how}>(x, w, r, b, lens, h0)"
     if operator == "LSTM":
-        feeds["c0"], shapes["p"] = normal(directions, 3, HIDDEN, seed=2), (directions, 3 * HIDDEN)
-        names, outputs = [*names, "c0", "p"], [*outputs, "yc"]
-    else:
-        settings["linear_before_reset"] = 1
-    node = helper.make_node(operator, names, outputs, "recurrent", **settings)
-    weights = [numpy_helper.from_array(normal(*shape) * 0.3, name) for name, shape in shapes.items()]
-    inputs = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
-        for name, array in feeds.items()
-    ]
-    states = [helper.make_tensor_value_info(name, 1, [directions, 3, HIDDEN]) for name in outputs[1:]]
-    every = [helper.make_tensor_value_info("y", 1, [5, directions, 3, HIDDEN]), *states]
-    graph = helper.make_graph([node], "states", inputs, every, weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.checker.check_model(model, full_check=True)
-    return model, feeds
+        feeds["c0"] = normal(ways, 3, HIDDEN, seed=2)
+        inputs, outputs = f"{inputs}, {state} c0", f"{outputs}, {state} yc"
+        weights += f", float[{ways},{3 * HIDDEN}] p"
+        node = f"y, yh, yc = LSTM<{how}>(x, w, r, b, lens, h0, c0, p)"
+    return model_of(f"({inputs}) => ({outputs}) <{weights}> {{ [recurrent] {node} }}"), feeds
 
 
 def quantized(
@@ -109,11 +74,11 @@ def test_every_matmul_is_quantized_per_output_channel(
     assert planned == {"MatMul": 2}
     assert reached == {"MatMulInteger": 2}
     integers = [n for n in written.graph.node if n.op_type == "MatMulInteger"]
-    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in written.graph.initializer}
-    assert [stored[node.input[1]].dtype for node in integers] == [np.int8, np.int8]
-    assert {array.shape for name, array in stored.items() if name.endswith("scale")} == {(32,), (8,)}
+    arrays = stored(written)
+    assert [arrays[node.input[1]].dtype for node in integers] == [np.int8, np.int8]
+    assert {array.shape for name, array in arrays.items() if name.endswith("scale")} == {(32,), (8,)}
     x = normal(16, 16)
-    assert output_error(run(model, x), run(written, x)).snr_db > 25
+    assert output_error(outputs_of(model, x)[0], outputs_of(written, x)[0]).snr_db > 25
 
 
 def test_a_gemm_is_quantized_and_convolutions_are_left_alone(
@@ -124,7 +89,7 @@ def test_a_gemm_is_quantized_and_convolutions_are_left_alone(
     assert (planned, reached) == ({"Gemm": 1}, {"MatMulInteger": 1})
     assert [n.op_type for n in written.graph.node].count("Conv") == 2
     x = normal(4, 4, 8, 8)
-    assert output_error(run(model, x), run(written, x)).snr_db > 25
+    assert output_error(outputs_of(model, x)[0], outputs_of(written, x)[0]).snr_db > 25
 
 
 def test_an_lstm_is_quantized(tmp_path: Path) -> None:
@@ -133,7 +98,7 @@ def test_an_lstm_is_quantized(tmp_path: Path) -> None:
     assert planned == {"LSTM": 1, "MatMul": 1}
     assert reached == {"DynamicQuantizeLSTM": 1, "MatMulInteger": 1}
     x = normal(5, 1, 8)
-    assert output_error(run(model, x), run(written, x)).snr_db > 25
+    assert output_error(outputs_of(model, x)[0], outputs_of(written, x)[0]).snr_db > 25
 
 
 @pytest.mark.parametrize("weight_type", TYPES)
@@ -146,11 +111,11 @@ def test_directions_lengths_and_states_survive(
     written, planned, reached = quantized(model, tmp_path / "m.onnx", weight_type=weight_type)
     integer = {"LSTM": "DynamicQuantizeLSTM", "GRU": "GRU (weights only)"}[operator]
     assert (planned, reached) == ({operator: 1}, {integer: 1})
-    for expected, found in zip(run_all(model, feeds), run_all(written, feeds), strict=True):
+    for expected, found in zip(outputs_of(model, feeds), outputs_of(written, feeds), strict=True):
         assert output_error(expected, found).snr_db > 30
     for name in feeds:  # and each input still matters
         changed = feeds | {name: np.ones_like(feeds[name])}
-        for expected, found in zip(run_all(model, changed), run_all(written, changed), strict=True):
+        for expected, found in zip(outputs_of(model, changed), outputs_of(written, changed), strict=True):
             assert output_error(expected, found).snr_db > 30
 
 
@@ -169,7 +134,7 @@ def test_the_integers_of_a_product_and_of_an_lstm_are_of_the_type_asked_for(
     weights = [*(lstm.input[index] for index in (1, 2, 9, 11)), product.input[1], product.input[3]]
     assert {stored[name] for name in weights} == {ONNX_TYPES[weight_type]}
     x = normal(5, 1, 8)
-    assert output_error(run(model, x), run(written, x)).snr_db > 25
+    assert output_error(outputs_of(model, x)[0], outputs_of(written, x)[0]).snr_db > 25
 
 
 def test_a_gru_is_stored_as_int8_and_becomes_float_when_it_is_loaded(tmp_path: Path) -> None:
@@ -192,7 +157,7 @@ def test_a_gru_is_stored_as_int8_and_becomes_float_when_it_is_loaded(tmp_path: P
     for name, found in (("w", floats[gru.input[1]]), ("r", floats[gru.input[2]])):
         assert (np.abs(found - original[name]) <= stored[f"{name}/scale"] / 2 * (1 + 1e-5)).all()
     x = normal(5, 1, 8)
-    assert output_error(run(model, x), run(written, x)).snr_db > 25
+    assert output_error(outputs_of(model, x)[0], outputs_of(written, x)[0]).snr_db > 25
 
 
 def test_an_excluded_gru_keeps_its_weights(tmp_path: Path) -> None:
@@ -207,31 +172,24 @@ def test_layers_that_share_weights_are_each_computed_right(
     operator: str, gates: int, exclude: tuple[str, ...], tmp_path: Path
 ) -> None:
     """ONNX Runtime's quantizer reshapes an LSTM's weight in place, whoever else reads it."""
-    names = ["x", "w", "r"]
-    nodes = [
-        helper.make_node(operator, names, ["a", "h"], "first", hidden_size=8),
-        helper.make_node(operator, [*names, "", "", "h"], ["y"], "second", hidden_size=8),
-    ]
-    weights = [numpy_helper.from_array(normal(1, gates * 8, 8, seed=i) * 0.3, n) for i, n in enumerate("wr")]
-    inputs = [helper.make_tensor_value_info("x", 1, [5, 2, 8])]
-    outputs = [helper.make_tensor_value_info("y", 1, [5, 1, 2, 8])]
-    graph = helper.make_graph(nodes, "shared", inputs, outputs, weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    weight = f"float[1,{gates * 8},8]"
+    model = model_of(f"""(float[5,2,8] x) => (float[5,1,2,8] y) <{weight} w, {weight} r> {{
+        [first] a, h = {operator}<hidden_size=8>(x, w, r)
+        [second] y = {operator}<hidden_size=8>(x, w, r, , , h) }}""")
     written, planned, reached = quantized(model, tmp_path / "m.onnx", *exclude)
     assert sum(planned.values()) == sum(reached.values()) == 2 - len(exclude)
     x = normal(5, 2, 8)
-    assert output_error(run(model, x), run(written, x)).snr_db > 30
+    assert output_error(outputs_of(model, x)[0], outputs_of(written, x)[0]).snr_db > 30
 
 
 def test_an_excluded_product_reads_the_float_weight_that_it_shares(tmp_path: Path) -> None:
     text = "(float[6,8] x) => (float[6,8] a, float[6,8] y) { a = MatMul(x, w) y = MatMul(x, w) }"
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> tiny {text}')
-    model.graph.initializer.append(numpy_helper.from_array(normal(8, 8), "w"))
+    model = model_of(text, w=normal(8, 8))
     written, _, reached = quantized(model, tmp_path / "m.onnx", "MatMul_y")
     assert reached == {"MatMulInteger": 1}
     x = {"x": normal(6, 8)}
-    rounded, exact = run_all(written, dict(x))
-    np.testing.assert_allclose(exact, run_all(model, dict(x))[1], rtol=1e-6)
+    rounded, exact = outputs_of(written, dict(x))
+    np.testing.assert_allclose(exact, outputs_of(model, dict(x))[1], rtol=1e-6)
     assert 25 < output_error(exact, rounded).snr_db < 60
 
 
@@ -248,16 +206,11 @@ def test_an_excluded_product_reads_the_float_weight_that_it_shares(tmp_path: Pat
     ids=["a batch of weights", "a transposed activation", "a weight made by a node"],
 )
 def test_a_node_that_is_hard_to_quantize_does_not_keep_another_from_it(graph: str, tmp_path: Path) -> None:
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> tiny {graph}')
-    for value in model.graph.value_info:
-        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
-        model.graph.initializer.append(numpy_helper.from_array(normal(*shape) * 0.3, value.name))
-    del model.graph.value_info[:]
-    onnx.checker.check_model(model, full_check=True)
+    model = model_of(graph)
     written, planned, reached = quantized(model, tmp_path / "m.onnx")
     assert planned["MatMul"] == reached["MatMulInteger"] >= 1
     x = normal(*(dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim))
-    assert output_error(run(model, x), run(written, x)).snr_db > 25
+    assert output_error(outputs_of(model, x)[0], outputs_of(written, x)[0]).snr_db > 25
 
 
 @pytest.mark.parametrize("exclude", [(), ("add_one",)])
@@ -272,17 +225,9 @@ def test_a_model_with_nothing_to_quantize_is_an_error(
 
 def test_gemms_that_share_a_transposed_weight_keep_it(tmp_path: Path) -> None:
     """ONNX Runtime's quantizer transposes a shared weight twice: 5 dB were left of a Transformer."""
-    weight = numpy_helper.from_array(normal(8, 8) * 0.3, "w")
-    bias = numpy_helper.from_array(normal(8), "b")
-    nodes = [
-        helper.make_node("Gemm", ["x", "w", "b"], ["h"], "first", transB=1),
-        helper.make_node("Relu", ["h"], ["r"], "relu"),
-        helper.make_node("Gemm", ["r", "w", "b"], ["y"], "second", transB=1),
-    ]
-    values = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [6, 8]) for name in ("x", "y")]
-    graph = helper.make_graph(nodes, "shared", values[:1], values[1:], [weight, bias])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = model_of("""(float[6,8] x) => (float[6,8] y) <float[8,8] w, float[8] b> {
+        h = Gemm<transB=1>(x, w, b) r = Relu(h) y = Gemm<transB=1>(r, w, b) }""")
     written, planned, reached = quantized(model, tmp_path / "m.onnx")
     assert (planned, reached) == ({"Gemm": 2}, {"MatMulInteger": 2})
     x = normal(6, 8)
-    assert output_error(run(model, x), run(written, x)).snr_db > 25
+    assert output_error(outputs_of(model, x)[0], outputs_of(written, x)[0]).snr_db > 25

@@ -9,17 +9,19 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from mode_models import normal
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, parser
+from rtx_builds import rtx_build
+from written_models import outputs_of
 
 import qcompile
 from qcompile.artifact import Artifact
-from qcompile.compiler.quantize.int8.float8 import round_to_float8, unfit_for_float8, weight_scales
+from qcompile.compiler.quantize.int8.rewrites import round_to_float8, unfit_for_float8, weight_scales
 from qcompile.errors import QuantizationError
 from qcompile.model.graph import graph_precision, weighted_nodes
 from qcompile.model.onnx_file import opset
@@ -30,27 +32,16 @@ E4M3 = ml_dtypes.float8_e4m3fn
 NETWORK = """
 <ir_version: 8, opset_import: ["" : 17]>
 tiny (float[batch,3,8,8] x) => (float[batch,16] y) {
-    [first] a = Conv <pads = [1,1,1,1]> (x, w0)
-    [conv1] b = Conv <pads = [1,1,1,1]> (a, w1, b1)
-    [relu1] c = Relu(b)
-    [conv2] d = Conv <pads = [1,1,1,1]> (c, w2, b2)
-    [add] e = Add(d, c)
-    [pool] f = GlobalAveragePool(e)
-    [flat] g = Flatten(f)
-    [gemm] h = Gemm <transB = 1> (g, w3, b3)
-    [product] i = MatMul(h, w4)
-    [bias] y = Add(i, b4)
+    [first] a = Conv <pads = [1,1,1,1]> (x, w0)  [conv1] b = Conv <pads = [1,1,1,1]> (a, w1, b1)
+    [relu1] c = Relu(b)  [conv2] d = Conv <pads = [1,1,1,1]> (c, w2, b2)  [add] e = Add(d, c)
+    [pool] f = GlobalAveragePool(e)  [flat] g = Flatten(f)  [gemm] h = Gemm <transB = 1> (g, w3, b3)
+    [product] i = MatMul(h, w4)  [bias] y = Add(i, b4)
 }
 """
 SHAPES = {
     "w0": (16, 3, 3, 3), "w1": (16, 16, 3, 3), "b1": (16,), "w2": (16, 16, 3, 3), "b2": (16,),
     "w3": (32, 16), "b3": (32,), "w4": (32, 16), "b4": (16,),
 }  # fmt: skip
-
-
-def normal(*shape: int, seed: int = 0, scale: float = 0.2) -> Floats:
-    """Normal float32 values."""
-    return (np.random.default_rng([seed, *shape]).standard_normal(shape) * scale).astype(np.float32)
 
 
 @pytest.fixture
@@ -71,22 +62,6 @@ def fp8(path: Path, **options: Any) -> Artifact:
         path, path.with_name("fp8.onnx"), ranges=path.with_suffix(".ranges"), target="tensorrt",
         precision="fp8", **options,
     )  # fmt: skip
-
-
-def run(model: onnx.ModelProto, x: Floats, *names: str) -> list[Floats]:
-    """The outputs, or other tensors, of a model as it is written."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    if names:
-        del copy.graph.output[:]
-        copy.graph.output.extend(helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in names)
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(
-        copy.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    found: list[Floats] = session.run(None, {"x": x})
-    return found
 
 
 def every_e4m3() -> NDArray[np.float64]:
@@ -146,9 +121,9 @@ def test_the_graph_computes_what_numpy_does_with_every_number_rounded(network: P
     float_model = onnx.load(network)
     weights = {t.name: numpy_helper.to_array(t) for t in float_model.graph.initializer}
     made_by = {node.output[0]: node for node in model.graph.node}
-    (h, found) = run(model, x, "h", "i")
+    (h, found) = outputs_of(model, x, "h", "i")
     quantize = made_by[made_by[next(n for n in model.graph.node if n.name == "product").input[0]].input[0]]
-    amax = np.abs(run(float_model, np.load(network.with_name("x.npz"))["x"], "h")[0]).max()
+    amax = np.abs(outputs_of(float_model, np.load(network.with_name("x.npz"))["x"], "h")[0]).max()
     np.testing.assert_allclose(stored[quantize.input[1]], amax / 448, rtol=1e-5)
     columns = np.abs(weights["w4"]).max(0) / 448
     rounded = nearest_e4m3(np.clip(weights["w4"] / columns.astype(np.float32), -448, 448)) * columns
@@ -185,10 +160,10 @@ def test_the_manifest_says_what_became_fp8_and_why_the_rest_did_not(network: Pat
 def test_biases_are_corrected_where_there_are_samples(network: Path) -> None:
     data = str(network.with_name("x.npz"))
     x = np.load(data)["x"]
-    expected = run(onnx.load(network), x)[0]
-    plain = run(onnx.load(fp8(network, correct_bias=False, data=data).path), x)[0]
+    expected = outputs_of(onnx.load(network), x)[0]
+    plain = outputs_of(onnx.load(fp8(network, correct_bias=False, data=data).path), x)[0]
     artifact = fp8(network, data=data)
-    corrected = run(onnx.load(artifact.path), x)[0]
+    corrected = outputs_of(onnx.load(artifact.path), x)[0]
     assert artifact.manifest.proof["corrected_biases"] == 4
     assert np.abs((corrected - expected).mean(0)).max() < np.abs((plain - expected).mean(0)).max()
 
@@ -228,7 +203,7 @@ def test_activations_beyond_float16_stay_in_float32_beside_it(network: Path) -> 
     onnx.save(model, network)
     qcompile.calibrate(network, str(network.with_name("x.npz")), network.with_suffix(".ranges"))
     artifact = fp8(network, float_precision="fp16")
-    assert np.isfinite(run(onnx.load(artifact.path), normal(2, 3, 8, 8, seed=3, scale=1.0))[0]).all()
+    assert np.isfinite(outputs_of(onnx.load(artifact.path), normal(2, 3, 8, 8, seed=3, scale=1.0))[0]).all()
     left = artifact.manifest.proof["left_in_fp32"]
     assert isinstance(left, dict)
     assert {"gemm", "product"} <= left.keys()
@@ -271,29 +246,10 @@ def test_layers_without_a_kernel_stay_in_float(
 def test_tensorrt_rtx_builds_it_for_gpus_that_have_fp8_and_refuses_others(
     network: Path, float_precision: str
 ) -> None:
-    trt = pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
-    path = fp8(network, float_precision=float_precision).path
-    built = {gpu: built_bytes(trt, path, gpu) for gpu in ("SM89", "SM120", "SM86")}
-    assert built["SM89"] > 10_000
-    assert built["SM120"] > 10_000
-    assert built["SM86"] == 0
-
-
-def built_bytes(trt: Any, path: Path, gpu: str) -> int:
-    """The size of the engine that TensorRT-RTX builds for a GPU; 0 where it refuses."""
-    log = trt.Logger(trt.Logger.INTERNAL_ERROR)
-    builder = trt.Builder(log)
-    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-    parser_ = trt.OnnxParser(network, log)
-    assert parser_.parse_from_file(str(path)), parser_.get_error(0).desc()
-    config = builder.create_builder_config()
-    config.num_compute_capabilities = 1
-    config.set_compute_capability(getattr(trt.ComputeCapability, gpu), 0)
-    profile = builder.create_optimization_profile()
-    profile.set_shape("x", (1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8))
-    config.add_optimization_profile(profile)
-    plan_ = builder.build_serialized_network(network, config)
-    return 0 if plan_ is None else int(plan_.nbytes)
+    model = onnx.load(fp8(network, float_precision=float_precision).path)
+    built = [len(rtx_build(model, gpu)[1]) for gpu in ("SM89", "SM120", "SM86")]
+    assert min(built[:2]) > 10_000
+    assert built[2] == 0
 
 
 def test_an_fp8_graph_runs_where_any_onnx_file_runs(

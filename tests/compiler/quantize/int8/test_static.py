@@ -4,26 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper, parser
-from written_models import model_of
+from pairwise_sums import convolution_operands, neighbours, pairwise_sums, saturate16
+from written_models import model_of, normal, outputs_of
 
 import qcompile
 from qcompile.calibration import load_ranges
+from qcompile.compiler.quantize.int8.pair_limits import PairLimits, limits_of, pair_limits, product_limits
 from qcompile.compiler.quantize.int8.placement import plan
 from qcompile.compiler.quantize.int8.static import activation_limits, quantize_static
 from qcompile.compiler.quantize.prepare import prepare_graph
+from qcompile.compiler.quantize.weights.rounding import gptq
 from qcompile.errors import CalibrationError, QuantizationError
+from qcompile.model.saturating_kernels import NONE, RECORDED, SaturatingKernels
 from qcompile.spec.words import GraphTarget
 
 Limits = Mapping[str, tuple[float, float]]
-
 SPANS = "x -4 3, c1 -5 5, r1 0 2.55, c2 -3 2, a -3 4, r2 0 4, p 0.5 1, f 0.5 1, y -1 2"
+
 RANGES: Limits = {
     name: (float(low), float(high)) for name, low, high in (span.split() for span in SPANS.split(","))
 }
@@ -52,37 +58,10 @@ class Graph:
         return scale, zero_point, axes[0] if scale.ndim and axes else -1
 
 
-def run(model: onnx.ModelProto, **feeds: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The first output of a model, from ONNX Runtime."""
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    output: NDArray[np.float32] = session.run(None, feeds)[0]
-    return output
-
-
 def quantized(model: onnx.ModelProto, target: GraphTarget, ranges: Limits = RANGES) -> Graph:
     """Prepare, plan and quantize a model."""
     ready = prepare_graph(model)
     return Graph(quantize_static(ready, plan(ready, target), ranges))
-
-
-def one_node(
-    node: onnx.NodeProto, x: list[int], y: list[int], **weights: NDArray[np.float32]
-) -> onnx.ModelProto:
-    """A model of one node with weights."""
-    values = [numpy_helper.from_array(value, name) for name, value in weights.items()]
-    graph = helper.make_graph(
-        [node],
-        "one",
-        [helper.make_tensor_value_info("x", 1, x)],
-        [helper.make_tensor_value_info("y", 1, y)],
-        values,
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-
-
-def normal(*shape: int, seed: int = 0) -> NDArray[np.float32]:
-    """Normal float32 values."""
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 @pytest.fixture
@@ -155,26 +134,20 @@ def test_weight_scales_are_the_largest_magnitude_of_each_output_channel_by_127(
 
 
 @pytest.mark.parametrize(
-    ("node", "shapes", "axis"),
+    ("node", "x", "w", "y"),
     [
-        (helper.make_node("MatMul", ["x", "w"], ["y"], "n"), ([3, 4], [4, 5], [3, 5]), 1),
-        (helper.make_node("Gemm", ["x", "w"], ["y"], "n"), ([3, 4], [4, 5], [3, 5]), 1),
-        (
-            helper.make_node("ConvTranspose", ["x", "w"], ["y"], "n"),
-            ([1, 2, 3, 3], [2, 5, 1, 1], [1, 5, 3, 3]),
-            1,
-        ),
+        ("MatMul(x, w)", "3,4", (4, 5), "3,5"),
+        ("Gemm(x, w)", "3,4", (4, 5), "3,5"),
+        ("ConvTranspose(x, w)", "1,2,3,3", (2, 5, 1, 1), "1,5,3,3"),
     ],
 )
 def test_weights_are_per_output_channel_wherever_the_operator_has_that_axis(
-    node: onnx.NodeProto, shapes: tuple[list[int], list[int], list[int]], axis: int
+    node: str, x: str, w: tuple[int, ...], y: str
 ) -> None:
-    weight = normal(*shapes[1])
-    graph = quantized(
-        one_node(node, shapes[0], shapes[2], w=weight), "tensorrt", {"x": (-1, 1), "y": (-1, 1)}
-    )
-    scale, _, found = graph.quantizer("n", 1)
-    assert found == axis
+    weight = normal(*w)
+    model = model_of(f"(float[{x}] x) => (float[{y}] y) {{ [n] y = {node} }}", w=weight)
+    scale, _, axis = quantized(model, "tensorrt", {"x": (-1, 1), "y": (-1, 1)}).quantizer("n", 1)
+    assert axis == 1
     others = tuple(index for index in range(weight.ndim) if index != axis)
     np.testing.assert_allclose(scale, np.abs(weight).max(axis=others) / 127, rtol=1e-6)
 
@@ -182,13 +155,13 @@ def test_weights_are_per_output_channel_wherever_the_operator_has_that_axis(
 @pytest.mark.parametrize("target", ["onnxruntime", "tensorrt"])
 def test_a_gemm_computes_what_integers_by_hand_give(target: GraphTarget) -> None:
     x, w, b = normal(6, 8, seed=1), normal(8, 5, seed=2), normal(5, seed=3)
-    node = helper.make_node("Gemm", ["x", "w", "b"], ["y"], "gemm")
-    graph = quantized(one_node(node, [6, 8], [6, 5], w=w, b=b), target, {"x": (-2.0, 3.0), "y": (-9, 9)})
+    model = model_of("(float[6,8] x) => (float[6,5] y) { [gemm] y = Gemm(x, w, b) }", w=w, b=b)
+    graph = quantized(model, target, {"x": (-2.0, 3.0), "y": (-9, 9)})
     scale, zero, lowest, highest = (3 / 127, 0, -128, 127) if target == "tensorrt" else (5 / 255, 102, 0, 255)
     integers = np.clip(np.round(x / np.float32(scale)) + zero, lowest, highest) - zero
     scales = np.abs(w).max(axis=0) / 127
     product = (integers @ np.round(w / scales)) * scale * scales
-    np.testing.assert_allclose(run(graph.model, x=x), product + b, atol=2e-4)
+    np.testing.assert_allclose(outputs_of(graph.model, x, optimize=True)[0], product + b, atol=2e-4)
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "tensorrt"])
@@ -214,7 +187,7 @@ def test_a_tensor_that_is_always_zero_gets_a_usable_scale(
     target: GraphTarget, residual: onnx.ModelProto
 ) -> None:
     graph = quantized(residual, target, {**RANGES, "x": (0.0, 0.0)})
-    assert np.isfinite(run(graph.model, x=np.zeros((1, 4, 8, 8), np.float32))).all()
+    assert np.isfinite(outputs_of(graph.model, np.zeros((1, 4, 8, 8), np.float32))[0]).all()
 
 
 def test_a_shared_bias_gets_the_scale_of_each_of_its_readers() -> None:
@@ -258,6 +231,150 @@ def test_ranges_for_another_target_hint_at_the_target(tmp_path: Path) -> None:
     onnx.save(model_of(f"({image} x) => ({image} y) {body}", w=normal(2, 2, 1, 1)), model)
     np.savez(tmp_path / "x.npz", x=normal(3, 2, 4, 4))
     ranges = qcompile.calibrate(model, str(tmp_path / "x.npz"), tmp_path / "r", targets=["tensorrt"]).path
-    with pytest.raises(CalibrationError) as caught:
+    with pytest.raises(CalibrationError, match=r"tensor 's' .*has no range") as caught:
         qcompile.quantize(model, tmp_path / "q.onnx", ranges=ranges, target="onnxruntime")
     assert caught.value.hint.endswith("calibrate for this `target`")
+
+
+Array = NDArray[Any]
+FLAT, TAPS = RECORDED["onnxruntime", "avx2"], RECORDED["openvino", "avx2"]
+CONVOLUTIONS = [((8, 4, 3, 3), 1), ((8, 3, 3, 3), 1), ((6, 1, 3), 1), ((8, 3, 2, 2), 4), ((6, 1, 3, 3), 3)]
+
+
+def limits_for(shape: tuple[int, ...], group: int, kernels: SaturatingKernels) -> PairLimits:
+    limits = pair_limits(helper.make_node("Conv", [], [], group=group), shape, kernels)
+    assert limits is not None
+    return limits
+
+
+def brute_force_fits(integers: Array, group: int, order: str) -> bool:
+    """Whether no corner of the activations, all 0 or 255, saturates a sum that ONNX Runtime makes."""
+    channels = integers.shape[1] * group
+    x = np.zeros((1, channels, *integers.shape[2:]), np.int64)
+    how = {"strides": [1] * (integers.ndim - 2), "pads": [0] * 2 * (integers.ndim - 2), "group": group}
+    _, columns = convolution_operands(x, integers, 0, **how)  # type: ignore[arg-type]
+    depth = columns.shape[1]
+    pairs = neighbours(depth)
+    if order == "taps":
+        c = integers.shape[1]
+        pairs = [(s + k, s + k + 1) for s in range(0, depth, c) for k in range(0, c - 1, 2)]
+    for g in range(group):
+        for i, j in pairs:
+            for p in (0, 255):
+                for q in (0, 255):
+                    sums = p * columns[g, i] + q * columns[g, j]
+                    if not np.array_equal(sums, saturate16(sums)):
+                        return False
+    return True
+
+
+@pytest.mark.parametrize(("shape", "group"), CONVOLUTIONS)
+@pytest.mark.parametrize("order", ["flat", "taps"])
+def test_no_corner_of_the_activations_saturates(shape: tuple[int, ...], group: int, order: str) -> None:
+    kernels = SaturatingKernels(dense=order, grouped=order)  # type: ignore[arg-type]
+    limits = limits_for(shape, group, kernels)
+    _, integers = limits.fitted(normal(*shape))
+    assert limits.fits(integers)
+    assert brute_force_fits(integers, group, order)
+
+
+def test_weights_of_eight_bits_are_caught_by_the_brute_force_and_by_us() -> None:
+    """The oracle of the test above sees what saturates, in the order that the kernels have."""
+    within, across = np.zeros((1, 3, 1, 2), np.int8), np.zeros((1, 3, 1, 2), np.int8)
+    within[0, :2, 0, 1] = 127  # channels 0 and 1 of the second position: 3 and 4 of the depth
+    across[0, 2, 0, 0] = across[0, 0, 0, 1] = 127  # 2 and 3 of the depth
+    for integers, flat, taps in ((within, True, False), (across, False, True)):
+        for kernels, order, fits in ((FLAT, "flat", flat), (TAPS, "taps", taps)):
+            assert limits_for(integers.shape, 1, kernels).fits(integers) == fits
+            assert brute_force_fits(integers, 1, order) == fits
+
+
+@given(st.integers(1, 9), st.integers(1, 6), st.integers(0, 10**6), st.floats(1e-6, 1e6))
+@settings(max_examples=60)
+def test_the_sum_of_any_activations_is_exact(depth: int, channels: int, seed: int, size: float) -> None:
+    random = np.random.default_rng(seed)
+    weight = (random.standard_normal((depth, channels)) * size).astype(np.float32)
+    scales, integers = product_limits(depth).fitted(weight)
+    x = random.integers(0, 256, (5, depth))
+    if depth > 1:
+        exact = pairwise_sums(x, integers.astype(np.int64), neighbours(depth), saturate16)
+        np.testing.assert_array_equal(exact, x @ integers.astype(np.int64))
+    # A scale is at most twice that of eight bits; each weight is off by half a step, one of a pair by more.
+    eight = np.abs(weight).max(axis=0) / 127
+    assert np.all(scales <= eight * 2 * (127 / 128) * (1 + 1e-6))
+    assert np.all(np.abs(integers * scales - weight) <= scales * 1.5 * (1 + 1e-5))
+
+
+def test_opposite_signs_and_odd_ends_keep_eight_bits() -> None:
+    opposite = np.float32([[1, 1], [-1, 0.5], [1, 0.5]])  # depth 3, channels 2
+    scales, integers = product_limits(3).fitted(opposite)
+    np.testing.assert_allclose(scales[0], 1 / 127, rtol=1e-6)
+    assert integers[:, 0].tolist() == [127, -127, 127]
+    assert scales[1] > 1 / 127  # 1 + 0.5 must fit in 128 steps
+    assert integers[:2, 1].sum() <= 128
+
+
+def test_a_channel_of_zeros_has_scale_one() -> None:
+    scales, integers = product_limits(4).fitted(np.zeros((4, 2), np.float32))
+    assert scales.tolist() == [1, 1]
+    assert not integers.any()
+
+
+def test_kernels_that_add_in_32_bits_limit_nothing() -> None:
+    conv, product = helper.make_node("Conv", [], [], group=4), helper.make_node("MatMul", [], [])
+    assert pair_limits(conv, (4, 1, 3, 3), FLAT) is None  # depthwise
+    assert pair_limits(conv, (8, 1, 3, 3), FLAT) is not None  # two outputs of each channel
+    assert pair_limits(conv, (8, 3, 3, 3), NONE) is None
+    assert pair_limits(product, (8, 3), NONE) is None
+    assert pair_limits(product, (2, 8, 3), FLAT) is None  # a batch of weights is not quantized
+
+
+def test_transposed_weights_are_read_along_their_depth() -> None:
+    weight = normal(6, 4)
+    plain = pair_limits(helper.make_node("MatMul", [], []), (6, 4), FLAT)
+    turned = pair_limits(helper.make_node("Gemm", [], [], transB=1), (4, 6), FLAT)
+    assert plain is not None
+    assert turned is not None
+    np.testing.assert_array_equal(plain.fitted(weight)[1], turned.fitted(weight.T)[1].T)
+    conv = helper.make_node("ConvTranspose", [], [], group=2)
+    limits = pair_limits(conv, (6, 5, 2, 2), SaturatingKernels(grouped="taps"))
+    assert limits is not None  # six channels in, two groups of three: (0, 1) of each group at each position
+    assert limits.pairs[:3].tolist() == [[0, 1], [3, 4], [6, 7]]
+    assert limits.fits(limits.fitted(normal(6, 5, 2, 2))[1])
+
+
+def test_only_stored_weights_have_limits() -> None:
+    nodes = [helper.make_node("MatMul", ["a", name], ["y"]) for name in ("w", "b")]
+    assert list(limits_of(nodes, {"w": (2, 3)}, FLAT)) == ["w"]
+    assert limits_of(nodes, {"w": (2, 3)}, NONE) == {}
+
+
+@pytest.mark.parametrize(
+    ("shape", "order"), [((8, 4, 3, 3), "flat"), ((6, 3, 3, 3), "flat"), ((6, 3, 2, 2), "taps")]
+)
+def test_gptq_stays_within_the_room_and_gains(shape: tuple[int, ...], order: str) -> None:
+    limits = limits_for(shape, 1, SaturatingKernels(dense=order))  # type: ignore[arg-type]
+    weight = normal(*shape)
+    scales, nearest = limits.fitted(weight)
+    random, depth = np.random.default_rng(1), int(np.prod(shape[1:]))
+    x = random.standard_normal((depth, 300)) + 2 * random.standard_normal((1, 300))  # inputs go together
+    rows = weight.reshape(shape[0], -1)
+    rounded = gptq(
+        rows, 2 * x @ x.T, bits=8, block_size=0, symmetric=True, scales=scales, room=limits.room(shape, 128)
+    )
+    integers = (rounded.codes.astype(np.int16) - 128).reshape(shape)
+    assert limits.fits(integers)
+    errors = [
+        np.square((q.reshape(rows.shape) * scales[:, None] - rows) @ x).sum() for q in (integers, nearest)
+    ]
+    assert errors[0] < errors[1]
+
+
+def test_seven_bits_lose_more() -> None:
+    """Signal-to-noise of a weight by pairs, beside eight and seven bits: its reason to be."""
+    weight = normal(64, 64, 3, 3)
+    scales, integers = limits_for(weight.shape, 1, FLAT).fitted(weight)
+    amax = np.abs(weight).max(axis=(1, 2, 3), keepdims=True)
+    noise = [np.square(np.rint(weight / (amax / q)) * (amax / q) - weight).sum() for q in (127, 63)]
+    ours = np.square(integers * scales[:, None, None, None] - weight).sum()
+    assert noise[0] < ours < noise[1] / 2

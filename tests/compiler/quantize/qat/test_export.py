@@ -12,13 +12,18 @@ import onnxruntime
 import pytest
 import torch
 from torch import nn
+from written_models import model_of, outputs_of, stored
 
 import qcompile
 from qcompile import qat
 from qcompile.artifact import Artifact, load_artifact
-from qcompile.errors import ExportError, InvalidOption
+from qcompile.compiler.quantize.qat.finish_qdq import finish_qdq
+from qcompile.errors import ExportError, InvalidOption, QuantizationError
+from qcompile.model.graph import weighted_nodes
+from qcompile.progress import quiet
 
 INPUT = "x:[batch,3,8,8]"
+
 FILE = """
 import torch
 from torch import nn
@@ -40,6 +45,7 @@ def build():
         optimizer.step()
     return qat.convert(prepared.eval())
 """
+
 OPERANDS = 3  # two convolutions and a linear layer
 
 
@@ -176,3 +182,91 @@ def test_a_model_that_is_still_in_training_is_sent_to_convert(tmp_path: Path) ->
         qcompile.export(prepared.eval(), tmp_path / "m.onnx", inputs=["x:2x8"])
     assert "qat.convert" in caught.value.hint
     assert not (tmp_path / "m.onnx").exists()
+
+
+def to_onnx(model: nn.Module, x: torch.Tensor) -> onnx.ModelProto:
+    with quiet():
+        exported = torch.onnx.export(
+            torch.export.export(model, (x,)), dynamo=True, verbose=False, input_names=["x"],
+            output_names=["y"], opset_version=20,
+        )  # fmt: skip
+    proto: onnx.ModelProto = exported.model_proto
+    return proto
+
+
+def quantized_weight(bias: float) -> onnx.ModelProto:
+    """x [2,4], a stored weight behind DequantizeLinear and Transpose, then a Gemm, as exported."""
+    generator = np.random.default_rng(0)
+    arrays = {
+        "xs": np.float32(0.02), "xz": np.uint8(100),
+        "w": generator.integers(-127, 128, (4, 3)).astype(np.int8),
+        "ws": np.array([0.02, 0.03, 1e-6], np.float32), "wz": np.zeros(3, np.int8),
+        "b": np.array([bias, -bias, bias], np.float32),
+    }  # fmt: skip
+    text = """(float[2,4] x) => (float[2,3] y) {
+        xq = QuantizeLinear(x, xs, xz) xd = DequantizeLinear(xq, xs, xz)
+        wd = DequantizeLinear<axis=1>(w, ws, wz) wt = Transpose(wd) [gemm] y = Gemm<transB=1>(xd, wt, b) }"""
+    return model_of(text, opset=19, **{name: np.asarray(array) for name, array in arrays.items()})
+
+
+@pytest.mark.parametrize(("bias", "kernel"), [(0.5, "QGemm"), (1e4, "Gemm")])
+def test_a_bias_is_int32_where_it_fits(bias: float, kernel: str, tmp_path: Path) -> None:
+    model, x = quantized_weight(bias), np.random.default_rng(1).standard_normal((2, 4)).astype(np.float32)
+    finished = finish_qdq(model, "onnxruntime")
+    assert any(array.dtype == np.int32 for array in stored(finished).values()) is (kernel == "QGemm")
+    expected = outputs_of(model, x, optimize=True)[0]
+    np.testing.assert_allclose(
+        outputs_of(finished, x, optimized=tmp_path / "o.onnx")[0], expected, rtol=1e-5, atol=1e-3
+    )
+    assert kernel in {node.op_type for node in onnx.load(tmp_path / "o.onnx").graph.node}
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
+def test_finishing_twice_changes_nothing_more(target: Any) -> None:
+    once = finish_qdq(quantized_weight(0.5), target)
+    assert finish_qdq(once, target) == once
+
+
+def test_tensorrt_is_given_no_zero_point() -> None:
+    model = quantized_weight(0.5)
+    with pytest.raises(QuantizationError, match="'x' has a zero point of 100"):
+        finish_qdq(model, "tensorrt")
+    with pytest.raises(InvalidOption, match="'cpu' is unknown"):
+        finish_qdq(model, "cpu")  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_a_model_trained_with_torchao_keeps_its_scales() -> None:
+    with quiet():
+        pytest.importorskip("torchao")
+        from torchao.quantization.pt2e import move_exported_model_to_eval
+        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_qat_pt2e
+        from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)
+        )
+        shapes = ({0: torch.export.Dim.AUTO},)
+        x = torch.randn(2, 3, 6, 6)
+        captured = torch.export.export(model.train(), (x,), dynamic_shapes=shapes).module()
+        quantizer = x86.X86InductorQuantizer()
+        quantizer.set_global(x86.get_default_x86_inductor_quantization_config(is_qat=True))
+        prepared = prepare_qat_pt2e(captured, quantizer)
+        for _ in range(3):
+            prepared(x)
+        move_exported_model_to_eval(prepared)
+        converted = convert_pt2e(prepared)
+    graph = finish_qdq(to_onnx(converted, x), "onnxruntime")
+    trained_scales = {
+        np.float32(node.args[1])
+        for node in converted.graph.nodes
+        if "quantize_per_tensor" in str(node.target)
+    }
+    values = stored(graph)
+    scales = {values[n.input[1]].item() for n in graph.graph.node if n.op_type == "QuantizeLinear"}
+    assert scales == trained_scales
+    assert not weighted_nodes(graph)["fp32"]
+    expected = converted(x).detach().numpy()
+    noise = expected - outputs_of(graph, x.numpy(), optimize=True)[0]
+    assert np.square(noise).sum() < np.square(expected).sum() / 1000  # 30 dB

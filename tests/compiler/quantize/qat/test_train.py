@@ -16,15 +16,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
-from onnxruntime import InferenceSession, SessionOptions
+from onnx import helper
 from small_examples import EXAMPLES, modules
 from torch import nn
 from torch.nn.functional import cross_entropy, hardswish, relu_
+from written_models import outputs_of, stored
 
 from qcompile import qat
 from qcompile.compiler.quantize.int8.pair_limits import pair_limits
 from qcompile.compiler.quantize.qat.finish_qdq import finish_qdq
+from qcompile.compiler.quantize.qat.quantizer import OPERATOR, TargetQuantizer, capture
 from qcompile.errors import ExportError, InvalidOption, QuantizationError
 from qcompile.model.graph import weighted_nodes
 from qcompile.model.saturating_kernels import saturating_kernels
@@ -82,23 +83,8 @@ def to_onnx(model: Any, *shape: int) -> onnx.ModelProto:
     return proto
 
 
-def run(model: onnx.ModelProto, x: NDArray[Any], optimized: Path | None = None) -> NDArray[Any]:
-    onnx.checker.check_model(model, full_check=True)
-    options = SessionOptions()
-    options.log_severity_level = 3
-    if optimized is not None:
-        options.optimized_model_filepath = str(optimized)
-    session = InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    result: NDArray[Any] = session.run(None, {"x": x})[0]
-    return result
-
-
 def snr_db(expected: NDArray[Any], found: NDArray[Any]) -> float:
     return float(10 * np.log10(np.square(expected).sum() / np.square(expected - found).sum()))
-
-
-def stored(model: onnx.ModelProto) -> dict[str, NDArray[Any]]:
-    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +105,7 @@ def test_onnx_runtime_computes_what_was_trained(
     x = torch.randn(7, 3, 16, 16)
     with torch.no_grad():
         expected = model(x).numpy()
-    assert snr_db(expected, run(graph, x.numpy())) > 30
+    assert snr_db(expected, outputs_of(graph, x.numpy(), optimize=True)[0]) > 30
     assert Counter(node.op_type for node in weighted_nodes(graph)["int8"]) == {
         "Conv": 3,
         "Gemm": 1,
@@ -131,7 +117,8 @@ def test_onnx_runtime_computes_what_was_trained(
 def test_onnx_runtime_fuses_every_operator(
     ready: dict[str, tuple[Any, onnx.ModelProto]], tmp_path: Path
 ) -> None:
-    run(ready["onnxruntime"][1], np.zeros((1, 3, 16, 16), np.float32), tmp_path / "optimized.onnx")
+    image = np.zeros((1, 3, 16, 16), np.float32)
+    outputs_of(ready["onnxruntime"][1], image, optimized=tmp_path / "optimized.onnx")
     found = Counter(node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node)
     assert found["QLinearConv"] == 3
     assert found["QLinearAdd"] == found["QGemm"] == found["QLinearGlobalAveragePool"] == 1
@@ -166,14 +153,14 @@ def test_the_file_holds_exactly_the_trained_scales(
     limits = pair_limits(conv, weight.shape, saturating_kernels(target, isa_here()))  # type: ignore[arg-type]
     scales = np.abs(weight).max((1, 2, 3)) / 127
     if limits is not None:
-        scales = np.maximum(scales, limits.least_scales(weight))
+        scales = np.maximum(scales, limits.least_scales(weight) * 128 / 127)  # room for rounding
     conv = next(node for node in graph.graph.node if node.op_type == "Conv")
     behind = {node.output[0]: node for node in graph.graph.node}
     dequantize = behind[conv.input[1]]
     np.testing.assert_allclose(values[dequantize.input[1]], scales * np.abs(gain), rtol=1e-5)
     if target != "tensorrt":  # its weights are float behind a pair
         steps = weight / scales[:, None, None, None]
-        integers = np.rint(steps) if limits is None else limits.limited(np.rint(steps), steps)
+        integers = np.rint(steps)
         signed = integers * np.sign(gain)[:, None, None, None]
         assert np.abs(values[dequantize.input[0]] - signed).max() == 0
 
@@ -226,9 +213,10 @@ class Mutating(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second, self.third = (nn.Conv2d(3, 3, 1) for _ in range(3))
+        self.norm = nn.BatchNorm2d(3, eps=0.5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.first(x)
+        y = self.norm(self.first(x))
         relu_(y)
         z = self.second(y)
         z[:, 0] += 1.0
@@ -244,6 +232,7 @@ def test_before_training_only_rounding_is_added(target: Any) -> None:
     expected = model(x).detach().numpy()
     for observed in (False, True):
         prepared.train(observed)
+        qat.freeze(prepared, ranges=False)
         assert 30 < snr_db(expected, prepared(x).detach().numpy()) < 70
 
 
@@ -314,7 +303,7 @@ def accuracies(data: ModuleType, network: nn.Module, target: str, steps: int) ->
         with torch.no_grad():
             right += [
                 (network(torch.from_numpy(x)).numpy().argmax(1) == y).sum(),
-                (run(graph, x).argmax(1) == y).sum(),
+                (outputs_of(graph, x, optimize=True)[0].argmax(1) == y).sum(),
             ]
     before, after = (right / 500).tolist()
     return before, after
@@ -336,3 +325,57 @@ def test_importing_it_loads_nothing_heavy() -> None:
     code = "import sys, qcompile; qcompile.qat; print({'torch', 'onnx', 'torchao'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+class Branches(nn.Module):
+    """Two branches of convolutions from one stem, and their sum."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.stem, self.one, self.two, self.three = (nn.Conv2d(4, 4, 1) for _ in range(4))
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Take and return float32 [n, 4, 4, 4]."""
+        stem = torch.relu(self.stem(x))
+        main = self.norm(self.two(torch.relu(self.one(stem))))
+        if self.kind == "shortcut":
+            return stem + main
+        if self.kind == "projection":
+            return main + self.three(stem)
+        if self.kind == "projection first":
+            return self.three(stem) + main
+        if self.kind == "silu":
+            return nn.functional.silu(main) + stem
+        if self.kind == "read elsewhere":
+            return torch.cat([main + torch.exp(x), main])
+        return main + torch.exp(main)
+
+
+@pytest.mark.parametrize(
+    ("kind", "quantized"),
+    [
+        ("shortcut", ["relu"]),
+        ("projection", ["conv2d_3"]),
+        ("projection first", ["conv2d_3"]),
+        ("silu", ["relu"]),
+        ("read elsewhere", ["batch_norm", "exp"]),
+        ("itself the residual", []),
+    ],
+)
+def test_the_residual_branch_alone_is_rounded(kind: str, quantized: list[str]) -> None:
+    captured = capture(Branches(kind), torch.randn(2, 4, 4, 4), None)
+    TargetQuantizer("tensorrt", "auto", []).annotate(captured)
+    (total,) = (node for node in captured.graph.nodes if node.name.startswith("add"))
+    annotation = total.meta.get("quantization_annotation")
+    rounded = annotation.input_qspec_map if annotation is not None else {}
+    assert sorted(node.meta.get(OPERATOR, node.name) for node in rounded) == sorted(quantized)
+
+
+def test_what_moves_values_keeps_the_scale_of_what_it_reads() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.MaxPool2d(2), nn.Conv2d(4, 4, 1))
+    captured = capture(model, torch.randn(2, 4, 4, 4), None)
+    TargetQuantizer("openvino", "auto", []).annotate(captured)
+    nodes = {node.name: node for node in captured.graph.nodes}
+    assert nodes["max_pool2d"].meta["quantization_annotation"].output_qspec.edge_or_node is nodes["conv2d"]

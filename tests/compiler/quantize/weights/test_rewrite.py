@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
+from mode_models import run
 from numpy.typing import NDArray
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
+from written_models import model_of, normal
 
 from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.compiler.quantize.weights.hessians import collect_hessians
@@ -25,25 +26,9 @@ Floats = NDArray[np.float32]
 FORMS = ["nbits", "qdq"]
 
 
-def normal(*shape: int, seed: int = 0) -> Floats:
-    """Normal float32 values."""
-    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
-
-
-def run(model: onnx.ModelProto, **feeds: NDArray[Any]) -> Floats:
-    """The first output; ONNX Runtime would fuse Q/DQ to products of int8 activations if it were let."""
-    options = onnxruntime.SessionOptions()
-    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
-    output: Floats = session.run(None, feeds)[0]
-    return output
-
-
 def build(body: str, opset: int = 17, **weights: NDArray[Any]) -> onnx.ModelProto:
     """A prepared model: `(float[m,8] x) => (float[m,4] y) { ... }` with weights."""
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> tiny {body}')
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
-    return prepare_graph(model)
+    return prepare_graph(model_of(body, opset=opset, **weights))
 
 
 def nibbles(content: bytes) -> list[int]:

@@ -7,16 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from written_models import normal
 
 from qcompile.compiler.quantize.weights.rounding import Rounded, gptq, packed, round_to_nearest
 from qcompile.errors import QuantizationError
 
 Floats = NDArray[np.float32]
-
-
-def normal(*shape: int, seed: int = 0) -> Floats:
-    """Normal float32 values."""
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def by_hand(weight: Floats, bits: int, block_size: int, *, symmetric: bool) -> tuple[list[int], Floats]:

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import tensorrt_rtx
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from onnx import TensorProto, numpy_helper, parser
+from onnx import TensorProto, helper, numpy_helper
+from rtx_builds import rtx_build
+from written_models import model_of, outputs_of
 
-from qcompile.compiler.quantize.half.casts import Half
+import qcompile
+from qcompile.compiler.quantize.half.casts import Half, in_float32
 from qcompile.compiler.quantize.half.precision import to_half
 from qcompile.compiler.quantize.int8.placement import plan, scaled_tensors
 from qcompile.compiler.quantize.int8.static import quantize_static
 from qcompile.compiler.quantize.prepare import prepare_graph
-from qcompile.engines.tensorrt.builder.proof import by_precision, compute_layers
-from qcompile.engines.tensorrt.log import last_error, make_log
 from qcompile.model.graph import count_weighted, infer_types, producers
 from qcompile.model.onnx_file import model_io, opset
 from qcompile.model.output_error import output_error
@@ -36,19 +39,6 @@ TRANSFORMER = """(float[n,7,16] x) => (float[n,7,16] y) <float[16,16] q, float[1
     t = Transpose <perm = [0,2,1]> (kl) s = MatMul(ql, t) d = Mul(s, r) p = Softmax <axis = -1> (d)
     a = MatMul(p, vl) h = Add(a, x) u = MatMul(h, up) ub = Add(u, b) e = Relu(ub) o = MatMul(e, down)
     y = Add(o, h) }"""
-
-
-def graph(text: str, version: int = 17) -> onnx.ModelProto:
-    """A checked model; weights declared without values are normal ones."""
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : {version}]> tiny {text}')
-    generator = np.random.default_rng(0)
-    for value in model.graph.value_info:
-        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
-        weight = (generator.standard_normal(shape) * 0.3).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(weight, value.name))
-    del model.graph.value_info[:]
-    onnx.checker.check_model(model, full_check=True)
-    return model
 
 
 def run(model: onnx.ModelProto, x: NDArray[np.float32], *names: str) -> list[NDArray[np.float32]]:
@@ -90,7 +80,7 @@ def int8(model: onnx.ModelProto) -> onnx.ModelProto:
 @pytest.fixture(params=["residual", "transformer"])
 def quantized(request: pytest.FixtureRequest, tiny: Tiny) -> onnx.ModelProto:
     """A small convolutional net and a Transformer's block, in INT8."""
-    return int8(tiny("residual")) if request.param == "residual" else int8(graph(TRANSFORMER))
+    return int8(tiny("residual")) if request.param == "residual" else int8(model_of(TRANSFORMER))
 
 
 @cache
@@ -98,7 +88,7 @@ def simple() -> bytes:
     """Two MatMuls in INT8."""
     text = """(float[n,16] x) => (float[n,16] y) <float[16,16] w, float[16,16] v> {
         h = MatMul(x, w) y = MatMul(h, v) }"""
-    return int8(graph(text)).SerializeToString()
+    return int8(model_of(text)).SerializeToString()
 
 
 def with_scale(values: float, of: str) -> onnx.ModelProto:
@@ -109,26 +99,6 @@ def with_scale(values: float, of: str) -> onnx.ModelProto:
     shape = numpy_helper.to_array(scale).shape
     scale.CopyFrom(numpy_helper.from_array(np.full(shape, values, np.float32), scale.name))
     return model
-
-
-def built(model: onnx.ModelProto) -> dict[str, dict[str, int]]:
-    """Layers by precision of the network that TensorRT-RTX parsed, and built for Ampere."""
-    log = make_log(tensorrt_rtx)
-    builder = tensorrt_rtx.Builder(log.logger)
-    network = builder.create_network(1 << int(tensorrt_rtx.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-    onnx_parser = tensorrt_rtx.OnnxParser(network, log.logger)
-    assert onnx_parser.parse(model.SerializeToString()), onnx_parser.get_error(0).desc()
-    config = builder.create_builder_config()
-    config.num_compute_capabilities = 1
-    config.set_compute_capability(tensorrt_rtx.ComputeCapability.SM86, 0)
-    profile = builder.create_optimization_profile()
-    for index in range(network.num_inputs):
-        tensor = network.get_input(index)
-        shape = [3 if size < 0 else size for size in tensor.shape]
-        profile.set_shape(tensor.name, shape, shape, shape)
-    config.add_optimization_profile(profile)
-    assert builder.build_serialized_network(network, config) is not None, last_error(log, "no reason")
-    return by_precision(compute_layers(network))
 
 
 def behind_dequantizers(model: onnx.ModelProto) -> bool:
@@ -167,7 +137,7 @@ def test_everything_between_the_integers_is_half(quantized: onnx.ModelProto, dty
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_tensorrt_builds_it_with_every_product_in_int8(quantized: onnx.ModelProto, dtype: Half) -> None:
     products = sum(count_weighted(quantized)["int8"].values())
-    layers = built(to_half(quantized, dtype)[0])
+    layers = rtx_build(to_half(quantized, dtype)[0], "SM86")[0]
     assert list(layers) == ["int8"]
     assert sum(layers["int8"].values()) == products >= 3
 
@@ -190,7 +160,7 @@ def test_weights_are_stored_as_the_integers_of_the_int8_graph(quantized: onnx.Mo
 def test_a_scale_that_float16_would_blur_keeps_its_pair_and_its_layer_in_float32() -> None:
     text = """(float[n,16] x) => (float[n,16] y) <float[16,16] w, float[16,16] v, float k = {0.0001}> {
         m = MatMul(x, w) h = Mul(m, k) y = MatMul(h, v) }"""
-    model = int8(graph(text))
+    model = int8(model_of(text))
     mixed, kept = to_half(model)
     onnx.checker.check_model(mixed, full_check=True)
     pair = ["h_QuantizeLinear", "h_DequantizeLinear"]
@@ -202,7 +172,7 @@ def test_a_scale_that_float16_would_blur_keeps_its_pair_and_its_layer_in_float32
         "MatMul_y": "'h_DequantizeLinear' in front of it stays in float32",
     }
     assert behind_dequantizers(mixed)
-    assert built(mixed) == {"int8": {"MATRIX_MULTIPLY": 2}}
+    assert rtx_build(mixed, "SM86")[0] == {"int8": {"MATRIX_MULTIPLY": 2}}
     x = sample(model)
     assert output_error(run(model, x)[0], run(mixed, x)[0]).snr_db > 40
 
@@ -243,7 +213,7 @@ def test_a_blocked_layer_is_int8_with_float32_around() -> None:
     assert behind_dequantizers(mixed)
     read = {name for node in mixed.graph.node for name in node.input} | {"y"}
     assert all(set(node.output) & read for node in mixed.graph.node)
-    assert built(mixed) == {"int8": {"MATRIX_MULTIPLY": 2}}
+    assert rtx_build(mixed, "SM86")[0] == {"int8": {"MATRIX_MULTIPLY": 2}}
 
 
 def test_what_dequantizes_beyond_65504_stays_in_float32() -> None:
@@ -261,7 +231,7 @@ def test_an_activation_whose_quantizer_says_that_it_is_subnormal_stays_in_float3
 def test_a_scale_made_at_run_time_stays_in_float32() -> None:
     text = """(float[n,4] x) => (float[n,4] y) { q, s, z = DynamicQuantizeLinear(x)
         [d] y = DequantizeLinear(q, s, z) }"""
-    _, kept = to_half(graph(text, 19))
+    _, kept = to_half(model_of(text, opset=19))
     assert kept["d"] == "its scale is computed at run time"
 
 
@@ -270,8 +240,112 @@ def test_a_scale_made_at_run_time_stays_in_float32() -> None:
 def test_the_types_of_q_and_dq_follow_every_opset(version: int, dtype: Half) -> None:
     text = """(float[n,4] x) => (float[n,4] y) <float s = {0.02}, int8 z = {0}, float[4,4] w> {
         h = Relu(x) q = QuantizeLinear(h, s, z) d = DequantizeLinear(q, s, z) y = MatMul(d, w) }"""
-    half, kept = to_half(graph(text, version), dtype)
+    half, kept = to_half(model_of(text, opset=version), dtype)
     onnx.checker.check_model(half, full_check=True)
     assert (kept, opset(half)) == ({}, version)
     wanted = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}[dtype]
     assert {t.data_type for t in half.graph.initializer} == {wanted, TensorProto.INT8}
+
+
+BF16 = ml_dtypes.bfloat16
+Floats = NDArray[np.float32]
+LEVELS = onnxruntime.GraphOptimizationLevel
+
+
+def rounded(values: NDArray[Any]) -> Floats:
+    """What bfloat16 keeps of float32 values."""
+    return values.astype(BF16).astype(np.float32)
+
+
+def whole(*shape: int, limit: int = 300, seed: int = 0) -> Floats:
+    """Whole numbers: their products and sums are exact in float32, in whatever order."""
+    return np.random.default_rng([seed, *shape]).integers(-limit, limit + 1, shape).astype(np.float32)
+
+
+LINEAR = "(float[n,16] x) => (float[n,8] y) { m = MatMul(x, w) a = Add(m, b) y = Relu(a) }"
+
+
+@pytest.mark.parametrize("optimize", [True, False])
+def test_every_result_is_rounded_where_bfloat16_rounds_it(optimize: bool) -> None:
+    w, b, x = whole(16, 8), whole(8), whole(5, 16)
+    half, kept = to_half(model_of(LINEAR, opset=22, w=w, b=b), "bfloat16")
+    assert not kept
+    found = outputs_of(in_float32(half), x, optimize=optimize)[0]
+    product = rounded(rounded(x) @ rounded(w))
+    expected = np.maximum(rounded(product + rounded(b)), 0)
+    np.testing.assert_array_equal(found, expected)
+    assert np.any(found != np.maximum(x @ w + b, 0))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_subnormal=False), min_size=1, max_size=8))
+def test_a_value_is_rounded_as_ml_dtypes_rounds_it(values: list[float]) -> None:
+    x = np.array(values, np.float32)
+    model = model_of("(float[n] x) => (float[n] y) { y = Neg(x) }", opset=22)
+    with np.errstate(over="ignore"):
+        found = outputs_of(in_float32(to_half(model, "bfloat16")[0]), x, optimize=True)[0]
+    np.testing.assert_array_equal(found, -rounded(x))
+
+
+def test_integers_and_scales_of_a_quantized_graph_are_computed_alike() -> None:
+    body = """(float[n,8] x) => (float[n,4] y) {
+        q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) v = DequantizeLinear <axis = 1> (w, t)
+        y = MatMul(d, v) }"""
+    weights = {
+        "s": np.float32(0.3),
+        "z": np.int8(0),
+        "w": whole(8, 4, limit=127).astype(np.int8),
+        "t": np.array([0.01, 0.5, 0.3, 1.7], np.float32),
+    }
+    half, kept = to_half(
+        model_of(body, opset=22, **{name: np.asarray(value) for name, value in weights.items()}), "bfloat16"
+    )
+    x = whole(3, 8, limit=30)
+    scale, scales = (rounded(np.asarray(weights[name])) for name in ("s", "t"))
+    assert all("float32" in reason for reason in kept.values())
+    read = np.float32(0.3) if kept else scale  # the input of the model is float32
+    integers = np.clip(np.rint(x / read), -128, 127)
+    values, weight = rounded(integers * scale), rounded(weights["w"].astype(np.float32) * scales)
+    np.testing.assert_allclose(
+        outputs_of(in_float32(half), x, optimize=True)[0], rounded(values @ weight), rtol=2**-7
+    )
+
+
+@pytest.mark.parametrize("operator", ["Constant", "ConstantOfShape"])
+def test_constants_that_nodes_hold_become_float32_too(operator: str) -> None:
+    tensor = helper.make_tensor("value", TensorProto.BFLOAT16, [1], [0.1])
+    inputs = ["shape"] if operator == "ConstantOfShape" else []
+    nodes = [
+        helper.make_node("Cast", ["x"], ["h"], to=TensorProto.BFLOAT16),
+        helper.make_node(operator, inputs, ["c"], value=tensor),
+        helper.make_node("Add", ["h", "c"], ["s"]),
+        helper.make_node("Cast", ["s"], ["y"], to=TensorProto.FLOAT),
+    ]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
+    stored = [numpy_helper.from_array(np.array([1]), "shape")] if inputs else []
+    graph = helper.make_graph(nodes, "tiny", [x], [y], stored)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
+    onnx.checker.check_model(model, full_check=True)
+    given_x = np.array([3.0], np.float32)
+    expected = rounded(given_x + rounded(np.array([0.1], np.float32)))
+    np.testing.assert_array_equal(outputs_of(in_float32(model), given_x, optimize=True)[0], expected)
+
+
+def test_a_mask_of_infinity_is_no_overflow(tmp_path: Path) -> None:
+    """Scores of masked attention hold infinity by intent; a value beyond float16 beside it is still found."""
+    generator = np.random.default_rng(0)
+    mask = np.triu(np.full((4, 4), -np.inf, np.float32), 1)
+    weight = generator.standard_normal((4, 4)).astype(np.float32)
+    model = model_of(
+        """(float[N,4,4] x) => (float[N,4,4] y) {
+        s = MatMul(x, w) m = Add(s, mask) p = Softmax(m) b = Mul(p, large) c = Div(b, large)
+        y = MatMul(c, w) }""",
+        named=True, w=weight, mask=mask, large=np.array(1e6, np.float32),
+    )  # fmt: skip
+    onnx.save(model, tmp_path / "masked.onnx")
+    np.savez(tmp_path / "x.npz", x=generator.standard_normal((3, 4, 4)).astype(np.float32))
+    half = qcompile.quantize(
+        tmp_path / "masked.onnx", tmp_path / "half.onnx", precision="fp16", target="tensorrt",
+        data=str(tmp_path / "x.npz"),
+    )  # fmt: skip
+    assert any("65504" in reason for reason in half.manifest.proof["left_in_float"].values())  # type: ignore[attr-defined]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +11,19 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import numpy_helper
-from written_models import model_of, outputs_of
+from onnxruntime.quantization import qdq_quantizer
+from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
+from written_models import model_of, outputs_of, stored
 
+import qcompile
+from qcompile.compiler.quantize.int8 import static as static_int8
 from qcompile.compiler.quantize.int8.corrections import correct_biases
 from qcompile.compiler.quantize.int8.placement import plan
-from qcompile.compiler.quantize.int8.static import quantize_static
+from qcompile.compiler.quantize.int8.static import all_channels_at_once, quantize_static
 from qcompile.compiler.quantize.prepare import prepare_graph
+from qcompile.compiler.quantize.weights.rounding import gptq
 from qcompile.data.batches import Data
+from qcompile.errors import InvalidOption
 from qcompile.model.onnx_file import model_io
 from qcompile.spec.words import GraphTarget
 
@@ -31,7 +38,7 @@ class Case:
         self.model, self.x, self.path = model, x, folder / "model.onnx"
         onnx.save(model, self.path)
         np.savez(folder / "data.npz", x=x)
-        self.data = Data(str(folder / "data.npz"), model_io(model).inputs, batch_size=8)
+        self.spec = str(folder / "data.npz")
         ready = prepare_graph(model)
         names = [name for node in ready.graph.node for name in node.output]
         found = [x, *outputs_of(ready, x, *names)]
@@ -44,12 +51,8 @@ class Case:
         self.quantized = quantize_static(ready, plan(ready, target), ranges)
 
     def corrected(self, limit: int | None = None) -> tuple[onnx.ModelProto, int]:
-        return correct_biases(self.path, self.quantized, self.data, limit)
-
-
-def stored(model: onnx.ModelProto) -> dict[str, Floats]:
-    """The initializers."""
-    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+        data = Data(self.spec, model_io(self.model).inputs, batch_size=8, limit=limit)
+        return correct_biases(self.path, self.quantized, data)
 
 
 def mean_error(model: onnx.ModelProto, other: onnx.ModelProto, x: Floats) -> NDArray[np.float64]:
@@ -166,3 +169,128 @@ def test_what_differs_by_position_is_no_bias(
     )
     case = Case(tmp_path, model, skewed(4, 16, 5, 4), target)
     assert case.corrected()[1] == 0
+
+
+def model(folder: Path) -> tuple[Path, Floats]:
+    """A convolution and two products, on inputs whose channels go together."""
+    generator = np.random.default_rng(0)
+
+    def normal(*shape: int) -> Floats:
+        return generator.standard_normal(shape).astype(np.float32)
+
+    made = model_of(
+        """(float[N,4,6,6] x) => (float[N,8] y) { c = Conv<pads=[1,1,1,1]>(x, w1) r = Relu(c)
+        g = GlobalAveragePool(r) f = Flatten(g) m = Gemm<transB=1>(f, w2, b) t = Relu(m)
+        y = MatMul(t, w3) }""",
+        named=True, w1=normal(16, 4, 3, 3), w2=normal(12, 16), b=normal(12), w3=normal(12, 8),
+    )  # fmt: skip
+    onnx.save(made, folder / "m.onnx")
+    x = normal(48, 1, 6, 6) + 0.1 * normal(48, 4, 6, 6)
+    np.savez(folder / "d.npz", x=x)
+    qcompile.calibrate(folder / "m.onnx", str(folder / "d.npz"), folder / "r", method="minmax")
+    return folder / "m.onnx", x
+
+
+def weights(path: Path) -> dict[str, NDArray[np.float32]]:
+    """Name of a weight to its stored values, in steps."""
+    graph = onnx.load(path).graph
+    return {t.name: numpy_helper.to_array(t) for t in graph.initializer if t.name.startswith("w")}
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
+def test_the_layer_errs_less_and_scales_stay(target: GraphTarget, tmp_path: Path) -> None:
+    path, x = model(tmp_path)
+    common = {"ranges": tmp_path / "r", "data": str(tmp_path / "d.npz"), "target": target}
+    common |= {"search": False, "balance": False, "correct_bias": False, "exclude": ["Gemm", "MatMul"]}
+    found: dict[str, dict[str, Floats]] = {}
+    errors = {}
+    float_model = onnx.load(path)
+    (expected,) = outputs_of(float_model, x, "c")
+    for rounding in ("rtn", "gptq"):
+        made = qcompile.quantize(path, tmp_path / "q.onnx", block_size=0, rounding=rounding, **common)  # type: ignore[arg-type]
+        assert made.manifest.proof["rounded_weights"] == (rounding == "gptq")
+        found[rounding] = weights(made.path)
+        # The convolution by itself: float inputs, the weights that were stored.
+        name = next(n for n in found[rounding] if n.startswith("w1") and "scale" not in n and "zero" not in n)
+        values = found[rounding][name] * found[rounding]["w1_scale"].reshape(-1, 1, 1, 1)
+        alone = onnx.ModelProto()
+        alone.CopyFrom(float_model)
+        for tensor in alone.graph.initializer:
+            if tensor.name == "w1":
+                tensor.CopyFrom(numpy_helper.from_array(values, "w1"))
+        errors[rounding] = float(np.square(outputs_of(alone, x, "c")[0] - expected).sum())
+    np.testing.assert_array_equal(found["rtn"]["w1_scale"], found["gptq"]["w1_scale"])
+    assert errors["gptq"] < 0.5 * errors["rtn"]
+
+
+def test_a_stored_float_weight_is_already_on_the_steps(tmp_path: Path) -> None:
+    path, _ = model(tmp_path)
+    made = qcompile.quantize(
+        path, tmp_path / "q.onnx", ranges=tmp_path / "r", data=str(tmp_path / "d.npz"), target="tensorrt",
+        block_size=0, rounding="gptq", balance=False,
+    )  # fmt: skip
+    found = weights(made.path)
+    steps = found["w1"] / found["w1_scale"].reshape(-1, 1, 1, 1)
+    np.testing.assert_allclose(steps, np.round(steps), atol=1e-3)
+    assert np.abs(steps).max() <= 127.001
+
+
+def test_given_scales_are_kept_and_no_worse_than_any_neighbour() -> None:
+    generator = np.random.default_rng(1)
+    weight = generator.standard_normal((3, 4)).astype(np.float32)
+    x = generator.standard_normal((50, 1)) + 0.2 * generator.standard_normal((50, 4))
+    hessian = 2 * x.T @ x
+    scales = (np.abs(weight).max(axis=1) / 7).astype(np.float32)
+    rounded = gptq(weight, hessian, bits=8, block_size=0, symmetric=True, scales=scales)
+    np.testing.assert_array_equal(rounded.scales[:, 0], scales)
+    for row in range(3):
+        # Every choice between the steps below and above, by hand.
+        below = np.floor(weight[row] / scales[row])
+        errors = []
+        for choice in np.ndindex(2, 2, 2, 2):
+            error = (below + choice) * scales[row] - weight[row]
+            errors.append(error @ hessian @ error)
+        nearest = np.round(weight[row] / scales[row]) * scales[row] - weight[row]
+        missed = rounded.dequantized()[row] - weight[row]
+        assert missed @ hessian @ missed <= 1.01 * nearest @ hessian @ nearest
+        assert missed @ hessian @ missed <= np.median(errors)
+
+
+def test_it_needs_samples(tmp_path: Path) -> None:
+    path, _ = model(tmp_path)
+    with pytest.raises(InvalidOption, match="needs samples"):
+        qcompile.quantize(path, tmp_path / "q.onnx", ranges=tmp_path / "r", block_size=0, rounding="gptq")
+
+
+@contextmanager
+def its_own(_: object) -> Iterator[type]:
+    yield QDQQuantizer
+
+
+@pytest.mark.parametrize("name", ["residual", "mlp"])
+@pytest.mark.parametrize("target", ["onnxruntime", "tensorrt"])
+def test_the_graph_is_the_one_that_onnx_runtimes_loops_give(
+    name: str,
+    target: str,
+    tiny_file: Callable[..., Path],
+    samples: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, ranges = tiny_file(name), tmp_path / "m.ranges"
+    qcompile.calibrate(model, str(samples(name)), ranges)
+    isa = "avx512-vnni"
+    qcompile.quantize(model, tmp_path / "ours.onnx", ranges=ranges, target=target, isa=isa)  # type: ignore[arg-type]
+    monkeypatch.setattr(static_int8, "all_channels_at_once", its_own)
+    qcompile.quantize(model, tmp_path / "theirs.onnx", ranges=ranges, target=target, isa=isa)  # type: ignore[arg-type]
+    ours, theirs = onnx.load(tmp_path / "ours.onnx"), onnx.load(tmp_path / "theirs.onnx")
+    assert ours == theirs
+
+
+def test_the_library_is_left_as_it_was() -> None:
+    before = qdq_quantizer.quantize_onnx_initializer
+    with all_channels_at_once({}):
+        assert qdq_quantizer.quantize_onnx_initializer is not before
+    with pytest.raises(KeyError), all_channels_at_once({}):
+        raise KeyError
+    assert qdq_quantizer.quantize_onnx_initializer is before

@@ -4,8 +4,7 @@ Blocks side by side are put back to an image as PyTorch's fold does; others keep
 
 Sums over the edges of a graph, as a product with a matrix of ones: the same numbers, and RTX builds it.
 
-A convolution whose weights are quantized says its kernel_shape, which TensorRT's parser needs.
-"""
+A convolution whose weights are quantized says its kernel_shape, which TensorRT's parser needs."""
 
 from __future__ import annotations
 
@@ -19,24 +18,21 @@ import torch
 from carried_graphs import quantized
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import numpy_helper, parser
-from written_models import outputs_of
+from numpy.typing import NDArray
+from onnx import parser
+from written_models import model_of, outputs_of
 
 import qcompile
-from qcompile.compiler.opset.plain_forms import (
+from qcompile.compiler.opset.dft import dft_table, dft_to_products
+from qcompile.compiler.opset.tensorrt_forms import (
     einsums_in_lower_case,
     eyes_to_ranges,
     folds_to_transposes,
     scatter_adds_to_products,
     write_kernel_shapes,
 )
+from qcompile.engines.registry import engine
 from qcompile.model.graph import attribute
-
-
-def model_of(text: str) -> onnx.ModelProto:
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> tiny {text}')
-    onnx.checker.check_model(model)
-    return model
 
 
 @pytest.mark.parametrize(
@@ -48,7 +44,9 @@ def model_of(text: str) -> onnx.ModelProto:
     ],
 )
 def test_capital_axes_get_letters_that_are_free(equation: str, expected: str) -> None:
-    model = model_of(f'(float[b,i,j] x) => (float y) {{ [one] y = Einsum<equation="{equation}">(x, x) }}')
+    model = model_of(
+        f'(float[b,i,j] x) => (float y) {{ [one] y = Einsum<equation="{equation}">(x, x) }}', opset=18
+    )
     assert einsums_in_lower_case(model) == (["one"] if equation != expected else [])
     (found,) = (one.s.decode() for one in model.graph.node[0].attribute)
     assert found == expected
@@ -60,7 +58,7 @@ def test_capital_axes_get_letters_that_are_free(equation: str, expected: str) ->
 def test_the_identity_is_that_of_numpy(rows: int, columns: int, k: int, own: bool) -> None:
     dtype = ", dtype=7" if own else ""
     kind = "int64" if own else "float"
-    model = model_of(f"(float[n,m] x) => ({kind}[n,m] y) {{ [eye] y = EyeLike<k={k}{dtype}>(x) }}")
+    model = model_of(f"(float[n,m] x) => ({kind}[n,m] y) {{ [eye] y = EyeLike<k={k}{dtype}>(x) }}", opset=18)
     assert eyes_to_ranges(model) == ["eye"]
     onnx.checker.check_model(model, full_check=True)
     (found,) = outputs_of(model, np.zeros((rows, columns), np.float32))
@@ -78,7 +76,7 @@ def test_the_identity_is_that_of_numpy(rows: int, columns: int, k: int, own: boo
     ],
 )
 def test_an_engine_is_built_of_what_the_parser_refuses_as_it_is(text: str, tmp_path: Path) -> None:
-    onnx.save(model_of(text), tmp_path / "m.onnx")
+    onnx.save(model_of(text, opset=18), tmp_path / "m.onnx")
     shapes = {"x": (2, 8, 4) if "Col2Im" in text else (3, 4)}
     made = qcompile.build(
         tmp_path / "m.onnx", tmp_path / "m.engine", target="tensorrt-rtx", gpus=["sm86"],
@@ -89,14 +87,8 @@ def test_an_engine_is_built_of_what_the_parser_refuses_as_it_is(text: str, tmp_p
 
 def fold(image: tuple[int, int], block: tuple[int, int], attributes: str) -> onnx.ModelProto:
     """A Col2Im."""
-    model = parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 18]> tiny (float[n,c,l] x) => (float[n,d,h,w] y)'
-        f"{{ [fold] y = Col2Im<{attributes}>(x, image, block) }}"
-    )
-    for name, values in (("image", image), ("block", block)):
-        model.graph.initializer.append(numpy_helper.from_array(np.array(values), name))
-    onnx.checker.check_model(model)
-    return model
+    text = f"(float[n,c,l] x) => (float[n,d,h,w] y) {{ [fold] y = Col2Im<{attributes}>(x, image, block) }}"
+    return model_of(text, opset=18, image=np.array(image), block=np.array(block))
 
 
 @given(
@@ -128,10 +120,8 @@ def test_blocks_that_overlap_or_are_padded_stay(attributes: str) -> None:
 GRAPH = """<ir_version: 8, opset_import: ["" : 18]>
 graph (float[nodes,3] x, int64[2,edges] edges) => (float[nodes,3] y)
 <int64 source = {0}, int64 target = {1}, int64[1] last = {-1}> {
-    from = Gather <axis = 0> (edges, source)
-    to = Gather <axis = 0> (edges, target)
-    messages = Gather <axis = 0> (x, from)
-    index = Unsqueeze(to, last)
+    from = Gather <axis = 0> (edges, source)  to = Gather <axis = 0> (edges, target)
+    messages = Gather <axis = 0> (x, from)  index = Unsqueeze(to, last)
     [sum] y = ScatterND <reduction = "add"> (x, index, messages)
 }"""
 
@@ -172,16 +162,11 @@ def test_rtx_builds_a_sum_over_edges(tmp_path: Path) -> None:
     assert proof["reached_in_precision"] == proof["planned_in_precision"] == 2  # the sum is a product, too
 
 
-TEXT = """<ir_version: 8, opset_import: ["" : 17]>
-    tiny (float[1,2,6,6] x) => (float[1,2,6,6] y) { y = Conv <pads = [1, 2, 1, 2]> (x, w) }"""
-
-
 def conv_3x5() -> onnx.ModelProto:
     """A convolution of 3x5 that does not say so."""
-    model = parser.parse_model(TEXT)
     weight = np.random.default_rng(1).standard_normal((2, 2, 3, 5)).astype(np.float32)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
-    return model
+    text = "(float[1,2,6,6] x) => (float[1,2,6,6] y) { y = Conv <pads = [1, 2, 1, 2]> (x, w) }"
+    return model_of(text, w=weight)
 
 
 def feeds() -> dict[str, Any]:
@@ -226,3 +211,110 @@ def test_it_is_lowered_for_tensorrt_alone(
     with pytest.raises(KeyboardInterrupt):
         qcompile.build(source, tmp_path / "m.engine", target=target, precision="int8", **gpus)
     assert seen == [[3, 5] if target == "tensorrt-rtx" else None]
+
+
+OPSET_17 = "[dft] f = DFT<axis = 1, onesided = 1>(x, length) y = ReduceSumSquare<axes = [2]>(f)"
+
+
+def pairs(values: NDArray[np.complex128]) -> NDArray[np.float64]:
+    return np.stack([values.real, values.imag], -1).reshape(-1)
+
+
+def of_pairs(values: NDArray[np.float64]) -> NDArray[np.complex128]:
+    found: NDArray[np.complex128] = values.reshape(-1, 2) @ np.array([1, 1j])
+    return found
+
+
+@pytest.mark.parametrize("length", [7, 8])
+@pytest.mark.parametrize("count", [5, 8, 11])
+def test_the_table_is_numpys_transform(count: int, length: int) -> None:
+    generator = np.random.default_rng([count, length])
+    x = generator.standard_normal(count) + 1j * generator.standard_normal(count)
+    forward = of_pairs(pairs(x) @ dft_table(count, 2, length))
+    np.testing.assert_allclose(forward, np.fft.fft(x, length), atol=1e-12)
+    backward = of_pairs(pairs(x) @ dft_table(count, 2, length, inverse=True))
+    np.testing.assert_allclose(backward, np.fft.ifft(x, length), atol=1e-12)
+    real = of_pairs(x.real @ dft_table(count, 1, length, onesided=True))
+    np.testing.assert_allclose(real, np.fft.rfft(x.real, length), atol=1e-12)
+    back = pairs(x) @ dft_table(count, 2, length, onesided=True, inverse=True)
+    np.testing.assert_allclose(back, np.fft.irfft(x, length), atol=1e-12)
+
+
+def transformed(body: str, shape: str, opset: int, **stored: NDArray[Any]) -> onnx.ModelProto:
+    result = ",".join(f"r{axis}" for axis in range(shape.count(",") + 1))
+    return model_of(f"(float[{shape}] x) => (float[{result}] y) {{ {body} }}", opset=opset, **stored)
+
+
+CASES = {
+    "real": (OPSET_17, "n,16,1", 17, {"length": np.array(16)}),
+    "padded": (OPSET_17, "n,12,1", 17, {"length": np.array(16)}),
+    "cut": (OPSET_17.replace(", onesided = 1", ""), "n,20,2", 17, {"length": np.array(16)}),
+    "inverse": (OPSET_17.replace("onesided", "inverse"), "n,16,2", 17, {"length": np.array(16)}),
+    "another axis": ("y = DFT(x, , axis)", "n,8,3,2", 20, {"axis": np.array(1)}),
+    "the last axis": ("y = DFT(x)", "n,3,8,1", 20, {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_product_computes_what_the_operator_does(name: str, tmp_path: Path) -> None:
+    body, shape, opset, stored = CASES[name]
+    model = transformed(body, shape, opset, **stored)
+    onnx.save(model, tmp_path / "operator.onnx")
+    assert len(dft_to_products(model)) == 1
+    onnx.checker.check_model(model, full_check=True)
+    assert "DFT" not in {node.op_type for node in model.graph.node}
+    onnx.save(model, tmp_path / "product.onnx")
+    x = np.random.default_rng(0).standard_normal((3, *map(int, shape.split(",")[1:]))).astype(np.float32)
+    found = []
+    for file in ("operator", "product"):
+        with engine("onnxruntime").open(str(tmp_path / f"{file}.onnx")) as runner:
+            found.append(runner.infer({"x": x})["y"])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-4)
+
+
+ANY_LENGTH = {
+    "real": ("y = DFT<axis = 1>(x)", 17),
+    "onesided": ("y = DFT<axis = 1, onesided = 1>(x)", 17),
+    "pairs": ("y = DFT<axis = 1>(x)", 17),
+    "inverse": ("y = DFT<axis = 1, inverse = 1>(x)", 17),
+    "opset 20": ("y = DFT(x, , axis)", 20),
+}
+
+
+@pytest.mark.parametrize("length", [1, 7, 16])
+@pytest.mark.parametrize("name", ANY_LENGTH)
+def test_a_length_of_run_time_is_computed_in_the_graph(name: str, length: int, tmp_path: Path) -> None:
+    """Against numpy, along an axis that is not the last one of the signal."""
+    body, opset = ANY_LENGTH[name]
+    parts = 1 if name in ("real", "onesided") else 2
+    stored = {"axis": np.array(1)} if opset == 20 else {}
+    model = transformed(body, f"n,m,3,{parts}", opset, **stored)
+    assert len(dft_to_products(model)) == 1
+    onnx.checker.check_model(model, full_check=True)
+    assert "DFT" not in {node.op_type for node in model.graph.node}
+    onnx.save(model, tmp_path / "product.onnx")
+    x = np.random.default_rng(0).standard_normal((2, length, 3, parts)).astype(np.float32)
+    with engine("onnxruntime").open(str(tmp_path / "product.onnx")) as runner:
+        found = runner.infer({"x": x})["y"]
+    signal = x[..., 0] if parts == 1 else x @ np.array([1, 1j])
+    function = {"inverse": np.fft.ifft, "onesided": np.fft.rfft}.get(name, np.fft.fft)
+    expected = function(signal, axis=1)
+    np.testing.assert_allclose(found @ np.array([1, 1j]), expected, atol=1e-4)
+
+
+def test_a_transform_of_great_length_or_of_other_points_stays() -> None:
+    for shape, length in (("n,m,1", np.array(16)), ("n,4096,2", np.array(4096))):
+        model = transformed(OPSET_17, shape, 17, length=length)
+        assert dft_to_products(model) == []
+        assert "DFT" in {node.op_type for node in model.graph.node}
+
+
+@pytest.mark.parametrize("target", ["openvino", "tensorrt-rtx"])
+def test_runtimes_without_it_build_the_product(target: str, tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    onnx.save(transformed(OPSET_17, "n,16,1", 17, length=np.array(16)), tmp_path / "m.onnx")
+    options = {}
+    if target == "tensorrt-rtx":
+        options = {"gpus": ["sm86"]} | {f"{kind}_shapes": {"x": (2, 16, 1)} for kind in ("min", "opt", "max")}
+    built = qcompile.build(tmp_path / "m.onnx", tmp_path / "b", target=target, **options)  # type: ignore[arg-type]
+    assert built.manifest.proof["reached_in_precision"] == 1

@@ -1,0 +1,278 @@
+"""What a graph with Q/DQ needs after the quantizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mode_models import normal, run, snr_db, static, written
+from onnx import numpy_helper, parser
+from written_models import model_of, outputs_of
+
+import qcompile
+from qcompile.compiler.quantize.int8.rewrites import (
+    BLOCK_SIZE,
+    gather_by_vectors,
+    keep_norms_apart,
+    quantize_tables,
+    read_floats,
+)
+from qcompile.model.graph import producers
+
+HEAD = '<ir_version: 8, opset_import: ["" : 17]>'
+
+
+PAIRS = """
+    n = Tanh(x)  q = QuantizeLinear(n, s, z)  d = DequantizeLinear(q, s, z)
+    [product] p = MatMul(d, w)  [residual] y = Add(p, d)
+"""
+
+
+def pairs(body: str = PAIRS, outputs: str = "float[2,2] y") -> onnx.ModelProto:
+    return parser.parse_model(
+        f"{HEAD} g (float[2,2] x) => ({outputs}) "
+        f"<float[2,2] w = {{1,2,3,4}}, float s = {{0.1}}, uint8 z = {{3}}> {{ {body} }}"
+    )
+
+
+def test_a_float_node_reads_the_float_value_and_the_planned_one_the_quantized() -> None:
+    model = pairs()
+    read_floats(model.graph, {"product"})
+    made_by = producers(model.graph)
+    assert list(made_by["y"].input) == ["p", "n"]
+    assert list(made_by["p"].input) == ["d", "w"]
+
+
+def test_a_pair_that_nobody_reads_any_more_goes() -> None:
+    model = pairs(PAIRS.replace("MatMul(d, w)", "MatMul(x, w)"))
+    read_floats(model.graph, set())
+    assert [node.op_type for node in model.graph.node] == ["Tanh", "MatMul", "Add"]
+
+
+def test_a_model_output_is_the_float_value_again_where_a_float_node_makes_it() -> None:
+    model = pairs(outputs="float[2,2] d, float[2,2] y")
+    x = np.array([[0.33, -0.2], [0.111, 0.9]], np.float32)
+    before = outputs_of(model, x)
+    read_floats(model.graph, {"product", "residual"})
+    onnx.checker.check_model(model, full_check=True)
+    after = outputs_of(model, x)
+    np.testing.assert_allclose(after[0], np.tanh(x), rtol=1e-6)
+    assert np.abs(before[0] - after[0]).max() > 0.01
+    np.testing.assert_array_equal(after[1], before[1])
+
+
+def test_what_an_integer_kernel_makes_is_left_as_it_is() -> None:
+    model = pairs(PAIRS.replace("n = Tanh(x)", "[first] n = MatMul(x, w)"))
+    before = model.SerializeToString()
+    read_floats(model.graph, {"first", "product"})
+    assert model.SerializeToString() == before
+
+
+def test_the_input_of_a_model_is_read_as_it_is_by_a_float_node() -> None:
+    model = pairs(PAIRS.replace("n = Tanh(x)", "").replace("(n, s, z)", "(x, s, z)"))
+    read_floats(model.graph, {"product"})
+    assert list(producers(model.graph)["y"].input) == ["p", "x"]
+
+
+def test_an_add_in_front_of_a_norm_is_kept_apart_from_it(tmp_path: Path) -> None:
+    """ONNX Runtime fuses Add and LayerNormalization, and does not fuse Sum."""
+    model = parser.parse_model(f"""{HEAD} g (float[1,3,8] x) => (float[1,3,8] y)
+        <float[8] w = {{1,1,1,1,1,1,1,1}}> {{ t = Tanh(x) a = Add(x, t) y = LayerNormalization(a, w, w) }}""")
+    x = np.linspace(-1, 1, 24, dtype=np.float32).reshape(1, 3, 8)
+    before = outputs_of(model, x)[0]
+
+    def executed() -> list[str]:
+        options = onnxruntime.SessionOptions()
+        options.optimized_model_filepath = str(tmp_path / "o.onnx")
+        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return [node.op_type for node in onnx.load(tmp_path / "o.onnx").graph.node]
+
+    assert "SkipLayerNormalization" in executed()
+    keep_norms_apart(model.graph)
+    assert executed() == ["Tanh", "Sum", "LayerNormalization"]
+    np.testing.assert_allclose(outputs_of(model, x)[0], before, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("columns", [BLOCK_SIZE * 2, 96])
+@pytest.mark.parametrize("shape", [(3,), (2, 3)])
+def test_rows_of_a_table_are_within_half_a_step_of_their_block(columns: int, shape: tuple[int, ...]) -> None:
+    axes = ",".join(map(str, shape))
+    model = parser.parse_model(
+        f"{HEAD} g (int64[{axes}] ids) => (float[{axes},{columns}] y) {{ [look] y = Gather(table, ids) }}"
+    )
+    generator = np.random.default_rng(0)
+    table = (generator.standard_normal((1000, columns)) * generator.uniform(0.01, 9, (1000, 1))).astype("f4")
+    table[5] = 0
+    model.graph.initializer.append(numpy_helper.from_array(table, "table"))
+    before = len(model.SerializeToString())
+    quantize_tables(model, {"look"})
+    onnx.checker.check_model(model, full_check=True)
+    assert before / len(model.SerializeToString()) > 3.8
+    ids = generator.integers(0, 1000, shape)
+    ids.reshape(-1)[0] = 5
+    found = outputs_of(model, {"ids": ids})[0]
+    expected = table[ids]
+    assert found.shape == expected.shape
+    block = BLOCK_SIZE if columns % BLOCK_SIZE == 0 else columns
+    steps = np.abs(expected.reshape(*shape, -1, block)).max(-1, keepdims=True) / 127
+    error = np.abs(found - expected).reshape(*shape, -1, block)
+    assert (error <= steps * 0.5001).all()
+    assert not found[ids == 5].any()
+
+
+def test_a_table_that_two_nodes_read_is_stored_once() -> None:
+    table = normal(500, 4)
+    text = """(int64[2] a, int64[3] b) => (float[2,4] y, float[3,4] z) {
+        [one] y = Gather(table, a) [two] z = Gather(table, b) }"""
+    model = model_of(text, table=table)
+    quantize_tables(model, {"one", "two"})
+    names = [tensor.name for tensor in model.graph.initializer]
+    assert sorted(names) == ["one/shape", "table/int8", "table/scale", "two/shape"]
+    y, z = outputs_of(model, {"a": np.array([1, 2]), "b": np.array([2, 3, 499])})
+    np.testing.assert_array_equal(y[1], z[0])
+    np.testing.assert_allclose(z[2], table[499], atol=np.abs(table[499]).max() / 200)
+
+
+def test_a_transformer_reads_its_residual_in_float_and_its_vocabulary_in_int8(tmp_path: Path) -> None:
+    """The whole of it: static INT8 for a CPU, of a network of an embedding, a norm and two products."""
+    model = model_of(
+        """(int64[n,4] ids) => (float[n,4,32] y) {
+        e = Gather(table, ids) h = LayerNormalization(e, g, g) a = MatMul(h, w) r = Relu(a)
+        b = MatMul(r, w) s = Add(b, h) y = LayerNormalization(s, g, g) }""",
+        table=normal(4000, 32, scale=1), g=normal(32, scale=1), w=normal(32, 32, scale=1),
+    )  # fmt: skip
+    path, data = tmp_path / "m.onnx", tmp_path / "x.npz"
+    onnx.save(model, path)
+    np.savez(data, ids=np.random.default_rng(0).integers(0, 4000, (8, 4)))
+    for target in ("onnxruntime", "openvino"):
+        ranges = qcompile.calibrate(path, str(data), tmp_path / f"{target}.ranges", targets=[target])
+        made = qcompile.quantize(
+            path, tmp_path / f"{target}.onnx", ranges=ranges.path, target=target, data=str(data)
+        )
+        graph = onnx.load(made.path).graph
+        closing = next(node for node in graph.node if node.op_type in ("Add", "Sum"))
+        assert closing.input[1] == "h", target
+        assert closing.op_type == ("Sum" if target == "onnxruntime" else "Add")
+        assert {t.name for t in graph.initializer} >= {"table/int8", "table/scale"}
+        assert made.manifest.proof["tables"] == ["Gather_e"]
+        assert float(made.manifest.checks[0].detail.split()[0]) > 25
+
+
+@given(axis=st.integers(-4, 3), rows=st.integers(1, 3), columns=st.integers(1, 4), free=st.booleans())
+def test_the_result_is_that_of_numpy(axis: int, rows: int, columns: int, free: bool) -> None:
+    indices = np.random.default_rng(rows).integers(-2, 2, (rows, columns))
+    x = np.random.default_rng(0).standard_normal((3, 2, 4, 5)).astype(np.float32)
+    shape = "n,2,4,5" if free else "3,2,4,5"
+    model = model_of(
+        f"(float[{shape}] x) => (float y) {{ y = Gather<axis={axis}>(x, i) }}", named=True, i=indices
+    )
+    gather_by_vectors(model)
+    onnx.checker.check_model(model)
+    assert [node.op_type for node in model.graph.node] == ["Gather", "Reshape"]
+    np.testing.assert_array_equal(outputs_of(model, x)[0], np.take(x, indices, axis))
+
+
+@pytest.mark.parametrize(
+    ("shape", "gather", "indices"),
+    [
+        ("3,2,4", "Gather<axis=1>(x, i)", [0, 1]),  # a vector already
+        ("n,h,w", "Gather<axis=0>(x, i)", [[0, 1]]),  # two extents behind the axis are unknown
+    ],
+)
+def test_others_stay_as_they_are(shape: str, gather: str, indices: list[object]) -> None:
+    text = f"(float[{shape}] x) => (float y) {{ y = {gather} }}"
+    model = model_of(text, named=True, i=np.array(indices))
+    before = model.SerializeToString()
+    gather_by_vectors(model)
+    assert model.SerializeToString() == before
+
+
+def test_openvino_compiles_windows_of_a_convolution(tmp_path: Path) -> None:
+    import openvino
+
+    model = written(
+        tmp_path / "m.onnx",
+        """(float[n,4,8,8] x) => (float[n,6,2,5,8] y) {
+            a = Conv(x, w) b = Gather<axis=2>(a, i) y = Relu(b) }""",
+        w=normal(6, 4, 1, 1),
+        i=np.array([[0, 1, 2, 3, 4], [3, 4, 5, 6, 7]]),
+    )
+    np.savez(tmp_path / "x.npz", x=normal(8, 4, 8, 8))
+    artifact = static(model, tmp_path, target="openvino")
+    openvino.Core().compile_model(artifact.path, "CPU")
+
+
+LAYERS = {
+    "two Linear layers": (
+        "a = MatMul(x, w) b = Add(a, p) c = Relu(b) d = MatMul(c, v) y = Add(q, d)",
+        {"p": (8,), "q": (8,)},
+        {"QGemm": 2},
+    ),
+    "one bias for two": (
+        "a = MatMul(x, w) b = Add(a, p) c = Relu(b) d = MatMul(c, v) y = Add(d, p)",
+        {"p": (8,)},
+        {"QGemm": 2},
+    ),
+    "a bias of two axes": ("a = MatMul(x, w) y = Add(a, p)", {"p": (1, 8)}, {"QGemm": 1}),
+    "one number for all": ("a = MatMul(x, w) y = Add(a, p)", {"p": (1,)}, {"QGemm": 1}),
+    "a residual": ("a = MatMul(x, w) b = Add(a, x) y = MatMul(b, v)", {}, {"MatMulIntegerToFloat": 2}),
+    "a value read twice": ("y = MatMul(x, w) z = Add(y, p)", {"p": (8,)}, {"MatMulIntegerToFloat": 1}),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_product_is_executed_as_an_integer(name: str, tmp_path: Path) -> None:
+    nodes, biases, expected = LAYERS[name]
+    outputs = "float[n,8] y" + (", float[n,8] z" if "z =" in nodes else "")
+    weights = {key: normal(*shape) for key, shape in {"w": (8, 8), "v": (8, 8), **biases}.items()}
+    weights = {key: array for key, array in weights.items() if key in nodes}
+    model = written(tmp_path / "m.onnx", f"(float[n,8] x) => ({outputs}) {{ {nodes} }}", **weights)
+    x = normal(32, 8)
+    np.savez(tmp_path / "x.npz", x=x)
+    artifact = static(model, tmp_path)
+    executed = artifact.manifest.proof["as_executed"]
+    assert executed == {"int8": expected, "fp16": {}, "bf16": {}, "fp32": {}}
+    assert artifact.manifest.proof["left_in_float"] == {}
+    assert snr_db(run(model, x=x), run(artifact.path, x=x)) > 30
+
+
+def test_the_bias_of_a_joined_product_is_corrected_as_any_other(tmp_path: Path) -> None:
+    nodes, biases, _ = LAYERS["two Linear layers"]
+    weights = {key: normal(*shape) for key, shape in {"w": (8, 8), "v": (8, 8), **biases}.items()}
+    model = written(tmp_path / "m.onnx", f"(float[n,8] x) => (float[n,8] y) {{ {nodes} }}", **weights)
+    np.savez(tmp_path / "x.npz", x=normal(32, 8))
+    tried = {one["tried"]: one for one in static(model, tmp_path).manifest.proof["search"]}  # type: ignore[attr-defined]
+    assert "refused" not in tried["corrected biases"]
+
+
+def test_a_product_that_is_excluded_keeps_its_add(tmp_path: Path) -> None:
+    nodes, biases, _ = LAYERS["two Linear layers"]
+    nodes = nodes.replace("a = MatMul", "[first] a = MatMul")
+    weights = {key: normal(*shape) for key, shape in {"w": (8, 8), "v": (8, 8), **biases}.items()}
+    model = written(tmp_path / "m.onnx", f"(float[n,8] x) => (float[n,8] y) {{ {nodes} }}", **weights)
+    np.savez(tmp_path / "x.npz", x=normal(32, 8))
+    artifact = static(model, tmp_path, exclude=["first"])
+    operators = {node.name: node.op_type for node in onnx.load(artifact.path).graph.node}
+    assert operators["first"] == "MatMul"
+    assert artifact.manifest.proof["left_in_float"] == {"first": "excluded by 'first'"}
+
+
+def test_a_model_with_a_branch_becomes_int8(tmp_path: Path) -> None:
+    model = model_of(
+        """(float[n,8] x) => (float[n,8] y) {
+        h = MatMul(x, w)  mean = ReduceMean <keepdims = 0> (h)  c = Greater(mean, zero)
+        z = If (c) <then_branch = one () => (float[n,8] a) { a = Mul(h, mean) },
+                    else_branch = two () => (float[n,8] b) { b = Neg(h) }>
+        y = MatMul(z, v) }""",
+        opset=18, w=normal(8, 8, scale=1), v=normal(8, 8, scale=1, seed=1), zero=np.zeros((), np.float32),
+    )  # fmt: skip
+    onnx.save(model, tmp_path / "m.onnx")
+    np.savez(tmp_path / "x.npz", x=normal(8, 8, scale=1, seed=2))
+    ranges = qcompile.calibrate(tmp_path / "m.onnx", str(tmp_path / "x.npz"), tmp_path / "m.ranges")
+    made = qcompile.quantize(tmp_path / "m.onnx", tmp_path / "q.onnx", ranges=ranges.path)
+    onnx.checker.check_model(onnx.load(made.path))
