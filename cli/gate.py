@@ -31,28 +31,7 @@ def gate(session: Session, given: GateCommand) -> int:
     for path in (given.junit, given.markdown):
         if path is not None:
             check_output(path)
-    result = judge(
-        given.old,
-        given.new,
-        max_slower=given.max_slower,
-        max_larger=given.max_larger,
-        max_drop=given.max_drop,
-        outputs=given.outputs,
-        strict=given.strict,
-        skip_identical=given.skip_identical,
-        data=given.data,
-        evaluation=given.evaluation,
-        metric=given.metric,
-        inputs=given.inputs,
-        batch_size=given.batch_size,
-        threads=given.threads,
-        max_time_s=given.max_time_s,
-        device=given.device,
-        pythons=given.python,
-        timeout_s=given.timeout_s,
-        trust=given.trust,
-        progress=session.progress,
-    )
+    result = judge(given.old, given.new, given, progress=session.progress)
     if given.junit is not None:
         save_junit(result, given.junit)
     if given.markdown is not None:

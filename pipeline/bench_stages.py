@@ -12,7 +12,8 @@ from ..artifact import tool_versions
 from ..model.source import TENSORFLOW_KINDS, Source, digest_source, parse_source
 from ..progress import Progress
 from ..spec.decode import key as options_key
-from ..spec.measure import Budget
+from ..spec.decode import shared
+from ..spec.measure import BenchSpec, Budget
 from ..spec.words import TENSORRT_TARGETS, is_own_metric
 from .kinds import PROCESSOR, named_artifact
 from .recipe import BASELINE, ArtifactSection, Recipe
@@ -25,11 +26,6 @@ if TYPE_CHECKING:
 RESULTS = "results.json"
 REPORT = "report.html"
 INTERRUPTED = "results.interrupted.json"
-_PASSED_ON = (
-    "batch_size", "threads", "precision_target", "max_time_s", "batch_sizes", "clients", "streams",
-    "cuda_graph", "layer_times", "torch_modes", "devices", "timeout_s",
-)  # fmt: skip
-"""Options of `[bench]` that `benchmark` has by the same names."""
 _NOT_MEASURED = (*options_key(Budget()), "metric", "models")
 """Options that judge what is measured, or that the key has by their content: a spelling is none of it."""
 
@@ -81,21 +77,25 @@ def bench_stage(recipe: Recipe, step: Step, output: Path) -> Stage:
             unbuilt[0] = replace(unbuilt[0], warnings=(warning,))
 
         try:
-            return benchmark(
-                artifacts,
+            spec = shared(
+                BenchSpec,
+                section,
                 baseline=baseline,
-                unbuilt=unbuilt,
                 output=path,
-                history=output / file,
                 data=evaluation,
                 evaluation=evaluation,
                 metric=function.absolute if function else section.metric,
                 models={name: model.absolute for name, model in models.items()},
-                pythons=interpreters(section.python, recipe.folder),
+                python=interpreters(section.python, recipe.folder),
+            )
+            return benchmark(
+                artifacts,
+                spec,
+                unbuilt=unbuilt,
+                history=output / file,
                 command=("qcompile", "run", _shown(recipe.path)),
                 recipe=recipe.path.read_text(encoding="utf-8"),
                 progress=progress,
-                **{name: getattr(section, name) for name in _PASSED_ON},
             )
         except BenchInterrupted as stopped:
             # The stage is not done: what there is must not be taken for its result.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from .decode import Checked
+from .decode import Checked, Refused
 from .measure import Pythons, Timeout
 from .option import argument, option
 from .words import AUTO, METRIC, METRIC_PATTERN
@@ -94,6 +94,11 @@ class GateOptions(Checked):
     trust: Annotated[bool, option("Run files without a matching manifest, and .pt2 files that run code.")] = (
         False
     )
+
+    def check(self) -> None:
+        """Refuse a limit on accuracy that nothing measures."""
+        if self.max_drop is not None and self.evaluation is None:
+            raise Refused("max_drop", "accuracy needs labelled samples", hint="give `evaluation`")
 
 
 @dataclass(frozen=True, kw_only=True)

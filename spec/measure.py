@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from .decode import Checked
+from .decode import Checked, Refused
 from .option import COMMA, argument, fields_of, option
 from .words import AUTO, BASELINE, METRIC, METRIC_PATTERN, Count, NamedModel, TorchMode
 
@@ -148,6 +148,7 @@ class BenchOptions(Checked):
             "Additional PyTorch MODEL that is measured as it is, such as one quantized by torch.ao.",
             flag="--model",
             metavar="NAME=MODEL",
+            pairs="=",
         ),
     ] = ()
     devices: Annotated[
@@ -162,6 +163,13 @@ class BenchOptions(Checked):
     python: Pythons = ()
     timeout_s: Timeout = 600.0
 
+    def check(self) -> None:
+        """Refuse a curve that has a point twice."""
+        for name in ("batch_sizes", "clients", "streams"):
+            counts = getattr(self, name)
+            if len(set(counts)) != len(counts):
+                raise Refused(name, "different numbers are required", value=list(counts))
+
 
 @dataclass(frozen=True, kw_only=True)
 class BenchSection(BenchOptions, Budget):
@@ -175,19 +183,13 @@ class BenchSection(BenchOptions, Budget):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchCommand(BenchOptions):
-    """Measure ARTIFACTS against a baseline, each in separate processes, in interleaved rounds.
+class BenchSpec(BenchOptions):
+    """All that `benchmark` is told beside the artifacts."""
 
-    `qcompile bench compare OLD NEW` compares two results.
-    """
-
-    artifacts: Annotated[tuple[str, ...], argument("Artifacts to measure.")]
     baseline: Annotated[str, option("Artifact or MODEL to compare with.", metavar="MODEL")]
     output: Annotated[
         Path | None, option("Results file to write, such as results.json.", short="-o", metavar="FILE")
     ] = None
-    csv: Annotated[Path | None, option("CSV file to write.", metavar="FILE")] = None
-    markdown: Annotated[Path | None, option("Markdown file to write.", metavar="FILE")] = None
     data: Annotated[
         str | None,
         option("Samples; the first batch is timed instead of random input.", metavar="DATA"),
@@ -198,6 +200,18 @@ class BenchCommand(BenchOptions):
     inputs: _INPUTS = ()
     batch_size: Annotated[int | None, option("Samples per call of a model with a dynamic batch.")] = None
     trust: _TRUST = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchCommand(BenchSpec):
+    """Measure ARTIFACTS against a baseline, each in separate processes, in interleaved rounds.
+
+    `qcompile bench compare OLD NEW` compares two results.
+    """
+
+    artifacts: Annotated[tuple[str, ...], argument("Artifacts to measure.")]
+    csv: Annotated[Path | None, option("CSV file to write.", metavar="FILE")] = None
+    markdown: Annotated[Path | None, option("Markdown file to write.", metavar="FILE")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

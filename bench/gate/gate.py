@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING
 
 from ...artifact import digest_artifact, is_manifest, read_manifest
 from ...engines.gpu import is_every_gpu
 from ...errors import EngineUnavailable, InvalidOption, QCompileError
 from ...model.session import usable_cores
 from ...progress import Progress, silent
-from ...spec.words import AUTO
+from ...spec.decode import called, shared
+from ...spec.gate import GateOptions
+from ...spec.measure import BenchSpec
 from ..benchmark import benchmark
 from ..measuring.environment import environment, machine_text
 from ..outputs import describe, short_name
 from ..results.results import Results, now
-from ..workers.process import DEFAULT_TIMEOUT_S, Interpreters, parse_interpreters
+from ..workers.process import Interpreters, parse_interpreters
 from .checks import Check, GateRule, Limits, State, checks_of, slowdown
 from .result import GateResult, PairResult
 
-DEFAULT_MAX_TIME_S = 30.0
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ...spec.keywords import GateKeywords
+
 _OLD, _NEW = "old", "new"
 _ANY_WIDTH = 1.0 - 1e-9  # of an interval: the rule ends the measuring, so no row warns of a wide one
 
@@ -31,51 +35,20 @@ _ANY_WIDTH = 1.0 - 1e-9  # of an interval: the rule ends the measuring, so no ro
 def gate(
     old: str,
     new: str,
+    spec: GateOptions | None = None,
+    /,
     *,
-    max_slower: float = 2.0,
-    max_larger: float = 1.0,
-    max_drop: float | None = None,
-    outputs: Literal["auto", "same", "any"] = "auto",
-    strict: bool = False,
-    skip_identical: bool = False,
-    data: str | None = None,
-    evaluation: str | None = None,
-    metric: str = AUTO,
-    inputs: Sequence[str] = (),
-    batch_size: int | None = None,
-    threads: int = 0,
-    max_time_s: float = DEFAULT_MAX_TIME_S,
-    device: str | None = None,
-    pythons: Sequence[str] = (),
-    timeout_s: float = DEFAULT_TIMEOUT_S,
-    trust: bool = False,
     progress: Progress = silent,
+    **options: Unpack[GateKeywords],
 ) -> GateResult:
     """Measure an old and a new version interleaved, and judge the new one.
 
     Args:
         old: Artifact, MODEL, or output folder of recipes.
         new: The same of the new version; of folders, every artifact that the old one holds is judged.
-        max_slower: Slowdown that passes, in percent.
-        max_larger: Growth of the file that passes, in percent.
-        max_drop: Largest drop in accuracy that passes, in points, or in the metric's own unit. Without it,
-            one whose interval contains 0 or less passes.
-        outputs: Whether the outputs must be the same, within the tolerances of the new version's precision;
-            "auto" unless accuracy decides (see `checks.outputs_check`).
-        strict: Fail also where nothing could be decided, or an artifact cannot run here.
-        skip_identical: Pass files that are the same byte for byte without measuring them.
-        data: Samples whose first batch is timed, and that outputs are compared on; made input otherwise.
-        evaluation: Labelled samples for accuracy and outputs.
-        metric: As in `benchmark`.
-        inputs: `NAME:SHAPE[:DTYPE]` where no artifact declares its inputs.
-        batch_size: Samples per call, where the model leaves it open.
-        threads: The same for both; 0 takes every core this process may use.
-        max_time_s: Of the rounds and launches of a pair; a clear case ends earlier.
-        device: Where PyTorch and ONNX Runtime run: "cpu", "cuda" or "cuda:1".
-        pythons: `ENGINE=INTERPRETER` for engines whose workers run elsewhere.
-        timeout_s: Give a worker up that does not answer for so long.
-        trust: Run files that are not what their manifests say, and engines without one, all the same.
+        spec: What must hold, and how it is measured.
         progress: Told of every step.
+        options: Fields of `GateOptions` by name, in place of those of `spec`.
 
     Returns:
         The checks of each pair; false where one fails.
@@ -85,39 +58,23 @@ def gate(
         EngineUnavailable: If nothing of what is compared runs here.
         QCompileError: If a file is not there or not what it claims to be, or the data does not fit.
     """
-    if not (0 < max_slower < math.inf and 0 <= max_larger < math.inf):
-        raise InvalidOption(
-            f"`max_slower` {max_slower}, `max_larger` {max_larger}: percentages above 0 and "
-            "from 0 are required",
-            hint="a slowdown of 0% cannot be told from noise",
-        )
-    if max_drop is not None and evaluation is None:
-        raise InvalidOption(
-            "`max_drop`: accuracy needs labelled samples", hint="give `evaluation`", option="max_drop"
-        )
-    devices = (device,) if device else ()
+    spec = called(GateOptions, spec, options)
+    devices = (spec.device,) if spec.device else ()
     if is_every_gpu(devices):
         raise InvalidOption(
-            f"`device` {device}: one device is required",
+            f"`device` {spec.device}: one device is required",
             hint="gate each GPU by itself, as cuda:0",
             option="device",
         )
     began = time.monotonic()
     pairs, added = find_pairs(old, new)
-    limits = Limits(max_slower / 100.0, max_larger / 100.0, max_drop, outputs, strict)
+    limits = Limits(
+        spec.max_slower / 100.0, spec.max_larger / 100.0, spec.max_drop, spec.outputs, spec.strict
+    )
+    bench = shared(BenchSpec, spec, baseline=_OLD, precision_target=_ANY_WIDTH, devices=devices)
     measuring = _Measuring(
-        limits,
-        parse_interpreters(pythons),
-        trust,
-        {
-            "data": data, "evaluation": evaluation, "metric": metric, "inputs": inputs, "devices": devices,
-            "batch_size": batch_size, "threads": threads, "max_time_s": max_time_s, "pythons": pythons,
-            "timeout_s": timeout_s, "trust": trust,
-        },
-        len(pairs) > 1,
-        skip_identical,
-        progress,
-    )  # fmt: skip
+        limits, parse_interpreters(spec.python), bench, len(pairs) > 1, spec.skip_identical, progress
+    )
     results = [measuring.judge(pair) for pair in pairs]
     not_run = [pair.checks[0].text for pair in results if pair.is_skipped]
     if len(not_run) == len(results):
@@ -125,19 +82,18 @@ def gate(
             f"nothing of {old} runs here: {not_run[0]}",
             hint="run the gate on a machine that the artifacts are for",
         )
-    threads = threads or usable_cores()
+    threads = spec.threads or usable_cores()
     machine = machine_text(environment(threads, 0))
     return GateResult(results, limits, added, machine, threads, now(), time.monotonic() - began)
 
 
 @dataclass(frozen=True)
 class _Measuring:
-    """How the pairs of one gate are measured; `options` are those of `benchmark`."""
+    """How the pairs of one gate are measured."""
 
     limits: Limits
     pythons: Interpreters
-    trust: bool
-    options: dict[str, Any]
+    spec: BenchSpec
     is_one_of_many: bool
     skip_identical: bool
     progress: Progress
@@ -150,7 +106,7 @@ class _Measuring:
         if self.skip_identical and is_identical(pair):
             return _without_figures(pair, "passed", "the files are the same byte for byte; not measured")
         try:
-            why_not = describe(pair.old, trust=self.trust, pythons=self.pythons).why_not
+            why_not = describe(pair.old, trust=self.spec.trust, pythons=self.pythons).why_not
             if why_not:
                 return _without_figures(pair, "skipped", f"it cannot run here: {why_not}")
             results = self._measure(pair)
@@ -163,12 +119,10 @@ class _Measuring:
     def _measure(self, pair: Pair) -> Results:
         return benchmark(
             {_OLD: pair.old, _NEW: pair.new},
-            baseline=_OLD,
-            precision_target=_ANY_WIDTH,
+            self.spec,
             decided=GateRule(_OLD, _NEW, self.limits.max_slower),
             compare_made=True,
             progress=lambda text, *counts: self.progress(f"{pair.name}: {text}", *counts),
-            **self.options,
         )
 
     def _judged(self, pair: Pair, results: Results, seconds: float) -> PairResult:
@@ -176,7 +130,7 @@ class _Measuring:
         for row in (old, new):
             if row.status != "measured":
                 return _without_figures(pair, "failed", f"the {row.name} version: {row.reason}")
-        has_data = (self.options["data"] or self.options["evaluation"]) is not None
+        has_data = (self.spec.data or self.spec.evaluation) is not None
         noise = results.environment.get("noise") or {}
         told = [f"{row.name} version: {text}" for row in (old, new) for text in row.warnings]
         return PairResult(

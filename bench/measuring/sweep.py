@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...errors import InvalidOption, QCompileError, WorkerError
+from ...errors import QCompileError, WorkerError
 from ...progress import Progress
 from ...tensors import Feeds
 from ..outputs import save_feeds
@@ -78,15 +78,6 @@ def sweep_at_once(
 
             progress(f"{count} {words}")
             _each(workers if option == "clients" else on_gpu, recorder, f"{count} {words}", curve, point)
-
-
-def check_counts(values: Sequence[int], option: str) -> None:
-    """Refuse what is no list of different positive numbers."""
-    if any(value < 1 for value in values) or len(set(values)) != len(values):
-        raise InvalidOption(
-            f"{option}: {', '.join(map(str, values))}; different numbers of at least 1 are required",
-            option=option,
-        )
 
 
 def each_worker(

@@ -23,7 +23,6 @@ from typing import Any
 from ...engines.registry import engine
 from ...errors import InvalidOption, MissingFile, QCompileError, WorkerError
 
-DEFAULT_TIMEOUT_S = 600.0
 _LAST_LINES = 5
 _LAST_BYTES = 1 << 16
 _GRACE_S = 2.0
@@ -50,7 +49,7 @@ class Worker:
         *,
         threads: int,
         python: str = "",
-        timeout_s: float = DEFAULT_TIMEOUT_S,
+        timeout_s: float = 600.0,
         module: str = "qcompile.bench.worker",
         variables: Mapping[str, str | None] | None = None,
     ) -> None:

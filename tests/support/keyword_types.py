@@ -1,6 +1,6 @@
-"""The keyword arguments of `build` and `quantize` for editors and type checkers, from `spec/`.
+"""The keyword arguments of the verbs for editors and type checkers, from `spec/`.
 
-``make reference`` writes `spec/keywords.py`; a test compares it.
+``make reference`` writes `spec/keywords.pyi`; a test compares it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from qcompile.spec.artifacts import BuildSpec, QuantizeSpec
+from qcompile.spec.gate import GateOptions
+from qcompile.spec.measure import BenchSpec
 from qcompile.spec.option import Option, fields_of
 
 _HEAD = '''\
-"""Keyword arguments of `build` and `quantize`. Written by `make reference` from spec/."""
+"""Keyword arguments of the verbs, for type checkers alone. Written by `make reference` from spec/."""
 
 from __future__ import annotations
 
@@ -26,13 +28,27 @@ from typing import Literal, TypedDict
 from .tensorrt import TensorRTOptions'''
 
 
+SPECS: dict[str, type] = {
+    "benchmark": BenchSpec, "build": BuildSpec, "gate": GateOptions, "quantize": QuantizeSpec,
+}  # fmt: skip
+"""Verb of the Python interface to the spec whose fields are its keywords."""
+PARAMETERS = {"quantize": {"ranges"}}
+"""Fields that are parameters of their own, as they may be in memory."""
+
+
+def keyword_names(verb: str) -> list[str]:
+    """Return the keywords of a verb."""
+    return [one.name for one in fields_of(SPECS[verb]) if one.name not in PARAMETERS.get(verb, ())]
+
+
 def keyword_types() -> str:
-    """Return the text of `spec/keywords.py`."""
-    build = _keywords("BuildKeywords", "build", fields_of(BuildSpec))
-    quantize = _keywords(
-        "QuantizeKeywords", "quantize", [one for one in fields_of(QuantizeSpec) if one.name != "ranges"]
-    )
-    return "\n".join((_HEAD, *build, *quantize)) + "\n"
+    """Return the text of `spec/keywords.pyi`."""
+    classes = []
+    for verb, spec in SPECS.items():
+        names = keyword_names(verb)
+        name = f"{verb.removesuffix('mark').capitalize()}Keywords"
+        classes += _keywords(name, verb, [one for one in fields_of(spec) if one.name in names])
+    return "\n".join((_HEAD, *classes)) + "\n"
 
 
 def _keywords(name: str, function: str, options: typing.Iterable[Option]) -> Iterator[str]:

@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import inspect
 import json
-import typing
 from collections.abc import Iterator
 from typing import Any
 
 import click
+from keyword_types import SPECS, keyword_names
 
 import qcompile
 from qcompile import errors
 from qcompile.cli.main import group
-from qcompile.spec import keywords
 from qcompile.spec.recipes import recipe_schema
-
-_EXPANDED = {"build": keywords.BuildKeywords, "quantize": keywords.QuantizeKeywords}
 
 
 def public_api() -> dict[str, Any]:
@@ -44,8 +41,8 @@ def parameters(name: str, what: Any) -> dict[str, str]:
     """
     found = {}
     for one in inspect.signature(what).parameters.values():
-        if one.kind is one.VAR_KEYWORD and name in _EXPANDED:
-            found |= dict.fromkeys(typing.get_type_hints(_EXPANDED[name]), "optional by name")
+        if one.kind is one.VAR_KEYWORD and name in SPECS:
+            found |= dict.fromkeys(keyword_names(name), "optional by name")
         elif one.kind is not one.VAR_KEYWORD:
             needed = "required" if one.default is one.empty else "optional"
             found[one.name] = f"{needed} by {'name' if one.kind is one.KEYWORD_ONLY else 'position'}"

@@ -159,4 +159,4 @@ def _cell(text: str) -> str:
 if __name__ == "__main__":
     for file, content in pages().items():
         (FOLDER / file).write_text(content, encoding="utf-8")
-    (ROOT / "spec/keywords.py").write_text(keyword_types(), encoding="utf-8")
+    (ROOT / "spec/keywords.pyi").write_text(keyword_types(), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Keyword arguments of `build` and `quantize`. Written by `make reference` from spec/."""
+"""Keyword arguments of the verbs, for type checkers alone. Written by `make reference` from spec/."""
 
 from __future__ import annotations
 
@@ -8,6 +8,54 @@ from typing import Literal, TypedDict
 
 from .tensorrt import TensorRTOptions
 
+class BenchKeywords(TypedDict, total=False):
+    """Options of `benchmark`, by name."""
+
+    baseline: str
+    """Artifact or MODEL to compare with."""
+    threads: int
+    """Threads of every artifact; 0 means all usable cores."""
+    max_time_s: float
+    """Time limit for rounds and launches, in seconds; at least eight rounds run."""
+    precision_target: float
+    """Relative width of the speed-up intervals at which measuring stops."""
+    metric: str
+    """Accuracy metric: auto, top1, top5, f1[:AVERAGE], miou, map[:50], wer, cer, ndcg[:K], neighbours[:K],
+    spearman, perplexity[:masked], kl, cosine, mse or file.py:function."""
+    batch_sizes: Sequence[int]
+    """Batch sizes of an additional latency curve."""
+    clients: Sequence[int]
+    """Numbers of concurrent clients of an additional latency curve."""
+    streams: Sequence[int]
+    """Numbers of inferences in flight of an additional throughput curve, on GPUs."""
+    cuda_graph: bool | None
+    """CUDA graphs of TensorRT engines: true adds a row with them to the row without, false leaves them out;
+    by default the one row has them where an inference can be captured."""
+    layer_times: bool
+    """Time of each layer, by the runtime's own profiler, after everything else is measured."""
+    torch_modes: Sequence[Literal["trace", "script", "freeze", "compile", "half", "autocast"]]
+    """Additional execution mode of each PyTorch MODEL among the artifacts."""
+    models: Sequence[str] | Mapping[str, object]
+    """Additional PyTorch MODEL that is measured as it is, such as one quantized by torch.ao."""
+    devices: Sequence[str]
+    """Device of PyTorch and ONNX Runtime: cpu (default), cuda or cuda:1; all measures every GPU of the
+    machine for itself."""
+    python: Sequence[str]
+    """Python interpreter of an engine's workers."""
+    timeout_s: float
+    """Time without an answer after which a worker counts as failed, in seconds."""
+    output: str | Path | None
+    """Results file to write, such as results.json."""
+    data: str | None
+    """Samples; the first batch is timed instead of random input."""
+    evaluation: str | None
+    """Labelled samples for accuracy and output difference."""
+    inputs: Sequence[str]
+    """Input that no artifact declares."""
+    batch_size: int | None
+    """Samples per call of a model with a dynamic batch."""
+    trust: bool
+    """Run files without a matching manifest, and .pt2 files that run code."""
 
 class BuildKeywords(TypedDict, total=False):
     """Options of `build`, by name."""
@@ -75,6 +123,46 @@ class BuildKeywords(TypedDict, total=False):
     trust: bool
     """Load a .pt2 file that runs code when it is loaded."""
 
+class GateKeywords(TypedDict, total=False):
+    """Options of `gate`, by name."""
+
+    max_slower: float
+    """Slowdown that passes, in percent."""
+    max_larger: float
+    """Growth of the file with its side files that passes, in percent."""
+    max_drop: float | None
+    """Largest drop in accuracy that passes, in points, or in the metric's own unit; default: one whose
+    interval contains 0."""
+    outputs: Literal["auto", "same", "any"]
+    """Whether the outputs must be the same within the default tolerances of `diff`; auto: yes, unless
+    accuracy decides or the precisions differ."""
+    strict: bool
+    """Fail also where nothing could be decided, or an artifact cannot run here."""
+    skip_identical: bool
+    """Pass files that are the same byte for byte without measuring them."""
+    data: str | None
+    """Samples to time and compare outputs on, instead of random input."""
+    evaluation: str | None
+    """Labelled samples for accuracy and output difference."""
+    metric: str
+    """Accuracy metric: auto, top1, top5, f1[:AVERAGE], miou, map[:50], wer, cer, ndcg[:K], neighbours[:K],
+    spearman, perplexity[:masked], kl, cosine, mse or file.py:function."""
+    inputs: Sequence[str]
+    """Input that no artifact declares."""
+    batch_size: int | None
+    """Samples per call of a model with a dynamic batch."""
+    threads: int
+    """Threads of every artifact; 0 means all usable cores. Take 1 where others use the cores."""
+    max_time_s: float
+    """Time limit for the rounds and launches of a pair, in seconds; a clear case ends earlier."""
+    device: str | None
+    """Device of PyTorch and ONNX Runtime: cpu (default), cuda or cuda:1."""
+    python: Sequence[str]
+    """Python interpreter of an engine's workers."""
+    timeout_s: float
+    """Time without an answer after which a worker counts as failed, in seconds."""
+    trust: bool
+    """Run files without a matching manifest, and .pt2 files that run code."""
 
 class QuantizeKeywords(TypedDict, total=False):
     """Options of `quantize`, by name."""
