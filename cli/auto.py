@@ -20,10 +20,14 @@ from .verb import verb
 )
 def auto(session: Session, given: AutoCommand) -> int:
     """Print the table of what was measured, the answer in one sentence, and where everything is."""
-    from ..pipeline.auto import find_artifact, folder_of
+    from ..pipeline.auto import auto as find_artifact
+    from ..pipeline.auto import folder_of
 
     with executor_of(session, given, folder_of(given.model, given.output)) as executor:
-        found = find_artifact(given, executor, session.progress, listener_of(session, executor))
+        found = find_artifact(
+            given.model, given, executor=executor, progress=session.progress,
+            listener=listener_of(session, executor),
+        )  # fmt: skip
     session.json(found.as_json())
     if found.report.results is not None:
         present_results(session, found.report.results)

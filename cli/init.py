@@ -18,10 +18,12 @@ from .verb import verb
 )
 def init(session: Session, given: InitCommand) -> None:
     """Print the artifacts with their reasons, and what was left out."""
-    from ..pipeline.propose.init import write_recipe
+    from ..pipeline.propose.init import init as write_recipe
     from ..pipeline.trust import needs_trust
 
-    written = write_recipe(given, command=("qcompile", *sys.argv[1:]), progress=session.progress)
+    written = write_recipe(
+        given.model, given.output, given, command=("qcompile", *sys.argv[1:]), progress=session.progress
+    )
     session.json(written.as_json())
     if not (session.quiet or session.as_json):
         table = make_table("", "artifact", "for", "why", text=True)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..artifact import read_manifest
 from ..bench.results.row import Row
@@ -28,14 +28,12 @@ from ..model.source import parse_source
 from ..processor import isa_here
 from ..progress import Progress, silent
 from ..reporting.recommendation import Recommendation, recommend
-from ..spec.cluster import SchedulerOptions
+from ..spec.decode import called, shared
 from ..spec.decode import key as options_key
-from ..spec.decode import shared
-from ..spec.first_use import AutoCommand, InitCommand
-from ..spec.option import fields_of
+from ..spec.first_use import AutoSpec, InitSpec
 from ..spec.words import CPU_TARGETS, CpuTarget, Isa
 from .bench_stages import RESULTS
-from .propose.init import write_recipe
+from .propose.init import init
 from .propose.model_facts import plain_name
 from .published import SIMPLIFIED
 from .recipe import ArtifactSection, Recipe, read_recipe
@@ -44,6 +42,11 @@ from .stages import located
 from .steps import Executor
 from .store import FOLDER
 from .trial_stages import on_executor
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..spec.keywords import AutoKeywords
 
 RECIPE = "recipe.toml"
 _STATE = "auto.json"
@@ -85,40 +88,23 @@ class AutoResult:
 
 def auto(
     model: str,
+    spec: AutoSpec | None = None,
+    /,
     *,
-    max_drop: float,
-    data: str = "",
-    calibration: str = "",
-    evaluation: str = "",
-    output: str | Path | None = None,
-    inputs: Sequence[str] = (),
-    weights: str = "",
-    download: bool = False,
-    targets: Sequence[str] = (),
-    gpus: Sequence[str] = (),
-    metric: str = "auto",
-    max_time_s: float | None = None,
-    trust: bool = False,
-    force: bool = False,
     executor: Executor | None = None,
     progress: Progress = silent,
     listener: StageListener | None = None,
+    **options: Unpack[AutoKeywords],
 ) -> AutoResult:
     """Find the artifact of a model to use.
 
     Args:
         model: A MODEL spelling.
-        max_drop: What its accuracy may drop by, in the metric's unit: points of a share. The upper end of the
-            drop's interval counts.
-        data: Samples that serve calibration and evaluation.
-        calibration, evaluation: Samples in place of `data`.
-        output: Folder to write; `auto-NAME` in the working folder by default.
-        inputs, weights, download, targets, gpus, metric, max_time_s: As `init`.
-        trust: As `init`; code that an edited recipe names elsewhere is run too.
-        force: Write the recipe anew, also over one of another request.
+        spec: Within which budget, from which data.
         executor: Carries out the stages, and the trials of tuning; this process by default.
         progress: Told of every step.
         listener: Told of every stage when it is over.
+        options: Fields of `AutoSpec` by name, in place of those of `spec`.
 
     Returns:
         The recommendation and its file; None where no artifact is faster within the budget.
@@ -128,29 +114,14 @@ def auto(
             or the model's inputs are not known.
         QCompileError: Of a stage that every artifact needs.
     """
-    asked = AutoCommand(
-        model=model, max_drop=max_drop, data=data, calibration=calibration, evaluation=evaluation,
-        inputs=tuple(inputs), weights=weights, download=download, targets=tuple(targets), gpus=tuple(gpus),
-        metric=metric, max_time_s=max_time_s, trust=trust, force=force,
-        output=Path(output) if output is not None else None,
-    )  # fmt: skip
-    return find_artifact(asked, executor, progress, listener)
-
-
-def find_artifact(
-    asked: AutoCommand,
-    executor: Executor | None = None,
-    progress: Progress = silent,
-    listener: StageListener | None = None,
-) -> AutoResult:
-    """Find the artifact of a model to use, as `auto`."""
+    asked = called(AutoSpec, spec, options)
     if not (asked.data or asked.evaluation):
         raise InvalidOption(
             "`data`: is missing; a budget of accuracy needs samples to measure it on",
             hint="give `data`, or `evaluation` and `calibration`",
             option="data",
         )
-    return _Auto(asked, executor, progress, listener).drive()
+    return _Auto(model, asked, executor, progress, listener).drive()
 
 
 def folder_of(model: str, output: Path | None) -> Path:
@@ -160,7 +131,8 @@ def folder_of(model: str, output: Path | None) -> Path:
 
 @dataclass
 class _Auto:
-    asked: AutoCommand
+    model: str
+    asked: AutoSpec
     executor: Executor | None
     progress: Progress
     listener: StageListener | None
@@ -169,7 +141,7 @@ class _Auto:
 
     @property
     def folder(self) -> Path:
-        return folder_of(self.asked.model, self.asked.output)
+        return folder_of(self.model, self.asked.output)
 
     @property
     def recipe(self) -> Path:
@@ -200,9 +172,11 @@ class _Auto:
                 )
             self._note("init", "skipped", start)
             return
-        write_recipe(
-            shared(InitCommand, self.asked, output=self.recipe, force=True),
-            command=("qcompile", "auto", self.asked.model),
+        init(
+            self.model,
+            self.recipe,
+            shared(InitSpec, self.asked, output=self.recipe, force=True),
+            command=("qcompile", "auto", self.model),
             progress=lambda text, done=0, total=None, /: self.progress(f"init: {text}", done, total),
         )
         self._save({"request": request})
@@ -213,7 +187,7 @@ class _Auto:
         report = run(
             read_recipe(self.recipe),
             trust=asked.trust,
-            typed=(asked.model, asked.data, asked.calibration, asked.evaluation, asked.metric),
+            typed=(self.model, asked.data, asked.calibration, asked.evaluation, asked.metric),
             executor=self.executor,
             progress=self.progress,
             listener=self.listener,
@@ -252,8 +226,7 @@ class _Auto:
     def _request(self) -> dict[str, Any]:
         """What was asked for, as JSON has it."""
         bare = dataclasses.replace(self.asked, output=None, force=False)
-        where = tuple(one.name for one in fields_of(SchedulerOptions))  # the answer does not depend on it
-        request: dict[str, Any] = json.loads(json.dumps(options_key(bare, without=where)))
+        request: dict[str, Any] = json.loads(json.dumps({"model": self.model, **options_key(bare)}))
         return request
 
     @property

@@ -92,14 +92,9 @@ class ProposalOptions(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InitCommand(ProposalOptions):
-    """Write a commented recipe for MODEL, which `qcompile run` runs as it is.
+class InitSpec(ProposalOptions):
+    """All that `init` is told beside the model."""
 
-    It looks at the model, the data and what is installed here. Each choice has a comment with its reason.
-    Without data, the recipe builds and measures what needs none.
-    """
-
-    model: Annotated[str, argument("Model: timm:NAME, hf:NAME_OR_FOLDER, file.py:function, .onnx, ...")]
     output: Annotated[Path, option("Recipe to write.", short="-o", metavar="FILE")] = Path("recipe.toml")
     max_drop: (
         Annotated[
@@ -111,16 +106,24 @@ class InitCommand(ProposalOptions):
     force: Annotated[bool, option("Overwrite an existing recipe.")] = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class AutoCommand(SchedulerOptions, ProposalOptions):
-    """Find the artifact of MODEL to use, within an accuracy budget: init, run, tune, report.
+_MODEL = Annotated[str, argument("Model: timm:NAME, hf:NAME_OR_FOLDER, file.py:function, .onnx, ...")]
 
-    The last line names the artifact and what it costs. The exit code is 1 if no artifact is faster within the
-    budget. An artifact keeps the budget if the upper end of the interval of its drop does. A second call
-    skips what is done.
+
+@dataclass(frozen=True, kw_only=True)
+class InitCommand(InitSpec):
+    """Write a commented recipe for MODEL, which `qcompile run` runs as it is.
+
+    It looks at the model, the data and what is installed here. Each choice has a comment with its reason.
+    Without data, the recipe builds and measures what needs none.
     """
 
-    model: Annotated[str, argument("Model: timm:NAME, hf:NAME_OR_FOLDER, file.py:function, .onnx, ...")]
+    model: _MODEL
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoSpec(ProposalOptions):
+    """All that `auto` is told beside the model."""
+
     max_drop: Annotated[
         float,
         option("Largest drop in accuracy, in points, or in the metric's own unit.", metavar="POINTS", ge=0),
@@ -129,3 +132,15 @@ class AutoCommand(SchedulerOptions, ProposalOptions):
         Path | None, option("Folder to write; default: auto-NAME.", short="-o", metavar="FOLDER")
     ] = None
     force: Annotated[bool, option("Write the recipe in the folder anew.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoCommand(SchedulerOptions, AutoSpec):
+    """Find the artifact of MODEL to use, within an accuracy budget: init, run, tune, report.
+
+    The last line names the artifact and what it costs. The exit code is 1 if no artifact is faster within the
+    budget. An artifact keeps the budget if the upper end of the interval of its drop does. A second call
+    skips what is done.
+    """
+
+    model: _MODEL

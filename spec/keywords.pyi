@@ -8,6 +8,42 @@ from typing import Literal, TypedDict
 
 from .tensorrt import TensorRTOptions
 
+class AutoKeywords(TypedDict, total=False):
+    """Options of `auto`, by name."""
+
+    max_drop: float
+    """Largest drop in accuracy, in points, or in the metric's own unit."""
+    data: str
+    """Samples for calibration and for accuracy: one set is divided between the two, where it can be."""
+    calibration: str
+    """Samples to calibrate on; default: those of --data."""
+    evaluation: str
+    """Labelled samples for accuracy; default: those of --data."""
+    inputs: Sequence[str]
+    """Input of a MODEL that declares none."""
+    weights: str
+    """Weights of a model by name or of a function: random, or a .safetensors or state dict; default: the
+    model's own, from the local cache."""
+    download: bool
+    """Let the package of a model by name download what its cache lacks."""
+    targets: Sequence[str]
+    """Runtime to build for: onnxruntime, openvino, tensorrt-rtx, tensorrt, torchscript; default: those
+    installed."""
+    gpus: Sequence[str]
+    """Compute capability to build TensorRT-RTX engines for; default: sm86 and sm89, or the GPU here."""
+    metric: str
+    """Accuracy metric: auto, top1, top5, f1[:AVERAGE], miou, map[:50], wer, cer, ndcg[:K], neighbours[:K],
+    spearman, perplexity[:masked], kl, cosine, mse or file.py:function; auto is by the task and the
+    labels."""
+    max_time_s: float | None
+    """Time limit of the measurement, in seconds; default: by the number of artifacts."""
+    trust: bool
+    """Load a .pt2 that runs code, or a SavedModel that touches files."""
+    output: str | Path | None
+    """Folder to write; default: auto-NAME."""
+    force: bool
+    """Write the recipe in the folder anew."""
+
 class BenchKeywords(TypedDict, total=False):
     """Options of `benchmark`, by name."""
 
@@ -164,6 +200,42 @@ class GateKeywords(TypedDict, total=False):
     trust: bool
     """Run files without a matching manifest, and .pt2 files that run code."""
 
+class InitKeywords(TypedDict, total=False):
+    """Options of `init`, by name."""
+
+    data: str
+    """Samples for calibration and for accuracy: one set is divided between the two, where it can be."""
+    calibration: str
+    """Samples to calibrate on; default: those of --data."""
+    evaluation: str
+    """Labelled samples for accuracy; default: those of --data."""
+    inputs: Sequence[str]
+    """Input of a MODEL that declares none."""
+    weights: str
+    """Weights of a model by name or of a function: random, or a .safetensors or state dict; default: the
+    model's own, from the local cache."""
+    download: bool
+    """Let the package of a model by name download what its cache lacks."""
+    targets: Sequence[str]
+    """Runtime to build for: onnxruntime, openvino, tensorrt-rtx, tensorrt, torchscript; default: those
+    installed."""
+    gpus: Sequence[str]
+    """Compute capability to build TensorRT-RTX engines for; default: sm86 and sm89, or the GPU here."""
+    metric: str
+    """Accuracy metric: auto, top1, top5, f1[:AVERAGE], miou, map[:50], wer, cer, ndcg[:K], neighbours[:K],
+    spearman, perplexity[:masked], kl, cosine, mse or file.py:function; auto is by the task and the
+    labels."""
+    max_time_s: float | None
+    """Time limit of the measurement, in seconds; default: by the number of artifacts."""
+    trust: bool
+    """Load a .pt2 that runs code, or a SavedModel that touches files."""
+    output: str | Path
+    """Recipe to write."""
+    max_drop: float | None
+    """Largest drop in accuracy of a recommended artifact, in points."""
+    force: bool
+    """Overwrite an existing recipe."""
+
 class QuantizeKeywords(TypedDict, total=False):
     """Options of `quantize`, by name."""
 
@@ -209,3 +281,30 @@ class QuantizeKeywords(TypedDict, total=False):
     this signal-to-noise ratio."""
     data: str | None
     """Samples to measure output errors on and to fit corrections to."""
+
+class TuneKeywords(TypedDict, total=False):
+    """Options of `tune`, by name."""
+
+    max_drop: float
+    """Largest drop in accuracy, in points, or in the metric's own unit."""
+    calibration: str | None
+    """Samples to calibrate on; default: those of --data."""
+    metric: str
+    """Accuracy metric: auto, top1, top5, f1[:AVERAGE], miou, map[:50], wer, cer, ndcg[:K], neighbours[:K],
+    spearman, perplexity[:masked], kl, cosine, mse or file.py:function."""
+    targets: Sequence[str]
+    """Runtime to try: onnxruntime or openvino; default: those installed."""
+    inputs: Sequence[str]
+    """Input of a PyTorch MODEL."""
+    method: str
+    """Method that chooses the thresholds: minmax, percentile[:NUMBER], entropy, mse or auto."""
+    exclude: Sequence[str]
+    """Layers that stay in floating point: name, glob or operator type."""
+    samples: int | None
+    """Largest number of samples to measure accuracy on."""
+    batch_size: int | None
+    """Samples per call of the latency measurement."""
+    threads: int
+    """Threads of every artifact; 0 means all cores."""
+    max_time_s: float
+    """Time limit of each measurement, in seconds."""

@@ -242,14 +242,12 @@ class MigrateCommand(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneCommand(SchedulerOptions):
-    """Rank the layers of MODEL by INT8 error, and find the fastest mix of INT8 and float in a budget."""
+class TuneSpec(Checked):
+    """All that `tune` is told beside the model, the data and the output."""
 
-    model: Annotated[str, argument("ONNX file or PyTorch MODEL.")]
-    output: Annotated[Path, option("Folder to write.", short="-o", metavar="FOLDER")]
-    data: Annotated[str, option("Samples to measure accuracy on.", metavar="DATA")]
     max_drop: Annotated[
-        float, option("Largest drop in accuracy, in points, or in the metric's own unit.", metavar="POINTS")
+        float,
+        option("Largest drop in accuracy, in points, or in the metric's own unit.", metavar="POINTS", ge=0),
     ]
     calibration: Annotated[
         str | None, option("Samples to calibrate on; default: those of --data.", metavar="DATA")
@@ -289,3 +287,12 @@ class TuneCommand(SchedulerOptions):
         float,
         option("Time limit of each measurement, in seconds.", flag="--max-time", metavar="SECONDS", gt=0),
     ] = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneCommand(SchedulerOptions, TuneSpec):
+    """Rank the layers of MODEL by INT8 error, and find the fastest mix of INT8 and float in a budget."""
+
+    model: Annotated[str, argument("ONNX file or PyTorch MODEL.")]
+    output: Annotated[Path, option("Folder to write.", short="-o", metavar="FOLDER")]
+    data: Annotated[str, option("Samples to measure accuracy on.", metavar="DATA")]

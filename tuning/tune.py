@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..bench.metrics.accuracy import read_metric
 from ..compiler.export import export
@@ -24,11 +24,18 @@ from ..model.onnx_file import load_onnx
 from ..model.source import parse_source
 from ..processor import isa_here
 from ..progress import Progress, silent
-from ..spec.words import AUTO, CPU_TARGETS, CpuTarget, FloatPrecision, Isa, Target
+from ..spec.decode import called
+from ..spec.recipes import TuneSpec
+from ..spec.words import CPU_TARGETS, CpuTarget, FloatPrecision, Isa, Target
 from .making import Elsewhere, TrialMaker, TrialSetting
 from .recipe_file import recipe_text
 from .search import Keeps, Mix, Possible, fewest_in_float, pareto, search_ahead, searching
 from .trials import Trial, TrialRunner, as_table, float_ask, slower_layers
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..spec.keywords import TuneKeywords
 
 _TRIED_SLOWER = 2  # times that slow layers are taken out
 
@@ -89,21 +96,13 @@ def tune(
     model: str,
     data: str,
     output: str | Path,
+    spec: TuneSpec | None = None,
+    /,
     *,
-    max_drop: float,
-    metric: str = AUTO,
-    calibration: str | None = None,
-    targets: Sequence[str] = (),
-    inputs: Sequence[str] = (),
-    method: str | None = None,
-    exclude: Sequence[str] = (),
-    samples: int | None = None,
-    batch_size: int | None = None,
-    threads: int = 0,
-    max_time_s: float = 60.0,
     isa: Isa = "auto",
     elsewhere: Callable[[TrialSetting], Elsewhere] | None = None,
     progress: Progress = silent,
+    **options: Unpack[TuneKeywords],
 ) -> TuneResult:
     """Find the fastest mix of INT8 and float that loses no more than `max_drop`, and write it down.
 
@@ -111,21 +110,12 @@ def tune(
         model: Float ONNX file, taken as it is, or a MODEL, which is exported and simplified.
         data: Samples that accuracy is measured on, with labels if the metric needs them.
         output: Folder for the artifacts, `recipe.toml`, `tune.json` and, with matplotlib, `front.svg`.
-        max_drop: What may be lost, in the metric's unit: points of top1.
-        metric: What accuracy is, such as top1, map or file.py:function; auto takes what suits the labels.
-        calibration: Samples to calibrate on; those of `data` otherwise.
-        targets: Engines to try; those for the CPU that are installed, if none is given.
-        inputs: Inputs of a MODEL that does not declare them.
-        method: Calibration method.
-        exclude: Patterns of nodes that stay in float whatever they cost.
-        samples: Measure accuracy on at most this many samples of the data.
-        batch_size: Samples per call when latency is measured.
-        threads: The same for every artifact; 0 takes every core.
-        max_time_s: For each of the measurements of latency.
+        spec: What may be lost, and how it is searched and measured.
         isa: Instruction set that INT8 is for; "auto" is that of this processor, which measures.
         elsewhere: Gives what makes the trials of a setting at the same time, in other processes or on other
             machines. What is found is what one process finds; latency is measured here.
         progress: Told of every step.
+        options: Fields of `TuneSpec` by name, in place of those of `spec`.
 
     Returns:
         The best trial, all others, and the ranking of the layers.
@@ -135,23 +125,24 @@ def tune(
         EngineUnavailable: If no target can be built and run here.
         QuantizationError: If nothing of the model can be quantized for a target.
     """
-    if not max_drop >= 0:  # NaN too
-        raise InvalidOption(f"`max_drop` {max_drop:g}: at least 0 is required", option="max_drop")
-    read_metric(metric)  # a wrong one is refused before anything is made
-    chosen_targets = _targets(targets)
+    spec = called(TuneSpec, spec, options)
+    read_metric(spec.metric)  # a wrong one is refused before anything is made
+    chosen_targets = _targets(spec.targets)
+    method, seen = spec.method or None, spec.calibration or data
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)
-    path = _onnx(model, folder, inputs, progress)
+    path = _onnx(model, folder, spec.inputs, progress)
     proto = load_onnx(path)
     if (precision := graph_precision(proto)) != "fp32":
         raise InvalidOption(f"{path}: its graph is {precision} already", hint="tune the float model instead")
     setting = TrialSetting(
-        path, _ranges(path, calibration or data, folder, method, chosen_targets, progress), data, metric,
-        samples, method, tuple(exclude), threads, isa_here() if isa == "auto" else isa,
+        path, _ranges(path, seen, folder, method, chosen_targets, progress), data, spec.metric,
+        spec.samples, method, spec.exclude, spec.threads, isa_here() if isa == "auto" else isa,
     )  # fmt: skip
     maker = TrialMaker(setting, progress)
     bench = TrialRunner(maker, folder, progress, elsewhere(setting) if elsewhere else None)
-    run = _Run(bench, max_drop, functools.partial(bench.time, max_time_s=max_time_s, batch_size=batch_size))
+    time = functools.partial(bench.time, max_time_s=spec.max_time_s, batch_size=spec.batch_size)
+    run = _Run(bench, spec.max_drop, time)
     if maker.metric.note:
         run.notes.append(f"accuracy is {maker.metric.note}")
     damage: dict[str, list[LayerSensitivity]] = {}
@@ -162,7 +153,7 @@ def tune(
             run.try_target(target, damage[target])
         best = run.choose()
     recipe = folder / "recipe.toml"
-    write_text(recipe, recipe_text(best, path, calibration or data, data, method, exclude, folder, isa))
+    write_text(recipe, recipe_text(best, path, seen, data, method, spec.exclude, folder, isa))
     tuned = TuneResult(
         best, bench.trials, run.front(), damage, maker.float_value, run.slow_layers, recipe, run.notes,
         maker.metric.name,

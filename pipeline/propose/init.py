@@ -7,14 +7,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import EngineUnavailable, InvalidOption
 from ...files import write_text
 from ...model.source import parse_source
 from ...model.source_options import RANDOM
 from ...progress import Progress, silent
-from ...spec.first_use import InitCommand
+from ...spec.decode import called
+from ...spec.first_use import InitSpec
 from ...spec.words import TARGETS
 from ...tensors import Feeds
 from ..recipe import Recipe, make_recipe
@@ -23,6 +24,10 @@ from .data_facts import DataFacts, first_sample, look_at_data, relocated
 from .model_facts import ModelFacts, look_at_model, seen_from, spelled_from
 from .recipe_text import Proposal, recipe_text
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ...spec.keywords import InitKeywords
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -63,42 +68,22 @@ class InitResult:
 def init(
     model: str,
     output: str | Path = "recipe.toml",
+    spec: InitSpec | None = None,
+    /,
     *,
-    data: str = "",
-    calibration: str = "",
-    evaluation: str = "",
-    inputs: Sequence[str] = (),
-    weights: str = "",
-    download: bool = False,
-    targets: Sequence[str] = (),
-    gpus: Sequence[str] = (),
-    metric: str = "auto",
-    max_drop: float | None = None,
-    max_time_s: float | None = None,
-    trust: bool = False,
-    force: bool = False,
     command: Sequence[str] = (),
     progress: Progress = silent,
+    **options: Unpack[InitKeywords],
 ) -> InitResult:
     """Write a recipe for a model.
 
     Args:
         model: A MODEL spelling.
         output: The file to write.
-        data: Samples that serve calibration and evaluation.
-        calibration, evaluation: Samples in place of `data`.
-        inputs: `NAME:SHAPE[:DTYPE]` each, of a model that declares none.
-        weights: "random", or a file, in place of the model's own.
-        download: Whether the package of a model by name may download.
-        targets: What to build for; by default what can be built here.
-        gpus: What TensorRT-RTX builds for, such as "sm86".
-        metric: Of the accuracy; "auto" chooses by the task and the labels.
-        max_drop: What a recommended artifact may lose, in the metric's unit: points of a share.
-        max_time_s: Time limit of the measurement, in seconds.
-        trust: Load a `.pt2` or a Keras file that runs code when it is loaded all the same.
-        force: Overwrite an existing file.
+        spec: What it is proposed from.
         command: Words that write it again, for its first line.
         progress: Told of every step.
+        options: Fields of `InitSpec` by name, in place of those of `spec`.
 
     Returns:
         The recipe, its text, and the reasons behind its choices.
@@ -108,24 +93,16 @@ def init(
         ModelError, DataError, MissingFile: If the model or the data cannot be read.
         EngineUnavailable: If nothing can be built here.
     """
-    options = InitCommand(
-        model=model, output=Path(output), data=data, calibration=calibration, evaluation=evaluation,
-        inputs=tuple(inputs), weights=weights, download=download, targets=tuple(targets), gpus=tuple(gpus),
-        metric=metric, max_drop=max_drop, max_time_s=max_time_s, trust=trust, force=force,
-    )  # fmt: skip
-    return write_recipe(options, command=command, progress=progress)
-
-
-def write_recipe(options: InitCommand, *, command: Sequence[str], progress: Progress) -> InitResult:
-    """Write the recipe that `init` would; errors are those of `init`."""
-    path = options.output
-    if path.exists() and not options.force:
+    spec = called(InitSpec, spec, {"output": output, **options})
+    path = spec.output
+    if path.exists() and not spec.force:
         raise InvalidOption(
             f"`output` {path}: exists already",
             hint="give another name, or `force` to overwrite it",
             option="output",
         )
-    proposal = propose(options, command=command, progress=progress)
+    command = command or ("qcompile", "init", model)
+    proposal = propose(model, spec, command=command, progress=progress)
     text = recipe_text(proposal)
     recipe = make_recipe(tomllib.loads(text), path)  # it must be read back before anybody gets it
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -133,7 +110,7 @@ def write_recipe(options: InitCommand, *, command: Sequence[str], progress: Prog
     return InitResult(path, recipe, text, proposal.choice, proposal.model, proposal.data)
 
 
-def propose(asked: InitCommand, *, command: Sequence[str], progress: Progress) -> Proposal:
+def propose(source: str, asked: InitSpec, *, command: Sequence[str], progress: Progress) -> Proposal:
     """Look at model, data and machine, and decide on a recipe."""
     spellings = [spec for spec in (asked.data, asked.calibration, asked.evaluation) if spec]
 
@@ -141,7 +118,7 @@ def propose(asked: InitCommand, *, command: Sequence[str], progress: Progress) -
         return next((feeds for spec in spellings if (feeds := first_sample(spec, names))), None)
 
     model = look_at_model(
-        asked.model, inputs=asked.inputs, weights=asked.weights, download=asked.download,
+        source, inputs=asked.inputs, weights=asked.weights, download=asked.download,
         samples=samples, trust=asked.trust, progress=progress,
     )  # fmt: skip
     data = look_at_data(asked, model.inputs, model.outputs, progress=progress)
@@ -171,7 +148,7 @@ def propose(asked: InitCommand, *, command: Sequence[str], progress: Progress) -
         data,
         machine,
         choice,
-        spelled_from(parse_source(asked.model), folder),
+        spelled_from(parse_source(source), folder),
         relocated(data.calibration, folder),
         relocated(data.evaluation, folder),
         tuple(options),
@@ -179,5 +156,5 @@ def propose(asked: InitCommand, *, command: Sequence[str], progress: Progress) -
             model, data, choice.artifacts,
             metric=asked.metric, max_drop=asked.max_drop, max_time_s=asked.max_time_s,
         ),
-        shlex.join(command or ("qcompile", "init", asked.model)),
+        shlex.join(command),
     )  # fmt: skip

@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from qcompile.spec.artifacts import BuildSpec, QuantizeSpec
+from qcompile.spec.first_use import AutoSpec, InitSpec
 from qcompile.spec.gate import GateOptions
 from qcompile.spec.measure import BenchSpec
 from qcompile.spec.option import Option, fields_of
+from qcompile.spec.recipes import TuneSpec
 
 _HEAD = '''\
 """Keyword arguments of the verbs, for type checkers alone. Written by `make reference` from spec/."""
@@ -29,7 +31,8 @@ from .tensorrt import TensorRTOptions'''
 
 
 SPECS: dict[str, type] = {
-    "benchmark": BenchSpec, "build": BuildSpec, "gate": GateOptions, "quantize": QuantizeSpec,
+    "auto": AutoSpec, "benchmark": BenchSpec, "build": BuildSpec, "gate": GateOptions, "init": InitSpec,
+    "quantize": QuantizeSpec, "tune": TuneSpec,
 }  # fmt: skip
 """Verb of the Python interface to the spec whose fields are its keywords."""
 PARAMETERS = {"quantize": {"ranges"}}
