@@ -41,6 +41,7 @@ OPTIONS: Mapping[str, str] = {
     "inspect.input": _INSPECT,
     "memory": "leave it out; `--slots` of `worker` says how many stages run at a time",
     "processor": "its name is `isa`",
+    "pythons": "its name is `python`",
     **dict.fromkeys(("rate", "rates", "p99_below", "p99_below_ms"), _LOAD),
     "rest": "its name is `float_precision`",
     "scores": "leave it out; `bench` evaluates the accuracy itself",

@@ -25,6 +25,7 @@ from qcompile.engines import gpu as driver
 from qcompile.engines.gpu import Gpu, find_gpus, parse_devices, why_no_gpu
 from qcompile.errors import EngineUnavailable, InvalidOption
 from qcompile.progress import silent
+from qcompile.spec.measure import BenchSpec
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
 
@@ -176,45 +177,48 @@ class Bench:
     """In place of `benchmark`: PyTorch runs anywhere, an engine on a GPU, OpenVINO on the processor."""
 
     def __init__(self, stop_at: str = "") -> None:
-        self.asked: list[dict[str, Any]] = []
+        self.asked: list[tuple[dict[str, str], BenchSpec]] = []
         self.stop_at = stop_at
         self.modes: dict[str, str] = {}
 
-    def __call__(self, **asked: Any) -> Results:
-        self.asked.append(asked)
-        (device,) = asked["devices"]
+    def __call__(self, artifacts: dict[str, str], spec: BenchSpec, *, unbuilt: list[Row]) -> Results:
+        self.asked.append((artifacts, spec))
+        (device,) = spec.devices
         places = {"pytorch": device, "engine": device, "vino": "cpu"}
         rows = [
             Row(name, path, name, device=places[name], mode=self.modes.get(name, "eager"))
-            for name, path in asked["artifacts"].items()
+            for name, path in artifacts.items()
         ]
-        if asked["cuda_graph"] and "engine" in places:
+        if spec.cuda_graph and "engine" in places:
             rows.append(Row("engine (CUDA graph)", "m.engine", "engine", device=device, mode="cuda-graph"))
         settings = {"threads": 1, "inputs": {}}
-        results = Results(
-            asked["baseline"], [*rows, *asked["unbuilt"]], {"gpu": device, "before": {}}, settings
-        )
+        results = Results(spec.baseline, [*rows, *unbuilt], {"gpu": device, "before": {}}, settings)
         if device == self.stop_at:
             raise BenchInterrupted(results)
         return results
 
 
 @pytest.fixture
-def options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+def measure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Results]:
+    """`measure(bench, ...)` measures three artifacts on every GPU."""
     monkeypatch.setattr(every_gpu, "find_gpus", lambda: [A10, H200])
     artifacts = {"pytorch": "net.py:build", "engine": "m.engine", "vino": "m.onnx"}
     unbuilt = [Row("late", "", "tensorrt", status="failed")]
-    return {
-        "artifacts": artifacts, "baseline": "pytorch", "devices": ("all",), "models": None,
-        "output": tmp_path / "results.json", "history": None, "unbuilt": unbuilt, "cuda_graph": None,
-    }  # fmt: skip
+
+    def start(bench: Bench, **options: Any) -> Results:
+        spec = BenchSpec(baseline="pytorch", devices=("all",), output=tmp_path / "results.json", **options)
+        return every_gpu.measure_every_gpu(bench, artifacts, spec, None, unbuilt)
+
+    return start
 
 
-def test_each_gpu_is_measured_for_itself_and_the_processor_once(options: dict[str, Any]) -> None:
+def test_each_gpu_is_measured_for_itself_and_the_processor_once(
+    measure: Callable[..., Results], tmp_path: Path
+) -> None:
     bench = Bench()
-    results = every_gpu.measure_every_gpu(bench, options)
-    assert [asked["devices"] for asked in bench.asked] == [("cuda:0",), ("cuda:1",)]
-    assert [list(asked["artifacts"]) for asked in bench.asked] == [
+    results = measure(bench)
+    assert [spec.devices for _, spec in bench.asked] == [("cuda:0",), ("cuda:1",)]
+    assert [list(artifacts) for artifacts, _ in bench.asked] == [
         ["pytorch", "engine", "vino"],
         ["pytorch", "engine"],
     ]
@@ -226,25 +230,27 @@ def test_each_gpu_is_measured_for_itself_and_the_processor_once(options: dict[st
         ("pytorch (cuda:1)", "cuda:1", "cuda:1"),
         ("engine (cuda:1)", "cuda:1", "cuda:1"),
     ]
-    assert load_results(options["output"]).as_json() == results.as_json()
+    assert load_results(tmp_path / "results.json").as_json() == results.as_json()
 
 
 @pytest.mark.parametrize("cuda_graph", [None, True])
 def test_engines_with_graphs_are_measured_on_each_gpu_once(
-    options: dict[str, Any], cuda_graph: bool | None
+    measure: Callable[..., Results], cuda_graph: bool | None
 ) -> None:
     """As a row of its own, the next GPU's bench adds it again; by default it is the engine's one row."""
     bench = Bench()
     bench.modes = {} if cuda_graph else {"engine": "cuda-graph"}
-    every_gpu.measure_every_gpu(bench, options | {"cuda_graph": cuda_graph})
-    assert list(bench.asked[1]["artifacts"]) == ["pytorch", "engine"]
+    measure(bench, cuda_graph=cuda_graph)
+    assert list(bench.asked[1][0]) == ["pytorch", "engine"]
 
 
-def test_what_was_measured_before_an_interruption_is_kept(options: dict[str, Any]) -> None:
+def test_what_was_measured_before_an_interruption_is_kept(
+    measure: Callable[..., Results], tmp_path: Path
+) -> None:
     with pytest.raises(BenchInterrupted) as stopped:
-        every_gpu.measure_every_gpu(Bench(stop_at="cuda:1"), options)
+        measure(Bench(stop_at="cuda:1"))
     assert list(stopped.value.results.machines) == ["cuda:0", "cuda:1"]
-    assert len(load_results(options["output"]).rows) == 6
+    assert len(load_results(tmp_path / "results.json").rows) == 6
 
 
 def test_all_stands_alone() -> None:

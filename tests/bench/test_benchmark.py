@@ -362,11 +362,11 @@ def test_the_worker_of_an_engine_runs_in_the_interpreter_it_is_given(
     python.write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     pythons = [f"onnxruntime={python}"]
-    [entry] = qcompile.benchmark([model], baseline=model, pythons=pythons, threads=1, max_time_s=0.2).rows
+    [entry] = qcompile.benchmark([model], baseline=model, python=pythons, threads=1, max_time_s=0.2).rows
     assert entry.interpreter == str(python)
     (packages / "onnxruntime.py").write_text("raise ImportError('a broken package')\n")
     with pytest.raises(InvalidOption, match=r"cannot run here: .*a broken package"):
-        qcompile.benchmark([model], baseline=model, pythons=pythons)
+        qcompile.benchmark([model], baseline=model, python=pythons)
 
 
 IO = ModelIO((parse_input("x:[batch,length,2]"),), ())

@@ -43,8 +43,8 @@ def test_the_keyword_arguments_are_what_the_fields_say() -> None:
     assert text == keyword_types(), "`make reference`"
     module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec("qcompile.spec.keywords", None))
     exec(compile(text, "keywords.pyi", "exec"), vars(module))
-    assert [*get_type_hints(module.BuildKeywords)] == [one.name for one in fields_of(BuildSpec)]
-    assert "ranges" not in get_type_hints(module.QuantizeKeywords)  # a parameter of its own
+    assert [*get_type_hints(module.BuildKeywords, vars(module))] == [one.name for one in fields_of(BuildSpec)]
+    assert "ranges" not in get_type_hints(module.QuantizeKeywords, vars(module))  # a parameter of its own
 
 
 def test_every_option_says_what_it_does_in_one_sentence() -> None:

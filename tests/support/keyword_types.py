@@ -55,7 +55,7 @@ def keyword_types() -> str:
 
 
 def _keywords(name: str, function: str, options: typing.Iterable[Option]) -> Iterator[str]:
-    yield from ("", "", f"class {name}(TypedDict, total=False):")
+    yield from ("", f"class {name}(TypedDict, total=False):")
     yield from (f'    """Options of `{function}`, by name."""', "")
     for one in options:
         yield f"    {one.name}: {_kind(one)}"

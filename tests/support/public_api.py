@@ -42,7 +42,7 @@ def parameters(name: str, what: Any) -> dict[str, str]:
     found = {}
     for one in inspect.signature(what).parameters.values():
         if one.kind is one.VAR_KEYWORD and name in SPECS:
-            found |= dict.fromkeys(keyword_names(name), "optional by name")
+            found |= {word: "optional by name" for word in keyword_names(name) if word not in found}
         elif one.kind is not one.VAR_KEYWORD:
             needed = "required" if one.default is one.empty else "optional"
             found[one.name] = f"{needed} by {'name' if one.kind is one.KEYWORD_ONLY else 'position'}"
