@@ -231,7 +231,7 @@ def _worded(text: str, key: str, one: Option, value: object) -> Refused:
     if bound and bound[1]:
         return Refused(key, f"is empty; at least one {one.spelling.metavar} is required")
     if bound:
-        return Refused(key, f"{_BOUNDS[bound[2]]} {bound[3]} is required", value=value)
+        return Refused(key, f"{_BOUNDS[bound[2]]} {bound[3].removesuffix('.0')} is required", value=value)
     if text == "Number out of range":
         return Refused(key, "a finite number is required", value=value)
     if "regex" in rest:
@@ -284,7 +284,7 @@ def _shown(value: object) -> str:
 def _printed(value: object) -> str:
     """A value as Python writes it, no longer than a line of a message."""
     try:
-        text = repr(value)
+        text = repr(value).removesuffix(".0") if isinstance(value, float) else repr(value)
     except (ValueError, RecursionError):  # a number of thousands of digits; lists in lists
         return f"({type(value).__name__})"
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

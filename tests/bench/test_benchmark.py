@@ -127,8 +127,8 @@ def test_a_batch_is_joined_from_smaller_batches_of_the_data(
     [
         ("fixed", {"batch_size": 8}, InvalidOption, "first axis of the model is fixed at 1", "dynamic batch"),
         ("fixed", {"batch_sizes": [1, 2]}, InvalidOption, "fixed at 1", ""),
-        ("mlp", {"clients": [2, 2]}, InvalidOption, "`clients`: 2, 2", ""),
-        ("mlp", {"streams": [2, 2]}, InvalidOption, "`streams`: 2, 2; different numbers", ""),
+        ("mlp", {"clients": [2, 2]}, InvalidOption, r"`clients` \[2, 2\]: different numbers", ""),
+        ("mlp", {"streams": [2, 2]}, InvalidOption, r"`streams` \[2, 2\]: different numbers", ""),
         (
             "mlp",
             {"streams": [1, 2]},

@@ -275,7 +275,7 @@ def test_what_cannot_be_tuned_is_refused_in_words(make: Callable[..., Case], tmp
         with pytest.raises(error, match=said):
             tune(str(model), case.data, case.out, **given)
 
-    refused(InvalidOption, "metric 'accuracy' is unknown", metric="accuracy")
+    refused(InvalidOption, "`metric` 'accuracy': auto, top1", metric="accuracy")
     refused(InvalidOption, "`max_drop` -0.1: at least 0", max_drop=-0.1)
     refused(InvalidOption, "`max_drop` nan", max_drop=float("nan"))
     refused(InvalidOption, "target 'onnxrutime' is unknown", targets=["onnxrutime"])
