@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..artifact import Artifact, commit, tool_versions
 from ..data.batches import Data
@@ -15,12 +16,19 @@ from ..errors import CalibrationError, InvalidOption, QCompileError
 from ..files import check_output, writing
 from ..model.weightless import WeightlessModel, read_weightless
 from ..progress import Progress, silent
+from ..spec.decode import called
+from ..spec.models import CalibrateSpec
 from .one_by_one import numbered_units, one_by_one
 from .ranges import Portion, Ranges
 from .ranges_file import Checkpoint, load_checkpoint, ranges_manifest, save_checkpoint, save_ranges
 from .taps import choose_taps
 from .thresholds import parse_method
 from .workers import Workers
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..spec.keywords import CalibrateKeywords
 
 CHECKPOINT_EVERY_S = 10.0
 
@@ -55,15 +63,13 @@ def calibrate(
     model: str | Path | WeightlessModel,
     data: str | Data,
     output: str | Path,
+    spec: CalibrateSpec | None = None,
+    /,
     *,
-    method: str = "auto",
-    samples: int | None = None,
-    shard: str = "1/1",
     tensors: Collection[str] | None = None,
-    threads: int = 0,
-    resume: bool = True,
     checkpoint: Path | None = None,
     progress: Progress = silent,
+    **options: Unpack[CalibrateKeywords],
 ) -> Artifact:
     """Observe the float activations of an ONNX model over samples and write a ranges file.
 
@@ -74,14 +80,11 @@ def calibrate(
         model: ONNX file, or its weightless form where that was read already.
         data: Spelling of the samples (`batches`), or `Data`.
         output: Ranges file to write.
-        method: Default method of the file: "minmax", "percentile[:NUMBER]", "entropy", "mse" or "auto".
-        samples: Use at most this many.
-        shard: "2/8" observes the second of eight parts; `Ranges.merge` puts the parts together.
+        spec: How they are observed; its targets are the caller's business.
         tensors: Tensors that get a scale; None observes those of every quantizable operator.
-        threads: Threads in all; 0 takes one per core.
-        resume: Whether to go on from the checkpoint of an interrupted calibration of the same.
-        checkpoint: Where that is kept; beside the output by default.
+        checkpoint: Where that of an interrupted calibration is kept; beside the output by default.
         progress: Told of every sample.
+        options: Fields of `CalibrateSpec` by name, in place of those of `spec`.
 
     Returns:
         The ranges file and its manifest.
@@ -93,22 +96,24 @@ def calibrate(
         InvalidOption: If the method or the shard is misspelled.
     """
     output = Path(output)
-    chosen, part = parse_method(method), parse_shard(shard)
+    spec = called(CalibrateSpec, spec, options)
+    method, part = parse_method(spec.method), parse_shard(spec.shard)
     check_output(output)
     weightless = _weightless(model)
     if not isinstance(data, Data):
-        data = Data(str(data), weightless.io.inputs, batch_size=1, limit=samples)
+        data = Data(str(data), weightless.io.inputs, batch_size=1, limit=spec.samples or None)
     beside = checkpoint or output.with_name(f".{output.name}.checkpoint")
-    if not resume:
+    if not spec.resume:
         beside.unlink(missing_ok=True)
     ranges = observe(
-        weightless, data, tensors=tensors, shard=part, threads=threads, checkpoint=beside, progress=progress
-    )
-    ranges.method = chosen
+        weightless, data, tensors=tensors, shard=part, threads=spec.threads, checkpoint=beside,
+        progress=progress,
+    )  # fmt: skip
+    ranges.method = method
     progress("choose thresholds")
     with writing(output) as path:
         save_ranges(ranges, path)
-        manifest = commit(path, ranges_manifest(ranges, "calibrate", data.notes(), shard=shard))
+        manifest = commit(path, ranges_manifest(ranges, "calibrate", data.notes(), shard=spec.shard))
     beside.unlink(missing_ok=True)
     return Artifact(output, manifest)
 

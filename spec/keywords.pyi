@@ -159,6 +159,23 @@ class BuildKeywords(TypedDict, total=False):
     trust: bool
     """Load a .pt2 file that runs code when it is loaded."""
 
+class CalibrateKeywords(TypedDict, total=False):
+    """Options of `calibrate`, by name."""
+
+    method: str
+    """Method that chooses the thresholds: minmax, percentile[:NUMBER], entropy, mse or auto; `quantize` can
+    choose another."""
+    samples: int
+    """Largest number of samples; 0 means all."""
+    targets: Sequence[Literal["onnxruntime", "openvino", "tensorrt"]]
+    """Runtime to calibrate for; default: all; fewer are faster."""
+    shard: str
+    """Part of the samples to observe: every PARTS-th; `ranges merge` joins the parts."""
+    threads: int
+    """Number of threads; 0 means one per core."""
+    resume: bool
+    """Start over instead of resuming an interrupted calibration."""
+
 class GateKeywords(TypedDict, total=False):
     """Options of `gate`, by name."""
 

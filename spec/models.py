@@ -158,19 +158,9 @@ class CalibrateSection(CalibrateOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrateCommand(CalibrateOptions):
-    """Observe the activations of an ONNX MODEL over samples, in one pass and bounded memory. An
-    interrupted calibration continues when it is run again."""
+class CalibrateSpec(CalibrateOptions):
+    """All that `calibrate` is told beside the model, the data and the output."""
 
-    model: Annotated[Path, argument("ONNX file.")]
-    data: Annotated[
-        str,
-        option(
-            "Samples: a folder of images or recordings, a file of texts or arrays, file.py:function.",
-            metavar="DATA",
-        ),
-    ]
-    output: Annotated[Path, option("Ranges file to write.", short="-o", metavar="FILE")]
     targets: Annotated[
         tuple[GraphTarget, ...],
         option(
@@ -190,6 +180,22 @@ class CalibrateCommand(CalibrateOptions):
     resume: Annotated[
         bool, option("Start over instead of resuming an interrupted calibration.", flag="--fresh", off=True)
     ] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateCommand(CalibrateSpec):
+    """Observe the activations of an ONNX MODEL over samples, in one pass and bounded memory. An
+    interrupted calibration continues when it is run again."""
+
+    model: Annotated[Path, argument("ONNX file.")]
+    data: Annotated[
+        str,
+        option(
+            "Samples: a folder of images or recordings, a file of texts or arrays, file.py:function.",
+            metavar="DATA",
+        ),
+    ]
+    output: Annotated[Path, option("Ranges file to write.", short="-o", metavar="FILE")]
 
 
 _CHOSEN = Annotated[

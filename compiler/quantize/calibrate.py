@@ -15,6 +15,8 @@ from ...model.graph_edits import name_nodes, store_constants
 from ...model.onnx_file import check_onnx
 from ...model.weightless import WeightlessModel, read_weightless
 from ...progress import Progress, silent
+from ...spec.decode import called
+from ...spec.models import CalibrateSpec
 from ...spec.words import GRAPH_TARGETS, GraphTarget
 from ..opset.lstm_products import lstm_inputs
 from .int8.placement import plan, scaled_tensors
@@ -22,21 +24,21 @@ from .prepare import sum_to_add
 
 if TYPE_CHECKING:
     import onnx
+    from typing_extensions import Unpack
+
+    from ...spec.keywords import CalibrateKeywords
 
 
 def calibrate(
     model: str | Path,
     data: str | Data,
     output: str | Path,
+    spec: CalibrateSpec | None = None,
+    /,
     *,
-    targets: Sequence[str] = GRAPH_TARGETS,
-    method: str = "auto",
-    samples: int | None = None,
-    shard: str = "1/1",
-    threads: int = 0,
-    resume: bool = True,
     checkpoint: Path | None = None,
     progress: Progress = silent,
+    **options: Unpack[CalibrateKeywords],
 ) -> Artifact:
     """Observe what quantization for the targets will scale, and write a ranges file.
 
@@ -44,16 +46,10 @@ def calibrate(
         model: Float ONNX file.
         data: Spelling of the samples, such as "images/" or "data.py:calibration".
         output: Ranges file to write.
-        targets: What the model will be quantized for: "onnxruntime", "openvino", "tensorrt". Fewer are
-            observed faster.
-        method: Method that the file names for the thresholds: "minmax", "percentile[:NUMBER]", "entropy",
-            "mse" or "auto". Quantization can choose another.
-        samples: Use at most this many.
-        shard: "2/8" observes the second of eight parts; `Ranges.merge` puts the parts together.
-        threads: Threads in all; 0 takes one per core.
-        resume: Whether to go on from the checkpoint of an interrupted calibration of the same.
-        checkpoint: Where that is kept; beside the output by default.
+        spec: What is observed for which targets, how and how much.
+        checkpoint: Where that of an interrupted calibration is kept; beside the output by default.
         progress: Told of every sample.
+        options: Fields of `CalibrateSpec` by name, in place of those of `spec`.
 
     Returns:
         The ranges file and its manifest.
@@ -64,24 +60,15 @@ def calibrate(
         ModelError: If ONNX Runtime refuses the model.
         InvalidOption: If the method or the shard is misspelled.
     """
+    spec = called(CalibrateSpec, spec, options)
     weightless = read_weightless(Path(model))
     try:
-        tensors = tensors_to_calibrate(weightless, targets)  # type: ignore[arg-type]  # checked there
+        tensors = tensors_to_calibrate(weightless, spec.targets or GRAPH_TARGETS)
     except (IndexError, KeyError, TypeError, ValueError):
         check_onnx(weightless.path)  # a damaged file says here what is wrong with it
         raise
     return observe_and_write(
-        weightless,
-        data,
-        output,
-        method=method,
-        samples=samples,
-        shard=shard,
-        tensors=tensors,
-        threads=threads,
-        resume=resume,
-        checkpoint=checkpoint,
-        progress=progress,
+        weightless, data, output, spec, tensors=tensors, checkpoint=checkpoint, progress=progress
     )
 
 

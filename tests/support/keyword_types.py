@@ -15,6 +15,7 @@ from qcompile.spec.artifacts import BuildSpec, QuantizeSpec
 from qcompile.spec.first_use import AutoSpec, InitSpec
 from qcompile.spec.gate import GateOptions
 from qcompile.spec.measure import BenchSpec
+from qcompile.spec.models import CalibrateSpec
 from qcompile.spec.option import Option, fields_of
 from qcompile.spec.recipes import TuneSpec
 
@@ -31,7 +32,8 @@ from .tensorrt import TensorRTOptions'''
 
 
 SPECS: dict[str, type] = {
-    "auto": AutoSpec, "benchmark": BenchSpec, "build": BuildSpec, "gate": GateOptions, "init": InitSpec,
+    "auto": AutoSpec, "benchmark": BenchSpec, "build": BuildSpec,
+    "calibrate": CalibrateSpec, "gate": GateOptions, "init": InitSpec,
     "quantize": QuantizeSpec, "tune": TuneSpec,
 }  # fmt: skip
 """Verb of the Python interface to the spec whose fields are its keywords."""
