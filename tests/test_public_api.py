@@ -82,7 +82,7 @@ def test_what_would_break_a_caller_is_seen(api: dict[str, Any]) -> None:
     assert sorted(broken(api, today)) == [
         "ModelError is gone",
         "bench.max_time_s is gone",
-        "calibrate: positions were model, data, output",
+        "calibrate: positions were model, data, output, spec",
         "export: opset_version was optional by name, is gone",
         "load: key is new and required",
         "qcompile bench measure: --threads was optional, is gone",
