@@ -247,9 +247,7 @@ def parse_dynamic_axis(text: str, *, option: str = "`dynamic`") -> tuple[str, in
     match = re.fullmatch(r"(.+):([0-9]{1,3})(?:=([A-Za-z_]\w*))?", text.strip())
     if not match:
         raise InvalidOption(
-            f"{option}: {text!r} is not INPUT:AXIS=NAME",
-            hint="write for instance x:0=batch",
-            option=option,
+            f"{option}: {text!r} is not INPUT:AXIS=NAME", hint="write for instance x:0=batch", option=option
         )
     name, axis, label = match.group(1), int(match.group(2)), match.group(3)
     return name, axis, label or f"{re.sub(r'[^A-Za-z0-9_]', '_', name)}_{axis}"

@@ -134,9 +134,7 @@ def decode_manifest(value: Any, file: Path) -> Manifest:
         return Manifest(**fields)
     except ValueError as error:  # of msgspec too
         raise ArtifactError(
-            f"{file}: not a manifest ({error})",
-            hint="make the artifact again, or remove the file",
-            file=file,
+            f"{file}: not a manifest ({error})", hint="make the artifact again, or remove the file", file=file
         ) from error
 
 

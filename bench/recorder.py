@@ -11,16 +11,7 @@ from msgspec.structs import replace
 from ..errors import ArtifactError, InvalidOption, QCompileError
 from ..model.graph import WeightsHeld
 from .measuring.rounds import TimingSeries
-from .results.row import (
-    Accuracy,
-    ColdStart,
-    Curve,
-    CurvePoint,
-    Difference,
-    Latency,
-    Row,
-    WarmUp,
-)
+from .results.row import Accuracy, ColdStart, Curve, CurvePoint, Difference, Latency, Row, WarmUp
 from .statistics.speedup import percentile, speedup
 
 _QUANTILES = 101

@@ -220,8 +220,7 @@ def _together(one: Portion, other: Portion) -> Portion:
     if twice:
         part = f"part {min(twice)} of {one.shards}" if one.shards > 1 else "the same data"
         raise CalibrationError(
-            f"{part} is in both ranges files; its samples would count twice",
-            hint="merge each part once",
+            f"{part} is in both ranges files; its samples would count twice", hint="merge each part once"
         )
     samples, parts = one.samples + other.samples, tuple(sorted(one.parts + other.parts))
     whole = len(parts) == one.shards

@@ -312,11 +312,7 @@ def ranges_manifest(ranges: Ranges, stage: str, notes: Sequence[str] = (), **opt
 
 
 def merge_files(
-    files: Sequence[Path],
-    output: Path,
-    *,
-    all_of: Sequence[str] | None = None,
-    progress: Progress = silent,
+    files: Sequence[Path], output: Path, *, all_of: Sequence[str] | None = None, progress: Progress = silent
 ) -> Artifact:
     """Merge ranges files; all shards of one calibration give the file that one whole run gives.
 

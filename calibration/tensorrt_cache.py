@@ -41,11 +41,7 @@ def version_code(version: str) -> str:
 
 
 def format_cache(
-    ranges: Ranges,
-    *,
-    version: str,
-    calibrator: str = "EntropyCalibration2",
-    method: Method | None = None,
+    ranges: Ranges, *, version: str, calibrator: str = "EntropyCalibration2", method: Method | None = None
 ) -> str:
     """Return the cache of ranges: every observed tensor, and every one that shares a range.
 

@@ -131,10 +131,7 @@ def _grid(
 
 
 def _errors_at_once(
-    moments: NDArray[np.float64],
-    scale: NDArray[np.float64],
-    first: NDArray[np.float64],
-    number: int,
+    moments: NDArray[np.float64], scale: NDArray[np.float64], first: NDArray[np.float64], number: int
 ) -> NDArray[np.float64]:
     levels = np.arange(number)[None, :] + first
     values = levels * scale

@@ -60,11 +60,7 @@ def ep_context(session: Session, given: EpContextCommand) -> None:
     from ..deploy import package_ep_context
 
     packaged = package_ep_context(
-        given.artifact,
-        given.output,
-        embed=given.embed,
-        provider=given.provider,
-        progress=session.progress,
+        given.artifact, given.output, embed=given.embed, provider=given.provider, progress=session.progress
     )
     session.json(packaged.as_json())
     place = "inside" if packaged.embedded else f"beside it, in {packaged.files[-1].name}"

@@ -312,8 +312,7 @@ def _decoded(value: Any, where: str) -> NDArray[Any]:
         return np.asarray(torch.load(content, weights_only=True).numpy())
     except Exception as error:  # binascii.Error, ValueError, EOFError, SyntaxError: damaged in many ways
         raise DataError(
-            f"{where}: cannot be read as an array ({first_line(error)})",
-            hint="pickled objects are not read",
+            f"{where}: cannot be read as an array ({first_line(error)})", hint="pickled objects are not read"
         ) from error
 
 

@@ -88,11 +88,7 @@ def _plain(name: str) -> str:
 
 
 def read_labels(
-    values: Sequence[Any],
-    classes: Sequence[str],
-    *,
-    where: Callable[[int], str],
-    names: Sequence[str] = (),
+    values: Sequence[Any], classes: Sequence[str], *, where: Callable[[int], str], names: Sequence[str] = ()
 ) -> tuple[list[Any], list[str]]:
     """Return labels as numbers, and what to tell of them.
 

@@ -86,9 +86,7 @@ def load_lowered(path: Path) -> LoweredGraph:
         return msgspec.convert({**record, "path": str(path)}, LoweredGraph)
     except ValueError as error:
         raise ArtifactError(
-            f"{path}: its manifest does not say how it was lowered ({error})",
-            hint="make it again",
-            file=path,
+            f"{path}: its manifest does not say how it was lowered ({error})", hint="make it again", file=path
         ) from error
 
 

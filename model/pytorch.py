@@ -48,9 +48,7 @@ def import_torch() -> Any:
         import torch
     except ImportError as error:
         raise EngineUnavailable(
-            f"PyTorch cannot be imported ({error})",
-            hint="pip install 'qcompile[torch]'",
-            engine="pytorch",
+            f"PyTorch cannot be imported ({error})", hint="pip install 'qcompile[torch]'", engine="pytorch"
         ) from error
     return torch
 

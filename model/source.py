@@ -107,13 +107,7 @@ class Source:
         return self.path
 
 
-def parse_source(
-    spec: str,
-    *,
-    base: Path | None = None,
-    weights: str = "",
-    download: bool = False,
-) -> Source:
+def parse_source(spec: str, *, base: Path | None = None, weights: str = "", download: bool = False) -> Source:
     """Read a MODEL spelling; relative paths are taken from `base`.
 
     Args:

@@ -53,8 +53,7 @@ def tensorflow_python(texts: Sequence[str]) -> str:
         name, _, python = text.partition("=")
         if name != "tensorflow" or not python or len(texts) > 1:
             raise InvalidOption(
-                f"`python` {text!r}: tensorflow=INTERPRETER is required once",
-                option="python",
+                f"`python` {text!r}: tensorflow=INTERPRETER is required once", option="python"
             )
         if not shutil.which(python):
             raise MissingFile(f"`python` {text}: there is no executable {python}", file=python)

@@ -34,8 +34,7 @@ def load_function(source: Source) -> Callable[[], Any]:
     if not callable(function):
         names = [name for name in vars(module) if callable(getattr(module, name))]
         raise ModelError(
-            f"{source.spec}: no function {source.function!r} in it",
-            hint=did_you_mean(source.function, names),
+            f"{source.spec}: no function {source.function!r} in it", hint=did_you_mean(source.function, names)
         )
     return function  # type: ignore[no-any-return]
 

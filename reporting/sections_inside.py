@@ -103,12 +103,7 @@ def calibration_section(source: Source) -> Section:
         )
         for one in summaries[:WORST_HISTOGRAMS]
     ]
-    return Section(
-        lead,
-        charts,
-        pairs=True,
-        lines={method: DASHES[method] for method in summaries[0].amax},
-    )
+    return Section(lead, charts, pairs=True, lines={method: DASHES[method] for method in summaries[0].amax})
 
 
 def _snr(value: float) -> str:

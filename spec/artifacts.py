@@ -64,9 +64,7 @@ class PrecisionOptions(Checked):
     ] = ()
     float_precision: Annotated[
         FloatChoice,
-        option(
-            "Precision of layers that stay in floating point; auto: fp16 in INT8 of TensorRT, else fp32.",
-        ),
+        option("Precision of layers that stay in floating point; auto: fp16 in INT8 of TensorRT, else fp32."),
     ] = "auto"
     allow_loss: Annotated[
         bool, option("Keep an INT8 model whose outputs on the data differ by more than `diff` allows.")
@@ -98,17 +96,13 @@ class QuantizeOptions(PrecisionOptions):
     ] = ()
     only: Annotated[
         tuple[str, ...],
-        option(
-            "The only layers to quantize: name, glob or operator type.",
-            metavar="PATTERN",
-            split=COMMA,
-        ),
+        option("The only layers to quantize: name, glob or operator type.", metavar="PATTERN", split=COMMA),
     ] = ()
     isa: Annotated[
         Isa,
         option(
             "Instruction set of the CPU that will run INT8; auto means this machine's. Files for avx2 run on "
-            "every x86 CPU.",
+            "every x86 CPU."
         ),
     ] = "auto"
     correct_bias: Annotated[
@@ -131,9 +125,7 @@ class QuantizeOptions(PrecisionOptions):
     ] = "rtn"
     quant_format: Annotated[
         QuantFormat,
-        option(
-            "Operators of mode weights: ONNX Runtime's (nbits) or ONNX's (qdq); default: the target's.",
-        ),
+        option("Operators of mode weights: ONNX Runtime's (nbits) or ONNX's (qdq); default: the target's."),
     ] = ""
 
 

@@ -18,14 +18,7 @@ OutputsRule = Literal["auto", "same", "any"]
 class GateOptions(Checked):
     """What a new version must keep, and how it is measured."""
 
-    max_slower: Annotated[
-        float,
-        option(
-            "Slowdown that passes, in percent.",
-            metavar="PERCENT",
-            gt=0,
-        ),
-    ] = 2.0
+    max_slower: Annotated[float, option("Slowdown that passes, in percent.", metavar="PERCENT", gt=0)] = 2.0
     max_larger: Annotated[
         float,
         option("Growth of the file with its side files that passes, in percent.", metavar="PERCENT", ge=0),
@@ -46,7 +39,7 @@ class GateOptions(Checked):
         OutputsRule,
         option(
             "Whether the outputs must be the same within the default tolerances of `diff`; auto: yes, unless "
-            "accuracy decides or the precisions differ.",
+            "accuracy decides or the precisions differ."
         ),
     ] = "auto"
     strict: Annotated[
@@ -56,8 +49,7 @@ class GateOptions(Checked):
         bool, option("Pass files that are the same byte for byte without measuring them.")
     ] = False
     data: Annotated[
-        str | None,
-        option("Samples to time and compare outputs on, instead of random input.", metavar="DATA"),
+        str | None, option("Samples to time and compare outputs on, instead of random input.", metavar="DATA")
     ] = None
     evaluation: Annotated[
         str | None, option("Labelled samples for accuracy and output difference.", metavar="DATA")

@@ -75,8 +75,7 @@ class TritonOptions(Checked):
     ] = ()
     kind: Annotated[Literal["", "gpu", "cpu"], option("Device to run on; default: the artifact's.")] = ""
     preferred_batch: Annotated[
-        tuple[Count, ...],
-        option("Preferred batch sizes of dynamic batching.", metavar="N,N", split=COMMA),
+        tuple[Count, ...], option("Preferred batch sizes of dynamic batching.", metavar="N,N", split=COMMA)
     ] = ()
     max_queue_delay_us: Annotated[
         int, option("Longest time a request waits for a larger batch, in microseconds.", metavar="N", ge=0)
@@ -85,8 +84,7 @@ class TritonOptions(Checked):
         bool, option("Turn dynamic batching off.", flag="--no-dynamic-batching", off=True)
     ] = True
     warm_up: Annotated[
-        bool | None,
-        option("Warm the model up with a request of zeros; default: where the shapes are known."),
+        bool | None, option("Warm the model up with a request of zeros; default: where the shapes are known.")
     ] = None
     warm_up_shapes: Annotated[
         tuple[str, ...],

@@ -14,10 +14,7 @@ _INPUTS = Annotated[
     tuple[str, ...],
     option("Input that no artifact declares.", flag="--input", short="-i", metavar="NAME:SHAPE[:DTYPE]"),
 ]
-_TRUST = Annotated[
-    bool,
-    option("Run files without a matching manifest, and .pt2 files that run code."),
-]
+_TRUST = Annotated[bool, option("Run files without a matching manifest, and .pt2 files that run code.")]
 
 
 MAX_DROP = (
@@ -35,8 +32,7 @@ MAX_DROP = (
 
 
 Pythons = Annotated[
-    tuple[str, ...],
-    option("Python interpreter of an engine's workers.", metavar="ENGINE=INTERPRETER"),
+    tuple[str, ...], option("Python interpreter of an engine's workers.", metavar="ENGINE=INTERPRETER")
 ]
 Timeout = Annotated[
     float,
@@ -70,9 +66,7 @@ class Budget(Checked):
         Annotated[
             float,
             option(
-                "Largest median latency of an artifact that the report recommends, in ms.",
-                metavar="MS",
-                gt=0,
+                "Largest median latency of an artifact that the report recommends, in ms.", metavar="MS", gt=0
             ),
         ]
         | None
@@ -100,8 +94,7 @@ class BenchOptions(Checked):
         ),
     ] = 60.0
     precision_target: Annotated[
-        float,
-        option("Relative width of the speed-up intervals at which measuring stops.", gt=0, lt=1),
+        float, option("Relative width of the speed-up intervals at which measuring stops.", gt=0, lt=1)
     ] = 0.01
     metric: Annotated[str, option(f"Accuracy metric: {METRIC}.", metavar=METRIC, pattern=METRIC_PATTERN)] = (
         AUTO
@@ -135,8 +128,7 @@ class BenchOptions(Checked):
         | None
     ) = None
     layer_times: Annotated[
-        bool,
-        option("Time of each layer, by the runtime's own profiler, after everything else is measured."),
+        bool, option("Time of each layer, by the runtime's own profiler, after everything else is measured.")
     ] = False
     torch_modes: Annotated[
         tuple[TorchMode, ...],
@@ -191,8 +183,7 @@ class BenchSpec(BenchOptions):
         Path | None, option("Results file to write, such as results.json.", short="-o", metavar="FILE")
     ] = None
     data: Annotated[
-        str | None,
-        option("Samples; the first batch is timed instead of random input.", metavar="DATA"),
+        str | None, option("Samples; the first batch is timed instead of random input.", metavar="DATA")
     ] = None
     evaluation: Annotated[
         str | None, option("Labelled samples for accuracy and output difference.", metavar="DATA")
@@ -225,11 +216,7 @@ class CompareCommand(Checked):
     new: Annotated[Path, argument("Results to judge.")]
     limits: Annotated[
         tuple[str, ...],
-        option(
-            "Limit: slower:5%, larger:10% or accuracy:0.5 (points).",
-            flag="--fail-if",
-            metavar="LIMIT",
-        ),
+        option("Limit: slower:5%, larger:10% or accuracy:0.5 (points).", flag="--fail-if", metavar="LIMIT"),
     ] = ()
     relative: Annotated[bool, option("Compare speed-ups over each run's baseline instead of latencies.")] = (
         False
@@ -260,8 +247,7 @@ class DiffCommand(Checked):
         None
     )
     samples: Annotated[
-        int | None,
-        option("Largest number of samples; default: 64 (all for --metric), or 8 with --layers."),
+        int | None, option("Largest number of samples; default: 64 (all for --metric), or 8 with --layers.")
     ] = None
     inputs: _INPUTS = ()
     atol: Annotated[tuple[str, ...], option("Absolute tolerance.", metavar="[OUTPUT:]NUMBER")] = ()

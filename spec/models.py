@@ -46,8 +46,7 @@ class ExportOptions(Checked):
     ] = ()
     opset: Annotated[int, option("ONNX opset to export.")] = 20
     freeze_branches: Annotated[
-        bool,
-        option("Export the branches that the example takes, where a model branches on values."),
+        bool, option("Export the branches that the example takes, where a model branches on values.")
     ] = False
     trust: Annotated[bool, option("Load a .pt2 that runs code, or a SavedModel that touches files.")] = False
     weights: WEIGHTS = ""
@@ -109,8 +108,7 @@ class ExportCommand(ExportOptions):
     model: Annotated[str, argument("Model to export.")]
     output: Annotated[Path, option("ONNX file to write.", short="-o", metavar="FILE")]
     target: Annotated[
-        GraphTarget | None,
-        option("Runtime of the Q/DQ nodes of a model trained with fake quantization."),
+        GraphTarget | None, option("Runtime of the Q/DQ nodes of a model trained with fake quantization.")
     ] = None
     data: Annotated[
         str | None,
@@ -163,11 +161,7 @@ class CalibrateSpec(CalibrateOptions):
 
     targets: Annotated[
         tuple[GraphTarget, ...],
-        option(
-            "Runtime to calibrate for; default: all; fewer are faster.",
-            flag="--target",
-            split=COMMA,
-        ),
+        option("Runtime to calibrate for; default: all; fewer are faster.", flag="--target", split=COMMA),
     ] = ()
     shard: Annotated[
         str,

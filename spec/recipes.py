@@ -123,11 +123,7 @@ def recipe_schema() -> dict[str, Any]:
         _describe(schema["$defs"][kind.__name__], kind)
     recipe = schema["$defs"][RecipeFile.__name__]
     recipe["anyOf"] = [{"required": ["model", "artifact"]}, {"required": ["sweep"]}]
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "qcompile recipe",
-        **schema,
-    }
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "qcompile recipe", **schema}
 
 
 def _tables(kind: type) -> Iterator[type]:
@@ -152,8 +148,7 @@ class RunOptions(SchedulerOptions):
     """How the stages of recipes are carried out."""
 
     output: Annotated[
-        Path | None,
-        option("Folder of the artifacts, instead of the recipe's.", short="-o", metavar="FOLDER"),
+        Path | None, option("Folder of the artifacts, instead of the recipe's.", short="-o", metavar="FOLDER")
     ] = None
     again: Annotated[
         tuple[str, ...],
@@ -220,8 +215,7 @@ class MigrateCommand(Checked):
         ),
     ] = ()
     data: Annotated[
-        str | None,
-        option("Samples to calibrate INT8 on, where the command names none.", metavar="DATA"),
+        str | None, option("Samples to calibrate INT8 on, where the command names none.", metavar="DATA")
     ] = None
     paths: Annotated[
         tuple[str, ...],

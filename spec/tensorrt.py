@@ -139,8 +139,7 @@ class TensorRTOptions(Checked):
         ),
     ] = ()
     aux_streams: Annotated[
-        int,
-        option("Largest number of auxiliary streams; -1 means TensorRT's default.", ge=-1),
+        int, option("Largest number of auxiliary streams; -1 means TensorRT's default.", ge=-1)
     ] = -1
 
     typing: Annotated[

@@ -54,11 +54,7 @@ def check_evaluation(worker: Worker, io: ModelIO, data: str, metric: Metric) -> 
 
 
 def measure_quality(
-    workers: Mapping[str, Worker],
-    recorder: Recorder,
-    io: ModelIO,
-    data: str,
-    metric: Metric | None,
+    workers: Mapping[str, Worker], recorder: Recorder, io: ModelIO, data: str, metric: Metric | None
 ) -> None:
     """Measure accuracy and difference of every artifact whose row is measured, over evaluation samples.
 
@@ -89,11 +85,7 @@ def measure_made_difference(workers: Mapping[str, Worker], recorder: Recorder, f
 
 
 def _evaluate_batches(
-    workers: Mapping[str, Worker],
-    recorder: Recorder,
-    data: Data,
-    metric: Metric | None,
-    names: Sequence[str],
+    workers: Mapping[str, Worker], recorder: Recorder, data: Data, metric: Metric | None, names: Sequence[str]
 ) -> dict[str, Answers] | None:
     """Return what is kept of the answers of the baseline and of artifacts; None where the baseline failed."""
     base = recorder.base
@@ -132,12 +124,7 @@ def _conclude(answers: Mapping[str, Answers], recorder: Recorder) -> None:
 
 
 def _look_at(
-    worker: Worker,
-    feeds: Feeds,
-    reference: Outputs,
-    scored: Scored | None,
-    truth: Truth,
-    answers: Answers,
+    worker: Worker, feeds: Feeds, reference: Outputs, scored: Scored | None, truth: Truth, answers: Answers
 ) -> None:
     """One batch of one artifact: run, compared, scored, forgotten."""
     outputs = paired(reference, _infer(worker, feeds))

@@ -248,11 +248,7 @@ def with_taps(model: onnx.ModelProto, names: Sequence[str]) -> tuple[onnx.ModelP
 
 @contextlib.contextmanager
 def _openvino(
-    weightless: WeightlessModel,
-    model: onnx.ModelProto,
-    outputs: dict[str, str],
-    threads: int,
-    folder: Path,
+    weightless: WeightlessModel, model: onnx.ModelProto, outputs: dict[str, str], threads: int, folder: Path
 ) -> Iterator[Run]:
     """Write the tapped graph beside links to the weights and the manifest, which says the precision."""
     import onnx

@@ -177,8 +177,7 @@ def _static(request: QuantizeRequest) -> Outcome:
     states = quantize_states(result) if opened else 0
     if float8:
         to_float8(
-            result,
-            half_scales="fp16" in (request.spec.floats, *request.spec.layer_precisions.values()),
+            result, half_scales="fp16" in (request.spec.floats, *request.spec.layer_precisions.values())
         )
     _require_reached(planned, [node.name for node in weighted_nodes(result).get(request.spec.precision, ())])
     rounded = 0

@@ -46,11 +46,7 @@ _FOREIGN = ["fuse_attention", "fuse_gqa"]
 
 
 def simplify(
-    model: str | Path,
-    output: str | Path,
-    *,
-    data: str | None = None,
-    progress: Progress = silent,
+    model: str | Path, output: str | Path, *, data: str | None = None, progress: Progress = silent
 ) -> Artifact:
     """Simplify an ONNX file; where that fails or changes the model, keep it as it is, with a warning.
 
@@ -203,11 +199,7 @@ def _same_io(before: ModelIO, after: ModelIO) -> Check:
 
 
 def _manifest(
-    model: Path,
-    before: onnx.ModelProto,
-    after: onnx.ModelProto,
-    checks: list[Check],
-    warnings: list[str],
+    model: Path, before: onnx.ModelProto, after: onnx.ModelProto, checks: list[Check], warnings: list[str]
 ) -> Manifest:
     counts = count_operators(before), count_operators(after)
     return Manifest(

@@ -160,17 +160,11 @@ def load_named(source: Source) -> LoadedModel:
     if options.weights == RANDOM:
         warnings.append(f"the weights are random (seed {options.seed}): outputs mean nothing")
     return LoadedModel(
-        module,
-        example,
-        inputs=description.inputs,
-        output_names=description.outputs,
-        warnings=tuple(warnings),
+        module, example, inputs=description.inputs, output_names=description.outputs, warnings=tuple(warnings)
     )
 
 
-def _package(
-    source: Source,
-) -> tuple[Callable[[Source], Description], Callable[[Source, Description], Any]]:
+def _package(source: Source) -> tuple[Callable[[Source], Description], Callable[[Source, Description], Any]]:
     """What describes and what loads a model of a package."""
     if source.kind == "torchvision":
         from .torchvision_models import describe_torchvision, load_torchvision

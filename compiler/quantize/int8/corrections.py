@@ -152,10 +152,7 @@ _INT32 = np.iinfo(np.int32)
 
 
 def correct_biases(
-    float_model_path: Path,
-    quantized: onnx.ModelProto,
-    data: Data,
-    progress: Progress = silent,
+    float_model_path: Path, quantized: onnx.ModelProto, data: Data, progress: Progress = silent
 ) -> tuple[onnx.ModelProto, int]:
     """Return a copy of a quantized model with corrected biases, and the number of layers corrected.
 

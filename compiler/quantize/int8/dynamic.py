@@ -35,13 +35,7 @@ if TYPE_CHECKING:
 DYNAMIC_OPERATORS = ("MatMul", "Gemm", "LSTM", "Attention", "GRU")
 
 _WEIGHTS_ONLY = "GRU (weights only)"
-_INTEGER = (
-    "MatMulInteger",
-    "DynamicQuantizeLSTM",
-    "DynamicQuantizeMatMul",
-    "QAttention",
-    "ConvInteger",
-)
+_INTEGER = ("MatMulInteger", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "QAttention", "ConvInteger")
 
 
 def quantize_dynamic(

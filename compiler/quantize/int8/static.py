@@ -316,10 +316,7 @@ def _quantizer_class(
                     chosen = choose_weight_qparams(values, axis)
                     scales, zeros = chosen.scale, chosen.zero_point
                 parameters_of[name] = parameters(
-                    zero_point=zeros,
-                    scale=scales,
-                    quant_type=self.weight_qType,
-                    axis=axis,
+                    zero_point=zeros, scale=scales, quant_type=self.weight_qType, axis=axis
                 )
             return parameters_of
 

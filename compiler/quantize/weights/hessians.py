@@ -284,9 +284,7 @@ def _check_tensors(model: onnx.ModelProto, names: list[str], path: Path) -> None
         if name not in made or name in constants or types.get(name, "float32") != "float32":
             what = "not in the model" if name not in made else "no float32 activation"
             raise CalibrationError(
-                f"{path}: tensor {name!r} is {what}",
-                hint="take the names from this very model",
-                tensor=name,
+                f"{path}: tensor {name!r} is {what}", hint="take the names from this very model", tensor=name
             )
 
 
