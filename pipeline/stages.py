@@ -140,20 +140,15 @@ def calibrate_stage(
     targets = sorted({graph_target(one.target) for one in recipe.artifact if one.needs_ranges})
 
     def work(path: Path, progress: Progress) -> object:
-        from ..compiler.quantize.calibrate import calibrate, merge
+        from ..calibration.ranges_file import merge_files
+        from ..compiler.quantize.calibrate import calibrate
 
         if parts:
-            return merge([part.path for part in parts], path, data, progress=progress)
+            return merge_files([part.path for part in parts], path, all_of=data.notes(), progress=progress)
         return calibrate(
-            model.path,
-            data,
-            path,
-            method=section.method,
-            shard=shard or "1/1",
-            targets=targets,
-            checkpoint=checkpoint,
-            progress=progress,
-        )
+            model.path, data, path, method=section.method, shard=shard or "1/1", targets=targets,
+            checkpoint=checkpoint, progress=progress,
+        )  # fmt: skip
 
     key = {
         "model": model.digest,

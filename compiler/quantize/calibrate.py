@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...artifact import Artifact
 from ...calibration import calibrate as observe_and_write
-from ...calibration.ranges_file import merge_files
 from ...data.batches import Data
 from ...errors import CalibrationError
 from ...model.graph_edits import name_nodes, store_constants
@@ -70,11 +69,6 @@ def calibrate(
     return observe_and_write(
         weightless, data, output, spec, tensors=tensors, checkpoint=checkpoint, progress=progress
     )
-
-
-def merge(files: Sequence[Path], output: Path, data: Data, *, progress: Progress = silent) -> Artifact:
-    """Merge the ranges of all shards of one calibration into the files that one whole run gives."""
-    return merge_files(files, output, all_of=data.notes(), progress=progress)
 
 
 def tensors_to_calibrate(model: WeightlessModel, targets: Iterable[GraphTarget] = GRAPH_TARGETS) -> set[str]:
