@@ -230,11 +230,17 @@ def source_files(source: Source, *, depends: Sequence[Path] = ()) -> list[Path]:
     if source.options.file:
         files.append(require_file(Path(source.options.file), what="weights"))
     if source.is_named:
-        return [*files, *(sorted(_folder_files(source.path)) if source.path else [])]
+        return [
+            *files,
+            *(sorted([*_keyed_files(source.path), *source.path.glob("*.model")]) if source.path else []),
+        ]
     if source.kind == "module":
         spec = importlib.util.find_spec(source.module.split(".")[0])
         origin = Path(spec.origin) if spec and spec.origin else None
-        return [*files, *(_keyed_files(origin.parent) if origin and not _installed(origin) else [])]
+        return [
+            *files,
+            *(_keyed_files(origin.parent) if origin and "site-packages" not in origin.parts else []),
+        ]
     if source.kind == "file":
         return [*files, *_keyed_files(source.file.parent)]
     if source.kind == "savedmodel":
@@ -250,10 +256,6 @@ def _digest_named(source: Source, files: list[Path]) -> str:
     said = f"{source.kind}:{'' if source.path else source.name}{options.query}:{_package_version(packages)}"
     revision = "" if source.path or source.kind != "hf" or source.options.weights else _revision(source.name)
     return f"{digest_files(files)}:{_digest_names(files)}:{said}:{revision}"
-
-
-def _folder_files(folder: Path) -> list[Path]:
-    return [*_keyed_files(folder), *folder.glob("*.model")]
 
 
 def _revision(name: str) -> str:
@@ -277,10 +279,6 @@ def _keyed_files(folder: Path) -> list[Path]:
 
 def _digest_names(files: Sequence[Path]) -> str:
     return hashlib.sha256("\n".join(path.name for path in files).encode()).hexdigest()[:16]
-
-
-def _installed(origin: Path) -> bool:
-    return "site-packages" in origin.parts
 
 
 def _package_version(module: str) -> str:

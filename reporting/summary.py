@@ -244,10 +244,10 @@ def _facts(source: Source, chosen: ReportedArtifact) -> list[Fact]:
     else:
         facts.append(Fact("median latency", f"{figure(chosen.latency_ms)} ms", "the baseline"))
     reduction = chosen.row.size_ratio
-    compared = (
-        f"{times(reduction)} smaller" if reduction and reduction > 1.005 and not chosen.is_baseline else ""
-    )
-    facts.append(Fact("size", bytes_text(chosen.size_bytes), compared or _no_file(chosen)))
+    compared = "" if chosen.size_bytes is not None else "a model in Python has no file of its own"
+    if reduction and reduction > 1.005 and not chosen.is_baseline:
+        compared = f"{times(reduction)} smaller"
+    facts.append(Fact("size", bytes_text(chosen.size_bytes), compared))
     accuracy, difference = chosen.row.accuracy, chosen.row.difference
     if accuracy is not None and chosen.drop is not None:
         unit = chosen.drop_unit
@@ -258,10 +258,6 @@ def _facts(source: Source, chosen: ReportedArtifact) -> list[Fact]:
         detail = f"output SNR {decibels(difference.snr_db)}" if difference else ""
         facts.append(Fact("accuracy", "not measured", detail))
     return facts
-
-
-def _no_file(chosen: ReportedArtifact) -> str:
-    return "" if chosen.size_bytes is not None else "a model in Python has no file of its own"
 
 
 def _drop_words(value: float, shown: str, unit: str) -> str:

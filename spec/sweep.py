@@ -171,7 +171,10 @@ def _shape(text: str, key: str) -> SweepShape:
             )
         except UsageError as error:
             raise Refused(key, error.message.removeprefix(f"{key}: "), value=text, hint=error.hint) from error
-        if not (len(low) == len(opt) == len(high) and all(map(_ordered, low, opt, high))):
+        if not (
+            len(low) == len(opt) == len(high)
+            and all(1 <= a <= b <= c for a, b, c in zip(low, opt, high, strict=True))
+        ):
             raise Refused(key, "MIN up to OPT up to MAX, of as many axes, is required", value=text)
         inputs[name] = low, opt, high
     batches = {opt[0] for _, opt, _ in inputs.values() if opt}
@@ -183,7 +186,3 @@ def _shape(text: str, key: str) -> SweepShape:
     # A plain part of a file name: `x:8x3x32x32` becomes `x-8x3x32x32`.
     default = re.sub(r"[^\w.+]+", "-", body.replace("..", "-to-")).strip("-.")
     return SweepShape(label or default, batches.pop(), inputs)
-
-
-def _ordered(low: int, opt: int, high: int) -> bool:
-    return 1 <= low <= opt <= high

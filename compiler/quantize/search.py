@@ -231,10 +231,11 @@ def _take_back(
     if enough(search.best.judged):
         return {}
     request.progress("damage of each layer")
+    floats = [pattern for pattern, kind in request.spec.layer_precisions.items() if kind != "int8"]
     ranked = rank_layers(
         request.model, request.spec.target, request.ranges, request.samples(_RANKED_ON),
         isa=request.spec.isa, method=_method(request),
-        exclude=[*request.spec.exclude, *_floats_by_name(request)],
+        exclude=[*request.spec.exclude, *floats],
     )  # fmt: skip
     names = [damage.layer for damage in ranked]
     limit = min(int(most * len(names)) + 1, len(names))  # so many are too many
@@ -261,10 +262,6 @@ def _take_back(
         damage.layer: f"for {required}: alone in INT8 it leaves {damage.snr_db:.1f} dB"
         for damage in ranked[:high]
     }
-
-
-def _floats_by_name(request: QuantizeRequest) -> list[str]:
-    return [pattern for pattern, kind in request.spec.layer_precisions.items() if kind != "int8"]
 
 
 JUDGED_ON = 16
