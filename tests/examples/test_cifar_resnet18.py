@@ -49,7 +49,6 @@ def run(folder: Path, *names: str, max_time_s: float = 1.0) -> Results:
     load("train").train(width=8, epochs=2, samples=768)
     recipe = load("compare").recipe_for("stand_in", max_time_s)
     if names:
-        assert recipe.bench is not None
         models = tuple(text for text in recipe.bench.models if text.split("=")[0] in names)
         bench = replace(recipe.bench, torch_modes=(), models=models)
         artifacts = tuple(artifact for artifact in recipe.artifact if artifact.name in names)
@@ -60,39 +59,25 @@ def run(folder: Path, *names: str, max_time_s: float = 1.0) -> Results:
 
 def check_figures(row: Row, base: Row, batch: int) -> None:
     """Figures of one row follow from each other."""
-    assert row.latency is not None
-    assert row.throughput_per_s is not None
-    assert row.latency.min_ms is not None
-    assert row.latency.max_ms is not None
     mean_ms = batch / row.throughput_per_s * 1e3
     assert row.latency.min_ms <= mean_ms <= row.latency.max_ms
-    assert row.held_bytes is not None
-    assert base.held_bytes is not None
     assert row.size_ratio == pytest.approx(base.held_bytes / row.held_bytes)
-    assert row.memory is not None
-    assert base.memory is not None
-    assert row.memory.peak_bytes is not None
-    assert base.memory.peak_bytes is not None
     assert row.memory_ratio == pytest.approx(base.memory.peak_bytes / row.memory.peak_bytes)
-    assert row.accuracy is not None
     assert row.accuracy.samples == 512
     if row is not base:
         assert row.speedup is not None
-        assert row.accuracy.drop is not None
-        assert base.accuracy is not None
         assert row.accuracy.drop.value == pytest.approx(100 * (base.accuracy.value - row.accuracy.value))
-        assert row.difference is not None
-        assert row.difference.mean_abs_error is not None
-        assert row.difference.max_abs_error is not None
         assert 0 < row.difference.mean_abs_error < row.difference.max_abs_error
 
 
 def test_a_namesake_of_its_model_that_was_imported_before_is_put_aside(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "model", ModuleType("model"))
-    request.getfixturevalue("example")
-    assert load("train").WIDTH == 64
+    other = ModuleType("model")
+    monkeypatch.setitem(sys.modules, "model", other)
+    with modules(EXAMPLE, "train") as (train,):
+        assert train.WIDTH == 64
+    assert sys.modules["model"] is other
 
 
 @pytest.mark.slow
@@ -103,7 +88,6 @@ def test_the_comparison_has_every_row_measured_or_with_its_reason(example: Path)
     for name in MEASURED:
         assert rows[name].status == "measured", rows[name].reason
         check_figures(rows[name], base, 128)
-    assert base.parameters is not None
     for name in MEASURED[1:]:  # batch norms are folded into biases
         assert rows[name].precision == "int8"
         assert rows[name].parameters == pytest.approx(base.parameters, rel=0.01)
