@@ -125,21 +125,7 @@ def test_less_than_one_sample_cannot_be_asked_for(tmp_path: Path, options: dict[
         Data(npz(tmp_path / "data.npz", x=rows(1)), [X], **options)
 
 
-@pytest.mark.parametrize("body", ["return []", "return iter(())", "yield np.zeros((0, 3), np.float32)"])
-def test_a_function_without_samples_is_an_error(script: Script, body: str) -> None:
-    with pytest.raises(DataError, match="holds no samples"):
-        list(Data(script(body), [X]))
-
-
-def test_files_without_samples_are_an_error(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"holds no \.npy or \.npz file"):
-        list(Data(f"{tmp_path}/empty", [X]))
-    with pytest.raises(DataError, match="holds no samples"):
-        list(Data(npz(tmp_path / "data.npz", x=rows(0)), [X]))
-
-
-def test_data_that_is_not_there_or_of_another_kind_is_named(tmp_path: Path) -> None:
+def test_data_that_is_not_there_empty_or_of_another_kind_is_named(tmp_path: Path) -> None:
     npz(tmp_path / "calibration.npz", x=rows(1))
     with pytest.raises(MissingFile) as caught:
         Data("calibraton.npz", [X], base=tmp_path)
@@ -149,6 +135,9 @@ def test_data_that_is_not_there_or_of_another_kind_is_named(tmp_path: Path) -> N
     (tmp_path / "data.xyz").write_text("1,2,3")
     with pytest.raises(InvalidOption, match=r"is of no known kind; KIND:PATH with one of images, text"):
         Data(str(tmp_path / "data.xyz"), [X])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"holds no \.npy or \.npz file"):
+        list(Data(f"{tmp_path}/empty", [X]))
     for name in ("data.pkl", "data_batch_1"):
         (tmp_path / name).write_bytes(b"\x80\x04N.")
         with pytest.raises(DataError, match=r"holds pickles; unpickling can run code\n  hint: save arrays"):
@@ -164,6 +153,7 @@ def test_data_that_is_not_there_or_of_another_kind_is_named(tmp_path: Path) -> N
         ({"x": rows(2), "y": rows(2)}, r"no input 'y' in the model; it takes x"),
         ({"x": rows(2), "labels": np.arange(3)}, r"differ in their number of samples \(x 2, labels 3\)"),
         ({"x": rows(2), "labels": np.array(3)}, "labels"),
+        ({"x": rows(0)}, "holds no samples"),
     ],
 )
 def test_data_that_does_not_fit_is_refused(
@@ -200,6 +190,9 @@ def test_a_generator_that_raises_is_an_error_naming_batch_and_line(script: Scrip
         ("yield {'X': np.zeros((1, 3), np.float32)}", "samples batch 0: input 'x' is missing; found X"),
         ("yield np.zeros((1, 3))", "samples batch 0: input 'x' is float64"),
         ("yield np.zeros((1, 3), np.float32)\nnext(iter(()))", "at batch 1"),
+        ("return []", "holds no samples"),
+        ("return iter(())", "holds no samples"),
+        ("yield np.zeros((0, 3), np.float32)", "holds no samples"),
     ],
 )
 def test_what_a_function_may_not_give_is_named(script: Script, body: str, message: str) -> None:

@@ -51,7 +51,6 @@ def write(folder: Path, boxes: list[dict[str, Any]], **others: Any) -> str:
 def test_a_box_encloses_the_same_pixels_after_the_transform(tmp_path: Path, options: dict[str, Any]) -> None:
     spec = write(tmp_path, [{"image_id": 7, "category_id": 90, "bbox": [14, 6, 12, 8], "iscrowd": 1}])
     [batch] = Data(spec, [info(**options)])
-    assert batch.labels is not None
     [number, x1, y1, x2, y2, crowd, area] = batch.labels[0, 0].tolist()
     rows, columns = np.nonzero(batch.feeds["x"][0, 0])
     assert (number, crowd) == (1, 1)
@@ -67,11 +66,9 @@ def test_boxes_are_clipped_left_out_and_padded(tmp_path: Path) -> None:
         {"image_id": 3, "category_id": 1, "bbox": [0, 10, 20, 20]},
     ]
     [batch] = Data(write(tmp_path, boxes), [info(resize=(20,))])
-    assert batch.labels is not None
     assert batch.labels.dtype == np.float32
     assert batch.labels.tolist() == [[[0, 0, 0, 15, 20, 0, 250]], [[0, 0, 0, 20, 20, 0, 400]]]
     [batch] = Data(write(tmp_path, []), [info()])
-    assert batch.labels is not None
     assert batch.labels.shape == (2, 0, 7)
 
 
@@ -137,7 +134,6 @@ def scenes(tmp_path: Path) -> Path:
 )
 def test_a_map_is_resized_and_cropped_as_its_image(scenes: Path, options: dict[str, object]) -> None:
     [batch] = Data(f"{scenes}/images?masks={scenes}/masks", [info(**options)])
-    assert batch.labels is not None
     assert (batch.labels.dtype, batch.labels.shape) == (np.int64, (2, options["height"], options["width"]))
     grey, known = np.rint(batch.feeds["x"][:, 0] * 25.5), batch.labels != 255
     np.testing.assert_array_equal(grey[known], batch.labels[known])

@@ -1,4 +1,7 @@
-"""Folders of images: classes, decoding, and the transform against torchvision's, timm's and transformers'."""
+"""Folders of images: classes, decoding, and the transform against torchvision's.
+
+`tests/model/named/test_preprocessing.py` compares with timm and transformers.
+"""
 
 from __future__ import annotations
 
@@ -286,27 +289,6 @@ def test_resize_crop_and_normalize_equal_torchvisions(
     np.testing.assert_array_equal(as_input(image, ours), theirs(image).numpy())
 
 
-@pytest.mark.parametrize("crop_pct", [0.875, 0.9, 0.95, 1.0])
-@pytest.mark.parametrize("crop_mode", ["center", "squash"])
-@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_it_equals_timms_own_evaluation_transform(
-    crop_pct: float, crop_mode: str, interpolation: Any
-) -> None:
-    transforms()  # timm imports torchvision
-    from timm.data import create_transform
-
-    config: dict[str, Any] = {"mean": MEAN, "std": STD, "crop_pct": crop_pct, "crop_mode": crop_mode}
-    theirs = create_transform((3, 64, 64), interpolation=interpolation, is_training=False, **config)
-    scaled = int(np.floor(64 / crop_pct))
-    ours = ImagePreprocessing(
-        height=64, width=64, resize=(scaled,) if crop_mode == "center" else (scaled, scaled),
-        interpolation=interpolation, mean=MEAN, std=STD,
-    )  # fmt: skip
-    for width, height in ((200, 150), (81, 160), (64, 64), (30, 50)):
-        image = picture(width, height)
-        np.testing.assert_array_equal(as_input(image, ours), theirs(image).numpy())
-
-
 def test_a_letterbox_keeps_the_ratio_and_fills_both_sides() -> None:
     ours = ImagePreprocessing(height=40, width=40, letterbox=True, fill=114, interpolation="nearest")
     image = Image.new("RGB", (20, 10), (255, 0, 0))
@@ -323,43 +305,6 @@ def test_grey_images_have_one_channel_and_another_scale_is_taken() -> None:
     image = picture(8, 8, "L")
     expected = (np.asarray(image, np.float64) / 127.5 - 0.5) / 0.25
     np.testing.assert_allclose(as_input(image, ours), expected[None], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("size", [(120, 90), (64, 200), (50, 40)])
-@pytest.mark.parametrize(
-    ("name", "options", "ours"),
-    [
-        ("ViTImageProcessor", {"size": {"height": 64, "width": 64}, "resample": 2}, {}),
-        (
-            "CLIPImageProcessor",
-            {"size": {"shortest_edge": 72}, "crop_size": {"height": 64, "width": 64}, "resample": 3},
-            {"resize": (72,), "interpolation": "bicubic"},
-        ),
-    ],
-)
-@pytest.mark.parametrize("backend", ["pil", "torchvision"])
-def test_the_input_is_the_processors_within_one_grey_level(
-    tmp_path: Path,
-    size: tuple[int, int],
-    name: str,
-    options: dict[str, Any],
-    ours: dict[str, Any],
-    backend: str,
-) -> None:
-    transforms()  # transformers imports torchvision where it is installed
-    import transformers
-
-    processor = getattr(transformers, name if backend == "torchvision" else f"{name}Pil", None)
-    if processor is None:
-        pytest.skip(f"this transformers has no {backend} backend of {name}")
-    image = picture(*size)
-    image.save(tmp_path / "0.png")
-    options = {**options, "image_mean": MEAN, "image_std": STD, "do_convert_rgb": True}
-    theirs = processor(**options)(image, return_tensors="np")
-    [batch] = Data(str(tmp_path), [image_input(height=64, width=64, mean=MEAN, std=STD, **ours)])
-    grey_levels = np.abs(batch.feeds["x"] - theirs["pixel_values"]) * np.reshape(STD, (3, 1, 1)) * 255
-    # Its torchvision backend resizes a tensor: every step rounds by itself. Pillow's is ours.
-    assert grey_levels.max() < (1.01 if backend == "torchvision" else 1e-3)
 
 
 def test_an_image_of_billions_of_pixels_is_refused() -> None:

@@ -123,7 +123,6 @@ def test_columns_are_found_by_name_and_labels_numbered(tmp_path: Path, tokenizer
             table.writerows([("sentence", "label"), *rows])
     for classes, expected in (((), [1, 0, 1]), (("good", "bad"), [0, 1, 0])):
         [batch] = Data(str(path), inputs(tokenizer, classes=classes))
-        assert batch.labels is not None
         assert batch.labels.tolist() == expected
     ids = alone(tokenizer, rows[1][0])
     assert batch.feeds["input_ids"][1, : len(ids)].tolist() == ids
@@ -144,7 +143,6 @@ def test_pairs_are_two_columns(tmp_path: Path, tokenizer: Path, query: str, colu
     expected = alone(tokenizer, *(row[name] for name in columns))
     assert batch.feeds["input_ids"][0, : len(expected)].tolist() == expected
     assert batch.feeds["token_type_ids"][0].max() == 1
-    assert batch.labels is not None
     assert (batch.labels.dtype, batch.labels.tolist()) == (np.float32, [2.5, 1.0])
 
 
@@ -152,7 +150,6 @@ def test_labels_of_words_are_those_of_their_first_tokens(tmp_path: Path, tokeniz
     rows = [{"tokens": ["cat", "xyz", "mat"], "ner_tags": [1, 2, 3]}, {"tokens": ["ab"], "ner_tags": [4]}]
     [batch] = Data(write(tmp_path / "a.jsonl", rows), inputs(tokenizer))
     # [CLS] cat x ##y ##z mat [SEP] [PAD]; [CLS] a ##b [SEP]
-    assert batch.labels is not None
     assert batch.labels.tolist() == [[-100, 1, 2, -100, -100, 3, -100, -100], [-100, 4, *[-100] * 6]]
     path = write(tmp_path / "a.jsonl", [{"tokens": ["cat"], "ner_tags": [1, 2]}])
     with pytest.raises(DataError, match=r"a\.jsonl row 0: 2 labels; one for each of 1 words"):
@@ -161,7 +158,6 @@ def test_labels_of_words_are_those_of_their_first_tokens(tmp_path: Path, tokeniz
 
 def test_a_language_model_has_its_own_tokens_for_labels(tmp_path: Path, tokenizer: Path) -> None:
     [batch] = Data(write(tmp_path / "a.txt", LINES), inputs(tokenizer, task="language-model"))
-    assert batch.labels is not None
     mask = batch.feeds["attention_mask"] == 1
     assert (batch.labels[mask] == batch.feeds["input_ids"][mask]).all()
     assert (batch.labels[~mask] == -100).all()

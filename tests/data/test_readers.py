@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -118,21 +117,6 @@ def test_results_come_in_order_whoever_is_first(threads: int) -> None:
         return number * number
 
     assert list(in_order(overtaken, range(38), threads=threads)) == [number**2 for number in range(38)]
-
-
-@pytest.mark.parametrize("threads", [1, 2, 5])
-def test_no_more_is_begun_than_the_bound(threads: int) -> None:
-    begun: list[int] = []
-
-    def items() -> Iterator[int]:
-        for number in range(10_000):
-            begun.append(number)
-            yield number
-
-    results = in_order(str, items(), threads=threads)
-    for taken in range(1, 20):
-        next(results)
-        assert len(begun) <= taken + AHEAD * threads
 
 
 @pytest.mark.parametrize("stop", [ValueError, KeyboardInterrupt, GeneratorExit])

@@ -93,7 +93,6 @@ def test_texts_pairs_and_tags_are_read(tmp_path: Path) -> None:
     rows = {"tokens": [["cat", "mat"], ["dog"]], "ner_tags": [[0, 1], [1]]}
     datasets.Dataset.from_dict(rows, features=tags).save_to_disk(tmp_path / "tags")
     [batch] = Data(str(tmp_path / "tags"), [info])
-    assert batch.labels is not None
     assert batch.labels.tolist() == [[-100, 1, 0, *[-100] * 5], [-100, 0, *[-100] * 6]]
     rows = {"sentence": ["the cat", "a dog"], "label": [1, 0]}  # type: ignore[dict-item]
     datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "texts")
@@ -114,7 +113,6 @@ def test_recordings_have_classes_or_transcripts(tmp_path: Path) -> None:
         said = AudioPreprocessing(inputs=("x",), rate_hz=8000, normalize=False, task=task)  # type: ignore[arg-type]
         info = TensorInfo("x", "float32", ("n", "t"), preprocessing=as_json(said))
         [batch] = Data(str(tmp_path / "set"), [info])
-        assert batch.labels is not None
         assert batch.labels.tolist() == labels
         np.testing.assert_allclose(batch.feeds["x"], [[0.0] * 80, [0.1] * 80], atol=1e-6)
 

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from qcompile.data.batches import located, seen_from
-from qcompile.data.spelling import FUNCTION, KEYS, Spelling, parse_spelling
+from qcompile.data.spelling import FUNCTION, KEYS, Spelling, parse_spelling, read_query
 from qcompile.errors import InvalidOption
 
 TEXT = st.text(st.characters(exclude_characters="\0\n", exclude_categories=("Cs",)), min_size=1, max_size=12)
@@ -28,16 +28,9 @@ TEXT = st.text(st.characters(exclude_characters="\0\n", exclude_categories=("Cs"
         ("text:a.txt?column=a%26b", "text", "a.txt", {"column": "a&b"}),
         ("data.py:samples", FUNCTION, "data.py:samples", {}),
         ("package.module:samples", FUNCTION, "package.module:samples", {}),
-        ("npz:data.npz?split=x", None, "split= is no key of data of kind npz", {}),
     ],
 )
-def test_a_spelling_is_kind_path_and_query(
-    spec: str, kind: str | None, path: str, query: dict[str, str]
-) -> None:
-    if kind is None:
-        with pytest.raises(InvalidOption, match=path):
-            parse_spelling(spec)
-        return
+def test_a_spelling_is_kind_path_and_query(spec: str, kind: str, path: str, query: dict[str, str]) -> None:
     parsed = parse_spelling(spec)
     assert (parsed.kind, parsed.path, parsed.query) == (kind, path, query)
 
@@ -59,32 +52,21 @@ def test_a_spelling_is_kind_path_and_query(
         ("data.py:samples?seed=1", "a function takes no keys; seed= was given"),
         ("images:", "a path is required after images:"),
         ("?seed=1", "a path is required"),
+        ("npz:data.npz?split=x", "split= is no key of data of kind npz"),
+        ("photos?samples=0", "samples=0; a whole number of at least 1"),
+        ("photos?samples=-1", "samples=-1"),
+        ("photos?samples=ten", "samples=ten"),
+        ("photos?seed=1.5", "seed=1.5; a whole number of at least 0"),
+        ("photos?balanced=yes", "balanced=yes; true or false is required"),
+        (
+            "photos?part=calib",
+            "part=calib; calibration or evaluation is required\n.*did you mean part=calibration",
+        ),
     ],
 )
 def test_what_is_misspelled_is_named_with_the_nearest(spec: str, message: str) -> None:
-    with pytest.raises(InvalidOption) as caught:
-        parse_spelling(spec)
-    import re
-
-    assert re.search(message, str(caught.value), re.DOTALL)
-
-
-@pytest.mark.parametrize(
-    ("query", "message"),
-    [
-        ("samples=0", "samples=0; a whole number of at least 1"),
-        ("samples=-1", "samples=-1"),
-        ("samples=ten", "samples=ten"),
-        ("seed=1.5", "seed=1.5; a whole number of at least 0"),
-        ("balanced=yes", "balanced=yes; true or false is required"),
-        ("part=calib", "part=calib; calibration or evaluation is required\n.*did you mean part=calibration"),
-    ],
-)
-def test_a_wrong_value_is_named(query: str, message: str) -> None:
-    from qcompile.data.spelling import read_query
-
-    with pytest.raises(InvalidOption, match=message):
-        read_query(parse_spelling(f"photos?{query}").query, f"photos?{query}")
+    with pytest.raises(InvalidOption, match=f"(?s){message}"):
+        read_query(parse_spelling(spec).query, spec)
 
 
 @given(st.sampled_from(["", *KEYS]), TEXT, st.lists(TEXT, max_size=3))
@@ -95,16 +77,6 @@ def test_what_is_printed_is_read_back(kind: str, path: str, values: list[str]) -
     parsed = parse_spelling(str(made))
     assert (parsed.kind, parsed.query) == (made.kind, made.query)
     assert Path(parsed.path) == Path(path)
-
-
-@given(st.text(max_size=30))
-def test_any_text_is_read_or_refused(text: str) -> None:
-    try:
-        parsed = parse_spelling(text)
-    except InvalidOption:
-        return
-    again = parse_spelling(str(parsed))
-    assert (again.kind, again.query) == (parsed.kind, parsed.query)
 
 
 def test_a_located_spelling_does_not_depend_on_the_working_folder(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -43,30 +42,6 @@ def compare(
 def scores_of(rng: np.random.Generator, count: int, classes: int = 6) -> NDArray[np.float32]:
     """Scores with many ties."""
     return rng.integers(0, 8, (count, classes)).astype(np.float32)
-
-
-def test_top_k_counts_what_a_hand_counts() -> None:
-    labels = np.array([1, 2, 2])
-    assert top_k([SCORES], [labels], 1) == pytest.approx(2 / 3)
-    assert top_k([SCORES], [labels], 2) == 1.0
-    assert top_k([SCORES[:1], SCORES[1:]], [labels[:1], labels[1:]], 1) == pytest.approx(2 / 3)
-    for label, share in ((0, 1.0), (1, 0.0)):  # of equal scores the first wins
-        assert top_k([np.zeros((1, 3))], [np.array([label])], 1) == share
-
-
-def test_a_comparison_holds_what_results_json_promises() -> None:
-    rng = np.random.default_rng(0)
-    labels = rng.integers(0, 6, 40)
-    found = compare("top1", scores_of(rng, 40), scores_of(rng, 40), labels)
-    assert list(found) == [
-        "metric", "value", "drop_points", "low", "high", "samples", "agreement", "per_class",
-        "higher_is_better",
-    ]  # fmt: skip
-    assert found["metric"] == "top1"
-    assert found["samples"] == 40
-    assert found["higher_is_better"] is True
-    assert found["low"] <= found["drop_points"] <= found["high"]
-    json.dumps(found, allow_nan=False)
 
 
 def test_the_baseline_has_a_value_and_nothing_to_be_compared_with() -> None:
@@ -138,9 +113,13 @@ def test_the_drop_is_counted_in_points_and_agreement_in_predictions() -> None:
     found = right.copy()
     found[:5] = np.eye(4, dtype=np.float32)[(labels[:5] + 1) % 4]  # a quarter is wrong now
     result = compare("top1", right, found, labels)
-    assert result["value"] == 0.75
+    assert list(result) == [
+        "metric", "value", "drop_points", "low", "high", "samples", "agreement", "per_class",
+        "higher_is_better",
+    ]  # fmt: skip
+    assert (result["metric"], result["samples"], result["higher_is_better"]) == ("top1", 20, True)
+    assert (result["value"], result["agreement"]) == (0.75, 0.75)
     assert result["drop_points"] == pytest.approx(25.0)
-    assert result["agreement"] == 0.75
     assert 5.0 < result["low"] < 25.0 < result["high"] < 50.0
     better = compare("top1", found, right, labels)
     assert better["drop_points"] == pytest.approx(-25.0)
@@ -179,14 +158,6 @@ def test_less_error_is_better_and_its_drop_is_a_rise() -> None:
     assert {unit_of(name) for name in METRICS} == {"points", "units"}
 
 
-def test_of_few_samples_there_is_no_interval() -> None:
-    labels = np.zeros(9, int)
-    found = compare("top1", np.eye(2)[labels], np.eye(2)[1 - labels], labels)
-    assert found["low"] is None
-    assert found["high"] is None
-    assert found["drop_points"] == 100.0
-
-
 @pytest.mark.parametrize("metric", [*SPELLINGS, *NO_SPELLINGS])
 def test_a_recipe_takes_the_same_spellings(metric: str, tmp_path: Path) -> None:
     path = tmp_path / "recipe.toml"
@@ -196,9 +167,7 @@ def test_a_recipe_takes_the_same_spellings(metric: str, tmp_path: Path) -> None:
         f'[bench]\nmetric = "{metric}"\n'
     )
     if metric in SPELLINGS:
-        found = read_recipe(path).bench
-        assert found is not None
-        assert found.metric == metric
+        assert read_recipe(path).bench.metric == metric
     else:
         with pytest.raises(RecipeError, match=r"'bench\.metric' is .*auto, top1, .*, mse or file"):
             read_recipe(path)

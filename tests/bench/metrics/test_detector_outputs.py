@@ -12,7 +12,6 @@ from scoring import inputs_of, value
 
 from qcompile.bench.metrics.accuracy import read_metric
 from qcompile.bench.metrics.detection import Detections, read_detections, suppressed
-from qcompile.bench.metrics.metric import Truth
 from qcompile.errors import DataError
 from qcompile.model.preprocessing import ImagePreprocessing
 from qcompile.tensors import TensorInfo
@@ -44,69 +43,65 @@ def centred(boxes: NDArray[Any]) -> NDArray[Any]:
     return np.concatenate([(boxes[..., :2] + boxes[..., 2:]) / 2, boxes[..., 2:] - boxes[..., :2]], axis=-1)
 
 
-def test_torchvisions_outputs_of_one_image_have_no_axis_of_images() -> None:
-    form, found = read({"boxes": BOXES[0], "labels": LABELS[0], "scores": SCORES[0]})
-    assert form == "boxes 'boxes', labels 'labels', scores 'scores'"
-    same(found)
-    # by type and shape, whatever they are called
-    same(read({"a": SCORES[0], "b": LABELS[0], "c": BOXES[0]})[1])
+def padded(*parts: NDArray[Any], by: int, fill: float = 1) -> NDArray[np.float32]:
+    """Columns of the best detections, and rows of one number behind them."""
+    rows = np.concatenate(parts, axis=2)
+    return np.concatenate([rows, np.full((1, by, rows.shape[2]), fill)], axis=1).astype(np.float32)
 
 
-def test_outputs_of_a_batch_may_say_how_many_count() -> None:
-    padded = {
-        "num_dets": np.array([[2]], np.int32),
-        "det_boxes": np.concatenate([BOXES, np.ones((1, 3, 4))], axis=1).astype(np.float32),
-        "det_scores": np.concatenate([SCORES, np.ones((1, 3))], axis=1).astype(np.float32),
-        "det_classes": np.concatenate([LABELS, np.ones((1, 3))], axis=1).astype(np.float32),
-    }
-    form, found = read(padded)
-    assert form == "boxes 'det_boxes', labels 'det_classes', scores 'det_scores'"
-    assert len(found[0]) == 2
-    same(found)
+def per_class(nothing: float) -> NDArray[np.float64]:
+    """The scores of each class."""
+    scores = np.full((1, 2, 3), nothing, np.float64)
+    scores[0, [0, 1], LABELS[0]] = SCORES[0]
+    return scores
 
 
-def test_detrs_softmax_has_a_class_for_nothing() -> None:
-    shares = np.full((1, 2, 4), 1e-9)
-    shares[0, [0, 1], LABELS[0]] = SCORES[0]
-    shares[0, :, 3] = 1 - SCORES[0]
-    outputs = {"logits": np.log(shares), "pred_boxes": centred(BOXES) / [200, 100, 200, 100]}
+SHARES = centred(BOXES) / [200, 100, 200, 100]
+SOFTMAX = np.concatenate([per_class(1e-9), 1 - SCORES[..., None]], axis=2)
+SIGMOID = per_class(1e-9)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "said", "count"),
+    [
+        # Of one image, without an axis of images; then by type and shape, whatever they are called.
+        (
+            {"boxes": BOXES[0], "labels": LABELS[0], "scores": SCORES[0]},
+            "boxes 'boxes', labels 'labels', scores 'scores'",
+            2,
+        ),
+        ({"a": SCORES[0], "b": LABELS[0], "c": BOXES[0]}, "boxes 'c', labels 'b', scores 'a'", 2),
+        (  # A batch says how many count.
+            {
+                "num_dets": np.array([[2]], np.int32),
+                "det_boxes": padded(BOXES, by=3),
+                "det_scores": padded(SCORES[..., None], by=3)[..., 0],
+                "det_classes": padded(LABELS[..., None], by=3)[..., 0],
+            },
+            "boxes 'det_boxes', labels 'det_classes', scores 'det_scores'",
+            2,
+        ),
+        (
+            {"logits": np.log(SOFTMAX), "pred_boxes": SHARES},
+            "DETR: logits 'logits' (softmax, the last class is nothing), boxes 'pred_boxes' as shares of the "
+            "input",
+            2,
+        ),
+        # Its successors score the classes alone: every pair of query and class counts.
+        ({"logits": np.log(SIGMOID / (1 - SIGMOID)), "boxes": SHARES}, "sigmoid", 6),
+        (
+            {"output0": padded(BOXES, SCORES[..., None], LABELS[..., None], by=4, fill=0)},
+            "rows 'output0': x1, y1, x2, y2, score, class",
+            2,
+        ),
+    ],
+)
+def test_a_form_says_its_outputs_and_the_same_boxes(
+    outputs: dict[str, NDArray[Any]], said: str, count: int
+) -> None:
     form, found = read(outputs)
-    how = "(softmax, the last class is nothing)"
-    assert form == f"DETR: logits 'logits' {how}, boxes 'pred_boxes' as shares of the input"
-    same(found)
-    assert len(found[0]) == 2
-
-
-def test_its_successors_have_sigmoid_scores_of_the_classes_alone() -> None:
-    shares = np.full((1, 2, 3), 1e-9)
-    shares[0, [0, 1], LABELS[0]] = SCORES[0]
-    outputs = {"logits": np.log(shares / (1 - shares)), "boxes": centred(BOXES) / [200, 100, 200, 100]}
-    form, found = read(outputs)
-    assert "sigmoid" in form
-    assert len(found[0]) == 6  # every pair of query and class
-    same(found)
-
-
-def test_boxes_as_shares_need_the_size_of_the_input() -> None:
-    outputs = {"logits": np.zeros((1, 2, 4)), "pred_boxes": np.zeros((1, 2, 4))}
-    with pytest.raises(DataError, match="shares of an input whose height and width are not known") as caught:
-        read(outputs, inputs=[])
-    assert "preprocessing" in caught.value.hint
-
-
-def test_rows_of_six_are_boxes_score_and_class() -> None:
-    rows = np.concatenate(
-        [
-            BOXES,
-            SCORES[..., None],
-            LABELS[..., None],
-        ],
-        axis=2,
-    )
-    rows = np.concatenate([rows, np.zeros((1, 4, 6))], axis=1)
-    form, found = read({"output0": rows})
-    assert form == "rows 'output0': x1, y1, x2, y2, score, class"
-    assert len(found[0]) == 2
+    assert said in form
+    assert len(found[0]) == count
     same(found)
 
 
@@ -114,9 +109,7 @@ def test_rows_of_six_are_boxes_score_and_class() -> None:
 @pytest.mark.parametrize("objectness", [False, True])
 @pytest.mark.parametrize("classes", [3, 0])
 def test_yolos_predictions_are_suppressed(transposed: bool, objectness: bool, classes: int) -> None:
-    scores = np.zeros((1, 2, 3))
-    scores[0, [0, 1], LABELS[0]] = SCORES[0]
-    parts = [centred(BOXES), *([np.ones((1, 2, 1))] if objectness else []), scores]
+    parts = [centred(BOXES), *([np.ones((1, 2, 1))] if objectness else []), per_class(0)]
     rows = np.concatenate(parts, axis=2)
     again = rows + np.array([1.0] * 2 + [0.0] * (rows.shape[2] - 2))  # overlaps, with a lower score
     again[..., -3:] *= 0.5
@@ -173,28 +166,13 @@ def test_the_size_of_the_input_is_that_of_its_preprocessing_or_its_shape() -> No
     outputs = {"logits": np.zeros((1, 1, 4)), "pred_boxes": np.ones((1, 1, 4))}
     for inputs, corner in ((INPUT, [300, 150]), ([TensorInfo("x", "float32", ("n", 3, 32, 64))], [96, 48])):
         assert read(outputs, inputs=inputs)[1][0][0, 2:].tolist() == corner
-    with pytest.raises(DataError, match="height and width are not known"):
-        read(outputs, inputs=[TensorInfo("x", "float32", ("n", 3, "h", "w"))])
+    for unknown in ([], [TensorInfo("x", "float32", ("n", 3, "h", "w"))]):
+        with pytest.raises(DataError, match=r"height and width are not known.*\n  hint: .*preprocessing"):
+            read(outputs, inputs=unknown)
 
 
-def test_a_metric_says_which_form_it_took_and_every_form_has_the_same_value() -> None:
+def test_the_metric_notes_the_form() -> None:
+    metric = read_metric("map", inputs=INPUT)
     labels = np.array([[[2, 20, 10, 60, 50], [0, 100, 40, 180, 92], [-1, 0, 0, 0, 0]]], np.float32)
-    inputs = inputs_of(ImagePreprocessing(height=100, width=200, classes=("a", "b", "c")))
-    shares = np.full((1, 2, 4), 1e-9)
-    shares[0, [0, 1], LABELS[0]] = SCORES[0]
-    scores = np.zeros((1, 2, 3))
-    scores[0, [0, 1], LABELS[0]] = SCORES[0]
-    forms: list[dict[str, NDArray[Any]]] = [
-        {"boxes": BOXES, "labels": LABELS, "scores": SCORES},
-        {"logits": np.log(shares), "boxes": centred(BOXES) / [200, 100, 200, 100]},
-        {"y": np.concatenate([BOXES, SCORES[..., None], LABELS[..., None]], axis=2)},
-        {"y": np.concatenate([centred(BOXES), scores], axis=2)},
-    ]
-    metric = read_metric("map", inputs=inputs)
-    values = []
-    for outputs in forms:
-        values.append(value(metric, outputs, labels))
-        metric.score(outputs, outputs, Truth(labels, 1, "data"))
-        assert metric.note.startswith("map: ")
-    assert values == pytest.approx([values[0]] * 4)
-    assert 0.9 < values[0] <= 1.0
+    assert 0.9 < value(metric, {"y": padded(centred(BOXES), per_class(0), by=0)}, labels) <= 1.0
+    assert metric.note.startswith("map: YOLO")

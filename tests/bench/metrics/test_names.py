@@ -95,7 +95,6 @@ def test_the_examples_are_commands_that_exist() -> None:
     for line in lines:
         name, *arguments = shlex.split(line)[1:]
         command = group.get_command(click.Context(group), name)
-        assert command is not None
         command = getattr(command, "commands", {}).get("measure", command)
         parsed = command.make_context(name, list(arguments))
         assert re.fullmatch(METRIC_PATTERN.strip("^$"), parsed.params["metric"])
@@ -184,7 +183,6 @@ def measured(model: Path, data: str) -> tuple[str, Accuracy]:
             sums = sums or ScoreSums(metric)
             scored = metric.score(outputs, outputs, truth)
             sums.add(scored, scored, truth.samples)
-    assert sums is not None
     assert sums.samples == SAMPLES
     return metric.name, accuracy(sums, sums)
 

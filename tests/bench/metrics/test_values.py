@@ -63,23 +63,21 @@ def test_nothing_is_like_nothing_and_unlike_anything_else() -> None:
 
 @pytest.mark.parametrize("metric", ["cosine", "mse"])
 def test_what_has_no_such_value_is_refused(metric: str) -> None:
-    with pytest.raises(DataError, match=r"data\[0:4\]: targets of shape \(4, 3\); the shape of output 'y'"):
-        values(metric, np.zeros((4, 3)))
-    for wrong, said in ((np.nan, "holds NaN"), (np.inf, "holds an infinity")):
-        bad = {**FOUND, "z": FOUND["z"].copy()}
-        bad["z"][1, 1, 1] = wrong
-        with pytest.raises(DataError, match=rf"output 'z' {said}"):
-            values(metric, None, bad)
-    with pytest.raises(DataError, match=r"output 'z' is of shape \(4, 6\); the baseline's, \(4, 2, 3\)"):
-        values(metric, None, {**FOUND, "z": np.zeros((4, 6))})
-    with pytest.raises(DataError, match="holds NaN"):
-        values(metric, np.full((4, 5), np.nan))
-    state = {"y": np.zeros((1, 4, 5))}
-    with pytest.raises(DataError, match="a first axis of samples is required"):
-        read_metric(metric).score(state, state, Truth(None, 4, "data"))
-    text = {"y": np.array(["a"] * 4)}
-    with pytest.raises(DataError, match="numbers are required"):
-        read_metric(metric).score(text, text, Truth(None, 4, "data"))
+    for labels, outputs, said in (
+        (np.zeros((4, 3)), FOUND, r"data\[0:4\]: targets of shape \(4, 3\); the shape of output 'y'"),
+        (np.full((4, 5), np.nan), FOUND, "holds NaN"),
+        (None, {**FOUND, "z": np.where(FOUND["z"] > 0, FOUND["z"], np.nan)}, "output 'z' holds NaN"),
+        (None, {**FOUND, "z": np.where(FOUND["z"] > 0, FOUND["z"], np.inf)}, "output 'z' holds an infinity"),
+        (None, {**FOUND, "z": np.zeros((4, 6))}, r"'z' is of shape \(4, 6\); the baseline's, \(4, 2, 3\)"),
+    ):
+        with pytest.raises(DataError, match=said):
+            values(metric, labels, outputs)
+    for array, said in (
+        (np.zeros((1, 4, 5)), "a first axis of samples is required"),
+        (np.array(["a"] * 4), "numbers are required"),
+    ):
+        with pytest.raises(DataError, match=said):
+            read_metric(metric).score({"y": array}, {"y": array}, Truth(None, 4, "data"))
 
 
 def test_the_metric_of_the_page_runs(tmp_path: Path) -> None:
