@@ -58,10 +58,12 @@ def test_a_temporary_folder_takes_those_of_dead_processes_with_it(
     left = tmp_path / f"{TEMPORARY}{dead_pid()}-simplify-x"
     left.mkdir()
     (left / "file").write_text("of a process that was killed")
+    (file := tmp_path / f"{TEMPORARY}{dead_pid()}-model.onnx").write_text("half")
     (tmp_path / f"{TEMPORARY}{os.getppid()}-build-y").mkdir()
     with temporary_folder("simplify") as folder:
         assert folder.is_dir()
         assert not left.exists()
+        assert not file.exists()
     assert [path.name for path in tmp_path.iterdir()] == [f"{TEMPORARY}{os.getppid()}-build-y"]
 
 
