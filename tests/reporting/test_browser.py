@@ -68,11 +68,6 @@ class Page:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    def picture(self, path: Path, *, whole: bool = True) -> None:
-        """Save the page as a PNG."""
-        answer = self._send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(answer["data"]))
-
     def pdf(self) -> bytes:
         """Return the page as it is printed on A4."""
         answer = self._send("Page.printToPDF", paperWidth=8.27, paperHeight=11.69, printBackground=True)

@@ -13,8 +13,7 @@ from typing import Any, get_type_hints
 import pytest
 from click.testing import CliRunner
 from jsonschema import Draft202012Validator
-from keyword_types import keyword_types
-from reference_pages import FOLDER, pages, verbs
+from reference_pages import FOLDER, keyword_types, pages, verbs
 
 import qcompile
 from qcompile.cli.main import group
