@@ -21,7 +21,7 @@ from qcompile.tensors import (
     parse_named_shape,
     parse_shape,
     parse_shapes,
-)  # fmt: skip
+)
 
 DIGITS = "9" * 5000
 EXTENTS = st.integers(0, 10**18 - 1)

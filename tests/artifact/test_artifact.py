@@ -28,7 +28,7 @@ from qcompile.artifact import (
     read_manifest,
     size_bytes,
     tool_versions,
-)  # fmt: skip
+)
 from qcompile.errors import ArtifactError, InvalidOption, MissingFile
 from qcompile.files import digest_files, manifest_path, require_file, write_json, write_text, writing
 from qcompile.tensors import ModelIO, TensorInfo

@@ -148,25 +148,22 @@ def _entry(rng: np.random.Generator, row: tuple[Any, ...], drift: Any) -> dict[s
         "gpu_latency_ms": {"compute": ms * 0.7, "with_transfers": ms * 0.9, "enqueue": ms * 0.1},
         "energy": {"unavailable": "this system tells no energy (no intel-rapl in /sys/class/powercap)"},
         "batches": [
-            {"batch_size": n, "median_ms": ms * (0.25 + 0.75 * n / 8), "p90_ms": ms * n / 7,
-             "p99_ms": ms * n / 6, "throughput_per_s": n * 1e3 / (ms * (0.25 + 0.75 * n / 8))}
+            {**_point("batch_size", n, ms * (0.25 + 0.75 * n / 8), ms * n / 6, n), "p90_ms": ms * n / 7}
             for n in (1, 2, 4, 8, 16, 32)
         ],
         "concurrency": [
-            {"clients": n, "median_ms": ms * (0.9 + 0.35 * n), "p99_ms": ms * n * 1.2,
-             "throughput_per_s": n * 8e3 / (ms * (0.9 + 0.35 * n))}
-            for n in (1, 2, 4)
+            _point("clients", n, ms * (0.9 + 0.35 * n), ms * n * 1.2, 8 * n) for n in (1, 2, 4)
         ],
-        "in_flight": [
-            {"streams": n, "median_ms": ms * (0.8 + 0.3 * n), "p99_ms": ms * n * 1.1,
-             "throughput_per_s": n * 8e3 / (ms * (0.8 + 0.3 * n))}
-            for n in (1, 2, 4)
-        ],
+        "in_flight": [_point("streams", n, ms * (0.8 + 0.3 * n), ms * n * 1.1, 8 * n) for n in (1, 2, 4)],
         "size_ratio": 44_870_000 / size if size else None,
         "layers_by_precision": _layers(precision),
         "layer_times_ms": {f"/features/{i}/conv/Conv": ms / 2 ** (i + 1) for i in range(14)},
         "output_tail": "",
     }  # fmt: skip
+
+
+def _point(key: str, n: int, median_ms: float, p99_ms: float, samples: int) -> dict[str, Any]:
+    return {key: n, "median_ms": median_ms, "p99_ms": p99_ms, "throughput_per_s": samples * 1e3 / median_ms}
 
 
 def _accuracy(drop: float, *, is_baseline: bool) -> dict[str, Any]:
