@@ -253,7 +253,7 @@ def _check_here(options: argparse.Namespace) -> int:
 def _simulate(version: str, folder: Path) -> None:
     """Put stand-ins of a TensorRT version, a GPU and workers in place; what they measure means nothing."""
     sys.path.append(str(ROOT / "tests/support"))
-    from simulated_day import install
+    from simulated_whole import install_day as install
 
     install(folder, version)
 

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 import pytest
 from hypothesis import HealthCheck, settings
-from onnx import TensorProto, helper, numpy_helper
+from written_models import text_model
 
 # No test depends on the speed of the machine, a property least of all.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -25,71 +25,42 @@ settings.load_profile("any machine")
 CHANNELS = 4
 
 
-def weight(name: str, *shape: int, seed: int = 0, scale: float = 0.3) -> onnx.TensorProto:
-    """A float32 initializer of normal values."""
-    values = np.random.default_rng([seed, *shape, *name.encode()]).standard_normal(shape) * scale
-    return numpy_helper.from_array(values.astype(np.float32), name)
-
-
-def graph_model(
-    nodes: list[onnx.NodeProto],
-    inputs: dict[str, list[int | str]],
-    outputs: dict[str, list[int | str]],
-    weights: list[onnx.TensorProto],
-    *,
-    opset: int = 17,
-) -> onnx.ModelProto:
-    """A checked model of float32 inputs and outputs."""
-
-    def values(shapes: dict[str, list[int | str]]) -> list[onnx.ValueInfoProto]:
-        return [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items()]
-
-    graph = helper.make_graph(nodes, "tiny", values(inputs), values(outputs), weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+def tiny_model(text: str, opset: int, **weights: tuple[int, ...] | float) -> onnx.ModelProto:
+    """A checked model of ONNX's text form with float32 weights: a number, or normal values of a shape."""
+    arrays = {}
+    for name, shape in weights.items():
+        random = np.random.default_rng([0, *np.atleast_1d(shape).astype(int), *name.encode()])
+        value = random.standard_normal(shape) * 0.3 if isinstance(shape, tuple) else [shape]
+        arrays[name] = np.asarray(value, np.float32)
+    model = text_model(" ".join(text.split()), opset=opset, **arrays)
+    for node in model.graph.node:
+        node.ClearField("domain")  # as other exporters write it
     onnx.checker.check_model(model)
     return model
 
 
 def residual(*, opset: int = 17, batch: int | str = "batch") -> onnx.ModelProto:
     """Two convolutions with a residual add, pooling and a Gemm: x [batch,4,8,8] to y [batch,3]."""
-    c = CHANNELS
-    nodes = [
-        helper.make_node("Conv", ["x", "w1", "b1"], ["c1"], "conv1", pads=[1, 1, 1, 1], kernel_shape=[3, 3]),
-        helper.make_node("Relu", ["c1"], ["r1"], "relu1"),
-        helper.make_node("Conv", ["r1", "w2", "b2"], ["c2"], "conv2", pads=[1, 1, 1, 1], kernel_shape=[3, 3]),
-        helper.make_node("Add", ["c2", "r1"], ["a"], "add"),
-        helper.make_node("Relu", ["a"], ["r2"], "relu2"),
-        helper.make_node("GlobalAveragePool", ["r2"], ["p"], "pool"),
-        helper.make_node("Flatten", ["p"], ["f"], "flatten"),
-        helper.make_node("Gemm", ["f", "w3", "b3"], ["y"], "gemm", transB=1),
-    ]
-    weights = [
-        weight("w1", c, c, 3, 3), weight("b1", c), weight("w2", c, c, 3, 3), weight("b2", c),
-        weight("w3", 3, c), weight("b3", 3),
-    ]  # fmt: skip
-    return graph_model(nodes, {"x": [batch, c, 8, 8]}, {"y": [batch, 3]}, weights, opset=opset)
+    c, how = CHANNELS, "<kernel_shape = [3,3], pads = [1,1,1,1]>"
+    text = f"""(float[{batch},{c},8,8] x) => (float[{batch},3] y) {{
+        [conv1] c1 = Conv {how} (x, w1, b1) [relu1] r1 = Relu (c1) [conv2] c2 = Conv {how} (r1, w2, b2)
+        [add] a = Add (c2, r1) [relu2] r2 = Relu (a) [pool] p = GlobalAveragePool (r2)
+        [flatten] f = Flatten (p) [gemm] y = Gemm <transB = 1> (f, w3, b3) }}"""
+    return tiny_model(text, opset, w1=(c, c, 3, 3), b1=(c,), w2=(c, c, 3, 3), b2=(c,), w3=(3, c), b3=(3,))
 
 
 def mlp(*, opset: int = 17) -> onnx.ModelProto:
     """Two MatMuls with bias and Relu: x [batch,16] to y [batch,8]."""
-    nodes = [
-        helper.make_node("MatMul", ["x", "w1"], ["m1"], "matmul1"),
-        helper.make_node("Add", ["m1", "b1"], ["h1"], "bias1"),
-        helper.make_node("Relu", ["h1"], ["r1"], "relu1"),
-        helper.make_node("MatMul", ["r1", "w2"], ["y"], "matmul2"),
-    ]
-    weights = [weight("w1", 16, 32), weight("b1", 32), weight("w2", 32, 8)]
-    return graph_model(nodes, {"x": ["batch", 16]}, {"y": ["batch", 8]}, weights, opset=opset)
+    text = """(float[batch,16] x) => (float[batch,8] y) { [matmul1] m1 = MatMul (x, w1)
+        [bias1] h1 = Add (m1, b1) [relu1] r1 = Relu (h1) [matmul2] y = MatMul (r1, w2) }"""
+    return tiny_model(text, opset, w1=(16, 32), b1=(32,), w2=(32, 8))
 
 
 def elementwise(*, opset: int = 17) -> onnx.ModelProto:
     """Nothing that computes with weights: x [batch,4] to sigmoid(x) + 1."""
-    nodes = [
-        helper.make_node("Sigmoid", ["x"], ["s"], "sigmoid"),
-        helper.make_node("Add", ["s", "one"], ["y"], "add_one"),
-    ]
-    one = numpy_helper.from_array(np.ones(1, np.float32), "one")
-    return graph_model(nodes, {"x": ["batch", 4]}, {"y": ["batch", 4]}, [one], opset=opset)
+    text = """(float[batch,4] x) => (float[batch,4] y) {
+        [sigmoid] s = Sigmoid (x) [add_one] y = Add (s, one) }"""
+    return tiny_model(text, opset, one=1.0)
 
 
 MODELS: dict[str, Callable[..., onnx.ModelProto]] = {

@@ -53,11 +53,7 @@ def unresolved(*extras: str) -> list[str]:
     missing = []
     for name, specifiers in wanted(*extras).items():
         bounds = [one.version for one in specifiers if one.operator in (">=", "==")]
-        candidates = [
-            *bounds,
-            *([known[name]] if name in known else []),
-            *([NUMPY_1] if name == "numpy" else []),
-        ]
+        candidates = [*bounds, *filter(None, [known.get(name)]), *[NUMPY_1] * (name == "numpy")]
         if not any(specifiers.contains(Version(version)) for version in candidates):
             missing.append(f"{name} {specifiers}")
     return missing
@@ -84,8 +80,8 @@ def test_the_guide_names_a_combination_for_each_tensorrt() -> None:
 
 
 def test_tensorrt_8_keeps_numpy_1_and_newer_ones_take_numpy_2() -> None:
-    assert not wanted("tensorrt8", "cpu", "cuda")["numpy"].contains("2.0.0")
-    assert wanted("tensorrt8", "cpu", "cuda")["numpy"].contains(NUMPY_1)
+    old = wanted("tensorrt8", "cpu", "cuda")["numpy"]
+    assert (old.contains("2.0.0"), old.contains(NUMPY_1)) == (False, True)
     assert wanted("tensorrt", "cpu", "cuda")["numpy"].contains(pinned()["numpy"])
 
 

@@ -90,13 +90,18 @@ def test_other_errors_stay_what_they_are() -> None:
         assert out_of_memory(error, "calibrate") is None, error
 
 
-def test_a_command_without_memory_names_the_step(
-    tiny_file: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def model(tiny_file: Callable[..., Path], tmp_path: Path) -> Path:
+    """A model, beside data that take all memory."""
     (tmp_path / "data.py").write_text("def samples():\n    raise MemoryError\n")
-    data = f"{tmp_path / 'data.py'}:samples"
+    return tiny_file("mlp")
+
+
+def test_a_command_without_memory_names_the_step(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as done:
-        main(["calibrate", str(tiny_file("mlp")), "--data", data, "-o", str(tmp_path / "m.ranges")])
+        main(["calibrate", str(model), "--data", f"{tmp_path}/data.py:samples", "-o", f"{tmp_path}/m.ranges"])
     said = capsys.readouterr().err
     assert done.value.code == 1
     assert "no memory is left (MemoryError" in said
@@ -104,9 +109,8 @@ def test_a_command_without_memory_names_the_step(
     assert not (tmp_path / "m.ranges").exists()
 
 
-def test_a_run_without_memory_for_one_stage_goes_on(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
-    tiny_file("mlp")
-    (tmp_path / "data.py").write_text("def samples():\n    raise MemoryError\n")
+@pytest.mark.usefixtures("model")
+def test_a_run_without_memory_for_one_stage_goes_on(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(
         'version = 1\nname = "m"\n[model]\nsource = "mlp.onnx"\nsimplify = false\n'
         '[data]\ncalibration = "data.py:samples"\n'

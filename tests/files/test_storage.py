@@ -1,22 +1,28 @@
-"""What a disk refuses is a message with the file and the next step; nothing partial gets a name."""
+"""What a disk refuses is a message with the next step; nothing partial gets a name, nothing killed stays."""
 
 from __future__ import annotations
 
 import errno
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from qcompile.errors import InvalidOption, MissingFile, ModelError, StorageError
-from qcompile.files import read_bytes, require_file, writing
-from qcompile.files.storage import hidden_storage_error, storage_error
+from qcompile.files import read_bytes, require_file, temporary, writing
+from qcompile.files.storage import TEMPORARY, hidden_storage_error, storage_error
+from qcompile.files.temporary import held_folder, remove_stale, temporary_folder
 
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX locks, limits and files")
 ROOT = Path(__file__).parents[2]
 REFUSALS = (
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EMFILE, errno.EACCES, errno.EPERM,
@@ -64,11 +70,15 @@ def test_a_short_write_on_a_full_disk_is_told_as_one(tmp_path: Path, monkeypatch
     assert hidden_storage_error(InvalidOption("`axis`"), tmp_path / "m.onnx") is None
 
 
-def test_what_is_no_matter_of_files_stays_what_it_is() -> None:
-    assert storage_error(BrokenPipeError(errno.EPIPE, "pipe")) is None
-    assert storage_error(ConnectionRefusedError(errno.ECONNREFUSED, "refused")) is None
-    assert storage_error(OSError("no number")) is None
-    assert storage_error(FileNotFoundError(errno.ENOENT, "no file is named")) is None
+@pytest.mark.parametrize(
+    "error",
+    [
+        BrokenPipeError(errno.EPIPE, "pipe"), ConnectionRefusedError(errno.ECONNREFUSED, "refused"),
+        OSError("no number"), FileNotFoundError(errno.ENOENT, "no file is named"),
+    ],
+)  # fmt: skip
+def test_what_is_no_matter_of_files_stays_what_it_is(error: OSError) -> None:
+    assert storage_error(error) is None
 
 
 LIMITED = """
@@ -87,7 +97,6 @@ main(["write"])
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="POSIX limits")
 def test_a_file_over_the_limit_is_a_message_and_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     words = [sys.executable, "-c", LIMITED, str(path)]
@@ -115,7 +124,6 @@ def test_the_command_line_takes_an_error_of_files_for_none_of_its_own(
     assert "error: secret.onnx: Permission denied\n  hint: change its permissions" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="POSIX files")
 def test_what_is_no_file_is_neither_read_nor_replaced(tmp_path: Path) -> None:
     """Reading a pipe waits for ever; writing over a device puts a file into its place."""
     os.mkfifo(tmp_path / "pipe")
@@ -145,11 +153,8 @@ def test_a_file_that_cannot_be_read_is_named() -> None:
         read_bytes(Path("/proc/self/mem"))
 
 
-MAY_USE = {"temporary.py"}
-"""Files that may make temporary folders: all others take theirs from there, where killed ones are swept."""
-
-
 def test_temporary_folders_are_made_in_one_place() -> None:
+    """In `temporary.py`, where those of killed processes are swept."""
     makers = ("TemporaryDirectory(", "mkdtemp(", "mkstemp(", "NamedTemporaryFile(", "mktemp(")
     others = ("tests", "benchmarks", "examples", "build", "docs")
     folders = [path for path in ROOT.iterdir() if path.is_dir() and path.name not in others]
@@ -157,6 +162,145 @@ def test_temporary_folders_are_made_in_one_place() -> None:
     found = [
         str(path.relative_to(ROOT))
         for path in [*ROOT.glob("*.py"), *sources]
-        if path.name not in MAY_USE and any(maker in path.read_text() for maker in makers)
+        if path.name != "temporary.py" and any(maker in path.read_text() for maker in makers)
     ]
     assert found == []
+
+
+HOLDER = """
+import os, sys, time
+from pathlib import Path
+from qcompile.files.temporary import held_folder
+with held_folder(Path(sys.argv[1])) as folder:
+    (folder / "work").write_text("half")
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def holder(place: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A process that holds a folder."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        yield process, Path(process.stdout.readline().strip())
+    finally:
+        process.kill()
+        process.communicate(timeout=60)
+
+
+def dead_pid() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait(60)
+    return process.pid
+
+
+def test_a_temporary_folder_takes_those_of_dead_processes_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / f"{TEMPORARY}{dead_pid()}-simplify-x"
+    left.mkdir()
+    (left / "file").write_text("of a process that was killed")
+    (file := tmp_path / f"{TEMPORARY}{dead_pid()}-model.onnx").write_text("half")
+    (tmp_path / f"{TEMPORARY}{os.getppid()}-build-y").mkdir()
+    with temporary_folder("simplify") as folder:
+        assert folder.is_dir()
+        assert not left.exists()
+        assert not file.exists()
+    assert [path.name for path in tmp_path.iterdir()] == [f"{TEMPORARY}{os.getppid()}-build-y"]
+
+
+def test_a_temporary_folder_that_cannot_be_made_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
+    with pytest.raises(StorageError, match="temporary files"), temporary_folder("simplify"):
+        pass
+
+
+def test_a_killed_process_s_folder_goes_and_a_live_one_s_stays(tmp_path: Path) -> None:
+    with holder(tmp_path) as (process, folder):
+        remove_stale(tmp_path)
+        assert (folder / "work").is_file()
+        process.send_signal(signal.SIGKILL)
+        process.wait(60)
+        remove_stale(tmp_path)
+        assert not folder.exists()
+
+
+def test_a_live_process_of_another_container_keeps_its_folder(tmp_path: Path) -> None:
+    """Its id means nothing here, or is that of another process: the lock alone tells."""
+    with holder(tmp_path) as (_, folder):
+        foreign = folder.rename(tmp_path / f"{TEMPORARY}{dead_pid()}-build-x")
+        remove_stale(tmp_path)
+        assert (foreign / "work").is_file()
+
+
+def test_the_id_of_a_dead_process_may_be_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container every process is number 7: what number 7 left before this one began is not its own."""
+    left = tmp_path / f"{TEMPORARY}{os.getpid()}-build-x"
+    left.mkdir()
+    remove_stale(tmp_path)
+    assert left.is_dir()
+    monkeypatch.setattr(temporary, "_began_s", lambda _: left.stat().st_ctime + 60)
+    remove_stale(tmp_path)
+    assert not left.exists()
+
+
+def test_what_another_user_left_or_a_link_leads_to_is_not_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "kept").touch()
+    link = tmp_path / f"{TEMPORARY}{dead_pid()}-link"
+    link.symlink_to(mine)
+    inside = tmp_path / f"{TEMPORARY}{dead_pid()}-folder"
+    inside.mkdir()
+    (inside / "link").symlink_to(mine)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    remove_stale(tmp_path)
+    assert inside.is_dir()
+    monkeypatch.undo()
+    remove_stale(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"]
+    assert (mine / "kept").is_file()
+
+
+def test_a_name_that_only_looks_like_ours_stays(tmp_path: Path) -> None:
+    for name in ("notes", "٣-x", "99999999999999-x", "-x", "1a-x"):
+        (tmp_path / f"{TEMPORARY}{name}").mkdir()
+    remove_stale(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_many_processes_that_sweep_at_once_spare_the_living(tmp_path: Path) -> None:
+    sweep = "import sys; from pathlib import Path; from qcompile.files.temporary import *\n"
+    sweep += "for _ in range(100):\n    remove_stale(Path(sys.argv[1]))\n"
+    sweep += "    with held_folder(Path(sys.argv[1])) as f: (f / 'a').touch(); assert (f / 'a').exists()\n"
+    with held_folder(tmp_path) as folder:
+        several = [subprocess.Popen([sys.executable, "-c", sweep, str(tmp_path)]) for _ in range(3)]
+        try:
+            assert [process.wait(120) for process in several] == [0, 0, 0]
+        finally:
+            for process in several:
+                process.kill()
+        assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_full_temporary_disk_is_named_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    words = r"temporary files .*No space left"
+    with pytest.raises(StorageError, match=words) as caught, temporary_folder("build") as folder:
+        raise OSError(28, "No space left on device", str(folder / "model.onnx"))
+    assert "TMPDIR" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(FileNotFoundError), temporary_folder("build"):
+        raise FileNotFoundError(2, "No such file", "elsewhere")

@@ -4,12 +4,12 @@ import itertools
 import re
 import subprocess
 import sys
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from html_outline import Outline
 from report_results import layers_json, results_json, write
 
 from qcompile.calibration.histogram import Histogram
@@ -17,6 +17,45 @@ from qcompile.calibration.ranges import Ranges
 from qcompile.calibration.ranges_file import save_ranges
 from qcompile.errors import InvalidOption, MissingFile
 from qcompile.reporting import write_report
+
+VOID = {"meta", "link", "br", "path", "circle", "rect"}
+
+
+class Outline(HTMLParser):
+    """Tags, attributes, headings and texts of a page; refuses what is not well nested."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.headings: list[tuple[int, str]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if re.fullmatch(r"h[1-6]", tag):
+            self.headings.append((int(tag[1]), ""))
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+        if self.open and re.fullmatch(r"h[1-6]", self.open[-1]) and self.headings:
+            level, text = self.headings[-1]
+            self.headings[-1] = (level, text + data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
 
 
 def page(folder: Path, value: dict[str, Any], **options: Any) -> tuple[str, Outline]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
+from written_models import text_model
 
 from qcompile.errors import ModelError
 from qcompile.model.onnx_file import load_onnx
@@ -16,9 +16,8 @@ from qcompile.model.weightless import read_weightless
 
 def net() -> onnx.ModelProto:
     """A product, a constant, an If whose branches read outer tensors."""
-    model: onnx.ModelProto = parser.parse_model(
-        """<ir_version: 8, opset_import: ["" : 17, "own" : 1]>
-        g (float[batch,4] x, bool c) => (float[batch,4] y) {
+    return text_model(
+        """(float[batch,4] x, bool c) => (float[batch,4] y) {
             m = MatMul (x, w)
             k = Constant <value = float {2.0}> ()
             s = Mul (m, k)
@@ -28,11 +27,10 @@ def net() -> onnx.ModelProto:
                 else_branch = no () => (float[n,4] e) { e = Add (z, x) }
             >
         }
-        <opset_import: ["" : 17, "own" : 1], domain: "own"> act (u) => (v) { v = Sigmoid (u) }"""
+        <opset_import: ["" : 17, "own" : 1], domain: "own"> act (u) => (v) { v = Sigmoid (u) }""",
+        also=', "own" : 1',
+        w=np.arange(16, dtype=np.float32).reshape(4, 4),
     )
-    weight = np.arange(16, dtype=np.float32).reshape(4, 4)
-    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
-    return model
 
 
 def refused(model: onnx.ModelProto, path: Path) -> str:

@@ -11,14 +11,12 @@ QEMU 7.2 knows AVX2 and no AVX-512. Its ARM processor `max` has SVE, SME and pro
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,34 +30,18 @@ Arrays = dict[str, NDArray[Any]]
 _CHILD = Path(__file__).with_name("emulated_child.py")
 
 
-@dataclass(frozen=True)
-class Processor:
-    """A processor that QEMU emulates.
-
-    Attributes:
-        emulator: The program.
-        cpu: The processor's name there.
-    """
-
-    emulator: str
-    cpu: str
-
-
 PROCESSORS = {
-    "haswell": Processor("qemu-x86_64", "Haswell"),  # AVX2, no VNNI
-    "cortex-a57": Processor("qemu-aarch64", "cortex-a57"),  # no dot product
-    "neoverse-n1": Processor("qemu-aarch64", "neoverse-n1"),  # dot product
-    "arm-max": Processor("qemu-aarch64", "max,sme=off"),
+    "haswell": ("qemu-x86_64", "Haswell"),  # AVX2, no VNNI
+    "cortex-a57": ("qemu-aarch64", "cortex-a57"),  # no dot product
+    "neoverse-n1": ("qemu-aarch64", "neoverse-n1"),  # dot product
+    "arm-max": ("qemu-aarch64", "max,sme=off"),
 }
-
-
-class EmulationError(Exception):
-    """The child process failed or ran out of time."""
+"""Name to QEMU's program, and to its name there."""
 
 
 def why_not_emulated(name: str) -> str | None:
     """Return why a processor cannot be emulated here; None where it can."""
-    emulator = PROCESSORS[name].emulator
+    emulator, _ = PROCESSORS[name]
     if shutil.which(emulator) is None:
         return f"no {emulator} here: apt-get install qemu-user"
     if emulator == "qemu-aarch64" and not arm64_root.is_ready():
@@ -69,7 +51,7 @@ def why_not_emulated(name: str) -> str | None:
 
 def require_emulated(name: str) -> None:
     """Skip a test where a processor cannot be emulated; with CI=true, fail it."""
-    if PROCESSORS[name].emulator == "qemu-x86_64" and platform.machine() != "x86_64":
+    if PROCESSORS[name][0] == "qemu-x86_64" and platform.machine() != "x86_64":
         pytest.skip(f"{name} runs the Python of the tests, which is of {platform.machine()} here")
     if reason := why_not_emulated(name):
         if os.environ.get("CI") == "true":
@@ -78,69 +60,36 @@ def require_emulated(name: str) -> None:
 
 
 def run_emulated(
-    name: str,
-    cases: Sequence[tuple[onnx.ModelProto | Path, Arrays]],
-    folder: Path,
-    *,
-    config: dict[str, str] | None = None,
-    timeout_s: float = 120.0,
+    name: str, cases: Sequence[tuple[onnx.ModelProto | Path, Arrays]], folder: Path
 ) -> list[Arrays]:
-    """Run models on an emulated processor, all in one child process.
+    """Run models on an emulated processor, all in one child process; return output name to array for each.
 
     Args:
         name: Key of `PROCESSORS`.
         cases: Models, or paths of ONNX files, each with its inputs.
         folder: Gets the files of the run.
-        config: Entries of the sessions' configuration.
-        timeout_s: Time for all of them together.
-
-    Returns:
-        Output name to array for each case.
-
-    Raises:
-        EmulationError: If a model fails, or the time is up. It quotes what the child wrote to stderr.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    arguments: list[str | Path] = [json.dumps(config or {})]
-    for index, (model, feeds) in enumerate(cases):
-        stem = folder.resolve() / f"{name}-{index}"
+    emulator, processor = PROCESSORS[name]
+    command: list[str | Path] = [emulator, "-cpu", processor]
+    if emulator == "qemu-aarch64":
+        root = arm64_root.ROOT
+        command += ["-L", root, root / "usr/bin/python3", "-I", _CHILD, arm64_root.SITE]
+    else:
+        command += [sys.executable, "-I", _CHILD, ""]
+    stems = [folder.resolve() / f"{name}-{index}" for index in range(len(cases))]
+    for stem, (model, feeds) in zip(stems, cases, strict=True):
         path = model if isinstance(model, Path) else stem.with_suffix(".onnx")
         if not isinstance(model, Path):
             onnx.save(model, path)
         np.savez(f"{stem}-feeds.npz", **feeds)  # type: ignore[arg-type]
-        arguments += [path.resolve(), f"{stem}-feeds.npz", f"{stem}-outputs.npz"]
-    _run(_command(name, arguments), name, folder, timeout_s)
-    outputs = []
-    for index in range(len(cases)):
-        with np.load(folder / f"{name}-{index}-outputs.npz") as arrays:
-            outputs.append(dict(arrays))
-    return outputs
-
-
-def _command(name: str, arguments: Sequence[str | Path]) -> list[str | Path]:
-    """Return the command line that runs the child on a processor."""
-    processor = PROCESSORS[name]
-    start: list[str | Path] = [processor.emulator, "-cpu", processor.cpu]
-    if processor.emulator == "qemu-aarch64":
-        root = arm64_root.ROOT
-        return [*start, "-L", root, root / "usr/bin/python3", "-I", _CHILD, arm64_root.SITE, *arguments]
-    return [*start, sys.executable, "-I", _CHILD, "", *arguments]
-
-
-def _run(command: Sequence[str | Path], name: str, folder: Path, timeout_s: float) -> None:
+        command += [path.resolve(), f"{stem}-feeds.npz", f"{stem}-outputs.npz"]
     # After a crash QEMU may leave a core file in the current folder.
     environment = {"PATH": os.defpath, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    try:
-        subprocess.run(
-            command, cwd=folder, env=environment, check=True, timeout=timeout_s, stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as exc:
-        raise EmulationError(f"{name}: no end after {timeout_s:g} s\n{_text(exc.stderr)}") from exc
-    except subprocess.CalledProcessError as exc:
-        raise EmulationError(f"{name}: exit status {exc.returncode}\n{_text(exc.stderr)}") from exc
-
-
-def _text(stderr: bytes | None) -> str:
-    lines = (stderr or b"").decode(errors="replace").splitlines()
-    return "\n".join(line for line in lines if "TCG doesn't support" not in line)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, f"{name}: exit status {done.returncode}\n{done.stderr}"
+    outputs = []
+    for stem in stems:
+        with np.load(f"{stem}-outputs.npz") as arrays:
+            outputs.append(dict(arrays))
+    return outputs

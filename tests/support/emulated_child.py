@@ -1,11 +1,10 @@
-"""Run ONNX files on ONNX Runtime: `emulated_child.py SITE CONFIG [MODEL FEEDS OUTPUTS]...`.
+"""Run ONNX files on ONNX Runtime: `emulated_child.py SITE [MODEL FEEDS OUTPUTS]...`.
 
 `emulated.py` starts it on an emulated processor. It imports numpy and onnxruntime alone: nothing else is
 installed for that processor. SITE is the folder that has them, or empty where Python finds them by itself.
-CONFIG is a JSON object: entries of the sessions' configuration. FEEDS and OUTPUTS are .npz files.
+FEEDS and OUTPUTS are .npz files.
 """
 
-import json
 import os
 import sys
 
@@ -17,12 +16,10 @@ import numpy as np
 import onnxruntime
 
 
-def run(model: str, feeds: str, outputs: str, config: dict[str, str]) -> None:
+def run(model: str, feeds: str, outputs: str) -> None:
     """Run a file with the graph optimizations that are on by default, in one thread."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads, options.inter_op_num_threads = 4, 1, 1
-    for key, value in config.items():
-        options.add_session_config_entry(key, value)
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_outputs()]
     with np.load(feeds) as arrays:
@@ -30,14 +27,8 @@ def run(model: str, feeds: str, outputs: str, config: dict[str, str]) -> None:
     np.savez(outputs, **dict(zip(names, values, strict=True)))
 
 
-def main() -> None:
-    """Run every file, and say which of them fails."""
-    config, files = json.loads(sys.argv[2]), sys.argv[3:]
-    for model, feeds, outputs in zip(files[::3], files[1::3], files[2::3], strict=True):
-        try:
-            run(model, feeds, outputs, config)
-        except Exception as error:
-            raise SystemExit(f"{model}: {type(error).__name__}: {error}") from error
-
-
-main()
+for model, feeds, outputs in zip(sys.argv[2::3], sys.argv[3::3], sys.argv[4::3], strict=True):
+    try:
+        run(model, feeds, outputs)
+    except Exception as error:
+        raise SystemExit(f"{model}: {type(error).__name__}: {error}") from error

@@ -8,8 +8,7 @@ every branch from 8.4 to 11.0.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 Entry = dict[str, Any]
 
@@ -19,21 +18,13 @@ UNKNOWN = "N/A due to dynamic shapes"
 KERNEL = "sm80_xmma_fprop_implicit_gemm_{}_nhwckrsc_nhwc_tilesize128x128x32_stage4_warpsize2x2x1"
 
 
-@dataclass(frozen=True)
-class Shape:
-    """One answer.
-
-    Attributes:
-        source: Where its structure was seen.
-        answer: What the inspector says.
-        precisions: Layer of the network to what must be read: a precision, or "unreported".
-        moving: Layers that only move data.
-    """
+class Shape(NamedTuple):
+    """One answer."""
 
     source: str
     answer: str
-    precisions: dict[str, str]
-    moving: int = 0
+    precisions: dict[str, str]  # of layers of the network, or "unreported"
+    moving: int = 0  # layers that only move data
 
 
 def tensor(name: str, spelled: str, key: str = "Format/Datatype", *, located: bool = True) -> Entry:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 from onnx import numpy_helper
-from written_models import computed
+from written_models import computed, text_model
 
 from qcompile.model.graph import infer_types
 from qcompile.model.output_error import output_error
@@ -54,22 +54,18 @@ def scaled(model: onnx.ModelProto, tensor: str, times: float) -> onnx.ModelProto
 def random_network(layers: int, seed: int) -> onnx.ModelProto:
     """So many layers of x [batch,8] to y: products, activations, and sums of two earlier tensors."""
     generator = np.random.default_rng([layers, seed])
-    nodes, weights, tensors = [], [], ["x"]
+    text, weights, tensors = "", {}, ["x"]
     for number in range(layers):
         name, last = f"t{number}" if number < layers - 1 else "y", tensors[-1]
         kind = generator.integers(0, 4)
         if kind == 0 and len(tensors) > 2:
             other = tensors[int(generator.integers(max(0, len(tensors) - 6), len(tensors) - 1))]
-            nodes.append(onnx.helper.make_node("Add", [last, other], [name], f"n{number}"))
+            made = f"Add ({last}, {other})"
         elif kind == 1:
-            nodes.append(onnx.helper.make_node("LeakyRelu", [last], [name], f"n{number}", alpha=0.5))
+            made = f"LeakyRelu <alpha = 0.5> ({last})"
         else:
-            values = generator.standard_normal((8, 8)).astype(np.float32) * 0.35
-            weights.append(numpy_helper.from_array(values, f"w{number}"))
-            nodes.append(onnx.helper.make_node("MatMul", [last, f"w{number}"], [name], f"n{number}"))
+            weights[f"w{number}"] = generator.standard_normal((8, 8)).astype(np.float32) * 0.35
+            made = f"MatMul ({last}, w{number})"
+        text += f"[n{number}] {name} = {made} "
         tensors.append(name)
-    make = onnx.helper.make_tensor_value_info
-    ends = [make(name, onnx.TensorProto.FLOAT, ["batch", 8]) for name in ("x", "y")]
-    graph = onnx.helper.make_graph(nodes, "random", ends[:1], ends[1:], weights)
-    opsets = [onnx.helper.make_opsetid("", 17)]
-    return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    return text_model(f"(float[batch,8] x) => (float[batch,8] y) {{ {text} }}", **weights)

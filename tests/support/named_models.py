@@ -50,22 +50,15 @@ SOUNDS: dict[str, Any] = {
 LETTERS = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3, "|": 4, "a": 5, "b": 6, "c": 7}
 
 
-def make_folder(
-    path: Path, family: str, model: str, options: dict[str, Any], *, seed: int = 0, weights: bool = True
-) -> Path:
+def make_folder(path: Path, family: str, model: str, options: dict[str, Any]) -> Path:
     """Write a model of transformers with random weights, by the names of its classes."""
     declare_torchvision_operators()
     import transformers
 
     config = getattr(transformers, f"{family}Config")(**options)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        made = getattr(transformers, model)(config)
-    if weights:
-        made.save_pretrained(path)
-    else:
-        config.architectures = [model]
-        config.save_pretrained(path)
+        torch.manual_seed(0)
+        getattr(transformers, model)(config).save_pretrained(path)
     return path
 
 

@@ -12,7 +12,6 @@ than ONNX says: 1.23 converts the quotient to int32 before it adds the zero poin
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,13 +33,8 @@ LIMITS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Deviation:
-    """What a runtime computed otherwise: elements of a tensor, and the worst, in steps or bounds."""
-
-    tensor: str
-    count: int
-    worst: float
+Deviation = tuple[str, int, float]
+"""What a runtime computed otherwise: a tensor, how many of its elements, the worst in steps or bounds."""
 
 
 class QuantizeLinear(OpRun):
@@ -174,7 +168,7 @@ class Judge:
         """Count elements, of which those above zero are wrong by so many steps or bounds."""
         self.judged += beyond.size
         if (beyond > 0).any():
-            self.deviations.append(Deviation(name, int((beyond > 0).sum()), float(beyond.max())))
+            self.deviations.append((name, int((beyond > 0).sum()), float(beyond.max())))
 
 
 def judged(

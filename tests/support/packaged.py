@@ -81,9 +81,7 @@ def share_required(programs: Path) -> None:
         seen.add(one.name)
         found = distribution(one.name)
         left += map(Requirement, found.requires or ())
-        for name in {
-            file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")
-        }:
+        for name in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
             link = _packages(programs) / name
             if not link.is_symlink():
                 link.symlink_to(str(found.locate_file(name)))

@@ -21,15 +21,13 @@ import simulated_context
 import simulated_engine
 import simulated_network
 import simulated_parser
-import simulated_process
 from onnx import numpy_helper
 from recorded_tensorrt import recorded_module
-from simulated_calibration import find_scales
+from simulated_config import find_scales
 from simulated_cuda import SimulatedGpu
 from simulated_inspector import COMPUTES, engine_layers
-from simulated_network import kind_of, say
+from simulated_network import init_plugins, kind_of, registered_logger, registry_of, say
 from simulated_plan import PlanTensor, pack
-from simulated_process import init_plugins, registered_logger, registry_of
 
 _STEPS = 6
 
@@ -101,7 +99,6 @@ def simulated_tensorrt(
     """
     families = (
         simulated_network, simulated_parser, simulated_config, simulated_engine, simulated_context,
-        simulated_process,
     )  # fmt: skip
     behaviours: dict[str, Any] = {"Builder": Builder, "Logger": Logger}
     for family in families:

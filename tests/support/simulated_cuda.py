@@ -275,7 +275,7 @@ class SimulatedGpu:
 
 def install(monkeypatch: pytest.MonkeyPatch, package: str = "cuda-bindings", **options: Any) -> SimulatedGpu:
     """Put the simulation where qcompile looks for one of the packages. Source: the tests' own."""
-    import simulated_pycuda
+    import simulated_driver
     from simulated_driver import Enumerations, Functions, answering
 
     gpu = SimulatedGpu(**options)
@@ -285,18 +285,15 @@ def install(monkeypatch: pytest.MonkeyPatch, package: str = "cuda-bindings", **o
     for name in vars(Functions):
         if name.startswith("cu"):
             setattr(module, name, answering(gpu, name, getattr(functions, name)))
-    packages: dict[str, Any] = dict.fromkeys(
-        ("cuda", "cuda.bindings", "cuda.bindings.driver", "pycuda", "pycuda.driver")
-    )
+    names = ("cuda", "cuda.bindings", "cuda.bindings.driver", "pycuda", "pycuda.driver")
+    packages: dict[str, Any] = dict.fromkeys(names)
     if package == "pycuda":
-        simulated_pycuda.install_libcuda(monkeypatch, module)
-        module = simulated_pycuda.make_module(gpu, module)
-    names = module.__name__.split(".")
-    for depth in range(1, len(names)):
-        parent: Any = types.ModuleType(".".join(names[:depth]))
-        parent.driver = module
-        packages[parent.__name__] = parent
+        simulated_driver.install_libcuda(monkeypatch, module)
+        module = simulated_driver.make_module(gpu, module)
     packages[module.__name__] = module
+    for name in names:
+        if module.__name__.startswith(f"{name}."):
+            packages[name] = types.SimpleNamespace(driver=module)
     for name, found in packages.items():
         monkeypatch.setitem(sys.modules, name, found)
     return gpu

@@ -14,10 +14,9 @@ import onnx
 from onnx import numpy_helper
 from recorded_tensorrt import stored
 from simulated_inspector import Inspector, listed_profiles
-from simulated_network import complain, say, usage_error
+from simulated_network import complain, missing_plugin, registered_logger, registry_of, say, usage_error
 from simulated_parser import ErrorList
 from simulated_plan import PlanTensor, make_kernel, pack, read_plan
-from simulated_process import missing_plugin, registered_logger, registry_of
 
 CONTEXT_BYTES = 1 << 20
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from simulated_builder import Circumstances, simulated_tensorrt
 from simulated_cuda import SimulatedGpu
-from simulated_process import library_opener
+from simulated_network import library_opener
 
 import qcompile
 from qcompile.artifact import Artifact

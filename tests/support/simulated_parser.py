@@ -12,8 +12,7 @@ from typing import Any
 
 import onnx
 import tensorrt_rtx as real
-from simulated_network import FLOATS, say
-from simulated_process import known_creators
+from simulated_network import FLOATS, known_creators, say
 
 from qcompile.engines.tensorrt.log import make_log
 from qcompile.engines.tensorrt.parser_operators import parser_of

@@ -1,4 +1,4 @@
-"""The tests of tests/engines/gpu, which are written for a real TensorRT, on stand-ins.
+"""On stand-ins: the tests of tests/engines/gpu, which are written for a real TensorRT, and the day on a GPU.
 
 What is no fault of TensorRT's shows here.
 """
@@ -13,6 +13,7 @@ import pytest
 import simulated_machine
 from simulated_cuda import SimulatedGpu
 from simulated_cuda import install as install_cuda
+from workers_here import WorkerHere
 
 
 def install(monkeypatch: pytest.MonkeyPatch, folder: Path, version: str) -> SimulatedGpu:
@@ -48,9 +49,30 @@ def gpu_tests(name: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in vars(module).items():
         if type(value).__name__ == "FixtureFunctionDefinition":
-            found[key] = pytest.fixture(
-                value._get_wrapped_function()
-            )  # for one version alone, whatever its scope
+            # For one version alone, whatever its scope.
+            found[key] = pytest.fixture(value._get_wrapped_function())
         elif key.startswith("test_") and key not in _NOT_HERE:
             found[key] = value
     return found
+
+
+class WorkerInProcess(WorkerHere):
+    """A worker of `benchmarks/gpu_day.py` whose PyTorch is on the processor. Source: the tests' own."""
+
+    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        if str(arguments.get("artifact", "")).rpartition(":")[2].isidentifier():
+            arguments["device"] = "cpu"
+        return {"ok": True, **super().ask(do, **arguments)}
+
+
+def install_day(folder: Path, version: str) -> None:
+    """Put everything in place, for the rest of the process; rounds are short. Source: the tests' own."""
+    import headline
+
+    from qcompile.bench.workers import process
+
+    patch = pytest.MonkeyPatch()
+    install(patch, folder, version)
+    patch.setattr(process, "Worker", WorkerInProcess)
+    for name, value in {"ROUNDS": 3, "BLOCK_MS": 1.0, "LOADS_AT_ONCE": 1, "BATCHES": (1, 2)}.items():
+        patch.setattr(headline, name, value)

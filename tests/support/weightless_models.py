@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, numpy_helper, parser
+from onnx import TensorProto
+from written_models import model_of
 
 from qcompile.model.weightless import KEPT_BYTES, WeightlessModel
 
@@ -74,21 +75,10 @@ def large(*, rows: int = 64) -> onnx.ModelProto:
     """A model that computes, with weights on both sides of what is kept: x [n,rows] to y [n,8]."""
     generator = np.random.default_rng(0)
     shapes = {"w1": (rows, 48), "b1": (48,), "w2": (48, 8)}
-    weights = [
-        numpy_helper.from_array(generator.standard_normal(shape).astype(np.float32), name)
-        for name, shape in shapes.items()
-    ]
-    model = parser.parse_model(
-        f"""<ir_version: 8, opset_import: ["" : 17]> g (float[n, {rows}] x) => (float[n, 8] y) {{
-            m = MatMul(x, w1)
-            h = Add(m, b1)
-            r = Relu(h)
-            y = MatMul(r, w2)
-        }}"""
-    )
-    model.graph.initializer.extend(weights)
-    onnx.checker.check_model(model)
-    return model
+    weights = {name: generator.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    text = f"""(float[n, {rows}] x) => (float[n, 8] y) {{
+        m = MatMul(x, w1) h = Add(m, b1) r = Relu(h) y = MatMul(r, w2) }}"""
+    return model_of(text, **weights)
 
 
 def sha256(*contents: bytes) -> str:
