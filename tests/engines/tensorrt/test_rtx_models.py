@@ -172,7 +172,10 @@ def test_every_model_builds_in_its_precision(gpus: tuple[str, ...], precision: s
     assert loaded.device["gpus"] == list(gpus)
     assert loaded.sources["graph"] == fingerprint(road.graph(precision))
     assert loaded.proof["layers_by_precision"] == road.expected_layers(precision)
-    assert loaded.proof["typing"] == "strong"
+    assert (loaded.proof["typing"], loaded.proof["has_run"]) == ("strong", False)
+    assert loaded.proof["planned_in_precision"] == loaded.proof["reached_in_precision"]
+    assert (loaded.kind, loaded.target, loaded.precision) == ("engine", "tensorrt-rtx", precision)
+    assert loaded.tools["tensorrt-rtx"] == trt.__version__
     assert loaded.proof["profiles"] == [
         {
             name: {kind: list(of[index]) for index, kind in enumerate(("min", "opt", "max"))}
