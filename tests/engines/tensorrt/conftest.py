@@ -42,6 +42,12 @@ def oldest(gpu: SimulatedGpu, tmp_path: Path) -> Simulation:
 
 
 @pytest.fixture
+def model(tiny_file: Callable[..., Path]) -> Path:
+    """The tiny residual model, opset 17: x [batch,4,8,8]."""
+    return tiny_file("residual")
+
+
+@pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., simulated_machine.Machine]:
     """`machine("8.5.3", dla_cores=1)` is a machine with a GPU and that TensorRT, as far as building goes."""
     return lambda version, **about: simulated_machine.install(monkeypatch, tmp_path, version, **about)

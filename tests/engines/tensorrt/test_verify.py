@@ -57,12 +57,6 @@ class Stand(Runner):
         """Nothing to free."""
 
 
-@pytest.fixture
-def model(tiny_file: MakeFile) -> Path:
-    """The tiny residual model."""
-    return tiny_file("residual")
-
-
 def outcome(model: Path, *profiles: Profile) -> BuildOutcome:
     proof = {"profiles": list(profiles), "has_run": False}
     return BuildOutcome("engine", model_io(load_onnx(model)), 1, 1, proof, {}, ())

@@ -36,12 +36,6 @@ NEWER = ("10.16", "11.4")
 ROUTE = "-conv_use_long_w=off"
 
 
-@pytest.fixture
-def model(tiny_file: MakeFile) -> Path:
-    """The tiny residual model: x [batch,4,8,8]."""
-    return tiny_file("residual")
-
-
 def told(here: Machine, member: str) -> list[Any]:
     """What a member of TensorRT's objects was told, in order: members of enumerations by their names."""
     plain = [tuple(getattr(value, "name", value) for value in args) for args in here.told(member)]
@@ -177,25 +171,25 @@ def test_plugins_are_loaded_to_build(machine: OnMachine, model: Path, tmp_path: 
         machine("10.16").build(model, options=options)
 
 
-@pytest.mark.parametrize("version", ["8.5.3", "10.16"])
-@pytest.mark.parametrize(("constraints", "flag"), [("", "OBEY"), ("obey", "OBEY"), ("prefer", "PREFER")])
-def test_named_layers_obey_or_prefer(
-    version: str, constraints: str, flag: str, machine: OnMachine, model: Path
+@pytest.mark.parametrize(
+    ("version", "precision", "constraints", "flag"),
+    [
+        *[(version, "fp16", *flags) for version in ("8.5.3", "10.16")
+          for flags in (("", "OBEY"), ("obey", "OBEY"), ("prefer", "PREFER"))],
+        ("10.16", "bf16", "", "OBEY"),
+    ],
+)  # fmt: skip
+def test_named_layers_obey_or_prefer_where_types_are_weak(
+    version: str, precision: str, constraints: str, flag: str, machine: OnMachine, model: Path
 ) -> None:
     here = machine(version)
     options = {"typing": "weak", "precision_constraints": constraints}
-    manifest = here.build(model, "fp16", options=options, layers={"gemm": "fp32"}).manifest
-    assert here.flags() == {"FP16", f"{flag}_PRECISION_CONSTRAINTS"}
+    manifest = here.build(model, precision, options=options, layers={"gemm": "fp32"}).manifest
+    assert here.flags() == {precision.upper(), f"{flag}_PRECISION_CONSTRAINTS"}
     assert manifest.proof["typing"] == "weak"
     assert manifest.proof["layers_by_precision"] == {
-        "fp16": {"CONVOLUTION": 2}, "fp32": {"MATRIX_MULTIPLY": 1}
+        precision: {"CONVOLUTION": 2}, "fp32": {"MATRIX_MULTIPLY": 1}
     }  # fmt: skip
-
-
-def test_bf16_has_a_flag_where_types_are_weak_on_10(machine: OnMachine, model: Path) -> None:
-    here = machine("10.16")
-    here.build(model, "bf16", options={"typing": "weak"})
-    assert here.flags() == {"BF16"}
 
 
 @pytest.mark.parametrize(
@@ -204,12 +198,10 @@ def test_bf16_has_a_flag_where_types_are_weak_on_10(machine: OnMachine, model: P
         ("11.4", {"typing": "weak"}, "`typing` weak: tensorrt 11.* has no flags that permit a precision"),
         ("8.5.3", {"typing": "strong"}, "`typing` strong: tensorrt 8.* has no strongly typed networks"),
         ("10.16", {"precision_constraints": "prefer"}, "`precision_constraints`: tensorrt 10.* strongly"),
-        ("8.5.3", {"optimization_level": 5}, r"tensorrt 8\.5\.3\.1 has no "),
-        ("8.5.3", {"aux_streams": 1}, r"tensorrt 8\.5\.3\.1 has no "),
-        ("8.5.3", {"hardware_compatible": "ampere+"}, r"tensorrt 8\.5\.3\.1 has no "),
-        ("8.5.3", {"weight_streaming": "all"}, r"tensorrt 8\.5\.3\.1 has no "),
-        ("8.5.3", {"allocation_strategy": "profile"}, r"tensorrt 8\.5\.3\.1 has no "),
-        ("8.5.3", {"tiling_level": 1}, r"tensorrt 8\.5\.3\.1 has no "),
+        *[("8.5.3", option, r"tensorrt 8\.5\.3\.1 has no ") for option in (
+            {"optimization_level": 5}, {"aux_streams": 1}, {"hardware_compatible": "ampere+"},
+            {"weight_streaming": "all"}, {"allocation_strategy": "profile"}, {"tiling_level": 1},
+        )],
         ("8.5.3", {"memory_pools": ("tactic-dram=1G",)}, r"tactic-dram: tensorrt 8\.5.* it has .*workspace"),
         ("10.16", {"ignore_faults": ("cumsum",)}, "`ignore_faults` cumsum: there is no such known fault"),
         ("11.4", {"build_route": f"{ROUTE} -dump=/tmp/x"}, "`build_route` -dump: .* has no such option of"),

@@ -30,12 +30,6 @@ OnMachine = Callable[..., Machine]
 NEW = "new.engine"
 
 
-@pytest.fixture
-def model(tiny_file: MakeFile) -> Path:
-    """The tiny residual model."""
-    return tiny_file("residual")
-
-
 def changed(model: Path, change: Callable[[onnx.ModelProto], None]) -> Path:
     """A copy of a model that is changed."""
     proto, path = onnx.load(model), model.with_name("changed.onnx")

@@ -26,12 +26,6 @@ NETWORK = {"CONVOLUTION": 2, "MATRIX_MULTIPLY": 1}
 
 
 @pytest.fixture
-def model(tiny_file: MakeFile) -> Path:
-    """The tiny residual model, opset 17."""
-    return tiny_file("residual")
-
-
-@pytest.fixture
 def ranges(model: Path, samples: MakeFile, tmp_path: Path) -> Path:
     """Its ranges."""
     return calibrate(model, str(samples("residual")), tmp_path / "m.ranges", method="minmax").path
@@ -58,26 +52,25 @@ def test_every_version_reaches_every_precision_it_has_and_float32_means_float32(
     assert (manifest.device["gpu"], manifest.device["gpus"]) == ("Simulated A10", ["sm86"])
 
 
-def test_an_engine_that_is_fp32_all_the_same_fails_the_build(machine: OnMachine, model: Path) -> None:
-    here = machine("11.4", fallback={"conv1", "conv2", "gemm"})
-    with pytest.raises(IntentNotReached, match="0 of 3 layers that compute reached it"):
-        here.build(model, "fp16")
-    assert here.nothing_built
-
-
-@pytest.mark.parametrize("version", ["8.5.3", "10.16"])
-def test_a_layer_that_fell_back_is_named_with_reason(version: str, machine: OnMachine, model: Path) -> None:
-    here = machine(version, fallback={"conv2"})
-    with pytest.raises(IntentNotReached, match=r"2 of 3 layers .*: conv2 \(\d.*%: fp32: ") as caught:
+@pytest.mark.parametrize(
+    ("version", "fallback", "said"),
+    [
+        *[(one, {"conv2"}, r"2 of 3 layers .*: conv2 \(\d.*%: fp32: ") for one in ("8.5.3", "10.16")],
+        ("11.4", {"conv1", "conv2", "gemm"}, "0 of 3 layers that compute reached it"),
+    ],
+)
+def test_layers_that_fell_back_are_named_with_reason(
+    version: str, fallback: set[str], said: str, machine: OnMachine, model: Path
+) -> None:
+    here = machine(version, fallback=fallback)
+    with pytest.raises(IntentNotReached, match=said) as caught:
         here.build(model, "fp16")
     assert "`allow_fallback`" in caught.value.hint
     assert here.nothing_built
     kept = here.build(model, "fp16", allow_fallback=True).manifest
     assert any("conv2" in text for text in kept.warnings)
-    assert kept.proof["layers_by_precision"] == {
-        "fp16": {"CONVOLUTION": 1, "MATRIX_MULTIPLY": 1},
-        "fp32": {"CONVOLUTION": 1},
-    }
+    both = {"fp16": {"CONVOLUTION": 1, "MATRIX_MULTIPLY": 1}, "fp32": {"CONVOLUTION": 1}}
+    assert kept.proof["layers_by_precision"] == (both if len(fallback) == 1 else {"fp32": NETWORK})
 
 
 def test_what_the_engine_is_made_of_is_recorded(machine: OnMachine, model: Path) -> None:
@@ -156,45 +149,45 @@ def test_best_is_int8_with_fp16_with_ranges_else_fp16(machine: OnMachine, model:
     assert here.flags() == {"INT8", "FP16", "TF32"}
 
 
-def test_an_opset_unknown_to_the_parser_is_written_down_to_it(machine: OnMachine, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("version", "opset"), [("8.5.3", 16), ("10.16", 18)])
+def test_an_opset_unknown_to_the_parser_is_written_down_to_it(
+    version: str, opset: int, machine: OnMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # ReduceMean takes its axes as an input from 18 on: a parser of 17 may ignore it and reduce everything.
     body = """(float[1,3,8,8] x) => (float[1,4] y) {
         [conv] c = Conv (x, w) [mean] y = ReduceMean <keepdims = 0> (c, axes) }"""
     weights = {"w": np.ones((4, 3, 1, 1), np.float32), "axes": np.array([2, 3])}
     written(tmp_path / "m.onnx", body, opset=18, **weights)
     parsed: list[onnx.ModelProto] = []
+    here = machine(version)
+    parse_file = here.module.OnnxParser.parse_from_file
 
-    def keep(here: Machine) -> Machine:
-        parser = here.module.OnnxParser
-        original = parser.parse_from_file
-        parser.parse_from_file = lambda self, path: (parsed.append(onnx.load(path)), original(self, path))[1]
-        return here
+    def keep(parser: Any, path: str) -> bool:
+        parsed.append(onnx.load(path))
+        return bool(parse_file(parser, path))
 
-    machine_8 = keep(machine("8.5.3"))
-    machine_8.build(tmp_path / "m.onnx")
+    monkeypatch.setattr(here.module.OnnxParser, "parse_from_file", keep)
+    here.build(tmp_path / "m.onnx")
     (given,) = parsed
-    assert given.opset_import[0].version == 16  # LayerNormalization came with 17, and 8.5 lacks it
+    assert given.opset_import[0].version == opset  # LayerNormalization came with 17, and 8.5 lacks it
     mean = next(node for node in given.graph.node if node.op_type == "ReduceMean")
-    assert len(mean.input) == 1
-    assert next(a for a in mean.attribute if a.name == "axes").ints == [2, 3]
-    parsed.clear()
-    keep(machine("10.16")).build(tmp_path / "m.onnx", name="new")
-    assert parsed[0].opset_import[0].version == 18
+    assert [list(a.ints) for a in mean.attribute if a.name == "axes"] == [[2, 3]] * (opset == 16)
+    assert len(mean.input) == (1 if opset == 16 else 2)
 
 
-def test_a_refused_node_is_named_with_opset_and_pytorch_module(machine: OnMachine, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("version", "opset"), [("8.5.3", 16), ("10.16", 17)])
+def test_a_refused_node_is_named_with_opset_and_pytorch_module(
+    version: str, opset: int, machine: OnMachine, tmp_path: Path
+) -> None:
     text = """<ir_version: 8, opset_import: ["" : 17, "com.example" : 1]>
         tiny (float[2,3] x) => (float[2,3] y) { h = Relu(x) [odd] y = com.example.Unknown(h) }"""
     made = onnx.parser.parse_model(text)
-    entry = made.graph.node[1].metadata_props.add()
-    entry.key = "namespace"
-    entry.value = ": net.Net/layer4: torch.nn.modules.container.Sequential/layer4.1: net.Odd/odd: my.odd"
+    scopes = ": net.Net/layer4: torch.nn.modules.container.Sequential/layer4.1: net.Odd/odd: my.odd"
+    made.graph.node[1].metadata_props.add(key="namespace", value=scopes)
     onnx.save(made, tmp_path / "m.onnx")
-    for version in ("8.5.3", "10.16"):
-        with pytest.raises(
-            UnsupportedOperator, match=r"refuses Unknown 'odd' of opset 1[67] \(PyTorch module layer4\.1\)"
-        ):
-            machine(version).build(tmp_path / "m.onnx")
+    said = rf"refuses Unknown 'odd' of opset {opset} \(PyTorch module layer4\.1\)"
+    with pytest.raises(UnsupportedOperator, match=said):
+        machine(version).build(tmp_path / "m.onnx")
 
 
 @pytest.mark.parametrize(
