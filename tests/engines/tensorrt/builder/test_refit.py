@@ -166,83 +166,68 @@ GPUS = {0: GPU, 1: Gpu("Simulated L4", "sm89", 24 << 30, "12.4")}
 
 
 @pytest.fixture
-def run_on(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The GPUs that engines were verified on, which these cannot."""
-    seen: list[int] = []
+def used(monkeypatch: pytest.MonkeyPatch, gpu: SimulatedGpu) -> SimpleNamespace:
+    """The contexts that were current at builds and refits, and the GPUs that verified: these cannot run."""
+    seen = SimpleNamespace(contexts=[], verified=[])
+    ordinary = refit.open_plan
 
-    def opened(_: Any, path: Path, use: Any, declared: Any) -> Any:
-        seen.append(use.device)
+    def opened(*arguments: Any, **named: Any) -> Any:
+        seen.contexts.append(gpu.stack[-1])
+        return ordinary(*arguments, **named)
+
+    def refuse(_: Any, path: Path, use: Any, declared: Any) -> Any:
+        seen.verified.append(use.device)
         raise EngineUnavailable(f"{path.name} and {declared} are not run", engine="tensorrt")
 
-    monkeypatch.setattr(engine.TensorRT, "_opened", opened)
+    monkeypatch.setattr(refit, "open_plan", opened)
+    monkeypatch.setattr("qcompile.engines.tensorrt.builder.inspector.open_plan", opened)
+    monkeypatch.setattr(engine.TensorRT, "_opened", refuse)
     return seen
 
 
 @pytest.fixture
-def two_gpus(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gpu: SimulatedGpu, run_on: list[int]
-) -> OnMachine:
+def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, used: SimpleNamespace) -> OnMachine:
     """`two_gpus("10.16")` is a machine with that TensorRT and two GPUs."""
 
     def make(version: str) -> Machine:
         here = install(monkeypatch, tmp_path, version, device="8.9")
         for home in (builder, engine, refit):
             monkeypatch.setattr(home, "find_gpu", lambda number=0: GPUS.get(number))
-        monkeypatch.setattr(
-            engine, "why_not_gpu", lambda n: "" if n in GPUS else f"there is no GPU number {n}"
-        )
-        assert (gpu.is_clean, run_on) == (True, [])
+        why_not = dict.fromkeys(GPUS, "")
+        monkeypatch.setattr(engine, "why_not_gpu", lambda n: why_not.get(n, f"there is no GPU number {n}"))
+        assert used.verified == []
         return here
 
     return make
 
 
-@pytest.fixture
-def current(gpu: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The context that was current at each build and refit."""
-    seen: list[int] = []
-    ordinary = refit.open_plan
-
-    def opened(*arguments: Any, **named: Any) -> Any:
-        seen.append(gpu.stack[-1])
-        return ordinary(*arguments, **named)
-
-    monkeypatch.setattr(refit, "open_plan", opened)
-    monkeypatch.setattr("qcompile.engines.tensorrt.builder.inspector.open_plan", opened)
-    return seen
-
-
 @pytest.mark.parametrize("version", ["8.5.3", "10.16", "11.4"])
 def test_the_gpu_that_is_named_builds_and_verifies_and_refits(
-    version: str, two_gpus: OnMachine, gpu: SimulatedGpu, current: list[int], run_on: list[int], model: Path
+    version: str, two_gpus: OnMachine, gpu: SimulatedGpu, used: SimpleNamespace, model: Path
 ) -> None:
     built = two_gpus(version).build(model, options={"device": 1, "refit": True})
     assert built.manifest.device["gpu"] == "Simulated L4"
     assert built.manifest.options["device"] == 1
-    assert (current, run_on) == ([gpu.primary(1)], [1])
+    assert (used.contexts, used.verified) == ([gpu.primary(1)], [1])
     refitted(built, model)
-    assert current == [gpu.primary(1)] * 2
+    assert used.contexts == [gpu.primary(1)] * 2
 
 
 def test_the_first_gpu_builds_where_a_caller_has_another_one_current(
-    two_gpus: OnMachine, gpu: SimulatedGpu, current: list[int], model: Path
+    two_gpus: OnMachine, gpu: SimulatedGpu, used: SimpleNamespace, model: Path
 ) -> None:
     here = two_gpus("10.16")
     with current_device(1, "another"):
         here.build(model)
-    assert current == [gpu.primary(0)]
+    assert used.contexts == [gpu.primary(0)]
 
 
 def test_calibration_copies_to_it(
     two_gpus: OnMachine, model: Path, samples: MakeFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     devices: list[int] = []
-
-    def memory(device: int) -> Any:
-        devices.append(device)
-        return SimpleNamespace(copy=lambda *_: 1000, close=lambda: None)
-
-    monkeypatch.setattr(calibration, "Device", memory)
+    memory = SimpleNamespace(copy=lambda *_: 1000, close=lambda: None)
+    monkeypatch.setattr(calibration, "Device", lambda device: devices.append(device) or memory)
     data = str(samples("residual"))
     two_gpus("8.5.3").build(model, "int8", calibrator="native", data=data, options={"device": 1})
     assert devices == [1]
