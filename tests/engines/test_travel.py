@@ -36,13 +36,12 @@ WAY_OUT = "build it again here, or with --isa avx2, which every x86 processor co
 XEON = ["avx", "avx2", "avx512f", "avx512_vnni"]
 
 
-def told(path: Path, **changes: Any) -> Path:
-    """Let the manifest beside a file tell something else; None removes a key of its options or device."""
-    beside = manifest_path(path)
-    manifest = json.loads(beside.read_text())
-    for table, values in changes.items():
+def told(path: Path, **tables: dict[str, Any]) -> Path:
+    """Let the manifest beside a file tell something else; a key that is None is left out."""
+    manifest = json.loads(manifest_path(path).read_text())
+    for table, values in tables.items():
         manifest[table] = {name: value for name, value in values.items() if value is not None}
-    beside.write_text(json.dumps(manifest))
+    manifest_path(path).write_text(json.dumps(manifest))
     return path
 
 
@@ -125,15 +124,12 @@ def test_int8_for_vnni_is_not_loaded_where_there_is_none(
 
 @pytest.mark.parametrize(
     ("isa", "named"),
-    [
-        *[(name, name) for name in ("avx-vnni", "amx", "neon")],
-        *[("vnni", "avx512-vnni"), ("arm", "neon")],  # of 0.2.0 and 0.1.0
-    ],
+    [*[(name, name) for name in ("avx-vnni", "amx", "neon")], ("vnni", "avx512-vnni"), ("arm", "neon")],
 )
 def test_every_other_instruction_set_is_refused_and_a_simplified_graph_is_for_the_same(
     isa: str, named: str, quantized: MakePath, tmp_path: Path
 ) -> None:
-    path = quantized(isa=isa)
+    path = quantized(isa=isa)  # "vnni" is of 0.2.0, "arm" of 0.1.0
     for file in (path, qcompile.simplify(path, tmp_path / "simplified.onnx").path):
         with pytest.raises(ArtifactError, match=f"its INT8 is for {named}, and this processor"):
             qcompile.load(file)
@@ -148,7 +144,7 @@ def test_int8_for_avx2_is_loaded_everywhere(target: str, built: MakePath, on_pro
 
 
 @pytest.mark.usefixtures("workers_too")
-def test_diff_refuses_either_side(
+def test_diff_refuses_either_side_and_bench_says_so_in_place_of_figures(
     built: MakePath, ranges: Path, qc: Qc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, model = built(), ranges.with_name("residual.onnx")
@@ -157,11 +153,6 @@ def test_diff_refuses_either_side(
         said = qc("diff", *sides)
         assert said.code == 1
         assert said.err.endswith(f"{path.name}: {MEANS}\n  hint: {WAY_OUT}\n")
-
-
-@pytest.mark.usefixtures("workers_too")
-def test_bench_says_so_in_place_of_figures(built: MakePath, ranges: Path, qc: Qc) -> None:
-    path, model = built(), ranges.with_name("residual.onnx")
     said = qc("bench", path, "--baseline", model, "--max-time", 0.2)
     assert said.code == 1
     words = " ".join((said.out + said.err).split())
