@@ -16,20 +16,16 @@ from qcompile.engines.gpu import Gpu
 from qcompile.engines.tensorrt import compatibility
 from qcompile.engines.tensorrt.adapter import Adapter, load_adapter
 from qcompile.engines.tensorrt.compatibility import check_block_format, dequantized_products, require_gpus
-from qcompile.engines.tensorrt.log import last_error, make_log
+from qcompile.engines.tensorrt.log import make_log
 from qcompile.engines.tensorrt.parser_operators import ParserOperators, ask_parser, parser_of
 from qcompile.errors import EngineUnavailable, InvalidOption
 
 
-class Config:
-    """Records the GPUs that a builder configuration is told."""
-
-    def __init__(self) -> None:
-        self.num_compute_capabilities = 1
-        self.chosen: dict[int, str] = {}
-
-    def set_compute_capability(self, value: Any, index: int) -> None:
-        self.chosen[index] = value.name
+def config() -> Any:
+    """A builder configuration that records the GPUs which it is told."""
+    found: Any = SimpleNamespace(num_compute_capabilities=1, chosen={})
+    found.set_compute_capability = lambda value, index: found.chosen.update({index: value.name})
+    return found
 
 
 V8, V10, V11 = (Adapter(recorded_module(version), "tensorrt") for version in ("8.5.3", "10.16", "11.4"))
@@ -62,20 +58,24 @@ def test_names_tell_what_is_there(adapter: Adapter, network_flag: str, monitor: 
 @pytest.mark.parametrize("adapter", [V8, V10, V11])
 def test_a_version_that_builds_for_its_own_gpu_refuses_others(adapter: Adapter) -> None:
     with pytest.raises(InvalidOption, match="builds only for the GPU in this machine") as caught:
-        adapter.set_gpus(Config(), ["sm86"])
+        adapter.set_gpus(config(), ["sm86"])
     assert "tensorrt-rtx" in caught.value.hint
-    config = Config()
-    adapter.set_gpus(config, [])
-    assert (config.num_compute_capabilities, config.chosen) == (1, {})
 
 
-@pytest.mark.parametrize("adapter", [AHEAD, RTX])
-def test_the_gpus_named_are_chosen_in_order(adapter: Adapter) -> None:
-    config = Config()
-    adapter.set_gpus(config, [])
-    assert (config.num_compute_capabilities, config.chosen) == (1, {})
-    adapter.set_gpus(config, ["sm89", "SM80"])
-    assert (config.num_compute_capabilities, config.chosen) == (2, {0: "SM89", 1: "SM80"})
+@pytest.mark.parametrize(
+    ("adapters", "gpus", "chosen"),
+    [
+        ((V8, V10, V11, AHEAD, RTX), [], (1, {})),
+        ((AHEAD, RTX), ["sm89", "SM80"], (2, {0: "SM89", 1: "SM80"})),
+    ],
+)
+def test_the_gpus_named_are_chosen_in_order(
+    adapters: tuple[Adapter, ...], gpus: list[str], chosen: tuple[int, dict[int, str]]
+) -> None:
+    for adapter in adapters:
+        found = config()
+        adapter.set_gpus(found, gpus)
+        assert (found.num_compute_capabilities, found.chosen) == chosen
 
 
 def test_a_tensorrt_that_builds_for_named_gpus_is_not_taken_for_rtx() -> None:
@@ -92,10 +92,10 @@ def test_the_real_rtx_is_strongly_typed_and_builds_ahead_of_time() -> None:
     assert adapter.network_flags() == 1 << int(tensorrt_rtx.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
     assert {"SM86", "SM89", "SM120"} <= set(adapter.compute_capabilities())
     assert "CURRENT" not in adapter.compute_capabilities()
-    config = tensorrt_rtx.Builder(make_log(tensorrt_rtx).logger).create_builder_config()
-    adapter.set_gpus(config, ["sm86", "sm89"])
-    assert config.num_compute_capabilities == 2
-    assert config.get_compute_capability(1) == tensorrt_rtx.ComputeCapability.SM89
+    real = tensorrt_rtx.Builder(make_log(tensorrt_rtx).logger).create_builder_config()
+    adapter.set_gpus(real, ["sm86", "sm89"])
+    assert real.num_compute_capabilities == 2
+    assert real.get_compute_capability(1) == tensorrt_rtx.ComputeCapability.SM89
 
 
 def test_a_tensorrt_that_is_not_there_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,21 +103,6 @@ def test_a_tensorrt_that_is_not_there_says_what_to_install(monkeypatch: pytest.M
     with pytest.raises(EngineUnavailable, match="tensorrt cannot be imported") as caught:
         load_adapter("tensorrt")
     assert caught.value.hint == "pip install 'qcompile[tensorrt]'"
-
-
-def test_the_log_keeps_errors_and_says_the_last_without_its_source_file() -> None:
-    log = make_log(tensorrt_rtx)
-    severity = tensorrt_rtx.ILogger.Severity
-    assert last_error(log, "nothing was said") == "nothing was said"
-    for level, text in [
-        (severity.ERROR, "first"),
-        (severity.INTERNAL_ERROR, "[network.cpp::check::12]: the axis is wrong"),
-        *[(severity.WARNING, "slow")] * 2,
-        (severity.INFO, "hello"),
-    ]:
-        log.logger.log(level, text)
-    assert last_error(log, "") == "the axis is wrong"
-    assert log.warnings == ["slow"]
 
 
 def reads(version: str) -> ParserOperators:
@@ -128,20 +113,18 @@ def reads(version: str) -> ParserOperators:
 
 
 @pytest.mark.parametrize(
-    ("version", "opset"),
+    ("opset", "versions"),
     [
-        ("8.5.3.1", 16),  # its operators.md says 17, and N of LayerNormalization, which 17 brought
-        ("8.6.1.6", 17),
-        ("10.0.1.6", 20),
-        ("10.5.0.18", 20),
-        ("10.6.0.26", 22),
-        ("10.11.0.33", 23),
-        ("10.14.1.48", 24),
-        ("11.1.0.106", 24),
+        (16, "8.5.3.1"),  # its operators.md says 17, and N of LayerNormalization, which 17 brought
+        (17, "8.6.1.6"),
+        (20, "10.0.1.6 10.5.0.18"),
+        (22, "10.6.0.26"),
+        (23, "10.11.0.33"),
+        (24, "10.14.1.48 11.1.0.106"),
     ],
 )
-def test_the_opset_is_that_of_the_versions_source(version: str, opset: int) -> None:
-    assert reads(version).highest_opset == opset
+def test_the_opset_is_that_of_the_versions_source(opset: int, versions: str) -> None:
+    assert {reads(version).highest_opset for version in versions.split()} == {opset}
 
 
 @pytest.mark.parametrize(
@@ -196,11 +179,6 @@ def test_an_unknown_version_is_asked_where_it_can_be_and_else_unknown() -> None:
     assert "LayerNormalization" in found.operators
 
 
-@pytest.mark.parametrize("gpus", [[], ["sm86"], ["SM80", "sm89"]])
-def test_the_gpus_that_the_real_rtx_builds_for_pass(gpus: list[str]) -> None:
-    require_gpus(load_adapter("tensorrt-rtx"), gpus)
-
-
 @pytest.mark.parametrize(
     ("gpu", "hint"),
     [
@@ -210,8 +188,11 @@ def test_the_gpus_that_the_real_rtx_builds_for_pass(gpus: list[str]) -> None:
     ],
 )
 def test_a_gpu_that_cannot_be_built_for_is_refused_with_the_list_and_the_way_out(gpu: str, hint: str) -> None:
+    adapter = load_adapter("tensorrt-rtx")
+    for gpus in ([], ["sm86"], ["SM80", "sm89"]):
+        require_gpus(adapter, gpus)
     with pytest.raises(InvalidOption, match=f"`gpus` {re.escape(gpu)}: .* builds for .*sm80, sm86") as caught:
-        require_gpus(load_adapter("tensorrt-rtx"), ["sm80", gpu])
+        require_gpus(adapter, ["sm80", gpu])
     assert hint in caught.value.hint
     assert caught.value.data["option"] == "gpus"
 

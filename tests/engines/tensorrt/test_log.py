@@ -38,10 +38,9 @@ def module(request: pytest.FixtureRequest) -> Any:
     return pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
 
 
-def complain(builder: Any, module: Any) -> None:
+def complain(builder: Any) -> None:
     """Let TensorRT log a warning."""
     assert builder.create_builder_config().hardware_compatibility_level is not None
-    assert module is not None
 
 
 def test_a_second_logger_is_ignored_while_a_builder_lives(module: Any) -> None:
@@ -50,9 +49,9 @@ def test_a_second_logger_is_ignored_while_a_builder_lives(module: Any) -> None:
     older, newer = module.Builder(first), module.Builder(second)
     assert [text for _, text in told_second if "differs from one already registered" in text]
     said = len(told_first), len(told_second)
-    complain(newer, module)
+    complain(newer)
     del older
-    complain(newer, module)
+    complain(newer)
     assert len(told_second) == said[1]
     assert len([text for _, text in told_first[said[0] :] if "unsupported" in text]) == 2
 
@@ -60,12 +59,12 @@ def test_a_second_logger_is_ignored_while_a_builder_lives(module: Any) -> None:
 def test_what_listens_hears_the_same_logger_and_nothing_from_before(module: Any) -> None:
     first = make_log(module)
     builder = module.Builder(first.logger)
-    complain(builder, module)
+    complain(builder)
     second = make_log(module)
     assert second.logger is first.logger
     assert first.warnings
     assert not second.warnings
-    complain(module.Builder(second.logger), module)
+    complain(module.Builder(second.logger))
     assert first.warnings == second.warnings  # once each, and no word of another logger
     assert len(first.warnings) == 1
 
@@ -74,7 +73,7 @@ def test_the_logger_outlives_those_who_listened(module: Any) -> None:
     logger = make_log(module).logger
     gc.collect()
     builder = module.Builder(logger)
-    complain(builder, module)  # nobody hears it
+    complain(builder)  # nobody hears it
     assert make_log(module).logger is logger
 
 
@@ -86,14 +85,20 @@ def test_a_setting_that_was_complained_of_before_is_complained_of_again(module: 
             pytest.raises(InvalidOption, match=r"`odd`: RTX refuses it: .*unsupported"),
             setting(log, "`odd`", "RTX"),
         ):
-            complain(builder, module)
+            complain(builder)
 
 
-def test_only_the_last_messages_are_kept(module: Any) -> None:
-    log = make_log(module)
+def test_the_last_errors_are_kept_without_their_source_files_and_warnings_once(module: Any) -> None:
+    log, severity = make_log(module), module.ILogger.Severity
+    assert last_error(log, "nothing was said") == "nothing was said"
     for index in range(1200):
-        log.logger.log(module.ILogger.Severity.ERROR, f"error {index}")
+        log.logger.log(severity.ERROR, f"error {index}")
     assert (len(log.errors), last_error(log, "")) == (1000, "error 1199")
+    log.logger.log(severity.INTERNAL_ERROR, "[network.cpp::check::12]: the axis is wrong")
+    for level, text in [(severity.WARNING, "slow")] * 2 + [(severity.INFO, "hello")]:
+        log.logger.log(level, text)
+    assert last_error(log, "") == "the axis is wrong"
+    assert log.warnings == ["slow"]
 
 
 @pytest.mark.parametrize("closed", [0, 1])

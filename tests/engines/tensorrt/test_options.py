@@ -20,28 +20,12 @@ from qcompile.errors import ArtifactError, InvalidOption
 from qcompile.spec.tensorrt import TensorRTOptions, parse_bytes, weights_on_gpu
 
 
-def test_the_defaults_leave_every_choice_to_tensorrt() -> None:
-    options = TensorRTOptions()
-    assert options.as_json() == {}
-    assert (options.workspace_bytes, options.pool_bytes, options.tensor_formats) == (0, {}, {})
-
-
 def test_the_command_line_offers_every_option_there_is() -> None:
     offered = {one.name for one in build.params}
     assert offered >= {f"tensorrt__{field.name}" for field in dataclasses.fields(TensorRTOptions)}
 
 
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("4G", 4 << 30),
-        ("512M", 512 << 20),
-        ("64K", 64 << 10),
-        ("64KiB", 64 << 10),
-        ("1.5m", 3 << 19),
-        ("7", 7),
-    ],
-)
+@pytest.mark.parametrize(("text", "size"), [("512M", 512 << 20), ("64KiB", 64 << 10), ("1.5m", 3 << 19)])
 def test_sizes_are_powers_of_1024(text: str, size: int) -> None:
     assert parse_bytes(text, option="workspace") == size
     assert TensorRTOptions(workspace=text).workspace_bytes == size
@@ -85,9 +69,7 @@ def test_types_and_formats_of_tensors(text: str, found: dict[str, tuple[str, str
     ("given_options", "said"),
     [
         ({"io_formats": ("x",)}, "`io_formats` 'x': NAME=.* is required"),
-        ({"io_formats": ("x=",)}, "`io_formats` 'x='"),
-        ({"io_formats": ("=float16",)}, "`io_formats` '=float16'"),
-        ({"io_formats": ("x=a:b:c",)}, "`io_formats` 'x=a:b:c'"),
+        *[({"io_formats": (text,)}, f"`io_formats` '{text}'") for text in ("x=", "=float16", "x=a:b:c")],
         ({"memory_pools": ("tactic-dram",)}, "`memory_pools` 'tactic-dram': NAME=SIZE is required"),
         ({"memory_pools": ("tactic-dram=lots",)}, "`memory_pools` 'tactic-dram=lots': a size"),
         ({"optimization_level": 6}, "`optimization_level` 6: at most 5 is required"),
@@ -95,23 +77,25 @@ def test_types_and_formats_of_tensors(text: str, found: dict[str, tuple[str, str
         ({"tiling_level": 4}, "`tiling_level` 4: at most 3 is required"),
         ({"tiling_l2_limit": "8M"}, "`tiling_l2_limit`: belongs to `tiling_level` 1 to 3"),
         ({"tiling_level": 1, "tiling_l2_limit": "half"}, "`tiling_l2_limit` 'half': a size such as"),
-        ({"weight_streaming": "101%"}, "`weight_streaming` '101%': all, a share such as 50%, or a size"),
-        ({"weight_streaming": "auto"}, "`weight_streaming` 'auto': all, a share such as 50%, or a size"),
+        *[({"weight_streaming": text}, f"`weight_streaming` '{text}': all, a share such as 50%, or a size")
+          for text in ("101%", "auto")],
         ({"weight_streaming": "all", "typing": "weak"}, "`weight_streaming`: is for `typing` strong"),
         ({"allocation_strategy": "lazy"}, "`allocation_strategy` 'lazy': one of static, profile, runtime"),
         ({"exclude_lean_runtime": True}, "belongs to `version_compatible`"),
         ({"gpu_fallback": True}, "belongs to `dla_core`"),
         ({"tactic_sources": ("none", "cublas")}, "`tactic_sources`: none excludes the others"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_is_refused_while_it_is_read(given_options: dict[str, object], said: str) -> None:
     with pytest.raises(InvalidOption, match=said):
         TensorRTOptions(**given_options)  # type: ignore[arg-type]
 
 
-def test_the_manifest_gets_what_differs_from_the_defaults() -> None:
+def test_the_manifest_gets_what_differs_from_the_defaults_which_leave_every_choice_to_tensorrt() -> None:
     options = TensorRTOptions(workspace="4G", dla_core=0, gpu_fallback=True, plugins=("a.so",))
     assert options.as_json() == {"workspace": "4G", "dla_core": 0, "gpu_fallback": True, "plugins": ["a.so"]}
+    assert TensorRTOptions().as_json() == {}
+    assert (TensorRTOptions().workspace_bytes, TensorRTOptions().pool_bytes) == (0, {})
 
 
 H200 = Gpu("NVIDIA H200", "sm90", 141 << 30, "12.8")

@@ -227,15 +227,15 @@ def times_stored(weight: np.ndarray, engine: bytes) -> int:
     return sum(engine.count(np.ascontiguousarray(one).tobytes()[:256]) for one in layouts)
 
 
-def test_an_int8_engine_holds_the_integers_once_and_no_float_weight(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("precision", "stored"), [("int8", (1, 0)), ("fp32", (0, 1))])
+def test_an_int8_engine_holds_the_integers_once_and_no_float_weight(
+    precision: Precision, stored: tuple[int, int], tmp_path: Path
+) -> None:
     integers = np.clip(np.rint(WEIGHT / SCALE), -128, 127).astype(np.int8)
-    engine = built(convolution(tmp_path / "int8.onnx", quantized=True), "int8")
-    assert (times_stored(integers, engine), times_stored(WEIGHT, engine)) == (1, 0)
+    engine = built(convolution(tmp_path / "m.onnx", quantized=precision == "int8"), precision)
+    assert (times_stored(integers, engine), times_stored(WEIGHT, engine)) == stored
 
 
-def test_the_search_finds_the_weight_of_a_float_engine(tmp_path: Path) -> None:
-    engine = built(convolution(tmp_path / "fp32.onnx", quantized=False), "fp32")
-    assert times_stored(WEIGHT, engine) == 1
 
 
 def chain(path: Path) -> Path:

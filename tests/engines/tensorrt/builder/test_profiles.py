@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -108,18 +109,23 @@ def noted(tensor: TensorInfo, example: tuple[int, ...], **axes: AxisRange) -> In
     return found
 
 
-def test_axes_get_the_ranges_that_the_file_knows_of() -> None:
-    found = noted(TOKENS, (2, 16), length=AxisRange(1, 512))
-    assert (found.min, found.opt, found.max) == ((1, 1), (8, 16), (16, 512))
-    pixels = TensorInfo("pixels", "float32", ("batch", 3, "height", "width"))
-    found = noted(pixels, (2, 3, 96, 64), height=AxisRange(40, None, 32), width=AxisRange(32, 100, 32))
-    assert (found.min, found.opt, found.max) == ((1, 3, 64, 32), (8, 3, 96, 64), (16, 3, 192, 96))
+PIXELS = TensorInfo("pixels", "float32", ("batch", 3, "height", "width"))
+SOUND = TensorInfo("sound", "float32", ("time",))  # a first axis that is no batch
 
 
-def test_a_first_axis_that_is_no_batch_gets_what_suits_it() -> None:
-    sound = TensorInfo("sound", "float32", ("time",))
-    found = noted(sound, (16000,), time=AxisRange(400))
-    assert (found.min, found.opt, found.max) == ((400,), (16000,), (32000,))
+@pytest.mark.parametrize(
+    ("tensor", "example", "axes", "expected"),
+    [
+        (TOKENS, (2, 16), {"length": AxisRange(1, 512)}, [(1, 1), (8, 16), (16, 512)]),
+        (PIXELS, (2, 3, 96, 64), {"height": AxisRange(40, None, 32), "width": AxisRange(32, 100, 32)},
+         [(1, 3, 64, 32), (8, 3, 96, 64), (16, 3, 192, 96)]),
+        (SOUND, (16000,), {"time": AxisRange(400)}, [(400,), (16000,), (32000,)]),
+    ],
+)  # fmt: skip
+def test_axes_get_the_ranges_that_the_file_knows_of(
+    tensor: TensorInfo, example: tuple[int, ...], axes: dict[str, AxisRange], expected: list[tuple[int, ...]]
+) -> None:
+    assert noted(tensor, example, **axes) == InputRange(tensor.name, *expected)
 
 
 def test_a_note_of_another_rank_decides_nothing() -> None:
@@ -130,62 +136,30 @@ def test_a_note_of_another_rank_decides_nothing() -> None:
 NINE = (1,) * 9
 
 
-class Refusing:
-    """A configuration that takes no profile, as one that is out of memory, and has what the builder has."""
-
-    def create_optimization_profile(self) -> Any:
-        return self
-
-    def set_shape(self, *_: Any) -> None:
-        """Source: NVIDIA/TensorRT, python/src/infer/pyCore.cpp, opt_profile_set_shape, all versions."""
-        raise RuntimeError("Shape provided for opt is inconsistent with other shapes.")
-
-    def set_shape_input(self, *_: Any) -> None:
-        """Takes all."""
-
-    def add_optimization_profile(self, profile: Any) -> int:
-        """Source: IBuilderConfig::addOptimizationProfile, NvInfer.h: -1 if the profile is not valid."""
-        return -1
-
-
-@pytest.fixture
-def builder() -> Any:
-    """A real builder, whose logger the process keeps."""
-    log = make_log(tensorrt_rtx)
-    return tensorrt_rtx.Builder(getattr(log, "logger", log))
-
-
-@pytest.mark.parametrize(
-    ("item", "said"),
-    [
-        (
-            InputRange("size", (4, 4), (2, 4), (8, 4), of_values=True),
-            r"values of input 'size': 4x4, 2x4, 8x4 \(min, opt, max\): opt input provided for shape",
-        ),
-        (
-            InputRange("x", NINE, NINE, NINE),
-            r"the range of input 'x': 1x1x.* \(min, opt, max\): set_shape\(\)",
-        ),
-    ],
-)
-def test_what_real_bindings_raise_names_input_and_range(builder: Any, item: InputRange, said: str) -> None:
-    with pytest.raises(BuildError, match=said):
-        add_profiles(builder, builder.create_builder_config(), [[item]])
-
-
-def test_real_profiles_hold_values_of_64_bits(builder: Any) -> None:
+def test_what_real_bindings_raise_names_input_and_range() -> None:
+    builder = tensorrt_rtx.Builder(make_log(tensorrt_rtx).logger)
     config = builder.create_builder_config()
+    sizes = InputRange("size", (4, 4), (2, 4), (8, 4), of_values=True)
+    for item, said in (
+        (sizes, r"values of input 'size': 4x4, 2x4, 8x4 \(min, opt, max\): opt input provided for shape"),
+        (InputRange("x", NINE, NINE, NINE), r"range of input 'x': 1x1x.* \(min, opt, max\): set_shape\(\)"),
+    ):
+        with pytest.raises(BuildError, match=said):
+            add_profiles(builder, config, [[item]])
     wide = InputRange("size", (1,), (2**40,), (2**41,), of_values=True)
     add_profiles(builder, config, [[InputRange("x", (1, 4), (2, 4), (8, 4)), wide]])
     assert config.num_optimization_profiles == 1
 
 
 def test_a_refused_shape_and_a_refused_profile_are_our_errors() -> None:
-    refusing: Any = Refusing()
+    refusing = Mock()  # a configuration that takes no profile, as one that is out of memory, and its builder
+    # Source: NVIDIA/TensorRT, python/src/infer/pyCore.cpp, opt_profile_set_shape, all versions.
+    inconsistent = RuntimeError("Shape provided for opt is inconsistent with other shapes.")
+    refusing.create_optimization_profile().set_shape.side_effect = inconsistent
+    # Source: IBuilderConfig::addOptimizationProfile, NvInfer.h: -1 if the profile is not valid.
+    refusing.add_optimization_profile.return_value = -1
     x, values = InputRange("x", (1,), (2,), (3,)), InputRange("s", (1,), (2,), (3,), of_values=True)
-    with pytest.raises(
-        BuildError, match=r"range of input 'x': 1, 2, 3 \(min, opt, max\): Shape provided for"
-    ):
+    with pytest.raises(BuildError, match=r"input 'x': 1, 2, 3 \(min, opt, max\): Shape provided for"):
         add_profiles(refusing, refusing, [[x]])
     with pytest.raises(BuildError, match=r"refuses optimization profile 1 \(values of input 's': 1, 2, 3"):
         add_profiles(refusing, refusing, [[values]])
