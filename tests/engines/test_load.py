@@ -74,9 +74,7 @@ def test_a_built_model_computes_what_the_model_does(optimized: Path, tiny_file: 
         )
 
 
-def test_a_file_that_was_changed_is_refused_before_it_is_read_unless_it_is_trusted(
-    optimized: Path, engine_file: Path, tiny_file: MakePath
-) -> None:
+def test_changes_are_refused_unless_trusted(optimized: Path, engine_file: Path, tiny_file: MakePath) -> None:
     optimized.write_bytes(tiny_file("mlp").read_bytes())
     engine_file.write_bytes(b"\0" + engine_file.read_bytes()[1:])
     for path in (optimized, engine_file):
@@ -221,9 +219,7 @@ def test_the_processor_and_one_gpu_may_be_measured_together() -> None:
 
 
 @without_gpu
-def test_pytorch_and_onnx_runtime_say_why_they_cannot_use_a_gpu(
-    tiny_file: MakePath, torch_model: str
-) -> None:
+def test_runtimes_say_why_they_cannot_use_a_gpu(tiny_file: MakePath, torch_model: str) -> None:
     for mode in MODES:
         with pytest.raises(EngineUnavailable, match="cannot run on GPU 1 here") as caught:
             PyTorch().open_in_mode(torch_model, mode, device=1)
@@ -243,9 +239,7 @@ def test_the_processor_may_be_named(tiny_file: MakePath, torch_model: str) -> No
         assert runner.contains == "host to host: one forward()"
 
 
-def test_an_engine_is_refused_where_it_never_runs(
-    engine_file: Path, tiny_file: MakePath, tmp_path: Path
-) -> None:
+def test_engines_refuse_a_wrong_device(engine_file: Path, tiny_file: MakePath, tmp_path: Path) -> None:
     built = build(tiny_file("mlp"), tmp_path / "o.onnx", target="openvino").path
     with pytest.raises(InvalidOption, match="openvino has no use for them"):
         load(built, device="cuda")

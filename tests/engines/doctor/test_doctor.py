@@ -82,17 +82,18 @@ def test_doctor_reports_python_the_versions_of_what_is_here_and_every_target(dia
     assert cpu.why_not_build == cpu.why_not_run == cpu.fix == ""
 
 
-@pytest.mark.skipif(not why_no_gpu() or find_spec("tensorrt") is not None, reason="a GPU or TensorRT is here")
+@pytest.mark.skipif(find_spec("tensorrt") is not None, reason="TensorRT is installed")
 def test_doctor_says_why_tensorrt_does_not_build_or_run_and_what_helps(diagnosis: Diagnosis) -> None:
     found = {state.target: state for state in diagnosis.targets}
     missing, rtx = found["tensorrt"], found["tensorrt-rtx"]
     for reason in (missing.why_not_build, missing.why_not_run):
         assert reason.startswith("tensorrt cannot be imported (")
     assert missing.fix.startswith("pip install 'qcompile[tensorrt]'")
-    assert "builds without one" in missing.fix
+    assert ("builds without one" in missing.fix) == bool(why_no_gpu())
     assert rtx.why_not_build == ""
-    assert "NVIDIA driver" in rtx.why_not_run
-    assert "machine with an NVIDIA GPU" in rtx.fix
+    if why_no_gpu():
+        assert "NVIDIA driver" in rtx.why_not_run
+        assert "machine with an NVIDIA GPU" in rtx.fix
 
 
 def test_the_json_form_is_plain(diagnosis: Diagnosis) -> None:
@@ -123,10 +124,7 @@ def test_what_int8_does_here_is_said(flag: str, isa: str, on_processor: OnProces
 def test_doctor_answers_for_gpus_that_are_not_here() -> None:
     found = doctor(gpus=["sm86", "8.9"])
     assert [one.capability for one in found.types] == ["sm86", "sm89"]
-    devices = {one.device for one in found.precisions if one.target == "tensorrt-rtx"}
-    assert devices == {"sm86", "sm89"}
-    with pytest.raises(InvalidOption, match="a compute capability"):
-        doctor(gpus=["rtx3090"])
+    assert {one.device for one in found.precisions if one.target == "tensorrt-rtx"} == {"sm86", "sm89"}
 
 
 def test_doctor_says_which_interpreter_converts_tensorflow(diagnosis: Diagnosis) -> None:

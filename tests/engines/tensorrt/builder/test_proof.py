@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-import tensorrt_rtx as trt
 from hypothesis import given
 from hypothesis import strategies as st
 from inspector_shapes import FP32, HALF8, INT8, SHAPES, UNKNOWN, convolution, graph, layer
 from mode_models import written
-from simulated_machine import Machine
+from simulated_machine import Machine, MakeFile, OnMachine
 
 from qcompile.artifact import Check, load_artifact
 from qcompile.engines.tensorrt.builder.inspector import (
     UNREPORTED,
     Inspection,
-    in_metadata,
     members,
     read_layers,
     spelled_precision,
@@ -30,8 +26,6 @@ from qcompile.engines.tensorrt.builder.inspector import (
 from qcompile.engines.tensorrt.builder.proof import ComputeLayer, judge
 from qcompile.errors import BuildError, IntentNotReached
 
-MakeFile = Callable[..., Path]
-OnMachine = Callable[..., Machine]
 LAYERS = 54
 """As ResNet-50 with its classifier has."""
 
@@ -92,7 +86,6 @@ def silenced(here: Machine, *, whole: object = "", single: object = None) -> Mac
 
 
 @pytest.mark.parametrize("whole", ["", None, "{", '{"Layers": []}'])
-@pytest.mark.parametrize("version", ["8.5.3", "10.16", "11.4"])
 def test_an_inspector_that_is_silent_on_the_whole_engine_is_asked_layer_by_layer(
     version: str, whole: object, machine: OnMachine, tmp_path: Path
 ) -> None:
@@ -319,16 +312,3 @@ def test_a_layer_that_the_parser_numbered_is_found_by_its_node() -> None:
 def test_names_are_compared_whole(name: str, member: str, stranger: str) -> None:
     assert not members(name).has(stranger)
     assert members(name).has(member)
-
-
-def test_a_real_parser_writes_the_metadata_that_is_read() -> None:
-    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[2,8] x, float[8,8] w) => (float[2,8] y) {
-        ["blocks.1[0]/fc"] a = MatMul(x, w) ["blocks.1[0]/fc"] y = MatMul(a, w) }"""
-    model = onnx.parser.parse_model(text)
-    log = trt.Logger(trt.Logger.ERROR)
-    network = trt.Builder(log).create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-    parser = trt.OnnxParser(network, log)
-    assert parser.parse(model.SerializeToString())
-    layers = [network.get_layer(index) for index in range(network.num_layers)]
-    assert [item.name for item in layers] == ["blocks.1[0]/fc", "blocks.1[0]/fc_0"]
-    assert {in_metadata(item) for item in layers} == {"blocks.1[0]/fc"}
