@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from simulated_torch_cuda import install
 
-import qcompile
 from qcompile.building import build
 from qcompile.engines import load
 from qcompile.engines.base import BuildRequest, Engine
@@ -51,9 +51,7 @@ def optimized(tiny_file: MakePath, tmp_path: Path) -> Path:
 @pytest.fixture
 def engine_file(tiny_file: MakePath, tmp_path: Path) -> Path:
     """The tiny mlp, built for a GPU that is not here."""
-    spec = BuildSpec(target="tensorrt-rtx", gpus=("sm86",))
-    request = BuildRequest(str(tiny_file("mlp")), tmp_path / "built.engine", spec)
-    return build_engine(request).path
+    return build(tiny_file("mlp"), tmp_path / "built.engine", target="tensorrt-rtx", gpus=["sm86"]).path
 
 
 def feeds(batch: int = 2) -> Feeds:
@@ -76,16 +74,13 @@ def test_a_built_model_computes_what_the_model_does(optimized: Path, tiny_file: 
         )
 
 
-def test_a_file_that_was_changed_is_refused_before_it_is_read(optimized: Path, engine_file: Path) -> None:
+def test_changes_are_refused_unless_trusted(optimized: Path, engine_file: Path, tiny_file: MakePath) -> None:
+    optimized.write_bytes(tiny_file("mlp").read_bytes())
+    engine_file.write_bytes(b"\0" + engine_file.read_bytes()[1:])
     for path in (optimized, engine_file):
-        path.write_bytes(b"\0" + path.read_bytes()[1:])
         with pytest.raises(ArtifactError, match="differs from its manifest's") as caught:
             load(path)
         assert caught.value.data["file"] == path
-
-
-def test_a_file_that_was_changed_is_loaded_by_who_trusts_it(optimized: Path, tiny_file: MakePath) -> None:
-    optimized.write_bytes(tiny_file("mlp").read_bytes())
     with load(optimized, trust=True) as runner:
         assert runner.infer(feeds())["y"].shape == (2, 8)
 
@@ -119,11 +114,14 @@ def test_a_model_optimized_for_another_processor_is_refused(
         load(optimized)
 
 
-@pytest.mark.skipif(not why_no_gpu(), reason="a GPU is here")
+without_gpu = pytest.mark.skipif(not why_no_gpu(), reason="a GPU is here")
+
+
+@without_gpu
 def test_an_engine_without_its_gpu_is_refused_with_the_reason(engine_file: Path) -> None:
     with pytest.raises(EngineUnavailable, match="cannot run here") as caught:
         load(engine_file)
-    assert caught.value.data["reason"] == why_no_gpu()
+    assert caught.value.data["reason"] == why_not_gpu(0) == why_no_gpu()
     assert caught.value.data["engine"] == "tensorrt-rtx"
     assert "NVIDIA GPU" in caught.value.hint
 
@@ -201,9 +199,6 @@ def test_an_engine_that_cannot_build_says_so_before_it_looks_at_the_model(tmp_pa
     assert not (tmp_path / "out").exists()
 
 
-without_gpu = pytest.mark.skipif(not why_no_gpu(), reason="a GPU is here")
-
-
 @given(st.none() | st.integers(0, 999))
 def test_devices_are_read_as_they_are_written(number: int | None) -> None:
     assert parse_device(device_text(number)) == number
@@ -224,25 +219,16 @@ def test_the_processor_and_one_gpu_may_be_measured_together() -> None:
 
 
 @without_gpu
-def test_a_gpu_that_is_not_there_is_told_with_the_reason() -> None:
-    assert why_not_gpu(0) == why_no_gpu() != ""
-
-
-@without_gpu
-@pytest.mark.parametrize("mode", MODES)
-def test_pytorch_says_why_it_cannot_use_a_gpu(torch_model: str, mode: str) -> None:
-    with pytest.raises(EngineUnavailable, match="cannot run on GPU 1 here") as caught:
-        PyTorch().open_in_mode(torch_model, mode, device=1)
-    assert caught.value.data["reason"] == engine("pytorch").why_not_run_on_gpu(1)
-    assert "`devices` cpu" in caught.value.hint
-
-
-@without_gpu
-@pytest.mark.parametrize("device", [0, "cuda", "cuda:0"])
-def test_onnx_runtime_says_why_it_cannot_use_a_gpu(tiny_file: MakePath, device: int | str) -> None:
-    with pytest.raises(EngineUnavailable, match="cannot run on GPU 0 here: this ONNX Runtime") as caught:
-        load(tiny_file("mlp"), device=device)
-    assert "onnxruntime-gpu" in caught.value.hint
+def test_runtimes_say_why_they_cannot_use_a_gpu(tiny_file: MakePath, torch_model: str) -> None:
+    for mode in MODES:
+        with pytest.raises(EngineUnavailable, match="cannot run on GPU 1 here") as caught:
+            PyTorch().open_in_mode(torch_model, mode, device=1)
+        assert caught.value.data["reason"] == engine("pytorch").why_not_run_on_gpu(1)
+        assert "`devices` cpu" in caught.value.hint
+    for device in (0, "cuda", "cuda:0"):
+        with pytest.raises(EngineUnavailable, match="cannot run on GPU 0 here: this ONNX Runtime") as caught:
+            load(tiny_file("mlp"), device=device)
+        assert "onnxruntime-gpu" in caught.value.hint
 
 
 def test_the_processor_may_be_named(tiny_file: MakePath, torch_model: str) -> None:
@@ -253,13 +239,12 @@ def test_the_processor_may_be_named(tiny_file: MakePath, torch_model: str) -> No
         assert runner.contains == "host to host: one forward()"
 
 
-def test_an_engine_is_refused_where_it_never_runs(tiny_file: MakePath, tmp_path: Path) -> None:
-    built = qcompile.build(tiny_file("mlp"), tmp_path / "o.onnx", target="openvino").path
+def test_engines_refuse_a_wrong_device(engine_file: Path, tiny_file: MakePath, tmp_path: Path) -> None:
+    built = build(tiny_file("mlp"), tmp_path / "o.onnx", target="openvino").path
     with pytest.raises(InvalidOption, match="openvino has no use for them"):
         load(built, device="cuda")
-    plan = qcompile.build(tiny_file("mlp"), tmp_path / "m.engine", target="tensorrt-rtx", gpus=["sm86"]).path
     with pytest.raises(InvalidOption, match="tensorrt-rtx runs on a GPU, not on the processor"):
-        load(plan, device="cpu")
+        load(engine_file, device="cpu")
 
 
 @pytest.mark.parametrize("options", [{"streams": 2}, {"cuda_graph": True}])
@@ -288,10 +273,9 @@ def test_a_cuda_provider_that_does_not_start_is_no_run_on_the_processor(tiny_fil
 
 
 @pytest.mark.usefixtures("with_provider")
-def test_a_file_optimized_for_a_processor_is_no_file_for_a_gpu(tiny_file: MakePath, tmp_path: Path) -> None:
-    built = qcompile.build(tiny_file("mlp"), tmp_path / "built.onnx", target="onnxruntime").path
+def test_a_file_optimized_for_a_processor_is_no_file_for_a_gpu(optimized: Path) -> None:
     with pytest.raises(ArtifactError, match="was optimized for a processor") as caught:
-        load(built, device=0)
+        load(optimized, device=0)
     assert "built from" in caught.value.hint
 
 
@@ -316,14 +300,10 @@ def test_the_placement_of_nodes_is_read_from_a_session(tiny_file: MakePath) -> N
     assert on_gpu._operators_by_provider(session) == {CPU: nodes}
 
 
-class Nested(torch.nn.Module):
-    """Outputs in every structure that `forward` may return."""
-
-    def forward(self, left: torch.Tensor, right: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"total": left + right, "difference": left - right}
-
-
-def test_a_module_is_converted_for_the_tensors_it_is_run_with(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("device", "inference"), [(0, [True, True]), (None, [False, False])])
+def test_a_module_is_converted_for_the_tensors_it_is_run_with(
+    device: int | None, inference: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What torch.compile makes for other tensors is made again when it is timed."""
     kinds = []
 
@@ -334,13 +314,11 @@ def test_a_module_is_converted_for_the_tensors_it_is_run_with(monkeypatch: pytes
     monkeypatch.setattr(home, "_rounding", lambda *_: ())
     monkeypatch.setattr(home, "_convert", convert)
     install(monkeypatch)
-    for device, expected in ((0, [True, True]), (None, [False, False])):
-        with PyTorchRunner(Nested(), None, mode="compile", device=device) as runner:
-            if device is not None:
-                monkeypatch.setattr(runner, "_device", torch.device("meta"))
-            runner.prepare({"left": np.ones(2, np.float32), "right": np.ones(2, np.float32)})
-        assert kinds == expected
-        kinds.clear()
+    with PyTorchRunner(torch.nn.PairwiseDistance(), None, mode="compile", device=device) as runner:
+        if device is not None:
+            monkeypatch.setattr(runner, "_device", torch.device("meta"))
+        runner.prepare({"x1": np.ones(2, np.float32), "x2": np.ones(2, np.float32)})
+    assert kinds == inference
 
 
 def test_a_gpu_without_onnx_runtime_is_refused(tiny_file: MakePath, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,21 +328,25 @@ def test_a_gpu_without_onnx_runtime_is_refused(tiny_file: MakePath, monkeypatch:
     assert caught.value.hint == "pip install 'qcompile[cpu]'"
 
 
-def test_switches_that_refuse_to_answer_are_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Mixed:
-        @property
-        def allow_tf32(self) -> bool:
-            raise RuntimeError("PyTorch is checking whether allow_tf32 is used with the new API")
+class Mixed:
+    """Switches that refuse to answer."""
 
-    monkeypatch.setattr(torch.backends, "cudnn", Mixed())
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    assert home._rounding(torch, torch.device("cuda", 0)) == ()
+    @property
+    def allow_tf32(self) -> bool:
+        raise RuntimeError("PyTorch is checking whether allow_tf32 is used with the new API")
 
 
-def test_tf32_is_told_where_the_gpu_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    (note,) = home._rounding(torch, torch.device("cuda", 0))
-    assert note == "PyTorch computes float32 convolutions in TF32 here"
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    assert home._rounding(torch, torch.device("cuda", 0)) == ()
+@pytest.mark.parametrize(
+    ("switches", "capability", "notes"),
+    [
+        (SimpleNamespace(allow_tf32=True), (9, 0), ("PyTorch computes float32 convolutions in TF32 here",)),
+        (SimpleNamespace(allow_tf32=True), (7, 5), ()),
+        (Mixed(), (9, 0), ()),
+    ],
+)
+def test_tf32_is_told_where_the_gpu_has_it(
+    switches: Any, capability: tuple[int, int], notes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends, "cudnn", switches)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert home._rounding(torch, torch.device("cuda", 0)) == notes

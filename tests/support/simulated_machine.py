@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from qcompile.engines.tensorrt import engine, plan
 from qcompile.engines.tensorrt.builder import builder, refit
 from qcompile.spec.tensorrt import TensorRTOptions
 
+MakeFile = Callable[..., Path]
+OnMachine = Callable[..., "Machine"]
 GPU = Gpu("Simulated A10", "sm86", 24 << 30, "12.4")
 
 

@@ -23,7 +23,7 @@ _NO_CREATOR = (
 def registered_logger(user: Any, logger: Any, kind: str) -> Any:
     """Return the logger that a new builder, runtime or refitter logs to: the first one that lives.
 
-    Source: NVIDIA/TensorRT issue 1475, and TensorRT-RTX 1.7.1, by `test_log.py`.
+    Source: NVIDIA/TensorRT issue 1475, and TensorRT-RTX 1.7.1, by `test_plan.py`.
 
     Args:
         user: The new object; the logger counts as used until it is gone.

@@ -28,6 +28,12 @@ def simulation(request: pytest.FixtureRequest, gpu: SimulatedGpu, tmp_path: Path
     return Simulation(request.param, gpu, make_adapter(request.param, gpu), tmp_path)
 
 
+@pytest.fixture(params=["8.5.3", "10.16", "11.4"])
+def version(request: pytest.FixtureRequest) -> str:
+    """Each version of TensorRT that builds for its own GPU."""
+    return str(request.param)
+
+
 @pytest.fixture
 def newest(gpu: SimulatedGpu, tmp_path: Path) -> Simulation:
     """One version, for what does not depend on it."""
@@ -41,6 +47,18 @@ def oldest(gpu: SimulatedGpu, tmp_path: Path) -> Simulation:
 
 
 @pytest.fixture
+def model(tiny_file: Callable[..., Path]) -> Path:
+    """The tiny residual model, opset 17: x [batch,4,8,8]."""
+    return tiny_file("residual")
+
+
+@pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., simulated_machine.Machine]:
     """`machine("8.5.3", dla_cores=1)` is a machine with a GPU and that TensorRT, as far as building goes."""
     return lambda version, **about: simulated_machine.install(monkeypatch, tmp_path, version, **about)
+
+
+@pytest.fixture
+def here(version: str, machine: Callable[..., simulated_machine.Machine]) -> simulated_machine.Machine:
+    """The machine with each version."""
+    return machine(version)

@@ -1,13 +1,11 @@
-"""One way from a plan to an engine: plugins, host code, and processes that have built nothing."""
+"""One way from a plan to an engine, by plugins and host code; and one logger for a process (issue 1475)."""
 
 from __future__ import annotations
 
+import gc
 import json
-import os
 import shutil
 import subprocess
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,52 +13,29 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import parser
+from mode_models import written
 from recorded_tensorrt import VERSIONS
 from simulated_builder import simulated_tensorrt
-from simulated_machine import Machine
-from simulated_plan import MAGIC, read_plan
-from tensorrt_simulation import Simulation, values
+from simulated_machine import Machine, OnMachine
+from simulated_plan import MAGIC, read_plan, write_plan
+from tensorrt_simulation import Simulation, read_model, rows, values
 
 from qcompile.artifact import read_manifest
 from qcompile.engines.tensorrt.adapter import Adapter
-from qcompile.engines.tensorrt.log import make_log
+from qcompile.engines.tensorrt.log import last_error, make_log, setting
 from qcompile.engines.tensorrt.plan import PlanNeeds, needs_of, needs_of_options, open_plan, register_plugins
-from qcompile.errors import ArtifactError
+from qcompile.engines.tensorrt.runner.runner import TensorRTRunner
+from qcompile.errors import ArtifactError, InvalidOption, ModelError
 from qcompile.spec.tensorrt import TensorRTOptions
-
-INSTANCE_NORM = """<ir_version: 8, opset_import: ["" : 16]>
-normalized (float[batch,4,8,8] x) => (float[batch,4,8,8] y)
-<float[4] scale = {1, 2, 3, 4}, float[4] bias = {0, 0, 1, 1}> {
-    y = InstanceNormalization <epsilon = 0.00001> (x, scale, bias)
-}"""
-
-IN_A_FRESH_PROCESS = """
-import sys
-from pathlib import Path
-from simulated_builder import simulated_tensorrt
-from qcompile.artifact import read_manifest
-from qcompile.engines.tensorrt.adapter import Adapter
-from qcompile.engines.tensorrt.plan import needs_of, open_plan
-
-path = Path(sys.argv[1])
-adapter = Adapter(simulated_tensorrt("8.5.3"), "tensorrt")
-if sys.argv[2] == "bare":
-    log = adapter.module.Logger()
-    print(adapter.module.Runtime(log).deserialize_cuda_engine(path.read_bytes()))
-else:
-    needs = needs_of(read_manifest(path))
-    print(open_plan(adapter, path.read_bytes(), needs, subject="it").engine.num_layers)
-"""
-
-OnMachine = Callable[..., Machine]
 
 
 @pytest.fixture
 def normalized(tmp_path: Path) -> Path:
     """An InstanceNormalization, which is a plugin in engines of 8.5."""
-    onnx.save(parser.parse_model(INSTANCE_NORM), tmp_path / "normalized.onnx")
-    return tmp_path / "normalized.onnx"
+    body = """(float[batch,4,8,8] x) => (float[batch,4,8,8] y)
+        <float[4] scale = {1, 2, 3, 4}, float[4] bias = {0, 0, 1, 1}>
+        { y = InstanceNormalization <epsilon = 0.00001> (x, scale, bias) }"""
+    return written(tmp_path / "normalized.onnx", body, opset=16)
 
 
 def fresh(version: str, **plan: Any) -> tuple[Adapter, bytes]:
@@ -75,41 +50,31 @@ def fresh(version: str, **plan: Any) -> tuple[Adapter, bytes]:
     return Adapter(module, target), MAGIC[module.__name__] + json.dumps(content).encode()
 
 
-@pytest.mark.parametrize("how", ["bare", "door"])
-def test_an_engine_with_a_plugin_is_loaded_elsewhere(how: str, machine: OnMachine, normalized: Path) -> None:
-    built = machine("8.5.3").build(normalized)
-    assert read_plan(built.path.read_bytes())["plugins"] == ["InstanceNormalization_TRT"]
-    script = [sys.executable, "-c", IN_A_FRESH_PROCESS, str(built.path), how]
-    done = subprocess.run(
-        script, capture_output=True, text=True, check=True, timeout=120,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
-    assert done.stdout.strip() == ("None" if how == "bare" else "1")
-
-
 @pytest.mark.parametrize(
     ("version", "options", "asked"),
     [
-        ("10.16", {}, False),
-        ("11.4", {}, False),
-        ("10.16", {"version_compatible": True}, True),
-        ("10.16", {"hardware_compatible": "ampere+"}, True),
+        *[(version, {}, False) for version in ("8.5.3", "10.16", "11.4")],
+        *[("10.16", options, True) for options in (
+            {"version_compatible": True}, {"hardware_compatible": "ampere+"},
+        )],
     ],
-)
+)  # fmt: skip
 def test_newer_parsers_make_a_layer_of_it_and_a_portable_engine_is_parsed_without_the_plugin(
-    version: str, options: dict[str, Any], asked: bool, machine: OnMachine, normalized: Path
+    version: str, options: dict[str, Any], asked: bool, here: Machine, normalized: Path
 ) -> None:
-    here = machine(version)
     built = here.build(normalized, options=options)
-    assert read_plan(built.path.read_bytes())["plugins"] == []
-    native = here.module.OnnxParserFlag.NATIVE_INSTANCENORM
+    plugins = ["InstanceNormalization_TRT"] if version == "8.5.3" else []
+    assert read_plan(built.path.read_bytes())["plugins"] == plugins
     of_parser = [call for call in here.module.recorded_calls if call.owner == "OnnxParser"]
-    assert ((native,) in [call.args for call in of_parser if call.member == "set_flag"]) == asked
+    flags = [call.args[0].name for call in of_parser if call.member == "set_flag"]
+    assert ("NATIVE_INSTANCENORM" in flags) == asked
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_tensorrts_own_plugins_are_there_before_a_plan_is_read(version: str) -> None:
     adapter, plan = fresh(version, plugins=["InstanceNormalization_TRT"])
+    bare = adapter.module.Runtime(make_log(adapter.module).logger)
+    assert bare.deserialize_cuda_engine(plan) is None
     assert open_plan(adapter, plan, PlanNeeds(), subject="m.engine").engine is not None
 
 
@@ -134,6 +99,7 @@ def test_libraries_reach_runtimes(version: str, machine: OnMachine, normalized: 
     library = with_a_node_of(tmp_path / "libours.so", normalized)
     here = machine(version, plugins={str(library): {"Odd"}})
     built = here.build(normalized, options={"plugins": (str(library),)})
+    assert here.told("load_library") == [(str(library),)] * 2
     manifest = read_manifest(built.path)
     assert needs_of(manifest).plugins == (str(library),)
 
@@ -147,7 +113,6 @@ def test_libraries_reach_runtimes(version: str, machine: OnMachine, normalized: 
         open_plan(adapter, plan, needs_of(manifest), subject="m")
 
 
-@pytest.mark.parametrize("version", ["8.5.3", "10.16", "11.4"])
 def test_a_library_that_registers_itself_is_loaded_and_kept_from_the_registry(
     version: str, machine: OnMachine, normalized: Path, tmp_path: Path
 ) -> None:
@@ -225,3 +190,100 @@ def test_a_plan_for_a_core_that_is_not_here_is_refused(machine: OnMachine, norma
     here.circumstances.dla_cores = 0
     with pytest.raises(ArtifactError, match="is for DLA core 0; this machine has 0"):
         open_plan(Adapter(here.module, "tensorrt"), path.read_bytes(), needs, subject="it")
+
+
+def listen(module: Any) -> tuple[Any, list[tuple[str, str]]]:
+    """A logger, and what it will be told: (severity, text)."""
+    said: list[tuple[str, str]] = []
+
+    class Log(module.ILogger):  # type: ignore[misc]
+        def log(self, severity: Any, message: str) -> None:
+            said.append((severity.name, message))
+
+    return Log(), said
+
+
+@pytest.fixture(params=["real", "simulated"])
+def module(request: pytest.FixtureRequest) -> Any:
+    """TensorRT-RTX, and its stand-in."""
+    if request.param == "simulated":
+        return simulated_tensorrt("rtx")
+    return pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
+
+
+def complain(builder: Any) -> None:
+    """Let TensorRT log a warning."""
+    assert builder.create_builder_config().hardware_compatibility_level is not None
+
+
+def test_a_second_logger_is_ignored_while_a_builder_lives(module: Any) -> None:
+    gc.collect()
+    (first, told_first), (second, told_second) = listen(module), listen(module)
+    older, newer = module.Builder(first), module.Builder(second)
+    assert [text for _, text in told_second if "differs from one already registered" in text]
+    said = len(told_first), len(told_second)
+    complain(newer)
+    del older
+    complain(newer)
+    assert len(told_second) == said[1]
+    assert len([text for _, text in told_first[said[0] :] if "unsupported" in text]) == 2
+
+
+def test_what_listens_hears_the_same_logger_and_nothing_from_before(module: Any) -> None:
+    logger = make_log(module).logger
+    gc.collect()
+    complain(module.Builder(logger))  # the logger outlives those who listened, and nobody hears it
+    first = make_log(module)
+    builder = module.Builder(first.logger)
+    complain(builder)
+    second = make_log(module)
+    assert first.logger is second.logger is logger
+    assert first.warnings
+    assert not second.warnings
+    complain(module.Builder(second.logger))
+    assert first.warnings == second.warnings  # once each, and no word of another logger
+    assert len(first.warnings) == 1
+
+
+def test_a_setting_that_was_complained_of_before_is_complained_of_again(module: Any) -> None:
+    log = make_log(module)
+    builder = module.Builder(log.logger)
+    for _ in range(2):
+        with (
+            pytest.raises(InvalidOption, match=r"`odd`: RTX refuses it: .*unsupported"),
+            setting(log, "`odd`", "RTX"),
+        ):
+            complain(builder)
+
+
+def test_the_last_errors_are_kept_without_their_source_files_and_warnings_once(module: Any) -> None:
+    log, severity = make_log(module), module.ILogger.Severity
+    assert last_error(log, "nothing was said") == "nothing was said"
+    for index in range(1200):
+        log.logger.log(severity.ERROR, f"error {index}")
+    assert (len(log.errors), last_error(log, "")) == (1000, "error 1199")
+    log.logger.log(severity.INTERNAL_ERROR, "[network.cpp::check::12]: the axis is wrong")
+    for level, text in [(severity.WARNING, "slow")] * 2 + [(severity.INFO, "hello")]:
+        log.logger.log(level, text)
+    assert last_error(log, "") == "the axis is wrong"
+    assert log.warnings == ["slow"]
+
+
+@pytest.mark.parametrize("closed", [0, 1])
+def test_of_two_runners_either_may_be_closed_first(closed: int, simulation: Simulation) -> None:
+    model = read_model("negate")
+    runners = []
+    for name in ("a", "b"):
+        path = write_plan(
+            simulation.folder / f"{name}.engine", model, simulation.version, profiles=[rows(model, 1, 2, 8)]
+        )
+        runners.append(TensorRTRunner(simulation.adapter, path))
+    runners.pop(closed).close()
+    (left,) = runners
+    x = values(2, 4)
+    np.testing.assert_array_equal(left.infer({"x": x})["y"], -x)
+    gpu, ordinary = simulation.gpu, simulation.gpu.enter
+    gpu.enter = lambda name: name == "execute_async_v3" or ordinary(name)  # type: ignore[method-assign]
+    with pytest.raises(ModelError, match="an illegal memory access was encountered"):
+        left.infer({"x": x})
+    left.close()

@@ -24,6 +24,8 @@ from qcompile.engines.base import BuildRequest
 from qcompile.engines.build import build_engine
 from qcompile.engines.faults import faults_of
 from qcompile.engines.tensorrt.adapter import load_adapter
+from qcompile.engines.tensorrt.builder.inspector import in_metadata
+from qcompile.engines.tensorrt.builder.network import _layers_by_node
 from qcompile.engines.tensorrt.known_faults import KNOWN_FAULTS
 from qcompile.engines.tensorrt.log import make_log
 from qcompile.model.weightless import fingerprint
@@ -172,7 +174,10 @@ def test_every_model_builds_in_its_precision(gpus: tuple[str, ...], precision: s
     assert loaded.device["gpus"] == list(gpus)
     assert loaded.sources["graph"] == fingerprint(road.graph(precision))
     assert loaded.proof["layers_by_precision"] == road.expected_layers(precision)
-    assert loaded.proof["typing"] == "strong"
+    assert (loaded.proof["typing"], loaded.proof["has_run"]) == ("strong", False)
+    assert loaded.proof["planned_in_precision"] == loaded.proof["reached_in_precision"]
+    assert (loaded.kind, loaded.target, loaded.precision) == ("engine", "tensorrt-rtx", precision)
+    assert loaded.tools["tensorrt-rtx"] == trt.__version__
     assert loaded.proof["profiles"] == [
         {
             name: {kind: list(of[index]) for index, kind in enumerate(("min", "opt", "max"))}
@@ -224,15 +229,11 @@ def times_stored(weight: np.ndarray, engine: bytes) -> int:
     return sum(engine.count(np.ascontiguousarray(one).tobytes()[:256]) for one in layouts)
 
 
-def test_an_int8_engine_holds_the_integers_once_and_no_float_weight(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("precision", "stored"), [("int8", (1, 0)), ("fp32", (0, 1))])
+def test_engines_hold_one_weight_once(precision: Precision, stored: tuple[int, int], tmp_path: Path) -> None:
     integers = np.clip(np.rint(WEIGHT / SCALE), -128, 127).astype(np.int8)
-    engine = built(convolution(tmp_path / "int8.onnx", quantized=True), "int8")
-    assert (times_stored(integers, engine), times_stored(WEIGHT, engine)) == (1, 0)
-
-
-def test_the_search_finds_the_weight_of_a_float_engine(tmp_path: Path) -> None:
-    engine = built(convolution(tmp_path / "fp32.onnx", quantized=False), "fp32")
-    assert times_stored(WEIGHT, engine) == 1
+    engine = built(convolution(tmp_path / "m.onnx", quantized=precision == "int8"), precision)
+    assert (times_stored(integers, engine), times_stored(WEIGHT, engine)) == stored
 
 
 def chain(path: Path) -> Path:
@@ -383,4 +384,24 @@ def test_rtx_divides_by_a_floor_for_an_integer_mod() -> None:
     network, *kept = network_of(17, "(int32[4] x, int32[4] d) => (int32[4] y)", "y = Mod (x, d)")
     made = [as_kind(layer, trt.IElementWiseLayer).op for layer in layers(network, trt.LayerType.ELEMENTWISE)]
     assert made[0] == trt.ElementWiseOperation.FLOOR_DIV
+    assert kept
+
+
+def test_the_layers_of_a_node_are_found_by_name_number_and_metadata() -> None:
+    signature = (
+        "(float[2,8] x, float[8,8] w, int32[4] i, int32[4] d) => (float[2,8] y, int32[4] m, int64[1] s)"
+    )
+    network, *kept = network_of(17, signature, """
+        ["blocks.1[0]/fc"] a = MatMul(x, w) ["blocks.1[0]/fc"] y = MatMul(a, w)
+        [rest] m = Mod (i, d) [extent] s = Shape <start = 0, end = 1> (x)""")  # fmt: skip
+    made = [network.get_layer(index) for index in range(network.num_layers)]
+    products = [layer for layer in made if layer.name.startswith("blocks.1[0]/fc")]
+    assert [layer.name for layer in products] == ["blocks.1[0]/fc", "blocks.1[0]/fc_0"]
+    assert {in_metadata(layer) for layer in products} == {"blocks.1[0]/fc"}
+    found = _layers_by_node(network, {"rest", "extent", "none"})
+    names = {node: [layer.name for layer in layers] for node, layers in found.items()}
+    assert names["rest"] == ["rest"]
+    assert names["extent"][0] == "extent"
+    assert re.fullmatch(r"extent_\d+", names["extent"][1])
+    assert set(names) == {"rest", "extent"}
     assert kept

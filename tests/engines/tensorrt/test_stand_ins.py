@@ -20,7 +20,7 @@ from recorded_tensorrt import VERSIONS, recorded_module
 from simulated_builder import simulated_tensorrt
 
 SUPPORT = Path(__file__).parents[2] / "support"
-NAMES = ("simulated_*.py", "recorded_tensorrt.py", "computed_plan.py")
+NAMES = ("simulated_*.py", "recorded_tensorrt.py")
 STAND_INS = sorted(path for name in NAMES for path in SUPPORT.glob(name))
 SMALL = 3
 """Functions of no more statements only pass something on."""

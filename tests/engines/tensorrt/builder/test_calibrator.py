@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import parser
+from mode_models import written
 from recorded_tensorrt import recorded_module
-from simulated_machine import Machine
+from simulated_machine import Machine, OnMachine
 
-import qcompile
 from qcompile.data.readers import Batch
 from qcompile.engines.gpu import why_no_gpu
+from qcompile.engines.registry import engine
 from qcompile.engines.tensorrt.adapter import Adapter
 from qcompile.engines.tensorrt.builder import calibration
 from qcompile.engines.tensorrt.builder.calibration import (
@@ -27,6 +26,7 @@ from qcompile.engines.tensorrt.builder.calibration import (
     make_calibrator,
 )
 from qcompile.errors import DataError, EngineUnavailable, InvalidOption
+from qcompile.spec.artifacts import BuildSpec
 
 
 class Memory:
@@ -75,50 +75,36 @@ def test_batches_reach_the_device_in_the_order_of_the_names_that_tensorrt_asks_f
     np.testing.assert_array_equal(device.copied["x"], [np.zeros((1, 3)), np.ones((1, 3))])
     assert calibrator.get_batch(["ids", "x"]) is None
     assert (feeding.fed, feeding.raised) == (2, None)
-
-
-def test_an_error_in_the_data_is_kept_and_nothing_is_fed_afterwards() -> None:
-    def broken() -> Iterator[Batch]:
-        yield from batches(3)
-        raise DataError("the disk went away")
-
-    feeding = feeder(broken())
-    calibrator = make_calibrator(V8, "entropy", feeding)
-    assert calibrator.get_batch(["x"]) is not None
-    assert calibrator.get_batch(["x"]) is None  # to TensorRT this is the end of the data
-    assert calibrator.get_batch(["x"]) is None
-    assert isinstance(feeding.raised, DataError)
-    assert "the disk went away" in str(feeding.raised)
-
-
-@pytest.mark.parametrize("is_deferred", [False, True])
-def test_an_interrupt_ends_the_data_and_does_not_cross_tensorrt(is_deferred: bool) -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    def interrupted() -> Iterator[Batch]:
-        yield from batches(3)
-        interrupt()
-
-    feeding = feeder(batches(3, 3) if is_deferred else interrupted())
-    assert feeding.next(["x"]) is not None
-    if is_deferred:
-        feeding.before_each_batch = interrupt
-    assert feeding.next(["x"]) is None
-    assert isinstance(feeding.raised, KeyboardInterrupt)
-
-
-def test_no_cache_is_read_and_the_found_scales_are_kept() -> None:
-    feeding = feeder(batches(3))
-    native = make_calibrator(V8, "entropy", feeding)
-    assert native.read_calibration_cache() is None
-    native.write_calibration_cache(memoryview(b"TRT-8503-EntropyCalibration2\nx: 3c010a14\n"))
+    assert calibrator.read_calibration_cache() is None
+    calibrator.write_calibration_cache(memoryview(b"TRT-8503-EntropyCalibration2\nx: 3c010a14\n"))
     assert feeding.cache.endswith(b"x: 3c010a14\n")
 
 
+@pytest.mark.parametrize("error", [DataError("the disk went away"), KeyboardInterrupt()])
+@pytest.mark.parametrize("before_the_batch", [False, True])
+def test_errors_end_the_data_and_stay_in_python(error: BaseException, before_the_batch: bool) -> None:
+    once = [error]
+
+    def fail() -> None:
+        if once:
+            raise once.pop()
+
+    def broken() -> Iterator[Batch]:
+        yield from batches(3)
+        fail()
+
+    feeding = feeder(batches(3, 3, 3) if before_the_batch else broken())
+    calibrator = make_calibrator(V8, "entropy", feeding)
+    assert calibrator.get_batch(["x"]) is not None
+    if before_the_batch:
+        feeding.before_each_batch = fail
+    assert [calibrator.get_batch(["x"]) for _ in range(2)] == [None, None]  # the end of the data, to TensorRT
+    assert feeding.raised is error
+
+
 def test_the_first_batch_is_looked_at_and_not_lost() -> None:
-    first, every = first_and_all(batches(3, 3, 3))
-    assert [first.where, *(batch.where for batch in every)] == ["batch 0", "batch 0", "batch 1", "batch 2"]
+    first, every = first_and_all(batches(3, 3))
+    assert [first.where, *(batch.where for batch in every)] == ["batch 0", "batch 0", "batch 1"]
     with pytest.raises(DataError, match="no batch to calibrate on"):
         first_and_all([])
 
@@ -138,19 +124,12 @@ def test_without_a_gpu_the_device_says_so() -> None:
         ({"calibration_cache": "c.txt"}, "is for `calibrator`"),
     ],
 )
-def test_build_refuses_what_cannot_be_before_any_work(
-    tiny_file: Callable[..., Path], tmp_path: Path, options: dict[str, Any], said: str
-) -> None:
-    output = tmp_path / "m.engine"
+def test_what_cannot_be_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidOption, match=said):
-        qcompile.build(
-            tiny_file("residual"), output, target="tensorrt-rtx", **{"precision": "int8", **options}
-        )
-    assert not output.exists()
+        engine("tensorrt-rtx").check(BuildSpec(target="tensorrt-rtx", **{"precision": "int8", **options}))
 
 
-MIXED = """<ir_version: 8, opset_import: ["" : 16]>
-mixed (float[n,4] x, int64[n,2] ids, bool[n,4] kept, int64[2] size) => (float[a,b] y)
+MIXED = """(float[n,4] x, int64[n,2] ids, bool[n,4] kept, int64[2] size) => (float[a,b] y)
 <float[4,4] w = {1,0,0,0, 0,1,0,0, 0,0,1,0, 0,0,0,1}, int64[1] axes = {1}> {
     product = MatMul (x, w)
     zero = Sub (product, product)
@@ -167,8 +146,6 @@ FEEDS = {
     "size": np.array([3, 4]),
 }
 
-OnMachine = Callable[..., Machine]
-
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Memory:
@@ -181,8 +158,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Memory:
 @pytest.fixture
 def mixed(tmp_path: Path) -> Path:
     """A model with inputs of every kind; the values of `size` are a shape."""
-    onnx.save(parser.parse_model(MIXED), tmp_path / "mixed.onnx")
-    return tmp_path / "mixed.onnx"
+    return written(tmp_path / "mixed.onnx", MIXED, opset=16)
 
 
 def calibrated(
@@ -193,10 +169,7 @@ def calibrated(
     folder.mkdir()
     for index, sample in enumerate(samples):
         np.savez(folder / f"{index}.npz", **sample)
-    sizes = {"x": (2, 4), "ids": (2, 2), "kept": (2, 4), "size": (4, 4)}
-    sizes = {name: shape for name, shape in sizes.items() if name in samples[0]} | {
-        name: (2, *samples[0][name].shape[1:]) for name in samples[0] if name not in sizes
-    }
+    sizes = {name: (4, 4) if name == "size" else (2, *array.shape[1:]) for name, array in samples[0].items()}
     return here.build(
         model, "int8", calibrator="native", data=str(folder), min_shapes={**sizes, "size": (1, 4)},
         opt_shapes=sizes, max_shapes=sizes, allow_fallback=True, options=options,
@@ -205,10 +178,7 @@ def calibrated(
 
 
 @pytest.mark.parametrize(("version", "wide"), [("8.5.3", "int32"), ("10.16", "int64")])
-def test_samples_are_copied_in_the_networks_types(
-    version: str, wide: str, machine: OnMachine, mixed: Path, device: Memory
-) -> None:
-    here = machine(version)
+def test_samples_have_the_networks_types(wide: str, here: Machine, mixed: Path, device: Memory) -> None:
     proof = calibrated(here, mixed, FEEDS, FEEDS).manifest.proof
     assert proof["calibration_batches"] == 2
     first = {name: arrays[0] for name, arrays in device.copied.items()}
@@ -223,26 +193,22 @@ def test_samples_are_copied_in_the_networks_types(
     assert "size" not in {name for name, *_ in here.told("set_shape")}
 
 
-@pytest.mark.parametrize(("version", "dtype"), [("8.5.3", "float16"), ("10.16", "bfloat16")])
-def test_halves_get_float32_samples(
-    version: str, dtype: str, machine: OnMachine, mixed: Path, device: Memory
+@pytest.mark.parametrize(
+    ("version", "options"),
+    [("8.5.3", {"io_formats": ("x=float16",)}), ("10.16", {"io_formats": ("x=bfloat16",)}), ("8.5.3", {})],
+)
+def test_halves_and_bytes_get_float32_samples(
+    version: str, options: dict[str, Any], machine: OnMachine, tmp_path: Path, device: Memory
 ) -> None:
-    calibrated(machine(version), mixed, FEEDS, io_formats=(f"x={dtype}",))
-    np.testing.assert_array_equal(device.copied["x"][0], FEEDS["x"])
-    assert device.copied["x"][0].dtype == np.float32
-
-
-@pytest.mark.parametrize("version", ["8.5.3", "10.16"])
-def test_bytes_get_float32_samples(version: str, machine: OnMachine, tmp_path: Path, device: Memory) -> None:
     text = MIXED.replace("bool[n,4] kept", "uint8[n,4] pixels")
     text = text.replace("    zero = Sub (product, product)\n", "    bytes = Cast <to = 1> (pixels)\n")
     text = text.replace("Where (kept, product, zero)", "Mul (bytes, product)")
-    onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
     pixels = np.array([[0, 1, 128, 255]], np.uint8)
     samples = {name: array for name, array in FEEDS.items() if name != "kept"} | {"pixels": pixels}
-    calibrated(machine(version), tmp_path / "m.onnx", samples)
-    np.testing.assert_array_equal(device.copied["pixels"][0], pixels)
-    assert device.copied["pixels"][0].dtype == np.float32
+    calibrated(machine(version), written(tmp_path / "m.onnx", text, opset=16), samples, **options)
+    for name in ("x", "pixels"):
+        np.testing.assert_array_equal(device.copied[name][0], samples[name])
+        assert device.copied[name][0].dtype == np.float32
 
 
 @pytest.mark.parametrize(
@@ -254,9 +220,8 @@ def test_bytes_get_float32_samples(version: str, machine: OnMachine, tmp_path: P
     ],
 )
 def test_a_sample_that_the_network_does_not_hold_ends_the_build_by_name(
-    version: str, name: str, value: Any, said: str, machine: OnMachine, mixed: Path, device: Memory
+    name: str, value: Any, said: str, here: Machine, mixed: Path, device: Memory
 ) -> None:
-    here = machine(version)
     wrong = {**FEEDS, name: np.array(value, FEEDS[name].dtype)}
     with pytest.raises(DataError, match=said):
         calibrated(here, mixed, FEEDS, wrong, float_precision="fp32")

@@ -1,7 +1,8 @@
-"""New weights for a built engine, and which GPU builds, calibrates, verifies and refits."""
+"""What is kept for another build: new weights for an engine, on which GPU, and a cache of timed kernels."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,28 +13,21 @@ import onnx
 import pytest
 from onnx import numpy_helper
 from simulated_cuda import SimulatedGpu
-from simulated_machine import GPU, Machine, install
+from simulated_machine import GPU, Machine, MakeFile, OnMachine, install
 from simulated_plan import read_plan
 
 import qcompile
 from qcompile.artifact import Artifact
 from qcompile.engines.gpu import Gpu
 from qcompile.engines.tensorrt import engine
-from qcompile.engines.tensorrt.builder import builder, calibration, refit
+from qcompile.engines.tensorrt.adapter import Adapter
+from qcompile.engines.tensorrt.builder import builder, calibration, refit, timing_cache
 from qcompile.engines.tensorrt.runner.cuda import current_device
 from qcompile.errors import ArtifactError, BuildError, EngineUnavailable, InvalidOption, ModelError
 from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.tensorrt import TensorRTOptions
 
-MakeFile = Callable[..., Path]
-OnMachine = Callable[..., Machine]
 NEW = "new.engine"
-
-
-@pytest.fixture
-def model(tiny_file: MakeFile) -> Path:
-    """The tiny residual model."""
-    return tiny_file("residual")
 
 
 def changed(model: Path, change: Callable[[onnx.ModelProto], None]) -> Path:
@@ -65,12 +59,8 @@ def weights(built: Artifact) -> Any:
     return read_plan(built.path.read_bytes())["weights"]
 
 
-@pytest.mark.parametrize("version", ["8.5.3", "10.16", "11.4"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_an_engine_gets_the_weights_of_another_model(
-    version: str, precision: str, machine: OnMachine, model: Path, retrained: Path
-) -> None:
-    here = machine(version)
+def test_an_engine_gets_other_weights(precision: str, here: Machine, model: Path, retrained: Path) -> None:
     built = here.build(model, precision, options={"refit": True})
     fresh = here.build(retrained, precision, name="fresh", options={"refit": True})
     new = refitted(built, retrained)
@@ -81,11 +71,7 @@ def test_an_engine_gets_the_weights_of_another_model(
     assert qcompile.load_artifact(new.path).manifest == new.manifest
 
 
-@pytest.mark.parametrize("version", ["8.5.3", "10.16", "11.4"])
-def test_layers_that_the_build_kept_in_float32_are_kept_by_the_refit(
-    version: str, machine: OnMachine, model: Path, retrained: Path
-) -> None:
-    here = machine(version)
+def test_layers_kept_in_float32_are_kept_by_the_refit(here: Machine, model: Path, retrained: Path) -> None:
     kept: dict[str, Any] = {"layers": {"conv1": "fp32"}, "exclude": ["gemm"], "options": {"refit": True}}
     built = here.build(model, "fp16", **kept)
     assert built.manifest.proof["layers_by_precision"] == {
@@ -98,8 +84,7 @@ def test_layers_that_the_build_kept_in_float32_are_kept_by_the_refit(
 
 
 @pytest.mark.parametrize("version", ["10.16", "11.4"])
-def test_stripped_engines_get_weights(version: str, machine: OnMachine, model: Path, retrained: Path) -> None:
-    here = machine(version)
+def test_stripped_engines_get_weights(here: Machine, model: Path, retrained: Path) -> None:
     stripped = here.build(model, options={"strip_weights": True})
     assert read_plan(stripped.path.read_bytes())["stripped"]
     with pytest.raises(ModelError, match=r"changed.onnx: its weights are not those") as caught:
@@ -152,10 +137,10 @@ def reshape_a_weight(proto: onnx.ModelProto) -> None:
     ],
 )
 def test_what_is_no_model_with_other_weights_is_refused(
-    version: str, other: str, error: type[Exception], said: str, machine: OnMachine, model: Path,
+    other: str, error: type[Exception], said: str, here: Machine, model: Path,
     tiny_file: MakeFile,
 ) -> None:  # fmt: skip
-    built = machine(version).build(model, options={"refit": other != "not refittable"})
+    built = here.build(model, options={"refit": other != "not refittable"})
     new = {"mlp": tiny_file("mlp"), "another shape": changed(model, reshape_a_weight)}.get(other, model)
     with pytest.raises(error, match=f"(?s){said}"):
         refitted(built, new)
@@ -172,83 +157,67 @@ GPUS = {0: GPU, 1: Gpu("Simulated L4", "sm89", 24 << 30, "12.4")}
 
 
 @pytest.fixture
-def run_on(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The GPUs that engines were verified on, which these cannot."""
-    seen: list[int] = []
+def used(monkeypatch: pytest.MonkeyPatch, gpu: SimulatedGpu) -> SimpleNamespace:
+    """The contexts that were current at builds and refits, and the GPUs that verified: these cannot run."""
+    seen = SimpleNamespace(contexts=[], verified=[])
+    ordinary = refit.open_plan
 
-    def opened(_: Any, path: Path, use: Any, declared: Any) -> Any:
-        seen.append(use.device)
+    def opened(*arguments: Any, **named: Any) -> Any:
+        seen.contexts.append(gpu.stack[-1])
+        return ordinary(*arguments, **named)
+
+    def refuse(_: Any, path: Path, use: Any, declared: Any) -> Any:
+        seen.verified.append(use.device)
         raise EngineUnavailable(f"{path.name} and {declared} are not run", engine="tensorrt")
 
-    monkeypatch.setattr(engine.TensorRT, "_opened", opened)
+    monkeypatch.setattr(refit, "open_plan", opened)
+    monkeypatch.setattr("qcompile.engines.tensorrt.builder.inspector.open_plan", opened)
+    monkeypatch.setattr(engine.TensorRT, "_opened", refuse)
     return seen
 
 
 @pytest.fixture
-def two_gpus(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gpu: SimulatedGpu, run_on: list[int]
-) -> OnMachine:
+def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, used: SimpleNamespace) -> OnMachine:
     """`two_gpus("10.16")` is a machine with that TensorRT and two GPUs."""
 
     def make(version: str) -> Machine:
         here = install(monkeypatch, tmp_path, version, device="8.9")
         for home in (builder, engine, refit):
             monkeypatch.setattr(home, "find_gpu", lambda number=0: GPUS.get(number))
-        monkeypatch.setattr(
-            engine, "why_not_gpu", lambda n: "" if n in GPUS else f"there is no GPU number {n}"
-        )
-        assert (gpu.is_clean, run_on) == (True, [])
+        why_not = dict.fromkeys(GPUS, "")
+        monkeypatch.setattr(engine, "why_not_gpu", lambda n: why_not.get(n, f"there is no GPU number {n}"))
+        assert used.verified == []
         return here
 
     return make
 
 
-@pytest.fixture
-def current(gpu: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The context that was current at each build and refit."""
-    seen: list[int] = []
-    ordinary = refit.open_plan
-
-    def opened(*arguments: Any, **named: Any) -> Any:
-        seen.append(gpu.stack[-1])
-        return ordinary(*arguments, **named)
-
-    monkeypatch.setattr(refit, "open_plan", opened)
-    monkeypatch.setattr("qcompile.engines.tensorrt.builder.inspector.open_plan", opened)
-    return seen
-
-
-@pytest.mark.parametrize("version", ["8.5.3", "10.16", "11.4"])
 def test_the_gpu_that_is_named_builds_and_verifies_and_refits(
-    version: str, two_gpus: OnMachine, gpu: SimulatedGpu, current: list[int], run_on: list[int], model: Path
+    version: str, two_gpus: OnMachine, gpu: SimulatedGpu, used: SimpleNamespace, model: Path
 ) -> None:
     built = two_gpus(version).build(model, options={"device": 1, "refit": True})
     assert built.manifest.device["gpu"] == "Simulated L4"
     assert built.manifest.options["device"] == 1
-    assert (current, run_on) == ([gpu.primary(1)], [1])
+    assert (used.contexts, used.verified) == ([gpu.primary(1)], [1])
     refitted(built, model)
-    assert current == [gpu.primary(1)] * 2
+    assert used.contexts == [gpu.primary(1)] * 2
 
 
 def test_the_first_gpu_builds_where_a_caller_has_another_one_current(
-    two_gpus: OnMachine, gpu: SimulatedGpu, current: list[int], model: Path
+    two_gpus: OnMachine, gpu: SimulatedGpu, used: SimpleNamespace, model: Path
 ) -> None:
     here = two_gpus("10.16")
     with current_device(1, "another"):
         here.build(model)
-    assert current == [gpu.primary(0)]
+    assert used.contexts == [gpu.primary(0)]
 
 
 def test_calibration_copies_to_it(
     two_gpus: OnMachine, model: Path, samples: MakeFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     devices: list[int] = []
-
-    def memory(device: int) -> Any:
-        devices.append(device)
-        return SimpleNamespace(copy=lambda *_: 1000, close=lambda: None)
-
-    monkeypatch.setattr(calibration, "Device", memory)
+    memory = SimpleNamespace(copy=lambda *_: 1000, close=lambda: None)
+    monkeypatch.setattr(calibration, "Device", lambda device: devices.append(device) or memory)
     data = str(samples("residual"))
     two_gpus("8.5.3").build(model, "int8", calibrator="native", data=data, options={"device": 1})
     assert devices == [1]
@@ -261,3 +230,166 @@ def test_a_gpu_that_is_not_there_is_refused_before_any_work(two_gpus: OnMachine,
     assert here.nothing_built
     with pytest.raises(InvalidOption, match="excludes `gpus`"):  # a build ahead of time uses none
         BuildSpec(target="tensorrt-rtx", gpus=("sm86",), tensorrt=TensorRTOptions(device=1))
+
+
+def caches(folder: Path) -> list[Path]:
+    """The caches of the user's folder."""
+    return sorted((folder / "cache/qcompile/timing").glob("*.cache"))
+
+
+def tactics(path: Path) -> set[str]:
+    """What a stand-in's cache knows."""
+    content = path.read_bytes()
+    return set(json.loads(content[content.index(b"{") :])["tactics"])
+
+
+def test_the_next_build_measures_nothing(version: str, here: Machine, model: Path, tmp_path: Path) -> None:
+    here.build(model)
+    measured = list(here.circumstances.measured)
+    assert measured
+    (path,) = caches(tmp_path)
+    assert path.name.startswith(f"tensorrt-{version}")
+    assert "Simulated_A10-sm86" in path.name
+    here.build(model)
+    assert here.circumstances.measured == measured
+
+
+def test_what_another_build_wrote_meanwhile_is_kept(
+    machine: OnMachine, model: Path, tiny_file: MakeFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, path = machine("10.16"), tmp_path / "shared.cache"
+    merge, entered = timing_cache.merge_cache, []
+
+    def while_another_builds(*arguments: Any) -> tuple[str, ...]:
+        if not entered:
+            entered.append(1)
+            here.build(tiny_file("mlp"), name="other", options={"timing_cache": str(path)})
+        return merge(*arguments)
+
+    monkeypatch.setattr(builder, "merge_cache", while_another_builds)
+    here.build(model, options={"timing_cache": str(path)})
+    names = {entry.split(":")[0] for entry in tactics(path)}
+    assert {"conv1", "matmul1"} <= names
+
+
+@pytest.mark.parametrize("foreign", [True, False])
+def test_a_foreign_or_damaged_file_of_the_user_is_not_used_said_and_left_alone(
+    version: str, foreign: bool, machine: OnMachine, model: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.cache"
+    path.write_bytes(b"garbage")
+    if foreign:
+        path.unlink()
+        machine(version, device="8.0").build(model, options={"timing_cache": str(path)})
+    before = path.read_bytes()
+    here = machine(version)
+    built = here.build(model, name="second", options={"timing_cache": str(path)})
+    assert built.path.is_file()
+    assert here.circumstances.measured
+    warnings = "\n".join(built.manifest.warnings)
+    assert f"timing cache {path} is not used, kernels are timed anew: " in warnings
+    assert f"timing cache {path}: what was measured is not kept: " in warnings
+    assert path.read_bytes() == before
+
+
+def test_8_5_builds_where_it_cannot_read_its_cache(machine: OnMachine, model: Path, tmp_path: Path) -> None:
+    here = machine("8.5.3", reads_no_caches=True)
+    first = here.build(model)
+    assert not [text for text in first.manifest.warnings if "cache" in text]
+    measured = len(here.circumstances.measured)
+    again = here.build(model, name="again")
+    assert len(here.circumstances.measured) == 2 * measured
+    (said,) = [text for text in again.manifest.warnings if "not used" in text]
+    assert "Myelin error from unknown graph" in said
+    assert again.path.is_file()
+    (path,) = caches(tmp_path)
+    assert tactics(path)
+
+
+def test_a_damaged_file_of_ours_is_replaced(machine: OnMachine, model: Path, tmp_path: Path) -> None:
+    here = machine("10.16")
+    here.build(model)
+    (path,) = caches(tmp_path)
+    path.write_bytes(b"half of a file")
+    built = here.build(model, name="again")
+    assert [text for text in built.manifest.warnings if "it will be replaced" in text]
+    assert tactics(path)
+
+
+@pytest.mark.parametrize("fault", ["serialize", "get_timing_cache", "combine"])
+def test_the_plan_is_on_the_disk_before_the_cache_is_merged_and_outlives_its_failure(
+    fault: str, machine: OnMachine, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, written = machine("8.5.3"), list[bool]()
+    here.build(model)
+
+    def failing(*_: object) -> None:
+        written.extend(path.is_file() for path in (tmp_path / "built").glob(".*/second.engine"))
+        if fault == "combine":
+            raise RuntimeError("a binding that raises")
+
+    owner = here.module.IBuilderConfig if fault == "get_timing_cache" else here.module.ITimingCache
+    monkeypatch.setattr(owner, fault, failing)
+    built = here.build(model, name="second")
+    assert built.path.is_file()
+    assert written == [True]
+    assert [text for text in built.manifest.warnings if "what was measured is not kept" in text]
+
+
+def test_an_unwritable_folder_is_named(machine: OnMachine, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidOption, match=r"timing cache .*file/t.cache"):
+        machine("10.16").build(model, options={"timing_cache": str(tmp_path / "file/t.cache")})
+
+
+def verbosity(path: Path) -> Any:
+    """What a stand-in's plan was built with."""
+    return read_plan(path.read_bytes())["verbosity"]
+
+
+@pytest.mark.parametrize("timing_cache", ["auto", "off"])
+def test_the_proof_is_the_twins(timing_cache: str, here: Machine, model: Path, tmp_path: Path) -> None:
+    options = {"timing_cache": timing_cache}
+    plain = here.build(model, "fp16", options=options)
+    measured = len(here.circumstances.measured)
+    quiet = here.build(model, "fp16", name="quiet", options={**options, "profiling_verbosity": "none"})
+    assert (verbosity(plain.path), verbosity(quiet.path)) == ("DETAILED", "NONE")
+    assert quiet.manifest.proof == plain.manifest.proof
+    assert quiet.manifest.options["profiling_verbosity"] == "none"
+    assert not [text for text in quiet.manifest.warnings if "detailed" in text]
+    # The twin and the engine measure what one build does; with a cache on the disk nothing at all.
+    assert len(here.circumstances.measured) == measured * (2 if timing_cache == "off" else 1)
+    assert len(caches(tmp_path)) == (timing_cache == "auto")
+    assert len(here.told("build_serialized_network")) == 3
+
+
+def test_other_kernels_than_the_twins_are_said(
+    machine: OnMachine, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, sizes = machine("10.16"), iter((4096, 8192))
+    monkeypatch.setattr(Adapter, "memory_bytes", lambda *_: next(sizes))
+    made = here.build(model, options={"profiling_verbosity": "layer-names"}).manifest
+    assert any("needs 8192 bytes; the detailed one that was inspected" in text for text in made.warnings)
+
+
+def test_a_calibrator_is_fed_once(
+    machine: OnMachine, model: Path, samples: MakeFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed: list[str] = []
+    memory = SimpleNamespace(copy=lambda name, _: fed.append(name) or 1000, close=lambda: None)
+    monkeypatch.setattr(calibration, "Device", lambda _: memory)
+    made = machine("8.5.3").build(
+        model, "int8", calibrator="native", data=str(samples("residual", 1)), allow_fallback=True,
+        options={"profiling_verbosity": "none"},
+    )  # fmt: skip
+    assert (fed, made.manifest.proof["calibration_batches"]) == (["x"], 1)
+    assert verbosity(made.path) == "NONE"
+
+
+def test_the_real_rtx_keeps_the_verbosity_for_the_run(model: Path, tmp_path: Path) -> None:
+    plans = []
+    for name in ("detailed", "none"):
+        path, options = tmp_path / f"{name}.engine", TensorRTOptions(profiling_verbosity=name)  # type: ignore[arg-type]
+        qcompile.build(model, path, target="tensorrt-rtx", gpus=("sm86",), tensorrt=options)
+        plans.append(path.read_bytes())
+    assert sum(one != other for one, other in zip(*plans, strict=True)) == 1  # of 430,860 bytes, in 1.7.1
