@@ -11,9 +11,9 @@ from onnx import numpy_helper, parser
 Floats = NDArray[np.float32]
 
 
-def model_of(text: str, *, named: bool = False, **weights: Floats) -> onnx.ModelProto:
+def model_of(text: str, *, named: bool = False, imports: str = "", **weights: Floats) -> onnx.ModelProto:
     """Return a checked model of opset 17, with weights; `named` gives each node its operator and number."""
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> tiny {text}')
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17{imports}]> tiny {text}')
     for number, node in enumerate(model.graph.node if named else ()):
         node.name = f"{node.op_type.lower()}{number}"
     model.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in weights.items())
