@@ -7,6 +7,7 @@ import re
 import sys
 import zipfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,12 +28,19 @@ from qcompile.tensors import TensorInfo
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 
 
-class Writes(torch.nn.Module):
-    """Its result is that of the identity; on the way it fills a file."""
+class Named(torch.nn.Module):
+    """The identity, with the name of a file."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self.name = name
+        self.name, self.sum, self.training = name, 0.0, False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+class Writes(Named):
+    """On the way it fills the file."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         content = torch.from_file(self.name, shared=True, size=4, dtype=torch.float32)
@@ -40,12 +48,8 @@ class Writes(torch.nn.Module):
         return x + content.sum() * 0  # what is not used is not run
 
 
-class Restores(torch.nn.Module):
+class Restores(Named):
     """It does so while it is loaded, without being called."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name, self.sum, self.training = name, 0.0, False
 
     @torch.jit.export
     def __getstate__(self) -> tuple[str, bool]:
@@ -56,9 +60,6 @@ class Restores(torch.nn.Module):
         self.name, self.training = state[0], state[1]
         content = torch.from_file(self.name, shared=True, size=4, dtype=torch.float32)
         self.sum = float(content.fill_(1.0).sum())  # what is not used is not run
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x
 
 
 @pytest.mark.parametrize("kind", [Writes, Restores])
@@ -98,10 +99,7 @@ def test_operators_are_found_however_they_are_spelled(call: str, refused: bool, 
         for name in before.namelist():
             more = f"\n# {call}".encode() if name.endswith(".py") else b""
             after.writestr(name, before.read(name) + more)
-    if refused:
-        with pytest.raises(ModelError, match="reads or writes files"):
-            check_torchscript(path)
-    else:
+    with pytest.raises(ModelError, match="reads or writes files") if refused else nullcontext():
         check_torchscript(path)
 
 
@@ -113,16 +111,16 @@ def test_another_format_with_an_archive_behind_it_is_refused(tmp_path: Path) -> 
         check_torchscript(path)
 
 
-NET = """
-import torch
-def build():
-    return torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
-"""
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+
+
+NET = "from torch import nn\n\ndef build():\n    return nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))\n"
 
 
 def trained() -> dict[str, torch.Tensor]:
     torch.manual_seed(5)
-    return dict(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)).state_dict())
+    return dict(network().state_dict())
 
 
 @pytest.mark.parametrize("name", ["w.safetensors", "w.pth", "w.ckpt", "parallel.pth"])
@@ -152,9 +150,8 @@ def test_a_function_takes_a_file_of_weights(name: str, tmp_path: Path) -> None:
 def test_what_does_not_fit_is_named(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     values = {key: value for key, value in {**trained(), **change}.items() if value is not None}
     torch.save(values, tmp_path / "w.pth")
-    module = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     with pytest.raises(ModelError, match=re.escape(message)):
-        load_weights(module, tmp_path / "w.pth", "net")
+        load_weights(network(), tmp_path / "w.pth", "net")
 
 
 def test_tied_weights_may_be_stored_once(tmp_path: Path) -> None:
