@@ -125,13 +125,6 @@ def test_fp16_that_the_runtime_does_not_compute_is_not_reached_unless_a_fallback
     assert kept.manifest.warnings
 
 
-def test_torchscript_is_built_from_a_model_spelling(torch_model: str, tmp_path: Path) -> None:
-    artifact = build(torch_model, tmp_path / "m.pt", target="torchscript", inputs=["x:2x3x8x8"])
-    assert artifact.manifest.target == "torchscript"
-    with load(artifact.path) as runner:
-        assert runner.infer({"x": np.zeros((2, 3, 8, 8), np.float32)})["output"].shape == (2, 5)
-
-
 def test_a_spec_builds_what_its_keyword_arguments_build(model: Path, ranges: Path, tmp_path: Path) -> None:
     spec = BuildSpec(**INT8, ranges=ranges, exclude=("gemm",))
     by_spec = build(model, tmp_path / "a.onnx", spec).manifest
