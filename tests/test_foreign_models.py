@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from written_models import model_of
 
 import qcompile
 from qcompile.errors import QCompileError, UnsupportedOperator
@@ -20,58 +20,51 @@ SMALL = ("squeezenet", "shufflenet")
 LARGE = ("inception_v1", "inception_v2", "resnet50", "densenet121", "bvlc_alexnet", "zfnet512", "vgg19")
 
 
-def drive(model: Path, folder: Path) -> None:
+@pytest.mark.parametrize("name", [*SMALL, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE)])
+def test_a_model_of_an_old_opset_goes_down_the_whole_road(
+    name: str, light_models: dict[str, Path], tmp_path: Path
+) -> None:
     """Simplify, calibrate, quantize for both targets, build both, compare."""
+    model = light_models[name]
     (tensor,) = read_weightless(model).io.inputs
     x = np.random.default_rng(0).standard_normal((2, *tensor.shape[1:])).astype(np.float32)
-    data = folder / "x.npz"
+    data = tmp_path / "x.npz"
     np.savez(data, **{tensor.name: x})
-    simple = qcompile.simplify(model, folder / "simple.onnx")
+    simple = qcompile.simplify(model, tmp_path / "simple.onnx")
     assert simple.manifest.warnings == ()
-    ranges = qcompile.calibrate(simple.path, str(data), folder / "model.ranges")
+    ranges = qcompile.calibrate(simple.path, str(data), tmp_path / "model.ranges")
     for target, engine in (("onnxruntime", "onnxruntime"), ("tensorrt", "tensorrt-rtx")):
         int8 = qcompile.quantize(
-            simple.path, folder / f"{target}.onnx", ranges=ranges.path, target=target, data=str(data)
+            simple.path, tmp_path / f"{target}.onnx", ranges=ranges.path, target=target, data=str(data)
         )
         planned = weighted_nodes(load_onnx(int8.path))["int8"]
         assert len(planned) >= 20 or model.stem.endswith(("alexnet", "zfnet512", "vgg19"))
         built = qcompile.build(
             int8.path,
-            folder / f"built-{target}{'.onnx' if engine == 'onnxruntime' else '.engine'}",
+            tmp_path / f"built-{target}{'.onnx' if engine == 'onnxruntime' else '.engine'}",
             target=engine,
             precision="int8",
             gpus=["sm86"] if engine == "tensorrt-rtx" else [],
         )
         assert built.manifest.proof["reached_in_precision"] == len(planned)
-    assert qcompile.diff(str(simple.path), str(folder / "built-onnxruntime.onnx"), data=str(data))
+    assert qcompile.diff(str(simple.path), str(tmp_path / "built-onnxruntime.onnx"), data=str(data))
 
 
-@pytest.mark.parametrize("name", [*SMALL, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE)])
-def test_a_model_of_an_old_opset_goes_down_the_whole_road(
-    name: str, light_models: dict[str, Path], tmp_path: Path
-) -> None:
-    drive(light_models[name], tmp_path)
-
-
-def test_each_verb_takes_an_unsimplified_file_or_says_why_not(
+def test_an_unsimplified_file_is_built_and_not_calibrated(
     light_models: dict[str, Path], tmp_path: Path
 ) -> None:
     """Here weights are made by nodes at run time: only `simplify` turns them into weights."""
-    model, data = light_models["squeezenet"], tmp_path / "x.npz"
-    np.savez(data, data_0=np.ones((1, 3, 224, 224), np.float32))
+    model = light_models["squeezenet"]
+    np.savez(tmp_path / "x.npz", data_0=np.ones((1, 3, 224, 224), np.float32))
     with pytest.raises(QCompileError, match="simplify first"):
-        qcompile.calibrate(model, str(data), tmp_path / "m.ranges")
+        qcompile.calibrate(model, str(tmp_path / "x.npz"), tmp_path / "m.ranges")
     built = qcompile.build(model, tmp_path / "b.onnx", target="onnxruntime")
     assert built.manifest.proof["reached_in_precision"] == 26
 
 
 def test_an_operator_that_nobody_knows_is_named(tmp_path: Path) -> None:
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in ("x", "y")]
-    node = helper.make_node("Frobnicate", ["x"], ["y"], "frob", domain="com.acme")
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.acme", 1)]
-    model = helper.make_model(
-        helper.make_graph([node], "g", values[:1], values[1:]), opset_imports=opsets, ir_version=8
-    )
+    node = "[frob] y = com.acme.Frobnicate(x)"
+    model = model_of(f"(float[1, 4] x) => (float[1, 4] y) {{ {node} }}", imports=', "com.acme" : 1')
     path = tmp_path / "frob.onnx"
     onnx.save(model, path)
     for attempt in (

@@ -1,6 +1,7 @@
 """Files of strangers whose payload would write a mark: no verb runs it, whatever else it says of the file.
 
-Programs in `.pt2` archives: tests/model/test_archives.py. Code in Keras files: tests/model/tensorflow.
+Programs in `.pt2` archives: tests/model/test_archives.py. Code in Keras files:
+tests/compiler/export/test_tensorflow_source.py.
 """
 
 from __future__ import annotations
@@ -12,29 +13,19 @@ import json
 import os
 import pickle
 import sys
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from hostile_pickle import Evil, torch_saved
 
 from qcompile.cli import main
 from qcompile.errors import QCompileError
 
 MakePath = Callable[..., Path]
 Ask = Callable[..., str]
-
-
-class Evil:
-    """Unpickling it makes a folder."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> tuple[Any, tuple[str]]:
-        return os.mkdir, (str(self.mark),)
 
 
 @pytest.fixture
@@ -67,20 +58,11 @@ def test_the_payload_runs_where_it_is_unpickled(mark: Path) -> None:
     assert mark.exists()
 
 
-NETWORK = """
-import torch
-
-def build():
-    return torch.nn.Linear(4, 3)
-"""
+NETWORK = "import torch\n\ndef build():\n    return torch.nn.Linear(4, 3)\n"
 
 
 def _torch_saved(mark: Path) -> bytes:
-    import torch
-
-    file = io.BytesIO()
-    torch.save({"weight": torch.zeros(3, 4), "bias": Evil(mark)}, file)
-    return file.getvalue()
+    return torch_saved({"weight": torch.zeros(3, 4), "bias": Evil(mark)})
 
 
 @pytest.mark.parametrize(
@@ -151,14 +133,19 @@ def test_a_checkpoint_of_a_calibration_is_not_unpickled(tmp_path: Path, mark: Pa
     assert not mark.exists()
 
 
+def marking(folder: Path, mark: Path, modules: str) -> Path:
+    """A folder of modules that make the mark when they are imported."""
+    folder.mkdir()
+    for name in modules.split():
+        (folder / f"{name}.py").write_text(f"import os\nos.mkdir({str(mark)!r})\n")
+    return folder
+
+
 def test_a_module_beside_a_named_model_of_hugging_face_does_not_run(
     tmp_path: Path, mark: Path, refused: Ask
 ) -> None:
-    folder = tmp_path / "network"
-    folder.mkdir()
-    ran = f"import os\nos.mkdir({str(mark)!r})\n"
-    for name in ("modeling_evil", "configuration_evil", "tokenization_evil", "processing_evil", "custom"):
-        (folder / f"{name}.py").write_text(ran)
+    modules = "modeling_evil configuration_evil tokenization_evil processing_evil custom"
+    folder = marking(tmp_path / "network", mark, modules)
     classes = {
         "AutoConfig": "configuration_evil.Config",
         "AutoModel": "modeling_evil.Model",
@@ -185,10 +172,7 @@ def test_a_script_in_a_folder_of_data_sets_does_not_run(
     tmp_path: Path, mark: Path, refused: Ask, tiny_file: MakePath
 ) -> None:
     pytest.importorskip("datasets")
-    folder = tmp_path / "reviews"
-    folder.mkdir()
-    for name in ("reviews", "dataset", "__init__", "conftest"):
-        (folder / f"{name}.py").write_text(f"import os\nos.mkdir({str(mark)!r})\n")
+    folder = marking(tmp_path / "reviews", mark, "reviews dataset __init__ conftest")
     (folder / "dataset_info.json").write_text(
         json.dumps({"builder_name": "reviews", "features": {"x": {"_type": "Evil", "dtype": "object"}}})
     )
@@ -242,31 +226,6 @@ def test_a_picture_that_another_program_would_draw_is_refused(
     with pytest.raises(QCompileError, match="cannot be decoded"):
         read_mask(picture, (8, 8), ImagePreprocessing(height=8, width=8))
     assert not mark.exists()
-
-
-def test_the_bytecode_of_a_keras_file_does_not_run(tmp_path: Path, mark: Path, refused: Ask) -> None:
-    import marshal
-
-    code = marshal.dumps(compile(f"import os; os.mkdir({str(mark)!r})", "x", "exec"))
-    layer = {
-        "module": "keras.layers",
-        "class_name": "Lambda",
-        "config": {
-            "name": "l",
-            "function": {
-                "class_name": "__lambda__",
-                "config": {"code": base64.b64encode(code).decode(), "defaults": None, "closure": None},
-            },
-        },
-    }
-    config = {"module": "keras", "class_name": "Sequential", "config": {"name": "s", "layers": [layer]}}
-    path = tmp_path / "m.keras"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("config.json", json.dumps(config))
-        archive.writestr("metadata.json", "{}")
-        archive.writestr("model.weights.h5", b"")
-    said = refused("export", path, "-o", tmp_path / "m.onnx")
-    assert "Lambda" in said
 
 
 NAMES = ["../up", "/tmp/absolute", "a/b", "a\\b", "..", ".hidden", "", "a\0b", "a\nb\0"]

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import qcompile
-from qcompile.artifact import Artifact
 
 SOURCE = """
 import torch
@@ -46,21 +45,12 @@ def road(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the exported, simplified and calibrated encoder."""
     folder = tmp_path_factory.mktemp("encoder")
     (folder / "encoder.py").write_text(SOURCE)
-    data = f"{folder}/encoder.py:samples"
-    qcompile.export(
-        f"{folder}/encoder.py:build",
-        folder / "m.onnx",
-        inputs=["ids:[batch,16]:int64", "mask:[batch,16]:int64"],
-        data=data,
-    )
+    data, inputs = f"{folder}/encoder.py:samples", ["ids:[batch,16]:int64", "mask:[batch,16]:int64"]
+    qcompile.export(f"{folder}/encoder.py:build", folder / "m.onnx", inputs=inputs, data=data)
     simple = qcompile.simplify(folder / "m.onnx", folder / "s.onnx", data=data)
     assert simple.manifest.warnings == ()
     qcompile.calibrate(folder / "s.onnx", data, folder / "m.ranges")
     return folder
-
-
-def decibels(artifact: Artifact) -> float:
-    return float(artifact.manifest.checks[0].detail.split(" dB")[0])
 
 
 @pytest.mark.parametrize(
@@ -74,35 +64,23 @@ def decibels(artifact: Artifact) -> float:
 )
 def test_every_mode_keeps_the_signal(name: str, least_db: float, options: dict[str, str], road: Path) -> None:
     ranges = road / "m.ranges" if name in ("static", "tensorrt") else None
-    artifact = qcompile.quantize(
-        road / "s.onnx",
-        road / f"{name}.onnx",
-        ranges=ranges,
-        data=f"{road}/encoder.py:samples",
-        **options,  # type: ignore[arg-type]
-    )
-    assert decibels(artifact) > least_db
+    data = f"{road}/encoder.py:samples"
+    artifact = qcompile.quantize(road / "s.onnx", road / f"{name}.onnx", ranges=ranges, data=data, **options)  # type: ignore[arg-type]
+    assert float(artifact.manifest.checks[0].detail.split(" dB")[0]) > least_db
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 def test_tensorrt_rtx_builds_it_in_every_precision(precision: str, road: Path) -> None:
     built = qcompile.build(
-        road / "s.onnx",
-        road / f"{precision}.engine",
-        target="tensorrt-rtx",
-        precision=precision,
-        ranges=road / "m.ranges",
-        gpus=["sm86"],
-        layers={"*": "int8"} if precision == "int8" else {},
-    )
-    layers = built.manifest.proof["layers_by_precision"]
-    assert layers == {precision: {"MATRIX_MULTIPLY": 13}}
+        road / "s.onnx", road / f"{precision}.engine", target="tensorrt-rtx", precision=precision,
+        ranges=road / "m.ranges", gpus=["sm86"], layers={"*": "int8"} if precision == "int8" else {},
+    )  # fmt: skip
+    assert built.manifest.proof["layers_by_precision"] == {precision: {"MATRIX_MULTIPLY": 13}}
 
 
 def test_the_int8_model_agrees_with_pytorch(road: Path) -> None:
     qcompile.build(
         road / "s.onnx", road / "cpu.onnx", target="onnxruntime", precision="int8", ranges=road / "m.ranges"
     )
-    assert qcompile.diff(
-        f"{road}/encoder.py:build", str(road / "cpu.onnx"), data=f"{road}/encoder.py:samples"
-    )
+    source = f"{road}/encoder.py"
+    assert qcompile.diff(f"{source}:build", str(road / "cpu.onnx"), data=f"{source}:samples")

@@ -6,7 +6,6 @@ A `.pt2` is looked into first: what runs code when it is loaded is refused, and 
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import pickle
@@ -14,10 +13,10 @@ import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from hostile_pickle import Evil, torch_saved
 
 import qcompile
 from qcompile.cli import main
@@ -67,15 +66,6 @@ def test_a_torchscript_archive_with_one_byte_of_a_weight_changed_is_refused(
         load_torch(parse_source(str(path)))
     assert "copy it again" in caught.value.hint
     assert "data/0" in str(caught.value.data["member"])
-
-
-@pytest.mark.parametrize("kept", [0.05, 0.5, 0.99])
-def test_an_archive_without_its_directory_is_refused(traced: Path, tmp_path: Path, kept: float) -> None:
-    path = tmp_path / "net.pt"
-    content = traced.read_bytes()
-    path.write_bytes(content[: int(len(content) * kept)])
-    with pytest.raises(ModelError, match="its directory is damaged"):
-        load_torch(parse_source(str(path)))
 
 
 def test_no_byte_of_the_directory_makes_another_exception(traced: Path, tmp_path: Path) -> None:
@@ -144,16 +134,6 @@ class Net(torch.nn.Module):
         return self.linear(doubled[: x.shape[0]]) + self.table
 
 
-class Evil:
-    """Pickled, it creates a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return os.mkdir, (str(self.path),)
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A program with a dynamic batch, weights and a constant, as `torch.export.save` writes it."""
@@ -165,52 +145,38 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rewritten(saved: Path, path: Path, change: Callable[[str, bytes], bytes], **more: bytes) -> Path:
-    """The archive with other members, and some more."""
+    """The archive with changed members, and with others by their name in it."""
+    others = {f"net/{name}": content for name, content in more.items()}
     with zipfile.ZipFile(saved) as before, zipfile.ZipFile(path, "w") as after:
         for name in before.namelist():
+            if name in others:
+                continue
             content = change(name, before.read(name))
             # PyTorch maps raw tensors: it wants them aligned, which a filled name gives.
             info = zipfile.ZipInfo(name)
             space = -(after.fp.tell() + 30 + len(name) + 4) % 64  # type: ignore[union-attr]
             info.extra = b"FB" + space.to_bytes(2, "little") + b"Z" * space
             after.writestr(info, content)
-        for name, content in more.items():
-            after.writestr(f"net/{name}", content)
+        for name, content in others.items():
+            after.writestr(name, content)
     return path
 
 
 def evil_pickle(mark: Path) -> bytes:
-    file = io.BytesIO()
-    torch.save(((Evil(mark),), {}), file)
-    return file.getvalue()
+    return torch_saved(((Evil(mark),), {}))
 
 
-def test_what_export_saves_needs_no_trust(saved: Path) -> None:
+def test_what_pytorch_saves_needs_no_trust(saved: Path, traced: Path) -> None:
     check_program(saved)
-    x = torch.randn(5, 6)
-    assert load_torch(parse_source(str(saved))).module(x).shape == (5, 3)
-
-
-@pytest.mark.parametrize("name", [TORCH_SAVED, "data/weights/model.pt", "data/constants/model.pt"])
-def test_a_pickle_that_would_run_is_refused_and_has_not_run(name: str, saved: Path, tmp_path: Path) -> None:
-    mark = tmp_path / "ran"
-    members = {} if name == TORCH_SAVED else {name: evil_pickle(mark)}
-    path = rewritten(
-        saved, tmp_path / "bad.pt2", lambda n, old: evil_pickle(mark) if n.endswith(name) else old, **members
-    )
-    with pytest.raises(ModelError, match=r"holds a pickle with \w+.mkdir, which runs code") as refused:
-        load_torch(parse_source(str(path)))
-    assert name in refused.value.message
-    assert "`trust`" in refused.value.hint
-    assert not mark.exists()
+    assert load_torch(parse_source(str(saved))).module(torch.randn(5, 6)).shape == (5, 3)
+    assert load_torch(parse_source(str(traced))).module(torch.ones(4, 50)).shape == (4, 30)
 
 
 @pytest.fixture
 def evil(saved: Path, tmp_path: Path) -> tuple[Path, Path]:
     """A program with a pickle of example inputs that makes a folder, and that folder."""
-    path, mark = tmp_path / "bad.pt2", tmp_path / "ran"
-    content = evil_pickle(mark)
-    return rewritten(saved, path, lambda name, old: content if name.endswith(TORCH_SAVED) else old), mark
+    mark = tmp_path / "ran"
+    return rewritten(saved, tmp_path / "bad.pt2", unchanged, **{TORCH_SAVED: evil_pickle(mark)}), mark
 
 
 def test_with_trust_it_is_loaded_as_asked(evil: tuple[Path, Path]) -> None:
@@ -235,24 +201,36 @@ def config(kind: str, **entry: object) -> Callable[[str, bytes], bytes]:
     return change
 
 
+def unchanged(_: str, old: bytes) -> bytes:
+    return old
+
+
+PICKLE = r"holds a pickle with \w+\.mkdir, which runs code"
+
+
 @pytest.mark.parametrize(
-    ("change", "name", "content", "said"),
+    ("change", "name", "content", "words"),
     [
+        (unchanged, TORCH_SAVED, evil_pickle, PICKLE),
+        (unchanged, "data/weights/model.pt", evil_pickle, PICKLE),
+        (unchanged, "data/constants/model.pt", evil_pickle, PICKLE),
+        (config("weights", path_name="weight_9", use_pickle=True), "data/weights/weight_9", evil_pickle,
+         PICKLE),
         (config("constants", path_name="opaque_obj_0", use_pickle=True), "data/constants/opaque_obj_0",
          lambda mark: pickle.dumps(Evil(mark)), "a pickled object"),
-        (config("weights", path_name="weight_9", use_pickle=True), "data/weights/weight_9", evil_pickle,
-         r"a pickle with \w+.mkdir"),
-        (lambda _, old: old, "data/aotinductor/model/model.so", lambda _: b"\x7fELF", "native code"),
+        (unchanged, "data/aotinductor/model/model.so", lambda _: b"\x7fELF", "native code"),
     ],
 )  # fmt: skip
-def test_objects_and_pickled_tensors_and_native_code_are_refused(
-    change: Callable[[str, bytes], bytes], name: str, content: Callable[[Path], bytes], said: str,
+def test_what_would_run_is_refused_and_has_not_run(
+    change: Callable[[str, bytes], bytes], name: str, content: Callable[[Path], bytes], words: str,
     saved: Path, tmp_path: Path,
 ) -> None:  # fmt: skip
     mark = tmp_path / "ran"
     path = rewritten(saved, tmp_path / "bad.pt2", change, **{name: content(mark)})
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=words) as refused:
         load_torch(parse_source(str(path)))
+    assert name in refused.value.message
+    assert "`trust`" in refused.value.hint
     assert not mark.exists()
 
 
@@ -277,7 +255,7 @@ def test_a_graph_that_calls_more_than_operators_is_refused(
     symbol = before.replace("s77", text.split("Symbol('")[1].split("'")[0])
     assert symbol in text
     changed = text.replace(symbol, after.replace("MARK", str(mark))).encode()
-    path = rewritten(saved, tmp_path / "bad.pt2", lambda n, old: changed if n.endswith(GRAPH) else old)
+    path = rewritten(saved, tmp_path / "bad.pt2", unchanged, **{GRAPH: changed})
     with pytest.raises(ModelError, match=said):
         load_torch(parse_source(str(path)))
     assert not mark.exists()
@@ -302,17 +280,24 @@ def test_the_older_format_is_looked_into_too(name: str, tmp_path: Path) -> None:
     [
         lambda _: b"",
         lambda _: b"no zip",
+        lambda _: b"PK\x03\x04 cut off",
         lambda content: content[:-30],
+        lambda content: content[: len(content) // 20],
         lambda content: content[: len(content) // 2],
         lambda content: content[: content.rindex(b"PK\x01\x02")] + b"x" * 80,
     ],
 )
-def test_archives_that_are_none_are_refused(
-    damaged: Callable[[bytes], bytes], saved: Path, tmp_path: Path
+def test_archives_without_their_directory_are_refused(
+    damaged: Callable[[bytes], bytes], saved: Path, traced: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "bad.pt2").write_bytes(damaged(saved.read_bytes()))
-    with pytest.raises(ModelError, match="not a program saved by"):
-        load_torch(parse_source(str(tmp_path / "bad.pt2")))
+    for whole, message in (
+        (saved, "not a program saved by"),
+        (traced, "its directory is damaged|never unpickled"),
+    ):
+        path = tmp_path / f"bad{whole.suffix}"
+        path.write_bytes(damaged(whole.read_bytes()))
+        with pytest.raises(ModelError, match=rf"bad\{path.suffix}: .*({message})"):
+            load_torch(parse_source(str(path)))
 
 
 def test_the_second_lock_is_put_back(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,20 +12,17 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import written_models
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import numpy_helper, parser
 
 from qcompile.model.input_notes import InputNote, write_notes
 from qcompile.model.multiply_adds import ALIGNMENT, multiply_adds, named, shares, tensor_core_advice
 
 
-def model_of(body: str, **weights: tuple[int, ...]) -> onnx.ModelProto:
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> g {body}')
-    model.graph.initializer.extend(
-        numpy_helper.from_array(np.ones(shape, np.float32), name) for name, shape in weights.items()
-    )
-    return model
+def model_of(text: str, **weights: tuple[int, ...]) -> onnx.ModelProto:
+    """A model whose weights are ones of these shapes."""
+    return written_models.model_of(text, **{n: np.ones(shape, np.float32) for n, shape in weights.items()})
 
 
 LINEAR = {
@@ -81,12 +78,8 @@ def test_extents_that_the_exporter_wrote_of_dynamic_axes_are_known() -> None:
         "(float[batch,4] x, int64[1] k) => (float[n,5] y) { s, i = TopK(x, k) [a] y = MatMul(s, w) }",
         w=(2, 5),
     )
-    for dimension, expected in (
-        ("2*batch + 1", 7),
-        ("batch//3", 1),
-        ("unknown", None),
-        ("max(1, batch)", None),
-    ):
+    extents = {"2*batch + 1": 7, "batch//3": 1, "unknown": None, "max(1, batch)": None}
+    for dimension, expected in extents.items():
         del model.graph.value_info[:]
         info = onnx.helper.make_tensor_value_info("s", onnx.TensorProto.FLOAT, [dimension, 2])
         model.graph.value_info.append(info)
@@ -148,6 +141,7 @@ def test_the_next_multiples_and_the_zeros_are_named(
 )
 def test_the_multiple_of_a_precision_is_sixteen_bytes(precision: str, multiple: int) -> None:
     assert ALIGNMENT[precision] == multiple
+    assert tensor_core_advice(model_of("(float[2,4] x) => (float[2,4] y) { y = Relu(x) }"), precision) == {}
     assert tensor_core_advice(convolution(multiple, 2 * multiple), precision) == {"a": "fits"}
     assert tensor_core_advice(convolution(multiple, multiple + 1), precision) != {"a": "fits"}
 
@@ -165,7 +159,3 @@ def test_the_zeros_are_those_of_the_padded_model(precision: str, k: int, n: int,
     zeros = 0.0 if said == "fits" else float(said.rpartition(", ")[2].removesuffix("% zeros"))
     assert zeros == pytest.approx(100 * (1 - before / after), abs=0.051)
     assert (said == "fits") == (before == after)
-
-
-def test_a_model_that_multiplies_nothing_has_no_advice() -> None:
-    assert tensor_core_advice(model_of("(float[2,4] x) => (float[2,4] y) { [a] y = Relu(x) }")) == {}

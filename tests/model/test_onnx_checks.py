@@ -1,9 +1,11 @@
-"""Damaged, hostile and unusual ONNX files: one clear error from every reader."""
+"""ONNX files are read as they were written; of damaged and hostile ones every reader says one clear error."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,19 +14,154 @@ import pytest
 from damaged_onnx import net, refused
 from google.protobuf.internal.encoder import _VarintBytes
 from onnx import TensorProto, helper, numpy_helper
+from written_models import model_of
 
-from qcompile.errors import ModelError
+from qcompile.errors import MissingFile, ModelError
+from qcompile.model import onnx_file
 from qcompile.model.graph import holds_half
 from qcompile.model.onnx_checks import external_path
-from qcompile.model.onnx_file import load_onnx
-from qcompile.model.weightless import read_weightless
+from qcompile.model.onnx_file import (
+    check_onnx,
+    count_operators,
+    dtype_name,
+    external_files,
+    load_checked,
+    load_onnx,
+    model_io,
+    opset,
+    save_onnx,
+)
+from qcompile.model.weightless import fingerprint, read_weightless
+from qcompile.tensors import TensorInfo
+
+MakePath = Callable[..., Path]
+Tiny = Callable[..., onnx.ModelProto]
 
 
-def test_the_net_itself_is_taken(tmp_path: Path) -> None:
+@pytest.fixture
+def external(tiny: Tiny, tmp_path: Path) -> Path:
+    """A model whose weights lie beside it, in weights.bin."""
+    path = tmp_path / "external.onnx"
+    onnx.save_model(tiny("mlp"), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    return path
+
+
+def test_a_saved_model_is_read_as_it_was(tiny: Tiny, tmp_path: Path) -> None:
+    save_onnx(tiny("residual"), tmp_path / "m.onnx")
+    assert load_onnx(tmp_path / "m.onnx") == load_checked(tmp_path / "m.onnx") == tiny("residual")
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+    save_onnx(net(), tmp_path / "m.onnx")
+    assert load_checked(tmp_path / "m.onnx") == net()
+
+
+def test_weights_too_large_for_one_file_lie_beside_it(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_file, "EXTERNAL_DATA_BYTES", 2000)  # nobody tests with 2 GB
+    save_onnx(tiny("mlp"), tmp_path / "m.onnx")
+    assert external_files(tmp_path / "m.onnx", load_onnx(tmp_path / "m.onnx", external_data=False)) == [
+        tmp_path / "m.onnx.data"
+    ]
+    weights = {t.name: numpy_helper.to_array(t) for t in load_checked(tmp_path / "m.onnx").graph.initializer}
+    for tensor in tiny("mlp").graph.initializer:
+        np.testing.assert_array_equal(weights[tensor.name], numpy_helper.to_array(tensor))
+
+
+def test_a_missing_file_is_named_with_the_nearest(tiny_file: MakePath) -> None:
+    path = tiny_file("residual")
+    for read in (load_onnx, read_weightless, fingerprint):
+        with pytest.raises(MissingFile) as caught:
+            read(path.with_name("residuall.onnx"))
+        assert caught.value.hint == f"did you mean {path}?"
+
+
+@pytest.mark.parametrize("read", [load_onnx, read_weightless, load_checked, fingerprint])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"\x00", b"no protobuf here", b"\xff" * 50, b"\x08\x08",
+        b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\x7f",  # a graph of 2**63 bytes
+        b"\x80" * 20,  # a number without an end
+        b"\x3a\x05\x2a\x03\x4a\x7f\x00",  # raw data that is longer than its tensor
+        b"\x0b\x0c",  # a group, which ONNX has none of
+        b"TRT-8503-EntropyCalibration2\n",
+        net().SerializeToString()[:-9],  # cut off
+    ],
+)  # fmt: skip
+def test_what_is_no_model_is_named(tmp_path: Path, content: bytes, read: Callable[[Path], object]) -> None:
     path = tmp_path / "m.onnx"
-    onnx.save(net(), path)
-    onnx.checker.check_model(str(path), full_check=True)
-    assert load_onnx(path) == net()
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=r"m\.onnx: (not an ONNX model|holds no graph)") as caught:
+        read(path)
+    assert caught.value.data["file"] == path
+
+
+def test_without_external_data_inputs_and_outputs_are_read_and_values_are_not(external: Path) -> None:
+    (external.parent / "weights.bin").unlink()
+    io = read_weightless(external).io
+    assert io.inputs == (TensorInfo("x", "float32", ("batch", 16)),)
+    assert io.outputs == (TensorInfo("y", "float32", ("batch", 8)),)
+    with pytest.raises(ModelError, match=r"external\.onnx: its external data cannot be read") as caught:
+        load_onnx(external)
+    assert caught.value.hint == "keep the data file beside the model"
+
+
+def test_axes_are_numbers_names_or_unknown() -> None:
+    io = model_io(model_of("(float16[n, 3, ?] x, int64 s) => (float16[n, 3, ?] y) { y = Neg(x) }"))
+    assert io.inputs == (TensorInfo("x", "float16", ("n", 3, "?")), TensorInfo("s", "int64", ()))
+
+
+def test_the_checker_names_the_file_and_its_finding(tiny: Tiny, tmp_path: Path) -> None:
+    path, model = tmp_path / "m.onnx", tiny("mlp")
+    model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 9  # does not follow
+    onnx.save(model, path)
+    check_onnx(path)
+    with pytest.raises(ModelError, match=r"m\.onnx: ONNX's checker refuses it"):
+        load_checked(path)
+    model.graph.node[0].op_type = "NoSuchOperator"
+    onnx.save(model, path)
+    for check in (check_onnx, load_checked):
+        with pytest.raises(ModelError, match=r"m\.onnx: ONNX's checker refuses it: .*NoSuchOperator"):
+            check(path)
+
+
+def test_the_opset_is_that_of_the_domain(tiny: Tiny) -> None:
+    model = tiny("mlp", opset=18)
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    assert (opset(model), opset(model, "ai.onnx"), opset(model, "com.microsoft")) == (18, 18, 1)
+    assert opset(model, "custom") == 0
+    model.opset_import[0].domain = "ai.onnx"
+    assert opset(model) == 18
+
+
+def test_operators_are_counted_in_subgraphs_too_the_most_frequent_first() -> None:
+    model = net()
+    model.graph.node[4].attribute[0].g.node.append(helper.make_node("Relu", ["z"], ["unread"]))
+    counts = {"Relu": 2, "Add": 1, "Constant": 1, "If": 1, "MatMul": 1, "Mul": 1, "own::act": 1}
+    assert list(count_operators(model).items()) == list(counts.items())
+
+
+def test_the_fingerprint_is_of_the_content_not_of_the_place(external: Path, tmp_path: Path) -> None:
+    assert external_files(external, read_weightless(external).model) == [external.parent / "weights.bin"]
+    before = fingerprint(external)
+    copy = tmp_path / "elsewhere"
+    copy.mkdir()
+    shutil.copy(external, copy / "renamed.onnx")
+    shutil.copy(external.parent / "weights.bin", copy)
+    assert fingerprint(copy / "renamed.onnx") == before
+    weights = bytearray((copy / "weights.bin").read_bytes())
+    weights[7] ^= 1
+    (copy / "weights.bin").write_bytes(weights)
+    assert fingerprint(copy / "renamed.onnx") != before
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("FLOAT", "float32"), ("FLOAT16", "float16"), ("BFLOAT16", "bfloat16"), ("DOUBLE", "float64"),
+     ("INT64", "int64"), ("BOOL", "bool"), ("STRING", "string"), ("UNDEFINED", "undefined")],
+)  # fmt: skip
+def test_element_types_have_numpys_names(kind: str, name: str) -> None:
+    assert dtype_name(onnx.TensorProto.DataType.Value(kind)) == name
 
 
 CASES = {

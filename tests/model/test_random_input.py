@@ -1,29 +1,31 @@
-"""What values an input takes is read from the graph: tables, masks, corners.
-
-What a file says of its inputs is read back as it was written; a damaged entry is none.
-"""
+"""What values an input takes is read from the graph, and how a sample becomes one from the file's notes."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import numpy_helper, parser
+from written_models import model_of
 
-from qcompile.errors import DataError, ModelError
+from qcompile.errors import DataError, InvalidOption, ModelError
 from qcompile.model.input_notes import KEY, AxisRange, InputNote, read_notes, write_notes
+from qcompile.model.onnx_file import load_onnx, model_io, save_onnx
+from qcompile.model.preprocessing import (
+    AudioPreprocessing,
+    ImagePreprocessing,
+    TextPreprocessing,
+    as_json,
+    preprocessing_of,
+    read_preprocessing,
+)
 from qcompile.model.random_input import Domain, RandomInput, random_feeds, read_domains
-from qcompile.tensors import Feeds, TensorInfo
+from qcompile.tensors import Feeds, ModelIO, TensorInfo
 
 IMAGES = "(float[batch, 3, h, w] x) => (float[batch, 3, h, w] y) { y = Relu (x) }"
-
-
-def model_of(text: str, **stored: np.ndarray) -> onnx.ModelProto:
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> g {text}')
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in stored.items())
-    return model
 
 
 def embedding() -> onnx.ModelProto:
@@ -39,11 +41,10 @@ def embedding() -> onnx.ModelProto:
 
 
 def test_indices_stay_within_the_table_that_they_index() -> None:
-    model = embedding()
-    assert read_domains(model)["ids"] == Domain("index", (30,))
-    feeds = RandomInput(model).feeds(64)
-    assert feeds["ids"].min() >= 0
-    assert 2 <= feeds["ids"].max() < 30
+    assert read_domains(embedding())["ids"] == Domain("index", (30,))
+    ids = RandomInput(embedding()).feeds(64)["ids"]
+    assert ids.min() >= 0
+    assert 2 <= ids.max() < 30
 
 
 def test_whole_numbers_that_are_multiplied_are_a_mask_with_a_padded_tail() -> None:
@@ -52,11 +53,6 @@ def test_whole_numbers_that_are_multiplied_are_a_mask_with_a_padded_tail() -> No
     assert (mask[:, 0] == 1).all()
     assert (mask[:, -1] == 0).all()
     assert (np.diff(mask, axis=1) <= 0).all()
-
-
-def test_a_mask_of_one_position_is_not_empty() -> None:
-    tensor = TensorInfo("attention_mask", "int64", ("batch", "length"))
-    assert random_feeds([tensor])["attention_mask"].tolist() == [[1]]
 
 
 def test_edges_of_a_graph_name_nodes_that_are_there() -> None:
@@ -75,28 +71,26 @@ def test_edges_of_a_graph_name_nodes_that_are_there() -> None:
     assert 1 < feeds["edges"].max() < 7
 
 
-def test_corners_of_boxes_are_in_order() -> None:
-    tensor = TensorInfo("boxes", "float32", (5, 4))
-    x1, y1, x2, y2 = random_feeds([tensor])["boxes"].T
-    assert (x1 < x2).all()
-    assert (y1 < y2).all()
-
-
-def test_rows_of_a_class_stay_below_its_depth() -> None:
+def test_classes_stay_below_their_depth_and_positions_count_up_within_their_table() -> None:
     text = "(int64[batch] label) => (float[batch, 7] y) { y = OneHot (label, depth, values) }"
     model = model_of(text, depth=np.array(7), values=np.array([0, 1], np.float32))
     assert RandomInput(model).feeds(200)["label"].max() == 6
-
-
-def test_positions_count_up_and_stay_in_their_table() -> None:
     text = "(int64[batch, 6] position_ids) => (float[n, 6, 2] y) { y = Gather (table, position_ids) }"
     model = model_of(text, table=np.ones((4, 2), np.float32))
     assert RandomInput(model).feeds()["position_ids"].tolist() == [[0, 1, 2, 3, 3, 3]]
 
 
-def test_bytes_of_an_image_span_their_range() -> None:
-    image = random_feeds([TensorInfo("image", "uint8", (1, 16, 16, 3))])["image"]
-    assert image.max() > 200
+def test_names_and_types_tell_masks_corners_and_bytes_of_images() -> None:
+    def values(name: str, dtype: str, *shape: int | str) -> np.ndarray:
+        return np.asarray(random_feeds([TensorInfo(name, dtype, shape)])[name])
+
+    assert values("attention_mask", "int64", "batch", "length").tolist() == [[1]]  # one position is not empty
+    x1, y1, x2, y2 = values("boxes", "float32", 5, 4).T
+    assert (x1 < x2).all()
+    assert (y1 < y2).all()
+    assert values("image", "uint8", 1, 16, 16, 3).max() > 200
+    with pytest.raises(DataError, match="string"):
+        values("words", "string", 1)
 
 
 def test_extents_are_those_of_the_example_within_their_ranges() -> None:
@@ -134,11 +128,6 @@ def test_a_refusal_names_the_input_that_was_made_up_and_the_way_to_real_input() 
     assert caught.value.data["file"] == "m.onnx"
 
 
-def test_text_cannot_be_made_up() -> None:
-    with pytest.raises(DataError, match="string"):
-        random_feeds([TensorInfo("words", "string", (1,))])
-
-
 def test_notes_come_back_as_they_were_written() -> None:
     model = onnx.ModelProto()
     notes = {"x": InputNote((2, 3, 64), {2: AxisRange(32, None, 8)}), "y": InputNote(())}
@@ -168,3 +157,41 @@ def test_the_nearest_extent_is_one_that_the_axis_takes(low: int, more: int, step
         assert found in allowed
         above = [n for n in allowed if n >= extent]
         assert found == (above[0] if above else allowed[-1])
+
+
+IMAGE = ImagePreprocessing(input="x", height=224, width=224, resize=(256,), mean=(0.5, 0.4, 0.3))
+KINDS = [
+    IMAGE,
+    TextPreprocessing(tokenizer="folder", inputs=("input_ids",), classes=("no", "yes")),
+    AudioPreprocessing(inputs=("input_values",), vocabulary=("", "a", "b"), task="speech-recognition"),
+]
+
+
+@pytest.mark.parametrize("one", KINDS, ids=lambda one: one.kind)
+def test_each_kind_is_read_as_it_was_written(one: object) -> None:
+    assert read_preprocessing(as_json(one)) == one  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"kind": "smell"}, "'smell'"),
+        ([], "None"),
+        ({"kind": "image", "height": "tall", "width": 4}, "height"),
+        ({"kind": "text", "tokenizer": "t"}, "inputs"),
+    ],
+)
+def test_what_cannot_be_read_is_named(value: object, said: str) -> None:
+    with pytest.raises(InvalidOption, match=said):
+        read_preprocessing(value)
+
+
+def test_an_onnx_file_and_a_manifest_carry_it(tmp_path: Path) -> None:
+    model = model_of("(float[batch, 3, 224, 224] x) => (float[n, 3, h, w] y) { y = Relu(x) }")
+    write_notes(model, {"x": InputNote((1, 3, 224, 224), preprocessing=as_json(IMAGE))})
+    save_onnx(model, tmp_path / "m.onnx")
+    io = model_io(load_onnx(tmp_path / "m.onnx"))
+    assert preprocessing_of(io.inputs) == IMAGE
+    assert preprocessing_of(ModelIO.from_json(io.as_json()).inputs) == IMAGE  # type: ignore[arg-type]
+    assert read_notes(model)["x"].example == (1, 3, 224, 224)
+    assert preprocessing_of([TensorInfo("x", "float32", (1,))]) is None

@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import numpy_helper, parser
 from onnxruntime.quantization import QuantType, quantize_dynamic
+from written_models import model_of, outputs_of
 
 import qcompile
 from qcompile.model.output_error import output_error
@@ -26,15 +27,6 @@ from qcompile.model.reference_forms import (
 
 Array = NDArray[Any]
 HIDDEN = 3
-
-
-def outputs(model: onnx.ModelProto, x: Array) -> list[Array]:
-    """Outputs of a model as it is written, node by node."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    onnx.checker.check_model(model)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
-    return list(session.run(None, {"x": x}))
 
 
 def stored(model: onnx.ModelProto) -> dict[str, Array]:
@@ -56,22 +48,12 @@ def dynamic(path: Path, model: onnx.ModelProto) -> onnx.ModelProto:
     return onnx.load(qcompile.quantize(path, path.with_name("q.onnx"), mode="dynamic").path)
 
 
-def model_of(text: str, weights: dict[str, Array]) -> onnx.ModelProto:
-    """A model from ONNX's text form, with weights of float32."""
-    header = '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>'
-    model: onnx.ModelProto = parser.parse_model(f"{header} g {text}")
-    model.graph.initializer.extend(
-        numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()
-    )
-    return model
-
-
 def lstm() -> onnx.ModelProto:
     random = np.random.default_rng(0)
     shapes = {"w": (1, 4 * HIDDEN, 6), "r": (1, 4 * HIDDEN, HIDDEN), "b": (1, 8 * HIDDEN)}
-    weights = {name: random.normal(0, 0.6, shape) for name, shape in shapes.items()}
+    weights = {name: random.normal(0, 0.6, shape).astype(np.float32) for name, shape in shapes.items()}
     node = f"[lstm] y = LSTM <hidden_size = {HIDDEN}> (x, w, r, b)"
-    return model_of(f"(float[5, 1, 6] x) => (float[5, 1, 1, {HIDDEN}] y) {{ {node} }}", weights)
+    return model_of(f"(float[5, 1, 6] x) => (float[5, 1, 1, {HIDDEN}] y) {{ {node} }}", **weights)
 
 
 def lstm_by_numpy(x: Array, w: Array, r: Array, bias: Array, round_to: Callable[[Array], Array]) -> Array:
@@ -94,20 +76,16 @@ def test_a_dynamic_product_without_saturation_is_the_integer_product(
     model = dynamic(tmp_path / "m.onnx", tiny("mlp"))
     x = np.random.default_rng(0).normal(0, 3, (9, 16)).astype(np.float32)
     values = stored(model)
-    first, second = (n for n in model.graph.node if n.op_type == "MatMulInteger")
-    w1, w2 = (
-        values[n.input[1]] * values[n.input[1].replace("_quantized", "_scale")] for n in (first, second)
-    )
-    (bias,) = (
-        values[n] for node in model.graph.node if node.name == "bias1" for n in node.input if n in values
-    )
+    weights = [node.input[1] for node in model.graph.node if node.op_type == "MatMulInteger"]
+    w1, w2 = (values[name] * values[name.replace("_quantized", "_scale")] for name in weights)
+    (bias,) = (values[name] for node in model.graph.node if node.name == "bias1"
+               for name in node.input if name in values)  # fmt: skip
     hidden = np.maximum(rounded(x) @ w1 + bias, 0)
     exact = without_saturation(model)
-    assert {
-        stored(exact)[n.input[1]].dtype.name for n in exact.graph.node if n.op_type == "MatMulInteger"
-    } == {"uint8"}
-    np.testing.assert_allclose(outputs(exact, x)[0], rounded(hidden) @ w2, atol=1e-3)
-    plain = outputs(without_roundings(model), x)[0]
+    products = [node for node in exact.graph.node if node.op_type == "MatMulInteger"]
+    assert {stored(exact)[node.input[1]].dtype.name for node in products} == {"uint8"}
+    np.testing.assert_allclose(outputs_of(exact, x)[0], rounded(hidden) @ w2, atol=1e-3)
+    plain = outputs_of(without_roundings(model), x)[0]
     np.testing.assert_allclose(plain, np.maximum(x @ w1 + bias, 0) @ w2, atol=1e-4)
     assert np.abs(plain - rounded(hidden) @ w2).max() > 0.01, "the roundings show"
 
@@ -125,11 +103,11 @@ def test_a_dynamic_lstm_without_saturation_is_that_of_integer_products(tmp_path:
     exact = without_saturation(model)
     (shifted,) = (n for n in exact.graph.node if n.op_type == "DynamicQuantizeLSTM")
     assert {stored(exact)[shifted.input[i]].dtype.name for i in (1, 2, 9, 11)} == {"uint8"}
-    np.testing.assert_allclose(outputs(exact, x)[0], lstm_by_numpy(x, w, r, bias, rounded), atol=1e-4)
+    np.testing.assert_allclose(outputs_of(exact, x)[0], lstm_by_numpy(x, w, r, bias, rounded), atol=1e-4)
     plain = without_roundings(model)
     assert [n.op_type for n in plain.graph.node] == ["LSTM"]
-    np.testing.assert_allclose(outputs(plain, x)[0], lstm_by_numpy(x, w, r, bias, np.asarray), atol=1e-5)
-    assert np.abs(outputs(plain, x)[0] - outputs(exact, x)[0]).max() > 1e-3, "the roundings show"
+    np.testing.assert_allclose(outputs_of(plain, x)[0], lstm_by_numpy(x, w, r, bias, np.asarray), atol=1e-5)
+    assert np.abs(outputs_of(plain, x)[0] - outputs_of(exact, x)[0]).max() > 1e-3, "the roundings show"
 
 
 PAIRS = """<ir_version: 9, opset_import: ["" : 19]> g (float[n] x) => (float[n] y)
@@ -143,7 +121,7 @@ def test_a_pair_without_rounding_clips_to_its_range_and_weights_stay() -> None:
     plain = without_roundings(model)
     assert [node.op_type for node in plain.graph.node] == ["Max", "Min", "DequantizeLinear", "Mul"]
     for x, expected in [((1.3, -1.3), (1.3, -1.3)), ((-99, 999), (-5, 122.5))]:
-        (y,) = outputs(plain, np.array(x, np.float32))
+        (y,) = outputs_of(plain, np.array(x, np.float32))
         np.testing.assert_allclose(y, np.array(expected) * (1.5, -2), rtol=1e-6)
     assert rounds_activations(model)
     assert not rounds_activations(plain)
@@ -169,27 +147,27 @@ def test_operators_that_draw_numbers_make_a_graph_random(body: str, random: bool
     assert is_random(parser.parse_model(text)) is random
 
 
-def attention() -> onnx.ModelProto:
-    """ONNX Runtime's Attention: x [1,3,8], two heads."""
-    random = np.random.default_rng(0)
-    weights = {"w": random.normal(0, 0.4, (8, 24)), "b": random.normal(0, 0.4, 24)}
-    node = "[attention] y = com.microsoft.Attention <num_heads = 2> (x, w, b)"
-    return model_of(f"(float[1, 3, 8] x) => (float[1, 3, 8] y) {{ {node} }}", weights)
+def normal(*shape: int) -> Array:
+    return np.random.default_rng(0).normal(0, 0.4, shape).astype(np.float32)
 
 
-def convolution() -> onnx.ModelProto:
-    """A Conv of weights [4,2,3,3]: x [1,2,5,5]."""
-    w = np.random.default_rng(0).normal(0, 0.4, (4, 2, 3, 3))
-    node = "[conv] y = Conv <pads = [1, 1, 1, 1]> (x, w)"
-    return model_of(f"(float[1, 2, 5, 5] x) => (float[1, 4, 5, 5] y) {{ {node} }}", {"w": w})
+ATTENTION = model_of(
+    "(float[1, 3, 8] x) => (float[1, 3, 8] y)"
+    "{ [attention] y = com.microsoft.Attention <num_heads = 2> (x, w, b) }",
+    imports=', "com.microsoft" : 1', w=normal(8, 24), b=normal(24),
+)  # fmt: skip
+CONVOLUTION = model_of(
+    "(float[1, 2, 5, 5] x) => (float[1, 4, 5, 5] y) { [conv] y = Conv <pads = [1, 1, 1, 1]> (x, w) }",
+    w=normal(4, 2, 3, 3),
+)
 
 
-@pytest.mark.parametrize(("made", "integer"), [(attention, "QAttention"), (convolution, "ConvInteger")])
+@pytest.mark.parametrize(("made", "integer"), [(ATTENTION, "QAttention"), (CONVOLUTION, "ConvInteger")])
 def test_what_onnx_runtime_quantizes_dynamically_has_both_forms(
-    made: Callable[[], onnx.ModelProto], integer: str, tmp_path: Path
+    made: onnx.ModelProto, integer: str, tmp_path: Path
 ) -> None:
     """Its own quantizer, with weights that are rounded to few enough bits that no kernel overflows."""
-    onnx.save(made(), tmp_path / "m.onnx")
+    onnx.save(made, tmp_path / "m.onnx")
     quantize_dynamic(tmp_path / "m.onnx", tmp_path / "q.onnx", weight_type=QuantType.QInt8, reduce_range=True)
     model = onnx.load(tmp_path / "q.onnx")
     assert integer in {node.op_type for node in model.graph.node}
@@ -198,11 +176,11 @@ def test_what_onnx_runtime_quantizes_dynamically_has_both_forms(
     exact = without_saturation(model)
     (shifted,) = (node for node in exact.graph.node if node.op_type == integer)
     assert stored(exact)[shifted.input[1]].dtype == np.uint8
-    np.testing.assert_allclose(outputs(exact, x)[0], outputs(model, x)[0], atol=1e-5)
+    np.testing.assert_allclose(outputs_of(exact, x)[0], outputs_of(model, x)[0], atol=1e-5)
     plain = without_roundings(model)
     assert not rounds_activations(plain)
     # Weights of 7 bits are nearly those of the float model.
-    expected, found, rounded_output = (outputs(one, x)[0] for one in (made(), plain, model))
+    expected, found, rounded_output = (outputs_of(one, x)[0] for one in (made, plain, model))
     assert output_error(expected, found).snr_db > 35
     assert 25 < output_error(found, rounded_output).snr_db < 60
 
@@ -223,10 +201,10 @@ def test_halves_round_what_nodes_make_and_the_weights_of_products(precision: str
     w = half(np.array([[0.123456], [7.654321]], np.float32))
     expected = half(half(x @ w) + np.float32(1.2345678))
     rounded_model = with_halves(model, precision)
-    np.testing.assert_array_equal(outputs(rounded_model, x)[0], expected)
-    options = onnxruntime.SessionOptions()  # its optimizer keeps the casts
-    serialized = rounded_model.SerializeToString()
-    optimized = onnxruntime.InferenceSession(serialized, options, ["CPUExecutionProvider"])
+    np.testing.assert_array_equal(outputs_of(rounded_model, x)[0], expected)
+    optimized = onnxruntime.InferenceSession(
+        rounded_model.SerializeToString()
+    )  # its optimizer keeps the casts
     np.testing.assert_array_equal(optimized.run(None, {"x": x})[0], expected)
 
 

@@ -16,7 +16,8 @@ import onnx
 import pytest
 from emulated import require_emulated, run_emulated
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper, parser
+from onnx import helper
+from written_models import model_of
 
 import qcompile
 import qcompile.model.saturating_kernels as home
@@ -92,14 +93,13 @@ LOWEST = float("-inf")
 
 def write(path: Path, value: float | None, *, operator: str = "MaxPool") -> Path:
     """x [n, 2, 7, 7] ─ Pad of one row and column ─ pool of 3 x 3 by 2 ─ y [n, 2, 4, 4]."""
-    model = parser.parse_model(
-        f"""<ir_version: 9, opset_import: ["" : 18]> g (float[n,2,7,7] x) => (float[n,2,4,4] y)
-        <int64[8] pads = {{0, 0, 1, 1, 0, 0, 1, 1}}> {{
-            padded = Pad (x, pads{", value" if value is not None else ""})
-            [pool] y = {operator} <kernel_shape = [3, 3], strides = [2, 2]> (padded) }}"""
+    stored = {} if value is None else {"value": np.float32(value)}
+    model = model_of(
+        f"""(float[n,2,7,7] x) => (float[n,2,4,4] y) <int64[8] pads = {{0, 0, 1, 1, 0, 0, 1, 1}}> {{
+            padded = Pad ({", ".join(["x", "pads", *stored])})
+            [pool] y = {operator} <kernel_shape = [3, 3], strides = [2, 2]> (padded) }}""",
+        **stored,
     )
-    if value is not None:
-        model.graph.initializer.append(numpy_helper.from_array(np.float32(value), "value"))
     onnx.save(model, path)
     return path
 
@@ -152,12 +152,10 @@ PLANNED = [helper.make_node("Gemm", ["x", "w"], [f"out{i}"], name) for i, name i
 
 def optimized(*nodes: str) -> onnx.ModelProto:
     """A graph of FusedGemm (float32) and QGemm (int8) by their names: "float fused mm"."""
-    model = parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]> g (float[n,4] x) => (float[n,4] y) '
-        "{ y = Identity(x) }"
-    )
-    for index, text in enumerate(nodes):
-        kind, _, name = text.partition(" ")
+    text = "(float[n,4] x) => (float[n,4] y) { y = Identity(x) }"
+    model = model_of(text, imports=', "com.microsoft" : 1')
+    for index, node in enumerate(nodes):
+        kind, _, name = node.partition(" ")
         operator = {"float": "FusedGemm", "int8": "QGemm", "plain": "Gemm"}[kind]
         model.graph.node.append(helper.make_node(operator, ["x"], [f"made{index}"], name))
     return model

@@ -1,23 +1,39 @@
-"""What follows the `?` of a MODEL: written and read, strict, merged with options, kept absolute."""
+"""MODEL: its spellings and the options behind the `?`, what it loads, what its digest counts.
+
+What is exported tells nothing of the machine that it was exported on.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import re
+import os
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import onnx
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import qcompile
 from qcompile.errors import InvalidOption, MissingFile, ModelError, QCompileError
+from qcompile.model.onnx_file import load_onnx, save_onnx
 from qcompile.model.pytorch import LoadedModel, load_torch
 from qcompile.model.source import digest_source, parse_source
 from qcompile.model.source_options import SourceOptions, parse_query
-from qcompile.progress import quiet
+from qcompile.model.source_paths import (
+    module_name,
+    moved,
+    path_here,
+    path_there,
+    strip_source_paths,
+    with_file_names,
+    without_folders,
+)
 
 LINEAR = "import torch\n\ndef build():\n    return torch.nn.Linear(2, 3)\n"
 
@@ -112,17 +128,13 @@ def test_an_example_may_come_with_the_module(tmp_path: Path, example: str, kind:
     assert len(loaded.example) == 1
 
 
-@pytest.mark.usefixtures("package")
-def test_a_function_in_a_package_is_loaded() -> None:
+def test_a_function_in_a_package_is_loaded_and_the_digest_is_that_of_its_code(package: Path) -> None:
     assert isinstance(load("tinyzoo.nets:build").module, torch.nn.Linear)
     with pytest.raises(ModelError, match=r"importing tinyzoo\.none raised"):
         load("tinyzoo.none:build")
-
-
-def test_a_torchscript_archive_is_loaded(tmp_path: Path) -> None:
-    with quiet():  # PyTorch deprecates making them; files of them remain
-        torch.jit.save(torch.jit.trace(torch.nn.Linear(2, 3), torch.ones(1, 2)), str(tmp_path / "net.pt"))
-    assert load(tmp_path / "net.pt").module(torch.ones(4, 2)).shape == (4, 3)
+    before = digest("tinyzoo.nets:build")
+    (package / "nets.py").write_text(LINEAR.replace("3", "4"))
+    assert digest("tinyzoo.nets:build") != before
 
 
 @pytest.mark.parametrize("content", ["state_dict", "module"])
@@ -131,13 +143,6 @@ def test_a_pickled_checkpoint_is_refused_unread(tmp_path: Path, content: str) ->
     torch.save(module.state_dict() if content == "state_dict" else module, tmp_path / "net.pt")
     with pytest.raises(ModelError, match=r"never unpickled\n  hint: .* model\.py:build"):
         load(tmp_path / "net.pt")
-
-
-@pytest.mark.parametrize("name", ["net.pt", "net.pt2", "net.onnx"])
-def test_a_file_that_pytorch_cannot_run_is_named(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(b"PK\x03\x04 cut off")
-    with pytest.raises(ModelError, match=re.escape(str(tmp_path / name))):
-        load(tmp_path / name)
 
 
 def test_an_error_inside_a_library_names_the_users_own_line(tmp_path: Path) -> None:
@@ -171,16 +176,6 @@ def test_what_is_wrong_with_a_function_is_named(tmp_path: Path, text: str, messa
         load(write(tmp_path / "net.py", text))
 
 
-@pytest.mark.parametrize("place", ["top", "function"])
-def test_a_file_may_import_what_lies_beside_it(tmp_path: Path, place: str) -> None:
-    name = f"layers_{place}"
-    write(tmp_path / f"{name}.py", "import torch\n\nWIDTH = 7\n")
-    head, body = (f"import {name}\n", "") if place == "top" else ("", f"    import {name}\n")
-    text = f"import torch\n{head}\ndef build():\n{body}    return torch.nn.Linear(2, {name}.WIDTH)\n"
-    assert load(write(tmp_path / "net.py", text)).module.out_features == 7
-    assert str(tmp_path) not in sys.path
-
-
 def test_files_of_one_name_in_two_folders_do_not_meet(tmp_path: Path) -> None:
     widths = []
     for folder, width in (("a", 5), ("b", 6)):
@@ -188,6 +183,7 @@ def test_files_of_one_name_in_two_folders_do_not_meet(tmp_path: Path) -> None:
         text = "from sizes_of_two_folders import WIDTH\n" + LINEAR.replace("3", "WIDTH")
         widths.append(load(write(tmp_path / folder / "net.py", text)).module.out_features)
     assert widths == [5, 6]
+    assert not {str(tmp_path / folder) for folder in "ab"} & {*sys.path}
 
 
 def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:
@@ -211,30 +207,22 @@ def test_the_digest_changes_with_files_beside_the_model(torch_model: str, tmp_pa
     assert digest(torch_model) != before
 
 
-def test_the_digest_changes_when_weights_appear_or_are_renamed(torch_model: str, tmp_path: Path) -> None:
-    without = digest(torch_model)
+def test_the_digest_counts_weights_by_name_and_what_it_is_told_to_depend_on(
+    torch_model: str, tmp_path: Path
+) -> None:
+    source, far = parse_source(torch_model), tmp_path / "far.dat"
+    digests = [digest_source(source)]
     (tmp_path / "a.safetensors").write_bytes(b"weights")
-    first = digest(torch_model)
+    digests.append(digest_source(source))
     (tmp_path / "a.safetensors").rename(tmp_path / "b.safetensors")
-    assert len({without, first, digest(torch_model)}) == 3
-
-
-def test_the_digest_counts_what_it_is_told_to_depend_on(torch_model: str, tmp_path: Path) -> None:
-    far = tmp_path / "far.dat"
-    far.write_bytes(b"1")
-    source = parse_source(torch_model)
-    before = digest_source(source, depends=[far])
-    far.write_bytes(b"2")
-    assert digest_source(source, depends=[far]) != before
+    digests.append(digest_source(source))
+    for content in (b"1", b"2"):
+        far.write_bytes(content)
+        digests.append(digest_source(source, depends=[far]))
+    assert len({*digests}) == 5
     far.unlink()
     with pytest.raises(MissingFile, match="depends"):
         digest_source(source, depends=[far])
-
-
-def test_the_digest_of_an_editable_package_changes_with_its_code(package: Path) -> None:
-    before = digest("tinyzoo.nets:build")
-    (package / "nets.py").write_text(LINEAR.replace("3", "4"))
-    assert digest("tinyzoo.nets:build") != before
 
 
 OPTIONS = st.builds(
@@ -289,16 +277,19 @@ def test_options_beside_the_spelling_join_it(tmp_path: Path) -> None:
     assert source.spec == "timm:resnet18?weights=w.safetensors&download=1&classes=3"
     assert source.absolute == f"timm:resnet18?weights={tmp_path}/w.safetensors&download=1&classes=3"
     assert parse_source(source.absolute).options == source.options
-    with pytest.raises(InvalidOption, match="says weights=random"):
-        parse_source("timm:resnet18?weights=random", base=tmp_path, weights="w.safetensors")
-    with pytest.raises(MissingFile, match=r"none\.pth"):
-        parse_source("timm:resnet18", base=tmp_path, weights="none.pth")
     (tmp_path / "m.onnx").write_bytes(b"")
-    with pytest.raises(InvalidOption, match=r"`weights`: model m\.onnx holds its weights itself"):
-        parse_source("m.onnx", base=tmp_path, weights="w.safetensors")
     (tmp_path / "net.py").write_text("")
-    with pytest.raises(InvalidOption, match=r"`download`: net\.py:build downloads nothing"):
-        parse_source("net.py:build", base=tmp_path, download=True)
+    refusals: list[tuple[str, dict[str, Any], type[QCompileError], str]] = [
+        ("timm:resnet18?weights=random", {"weights": "w.safetensors"}, InvalidOption, "says weights=random"),
+        ("timm:resnet18", {"weights": "none.pth"}, MissingFile, r"none\.pth"),
+        ("m.onnx", {"weights": "w.safetensors"}, InvalidOption,
+         r"`weights`: model m\.onnx holds its weights itself"),
+        ("net.py:build", {"download": True}, InvalidOption,
+         r"`download`: net\.py:build downloads nothing"),
+    ]  # fmt: skip
+    for spec, options, error, message in refusals:
+        with pytest.raises(error, match=message):
+            parse_source(spec, base=tmp_path, **options)
 
 
 def test_a_folder_is_kept_absolute_and_a_name_is_kept(tmp_path: Path) -> None:
@@ -331,3 +322,125 @@ def test_the_digest_follows_weights_options_and_files(tmp_path: Path) -> None:
               digest("torchvision:resnet18")}  # fmt: skip
     assert len(others) == 6
     assert with_file not in others
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('File "/home/ann/net.py", line 7, in forward', 'File "net.py", line 7, in forward'),
+        ("/home/ann/project/a/b/model.py:12", "model.py:12"),
+        ("of C:\\Users\\Ann\\net.py and D:/x/y.py", "of net.py and y.py"),
+        ("/Users/ann/My/weights", "weights"),
+        ("/some/where/else/net.py(3): forward", "net.py(3): forward"),
+        (": Net/layer4: Sequential/layer4.1.conv2: Conv2d/conv2d: aten", None),
+        ("/layer1/layer1.0/conv1/Conv", None),
+        ("see https://host.org/page/index.html", None),
+        ("a/b/c.py", None),
+        ('{"x": {"axes": {}, "example": [2, 3, 8, 8]}}', None),
+        ("2 / 3 and/or", None),
+    ],
+)
+def test_absolute_paths_lose_their_folders_and_nothing_else_changes(text: str, expected: str | None) -> None:
+    assert without_folders(text) == (text if expected is None else expected)
+
+
+def test_everything_that_has_metadata_is_looked_into(tiny: Callable[..., onnx.ModelProto]) -> None:
+    model = tiny("mlp")
+    said = 'File "/home/ann/net.py", line 1'
+    branch = onnx.helper.make_graph(
+        [onnx.helper.make_node("Identity", ["x"], ["t"], doc_string=said)], "b", [], []
+    )
+    holder = onnx.helper.make_node("If", ["c"], [], then_branch=branch)
+    model.graph.node.append(holder)
+    function = model.functions.add(name="f", domain="own", doc_string=said)
+    function.node.add(op_type="Relu", doc_string=said)
+    graph = model.graph
+    parts = (graph.node, graph.input, graph.output, graph.initializer)
+    for message in (model, graph, function, *(part[0] for part in parts)):
+        message.doc_string = said
+        message.metadata_props.add(key="pkg.torch.onnx.stack_trace", value=said)
+        message.metadata_props.add(key="namespace", value=": Net/fc: Linear")
+        message.metadata_props.add(key="origin", value="/home/ann/net.py")
+    assert strip_source_paths(model)
+    assert b"/home" not in model.SerializeToString()
+    assert b"stack_trace" not in model.SerializeToString()
+    kept = {entry.key: entry.value for entry in model.graph.node[0].metadata_props}
+    assert kept == {"namespace": ": Net/fc: Linear", "origin": "net.py"}
+    cleaned = onnx.ModelProto.FromString(model.SerializeToString())
+    assert not strip_source_paths(model)
+    assert model == cleaned
+
+
+def test_the_same_file_in_two_folders_becomes_the_same_bytes_without_a_folder(
+    torch_model: str, tmp_path: Path
+) -> None:
+    there = tmp_path / "elsewhere/net.py"
+    there.parent.mkdir()
+    shutil.copy(tmp_path / "net.py", there)
+    for source, name in ((torch_model, "one"), (f"{there}:build", "other")):
+        qcompile.export(source, tmp_path / f"{name}.onnx", inputs=["x:[batch,3,8,8]"])
+    content = (tmp_path / "one.onnx").read_bytes()
+    assert content == (tmp_path / "other.onnx").read_bytes()
+    assert b"net.Net" in content  # the class is told by the name of its file
+    library = os.path.dirname(os.__file__)
+    for text in (str(tmp_path), library, "stack_trace", "site-packages", "def forward", "qcompile_source_"):
+        assert text.encode() not in content
+    names = {
+        entry.key for node in load_onnx(tmp_path / "one.onnx").graph.node for entry in node.metadata_props
+    }
+    assert "namespace" in names  # errors name the module by it
+
+
+@pytest.mark.parametrize("name", ["net.py", "a-b.c.py", "größe 2.py"])
+def test_a_module_is_named_by_its_file_in_texts(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text("1")
+    imported = module_name(path)
+    path.write_text("2")
+    assert module_name(path) != imported  # an edited file is another module
+    stem = "".join(letter if letter.isalnum() else "_" for letter in path.stem)
+    assert with_file_names(f"['{imported}.Net', 'torch.nn']") == f"['{stem}.Net', 'torch.nn']"
+    assert with_file_names("qcompile_source_of_mine.Net") == "qcompile_source_of_mine.Net"
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_a_passed_through_and_a_built_onnx_file_tell_no_folder(
+    tiny: Callable[..., onnx.ModelProto], tmp_path: Path, external: bool
+) -> None:
+    model = tiny("mlp")
+    model.graph.node[0].doc_string = 'File "/home/ann/net.py", line 1'
+    model.graph.node[1].metadata_props.add(key="pkg.torch.onnx.stack_trace", value="/home/ann/net.py")
+    model.metadata_props.add(key="source", value="/home/ann/net.py")
+    given = tmp_path / "given.onnx"
+    onnx.save_model(model, given, save_as_external_data=external, location="given.bin", size_threshold=0)
+    qcompile.export(str(given), tmp_path / "taken.onnx")
+    for target in ("onnxruntime", "openvino"):
+        qcompile.build(given, tmp_path / f"{target}.onnx", target=target)
+    for name in ("taken", "onnxruntime", "openvino"):
+        files = [file for file in tmp_path.iterdir() if file.name.startswith(name)]
+        assert not any(b"/home/ann" in file.read_bytes() for file in files), name
+        assert not any(file.name.endswith(".data") for file in files), name  # small weights are in the file
+    del model.graph.node[0]
+    save_onnx(model, tmp_path / "saved.onnx")
+    assert b"/home/ann" not in (tmp_path / "saved.onnx").read_bytes()
+
+
+def test_paths_below_the_folder_are_swapped_and_others_stay(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    (here / "net").mkdir(parents=True)
+    (tmp_path / "hereabouts").mkdir()
+    before = dict(os.environ)
+    with moved("/client/base", here):
+        assert path_there(here / "net") == "/client/base/net"
+        assert path_there(here) == "/client/base"
+        assert path_there(tmp_path / "hereabouts") == str(tmp_path / "hereabouts")
+        assert path_here("/client/base/net") == str(here / "net")
+        assert path_here("/client/base/cache") == "/client/base/cache"  # not carried along
+        assert path_here("/client/baseline/net") == "/client/baseline/net"
+        assert path_here("bert") == "bert"
+    with moved("/", here):
+        assert path_there(here / "net") == "/net"
+        assert path_here("/net") == str(here / "net")
+    with moved("", here):
+        assert path_there(here / "net") == str(here / "net")
+    assert dict(os.environ) == before

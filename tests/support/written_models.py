@@ -28,12 +28,14 @@ def text_model(
     return model
 
 
-def model_of(text: str, *, opset: int = 17, named: bool = False, **weights: NDArray[Any]) -> onnx.ModelProto:
+def model_of(
+    text: str, *, opset: int = 17, named: bool = False, imports: str = "", **weights: NDArray[Any]
+) -> onnx.ModelProto:
     """Return a checked model with weights; those that the text declares without values are normal ones.
 
-    `named` gives each node its operator and number.
+    `named` gives each node its operator and number, `imports` further opsets.
     """
-    model = text_model(text, opset=opset, ir_version=8 if opset < 19 else 10, **weights)
+    model = text_model(text, opset=opset, ir_version=8 if opset < 19 else 10, also=imports, **weights)
     for number, node in enumerate(model.graph.node if named else ()):
         node.name = f"{node.op_type.lower()}{number}"
     generator = np.random.default_rng(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,11 @@ from qcompile.progress import quiet
 @pytest.fixture(scope="session")
 def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return a function that makes the folder of a model of `named_models.FOLDERS`, once."""
-    made: dict[str, Path] = {}
     root = tmp_path_factory.mktemp("named")
 
+    @cache
     def folder(name: str) -> Path:
-        if name not in made:
-            with quiet():
-                made[name] = FOLDERS[name](root / name)
-        return made[name]
+        with quiet():
+            return FOLDERS[name](root / name)
 
     return folder

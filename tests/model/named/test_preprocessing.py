@@ -14,15 +14,16 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from named_models import PAIR, VIT
-from onnx import numpy_helper
+from named_models import FOLDERS, PAIR, VIT
 from PIL import Image
+from written_models import model_of
 
 from qcompile import build, calibrate, quantize, simplify
 from qcompile.artifact import load_artifact
 from qcompile.compiler.export import export
 from qcompile.data.images import as_input
-from qcompile.errors import InvalidOption
+from qcompile.data.processors import load_processor
+from qcompile.errors import DataError, InvalidOption
 from qcompile.model.named.load import declare_torchvision_operators, describe_named, suppress
 from qcompile.model.onnx_file import model_io
 from qcompile.model.preprocessing import (
@@ -36,6 +37,7 @@ from qcompile.model.preprocessing import (
 )
 from qcompile.model.pytorch import load_torch
 from qcompile.model.source import parse_source
+from qcompile.model.source_paths import moved
 from qcompile.progress import quiet
 
 SIZES = [(100, 75), (300, 400)]
@@ -51,30 +53,33 @@ def said_of(spec: str, name: str = "") -> Any:
     return preprocessing_of([one for one in inputs if name in (one.name, "")])
 
 
-@pytest.mark.parametrize(
-    "name", ["resnet18", "convnext_tiny", "vit_tiny_patch16_224", "inception_v3", "mobilenetv3_small_050"]
-)
-def test_timm(name: str) -> None:
-    said = said_of(f"timm:{name}")
+def transform_of(spec: str) -> Any:
+    """What the model's package does to an image."""
+    package, _, name = spec.partition(":")
+    if package == "torchvision":
+        from torchvision.models import get_model_weights
+
+        return get_model_weights(name).DEFAULT.transforms()  # type: ignore[attr-defined]
     from timm import get_pretrained_cfg
     from timm.data import create_transform, resolve_data_config
 
-    theirs = create_transform(**resolve_data_config({}, pretrained_cfg=get_pretrained_cfg(name).to_dict()))
+    return create_transform(**resolve_data_config({}, pretrained_cfg=get_pretrained_cfg(name).to_dict()))
+
+
+TIMM = "resnet18 convnext_tiny vit_tiny_patch16_224 inception_v3 mobilenetv3_small_050"
+TORCHVISION = "resnet50 vit_b_16 efficientnet_b0 inception_v3"
+
+
+@pytest.mark.parametrize(
+    ("spec", "first"),
+    [*((f"timm:{name}", "n01440764") for name in TIMM.split()),
+     *((f"torchvision:{name}", "tench") for name in TORCHVISION.split())],
+)  # fmt: skip
+def test_images_are_prepared_as_by_the_package(spec: str, first: str) -> None:
+    preprocessing, theirs = said_of(spec), transform_of(spec)
     for size in SIZES:
-        np.testing.assert_array_equal(as_input(picture(*size), said), theirs(picture(*size)).numpy())
-    assert said.classes[0] == "n01440764"
-
-
-@pytest.mark.parametrize("name", ["resnet50", "vit_b_16", "efficientnet_b0", "inception_v3"])
-def test_torchvision(name: str) -> None:
-    said = said_of(f"torchvision:{name}")
-    from torchvision.models import get_model_weights
-
-    weights: Any = get_model_weights(name)
-    theirs = weights.DEFAULT.transforms()
-    for size in SIZES:
-        np.testing.assert_array_equal(as_input(picture(*size), said), theirs(picture(*size)).numpy())
-    assert said.classes[0] == "tench"
+        np.testing.assert_array_equal(as_input(picture(*size), preprocessing), theirs(picture(*size)).numpy())
+    assert preprocessing.classes[0] == first
 
 
 @pytest.mark.parametrize(
@@ -154,23 +159,30 @@ def test_another_size_keeps_the_share_of_the_image_and_a_name_is_a_preprocessing
     assert (said.height, said.interpolation, said.resize) == (224, "bicubic", (235,))
 
 
+def test_a_tokenizer_of_a_folder_that_moved_is_named_as_there_and_found_here(tmp_path: Path) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    FOLDERS["bert"](there / "net")
+    said = find_preprocessing(f"hf:{there}/net")
+    assert isinstance(said, TextPreprocessing)
+    assert said.tokenizer == f"{there}/net"
+    there.rename(here)
+    with pytest.raises(DataError, match="cannot be loaded"):
+        load_processor("AutoTokenizer", said.tokenizer, "tokenizer")
+    with moved(str(there), here):
+        assert find_preprocessing(f"hf:{here}/net") == said
+        assert load_processor("AutoTokenizer", said.tokenizer, "tokenizer")("the")["input_ids"]
+
+
 def write_convolutions(path: Path) -> Path:
     """Two convolutions over images [batch, 3, 16, 16], and a product: what every target takes."""
-    random = np.random.default_rng(0)
-    model = onnx.parser.parse_model(
-        """<ir_version: 9, opset_import: ["" : 17]>
-        g (float[batch, 3, 16, 16] image) => (float[batch, 4] logits) {
-            [first] c0 = Conv <pads = [1, 1, 1, 1]> (image, w0, b0)  [relu] r0 = Relu (c0)
-            [second] c1 = Conv <pads = [1, 1, 1, 1]> (r0, w1, b1)
-            [pool] p = GlobalAveragePool (c1)  [flat] f = Flatten (p)  [head] logits = MatMul (f, w2)
-        }"""
-    )
+    text = """(float[batch, 3, 16, 16] image) => (float[batch, 4] logits) {
+        [first] c0 = Conv <pads = [1, 1, 1, 1]> (image, w0, b0)  [relu] r0 = Relu (c0)
+        [second] c1 = Conv <pads = [1, 1, 1, 1]> (r0, w1, b1)
+        [pool] p = GlobalAveragePool (c1)  [flat] f = Flatten (p)  [head] logits = MatMul (f, w2) }"""
     shapes = {"w0": (8, 3, 3, 3), "b0": (8,), "w1": (8, 8, 3, 3), "b1": (8,), "w2": (8, 4)}
-    model.graph.initializer.extend(
-        numpy_helper.from_array((random.standard_normal(shape) / 4).astype(np.float32), name)
-        for name, shape in shapes.items()
-    )
-    onnx.save(model, path)
+    random = np.random.default_rng(0)
+    weights = {name: random.standard_normal(shape, np.float32) / 4 for name, shape in shapes.items()}
+    onnx.save(model_of(text, **weights), path)
     return path
 
 
