@@ -130,51 +130,32 @@ def test_the_graph_is_made_again_as_the_engine_was_built(built: Built) -> None:
         )
 
 
-def test_another_model_than_the_engine_was_built_from_is_refused(
-    tmp_path: Path, tiny_file: Files, samples: Files
-) -> None:
-    built = Built(tmp_path, tiny_file, samples, "fp32")
-    with (
-        pytest.raises(InvalidOption, match=r"was not built from .*mlp\.onnx") as caught,
-        engine_graph(built.engine, tiny_file("mlp")),
-    ):
-        pass
-    assert "the quantized one" in caught.value.hint
-    built.engine.with_name("m.engine.json").unlink()
-    with pytest.raises(ArtifactError, match="has no manifest"), engine_graph(built.engine, built.model):
-        pass
-
-
-def test_an_engine_that_tensorrt_calibrated_cannot_be_built_again(
-    tmp_path: Path, tiny_file: Files, samples: Files
-) -> None:
+@pytest.mark.parametrize(
+    ("change", "graph", "error", "words", "hint"),
+    [
+        ({}, "mlp", InvalidOption, r"was not built from .*mlp\.onnx", "the quantized one"),
+        ({"calibrator": "entropy"}, "", InvalidOption, "calibrated, which a manifest does not keep", ""),
+        ({"precision": "int8"}, "", InvalidOption, "its graph cannot be made again", "the quantized one"),
+        (None, "", ArtifactError, "has no manifest", ""),
+    ],
+)
+def test_a_graph_that_cannot_be_made_again_is_refused(
+    tmp_path: Path, tiny_file: Files, samples: Files, change: dict[str, str] | None, graph: str,
+    error: type[Exception], words: str, hint: str,
+) -> None:  # fmt: skip
     built = Built(tmp_path, tiny_file, samples, "fp32")
     beside = built.engine.with_name("m.engine.json")
     manifest = json.loads(beside.read_text())
-    manifest["options"]["calibrator"] = "entropy"
+    manifest["options"] |= change or {}
     beside.write_text(json.dumps(manifest))
+    if change is None:
+        beside.unlink()
     with (
-        pytest.raises(InvalidOption, match="calibrated, which a manifest does not keep"),
-        engine_graph(built.engine, built.model),
+        pytest.raises(error, match=words) as caught,
+        engine_graph(built.engine, tiny_file(graph) if graph else built.model),
     ):
         pass
-
-
-def test_ranges_that_a_manifest_does_not_keep_lead_to_the_quantized_file(
-    tmp_path: Path, tiny_file: Files, samples: Files
-) -> None:
-    model, data, ranges = tiny_file("residual"), samples("residual"), tmp_path / "m.ranges"
-    qcompile.calibrate(model, str(data), ranges, targets=["tensorrt"])
-    engine = tmp_path / "m.engine"
-    qcompile.build(
-        model, engine, target="tensorrt-rtx", gpus=["sm86"], precision="int8", ranges=ranges, **SHAPES
-    )
-    with (
-        pytest.raises(InvalidOption, match="its graph cannot be made again") as caught,
-        engine_graph(engine, model),
-    ):
-        pass
-    assert "the quantized one" in caught.value.hint
+    assert hint in caught.value.hint
 
 
 def test_the_command_looks_inside_an_engine_or_says_why_not(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from layer_faults import perturbed
 
 import qcompile
 from qcompile.comparison.layers import LayerDiff, layer_diff
@@ -53,30 +53,14 @@ def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return folder
 
 
-def weights_of(model: onnx.ModelProto, part: float) -> tuple[onnx.NodeProto, onnx.NodeProto]:
-    """The quantized layer at a part of the way, and the DequantizeLinear of its weight."""
-    layers = weighted_nodes(model)["int8"]
-    layer = layers[int(part * len(layers))]
-    return layer, producers(model.graph)[layer.input[1]]
-
-
-def perturbed(model: onnx.ModelProto, part: float) -> onnx.NodeProto:
-    """Add noise to one weight, in place; return the layer."""
-    layer, dequantize = weights_of(model, part)
-    tensor = next(t for t in model.graph.initializer if t.name == dequantize.input[0])
-    values = numpy_helper.to_array(tensor).astype(np.float32)
-    noise = np.random.default_rng(0).standard_normal(values.shape) * values.std()
-    changed = np.clip(np.round(values + noise), -127, 127).astype(np.int8)
-    tensor.CopyFrom(numpy_helper.from_array(changed, tensor.name))
-    return layer
-
-
-def rescaled(model: onnx.ModelProto, part: float) -> onnx.NodeProto:
-    """Make the scale of one weight four times as large, in place; return the layer."""
-    layer, dequantize = weights_of(model, part)
-    tensor = next(t for t in model.graph.initializer if t.name == dequantize.input[1])
-    tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float32(4), tensor.name))
-    return layer
+def layers_of_faulty(
+    network: Path, model: onnx.ModelProto, layer: onnx.NodeProto, place: int, times: float, **options: Any
+) -> LayerDiff:
+    """Multiply an input of the DequantizeLinear of a layer's weight, and compare the layers."""
+    dequantize = producers(model.graph)[layer.input[1]]
+    onnx.save(perturbed(model, dequantize.input[place], times=times), network / "bad.onnx")
+    files = (str(network / "model.onnx"), str(network / "bad.onnx"))
+    return layer_diff(*files, data=str(network / "data.npz"), samples=4, **options)
 
 
 def check(diff: LayerDiff, layer: onnx.NodeProto, model: onnx.ModelProto) -> None:
@@ -89,28 +73,22 @@ def check(diff: LayerDiff, layer: onnx.NodeProto, model: onnx.ModelProto) -> Non
 
 
 @pytest.mark.parametrize("part", [0.2, 0.7])
-@pytest.mark.parametrize("plant", [perturbed, rescaled])
-def test_a_planted_fault_is_found(
-    network: Path, plant: Callable[[onnx.ModelProto, float], onnx.NodeProto], part: float
-) -> None:
+@pytest.mark.parametrize(("place", "times"), [(0, -1.0), (1, 4.0)], ids=["values", "scale"])
+def test_a_planted_fault_is_found(network: Path, place: int, times: float, part: float) -> None:
+    """In the values of a weight, or in its scale."""
     model = onnx.load(network / "int8.onnx")
-    layer = plant(model, part)
-    onnx.save(model, network / "bad.onnx")
-    arguments = {"data": str(network / "data.npz"), "samples": 4}
-    diff = layer_diff(str(network / "model.onnx"), str(network / "bad.onnx"), **arguments)
+    layers = weighted_nodes(model)["int8"]
+    layer = layers[int(part * len(layers))]
+    diff = layers_of_faulty(network, model, layer, place, times)
     check(diff, layer, model)
     assert diff.complete
 
 
 def test_eight_taps_find_a_fault_that_the_output_shows(network: Path) -> None:
     model = onnx.load(network / "int8.onnx")
-    dense = [
-        n for n in weighted_nodes(model)["int8"] if n.op_type in ("Conv", "Gemm") or "wide" in n.input[1]
-    ]
     layers = weighted_nodes(model)["int8"]
-    layer = rescaled(model, layers.index(dense[len(dense) // 2]) / len(layers))
-    onnx.save(model, network / "bad.onnx")
-    arguments = {"data": str(network / "data.npz"), "samples": 4}
-    diff = layer_diff(str(network / "model.onnx"), str(network / "bad.onnx"), taps=8, **arguments)
+    dense = [node for node in layers if node.op_type in ("Conv", "Gemm") or "wide" in node.input[1]]
+    layer = dense[len(dense) // 2]
+    diff = layers_of_faulty(network, model, layer, 1, 4.0, taps=8)
     check(diff, layer, model)
     assert not diff.complete
