@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
-from bench_simulation import MACHINES, SimulatedWorker, Simulation
+from bench_simulation import MACHINES, simulate
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -158,24 +157,16 @@ def test_measuring_ends_when_the_rule_decides_or_has_looked_often_enough(
 
 def gates(machine: str, slower: float) -> tuple[list[Decision], float]:
     """The decisions of 40 gates, and the mean of their simulated seconds."""
-    found: list[Decision] = []
-    seconds = 0.0
-    for number in range(GATES):
-        simulation = Simulation(MACHINES[machine], random.Random(5000 + number))
-        call_s = {"old": CALL_S, "new": CALL_S * (1.0 + slower)}
-        timed = {name: TimingSeries() for name in call_s}
-
-        def launch() -> dict[str, Any]:
-            simulation.now_s += LAUNCH_S  # noqa: B023 (called in this turn of the loop)
-            return {name: SimulatedWorker(name, simulation, call_s[name], 0.0) for name in call_s}  # noqa: B023
-
-        measure(
-            launch(), launch, "old", timed, max_time_s=MAX_TIME_S, precision_target=0.5, launch_s=LAUNCH_S,
-            decided=GateRule("old", "new", LIMIT), progress=lambda _: None, clock=simulation.clock,
-        )  # fmt: skip
-        found.append(decide(slowdown(timed["old"].launches_ms, timed["new"].launches_ms), LIMIT))
-        seconds += simulation.now_s
-    return found, seconds / GATES
+    call_s = {"old": CALL_S, "new": CALL_S * (1.0 + slower)}
+    ended = [
+        simulate(
+            MACHINES[machine], 5000 + number, call_s, launch_s=LAUNCH_S, max_time_s=MAX_TIME_S,
+            precision_target=0.5, decided=GateRule("old", "new", LIMIT),
+        )
+        for number in range(GATES)
+    ]  # fmt: skip
+    decisions = [decide(slowdown(launches["old"], launches["new"]), LIMIT) for launches, _ in ended]
+    return decisions, sum(seconds for _, seconds in ended) / GATES
 
 
 @pytest.mark.parametrize("machine", ["quiet", "noisy", "a neighbour stays for seconds", "as measured"])
