@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from browser import Page, find_chromium, open_browser
-from report_results import layers_json, results_json, write
+from report_results import layers_json, nothing_json, results_json, write
 
 from qcompile.reporting import write_report
 
@@ -117,13 +117,6 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Reports from everything to nothing, with names of every kind."""
     folder = tmp_path_factory.mktemp("reports")
-    nothing = results_json(1)
-    nothing |= {
-        "artifacts": nothing["artifacts"][1:],
-        "baseline": "rtx-int8",
-        "environment": {},
-        "settings": {},
-    }
     names = results_json(6)
     odd = ["<script>alert(1)</script>", "x" * 300, "層/" * 60, "many words " * 20, r"$x_1$ \foo", "🦆" * 40]
     for entry, name in zip(names["artifacts"], odd, strict=False):
@@ -131,8 +124,8 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     names["baseline"] = odd[0]
     names["settings"]["command"] = ["qcompile", "bench", *("x" * 200 for _ in range(5))]
     values = {
-        "full": results_json(), "one": results_json(1), "thirty": results_json(30), "nothing": nothing,
-        "names": names,
+        "full": results_json(), "one": results_json(1), "thirty": results_json(30),
+        "nothing": nothing_json(), "names": names,
     }  # fmt: skip
     layers = write(folder / "layers.json", layers_json())
     return {
