@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from commands import MakePath
 from layer_faults import perturbed
 
 import qcompile
@@ -61,7 +61,7 @@ def test_tolerances_are_spelled_as_polygraphy_spells_them() -> None:
             parse_tolerances([text], option="--atol")
 
 
-def test_a_perturbed_weight_is_a_mismatch(tiny_file: Callable[..., Path]) -> None:
+def test_a_perturbed_weight_is_a_mismatch(tiny_file: MakePath) -> None:
     model, broken = tiny_file("residual"), tiny_file("residual", file="broken.onnx")
     onnx.save(perturbed(onnx.load(model), "w2", by=0.5), broken)
     assert qcompile.diff(str(model), str(model))
@@ -91,9 +91,7 @@ def test_an_output_is_judged_as_what_the_user_says_it_is() -> None:
 
 
 @pytest.fixture
-def sides(
-    tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path
-) -> tuple[str, str, str]:
+def sides(tiny_file: MakePath, samples: MakePath, tmp_path: Path) -> tuple[str, str, str]:
     """A model, one whose first weight is off, and 90 samples that the model labels but for every seventh."""
     model, data, other = tiny_file("mlp"), samples("mlp", 90), tmp_path / "off.onnx"
     onnx.save(perturbed(onnx.load(model), "w1", by=0.2), other)

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import onnx
 
 from qcompile.calibration import Ranges, save_ranges
 from qcompile.calibration.histogram import Histogram
 from qcompile.calibration.ranges import Portion
 
 MakePath = Callable[..., Path]
+MakeModel = Callable[..., onnx.ModelProto]
 
 
 class Said(NamedTuple):

@@ -144,25 +144,20 @@ CHECKS = (
 
 # junit-10.xsd of Jenkins' xUnit plugin: attributes, those that are required, children.
 SCHEMA = {
-    "testsuites": (set("name time tests failures errors".split()), set(), {"testsuite"}),
-    "testsuite": (
-        set(
-            "name tests failures errors group time skipped timestamp hostname id package file log url".split()
-        ),
-        {"name", "tests", "failures", "errors"},
-        {"testsuite", "properties", "testcase", "system-out", "system-err"},
-    ),
-    "testcase": (
-        {"name", "time", "classname", "group"},
-        {"name"},
-        {"skipped", "error", "failure", "system-out", "system-err"},
-    ),
-    "properties": (set(), set(), {"property"}),
-    "property": ({"name", "value"}, {"name", "value"}, set()),
-    "failure": ({"type", "message"}, set(), set()),
-    "skipped": ({"type", "message"}, set(), set()),
-    "system-out": (set(), set(), set()),
-}
+    tag: [set(names.split()) for names in (permitted, required, children)]
+    for tag, permitted, required, children in (
+        ("testsuites", "name time tests failures errors", "", "testsuite"),
+        ("testsuite",
+         "name tests failures errors group time skipped timestamp hostname id package file log url",
+         "name tests failures errors", "testsuite properties testcase system-out system-err"),
+        ("testcase", "name time classname group", "name", "skipped error failure system-out system-err"),
+        ("properties", "", "", "property"),
+        ("property", "name value", "name value", ""),
+        ("failure", "type message", "", ""),
+        ("skipped", "type message", "", ""),
+        ("system-out", "", "", ""),
+    )
+}  # fmt: skip
 
 
 def result(*, name: str = "a.onnx", checks: tuple[Check, ...] = CHECKS, strict: bool = False) -> GateResult:
@@ -281,16 +276,20 @@ def test_old_and_new_exchanged_have_the_inverse_interval(values: list[float]) ->
     assert there.high == pytest.approx(1.0 / back.low)
 
 
-def test_too_few_rounds_decide_nothing() -> None:
-    assert slowdown(*series([1.0], rounds=7)) is None
-    assert decide(None, LIMIT) == "undecided"
-
-
-def test_two_launches_decide_only_what_is_far_from_the_limit() -> None:
-    assert decide(slowdown(*series([0.05, 0.05])), LIMIT) == "undecided"
-    assert decide(slowdown(*series([1.0, 1.0])), LIMIT) == "slower"
-    assert decide(slowdown(*series([-1.0, -1.0])), LIMIT) == "not slower"
-    assert decide(slowdown(*series([0.05] * 3)), LIMIT) == "slower"
+@pytest.mark.parametrize(
+    ("logs", "rounds", "decision"),
+    [
+        ([1.0], 7, "undecided"),
+        ([0.05] * 2, ROUNDS, "undecided"),
+        ([0.05] * 3, ROUNDS, "slower"),
+        ([1.0] * 2, ROUNDS, "slower"),
+        ([-1.0] * 2, ROUNDS, "not slower"),
+    ],
+)
+def test_few_rounds_decide_nothing_and_two_launches_only_what_is_far_from_the_limit(
+    logs: list[float], rounds: int, decision: Decision
+) -> None:
+    assert decide(slowdown(*series(logs, rounds)), LIMIT) == decision
 
 
 def test_ten_looks_at_intervals_of_99_percent_err_in_less_than_five_percent() -> None:

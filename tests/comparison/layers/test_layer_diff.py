@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from commands import MakeModel, MakePath
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from layer_faults import all_at_once, brute_force, perturbed, random_network
@@ -41,8 +42,8 @@ def in_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def compared(
     in_process: None,  # noqa: ARG001
-    tiny_file: Callable[..., Path],
-    samples: Callable[..., Path],
+    tiny_file: MakePath,
+    samples: MakePath,
 ) -> Callable[..., LayerDiff]:
     """`compared(artifact)` is its comparison with the tiny residual network on samples of that."""
 
@@ -58,8 +59,8 @@ def ratios(diff: LayerDiff) -> dict[str, float]:
 
 @pytest.mark.parametrize(("weight", "tensor"), [("w1", "c1"), ("b2", "c2"), ("w3", "y")])
 def test_a_perturbed_weight_is_found_and_ratios_are_those_of_all_taps_at_once(
-    weight: str, tensor: str, tiny: Callable[..., onnx.ModelProto], tiny_file: Callable[..., Path],
-    samples: Callable[..., Path], compared: Callable[..., LayerDiff],
+    weight: str, tensor: str, tiny: MakeModel, tiny_file: MakePath,
+    samples: MakePath, compared: Callable[..., LayerDiff],
 ) -> None:  # fmt: skip
     artifact = tiny_file("residual", file="bad.onnx")
     onnx.save(perturbed(tiny("residual"), weight, by=0.2), artifact)
@@ -75,9 +76,7 @@ def test_a_perturbed_weight_is_found_and_ratios_are_those_of_all_taps_at_once(
 
 
 @pytest.fixture
-def int8_file(
-    tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path
-) -> Callable[..., Path]:
+def int8_file(tiny_file: MakePath, samples: MakePath, tmp_path: Path) -> MakePath:
     """`int8_file("onnxruntime")` is the tiny residual network in INT8."""
 
     def make(target: Any) -> Path:
@@ -91,7 +90,7 @@ def int8_file(
 
 @pytest.mark.parametrize("target", ["onnxruntime", "openvino", "tensorrt"])
 def test_a_wrong_scale_is_found_in_int8_and_a_healthy_graph_passes(
-    target: str, int8_file: Callable[..., Path], compared: Callable[..., LayerDiff]
+    target: str, int8_file: MakePath, compared: Callable[..., LayerDiff]
 ) -> None:
     artifact = int8_file(target)
     healthy = compared(artifact)
@@ -106,7 +105,7 @@ def test_a_wrong_scale_is_found_in_int8_and_a_healthy_graph_passes(
 
 
 def test_integer_taps_have_the_values_that_dequantize_linear_makes(
-    int8_file: Callable[..., Path], tiny_file: Callable[..., Path], samples: Callable[..., Path],
+    int8_file: MakePath, tiny_file: MakePath, samples: MakePath,
     compared: Callable[..., LayerDiff],
 ) -> None:  # fmt: skip
     artifact = int8_file("onnxruntime")
@@ -123,7 +122,7 @@ def test_integer_taps_have_the_values_that_dequantize_linear_makes(
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_halves_are_compared_tensor_by_tensor(
-    precision: Any, tiny_file: Callable[..., Path], tmp_path: Path, on_processor: Callable[..., None],
+    precision: Any, tiny_file: MakePath, tmp_path: Path, on_processor: Callable[..., None],
     compared: Callable[..., LayerDiff],
 ) -> None:  # fmt: skip
     on_processor("avx512_bf16")  # OpenVINO emulates it elsewhere, where it has AVX-512
@@ -144,7 +143,7 @@ def test_halves_are_compared_tensor_by_tensor(
 
 @pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
 def test_a_built_artifact_is_looked_into_as_it_runs(
-    target: str, int8_file: Callable[..., Path], tmp_path: Path, compared: Callable[..., LayerDiff]
+    target: str, int8_file: MakePath, tmp_path: Path, compared: Callable[..., LayerDiff]
 ) -> None:
     built = tmp_path / "built.onnx"
     qcompile.build(int8_file(target), built, target=target, precision="int8")
@@ -181,7 +180,7 @@ def test_a_fault_planted_anywhere_in_a_random_graph_is_found_as_by_brute_force(
 
 @pytest.mark.usefixtures("in_process")
 def test_a_tapped_graph_that_computes_something_else_is_a_warning(
-    tiny_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    tiny_file: MakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = job._compare_file
 
@@ -223,7 +222,7 @@ def test_nothing_that_can_be_compared_is_an_error(tmp_path: Path, most: int | No
 
 
 @pytest.mark.usefixtures("in_process")
-def test_nan_in_the_artifact_is_the_worst_there_is(tiny_file: Callable[..., Path]) -> None:
+def test_nan_in_the_artifact_is_the_worst_there_is(tiny_file: MakePath) -> None:
     artifact = tiny_file("mlp", file="nan.onnx")
     onnx.save(perturbed(onnx.load(artifact), "b1", times=math.nan), artifact)
     diff = layer_diff(str(tiny_file("mlp")), str(artifact), samples=2)
@@ -235,8 +234,8 @@ def test_nan_in_the_artifact_is_the_worst_there_is(tiny_file: Callable[..., Path
 
 @pytest.mark.usefixtures("in_process")
 def test_of_an_engine_the_outputs_that_it_was_built_to_return_are_compared(
-    tiny: Callable[..., onnx.ModelProto],
-    tiny_file: Callable[..., Path],
+    tiny: MakeModel,
+    tiny_file: MakePath,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
@@ -259,7 +258,7 @@ def test_of_an_engine_the_outputs_that_it_was_built_to_return_are_compared(
     assert set(diff.reference_only) == {"c1", "a", "r2", "p", "f"}
 
 
-def test_the_sizes_of_tensors_are_foreseen(tiny: Callable[..., onnx.ModelProto]) -> None:
+def test_the_sizes_of_tensors_are_foreseen(tiny: MakeModel) -> None:
     for batch in (1, 3):
         feeds = {"x": np.zeros((batch, 4, 8, 8), np.float32)}
         found = all_at_once(tiny("residual"), [feeds])
@@ -268,9 +267,9 @@ def test_the_sizes_of_tensors_are_foreseen(tiny: Callable[..., onnx.ModelProto])
 
 
 def test_the_command_ranks_shows_the_surroundings_and_writes_what_polygraphy_opens(
-    tiny: Callable[..., onnx.ModelProto],
-    tiny_file: Callable[..., Path],
-    samples: Callable[..., Path],
+    tiny: MakeModel,
+    tiny_file: MakePath,
+    samples: MakePath,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -324,7 +323,7 @@ def test_the_command_ranks_shows_the_surroundings_and_writes_what_polygraphy_ope
     ],
 )
 def test_options_that_do_not_fit_are_refused(
-    options: list[str], message: str, tiny_file: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+    options: list[str], message: str, tiny_file: MakePath, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = str(tiny_file("mlp"))
     with pytest.raises(SystemExit) as done:
@@ -334,7 +333,7 @@ def test_options_that_do_not_fit_are_refused(
 
 
 def test_files_that_cannot_be_compared_are_named(
-    tiny_file: Callable[..., Path], tmp_path: Path, torch_model: str
+    tiny_file: MakePath, tmp_path: Path, torch_model: str
 ) -> None:
     good = str(tiny_file("residual"))
     with pytest.raises(InvalidOption, match="layers are compared with those of an ONNX file"):
@@ -350,7 +349,7 @@ def test_files_that_cannot_be_compared_are_named(
 
 
 def test_a_process_that_dies_is_reported_with_its_last_words(
-    tiny_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tiny_file: MakePath, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     fake = tmp_path / "python"
     fake.write_text("#!/bin/sh\necho 'out of registers' >&2\nkill -9 $$\n")
@@ -363,7 +362,7 @@ def test_a_process_that_dies_is_reported_with_its_last_words(
 
 
 def test_ctrl_c_leaves_no_process_and_no_folder(
-    tiny_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tiny_file: MakePath, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     import psutil
 
@@ -383,7 +382,7 @@ def test_ctrl_c_leaves_no_process_and_no_folder(
 
 
 def test_an_engine_is_refused_without_a_gpu_before_its_graph_is_made_again(
-    tiny_file: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_file: MakePath, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from qcompile.engines.registry import engine
 

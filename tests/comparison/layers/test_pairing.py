@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from commands import MakeModel, MakePath
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -33,9 +33,7 @@ def partners(pairs: Pairs) -> dict[str, str]:
 
 
 @pytest.fixture
-def quantized(
-    tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path
-) -> Callable[..., onnx.ModelProto]:
+def quantized(tiny_file: MakePath, samples: MakePath, tmp_path: Path) -> MakeModel:
     """`quantized("residual", "tensorrt")` is the tiny model in INT8."""
 
     def make(name: str, target: Any, **options: Any) -> onnx.ModelProto:
@@ -49,7 +47,7 @@ def quantized(
 
 
 def test_integers_pair_with_what_they_stand_for_and_a_folded_relu_with_its_output(
-    tiny: Callable[..., onnx.ModelProto], quantized: Callable[..., onnx.ModelProto]
+    tiny: MakeModel, quantized: MakeModel
 ) -> None:
     pairs = pair_tensors(tiny("residual"), quantized("residual", "onnxruntime"))
     found = partners(pairs)
@@ -63,9 +61,7 @@ def test_integers_pair_with_what_they_stand_for_and_a_folded_relu_with_its_outpu
     assert [pairs.pairs[i].reference for i in conv.parents] == ["r1"]
 
 
-def test_a_relu_that_stays_pairs_by_itself(
-    tiny: Callable[..., onnx.ModelProto], quantized: Callable[..., onnx.ModelProto]
-) -> None:
+def test_a_relu_that_stays_pairs_by_itself(tiny: MakeModel, quantized: MakeModel) -> None:
     pairs = pair_tensors(tiny("residual"), quantized("residual", "tensorrt"))
     assert {pair.reference for pair in pairs.pairs} == {"x", "c1", "r1", "c2", "a", "r2", "p", "f", "y"}
     assert not pairs.reference_only
@@ -73,7 +69,7 @@ def test_a_relu_that_stays_pairs_by_itself(
 
 
 def test_what_the_optimizer_of_onnx_runtime_leaves_pairs_by_the_names_of_nodes(
-    tiny: Callable[..., onnx.ModelProto], quantized: Callable[..., onnx.ModelProto], tmp_path: Path
+    tiny: MakeModel, quantized: MakeModel, tmp_path: Path
 ) -> None:
     quantized("residual", "onnxruntime")
     built = tmp_path / "built.onnx"
@@ -88,7 +84,7 @@ def test_what_the_optimizer_of_onnx_runtime_leaves_pairs_by_the_names_of_nodes(
 
 
 def test_halves_pair_by_name_and_casts_are_no_tensors(
-    tiny: Callable[..., onnx.ModelProto], tiny_file: Callable[..., Path], tmp_path: Path
+    tiny: MakeModel, tiny_file: MakePath, tmp_path: Path
 ) -> None:
     for precision in ("fp16", "bf16"):
         output = tmp_path / f"{precision}.onnx"
@@ -113,9 +109,7 @@ def renamed(model: onnx.ModelProto, *, nodes: bool) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("name", ["residual", "mlp", "elementwise"])
 @pytest.mark.parametrize("nodes", [False, True])
-def test_renamed_tensors_pair_by_their_nodes_or_by_structure(
-    tiny: Callable[..., onnx.ModelProto], name: str, nodes: bool
-) -> None:
+def test_renamed_tensors_pair_by_their_nodes_or_by_structure(tiny: MakeModel, name: str, nodes: bool) -> None:
     pairs = pair_tensors(tiny(name), renamed(tiny(name), nodes=nodes))
     assert partners(pairs) == {f"other/{pair.reference}": pair.reference for pair in pairs.pairs}
     assert not pairs.reference_only
@@ -134,14 +128,14 @@ def test_twins_that_read_the_same_pair_in_their_order() -> None:
     assert found == {"b0": "a0", "b1": "a1", "b2": "a2", "y": "y"}
 
 
-def test_what_has_no_partner_is_said(tiny: Callable[..., onnx.ModelProto]) -> None:
+def test_what_has_no_partner_is_said(tiny: MakeModel) -> None:
     model = tiny("mlp")
     model.graph.node.append(helper.make_node("Neg", ["m1"], ["n"], "neg"))
     assert pair_tensors(tiny("mlp"), model).artifact_only == ("n",)
     assert pair_tensors(model, tiny("mlp")).reference_only == ("n",)
 
 
-def test_an_engine_pairs_by_its_outputs_alone(tiny: Callable[..., onnx.ModelProto]) -> None:
+def test_an_engine_pairs_by_its_outputs_alone(tiny: MakeModel) -> None:
     pairs = pair_outputs(tiny("residual"), ["y", "r1", "a", "nothing"])
     assert [(pair.reference, pair.upstream, pair.parents) for pair in pairs.pairs] == [
         ("r1", 0, ()),
@@ -294,7 +288,7 @@ def test_types_that_numpy_lacks_are_widened() -> None:
     onnx.checker.check_model(model)
 
 
-def test_integers_are_read_behind_their_dequantize_linear(tiny: Callable[..., onnx.ModelProto]) -> None:
+def test_integers_are_read_behind_their_dequantize_linear(tiny: MakeModel) -> None:
     model = tiny("mlp")
     graph = model.graph
     for name, values in (("s", np.float32(0.05)), ("z", np.int8(0))):
