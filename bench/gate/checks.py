@@ -199,7 +199,7 @@ def change_text(ratio: float, of: Sequence[float] = ()) -> str:
 # on both sides together the level of each is 1.06%, so the intervals of 99% (`CONFIDENCE`) at most ten times
 # err at most 2.5% on each side, where processes differ no more than the prior says. This is the error at the
 # limit itself. A version that is as fast as the old one is a whole limit away from it: a false alarm needs an
-# error of the limit and half the interval. `tests/bench/gate/test_rule.py` has the rates of other machines.
+# error of the limit and half the interval. `tests/bench/gate/test_gate.py` has the rates of other machines.
 #
 # One or two launches cannot show how far processes differ, and a prior that is too narrow would be believed.
 # Their interval is three times as wide, which is enough for what is much slower or much faster.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from commands import MakePath
 
 import qcompile
 from qcompile.bench import benchmark as every_gpu
@@ -42,7 +42,7 @@ def placed(artifacts: dict[str, str], *devices: int | None, modes: tuple[str, ..
 
 
 def test_every_artifact_runs_on_each_device_that_can_run_it(
-    tiny_file: Callable[..., Path], torch_model: str, tmp_path: Path
+    tiny_file: MakePath, torch_model: str, tmp_path: Path
 ) -> None:
     model = tiny_file("mlp")
     built = qcompile.build(model, tmp_path / "built.onnx", target="onnxruntime").path
@@ -63,7 +63,7 @@ def test_every_artifact_runs_on_each_device_that_can_run_it(
     }  # fmt: skip
 
 
-def test_engines_come_once_more_with_cuda_graphs(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_engines_come_once_more_with_cuda_graphs(tiny_file: MakePath, tmp_path: Path) -> None:
     model = tiny_file("mlp")
     plan = qcompile.build(model, tmp_path / "m.engine", target="tensorrt-rtx", gpus=["sm86"]).path
     runnables, base = choose_runnables(
@@ -113,7 +113,7 @@ def test_only_what_runs_on_a_gpu_has_a_gpus_clock_and_streams() -> None:
 
 
 @without_gpu
-def test_a_missing_gpu_is_the_failure_of_its_row(tiny_file: Callable[..., Path]) -> None:
+def test_a_missing_gpu_is_the_failure_of_its_row(tiny_file: MakePath) -> None:
     results = qcompile.benchmark(
         {"model": str(tiny_file("mlp"))}, baseline="model", devices=["cpu", "cuda"], threads=1, max_time_s=0.5
     )
@@ -147,7 +147,7 @@ def test_a_speedup_between_devices_says_so() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("spelling", ["onnx", "pytorch"])
 def test_a_row_on_the_gpu_computes_what_the_processor_does(
-    tiny_file: Callable[..., Path], torch_model: str, tmp_path: Path, spelling: str
+    tiny_file: MakePath, torch_model: str, tmp_path: Path, spelling: str
 ) -> None:
     """Not yet run on a GPU. Needs onnxruntime-gpu, or PyTorch with CUDA."""
     onnx_file = str(tiny_file("residual"))
@@ -267,7 +267,7 @@ def test_gpus_are_counted_until_there_is_none(monkeypatch: pytest.MonkeyPatch) -
 
 
 @without_gpu
-def test_without_a_gpu_it_is_refused_with_the_reason(tiny_file: Callable[..., Path]) -> None:
+def test_without_a_gpu_it_is_refused_with_the_reason(tiny_file: MakePath) -> None:
     model = str(tiny_file("mlp"))
     with pytest.raises(EngineUnavailable, match="`devices` all: no NVIDIA driver") as caught:
         qcompile.benchmark([model], baseline=model, devices=["all"])

@@ -103,39 +103,6 @@ def test_a_baseline_that_cannot_be_captured_is_measured_too(gpu: SimulatedGpu, t
     assert results.row("model").speedup is not None
 
 
-def test_an_engine_that_fails_has_no_word_of_graphs(gpu: SimulatedGpu, tmp_path: Path) -> None:
-    model, engine = build("negate", tmp_path)
-    refuse(gpu, "execute_async_v3")
-    row = qcompile.benchmark(
-        {"model": str(model), "engine": str(engine)}, baseline="model", batch_size=2, threads=1,
-        max_time_s=0.2,
-    ).row("engine")  # fmt: skip
-    assert (row.status, row.warnings) == ("failed", ())
-    assert "the engine failed" in row.reason
-    with pytest.raises(ModelError, match="the engine failed"):
-        qcompile.benchmark([str(engine)], baseline=str(engine), batch_size=2, threads=1)
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_with_both_the_added_row_fails_where_the_capture_does(
-    gpu: SimulatedGpu, tmp_path: Path, fails: bool
-) -> None:
-    refuse(gpu, "cuStreamBeginCapture" if fails else "")
-    results = measure("negate", tmp_path, cuda_graph=True)
-    assert [(row.name, row.mode, row.status) for row in results.rows[1:]] == [
-        ("engine", "eager", "measured"),
-        ("engine (CUDA graph)", "cuda-graph", "failed" if fails else "measured"),
-    ]
-    assert not [text for row in results.rows for text in row.warnings if "CUDA graph" in text]
-
-
-def test_without_nothing_is_captured(gpu: SimulatedGpu, workers: WorkersHere, tmp_path: Path) -> None:
-    results = measure("negate", tmp_path, cuda_graph=False)
-    assert [row.mode for row in results.rows] == ["eager", "eager"]
-    assert set(modes(workers)) == {"eager"}
-    assert gpu.launches == 0
-
-
 def test_layers_of_an_engine_are_timed_last_and_without_its_graph(
     workers: WorkersHere, tmp_path: Path
 ) -> None:
@@ -143,3 +110,35 @@ def test_layers_of_an_engine_are_timed_last_and_without_its_graph(
     assert results.row("engine").layer_times_ms == {"Neg": 0.5}
     assert results.row("engine").mode == "cuda-graph"
     assert [do for name, do in workers.asked if name == "engine"][-1] == "layer_times"
+
+
+def test_an_engine_that_fails_has_no_word_of_graphs(gpu: SimulatedGpu, tmp_path: Path) -> None:
+    artifacts = dict(zip(("model", "engine"), map(str, build("negate", tmp_path)), strict=True))
+    refuse(gpu, "execute_async_v3")
+    options: dict[str, Any] = {"batch_size": 2, "threads": 1, "max_time_s": 0.2}
+    row = qcompile.benchmark(artifacts, baseline="model", **options).row("engine")
+    assert (row.status, row.warnings) == ("failed", ())
+    assert "the engine failed" in row.reason
+    with pytest.raises(ModelError, match="the engine failed"):
+        qcompile.benchmark([artifacts["engine"]], baseline=artifacts["engine"], **options)
+
+
+ENGINE, GRAPH = ("engine", "eager", "measured"), "engine (CUDA graph)"
+
+
+@pytest.mark.parametrize(
+    ("cuda_graph", "call", "rows"),
+    [
+        (True, "", [ENGINE, (GRAPH, "cuda-graph", "measured")]),
+        (True, "cuStreamBeginCapture", [ENGINE, (GRAPH, "cuda-graph", "failed")]),
+        (False, "", [ENGINE]),
+    ],
+)
+def test_with_both_a_row_is_added_and_without_nothing_is_captured(
+    gpu: SimulatedGpu, tmp_path: Path, cuda_graph: bool, call: str, rows: list[tuple[str, str, str]]
+) -> None:
+    refuse(gpu, call)
+    results = measure("negate", tmp_path, cuda_graph=cuda_graph)
+    assert [(row.name, row.mode, row.status) for row in results.rows[1:]] == rows
+    assert not [text for row in results.rows for text in row.warnings if "CUDA graph" in text]
+    assert bool(gpu.launches) == (cuda_graph and not call)

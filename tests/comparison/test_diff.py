@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import numpy_helper
+from commands import MakePath
+from layer_faults import perturbed
 
 import qcompile
 from qcompile.bench.metrics.output_verdict import Tolerances, judge
@@ -23,18 +23,10 @@ def rows(seed: int = 0, count: int = 20) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((count, 10)).astype(np.float32)
 
 
-def test_equal_outputs_pass_in_every_precision() -> None:
-    for precision in ("fp32", "fp16", "int8"):
-        (verdict,) = judge([{"y": rows()}], [{"y": rows()}], precision)
-        assert verdict.passed
-        assert verdict.snr_db == float("inf")
-
-
-def test_an_error_of_half_a_percent_fails_fp32_and_passes_fp16() -> None:
-    reference = rows()
-    found = reference * np.float32(1.005)
-    assert not judge([{"y": reference}], [{"y": found}], "fp32")[0].passed
-    assert judge([{"y": reference}], [{"y": found}], "fp16")[0].passed
+@pytest.mark.parametrize(("precision", "passes"), [("fp32", False), ("fp16", True)])
+def test_each_precision_has_its_tolerance_and_every_batch_must_pass(precision: str, passes: bool) -> None:
+    good, found = {"y": rows()}, {"y": rows() * np.float32(1.005)}
+    assert judge([good, good], [good, found], precision)[0].passed == passes
 
 
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
@@ -47,25 +39,6 @@ def test_an_element_near_zero_may_err_by_a_share_of_the_largest(
     assert judge([{"y": reference}], [{"y": found}], "fp32")[0].passed == passes
 
 
-def test_int8_is_judged_by_signal_and_agreement() -> None:
-    reference = rows(count=200)
-    noise = np.random.default_rng(1).standard_normal(reference.shape).astype(np.float32)
-    assert judge([{"y": reference}], [{"y": reference + 0.02 * noise}], "int8")[0].passed  # 34 dB
-    assert not judge([{"y": reference}], [{"y": reference + 0.5 * noise}], "int8")[0].passed  # 6 dB
-    flipped = reference.copy()  # little noise, but the winner changes in a tenth of the rows
-    for row in flipped[::10]:
-        first, second = np.argsort(row)[-2:]
-        row[[first, second]] = row[[second, first]]
-    (verdict,) = judge([{"y": reference}], [{"y": flipped}], "int8")
-    assert verdict.agreement == pytest.approx(0.9)
-    assert not verdict.passed
-
-
-def test_every_batch_must_pass() -> None:
-    good, bad = rows(), rows() + 1.0
-    assert not judge([{"y": good}, {"y": good}], [{"y": good}, {"y": bad}], "fp32")[0].passed
-
-
 def test_given_tolerances_replace_the_defaults_per_output() -> None:
     reference = {"a": rows(), "b": rows(1)}
     found = {"a": rows() + 0.05, "b": rows(1) + 0.05}
@@ -76,13 +49,9 @@ def test_given_tolerances_replace_the_defaults_per_output() -> None:
         judge([reference], [found], "fp32", Tolerances(atol={"c": 1.0}))
 
 
-def test_shapes_and_names_must_pair_up() -> None:
-    (verdict,) = judge([{"y": rows()}], [{"z": rows()}], "fp32")  # by position
-    assert verdict.passed
-    (verdict,) = judge([{"y": rows()}], [{"y": rows()[:, :5]}], "fp32")
+def test_shapes_must_be_equal() -> None:
+    (verdict,) = judge([{"y": rows()}], [{"z": rows()[:, :5]}], "fp32")  # paired by position
     assert not verdict.passed
-    with pytest.raises(InvalidOption, match="outputs y, z; as many as"):
-        judge([{"y": rows()}], [{"y": rows(), "z": rows()}], "fp32")
 
 
 def test_tolerances_are_spelled_as_polygraphy_spells_them() -> None:
@@ -92,15 +61,9 @@ def test_tolerances_are_spelled_as_polygraphy_spells_them() -> None:
             parse_tolerances([text], option="--atol")
 
 
-def test_a_perturbed_weight_is_a_mismatch(tiny_file: Callable[..., Path]) -> None:
-    model = tiny_file("residual")
-    proto = onnx.load(model)
-    tensor = next(t for t in proto.graph.initializer if t.name == "w2")
-    values = numpy_helper.to_array(tensor).copy()
-    values[0, 0, 1, 1] += 0.5
-    tensor.CopyFrom(numpy_helper.from_array(values, "w2"))
-    broken = tiny_file("residual", file="broken.onnx")
-    onnx.save(proto, broken)
+def test_a_perturbed_weight_is_a_mismatch(tiny_file: MakePath) -> None:
+    model, broken = tiny_file("residual"), tiny_file("residual", file="broken.onnx")
+    onnx.save(perturbed(onnx.load(model), "w2", by=0.5), broken)
     assert qcompile.diff(str(model), str(model))
     difference = qcompile.diff(str(model), str(broken))
     assert not difference
@@ -128,17 +91,10 @@ def test_an_output_is_judged_as_what_the_user_says_it_is() -> None:
 
 
 @pytest.fixture
-def sides(
-    tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path
-) -> tuple[str, str, str]:
+def sides(tiny_file: MakePath, samples: MakePath, tmp_path: Path) -> tuple[str, str, str]:
     """A model, one whose first weight is off, and 90 samples that the model labels but for every seventh."""
     model, data, other = tiny_file("mlp"), samples("mlp", 90), tmp_path / "off.onnx"
-    proto = onnx.load(model)
-    weight = proto.graph.initializer[0]
-    values = onnx.numpy_helper.to_array(weight)
-    noise = np.random.default_rng(5).standard_normal(values.shape).astype(np.float32)
-    weight.CopyFrom(onnx.numpy_helper.from_array(values + 0.2 * noise, weight.name))
-    onnx.save(proto, other)
+    onnx.save(perturbed(onnx.load(model), "w1", by=0.2), other)
     x = np.load(data)["x"]
     labels = onnxruntime.InferenceSession(str(model)).run(None, {"x": x})[0].argmax(axis=1)
     labels[::7] = (labels[::7] + 1) % 8

@@ -117,7 +117,7 @@ def test_a_density_finds_both_heaps() -> None:
 @given(st.lists(st.tuples(*[st.integers(min_value=1, max_value=4)] * 3), min_size=1, max_size=9))
 def test_the_front_is_what_no_other_beats(costs: list[tuple[int, int, int]]) -> None:
     subjects = [
-        _subject(i, str(i), latency_ms=float(ms), drop=Interval(float(drop)), size_bytes=float(size))
+        _subject(i, str(i), latency_ms=float(ms), drop=Interval(float(drop)), size_bytes=size)
         for i, (ms, drop, size) in enumerate(costs)
     ]
     expected = []
@@ -128,25 +128,22 @@ def test_the_front_is_what_no_other_beats(costs: list[tuple[int, int, int]]) -> 
     assert [s.name for s in pareto_front(subjects)] == expected
 
 
-def test_labels_of_a_heap_do_not_cover_each_other_on_a_phone_or_a_page() -> None:
+@pytest.mark.parametrize("width", [260, 760])
+def test_labels_of_a_heap_do_not_cover_each_other_on_a_phone_or_a_page(width: int) -> None:
     subjects = [
-        _subject(i, f"a{i}", latency_ms=10 + 0.01 * i, drop=Interval(0.1 * i), size_bytes=1e6)
+        _subject(i, f"a{i}", latency_ms=10 + 0.01 * i, drop=Interval(0.1 * i), size_bytes=1_000_000)
         for i in range(1, 9)
     ]
-    texts = [
-        t for t in ElementTree.fromstring(pareto_chart(subjects)).iter("text") if t.get("class") == "label"
+    chart = ElementTree.fromstring(pareto_chart(subjects))
+    labels = [text for text in chart.iter("text") if text.get("class") == "label"]
+    assert [label.text for label in labels] == [str(s.number) for s in subjects]
+    scale = {"x": width / 100, "y": 3.36}
+    places = [
+        [_percent(label, axis) * scale[axis] + float(label.get(f"d{axis}", 0)) for axis in scale]
+        for label in labels
     ]
-    assert [t.text for t in texts] == [str(s.number) for s in subjects]
-    for width in (260, 760):
-        places = [
-            (
-                _percent(t, "x") * width / 100 + float(t.get("dx", 0)),
-                _percent(t, "y") * 3.36 + float(t.get("dy", 0)),
-            )
-            for t in texts
-        ]
-        for one, other in itertools.combinations(places, 2):
-            assert abs(one[0] - other[0]) >= 6 or abs(one[1] - other[1]) >= 10
+    for one, other in itertools.combinations(places, 2):
+        assert abs(one[0] - other[0]) >= 6 or abs(one[1] - other[1]) >= 10
 
 
 @settings(max_examples=30, deadline=None)
@@ -211,22 +208,14 @@ def _percent(element: ElementTree.Element, name: str) -> float:
 
 
 def _subject(
-    index: int,
-    name: str,
-    *,
-    is_baseline: bool = False,
-    latency_ms: float = 10.0,
-    speedup: tuple[float, float, float] | None = None,
-    drop: Interval | None = None,
-    size_bytes: float | None = None,
-) -> ReportedArtifact:
+    index: int, name: str, *, is_baseline: bool = False, latency_ms: float = 10.0,
+    speedup: tuple[float, float, float] | None = None, drop: Interval | None = None,
+    size_bytes: int | None = None,
+) -> ReportedArtifact:  # fmt: skip
+    ratio = Speedup(*speedup, 20, verdict_of(*speedup[1:])) if speedup else None
+    accuracy = Accuracy("top1", 0.9, drop) if drop else None
     row = Row(
-        name,
-        name,
-        "onnxruntime",
-        latency=Latency(latency_ms),
-        speedup=Speedup(*speedup, 20, verdict_of(*speedup[1:])) if speedup else None,
-        accuracy=Accuracy("top1", 0.9, drop) if drop else None,
-        size_bytes=None if size_bytes is None else int(size_bytes),
-    )
+        name, name, "onnxruntime", latency=Latency(latency_ms), speedup=ratio, accuracy=accuracy,
+        size_bytes=size_bytes,
+    )  # fmt: skip
     return ReportedArtifact(index, row, is_baseline)

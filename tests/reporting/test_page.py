@@ -1,6 +1,9 @@
+"""The page of a report, the files that it is made of, and what `inspect` says of other files."""
+
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import subprocess
 import sys
@@ -10,13 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from report_results import layers_json, results_json, write
+from report_results import layers_json, nothing_json, results_json, write
 
 from qcompile.calibration.histogram import Histogram
 from qcompile.calibration.ranges import Ranges
 from qcompile.calibration.ranges_file import save_ranges
-from qcompile.errors import InvalidOption, MissingFile
+from qcompile.errors import ArtifactError, InvalidOption, MissingFile
 from qcompile.reporting import write_report
+from qcompile.reporting.inspection import inspect
+from qcompile.reporting.source import family_of, read_source
 
 VOID = {"meta", "link", "br", "path", "circle", "rect"}
 
@@ -80,7 +85,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Outline]:
 
 
 def test_a_page_with_everything_leaves_nothing_out(full: tuple[str, Outline]) -> None:
-    _, outline = full
+    text, outline = full
     titles = [text for level, text in outline.headings if level == 2]
     assert titles == [
         "Before you rely on it", "Results", "Speed-up", "Accuracy, latency and size", "Latency distributions",
@@ -89,16 +94,13 @@ def test_a_page_with_everything_leaves_nothing_out(full: tuple[str, Outline]) ->
         "Precision of the layers", "Time of the layers", "Errors of the layers", "Calibration", "History",
         "Not measured, and warnings", "Environment", "To repeat it",
     ]  # fmt: skip
-    assert outline.headings[0] == (1, "Use ") or outline.headings[0][1].startswith("Use")
-    assert "onnx-int8-static" in outline.text
-    assert "By the GPU's clock, medians." in outline.text
-
-
-def test_headings_go_down_one_level_at_a_time(full: tuple[str, Outline]) -> None:
-    levels = [level for level, _ in full[1].headings]
-    assert levels[0] == 1
-    assert levels.count(1) == 1
-    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    assert outline.headings[0][1].startswith("Use")
+    for words in (
+        "onnx-int8-static", "By the GPU's clock, medians.", "the worker ended with signal 9",
+        "no NVIDIA driver (libcuda.so.1 is missing)",
+    ):  # fmt: skip
+        assert words in outline.text
+    assert "&lt;b&gt;Killed&lt;/b&gt; &amp; gone" in text
 
 
 def test_the_page_loads_nothing(full: tuple[str, Outline]) -> None:
@@ -117,20 +119,21 @@ def test_the_page_loads_nothing(full: tuple[str, Outline]) -> None:
     assert not re.search(r"https?://", text)
 
 
-def test_ids_are_unique_and_anchors_lead_somewhere(full: tuple[str, Outline]) -> None:
-    ids = [str(a["id"]) for _, a in full[1].tags if "id" in a]
+def test_a_reader_without_eyes_finds_the_way(full: tuple[str, Outline]) -> None:
+    """Headings go down one level at a time, ids are unique, anchors lead somewhere, tables have headers."""
+    _, outline = full
+    levels = [level for level, _ in outline.headings]
+    assert levels[0] == levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    ids = [str(attributes["id"]) for _, attributes in outline.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
-    for tag, attributes in full[1].tags:
+    for tag, attributes in outline.tags:
         if tag == "a":
             assert str(attributes["href"])[1:] in ids
-        if "aria-labelledby" in attributes:
-            assert attributes["aria-labelledby"] in ids
-
-
-def test_tables_have_captions_and_headers_with_scopes(full: tuple[str, Outline]) -> None:
-    tags = [tag for tag, _ in full[1].tags]
+        assert attributes.get("aria-labelledby", ids[0]) in ids
+        assert tag != "th" or attributes.get("scope") in ("row", "col")
+    tags = [tag for tag, _ in outline.tags]
     assert tags.count("caption") == tags.count("table") > 5
-    assert all(a.get("scope") in ("row", "col") for t, a in full[1].tags if t == "th")
 
 
 def test_the_table_says_what_was_measured(full: tuple[str, Outline]) -> None:
@@ -167,13 +170,6 @@ def test_what_cannot_be_shown_is_left_out_with_a_reason(tmp_path: Path) -> None:
     assert "`batch_sizes` 1,8,32" in outline.text
 
 
-def test_failed_artifacts_are_listed_with_reason_and_last_output(full: tuple[str, Outline]) -> None:
-    text, outline = full
-    assert "the worker ended with signal 9" in outline.text
-    assert "no NVIDIA driver (libcuda.so.1 is missing)" in outline.text
-    assert "&lt;b&gt;Killed&lt;/b&gt; &amp; gone" in text
-
-
 def test_everything_from_files_is_escaped(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
     value = results_json(3)
@@ -203,7 +199,7 @@ def test_everything_from_files_is_escaped(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rows", [0, 1, 30])
 def test_any_number_of_artifacts_makes_a_page(rows: int, tmp_path: Path) -> None:
-    text, outline = page(tmp_path, results_json(rows) if rows else _nothing())
+    text, outline = page(tmp_path, results_json(rows) if rows else nothing_json())
     assert outline.headings[0][0] == 1
     assert len(text.encode()) < 1_500_000
     if not rows:
@@ -254,12 +250,9 @@ def test_equal_results_make_equal_pages(tmp_path: Path) -> None:
 
 def test_without_jinja_the_way_to_install_it_is_said(tmp_path: Path) -> None:
     write(tmp_path / "r.json", results_json(1))
-    program = """
-import sys
-sys.modules["jinja2"] = None
-from qcompile.cli import main
-main(["report", "r.json"])
-"""
+    program = (
+        "import sys; sys.modules['jinja2'] = None; import qcompile.cli as c; c.main(['report', 'r.json'])"
+    )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
     assert "jinja2 cannot be imported" in done.stderr
@@ -267,8 +260,84 @@ main(["report", "r.json"])
     assert not (tmp_path / "report.html").exists()
 
 
-def _nothing() -> dict[str, Any]:
-    value = results_json(1)
-    value["artifacts"] = value["artifacts"][1:]
-    value |= {"baseline": "rtx-int8", "settings": {}, "environment": {}, "history": []}
-    return value
+def test_subjects_are_numbered_with_the_baseline_first(tmp_path: Path) -> None:
+    value = results_json(4)
+    value["baseline"] = "pytorch-compile"
+    source = read_source(write(tmp_path / "r.json", value))
+    assert [s.number for s in source.subjects] == list(range(1, 7))
+    assert source.subjects[0].name == "pytorch-compile"
+    assert source.baseline is source.subjects[0]
+    assert [s.name for s in source.subjects if not s.is_measured] == ["onnx-int8-broken", "rtx-int8"]
+
+
+@pytest.mark.parametrize("latency", [None, {}, {"median": None}, {"median": float("nan")}, {"median": 0}])
+def test_without_a_latency_nothing_counts_as_measured(latency: Any, tmp_path: Path) -> None:
+    value = results_json(2)
+    value["artifacts"][1]["latency_ms"] = latency
+    source = read_source(write(tmp_path / "r.json", value))
+    assert [s.name for s in source.measured] == ["pytorch"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"kind": "other"}, {"schema_version": 2}, {"tensors": None}, {"tensors": [1]}, {"tensors": [{}]}],
+)
+def test_what_is_no_file_of_layers_is_said(change: dict[str, Any], tmp_path: Path) -> None:
+    results = write(tmp_path / "r.json", results_json(1))
+    layers = write(tmp_path / "layers.json", {**layers_json(), **change})
+    with pytest.raises(ArtifactError, match=r"layers\.json"):
+        read_source(results, layers=[layers])
+
+
+def test_a_missing_file_is_said(tmp_path: Path) -> None:
+    results = write(tmp_path / "r.json", results_json(1))
+    for options in ({"layers": [tmp_path / "x"]}, {"ranges": tmp_path / "x"}, {"recipe": tmp_path / "x"}):
+        with pytest.raises(MissingFile):
+            read_source(results, **options)  # type: ignore[arg-type]
+    with pytest.raises(MissingFile):
+        read_source(tmp_path / "none.json")
+
+
+def test_a_recipe_beside_the_results_comes_before_theirs(tmp_path: Path) -> None:
+    results = write(tmp_path / "r.json", results_json(1))
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text("version = 1 # mine\n")
+    assert read_source(results, recipe=recipe).recipe == "version = 1 # mine\n"
+    assert 'name = "digits"' in str(read_source(results).recipe)
+
+
+def test_texts_that_no_file_can_hold_are_replaced(tmp_path: Path) -> None:
+    value = results_json(2)
+    value["artifacts"][1]["name"] = "bad\ud800\x00name"
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(value))
+    assert read_source(path).subjects[1].name == "bad��name"
+
+
+@pytest.mark.parametrize(
+    ("precision", "family"),
+    [("fp32", "float"), ("BF16", "half"), ("uint8", "int8"), ("float8_e4m3fn", "low"), ("int4", "low"),
+     ("int32", "mixed"), ("best", "mixed"), ("", "mixed")],
+)  # fmt: skip
+def test_precisions_have_families(precision: str, family: str) -> None:
+    assert family_of(precision) == family
+
+
+FORMATS = Path(__file__).parents[1] / "samples" / "formats"
+
+
+@pytest.mark.parametrize(
+    ("file", "what", "hint"),
+    [
+        ("130136f/int8.onnx.json", "is a manifest", f"inspect {FORMATS / '130136f' / 'int8.onnx'}"),
+        ("508773a/layers.json", "holds layers that `qcompile diff` compared", "qcompile report"),
+        ("19f5535/sweep.json", "holds results of a sweep", "run the sweep again"),
+        ("130136f/small.cache", "is a calibration cache of TensorRT", "`ranges`"),
+        ("bb9deac/interrupted.checkpoint", "unknown file type", ""),
+    ],
+)
+def test_a_file_that_is_no_artifact_is_named_with_what_shows_it(file: str, what: str, hint: str) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        inspect(FORMATS / file)
+    assert what in caught.value.message
+    assert hint in caught.value.hint

@@ -7,6 +7,8 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+from qcompile.bench.measuring.rounds import TimingSeries, measure
+
 
 @dataclass
 class Machine:
@@ -18,7 +20,6 @@ class Machine:
         own: Level that wanders for each process by itself, remembered over `memory` of a block.
         burst: Share of blocks that something else disturbs, by up to a half.
         process: How much two processes of one file differ for as long as they live.
-        file: How much two copies of one file differ in all their processes, which they do not.
         second: How much a block gains from following one of its own.
     """
 
@@ -28,7 +29,6 @@ class Machine:
     memory: float = 0.8
     burst: float = 0.0
     process: float = 0.0
-    file: float = 0.0
     second: float = 0.0
 
 
@@ -56,10 +56,10 @@ class Simulation:
 class SimulatedWorker:
     """What `measure` needs of a worker: it answers with latencies."""
 
-    def __init__(self, name: str, simulation: Simulation, call_s: float, file: float) -> None:
+    def __init__(self, name: str, simulation: Simulation, call_s: float) -> None:
         self.name, self.simulation, self.call_s = name, simulation, call_s
         noise, machine = simulation.noise, simulation.machine
-        self.offset = file + noise.gauss(0.0, machine.process)
+        self.offset = noise.gauss(0.0, machine.process)
         self.level = noise.gauss(0.0, machine.own)
 
     def ask(self, do: str, *, iterations: int, **_: Any) -> dict[str, Any]:
@@ -80,3 +80,21 @@ class SimulatedWorker:
 
     def kill(self) -> None:
         raise AssertionError("it does not fail")
+
+
+def simulate(
+    machine: Machine, seed: int, call_s: dict[str, float], *, launch_s: float, **options: Any
+) -> tuple[dict[str, list[list[float]]], float]:
+    """Time artifacts of so many seconds a call against the first; return their launches and when it ended."""
+    simulation = Simulation(machine, random.Random(seed))
+    timed = {name: TimingSeries() for name in call_s}
+
+    def launch() -> dict[str, Any]:
+        simulation.now_s += launch_s
+        return {name: SimulatedWorker(name, simulation, seconds) for name, seconds in call_s.items()}
+
+    measure(
+        launch(), launch, next(iter(call_s)), timed, launch_s=launch_s, progress=lambda _: None,
+        clock=simulation.clock, **options,
+    )  # fmt: skip
+    return {name: series.launches_ms for name, series in timed.items()}, simulation.now_s

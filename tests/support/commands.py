@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import onnx
 import pytest
 
 from qcompile.calibration import Ranges, save_ranges
@@ -16,6 +17,7 @@ from qcompile.calibration.ranges import Portion
 from qcompile.cli import main
 
 MakePath = Callable[..., Path]
+MakeModel = Callable[..., onnx.ModelProto]
 
 
 class Said(NamedTuple):

@@ -66,6 +66,13 @@ def results_json(rows: int = len(ROWS)) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def nothing_json() -> dict[str, Any]:
+    """A file in which nothing was measured."""
+    value = results_json(1)
+    return {**value, "artifacts": value["artifacts"][1:], "baseline": "rtx-int8", "settings": {},
+            "environment": {}, "history": []}  # fmt: skip
+
+
 def recommendable(name: str, ms: float, seed: int = 0, **options: Any) -> dict[str, Any]:
     """A measured artifact with 25 rounds around `ms`."""
     rounds = ms * np.random.default_rng([seed, *name.encode()]).normal(1, 0.003, ROUNDS)

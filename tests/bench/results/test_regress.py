@@ -21,6 +21,11 @@ from qcompile.errors import InvalidOption
 HERE = {"processor": "some", "architecture": "x86_64", "features": ["avx2"], "cores_usable": 2, "gpu": None}
 
 
+def launches(medians: list[float]) -> list[list[float]]:
+    """Of five rounds each."""
+    return [medians[start : start + 5] for start in range(0, len(medians), 5)]
+
+
 def row(name: str, medians: list[float], **fields: Any) -> Row:
     return Row(
         name, f"{name}.onnx", "onnxruntime", latency=Latency(float(np.median(medians))),
@@ -38,13 +43,7 @@ def noisy(level: float, seed: int, rounds: int = 30) -> list[float]:
     return [level * (1.0 + 0.03 * noise.random()) for _ in range(rounds)]
 
 
-def launches(medians: list[float]) -> list[list[float]]:
-    """Of five rounds each."""
-    return [medians[start : start + 5] for start in range(0, len(medians), 5)]
-
-
-def accuracy(value: float) -> Accuracy:
-    return Accuracy("top1", value)
+SLOW = row("a", noisy(9.0, 2))
 
 
 def test_the_estimate_is_the_ratio_of_levels_and_the_interval_that_of_their_difference() -> None:
@@ -66,20 +65,22 @@ def test_single_launches_are_compared_with_all_the_doubt_they_have() -> None:
     assert found.width > 0.06
 
 
-def test_an_artifact_that_ran_on_another_device_is_not_compared() -> None:
-    old, new = run(row("a", noisy(5.0, 0))), run(row("a", noisy(1.0, 1), device="cuda:0"))
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        ({}, {"device": "cuda:0"}, "ran on cpu, and now on cuda:0"),
+        # Results of 0.2.0 are without a graph: its gain is none of the engine's.
+        ({"device": "cuda:0"}, {"device": "cuda:0", "mode": "cuda-graph"},
+         "ran on cuda:0, and now on cuda:0 with CUDA graphs"),
+    ],
+)  # fmt: skip
+def test_rows_of_another_device_or_mode_are_not_compared(
+    before: dict[str, str], after: dict[str, str], reason: str
+) -> None:
+    old, new = run(row("a", noisy(5.0, 0), **before)), run(row("a", noisy(1.0, 1), **after))
     [change] = compare_results(old, new, [parse_limit("slower:5%")]).changes
     assert change.speedup is None
-    assert change.broken == (change.reason,) == ("ran on cpu, and now on cuda:0",)
-
-
-def test_a_row_with_a_cuda_graph_is_not_compared_with_one_without() -> None:
-    """Results of 0.2.0 are without: the gain of the graph is none of the engine's."""
-    old = run(row("a", noisy(5.0, 0), device="cuda:0"))
-    new = run(row("a", noisy(1.0, 1), device="cuda:0", mode="cuda-graph"))
-    [change] = compare_results(old, new, [parse_limit("slower:5%")]).changes
-    assert change.speedup is None
-    assert change.broken == (change.reason,) == ("ran on cuda:0, and now on cuda:0 with CUDA graphs",)
+    assert change.broken == (change.reason,) == (reason,)
     assert compare_results(new, new).changes[0].speedup is not None
 
 
@@ -108,8 +109,8 @@ def test_a_limit_is_broken_only_by_what_is_surely_beyond_it() -> None:
 
 
 def test_size_and_accuracy_have_limits_too() -> None:
-    old = run(row("a", noisy(5.0, 1), size_bytes=100, accuracy=accuracy(0.9)))
-    new = run(row("a", noisy(5.0, 2), size_bytes=112, accuracy=accuracy(0.894)))
+    old = run(row("a", noisy(5.0, 1), size_bytes=100, accuracy=Accuracy("top1", 0.9)))
+    new = run(row("a", noisy(5.0, 2), size_bytes=112, accuracy=Accuracy("top1", 0.894)))
     limits = [parse_limit(text) for text in ("larger:10%", "accuracy:0.5")]
     [change] = compare_results(old, new, limits).changes
     assert change.broken == ("larger:10%", "accuracy:0.5")
@@ -146,36 +147,30 @@ def test_relative_to_the_baseline_a_slower_machine_is_left_out() -> None:
     assert relative.changes[1].speedup.verdict == "no difference"
 
 
-def test_different_machines_are_refused_or_shown_side_by_side_without_a_verdict() -> None:
-    old, new = run(row("a", noisy(5.0, 1))), run(row("a", noisy(9.0, 2)), processor="another")
-    with pytest.raises(InvalidOption, match="different machines: some, 2 cores; another, 2 cores"):
-        compare_results(old, new)
-    found = compare_results(old, new, across_machines=True)
+@pytest.mark.parametrize(
+    ("new", "options", "words"),
+    [
+        (run(SLOW, processor="another"), {}, "different machines: some, 2 cores; another, 2 cores"),
+        (run(SLOW, features=["avx2", "avx512f"]), {}, r"some, 2 cores \(features: avx512f in one alone\)"),
+        (run(SLOW, architecture="aarch64"), {}, r"\(architecture: x86_64 and aarch64\)"),
+        (run(SLOW, processor="another"), {"across_machines": True, "limits": [parse_limit("slower:5%")]},
+         "`limits`: results of different machines have no verdict"),
+        (replace(run(SLOW), settings={"threads": 1, "inputs": {"x": "1x16"}}), {}, "different threads: 2; 1"),
+        (run(row("b", noisy(5.0, 1))), {"relative": True}, "different baselines: a; b"),
+    ],
+)  # fmt: skip
+def test_results_that_do_not_compare_are_refused(new: Results, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidOption, match=words):
+        compare_results(run(row("a", noisy(5.0, 1))), new, **options)
+
+
+def test_different_machines_are_shown_side_by_side_without_a_verdict() -> None:
+    found = compare_results(
+        run(row("a", noisy(5.0, 1))), run(SLOW, processor="another"), across_machines=True
+    )
     assert not found.same_machine
     assert found.changes[0].speedup is None
     assert found.changes[0].new_ms == pytest.approx(9.1, rel=0.02)
-    with pytest.raises(InvalidOption, match="`limits`: results of different machines have no verdict"):
-        compare_results(old, new, [parse_limit("slower:5%")], across_machines=True)
-
-
-def test_machines_that_read_alike_are_refused_with_what_differs() -> None:
-    old = run(row("a", noisy(5.0, 1)), features=["avx2", "avx512f"])
-    new = run(row("a", noisy(5.0, 2)), features=["avx2", "avx512f", "avx512_fp16"])
-    with pytest.raises(InvalidOption, match=r"some, 2 cores \(features: avx512_fp16 in one alone\)"):
-        compare_results(old, new)
-    older = run(row("a", noisy(5.0, 1)), architecture="x86_64")
-    with pytest.raises(InvalidOption, match=r"\(architecture: x86_64 and aarch64\)"):
-        compare_results(older, run(row("a", noisy(5.0, 2)), architecture="aarch64"))
-
-
-def test_different_settings_are_refused() -> None:
-    old = run(row("a", noisy(5.0, 1)))
-    new = replace(old, settings={"threads": 1, "inputs": {"x": "1x16"}})
-    with pytest.raises(InvalidOption, match="different threads: 2; 1"):
-        compare_results(old, new)
-    other = run(row("b", noisy(5.0, 1)))
-    with pytest.raises(InvalidOption, match="different baselines: a; b"):
-        compare_results(old, other, relative=True)
 
 
 def test_too_few_rounds_are_no_comparison() -> None:

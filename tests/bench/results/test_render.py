@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import pytest
 from msgspec import structs
+from rich.console import Console
 
 from qcompile.bench.results.render import interval_words, markdown, render, save_csv, save_markdown
-from qcompile.bench.results.results import Results, save_results
+from qcompile.bench.results.results import Results, load_results, save_results
 from qcompile.bench.results.row import Accuracy, Difference, Energy, Interval, Latency, Row
-from qcompile.bench.results.row_json import row_json, upgraded
 from qcompile.bench.statistics.speedup import CONFIDENCE, SMALLEST_DIFFERENCE, Speedup, verdict_of
 from qcompile.cli.tables import results_table
 from qcompile.reporting.sections_measured import accuracy_section, results_section
-from qcompile.reporting.source import read_source
+from qcompile.reporting.source import Source, read_source
 from qcompile.spec.words import METRICS
 
 ROW = Row("a", "a.onnx", "onnxruntime", "int8", latency=Latency(1.234, 1.3, 1.4), size_bytes=1_100_000)
@@ -27,84 +28,85 @@ SETTINGS = {"inputs": {"x": "1x16"}, "threads": 2, "confidence": CONFIDENCE}
 HERE = {"processor": "some", "cores": 2}
 
 
+def run(*rows: Row, **settings: Any) -> Results:
+    return Results("base", rows, HERE, SETTINGS | settings)
+
+
 def terminal(*rows: Row, width: int = 200) -> str:
     """What a terminal shows."""
-    from rich.console import Console
-
     console = Console(width=width)
-    results = Results("base", rows, HERE, SETTINGS)
     with console.capture() as captured:
-        console.print(results_table(results, width=width))
+        console.print(results_table(run(*rows), width=width))
     return captured.get()
+
+
+def csv_rows(results: Results, folder: Path) -> list[dict[str, str]]:
+    save_csv(results, folder / "t.csv")
+    with (folder / "t.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def source(*rows: Row, folder: Path, **settings: Any) -> Source:
+    save_results(run(*rows, **settings), folder / "r.json")
+    return read_source(folder / "r.json")
 
 
 def page(*rows: Row, folder: Path) -> str:
     """The cells of the report's table."""
-    save_results(Results("base", rows, HERE, SETTINGS), folder / "r.json")
-    table, _ = results_section(read_source(folder / "r.json"), None).tables
+    table, _ = results_section(source(*rows, folder=folder), None).tables
     return " | ".join(f"{cell.text} {cell.below}".strip() for row in table.rows for cell in row)
 
 
-def test_a_mean_squared_error_is_no_percentage(tmp_path: Path) -> None:
-    """0.00123 was printed as 0.12% in the terminal."""
-    row = structs.replace(ROW, accuracy=Accuracy("mse", 0.00123, Interval(0.0005, 0.0001, 0.0009)))
-    for text in (terminal(BASE, row), markdown(Results("base", [BASE, row], HERE, SETTINGS)),
-                 page(BASE, row, folder=tmp_path)):  # fmt: skip
-        assert "0.00123" in text
-        assert "0.000500" in text
-        assert "0.12%" not in text
-    share = structs.replace(ROW, accuracy=Accuracy("top1", 0.946, Interval(0.2, -0.3, 0.8)))
-    for text in (terminal(BASE, share), markdown(Results("base", [BASE, share], HERE, SETTINGS)),
-                 page(BASE, share, folder=tmp_path)):  # fmt: skip
-        assert "94.60%" in text
-    assert "| 94.60% | 0.20 [−0.30, 0.80] |" in markdown(Results("base", [BASE, share], HERE, SETTINGS))
-
-
 @pytest.mark.parametrize("metric", [*METRICS, "f1:micro", "f1:entities", "map:50", "ndcg:10", "own.py:score"])
-def test_every_metric_has_its_unit_in_the_table_and_in_the_report(metric: str, tmp_path: Path) -> None:
+def test_every_metric_has_its_unit_in_every_form(metric: str, tmp_path: Path) -> None:
+    """A mean squared error of 0.00123 was printed as 0.12% in the terminal."""
     own_unit = metric in ("perplexity", "kl", "mse", "own.py:score")
     lower_is_better = metric in ("wer", "cer", "perplexity", "kl", "mse")
     found = Accuracy(metric, 0.2468, Interval(1.357, 0.5, 2.5), 100, higher_is_better=not lower_is_better)
     row = structs.replace(ROW, accuracy=found)
     value, drop, ends = ("0.247", "1.36", "[0.500, 2.50]") if own_unit else ("24.68%", "1.36", "[0.50, 2.50]")
-    text = page(BASE, row, folder=tmp_path)
     assert value in terminal(BASE, row)
+    assert f"| {value} | {drop} {ends} |" in markdown(run(BASE, row))
+    text = page(BASE, row, folder=tmp_path)
     for said in (value, drop, ends):
         assert said in text
-    table, _ = results_section(read_source(tmp_path / "r.json"), None).tables
-    assert (
-        f"accuracy: {metric}, its drop in {'units' if own_unit else 'points'} with the 95% interval"
-        in str(table)
-    )
-    section = accuracy_section(read_source(tmp_path / "r.json"))
-    assert f"Drop of {metric} against base" in str(section)
-    stored = msgspec.convert(upgraded(row_json(row)), Row).accuracy
-    assert stored == found
+    report = read_source(tmp_path / "r.json")
+    unit = "units" if own_unit else "points"
+    caption = f"accuracy: {metric}, its drop in {unit} with the 95% interval"
+    assert caption in str(results_section(report, None).tables[0])
+    assert f"Drop of {metric} against base" in str(accuracy_section(report))
+    assert load_results(tmp_path / "r.json").rows[1].accuracy == found
 
 
 def test_the_report_says_which_metric_was_chosen(tmp_path: Path) -> None:
     row = structs.replace(ROW, accuracy=Accuracy("top1", 0.9, Interval(1.0, 0.5, 2.0), 100))
-    settings = {**SETTINGS, "metric_note": "top1: labels are one class per sample"}
-    save_results(Results("base", (BASE, row), HERE, settings), tmp_path / "r.json")
-    section = accuracy_section(read_source(tmp_path / "r.json"))
-    assert "Accuracy is top1: labels are one class per sample." in section.lead
+    report = source(BASE, row, folder=tmp_path, metric_note="top1: labels are one class per sample")
+    assert "Accuracy is top1: labels are one class per sample." in accuracy_section(report).lead
 
 
 @pytest.mark.parametrize(
-    ("difference", "said"),
+    ("difference", "said", "state"),
     [
-        (None, "–"),
-        (Difference(True, snr_db=math.inf, max_abs_error=0.0), "equal"),
-        (Difference(False, snr_db=-math.inf, max_abs_error=math.inf), "−∞ dB MISMATCH"),
-        (Difference(False, snr_db=12.34), "12.3 dB MISMATCH"),
-        (Difference(True, snr_db=41.0), "41.0 dB"),
+        (None, "–", ""),
+        (Difference(True, "y", math.inf, 0.0), "equal", "equal"),
+        (Difference(False, "y", -math.inf, math.inf), "−∞ dB MISMATCH", "not finite"),
+        (Difference(False, "y", -math.inf, 0.5), "−∞ dB MISMATCH", "not finite"),  # the reference is zero
+        (Difference(False, "y", 12.34, 0.5), "12.3 dB MISMATCH", "finite"),
+        (Difference(True, "y", 41.0, 0.1), "41.0 dB", "finite"),
     ],
 )
-def test_outputs_with_nan_are_not_called_equal(difference: Difference | None, said: str) -> None:
-    """`equal MISMATCH` was printed."""
+def test_equal_and_infinitely_wrong_outputs_are_told_apart_in_every_form(
+    difference: Difference | None, said: str, state: str, tmp_path: Path
+) -> None:
+    """Both were a null `snr_db`, and `equal MISMATCH` was printed of outputs with NaN."""
     row = structs.replace(ROW, difference=difference)
     assert render(row, "base").difference == said
     assert said in terminal(BASE, row)
+    assert csv_rows(run(row), tmp_path)[0]["difference_state"] == state
+    save_results(run(row), tmp_path / "r.json")
+    [written] = json.loads((tmp_path / "r.json").read_text(), parse_constant=pytest.fail)["artifacts"]
+    assert (written["difference"] or {"state": ""})["state"] == state
+    assert load_results(tmp_path / "r.json").rows[0].difference == difference
 
 
 @pytest.mark.parametrize(
@@ -123,7 +125,7 @@ def test_the_verdict_is_that_of_the_interval_beside_it(
     row = structs.replace(ROW, speedup=ratio)
     assert render(row, "base").compared == said
     assert said in terminal(BASE, row)
-    assert said in markdown(Results("base", [BASE, row], HERE, SETTINGS))
+    assert said in markdown(run(BASE, row))
     assert " ".join(page(BASE, row, folder=tmp_path).split()).count(said) == 1
     shown = [float(end) for end in render(row, "base").interval.strip("[]").split(", ")]
     beyond = shown[0] > 1 + SMALLEST_DIFFERENCE or shown[1] < 1 / (1 + SMALLEST_DIFFERENCE)
@@ -133,12 +135,10 @@ def test_the_verdict_is_that_of_the_interval_beside_it(
 def test_every_form_says_which_interval_it_shows(tmp_path: Path) -> None:
     words = interval_words(CONFIDENCE)
     assert words == "99% interval"
-    assert words in " ".join(terminal(BASE, ROW).split())
-    assert words in markdown(Results("base", [BASE, ROW], HERE, SETTINGS))
-    save_results(Results("base", [BASE, ROW], HERE, SETTINGS), tmp_path / "r.json")
-    assert words in results_section(read_source(tmp_path / "r.json"), None).tables[0].caption
-    older = Results("base", [BASE, ROW], HERE, SETTINGS | {"confidence": 0.95})
-    assert "95% interval, verdicts of 99%" in markdown(older)
+    caption = results_section(source(BASE, ROW, folder=tmp_path), None).tables[0].caption
+    for text in (" ".join(terminal(BASE, ROW).split()), markdown(run(BASE, ROW)), caption):
+        assert words in text
+    assert "95% interval, verdicts of 99%" in markdown(run(BASE, ROW, confidence=0.95))
 
 
 def test_what_was_not_measured_is_a_dash_and_has_its_reason() -> None:
@@ -197,9 +197,7 @@ def test_markdown_is_the_table_of_a_readme(tmp_path: Path) -> None:
 
 
 def test_csv_has_one_row_per_artifact_and_units_in_its_columns(tmp_path: Path) -> None:
-    save_csv(RESULTS, tmp_path / "t.csv")
-    with (tmp_path / "t.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(RESULTS, tmp_path)
     assert [row["name"] for row in rows] == ["a|b.onnx", "fast", "lost"]
     fast = rows[1]
     assert float(fast["latency_median_ms"]) == 0.5
@@ -213,20 +211,9 @@ def test_csv_has_one_row_per_artifact_and_units_in_its_columns(tmp_path: Path) -
     assert rows[2]["reason"] == "no GPU,\nnone"
 
 
-def test_equal_and_infinitely_wrong_outputs_have_different_cells(tmp_path: Path) -> None:
-    rows = [structs.replace(FAST, difference=Difference(True, "y", math.inf, 0.0)),
-            structs.replace(FAST, difference=Difference(False, "y", -math.inf, math.inf))]  # fmt: skip
-    save_csv(replace(RESULTS, rows=rows), tmp_path / "t.csv")
-    with (tmp_path / "t.csv").open(newline="") as file:
-        states = [row["difference_state"] for row in csv.DictReader(file)]
-    assert states == ["equal", "not finite"]
-
-
 def test_a_name_is_no_formula_of_a_spreadsheet_and_no_markup(tmp_path: Path) -> None:
     names = ["=cmd|' /C calc'!A0", "@SUM(1)", "+1", "-1", "\tx", "plain", "<img src=x>[a](http://b)\x1b"]
-    save_csv(replace(RESULTS, rows=[structs.replace(FAST, name=name) for name in names]), tmp_path / "t.csv")
-    with (tmp_path / "t.csv").open(newline="") as file:
-        read = [row["name"] for row in csv.DictReader(file)]
-    assert read == [f"'{name}" for name in names[:5]] + names[5:]
+    rows = csv_rows(replace(RESULTS, rows=[structs.replace(FAST, name=name) for name in names]), tmp_path)
+    assert [row["name"] for row in rows] == [f"'{name}" for name in names[:5]] + names[5:]
     text = markdown(replace(RESULTS, rows=[FIRST, structs.replace(FAST, name=names[-1])]))
     assert "| &lt;img src=x>\\[a](http://b)\\\\x1b |" in text

@@ -31,10 +31,10 @@ from qcompile.bench.results.results import (
     read_results,
     save_results,
 )
-from qcompile.bench.results.row import Difference, Row
+from qcompile.bench.results.row import Row
 from qcompile.bench.results.row_json import row_json
 from qcompile.cli.tables import results_table
-from qcompile.errors import ArtifactError, MissingFile
+from qcompile.errors import ArtifactError
 from qcompile.reporting import write_report
 from qcompile.reporting.recommendation import recommend
 
@@ -66,12 +66,14 @@ def test_files_of_earlier_versions_say_what_they_said(version: int, tmp_path: Pa
             known = entry[key]
             found = {part: again[key][part] for part in known} if isinstance(known, dict) else again[key]
             assert found == (pytest.approx(known) if isinstance(known, dict) else known), key
-    worse, wrong = results.row("off.onnx"), results.row("nan.onnx")
-    assert worse.difference.snr_db == pytest.approx(34.0, abs=0.1)
-    assert (wrong.difference.passed, wrong.difference.snr_db) == (False, -math.inf)
+    worse, wrong = (results.row(name).difference for name in ("off.onnx", "nan.onnx"))
+    assert worse.snr_db == pytest.approx(34.0, abs=0.1)
+    assert (wrong.passed, wrong.snr_db) == (False, -math.inf)
     save_results(results, tmp_path / "again.json")
     assert load_results(tmp_path / "again.json") == results
     if version == 2:  # the settings of version 1 were fewer
+        same = results.row("plain.onnx (2)").difference
+        assert (same.passed, same.snr_db) == (True, math.inf)
         jsonschema.validate(results.as_json(), json.loads(SCHEMA.read_text()))
 
 
@@ -85,32 +87,6 @@ def test_figures_of_earlier_files_are_written_again_as_they_were(commit: str) ->
         assert {key: json.dumps(again[key]) for key in known} == {
             key: json.dumps(entry[key]) for key in known
         }
-
-
-def test_equal_outputs_of_earlier_files_are_equal() -> None:
-    same = load_results(DATA / "results.version-2.json").row("plain.onnx (2)")
-    assert (same.difference.passed, same.difference.snr_db) == (True, math.inf)
-
-
-@pytest.mark.parametrize(
-    ("difference", "state"),
-    [
-        (Difference(True, "y", math.inf, 0.0), "equal"),
-        (Difference(True, "y", 31.2, 0.1), "finite"),
-        (Difference(False, "y", -math.inf, math.inf), "not finite"),
-        (Difference(False, "y", -math.inf, 0.5), "not finite"),  # the reference is zero
-    ],
-)
-def test_equal_and_infinitely_wrong_are_told_apart(
-    difference: Difference, state: str, tmp_path: Path
-) -> None:
-    """Both were a null `snr_db`, and a NaN output was shown as "equal"."""
-    row = Row("a", "a.onnx", "onnxruntime", difference=difference)
-    results = Results("a", [row], {}, {})
-    save_results(results, tmp_path / "r.json")
-    written = json.loads((tmp_path / "r.json").read_text(), parse_constant=pytest.fail)
-    assert written["artifacts"][0]["difference"]["state"] == state
-    assert load_results(tmp_path / "r.json").rows[0].difference == difference
 
 
 def test_rows_of_0_2_0_that_measured_arriving_requests_keep_their_other_figures(tmp_path: Path) -> None:
@@ -144,7 +120,6 @@ def changed(place: str, value: object) -> dict[str, Any]:
     [
         ("settings", [], "settings"),
         ("settings.inputs", 3, "settings.inputs"),
-        ("settings.confidence", "high", "settings.confidence"),
         ("settings.confidence", float("nan"), "settings.confidence"),
         ("settings.threads", "two", "settings.threads"),
         ("environment.noise", {"reasons": 4}, "environment.noise.reasons"),
@@ -154,23 +129,17 @@ def changed(place: str, value: object) -> dict[str, Any]:
         ("artifacts.1.size_bytes", "many", "artifacts[1].size_bytes"),
         ("artifacts.1.size_bytes", 10**400, "artifacts[1].size_bytes"),
         ("artifacts.1.latency_ms", [1], "artifacts[1].latency_ms"),
-        ("artifacts.1.warnings", 5, "artifacts[1].warnings"),
         ("artifacts.1.warnings", [5], "artifacts[1].warnings[0]"),
         ("artifacts.1.packages", ["a"], "artifacts[1].packages"),
         ("artifacts.1.speedup", 2.0, "artifacts[1].speedup"),
         ("artifacts.1.status", "well", "artifacts[1].status"),
         ("artifacts.1.launch_rounds", [True], "artifacts[1].launch_rounds[0]"),
         ("artifacts.1.launch_rounds", None, "artifacts[1].launch_rounds"),
-        ("artifacts.1.launch_rounds", 5, "artifacts[1].launch_rounds"),
-        ("artifacts.1.launch_rounds", ["20"], "artifacts[1].launch_rounds[0]"),
-        ("artifacts.1.launch_rounds", [5.0], "artifacts[1].launch_rounds[0]"),
         ("artifacts.1.launch_rounds", [50, -10], "artifacts[1].launch_rounds[1]"),
         ("artifacts.1.round_medians_ms", None, "artifacts[1].round_medians_ms"),
         ("artifacts.1.round_medians_ms", [1.0, 0.0], "artifacts[1].round_medians_ms[1]"),
         ("artifacts.1.round_medians_ms", [float("nan")], "artifacts[1].round_medians_ms[0]"),
-        ("artifacts.1.round_medians_ms", ["1"], "artifacts[1].round_medians_ms[0]"),
         ("history", 5, "history"),
-        ("history", [5], "history[0]"),
         ("history", [{"artifacts": {"a": 3}}], "history[0].artifacts[...]"),
         ("interrupted", "no", "interrupted"),
         ("created", 7, "created"),
@@ -200,11 +169,6 @@ def test_a_wrong_type_is_refused_with_file_and_key(
 def test_what_is_no_results_file_of_a_known_version_is_refused(content: bytes, words: str) -> None:
     with pytest.raises(ArtifactError, match=rf"r\.json: .*{words}"):
         parse_results(content, Path("r.json"))
-
-
-def test_a_missing_file_is_said(tmp_path: Path) -> None:
-    with pytest.raises(MissingFile):
-        load_results(tmp_path / "none.json")
 
 
 @settings(max_examples=50)

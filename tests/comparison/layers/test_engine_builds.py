@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +65,8 @@ def source_of(built: Built, lowered: Any, spec: Any) -> EngineSource:
 
 def test_rtx_builds_every_part_and_the_whole_with_debug_tensors(built: Built, tmp_path: Path) -> None:
     with engine_graph(built.engine, built.given) as (lowered, spec):
+        assert (spec.gpus, spec.precision) == (("sm86",), built.precision)
+        assert [value.name for value in onnx.load(lowered.path).graph.output] == ["y"]
         source = source_of(built, lowered, spec)
         manifest = qcompile.load_artifact(built.engine).manifest
         assert manifest.io is not None
@@ -118,63 +119,32 @@ def test_the_fault_is_found_with_few_builds_of_the_real_builder(
     assert diff.engine.confirmed
 
 
-def test_the_graph_is_made_again_as_the_engine_was_built(built: Built) -> None:
-    with engine_graph(built.engine, built.given) as (lowered, spec):
-        assert spec.gpus == ("sm86",)
-        assert spec.precision == built.precision
-        parsed = onnx.load(lowered.path)
-        assert {value.name for value in parsed.graph.output} == {"y"}
-        build_plan(
-            load_adapter("tensorrt-rtx"),
-            BuildRequest(lowered.path, built.folder / "again.engine", replace(spec, min_shapes=())),
-        )
-
-
-def test_another_model_than_the_engine_was_built_from_is_refused(
-    tmp_path: Path, tiny_file: Files, samples: Files
-) -> None:
-    built = Built(tmp_path, tiny_file, samples, "fp32")
-    with (
-        pytest.raises(InvalidOption, match=r"was not built from .*mlp\.onnx") as caught,
-        engine_graph(built.engine, tiny_file("mlp")),
-    ):
-        pass
-    assert "the quantized one" in caught.value.hint
-    built.engine.with_name("m.engine.json").unlink()
-    with pytest.raises(ArtifactError, match="has no manifest"), engine_graph(built.engine, built.model):
-        pass
-
-
-def test_an_engine_that_tensorrt_calibrated_cannot_be_built_again(
-    tmp_path: Path, tiny_file: Files, samples: Files
-) -> None:
+@pytest.mark.parametrize(
+    ("change", "graph", "error", "words", "hint"),
+    [
+        ({}, "mlp", InvalidOption, r"was not built from .*mlp\.onnx", "the quantized one"),
+        ({"calibrator": "entropy"}, "", InvalidOption, "calibrated, which a manifest does not keep", ""),
+        ({"precision": "int8"}, "", InvalidOption, "its graph cannot be made again", "the quantized one"),
+        (None, "", ArtifactError, "has no manifest", ""),
+    ],
+)
+def test_a_graph_that_cannot_be_made_again_is_refused(
+    tmp_path: Path, tiny_file: Files, samples: Files, change: dict[str, str] | None, graph: str,
+    error: type[Exception], words: str, hint: str,
+) -> None:  # fmt: skip
     built = Built(tmp_path, tiny_file, samples, "fp32")
     beside = built.engine.with_name("m.engine.json")
     manifest = json.loads(beside.read_text())
-    manifest["options"]["calibrator"] = "entropy"
+    manifest["options"] |= change or {}
     beside.write_text(json.dumps(manifest))
+    if change is None:
+        beside.unlink()
     with (
-        pytest.raises(InvalidOption, match="calibrated, which a manifest does not keep"),
-        engine_graph(built.engine, built.model),
+        pytest.raises(error, match=words) as caught,
+        engine_graph(built.engine, tiny_file(graph) if graph else built.model),
     ):
         pass
-
-
-def test_ranges_that_a_manifest_does_not_keep_lead_to_the_quantized_file(
-    tmp_path: Path, tiny_file: Files, samples: Files
-) -> None:
-    model, data, ranges = tiny_file("residual"), samples("residual"), tmp_path / "m.ranges"
-    qcompile.calibrate(model, str(data), ranges, targets=["tensorrt"])
-    engine = tmp_path / "m.engine"
-    qcompile.build(
-        model, engine, target="tensorrt-rtx", gpus=["sm86"], precision="int8", ranges=ranges, **SHAPES
-    )
-    with (
-        pytest.raises(InvalidOption, match="its graph cannot be made again") as caught,
-        engine_graph(engine, model),
-    ):
-        pass
-    assert "the quantized one" in caught.value.hint
+    assert hint in caught.value.hint
 
 
 def test_the_command_looks_inside_an_engine_or_says_why_not(

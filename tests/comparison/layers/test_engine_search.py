@@ -13,6 +13,7 @@ from typing import Any
 
 import onnx
 import pytest
+from commands import MakeModel
 from faulty_builder import Fault, FaultyBuilder, install
 from layer_faults import all_at_once, random_network, scaled
 from simulated_cuda import SimulatedGpu
@@ -89,7 +90,7 @@ def fused_at(tensor: str, inside: str) -> Fault:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("tensor", ["c1", "r1", "c2", "a", "r2", "p", "y"])
 def test_the_tensor_of_the_fault_is_found_and_confirmed(
-    search: Search, tiny: Callable[..., onnx.ModelProto], version: str, tensor: str
+    search: Search, tiny: MakeModel, version: str, tensor: str
 ) -> None:
     diff = search(tiny("residual"), at(tensor), version=version)
     assert not diff
@@ -117,7 +118,7 @@ def test_in_random_networks_builds_stay_within_three_and_the_logarithm(
 
 
 def test_both_sides_of_the_fault_are_what_all_tensors_at_once_show(
-    search: Search, tiny: Callable[..., onnx.ModelProto], tmp_path: Path
+    search: Search, tiny: MakeModel, tmp_path: Path
 ) -> None:
     model = tiny("residual")
     diff = search(model, at("a", 1.25))
@@ -164,7 +165,7 @@ GONE = "does not show the engine's fault"
     ],
 )  # fmt: skip
 def test_what_was_found_how_surely_and_what_is_not_known(
-    search: Search, tiny: Callable[..., onnx.ModelProto], monkeypatch: pytest.MonkeyPatch, layers: int,
+    search: Search, tiny: MakeModel, monkeypatch: pytest.MonkeyPatch, layers: int,
     fault: Fault, options: dict[str, Any], found: Any, builds: int | None, confirmed: bool, said: str,
 ) -> None:  # fmt: skip
     if options.pop("marked", False):
@@ -223,7 +224,7 @@ def test_a_part_that_cannot_be_built_is_left_out_and_named(search: Search) -> No
 
 
 def test_interrupted_builds_leave_nothing_behind(
-    search: Search, tiny: Callable[..., onnx.ModelProto], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    search: Search, tiny: MakeModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     import tempfile
 
@@ -239,7 +240,7 @@ def test_interrupted_builds_leave_nothing_behind(
 
 
 def test_values_around_the_fault_are_kept_for_polygraphy(
-    search: Search, tiny: Callable[..., onnx.ModelProto], tmp_path: Path
+    search: Search, tiny: MakeModel, tmp_path: Path
 ) -> None:
     pytest.importorskip("polygraphy")
     from polygraphy.comparator import RunResults
@@ -251,7 +252,7 @@ def test_values_around_the_fault_are_kept_for_polygraphy(
 
 
 def test_the_shown_lines_name_both_sides_builds_and_what_is_not_known(
-    search: Search, tiny: Callable[..., onnx.ModelProto]
+    search: Search, tiny: MakeModel
 ) -> None:
     from qcompile.cli.diff import inside, verdict
 
@@ -268,7 +269,7 @@ def test_the_shown_lines_name_both_sides_builds_and_what_is_not_known(
 
 
 def test_without_builds_the_outputs_alone_are_compared(
-    search: Search, tiny: Callable[..., onnx.ModelProto], tmp_path: Path
+    search: Search, tiny: MakeModel, tmp_path: Path
 ) -> None:
     search(tiny("residual"), at("c2"))
     builder = search.builder  # type: ignore[attr-defined]

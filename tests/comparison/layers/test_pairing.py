@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,18 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from commands import MakeModel, MakePath
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from layer_faults import all_at_once, random_network
-from onnx import TensorProto, helper, parser
+from one_node import one_node
+from onnx import helper, numpy_helper, parser
+from onnx.reference import ReferenceEvaluator
 
 import qcompile
 from qcompile.comparison.layers.compare import observable
-from qcompile.comparison.layers.forms import Form
+from qcompile.comparison.layers.forms import Form, Forms
 from qcompile.comparison.layers.pairing import Pairs, pair_outputs, pair_tensors
 from qcompile.model.graph_edits import cut
 from qcompile.model.output_error import ErrorSums, output_error
@@ -31,9 +33,7 @@ def partners(pairs: Pairs) -> dict[str, str]:
 
 
 @pytest.fixture
-def quantized(
-    tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path
-) -> Callable[..., onnx.ModelProto]:
+def quantized(tiny_file: MakePath, samples: MakePath, tmp_path: Path) -> MakeModel:
     """`quantized("residual", "tensorrt")` is the tiny model in INT8."""
 
     def make(name: str, target: Any, **options: Any) -> onnx.ModelProto:
@@ -47,7 +47,7 @@ def quantized(
 
 
 def test_integers_pair_with_what_they_stand_for_and_a_folded_relu_with_its_output(
-    tiny: Callable[..., onnx.ModelProto], quantized: Callable[..., onnx.ModelProto]
+    tiny: MakeModel, quantized: MakeModel
 ) -> None:
     pairs = pair_tensors(tiny("residual"), quantized("residual", "onnxruntime"))
     found = partners(pairs)
@@ -61,9 +61,7 @@ def test_integers_pair_with_what_they_stand_for_and_a_folded_relu_with_its_outpu
     assert [pairs.pairs[i].reference for i in conv.parents] == ["r1"]
 
 
-def test_a_relu_that_stays_pairs_by_itself(
-    tiny: Callable[..., onnx.ModelProto], quantized: Callable[..., onnx.ModelProto]
-) -> None:
+def test_a_relu_that_stays_pairs_by_itself(tiny: MakeModel, quantized: MakeModel) -> None:
     pairs = pair_tensors(tiny("residual"), quantized("residual", "tensorrt"))
     assert {pair.reference for pair in pairs.pairs} == {"x", "c1", "r1", "c2", "a", "r2", "p", "f", "y"}
     assert not pairs.reference_only
@@ -71,7 +69,7 @@ def test_a_relu_that_stays_pairs_by_itself(
 
 
 def test_what_the_optimizer_of_onnx_runtime_leaves_pairs_by_the_names_of_nodes(
-    tiny: Callable[..., onnx.ModelProto], quantized: Callable[..., onnx.ModelProto], tmp_path: Path
+    tiny: MakeModel, quantized: MakeModel, tmp_path: Path
 ) -> None:
     quantized("residual", "onnxruntime")
     built = tmp_path / "built.onnx"
@@ -86,7 +84,7 @@ def test_what_the_optimizer_of_onnx_runtime_leaves_pairs_by_the_names_of_nodes(
 
 
 def test_halves_pair_by_name_and_casts_are_no_tensors(
-    tiny: Callable[..., onnx.ModelProto], tiny_file: Callable[..., Path], tmp_path: Path
+    tiny: MakeModel, tiny_file: MakePath, tmp_path: Path
 ) -> None:
     for precision in ("fp16", "bf16"):
         output = tmp_path / f"{precision}.onnx"
@@ -111,9 +109,7 @@ def renamed(model: onnx.ModelProto, *, nodes: bool) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("name", ["residual", "mlp", "elementwise"])
 @pytest.mark.parametrize("nodes", [False, True])
-def test_renamed_tensors_pair_by_their_nodes_or_by_structure(
-    tiny: Callable[..., onnx.ModelProto], name: str, nodes: bool
-) -> None:
+def test_renamed_tensors_pair_by_their_nodes_or_by_structure(tiny: MakeModel, name: str, nodes: bool) -> None:
     pairs = pair_tensors(tiny(name), renamed(tiny(name), nodes=nodes))
     assert partners(pairs) == {f"other/{pair.reference}": pair.reference for pair in pairs.pairs}
     assert not pairs.reference_only
@@ -122,27 +118,24 @@ def test_renamed_tensors_pair_by_their_nodes_or_by_structure(
 
 def test_twins_that_read_the_same_pair_in_their_order() -> None:
     def model(prefix: str) -> onnx.ModelProto:
-        nodes = [helper.make_node("MatMul", ["x", f"w{i}"], [f"{prefix}{i}"]) for i in range(3)]
-        nodes.append(helper.make_node("Sum", [f"{prefix}{i}" for i in range(3)], ["y"]))
-        value = helper.make_tensor_value_info
-        stored = [helper.make_tensor(f"w{i}", TensorProto.FLOAT, [2, 2], [float(i)] * 4) for i in range(3)]
-        x, y = (value(name, TensorProto.FLOAT, [1, 2]) for name in ("x", "y"))
-        return helper.make_model(helper.make_graph(nodes, "twins", [x], [y], stored))
+        names = [f"{prefix}{i}" for i in range(3)]
+        twins = "\n".join(f"{name} = MatMul (x, w{i})" for i, name in enumerate(names))
+        stored = ", ".join(f"float[2,2] w{i} = {{{i},{i},{i},{i}}}" for i in range(3))
+        head = f"{HEADER} twins (float[1,2] x) => (float[1,2] y) <{stored}>"
+        return parser.parse_model(f"{head} {{ {twins}\n y = Sum ({', '.join(names)}) }}")
 
     found = partners(pair_tensors(model("a"), model("b")))
     assert found == {"b0": "a0", "b1": "a1", "b2": "a2", "y": "y"}
 
 
-def test_what_has_no_partner_is_said(tiny: Callable[..., onnx.ModelProto]) -> None:
+def test_what_has_no_partner_is_said(tiny: MakeModel) -> None:
     model = tiny("mlp")
     model.graph.node.append(helper.make_node("Neg", ["m1"], ["n"], "neg"))
-    pairs = pair_tensors(tiny("mlp"), model)
-    assert pairs.artifact_only == ("n",)
-    pairs = pair_tensors(model, tiny("mlp"))
-    assert pairs.reference_only == ("n",)
+    assert pair_tensors(tiny("mlp"), model).artifact_only == ("n",)
+    assert pair_tensors(model, tiny("mlp")).reference_only == ("n",)
 
 
-def test_an_engine_pairs_by_its_outputs_alone(tiny: Callable[..., onnx.ModelProto]) -> None:
+def test_an_engine_pairs_by_its_outputs_alone(tiny: MakeModel) -> None:
     pairs = pair_outputs(tiny("residual"), ["y", "r1", "a", "nothing"])
     assert [(pair.reference, pair.upstream, pair.parents) for pair in pairs.pairs] == [
         ("r1", 0, ()),
@@ -167,16 +160,13 @@ def test_upstream_is_what_onnx_says_the_tensor_is_computed_from(light_models: di
 
 
 def test_scales_of_moved_integers_are_those_of_what_they_were() -> None:
-    from qcompile.comparison.layers.forms import Forms
-
     nodes = [
         helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
         helper.make_node("Transpose", ["q"], ["t"], perm=[0, 2, 3, 1]),
         helper.make_node("MaxPool", ["t"], ["m"], kernel_shape=[1, 1]),
     ]
     stored = [
-        onnx.numpy_helper.from_array(np.float32(0.5), "s"),
-        onnx.numpy_helper.from_array(np.uint8(3), "z"),
+        numpy_helper.from_array(value, name) for name, value in (("s", np.float32(0.5)), ("z", np.uint8(3)))
     ]
     forms = Forms(helper.make_graph(nodes, "moved", [], [], stored))
     form = forms.of("m")
@@ -201,27 +191,21 @@ def test_pieces_add_up_to_the_whole(pair: np.ndarray, size: int) -> None:
     assert ErrorSums.from_json(json.loads(json.dumps(sums.as_json(), allow_nan=False))) == sums
 
 
-def test_integers_are_scaled_as_dequantize_linear_does() -> None:
-    from onnx import TensorProto, helper, numpy_helper
-    from onnx.reference import ReferenceEvaluator
-
+@pytest.mark.parametrize(("axis", "count"), [(1, 1), (1, 3), (2, 5)])
+def test_integers_are_scaled_as_dequantize_linear_does(axis: int, count: int) -> None:
     generator = np.random.default_rng(0)
-    for axis, count in ((1, 1), (1, 3), (2, 5)):
-        values = generator.integers(0, 256, (2, 3, 5), dtype=np.uint8)
-        scale = generator.uniform(0.01, 1, count).astype(np.float32)
-        zero = generator.integers(0, 256, count, dtype=np.uint8)
-        stored = [
-            numpy_helper.from_array(scale if count > 1 else scale[0], "s"),
-            numpy_helper.from_array(zero if count > 1 else zero[0], "z"),
-        ]
-        node = helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"], axis=axis)
-        inputs = [helper.make_tensor_value_info("q", TensorProto.UINT8, values.shape)]
-        outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, values.shape)]
-        model = helper.make_model(helper.make_graph([node], "dequantize", inputs, outputs, stored))
-        (expected,) = ReferenceEvaluator(model).run(None, {"q": values})
-        form = Form(tuple(map(float, scale)), tuple(map(int, zero)), axis)
-        found = np.concatenate(list(form.pieces(form.ordered(values), 4)))
-        np.testing.assert_array_equal(found.reshape(values.shape), expected)
+    values = generator.integers(0, 256, (2, 3, 5), dtype=np.uint8)
+    scale = generator.uniform(0.01, 1, count).astype(np.float32)
+    zero = generator.integers(0, 256, count, dtype=np.uint8)
+    stored = tuple(
+        numpy_helper.from_array(array if count > 1 else array[0], name)
+        for name, array in (("s", scale), ("z", zero))
+    )
+    model = one_node("DequantizeLinear", {"q": 2}, {"y": 1}, stored=stored, axis=axis)
+    (expected,) = ReferenceEvaluator(model).run(None, {"q": values})
+    form = Form(tuple(map(float, scale)), tuple(map(int, zero)), axis)
+    found = np.concatenate(list(form.pieces(form.ordered(values), 4)))
+    np.testing.assert_array_equal(found.reshape(values.shape), expected)
 
 
 def test_channels_last_is_read_in_the_order_of_the_reference() -> None:
@@ -304,9 +288,7 @@ def test_types_that_numpy_lacks_are_widened() -> None:
     onnx.checker.check_model(model)
 
 
-def test_integers_are_read_behind_their_dequantize_linear(tiny: Callable[..., onnx.ModelProto]) -> None:
-    from onnx import helper, numpy_helper
-
+def test_integers_are_read_behind_their_dequantize_linear(tiny: MakeModel) -> None:
     model = tiny("mlp")
     graph = model.graph
     for name, values in (("s", np.float32(0.05)), ("z", np.int8(0))):
