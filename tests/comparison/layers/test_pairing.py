@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from layer_faults import all_at_once, random_network
-from one_node import one_node
 from onnx import helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
+from written_models import one_node
 
 import qcompile
 from qcompile.comparison.layers.compare import observable
