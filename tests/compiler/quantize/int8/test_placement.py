@@ -35,6 +35,8 @@ adds (float[n,2,4,4] x) => (float[n,2,4,4] y)
 }
 """
 
+OUTSIDE = ADDS.replace("(float[n,2,4,4] x)", "(float[n,2,4,4] x, float[2,2,1,1] k)").replace("x, w", "x, k")
+
 WEIGHTS = """
 <ir_version: 8, opset_import: ["" : 17]>
 weights (float[n,2] x, float[2,2] outside) => (float[n,2] y, float[2,2] z)
@@ -95,36 +97,28 @@ def test_tensorrt_leaves_other_adds_in_float() -> None:
     assert plan(read(ADDS), "tensorrt").nodes == ("conv", "closing")
 
 
-@pytest.mark.parametrize("target", GRAPH_TARGETS)
-def test_a_node_of_constants_only_is_left_in_float_with_the_reason(target: GraphTarget) -> None:
-    placement = plan(read(WEIGHTS), target)
-    assert "constant" not in placement.nodes
-    assert placement.left_in_float["constant"] == "all its inputs are constant"
-    assert "stored" in placement.nodes
-    assert ("given" in placement.nodes) == (target != "onnxruntime")
-
-
-@pytest.mark.parametrize("target", ["onnxruntime", "tensorrt"])
-def test_a_weight_made_by_a_node_is_left_in_float_with_the_reason(target: GraphTarget) -> None:
-    placement = plan(read(WEIGHTS), target)
-    assert "made" not in placement.nodes
-    assert "made" in placement.left_in_float
-
-
-def test_a_convolution_of_a_weight_from_outside_is_left_in_float_with_the_reason() -> None:
-    text = ADDS.replace("(float[n,2,4,4] x)", "(float[n,2,4,4] x, float[2,2,1,1] k)").replace(
-        "Conv(x, w)", "Conv(x, k)"
-    )
-    placement = plan(read(text), "onnxruntime")
-    assert "conv" not in placement.nodes
-    assert placement.left_in_float == {"conv": "its weight is computed at run time"}
-
-
-def test_every_operator_that_computes_is_planned_or_left_with_a_reason() -> None:
-    for target in ("onnxruntime", "tensorrt"):
-        placement = plan(read(DECONVOLUTION), target)
-        assert {*placement.nodes, *placement.left_in_float} == {"conv", "deconv"}
-        assert all(placement.left_in_float.values())
+@pytest.mark.parametrize(
+    ("text", "target", "planned", "left"),
+    [
+        (WEIGHTS, "onnxruntime", {"stored"}, {"made", "constant", "given"}),
+        (WEIGHTS, "openvino", {"stored", "given"}, {"made", "constant"}),
+        (WEIGHTS, "tensorrt", {"stored", "given"}, {"made", "constant"}),
+        (OUTSIDE, "onnxruntime", set(), {"conv"}),
+        (DECONVOLUTION, "onnxruntime", {"conv"}, {"deconv"}),
+        (DECONVOLUTION, "tensorrt", {"deconv"}, {"conv"}),
+    ],
+)
+def test_what_computes_is_planned_or_left_in_float_with_the_reason(
+    text: str, target: GraphTarget, planned: set[str], left: set[str]
+) -> None:
+    placement = plan(read(text), target)
+    assert planned <= set(placement.nodes)
+    assert placement.left_in_float.keys() == left
+    assert all(placement.left_in_float.values())
+    if text == WEIGHTS:
+        assert placement.left_in_float["constant"] == "all its inputs are constant"
+    if text == OUTSIDE:
+        assert placement.left_in_float["conv"] == "its weight is computed at run time"
 
 
 def test_an_operator_of_a_foreign_domain_is_never_quantized(residual: onnx.ModelProto) -> None:
@@ -371,24 +365,4 @@ def test_ranges_of_the_wanted_tensors_are_all_that_quantization_needs(
         quantized = qcompile.quantize(
             model, tmp_path / f"{target}.onnx", ranges=path, target=target, data=data
         )
-        assert weighted_nodes(onnx.load(quantized.path))["int8"]
-
-
-@pytest.mark.parametrize("opset", [9, 11])
-def test_a_model_of_an_old_opset_is_calibrated_as_it_is_quantized(tmp_path: Path, opset: int) -> None:
-    made = model_of(
-        """(float[n,4,8,8] x) => (float[n,1,3] y) {
-        a = Conv<pads=[1,1,1,1]>(x, w) b = Relu(a) c = Add(b, x) d = GlobalAveragePool(c)
-        e = Squeeze<axes=[2,3]>(d) f = Gemm(e, v, u) g = Unsqueeze<axes=[1]>(f) y = Softmax<axis=2>(g) }""",
-        opset=opset, w=normal(4, 4, 3, 3), v=normal(4, 3), u=normal(3),
-    )  # fmt: skip
-    made.ir_version = 4
-    model = tmp_path / "old.onnx"
-    onnx.save(made, model)
-    np.savez(tmp_path / "x.npz", x=normal(4, 4, 8, 8))
-    for target in BOTH:
-        ranges = qcompile.calibrate(
-            model, str(tmp_path / "x.npz"), tmp_path / "r", targets=[target], method="minmax"
-        ).path
-        quantized = qcompile.quantize(model, tmp_path / f"{target}.onnx", ranges=ranges, target=target)
         assert weighted_nodes(onnx.load(quantized.path))["int8"]
