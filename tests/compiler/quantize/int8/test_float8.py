@@ -177,32 +177,30 @@ def test_what_fp8_leaves_in_float_may_be_half(network: Path, float_precision: st
     assert float(artifact.manifest.checks[0].detail.split()[0]) > 20
 
 
+def rescaled(network: Path, names: tuple[str, ...], factor: float) -> Path:
+    """The network with other weights, calibrated again."""
+    model = onnx.load(network)
+    for tensor in model.graph.initializer:
+        if tensor.name in names:
+            values = numpy_helper.to_array(tensor) * np.float32(factor)
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    onnx.save(model, network)
+    qcompile.calibrate(network, str(network.with_name("x.npz")), network.with_suffix(".ranges"))
+    return network
+
+
 @pytest.mark.parametrize("names", [("w4", "b4"), ("w3", "b3")])
 def test_small_weights_and_activations_keep_their_scales_beside_float16(
     names: tuple[str, str], network: Path
 ) -> None:
     """Of which the least that float16 holds with all its bits, 6.1e-5, is not the end."""
-    model = onnx.load(network)
-    for tensor in model.graph.initializer:
-        if tensor.name in names:
-            small = numpy_helper.to_array(tensor) * np.float32(1e-3)
-            tensor.CopyFrom(numpy_helper.from_array(small, tensor.name))
-    onnx.save(model, network)
-    qcompile.calibrate(network, str(network.with_name("x.npz")), network.with_suffix(".ranges"))
-    artifact = fp8(network, float_precision="fp16")
+    artifact = fp8(rescaled(network, names, 1e-3), float_precision="fp16")
     assert artifact.manifest.proof["left_in_fp32"] == {}
     assert float(artifact.manifest.checks[0].detail.split()[0]) > 15
 
 
 def test_activations_beyond_float16_stay_in_float32_beside_it(network: Path) -> None:
-    model = onnx.load(network)
-    for tensor in model.graph.initializer:
-        if tensor.name in ("w3", "b3"):
-            large = numpy_helper.to_array(tensor) * np.float32(1e6)
-            tensor.CopyFrom(numpy_helper.from_array(large, tensor.name))
-    onnx.save(model, network)
-    qcompile.calibrate(network, str(network.with_name("x.npz")), network.with_suffix(".ranges"))
-    artifact = fp8(network, float_precision="fp16")
+    artifact = fp8(rescaled(network, ("w3", "b3"), 1e6), float_precision="fp16")
     assert np.isfinite(outputs_of(onnx.load(artifact.path), normal(2, 3, 8, 8, seed=3, scale=1.0))[0]).all()
     left = artifact.manifest.proof["left_in_fp32"]
     assert isinstance(left, dict)
@@ -252,15 +250,9 @@ def test_tensorrt_rtx_builds_it_for_gpus_that_have_fp8_and_refuses_others(
     assert built[2] == 0
 
 
-def test_an_fp8_graph_runs_where_any_onnx_file_runs(
-    tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_an_fp8_graph_runs_where_any_onnx_file_runs(network: Path) -> None:
     # ONNX Runtime's optimizer makes integer kernels of FP8 pairs, and then refuses its own graph (1.31.1).
-
-    model = tiny_file("mlp")
-    ranges = qcompile.calibrate(model, str(samples("mlp")), tmp_path / "m.ranges", targets=["tensorrt"]).path
-    made = qcompile.quantize(model, tmp_path / "f8.onnx", ranges=ranges, precision="fp8", target="tensorrt")
-    x = np.random.default_rng(0).standard_normal((4, 16)).astype(np.float32)
-    with qcompile.load(model) as plain, qcompile.load(made.path) as fp8:
-        expected, found = plain.infer({"x": x})["y"], fp8.infer({"x": x})["y"]
+    x = normal(4, 3, 8, 8, seed=2, scale=1.0)
+    with qcompile.load(network) as plain, qcompile.load(fp8(network).path) as runner:
+        expected, found = plain.infer({"x": x})["y"], runner.infer({"x": x})["y"]
     assert 0 < np.abs(found - expected).max() < 0.2 * np.abs(expected).max()
