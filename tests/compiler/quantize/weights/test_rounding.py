@@ -93,21 +93,6 @@ def test_clipping_an_outlier_pays() -> None:
     assert error(finer, round_to_nearest(finer, bits=4, block_size=32, symmetric=True)) < 1e-12
 
 
-def test_zero_points_are_worth_their_sixteenth_of_a_bit() -> None:
-    """What the docstring of weight_only claims of them."""
-
-    def snr_db(weight: Floats, symmetric: bool) -> float:
-        found = round_to_nearest(weight, bits=4, block_size=64, symmetric=symmetric)
-        return float(10 * np.log10((weight**2).sum() / error(weight, found)))
-
-    gauss = normal(256, 1024)
-    laplace = np.random.default_rng(0).laplace(size=(256, 1024)).astype(np.float32)
-    assert snr_db(gauss, False) == pytest.approx(21.2, abs=0.1)
-    assert snr_db(gauss, True) == pytest.approx(20.5, abs=0.1)
-    assert snr_db(laplace, False) == pytest.approx(19.3, abs=0.1)
-    assert snr_db(laplace, True) == pytest.approx(18.1, abs=0.1)
-
-
 def correlated(samples: int, columns: int, seed: int) -> Floats:
     """Inputs whose features depend on each other, as a network's do."""
     generator = np.random.default_rng(seed)
