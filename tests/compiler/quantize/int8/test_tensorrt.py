@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from mode_models import static
 from onnx import numpy_helper
 from written_models import model_of, normal
 
-import qcompile
 from qcompile.compiler.quantize.int8.placement import Placement, plan
 from qcompile.compiler.quantize.int8.static import quantize_static
 from qcompile.compiler.quantize.int8.tensorrt import share_scales
@@ -378,17 +378,10 @@ def test_what_a_user_names_is_quantized_anyway() -> None:
 def test_a_layer_of_int8_by_name_needs_no_second_calibration(tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     onnx.save(with_product("c = MatMul(x, w)", "float[n,16] x", "float[n,10] c", w=(16, 10)), path)
-    generator = np.random.default_rng(0)
-    feeds = {
-        name: generator.standard_normal((8, n)).astype(np.float32) for name, n in (("x", 16), ("beside", 64))
-    }
-    np.savez(tmp_path / "data.npz", **feeds)
-    ranges = qcompile.calibrate(path, str(tmp_path / "data.npz"), tmp_path / "r", targets=["tensorrt"]).path
-    options = {"ranges": ranges, "target": "tensorrt"}
-    proof = qcompile.quantize(path, tmp_path / "a.onnx", **options).manifest.proof  # type: ignore[arg-type]
-    assert proof["left_in_float"] == {"c": "its n of 10 are below the 16 of INT8 kernels"}
-    proof = qcompile.quantize(path, tmp_path / "b.onnx", layers=["c=int8"], **options).manifest.proof  # type: ignore[arg-type]
-    assert proof["left_in_float"] == {}
+    np.savez(tmp_path / "x.npz", x=normal(8, 16), beside=normal(8, 64))
+    for layers, left in (({}, {"c": "its n of 10 are below the 16 of INT8 kernels"}), ({"c": "int8"}, {})):
+        made = static(path, tmp_path, target="tensorrt", layers=layers)  # calibrated for the target alone
+        assert made.manifest.proof["left_in_float"] == left
 
 
 def test_a_network_of_small_layers_alone_is_quantized_with_a_warning() -> None:
