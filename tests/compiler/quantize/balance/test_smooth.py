@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import numpy_helper
-from written_models import model_of, outputs_of, stored
+from written_models import model_of, normal, outputs_of, stored
 
 from qcompile.compiler.quantize.activations import Rows, observe_rows
 from qcompile.compiler.quantize.balance.smooth import (
@@ -229,17 +229,12 @@ def test_another_number_of_channels_is_an_error() -> None:
 @pytest.fixture
 def observed(tmp_path: Path) -> tuple[Path, Floats, Data]:
     """The file of a model, samples, and the samples as data of batches of 8."""
-    generator = np.random.default_rng(3)
-
-    def normal(*shape: int) -> Floats:
-        return generator.standard_normal(shape).astype(np.float32)
-
     model = model_of(
         """(float[N,4,6] x) => (float[N,4,5] y, float[M,3] z) <int64[2] rows = {-1,6}> {
         n = LayerNormalization(x, gain) y = MatMul(n, w) f = Reshape(n, rows) z = Gemm<transB=1>(f, v) }""",
         gain=normal(6), w=normal(6, 5), v=normal(3, 6),
     )  # fmt: skip
-    x = np.random.default_rng(4).standard_normal((20, 4, 6)).astype(np.float32)
+    x = normal(20, 4, 6, seed=4)
     onnx.save(model, tmp_path / "model.onnx")
     np.savez(tmp_path / "data.npz", x=x)
     data = Data(str(tmp_path / "data.npz"), model_io(model).inputs, batch_size=8)

@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
-from onnx import parser
 from written_models import model_of, normal
 
 import qcompile
@@ -24,9 +23,7 @@ from qcompile.model.graph import weighted_nodes
 from qcompile.model.weightless import read_weightless
 from qcompile.spec.words import GRAPH_TARGETS, GraphTarget
 
-ADDS = """
-<ir_version: 8, opset_import: ["" : 17]>
-adds (float[n,2,4,4] x) => (float[n,2,4,4] y)
+ADDS = """(float[n,2,4,4] x) => (float[n,2,4,4] y)
 <float[2,2,1,1] w = {1,2,3,4}, float[1] one = {1}, float[2] scale = {1,1}, float[2] zero = {0,0}>
 {
     [conv] a = Conv(x, w)  [norm] b = BatchNormalization(a, scale, zero, zero, scale)
@@ -37,9 +34,7 @@ adds (float[n,2,4,4] x) => (float[n,2,4,4] y)
 
 OUTSIDE = ADDS.replace("(float[n,2,4,4] x)", "(float[n,2,4,4] x, float[2,2,1,1] k)").replace("x, w", "x, k")
 
-WEIGHTS = """
-<ir_version: 8, opset_import: ["" : 17]>
-weights (float[n,2] x, float[2,2] outside) => (float[n,2] y, float[2,2] z)
+WEIGHTS = """(float[n,2] x, float[2,2] outside) => (float[n,2] y, float[2,2] z)
 <float[2,2] w = {1,2,3,4}, float[4] flat = {1,2,3,4}, int64[2] shape = {2,2}>
 {
     [stored] a = MatMul(x, w)  [given] b = MatMul(a, outside)  folded = Reshape(flat, shape)
@@ -47,9 +42,7 @@ weights (float[n,2] x, float[2,2] outside) => (float[n,2] y, float[2,2] z)
 }
 """
 
-DECONVOLUTION = """
-<ir_version: 8, opset_import: ["" : 17]>
-deconvolution (float[n,2,4,4] x) => (float[n,2,4,4] y)
+DECONVOLUTION = """(float[n,2,4,4] x) => (float[n,2,4,4] y)
 <float[2,2,1,1] w = {1,2,3,4}>
 {
     [conv] a = Conv(x, w)  [deconv] y = ConvTranspose(a, w)
@@ -58,10 +51,8 @@ deconvolution (float[n,2,4,4] x) => (float[n,2,4,4] y)
 
 
 def read(text: str) -> onnx.ModelProto:
-    """A checked and prepared model from ONNX's text form."""
-    model = parser.parse_model(text)
-    onnx.checker.check_model(model)
-    return prepare_graph(model)
+    """A prepared model from ONNX's text form."""
+    return prepare_graph(model_of(text))
 
 
 @pytest.fixture
@@ -152,9 +143,7 @@ def test_an_unknown_target_is_an_error_with_the_known_ones(residual: onnx.ModelP
         plan(residual, "tpu")  # type: ignore[arg-type]
 
 
-BRANCHES = """
-<ir_version: 8, opset_import: ["" : 17]>
-branches (float[n,2,4,4] x) => (float[n,2,4,4] y, float[n,2,4,4] z)
+BRANCHES = """(float[n,2,4,4] x) => (float[n,2,4,4] y, float[n,2,4,4] z)
 <float[2,2,1,1] w = {1,2,3,4}, float[1] one = {1}>
 {
     [left] a = Conv(x, w)  [right] b = Conv(x, w)  [both] c = Add(a, b)
@@ -169,7 +158,7 @@ branches (float[n,2,4,4] x) => (float[n,2,4,4] y, float[n,2,4,4] z)
 def test_what_lies_between_is_quantized_where_integer_kernels_made_all_that_it_reads(
     target: GraphTarget,
 ) -> None:
-    model = parser.parse_model(BRANCHES)
+    model = model_of(BRANCHES)
     between = ("both", "pool", "joined") if target == "onnxruntime" else ()  # nobody needs its integers
     assert plan(prepare_graph(model), target).nodes == ("left", "right", *between)
     model.graph.node.append(onnx.helper.make_node("Conv", ["e", "v"], ["last"], "behind it"))
@@ -181,19 +170,15 @@ def test_what_lies_between_is_quantized_where_integer_kernels_made_all_that_it_r
 @pytest.mark.parametrize("activation", ["Relu", "Clip"])
 def test_an_activation_stays_in_float_where_what_it_reads_is_read_elsewhere(activation: str) -> None:
     """The runtime folds it into the convolution, whose own value would be gone for the other reader."""
-    model = prepare_graph(
-        parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
-        shared (float[n,2,4,4] x) => (float[n,2,4,4] y, float[n,2,4,4] z)
-        <float[2,2,1,1] w = {{1,2,3,4}}>
+    model = read(f"""(float[n,2,4,4] x) => (float[n,2,4,4] y, float[n,2,4,4] z) <float[2,2,1,1] w>
         {{ [first] a = Conv(x, w) [act] b = {activation}(a) [second] y = Conv(b, w) [other] z = Exp(a) }}""")
-    )
     assert plan(model, "onnxruntime").nodes == ("first", "second")
     del model.graph.node[-1], model.graph.output[-1]
     assert plan(model, "onnxruntime").nodes == ("first", "act", "second")
 
 
 def test_only_restricts_what_computes_and_says_so() -> None:
-    model = prepare_graph(parser.parse_model(BRANCHES))
+    model = prepare_graph(model_of(BRANCHES))
     placement = plan(model, "onnxruntime", only=["left"])
     assert placement.nodes == ("left",)
     assert placement.left_in_float == {"right": "not among 'left'"}
@@ -206,11 +191,8 @@ def test_only_restricts_what_computes_and_says_so() -> None:
 
 @pytest.mark.parametrize("target", GRAPH_TARGETS)
 def test_a_large_table_is_quantized_for_runtimes_that_gather_integers(target: GraphTarget) -> None:
-    model = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-        g (int64[n] ids) => (float[n,4] y) <float[4,4] w = {1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16}>
+    model = model_of("""(int64[n] ids) => (float[n,4] y) <float[4,4] w, float[20000,4] table>
         { [words] a = Gather(table, ids) [few] b = Gather(w, ids) c = Add(a, b) [fc] y = MatMul(c, w) }""")
-    table = np.zeros((20000, 4), np.float32)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(table, "table"))
     expected = () if target == "tensorrt" else ("words",)
     assert plan(model, target).tables == expected
     assert plan(model, target, exclude=["words"]).tables == ()
