@@ -150,28 +150,19 @@ def test_the_simulated_graph_computes_what_the_numbers_of_the_format_give(kind: 
     np.testing.assert_allclose(found, last, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", BLOCK_FORMATS)
-def test_products_that_read_one_activation_share_its_quantization(kind: BlockFormat) -> None:
-    operators = [node.op_type for node in blocks_of(kind).graph.node]
-    dynamic = "TRT_FP4DynamicQuantize" if kind == "nvfp4" else "TRT_MXFP8DynamicQuantize"
-    assert operators.count(dynamic) == 2  # of x, and of the sum
-    assert operators.count("Transpose") == 3
-
-
-@pytest.mark.parametrize(("kind", "stored"), [
-    ("nvfp4", {TensorProto.FLOAT4E2M1: 3, TensorProto.FLOAT8E4M3FN: 3, TensorProto.FLOAT: 5}),
-    ("mxfp8", {TensorProto.FLOAT8E4M3FN: 3, TensorProto.UINT8: 3}),
+@pytest.mark.parametrize(("kind", "dynamic", "stored"), [
+    ("nvfp4", "FP4", {TensorProto.FLOAT4E2M1: 3, TensorProto.FLOAT8E4M3FN: 3, TensorProto.FLOAT: 5}),
+    ("mxfp8", "MXFP8", {TensorProto.FLOAT8E4M3FN: 3, TensorProto.UINT8: 3}),
 ])  # fmt: skip
-def test_weights_are_stored_in_the_format_and_no_float_is_left(
-    kind: BlockFormat, stored: dict[int, int]
+def test_weights_are_stored_in_the_format_and_products_of_one_activation_share_its_quantization(
+    kind: BlockFormat, dynamic: str, stored: dict[int, int]
 ) -> None:
-    types = [tensor.data_type for tensor in blocks_of(kind).graph.initializer]
-    assert {dtype: types.count(dtype) for dtype in set(types)} == stored
-
-
-@pytest.mark.parametrize("kind", BLOCK_FORMATS)
-def test_the_graph_tells_its_precision(kind: BlockFormat) -> None:
     model = blocks_of(kind)
+    operators = [node.op_type for node in model.graph.node]
+    assert operators.count(f"TRT_{dynamic}DynamicQuantize") == 2  # of x, and of the sum
+    assert operators.count("Transpose") == 3
+    types = [tensor.data_type for tensor in model.graph.initializer]
+    assert {dtype: types.count(dtype) for dtype in set(types)} == stored
     assert [node.name for node in weighted_nodes(model)[kind]] == ["query", "key", "wide"]
     assert graph_precision(model) == kind
     half = network(BODY, 5, 64, **SHAPES, dtype=np.float16)
