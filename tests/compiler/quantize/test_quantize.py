@@ -237,13 +237,9 @@ def test_fp16_keeps_inputs_and_outputs_and_is_measured(
 
 
 def test_fp16_says_how_many_activations_its_ranges_do_not_hold(tmp_path: Path) -> None:
-    made = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["" : 17]> g (float[n, 4] x) => (float[n, 4] y)
-        <float[4, 4] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}, float[1] two = {2}>
-        { m = MatMul(x, w) d = Mul(m, two) t = Tanh(d) y = MatMul(t, w) }"""
-    )
-    model, data, ranges = tmp_path / "m.onnx", tmp_path / "d.npz", tmp_path / "m.ranges"
-    onnx.save(made, model)
+    text = """(float[n,4] x) => (float[n,4] y) <float[4,4] w, float[1] two = {2}> {
+        m = MatMul(x, w) d = Mul(m, two) t = Tanh(d) y = MatMul(t, w) }"""
+    model, data, ranges = write(text, tmp_path / "m.onnx"), tmp_path / "d.npz", tmp_path / "m.ranges"
     np.savez(data, x=np.ones((4, 4), np.float32))
     qcompile.calibrate(model, str(data), ranges, targets=["tensorrt"])
     partly = quantize(model, tmp_path / "a.onnx", ranges=ranges, precision="fp16", target="tensorrt")
