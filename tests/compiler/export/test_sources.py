@@ -99,12 +99,9 @@ def test_two_inputs_keyword_arguments_and_a_dict_keep_their_names(tmp_path: Path
     np.testing.assert_allclose(outputs["ratio"], left / (right * right + 1), rtol=1e-5)
 
 
-def test_outputs_without_names_are_numbered(tmp_path: Path) -> None:
+def test_outputs_without_names_are_numbered_and_names_must_be_as_many(tmp_path: Path) -> None:
     artifact = export(Nested(), tmp_path / "m.onnx", inputs=["x:2x3"])
     assert list(run_file(artifact.path, x=normal(2, 3))) == ["output_0", "output_1"]
-
-
-def test_given_output_names_must_be_as_many_as_the_outputs(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="1 output names for 2 outputs"):
         export(Nested(), tmp_path / "m.onnx", inputs=["x:2x3"], outputs=["only"])
 

@@ -151,9 +151,7 @@ MHA = """
     k = Relu (z)  s = MatMul (q, k)  d = Mul (s, f)  p = Softmax <axis=-1> (d)
     v = Relu (w)  y = MatMul (p, v)
 """
-MHA_IO = (
-    "(float[1, 5, 2, 8] x, float[1, 2, 8, 5] z, float[1, 2, 5, 8] w) => (float[1, 2, 5, 8] y)"
-)  # fmt: skip
+MHA_IO = "(float[1, 5, 2, 8] x, float[1, 2, 8, 5] z, float[1, 2, 5, 8] w) => (float[1, 2, 5, 8] y)"
 
 
 KEYS = """
