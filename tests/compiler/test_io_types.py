@@ -15,8 +15,7 @@ import onnxruntime
 import pytest
 from mode_models import normal, static, written
 from numpy.typing import NDArray
-from onnx import parser
-from written_models import outputs_of
+from written_models import model_of, outputs_of
 
 from qcompile.compiler.check import OnnxReference
 from qcompile.compiler.io_types import FLOATS, INTEGERS, set_io_types
@@ -24,9 +23,7 @@ from qcompile.errors import InvalidOption
 from qcompile.model.onnx_file import model_io
 from qcompile.model.session import make_session, optimize_file, session_options
 
-EMBEDDED = """
-<ir_version: 8, opset_import: ["" : 17]>
-tiny (int64[n] ids, float[n,2] x, bool choose) => (float[n,2] y, int64[n] next, float[n,2] twice) {
+EMBEDDED = """(int64[n] ids, float[n,2] x, bool choose) => (float[n,2] y, int64[n] next, float[n,2] twice) {
     twice = Add(x, x)
     y = If(choose) <then_branch = t () => (float[n,2] a) { a = Mul(twice, x) },
                     else_branch = e () => (float[n,2] b) { b = Sub(x, twice) }>
@@ -44,7 +41,7 @@ def types_of(model: onnx.ModelProto) -> dict[str, str]:
 @pytest.fixture
 def embedded() -> onnx.ModelProto:
     """Integers, floats, and tensors that graphs inside nodes read."""
-    return parser.parse_model(EMBEDDED)
+    return model_of(EMBEDDED)
 
 
 def feeds(**types: str) -> dict[str, NDArray[np.generic]]:
@@ -118,11 +115,8 @@ def test_there_and_back_is_the_same_up_to_rounding_and_the_model_given_is_untouc
 
 
 def test_a_stored_tensor_may_be_an_output() -> None:
-    text = """
-    <ir_version: 8, opset_import: ["" : 17]>
-    tiny (float[2] x) => (float[2] y, float[2] w) <float[2] w = {1.5, 2.5}> { y = Mul(x, w) }
-    """
-    model = set_io_types(parser.parse_model(text), {"w": "float64"})
+    text = "(float[2] x) => (float[2] y, float[2] w) <float[2] w = {1.5, 2.5}> { y = Mul(x, w) }"
+    model = set_io_types(model_of(text), {"w": "float64"})
     y, w = outputs_of(model, {"x": np.ones(2, np.float32)})
     assert w.dtype == np.float64
     np.testing.assert_array_equal(w, [1.5, 2.5])
@@ -150,11 +144,9 @@ def test_what_cannot_be_is_refused_with_what_can(
 
 
 def test_an_input_that_is_returned_as_it_is_has_one_type() -> None:
-    text = (
-        '<ir_version: 8, opset_import: ["" : 17]> t (float[2] x) => (float[2] x, float[2] y) { y = Relu(x) }'
-    )
+    model = model_of("(float[2] x) => (float[2] x, float[2] y) { y = Relu(x) }")
     with pytest.raises(InvalidOption, match="is both an input and an output of the model"):
-        set_io_types(parser.parse_model(text), {"x": "float16"})
+        set_io_types(model, {"x": "float16"})
 
 
 def test_every_type_named_is_one_that_onnx_casts() -> None:

@@ -53,10 +53,6 @@ def snr_db(expected: Floats, found: Floats) -> float:
     return float(10 * np.log10(np.square(expected.astype(np.float64)).sum() / max(error, 1e-30)))
 
 
-def stored(path: Path) -> dict[str, NDArray[Any]]:
-    return {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
-
-
 def forward(weights: Mapping[str, Floats], x: Floats) -> Floats:
     """LAYERS in numpy; w4 is [N, K]."""
     hidden = np.tanh(np.maximum(x @ weights["w1"], 0) @ weights["w2"])

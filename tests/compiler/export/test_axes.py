@@ -22,6 +22,7 @@ import qcompile
 from qcompile.artifact import Artifact
 from qcompile.compiler.export import export
 from qcompile.compiler.export.axes import allowed_extents, read_guards
+from qcompile.compiler.export.write import bags_without_loops
 from qcompile.errors import ExportError, InvalidOption, ModelError
 from qcompile.model.input_notes import AxisRange, InputNote, read_notes
 
@@ -235,13 +236,25 @@ BATCH, HEIGHT, OTHER = sympy.symbols("s0 s1 u0", integer=True, positive=True)
 TRACED = {"s0": 2, "s1": 64}
 
 
-def allowed(*guards: object, symbol: str = "s1", lowest: int = 1, highest: int | None = None) -> AxisRange:
-    return allowed_extents(symbol, TRACED, read_guards(guards, TRACED), lowest, highest)
+WINDOWS = sympy.Eq(BATCH * HEIGHT, 8 * BATCH * FloorDiv(HEIGHT, 8), evaluate=False)
 
 
-def test_no_guard_is_no_limit() -> None:
-    assert allowed() == AxisRange()
-    assert allowed(lowest=20, highest=512) == AxisRange(20, 512)
+@pytest.mark.parametrize(
+    ("guards", "symbol", "lowest", "highest", "expected"),
+    [
+        ([], "s1", 1, None, AxisRange()),
+        ([], "s1", 20, 512, AxisRange(20, 512)),
+        ([FloorDiv(HEIGHT, 10) > 3, FloorDiv(HEIGHT, 3) < 100], "s1", 1, None, AxisRange(40, 299)),
+        ([WINDOWS], "s1", 1, None, AxisRange(8, None, 8)),  # limits the axis that cannot be otherwise
+        ([WINDOWS], "s0", 1, None, AxisRange()),
+        # The remainder is that of the whole product.
+        ([sympy.Ne(Mod(BATCH, BATCH * FloorDiv(HEIGHT, 4)), 0)], "s0", 1, None, AxisRange()),
+    ],
+)
+def test_guards_limit_an_extent(
+    guards: list[object], symbol: str, lowest: int, highest: int | None, expected: AxisRange
+) -> None:
+    assert allowed_extents(symbol, TRACED, read_guards(guards, TRACED), lowest, highest) == expected
 
 
 @pytest.mark.parametrize("step", [2, 7 * 8, 32])
@@ -251,50 +264,21 @@ def test_a_multiple_is_found_with_the_least_one(step: int) -> None:
     assert allowed_extents("s1", traced, guards, 20, None) == AxisRange(-(-20 // step) * step, None, step)
 
 
-def test_ends_are_found_by_bisection() -> None:
-    assert allowed(FloorDiv(HEIGHT, 10) > 3, FloorDiv(HEIGHT, 3) < 100) == AxisRange(40, 299)
-
-
-def test_a_guard_on_two_axes_limits_the_one_that_cannot_be_otherwise() -> None:
-    windows = sympy.Eq(BATCH * HEIGHT, 8 * BATCH * FloorDiv(HEIGHT, 8), evaluate=False)
-    assert allowed(windows) == AxisRange(8, None, 8)
-    assert allowed(windows, symbol="s0") == AxisRange()
-    assert allowed(sympy.Ne(BATCH, HEIGHT), symbol="s0").maximum is None
-
-
-def test_a_remainder_by_a_product_is_taken_of_the_whole_product() -> None:
-    whole = sympy.Ne(Mod(BATCH, BATCH * FloorDiv(HEIGHT, 4)), 0)
-    assert allowed(whole, symbol="s0") == AxisRange()
-
-
-def test_a_division_by_nothing_is_no_allowed_extent() -> None:
-    assert allowed(sympy.Eq(Mod(HEIGHT, FloorDiv(HEIGHT, 8)), 0, evaluate=False)).minimum == 8
+def test_two_axes_that_differ_and_a_division_by_nothing() -> None:
+    differ = read_guards([sympy.Ne(BATCH, HEIGHT)], TRACED)
+    assert allowed_extents("s0", TRACED, differ, 1, None).maximum is None
+    nothing = read_guards([sympy.Eq(Mod(HEIGHT, FloorDiv(HEIGHT, 8)), 0, evaluate=False)], TRACED)
+    assert allowed_extents("s1", TRACED, nothing, 1, None).minimum == 8
 
 
 def test_guards_on_other_symbols_are_left_out() -> None:
     assert read_guards([OTHER > 3, HEIGHT > OTHER], TRACED) == []
 
 
-NET = """
-import torch
-class Net(torch.nn.Module):
-    def __init__(self, mode):
-        super().__init__()
-        self.bag, self.head = torch.nn.EmbeddingBag(50, 16, mode=mode), torch.nn.Linear(16, 4)
-    def forward(self, x):
-        return self.head(self.bag(x))
-def build():
-    torch.manual_seed(0)
-    return Net("MODE")
-"""
-
-
 @pytest.mark.parametrize(("mode", "reduction"), [("mean", "ReduceMean"), ("sum", "ReduceSum")])
 def test_bags_of_one_length_are_a_lookup_and_a_reduction(mode: str, reduction: str, tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text(NET.replace("MODE", mode))
-    artifact = qcompile.export(
-        f"{tmp_path / 'net.py'}:build", tmp_path / "m.onnx", inputs=["x:[batch,7]:int64"]
-    )  # it compares with PyTorch at several batches
+    model = nn.Sequential(nn.EmbeddingBag(50, 16, mode=mode), nn.Linear(16, 4))
+    artifact = export(model, tmp_path / "m.onnx", inputs=["x:[batch,7]:int64"])  # compared at several batches
     operators = [node.op_type for node in onnx.load(artifact.path).graph.node]
     assert reduction in operators
     assert not {"Loop", "SequenceEmpty"} & set(operators)
@@ -305,26 +289,18 @@ def test_bags_of_one_length_are_a_lookup_and_a_reduction(mode: str, reduction: s
     assert built.manifest.proof["layers_by_precision"] == {"fp32": {"MATRIX_MULTIPLY": 1}}
 
 
-def test_bags_of_several_lengths_stay_as_they_are() -> None:
-    torch = pytest.importorskip("torch")
-    from qcompile.compiler.export.write import bags_without_loops
-
-    bag = torch.nn.EmbeddingBag(50, 16, padding_idx=3)
-    indices, offsets = torch.arange(10), torch.tensor([0, 2, 7])
-    expected = bag(indices, offsets), bag(indices.reshape(2, 5)), torch.nn.functional.embedding_bag
-    with bags_without_loops():
-        torch.testing.assert_close(bag(indices, offsets), expected[0])
-        torch.testing.assert_close(bag(indices.reshape(2, 5)), expected[1])
-    assert torch.nn.functional.embedding_bag is expected[2]
-
-
 @pytest.mark.parametrize("mode", ["mean", "sum", "max"])
-def test_bags_of_one_length_are_what_pytorch_computes(mode: str) -> None:
-    torch = pytest.importorskip("torch")
-    from qcompile.compiler.export.write import bags_without_loops
-
-    bag, indices = torch.nn.EmbeddingBag(50, 16, mode=mode), torch.arange(21).reshape(3, 7)
+def test_bags_are_what_pytorch_computes(mode: str) -> None:
+    bag, indices = nn.EmbeddingBag(50, 16, mode=mode), torch.arange(21).reshape(3, 7)
+    padded, offsets = nn.EmbeddingBag(50, 16, mode=mode, padding_idx=3), torch.tensor([0, 2, 7])
     weights = torch.rand(3, 7) if mode == "sum" else None
-    expected = bag(indices, per_sample_weights=weights)
+    original = nn.functional.embedding_bag
+
+    def computed() -> list[Tensor]:
+        several = padded(indices.flatten(), offsets), padded(indices)  # these stay as they are
+        return [bag(indices, per_sample_weights=weights), *several]
+
+    expected = computed()
     with bags_without_loops():
-        torch.testing.assert_close(bag(indices, per_sample_weights=weights), expected)
+        torch.testing.assert_close(computed(), expected)
+    assert nn.functional.embedding_bag is original

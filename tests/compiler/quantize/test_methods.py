@@ -10,19 +10,16 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from mode_models import PRODUCTS, WIDTH, forward, normal, run, snr_db, static, stored, written
-from numpy.typing import NDArray
-from onnx import numpy_helper, parser
-from written_models import model_of, outputs_of
+from mode_models import PRODUCTS, WIDTH, normal, run, snr_db, static, written
+from onnx import parser
+from rtx_builds import rtx_build
+from written_models import model_of, outputs_of, stored
 
 import qcompile
 from qcompile.compiler.quantize.prepare import prepare_graph, upgrade_opset
 from qcompile.compiler.quantize.quantize import quantize
-from qcompile.engines.base import BuildRequest
-from qcompile.engines.build import build_engine
 from qcompile.errors import InvalidOption, UnsupportedOperator
 from qcompile.model.onnx_file import opset
-from qcompile.spec.artifacts import BuildSpec
 
 
 @pytest.mark.parametrize(
@@ -128,15 +125,10 @@ def test_halves_that_onnx_runtime_cannot_run_beside_integers_are_refused(
 
 
 def test_a_mixed_graph_is_built_by_tensorrt_rtx(residual: Path, tmp_path: Path) -> None:
-    path = static(residual, tmp_path, target="tensorrt", float_precision="fp16", layers={"gemm": "fp32"}).path
-    spec = BuildSpec(target="tensorrt-rtx", precision="int8", gpus=("sm86",))
-    request = BuildRequest(str(path), tmp_path / "m.engine", spec)
-    proof = build_engine(request).manifest.proof
-    assert proof["layers_by_precision"] == {"int8": {"CONVOLUTION": 2}, "fp32": {"MATRIX_MULTIPLY": 1}}
-    path = static(residual, tmp_path, "h", target="tensorrt", float_precision="fp16", exclude=["gemm"]).path
-    request = BuildRequest(str(path), tmp_path / "h.engine", spec)
-    proof = build_engine(request).manifest.proof
-    assert proof["layers_by_precision"] == {"int8": {"CONVOLUTION": 2}, "fp16": {"MATRIX_MULTIPLY": 1}}
+    for options, precision in (({"layers": {"gemm": "fp32"}}, "fp32"), ({"exclude": ["gemm"]}, "fp16")):
+        path = static(residual, tmp_path, target="tensorrt", float_precision="fp16", **options).path
+        layers, _ = rtx_build(onnx.load(path), "SM86")
+        assert layers == {"int8": {"CONVOLUTION": 2}, precision: {"MATRIX_MULTIPLY": 1}}
 
 
 def test_bfloat16_is_measured_by_emulation(residual: Path, tmp_path: Path) -> None:
@@ -144,16 +136,6 @@ def test_bfloat16_is_measured_by_emulation(residual: Path, tmp_path: Path) -> No
     assert artifact.manifest.proof["nodes_by_precision"]["bf16"] == {"Conv": 2, "Gemm": 1}  # type: ignore[index]
     measured = float(artifact.manifest.checks[0].detail.split(" dB")[0])
     assert 30 < measured < 60  # 8 bits of significand: about 2**-9 of each result
-
-
-def test_dynamic_uint8_runs_and_has_zero_points(layers: Any, tmp_path: Path) -> None:
-    model, weights, _, x = layers
-    artifact = quantize(model, tmp_path / "q.onnx", mode="dynamic", weight_type="uint8")
-    assert artifact.manifest.options["weight_type"] == "uint8"
-    integers = {name: a for name, a in stored(artifact.path).items() if a.ndim == 2 and a.dtype != np.float32}
-    assert len(integers) == 4
-    assert {array.dtype.name for array in integers.values()} == {"uint8"}
-    assert snr_db(forward(weights, x), run(artifact.path, x=x)) > 30
 
 
 @pytest.mark.parametrize("only", [[], ["MatMul"]])
@@ -171,32 +153,6 @@ def test_dynamic_stores_a_large_table_as_int8(only: list[str], tmp_path: Path) -
     steps = np.abs(table).max(1, keepdims=True) / 127
     assert np.all(np.abs(rows - table) <= (0 if only else steps / 2 * 1.001))
     assert snr_db(table @ weight, y) > 30
-
-
-@pytest.mark.parametrize("target", ["onnxruntime", "tensorrt", "openvino"])
-def test_corrected_biases_win_where_clipping_shifts_the_mean(target: str, tmp_path: Path) -> None:
-    body = """(float[n,16] x) => (float[n,8] y) {
-        a = Gemm <transB = 1> (x, w1, b1) r = Relu(a) y = Gemm <transB = 1> (r, w2, b2) }"""
-    weights = {"w1": np.abs(normal(16, 16)), "b1": normal(16), "w2": np.abs(normal(8, 16)), "b2": normal(8)}
-    x = np.random.default_rng(3).exponential(1, (64, 16)).astype(np.float32)
-    np.savez(tmp_path / "x.npz", x=x)
-    model = written(tmp_path / "m.onnx", body, **weights)
-    expected = np.maximum(x @ weights["w1"].T + weights["b1"], 0) @ weights["w2"].T + weights["b2"]
-    found = {}
-    for correct in (True, False):
-        artifact = static(
-            model, tmp_path, f"q{correct}", "percentile:97", target=target, correct_bias=correct, only=["*"]
-        )
-        assert artifact.manifest.proof["corrected_biases"] == (2 if correct else 0)
-        y = run(artifact.path, optimize=target == "onnxruntime", x=x)
-        found[correct] = snr_db(expected, y), np.abs((y - expected).mean(0)).max()
-    assert found[True][0] > found[False][0] + 0.5
-    assert found[True][1] < found[False][1] / 2
-
-
-def initializers(model: onnx.ModelProto) -> dict[str, NDArray[np.float32]]:
-    """Name to values of the stored tensors."""
-    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
 
 
 def test_an_old_opset_is_raised_to_13_and_computes_the_same(tiny: Callable[..., onnx.ModelProto]) -> None:
@@ -251,7 +207,7 @@ def test_a_bias_read_by_several_nodes_is_copied_for_each() -> None:
     ready = prepare_graph(model)
     biases = [node.input[2] for node in ready.graph.node if node.op_type == "Conv"]
     assert len(set(biases)) == 3
-    values = initializers(ready)
+    values = stored(ready)
     for name in biases:
         np.testing.assert_array_equal(values[name], [0.5, -1])
     x = normal(1, 2, 4, 4)

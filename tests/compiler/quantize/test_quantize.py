@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from mode_models import normal, run, snr_db, static, stored, written
-from onnx.reference import ReferenceEvaluator
-from written_models import model_of
+from mode_models import normal, run, snr_db, static, written
+from written_models import model_of, stored
 
 import qcompile
 from qcompile.artifact import load_artifact
@@ -116,26 +112,6 @@ def test_a_quantized_graph_computes_what_the_float_one_does(
     assert decibels(artifact.manifest.checks[0].detail) > 25
 
 
-@pytest.mark.parametrize("target", ["onnxruntime", "tensorrt"])
-def test_ranges_of_the_default_method_keep_the_signal(
-    target: GraphTarget, observed: tuple[Path, Path, Path], tmp_path: Path
-) -> None:
-    model, _, data = observed
-    ranges = calibrate(model, str(data), tmp_path / "default.ranges").path
-    artifact = quantize(model, tmp_path / "q.onnx", ranges=ranges, target=target, data=str(data))
-    assert decibels(artifact.manifest.checks[0].detail) > 20
-
-
-def test_another_method_than_the_files_own_is_recorded_and_used(
-    observed: tuple[Path, Path, Path], tmp_path: Path
-) -> None:
-    model, ranges, _ = observed
-    own = quantize(model, tmp_path / "a.onnx", ranges=ranges)
-    other = quantize(model, tmp_path / "b.onnx", ranges=ranges, method="percentile:90")
-    assert other.manifest.options["method"] == "percentile:90"
-    assert own.path.read_bytes() != other.path.read_bytes()
-
-
 def test_what_diff_would_not_let_pass_is_not_handed_out_unless_allowed(
     observed: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:
@@ -192,6 +168,11 @@ def test_ranges_of_another_model_are_refused(
         ({"layers": {"*": "fp16"}, "float_precision": "bf16"}, "fp16 and bf16 in one graph"),
         ({"layers": {"*": "fp8"}}, "PATTERN=PRECISION is required\\n.*fp32, fp16, bf16 or int8"),
         ({"mode": "other"}, "one of static, dynamic, weights is required"),
+        ({"mode": "weights", "precision": "int4", "rounding": "gptq"}, "needs samples"),
+        (
+            {"mode": "weights", "precision": "int4", "target": "tensorrt", "quant_format": "nbits"},
+            "`quant_format` 'nbits' needs ONNX Runtime's own operators",
+        ),
     ],
 )
 def test_contradictory_options_are_refused_before_the_work(
@@ -255,28 +236,10 @@ def test_fp16_keeps_inputs_and_outputs_and_is_measured(
     assert decibels(artifact.manifest.checks[0].detail) > 40
 
 
-def test_an_activation_that_overflows_float16_on_the_data_is_kept_in_float32_or_refused(
-    tmp_path: Path,
-) -> None:
-    text = """(float[n,4] x) => (float[n,4] y) <float[1] large = {60000}, float[4,4] w> {
-        a = Mul(x, large) b = Div(a, large) y = MatMul(b, w) }"""
-    model = write(text, tmp_path / "m.onnx")
-    x = np.full((2, 4), 9, np.float32)
-    np.savez(tmp_path / "data.npz", x=x)
-    with suppress(QuantizationError), np.errstate(over="ignore", invalid="ignore"):
-        half = quantize(model, tmp_path / "h.onnx", precision="fp16", data=str(tmp_path / "data.npz"))
-        (found,) = ReferenceEvaluator(str(half.path)).run(None, {"x": x})  # float16 where the graph says so
-        assert np.isfinite(found).all()
-
-
 def test_fp16_says_how_many_activations_its_ranges_do_not_hold(tmp_path: Path) -> None:
-    made = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["" : 17]> g (float[n, 4] x) => (float[n, 4] y)
-        <float[4, 4] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}, float[1] two = {2}>
-        { m = MatMul(x, w) d = Mul(m, two) t = Tanh(d) y = MatMul(t, w) }"""
-    )
-    model, data, ranges = tmp_path / "m.onnx", tmp_path / "d.npz", tmp_path / "m.ranges"
-    onnx.save(made, model)
+    text = """(float[n,4] x) => (float[n,4] y) <float[4,4] w, float[1] two = {2}> {
+        m = MatMul(x, w) d = Mul(m, two) t = Tanh(d) y = MatMul(t, w) }"""
+    model, data, ranges = write(text, tmp_path / "m.onnx"), tmp_path / "d.npz", tmp_path / "m.ranges"
     np.savez(data, x=np.ones((4, 4), np.float32))
     qcompile.calibrate(model, str(data), ranges, targets=["tensorrt"])
     partly = quantize(model, tmp_path / "a.onnx", ranges=ranges, precision="fp16", target="tensorrt")
@@ -292,7 +255,11 @@ def test_avx2_gets_weights_whose_pairs_fit_in_16_bits(residual: Path, tmp_path: 
     for name in ("avx512-vnni", "avx2"):
         artifact = qcompile.quantize(residual, tmp_path / f"{name}.onnx", ranges=ranges, isa=name)
         assert artifact.manifest.options["isa"] == name
-        weights = [a.astype(int) for a in stored(artifact.path).values() if a.dtype == np.int8 and a.ndim > 1]
+        weights = [
+            a.astype(int)
+            for a in stored(onnx.load(artifact.path)).values()
+            if a.dtype == np.int8 and a.ndim > 1
+        ]
         assert len(weights) == 3
         depths = [w.transpose(0, 2, 3, 1).reshape(len(w), -1) if w.ndim == 4 else w for w in weights]
         pairs = [depth.reshape(len(depth), -1, 2) for depth in depths]
@@ -308,7 +275,7 @@ def test_avx2_gets_weights_whose_pairs_fit_in_16_bits(residual: Path, tmp_path: 
 def test_arm_gets_int8_activations_that_run(residual: Path, tmp_path: Path) -> None:
     artifact = static(residual, tmp_path, isa="neon")
     points = {n.input[2] for n in onnx.load(artifact.path).graph.node if n.op_type == "QuantizeLinear"}
-    values = stored(artifact.path)
+    values = stored(onnx.load(artifact.path))
     assert {values[name].dtype.name for name in points} == {"int8"}
     x = np.load(tmp_path / "x.npz")["x"]
     assert snr_db(run(residual, x=x), run(artifact.path, x=x)) > 30
@@ -328,21 +295,6 @@ def test_what_onnx_runtime_does_not_fuse_is_named(residual: Path, tmp_path: Path
     (warning,) = require_executed(path, planned, {"gemm": "for a test"})
     assert "0.1% of the planned multiply-adds stay in float: gemm" in warning
     assert require_executed(path, planned, {}) == []
-
-
-def test_what_is_executed_is_what_a_session_says(residual: Path, tmp_path: Path) -> None:
-    artifact = static(residual, tmp_path, exclude=["conv2"])
-    options = onnxruntime.SessionOptions()
-    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
-    options.log_severity_level = 3
-    onnxruntime.InferenceSession(str(artifact.path), options, providers=["CPUExecutionProvider"])
-    computes = ("QLinearConv", "QGemm", "QLinearMatMul", "Conv", "FusedConv", "Gemm", "FusedGemm", "MatMul")
-    kinds = Counter(node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node)
-    computing = {name: count for name, count in kinds.items() if name in computes}
-    found = artifact.manifest.proof["as_executed"]
-    assert isinstance(found, Mapping)
-    assert dict(sum((Counter(part) for part in found.values()), Counter())) == computing
-    assert found["int8"] == {"QLinearConv": 1, "QGemm": 1}
 
 
 def test_a_planned_node_that_is_not_fused_is_left_out_of_the_plan(tmp_path: Path) -> None:
@@ -385,7 +337,7 @@ def test_a_build_for_arm_keeps_every_layer_in_int8_and_no_layout_of_this_process
     assert any("speed says nothing about ARM" in text for text in manifest.warnings)
     proto = onnx.load(built.path)
     assert {node.domain for node in proto.graph.node} <= {"", "com.microsoft"}
-    assert {array.dtype.name for array in stored(built.path).values() if array.ndim == 4} == {"int8"}
+    assert {array.dtype.name for array in stored(proto).values() if array.ndim == 4} == {"int8"}
     float_model = qcompile.build(model, tmp_path / "f.onnx", target="onnxruntime", isa="neon")
     assert {node.domain for node in onnx.load(float_model.path).graph.node} <= {"", "com.microsoft"}
     with qcompile.load(built.path) as runner, np.load(tmp_path / "x.npz") as samples:

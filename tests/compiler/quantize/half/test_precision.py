@@ -102,7 +102,7 @@ def operands(model: onnx.ModelProto, operator: str) -> list[int]:
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", GRAPHS)
-def test_a_converted_graph_is_valid_keeps_its_types_and_its_outputs(name: str, dtype: Half) -> None:
+def test_a_converted_graph_is_valid_keeps_its_outputs_and_tensorrt_takes_it(name: str, dtype: Half) -> None:
     model = graph_of(name)
     half, _ = to_half(model, dtype)
     onnx.checker.check_model(half, full_check=True)
@@ -110,18 +110,11 @@ def test_a_converted_graph_is_valid_keeps_its_types_and_its_outputs(name: str, d
     for expected, found in zip(run(model), run(half), strict=True):
         assert found.dtype == expected.dtype
         assert output_error(expected, found).snr_db > 40
-
-
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("name", GRAPHS)
-def test_tensorrt_accepts_a_converted_graph(name: str, dtype: Half) -> None:
-    half, _ = to_half(graph_of(name), dtype)
     log = make_log(tensorrt_rtx)
     strongly_typed = 1 << int(tensorrt_rtx.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
     network = tensorrt_rtx.Builder(log.logger).create_network(strongly_typed)
     onnx_parser = tensorrt_rtx.OnnxParser(network, log.logger)
-    accepted = onnx_parser.parse(half.SerializeToString())
-    assert accepted, onnx_parser.get_error(0).desc()
+    assert onnx_parser.parse(half.SerializeToString()), onnx_parser.get_error(0).desc()
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -140,23 +133,12 @@ def test_what_can_compute_in_half_does(place: str, dtype: Half) -> None:
     assert set(operands(half, operator)) == {wanted}
 
 
-def test_a_constant_beyond_65504_keeps_its_node_in_float32_and_is_named() -> None:
-    half, kept = to_half(graph_of("large"))
-    assert kept == {"times_k": "'k' reaches 1e+05, beyond float16's 65504"}
-    assert set(operands(half, "Mul")) == {TensorProto.FLOAT}
-    assert set(operands(half, "MatMul")) == {TensorProto.FLOAT16}
-
-
 def test_a_mask_of_the_lowest_float_is_not_made_smaller() -> None:
     half, kept = to_half(graph_of("mask"))
     assert "'k' reaches 3.4e+38, beyond float16's 65504" in kept.values()
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in half.graph.initializer}
     assert stored["k"] == np.float32(-3.4e38)
-
-
-def test_a_row_that_is_masked_as_a_whole_stays_uniform() -> None:
-    half, _ = to_half(graph_of("mask"))
-    (found,) = run(half, m=np.zeros((3, 4), np.bool_))
+    (found,) = run(half, m=np.zeros((3, 4), np.bool_))  # a row that is masked as a whole stays uniform
     np.testing.assert_allclose(found, np.full((3, 4), 0.25), rtol=1e-3)
 
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 from rtx_builds import rtx_build
 from written_models import model_of, outputs_of
 
@@ -313,22 +313,13 @@ def test_integers_and_scales_of_a_quantized_graph_are_computed_alike() -> None:
 
 @pytest.mark.parametrize("operator", ["Constant", "ConstantOfShape"])
 def test_constants_that_nodes_hold_become_float32_too(operator: str) -> None:
-    tensor = helper.make_tensor("value", TensorProto.BFLOAT16, [1], [0.1])
-    inputs = ["shape"] if operator == "ConstantOfShape" else []
-    nodes = [
-        helper.make_node("Cast", ["x"], ["h"], to=TensorProto.BFLOAT16),
-        helper.make_node(operator, inputs, ["c"], value=tensor),
-        helper.make_node("Add", ["h", "c"], ["s"]),
-        helper.make_node("Cast", ["s"], ["y"], to=TensorProto.FLOAT),
-    ]
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
-    stored = [numpy_helper.from_array(np.array([1]), "shape")] if inputs else []
-    graph = helper.make_graph(nodes, "tiny", [x], [y], stored)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
-    onnx.checker.check_model(model, full_check=True)
-    given_x = np.array([3.0], np.float32)
-    expected = rounded(given_x + rounded(np.array([0.1], np.float32)))
-    np.testing.assert_array_equal(outputs_of(in_float32(model), given_x, optimize=True)[0], expected)
+    inputs, bits = "(k)" if operator == "ConstantOfShape" else "()", 0x3DCD  # of 0.1
+    text = f"""(float[1] x) => (float[1] y) <int64[1] k = {{1}}> {{ h = Cast <to = 16> (x)
+        c = {operator} <value = bfloat16[1] {{{bits}}}> {inputs} s = Add(h, c) y = Cast <to = 1> (s) }}"""
+    model = model_of(text, opset=22)
+    x = np.array([3.0], np.float32)
+    expected = rounded(x + rounded(np.array([0.1], np.float32)))
+    np.testing.assert_array_equal(outputs_of(in_float32(model), x, optimize=True)[0], expected)
 
 
 def test_a_mask_of_infinity_is_no_overflow(tmp_path: Path) -> None:

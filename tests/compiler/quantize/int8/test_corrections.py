@@ -21,9 +21,7 @@ from qcompile.compiler.quantize.int8.corrections import correct_biases
 from qcompile.compiler.quantize.int8.placement import plan
 from qcompile.compiler.quantize.int8.static import all_channels_at_once, quantize_static
 from qcompile.compiler.quantize.prepare import prepare_graph
-from qcompile.compiler.quantize.weights.rounding import gptq
 from qcompile.data.batches import Data
-from qcompile.errors import InvalidOption
 from qcompile.model.onnx_file import model_io
 from qcompile.spec.words import GraphTarget
 
@@ -141,34 +139,24 @@ def test_each_layer_is_measured_on_the_activations_of_the_float_model(
     assert {tensor.name: tensor.data_type for tensor in corrected.graph.initializer} == types
 
 
+SHARED = """(float[N,4] x) => (float[N,4] y) <float[4,4] v, float[4,4] w> {
+    a = MatMul(x, w) r = Relu(a) c = MatMul(r, v) d = Add(c, b) e = Add(r, b) y = Mul(d, e) }"""
+BY_POSITION = """(float[N,5,4] x) => (float[N,5,4] y) <float[4,4] w> { a = MatMul(x, w) y = Add(a, b) }"""
+
+
 @pytest.mark.parametrize("target", TARGETS)
-def test_layers_without_a_bias_of_their_own_are_left_alone(target: GraphTarget, tmp_path: Path) -> None:
-    model = model_of(
-        """(float[N,4] x) => (float[N,4] y) {
-        a = MatMul(x, w1) r = Relu(a) c = MatMul(r, w2) d = Add(c, b) e = Add(r, b) y = Mul(d, e) }""",
-        w1=skewed(1, 4, 4),
-        w2=skewed(2, 4, 4),
-        b=skewed(3, 4),
-    )
-    case = Case(tmp_path, model, skewed(4, 16, 4), target)
+@pytest.mark.parametrize(
+    ("text", "b"), [(SHARED, (4,)), *((BY_POSITION, shape) for shape in ((1, 5, 4), (5, 1), (5, 4)))]
+)
+def test_what_is_no_bias_of_one_layer_is_left_alone(
+    text: str, b: tuple[int, ...], target: GraphTarget, tmp_path: Path
+) -> None:
+    x = skewed(4, 16, 4) if text == SHARED else skewed(4, 16, 5, 4)
+    case = Case(tmp_path, model_of(text, b=skewed(3, *b)), x, target)
     before = case.quantized.SerializeToString()
     corrected, count = case.corrected()
     assert count == 0
     assert corrected.SerializeToString() == before
-
-
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("shape", [(1, 5, 4), (5, 1), (5, 4)])
-def test_what_differs_by_position_is_no_bias(
-    target: GraphTarget, shape: tuple[int, ...], tmp_path: Path
-) -> None:
-    model = model_of(
-        "(float[N,5,4] x) => (float[N,5,4] y) { a = MatMul(x, w) y = Add(a, b) }",
-        w=skewed(1, 4, 4),
-        b=skewed(3, *shape),
-    )
-    case = Case(tmp_path, model, skewed(4, 16, 5, 4), target)
-    assert case.corrected()[1] == 0
 
 
 def model(folder: Path) -> tuple[Path, Floats]:
@@ -233,33 +221,6 @@ def test_a_stored_float_weight_is_already_on_the_steps(tmp_path: Path) -> None:
     steps = found["w1"] / found["w1_scale"].reshape(-1, 1, 1, 1)
     np.testing.assert_allclose(steps, np.round(steps), atol=1e-3)
     assert np.abs(steps).max() <= 127.001
-
-
-def test_given_scales_are_kept_and_no_worse_than_any_neighbour() -> None:
-    generator = np.random.default_rng(1)
-    weight = generator.standard_normal((3, 4)).astype(np.float32)
-    x = generator.standard_normal((50, 1)) + 0.2 * generator.standard_normal((50, 4))
-    hessian = 2 * x.T @ x
-    scales = (np.abs(weight).max(axis=1) / 7).astype(np.float32)
-    rounded = gptq(weight, hessian, bits=8, block_size=0, symmetric=True, scales=scales)
-    np.testing.assert_array_equal(rounded.scales[:, 0], scales)
-    for row in range(3):
-        # Every choice between the steps below and above, by hand.
-        below = np.floor(weight[row] / scales[row])
-        errors = []
-        for choice in np.ndindex(2, 2, 2, 2):
-            error = (below + choice) * scales[row] - weight[row]
-            errors.append(error @ hessian @ error)
-        nearest = np.round(weight[row] / scales[row]) * scales[row] - weight[row]
-        missed = rounded.dequantized()[row] - weight[row]
-        assert missed @ hessian @ missed <= 1.01 * nearest @ hessian @ nearest
-        assert missed @ hessian @ missed <= np.median(errors)
-
-
-def test_it_needs_samples(tmp_path: Path) -> None:
-    path, _ = model(tmp_path)
-    with pytest.raises(InvalidOption, match="needs samples"):
-        qcompile.quantize(path, tmp_path / "q.onnx", ranges=tmp_path / "r", block_size=0, rounding="gptq")
 
 
 @contextmanager

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ from mode_models import normal, run, snr_db, static, written
 from onnx import numpy_helper, parser
 from written_models import model_of, outputs_of
 
-import qcompile
+from qcompile.artifact import Artifact
 from qcompile.compiler.quantize.int8.rewrites import (
     BLOCK_SIZE,
     gather_by_vectors,
@@ -40,18 +40,27 @@ def pairs(body: str = PAIRS, outputs: str = "float[2,2] y") -> onnx.ModelProto:
     )
 
 
-def test_a_float_node_reads_the_float_value_and_the_planned_one_the_quantized() -> None:
-    model = pairs()
-    read_floats(model.graph, {"product"})
+@pytest.mark.parametrize(
+    ("body", "planned", "operands"),
+    [
+        (PAIRS, {"product"}, {"y": ["p", "n"], "p": ["d", "w"]}),
+        (PAIRS.replace("n = Tanh(x)", "").replace("(n, s, z)", "(x, s, z)"), {"product"}, {"y": ["p", "x"]}),
+        # Nobody reads the pair any more, and it goes.
+        (
+            PAIRS.replace("MatMul(d, w)", "MatMul(x, w)"),
+            set(),
+            {"n": ["x"], "p": ["x", "w"], "y": ["p", "n"]},
+        ),
+    ],
+)
+def test_a_float_node_reads_the_float_value_and_the_planned_one_the_quantized(
+    body: str, planned: set[str], operands: dict[str, list[str]]
+) -> None:
+    model = pairs(body)
+    read_floats(model.graph, planned)
     made_by = producers(model.graph)
-    assert list(made_by["y"].input) == ["p", "n"]
-    assert list(made_by["p"].input) == ["d", "w"]
-
-
-def test_a_pair_that_nobody_reads_any_more_goes() -> None:
-    model = pairs(PAIRS.replace("MatMul(d, w)", "MatMul(x, w)"))
-    read_floats(model.graph, set())
-    assert [node.op_type for node in model.graph.node] == ["Tanh", "MatMul", "Add"]
+    assert {name: list(made_by[name].input) for name in operands} == operands
+    assert ("DequantizeLinear" in {node.op_type for node in model.graph.node}) is bool(planned)
 
 
 def test_a_model_output_is_the_float_value_again_where_a_float_node_makes_it() -> None:
@@ -73,12 +82,6 @@ def test_what_an_integer_kernel_makes_is_left_as_it_is() -> None:
     assert model.SerializeToString() == before
 
 
-def test_the_input_of_a_model_is_read_as_it_is_by_a_float_node() -> None:
-    model = pairs(PAIRS.replace("n = Tanh(x)", "").replace("(n, s, z)", "(x, s, z)"))
-    read_floats(model.graph, {"product"})
-    assert list(producers(model.graph)["y"].input) == ["p", "x"]
-
-
 def test_an_add_in_front_of_a_norm_is_kept_apart_from_it(tmp_path: Path) -> None:
     """ONNX Runtime fuses Add and LayerNormalization, and does not fuse Sum."""
     model = parser.parse_model(f"""{HEAD} g (float[1,3,8] x) => (float[1,3,8] y)
@@ -87,9 +90,7 @@ def test_an_add_in_front_of_a_norm_is_kept_apart_from_it(tmp_path: Path) -> None
     before = outputs_of(model, x)[0]
 
     def executed() -> list[str]:
-        options = onnxruntime.SessionOptions()
-        options.optimized_model_filepath = str(tmp_path / "o.onnx")
-        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        outputs_of(model, x, optimized=tmp_path / "o.onnx")
         return [node.op_type for node in onnx.load(tmp_path / "o.onnx").graph.node]
 
     assert "SkipLayerNormalization" in executed()
@@ -146,14 +147,10 @@ def test_a_transformer_reads_its_residual_in_float_and_its_vocabulary_in_int8(tm
         b = MatMul(r, w) s = Add(b, h) y = LayerNormalization(s, g, g) }""",
         table=normal(4000, 32, scale=1), g=normal(32, scale=1), w=normal(32, 32, scale=1),
     )  # fmt: skip
-    path, data = tmp_path / "m.onnx", tmp_path / "x.npz"
-    onnx.save(model, path)
-    np.savez(data, ids=np.random.default_rng(0).integers(0, 4000, (8, 4)))
+    onnx.save(model, tmp_path / "m.onnx")
+    np.savez(tmp_path / "x.npz", ids=np.random.default_rng(0).integers(0, 4000, (8, 4)))
     for target in ("onnxruntime", "openvino"):
-        ranges = qcompile.calibrate(path, str(data), tmp_path / f"{target}.ranges", targets=[target])
-        made = qcompile.quantize(
-            path, tmp_path / f"{target}.onnx", ranges=ranges.path, target=target, data=str(data)
-        )
+        made = static(tmp_path / "m.onnx", tmp_path, method="auto", target=target)
         graph = onnx.load(made.path).graph
         closing = next(node for node in graph.node if node.op_type in ("Add", "Sum"))
         assert closing.input[1] == "h", target
@@ -225,41 +222,37 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_every_product_is_executed_as_an_integer(name: str, tmp_path: Path) -> None:
-    nodes, biases, expected = LAYERS[name]
+def in_int8(name: str, folder: Path, **options: Any) -> tuple[Path, Artifact]:
+    """A model of LAYERS, and what static INT8 makes of it."""
+    nodes, biases, _ = LAYERS[name]
     outputs = "float[n,8] y" + (", float[n,8] z" if "z =" in nodes else "")
     weights = {key: normal(*shape) for key, shape in {"w": (8, 8), "v": (8, 8), **biases}.items()}
     weights = {key: array for key, array in weights.items() if key in nodes}
-    model = written(tmp_path / "m.onnx", f"(float[n,8] x) => ({outputs}) {{ {nodes} }}", **weights)
-    x = normal(32, 8)
-    np.savez(tmp_path / "x.npz", x=x)
-    artifact = static(model, tmp_path)
+    model = written(folder / "m.onnx", f"(float[n,8] x) => ({outputs}) {{ {nodes} }}", **weights)
+    np.savez(folder / "x.npz", x=normal(32, 8))
+    return model, static(model, folder, **options)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_product_is_executed_as_an_integer(name: str, tmp_path: Path) -> None:
+    model, artifact = in_int8(name, tmp_path)
     executed = artifact.manifest.proof["as_executed"]
-    assert executed == {"int8": expected, "fp16": {}, "bf16": {}, "fp32": {}}
+    assert executed == {"int8": LAYERS[name][2], "fp16": {}, "bf16": {}, "fp32": {}}
     assert artifact.manifest.proof["left_in_float"] == {}
-    assert snr_db(run(model, x=x), run(artifact.path, x=x)) > 30
+    assert snr_db(run(model, x=normal(32, 8)), run(artifact.path, x=normal(32, 8))) > 30
 
 
 def test_the_bias_of_a_joined_product_is_corrected_as_any_other(tmp_path: Path) -> None:
-    nodes, biases, _ = LAYERS["two Linear layers"]
-    weights = {key: normal(*shape) for key, shape in {"w": (8, 8), "v": (8, 8), **biases}.items()}
-    model = written(tmp_path / "m.onnx", f"(float[n,8] x) => (float[n,8] y) {{ {nodes} }}", **weights)
-    np.savez(tmp_path / "x.npz", x=normal(32, 8))
-    tried = {one["tried"]: one for one in static(model, tmp_path).manifest.proof["search"]}  # type: ignore[attr-defined]
+    proof = in_int8("two Linear layers", tmp_path)[1].manifest.proof
+    tried = {one["tried"]: one for one in proof["search"]}  # type: ignore[attr-defined]
     assert "refused" not in tried["corrected biases"]
 
 
 def test_a_product_that_is_excluded_keeps_its_add(tmp_path: Path) -> None:
-    nodes, biases, _ = LAYERS["two Linear layers"]
-    nodes = nodes.replace("a = MatMul", "[first] a = MatMul")
-    weights = {key: normal(*shape) for key, shape in {"w": (8, 8), "v": (8, 8), **biases}.items()}
-    model = written(tmp_path / "m.onnx", f"(float[n,8] x) => (float[n,8] y) {{ {nodes} }}", **weights)
-    np.savez(tmp_path / "x.npz", x=normal(32, 8))
-    artifact = static(model, tmp_path, exclude=["first"])
+    artifact = in_int8("two Linear layers", tmp_path, exclude=["MatMul_a"])[1]
     operators = {node.name: node.op_type for node in onnx.load(artifact.path).graph.node}
-    assert operators["first"] == "MatMul"
-    assert artifact.manifest.proof["left_in_float"] == {"first": "excluded by 'first'"}
+    assert operators["MatMul_a"] == "MatMul"
+    assert artifact.manifest.proof["left_in_float"] == {"MatMul_a": "excluded by 'MatMul_a'"}
 
 
 def test_a_model_with_a_branch_becomes_int8(tmp_path: Path) -> None:
@@ -273,6 +266,4 @@ def test_a_model_with_a_branch_becomes_int8(tmp_path: Path) -> None:
     )  # fmt: skip
     onnx.save(model, tmp_path / "m.onnx")
     np.savez(tmp_path / "x.npz", x=normal(8, 8, scale=1, seed=2))
-    ranges = qcompile.calibrate(tmp_path / "m.onnx", str(tmp_path / "x.npz"), tmp_path / "m.ranges")
-    made = qcompile.quantize(tmp_path / "m.onnx", tmp_path / "q.onnx", ranges=ranges.path)
-    onnx.checker.check_model(onnx.load(made.path))
+    onnx.checker.check_model(onnx.load(static(tmp_path / "m.onnx", tmp_path).path))

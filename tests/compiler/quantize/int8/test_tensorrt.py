@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
+from mode_models import static
+from onnx import numpy_helper
 from written_models import model_of, normal
 
-import qcompile
 from qcompile.compiler.quantize.int8.placement import Placement, plan
 from qcompile.compiler.quantize.int8.static import quantize_static
 from qcompile.compiler.quantize.int8.tensorrt import share_scales
 from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.model.graph import producers
 
-WIDTH = 4
 TF = "NVIDIA/TensorRT, tools/tensorflow-quantization/tensorflow_quantization/custom_qdq_cases.py"
 """`ResidualConnectionQDQCase`; the figures are in docs/source/docs/add_custom_qdq_cases.md."""
 TORCH = "NVIDIA/TensorRT, tools/pytorch-quantization/examples/torchvision/models/classification/resnet.py"
 MODELOPT = "NVIDIA/Model-Optimizer, modelopt/onnx/quantization/graph_utils.py"
+"""Of small layers: `find_nodes_from_convs_to_exclude` and `_exclude_matmuls_by_inference`."""
 HEAD = "a = Conv(x, w1) r = Relu(a)"
 
 CASES = {
@@ -96,7 +96,8 @@ CASES = {
         "c = Conv(x, w2) s = Add(c, v) y = Conv(s, w4)", "c- v-", f"{TF}: 'the input is Bias'"
     ),
     "a matrix product": (
-        "c = MatMul(x, m) s = Add(c, x) y = MatMul(s, m)", "c- x-", "docs/quantization.md: Residual adds"
+        "c = MatMul(x, square) s = Add(c, x) y = MatMul(s, square)", "c- x-",
+        "docs/quantization.md: Residual adds"
     ),
 }  # fmt: skip
 """Body of a graph from x to y; each operand of its Add `s` with + for Q/DQ; where that is from.
@@ -107,112 +108,37 @@ the model, and both of the sum of a product. It fails at the two with an Exp of 
 """
 
 
+STORED = {
+    **{f"w{i}": normal(16, 16, 1, 1, seed=i) for i in range(1, 6)}, "square": normal(16, 16),
+    "v": np.ones((16, 1, 1), np.float32), "low": np.float32(0), "high": np.float32(6),
+    "wide": normal(16, 32, 1, 1), "twice": np.array([1, 1, 2, 2], np.float32),
+}  # fmt: skip
+
+
 def network(body: str) -> onnx.ModelProto:
-    """A graph of operators on [1, 4, 4, 4] with weights; each node is named by what it makes."""
-    shape = f"float[1,{WIDTH},{WIDTH},{WIDTH}]"
-    text = f'<ir_version: 8, opset_import: ["" : 17]> g ({shape} x) => ({shape} y) {{ {body} }}'
-    model = parser.parse_model(text)
-    made = {"x"} | {name for node in model.graph.node for name in node.output}
-    stored = {"low": np.float32(0), "high": np.float32(6), "v": np.ones((WIDTH, 1, 1), np.float32)}
-    random = np.random.default_rng(0)
-    for name in dict.fromkeys(name for node in model.graph.node for name in node.input if name not in made):
-        shape_of = (WIDTH, WIDTH, 1, 1) if name.startswith("w") else (WIDTH, WIDTH)
-        value = stored[name] if name in stored else random.standard_normal(shape_of).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(np.asarray(value, np.float32), name))
+    """A graph from x [1,16,16,16] to y with the weights that it reads; nodes are named by what they make."""
+    read = {name: np.asarray(array) for name, array in STORED.items() if re.search(rf"\b{name}\b", body)}
+    return named_by_outputs(model_of(f"(float[1,16,16,16] x) => (float[n,c,h,w] y) {{ {body} }}", **read))
+
+
+def named_by_outputs(model: onnx.ModelProto) -> onnx.ModelProto:
     for node in model.graph.node:
         node.name = node.output[0]
-    onnx.checker.check_model(model, full_check=True)
     return model
 
 
-def quantized(model: onnx.ModelProto, **patterns: list[str]) -> onnx.GraphProto:
-    """The graph with Q/DQ for TensorRT; every tensor has the range -4 to 4."""
-    ready = prepare_graph(model)
-    ranges = {name: (-4.0, 4.0) for node in ready.graph.node for name in (*node.input, *node.output)}
-    return quantize_static(ready, plan(ready, "tensorrt", **patterns), ranges).graph
-
-
-def has_pairs(graph: onnx.GraphProto, name: str) -> list[bool]:
-    """For each operand of a node whether it comes out of Q/DQ."""
-    made_by = producers(graph)
-    makers = [made_by.get(operand) for operand in next(n for n in graph.node if n.name == name).input]
-    return [maker is not None and maker.op_type == "DequantizeLinear" for maker in makers]
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_the_residual_branch_of_an_add_is_quantized_and_not_what_its_convolution_makes(case: str) -> None:
-    body, expected, source = CASES[case]
-    assert source
-    model = network(body)
-    operands = list(next(node for node in model.graph.node if node.name == "s").input)
-    graph = quantized(model)
-    assert [f"{n}{'-+'[q]}" for n, q in zip(operands, has_pairs(graph, "s"), strict=True)] == expected.split()
-    readers = {name for node in graph.node for name in node.input} | {"y"}
-    assert all(set(node.output) & readers for node in graph.node), "a pair that nobody reads"
-
-
-def test_a_convolution_that_stays_in_float_is_not_fused_with_an_integer_sum() -> None:
-    body = CASES["a projection"][0]
-    assert has_pairs(quantized(network(body), exclude=["e"]), "s") == [True, False]
-    assert has_pairs(quantized(network(body), exclude=["p"]), "s") == [False, True]
-    assert has_pairs(quantized(network(body), exclude=["e", "p"]), "s") == [False, False]
-
-
-def test_an_excluded_sum_gets_no_pairs() -> None:
-    assert has_pairs(quantized(network(CASES["a shortcut"][0]), exclude=["s"]), "s") == [False, False]
-
-
-def test_what_a_subgraph_reads_is_read_elsewhere() -> None:
-    model = network(CASES["a shortcut"][0])
-    value = onnx.helper.make_tensor_value_info("inside", onnx.TensorProto.FLOAT, None)
-    branch = onnx.helper.make_graph([onnx.helper.make_node("Exp", ["c"], ["inside"])], "branch", [], [value])
-    model.graph.initializer.append(numpy_helper.from_array(np.asarray(True), "yes"))
-    model.graph.node.append(
-        onnx.helper.make_node("If", ["yes"], ["z"], "choice", then_branch=branch, else_branch=branch)
-    )
-    model.graph.output.append(onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, None))
-    assert has_pairs(quantized(model), "s") == [True, True]
-
-
-def test_an_output_of_the_model_is_read_elsewhere() -> None:
-    model = network(CASES["a shortcut"][0])
-    model.graph.output.append(onnx.helper.make_tensor_value_info("c", onnx.TensorProto.FLOAT, None))
-    assert has_pairs(quantized(model), "s") == [True, True]
-
-
-@pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
-def test_other_targets_fuse_nothing(target: str) -> None:
-    body, *_ = CASES["an activation behind the convolution"]
-    placement = plan(prepare_graph(network(body)), target)  # type: ignore[arg-type]
-    assert placement.fused == {}
-    assert "s" in placement.nodes
-
-
-WIDE = 16
-RESIZE = 'u = Resize<mode = "{mode}">(r, , twice)'
-
-
-def mixed(body: str) -> onnx.ModelProto:
-    """A prepared graph from x to y with weights of 16 channels; each node is named by what it makes."""
-    weights = {f"w{i}": normal(WIDE, WIDE, 1, 1, seed=i) for i in range(1, 6)}
-    weights |= {"wide": normal(WIDE, 2 * WIDE, 1, 1), "twice": np.array([1, 1, 2, 2], np.float32)}
-    read = {name: array for name, array in weights.items() if re.search(rf"\b{name}\b", body)}
-    model = model_of(f"(float[1,{WIDE},8,8] x) => (float[n,c,h,v] y) {{ {body} }}", **read)
-    for node in model.graph.node:
-        node.name = node.output[0]
-    return prepare_graph(model)
-
-
-def scales_of(body: str, *, amax: dict[str, float] | None = None, **options: Any) -> dict[str, list[float]]:
+def scales_of(
+    model: onnx.ModelProto | str, *, amax: dict[str, float] | None = None, **options: Any
+) -> dict[str, list[float]]:
     """Node to the scale of the pair in front of each operand; 0 for none. Scales are amax / 127."""
-    model = mixed(body)
-    ranges = {name: (-127.0, 127.0) for node in model.graph.node for name in (*node.input, *node.output)}
+    ready = prepare_graph(network(model) if isinstance(model, str) else model)
+    ranges = {name: (-127.0, 127.0) for node in ready.graph.node for name in (*node.input, *node.output)}
     ranges |= {name: (-limit * 127, limit * 127) for name, limit in (amax or {}).items()}
-    placement = plan(model, "tensorrt", **options)
-    share_scales(model.graph, placement.nodes, ranges)
-    graph = quantize_static(model, placement, ranges).graph
+    placement = plan(ready, "tensorrt", **options)
+    share_scales(ready.graph, placement.nodes, ranges)
+    graph = quantize_static(ready, placement, ranges).graph
     made_by, stored = producers(graph), {t.name: numpy_helper.to_array(t) for t in graph.initializer}
-    readers = {name for node in graph.node for name in node.input} | {"y"}
+    readers = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
     assert all(set(node.output) & readers for node in graph.node), "a pair that nobody reads"
     return {
         node.name: [
@@ -224,6 +150,54 @@ def scales_of(body: str, *, amax: dict[str, float] | None = None, **options: Any
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_the_residual_branch_of_an_add_is_quantized_and_not_what_its_convolution_makes(case: str) -> None:
+    body, expected, source = CASES[case]
+    assert source
+    operands = next(node for node in network(body).graph.node if node.name == "s").input
+    scales = scales_of(body)["s"]
+    assert [
+        f"{n}{'+' if scale else '-'}" for n, scale in zip(operands, scales, strict=True)
+    ] == expected.split()
+
+
+@pytest.mark.parametrize(
+    ("case", "exclude", "expected"),
+    [
+        ("a projection", ["e"], [1.0, 0.0]),  # what stays in float is not fused with an integer sum
+        ("a projection", ["p"], [0.0, 1.0]),
+        ("a projection", ["e", "p"], [0.0, 0.0]),
+        ("a shortcut", ["s"], [0.0, 0.0]),
+    ],
+)
+def test_layers_in_float_get_no_pairs(case: str, exclude: list[str], expected: list[float]) -> None:
+    assert scales_of(CASES[case][0], exclude=exclude)["s"] == expected
+
+
+def test_what_a_subgraph_reads_or_the_model_returns_is_read_elsewhere() -> None:
+    model = network(CASES["a shortcut"][0])
+    value = onnx.helper.make_tensor_value_info("inside", onnx.TensorProto.FLOAT, None)
+    branch = onnx.helper.make_graph([onnx.helper.make_node("Exp", ["c"], ["inside"])], "branch", [], [value])
+    model.graph.initializer.append(numpy_helper.from_array(np.asarray(True), "yes"))
+    model.graph.node.append(
+        onnx.helper.make_node("If", ["yes"], ["z"], "choice", then_branch=branch, else_branch=branch)
+    )
+    model.graph.output.append(onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, None))
+    assert scales_of(model)["s"] == [1.0, 1.0]
+    model = network(CASES["a shortcut"][0])
+    model.graph.output.append(onnx.helper.make_tensor_value_info("c", onnx.TensorProto.FLOAT, None))
+    assert scales_of(model)["s"] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
+def test_other_targets_fuse_nothing(target: Any) -> None:
+    body, *_ = CASES["an activation behind the convolution"]
+    placement = plan(prepare_graph(network(body)), target)
+    assert placement.fused == {}
+    assert "s" in placement.nodes
+
+
+RESIZE = 'u = Resize<mode = "{mode}">(r, , twice)'
 EXCITED = """
 r = Relu(c) g = GlobalAveragePool(r) a = Conv(g, w2) b = Relu(a) e = Conv(b, w3) h = {gate}(e) s = Mul(r, h)
 y = Conv(s, w4)
@@ -291,24 +265,12 @@ def test_one_scale_goes_through_resize_and_through_a_second_concat() -> None:
     assert (found["f"][0], found["z"][0]) == (3.0, 3.0)
 
 
-@pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
-def test_other_targets_are_placed_as_before(target: Any) -> None:
-    placement = plan(mixed("c = Conv(x, w1) d = Conv(x, w2) s = Mul(c, d) y = Conv(s, w3)"), target)
-    assert placement.nodes == ("c", "d", "s", "y")
-
-
-GRAPH_UTILS = "NVIDIA/Model-Optimizer, modelopt/onnx/quantization/graph_utils.py"
-"""`find_nodes_from_convs_to_exclude` and `_exclude_matmuls_by_inference`."""
-
-
 def with_product(body: str, inputs: str, output: str, **weights: tuple[int, ...]) -> onnx.ModelProto:
     """A prepared graph with random weights; a product of 64 by 64 beside it, which INT8 takes."""
     arrays = {name: normal(*shape) for name, shape in (*weights.items(), ("w64", (64, 64)))}
     signature = f"({inputs}, float[n,64] beside) => ({output}, float[n,64] large)"
     model = model_of(f"{signature} {{ {body} large = MatMul(beside, w64) }}", **arrays)
-    for node in model.graph.node:
-        node.name = node.output[0]
-    return prepare_graph(model)
+    return prepare_graph(named_by_outputs(model))
 
 
 def placed(*arguments: str, float8: bool = False, **weights: tuple[int, ...]) -> Placement:
@@ -416,17 +378,10 @@ def test_what_a_user_names_is_quantized_anyway() -> None:
 def test_a_layer_of_int8_by_name_needs_no_second_calibration(tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     onnx.save(with_product("c = MatMul(x, w)", "float[n,16] x", "float[n,10] c", w=(16, 10)), path)
-    generator = np.random.default_rng(0)
-    feeds = {
-        name: generator.standard_normal((8, n)).astype(np.float32) for name, n in (("x", 16), ("beside", 64))
-    }
-    np.savez(tmp_path / "data.npz", **feeds)
-    ranges = qcompile.calibrate(path, str(tmp_path / "data.npz"), tmp_path / "r", targets=["tensorrt"]).path
-    options = {"ranges": ranges, "target": "tensorrt"}
-    proof = qcompile.quantize(path, tmp_path / "a.onnx", **options).manifest.proof  # type: ignore[arg-type]
-    assert proof["left_in_float"] == {"c": "its n of 10 are below the 16 of INT8 kernels"}
-    proof = qcompile.quantize(path, tmp_path / "b.onnx", layers=["c=int8"], **options).manifest.proof  # type: ignore[arg-type]
-    assert proof["left_in_float"] == {}
+    np.savez(tmp_path / "x.npz", x=normal(8, 16), beside=normal(8, 64))
+    for layers, left in (({}, {"c": "its n of 10 are below the 16 of INT8 kernels"}), ({"c": "int8"}, {})):
+        made = static(path, tmp_path, target="tensorrt", layers=layers)  # calibrated for the target alone
+        assert made.manifest.proof["left_in_float"] == left
 
 
 def test_a_network_of_small_layers_alone_is_quantized_with_a_warning() -> None:
