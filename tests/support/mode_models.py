@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import numpy_helper
 from written_models import computed, text_model
 
 import qcompile
