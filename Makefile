@@ -12,10 +12,10 @@ TOOLS := build/tools
 demo: $(READY)
 	$(BIN)/qcompile run examples/digits/recipe.toml
 
-# Two at a time, a file of tests in one process each: half the time on two cores. A process that dies ends
-# the run: pytest-xdist 3.8 replaces it and then waits forever.
+# Two at a time, a file of tests in one process each, long files first: half the time on two cores. A process that
+# dies ends the run: pytest-xdist 3.8 replaces it and then waits forever.
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 check: lint types docs test
 
@@ -23,15 +23,16 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# The repository's root is the package, so mypy sees it through a link of the package's name.
-types: $(READY)
-	mkdir -p build/types && ln -sfn ../.. build/types/qcompile
+# The repository's root is the package, so mypy and MkDocs see it through a link of the package's name.
+build/types/qcompile:
+	mkdir -p build/types && ln -sfn ../.. $@
+
+types: $(READY) | build/types/qcompile
 	MYPYPATH=build/types $(BIN)/mypy -p qcompile --exclude '/(build|tests|examples|benchmarks|docs|\.venv)/'
 
 # The site in build/site, to be opened as a folder. A broken link or anchor, or a page without a place, is an error
 # (with --quiet, MkDocs counts no warnings).
-docs: $(READY)
-	mkdir -p build/types && ln -sfn ../.. build/types/qcompile
+docs: $(READY) | build/types/qcompile
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # What is generated from spec/ and committed: the recipe's page, schemas, keyword types.
@@ -67,16 +68,17 @@ gpu-day-more:
 clean:
 	rm -rf $(VENV) build dist *.egg-info examples/*/out benchmarks/*/out
 
-# torch first: the pin in constraints.txt decides which build everything else meets. With `make LOCK=yes ...` pip
-# takes only files whose hash is in the lock; it refuses a build of PyTorch that is not on PyPI.
+# torch first: the pin in constraints.txt decides which build everything else meets. Python compiles what is imported;
+# compiling all of it would take longer than the installation. With `make LOCK=yes ...` pip takes only files whose hash
+# is in the lock; it refuses a build of PyTorch that is not on PyPI.
 $(READY): setup.cfg pyproject.toml constraints.txt requirements-test.lock
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 ifeq ($(LOCK),yes)
-	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements-test.lock
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps --require-hashes -r requirements-test.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 else
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[dev]'
 endif
 	touch $(READY)
 

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 from ..spec.first_use import AutoCommand
-from .present import present_results
 from .scheduler import executor_of, listener_of
 from .session import Session
+from .tables import present_results
 from .verb import verb
 
 

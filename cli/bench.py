@@ -5,9 +5,8 @@ from __future__ import annotations
 import click
 
 from ..spec.measure import BenchCommand, CompareCommand
-from .present import present_results
 from .session import Session
-from .tables import regression_table
+from .tables import present_results, regression_table
 from .verb import Verb, verb
 
 _ARGUMENTS = "qcompile.bench.arguments"

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from ..errors import IntentNotReached
 from ..spec.artifacts import BuildCommand
-from .present import present_artifact, profile_lines
 from .session import Session
-from .tables import bytes_text
+from .tables import bytes_text, present_artifact, profile_lines
 from .verb import verb
 
 

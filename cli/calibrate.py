@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..spec.models import CalibrateCommand
 from ..spec.words import GRAPH_TARGETS
-from .present import present_artifact
 from .session import Session
+from .tables import present_artifact
 from .verb import verb
 
 

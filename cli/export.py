@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..spec.models import ExportCommand
-from .present import present_artifact
 from .session import Session
+from .tables import present_artifact
 from .verb import verb
 
 

@@ -7,9 +7,8 @@ from typing import Any
 
 from ..spec.looking import InspectCommand
 from ..tensors import ModelIO
-from .present import present_io, profile_lines
 from .session import Session
-from .tables import add_row, bytes_text, make_table, results_table
+from .tables import add_row, bytes_text, make_table, present_io, profile_lines, results_table
 from .verb import verb
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..spec.artifacts import QuantizeCommand
-from .present import present_artifact
 from .session import Session
+from .tables import present_artifact
 from .verb import verb
 
 

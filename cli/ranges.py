@@ -9,9 +9,8 @@ import click
 
 from ..spec.decode import Refused
 from ..spec.models import MergeRangesCommand, RangesCacheCommand, ShowRangesCommand
-from .present import present_artifact
 from .session import RoadGroup, Session
-from .tables import add_row, make_table
+from .tables import add_row, make_table, present_artifact
 from .verb import verb
 
 if TYPE_CHECKING:

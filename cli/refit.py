@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..spec.artifacts import RefitCommand
-from .present import present_artifact
 from .session import Session
+from .tables import present_artifact
 from .verb import verb
 
 

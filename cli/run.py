@@ -12,11 +12,9 @@ import click
 from ..errors import InvalidOption
 from ..spec.recipes import RunCommand, RunOptions, recipe_schema
 from ..untrusted.child import is_child
-from .present import present_results
 from .scheduler import executor_of, listener_of
-from .session import Session
-from .tables import DASH, add_row, bytes_text, make_table
-from .untrusted import refuse_trust
+from .session import Session, refuse_trust
+from .tables import DASH, add_row, bytes_text, make_table, present_results
 from .verb import verb
 
 if TYPE_CHECKING:

@@ -14,18 +14,43 @@ from typing import Any, TypeVar
 
 import click
 import msgspec
+from click.shell_completion import CompletionItem
 
 from ..errors import QCompileError
 from ..spec.artifacts import BuildCommand, QuantizeCommand
 from ..spec.decode import Told, decode, deprecated
 from ..spec.measure import BenchCommand, DiffCommand
 from ..spec.models import CalibrateCommand, ExportCommand
-from ..spec.option import Option, options_of
+from ..spec.option import COMMA, Option, options_of
 from ..spec.recipes import MigrateCommand, RunCommand, SweepCommand
 from ..spec.removed import removed_option
-from ..spec.words import FORMER_ISAS
-from .completions import Text
+from ..spec.words import AUTO, FORMER_ISAS, METHOD, METHODS, METRIC, METRICS, TARGETS
 from .session import Session, examples, session_options
+
+_WORDS = {METRIC: (AUTO, *METRICS), METHOD: METHODS, "TARGET": TARGETS}
+
+
+class Text(click.types.StringParamType):
+    """The text of an option. A shell completes its words, or the last one between commas, else files."""
+
+    def __init__(self, option: Option) -> None:
+        self._option = option
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Return the words that continue what is typed."""
+        spelling = self._option.spelling
+        words = self._option.choices or _WORDS.get(spelling.metavar, ())
+        if not words:
+            return [CompletionItem(incomplete, type="file")]
+        before, comma, last = incomplete.rpartition(",") if spelling.split == COMMA else ("", "", incomplete)
+        return [
+            CompletionItem(f"{before}{comma}{word}")
+            for word in words
+            if word.startswith(last) and word not in before.split(",")
+        ]
+
 
 Spec = TypeVar("Spec")
 

@@ -220,8 +220,16 @@ def pytest_configure(config: pytest.Config) -> None:
         processor._read_cpuinfo = without
 
 
+LONG = (
+    "test_readme", "test_tutorial", "test_run_on_cluster", "test_kinds", "test_lowering", "test_gpu_day",
+    "test_train", "test_run", "test_tune", "test_benchmark",
+)  # fmt: skip
+"""Files that take a minute and more: they begin first, so that no process waits for another at the end."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what was not asked for or cannot run here, with the reason."""
+    """Sort the long files to the front; skip what was not asked for or cannot run here, with the reason."""
+    items.sort(key=lambda item: item.path.stem not in LONG)
     from qcompile.engines.gpu import why_no_gpu
 
     no_gpu = why_no_gpu()

@@ -34,6 +34,7 @@ from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Planned
 from ..faults import KnownFault, faults_of
 from ..gpu import why_not_gpu
 from ..values import Execution, check_values
+from .order import put_in_order
 from .runner import (
     KNOWN_FAULTS,
     OnnxRuntimeRunner,
@@ -110,7 +111,8 @@ class OnnxRuntime(Engine):
         after = load_onnx(request.output)
         # The optimizer refers to data beside its input, which lies elsewhere.
         beside = bool(external_files(path, read_weightless(path).model))
-        if strip_source_paths(after) or (beside and not is_large(before)):
+        numbered = not is_large(before) and put_in_order(after, before)
+        if strip_source_paths(after) or numbered or (beside and not is_large(before)):
             save_onnx(after, request.output)
         with opened(request.output) as runner:
             feeds, _ = run_on(before, request.sample, runner.infer, inputs=runner.io.inputs)

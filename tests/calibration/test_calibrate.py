@@ -1,33 +1,34 @@
-"""What is told, kept and refused by `calibrate`."""
+"""What `calibrate` tells, keeps and refuses; bad samples and models are named, with the sample."""
 
 from __future__ import annotations
 
 import itertools
+import re
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime
 import pytest
 from calibrated import (
     COUNT,
+    SAMPLES,
     Listener,
     MakePath,
     Said,
     function_from,
+    function_of,
     half_product,
     normal,
     npz,
     observed,
     save,
 )
-from onnx import TensorProto, helper
 
 from qcompile.artifact import load_artifact
 from qcompile.calibration import Ranges, calibrate, load_ranges
 from qcompile.calibration.calibrate import Shard
-from qcompile.errors import CalibrationError, InvalidOption, MissingFile
+from qcompile.errors import CalibrationError, DataError, InvalidOption, MissingFile
 from qcompile.model.weightless import fingerprint
 
 
@@ -130,19 +131,32 @@ def test_a_model_without_activations_to_observe_cannot_be_calibrated(
         )
 
 
-def test_wrong_options_are_refused_before_any_work(network: Path, data: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"method": "kl"}, "method 'kl'"),
+        ({"shard": "3/2"}, "`shard` '3/2'"),
+        ({"samples": 0}, "at least 1 is required"),
+        ({"threads": -1}, "`threads` -1: at least 0 is required"),
+        ({"model": "none.onnx"}, "none.onnx"),
+        ({"data": "none.npz"}, "none.npz"),
+        ({"output": "."}, "is a folder"),
+    ],
+)
+def test_wrong_options_are_refused_before_any_work(
+    network: Path,
+    data: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
     heard = Listener()
-    with pytest.raises(InvalidOption, match="method 'kl'"):
-        calibrate(network, data, tmp_path / "r", method="kl", progress=heard)
-    with pytest.raises(InvalidOption, match="`shard` '3/2'"):
-        calibrate(network, data, tmp_path / "r", shard="3/2", progress=heard)
-    with pytest.raises(InvalidOption, match="at least 1 is required"):
-        calibrate(network, data, tmp_path / "r", samples=0, progress=heard)
-    with pytest.raises(MissingFile):
-        calibrate(tmp_path / "none.onnx", data, tmp_path / "r", progress=heard)
-    with pytest.raises(MissingFile):
-        calibrate(network, str(tmp_path / "none.npz"), tmp_path / "r", progress=heard)
-    assert heard.said == []
+    values = {"model": network, "data": data, "output": "r", "progress": heard} | options
+    with pytest.raises((InvalidOption, MissingFile), match=re.escape(words)):
+        calibrate(values.pop("model"), values.pop("data"), values.pop("output"), **values)
+    assert "calibrate" not in [text for text, _, _ in heard.said]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -172,54 +186,99 @@ def test_a_model_may_have_its_input_alone_observed(tmp_path: Path, body: str) ->
     assert sorted(observed(model, str(tmp_path / "x.npz")).histograms) == ["x"]
 
 
-def test_an_output_that_is_a_folder_is_refused_before_any_work(tmp_path: Path) -> None:
-    np.savez(tmp_path / "x.npz", x=normal(3, 4))
-    (tmp_path / "out").mkdir()
-    said: list[Any] = []
-    with pytest.raises(InvalidOption):
-        calibrate(
-            save(tmp_path / "m.onnx", "y = Relu(x)", "(float[n, 4] x) => (float[n, 4] y)"),
-            str(tmp_path / "x.npz"),
-            tmp_path / "out",
-            progress=lambda *s: said.append(s),
-        )
-    assert not [state for state in said if state[0] == "calibrate"]
+@pytest.mark.parametrize(("bad", "what"), [(np.nan, "NaN"), (np.inf, "infinity"), (-np.inf, "infinity")])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_nan_in_the_data_is_an_error_naming_input_and_sample(
+    tiny_file: MakePath, tmp_path: Path, bad: float, what: str, threads: int
+) -> None:
+    x = np.zeros((9, 16), np.float32)
+    x[5, 3] = bad
+    spec = npz(tmp_path / "data.npz", x=x)
+    with pytest.raises(DataError, match=rf"data\.npz\[5:6\]: input 'x' holds {what}") as caught:
+        calibrate(tiny_file("mlp"), spec, tmp_path / "mlp.ranges", threads=threads)
+    assert caught.value.data == {"tensor": "x", "sample": "data.npz[5:6]"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data.npz", "mlp.onnx"]
+    by_function = function_of(tmp_path / "d", np.split(x, [4]))
+    with pytest.raises(DataError, match=rf"samples batch 1 sample 1: input 'x' holds {what}"):
+        observed(tiny_file("mlp"), by_function, threads=threads)
 
 
-def test_negative_threads_are_refused(tmp_path: Path) -> None:
-    np.savez(tmp_path / "x.npz", x=normal(3, 4))
-    with pytest.raises(InvalidOption, match="`threads` -1: at least 0 is required"):
+def test_nan_in_an_input_that_is_not_observed_is_an_error_too(tmp_path: Path) -> None:
+    signature = "(float[n] x, float[n] z) => (float[n] y, float[n] e)"
+    model = save(tmp_path / "m.onnx", "e = Exp(z) y = Relu(x)", signature)
+    x, z = np.zeros(2, np.float32), np.array([0, np.nan], np.float32)
+    with pytest.raises(DataError, match=r"d\.npz\[1:2\]: input 'z' holds NaN"):
+        observed(model, npz(tmp_path / "d.npz", x=x, z=z))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("half", [False, True])
+def test_a_model_that_overflows_is_an_error_naming_tensor_and_sample(
+    tmp_path: Path, threads: int, half: bool
+) -> None:
+    model = tmp_path / "m.onnx"
+    x = np.ones((6, 4), np.float16 if half else np.float32)
+    x[3, 1] = 1000
+    if half:
+        half_product(model)
+    else:
+        save(model, "a = Exp(x) y = Add(a, x)", "(float[n, 4] x) => (float[n, 4] y)")
+    spec = npz(tmp_path / "data.npz", x=x)
+    with pytest.raises(CalibrationError, match="tensor 'a' holds infinity at") as caught:
+        calibrate(model, spec, tmp_path / "r", threads=threads)
+    assert caught.value.data == {"tensor": "a", "sample": "data.npz[3:4]"}
+    assert "the input is finite" in caught.value.message
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data.npz", "m.onnx"]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_the_earliest_bad_sample_is_the_one_that_is_named(tmp_path: Path, threads: int) -> None:
+    """The earliest takes longest: others are found to be bad before it."""
+    model = save(tmp_path / "m.onnx", "e = Exp(x) y = Add(e, x)", "(float[n, w] x) => (float[n, w] y)")
+    small = np.zeros((1, 1), np.float32)
+    long = np.zeros((1, 300_000), np.float32)
+    long[0, -1] = 1000
+    spec = function_of(tmp_path / "d", [small, small, small, long, small + np.nan, small + np.inf, small])
+    for _ in range(5):
+        with pytest.raises(CalibrationError, match="tensor 'e' holds infinity at samples batch 3,"):
+            observed(model, spec, threads=threads)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_a_model_that_fails_on_the_first_sample_names_it(tmp_path: Path, size: int) -> None:
+    body = "r = Reshape(x, s) y = Sigmoid(r)"
+    model = save(
+        tmp_path / "m.onnx", body, "(float[n, w] x) => (float[k, 3] y)", s=np.array([-1, 3], np.int64)
+    )
+    spec = function_of(tmp_path / "d", [normal(size, 4 if size != 4 else 5)])
+    with pytest.raises(DataError, match="samples batch 0: the model failed on it"):
+        observed(model, spec)
+
+
+def test_data_of_another_shape_midway_is_an_error_naming_it(network: Path, tmp_path: Path) -> None:
+    spec = function_of(tmp_path / "d", [SAMPLES[:3], SAMPLES[3:5, :2]])
+    with pytest.raises(DataError, match="samples batch 1: input 'x' has shape 2x2x6x6"):
+        observed(network, spec)
+
+
+def test_infinity_in_the_first_samples_does_not_warn(tmp_path: Path) -> None:
+    model = save(tmp_path / "m.onnx", "a = Add(x, x) y = Relu(a)", "(float[n, 4] x) => (float[n, 4] y)")
+    spec = function_from(tmp_path / "d", "x = np.ones((4, 4), np.float32)\nx[0] = np.inf\nyield x")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(DataError, match="input 'x' holds infinity"):
+            observed(model, spec)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_earliest_bad_sample_is_named_though_reading_fails_later(tmp_path: Path, threads: int) -> None:
+    body = (
+        "for i in range(6):\n    if i == 5: raise OSError('disk')\n"
+        "    yield np.full((1, 4), np.nan if i == 3 else 0, np.float32)"
+    )
+    with pytest.raises(DataError, match="samples batch 3: input 'x' holds NaN"):
         observed(
             save(tmp_path / "m.onnx", "y = Relu(x)", "(float[n, 4] x) => (float[n, 4] y)"),
-            str(tmp_path / "x.npz"),
-            threads=-1,
+            function_from(tmp_path / "d", body),
+            threads=threads,
         )
-
-
-def test_a_convolution_whose_output_a_subgraph_reads_is_observed(tmp_path: Path) -> None:
-    body = """
-        c = Conv <pads = [1, 1, 1, 1]> (x, w)
-        i = If (condition) <
-            then_branch = yes () => (float[n, 16, 8, 8] t) { t = Neg (c) },
-            else_branch = no () => (float[n, 16, 8, 8] e) { e = Abs (c) }
-        >
-        y = Mul (i, i)
-    """
-    model = save(
-        tmp_path / "m.onnx",
-        body,
-        "(float[n, 3, 8, 8] x, bool condition) => (float[n, 16, 8, 8] y)",
-        w=normal(16, 3, 3, 3),
-    )
-    spec = function_from(tmp_path / "d", "yield np.ones((1, 3, 8, 8), np.float32), np.array(True)")
-    assert observed(model, spec, tensors={"c", "i", "y"}).samples == 1
-
-
-def test_half_activations_are_the_rounded_ones(tmp_path: Path) -> None:
-    model = half_product(tmp_path / "m.onnx")
-    x = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float16)
-    np.savez(tmp_path / "x.npz", x=x)
-    proto = onnx.load(model)
-    proto.graph.output.append(helper.make_tensor_value_info("a", TensorProto.FLOAT16, None))
-    a = onnxruntime.InferenceSession(proto.SerializeToString()).run(["a"], {"x": x})[0]
-    assert observed(model, str(tmp_path / "x.npz")).histograms["a"].max == float(a.max())

@@ -1,4 +1,4 @@
-"""Models and samples of every shape: no batch axis, fixed batches, scalars, ragged samples."""
+"""Models and samples of every shape, batch, order, layout and storage give the ranges of the values alone."""
 
 from __future__ import annotations
 
@@ -8,19 +8,30 @@ import numpy as np
 import onnx
 import pytest
 from calibrated import (
+    COUNT,
+    SAMPLES,
+    MakePath,
     assert_counts,
+    assert_equal,
     function_from,
     function_of,
     normal,
     npz,
     observed,
     plain,
+    property_test,
     ranges_of,
     save,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
+from qcompile.calibration import Ranges, calibrate, observe
+from qcompile.calibration.taps import choose_taps
+from qcompile.data.batches import Data
 from qcompile.errors import CalibrationError
+from qcompile.model.weightless import read_weightless
 
 ROWS_MEET = {
     "attention": ("t = Transpose(x) m = MatMul(x, t) s = Softmax(m) y = MatMul(s, x)", {}),
@@ -157,20 +168,80 @@ def test_inputs_may_be_strings(tmp_path: Path) -> None:
     assert observed(tmp_path / "m.onnx", spec).histograms["y"].max == 2.0
 
 
-def test_a_first_axis_of_time_is_not_taken_for_a_batch(tmp_path: Path) -> None:
-    model = save(
-        tmp_path / "m.onnx",
-        "s = CumSum(x, zero) y = Relu(s)",
-        "(float[t, 4] x) => (float[t, 4] y)",
-        zero=np.array(0, np.int64),
-    )
-    spec = function_from(tmp_path / "d", "x = np.ones((6, 4), np.float32)\nx[:2] = 0\nyield x")
-    assert observed(model, spec).histograms["y"].max == 4.0
-
-
 def test_samples_are_counted_by_the_models_first_input(tmp_path: Path) -> None:
     model = save(tmp_path / "m.onnx", "y = MatMul(x, t)", "(float[n, 3] x, float[3, 4] t) => (float[n, 4] y)")
     spec = function_from(
         tmp_path / "d", "yield {'t': np.ones((3, 4), np.float32), 'x': np.ones((7, 3), np.float32)}"
     )
     assert observed(model, spec).samples == 7
+
+
+def batches_in_any_order() -> st.SearchStrategy[tuple[list[int], list[int]]]:
+    """The order of the samples, and where to cut it."""
+    cuts = st.sets(st.integers(1, COUNT - 1)).map(sorted)
+    return st.tuples(st.permutations(range(COUNT)), cuts)
+
+
+@property_test
+@given(batches_in_any_order(), st.integers(1, 3))
+def test_neither_batches_nor_order_nor_threads_leave_a_trace(
+    network: Path,
+    whole: Ranges,
+    tmp_path_factory: pytest.TempPathFactory,
+    ordered: tuple[list[int], list[int]],
+    threads: int,
+) -> None:
+    order, cuts = ordered
+    spec = function_of(tmp_path_factory.mktemp("batches") / "d", np.split(SAMPLES[order], cuts))
+    assert_equal(observed(network, spec, threads=threads), whole)
+
+
+def test_an_npz_and_a_folder_of_the_same_samples_give_the_same(
+    network: Path, data: str, whole: Ranges, tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    np.save(folder / "0.npy", SAMPLES[0])
+    np.save(folder / "1.npy", SAMPLES[1:6])
+    np.savez_compressed(folder / "2.npz", x=SAMPLES[6:], labels=np.arange(7))
+    assert_equal(observed(network, folder), whole)
+    inputs = read_weightless(network).io.inputs
+    assert_equal(observe(network, Data(data, inputs, batch_size=5)), whole)
+
+
+def test_samples_that_are_mapped_and_cannot_be_written_are_counted(
+    network: Path, whole: Ranges, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "x.npy", SAMPLES)
+    body = f"    yield from np.split(np.load({str(tmp_path / 'x.npy')!r}, mmap_mode='r'), [1, 4])"
+    (tmp_path / "data.py").write_text(f"import numpy as np\ndef samples():\n{body}\n")
+    assert_equal(observed(network, f"{tmp_path / 'data.py'}:samples"), whole)
+
+
+def test_a_model_with_large_activations_gets_fewer_workers_and_the_same_counts(
+    network: Path, data: str, whole: Ranges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qcompile.calibration.workers.IN_FLIGHT_BYTES", 1)
+    assert_equal(observed(network, data, threads=3), whole)
+
+
+def test_the_same_calibration_gives_the_same_bytes(network: Path, data: str, tmp_path: Path) -> None:
+    files = [
+        calibrate(network, data, tmp_path / f"{threads}.ranges", threads=threads).path.read_bytes()
+        for threads in (1, 2, 0)
+    ]
+    assert files[0] == files[1] == files[2]
+
+
+@pytest.mark.parametrize("name", ["residual", "mlp", "elementwise"])
+def test_histograms_count_what_onnx_runtime_computes_for_each_sample(
+    tiny_file: MakePath, samples: MakePath, name: str
+) -> None:
+    model, path = tiny_file(name), samples(name, 8)
+    found = observed(model, path)
+    assert sorted(found.histograms) == sorted(choose_taps(onnx.load(model)).names)
+    assert "labels" not in found.histograms
+    with np.load(path) as arrays:
+        feeds = [{"x": row[None]} for row in arrays["x"]]
+    for tensor, arrays in plain(model, list(found.histograms), feeds).items():
+        assert_counts(found.histograms[tensor], arrays)

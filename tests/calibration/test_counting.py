@@ -1,12 +1,16 @@
-"""The compiled counter, numpy's, and counting with integers agree on every bit."""
+"""Three counters agree on every bit: compiled, numpy's and integers; what cannot be counted is found."""
 
 from __future__ import annotations
 
+import json
 import math
+import struct
 import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -24,8 +28,11 @@ from counters import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load, save
 
-from qcompile.calibration.histogram import BINS, Histogram, count_by_numpy, make_count, why_slow
+from qcompile.calibration.histogram import BINS, Histogram, NonFinite, count_by_numpy, make_count, why_slow
+from qcompile.calibration.ranges_file import Checkpoint, checksum, load_checkpoint, save_checkpoint
+from qcompile.errors import CalibrationError
 
 property_test = settings(deadline=None, max_examples=150)
 
@@ -263,3 +270,146 @@ def test_the_byte_order_of_an_array_is_minded() -> None:
         expected.add(values.astype(dtype[1:]), make_count())
         np.testing.assert_array_equal(made.counts, expected.counts)
         assert (made.min, made.max) == (expected.min, expected.max)
+
+
+NAN_BITS = [0x7FC00000, 0xFFC00000, 0x7FC12345, 0xFFFFFFFF, 0x7FFFFFFF]
+
+
+SIGNALING_BITS = [0x7F800001, 0xFF800001]
+
+
+INFINITE_BITS = [0x7F800000, 0xFF800000]
+
+
+def bad(bits: int) -> np.float32:
+    return np.array([bits], np.uint32).view(np.float32)[0]
+
+
+PLACES = [
+    (1, 0), (2, 0), (2, 1), (2048, 0), (2048, 1000), (2048, 2047), (2049, 2047), (2049, 2048),
+    (5000, 0), (5000, 1), (5000, 2047), (5000, 2048), (5000, 4096), (5000, 4999),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("size", "place"), PLACES)
+@pytest.mark.parametrize("bits", [*NAN_BITS, *SIGNALING_BITS, *INFINITE_BITS], ids=hex)
+def test_nan_and_infinity_are_found_anywhere_and_leave_the_counter_clean(
+    bits: int, size: int, place: int
+) -> None:
+    count = make_count()
+    values = np.random.default_rng(size).standard_normal(size).astype(np.float32)
+    broken = values.copy()
+    broken.view(np.uint32)[place] = bits
+    for counter in (count, count_by_numpy):
+        with pytest.raises(NonFinite) as caught:
+            Histogram().add(broken, counter)
+        assert caught.value.what == ("infinity" if bits in INFINITE_BITS else "NaN")
+    assert_equal(histogram([values], count), exact(values))
+
+
+@pytest.mark.parametrize("bits", [*NAN_BITS, *INFINITE_BITS], ids=hex)
+@pytest.mark.parametrize("largest", [0.0, LEAST, 1.0, LARGEST])
+def test_nan_and_infinity_are_found_whatever_was_seen_before(largest: float, bits: int) -> None:
+    made = histogram([np.array([largest, -largest], np.float32)], COMPILED)
+    with pytest.raises(NonFinite):
+        made.add(np.array([bad(bits)], np.float32), COMPILED)
+    assert_equal(made, exact([largest, -largest]))
+
+
+@pytest.mark.parametrize("bits", [*NAN_BITS, *INFINITE_BITS], ids=hex)
+@pytest.mark.parametrize("width", [16, 64])
+def test_nan_and_infinity_of_other_widths_are_found(width: int, bits: int) -> None:
+    values = np.append(np.ones(3000), bad(bits)).astype(f"float{width}")
+    for count in (COMPILED, count_by_numpy):
+        with pytest.raises(NonFinite, match="NaN" if bits in NAN_BITS else "infinity"):
+            Histogram().add(values, count)
+
+
+def test_nan_beside_infinity_is_called_nan_by_both() -> None:
+    for first, second in ((np.nan, np.inf), (-np.inf, np.nan), (np.inf, -np.nan)):
+        for count in (COMPILED, count_by_numpy):
+            with pytest.raises(NonFinite, match="NaN"):
+                Histogram().add(np.array([1, first, 2, second], np.float32), count)
+
+
+def test_a_counter_that_met_an_error_midway_counts_the_next_tensors_as_if_nothing_was() -> None:
+    count = make_count()
+    generator = np.random.default_rng(0)
+    for bits in (*NAN_BITS, *INFINITE_BITS):
+        broken = generator.standard_normal(3 * CHUNK).astype(np.float32)
+        broken[generator.integers(2 * CHUNK, 3 * CHUNK)] = bad(bits)
+        seen = Histogram()
+        seen.add(np.array([10.0], np.float32), count)  # the first chunks fit, and were counted
+        with pytest.raises(NonFinite):
+            seen.add(broken, count)
+        for scale in (1e-20, 1.0, 1e20):
+            values = generator.laplace(scale=scale, size=5000).astype(np.float32)
+            assert_equal(histogram([values], count), histogram([values], count_by_numpy))
+
+
+KEY = {"model": "m"}
+
+
+def counted(*values: float) -> Histogram:
+    return histogram([np.array(values, np.float32)], None)
+
+
+def written(path: Path, **changes: Any) -> Path:
+    """A checkpoint with other values in its header, and a checksum that holds."""
+    save_checkpoint(Checkpoint(KEY, 1, 2, {"a": counted(1.0, -3.0)}), path)
+    content = path.read_bytes()
+    length = struct.unpack("<Q", content[:8])[0]
+    header = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["qcompile"]) | changes
+    counts = load(content)
+    header["checksum"] = checksum(header, counts)
+    path.write_bytes(save(counts, metadata={"qcompile": json.dumps(header)}))
+    return path
+
+
+def test_a_whole_checkpoint_is_read(tmp_path: Path) -> None:
+    found = load_checkpoint(written(tmp_path / "c"), KEY)
+    assert found is not None
+    assert (found.units, found.samples, found.histograms["a"].total) == (1, 2, 2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"units": -1}, {"units": "3"}, {"samples": 1.5}, {"samples": float("inf")}, {"tensors": []},
+        {"tensors": {"a": [0, "low", 1.0]}}, {"tensors": {"a": [-(2**40), -3.0, 1.0]}},
+        {"tensors": {"a": [5000, -3.0, 1.0]}}, {"tensors": {"a": [0.5, -3.0, 1.0]}},
+        {"tensors": {"a": [-9, float("nan"), 1.0]}}, {"tensors": {"a": [-9, -1e30, 1.0]}},
+        {"tensors": {"a": [-9, 10**400, 1.0]}}, {"tensors": {"b": [-9, -3.0, 1.0]}},
+    ],
+)  # fmt: skip
+def test_a_damaged_checkpoint_is_none(tmp_path: Path, changes: dict[str, Any]) -> None:
+    assert load_checkpoint(written(tmp_path / "c", **changes), KEY) is None
+
+
+def test_a_checkpoint_nested_deeply_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    path.write_bytes(save({"a": np.zeros(1)}, metadata={"qcompile": "[" * 100_000}))
+    assert load_checkpoint(path, KEY) is None
+
+
+@pytest.mark.parametrize(("place", "count"), [(BINS, -1), (0, 2**51), (2 * BINS - 1, 2**63 - 1)])
+def test_counts_that_overflow_are_implausible(place: int, count: int) -> None:
+    one = counted(0.5)
+    assert one.is_plausible
+    one.counts[place] = count
+    assert not one.is_plausible
+
+
+def test_an_empty_histogram_is_plausible_with_no_counts_alone() -> None:
+    assert Histogram().is_plausible
+    one = Histogram()
+    one.counts[3] = 1
+    assert not one.is_plausible
+
+
+def test_merging_loses_no_count_to_an_overflow() -> None:
+    one, other = counted(0.5), counted(0.5)
+    one.counts[BINS + 5] = other.counts[BINS + 5] = 2**62 - 1
+    with pytest.raises(CalibrationError, match=r"a histogram of \d+ values; at most"):
+        one.merge(other)
+    assert one.total < 2**63

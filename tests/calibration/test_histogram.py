@@ -1,17 +1,22 @@
+"""Histograms merge exactly, and the entropy threshold is what TensorRT's published formula gives."""
+
 from __future__ import annotations
 
 import copy
 import math
 from collections import Counter
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
 import pytest
+from distributions import DISTRIBUTIONS, draw, histogram
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from qcompile.calibration.histogram import BINS, Histogram, NonFinite
+from qcompile.calibration.thresholds import amax_entropy, amax_minmax, entropy_divergences
 
 Values = NDArray[np.floating]
 
@@ -28,13 +33,6 @@ def arrays(width: int, dtype: str) -> st.SearchStrategy[Values]:
 
 
 ARRAYS = st.one_of(arrays(32, "float32"), arrays(16, "float16"), arrays(32, "float64"))
-
-
-def histogram(*batches: Values) -> Histogram:
-    made = Histogram()
-    for batch in batches:
-        made.add(batch)
-    return made
 
 
 def assert_equal(found: Histogram, expected: Histogram) -> None:
@@ -232,3 +230,185 @@ def test_magnitudes_fold_both_sides(values: Values) -> None:
         math.floor(q) if q >= 0 else math.ceil(-q) - 1 for q in (Fraction(float(v)) / width for v in values)
     )
     assert {int(i): int(magnitudes[i]) for i in np.flatnonzero(magnitudes)} == expected
+
+
+def divergence(counts: list[float], kept: int, levels: int) -> float:
+    """KL(P‖Q) of one candidate, bin by bin, as the docstring of `amax_entropy` defines it."""
+    clipped = counts[:kept]
+    p = list(clipped)
+    p[-1] += sum(counts[kept:])
+    level_sum, level_bins = [0.0] * levels, [0] * levels
+    for j in range(kept):
+        level = j * levels // kept
+        level_sum[level] += clipped[j]
+        level_bins[level] += p[j] > 0
+    q = [0.0] * kept
+    for j in range(kept):
+        if p[j] > 0:
+            level = j * levels // kept
+            q[j] = level_sum[level] / level_bins[level]
+    sum_p, sum_q = math.fsum(p), math.fsum(q)
+    terms = []
+    for j in range(kept):
+        if p[j] > 0:
+            if q[j] == 0:
+                return math.inf
+            terms.append(p[j] / sum_p * math.log((p[j] / sum_p) / (q[j] / sum_q)))
+    return math.fsum(terms)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_divergences_are_those_of_the_definition(name: str, seed: int) -> None:
+    values = np.abs(draw(name, 30 * 4**seed, seed).astype(np.float64))
+    bins, levels = 96 + 7 * seed, (4, 8, 13, 16, 32, 64)[seed]
+    counts = np.histogram(values, bins)[0].astype(np.float64)
+    candidates = np.arange(levels, bins + 1)
+    expected = [divergence(counts.tolist(), int(kept), levels) for kept in candidates]
+    found = entropy_divergences(counts, candidates, levels)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def divergence_of_arrays(counts: NDArray[np.float64], kept: int, levels: int) -> float:
+    """The same definition, a candidate at a time: for histograms of a thousand bins."""
+    p = counts[:kept].copy()
+    p[-1] += counts[kept:].sum()
+    level = np.arange(kept) * levels // kept
+    filled = p > 0
+    sums = np.bincount(level, counts[:kept], levels)
+    q = np.where(filled, sums[level] / np.maximum(np.bincount(level, filled, levels), 1)[level], 0.0)
+    if (q[filled] == 0).any():
+        return math.inf
+    p, q = p[filled] / p.sum(), q[filled] / q.sum()
+    return float((p * np.log(p / q)).sum())
+
+
+def assert_best_by_the_definition(made: Histogram, levels: int = 128) -> None:
+    """No candidate that may be taken has less divergence than the threshold of `amax_entropy`."""
+    counts = made.magnitudes().astype(np.float64)
+    counts[0] = counts[1]
+    bins = int(np.flatnonzero(counts)[-1]) + 1
+    divergences = {
+        kept: divergence_of_arrays(counts, kept, levels)
+        for kept in range(levels, bins + 1)
+        if counts[kept:].sum() <= 0.1 * counts.sum()
+    }
+    chosen = amax_entropy(made)
+    # The largest magnitude lies in the last bin, whose edge it stands for.
+    candidate = bins if chosen == amax_minmax(made) else round(chosen / made.width)
+    assert chosen == amax_minmax(made) or chosen == candidate * made.width
+    least = min(divergences.values())
+    assert divergences[candidate] <= least + 1e-11, (candidate, divergences[candidate], least)
+
+
+def folded(counts: NDArray[np.int64], generator: np.random.Generator) -> Histogram:
+    """A histogram whose magnitudes have these counts, the signs drawn at random."""
+    exponent, bins = int(generator.integers(-30, 20)), len(counts)
+    positive = generator.binomial(counts, generator.choice([0.0, 0.5, 0.9, 1.0]))
+    both = np.zeros(2 * BINS, np.int64)
+    both[BINS : BINS + bins] = positive
+    both[BINS - bins : BINS] = (counts - positive)[::-1]
+    used = (np.flatnonzero(both) - BINS + 0.5) * 2.0**exponent
+    return Histogram(exponent, both, float(used[0]), float(used[-1]))
+
+
+SHAPES: dict[str, Callable[[np.random.Generator, int], NDArray[np.float64]]] = {
+    "normal": lambda _, bins: 1e4 * np.exp(-((np.arange(bins) / bins * 4) ** 2) / 2),
+    "laplace": lambda _, bins: 1e4 * np.exp(-np.arange(bins) / bins * 9),
+    "heavy tail": lambda _, bins: 1e5 / (1 + np.arange(bins)) ** 1.5,
+    "uniform": lambda _, bins: np.full(bins, 20.0),
+    "few values": lambda generator, bins: np.where(generator.random(bins) < 0.05, 3.0, 0.0),
+    "far from zero": lambda _, bins: np.where(np.arange(bins) > 0.7 * bins, 50.0, 0.0),
+    "two hills": lambda _, bins: (
+        500 * np.exp(-(((np.arange(bins) - bins * 0.2) / 9) ** 2))
+        + 200 * np.exp(-(((np.arange(bins) - bins * 0.8) / 5) ** 2))
+    ),
+    "spike at zero": lambda _, bins: np.where(
+        np.arange(bins) == 0, 1e7, 30.0 - 29.0 * np.arange(bins) / bins
+    ),
+    "spike in a tail": lambda _, bins: np.where(np.arange(bins) == int(0.9 * bins), 400.0, 10.0),
+    "comb": lambda _, bins: np.where(np.arange(bins) % 3 == 0, 40.0, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_entropy_is_the_best_of_all_candidates_on_random_histograms(name: str) -> None:
+    generator = np.random.default_rng([*name.encode()])
+    for _ in range(20):
+        bins = int(generator.integers(130, 420))
+        counts = generator.poisson(SHAPES[name](generator, bins))
+        counts[-1] += 1
+        assert_best_by_the_definition(folded(counts, generator))
+
+
+@pytest.mark.parametrize("num_bits", range(2, 8))
+def test_entropy_of_fewer_bits_is_the_best_of_all_candidates(num_bits: int) -> None:
+    generator = np.random.default_rng(num_bits)
+    for shape in ("normal", "heavy tail", "few values"):
+        made = folded(generator.poisson(SHAPES[shape](generator, 200)) + 0, generator)
+        counts = made.magnitudes().astype(np.float64)
+        counts[0] = counts[1]
+        bins, levels = int(np.flatnonzero(counts)[-1]) + 1, 1 << (num_bits - 1)
+        found = {
+            kept: divergence_of_arrays(counts, kept, levels)
+            for kept in range(levels, bins + 1)
+            if counts[kept:].sum() <= 0.1 * counts.sum()
+        }
+        chosen = amax_entropy(made, num_bits=num_bits)
+        kept = bins if chosen == amax_minmax(made) else round(chosen / made.width)
+        assert found[kept] <= min(found.values()) + 1e-11
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_entropy_never_clips_more_than_it_may(name: str) -> None:
+    values = np.abs(draw(name, 20_000).astype(np.float64))
+    for shift in (0.0, 1.0, 30.0):
+        shifted = (values + shift).astype(np.float32)
+        assert (shifted > amax_entropy(histogram(shifted))).mean() <= 0.1
+
+
+def test_entropy_may_clip_a_tenth_and_not_one_value_more() -> None:
+    counts = np.zeros(2 * BINS, np.int64)
+    counts[BINS + 200] = 900  # alone with all of the tail it would be represented best
+    counts[BINS + 201 : BINS + 301] = 1
+    tenth = Histogram(0, counts, 200.5, 300.5)
+    assert amax_entropy(tenth) == 201
+    more = Histogram(0, counts + (np.arange(2 * BINS) == BINS + 300), 200.5, 300.5)
+    assert amax_entropy(more) > 201
+    assert_best_by_the_definition(tenth)
+    assert_best_by_the_definition(more)
+
+
+def test_a_histogram_of_fewer_bins_than_levels_is_kept_whole() -> None:
+    for bins in (1, 2, 127, 128):
+        counts = np.zeros(2 * BINS, np.int64)
+        counts[BINS : BINS + bins] = 7
+        made = Histogram(-3, counts, 0.0, (bins - 0.5) / 8)
+        assert amax_entropy(made) == (bins - 0.5) / 8
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_the_chosen_threshold_is_the_best_by_the_definition(name: str) -> None:
+    made = histogram(draw(name, 5000))
+    counts = made.magnitudes().astype(np.float64)
+    counts[0] = counts[1]
+    last = int(np.flatnonzero(counts)[-1])
+    chosen = amax_entropy(made)
+    # The last candidate keeps everything, so it is cut at the largest magnitude itself.
+    kept = last + 1 if chosen == amax_minmax(made) else round(chosen / made.width)
+    best = divergence(counts.tolist(), kept, 128)
+    others = np.random.default_rng(0).integers(128, last + 2, 12)
+    assert math.isfinite(best)
+    assert all(best <= divergence(counts.tolist(), int(other), 128) + 1e-12 for other in others)
+
+
+def test_entropy_cuts_an_outlier_and_keeps_a_uniform_whole() -> None:
+    outlier, uniform = histogram(draw("outlier", 100_000)), histogram(draw("uniform", 100_000))
+    assert amax_entropy(outlier) < 10 < amax_minmax(outlier)
+    assert amax_entropy(uniform) == pytest.approx(3, rel=0.01)
+
+
+def test_the_spike_of_a_relu_at_zero_does_not_decide() -> None:
+    values = draw("relu", 20_000)
+    more_zeros = np.append(values, np.zeros(500_000, np.float32))
+    assert amax_entropy(histogram(values)) == amax_entropy(histogram(more_zeros))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
+from distributions import Draw, histogram
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -15,7 +15,6 @@ from qcompile.calibration.histogram import BINS, Histogram
 from qcompile.calibration.thresholds import METHODS, amax_by_method, amax_mse, limits, loss, squared_errors
 
 Floats = NDArray[np.float64]
-Draw = Callable[[np.random.Generator, int], Floats]
 
 BOTH_WAYS = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "asymmetric"])
 
@@ -41,12 +40,6 @@ DRAWS: dict[str, Draw] = {
 
 def draw(name: str, size: int, seed: int = 0) -> NDArray[np.float32]:
     return DRAWS[name](np.random.default_rng([seed, *name.encode()]), size).astype(np.float32)
-
-
-def histogram(values: NDArray[np.float32]) -> Histogram:
-    made = Histogram()
-    made.add(values)
-    return made
 
 
 def scattered(generator: np.random.Generator) -> Histogram:

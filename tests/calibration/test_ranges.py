@@ -2,49 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from distributions import histogram as count
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
+from written_ranges import make, tensors
 
 from qcompile.calibration import Method, Ranges
 from qcompile.calibration.histogram import Histogram
 from qcompile.calibration.ranges import Portion
 from qcompile.calibration.thresholds import METHODS
 from qcompile.errors import CalibrationError, InvalidOption
-
-Values = NDArray[np.float32]
-
-
-def count(*arrays: Values) -> Histogram:
-    made = Histogram()
-    for array in arrays:
-        made.add(array)
-    return made
-
-
-def make(
-    tensors: Mapping[str, Values],
-    *,
-    model: str = "sha256:aa",
-    portions: dict[str, Portion] | None = None,
-    **options: Any,
-) -> Ranges:
-    """Ranges of tensors by name; an empty array is a tensor that had no values yet."""
-    portions = {"sha256:dd": Portion(8)} if portions is None else portions
-    return Ranges(model, portions, histograms={n: count(v) for n, v in tensors.items()}, **options)
-
-
-def tensors(seed: int = 0) -> dict[str, Values]:
-    generator = np.random.default_rng(seed)
-    return {
-        "x": generator.standard_normal((8, 100)).astype(np.float32),
-        "conv1/out:0": np.maximum(generator.standard_normal((8, 50)) * 9, 0).astype(np.float32),
-    }
 
 
 def assert_same_counts(found: Histogram, expected: Histogram) -> None:

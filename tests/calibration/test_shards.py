@@ -10,6 +10,7 @@ import pytest
 from calibrated import (
     SAMPLES,
     assert_counts,
+    assert_equal,
     function_from,
     function_of,
     normal,
@@ -18,13 +19,17 @@ from calibrated import (
     property_test,
     save,
 )
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qcompile.calibration import calibrate, load_ranges
+from qcompile.calibration import calibrate, load_ranges, observe
 from qcompile.calibration.calibrate import Shard, parse_shard
+from qcompile.calibration.one_by_one import numbered_units, one_by_one
 from qcompile.calibration.ranges_file import merge_files
+from qcompile.data.batches import Data
+from qcompile.data.readers import Batch
 from qcompile.errors import CalibrationError, InvalidOption
+from qcompile.model.weightless import read_weightless
 
 
 @property_test
@@ -137,3 +142,86 @@ def test_the_progress_of_a_shard_counts_whole_batches(tmp_path: Path) -> None:
     said: list[Any] = []
     observed(model, str(tmp_path / "x.npz"), shard=Shard(1, 2), progress=lambda *state: said.append(state))
     assert said[-1] == ("calibrate", 8, 8)
+
+
+MODELS = {
+    "rows apart": "a = MatMul(x, w) y = Relu(a)",
+    "rows mixed": "m = ReduceMean<axes = [0]>(x) c = Sub(x, m) a = MatMul(c, w) y = Relu(a)",
+}
+
+
+def model(folder: Path, name: str) -> Path:
+    w = normal(4, 3)
+    return save(folder / "m.onnx", MODELS[name], "(float[n, 4] x) => (float[n, 3] y)", w=w)
+
+
+def data_of(folder: Path, kind: str, extents: list[int]) -> str:
+    parts = [normal(extent, 4) * (1 + number) for number, extent in enumerate(extents)]
+    if kind == "function":
+        return function_of(folder / "f", parts)
+    if kind == "npz":
+        np.savez(folder / "a.npz", x=np.concatenate(parts))
+        return str(folder / "a.npz")
+    (folder / "a").mkdir()
+    for number, part in enumerate(parts):
+        np.save(folder / "a" / f"{number}.npy", part)
+    return str(folder / "a")
+
+
+@pytest.mark.parametrize("kind", ["folder", "npz", "function"])
+@pytest.mark.parametrize("name", MODELS)
+@settings(deadline=None, max_examples=6)
+@given(
+    extents=st.lists(st.integers(1, 4), min_size=1, max_size=5),
+    batch_size=st.integers(1, 4),
+    shards=st.integers(2, 4),
+)
+def test_shards_are_the_whole(
+    tmp_path_factory: pytest.TempPathFactory,
+    kind: str,
+    name: str,
+    extents: list[int],
+    batch_size: int,
+    shards: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("shards")
+    weightless = read_weightless(model(folder, name))
+    data = Data(data_of(folder, kind, extents), weightless.io.inputs, batch_size=batch_size)
+    whole = observe(weightless, data)
+    merged, *others = (observe(weightless, data, shard=Shard(part + 1, shards)) for part in range(shards))
+    for other in others:
+        merged.merge(other)
+    assert_equal(merged, whole)
+
+
+class Rows:
+    """Runs a batch as a model does whose rows are apart, or mixed; says which batches it was given."""
+
+    def __init__(self, *, mixed: bool) -> None:
+        self.mixed, self.given = mixed, list[str]()
+
+    def __call__(self, batch: Batch) -> list[np.ndarray[Any, Any]]:
+        self.given.append(batch.where)
+        x = batch.feeds["x"]
+        return [x - x.mean(axis=0) if self.mixed else x * 2]
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_every_part_splits_by_the_first_batch_of_the_data(tmp_path: Path, *, mixed: bool) -> None:
+    inputs = read_weightless(model(tmp_path, "rows apart")).io.inputs
+    data = Data(data_of(tmp_path, "folder", [1, 2, 3, 2]), inputs)
+    whole = [batch.where for batch in one_by_one(data, Rows(mixed=mixed))]
+    assert len(whole) == (4 if mixed else 8)
+    for part in range(3):
+        rows = Rows(mixed=mixed)
+        units = list(numbered_units(data, rows, lambda unit, part=part: unit % 3 == part))
+        assert [number for number, _ in units] == list(range(part, len(whole), 3))
+        assert [batch.where for _, batch in units] == whole[part::3]
+        assert rows.given[-1] == "a/1.npy"  # the first that can be split, in every part
+
+
+def test_an_interrupted_shard_goes_on_without_what_is_done(tmp_path: Path) -> None:
+    inputs = read_weightless(model(tmp_path, "rows apart")).io.inputs
+    data = Data(data_of(tmp_path, "npz", [12]), inputs, batch_size=1)
+    units = numbered_units(data, Rows(mixed=False), lambda unit: unit > 4 and unit % 2 == 1)
+    assert [unit for unit, _ in units] == [5, 7, 9, 11]

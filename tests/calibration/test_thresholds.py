@@ -1,25 +1,48 @@
+"""Thresholds, methods and their spelling; scales, zero points and rounding as ONNX Runtime has them."""
+
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
+import torch
 from distributions import DISTRIBUTIONS, draw, histogram
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from onnxruntime.quantization.quant_utils import compute_scale_zp
 
 from qcompile.calibration.histogram import BINS, Histogram
+from qcompile.calibration.qparams import (
+    ASYMMETRIC_INT8,
+    FLOAT8_E4M3,
+    INT8,
+    UINT8,
+    QParams,
+    Scheme,
+    choose_qparams,
+    choose_weight_qparams,
+    dequantize,
+    quantize,
+    scale_and_zero_point,
+)
 from qcompile.calibration.thresholds import (
     METHODS,
     Method,
+    MethodName,
     amax,
     amax_auto,
     amax_by_method,
     amax_entropy,
     amax_minmax,
     amax_percentile,
+    parse_method,
 )
-from qcompile.errors import CalibrationError
+from qcompile.errors import CalibrationError, InvalidOption
 
 EVERY_METHOD = [Method(name) for name in METHODS]
 
@@ -148,3 +171,208 @@ def test_auto_keeps_what_costs_little_and_clips_what_costs_much(symmetric: bool)
     outlier = amax_by_method(histogram(draw("outlier", 200_000)), symmetric=symmetric)
     assert uniform["mse"] < uniform["auto"] == uniform["minmax"]
     assert outlier["percentile"] < outlier["auto"] == outlier["mse"] < outlier["minmax"]
+
+
+SPELLINGS = {
+    "minmax": Method("minmax"),
+    "entropy": Method("entropy"),
+    "mse": Method("mse"),
+    "auto": Method("auto"),
+    "percentile": Method("percentile", 99.99),
+    "percentile:99.9": Method("percentile", 99.9),
+    "percentile:99.999": Method("percentile", 99.999),
+    "percentile:100": Method("percentile", 100.0),
+    "percentile:50": Method("percentile", 50.0),
+    "percentile:0.5": Method("percentile", 0.5),
+}
+
+
+@pytest.mark.parametrize("text", SPELLINGS)
+def test_every_spelling_is_read(text: str) -> None:
+    assert parse_method(text) == SPELLINGS[text]
+
+
+@pytest.mark.parametrize("text", SPELLINGS)
+def test_what_a_method_prints_is_read_back(text: str) -> None:
+    method = SPELLINGS[text]
+    assert parse_method(str(method)) == method
+
+
+def test_a_method_prints_its_percentile_only_where_that_is_what_it_does() -> None:
+    printed = {str(Method(name, 99.9)) for name in get_args(MethodName)}
+    assert printed == {"minmax", "percentile:99.9", "entropy", "mse", "auto"}
+    assert str(Method("percentile")) == "percentile:99.99"
+    assert str(Method()) == "auto"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "kl", "Entropy", " mse", "mse:", "entropy:99", "auto:99.9", ":", ":99", "99.9"]
+)
+def test_an_unknown_method_is_refused_with_the_known_ones(text: str) -> None:
+    with pytest.raises(InvalidOption, match="unknown; known are minmax, percentile, entropy, mse, auto and"):
+        parse_method(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["percentile:", "percentile:x", "percentile:99%", "percentile:99:9", "percentile:9,9"]
+)
+def test_a_percentile_that_is_no_number_is_refused(text: str) -> None:
+    with pytest.raises(InvalidOption, match="is not a number"):
+        parse_method(text)
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "100.01", "nan", "inf", "-inf", "1e9"])
+def test_a_percentile_beyond_its_bounds_is_refused_where_it_is_read(number: str) -> None:
+    with pytest.raises(InvalidOption, match="above 0 and at most 100 is required"):
+        parse_method(f"percentile:{number}")
+
+
+@pytest.mark.parametrize("percentile", [0.0, -1.0, 100.1, math.nan])
+def test_a_percentile_out_of_range_is_refused(percentile: float) -> None:
+    with pytest.raises(InvalidOption, match="above 0 and at most 100"):
+        amax_percentile(histogram(draw("normal", 10)), percentile)
+
+
+SCHEMES = (UINT8, INT8, ASYMMETRIC_INT8)
+FLOATS = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "scheme", "scale", "zero_point"),
+    [
+        (-1.0, 3.0, UINT8, 4 / 255, 64),  # 1 / (4 / 255) = 63.75
+        (-1.0, 3.0, INT8, 3 / 127, 0),
+        (-1.0, 3.0, ASYMMETRIC_INT8, 4 / 255, -64),  # -128 + 63.75, rounded
+        (-3.0, 1.0, INT8, 3 / 127, 0),
+        (0.5, 2.55, UINT8, 0.01, 0),  # the range is made to hold zero
+        (-2.55, -0.5, UINT8, 0.01, 255),
+        (-0.5, 254.5, UINT8, 1.0, 0),  # halves go to the even number
+        (-1.5, 253.5, UINT8, 1.0, 2),
+        (0.0, 0.0, UINT8, 1.0, 0),
+        (0.0, 0.0, INT8, 1.0, 0),
+        (-1e-40, 1e-40, INT8, 1.0, 0),  # subnormal
+        (-448.0, 896.0, FLOAT8_E4M3, 2.0, 0),
+    ],
+)
+def test_parameters_are_those_worked_out_by_hand(
+    low: float, high: float, scheme: Scheme, scale: float, zero_point: int
+) -> None:
+    made = choose_qparams(low, high, scheme)
+    assert (made.scale, made.zero_point) == (np.float32(scale), zero_point)
+    assert (made.scale.dtype, made.scale.shape, made.axis) == (np.float32, (), None)
+    assert made.zero_point.dtype == (np.uint8 if scheme is UINT8 else np.int8)
+    assert (made.qmin, made.qmax) == (scheme.qmin, scheme.qmax)
+
+
+@given(ends=st.lists(FLOATS, min_size=2, max_size=2).map(sorted), scheme=st.sampled_from(SCHEMES))
+@settings(deadline=None)
+def test_parameters_are_those_of_onnx_runtimes_quantizer(ends: list[float], scheme: Scheme) -> None:
+    low, high = (np.array(end, np.float32) for end in ends)
+    qmin = -127 if scheme is INT8 else scheme.qmin  # its symmetric integers leave -128 out
+    limits = (np.array(limit, np.int64) for limit in (qmin, scheme.qmax))
+    zero_point, scale = compute_scale_zp(low, high, *limits, symmetric=scheme.symmetric)
+    made = choose_qparams(low, high, scheme)
+    assert made.scale == scale
+    if made.scale != 1 or scheme is not ASYMMETRIC_INT8:  # of zeros alone, any zero point will do
+        assert made.zero_point == zero_point
+
+
+@given(ends=st.lists(st.floats(-1e4, 1e4, width=32), min_size=2, max_size=2).map(sorted))
+def test_a_range_holds_zero_and_is_reached_at_both_ends(ends: list[float]) -> None:
+    low, high = ends
+    for scheme in SCHEMES:
+        for xp, made in (
+            (np, scale_and_zero_point(np.float32(low), np.float32(high), scheme)),
+            (torch, scale_and_zero_point(torch.tensor(low), torch.tensor(high), scheme, torch)),
+        ):
+            scale, zero_point = map(float, made)
+            assert made[0].dtype == made[1].dtype == xp.float32
+            assert scheme.qmin <= zero_point <= scheme.qmax
+            assert scale > 0
+            first, last = ((q - zero_point) * scale for q in (scheme.qmin, scheme.qmax))
+            slack = scale * 0.501 + 1e-30
+            assert first <= min(low, 0.0) + slack
+            assert last >= max(high, 0.0) - slack
+
+
+def test_nan_stays_nan() -> None:
+    """So that it is refused by name where scales are checked, and not quantized with a scale of 1."""
+    assert math.isnan(choose_weight_qparams(np.array([[np.nan, 1.0]], np.float32), 0).scale[0])
+
+
+def through_onnx_runtime(values: np.ndarray, qparams: QParams) -> tuple[np.ndarray, np.ndarray]:
+    """What QuantizeLinear and DequantizeLinear make of the values."""
+    axis = {} if qparams.axis is None else {"axis": qparams.axis}
+    nodes = [
+        onnx.helper.make_node("QuantizeLinear", ["x", "scale", "zero_point"], ["q"], **axis),
+        onnx.helper.make_node("DequantizeLinear", ["q", "scale", "zero_point"], ["y"], **axis),
+    ]
+    stored = [
+        onnx.numpy_helper.from_array(qparams.scale, "scale"),
+        onnx.numpy_helper.from_array(qparams.zero_point, "zero_point"),
+    ]
+    graph = onnx.helper.make_graph(
+        nodes,
+        "pair",
+        [onnx.helper.make_tensor_value_info("x", 1, None)],
+        [onnx.helper.make_empty_tensor_value_info(name) for name in "qy"],
+        stored,
+    )
+    model = onnx.helper.make_model(graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+    integers, floats = session.run(None, {"x": values})
+    return integers, floats
+
+
+@given(
+    values=arrays.arrays(
+        np.float32,
+        arrays.array_shapes(min_dims=2, max_dims=4, max_side=4),
+        elements=st.floats(-50, 50, width=32),
+    ),
+    scheme=st.sampled_from(SCHEMES),
+    data=st.data(),
+)
+@settings(deadline=None, max_examples=60)
+def test_rounding_is_that_of_onnx_runtime(values: np.ndarray, scheme: Scheme, data: st.DataObject) -> None:
+    axis = data.draw(st.sampled_from([None, *range(values.ndim)]))
+    shape = () if axis is None else (values.shape[axis],)
+    ends = [
+        data.draw(arrays.arrays(np.float32, shape, elements=st.floats(low, low + 20, width=32)))
+        for low in (-20, 0)
+    ]
+    qparams = choose_qparams(*ends, scheme, axis)
+    integers, floats = through_onnx_runtime(values, qparams)
+    np.testing.assert_array_equal(quantize(values, qparams), integers)
+    np.testing.assert_array_equal(dequantize(integers, qparams), floats)
+    assert quantize(values, qparams).dtype == integers.dtype
+    assert dequantize(integers, qparams).dtype == np.float32
+
+
+def test_a_channel_of_zeros_has_the_scale_one() -> None:
+    scales = choose_weight_qparams(np.array([[0.0, 0.0], [-254.0, 127.0]], np.float32), 0).scale
+    assert scales.tolist() == [1.0, 2.0]
+    assert scales.dtype == np.float32
+
+
+@given(
+    weight=arrays.arrays(
+        np.float32,
+        arrays.array_shapes(min_dims=1, max_dims=4, max_side=5),
+        elements=st.floats(-(2.0**60), 2.0**60, width=32, allow_subnormal=False),
+    ),
+    data=st.data(),
+)
+@settings(deadline=None)
+def test_each_channel_by_itself_gives_the_same(weight: np.ndarray, data: st.DataObject) -> None:
+    axis = data.draw(st.integers(0, weight.ndim - 1))
+    qparams = choose_weight_qparams(weight, axis)
+    scales, quantized = qparams.scale, quantize(weight, qparams)
+    for index in range(weight.shape[axis]):
+        channel, found = weight.take(index, axis), quantized.take(index, axis)
+        amax = float(np.abs(channel).max())
+        assert scales[index] == np.float32(amax / 127 if amax / 127 >= np.finfo(np.float32).tiny else 1.0)
+        np.testing.assert_array_equal(found, np.clip(np.round(channel / scales[index]), -128, 127))
+        assert np.abs(found.astype(int)).max(initial=0) <= 127

@@ -5,24 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from commands import MakePath, Qc, Said
+from commands import MakePath, Qc, Said, printed, qc
 
-from qcompile.cli import main
-
-
-@pytest.fixture
-def qc(capsys: pytest.CaptureFixture[str]) -> Qc:
-    """`qc("ranges", "show", ...)` runs a command; no traceback is ever printed."""
-
-    def call(*arguments: object) -> Said:
-        with pytest.raises(SystemExit) as done:
-            main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        assert "Traceback" not in out + err
-        assert "defect of qcompile" not in err
-        return Said(int(done.value.code or 0), out, err)
-
-    return call
+__all__ = ["printed", "qc"]
 
 
 @pytest.fixture

@@ -1,16 +1,26 @@
-"""Every verb that takes a model refuses a damaged or hostile one: one message, exit code 1, no file left."""
+"""Damaged, hostile or changed inputs are refused by every verb: one message, exit code 1, no file left."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from commands import Qc
+from mode_models import normal, written
 from onnx import TensorProto, helper
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
+from qcompile.artifact import Manifest, commit
 from qcompile.cli import main
+from qcompile.compiler.quantize.calibrate import calibrate
+from qcompile.compiler.simplify.simplify import simplify
+from qcompile.files import manifest_path, writing
 
 RTX = ["--target", "tensorrt-rtx", "--gpu", "sm86", "-o", "o.engine"]
 VERBS: list[list[str]] = [
@@ -105,3 +115,167 @@ def test_every_verb_refuses_it_in_one_message(
         assert "unexpected" not in said, words
         left = sorted(path.name for path in folder.iterdir() if path.name not in ("tuned", "auto"))
         assert left == before, words
+
+
+RECIPE = """
+version = 1
+name = "net"
+[model]
+source = "{model}"
+simplify = false
+[calibrate]
+ranges = "{ranges}"
+[[artifact]]
+name = "int8"
+target = "onnxruntime"
+precision = "int8"
+"""
+
+
+SMALL = """(float[batch,4,8,8] x) => (float[batch,4] y) { [conv] c = Conv <pads = [1,1,1,1]> (x, w)
+    [relu] r = Relu (c) [mean] m = GlobalAveragePool (r) [flat] y = Flatten (m) }"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model and ranges, each with its manifest, and samples."""
+    folder = tmp_path_factory.mktemp("made")
+    written(folder / "float.onnx", SMALL, w=normal(4, 4, 3, 3, scale=1))
+    x = np.random.default_rng(0).standard_normal((8, 4, 8, 8)).astype(np.float32)
+    np.savez(folder / "x.npz", x=x, labels=np.zeros(8, np.int64))
+    simplify(folder / "float.onnx", folder / "m.onnx")
+    calibrate(folder / "m.onnx", str(folder / "x.npz"), folder / "m.ranges")
+    with writing(folder / "m.engine") as path:
+        path.write_bytes(b"ftrt, as far as a digest goes")
+        commit(path, Manifest(kind="engine", stage="build", target="tensorrt", precision="fp32"))
+    (folder / "recipe.toml").write_text(RECIPE.format(model="m.onnx", ranges="m.ranges"))
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it as the working folder."""
+    copy = tmp_path / "work"
+    shutil.copytree(made, copy)
+    monkeypatch.chdir(copy)
+    return copy
+
+
+def change(file: str) -> None:
+    """Flip one bit of the last byte."""
+    content = bytearray(Path(file).read_bytes())
+    content[-1] ^= 1
+    Path(file).write_bytes(content)
+
+
+COMMANDS = {
+    "m.onnx": [
+        "export m.onnx -o o.onnx",
+        "simplify m.onnx -o o.onnx",
+        "calibrate m.onnx --data x.npz -o o.ranges",
+        "quantize m.onnx --ranges m.ranges -o o.onnx",
+        "quantize m.onnx --precision fp16 -o o.onnx",
+        "build m.onnx --target onnxruntime -o o.onnx",
+        "build m.onnx --target openvino -o o.onnx",
+        "tune m.onnx --data x.npz --max-drop 1 -o o",
+        "init m.onnx --data x.npz -o o.toml",
+        "auto m.onnx --data x.npz --max-drop 1 -o o",
+        "bench m.onnx --baseline float.onnx --max-time 0.1",
+        "bench float.onnx --baseline m.onnx --max-time 0.1",
+        "diff float.onnx m.onnx",
+        "diff m.onnx float.onnx --layers",
+        "package triton m.onnx --name net -o o",
+        "run recipe.toml",
+        "run recipe.toml --dry-run",
+    ],
+    "m.ranges": [
+        "quantize m.onnx --ranges m.ranges -o o.onnx",
+        "build m.onnx --target onnxruntime --precision int8 --ranges m.ranges -o o.onnx",
+        "ranges show m.ranges",
+        "ranges merge m.ranges -o o.ranges",
+        "ranges cache m.ranges --tensorrt 8.5.3 -o o.cache",
+        "run recipe.toml",
+        "run recipe.toml --dry-run",
+    ],
+    "m.engine": [
+        "bench m.engine --baseline float.onnx --max-time 0.1",
+        "diff float.onnx m.engine",
+        "refit m.engine float.onnx -o o.engine",
+        "package triton m.engine --name net -o o",
+        "package ep-context m.engine -o o.onnx",
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "command"), [(file, command) for file, commands in COMMANDS.items() for command in commands]
+)
+def test_a_changed_input_is_refused(qc: Qc, folder: Path, file: str, command: str) -> None:
+    change(file)
+    said = qc(*command.split())
+    assert said.code == 1, said
+    assert f"{file}: digest sha256:" in said.err, said
+    assert "differs from its manifest's sha256:" in said.err
+    assert "make it again, or remove" in said.err
+    assert f"{file}.json if the change was meant" in said.err
+    assert not [path for path in folder.glob("o*") if path.is_file()]
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_change_that_was_meant_is_taken_without_the_manifest(qc: Qc) -> None:
+    shutil.copy("float.onnx", "m.onnx")
+    assert qc("quantize", "m.onnx", "--precision", "fp16", "-o", "o.onnx").code == 1
+    manifest_path(Path("m.onnx")).unlink()
+    assert qc("quantize", "m.onnx", "--precision", "fp16", "-o", "o.onnx").code == 0
+
+
+@pytest.mark.usefixtures("folder")
+def test_ranges_without_their_manifest_are_refused_by_their_checksum(qc: Qc) -> None:
+    """One byte gave INT8 at 11 dB in place of 42."""
+    manifest_path(Path("m.ranges")).unlink()
+    change("m.ranges")
+    said = qc("quantize", "m.onnx", "--ranges", "m.ranges", "-o", "o.onnx")
+    assert said.code == 1
+    assert "m.ranges: its checksum sha256:" in said.err
+    assert "calibrate again" in said.err
+
+
+@pytest.mark.usefixtures("folder")
+def test_ranges_of_an_earlier_version_are_taken_and_said_to_hold_no_checksum(qc: Qc) -> None:
+    with safe_open("m.ranges", framework="np") as file:
+        header = json.loads(file.metadata()["qcompile"])
+    del header["checksum"]
+    save_file(load_file("m.ranges"), "old.ranges", metadata={"qcompile": json.dumps(header)})
+    for command in ("ranges show old.ranges", "quantize m.onnx --ranges old.ranges -o o.onnx"):
+        said = qc(*command.split())
+        assert said.code == 0, said
+        assert "holds no checksum: an earlier version made it" in " ".join(said.err.split())
+    assert "no checksum" in qc("inspect", "old.ranges").out
+    assert "checksum" not in qc("inspect", "m.ranges").out
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("file", ["m.onnx", "m.engine"])
+def test_inspect_shows_what_was_changed_and_says_so(qc: Qc, file: str) -> None:
+    assert qc("inspect", file).code == 0
+    with Path(file).open("ab") as opened:  # an unknown field of protobuf: it is a model still
+        opened.write(b"\xf2\x07\x00")
+    said = qc("inspect", file, "--json")
+    assert (said.code, said.json["matches_manifest"]) == (1, False)
+    assert "make it again, or remove" in said.err.lower()
+    # To look at it is not to accept it.
+    assert qc("export", "m.onnx", "-o", "o.onnx").code == (1 if file == "m.onnx" else 0)
+
+
+@pytest.mark.usefixtures("folder")
+def test_trust_takes_what_was_changed(qc: Qc) -> None:
+    shutil.copy("float.onnx", "m.onnx")
+    assert qc("diff", "float.onnx", "m.onnx", "--trust").code == 0
+
+
+@pytest.mark.usefixtures("folder")
+def test_json_of_another_tool_beside_a_model_is_no_manifest(qc: Qc) -> None:
+    """Voices of piper are `voice.onnx` and `voice.onnx.json`."""
+    Path("float.onnx.json").write_text('{"audio": {"sample_rate": 22050}, "espeak": {"voice": "de"}}')
+    assert qc("quantize", "float.onnx", "--precision", "fp16", "-o", "o.onnx").code == 0
+    assert "no manifest" in qc("inspect", "float.onnx").out

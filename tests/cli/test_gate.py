@@ -1,10 +1,11 @@
-"""`qcompile gate` as it is typed: real versions of a tiny model, and what a CI reads of the outcome."""
+"""`qcompile bench`, `gate` and `tune`, as they are typed."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -14,6 +15,8 @@ from commands import MakePath, Qc
 from onnx import helper
 
 import qcompile
+from qcompile.bench.results.results import Results, load_results, save_results
+from qcompile.bench.results.row import Latency, Launch, Row
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
 
@@ -145,3 +148,183 @@ def test_what_cannot_be_compared_is_said_in_a_line(
     said = qc("gate", *words)
     assert said.code == 2
     assert message in said.err
+
+
+def results_file(path: Path, level: float, **environment: Any) -> Path:
+    medians = [level * (1.0 + 0.001 * (i * 7 % 5)) for i in range(20)]
+    launches = tuple(Launch(tuple(medians[start : start + 5])) for start in range(0, 20, 5))
+    row = Row("a", "a.onnx", "onnxruntime", latency=Latency(level), launches=launches, size_bytes=10)
+    where = {"processor": "some", "architecture": "x86_64", "features": [], "cores_usable": 2, "gpu": None}
+    save_results(Results("a", [row], where | environment, {"threads": 1, "inputs": {"x": "1x4"}}), path)
+    return path
+
+
+def test_one_command_writes_every_form_and_says_how_to_repeat_it(
+    qc: Qc, tiny_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = tiny_file("mlp")
+    words = ["bench", model, model, "--baseline", model, "--threads", 1, "--max-time", 0.1]
+    words += ["--clients", "1,2", "--layer-times", "-o", tmp_path / "r.json"]
+    words += ["--csv", tmp_path / "r.csv", "--markdown", tmp_path / "r.md"]
+    code, out, _ = qc(*words)
+    assert code == 0
+    assert "speed-up" in out
+    assert "clients" in out
+    assert "layers of mlp.onnx, profiled" in out
+    assert "100.0%" in out
+    results = load_results(tmp_path / "r.json")
+    assert results.settings["command"] == ["qcompile", *map(str, words)]
+    assert [point.count for point in results.rows[0].concurrency] == [1, 2]
+    assert (tmp_path / "r.csv").read_text().count("\n") == 3
+    assert "mlp.onnx (2)" in (tmp_path / "r.md").read_text()
+    same = tmp_path / "r.json"
+    code, out, _ = qc("bench", "compare", same, same, "--fail-if", "slower:50%")
+    assert code == 0
+
+
+def test_help_of_the_default_command_shows_what_is_typed(qc: Qc) -> None:
+    code, out, _ = qc("bench", "--help")
+    assert code == 0
+    assert out.startswith("Usage: qcompile bench [OPTIONS] ARTIFACTS...")
+    assert "--precision-target" in out
+    assert "qcompile bench compare old.json new.json" in out
+    code, out, _ = qc("bench", "compare", "--help")
+    assert out.startswith("Usage: qcompile bench compare [OPTIONS] OLD NEW")
+
+
+def test_compare_has_the_exit_codes_of_a_gate(qc: Qc, tmp_path: Path) -> None:
+    old = results_file(tmp_path / "old.json", 10.0)
+    new = results_file(tmp_path / "new.json", 10.8)
+    assert qc("bench", "compare", old, new)[0] == 0
+    assert qc("bench", "compare", old, new, "--fail-if", "slower:10%")[0] == 0
+    code, out, err = qc("bench", "compare", old, new, "--fail-if", "slower:5%")
+    assert code == 1
+    assert "slower" in out
+    assert "a: fails slower:5%" in err
+    code, _, err = qc("bench", "compare", old, new, "--fail-if", "slow")
+    assert code == 2
+    assert "hint: write for instance slower:5%" in err
+    assert qc("bench", "compare", old, tmp_path / "none.json")[0] == 2
+
+
+def test_compare_writes_and_prints_its_json(qc: Qc, tmp_path: Path) -> None:
+    old = results_file(tmp_path / "old.json", 10.0)
+    new = results_file(tmp_path / "new.json", 9.0)
+    words = ("bench", "compare", old, new, "--json", "-o", tmp_path / "c.json")
+    code, out, _ = qc(*words)
+    assert code == 0
+    assert json.loads(out) == json.loads((tmp_path / "c.json").read_text())
+    [change] = json.loads(out)["artifacts"]
+    assert change["speedup"]["verdict"] == "faster"
+    assert change["speedup"]["value"] == pytest.approx(10.0 / 9.0, rel=0.01)
+
+
+def test_results_of_different_machines_are_refused_or_only_shown(qc: Qc, tmp_path: Path) -> None:
+    old = results_file(tmp_path / "old.json", 10.0)
+    new = results_file(tmp_path / "new.json", 9.0, processor="another")
+    code, _, err = qc("bench", "compare", old, new)
+    assert code == 2
+    assert "different machines" in err
+    assert "--across-machines" in err
+    code, out, _ = qc("bench", "compare", old, new, "--across-machines")
+    assert code == 0
+    assert "some, 2 cores | another, 2 cores" in out
+    assert "faster" not in out
+
+
+def test_wrong_lists_are_refused(qc: Qc, tiny_file: Callable[..., Path]) -> None:
+    model = tiny_file("mlp")
+    for option, value in (
+        ("--batch-sizes", "1,x"),
+        ("--clients", "0"),
+        ("--streams", "0"),
+        ("--python", "onnxruntime"),
+    ):
+        code, _, err = qc("bench", model, "--baseline", model, option, value)
+        assert code == 2
+        assert option in err
+    assert qc("bench", "--baseline", model)[0] == 2
+
+
+def test_a_device_of_another_spelling_is_refused(qc: Qc, tiny_file: Callable[..., Path]) -> None:
+    model = tiny_file("mlp")
+    code, _, err = qc("bench", model, "--baseline", model, "--device", "gpu")
+    assert code == 2
+    assert "device 'gpu': cpu, cuda or cuda:NUMBER is required" in err
+
+
+@pytest.fixture
+def arguments(tiny_file: MakePath, samples: MakePath, tmp_path: Path) -> list[object]:
+    """A tuning of the tiny residual network that takes a second."""
+    return [
+        "tune", tiny_file("residual"), "--data", samples("residual"), "--metric", "cosine", "--target",
+        "onnxruntime", "--max-time", 0.3, "--threads", 1, "-o", tmp_path / "out",
+    ]  # fmt: skip
+
+
+def test_tables_name_layers_and_trials_and_the_picture_is_drawn(
+    qc: Qc, arguments: list[object], tmp_path: Path
+) -> None:
+    said = qc(*arguments, "--max-drop", 5)
+    assert said.code == 0, said.err
+    for word in (
+        "layers by damage, onnxruntime", "conv1", "conv2", "gemm", "trials", "cosine drop", "latency, ms",
+        "onnxruntime-fp32", "onnxruntime-int8", "best", "against float", "lost of 100.00% cosine",
+    ):  # fmt: skip
+        assert word in said.out, word
+    assert f"recipe: {tmp_path / 'out' / 'recipe.toml'}" in said.out.replace("\n", "")
+    drawn = ElementTree.parse(tmp_path / "out" / "front.svg").getroot()
+    assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
+    words = "".join(drawn.itertext())
+    for word in ("onnxruntime-fp32", "onnxruntime-int8", "latency, ms (median)", "drop, points", "budget 5"):
+        assert word in words, word
+
+
+def test_json_is_all_that_is_printed_and_is_what_was_written(
+    qc: Qc, arguments: list[object], tmp_path: Path
+) -> None:
+    said = qc(*arguments, "--max-drop", 5, "--exclude", "gemm", "--samples", 10, "--json")
+    assert said.code == 0, said.err
+
+    def never(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    found = json.loads(said.out, parse_constant=never)
+    assert found == json.loads((tmp_path / "out" / "tune.json").read_text(), parse_constant=never)
+    assert found["float_value"] == pytest.approx(1.0)
+    assert {one["layer"] for one in found["damage"]["onnxruntime"]} == {"conv1", "conv2"}
+    assert {one["precision"] for one in found["trials"]} == {"fp32", "int8"}
+    assert set(found["front"]) <= {one["name"] for one in found["trials"]}
+    times = {one["name"]: one["latency_ms"] for one in found["trials"]}
+    assert found["best"]["latency_ms"] <= times["onnxruntime-fp32"]
+    recipe = qcompile.read_recipe(found["recipe"])
+    assert [one.name for one in recipe.artifact] == [found["best"]["name"]]
+
+
+def test_quiet_prints_nothing_but_warnings(qc: Qc, arguments: list[object]) -> None:
+    said = qc(*arguments, "--max-drop", 5, "--exclude", "gemm", "--samples", 10, "-q")
+    assert (said.code, said.out) == (0, "")
+    assert all(line.startswith("warning: ") for line in said.err.splitlines() if line), said.err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--max-drop", -1], "--max-drop -1: at least 0 is required"),
+        (["--max-drop", "x"], "'x' is not a valid float"),
+        ([], "Missing option '--max-drop'"),
+        (
+            ["--max-drop", 1, "--metric", "f2"],
+            "--metric 'f2': auto, top1, top5, f1[:AVERAGE], miou, map[:50], wer, cer, ndcg[:K], ",
+        ),
+        (["--max-drop", 1, "--metric", "neighbors"], "did you mean 'neighbours'?"),
+        (["--max-drop", 1, "--target", "onnx"], "target 'onnx' is unknown"),
+    ],
+)
+def test_wrong_options_are_usage_errors(
+    options: list[object], said: str, qc: Qc, arguments: list[object], tmp_path: Path
+) -> None:
+    found = qc(*arguments, *options)
+    assert found.code == 2
+    assert said in found.err
+    assert not (tmp_path / "out").exists()

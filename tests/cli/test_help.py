@@ -1,101 +1,150 @@
-"""Importing and `--help` need no heavy package, and are quick."""
+"""Importing, `--help` and completion need no heavy package, and are quick."""
 
 from __future__ import annotations
 
+import json
+import os
+import shlex
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-VERBS = (
-    "auto",
-    "init",
-    "export",
-    "simplify",
-    "calibrate",
-    "ranges",
-    "quantize",
-    "tune",
-    "build",
-    "refit",
-    "bench",
-    "gate",
-    "diff",
-    "report",
-    "run",
-    "sweep",
-    "worker",
-    "migrate",
-    "package",
-    "inspect",
-    "doctor",
+VERBS = tuple(
+    "auto init export simplify calibrate ranges quantize tune build refit bench gate diff "
+    "report run sweep worker migrate package inspect doctor".split()
 )
 _GROUPS = {"ranges": ("show", "merge", "cache"), "package": ("triton",)}
 COMMANDS = (
     *(verb for verb in VERBS if verb not in _GROUPS),
     *(f"{group} {command}" for group, commands in _GROUPS.items() for command in commands),
 )
+LINES = ("--version", "", *_GROUPS, *COMMANDS, "<tab>")
 HEAVY = (
     "torch", "onnx", "onnxruntime", "numpy", "tensorrt", "tensorrt_rtx", "polygraphy", "rich", "onnxsim",
     "numba", "safetensors", "jinja2",
 )  # fmt: skip
 
+
+Shown = dict[str, tuple[str, list[str]]]
 PROBE = """
-import sys, io, contextlib
+import contextlib, io, json, os, sys
+import qcompile
 from qcompile.cli import main
-try:
-    with contextlib.redirect_stdout(io.StringIO()):
-        main({arguments!r})
-except SystemExit as done:
-    assert not done.code, done.code
-print(" ".join(name for name in {heavy!r} if name in sys.modules))
+dir(qcompile)
+shown, lines, heavy = {}, *map(json.loads, sys.argv[1:])
+for line in lines:
+    words = [*line.split(), "--help"]
+    if line == "--version":
+        words = [line]
+    elif line == "<tab>":
+        words = []
+        os.environ.update(_QCOMPILE_COMPLETE="bash_complete", COMP_WORDS="qcompile tune --ta", COMP_CWORD="2")
+    said = io.TextIOWrapper(io.BytesIO(), "utf-8")
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        main(words)
+    said.flush()
+    shown[line] = said.buffer.getvalue().decode(), [name for name in heavy if name in sys.modules]
+print(json.dumps(shown))
 """
 
 
-@pytest.mark.parametrize("command", ["", *_GROUPS, *COMMANDS])
-def test_help_loads_nothing_heavy(command: str) -> None:
-    code = PROBE.format(arguments=[*command.split(), "--help"], heavy=HEAVY)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
+@pytest.fixture(scope="module")
+def shown() -> Shown:
+    """What each command says of itself, and the heavy packages in memory after it, in one new process."""
+    words = [sys.executable, "-c", PROBE, json.dumps(LINES), json.dumps(HEAVY)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    found: Shown = json.loads(done.stdout)
+    return found
 
 
-def test_the_version_loads_nothing_heavy() -> None:
-    code = PROBE.format(arguments=["--version"], heavy=HEAVY)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
+@pytest.mark.parametrize("command", LINES)
+def test_help_and_completion_load_nothing_heavy(shown: Shown, command: str) -> None:
+    said, heavy = shown[command]
+    assert said
+    assert heavy == []
 
 
-def test_importing_the_package_loads_nothing_heavy() -> None:
-    code = f"import sys, qcompile; dir(qcompile); print([n for n in {HEAVY!r} if n in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+def test_completion_offers_an_option(shown: Shown) -> None:
+    assert shown["<tab>"][0].startswith("plain,--target")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_shows_an_example_and_the_common_options(command: str) -> None:
-    words = [sys.executable, "-m", "qcompile", *command.split(), "--help"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    examples = [line.split() for line in done.stdout.partition("Examples:")[2].splitlines()]
+def test_every_command_shows_an_example_and_the_common_options(shown: Shown, command: str) -> None:
+    said, _ = shown[command]
+    examples = [line.split() for line in said.partition("Examples:")[2].splitlines()]
     typed = ["qcompile", *command.split()]
     assert any(line[: len(typed)] == typed for line in examples)
     for option in ("--verbose", "--quiet", "--json", "--help"):
-        assert option in done.stdout
-    unwritten = ("diff", "inspect", "doctor", "ranges show", "worker")
-    if command not in unwritten:
-        assert "--output" in done.stdout
+        assert option in said
+    assert ("--output" in said) or command in ("diff", "inspect", "doctor", "ranges show", "worker")
 
 
-def test_what_can_be_done_with_ranges_is_listed() -> None:
-    words = [sys.executable, "-m", "qcompile", "ranges", "--help"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    lines = [line.split() for line in done.stdout.partition("Commands:")[2].splitlines()]
-    listed = {f"ranges {line[0]}" for line in lines if line}
-    assert listed == {command for command in COMMANDS if command.startswith("ranges ")}
+@pytest.mark.parametrize(
+    ("group", "listed"), [("", VERBS), ("ranges", ("show", "merge", "cache"))], ids=["qcompile", "ranges"]
+)
+def test_commands_are_listed_in_the_order_of_the_road(
+    shown: Shown, group: str, listed: tuple[str, ...]
+) -> None:
+    lines = [line.split() for line in shown[group][0].partition("Commands:")[2].splitlines()]
+    assert tuple(words[0] for words in lines if words) == listed
 
 
-def test_the_verbs_are_listed_in_the_order_of_the_road() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "qcompile", "--help"], capture_output=True, text=True, check=True
+BASH = shutil.which("bash")
+needs_bash = pytest.mark.skipif(BASH is None, reason="there is no bash")
+
+ASK = """
+source {script}
+complete -p qcompile >&2
+compopt() {{ echo "compopt $2"; }}
+COMP_WORDS=({words})
+COMP_CWORD={last}
+_qcompile_completion qcompile
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """The script of bash, and a `qcompile` in the path of the tests."""
+    path = tmp_path / "completion.bash"
+    program = tmp_path / "bin" / "qcompile"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -P -m qcompile "$@"\n')
+    program.chmod(0o755)
+    asked = {**os.environ, "_QCOMPILE_COMPLETE": "bash_source"}
+    said = subprocess.run([program], capture_output=True, text=True, check=True, env=asked)
+    path.write_text(said.stdout)
+    return path
+
+
+def completed(script: Path, line: str) -> list[str]:
+    """What bash offers at the end of a line."""
+    words = line.split(" ")
+    assert BASH is not None
+    environment = {**os.environ, "PATH": f"{script.parent / 'bin'}:{os.environ['PATH']}"}
+    code = ASK.format(script=script, words=" ".join(map(shlex.quote, words)), last=len(words) - 1)
+    said = subprocess.run(
+        [BASH, "--norc", "-c", code], capture_output=True, text=True, check=True, env=environment
     )
-    lines = [line.split() for line in done.stdout.partition("Commands:")[2].splitlines()]
-    assert tuple(words[0] for words in lines if words) == VERBS
+    assert "complete -o nosort -F _qcompile_completion qcompile" in said.stderr
+    return [one for one in said.stdout.split("\n") if one]
+
+
+@needs_bash
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("qcompile cal", ["calibrate"]),
+        ("qcompile build --tar", ["--target"]),
+        ("qcompile build m.onnx --target tensorrt", ["tensorrt-rtx", "tensorrt"]),
+        ("qcompile tune m.onnx --target onnxruntime,o", ["onnxruntime,openvino"]),
+        ("qcompile tune m.onnx --metric cos", ["cosine"]),
+        ("qcompile run re", ["compopt default"]),  # bash's own names of files
+        ("qcompile tune m.onnx --data x", ["compopt default"]),
+    ],
+)
+def test_bash_completes(script: Path, line: str, offered: list[str]) -> None:
+    assert completed(script, line) == offered

@@ -1,4 +1,4 @@
-"""`qcompile ranges` by its commands, and the options of `calibrate` that make what they work on."""
+"""`qcompile calibrate`, and `qcompile ranges` by its commands."""
 
 from __future__ import annotations
 
@@ -8,10 +8,98 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import Qc, Said, handmade
+from mode_models import normal, written
 
-from qcompile.calibration import Method, Ranges, load_ranges, parse_method, save_ranges
+from qcompile.artifact import load_artifact
+from qcompile.calibration import Method, Ranges, load_ranges, observe, parse_method, save_ranges
 from qcompile.calibration.histogram import Histogram
+from qcompile.calibration.tensorrt_cache import format_cache, parse_cache
 from qcompile.calibration.thresholds import METHODS
+from qcompile.compiler.quantize.calibrate import tensors_to_calibrate
+from qcompile.data.batches import Data
+from qcompile.model.weightless import read_weightless
+
+
+def test_fewer_targets_observe_fewer_tensors(done: Qc, data: Path, tmp_path: Path) -> None:
+    body = """(float[n,4,8,8] x) => (float[n,4,8,8] y) {
+        c = Conv (x, w) s = Sigmoid (c) m = Mul (c, s) y = Conv (m, w) }"""
+    path = written(tmp_path / "swish.onnx", body, w=normal(4, 4, 1, 1, scale=1))
+
+    def ranges(*options: str) -> Path:
+        output = tmp_path / f"{'-'.join(options)}.ranges"
+        done("calibrate", path, "--data", data, "-o", output, "--threads", 1, *options)
+        return output
+
+    both = ranges()
+    tensorrt, runtime = ranges("--target", "tensorrt"), ranges("--target", "onnxruntime")
+    observed = {file: set(load_ranges(file).histograms) for file in (both, tensorrt, runtime)}
+    assert "s" in observed[runtime]
+    assert "s" not in observed[tensorrt]
+    assert observed[tensorrt] | observed[runtime] == observed[both]
+    for options in (
+        ("--target", "onnxruntime,tensorrt"),
+        ("--target", "tensorrt", "--target", "onnxruntime"),
+    ):
+        assert ranges(*options).read_bytes() == both.read_bytes()
+    for file, target in ((tensorrt, "tensorrt"), (runtime, "onnxruntime"), (both, "tensorrt")):
+        done("quantize", path, "-o", tmp_path / "q.onnx", "--ranges", file, "--target", target)
+
+
+def test_a_shard_without_samples_says_so(done: Qc, model: Path, data: Path, tmp_path: Path) -> None:
+    output = tmp_path / "o.ranges"
+    said = done("calibrate", model, "--data", data, "-o", output, "--shard", "20/20")
+    assert "over 0 samples" in said.out
+    assert "warning: no sample was observed" in said.err
+    assert load_ranges(output).samples == 0
+
+
+@pytest.mark.parametrize("method", ["mse", "auto", "percentile:99.5"])
+def test_the_method_is_that_of_the_file(
+    done: Qc, model: Path, data: Path, file: Path, tmp_path: Path, method: str
+) -> None:
+    output = tmp_path / "other.ranges"
+    said = done(
+        "calibrate", model, "--data", data, "-o", output, "--method", method, "--threads", 1, "--json"
+    )
+    assert said.json["options"]["method"] == method
+    assert done("ranges", "show", output, "--json").json["method"] == method
+    # The counts are the same: it could as well have been chosen later.
+    chosen, later = tmp_path / "chosen.onnx", tmp_path / "later.onnx"
+    done("quantize", model, "-o", chosen, "--ranges", output)
+    done("quantize", model, "-o", later, "--ranges", file, "--method", method)
+    assert chosen.read_bytes() == later.read_bytes()
+
+
+def interrupt(model: Path, data: Path, checkpoint: Path, after: int) -> None:
+    """Leave what a calibration leaves that is interrupted after some samples."""
+
+    def progress(_text: str, done: int = 0, _total: int | None = None, /) -> None:
+        if done > after:
+            raise KeyboardInterrupt
+
+    weightless = read_weightless(model)
+    samples = Data(str(data), weightless.io.inputs, batch_size=1)
+    tensors = tensors_to_calibrate(weightless)
+    with pytest.raises(KeyboardInterrupt):
+        observe(
+            weightless, samples, tensors=tensors, threads=1, checkpoint=checkpoint, checkpoint_every_s=0.0,
+            progress=progress,
+        )  # fmt: skip
+    assert checkpoint.is_file()
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_an_interrupted_calibration_goes_on_unless_a_fresh_one_is_asked_for(
+    done: Qc, model: Path, data: Path, file: Path, tmp_path: Path, fresh: bool
+) -> None:
+    output = tmp_path / "again.ranges"
+    checkpoint = tmp_path / ".again.ranges.checkpoint"
+    interrupt(model, data, checkpoint, after=5)
+    command = ["calibrate", model, "--data", data, "-o", output, "--method", "entropy", "--threads", 1, "-v"]
+    said = done(*command, *(["--fresh"] if fresh else []))
+    assert ("continue after" in said.err) is not fresh
+    assert output.read_bytes() == file.read_bytes()
+    assert not checkpoint.exists()
 
 
 def rows(table: str) -> list[list[str]]:
@@ -118,25 +206,48 @@ def test_show_draws_the_worst(done: Qc, tmp_path: Path) -> None:
     assert [name in text for name in found] == [True] * 3 + [False] * 11
 
 
-@pytest.mark.parametrize("name", ["worst.png", "worst", "svg"])
-def test_a_plot_of_another_kind_is_refused_before_the_work(qc: Qc, tmp_path: Path, name: str) -> None:
-    said = qc("ranges", "show", tmp_path / "none.ranges", "--plot", tmp_path / name)
-    assert said.code == 2
-    assert ".svg is required" in said.err
-    assert not (tmp_path / name).exists()
+# What cannot be done.
+
+METHODS_ARE = "minmax, percentile[:NUMBER], entropy, mse or auto is required"
+CALIBRATE = "calibrate {model} --data {data} -o {out} "
+CACHE = "ranges cache {file} -o {out} "
 
 
-def test_what_show_cannot_do_is_a_usage_error(qc: Qc, file: Path) -> None:
-    for options, words in (
-        (("--tensor", "no_such"), "'no_such'"),
-        (("--target", "torch"), "'torch'"),
-        (("--top", "0"), "'--top'"),
-        (("--method", "kl"), "minmax, percentile[:NUMBER], entropy, mse or auto is required"),
-        (("--method", "percentile:101"), "at most 100"),
-    ):
-        said = qc("ranges", "show", file, *options)
-        assert (said.code, said.out) == (2, "")
-        assert words in said.err
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        *(
+            (f"{CALIBRATE}--shard={shard}", f"{shard!r}|PART/PARTS")
+            for shard in ("0/3", "4/3", "1/0", "1", "", "/", "1/", "1/2/3", "a/b", "-1/2", "1.0/2")
+        ),
+        (f"{CALIBRATE}--method kl", METHODS_ARE),
+        (f"{CALIBRATE}--target tensort", "'tensort'"),
+        *((f"ranges show {{file}} --plot {{out}}/{to}", ".svg is required") for to in ("a.png", "a", "svg")),
+        ("ranges show {file} --tensor no_such", "'no_such'"),
+        ("ranges show {file} --target torch", "'torch'"),
+        ("ranges show {file} --top 0", "'--top'"),
+        ("ranges show {file} --method kl", METHODS_ARE),
+        ("ranges show {file} --method percentile:101", "at most 100"),
+        ("ranges show {near}", "mdel.ranges does not exist|did you mean"),
+        ("ranges merge {near} -o {out}", "mdel.ranges does not exist|did you mean"),
+        ("ranges merge -o {out}", "FILES"),
+        ("ranges merge {file}", "--output"),
+        ("ranges cache {near} -o {out} --tensorrt 8.5.3", "mdel.ranges does not exist|did you mean"),
+        (CACHE, "--tensorrt"),
+        (f"{CACHE}--tensorrt eight", "'eight'"),
+        (f"{CACHE}--tensorrt 8.5.3 --calibrator Best", "known are EntropyCalibration2"),
+        (f"{CACHE}--tensorrt 8.5.3 --method kl", METHODS_ARE),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_a_usage_error(
+    qc: Qc, model: Path, data: Path, file: Path, tmp_path: Path, command: str, words: str
+) -> None:
+    names = {"model": model, "data": data, "file": file, "near": file.with_name("mdel.ranges")}
+    said = qc(*(word.format(out=tmp_path / "out", **names) for word in command.split()))
+    assert (said.code, said.out) == (2, "")
+    for text in words.split("|"):
+        assert text in said.err
+    assert not (tmp_path / "out").exists()
 
 
 # Damage.
@@ -161,18 +272,6 @@ def test_a_damaged_file_is_named(qc: Qc, file: Path, tmp_path: Path, size: int) 
     assert (error["error"], error["data"]["file"]) == ("CalibrationError", str(file))
 
 
-def test_a_missing_file_names_the_nearest(qc: Qc, file: Path, tmp_path: Path) -> None:
-    for arguments in (
-        ("show",),
-        ("merge", "-o", tmp_path / "o"),
-        ("cache", "-o", "o", "--tensorrt", "8.5.3"),
-    ):
-        said = qc("ranges", arguments[0], file.with_name("mdel.ranges"), *arguments[1:])
-        assert said.code == 2
-        assert "mdel.ranges does not exist" in said.err
-        assert "did you mean" in said.err
-
-
 # inspect
 def test_inspect_sums_a_ranges_file_up_and_points_to_the_rest(done: Qc, file: Path) -> None:
     ranges = load_ranges(file)
@@ -193,3 +292,54 @@ def test_the_command_that_inspect_points_to_works(done: Qc, file: Path) -> None:
     words = line.split()
     command = words[words.index("qcompile") + 1 : words.index("ranges") + 3]
     assert done(*command).out == done("ranges", "show", file).out
+
+
+# ranges merge
+def shards(done: Qc, model: Path, data: Path, count: int) -> list[Path]:
+    """Ranges files of every shard, made one by one."""
+    files = []
+    for part in range(1, count + 1):
+        files.append(model.with_name(f"part{part}.ranges"))
+        options = ("--shard", f"{part}/{count}", "--method", "entropy", "--threads", 1)
+        done("calibrate", model, "--data", data, "-o", files[-1], *options)
+    return files
+
+
+@pytest.mark.parametrize("count", [3, 20])
+def test_merged_shards_have_the_bytes_of_the_whole(
+    done: Qc, model: Path, data: Path, file: Path, tmp_path: Path, count: int
+) -> None:
+    files = shards(done, model, data, count)
+    assert all(path.read_bytes() != file.read_bytes() for path in files)
+    merged = tmp_path / "merged.ranges"
+    said = done("ranges", "merge", *reversed(files), "-o", merged)
+    assert f"16 samples of {count} files" in said.out
+    assert merged.read_bytes() == file.read_bytes()
+    assert load_artifact(merged).manifest.digest == load_artifact(file).manifest.digest
+
+
+# ranges cache
+def test_a_cache_holds_the_scales_of_the_file(done: Qc, file: Path, tmp_path: Path) -> None:
+    cache, ranges = tmp_path / "model.cache", load_ranges(file)
+    said = done("ranges", "cache", file, "-o", cache, "--tensorrt", "8.5.3")
+    count = len(list(ranges.names()))
+    assert said.out == f"{cache}  TRT-8503-EntropyCalibration2, {count} tensors\n"
+    assert cache.read_text() == format_cache(ranges, version="8503")
+    options = ("--tensorrt", "10.1.0", "--calibrator", "MinMaxCalibration", "--method", "minmax")
+    said = done("ranges", "cache", file, "-o", cache, *options, "--json")
+    header = "TRT-100100-MinMaxCalibration"
+    assert said.json == {"path": str(cache), "header": header, "tensors": count}
+    assert cache.read_text().splitlines()[0] == header
+    scales = parse_cache(cache.read_text(), cache)
+    assert scales["x"] * 127 == pytest.approx(ranges.amax("x", Method("minmax")), rel=1e-6)
+
+
+def test_a_cache_goes_into_quantize(qc: Qc, done: Qc, model: Path, file: Path, tmp_path: Path) -> None:
+    cache, output = tmp_path / "model.cache", tmp_path / "q.onnx"
+    done("ranges", "cache", file, "-o", cache, "--tensorrt", "8.5.3")
+    said = qc("quantize", model, "-o", output, "--ranges", cache)
+    assert said.code == 2
+    assert "--target tensorrt" in said.err
+    assert not output.exists()
+    said = done("quantize", model, "-o", output, "--ranges", cache, "--target", "tensorrt", "--json")
+    assert said.json["proof"]["nodes_by_precision"]["int8"] == {"Conv": 2, "Gemm": 1}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from qcompile.cli.stopping import StopSignals
+from qcompile.cli.main import StopSignals
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 

@@ -13,9 +13,10 @@ import numpy as np
 import onnx
 import pytest
 
-from qcompile.cli import main
 from qcompile.cli.session import Session
 from qcompile.cli.tables import add_row, make_table
+
+MakePath = Callable[..., Path]
 
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 BAD = "\x1b[2J\x9b31m\u202e[bold][/x][link=http://a.b]\nwarning: faked"
@@ -24,24 +25,21 @@ Call = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def call(capfd: pytest.CaptureFixture[str]) -> Call:
+def call(printed: Call) -> Call:
     """Runs a command; returns its code and what both streams got, of native libraries too."""
 
     def run(*words: object) -> tuple[int, str]:
-        with pytest.raises(SystemExit) as done:
-            main([str(word) for word in words])
-        out, err = capfd.readouterr()
-        found = OBEYED.search(out + err)
-        assert not found, repr((out + err)[max(found.start() - 80, 0) : found.end() + 80])
-        assert "\nwarning: faked" not in "\n" + out + err
-        assert "defect" not in err
-        return int(done.value.code or 0), out + err
+        code, said = printed(*words)
+        found = OBEYED.search(said)
+        assert not found, repr(said[max(found.start() - 80, 0) : found.end() + 80])
+        assert "\nwarning: faked" not in "\n" + said
+        return code, said
 
     return run
 
 
 @pytest.fixture
-def strange(tiny_file: Callable[..., Path]) -> Path:
+def strange(tiny_file: MakePath) -> Path:
     """The residual model; every name of it, and every text, holds what a terminal obeys."""
     path = tiny_file("residual")
     model = onnx.load(path)
@@ -109,7 +107,7 @@ def test_verbs_that_start_processes_show_them_as_escapes_too(
 
 
 def test_names_in_a_manifest_a_recipe_and_results_are_shown_as_escapes(
-    tiny_file: Callable[..., Path], tmp_path: Path, call: Call
+    tiny_file: MakePath, tmp_path: Path, call: Call
 ) -> None:
     model = tiny_file("elementwise")
     assert call("build", model, "--target", "onnxruntime", "-o", tmp_path / "b.onnx")[0] == 0
@@ -139,9 +137,7 @@ def test_names_of_files_and_what_is_typed_are_shown_as_escapes(tmp_path: Path, c
     call("inspect", path, "--\x1b[2J")
 
 
-def test_what_code_raises_is_shown_as_escapes(
-    tiny_file: Callable[..., Path], tmp_path: Path, call: Call
-) -> None:
+def test_what_code_raises_is_shown_as_escapes(tiny_file: MakePath, tmp_path: Path, call: Call) -> None:
     (tmp_path / "d.py").write_text(f"def data():\n    raise ValueError({BAD!r})\n")
     data = f"{tmp_path / 'd.py'}:data"
     code, said = call("calibrate", tiny_file("mlp"), "--data", data, "-o", tmp_path / "m.ranges", "-v")

@@ -1,15 +1,33 @@
-"""Tables in the terminal of what was measured on a GPU."""
+"""Tables, reports and options of the terminal: of GPUs, of a sweep, of what is missing, of `doctor`."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pytest
+from commands import Qc
+from report_results import layers_json, results_json, write
 from rich.console import Console
+from sweeps import RECIPE, write_sweep
 
 from qcompile.bench.results.results import Results
 from qcompile.bench.results.row import CurvePoint, GpuLatency, Row
+from qcompile.cli.main import missing_package
 from qcompile.cli.tables import curve_table, gpu_table
+from qcompile.cli.verb import respell, spelled
+from qcompile.errors import InvalidOption
+from qcompile.spec.artifacts import BuildCommand, QuantizeCommand
+from qcompile.spec.looking import InspectCommand
+from qcompile.spec.measure import BenchCommand, CompareCommand, DiffCommand, ReportCommand
+from qcompile.spec.models import CalibrateCommand, ExportCommand, MergeRangesCommand, RangesCacheCommand
+from qcompile.spec.option import options_of
+from qcompile.spec.recipes import RunCommand, TuneCommand
 
 ROWS = [
     Row("net", "net.py:build", "pytorch", device="cuda:0", gpu_latency=GpuLatency(4.0, 5.0, 3.5)),
@@ -53,3 +71,193 @@ def test_inferences_in_flight_are_a_curve() -> None:
         line.replace("│", " ").split() for line in shown.splitlines()
     ]
     assert curve_table(results(rows), "concurrency") is None
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "qcompile", "report", *words], cwd=folder, capture_output=True, text=True
+    )
+
+
+def test_a_report_is_written_and_its_size_said(tmp_path: Path) -> None:
+    write(tmp_path / "results.json", results_json(2))
+    write(tmp_path / "layers.json", layers_json())
+    done = run(tmp_path, "results.json", "-o", "out/report.html", "--layers", "layers.json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("out/report.html  ")
+    assert "loads nothing" in done.stdout
+    text = (tmp_path / "out/report.html").read_text(encoding="utf-8")
+    assert text.startswith("<!doctype html>")
+    assert "Errors of the layers" in text
+
+
+def test_json_names_the_file(tmp_path: Path) -> None:
+    write(tmp_path / "results.json", results_json(1))
+    done = run(tmp_path, "results.json", "--json")
+    assert json.loads(done.stdout) == {
+        "path": "report.html",
+        "size_bytes": (tmp_path / "report.html").stat().st_size,
+    }
+
+
+def test_a_wrong_file_is_an_error_with_a_way_out(tmp_path: Path) -> None:
+    write(tmp_path / "layers.json", layers_json())
+    write(tmp_path / "results.json", results_json(1))
+    done = run(tmp_path, "layers.json")
+    assert done.returncode == 1
+    assert "qcompile.results" in done.stderr
+    done = run(tmp_path, "resuls.json")
+    assert done.returncode == 2
+    assert "did you mean results.json?" in done.stderr
+    assert not (tmp_path / "report.html").exists()
+
+
+MakePath = Callable[..., Path]
+HEAD, OWN = RECIPE.split("[[artifact]]")
+FLOAT = HEAD + OWN[OWN.index("[sweep]") :].replace(', "int8"', "")
+
+
+@pytest.fixture
+def recipe(tiny_file: MakePath, tmp_path: Path) -> Path:
+    return write_sweep(tmp_path, tiny_file, FLOAT)
+
+
+def test_a_failed_cell_says_why_and_the_exit_code_is_1(qc: Qc, recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.onnx").write_bytes(b"no model")
+    said = qc("sweep", recipe)
+    assert said.code == 1
+    assert "done  residual: build-openvino-fp32" in said.err
+    assert "other-openvino-fp32: not built" in said.err
+    assert "residual-openvino-fp32" in said.out
+    again = qc("sweep", recipe, "--scheduler", "none", "--json")
+    value = json.loads(again.out)
+    assert again.code == 1
+    assert [*value["artifacts"]] == ["residual-openvino-fp32", "mlp-openvino-fp32"]
+    assert [*value["failures"]] == ["other-openvino-fp32"]
+    assert set(value["stages"].values()) == {"skipped"}
+
+
+def test_only_and_dry_run(qc: Qc, done: Qc, recipe: Path, tmp_path: Path) -> None:
+    shown = done("sweep", recipe, "--dry-run", "--only", "mlp-*,other-*")
+    assert "to do: 6 of 6 stages" in shown.out
+    assert not (tmp_path / "out").exists()
+    made = done("sweep", recipe, "--only", "mlp-*", "-o", tmp_path / "else", "--json")
+    assert [*json.loads(made.out)["artifacts"]] == ["mlp-openvino-fp32"]
+    value = json.loads(done("sweep", recipe, "--dry-run", "--json", "-o", tmp_path / "else").out)
+    states = {stage["stage"]: stage["state"] for stage in value["stages"]}
+    assert states["mlp: build-openvino-fp32"] == "done"
+    assert states["other: build-openvino-fp32"] == "to do"
+    run = qc("run", recipe)
+    assert run.code == 2
+    assert f"hint: qcompile sweep {recipe}" in run.err
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"),
+    [
+        ("onnxruntime.quantization", "cpu"),
+        ("torch", "torch"),
+        ("PIL.Image", "models"),
+        ("tensorrt_rtx", "tensorrt-rtx"),
+        ("pynvml", "cpu"),
+        ("distributed", "cluster"),
+        ("tritonclient.grpc", "triton"),
+    ],
+)
+def test_a_package_of_an_extra_names_the_extra(module: str, extra: str) -> None:
+    error = missing_package(ModuleNotFoundError(f"No module named {module!r}", name=module))
+    assert error is not None
+    assert error.hint == f"pip install 'qcompile[{extra}]'"
+    assert error.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ModuleNotFoundError("No module named 'mine'", name="mine"),
+        ModuleNotFoundError("no name"),
+        ImportError("cannot import name 'x' from 'torch'", name="torch"),
+        ValueError("torch"),
+    ],
+)
+def test_other_errors_are_left_as_they_are(error: Exception) -> None:
+    assert missing_package(error) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "field", "flag"),
+    [
+        (BuildCommand, "gpus", "--gpu"),
+        (BuildCommand, "layers", "--layer"),
+        (BuildCommand, "min_shapes", "--min-shapes"),
+        (BuildCommand, "io_formats", "--io-format"),
+        (BuildCommand, "profiles", "--profile"),
+        (BuildCommand, "tensorrt.workspace", "--workspace"),
+        (QuantizeCommand, "max_damage", "--max-damage"),
+        (ExportCommand, "inputs", "--input"),
+        (ExportCommand, "dynamic", "--dynamic"),
+        (CalibrateCommand, "targets", "--target"),
+        (CalibrateCommand, "shard", "--shard"),
+        (MergeRangesCommand, "targets", "--target"),
+        (RangesCacheCommand, "method", "--method"),
+        (BenchCommand, "torch_modes", "--torch"),
+        (BenchCommand, "devices", "--device"),
+        (BenchCommand, "max_time_s", "--max-time"),
+        (BenchCommand, "python", "--python"),
+        (CompareCommand, "limits", "--fail-if"),
+        (CompareCommand, "max_time_s", "--max-time"),
+        (DiffCommand, "layers", "--layers"),
+        (DiffCommand, "rules", "--judge"),
+        (ReportCommand, "layers", "--layers"),
+        (TuneCommand, "max_drop", "--max-drop"),
+        (TuneCommand, "layers", "--layer"),
+        (InspectCommand, "trust", "--trust"),
+    ],
+)
+def test_a_field_is_shown_as_the_flag_that_is_typed(spec: type, field: str, flag: str) -> None:
+    error = InvalidOption(f"`{field}` 3: wrong", hint=f"leave `{field}` out", option=field)
+    respell(error, spec)
+    assert (str(error), error.data["option"]) == (f"{flag} 3: wrong\n  hint: leave {flag} out", flag)
+    typed = field in {one.name for one in options_of(RunCommand)}
+    assert spelled(f"give `{field}`", RunCommand) == (f"give {flag}" if typed else f"give `{field}`")
+
+
+def test_a_word_that_is_no_option_stays_between_its_backticks() -> None:
+    text = "put `labels` beside the arrays; `qcompile calibrate` writes them"
+    assert spelled(text, BenchCommand) == text
+
+
+def test_doctor_prints_the_machine_the_precisions_and_the_extras(done: Qc) -> None:
+    said = done("doctor").out
+    for text in (
+        "processor: ", " memory, ", "INT8 on ", "what an artifact computes in here", "emulated",
+        "concluded from instruction sets and tables, not measured", "qcompile[tensorflow]", "TensorFlow by ",
+    ):  # fmt: skip
+        assert text in said
+    assert "--target" in said
+    assert "`target`" not in said
+
+
+def test_doctor_answers_for_gpus_that_are_not_here(done: Qc) -> None:
+    said = done("doctor", "--gpu", "sm75,8.9").out
+    assert "sm75 Turing: Tensor Cores take FP16, INT8, INT4" in said
+    assert "sm89 Ada Lovelace: Tensor Cores take TF32, FP16, BF16, INT8, INT4, FP8" in said
+    assert (
+        "sm61 Pascal (not in the tables: as sm60): no Tensor Cores\n" in done("doctor", "--gpu", "sm61").out
+    )
+
+
+def test_the_json_holds_all_that_is_printed(done: Qc) -> None:
+    found = json.loads(done("doctor", "--gpu", "sm86", "--json").out)
+    assert found["types"][0]["types"] == ["TF32", "FP16", "BF16", "INT8", "INT4"]
+    assert found["machine"]["features"] is not None
+    assert {one["state"] for one in found["precisions"]} <= {"fast", "runs", "emulated", "builds", "no"}
+    assert {one["extra"] for one in found["extras"]} >= {"models", "data", "metrics", "tensorflow"}
+    assert found["tensorflow"]["python"] == sys.executable
+
+
+def test_what_is_no_gpu_or_no_interpreter_is_refused(qc: Qc) -> None:
+    said = qc("doctor", "--gpu", "4090")
+    assert (said.code, "a compute capability from sm50 on is required" in said.err) == (2, True)
+    said = qc("doctor", "--python", "tensorrt=/usr/bin/python3")
+    assert (said.code, "tensorflow=INTERPRETER is required" in said.err) == (2, True)

@@ -9,30 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from commands import Qc
 from reference_pages import verbs
 
-from qcompile.cli import main
 from qcompile.untrusted.child import WATCHED, is_child
+
+MakePath = Callable[..., Path]
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")
 TRUSTED_INPUT = {"doctor", "migrate", "worker"}
 """Verbs that read no model, data or artifact."""
-
-Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def call(capfd: pytest.CaptureFixture[str]) -> Call:
-    """Exit code, output and errors of a command, those of its child too."""
-
-    def called(*words: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as done:
-            main([str(word) for word in words])
-        out, err = capfd.readouterr()
-        assert "Traceback" not in out + err
-        return int(done.value.code or 0), out, err
-
-    return called
 
 
 def test_every_verb_that_reads_files_takes_it() -> None:
@@ -45,37 +31,37 @@ def test_every_verb_that_reads_files_takes_it() -> None:
     assert all({"--memory-limit-gb", "--time-limit-s"} <= flags[name] for name in {*flags} - TRUSTED_INPUT)
 
 
-def test_trust_contradicts_it(call: Call, tiny_file: Callable[..., Path]) -> None:
+def test_trust_contradicts_it(qc: Qc, tiny_file: MakePath) -> None:
     model = tiny_file("mlp")
-    code, _, err = call("bench", model, "--baseline", model, "--trust", "--untrusted")
+    code, _, err = qc("bench", model, "--baseline", model, "--trust", "--untrusted")
     assert code == 2
     assert "--untrusted and --trust exclude each other" in err
 
 
-def test_limits_need_it(call: Call, tiny_file: Callable[..., Path]) -> None:
+def test_limits_need_it(qc: Qc, tiny_file: MakePath) -> None:
     for option in ("--memory-limit-gb", "--time-limit-s"):
-        code, _, err = call("inspect", tiny_file("mlp"), option, "4")
+        code, _, err = qc("inspect", tiny_file("mlp"), option, "4")
         assert code == 2
         assert "need --untrusted" in err
-        code, _, err = call("inspect", tiny_file("mlp"), "--untrusted", option, "nan")
+        code, _, err = qc("inspect", tiny_file("mlp"), "--untrusted", option, "nan")
         assert code == 2
         assert f"{option} nan: " in err
 
 
 @linux
-def test_a_recipe_with_trust_is_refused(call: Call, tmp_path: Path) -> None:
+def test_a_recipe_with_trust_is_refused(qc: Qc, tmp_path: Path) -> None:
     recipe = '[model]\nsource = "m.pt2"\ntrust = true\n[[artifact]]\nname = "a"\ntarget = "onnxruntime"\n'
     (tmp_path / "recipe.toml").write_text(f'version = 1\nname = "m"\n{recipe}')
-    code, _, err = call("run", tmp_path / "recipe.toml", "--untrusted")
+    code, _, err = qc("run", tmp_path / "recipe.toml", "--untrusted")
     assert code == 2
     assert "--untrusted and model.trust of the recipe exclude each other" in err
 
 
 @linux
-def test_a_crash_is_json_with_json(call: Call, tiny_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_crash_is_json_with_json(qc: Qc, tiny_file: MakePath, tmp_path: Path) -> None:
     (tmp_path / "data.py").write_text("import os\ndef samples():\n    print('half of {')\n    os.abort()\n")
     words = ["calibrate", tiny_file("mlp"), "--data", f"{tmp_path / 'data.py'}:samples"]
-    code, out, _ = call(*words, "-o", tmp_path / "m.ranges", "--untrusted", "--json")
+    code, out, _ = qc(*words, "-o", tmp_path / "m.ranges", "--untrusted", "--json")
     assert code == 1
     said = json.loads(out)
     assert said["error"] == "WorkerError"
@@ -84,12 +70,10 @@ def test_a_crash_is_json_with_json(call: Call, tiny_file: Callable[..., Path], t
 
 
 @linux
-def test_what_the_verb_says_passes_through(
-    call: Call, tiny_file: Callable[..., Path], tmp_path: Path
-) -> None:
-    code, out, err = call("inspect", tiny_file("mlp"), "--untrusted")
+def test_what_the_verb_says_passes_through(qc: Qc, tiny_file: MakePath, tmp_path: Path) -> None:
+    code, out, err = qc("inspect", tiny_file("mlp"), "--untrusted")
     assert (code, "x:[batch,16]:float32" in out, err) == (0, True, "")
-    code, out, _ = call("inspect", tmp_path / "none.onnx", "--untrusted", "--json")
+    code, out, _ = qc("inspect", tmp_path / "none.onnx", "--untrusted", "--json")
     assert (code, json.loads(out)["error"]) == (2, "MissingFile")
 
 

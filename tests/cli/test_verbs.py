@@ -2,45 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Qc
 
-from qcompile.cli import main
+MakePath = Callable[..., Path]
 
+Json = Callable[..., dict[str, Any]]
 pytestmark = pytest.mark.usefixtures("short_blocks")
 
 
 @pytest.fixture
-def qc(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """`qc("export", ...)` runs a command that must succeed and returns its standard output."""
-
-    def call(*arguments: object) -> str:
-        with pytest.raises(SystemExit) as done:
-            main([str(argument) for argument in arguments])
-        said = capsys.readouterr()
-        assert not done.value.code, said.err
-        return said.out
-
-    return call
-
-
-@pytest.fixture
-def json_of(qc: Callable[..., str]) -> Callable[..., dict[str, Any]]:
+def json_of(done: Qc) -> Json:
     """The `--json` output of a command; nothing but JSON may be on standard output."""
-    return lambda *arguments: json.loads(qc(*arguments, "--json"))
+    return lambda *arguments: done(*arguments, "--json").json
 
 
-Qc = Callable[..., str]
-Json = Callable[..., dict[str, Any]]
-
-
-def test_the_road_verb_by_verb(
-    json_of: Json, tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_the_road_verb_by_verb(json_of: Json, tiny_file: MakePath, samples: MakePath, tmp_path: Path) -> None:
     model, data = tiny_file("residual"), samples("residual")
     simple = json_of("simplify", model, "-o", tmp_path / "s.onnx")
     assert simple["proof"]["nodes_after"] <= simple["proof"]["nodes_before"]
@@ -75,14 +56,14 @@ def test_the_road_verb_by_verb(
 
 
 def test_engines_are_built_with_shapes_as_trtexec_spells_them(
-    qc: Qc, json_of: Json, tiny_file: Callable[..., Path], tmp_path: Path
+    done: Qc, json_of: Json, tiny_file: MakePath, tmp_path: Path
 ) -> None:
     engine = tmp_path / "m.engine"
-    said = qc(
+    said = done(
         "build", tiny_file("residual"), "--target", "tensorrt-rtx", "--precision", "fp16",
         "--gpu", "sm86,sm89", "--min-shapes", "x:1x4x8x8", "--opt-shapes", "x:4,4,8,8",
         "--max-shapes", "x:[32,4,8,8]", "-o", engine,
-    )  # fmt: skip
+    ).out  # fmt: skip
     assert "3 of 3 layers that compute are fp16" in said
     assert "has not been run" in said
     facts = json_of("inspect", engine)
@@ -91,33 +72,31 @@ def test_engines_are_built_with_shapes_as_trtexec_spells_them(
     assert facts["manifest"]["proof"]["profiles"] == [
         {"x": {"min": [1, 4, 8, 8], "opt": [4, 4, 8, 8], "max": [32, 4, 8, 8]}}
     ]
-    assert "not been run" in qc("inspect", engine)
+    assert "not been run" in done("inspect", engine).out
 
 
-def test_pytorch_goes_in_by_its_spelling(qc: Qc, json_of: Json, torch_model: str, tmp_path: Path) -> None:
+def test_pytorch_goes_in_by_its_spelling(done: Qc, json_of: Json, torch_model: str, tmp_path: Path) -> None:
     exported = json_of("export", torch_model, "-o", tmp_path / "net.onnx", "-i", "x:[batch,3,8,8]")
     assert [check["passed"] for check in exported["checks"]] == [True] * 3
-    said = qc(
+    said = done(
         "build", torch_model, "--target", "torchscript", "-i", "x:[batch,3,8,8]", "-o", tmp_path / "n.pt"
-    )
+    ).out
     assert "same outputs as PyTorch" in said
-    assert "pass" in qc("diff", torch_model, tmp_path / "n.pt", "-i", "x:4x3x8x8")
+    assert "pass" in done("diff", torch_model, tmp_path / "n.pt", "-i", "x:4x3x8x8").out
 
 
 def test_quiet_prints_nothing_and_tables_name_their_units(
-    qc: Qc, tiny_file: Callable[..., Path], tmp_path: Path
+    done: Qc, tiny_file: MakePath, tmp_path: Path
 ) -> None:
     model = tiny_file("mlp")
-    assert qc("simplify", model, "-o", tmp_path / "s.onnx", "-q") == ""
-    assert qc("bench", model, "--baseline", model, "--max-time", 0.2, "-q") == ""
-    table = qc("bench", model, "--baseline", model, "--max-time", 0.2)
+    assert done("simplify", model, "-o", tmp_path / "s.onnx", "-q").out == ""
+    assert done("bench", model, "--baseline", model, "--max-time", 0.2, "-q").out == ""
+    table = done("bench", model, "--baseline", model, "--max-time", 0.2).out
     for word in ("latency ms", "samples/s", "speed-up", "memory", "(baseline)"):
         assert word in table
 
 
-def test_inspect_lists_nodes_with_their_precision(
-    json_of: Json, qc: Qc, tiny_file: Callable[..., Path]
-) -> None:
+def test_inspect_lists_nodes_with_their_precision(json_of: Json, done: Qc, tiny_file: MakePath) -> None:
     model = tiny_file("residual")
     nodes = {node["name"]: node for node in json_of("inspect", model, "--nodes")["nodes"]}
     assert nodes["conv1"] == {
@@ -125,14 +104,5 @@ def test_inspect_lists_nodes_with_their_precision(
         "tensor_cores": "K 4 -> 8, N 4 -> 8, 75.0% zeros",
     }  # fmt: skip
     assert nodes["relu1"]["precision"] == ""
-    assert "K 4 -> 8" in qc("inspect", model, "--nodes")
-    assert "K 4 -> 16" in qc("inspect", model, "--nodes", "--precision", "int8")
-
-
-def test_doctor_names_every_target(json_of: Json, qc: Qc) -> None:
-    found = {state["target"]: state for state in json_of("doctor")["targets"]}
-    assert set(found) == {"onnxruntime", "openvino", "tensorrt-rtx", "tensorrt", "torchscript", "pytorch"}
-    assert found["onnxruntime"]["why_not_build"] == found["onnxruntime"]["why_not_run"] == ""
-    for state in found.values():
-        assert bool(state["fix"]) == bool(state["why_not_run"]) or state["target"] == "pytorch"
-    assert "qcompile[" in qc("doctor") or not found["tensorrt"]["why_not_run"]
+    assert "K 4 -> 8" in done("inspect", model, "--nodes").out
+    assert "K 4 -> 16" in done("inspect", model, "--nodes", "--precision", "int8").out

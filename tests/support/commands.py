@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 
 from qcompile.calibration import Ranges, save_ranges
 from qcompile.calibration.histogram import Histogram
 from qcompile.calibration.ranges import Portion
+from qcompile.cli import main
 
 MakePath = Callable[..., Path]
 
@@ -41,3 +43,29 @@ def handmade(path: Path, tensors: int) -> Path:
         histogram.add((generator.standard_normal(999) * 10.0**number).astype(np.float32))
     save_ranges(ranges, path)
     return path
+
+
+@pytest.fixture
+def qc(capfd: pytest.CaptureFixture[str]) -> Qc:
+    """`qc("ranges", "show", ...)` runs a command; no traceback without `-v`, of a child either."""
+
+    def call(*arguments: object) -> Said:
+        with pytest.raises(SystemExit) as done:
+            main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        assert "Traceback" not in out + err or "-v" in arguments
+        assert "defect of qcompile" not in err
+        return Said(int(done.value.code or 0), out, err)
+
+    return call
+
+
+@pytest.fixture
+def printed(qc: Qc) -> Callable[..., tuple[int, str]]:
+    """As `qc`: the exit code, and what was said on both streams."""
+
+    def call(*arguments: object) -> tuple[int, str]:
+        code, out, err = qc(*arguments)
+        return code, out + err
+
+    return call

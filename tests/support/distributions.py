@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,8 @@ def draw(name: str, size: int, seed: int = 0) -> NDArray[np.float32]:
     return DISTRIBUTIONS[name](np.random.default_rng(seed), size).astype(np.float32)
 
 
-def histogram(values: NDArray[np.float32]) -> Histogram:
-    made = Histogram()
-    made.add(values)
-    return made
+def histogram(*batches: NDArray[np.floating[Any]]) -> Histogram:
+    found = Histogram()
+    for batch in batches:
+        found.add(batch)
+    return found

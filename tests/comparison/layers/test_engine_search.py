@@ -320,12 +320,12 @@ def test_progress_says_which_build_of_how_many(search: Search, tiny: Callable[..
 def test_the_shown_lines_name_both_sides_builds_and_what_is_not_known(
     search: Search, tiny: Callable[..., onnx.ModelProto]
 ) -> None:
-    from qcompile.cli import layers_table
+    from qcompile.cli.diff import inside, verdict
 
     diff = search(tiny("residual"), at("a"), version="10.16")
     assert diff.engine is not None
-    assert layers_table.verdict(diff).startswith("first bad tensor: a, made by Add add")
-    first, second, *others = layers_table.inside(diff)
+    assert verdict(diff).startswith("first bad tensor: a, made by Add add")
+    first, second, *others = inside(diff)
     assert first == "inside the engine: unfused tensors, 3 of at most 6 builds"
     assert second.startswith("  before: ")
     assert "c2 " in second
