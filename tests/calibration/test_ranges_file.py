@@ -94,29 +94,6 @@ def artifact(ranges: Ranges, path: Path) -> Artifact:
     return Artifact(path, manifest)
 
 
-@settings(deadline=None, max_examples=20)
-@given(st.integers(1, 9), st.integers(1, 5), st.integers(0, 2**32), st.data())
-def test_merged_files_of_shards_have_the_bytes_of_the_whole(
-    tmp_path_factory: pytest.TempPathFactory, samples: int, shards: int, seed: int, data: st.DataObject
-) -> None:
-    folder = tmp_path_factory.mktemp("shards")
-    generator = np.random.default_rng(seed)
-    spread = 10.0 ** generator.integers(-6, 6, (samples, 1))
-    x = (generator.standard_normal((samples, 7)) * spread).astype(np.float32)
-
-    def observed(part: slice, portion: Portion) -> Ranges:
-        some = {"x": x[part], "relu": np.maximum(x[part], 0), "never": NONE}
-        return make(some, portions={"d": portion}, shared={"s": ("x", "never")}, skipped={"i": "it is int8"})
-
-    files = []
-    for part in data.draw(st.permutations(range(shards))):
-        portion = Portion(len(x[part::shards]), shards, (part + 1,))
-        files.append(saved(observed(slice(part, None, shards), portion), folder / f"{part}.ranges"))
-    merged = merge_files(files, folder / "merged.ranges")
-    whole = saved(observed(slice(None), Portion(samples)), folder / "whole.ranges")
-    assert merged.path.read_bytes() == whole.read_bytes()
-
-
 def test_the_artifact_of_merged_files_says_what_is_in_it(tmp_path: Path) -> None:
     files = []
     for part in (1, 2):
