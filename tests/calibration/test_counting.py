@@ -181,18 +181,6 @@ def test_float32_is_counted_exactly_in_bins_wider_than_float32_reaches(wide: flo
     assert_counted_exactly(narrow, np.array([wide]), narrow)
 
 
-def test_one_counter_serves_many_histograms_in_turn() -> None:
-    count = make_count()
-    generator = np.random.default_rng(0)
-    streams = [generator.standard_normal((5, 3000)).astype(np.float32) * 10.0**e for e in (-30, -3, 0, 30)]
-    made = [Histogram() for _ in streams]
-    for index in range(5):
-        for one, stream in zip(made, streams, strict=True):
-            one.add(stream[index].astype(np.float32), count)
-    for one, stream in zip(made, streams, strict=True):
-        assert_equal(one, histogram([stream.astype(np.float32)], None))
-
-
 def test_counters_of_several_threads_do_not_disturb_each_other() -> None:
     arrays = [np.random.default_rng(seed).standard_normal(200_000).astype(np.float32) for seed in range(4)]
     with ThreadPoolExecutor(4) as pool:

@@ -10,6 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from counters import assert_equal
 from distributions import DISTRIBUTIONS, draw, histogram
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,28 +25,17 @@ Values = NDArray[np.floating]
 property_test = settings(deadline=None, max_examples=60)
 
 
-def floats(width: int) -> st.SearchStrategy[float]:
-    return st.floats(allow_nan=False, allow_infinity=False, width=width)
-
-
-def arrays(width: int, dtype: str) -> st.SearchStrategy[Values]:
-    return st.lists(floats(width), max_size=40).map(lambda values: np.array(values, dtype))
-
-
-ARRAYS = st.one_of(arrays(32, "float32"), arrays(16, "float16"), arrays(32, "float64"))
-
-
-def assert_equal(found: Histogram, expected: Histogram) -> None:
-    assert (found.exponent, found.min, found.max) == (expected.exponent, expected.min, expected.max)
-    np.testing.assert_array_equal(found.counts, expected.counts)
-
-
 def counted(made: Histogram) -> dict[int, int]:
     return {int(i) - BINS: int(made.counts[i]) for i in np.flatnonzero(made.counts)}
 
 
+FLOAT32 = st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), max_size=40).map(
+    lambda values: np.array(values, np.float32)
+)
+
+
 @property_test
-@given(st.lists(ARRAYS, min_size=1, max_size=5), st.randoms())
+@given(st.lists(FLOAT32, min_size=1, max_size=5), st.randoms())
 def test_merged_shards_are_the_whole(shards: list[Values], random: np.random.Generator) -> None:
     whole = histogram(*shards)
     parts = [histogram(shard) for shard in shards]
@@ -104,7 +94,7 @@ def test_an_array_larger_than_what_is_counted_at_once_is_counted_whole() -> None
 
 
 @property_test
-@given(arrays(32, "float32").filter(lambda values: values.size))
+@given(FLOAT32.filter(lambda values: values.size))
 def test_magnitudes_fold_both_sides(values: Values) -> None:
     made = histogram(values)
     magnitudes = made.magnitudes()
