@@ -14,15 +14,6 @@ MakePath = Callable[..., Path]
 Printed = Callable[..., tuple[int, str]]
 
 
-def test_a_missing_file_names_the_nearest_one(printed: Printed, tiny_file: MakePath) -> None:
-    model = tiny_file("mlp")
-    code, said = printed("simplify", model.with_name("mlpp.onnx"), "-o", model.with_name("out.onnx"))
-    assert code == 2
-    assert "mlpp.onnx does not exist" in said
-    assert "did you mean" in said
-    assert "mlp.onnx?" in said
-
-
 @pytest.mark.parametrize("size", [0, 1, 100, 900])
 @pytest.mark.parametrize("verb", ["simplify", "inspect", "calibrate", "build", "quantize"])
 def test_a_truncated_onnx_file_is_named(
@@ -87,16 +78,6 @@ def test_a_target_that_cannot_work_here_says_why_and_what_to_do(
     assert code == 1
     assert reason in said
     assert "hint:" in said
-
-
-def test_errors_are_json_with_json(printed: Printed, tmp_path: Path) -> None:
-    import json
-
-    code, said = printed("inspect", tmp_path / "none.onnx", "--json")
-    error = json.loads(said)
-    assert code == 2
-    assert error["error"] == "MissingFile"
-    assert error["data"]["file"].endswith("none.onnx")
 
 
 def test_diff_exits_with_1_on_a_mismatch(printed: Printed, tiny_file: MakePath) -> None:
