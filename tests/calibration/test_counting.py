@@ -236,15 +236,6 @@ def test_numba_is_imported_only_when_a_counter_is_made() -> None:
     assert python(program).strip() == "False"
 
 
-def test_arrays_that_cannot_be_written_to_are_counted_too() -> None:
-    values = np.frombuffer(np.arange(4, dtype=np.float32).tobytes(), np.float32)
-    assert not values.flags.writeable
-    compiled, plain = Histogram(), Histogram()
-    compiled.add(values, make_count())
-    plain.add(values)
-    np.testing.assert_array_equal(compiled.counts, plain.counts)
-
-
 def test_the_byte_order_of_an_array_is_minded() -> None:
     values = np.array([1.5, -2.25, 1e-40])
     for dtype in (">f4", ">f8"):
