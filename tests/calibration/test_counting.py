@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
-import struct
 import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -26,12 +22,10 @@ from counters import (
     floor_of_quotient,
     histogram,
 )
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from safetensors.numpy import load, save
 
 from qcompile.calibration.histogram import BINS, Histogram, NonFinite, count_by_numpy, make_count, why_slow
-from qcompile.calibration.ranges_file import Checkpoint, checksum, load_checkpoint, save_checkpoint
 from qcompile.errors import CalibrationError
 
 property_test = settings(deadline=None, max_examples=150)
@@ -172,6 +166,7 @@ def test_every_finite_bfloat16_is_widened_exactly() -> None:
 
 
 @property_test
+@example([-1e-300, 1e308])
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=30))
 def test_float64_is_counted_exactly(values: list[float]) -> None:
     assert_counted_exactly(np.array(values, np.float64))
@@ -184,18 +179,6 @@ def test_float32_is_counted_exactly_in_bins_wider_than_float32_reaches(wide: flo
     )
     assert_counted_exactly(np.array([wide]), narrow)
     assert_counted_exactly(narrow, np.array([wide]), narrow)
-
-
-def test_one_counter_serves_many_histograms_in_turn() -> None:
-    count = make_count()
-    generator = np.random.default_rng(0)
-    streams = [generator.standard_normal((5, 3000)).astype(np.float32) * 10.0**e for e in (-30, -3, 0, 30)]
-    made = [Histogram() for _ in streams]
-    for index in range(5):
-        for one, stream in zip(made, streams, strict=True):
-            one.add(stream[index].astype(np.float32), count)
-    for one, stream in zip(made, streams, strict=True):
-        assert_equal(one, histogram([stream.astype(np.float32)], None))
 
 
 def test_counters_of_several_threads_do_not_disturb_each_other() -> None:
@@ -253,15 +236,6 @@ def test_numba_is_imported_only_when_a_counter_is_made() -> None:
     assert python(program).strip() == "False"
 
 
-def test_arrays_that_cannot_be_written_to_are_counted_too() -> None:
-    values = np.frombuffer(np.arange(4, dtype=np.float32).tobytes(), np.float32)
-    assert not values.flags.writeable
-    compiled, plain = Histogram(), Histogram()
-    compiled.add(values, make_count())
-    plain.add(values)
-    np.testing.assert_array_equal(compiled.counts, plain.counts)
-
-
 def test_the_byte_order_of_an_array_is_minded() -> None:
     values = np.array([1.5, -2.25, 1e-40])
     for dtype in (">f4", ">f8"):
@@ -310,10 +284,11 @@ def test_nan_and_infinity_are_found_anywhere_and_leave_the_counter_clean(
 @pytest.mark.parametrize("bits", [*NAN_BITS, *INFINITE_BITS], ids=hex)
 @pytest.mark.parametrize("largest", [0.0, LEAST, 1.0, LARGEST])
 def test_nan_and_infinity_are_found_whatever_was_seen_before(largest: float, bits: int) -> None:
-    made = histogram([np.array([largest, -largest], np.float32)], COMPILED)
-    with pytest.raises(NonFinite):
-        made.add(np.array([bad(bits)], np.float32), COMPILED)
-    assert_equal(made, exact([largest, -largest]))
+    for count in (COMPILED, count_by_numpy):
+        made = histogram([np.array([largest, -largest], np.float32)], count)
+        with pytest.raises(NonFinite):
+            made.add(np.array([bad(bits)], np.float32), count)
+        assert_equal(made, exact([largest, -largest]))
 
 
 @pytest.mark.parametrize("bits", [*NAN_BITS, *INFINITE_BITS], ids=hex)
@@ -347,64 +322,16 @@ def test_a_counter_that_met_an_error_midway_counts_the_next_tensors_as_if_nothin
             assert_equal(histogram([values], count), histogram([values], count_by_numpy))
 
 
-KEY = {"model": "m"}
-
-
 def counted(*values: float) -> Histogram:
     return histogram([np.array(values, np.float32)], None)
 
 
-def written(path: Path, **changes: Any) -> Path:
-    """A checkpoint with other values in its header, and a checksum that holds."""
-    save_checkpoint(Checkpoint(KEY, 1, 2, {"a": counted(1.0, -3.0)}), path)
-    content = path.read_bytes()
-    length = struct.unpack("<Q", content[:8])[0]
-    header = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["qcompile"]) | changes
-    counts = load(content)
-    header["checksum"] = checksum(header, counts)
-    path.write_bytes(save(counts, metadata={"qcompile": json.dumps(header)}))
-    return path
-
-
-def test_a_whole_checkpoint_is_read(tmp_path: Path) -> None:
-    found = load_checkpoint(written(tmp_path / "c"), KEY)
-    assert found is not None
-    assert (found.units, found.samples, found.histograms["a"].total) == (1, 2, 2)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"units": -1}, {"units": "3"}, {"samples": 1.5}, {"samples": float("inf")}, {"tensors": []},
-        {"tensors": {"a": [0, "low", 1.0]}}, {"tensors": {"a": [-(2**40), -3.0, 1.0]}},
-        {"tensors": {"a": [5000, -3.0, 1.0]}}, {"tensors": {"a": [0.5, -3.0, 1.0]}},
-        {"tensors": {"a": [-9, float("nan"), 1.0]}}, {"tensors": {"a": [-9, -1e30, 1.0]}},
-        {"tensors": {"a": [-9, 10**400, 1.0]}}, {"tensors": {"b": [-9, -3.0, 1.0]}},
-    ],
-)  # fmt: skip
-def test_a_damaged_checkpoint_is_none(tmp_path: Path, changes: dict[str, Any]) -> None:
-    assert load_checkpoint(written(tmp_path / "c", **changes), KEY) is None
-
-
-def test_a_checkpoint_nested_deeply_is_none(tmp_path: Path) -> None:
-    path = tmp_path / "c"
-    path.write_bytes(save({"a": np.zeros(1)}, metadata={"qcompile": "[" * 100_000}))
-    assert load_checkpoint(path, KEY) is None
-
-
 @pytest.mark.parametrize(("place", "count"), [(BINS, -1), (0, 2**51), (2 * BINS - 1, 2**63 - 1)])
 def test_counts_that_overflow_are_implausible(place: int, count: int) -> None:
-    one = counted(0.5)
-    assert one.is_plausible
-    one.counts[place] = count
-    assert not one.is_plausible
-
-
-def test_an_empty_histogram_is_plausible_with_no_counts_alone() -> None:
-    assert Histogram().is_plausible
-    one = Histogram()
-    one.counts[3] = 1
-    assert not one.is_plausible
+    for values in (counted(0.5), Histogram()):
+        assert values.is_plausible
+        values.counts[place] = count
+        assert not values.is_plausible
 
 
 def test_merging_loses_no_count_to_an_overflow() -> None:

@@ -6,13 +6,23 @@ import math
 
 import numpy as np
 import pytest
-from distributions import Draw, histogram
+from distributions import DISTRIBUTIONS, Draw, histogram
+from distributions import draw as draw_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from qcompile.calibration.histogram import BINS, Histogram
-from qcompile.calibration.thresholds import METHODS, amax_by_method, amax_mse, limits, loss, squared_errors
+from qcompile.calibration.thresholds import (
+    METHODS,
+    Method,
+    amax,
+    amax_by_method,
+    amax_mse,
+    limits,
+    loss,
+    squared_errors,
+)
 
 Floats = NDArray[np.float64]
 
@@ -95,38 +105,36 @@ def snr_db(values: Floats, again: Floats) -> float:
     return float(10 * np.log10((values**2).sum() / ((values - again) ** 2).sum()))
 
 
-@BOTH_WAYS
-@pytest.mark.parametrize("name", DRAWS)
-def test_squared_errors_are_those_of_every_bin_by_itself(name: str, symmetric: bool) -> None:
-    for size in (50, 3000, 100_000):
-        made = histogram(draw(name, size, size))
-        largest = max(abs(made.min), abs(made.max)) / made.width
-        generator = np.random.default_rng(size)
-        candidates = np.concatenate(
-            [
-                generator.uniform(0.3, largest, 60),
-                generator.integers(1, int(largest), 60),
-                [largest, 127, 128],
-            ]
-        )
-        found = squared_errors(made, candidates, symmetric=symmetric)
-        expected = errors_by_hand(made, candidates, symmetric)
-        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=rounding(made))
-
-
 @settings(deadline=None)
 @given(
     st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=1, max_size=30).filter(any),
     st.lists(st.floats(0.5, 2 * BINS), min_size=1, max_size=5),
     st.booleans(),
 )
-def test_squared_errors_of_any_values_are_those_of_every_bin_by_itself(
+def test_squared_errors_are_those_of_every_bin_by_itself(
     values: list[float], candidates: list[float], symmetric: bool
 ) -> None:
     made = histogram(np.array(values, np.float32))
     found = squared_errors(made, np.array(candidates), symmetric=symmetric)
     expected = errors_by_hand(made, np.array(candidates), symmetric)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=rounding(made))
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("percentile", [90.0, 99.0, 99.9, 99.99])
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_auto_clips_least_of_those_near_the_least_error(
+    name: str, percentile: float, symmetric: bool
+) -> None:
+    methods = (Method("minmax"), Method("percentile", percentile), Method("entropy"), Method("mse"))
+    for size in (300, 5000, 200_000):
+        made = histogram(draw_of(name, size, seed=size))
+        singles = {method.name: amax(made, method, symmetric=symmetric) for method in methods}
+        candidates = np.array([*singles.values()])
+        errors = errors_by_hand(made, candidates / made.width, symmetric)
+        expected = float(candidates[errors <= errors.min() * 1.02].max())
+        assert amax(made, Method("auto", percentile), symmetric=symmetric) == expected
+        assert amax_by_method(made, percentile, symmetric=symmetric) == {**singles, "auto": expected}
 
 
 def assert_least_of_all(made: Histogram, symmetric: bool) -> None:

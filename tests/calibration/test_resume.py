@@ -30,11 +30,9 @@ from calibrated import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.numpy import save_file
 
-from qcompile.calibration import Ranges, calibrate
+from qcompile.calibration import Ranges
 from qcompile.calibration.calibrate import Shard
-from qcompile.calibration.ranges_file import load_checkpoint
 from qcompile.errors import DataError
 
 
@@ -71,7 +69,7 @@ def test_interruptions_leave_no_trace(
             )
         except KeyboardInterrupt:
             continue
-    found = observed(network, spec, shard=shard, threads=threads, checkpoint=checkpoint)
+    found = observed(network, spec, shard=shard, threads=3 - threads, checkpoint=checkpoint)
     assert_equal(found, expected)
     assert found.portions == expected.portions
 
@@ -140,43 +138,6 @@ def test_a_killed_process_leaves_a_checkpoint_that_the_next_goes_on_from(
     assert_equal(found, whole)
 
 
-def command_line(network: Path, spec: str, output: Path) -> list[str]:
-    command = [sys.executable, "-m", "qcompile", "calibrate", str(network), "--data", spec]
-    return [*command, "-o", str(output), "--method", "minmax", "--threads", "2", "-v"]
-
-
-@pytest.mark.parametrize("waits", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_command_line_killed_and_run_again_gives_the_file_of_an_undisturbed_run(
-    network: Path, tmp_path: Path, waits: bool
-) -> None:
-    """Checkpoints are ten seconds apart: without waiting, it begins anew."""
-    spec = function_of(tmp_path / "d", np.split(SAMPLES, [2, 3, 7, 8]))
-    troubles = [tmp_path / "d" / "hang 4", *([tmp_path / "d" / "wait 2"] if waits else [])]
-    out = tmp_path / "out"
-    out.mkdir()
-    for trouble in troubles:
-        trouble.touch()
-    kill_where_it_hangs(command_line(network, spec, out / "model.ranges"), tmp_path / "d", tmp_path / "tmp")
-    assert not (out / "model.ranges").exists()
-    assert len(list(out.iterdir())) == waits
-    for trouble in troubles:
-        trouble.unlink()
-    again = subprocess.run(
-        command_line(network, spec, out / "model.ranges"), capture_output=True, text=True, timeout=DEADLINE_S
-    )
-    assert again.returncode == 0, again.stderr
-    assert ("continue after" in again.stderr) == waits
-    assert sorted(path.name for path in out.iterdir()) == ["model.ranges", "model.ranges.json"]
-    subprocess.run(
-        command_line(network, spec, tmp_path / "undisturbed" / "model.ranges"),
-        check=True,
-        capture_output=True,
-        timeout=DEADLINE_S,
-    )
-    undisturbed = tmp_path / "undisturbed" / "model.ranges"
-    assert (out / "model.ranges").read_bytes() == undisturbed.read_bytes()
-
-
 def test_a_checkpoint_of_something_else_is_not_gone_on_from(network: Path, data: str, tmp_path: Path) -> None:
     other = onnx.load(network)
     other.graph.node[1].name = "another"
@@ -199,14 +160,6 @@ def test_a_checkpoint_of_something_else_is_not_gone_on_from(network: Path, data:
         assert_equal(found, observed(model, spec, **options))
 
 
-def test_another_number_of_threads_may_go_on(network: Path, data: str, whole: Ranges, tmp_path: Path) -> None:
-    interrupt(network, data, tmp_path / "checkpoint", 5, threads=2)
-    heard = Listener()
-    found = observed(network, data, checkpoint=tmp_path / "checkpoint", progress=heard, threads=1)
-    assert heard.continued() == [5]
-    assert_equal(found, whole)
-
-
 @pytest.mark.parametrize("size", [0, 1, 8, 9, 100, 2000, 50_000, -1])
 def test_a_checkpoint_that_is_cut_off_is_begun_anew(
     network: Path, data: str, whole: Ranges, tmp_path: Path, size: int
@@ -217,18 +170,6 @@ def test_a_checkpoint_that_is_cut_off_is_begun_anew(
     heard = Listener()
     assert_equal(observed(network, data, checkpoint=checkpoint, progress=heard), whole)
     assert heard.continued() == []
-
-
-@pytest.mark.parametrize(
-    "metadata", [None, {"qcompile": "{"}, {"qcompile": "[]"}, {"qcompile": '{"key": 1}'}]
-)
-def test_a_file_that_is_no_checkpoint_is_begun_anew(
-    network: Path, data: str, whole: Ranges, tmp_path: Path, metadata: dict[str, str] | None
-) -> None:
-    save_file({"x": np.zeros(3, np.float32)}, tmp_path / "checkpoint", metadata=metadata)
-    assert_equal(observed(network, data, checkpoint=tmp_path / "checkpoint"), whole)
-    (tmp_path / "checkpoint").write_bytes(b"no safetensors at all")
-    assert_equal(observed(network, data, checkpoint=tmp_path / "checkpoint"), whole)
 
 
 def test_the_checkpoint_is_used_and_removed_at_the_end(
@@ -242,30 +183,3 @@ def test_the_checkpoint_is_used_and_removed_at_the_end(
     assert_equal(found, whole)
     assert not checkpoint.exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "r", "r.json"]
-
-
-def test_the_checkpoint_lies_beside_the_output_where_no_place_is_given(
-    network: Path, data: str, tmp_path: Path
-) -> None:
-    interrupt(network, data, tmp_path / ".r.checkpoint", 6)
-    heard = Listener()
-    calibrate(network, data, tmp_path / "r", progress=heard)
-    assert heard.continued() == [6]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["r", "r.json"]
-
-
-def test_a_calibration_can_be_begun_anew(network: Path, data: str, whole: Ranges, tmp_path: Path) -> None:
-    checkpoint = tmp_path / "checkpoint"
-    interrupt(network, data, checkpoint, 6)
-    heard = Listener()
-    found = ranges_of(network, data, tmp_path / "r", checkpoint=checkpoint, resume=False, progress=heard)
-    assert heard.continued() == []
-    assert_equal(found, whole)
-    assert not checkpoint.exists()
-
-
-@pytest.mark.parametrize("tensors", ["[]", '{"x": [0, 0, 0]}'])
-def test_a_checkpoint_of_the_right_key_and_wrong_content_is_none(tmp_path: Path, tensors: str) -> None:
-    header = f'{{"key": {{}}, "tensors": {tensors}, "units": 1, "samples": 1}}'
-    save_file({"x": np.zeros(3, np.int64)}, tmp_path / "c", metadata={"qcompile": header})
-    assert load_checkpoint(tmp_path / "c", {}) is None

@@ -126,22 +126,12 @@ def test_a_cast_to_integers_and_back_separates_what_is_observed_from_what_is_not
     assert sorted(taps.skipped) == ["a", "b"]
 
 
-# Where somebody says which tensors are wanted.
-
-
 def test_only_wanted_tensors_are_observed_in_the_models_order(tiny: Tiny) -> None:
+    """With those whose values they hold; they may lie at any operator."""
     taps = choose_taps(tiny("residual"), ["y", "c2", "x"])
-    assert taps.names == ("x", "c2", "y")
-    assert taps.shared == {}
-
-
-def test_a_wanted_tensor_brings_those_whose_values_it_holds(tiny: Tiny) -> None:
+    assert (taps.names, taps.shared) == (("x", "c2", "y"), {})
     taps = choose_taps(tiny("residual"), {"f", "c1"})
-    assert taps.names == ("r1", "p")
-    assert taps.shared == {"c1": ("r1",), "f": ("p",)}
-
-
-def test_a_wanted_tensor_may_lie_at_any_operator() -> None:
+    assert (taps.names, taps.shared) == (("r1", "p"), {"c1": ("r1",), "f": ("p",)})
     assert choose_taps(model("a = Exp(x) b = Log(a) y = Relu(b)"), {"a"}).names == ("a",)
 
 

@@ -32,7 +32,7 @@ from qcompile.calibration.tensorrt_cache import (
 from qcompile.calibration.thresholds import METHODS
 from qcompile.compiler.quantize.calibrate import calibrate
 from qcompile.compiler.quantize.quantize import quantize
-from qcompile.errors import CalibrationError, InvalidOption, MissingFile, ModelError
+from qcompile.errors import CalibrationError, InvalidOption, MissingFile, ModelError, QCompileError
 from qcompile.files import write_text
 from qcompile.model.weightless import fingerprint
 
@@ -287,17 +287,6 @@ def test_a_tensor_that_the_model_does_not_have_is_named(tiny_file: MakePath, tmp
     assert caught.value.data == {"file": path, "tensor": "images"}
 
 
-def test_a_cache_of_another_model_is_refused(tiny_file: MakePath, samples: MakePath, tmp_path: Path) -> None:
-    ranges = load_ranges(
-        calibrate(tiny_file("mlp"), str(samples("mlp", 4)), tmp_path / "m.ranges", threads=1).path
-    )
-    write_text(tmp_path / "mlp.cache", format_cache(ranges, version="8.5.3"))
-    output = tmp_path / "q.onnx"
-    with pytest.raises(CalibrationError, match=r"mlp\.cache: names .* that .*residual\.onnx does not have"):
-        quantize(tiny_file("residual"), output, ranges=tmp_path / "mlp.cache", target="tensorrt")
-    assert not output.exists()
-
-
 def test_a_cache_without_a_tensor_of_the_model_is_refused(tiny_file: MakePath, tmp_path: Path) -> None:
     for lines in ((), ("(Unnamed Layer* 7) [Constant]_output: 3f800000",)):
         with pytest.raises(CalibrationError, match="holds no tensor of"):
@@ -380,37 +369,29 @@ def test_a_cache_quantizes_as_the_ranges_it_was_made_from(
     assert "m.cache" in found.manifest.sources["calibration data"]
 
 
-def test_onnx_runtime_is_not_given_symmetric_scales(calibrated: tuple[Path, Path], tmp_path: Path) -> None:
-    model, file = calibrated
-    write_text(tmp_path / "m.cache", format_cache(load_ranges(file), version="8.5.3"))
-    with pytest.raises(InvalidOption, match="half of the range is lost to onnxruntime") as caught:
-        quantize(model, tmp_path / "q.onnx", ranges=tmp_path / "m.cache", target="onnxruntime")
-    assert "`target` tensorrt" in caught.value.hint
-    assert not (tmp_path / "q.onnx").exists()
-
-
-def test_no_method_can_be_chosen_for_a_cache(calibrated: tuple[Path, Path], tmp_path: Path) -> None:
-    model, file = calibrated
-    write_text(tmp_path / "m.cache", format_cache(load_ranges(file), version="8.5.3"))
-    output = tmp_path / "q.onnx"
-    with pytest.raises(CalibrationError, match="one scale per tensor: minmax cannot be chosen") as caught:
-        quantize(model, output, ranges=tmp_path / "m.cache", target="tensorrt", method="minmax")
-    assert "leave `method` out" in caught.value.hint
-    assert not output.exists()
-
-
-def test_a_tensor_that_needs_a_scale_and_is_not_in_the_cache_is_named(
-    calibrated: tuple[Path, Path], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("options", "dropped", "error", "words", "hint"),
+    [
+        ({"target": "onnxruntime"}, "", InvalidOption, "half of the range is lost to onnxruntime",
+         "`target` tensorrt"),
+        ({"method": "minmax"}, "", CalibrationError, "one scale per tensor: minmax cannot be chosen",
+         "leave `method` out"),
+        ({}, "r1: ", CalibrationError, "tensor 'r1' needs a scale and has no range", ""),
+        ({"precision": "fp16"}, "", InvalidOption, "scales, not the largest values", ""),
+    ],
+)  # fmt: skip
+def test_what_a_cache_cannot_give_is_refused(
+    calibrated: tuple[Path, Path], tmp_path: Path, options: dict[str, str], dropped: str,
+    error: type[QCompileError], words: str, hint: str,
+) -> None:  # fmt: skip
     model, file = calibrated
     lines = format_cache(load_ranges(file), version="8.5.3").splitlines(keepends=True)
-    write_text(tmp_path / "m.cache", "".join(line for line in lines if not line.startswith("r1: ")))
-    with pytest.raises(CalibrationError, match="tensor 'r1' needs a scale and has no range"):
-        quantize(model, tmp_path / "q.onnx", ranges=tmp_path / "m.cache", target="tensorrt")
-
-
-def test_fp16_is_not_made_from_a_cache(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
-    model, cache = tiny_file("mlp"), tmp_path / "m.cache"
-    cache.write_text(format_cache(Ranges("m", fixed={"x": 1.27}), version="8.5.3"))
-    with pytest.raises(InvalidOption, match="scales, not the largest values"):
-        quantize(model, tmp_path / "h.onnx", ranges=cache, target="tensorrt", precision="fp16")
+    write_text(
+        tmp_path / "m.cache", "".join(line for line in lines if not dropped or not line.startswith(dropped))
+    )
+    with pytest.raises(error, match=words) as caught:
+        quantize(
+            model, tmp_path / "q.onnx", ranges=tmp_path / "m.cache", **({"target": "tensorrt"} | options)
+        )
+    assert hint in caught.value.hint
+    assert not (tmp_path / "q.onnx").exists()

@@ -230,17 +230,6 @@ def test_a_change_that_was_meant_is_taken_without_the_manifest(qc: Qc) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_ranges_without_their_manifest_are_refused_by_their_checksum(qc: Qc) -> None:
-    """One byte gave INT8 at 11 dB in place of 42."""
-    manifest_path(Path("m.ranges")).unlink()
-    change("m.ranges")
-    said = qc("quantize", "m.onnx", "--ranges", "m.ranges", "-o", "o.onnx")
-    assert said.code == 1
-    assert "m.ranges: its checksum sha256:" in said.err
-    assert "calibrate again" in said.err
-
-
-@pytest.mark.usefixtures("folder")
 def test_ranges_of_an_earlier_version_are_taken_and_said_to_hold_no_checksum(qc: Qc) -> None:
     with safe_open("m.ranges", framework="np") as file:
         header = json.loads(file.metadata()["qcompile"])

@@ -96,13 +96,6 @@ def test_the_form_of_weights_is_chosen(quant_format: str, operator: str, run: Qc
     assert operator in {node.op_type for node in onnx.load(tmp_path / "q.onnx").graph.node}
 
 
-def test_what_is_printed_names_the_bits_of_the_weights(run: Qc) -> None:
-    for precision in ("int4", "int8"):
-        code, out, error = run("--mode", "weights", "--precision", precision, "--target", "tensorrt")
-        assert code == 0, error
-        assert f"{precision}: 2 Conv, 1 Gemm" in out
-
-
 def test_biases_are_left_alone_when_told_so(run: Qc, ranges: tuple[str, Path], tmp_path: Path) -> None:
     data = ("--data", tmp_path / "residual-32-0.npz")
     assert succeeded(run(*ranges, *data, "--json"))["proof"]["corrected_biases"] == 3

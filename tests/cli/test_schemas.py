@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from json_schemas import described, schemas
+from json_schemas import schemas
 from jsonschema import Draft202012Validator
 from safetensors import safe_open
 
@@ -79,15 +79,3 @@ def test_layers_of_an_engine_with_infinite_figures_fit() -> None:
     assert list(validator.iter_errors(found.as_json())) == []
     assert not validator.is_valid(found.as_json() | {"samples": -1})
     assert not validator.is_valid(found.as_json() | {"engine": {"layers": 9}})
-
-
-def test_the_sentences_of_a_docstring_stand_at_their_keys() -> None:
-    part = {
-        "description": "A thing.\n\n    Attributes:\n        a, b: Both.\n",
-        "properties": {"a": {}, "b": {}, "c": {}},
-    }
-    made = described("qcompile thing", {"$ref": "#/$defs/_Thing", "$defs": {"_Thing": part}})
-    assert made["$ref"] == "#/$defs/Thing"
-    assert made["$defs"]["Thing"]["description"] == "A thing."
-    said = {key: one.get("description") for key, one in made["$defs"]["Thing"]["properties"].items()}
-    assert said == {"a": "Both.", "b": "Both.", "c": None}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,6 +84,10 @@ def test_verbs_show_the_names_of_a_strangers_model_as_escapes(
     refused = {name: text for name, (code, text) in said.items() if code and name != "ranges 4"}
     assert not refused
     assert r"x\x1b[2J\x9b31m\u202e[bold][/x][link=http://a.b]\nwarning" in said["inspect 0"][1]
+    # A line end in a note would begin a key of the recipe, which runs next.
+    recipe = (tmp_path / "recipe.toml").read_text()
+    assert "\nwarning: faked" not in recipe
+    assert not OBEYED.search(recipe)
 
 
 @pytest.mark.slow
@@ -188,13 +191,3 @@ def test_names_in_a_table_begin_no_row(capsys: pytest.CaptureFixture[str]) -> No
     assert not OBEYED.search(out)
     assert "\nwarning" not in out
     assert "[bold][/x]" in out
-
-
-def test_a_name_ends_no_comment_of_a_written_recipe(strange: Path, tmp_path: Path, call: Call) -> None:
-    """A line end in a note would begin a key of the recipe, which runs next."""
-    shutil.copy(strange, tmp_path / "model.onnx")
-    code, said = call("init", tmp_path / "model.onnx", "-o", tmp_path / "recipe.toml")
-    assert code == 0, said
-    text = (tmp_path / "recipe.toml").read_text()
-    assert "\nwarning: faked" not in text
-    assert not OBEYED.search(text)

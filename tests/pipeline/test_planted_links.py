@@ -13,7 +13,7 @@ import pytest
 
 from qcompile.cli import main
 from qcompile.engines.tensorrt.builder.timing_cache import CacheFile, _merge
-from qcompile.files import TEMPORARY, open_lock, remove_stale, temporary_folder, write_text
+from qcompile.files import open_lock, temporary_folder
 
 if TYPE_CHECKING:
     from qcompile.engines.tensorrt.log import Log
@@ -47,23 +47,6 @@ def test_a_lock_keeps_what_is_in_the_file_and_needs_a_file(tmp_path: Path, preci
     with pytest.raises(OSError, match="is a link"):
         open_lock(tmp_path / "dangling")
     assert not (tmp_path / "nowhere").exists()
-
-
-def test_whole_files_replace_a_link(tmp_path: Path, precious: Path) -> None:
-    (tmp_path / "r.json").symlink_to(precious)
-    write_text(tmp_path / "r.json", "made")
-    assert precious.read_text() == "of the user"
-    assert (tmp_path / "r.json").read_text() == "made"
-
-
-def test_sweeping_removes_links_and_not_what_they_name(tmp_path: Path, precious: Path) -> None:
-    folder = tmp_path / "home"
-    folder.mkdir()
-    (folder / "file").write_text("of the user")
-    (tmp_path / f"{TEMPORARY}999999999-a").symlink_to(folder)
-    (tmp_path / f"{TEMPORARY}999999999-b").symlink_to(precious)
-    remove_stale(tmp_path)
-    assert (folder / "file").read_text() == precious.read_text() == "of the user"
 
 
 def test_temporary_folders_are_of_the_user_alone() -> None:

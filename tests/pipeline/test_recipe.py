@@ -82,6 +82,12 @@ batch_size = 4
 max_time_s = 30
 precision_target = 0.05
 baseline = "int8"
+batch_sizes = [1, 8]
+streams = [1, 4]
+cuda_graph = true
+torch_modes = ["compile"]
+python = ["tensorrt=/opt/trt/bin/python"]
+devices = ["cpu", "cuda:1"]
 """
 
 
@@ -105,6 +111,10 @@ def test_a_full_recipe_is_read(tmp_path: Path) -> None:
     assert recipe.bench is not None
     assert (recipe.bench.baseline, recipe.bench.max_time_s) == ("int8", 30.0)
     assert isinstance(recipe.bench.max_time_s, float)
+    bench = recipe.bench
+    assert (bench.batch_sizes, bench.streams, bench.cuda_graph) == ((1, 8), (1, 4), True)
+    assert (bench.devices, bench.torch_modes) == (("cpu", "cuda:1"), ("compile",))
+    assert bench.python == ("tensorrt=/opt/trt/bin/python",)
     with pytest.raises(MissingFile) as caught:
         read_recipe(tmp_path / "recepi.toml")
     assert "recipe.toml" in caught.value.hint
@@ -210,17 +220,6 @@ def test_the_examples_engines_take_what_they_measure(name: str) -> None:
     engines = [one for one in recipe.artifact if one.target.startswith("tensorrt")]
     assert len(engines) in (3, 6)
     assert all(one.max_shapes == (f"image:{recipe.bench.batch_size}x3x32x32",) for one in engines)
-
-
-def test_lists_of_the_benchmark_are_read() -> None:
-    section = parsed(
-        "[bench]\nbatch_sizes = [1, 8]\nstreams = [1, 4]\ncuda_graph = true\ntorch_modes = ['compile']\n"
-        "python = ['tensorrt=/opt/trt/bin/python']\ndevices = ['cpu', 'cuda:1']\n"
-    ).bench
-    assert section is not None
-    assert (section.batch_sizes, section.streams, section.cuda_graph) == ((1, 8), (1, 4), True)
-    assert (section.devices, section.torch_modes) == (("cpu", "cuda:1"), ("compile",))
-    assert section.python == ("tensorrt=/opt/trt/bin/python",)
 
 
 @pytest.mark.parametrize(

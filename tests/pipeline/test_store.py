@@ -101,8 +101,7 @@ DAMAGES: list[Any] = [
     pytest.param(link, marks=POSIX),
     lambda folder: (folder / "m.onnx").unlink(),
     lambda folder: (folder / "stage.json").unlink(),
-    *(record(text) for text in TEXTS),
-    *(change(**values) for values in TYPES),
+    *(RECORDS := [*map(record, TEXTS), *(change(**values) for values in TYPES)]),
 ]
 
 
@@ -112,17 +111,13 @@ def test_a_stage_that_was_damaged_is_made_again(
 ) -> None:
     stored = store.run("export", {}, work)
     damage(stored.folder)
+    if damage in RECORDS:
+        assert store.records("export") == []
     again = store.run("export", {}, work)
     assert (again.was_done, work.runs) == (False, 2)
     assert (again.folder / "m.onnx").read_text() == "graph"
     assert not (store.output / "m.onnx").is_symlink()
     assert store.run("export", {}, work).was_done
-
-
-@pytest.mark.parametrize("damage", [*map(record, TEXTS), *(change(**values) for values in TYPES)])
-def test_a_record_of_another_shape_is_none(store: Store, damage: Callable[[Path], object]) -> None:
-    damage(store.run("export", {}, Work()).folder)
-    assert store.records("export") == []
 
 
 @pytest.mark.parametrize("name", ["../../secret", "/{secret}", "..", "a/b", "", ".", "a\0b", "a\\b"])

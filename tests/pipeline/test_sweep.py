@@ -295,20 +295,6 @@ def test_the_cells_are_the_product_of_the_lists(calibrated: bool, there: list[st
         assert lacking == {name for name in static if not name.startswith("b-")}  # .onnx may hold its scales
 
 
-def test_only_keeps_the_cells_that_match() -> None:
-    made = matrix_of(
-        {"models": ["a=a.onnx", "b=b.onnx"], "targets": ["onnxruntime"], "precisions": ["fp32", "fp16"]}
-    )
-    kept = members(made, only=["b-*-fp16"])
-    assert [cell.name for member in kept for cell in member.cells] == ["b-onnxruntime-fp16"]
-
-
-def test_artifacts_of_the_recipe_stand_beside_those_of_the_matrix() -> None:
-    own = {"name": "dynamic", "target": "onnxruntime", "precision": "int8", "mode": "dynamic"}
-    made = matrix_of({"shapes": ["1", "2"]}, model={"source": "m.onnx"}, artifact=[own])
-    assert [cell.name for m in members(made) for cell in m.cells] == ["tiny-b1-dynamic", "tiny-b2-dynamic"]
-
-
 def test_a_shape_says_what_is_measured_and_what_engines_take() -> None:
     made = matrix_of(
         {
@@ -374,19 +360,18 @@ def test_a_batch_that_the_model_does_not_take_is_a_cell_that_says_so() -> None:
 FINE = {"models": ["a=a.onnx"], "targets": ["openvino"], "precisions": ["fp32"]}
 
 
-def test_a_source_beside_the_models_is_refused() -> None:
-    with pytest.raises(RecipeError, match="is given, and models of `sweep` too"):
-        matrix_of(FINE, model={"source": "m.onnx"})
-    with pytest.raises(RecipeError, match="'artifact' is missing"):
-        matrix_of({"models": ["a=a.onnx"]})
-
-
-def test_names_that_two_cells_would_share_are_refused() -> None:
-    made = matrix_of({**FINE, "models": ["a=a.onnx", "a-b1=b.onnx"], "shapes": ["1", "b1-b1=1"]})
-    with pytest.raises(RecipeError, match="gives two the name 'a-b1-b1'"):
-        members(made)
-
-
-def test_a_baseline_is_an_artifact_of_the_matrix() -> None:
-    with pytest.raises(RecipeError, match="one of pytorch, openvino-fp32 is required"):
-        matrix_of(FINE, bench={"baseline": "openvino-int8"})
+@pytest.mark.parametrize(
+    ("matrix", "tables", "says"),
+    [
+        (FINE, {"model": {"source": "m.onnx"}}, "is given, and models of `sweep` too"),
+        ({"models": ["a=a.onnx"]}, {}, "'artifact' is missing"),
+        ({**FINE, "models": ["a=a.onnx", "a-b1=b.onnx"], "shapes": ["1", "b1-b1=1"]}, {},
+         "gives two the name 'a-b1-b1'"),
+        (FINE, {"bench": {"baseline": "openvino-int8"}}, "one of pytorch, openvino-fp32 is required"),
+    ],
+)  # fmt: skip
+def test_a_matrix_that_makes_no_recipes_is_refused(
+    matrix: dict[str, Any], tables: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(RecipeError, match=says):
+        members(matrix_of(matrix, **tables))

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -271,49 +272,48 @@ def test_texts_with_any_characters_are_written(tmp_path: Path) -> None:
     assert parse_recipe(portable_text(found), found.path) == found
 
 
-@pytest.mark.parametrize(
-    ("text", "moved"),
-    [
-        ("/base/net.onnx", "../net.onnx"),
-        ("/base/recipes/net.onnx", "./net.onnx"),
-        ("/base/code/model.py:build", "../code/model.py:build"),
-        ("/base/code/m.py:build?weights=/base/my%20w.pt", "../code/m.py:build?weights=../my%20w.pt"),
-        ("hf:/base/hub/net?task=text-classification", "hf:../hub/net?task=text-classification"),
-        ("timm:resnet18?weights=/base/w.pt&classes=3", "timm:resnet18?weights=../w.pt&classes=3"),
-        ("timm:resnet18?weights=random", "timm:resnet18?weights=random"),
-        ("torchvision:resnet18", "torchvision:resnet18"),
-        ("hf:org/name", "hf:org/name"),
-        ("package.module:function", "package.module:function"),
-        ("saved:serving", "saved:serving"),
-        ("../net.onnx", "../net.onnx"),
-        ("/base/a/../net.onnx", "../net.onnx"),
-    ],
-)  # fmt: skip
-def test_models_are_named_from_the_recipes_folder(text: str, moved: str) -> None:
-    found = recipe_of(ARTIFACT, folder=BASE, model={"source": text}, bench={"models": [f"other={text}"]})
-    changed = portable(found)
-    assert changed.model.source == moved
-    assert changed.bench is not None
-    assert changed.bench.models == (f"other={moved}",)
+MOVED_MODELS = [
+    ("/base/net.onnx", "../net.onnx"),
+    ("/base/recipes/net.onnx", "./net.onnx"),
+    ("/base/code/model.py:build", "../code/model.py:build"),
+    ("/base/code/m.py:build?weights=/base/my%20w.pt", "../code/m.py:build?weights=../my%20w.pt"),
+    ("hf:/base/hub/net?task=text-classification", "hf:../hub/net?task=text-classification"),
+    ("timm:resnet18?weights=/base/w.pt&classes=3", "timm:resnet18?weights=../w.pt&classes=3"),
+    ("timm:resnet18?weights=random", "timm:resnet18?weights=random"),
+    ("torchvision:resnet18", "torchvision:resnet18"),
+    ("hf:org/name", "hf:org/name"),
+    ("package.module:function", "package.module:function"),
+    ("saved:serving", "saved:serving"),
+    ("../net.onnx", "../net.onnx"),
+    ("/base/a/../net.onnx", "../net.onnx"),
+]  # fmt: skip
+MOVED_DATA = [
+    ("/base/images", "../images"),
+    ("images:/base/images?masks=/base/m&seed=3", "images:../images?masks=../m&seed=3"),
+    ("/base/images?masks=m", "../images?masks=m"),
+    ("/base/odd%3Fname?masks=/base/m%26m", "../odd%3Fname?masks=../m%26m"),
+    ("/base/texts.txt?preprocessing=hf:/base/net", "../texts.txt?preprocessing=hf:../net"),
+    ("/base/x?preprocessing=/base/p.json", "../x?preprocessing=../p.json"),
+    ("/base/data.py:samples", "../data.py:samples"),
+    ("data.npz", "data.npz"),
+]
 
 
 @pytest.mark.parametrize(
-    ("text", "moved"),
-    [
-        ("/base/images", "../images"),
-        ("images:/base/images?masks=/base/m&seed=3", "images:../images?masks=../m&seed=3"),
-        ("/base/images?masks=m", "../images?masks=m"),
-        ("/base/odd%3Fname?masks=/base/m%26m", "../odd%3Fname?masks=../m%26m"),
-        ("/base/texts.txt?preprocessing=hf:/base/net", "../texts.txt?preprocessing=hf:../net"),
-        ("/base/x?preprocessing=/base/p.json", "../x?preprocessing=../p.json"),
-        ("/base/data.py:samples", "../data.py:samples"),
-        ("data.npz", "data.npz"),
-    ],
+    ("name", "text", "moved"),
+    [*(("model", *row) for row in MOVED_MODELS), *(("data", *row) for row in MOVED_DATA)],
 )
-def test_data_is_named_from_the_recipes_folder(text: str, moved: str) -> None:
-    found = recipe_of(ARTIFACT, folder=BASE, data={"calibration": text, "evaluation": text})
-    changed = portable(found)
-    assert (changed.data.calibration, changed.data.evaluation) == (moved, moved)
+def test_models_and_data_are_named_from_the_recipes_folder(name: str, text: str, moved: str) -> None:
+    tables: dict[str, dict[str, Any]] = {
+        "model": {"model": {"source": text}, "bench": {"models": [f"other={text}"]}},
+        "data": {"data": {"calibration": text, "evaluation": text}},
+    }
+    changed = portable(recipe_of(ARTIFACT, folder=BASE, **tables[name]))
+    if name == "data":
+        assert (changed.data.calibration, changed.data.evaluation) == (moved, moved)
+        return
+    assert changed.bench is not None
+    assert (changed.model.source, changed.bench.models) == (moved, (f"other={moved}",))
 
 
 def test_every_other_path_is_named_from_the_recipes_folder() -> None:

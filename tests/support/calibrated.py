@@ -57,8 +57,6 @@ def samples():
     for index, path in enumerate(sorted(HERE.glob("*.npy"))):
         if (HERE / f"fail {index}").exists():
             raise RuntimeError("the disk is gone")
-        if (HERE / f"wait {index}").exists():
-            time.sleep(11)
         if (HERE / f"hang {index}").exists():
             (HERE / "hanging").touch()
             time.sleep(600)
@@ -69,7 +67,7 @@ def samples():
 def function_of(folder: Path, batches: Sequence[Array]) -> str:
     """The spelling of a function that yields these batches.
 
-    Before a batch it fails, waits or hangs if a file of that name lies beside it, as `fail 3`.
+    Before a batch it fails or hangs if a file of that name lies beside it, as `fail 3`.
     """
     folder.mkdir()
     (folder / "data.py").write_text(FUNCTION)
