@@ -96,12 +96,6 @@ def test_activations_are_uint8_with_a_zero_point_where_values_are_negative(int8:
                    for node in graph.node if node.input[0] in stored)  # fmt: skip
 
 
-def test_a_float_graph_does_not_become_int8(tiny_file: MakePath, tmp_path: Path) -> None:
-    with pytest.raises(QCompileError, match="holds no quantized layer"):
-        qcompile.build(tiny_file("mlp"), tmp_path / "b.onnx", target="openvino", precision="int8")
-    assert not (tmp_path / "b.onnx").exists()
-
-
 @pytest.mark.parametrize(
     ("wishes", "half", "option"),
     [
@@ -184,21 +178,6 @@ def test_what_is_joined_or_clipped_loses_no_more_there_than_elsewhere(body: str,
     with qcompile.load(path) as reference, qcompile.load(built.path) as runner:
         expected, found = (each.infer({"x": x[:8]})["y"] for each in (reference, runner))
     assert output_error(expected, found).snr_db > 32
-
-
-def test_a_layer_that_is_left_in_float_makes_no_conversion_of_what_it_reads(
-    tiny_file: MakePath, samples: MakePath, tmp_path: Path
-) -> None:
-    """An integer convolution writes float for nothing: its result loses nothing to a scale."""
-    model = tiny_file("residual")
-    ranges = qcompile.calibrate(model, str(samples("residual")), tmp_path / "r", targets=["openvino"])
-    made = qcompile.quantize(
-        model, tmp_path / "q.onnx", ranges=ranges.path, target="openvino", exclude=["conv2", "add", "gemm"]
-    )
-    graph = onnx.load(made.path).graph
-    quantized = [node.input[0] for node in graph.node if node.op_type == "QuantizeLinear"]
-    assert quantized == ["x"]
-    assert [node.op_type for node in graph.node].count("Relu") == 2
 
 
 def test_every_kernel_has_a_time(int8: Path, tmp_path: Path) -> None:

@@ -20,11 +20,11 @@ from torch import nn
 
 from qcompile.engines import load
 from qcompile.engines.base import BuildRequest
-from qcompile.engines.build import build_engine, require_builder
+from qcompile.engines.build import build_engine
 from qcompile.engines.pytorch import MODES, PyTorch, PyTorchRunner
 from qcompile.engines.pytorch import runner as home
 from qcompile.engines.pytorch.weights import weights_of_module
-from qcompile.errors import BuildError, DataError, EngineUnavailable, InvalidOption, ModelError
+from qcompile.errors import BuildError, DataError, InvalidOption, ModelError
 from qcompile.model.pytorch import load_torch
 from qcompile.model.source import parse_source
 from qcompile.spec.artifacts import BuildSpec
@@ -114,15 +114,6 @@ def test_the_example_of_a_model_says_what_it_takes_and_it_is_in_evaluation_mode(
 def test_a_forward_that_fails_is_an_error_of_the_model(source: Path) -> None:
     with load(f"{source}:pair") as runner, pytest.raises(ModelError, match="PyTorch fails on the feeds"):
         runner.infer({"left": normal(2, 3), "right": normal(4, 5)})
-
-
-def test_eager_execution_is_timed_as_often_as_asked_and_never_built(torch_model: str) -> None:
-    with load(torch_model, threads=torch.get_num_threads()) as runner:
-        durations = runner.time({"x": normal(1, 3, 8, 8)}, 5)
-    assert (durations.shape, durations.dtype) == ((5,), np.int64)
-    assert (durations > 0).all()
-    with pytest.raises(EngineUnavailable, match="there is nothing to build"):
-        require_builder("pytorch")
 
 
 ORDERS = [("left", "right"), ("right", "left")]
