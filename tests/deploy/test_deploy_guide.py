@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import ctypes
-import json
 import re
 import runpy
 import shlex
@@ -38,10 +37,6 @@ from qcompile.deploy import package_triton
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs").glob("deploy*.md")), ROOT / "docs/tensorrt.md"]
 GUIDE = "\n".join(path.read_text(encoding="utf-8") for path in PAGES)
-RECORDED = sorted((ROOT / "tests/support/trt_api").glob("*.json"))
-
-# What the program calls the objects of these classes.
-CLASSES = {"engine": "ICudaEngine", "context": "IExecutionContext", "runtime": "Runtime"}
 
 
 def program(name: str, language: str) -> str:
@@ -61,23 +56,6 @@ def attributes(source: str) -> set[tuple[str, ...]]:
         and id(node) not in inner
         and re.fullmatch(r"[\w.]+", ast.unparse(node))
     }
-
-
-@pytest.mark.parametrize("recorded", RECORDED, ids=lambda path: path.stem)
-def test_every_name_of_tensorrt_exists(recorded: Path) -> None:
-    assert len(RECORDED) >= 4
-    names = json.loads(recorded.read_text(encoding="utf-8"))["names"]
-    used = attributes(program("run_engine.py", "python"))
-    of_module = {parts[1:] for parts in used if parts[0] == "trt"}
-    assert len(of_module) >= 4
-    for name, *rest in of_module:
-        assert name in names, name
-        for member in rest:
-            assert member in names[name].get("enum", []) + names[name].get("members", []), f"{name}.{member}"
-    for variable, kind in CLASSES.items():
-        members = {parts[1] for parts in used if parts[0] == variable}
-        assert members
-        assert members <= set(names[kind]["members"]), f"{kind}: {members - set(names[kind]['members'])}"
 
 
 def test_the_configuration_that_the_guide_shows_is_what_is_written(tmp_path: Path) -> None:

@@ -2,9 +2,6 @@
 
 The engines are those of the real TensorRT-RTX builder. ONNX Runtime reads the files as far as it can without
 the provider, which is the last thing that it asks for.
-
-Whole networks are built for all GPUs that the provider takes: inputs of int64, two dynamic axes, several
-profiles and outputs.
 """
 
 from __future__ import annotations
@@ -19,10 +16,8 @@ from typing import Any
 import onnx
 import onnxruntime
 import pytest
-import torch
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 from packaging_engines import make_engine
-from road_models import COMPACT, started
 
 import qcompile
 from qcompile.artifact import load_artifact
@@ -196,10 +191,18 @@ def test_engines_that_no_provider_could_load_are_refused(tmp_path: Path) -> None
     assert list(tmp_path.glob("m.*")) == []
 
 
-def test_a_gpu_among_others_that_the_provider_does_not_take_is_named(tmp_path: Path) -> None:
-    device = {"gpus": ["sm80", "sm89"]}
-    engine = make_engine(tmp_path / "e.engine", target="tensorrt-rtx", device=device)
-    assert package_ep_context(engine, tmp_path / "m.onnx").warnings[0].startswith("sm80: not usable")
+def test_what_of_an_engine_the_provider_does_not_use_is_named(tmp_path: Path) -> None:
+    """Inputs of int64 and two dynamic axes, several profiles, and a GPU among others."""
+    engine = make_engine(
+        tmp_path / "e.engine", target="tensorrt-rtx", device={"gpus": ["sm80", "sm89"]},
+        inputs={"ids": ("batch", "tokens")}, outputs={"y": ("batch", "tokens", 8), "pooled": ("batch", 8)},
+        dtypes={"ids": "int64"}, profiles=[{"ids": ((1, 1), (4, 16), (8, 64))}] * 2,
+    )  # fmt: skip
+    packaged = package_ep_context(engine, tmp_path / "m.onnx")
+    assert packaged.warnings[0].startswith("sm80: not usable")
+    assert any(text.startswith("2 optimization profiles: the first is used") for text in packaged.warnings)
+    assert model_io(onnx.load(packaged.path)) == load_artifact(engine).manifest.io
+    assert len(load_artifact(packaged.path).manifest.proof["profiles"]) == 2  # type: ignore[arg-type]
 
 
 def test_an_engine_too_large_for_a_protobuf_file_lies_beside_it(
@@ -242,39 +245,3 @@ def test_the_command_says_what_was_checked_and_that_nothing_ran(
     assert told["files"] == [str(tmp_path / "n.onnx")]
     assert told["embedded"]
     assert all(check["passed"] for check in told["checks"])
-
-
-EXTENTS = {"batch": (1, 4, 8), "length": (16, 32, 64)}
-GPUS = ["sm86", "sm89", "sm120"]
-
-
-def profile(inputs: list[str], times: int) -> str:
-    """One profile of a recipe's inputs, its largest extents so many times as large."""
-    parts = []
-    for spelling in inputs:
-        name, shape = spelling.split(":")[:2]
-        axes = [EXTENTS.get(axis, (axis,) * 3) for axis in shape.strip("[]").split(",")]
-        kinds = ["x".join(str(axis[kind]) for axis in axes) for kind in range(3)]
-        low, opt, high = kinds if times == 1 else [kinds[2]] * 3
-        parts.append(f"{name}:{low}..{opt}..{high}")
-    return ",".join(parts)
-
-
-@pytest.mark.parametrize("name", ["bert-length", "unet"])
-def test_a_network_is_packaged_for_every_gpu_of_the_provider(name: str, tmp_path: Path) -> None:
-    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
-    recipe = COMPACT[name]
-    torch.manual_seed(0)
-    model, engine = tmp_path / "m.onnx", tmp_path / "m.engine"
-    qcompile.export(started(recipe.make()), model, inputs=recipe.inputs)
-    profiles = [profile(list(recipe.inputs), times) for times in (1, 2)]
-    options: dict[str, Any] = {"precision": "fp16", "tensorrt": {"profiles": profiles}}
-    qcompile.build(model, engine, target="tensorrt-rtx", gpus=GPUS, **options)
-    packaged = package_ep_context(engine, tmp_path / "m_ctx.onnx")
-    assert any(text.startswith("2 optimization profiles: the first is used") for text in packaged.warnings)
-    assert packaged.architecture == "86,89,120"
-    assert [check.passed for check in packaged.checks] == [True] * 5
-    written = model_io(onnx.load(packaged.path))
-    assert written == load_artifact(engine).manifest.io
-    assert [tensor.name for tensor in written.inputs] == [text.split(":")[0] for text in recipe.inputs]
-    assert len(load_artifact(packaged.path).manifest.proof["profiles"]) == 2  # type: ignore[arg-type]

@@ -349,33 +349,6 @@ def test_an_empty_message_is_present_and_an_empty_list_is_not() -> None:
     assert found.input[0].HasField("reshape")
 
 
-def test_the_form_is_triton_s_own() -> None:
-    fields: Message = {
-        "name": 'a "b" \\ ü',
-        "max_batch_size": 8,
-        "input": [{"name": "x", "dims": [3, -1]}, {"name": "y", "data_type": "TYPE_FP32"}],
-        "dynamic_batching": {},
-        "response_cache": {"enable": True},
-    }
-    assert format_config(fields).splitlines() == [
-        'name: "a \\"b\\" \\\\ ü"',
-        "max_batch_size: 8",
-        "input {",
-        '  name: "x"',
-        "  dims: [3, -1]",
-        "}",
-        "input {",
-        '  name: "y"',
-        "  data_type: TYPE_FP32",
-        "}",
-        "dynamic_batching {",
-        "}",
-        "response_cache {",
-        "  enable: true",
-        "}",
-    ]
-
-
 @pytest.mark.parametrize(
     "fields", [{"field_of_tomorrow": 1}, {"max_batch_size": "many"}, {"input": [{"data_type": "TYPE_FP12"}]}]
 )
