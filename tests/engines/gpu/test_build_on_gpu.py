@@ -206,13 +206,6 @@ def test_an_opset_beyond_the_parser_is_computed_right(build: Build, tmp_path: Pa
     assert error(artifact.path, source) < 1e-5
 
 
-def test_a_file_that_was_changed_is_not_loaded(build: Build) -> None:
-    path = build().path
-    path.write_bytes(path.read_bytes() + b"\0")
-    with pytest.raises(ArtifactError, match="differs from its manifest's"):
-        qcompile.load(path)
-
-
 HEADER = '<ir_version: 8, opset_import: ["" : {opset}]>\n'
 LAYER_NORM = """normed (float[batch,8,16] x) => (float[batch,8,16] y) {
     normal = LayerNormalization <axis = -1, epsilon = 1.0e-5> (x, scale, bias)

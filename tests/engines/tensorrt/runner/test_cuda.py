@@ -62,18 +62,6 @@ def test_cudas_errors_become_ours_with_what_was_being_done(gpu: SimulatedGpu) ->
         context.cuda.call("cuGraphLaunch", 1, 1)
 
 
-def test_an_error_that_is_kept_keeps_nothing_on_the_device(gpu: SimulatedGpu) -> None:
-    def work() -> None:
-        held = context.cuda.mem_alloc(16)
-        raise ValueError(f"with {held} in hand")
-
-    context = PrimaryContext(0, "test")
-    with pytest.raises(ValueError, match="in hand") as caught, context.active("a test"):
-        work()
-    assert gpu.live["device memory"] == 0
-    assert caught.value.args
-
-
 @pytest.mark.usefixtures("gpu")
 def test_an_error_that_was_being_handled_before_keeps_its_frames() -> None:
     def work() -> None:

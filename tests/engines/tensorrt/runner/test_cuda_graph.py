@@ -151,15 +151,6 @@ def test_timing_replays_the_graph_and_layers_do_without(newest: Simulation) -> N
         del run
 
 
-def test_a_shape_that_depends_on_data_is_refused(simulation: Simulation) -> None:
-    with (
-        simulation.open("nonzero", data_dependent=["places"], runner=GRAPH) as runner,
-        pytest.raises(ModelError, match="output 'places': its shape depends on data") as caught,
-    ):
-        runner.infer({"x": values(2, 4)})
-    assert caught.value.hint == "leave cuda_graph off"
-
-
 @pytest.mark.parametrize(
     ("call", "nth"),
     [
