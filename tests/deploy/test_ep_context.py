@@ -111,40 +111,31 @@ def test_onnx_runtime_finds_the_header_that_it_will_ask_the_provider_about(
     assert state.get_compatibility_info_from_model(str(path), "OpenVINOExecutionProvider") is None
 
 
+def attribute(graph: onnx.GraphProto, name: str) -> onnx.AttributeProto:
+    return next(item for item in graph.node[0].attribute if item.name == name)
+
+
+TEXT = onnx.helper.make_attribute("main_context", "1")
+CONTRADICTIONS: dict[str, Callable[[onnx.GraphProto], Any]] = {
+    "Mismatched attribute type": lambda graph: attribute(graph, "main_context").CopyFrom(TEXT),
+    "does not lie beside it": lambda graph: setattr(attribute(graph, "ep_cache_context"), "s", b"../m.data"),
+    "has digest": lambda graph: setattr(attribute(graph, "embed_mode"), "i", 1),
+    "is not a registered function/op": lambda graph: setattr(graph.node[0], "op_type", "EPContexts"),
+    "inputs and outputs are not the engine's": (
+        lambda graph: setattr(graph.input[0].type.tensor_type.shape.dim[0], "dim_value", 3)
+    ),
+}
+
+
 def test_what_contradicts_the_schema_or_the_engine_is_never_written(
     engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = ep_context.engine_graph
+    undamaged = ep_context.engine_graph
+    for said, change in CONTRADICTIONS.items():
 
-    def attribute(model: onnx.ModelProto, name: str) -> onnx.AttributeProto:
-        return next(item for item in model.graph.node[0].attribute if item.name == name)
-
-    def text_for_a_number(model: onnx.ModelProto) -> None:
-        attribute(model, "main_context").CopyFrom(onnx.helper.make_attribute("main_context", "1"))
-
-    def outside(model: onnx.ModelProto) -> None:
-        attribute(model, "ep_cache_context").s = b"../m.onnx.data"
-
-    def another_engine(model: onnx.ModelProto) -> None:
-        attribute(model, "embed_mode").i = 1
-
-    def unknown_operator(model: onnx.ModelProto) -> None:
-        model.graph.node[0].op_type = "EPContexts"
-
-    def another_shape(model: onnx.ModelProto) -> None:
-        model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 3
-
-    for change, said in (
-        (text_for_a_number, "Mismatched attribute type"),
-        (outside, "does not lie beside it"),
-        (another_engine, "has digest"),
-        (unknown_operator, "is not a registered function/op"),
-        (another_shape, "inputs and outputs are not the engine's"),
-    ):
-
-        def damaged(*given: Any, change: Any = change, **named: Any) -> onnx.ModelProto:
-            model = made(*given, **named)
-            change(model)
+        def damaged(*arguments: Any, change: Any = change, **named: Any) -> onnx.ModelProto:
+            model = undamaged(*arguments, **named)
+            change(model.graph)
             return model
 
         monkeypatch.setattr(ep_context, "engine_graph", damaged)

@@ -47,9 +47,16 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path / "deep/models"
 
 
-def test_an_engine_lies_where_triton_looks_with_its_manifest(engine: Path, repository: Path) -> None:
+def test_an_engine_lies_where_triton_looks_with_its_manifest_beside_other_files(
+    engine: Path, repository: Path
+) -> None:
+    (repository / "other/1").mkdir(parents=True)
+    (repository / "net").mkdir()
+    (repository / "net/labels.txt").write_text("cat")
     packaged = package_triton(engine, repository, name="net")
-    assert tree(repository) == ["net/1/model.plan", "net/1/model.plan.json", "net/config.pbtxt"]
+    files = ["net/1/model.plan", "net/1/model.plan.json", "net/config.pbtxt", "net/labels.txt"]
+    assert tree(repository) == files
+    assert (repository / "other/1").is_dir()
     assert (repository / "net/config.pbtxt").read_text(encoding="utf-8") == packaged.config
     assert load_artifact(repository / "net/1/model.plan").manifest == load_artifact(engine).manifest
     assert packaged.versions == [1]
@@ -131,16 +138,6 @@ def test_a_configuration_changed_by_hand_is_kept(
     assert config.read_bytes() == kept
     package_triton(engine, repository, name="net", version=2, overwrite=True)
     assert config.read_bytes() != kept
-
-
-def test_other_models_and_files_of_a_repository_stay(engine: Path, repository: Path) -> None:
-    (repository / "other/1").mkdir(parents=True)
-    (repository / "net").mkdir()
-    (repository / "net/labels.txt").write_text("cat")
-    package_triton(engine, repository, name="net")
-    assert (repository / "other/1").is_dir()
-    assert (repository / "net/labels.txt").read_text() == "cat"
-    assert (repository / "net/1/model.plan").is_file()
 
 
 def interrupted(monkeypatch: pytest.MonkeyPatch, at: int, *, before: bool) -> None:
@@ -261,23 +258,30 @@ def test_engines_without_manifest_or_weights_are_refused(tmp_path: Path) -> None
         read_triton_model(engine)
 
 
+WHOLE = "profile 0 of its manifest has no whole range for x"
+
+
 @pytest.mark.parametrize(
-    "profiles", [5, [5], [{"x": 5}], [{"x": {"min": [1]}}], [{"x": {"min": 1, "opt": 1, "max": 1}}]]
-)
-def test_a_manifest_with_damaged_profiles_is_named(tmp_path: Path, profiles: object) -> None:
+    ("profiles", "said"),
+    [
+        *((damaged, r"m\.engine\.json: .*profiles") for damaged in (
+            5, [5], [{"x": 5}], [{"x": {"min": [1]}}], [{"x": {"min": 1, "opt": 1, "max": 1}}],
+        )),
+        *((short, WHOLE) for short in (
+            [], [{}], *([{"x": dict.fromkeys(("min", "opt", "max"), shape)}] for shape in ([1], [])),
+        )),
+    ],
+)  # fmt: skip
+def test_damaged_profiles_and_a_dynamic_input_without_a_whole_range_are_named(
+    tmp_path: Path, profiles: object, said: str
+) -> None:
     engine = make_engine(tmp_path / "m.engine")
     manifest = replace(load_artifact(engine).manifest, proof={"profiles": profiles})
     with writing(engine) as temporary:
         temporary.write_bytes(b"plan")
         commit(temporary, manifest)
-    with pytest.raises(ArtifactError, match=r"m\.engine\.json: .*profiles"):
+    with pytest.raises(ArtifactError, match=said):
         read_triton_model(engine)
-
-
-def test_a_dynamic_input_without_a_whole_range_is_named(tmp_path: Path) -> None:
-    for profiles in ([], [{}], [{"x": ((1,), (2,), (3,))}], [{"x": ((), (), ())}]):
-        with pytest.raises(ArtifactError, match="profile 0 of its manifest has no whole range for x"):
-            read_triton_model(make_engine(tmp_path / "m.engine", profiles=profiles))
 
 
 def onnx_file(path: Path, body: str) -> Path:
