@@ -14,12 +14,12 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from mode_models import normal, snr_db, static, written
+from mode_models import normal, run, snr_db, static, written
 from numpy.typing import NDArray
 from onnx import parser
 
 import qcompile
-from qcompile.artifact import Artifact, Manifest
+from qcompile.artifact import Artifact
 from qcompile.calibration import calibrate
 from qcompile.compiler.opset.exact_forms import find_requantized, keep_layers_apart
 from qcompile.compiler.quantize.quantize import quantize
@@ -43,19 +43,12 @@ def build(
     return build_engine(BuildRequest(str(model), model.with_name(output), spec))
 
 
-def layers_by_precision(manifest: Manifest) -> dict[str, Any]:
-    """The layers of each precision that has any; all three are planned and reached."""
-    assert manifest.proof["planned_in_precision"] == manifest.proof["reached_in_precision"] == 3
-    found = manifest.proof["layers_by_precision"]
-    assert isinstance(found, dict)
-    assert set(found) == {"int8", "fp16", "bf16", "fp32"}
-    return {precision: layers for precision, layers in found.items() if layers}
-
-
 def test_the_proof_of_fp32_counts_every_layer_that_computes(tiny_file: MakeFile) -> None:
     model = tiny_file("residual")
     manifest = build(model, "fp32").manifest
-    assert layers_by_precision(manifest) == {"fp32": {"Conv": 2, "Gemm": 1}}
+    assert manifest.proof["planned_in_precision"] == manifest.proof["reached_in_precision"] == 3
+    counts = {"int8": {}, "fp16": {}, "bf16": {}, "fp32": {"Conv": 2, "Gemm": 1}}
+    assert manifest.proof["layers_by_precision"] == counts
     assert manifest.sources == {"model": fingerprint(model), "graph": fingerprint(model)}
     assert manifest.tools["onnxruntime"] == onnxruntime.__version__
     assert manifest.device["architecture"]
@@ -201,16 +194,6 @@ def faulty(name: str) -> onnx.ModelProto:
 CASES = ["float weight", "half bias", "large bias"]
 
 
-def run(model: onnx.ModelProto, x: NDArray[Any], *, optimize: bool) -> NDArray[Any]:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    if not optimize:
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
-    result: NDArray[Any] = session.run(None, {"x": x})[0]
-    return result
-
-
 def sample(model: onnx.ModelProto) -> NDArray[Any]:
     kind = onnx.helper.tensor_dtype_to_np_dtype(model.graph.input[0].type.tensor_type.elem_type)
     return np.random.default_rng(0).uniform(-3, 3, (4, 2, 4, 4)).astype(kind)
@@ -226,14 +209,14 @@ def same(one: NDArray[Any], other: NDArray[Any]) -> bool:
 def test_a_layer_that_the_optimizer_quantizes_wrongly_computes_what_the_graph_says(name: str) -> None:
     model = faulty(name)
     x = sample(model)
-    expected = run(model, x, optimize=False)
-    assert not same(run(model, x, optimize=True), expected), "mended: narrow the known fault"
+    expected = run(model, x=x, optimize=False)
+    assert not same(run(model, x=x), expected), "mended: narrow the known fault"
     assert len(find_requantized(model)) == 1
     assert keep_layers_apart(model) == ["Conv2" if name == "float weight" else "Conv3"]
     onnx.checker.check_model(model, full_check=True)
     assert find_requantized(model) == []
     for optimize in (False, True):
-        assert same(run(model, x, optimize=optimize), expected)
+        assert same(run(model, x=x, optimize=optimize), expected)
 
 
 def test_a_layer_whose_bias_fits_is_left_to_the_integer_kernels() -> None:
@@ -256,11 +239,11 @@ def test_the_file_and_what_is_built_of_it_compute_what_the_graph_says_with_any_o
     )  # fmt: skip
     assert list(built.manifest.proof["worked_around"]) == ["requantized-layer"]  # type: ignore[call-overload]
     x = sample(model)
-    expected = run(model, x, optimize=False)
+    expected = run(model, x=x, optimize=False)
     for path in (tmp_path / "m.onnx", built.path):  # opened without the optimizer that is at fault
         with load(path) as runner:
             assert same(runner.infer({"x": x})["y"], expected)
-    assert same(run(onnx.load(built.path), x, optimize=True), expected)
+    assert same(run(built.path, x=x), expected)
     (check,) = [one for one in built.manifest.checks if one.name == "computes what its graph says"]
     assert check.passed
     assert re.fullmatch(
@@ -298,5 +281,5 @@ def test_an_excluded_layer_stays_in_float_between_integer_ones(tmp_path: Path) -
     assert made.manifest.proof["as_executed"] == {
         "int8": {"QLinearConv": 2}, "fp32": {"Conv": 1}, "fp16": {}, "bf16": {},
     }  # fmt: skip
-    plain, fused = (run(onnx.load(made.path), x, optimize=optimize) for optimize in (False, True))
+    plain, fused = (run(made.path, x=x, optimize=optimize) for optimize in (False, True))
     assert snr_db(plain, fused) > 40

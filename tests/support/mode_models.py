@@ -43,13 +43,14 @@ def written(path: Path, body: str, **weights: NDArray[Any]) -> Path:
     return path
 
 
-def run(path: Path, *, optimize: bool = True, **feeds: NDArray[Any]) -> Floats:
+def run(model: Path | onnx.ModelProto, *, optimize: bool = True, **feeds: NDArray[Any]) -> Floats:
     """The first output; Q/DQ of weights alone is not fused to products of int8 activations."""
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     if not optimize:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    source = str(model) if isinstance(model, Path) else model.SerializeToString()
+    session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     output: Floats = session.run(None, feeds)[0]
     return output
 
