@@ -91,14 +91,6 @@ def test_an_input_without_elements_is_not_copied(newest: Simulation) -> None:
     empty.free()
 
 
-def test_values_of_shape_inputs_are_part_of_what_was_captured(newest: Simulation) -> None:
-    with newest.open("shaped", host=["size"], runner=GRAPH) as runner:
-        for count in (2, 5, 2, 5):
-            size = np.array([count, 4], np.int32)
-            assert runner.infer({"x": values(1, 4), "size": size})["y"].shape == (count, 4)
-        assert newest.gpu.made["executable graph"] == 2
-
-
 def test_where_memory_does_not_suffice_for_more_graphs_fewer_are_kept(newest: Simulation) -> None:
     gpu = newest.gpu
 
