@@ -2,9 +2,6 @@
 
 The engines are those of the real TensorRT-RTX builder. ONNX Runtime reads the files as far as it can without
 the provider, which is the last thing that it asks for.
-
-Whole networks are built for all GPUs that the provider takes: inputs of int64, two dynamic axes, several
-profiles and outputs.
 """
 
 from __future__ import annotations
@@ -19,10 +16,8 @@ from typing import Any
 import onnx
 import onnxruntime
 import pytest
-import torch
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 from packaging_engines import make_engine
-from road_models import COMPACT, started
 
 import qcompile
 from qcompile.artifact import load_artifact
@@ -116,40 +111,31 @@ def test_onnx_runtime_finds_the_header_that_it_will_ask_the_provider_about(
     assert state.get_compatibility_info_from_model(str(path), "OpenVINOExecutionProvider") is None
 
 
+def attribute(graph: onnx.GraphProto, name: str) -> onnx.AttributeProto:
+    return next(item for item in graph.node[0].attribute if item.name == name)
+
+
+TEXT = onnx.helper.make_attribute("main_context", "1")
+CONTRADICTIONS: dict[str, Callable[[onnx.GraphProto], Any]] = {
+    "Mismatched attribute type": lambda graph: attribute(graph, "main_context").CopyFrom(TEXT),
+    "does not lie beside it": lambda graph: setattr(attribute(graph, "ep_cache_context"), "s", b"../m.data"),
+    "has digest": lambda graph: setattr(attribute(graph, "embed_mode"), "i", 1),
+    "is not a registered function/op": lambda graph: setattr(graph.node[0], "op_type", "EPContexts"),
+    "inputs and outputs are not the engine's": (
+        lambda graph: setattr(graph.input[0].type.tensor_type.shape.dim[0], "dim_value", 3)
+    ),
+}
+
+
 def test_what_contradicts_the_schema_or_the_engine_is_never_written(
     engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = ep_context.engine_graph
+    undamaged = ep_context.engine_graph
+    for said, change in CONTRADICTIONS.items():
 
-    def attribute(model: onnx.ModelProto, name: str) -> onnx.AttributeProto:
-        return next(item for item in model.graph.node[0].attribute if item.name == name)
-
-    def text_for_a_number(model: onnx.ModelProto) -> None:
-        attribute(model, "main_context").CopyFrom(onnx.helper.make_attribute("main_context", "1"))
-
-    def outside(model: onnx.ModelProto) -> None:
-        attribute(model, "ep_cache_context").s = b"../m.onnx.data"
-
-    def another_engine(model: onnx.ModelProto) -> None:
-        attribute(model, "embed_mode").i = 1
-
-    def unknown_operator(model: onnx.ModelProto) -> None:
-        model.graph.node[0].op_type = "EPContexts"
-
-    def another_shape(model: onnx.ModelProto) -> None:
-        model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 3
-
-    for change, said in (
-        (text_for_a_number, "Mismatched attribute type"),
-        (outside, "does not lie beside it"),
-        (another_engine, "has digest"),
-        (unknown_operator, "is not a registered function/op"),
-        (another_shape, "inputs and outputs are not the engine's"),
-    ):
-
-        def damaged(*given: Any, change: Any = change, **named: Any) -> onnx.ModelProto:
-            model = made(*given, **named)
-            change(model)
+        def damaged(*arguments: Any, change: Any = change, **named: Any) -> onnx.ModelProto:
+            model = undamaged(*arguments, **named)
+            change(model.graph)
             return model
 
         monkeypatch.setattr(ep_context, "engine_graph", damaged)
@@ -196,10 +182,18 @@ def test_engines_that_no_provider_could_load_are_refused(tmp_path: Path) -> None
     assert list(tmp_path.glob("m.*")) == []
 
 
-def test_a_gpu_among_others_that_the_provider_does_not_take_is_named(tmp_path: Path) -> None:
-    device = {"gpus": ["sm80", "sm89"]}
-    engine = make_engine(tmp_path / "e.engine", target="tensorrt-rtx", device=device)
-    assert package_ep_context(engine, tmp_path / "m.onnx").warnings[0].startswith("sm80: not usable")
+def test_what_of_an_engine_the_provider_does_not_use_is_named(tmp_path: Path) -> None:
+    """Inputs of int64 and two dynamic axes, several profiles, and a GPU among others."""
+    engine = make_engine(
+        tmp_path / "e.engine", target="tensorrt-rtx", device={"gpus": ["sm80", "sm89"]},
+        inputs={"ids": ("batch", "tokens")}, outputs={"y": ("batch", "tokens", 8), "pooled": ("batch", 8)},
+        dtypes={"ids": "int64"}, profiles=[{"ids": ((1, 1), (4, 16), (8, 64))}] * 2,
+    )  # fmt: skip
+    packaged = package_ep_context(engine, tmp_path / "m.onnx")
+    assert packaged.warnings[0].startswith("sm80: not usable")
+    assert any(text.startswith("2 optimization profiles: the first is used") for text in packaged.warnings)
+    assert model_io(onnx.load(packaged.path)) == load_artifact(engine).manifest.io
+    assert len(load_artifact(packaged.path).manifest.proof["profiles"]) == 2  # type: ignore[arg-type]
 
 
 def test_an_engine_too_large_for_a_protobuf_file_lies_beside_it(
@@ -242,39 +236,3 @@ def test_the_command_says_what_was_checked_and_that_nothing_ran(
     assert told["files"] == [str(tmp_path / "n.onnx")]
     assert told["embedded"]
     assert all(check["passed"] for check in told["checks"])
-
-
-EXTENTS = {"batch": (1, 4, 8), "length": (16, 32, 64)}
-GPUS = ["sm86", "sm89", "sm120"]
-
-
-def profile(inputs: list[str], times: int) -> str:
-    """One profile of a recipe's inputs, its largest extents so many times as large."""
-    parts = []
-    for spelling in inputs:
-        name, shape = spelling.split(":")[:2]
-        axes = [EXTENTS.get(axis, (axis,) * 3) for axis in shape.strip("[]").split(",")]
-        kinds = ["x".join(str(axis[kind]) for axis in axes) for kind in range(3)]
-        low, opt, high = kinds if times == 1 else [kinds[2]] * 3
-        parts.append(f"{name}:{low}..{opt}..{high}")
-    return ",".join(parts)
-
-
-@pytest.mark.parametrize("name", ["bert-length", "unet"])
-def test_a_network_is_packaged_for_every_gpu_of_the_provider(name: str, tmp_path: Path) -> None:
-    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
-    recipe = COMPACT[name]
-    torch.manual_seed(0)
-    model, engine = tmp_path / "m.onnx", tmp_path / "m.engine"
-    qcompile.export(started(recipe.make()), model, inputs=recipe.inputs)
-    profiles = [profile(list(recipe.inputs), times) for times in (1, 2)]
-    options: dict[str, Any] = {"precision": "fp16", "tensorrt": {"profiles": profiles}}
-    qcompile.build(model, engine, target="tensorrt-rtx", gpus=GPUS, **options)
-    packaged = package_ep_context(engine, tmp_path / "m_ctx.onnx")
-    assert any(text.startswith("2 optimization profiles: the first is used") for text in packaged.warnings)
-    assert packaged.architecture == "86,89,120"
-    assert [check.passed for check in packaged.checks] == [True] * 5
-    written = model_io(onnx.load(packaged.path))
-    assert written == load_artifact(engine).manifest.io
-    assert [tensor.name for tensor in written.inputs] == [text.split(":")[0] for text in recipe.inputs]
-    assert len(load_artifact(packaged.path).manifest.proof["profiles"]) == 2  # type: ignore[arg-type]

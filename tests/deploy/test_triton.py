@@ -47,9 +47,16 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path / "deep/models"
 
 
-def test_an_engine_lies_where_triton_looks_with_its_manifest(engine: Path, repository: Path) -> None:
+def test_an_engine_lies_where_triton_looks_with_its_manifest_beside_other_files(
+    engine: Path, repository: Path
+) -> None:
+    (repository / "other/1").mkdir(parents=True)
+    (repository / "net").mkdir()
+    (repository / "net/labels.txt").write_text("cat")
     packaged = package_triton(engine, repository, name="net")
-    assert tree(repository) == ["net/1/model.plan", "net/1/model.plan.json", "net/config.pbtxt"]
+    files = ["net/1/model.plan", "net/1/model.plan.json", "net/config.pbtxt", "net/labels.txt"]
+    assert tree(repository) == files
+    assert (repository / "other/1").is_dir()
     assert (repository / "net/config.pbtxt").read_text(encoding="utf-8") == packaged.config
     assert load_artifact(repository / "net/1/model.plan").manifest == load_artifact(engine).manifest
     assert packaged.versions == [1]
@@ -131,16 +138,6 @@ def test_a_configuration_changed_by_hand_is_kept(
     assert config.read_bytes() == kept
     package_triton(engine, repository, name="net", version=2, overwrite=True)
     assert config.read_bytes() != kept
-
-
-def test_other_models_and_files_of_a_repository_stay(engine: Path, repository: Path) -> None:
-    (repository / "other/1").mkdir(parents=True)
-    (repository / "net").mkdir()
-    (repository / "net/labels.txt").write_text("cat")
-    package_triton(engine, repository, name="net")
-    assert (repository / "other/1").is_dir()
-    assert (repository / "net/labels.txt").read_text() == "cat"
-    assert (repository / "net/1/model.plan").is_file()
 
 
 def interrupted(monkeypatch: pytest.MonkeyPatch, at: int, *, before: bool) -> None:
@@ -235,12 +232,16 @@ def test_without_tritonclient_nothing_is_written(
     assert not repository.exists()
 
 
-def test_rtx_engines_are_refused_with_the_way_out(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
-    engine = tmp_path / "m.engine"
-    qcompile.build(tiny_file("mlp"), engine, target="tensorrt-rtx", gpus=["sm86"])
+def test_engines_of_rtx_and_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
+    engine, ranges = make_engine(tmp_path / "m.engine", target="tensorrt-rtx"), tmp_path / "m.ranges"
     with pytest.raises(ArtifactError, match=r"built for tensorrt-rtx; Triton's tensorrt backend") as caught:
         read_triton_model(engine)
     assert "`target` tensorrt" in caught.value.hint
+    with writing(ranges) as temporary:
+        temporary.write_bytes(b"")
+        commit(temporary, Manifest(kind="ranges", stage="calibrate"))
+    with pytest.raises(ArtifactError, match="is a ranges file; Triton takes engines, ONNX and TorchScript"):
+        read_triton_model(ranges)
 
 
 def test_engines_without_manifest_or_weights_are_refused(tmp_path: Path) -> None:
@@ -257,32 +258,30 @@ def test_engines_without_manifest_or_weights_are_refused(tmp_path: Path) -> None
         read_triton_model(engine)
 
 
+WHOLE = "profile 0 of its manifest has no whole range for x"
+
+
 @pytest.mark.parametrize(
-    "profiles", [5, [5], [{"x": 5}], [{"x": {"min": [1]}}], [{"x": {"min": 1, "opt": 1, "max": 1}}]]
-)
-def test_a_manifest_with_damaged_profiles_is_named(tmp_path: Path, profiles: object) -> None:
+    ("profiles", "said"),
+    [
+        *((damaged, r"m\.engine\.json: .*profiles") for damaged in (
+            5, [5], [{"x": 5}], [{"x": {"min": [1]}}], [{"x": {"min": 1, "opt": 1, "max": 1}}],
+        )),
+        *((short, WHOLE) for short in (
+            [], [{}], *([{"x": dict.fromkeys(("min", "opt", "max"), shape)}] for shape in ([1], [])),
+        )),
+    ],
+)  # fmt: skip
+def test_damaged_profiles_and_a_dynamic_input_without_a_whole_range_are_named(
+    tmp_path: Path, profiles: object, said: str
+) -> None:
     engine = make_engine(tmp_path / "m.engine")
     manifest = replace(load_artifact(engine).manifest, proof={"profiles": profiles})
     with writing(engine) as temporary:
         temporary.write_bytes(b"plan")
         commit(temporary, manifest)
-    with pytest.raises(ArtifactError, match=r"m\.engine\.json: .*profiles"):
+    with pytest.raises(ArtifactError, match=said):
         read_triton_model(engine)
-
-
-def test_a_dynamic_input_without_a_whole_range_is_named(tmp_path: Path) -> None:
-    for profiles in ([], [{}], [{"x": ((1,), (2,), (3,))}], [{"x": ((), (), ())}]):
-        with pytest.raises(ArtifactError, match="profile 0 of its manifest has no whole range for x"):
-            read_triton_model(make_engine(tmp_path / "m.engine", profiles=profiles))
-
-
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "m.ranges"
-    with writing(path) as temporary:
-        temporary.write_bytes(b"")
-        commit(temporary, Manifest(kind="ranges", stage="calibrate"))
-    with pytest.raises(ArtifactError, match="is a ranges file; Triton takes engines, ONNX and TorchScript"):
-        read_triton_model(path)
 
 
 def onnx_file(path: Path, body: str) -> Path:
@@ -317,13 +316,6 @@ def test_a_scalar_of_onnx_runtime_is_one_value(tmp_path: Path) -> None:
     packaged = package_triton(model, tmp_path / "models", name="m")
     assert packaged.config.count("dims: [1]") == 3  # input, output, warm-up
     assert "reshape" not in packaged.config
-
-
-def test_a_damaged_onnx_file_is_named(tiny_file: Callable[..., Path]) -> None:
-    model = tiny_file("mlp")
-    model.write_bytes(model.read_bytes()[:100])
-    with pytest.raises(ModelError, match=r"mlp\.onnx: not an ONNX model"):
-        read_triton_model(model)
 
 
 @pytest.fixture

@@ -131,23 +131,6 @@ def test_first_axes_are_no_batch_unless_said(configured: Make, first: str, engin
     assert told(config, f"the first axes {first} are taken for one batch")
 
 
-def test_axes_besides_the_batch_stay_open(configured: Make) -> None:
-    profile = {"ids": ((1, 1), (4, 128), (8, 512))}
-    found, _ = configured(
-        inputs={"ids": ("batch", "tokens")}, outputs={"y": ("batch", "tokens", 768)}, profiles=[profile],
-        dtypes={"ids": "int64"},
-    )  # fmt: skip
-    assert dims((*found.input, *found.output)) == [[-1], [-1, 768]]
-    assert list(found.model_warmup[0].inputs["ids"].dims) == [128]
-
-
-def test_a_tensor_that_is_all_batch_is_reshaped(configured: Make) -> None:
-    found, _ = configured(outputs={"y": ("batch",)})
-    assert list(found.output[0].dims) == [1]
-    assert found.output[0].HasField("reshape")
-    assert list(found.output[0].reshape.shape) == []
-
-
 def test_shape_tensors_are_marked_and_never_batched(configured: Make) -> None:
     profile = {"x": ((1, 3), (2, 3), (4, 3)), "size": ((1, 1), (8, 8), (16, 16))}
     engine: dict[str, Any] = {
@@ -347,33 +330,6 @@ def test_an_empty_message_is_present_and_an_empty_list_is_not() -> None:
     assert found.HasField("dynamic_batching")
     assert not found.HasField("sequence_batching")
     assert found.input[0].HasField("reshape")
-
-
-def test_the_form_is_triton_s_own() -> None:
-    fields: Message = {
-        "name": 'a "b" \\ ü',
-        "max_batch_size": 8,
-        "input": [{"name": "x", "dims": [3, -1]}, {"name": "y", "data_type": "TYPE_FP32"}],
-        "dynamic_batching": {},
-        "response_cache": {"enable": True},
-    }
-    assert format_config(fields).splitlines() == [
-        'name: "a \\"b\\" \\\\ ü"',
-        "max_batch_size: 8",
-        "input {",
-        '  name: "x"',
-        "  dims: [3, -1]",
-        "}",
-        "input {",
-        '  name: "y"',
-        "  data_type: TYPE_FP32",
-        "}",
-        "dynamic_batching {",
-        "}",
-        "response_cache {",
-        "  enable: true",
-        "}",
-    ]
 
 
 @pytest.mark.parametrize(

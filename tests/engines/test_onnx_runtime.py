@@ -1,7 +1,11 @@
-"""ONNX Runtime's engine: the proof counts what will run, and the runner converts nothing."""
+"""ONNX Runtime's engine: the proof counts what will run, and the runner converts nothing.
+
+What ONNX Runtime's optimizer computes wrongly is found, kept from it, and seen by the build's check.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,21 +14,23 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from mode_models import normal, run, snr_db, static, written
 from numpy.typing import NDArray
 from onnx import parser
 
-from qcompile.artifact import Artifact, Manifest
+import qcompile
+from qcompile.artifact import Artifact
 from qcompile.calibration import calibrate
+from qcompile.compiler.opset.exact_forms import find_requantized, keep_layers_apart
 from qcompile.compiler.quantize.quantize import quantize
 from qcompile.engines import load
 from qcompile.engines.base import BuildRequest
 from qcompile.engines.build import build_engine
 from qcompile.errors import BuildError, DataError, IntentNotReached, ModelError
 from qcompile.model.onnx_file import count_operators, load_onnx
-from qcompile.model.output_error import output_error
 from qcompile.model.weightless import fingerprint
 from qcompile.spec.artifacts import BuildSpec
-from qcompile.spec.words import GraphTarget, Precision
+from qcompile.spec.words import Precision
 
 MakeFile = Callable[..., Path]
 
@@ -37,57 +43,25 @@ def build(
     return build_engine(BuildRequest(str(model), model.with_name(output), spec))
 
 
-def normal(*shape: int) -> NDArray[np.float32]:
-    """Normal float32 values."""
-    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-
-
-@pytest.fixture
-def quantized(tiny_file: MakeFile, samples: MakeFile, tmp_path: Path) -> Callable[[GraphTarget], Path]:
-    """`quantized("tensorrt")` returns the tiny residual model with Q/DQ for a target."""
-
-    def make(target: GraphTarget) -> Path:
-        model = tiny_file("residual")
-        ranges = calibrate(model, str(samples("residual")), tmp_path / "r.ranges", method="minmax").path
-        return quantize(model, tmp_path / f"{target}.onnx", ranges=ranges, target=target).path
-
-    return make
-
-
-def layers_by_precision(manifest: Manifest) -> dict[str, Any]:
-    """The layers of each precision that has any; all three are planned and reached."""
-    assert manifest.proof["planned_in_precision"] == manifest.proof["reached_in_precision"] == 3
-    found = manifest.proof["layers_by_precision"]
-    assert isinstance(found, dict)
-    assert set(found) == {"int8", "fp16", "bf16", "fp32"}
-    return {precision: layers for precision, layers in found.items() if layers}
-
-
 def test_the_proof_of_fp32_counts_every_layer_that_computes(tiny_file: MakeFile) -> None:
     model = tiny_file("residual")
     manifest = build(model, "fp32").manifest
-    assert layers_by_precision(manifest) == {"fp32": {"Conv": 2, "Gemm": 1}}
+    assert manifest.proof["planned_in_precision"] == manifest.proof["reached_in_precision"] == 3
+    counts = {"int8": {}, "fp16": {}, "bf16": {}, "fp32": {"Conv": 2, "Gemm": 1}}
+    assert manifest.proof["layers_by_precision"] == counts
     assert manifest.sources == {"model": fingerprint(model), "graph": fingerprint(model)}
     assert manifest.tools["onnxruntime"] == onnxruntime.__version__
     assert manifest.device["architecture"]
     assert manifest.checks[0].passed
 
 
-def test_the_proof_of_int8_counts_integer_kernels_which_compute_what_the_model_does(
-    quantized: Callable[[GraphTarget], Path], tiny_file: MakeFile
-) -> None:
-    artifact = build(quantized("onnxruntime"), "int8")
-    assert layers_by_precision(artifact.manifest) == {"int8": {"QLinearConv": 2, "QGemm": 1}}
-    x = normal(8, 4, 8, 8)
-    with load(artifact.path) as int8, load(tiny_file("residual")) as fp32:
-        assert output_error(fp32.infer({"x": x})["y"], int8.infer({"x": x})["y"]).snr_db > 20
-
-
 def test_what_computes_in_float_here_is_not_called_int8(
-    quantized: Callable[[GraphTarget], Path], tiny_file: MakeFile
+    tiny_file: MakeFile, samples: MakeFile, tmp_path: Path
 ) -> None:
-    model = quantized("tensorrt")
-    for path in (model, tiny_file("residual")):
+    plain = tiny_file("residual")
+    ranges = calibrate(plain, str(samples("residual")), tmp_path / "r.ranges", method="minmax").path
+    model = quantize(plain, tmp_path / "q.onnx", ranges=ranges, target="tensorrt").path
+    for path in (model, plain):
         with pytest.raises(IntentNotReached, match="int8 was asked for"):
             build(path, "int8")
     kept = build(model, "int8", fallback=True)
@@ -171,3 +145,141 @@ def test_a_model_that_fails_while_it_runs_is_an_error_of_the_model(tmp_path: Pat
     onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
     with load(tmp_path / "m.onnx") as runner, pytest.raises(ModelError, match="ONNX Runtime fails"):
         runner.infer({"x": normal(2, 3), "z": normal(4, 5)})
+
+
+STEP = 0.05
+
+
+def pair(value: str, name: str) -> str:
+    """Text of a Q/DQ pair on a tensor."""
+    return f"{name}_q = QuantizeLinear ({value}, s, z) {name} = DequantizeLinear ({name}_q, s, z) "
+
+
+def graph(layer: str, stored: str) -> onnx.ModelProto:
+    """`y = layer(x)`, relu, with Q/DQ around it; `w`, `sw` and `b` are stored by the text."""
+    text = f"""<ir_version: 9, opset_import: ["" : 19]> g (float[n,2,4,4] x) => (float[n,2,4,4] y)
+        <float s = {{{STEP}}}, uint8 z = {{128}}, {stored}>
+        {{ {pair("x", "a")} {layer} r = Relu (c) {pair("r", "y")} }}"""
+    model = parser.parse_model(text)
+    for index, node in enumerate(model.graph.node):
+        node.name = f"{node.op_type}{index}"
+    return model
+
+
+def in_half(model: onnx.ModelProto) -> onnx.ModelProto:
+    """All floats become float16; onnx's parser cannot read them."""
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    for tensor in model.graph.initializer:
+        if tensor.data_type == onnx.TensorProto.FLOAT:
+            values = onnx.numpy_helper.to_array(tensor).astype(np.float16)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+    return model
+
+
+IN_FLOAT = ("c = Conv (a, w, b)", "float[2,2,1,1] w = {100.0, 0.3, -0.4, 0.2}, float[2] b = {0.1, 0.2}")
+IN_INT8 = "wd = DequantizeLinear <axis = 0> (w, sw) c = Conv (a, wd, b)"
+WEIGHT = "int8[2,2,1,1] w = {100, 30, -40, 20}"
+HALF_BIAS = (IN_INT8, f"{WEIGHT}, float[2] sw = {{0.0001, 0.0002}}, float[2] b = {{2.0, -1.0}}")
+LARGE_BIAS = (IN_INT8, f"{WEIGHT}, float[2] sw = {{1e-10, 0.01}}, float[2] b = {{2.0, -1.0}}")
+
+
+def faulty(name: str) -> onnx.ModelProto:
+    """A graph for each case of `model/requantized`."""
+    if name == "float weight":
+        return graph(*IN_FLOAT)
+    return in_half(graph(*HALF_BIAS)) if name == "half bias" else graph(*LARGE_BIAS)
+
+
+CASES = ["float weight", "half bias", "large bias"]
+
+
+def sample(model: onnx.ModelProto) -> NDArray[Any]:
+    kind = onnx.helper.tensor_dtype_to_np_dtype(model.graph.input[0].type.tensor_type.elem_type)
+    return np.random.default_rng(0).uniform(-3, 3, (4, 2, 4, 4)).astype(kind)
+
+
+def same(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    """Equal but for values between two integers, which kernels of processors round either way."""
+    differing = np.abs(one.astype(np.float64) - other)
+    return bool(differing.max() < 1.01 * STEP and (differing > 0).mean() < 0.05)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_layer_that_the_optimizer_quantizes_wrongly_computes_what_the_graph_says(name: str) -> None:
+    model = faulty(name)
+    x = sample(model)
+    expected = run(model, x=x, optimize=False)
+    assert not same(run(model, x=x), expected), "mended: narrow the known fault"
+    assert len(find_requantized(model)) == 1
+    assert keep_layers_apart(model) == ["Conv2" if name == "float weight" else "Conv3"]
+    onnx.checker.check_model(model, full_check=True)
+    assert find_requantized(model) == []
+    for optimize in (False, True):
+        assert same(run(model, x=x, optimize=optimize), expected)
+
+
+def test_a_layer_whose_bias_fits_is_left_to_the_integer_kernels() -> None:
+    model = graph(IN_INT8, f"{WEIGHT}, float[2] sw = {{0.01, 0.01}}, float[2] b = {{2.0, -1.0}}")
+    assert find_requantized(model) == []
+    plain = graph("c = Conv (x, w, b)", IN_FLOAT[1])  # it reads no DequantizeLinear
+    assert find_requantized(plain) == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_file_and_what_is_built_of_it_compute_what_the_graph_says_with_any_options(
+    name: str, tmp_path: Path
+) -> None:
+    model = faulty(name)
+    onnx.save(model, tmp_path / "m.onnx")
+    precision = "int8" if name != "float weight" else "fp32"
+    built = qcompile.build(
+        tmp_path / "m.onnx", tmp_path / "built.onnx", target="onnxruntime", precision=precision,
+        allow_fallback=True,
+    )  # fmt: skip
+    assert list(built.manifest.proof["worked_around"]) == ["requantized-layer"]  # type: ignore[call-overload]
+    x = sample(model)
+    expected = run(model, x=x, optimize=False)
+    for path in (tmp_path / "m.onnx", built.path):  # opened without the optimizer that is at fault
+        with load(path) as runner:
+            assert same(runner.infer({"x": x})["y"], expected)
+    assert same(run(built.path, x=x), expected)
+    (check,) = [one for one in built.manifest.checks if one.name == "computes what its graph says"]
+    assert check.passed
+    assert re.fullmatch(
+        r"output 'y': (equal to|\d+\.\d dB from) its graph.*; 16 random inputs, "
+        "as it is and with the default options", check.detail,
+    )  # fmt: skip
+
+
+def test_a_build_that_computes_another_output_than_its_graph_is_refused(tmp_path: Path) -> None:
+    model = faulty("large bias")
+    for node in model.graph.node:
+        node.op_type = "Identity" if node.op_type == "Relu" else node.op_type  # so that it is all integers
+    onnx.save(model, tmp_path / "m.onnx")
+
+    said = "ONNX Runtime computes something else, from layer 'Conv3' on: output 'y'"
+    with pytest.raises(IntentNotReached, match=said):
+        build(tmp_path / "m.onnx", "int8")  # past `lower`, which rewrites the graph
+    assert not (tmp_path / "built.onnx").exists()
+    kept = build(tmp_path / "m.onnx", "int8", fallback=True).manifest
+    assert any("computes something else" in warning for warning in kept.warnings)
+    assert [check.passed for check in kept.checks] == [True, False]
+
+
+def test_an_excluded_layer_stays_in_float_between_integer_ones(tmp_path: Path) -> None:
+    body = """(float[n,4,8,8] x) => (float[n,4,8,8] y) {
+        a = Conv <pads = [1,1,1,1]> (x, w, b) p = Relu (a)
+        [float] c = Conv <pads = [1,1,1,1]> (p, v, b) q = Relu (c)
+        d = Conv <pads = [1,1,1,1]> (q, u, b) y = Relu (d) }"""
+    weights = {name: normal(4, 4, 3, 3, seed=seed) for seed, name in enumerate("wvu")}
+    weights["v"][0] *= 100  # one scale for all channels would lose the others
+    model = written(tmp_path / "m.onnx", body, **weights, b=normal(4))
+    x = normal(8, 4, 8, 8, scale=1.0)
+    np.savez(tmp_path / "x.npz", x=x)
+    made = static(model, tmp_path, exclude=["float"])
+    assert made.manifest.proof["as_executed"] == {
+        "int8": {"QLinearConv": 2}, "fp32": {"Conv": 1}, "fp16": {}, "bf16": {},
+    }  # fmt: skip
+    plain, fused = (run(made.path, x=x, optimize=optimize) for optimize in (False, True))
+    assert snr_db(plain, fused) > 40

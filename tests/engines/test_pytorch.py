@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 from simulated_torch_cuda import COPY_MS, KERNEL_MS, SimulatedTorchCuda, install
 from torch import nn
 
+from qcompile.artifact import load_artifact
 from qcompile.engines import load
 from qcompile.engines.base import BuildRequest
-from qcompile.engines.build import build_engine, require_builder
+from qcompile.engines.build import build_engine
 from qcompile.engines.pytorch import MODES, PyTorch, PyTorchRunner
 from qcompile.engines.pytorch import runner as home
 from qcompile.engines.pytorch.weights import weights_of_module
-from qcompile.errors import BuildError, DataError, EngineUnavailable, InvalidOption, ModelError
+from qcompile.errors import BuildError, DataError, InvalidOption, ModelError
 from qcompile.model.pytorch import load_torch
 from qcompile.model.source import parse_source
 from qcompile.spec.artifacts import BuildSpec
@@ -93,15 +94,6 @@ def normal(*shape: int, seed: int = 0) -> NDArray[np.float32]:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def test_eager_execution_takes_inputs_by_name_in_any_order(source: Path) -> None:
-    left, right = normal(2, 3), normal(2, 3, seed=1)
-    with load(f"{source}:pair") as runner:
-        outputs = runner.infer({"right": right, "left": left})
-        assert runner.contains == "host to host: one forward()"
-    assert list(outputs) == ["total", "difference"]
-    np.testing.assert_array_equal(outputs["difference"], left - right)
-
-
 def test_the_example_of_a_model_says_what_it_takes_and_it_is_in_evaluation_mode(source: Path) -> None:
     with load(f"{source}:example") as runner:
         first, second = (runner.infer({"input": normal(2, 4)})["output"] for _ in range(2))
@@ -114,15 +106,6 @@ def test_the_example_of_a_model_says_what_it_takes_and_it_is_in_evaluation_mode(
 def test_a_forward_that_fails_is_an_error_of_the_model(source: Path) -> None:
     with load(f"{source}:pair") as runner, pytest.raises(ModelError, match="PyTorch fails on the feeds"):
         runner.infer({"left": normal(2, 3), "right": normal(4, 5)})
-
-
-def test_eager_execution_is_timed_as_often_as_asked_and_never_built(torch_model: str) -> None:
-    with load(torch_model, threads=torch.get_num_threads()) as runner:
-        durations = runner.time({"x": normal(1, 3, 8, 8)}, 5)
-    assert (durations.shape, durations.dtype) == ((5,), np.int64)
-    assert (durations > 0).all()
-    with pytest.raises(EngineUnavailable, match="there is nothing to build"):
-        require_builder("pytorch")
 
 
 ORDERS = [("left", "right"), ("right", "left")]
@@ -148,7 +131,12 @@ def test_torchscript_computes_what_eager_execution_does_at_any_batch(
     torch_model: str, tmp_path: Path
 ) -> None:
     path = build(torch_model, tmp_path / "m.pt", "x:[batch,3,8,8]")
+    manifest = load_artifact(path).manifest
+    assert manifest.kind == manifest.target == "torchscript"
+    assert manifest.proof["dtypes"] == ["torch.float32"]
+    assert [check.name for check in manifest.checks] == ["same outputs as PyTorch"]
     with load(path) as scripted, load(torch_model) as eager:
+        assert scripted.io == manifest.io
         assert [str(tensor) for tensor in scripted.io.inputs] == ["x:[batch,3,8,8]:float32"]
         assert [str(tensor) for tensor in scripted.io.outputs] == ["output:[?,5]:float32"]
         for batch in (1, 4):
@@ -169,16 +157,6 @@ def test_torchscript_takes_inputs_by_name_in_any_order(
             runner.infer({"left": values["left"]})
     np.testing.assert_array_equal(outputs["total"], values["left"] + values["right"])
     np.testing.assert_array_equal(outputs["difference"], values["left"] - values["right"])
-
-
-def test_torchscript_is_loaded_with_its_manifest(source: Path, tmp_path: Path) -> None:
-    wishes = BuildSpec(target="torchscript")
-    artifact = build_engine(BuildRequest(f"{source}:example", tmp_path / "m.pt", wishes))
-    assert artifact.manifest.kind == artifact.manifest.target == "torchscript"
-    assert artifact.manifest.proof["dtypes"] == ["torch.float32"]
-    assert [check.name for check in artifact.manifest.checks] == ["same outputs as PyTorch"]
-    with load(artifact.path) as runner:
-        assert runner.io == artifact.manifest.io
 
 
 @pytest.mark.parametrize(

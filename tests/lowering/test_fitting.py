@@ -17,7 +17,7 @@ from onnx import parser
 from simulated_machine import Machine, install
 
 import qcompile
-from qcompile.artifact import Manifest, commit
+from qcompile.artifact import Manifest, commit, load_artifact
 from qcompile.engines.capabilities import capabilities
 from qcompile.engines.gpu import Gpu
 from qcompile.engines.registry import engine
@@ -25,6 +25,7 @@ from qcompile.engines.tensorrt import engine as tensorrt_engine
 from qcompile.errors import ArtifactError, UnsupportedOperator
 from qcompile.files import writing
 from qcompile.lowering import LoweredGraph, load_lowered, lower
+from qcompile.model.graph import weighted_nodes
 from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.tensorrt import TensorRTOptions
 
@@ -189,6 +190,18 @@ def test_what_overflows_float16_is_a_constraint_where_types_are_weak(
     graph = lowered(layer_norm(tmp_path, 1e6), precision="fp16", **options)
     assert {"product", "last"} <= set(graph.layers)
     assert all(kind == "fp32" for kind in graph.layers.values())
+
+
+@pytest.mark.parametrize("version", ["10.16", "11.4"])
+def test_what_overflows_float16_is_written_in_float32_where_types_are_strong(
+    version: str, tmp_path: Path, machine: OnMachine
+) -> None:
+    machine(version)
+    graph = lowered(layer_norm(tmp_path, 1e6), precision="fp16")
+    assert graph.layers == {}
+    left = load_artifact(Path(graph.path)).manifest.proof["left_in_float"]
+    assert {"product", "last"} == {name for name, why in left.items() if "65504" in why}  # type: ignore[attr-defined]
+    assert [node.name for node in weighted_nodes(onnx.load(graph.path))["fp32"]] == ["product", "last"]
 
 
 def test_activations_that_overflow_on_the_data_are_constrained_and_a_build_without_data_says_so(

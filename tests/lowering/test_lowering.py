@@ -11,10 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
 from recorded_tensorrt import VERSIONS
 from simulated_machine import install
 
@@ -23,7 +21,6 @@ from qcompile.artifact import Manifest, read_manifest
 from qcompile.engines.base import BuildRequest
 from qcompile.engines.openvino import OpenVino
 from qcompile.errors import InvalidOption, QCompileError
-from qcompile.model.graph import weighted_nodes
 from qcompile.model.weightless import fingerprint
 from qcompile.pipeline.run import RunReport
 from qcompile.pipeline.stages import build_stage
@@ -229,29 +226,6 @@ def test_a_build_with_the_data_corrects_biases_and_one_without_says_that_it_does
     assert warning.startswith("no data was given: biases were not corrected")
 
 
-@pytest.mark.parametrize("version", ["10.16", "11.4"])
-def test_fp16_by_a_recipe_keeps_what_overflows_in_float32(
-    version: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = onnx.load(folder / "residual.onnx")
-    for tensor in model.graph.initializer:
-        if tensor.name == "w3":
-            values = numpy_helper.to_array(tensor) * np.float32(1e6)
-            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
-    onnx.save(model, folder / "residual.onnx")
-    install(monkeypatch, folder, version)
-    wishes = {"target": "tensorrt", "precision": "fp16"}
-    report = run(folder, {"engine": wishes})
-    path = report.output / "engine.graph.onnx"
-    left = manifest_of(path).proof["left_in_float"]
-    assert isinstance(left, dict)
-    assert "65504" in left["gemm"]
-    types = weighted_nodes(onnx.load(path))
-    assert [node.name for node in types["fp32"]] == ["gemm"]
-    assert [node.name for node in types["fp16"]] == ["conv1", "conv2"]
-    assert build(folder, folder / "m.engine", wishes).sources["graph"] == fingerprint(path)
-
-
 def test_gptq_of_static_int8_waits_for_the_data_where_openvino_is_asked(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,18 +243,6 @@ def test_gptq_of_static_int8_waits_for_the_data_where_openvino_is_asked(
     assert graph.proof["rounded_weights"] == 2
     assert artifact.proof["left_in_float"] == {"gemm": "for a test"}
     assert any("1 of 3 layers stay in float" in text for text in artifact.warnings)
-
-
-def test_a_graph_of_which_an_engine_would_compute_all_in_float_stays_quantized(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without any quantized layer there would be nothing to prove: the proof says what is reached."""
-    pytest.importorskip("openvino")
-    layers = ("conv1", "conv2", "gemm")
-    monkeypatch.setattr(OpenVino, "missed_layers", lambda *_: dict.fromkeys(layers, "for a test"))
-    report = run(folder, {"ov": {"target": "openvino", "precision": "int8"}})
-    types = weighted_nodes(onnx.load(report.output / "ov.graph.onnx"))
-    assert {node.name for node in types["int8"]} == set(layers)
 
 
 @pytest.mark.parametrize("named", [{"exclude": ["conv1"]}, {"only": ["gemm"]}, {"layers": {"conv1": "fp32"}}])

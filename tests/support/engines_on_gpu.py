@@ -21,7 +21,6 @@ def build(
     folder: Path,
     precision: str = "fp32",
     *,
-    axes: str = "x",
     shapes: dict[str, dict[str, tuple[int, ...]]] | None = None,
 ) -> Path:
     """Build for 1 to 16 rows, without cuBLAS and cuDNN on TensorRT 8, which may not be there.
@@ -30,7 +29,6 @@ def build(
         model: What to build.
         folder: Where model and engine are written.
         precision: Asked for.
-        axes: The input whose first axis is dynamic.
         shapes: `min_shapes`, `opt_shapes` and `max_shapes`, where they are others.
     """
     import tensorrt
@@ -42,7 +40,7 @@ def build(
     onnx.save(model, source)
     if shapes is None:
         others = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim][1:]
-        shapes = {name: {axes: (rows[0], *others)} for name, rows in BATCHES.items()}
+        shapes = {name: {"x": (rows[0], *others)} for name, rows in BATCHES.items()}
     options = TensorRTOptions(tactic_sources=("none",)) if tensorrt.__version__.startswith("8.") else None
     return qcompile.build(
         source, output, target="tensorrt", precision=precision, tensorrt=options, **shapes

@@ -25,12 +25,9 @@ def install(monkeypatch: pytest.MonkeyPatch, folder: Path, version: str) -> Simu
 
 
 _NOT_HERE = {
-    "test_an_engine_with_plugins_runs_in_a_process_that_built_nothing": "another process has no stand-ins",
-    "test_an_engine_with_shape_tensors_runs_in_a_fresh_process": "another process has no stand-ins",
     "test_a_group_norm_runs_in_a_fresh_process": "another process has no stand-ins",
     "test_ten_thousand_inferences_take_no_memory": "the driver counts the memory",
     "test_a_hundred_loads_give_everything_back": "the driver counts the memory",
-    "test_hundreds_of_captures_take_no_memory": "the driver counts the memory",
     "test_no_context_stays_current": "asks libcuda itself",
 }
 

@@ -27,7 +27,6 @@ TEXTS = {
         wide = Cast <to = 7> (size)
         y = Expand (x, wide)
     }""",
-    "shaped64": """shaped (float[n,4] x, int64[2] size) => (float[a,b] y) { y = Expand (x, size) }""",
     # Where x is not zero: as many columns as there are such elements.
     "nonzero": """nonzero (float[n,4] x) => (int32[2,k] places, float[n,4] twice) {
         found = NonZero (x)

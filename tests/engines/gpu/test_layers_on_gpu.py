@@ -1,4 +1,7 @@
-"""The search inside an engine on a real GPU: its builds, its debug tensors, and what it finds."""
+"""Engines beside ONNX Runtime on a real GPU: the search inside one, its builds, and what it finds.
+
+EPContext files in ONNX Runtime with NVIDIA's plugin, which must load them without building anything.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from layer_faults import perturbed
@@ -15,11 +19,13 @@ import qcompile
 from qcompile.building import engine_graph
 from qcompile.comparison.layers import LayerDiff, layer_diff
 from qcompile.comparison.layers.rebuild import EngineSource
+from qcompile.deploy import package_ep_context
+from qcompile.engines.gpu import find_gpu
 from qcompile.spec.tensorrt import TensorRTOptions
 
 pytestmark = pytest.mark.gpu
 
-pytest.importorskip("onnxruntime", reason="the reference runs on ONNX Runtime")
+ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
 THRESHOLDS_DB = {"fp32": 60.0, "fp16": 30.0}
 """Below what TF32 and half precision may lose, above what the faults here do."""
@@ -72,3 +78,31 @@ def test_an_engine_without_a_fault_is_not_built_again(
     assert diff, asdict(diff)
     assert diff.engine is not None
     assert diff.engine.builds == 0
+
+
+PROVIDER = "NvTensorRTRTXExecutionProvider"
+
+
+@pytest.mark.parametrize("embed", [False, True])
+def test_the_provider_computes_what_the_model_does(
+    embed: bool, tiny_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
+    plugin = pytest.importorskip(
+        "onnxruntime_ep_nv_tensorrt_rtx", reason="onnxruntime-ep-nv-tensorrt-rtx is not installed"
+    )
+    gpu = find_gpu()
+    assert gpu is not None
+    model = tiny_file("residual", batch=2)
+    qcompile.build(model, tmp_path / "m.engine", target="tensorrt-rtx", gpus=[gpu.architecture])
+    path = package_ep_context(tmp_path / "m.engine", tmp_path / "m_ctx.onnx", embed=embed).path
+    if PROVIDER not in {device.ep_name for device in ort.get_ep_devices()}:
+        ort.register_execution_provider_library(PROVIDER, plugin.get_library_path())
+    devices = [device for device in ort.get_ep_devices() if device.ep_name == PROVIDER]
+    assert devices, f"{PROVIDER} takes no GPU here"
+    options = ort.SessionOptions()
+    options.add_provider_for_devices(devices[:1], {})
+    feeds = {"x": np.random.default_rng(0).standard_normal((2, 4, 8, 8)).astype(np.float32)}
+    (found,) = ort.InferenceSession(str(path), options).run(None, feeds)
+    (expected,) = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"]).run(None, feeds)
+    assert np.abs(found - expected).max() <= 1e-2 * np.abs(expected).max()

@@ -6,9 +6,7 @@ TensorRT-RTX's runtime configuration also keeps the kernels that it compiled, in
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -52,13 +50,6 @@ def test_nothing_is_collected_while_a_stream_is_captured(newest: Simulation) -> 
     assert gc.isenabled()
 
 
-def test_graph_and_no_graph_compute_the_same(simulation: Simulation, tiny: Callable[..., Any]) -> None:
-    with simulation.open(tiny("mlp")) as plain, simulation.open(tiny("mlp"), runner=GRAPH) as graph:
-        for count in (1, 8, 3, 8, 1):
-            feeds = {"x": values(count, 16)}
-            np.testing.assert_array_equal(graph.infer(feeds)["y"], plain.infer(feeds)["y"])
-
-
 def test_the_graphs_of_the_last_shapes_are_kept(newest: Simulation) -> None:
     with newest.open("negate", runner=GRAPH) as runner:
         assert_negates(runner, *[*range(1, GRAPHS_KEPT + 1)] * 3)
@@ -100,14 +91,6 @@ def test_an_input_without_elements_is_not_copied(newest: Simulation) -> None:
     empty.free()
 
 
-def test_values_of_shape_inputs_are_part_of_what_was_captured(newest: Simulation) -> None:
-    with newest.open("shaped", host=["size"], runner=GRAPH) as runner:
-        for count in (2, 5, 2, 5):
-            size = np.array([count, 4], np.int32)
-            assert runner.infer({"x": values(1, 4), "size": size})["y"].shape == (count, 4)
-        assert newest.gpu.made["executable graph"] == 2
-
-
 def test_where_memory_does_not_suffice_for_more_graphs_fewer_are_kept(newest: Simulation) -> None:
     gpu = newest.gpu
 
@@ -132,8 +115,9 @@ def test_memory_of_other_graphs_makes_room_for_the_buffers_of_a_new_one(newest: 
         assert_negates(runner, 8)
         assert newest.gpu.live["execution context"] == 2
         newest.gpu.memory_bytes = 100
-        with pytest.raises(EngineUnavailable, match="not enough memory on CUDA device 0"):
+        with pytest.raises(EngineUnavailable, match="not enough memory on CUDA device 0") as caught:
             runner.infer({"x": values(7, 4)})
+        assert "smaller batch" in caught.value.hint
 
 
 def test_streams_have_graphs_of_their_own(newest: Simulation) -> None:
@@ -157,15 +141,6 @@ def test_timing_replays_the_graph_and_layers_do_without(newest: Simulation) -> N
         assert_negates(runner, 2)
         assert newest.gpu.made["executable graph"] == 2  # the profiler has changed the execution context
         del run
-
-
-def test_a_shape_that_depends_on_data_is_refused(simulation: Simulation) -> None:
-    with (
-        simulation.open("nonzero", data_dependent=["places"], runner=GRAPH) as runner,
-        pytest.raises(ModelError, match="output 'places': its shape depends on data") as caught,
-    ):
-        runner.infer({"x": values(2, 4)})
-    assert caught.value.hint == "leave cuda_graph off"
 
 
 @pytest.mark.parametrize(
@@ -235,7 +210,6 @@ def test_a_strategy_that_rtx_does_not_take_is_an_error(rtx: Simulation) -> None:
     with failing(rtx.gpu, "cuda_graph_strategy"), pytest.raises(ModelError, match=said) as caught:
         rtx.open("negate", runner=GRAPH)
     assert caught.value.hint == "leave cuda_graph off"
-    assert rtx.gpu.is_clean
 
 
 def test_before_1_2_rtx_is_captured_as_other_tensorrts_are(rtx: Simulation) -> None:
@@ -278,17 +252,7 @@ def test_a_cache_that_cannot_be_used_is_told_and_replaced(rtx: Simulation) -> No
         assert "of another engine" in runner.notes[0]
 
 
-def test_a_folder_that_takes_no_file_is_no_error(rtx: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> str:
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr("qcompile.files.temporary.tempfile.mkdtemp", refuse)
-    assert notes_of_a_run(rtx, **CACHE) == []
-    assert not cache_of(rtx).exists()
-    assert rtx.gpu.is_clean
-
-
-def test_nothing_is_left_of_a_cache_that_was_not_written_whole(
+def test_nothing_is_left_of_a_cache_that_was_not_written_whole_and_that_is_no_error(
     rtx: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(self: Path, _: bytes) -> int:
@@ -298,7 +262,7 @@ def test_nothing_is_left_of_a_cache_that_was_not_written_whole(
     path = rtx.plan("negate")
     monkeypatch.setattr(Path, "write_bytes", full)
     monkeypatch.setattr(rtx, "plan", lambda *_, **__: path)
-    notes_of_a_run(rtx, **CACHE)
+    assert notes_of_a_run(rtx, **CACHE) == []
     assert [item.name for item in rtx.folder.iterdir()] == ["m.engine"]
 
 
