@@ -1,4 +1,4 @@
-"""`bench` on real artifacts: the numbers hang together, failures stay alone."""
+"""`bench` on real artifacts: the numbers hang together, failures stay alone, layers are timed last."""
 
 from __future__ import annotations
 
@@ -10,17 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import msgspec
 import numpy as np
+import onnxruntime
 import pytest
 import workers_here
+from commands import MakePath
 
 import qcompile
 from qcompile.bench.measuring.rounds import Decided, TimingSeries
 from qcompile.bench.outputs import describe, timing_feeds
+from qcompile.bench.results.render import slowest_layers
 from qcompile.bench.results.results import SCHEMA, load_results
-from qcompile.bench.results.row import Energy
-from qcompile.bench.results.row_json import row_json
-from qcompile.errors import DataError, InvalidOption
+from qcompile.bench.results.row import Energy, Row
+from qcompile.bench.results.row_json import row_json, upgraded
+from qcompile.engines.registry import engine
+from qcompile.errors import DataError, EngineUnavailable, InvalidOption
 from qcompile.tensors import ModelIO, parse_input
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
@@ -37,9 +42,7 @@ def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "_LEAST_PATIENCE_S", 3.0)
 
 
-def test_results_hang_together(
-    tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_results_hang_together(tiny_file: MakePath, samples: MakePath, tmp_path: Path) -> None:
     model = tiny_file("residual")
     results = qcompile.benchmark(
         {"a": str(model), "b": str(model)},
@@ -78,7 +81,10 @@ def test_results_hang_together(
     # 4 samples per call: throughput and latency are two views of the same calls
     assert b.throughput_per_s is not None
     assert 4e3 / b.latency.max_ms <= b.throughput_per_s <= 4e3 / b.latency.min_ms
-    assert b.accuracy.value == a.accuracy.value
+    arrays = np.load(samples("residual", 32))
+    scores = onnxruntime.InferenceSession(str(model)).run(None, {"x": arrays["x"]})[0]
+    assert a.accuracy.value == pytest.approx((scores.argmax(1) == arrays["labels"]).mean())
+    assert (b.accuracy.value, b.accuracy.samples) == (a.accuracy.value, 32)
     assert b.difference.snr_db == math.inf
     assert a.size_bytes == model.stat().st_size
     assert results.settings["inputs"] == {"x": "4x4x8x8"}
@@ -89,79 +95,29 @@ def test_results_hang_together(
     jsonschema.validate(results.as_json(), json.loads(SCHEMA.read_text()))
 
 
-def test_the_accuracy_is_the_share_of_right_labels(
-    tiny_file: Callable[..., Path], samples: Callable[..., Path]
-) -> None:
-    import onnxruntime
-
-    model, data = tiny_file("residual"), samples("residual", 40)
-    results = qcompile.benchmark(
-        [str(model)], baseline=str(model), evaluation=str(data), threads=1, max_time_s=0.5
-    )
-    arrays = np.load(data)
-    scores = onnxruntime.InferenceSession(str(model)).run(None, {"x": arrays["x"]})[0]
-    expected = float((scores.argmax(1) == arrays["labels"]).mean())
-    accuracy = results.rows[0].accuracy
-    assert accuracy.value == pytest.approx(expected)
-    assert accuracy.samples == 40
-
-
-def test_a_batch_is_joined_from_smaller_batches_of_the_data(
-    tiny_file: Callable[..., Path], tmp_path: Path
-) -> None:
-    (tmp_path / "d.py").write_text(
-        "import numpy as np\n"
-        "def batches():\n    for i in range(4):\n        yield np.full((3, 16), i, np.float32)\n"
-    )
-    model = str(tiny_file("mlp"))
-    results = qcompile.benchmark(
-        [model], baseline=model, data=f"{tmp_path}/d.py:batches", batch_size=10, threads=1, max_time_s=0.2
-    )
-    assert results.settings["inputs"] == {"x": "10x16"}
-    with pytest.raises(DataError, match="holds 12 samples; a batch of 13 is required"):
-        qcompile.benchmark([model], baseline=model, data=f"{tmp_path}/d.py:batches", batch_size=13)
-
-
 @pytest.mark.parametrize(
-    ("model", "options", "error", "words", "hint"),
+    ("model", "options", "words", "hint"),
     [
-        ("fixed", {"batch_size": 8}, InvalidOption, "first axis of the model is fixed at 1", "dynamic batch"),
-        ("fixed", {"batch_sizes": [1, 2]}, InvalidOption, "fixed at 1", ""),
-        ("mlp", {"clients": [2, 2]}, InvalidOption, r"`clients` \[2, 2\]: different numbers", ""),
-        ("mlp", {"streams": [2, 2]}, InvalidOption, r"`streams` \[2, 2\]: different numbers", ""),
-        (
-            "mlp",
-            {"streams": [1, 2]},
-            InvalidOption,
-            "`streams`: inferences are in flight on a GPU",
-            "`clients`",
-        ),
-        (
-            "mlp",
-            {"cuda_graph": True},
-            InvalidOption,
-            "no artifact is an engine of TensorRT",
-            "`target` tensorrt",
-        ),
-        ("mlp", {"devices": ["cuda:0", "cuda:1"]}, InvalidOption, "the processor and one GPU", ""),
-        (
-            "mlp",
-            {"torch_modes": ["trace"]},
-            InvalidOption,
-            "`torch_modes`: no artifact is a PyTorch MODEL",
-            "",
-        ),
-        ("mlp", {"models": {"mlp.onnx": "net.py:f"}}, InvalidOption, "the name 'mlp.onnx' is taken", ""),
-        ("mlp", {"evaluation": "x.npz", "metric": "top1"}, DataError, "has no labels", ""),
+        ("fixed", {"batch_size": 8}, "first axis of the model is fixed at 1", "dynamic batch"),
+        ("fixed", {"batch_sizes": [1, 2]}, "fixed at 1", ""),
+        ("mlp", {"clients": [2, 2]}, r"`clients` \[2, 2\]: different numbers", ""),
+        ("mlp", {"streams": [2, 2]}, r"`streams` \[2, 2\]: different numbers", ""),
+        ("mlp", {"streams": [1, 2]}, "`streams`: inferences are in flight on a GPU", "`clients`"),
+        ("mlp", {"cuda_graph": True}, "no artifact is an engine of TensorRT", "`target` tensorrt"),
+        ("mlp", {"devices": ["cuda:0", "cuda:1"]}, "the processor and one GPU", ""),
+        ("mlp", {"torch_modes": ["trace"]}, "`torch_modes`: no artifact is a PyTorch MODEL", ""),
+        ("mlp", {"models": {"mlp.onnx": "net.py:f"}}, "the name 'mlp.onnx' is taken", ""),
+        ("mlp", {"evaluation": "x.npz", "metric": "top1"}, "has no labels", ""),
     ],
 )
 def test_what_does_not_fit_is_refused(
-    tiny_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str,
-    options: dict[str, Any], error: type[Exception], words: str, hint: str,
+    tiny_file: MakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str,
+    options: dict[str, Any], words: str, hint: str,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     np.savez("x.npz", x=np.ones((4, 16), np.float32))
     path = str(tiny_file("residual", batch=1) if model == "fixed" else tiny_file("mlp"))
+    error = DataError if "evaluation" in options else InvalidOption
     with pytest.raises(error, match=words) as caught:
         qcompile.benchmark([path], baseline=path, threads=1, max_time_s=0.2, **options)
     assert hint in caught.value.hint
@@ -199,45 +155,33 @@ def faulty(tmp_path: Path) -> Callable[..., str]:
 
 
 @pytest.mark.parametrize(
-    ("fault", "reason"),
+    ("fault", "reason", "baseline"),
     [
-        ("os.abort()", "SIGABRT"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL, out of memory?"),
-        ("time.sleep(600)", "gave no answer to 'time' for"),
-        ("raise MemoryError('no more')", "MemoryError: no more"),
-        ("raise RuntimeError('no weights')", "no weights"),  # at the first call
+        ("os.abort()", "SIGABRT", "good"),
+        ("os.abort()", "SIGABRT", "bad"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL, out of memory?", "good"),
+        ("time.sleep(600)", "gave no answer to 'time' for", "good"),
+        ("raise MemoryError('no more')", "MemoryError: no more", "good"),
+        ("raise RuntimeError('no weights')", "no weights", "good"),  # at the first call
     ],
 )
 def test_what_dies_hangs_or_runs_out_of_memory_leaves_the_others_their_numbers(
-    tiny_file: Callable[..., Path], faulty: Callable[..., str], tmp_path: Path, fault: str, reason: str
-) -> None:
+    tiny_file: MakePath, faulty: Callable[..., str], tmp_path: Path, fault: str, reason: str,
+    baseline: str,
+) -> None:  # fmt: skip
     good = str(tiny_file("mlp"))
     results = qcompile.benchmark(
         {"good": good, "bad": faulty(fault, call=1 if "weights" in fault else 40), "other": good},
-        baseline="good",
-        output=tmp_path / "r.json",
-        threads=1,
-        max_time_s=0.5,
-    )
+        baseline=baseline, output=tmp_path / "r.json", threads=1, max_time_s=0.5,
+    )  # fmt: skip
     bad, other = results.row("bad"), results.row("other")
     assert bad.status == "failed"
     assert reason in bad.reason
     assert "at the end of its tether" in bad.output_tail
     assert bad.latency is None
-    assert other.speedup.rounds >= 8
-    jsonschema.validate(json.loads((tmp_path / "r.json").read_text()), json.loads(SCHEMA.read_text()))
-
-
-def test_a_baseline_that_dies_leaves_the_others_their_latencies(
-    tiny_file: Callable[..., Path], faulty: Callable[..., str]
-) -> None:
-    results = qcompile.benchmark(
-        [str(tiny_file("mlp"))], baseline=faulty("os.abort()"), threads=1, max_time_s=0.5
-    )
-    base, other = results.rows
-    assert (base.status, other.status) == ("failed", "measured")
     assert other.latency is not None
-    assert other.speedup is None
+    assert (other.speedup.rounds >= 8) if baseline == "good" else (other.speedup is None)
+    jsonschema.validate(json.loads((tmp_path / "r.json").read_text()), json.loads(SCHEMA.read_text()))
 
 
 ONCE = """
@@ -262,7 +206,7 @@ def after(launches: int) -> Decided:
     return decided
 
 
-def test_every_launch_is_a_process_of_its_own(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_every_launch_is_a_process_of_its_own(tiny_file: MakePath, tmp_path: Path) -> None:
     path = tmp_path / "net.py"
     path.write_text(ONCE.format(launches=1000))
     results = qcompile.benchmark(
@@ -278,7 +222,7 @@ def test_every_launch_is_a_process_of_its_own(tiny_file: Callable[..., Path], tm
 
 @pytest.mark.parametrize("is_baseline", [False, True])
 def test_an_artifact_that_does_not_start_again_has_failed_and_the_others_go_on(
-    tiny_file: Callable[..., Path], tmp_path: Path, is_baseline: bool
+    tiny_file: MakePath, tmp_path: Path, is_baseline: bool
 ) -> None:
     path = tmp_path / "net.py"
     path.write_text(ONCE.format(launches=1))
@@ -297,22 +241,16 @@ def test_an_artifact_that_does_not_start_again_has_failed_and_the_others_go_on(
     assert len(onnx.launch_rounds) >= 2
 
 
-def test_where_there_is_time_for_one_launch_the_interval_is_wide_and_says_why(
-    tiny_file: Callable[..., Path],
+def test_of_one_launch_the_interval_is_wide_and_curves_are_over_batch_sizes_and_clients(
+    tiny_file: MakePath,
 ) -> None:
     model = str(tiny_file("mlp"))
-    results = qcompile.benchmark({"a": model, "b": model}, baseline="a", threads=1, max_time_s=0.2)
-    b = results.row("b")
-    assert b.speedup.launches == 1
-    assert b.speedup.high / b.speedup.low > 1.06
-    assert [text for text in b.warnings if "rests on one launch" in text]
-
-
-def test_curves_over_batch_sizes_and_clients(tiny_file: Callable[..., Path]) -> None:
-    model = str(tiny_file("mlp"))
-    [entry] = qcompile.benchmark(
-        [model], baseline=model, batch_sizes=[1, 32], clients=[1, 2], threads=1, max_time_s=0.2
-    ).rows
+    entry = qcompile.benchmark(
+        {"a": model, "b": model}, baseline="a", batch_sizes=[1, 32], clients=[1, 2], threads=1, max_time_s=0.2
+    ).row("b")
+    assert entry.speedup.launches == 1
+    assert entry.speedup.high / entry.speedup.low > 1.06
+    assert [text for text in entry.warnings if "rests on one launch" in text]
     assert [point.count for point in entry.batches] == [1, 32]
     for point in entry.batches:  # which of them is faster is the machine's to say
         assert point.median_ms > 0
@@ -354,7 +292,7 @@ def test_further_models_are_measured_as_they_are(torch_model: str) -> None:
 
 
 def test_the_worker_of_an_engine_runs_in_the_interpreter_it_is_given(
-    tiny_file: Callable[..., Path], tmp_path: Path
+    tiny_file: MakePath, tmp_path: Path
 ) -> None:
     packages, model = tmp_path / "packages", str(tiny_file("mlp"))
     packages.mkdir()
@@ -373,9 +311,12 @@ IO = ModelIO((parse_input("x:[batch,length,2]"),), ())
 SOURCE = """
 import numpy as np
 
-def falling():
-    for length in (5, 5, 3):
+def falling(lengths=(5, 5, 3)):
+    for length in lengths:
         yield np.full((4, length, 2), length, np.float32)
+
+def equal():
+    return falling((5, 5, 5))
 """
 
 
@@ -390,16 +331,82 @@ def test_batches_of_one_length_are_joined(batch_size: int | None, samples: int, 
     assert timing_feeds(IO, data, batch_size=batch_size)["x"].shape == (samples, 5, 2)
 
 
-def test_batches_of_different_lengths_cannot_be_joined(data: str) -> None:
-    with pytest.raises(DataError, match=r"'x' has batches of \[batch,5,2\] and \[batch,3,2\]; 12") as caught:
-        timing_feeds(IO, data, batch_size=12)
-    assert caught.value.hint == "measure batches of 4, or let the first batch hold 12"
+@pytest.mark.parametrize(
+    ("name", "batch_size", "words", "hint"),
+    [
+        ("falling", 12, r"'x' has batches of \[batch,5,2\] and \[batch,3,2\]; 12",
+         "measure batches of 4, or let the first batch hold 12"),
+        ("equal", 13, "holds 12 samples; a batch of 13 is required", ""),
+    ],
+)  # fmt: skip
+def test_batches_that_cannot_be_joined_are_refused(
+    data: str, name: str, batch_size: int, words: str, hint: str
+) -> None:
+    with pytest.raises(DataError, match=words) as caught:
+        timing_feeds(IO, data.removesuffix("falling") + name, batch_size=batch_size)
+    assert hint in caught.value.hint
 
 
-def test_a_graph_quantized_for_tensorrt_warns_elsewhere(tiny_file: Callable[..., Path]) -> None:
+def test_a_graph_quantized_for_tensorrt_warns_elsewhere(tiny_file: MakePath) -> None:
     model = tiny_file("mlp")
     for target, warned in (("tensorrt", 1), ("onnxruntime", 0)):
         made = qcompile.quantize(model, model.with_name(f"{target}.onnx"), mode="weights", target=target)
         said = describe(str(made.path)).warnings
         assert len(said) == warned
         assert all("quantized for tensorrt, and onnxruntime runs it" in text for text in said)
+
+
+def test_runtimes_tell_the_times_of_what_they_execute(tiny_file: MakePath, tmp_path: Path) -> None:
+    model, net = tiny_file("residual"), tmp_path / "net.py"
+    net.write_text("import torch\ndef build():\n    return torch.nn.Flatten().eval()\n")
+    openvino = qcompile.build(model, tmp_path / "vino.onnx", target="openvino").path
+    results = qcompile.benchmark(
+        {"onnx": str(model), "vino": str(openvino), "net": f"{net}:build"}, baseline="onnx", layer_times=True,
+        threads=1, max_time_s=0.2, output=tmp_path / "r.json",
+    )  # fmt: skip
+    onnx_ms, vino_ms = (results.row(name).layer_times_ms for name in ("onnx", "vino"))
+    assert "gemm" in onnx_ms
+    assert "relu1" not in onnx_ms  # fused: what is timed is the session that is measured
+    assert any(name.startswith("conv2") for name in vino_ms)
+    assert all(taken_ms > 0.0 for taken_ms in (*onnx_ms.values(), *vino_ms.values()))
+    assert results.row("net").layer_times_ms == {}
+    assert "layer times: pytorch tells no time of single layers" in results.row("net").warnings
+    assert all(row.status == "measured" and row.latency for row in results.rows)
+    assert load_results(tmp_path / "r.json").as_json() == results.as_json()
+    jsonschema.validate(results.as_json(), json.loads(SCHEMA.read_text()))
+
+
+def test_nothing_is_timed_once_a_profiler_was_on(
+    tiny_file: MakePath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers, model = workers_here.install(monkeypatch), str(tiny_file("mlp"))
+    qcompile.benchmark(
+        {"a": model, "b": model}, baseline="a", layer_times=True, batch_sizes=[2], clients=[2], threads=1,
+        max_time_s=0.1,
+    )  # fmt: skip
+    assert workers.asked[-2:] == [("a", "layer_times"), ("b", "layer_times")]
+    assert [do for _, do in workers.asked].count("layer_times") == 2
+    fed = [do for of, do in workers.asked if of == "a" and do in ("feed", "layer_times")]
+    assert fed[-3:] == ["feed", "feed", "layer_times"]  # batches of 2, then what was timed first
+
+
+def test_on_a_gpu_onnx_runtime_tells_none() -> None:
+    with pytest.raises(EngineUnavailable, match="on a GPU: its profile has the host's"):
+        engine("onnxruntime").kernel_times("m.onnx", {}, device=0)
+
+
+def test_the_slowest_are_shown_and_all_further_ones_together() -> None:
+    times_ms = {f"layer {number}": float(number) for number in range(1, 13)}
+    cells = slowest_layers(Row("a", "a.onnx", "onnxruntime", layer_times_ms=times_ms))
+    assert cells[0] == ("layer 12", "12.0", "15.4%")
+    assert cells[-3:] == [
+        ("layer 3", "3.00", "3.8%"), ("2 further layers", "3.00", "3.8%"), ("together", "78.0", "100.0%"),
+    ]  # fmt: skip
+    assert len(cells) == 12
+
+
+def test_rows_without_times_and_with_odd_ones_are_read() -> None:
+    row = {"name": "a", "artifact": "a.onnx", "engine": "onnxruntime"}
+    odd = {"layer_times_ms": {"x": 0.5, "none": None, "zero": 0, "late": float("nan")}}
+    rows = [msgspec.convert(upgraded({**row, **times}), Row) for times in ({}, odd)]
+    assert [row.layer_times_ms for row in rows] == [{}, {"x": 0.5}]

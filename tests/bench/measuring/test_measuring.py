@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -107,8 +108,6 @@ def test_the_significance_is_that_of_pettitts_definition() -> None:
     noise = random.Random(2)
     for n in (12, 17, 30):
         values = [noise.random() + (i > n // 3) for i in range(n)]
-        import math
-
         expected = 2.0 * math.exp(-6.0 * by_definition(values) ** 2 / (n**3 + n**2))
         assert change_significance(values) == pytest.approx(min(expected, 1.0))
 

@@ -1,4 +1,4 @@
-"""Workers die, hang and fail alone, and say why; what they answer; in other interpreters, too."""
+"""Workers die, hang and fail alone, and say why; other interpreters; tensors of any name come back."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import helper
 
 import qcompile
-from qcompile.bench.workers.arrays import load_arrays
+from qcompile.bench.workers.arrays import load_array, load_arrays, save_arrays
 from qcompile.bench.workers.process import Worker, parse_interpreters, read_answer, worker_command
+from qcompile.comparison.layers import layer_diff
 from qcompile.errors import DataError, InvalidOption, MissingFile, QCompileError, WorkerError
 
 
@@ -95,13 +98,11 @@ def test_what_dies_is_reported_with_its_last_output(tmp_path: Path, body: str, w
 
 def test_a_hanging_worker_is_given_up(tmp_path: Path) -> None:
     model = crashing_model(tmp_path, "time.sleep(600)")
-    start = time.monotonic()
     with (
         Worker("sleeper", threads=1, timeout_s=3.0) as worker,
         pytest.raises(WorkerError, match="gave no answer to 'load' for 3 s"),
     ):
         load(worker, model)
-    assert time.monotonic() - start < 30
     with Worker("sleeper", threads=1) as worker:
         with pytest.raises(WorkerError, match="for 1 s"):  # less long than for other answers
             load(worker, model, timeout_s=1.0)
@@ -200,17 +201,6 @@ def test_a_worker_runs_these_files_where_qcompile_is_not_installed(tmp_path: Pat
     assert Path(command[-2]) == Path(qcompile.__file__).parent.resolve()
 
 
-def test_a_script_that_sets_a_path_is_an_interpreter(tmp_path: Path) -> None:
-    (tmp_path / "packages").mkdir()
-    (tmp_path / "packages/openvino.py").write_text("raise ImportError('this openvino is broken')\n")
-    line = f'PYTHONPATH={tmp_path}/packages exec {sys.executable} "$@"'
-    python = script(tmp_path / "python", line)
-    pythons = parse_interpreters([f"openvino={python}", f"onnxruntime={python}"])
-    assert "this openvino is broken" in pythons.why_not_run("openvino")
-    assert pythons.why_not_run("onnxruntime") == ""
-    assert pythons.python("pytorch") == ""
-
-
 def test_another_interpreter_runs_these_files_and_needs_no_installation(tmp_path: Path) -> None:
     python = script(tmp_path / "python", f'cd / && {sys.executable} -I "$@"')  # no exec, no PYTHONPATH
     with Worker("there", threads=1, python=python) as worker:
@@ -231,19 +221,20 @@ def test_what_is_no_interpreter_is_refused_with_what_it_said(tmp_path: Path) -> 
         Worker("text", threads=1, python=str(text))
 
 
-@pytest.mark.parametrize("text", ["openvino", "=python", "openvino="])
-def test_a_wrong_spelling_is_refused(text: str) -> None:
-    with pytest.raises(InvalidOption, match="ENGINE=INTERPRETER"):
-        parse_interpreters([text])
-
-
-def test_engines_and_executables_must_be_there() -> None:
-    with pytest.raises(InvalidOption, match="did you mean 'openvino'"):
-        parse_interpreters([f"openvin={sys.executable}"])
-    with pytest.raises(MissingFile, match="/no/python"):
-        parse_interpreters(["openvino=/no/python"])
-    with pytest.raises(InvalidOption, match="twice"):
-        parse_interpreters([f"openvino={sys.executable}"] * 2)
+@pytest.mark.parametrize(
+    ("texts", "error", "words"),
+    [
+        *(([text], InvalidOption, "ENGINE=INTERPRETER") for text in ("openvino", "=python", "openvino=")),
+        ([f"openvin={sys.executable}"], InvalidOption, "did you mean 'openvino'"),
+        (["openvino=/no/python"], MissingFile, "/no/python"),
+        ([f"openvino={sys.executable}"] * 2, InvalidOption, "twice"),
+    ],
+)
+def test_wrong_spellings_engines_and_executables_are_refused(
+    texts: list[str], error: type[QCompileError], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        parse_interpreters(texts)
 
 
 ERROR = {"ok": False, "type": "BuildError", "message": "it failed", "hint": ""}
@@ -277,3 +268,58 @@ def test_any_line_is_an_answer_or_none(line: bytes) -> None:
 def test_a_wait_of_any_length_can_be_asked_for() -> None:
     with Worker("tiny", threads=1, timeout_s=1e300) as worker:
         assert worker.hello()["ok"] is True
+
+
+NAMES = ["file", "allow_pickle", "x", "x.npy", ":x:", ":", "a/b", "../up", "/root", "self", "kwds", "名", ""]
+
+
+def test_names_that_numpy_keeps_for_itself_and_paths_come_back(tmp_path: Path) -> None:
+    folder = tmp_path / "inside"
+    folder.mkdir()
+    arrays = {name: np.full(3, number, np.float32) for number, name in enumerate(NAMES)}
+    save_arrays(folder / "all.npz", arrays)
+    found = load_arrays(folder / "all.npz")
+    assert list(found) == NAMES
+    for name, array in arrays.items():
+        assert (found[name] == array).all()
+        assert (load_array(folder / "all.npz", name) == array).all()
+    assert [path.name for path in tmp_path.rglob("*")] == ["inside", "all.npz"]
+
+
+def test_files_that_numpy_wrote_are_read(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=np.ones(2), y=np.zeros(2))
+    assert list(load_arrays(tmp_path / "x.npz")) == ["x", "y"]
+    assert load_array(tmp_path / "x.npz", "x").sum() == 2
+
+
+def test_texts_that_are_objects_become_numpys_texts(tmp_path: Path) -> None:
+    texts = np.array(["a", "漢字", ""], dtype=object)
+    save_arrays(tmp_path / "t.npz", {"texts": texts})
+    loaded = load_arrays(tmp_path / "t.npz")["texts"]
+    assert loaded.dtype.kind == "U"
+    assert loaded.tolist() == texts.tolist()
+
+
+def test_objects_are_never_pickled(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="pickle"):
+        save_arrays(tmp_path / "x.npz", {"x": np.array([object()])})
+
+
+@pytest.mark.usefixtures("short_blocks")
+def test_tensors_called_file_and_allow_pickle_are_compared_and_measured(tmp_path: Path) -> None:
+    graph = helper.make_graph(
+        [
+            helper.make_node("Add", ["file", "../up"], ["sum"]),
+            helper.make_node("Relu", ["sum"], ["allow_pickle"]),
+        ],
+        "names",
+        [helper.make_tensor_value_info(name, 1, ["batch", 3]) for name in ("file", "../up")],
+        [helper.make_tensor_value_info("allow_pickle", 1, ["batch", 3])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path = tmp_path / "names.onnx"
+    onnx.save(model, path)
+    assert qcompile.diff(str(path), str(path))
+    assert layer_diff(str(path), str(path), samples=2)
+    results = qcompile.benchmark([str(path)], baseline=str(path), threads=1, max_time_s=0.01)
+    assert [row.status for row in results.rows] == ["measured"]
