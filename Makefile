@@ -68,9 +68,9 @@ gpu-day-more:
 clean:
 	rm -rf $(VENV) build dist *.egg-info examples/*/out benchmarks/*/out
 
-# torch first: the pin in constraints.txt decides which build everything else meets. Python compiles what is imported;
-# compiling all of it would take longer than the installation. With `make LOCK=yes ...` pip takes only files whose hash
-# is in the lock; it refuses a build of PyTorch that is not on PyPI.
+# torch first: the pin in constraints.txt decides which build everything else meets. Packages are compiled on all cores
+# at the end, but for the few files that are written for another Python. With `make LOCK=yes ...` pip takes only
+# files whose hash is in the lock; it refuses a build of PyTorch that is not on PyPI.
 $(READY): setup.cfg pyproject.toml constraints.txt requirements-test.lock
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 ifeq ($(LOCK),yes)
@@ -80,6 +80,7 @@ else
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[dev]'
 endif
+	$(BIN)/python -W ignore -m compileall -qq -j 0 $(VENV)/lib || echo "not compiled: files of packages for another Python"
 	touch $(READY)
 
 # The tools of the supply chain, in an environment of their own.
