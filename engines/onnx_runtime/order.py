@@ -33,11 +33,12 @@ def put_in_order(optimized: onnx.ModelProto, model: onnx.ModelProto) -> bool:
     graph = optimized.graph
     given = {name for node in model.graph.node for name in (node.name, *node.output)}
     given |= {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
-    ordered = _ordered(graph)
-    names = [name for node in ordered for name in (node.name, *node.output) if name not in given]
-    kinds = {match[1] for name in names if (match := _NUMBERED.fullmatch(name))}
+    made = {name for node in graph.node for name in (node.name, *node.output)} - given
+    kinds = {match[1] for name in made if (match := _NUMBERED.fullmatch(name))}
     if not kinds:
         return False
+    ordered = _ordered(graph)
+    names = (name for node in ordered for name in (node.name, *node.output) if name in made)
     renamed: dict[str, str] = {}
     numbers = itertools.count()
     for name in dict.fromkeys(names):
@@ -63,12 +64,15 @@ def put_in_order(optimized: onnx.ModelProto, model: onnx.ModelProto) -> bool:
 def _ordered(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """The nodes, each behind those whose outputs it reads, beginning with what the first output needs."""
     made_by = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
-    read = [[*node.input, *captured_names(node)] for node in graph.node]
+    read = [
+        [made_by[name] for name in (*node.input, *captured_names(node)) if name in made_by]
+        for node in graph.node
+    ]
     ordered: dict[int, onnx.NodeProto] = {}
     waiting = [made_by[value.name] for value in reversed(graph.output) if value.name in made_by]
     while waiting:
         index = waiting[-1]
-        missing = [made_by[name] for name in read[index] if made_by.get(name, index) not in {index, *ordered}]
+        missing = [other for other in read[index] if other not in ordered]
         if missing and index not in ordered:
             waiting.extend(reversed(missing))
             continue
