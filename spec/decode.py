@@ -156,8 +156,10 @@ def given(kind: type[T], values: Mapping[str, Any]) -> T:
 
 def called(kind: type[T], spec: T | None, values: Mapping[str, Any]) -> T:
     """Return the spec of a call: one that is given, with keyword arguments in place of some of its fields."""
-    base = vars(shared(kind, spec)) if spec is not None else {}
-    return given(kind, {**base, **values})
+    if spec is None:
+        return given(kind, values)
+    base = shared(kind, spec)  # checked as it is made
+    return given(kind, {**vars(base), **values}) if values else base
 
 
 def shared(kind: type[T], spec: object, **more: Any) -> T:
