@@ -1,8 +1,8 @@
 """One order and one numbering of the nodes that ONNX Runtime's optimizer makes.
 
-It keeps them in tables whose keys are addresses (`NchwcTransformerImpl::nchwc_args_`,
-onnxruntime/core/optimizer/nchwc_transformer.cc), so equal models become other files in each process: four
-builds of ShuffleNet had four digests (1.31.1). The nodes were the same.
+It orders and numbers the nodes that change the layout (`graph.GenerateNodeName("ReorderOutput")`,
+onnxruntime/core/optimizer/nchwc_transformer.cc) differently in each process: four builds of ShuffleNet had four
+digests (seen with 1.31.1, which does not say why). The nodes were the same.
 """
 
 from __future__ import annotations
