@@ -1,8 +1,8 @@
 """One order and one numbering of the nodes that ONNX Runtime's optimizer makes.
 
 It orders and numbers the nodes that change the layout (`graph.GenerateNodeName("ReorderOutput")`,
-onnxruntime/core/optimizer/nchwc_transformer.cc) differently in each process: four builds of ShuffleNet had four
-digests (seen with 1.31.1, which does not say why). The nodes were the same.
+onnxruntime/core/optimizer/nchwc_transformer.cc) differently in each process: four builds of ShuffleNet had
+four digests (seen with 1.31.1, which does not say why). The nodes were the same.
 """
 
 from __future__ import annotations
