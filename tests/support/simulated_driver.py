@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import enum
-import threading
 import types
 from collections.abc import Callable
 from functools import partial
@@ -276,7 +275,7 @@ def make_module(gpu: SimulatedGpu, driver: Any) -> types.ModuleType:
         """Source: cuda.hpp, context_push and context::pop: of the stack's contexts CUDA has the top alone."""
 
         def __init__(self, handle: Any) -> None:
-            self.handle, self.thread = handle, threading.get_ident()
+            self.handle = handle
 
         def push(self) -> None:
             if gpu.pycuda_stack:
@@ -302,80 +301,18 @@ def make_module(gpu: SimulatedGpu, driver: Any) -> types.ModuleType:
         def retain_primary_context(self) -> Context:
             return Context(call("cuDevicePrimaryCtxRetain", self.handle))
 
-    class Owned:
-        """What a context owns. Source: cuda.hpp, explicit_context_dependent, scoped_context_activation."""
-
-        def __init__(self, create: str, destroy: str, *arguments: Any) -> None:
-            self._context, self._destroy = Context.get_current(), ""
-            if self._context is None:
-                raise module.Error("explicit_context_dependent failed")
-            self.handle = int(call(create, *arguments))
-            self._destroy = destroy
-
-        def __int__(self) -> int:
-            return self.handle
-
-        def __del__(self) -> None:
-            switch = Context.get_current() is not self._context
-            if self._destroy and switch and self._context.thread != threading.get_ident():
-                gpu.complaints.append("an object in out-of-thread context could not be cleaned up")
-            elif self._destroy:
-                if switch:
-                    self._context.push()
-                call(self._destroy, self.handle)
-                if switch:
-                    Context.pop()
-
-    class Stream(Owned):
-        def __init__(self, flags: int = 0) -> None:
-            super().__init__("cuStreamCreate", "cuStreamDestroy", flags)
-            self.synchronize = partial(call, "cuStreamSynchronize", self.handle)
-
-        def wait_for_event(self, event: Event) -> None:
-            call("cuStreamWaitEvent", self.handle, event.handle, 0)
-
-    class Event(Owned):
-        def __init__(self, flags: int = 0) -> None:
-            super().__init__("cuEventCreate", "cuEventDestroy", flags)
-            self.synchronize = partial(call, "cuEventSynchronize", self.handle)
-
-        def record(self, stream: Stream) -> None:
-            call("cuEventRecord", self.handle, stream.handle)
-
-        def time_till(self, end: Event) -> float:
-            return float(call("cuEventElapsedTime", self.handle, end.handle))
-
-    def pagelocked_empty(shape: int, dtype: Any) -> Any:
-        # Source: wrap_cudadrv.cpp, numpy_empty<pagelocked_host_allocation>: the array's base owns it.
-        owner: Any = Owned("cuMemHostAlloc", "cuMemFreeHost", shape * np.dtype(dtype).itemsize, 0)
-        data, kind = (owner.handle, False), np.dtype(dtype).str
-        owner.__array_interface__ = {"shape": (shape,), "typestr": kind, "data": data, "version": 3}
-        return np.asarray(owner)
-
-    def copy(function: str, *arguments: Any) -> None:
-        # Source: wrap_cudadrv.cpp, py_buffer_wrapper: what has the buffer protocol is its address and size.
-        arrays = [value for value in arguments if isinstance(value, np.ndarray)]
-        plain = [value.ctypes.data if isinstance(value, np.ndarray) else value for value in arguments]
-        stream = [plain.pop().handle] if isinstance(arguments[-1], Stream) else []
-        call(function, *plain, *(array.nbytes for array in arrays), *stream)
-
     module.init = lambda: call("cuInit", 0)
-    module.Device, module.Context, module.Stream, module.Event = Device, Context, Stream, Event
-    module.mem_alloc = lambda size: Owned("cuMemAlloc", "cuMemFree", size)
-    module.pagelocked_empty = pagelocked_empty
-    for kind in ("HtoD", "DtoH", "DtoD"):
-        setattr(module, f"memcpy_{kind.lower()}", partial(copy, f"cuMemcpy{kind}"))
-        setattr(module, f"memcpy_{kind.lower()}_async", partial(copy, f"cuMemcpy{kind}Async"))
+    module.Device, module.Context = Device, Context
     return module
 
 
 def install_libcuda(monkeypatch: pytest.MonkeyPatch, driver: Any) -> None:
     """Put libcuda where ctypes loads it. Source: the tests' own."""
-    from qcompile.engines.tensorrt.runner import pycuda_driver
+    from qcompile.engines.tensorrt.runner import cuda
 
     library: Any = types.ModuleType("libcuda")
     library.__getattr__ = lambda symbol: partial(_call_by_ctypes, driver, symbol)
-    monkeypatch.setattr(pycuda_driver, "load_library", lambda: library)
+    monkeypatch.setattr(cuda, "load_library", lambda: library)
 
 
 def _call_by_ctypes(driver: Any, symbol: str, *arguments: Any) -> int:
@@ -389,5 +326,5 @@ def _call_by_ctypes(driver: Any, symbol: str, *arguments: Any) -> int:
         inputs[1] = driver.CUstreamCaptureMode(inputs[1])
     code, *results = getattr(driver, name)(*inputs)
     for output, result in zip(outputs, results if not code else (), strict=False):
-        output.value = result if isinstance(result, bytes) else int(result)
+        output.value = result if isinstance(result, bytes | float) else int(result)
     return int(code)

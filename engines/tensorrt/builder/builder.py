@@ -28,7 +28,7 @@ from ...gpu import Gpu, find_gpu
 from ..adapter import Adapter
 from ..log import Log, build_failure, make_log
 from ..plan import needs_of_options, register_plugins
-from ..runner.cuda import current_device
+from ..runner.primary_context import current_device
 from .calibration import Calibrator, Feeder, Scales, calibration_inputs, make_calibrator, scaling, set_ranges
 from .configure import add_profiles, build_routes, configure, set_calibration_profile, verbosity
 from .inspector import Inspection, inspect_plan, twin_differs

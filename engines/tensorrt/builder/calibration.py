@@ -38,8 +38,8 @@ from ....tensors import format_shape
 from ...base import BuildRequest
 from ..adapter import Adapter, member_name
 from ..log import Log, setting
-from ..runner.cuda import PrimaryContext
 from ..runner.memory import DeviceBuffer, raw
+from ..runner.primary_context import PrimaryContext
 from .network import layer_outputs, network_inputs
 from .profiles import InputRange
 

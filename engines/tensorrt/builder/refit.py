@@ -20,7 +20,7 @@ from ...gpu import find_gpu, why_no_gpu
 from ..adapter import Adapter
 from ..compatibility import check_version_and_gpu
 from ..plan import OpenPlan, needs_of, open_plan
-from ..runner.cuda import current_device
+from ..runner.primary_context import current_device
 
 _SHOWN = 5
 

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import ModelError
-from .cuda import PrimaryContext
 from .io_tensors import numpy_dtype
 from .memory import ALIGNMENT_BYTES, DeviceBuffer, raw
+from .primary_context import PrimaryContext
 
 
 class _KeptError:

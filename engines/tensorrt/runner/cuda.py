@@ -1,29 +1,26 @@
-"""CUDA's driver by PyCUDA or cuda-bindings: a device's primary context, memory, streams, events, graphs.
+"""CUDA's driver by cuda-bindings, or by PyCUDA and ctypes: memory, streams, events, graphs.
 
-`Cuda` is the interface of both. PyCUDA is compiled with CUDA's headers, where cuda-bindings is a wheel. The
-functions are those of https://docs.nvidia.com/cuda/cuda-driver-api/; all but graphs' need a current context.
-No context is created, and none stays current: each block makes the primary one, which PyTorch uses too,
-current and leaves the thread as it found it.
+PyCUDA keeps a stack of contexts of its own, so that where it is installed contexts are made current by it.
+The functions are those of https://docs.nvidia.com/cuda/cuda-driver-api/; all but graphs' need a current
+context (`primary_context`).
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
 import gc
-import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from traceback import clear_frames
+from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ....errors import EngineUnavailable, InvalidOption, ModelError, first_line
+from ....errors import first_line
 
-NON_BLOCKING = 1
+_NON_BLOCKING = 1
 """CU_STREAM_NON_BLOCKING: nothing waits for the default stream, or makes it wait."""
 _OUT_OF_MEMORY = 2
 """CUDA_ERROR_OUT_OF_MEMORY."""
@@ -37,25 +34,6 @@ class CudaError(Exception):
 
 class OutOfMemory(CudaError):
     """The device's memory, or page-locked memory, does not suffice."""
-
-
-def load_cuda() -> Cuda:
-    """Return the driver through PyCUDA where it can be imported, else through cuda-bindings."""
-    try:
-        import pycuda.driver
-
-        from .pycuda_driver import PyCuda
-
-        return PyCuda(pycuda.driver)
-    except Exception as error:  # ImportError, of a library of the toolkit too; OSError: no libcuda
-        reason = first_line(error)
-    try:
-        from cuda.bindings import driver
-    except Exception as error:
-        raise ImportError(
-            f"neither cuda-bindings nor PyCUDA can be imported ({first_line(error)}; {reason})"
-        ) from error
-    return Cuda(driver)
 
 
 class Cuda:
@@ -90,15 +68,6 @@ class Cuda:
 
     def pop(self) -> None:
         self.call("cuCtxPopCurrent")
-
-    def stream(self) -> Stream:
-        return Stream(self)
-
-    def event(self) -> Event:
-        return Event(self)
-
-    def mem_alloc(self, size_bytes: int) -> DeviceMemory:
-        return DeviceMemory(self, size_bytes)
 
     def owned(self, owner: object, function: str, handle: int) -> Callable[[], object]:
         """Let a function free a handle, once, in the context of now, at the latest with the owner."""
@@ -158,6 +127,101 @@ class Cuda:
         return int(self.call("cuPointerGetAttribute", kind, address))
 
 
+_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "f": ctypes.c_float, "c": ctypes.c_char_p}
+_PARAMETERS = {
+    "cuCtxGetCurrent": "P", "cuCtxPopCurrent": "P", "cuCtxPushCurrent": "p", "cuCtxSynchronize": "",
+    "cuEventCreate": "Pi", "cuEventDestroy": "p", "cuEventElapsedTime": "Fpp", "cuEventRecord": "pp",
+    "cuEventSynchronize": "p", "cuGetErrorName": "iC", "cuGraphDestroy": "p", "cuGraphExecDestroy": "p",
+    "cuGraphInstantiate": "Ppp", "cuGraphLaunch": "pp", "cuMemAlloc": "Pp", "cuMemFree": "p",
+    "cuMemFreeHost": "p", "cuMemHostAlloc": "Ppi", "cuMemcpyDtoDAsync": "pppp", "cuMemcpyDtoH": "ppp",
+    "cuMemcpyDtoHAsync": "pppp", "cuMemcpyHtoD": "ppp", "cuMemcpyHtoDAsync": "pppp",
+    "cuPointerGetAttribute": "Iip", "cuStreamBeginCapture": "pi", "cuStreamCreate": "Pi",
+    "cuStreamDestroy": "p", "cuStreamEndCapture": "pP", "cuStreamSynchronize": "p",
+    "cuStreamWaitEvent": "ppi",
+}  # fmt: skip
+"""Function of cuda-bindings to its parameters in C, p what has 64 bits; capitals are results."""
+_ENDINGS = {"cuGraphInstantiate": "WithFlags"} | dict.fromkeys(
+    ("cuCtxPopCurrent", "cuCtxPushCurrent", "cuEventDestroy", "cuMemAlloc", "cuMemFree", "cuMemcpyDtoDAsync",
+     "cuMemcpyDtoH", "cuMemcpyDtoHAsync", "cuMemcpyHtoD", "cuMemcpyHtoDAsync", "cuStreamBeginCapture",
+     "cuStreamDestroy"), "_v2",
+)  # fmt: skip
+"""Function to what its symbol in libcuda ends with since CUDA 11.4 (`#define cuMemAlloc cuMemAlloc_v2`)."""
+
+
+def load_library() -> Any:
+    """Return libcuda."""
+    return ctypes.CDLL("libcuda.so.1")
+
+
+class _Libcuda:
+    """Functions of libcuda, called as those of cuda-bindings."""
+
+    CUpointer_attribute = SimpleNamespace(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL=9)
+    CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1)
+
+    def __init__(self) -> None:
+        self._library = load_library()
+
+    def __getattr__(self, name: str) -> Callable[..., tuple[Any, ...]]:
+        kinds = _PARAMETERS[name]
+        function = getattr(self._library, name + _ENDINGS.get(name, ""))
+
+        def call(*arguments: Any) -> tuple[Any, ...]:
+            inputs = iter(arguments)
+            results: list[Any] = [_TYPES[kind.lower()]() for kind in kinds if kind.isupper()]
+            outputs = iter(map(ctypes.byref, results))
+            values = (next(outputs) if kind.isupper() else _TYPES[kind](next(inputs)) for kind in kinds)
+            code = function(*values)
+            return (code, *(result.value for result in results))
+
+        setattr(self, name, call)
+        return call
+
+
+class PyCuda(Cuda):
+    """The driver by ctypes, with contexts of the module `pycuda.driver`.
+
+    PyCUDA frees the user's arrays in the context that it believes to be current.
+    """
+
+    def __init__(self, package: Any) -> None:
+        self.package, self.driver = package, _Libcuda()
+
+    def retain(self, device: int) -> Any:
+        self._run(self.package.init)
+        return self._run(self._run(self.package.Device, device).retain_primary_context)
+
+    def push(self, context: Any) -> None:
+        self._run(context.push)
+
+    def pop(self) -> None:
+        self._run(self.package.Context.pop)
+
+    def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except self.package.Error as error:
+            # Its traceback would keep the callers' frames.
+            raise CudaError(first_line(error)) from error.with_traceback(None)
+
+
+def load_cuda() -> Cuda:
+    """Return the driver through PyCUDA where it can be imported, else through cuda-bindings."""
+    try:
+        import pycuda.driver
+
+        return PyCuda(pycuda.driver)
+    except Exception as error:  # ImportError, of a library of the toolkit too; OSError: no libcuda
+        reason = first_line(error)
+    try:
+        from cuda.bindings import driver
+    except Exception as error:
+        raise ImportError(
+            f"neither cuda-bindings nor PyCUDA can be imported ({first_line(error)}; {reason})"
+        ) from error
+    return Cuda(driver)
+
+
 class DeviceMemory:
     """An allocation on the device."""
 
@@ -173,7 +237,7 @@ class Stream:
     """A stream beside the default one."""
 
     def __init__(self, cuda: Cuda) -> None:
-        self._cuda, self.handle = cuda, int(cuda.call("cuStreamCreate", NON_BLOCKING))
+        self._cuda, self.handle = cuda, int(cuda.call("cuStreamCreate", _NON_BLOCKING))
         cuda.owned(self, "cuStreamDestroy", self.handle)
 
     def synchronize(self) -> None:
@@ -246,80 +310,3 @@ def _no_collection() -> Iterator[None]:
         yield
     finally:
         restore()
-
-
-class PrimaryContext:
-    """A device's primary context, which everything in the process shares, PyTorch included.
-
-    `subject` is what needs it, such as the engine's file: every message begins with it.
-    """
-
-    def __init__(self, device: int, subject: str, *, engine: str = "tensorrt") -> None:
-        if device < 0:
-            raise InvalidOption(f"device: {device}; 0 or more is required", option="devices")
-        self.device, self.subject, self._engine = device, subject, engine
-        try:
-            self.cuda = load_cuda()
-            self._handle = _retained(self.cuda.package, device)
-        except (ImportError, CudaError) as error:
-            raise EngineUnavailable(
-                f"no CUDA device can be used for {subject} (device {device}: {error})",
-                hint="pip install 'qcompile[cuda]' on a machine with an NVIDIA GPU",
-                engine=engine,
-            ) from error
-
-    @contextmanager
-    def active(self, doing: str) -> Iterator[None]:
-        """Make the context current in the block, and translate CUDA's errors, which say what it does.
-
-        The frames of an error that the block calls lose their locals here: whoever keeps the error would
-        keep memory of the device and TensorRT's objects with them.
-        """
-        outer = sys.exc_info()[1]
-        self.cuda.push(self._handle)
-        try:
-            yield
-        except BaseException as error:
-            _forget_locals(error, outer)
-            if isinstance(error, OutOfMemory):
-                raise EngineUnavailable(
-                    f"{self.subject}: {doing}: not enough memory on CUDA device {self.device}",
-                    hint="free memory on the GPU, or give a smaller batch",
-                    engine=self._engine,
-                ) from error
-            if isinstance(error, CudaError):
-                raise ModelError(f"{self.subject}: {doing}: CUDA fails: {first_line(error)}") from error
-            raise
-        finally:
-            self.cuda.pop()
-
-
-@functools.cache
-def _retained(package: Any, device: int) -> Any:  # noqa: ARG001 - once for each package that is loaded
-    return load_cuda().retain(device)
-
-
-@contextmanager
-def current_device(device: int, subject: str) -> Iterator[None]:
-    """Let TensorRT build on a device in the block: it takes the one whose context is current in the thread.
-
-    trtexec calls `cudaSetDevice` (samples/common/sampleDevice.h, `setCudaDevice`), which makes a device's
-    primary context current. Device 0 is CUDA's default: where no package can make it current, as on a
-    machine without a GPU, nothing is done.
-    """
-    active: AbstractContextManager[None] = nullcontext()
-    try:
-        active = PrimaryContext(device, subject).active("building")
-    except EngineUnavailable:
-        if device != 0:
-            raise
-    with active:
-        yield
-
-
-def _forget_locals(error: BaseException, outer: BaseException | None) -> None:
-    """Clear the finished frames of an error and of what caused it, up to what was being handled before."""
-    chained: BaseException | None = error
-    while chained is not None and chained is not outer:
-        clear_frames(chained.__traceback__)
-        chained = chained.__cause__ or chained.__context__

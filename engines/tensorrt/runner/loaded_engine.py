@@ -19,8 +19,8 @@ from ....files import digest_files, writing
 from ..adapter import Adapter
 from ..compatibility import ALLOCATIONS
 from ..plan import OpenPlan, PlanNeeds, open_plan
-from .cuda import PrimaryContext
 from .io_tensors import read_tensors
+from .primary_context import PrimaryContext
 from .profile_choice import DeclaredProfiles, read_profiles, with_declared_values
 
 GRAPH_HINT = "leave cuda_graph off"

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from ....errors import DataError, first_line
 from ....tensors import format_shape
-from .cuda import Cuda, CudaError, DeviceMemory, PrimaryContext, Stream
+from .cuda import Cuda, CudaError, DeviceMemory, Stream
 from .io_tensors import extended_dtype, refused_input
+from .primary_context import PrimaryContext
 
 ALIGNMENT_BYTES = 256
 """What CUDA aligns every allocation to."""
@@ -40,7 +41,7 @@ class DeviceBuffer:
         """Return the address of at least `size_bytes`, and at least one byte: TensorRT takes no null."""
         if self._memory is None or size_bytes > self.size_bytes:
             self.free()
-            self._memory = self._cuda.mem_alloc(max(size_bytes, 1))
+            self._memory = DeviceMemory(self._cuda, max(size_bytes, 1))
             self.address, self.size_bytes = int(self._memory), max(size_bytes, 1)
         return self.address
 

@@ -26,7 +26,7 @@ from ...gpu_times import GpuTimes, time_runs
 from ..adapter import Adapter
 from .bound_context import BoundContext, Values
 from .callbacks import make_listener
-from .cuda import OutOfMemory
+from .cuda import Event, OutOfMemory, Stream
 from .io_tensors import WideIntegers, model_io, refused_input
 from .loaded_engine import EngineUse, LoadedEngine
 from .memory import DeviceArray, DeviceInput, read_device_input
@@ -50,7 +50,7 @@ class StreamSlot:
         captured_here = loaded.cuda_graph and not loaded.captures_itself
         self._kept = GRAPHS_KEPT if captured_here and loaded.contexts_share_profiles else 1
         self._contexts: OrderedDict[object, BoundContext] = OrderedDict()
-        self.stream: Any = loaded.context.cuda.stream()
+        self.stream: Any = Stream(loaded.context.cuda)
         try:
             self._contexts[None] = BoundContext(loaded, self.stream)
         except BaseException:
@@ -192,7 +192,7 @@ class TensorRTRunner(Runner):
         try:
             with self._context.active("loading the engine"):
                 self._slots = StreamSlots(self._loaded, streams, self.notes)
-                self._intake = self._context.cuda.stream()
+                self._intake = Stream(self._context.cuda)
             self._integers = WideIntegers(model_io(self._loaded.tensors), declared)
             self.io = self._integers.io
         except BaseException:
@@ -320,10 +320,11 @@ class TensorRTRunner(Runner):
     def gpu_times(self, feeds: Feeds, iterations: int) -> GpuTimes:
         """Run `iterations` times and return durations by CUDA events; `GpuTimes` says what each contains."""
         self._require_open()
+        cuda = self._context.cuda
         with self._context.active("timing"):
             bound = self._bind(feeds)
             return time_runs(
-                iterations, self._context.cuda.event, bound.timed_run, lambda start, end: start.time_till(end)
+                iterations, lambda: Event(cuda), bound.timed_run, lambda start, end: start.time_till(end)
             )
 
     def layer_times(self, feeds: Feeds, iterations: int = 10) -> dict[str, float]:
@@ -415,6 +416,6 @@ class TensorRTRunner(Runner):
     def _after_producers(self, slot: StreamSlot, values: Values) -> None:
         """Let the stream wait for what the producers of inputs on the device have enqueued."""
         if any(isinstance(value, DeviceInput) for value in values.values()):
-            written = self._context.cuda.event()
+            written = Event(self._context.cuda)
             written.record(self._intake)
             slot.stream.wait_for_event(written)

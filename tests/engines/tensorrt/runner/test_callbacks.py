@@ -18,10 +18,10 @@ from tensorrt_simulation import HEADER, Simulation, make_adapter, rows, values
 
 from qcompile.engines.tensorrt.runner import callbacks
 from qcompile.engines.tensorrt.runner.callbacks import make_output_allocator, make_profiler
-from qcompile.engines.tensorrt.runner.cuda import PrimaryContext
 from qcompile.engines.tensorrt.runner.io_tensors import numpy_dtype
 from qcompile.engines.tensorrt.runner.loaded_engine import EngineUse
 from qcompile.engines.tensorrt.runner.memory import DeviceBuffer
+from qcompile.engines.tensorrt.runner.primary_context import PrimaryContext
 from qcompile.engines.tensorrt.runner.runner import TensorRTRunner
 from qcompile.errors import ModelError
 

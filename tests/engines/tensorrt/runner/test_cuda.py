@@ -11,6 +11,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -23,9 +24,10 @@ from simulated_cuda import COPY_NS, KERNEL_NS, SimulatedGpu, install
 from tensorrt_simulation import PYTORCHS, Simulation, values
 
 from qcompile.engines.tensorrt.builder.calibration import Device
-from qcompile.engines.tensorrt.runner import cuda, pycuda_driver
-from qcompile.engines.tensorrt.runner.cuda import CudaError, PrimaryContext, current_device
+from qcompile.engines.tensorrt.runner import cuda, primary_context
+from qcompile.engines.tensorrt.runner.cuda import CudaError, DeviceMemory, Event, Stream
 from qcompile.engines.tensorrt.runner.memory import read_device_input
+from qcompile.engines.tensorrt.runner.primary_context import PrimaryContext, current_device
 from qcompile.errors import DataError, EngineUnavailable, ModelError
 
 
@@ -47,7 +49,7 @@ def test_a_build_has_its_device_current_whatever_a_caller_has(gpu: SimulatedGpu,
 
 
 def test_without_a_package_device_0_alone_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "load_cuda", missing)
+    monkeypatch.setattr(primary_context, "load_cuda", missing)
     with current_device(0, "m.onnx"):
         pass
     with pytest.raises(EngineUnavailable, match="device 1: no package"), current_device(1, "m.onnx"):
@@ -62,7 +64,7 @@ def test_cudas_errors_become_ours_with_what_was_being_done(gpu: SimulatedGpu) ->
     context = PrimaryContext(0, "m.engine")
     said = r"m\.engine: loading: not enough memory on CUDA device 0"
     with pytest.raises(EngineUnavailable, match=said), context.active("loading"):
-        context.cuda.mem_alloc(1 << 40)
+        DeviceMemory(context.cuda, 1 << 40)
     said = r"m\.engine: copying: CUDA fails: .*was refused"
     with pytest.raises(ModelError, match=said) as caught, context.active("copying"):
         raise CudaError("this was refused")
@@ -105,8 +107,8 @@ def test_batches_for_tensorrts_calibrator_go_to_buffers_of_that_context(gpu: Sim
 def test_what_is_collected_in_another_thread_is_freed_in_its_context(gpu: SimulatedGpu) -> None:
     context = PrimaryContext(0, "test")
     with context.active("a test"):
-        cuda = context.cuda
-        held = [cuda.stream(), cuda.event(), cuda.mem_alloc(8), cuda.pagelocked_empty(8)[2:]]
+        driver = context.cuda
+        held = [Stream(driver), Event(driver), DeviceMemory(driver, 8), driver.pagelocked_empty(8)[2:]]
     assert sum(gpu.live.values()) == 4
     other = threading.Thread(target=held.clear)
     other.start()
@@ -144,16 +146,42 @@ def test_a_context_that_pycuda_has_current_is_current_again(gpu: SimulatedGpu) -
     theirs.push()
     with PrimaryContext(0, "test").active("a test"):
         assert gpu.stack == [PYTORCHS, gpu.primary(0)]
+        assert pycuda.Context.get_current() is not theirs
     assert gpu.stack == [PYTORCHS, gpu.primary(1)]
     theirs.pop()
 
 
 def test_every_function_is_one_of_the_real_package() -> None:
     driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
-    source = inspect.getsource(cuda) + "".join(f'"{name}"' for name in pycuda_driver._PARAMETERS)
+    source = inspect.getsource(cuda) + "".join(f'"{name}"' for name in cuda._PARAMETERS)
     named = set(re.findall(r'"(cu[A-Z]\w+)"', source)) | set(re.findall(r"driver\.(CU\w+)", source))
     assert len(named) > 25
     assert {name for name in named if not hasattr(driver, name)} == set()
+
+
+HEADER = Path("/usr/local/cuda/include/cuda.h")
+
+
+@pytest.mark.skipif(not HEADER.exists(), reason="CUDA's headers are not installed")
+@pytest.mark.parametrize("name", cuda._PARAMETERS)
+def test_a_function_of_libcuda_is_called_as_cudas_header_declares_it(name: str) -> None:
+    text = HEADER.read_text()
+    symbol = re.search(rf"#define +{name} +(?:__CUDA_API_PT..\()?(\w+)", text)
+    if name != "cuEventElapsedTime":  # whose newer form older drivers lack
+        assert name + cuda._ENDINGS.get(name, "") == (symbol[1] if symbol else name)
+    declared = re.search(rf"CUDAAPI {name}\((.*?)\);", text, re.DOTALL)
+    assert declared is not None
+    kinds = "".join(_kind(parameter) for parameter in declared[1].split(",") if parameter != "void")
+    assert cuda._PARAMETERS[name] == kinds.replace("pip", "Iip" if "Attribute" in name else "pip")
+
+
+def _kind(parameter: str) -> str:
+    """A letter of `cuda._PARAMETERS`; what a `void *` shows is not declared."""
+    if re.search(r"\bvoid \*\w", parameter):
+        return "p"
+    small = re.search(r"(float|char|unsigned int|CUresult|\w+_attribute|CUstreamCaptureMode) ", parameter)
+    kind = {"float": "f", "char": "c"}.get(small[1], "i") if small else "p"
+    return kind.upper() if "*" in parameter else kind
 
 
 def test_an_array_on_the_device_is_used_where_it_lies(simulation: Simulation) -> None:
@@ -286,7 +314,7 @@ def test_tensors_of_pytorch_are_read_as_it_shows_them(gpu: SimulatedGpu, name: s
     context = PrimaryContext(0, "test")
     whole, strided = OnGpu(gpu, tensor), OnGpu(gpu, tensor.transpose(0, 2))
     with context.active("a test"):
-        stream = context.cuda.stream()
+        stream = Stream(context.cuda)
         found = read_device_input("x", whole, context, stream)
         assert found.shape == (3, 1, 5, 64)
         assert found.dtype == np.dtype(getattr(ml_dtypes, name) if name == "bfloat16" else name)
