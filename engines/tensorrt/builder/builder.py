@@ -28,12 +28,13 @@ from ...gpu import Gpu, find_gpu
 from ..adapter import Adapter
 from ..log import Log, build_failure, make_log
 from ..plan import needs_of_options, register_plugins
+from ..runner.io_tensors import InputRange
 from ..runner.primary_context import current_device
 from .calibration import Calibrator, Feeder, Scales, calibration_inputs, make_calibrator, scaling, set_ranges
 from .configure import add_profiles, build_routes, configure, set_calibration_profile, verbosity
 from .inspector import Inspection, inspect_plan, twin_differs
 from .network import keep_layers, mark_debug_tensors, network_inputs, parse, set_formats
-from .profiles import InputRange, make_profiles
+from .profiles import make_profiles
 from .proof import ComputeLayer, by_precision, compute_layers, prove
 from .refit import weights_digest
 from .timing_cache import CacheFile, cache_file, keep_timings, merge_cache, use_cache

@@ -38,10 +38,10 @@ from ....tensors import format_shape
 from ...base import BuildRequest
 from ..adapter import Adapter, member_name
 from ..log import Log, setting
+from ..runner.io_tensors import InputRange
 from ..runner.memory import DeviceBuffer, raw
 from ..runner.primary_context import PrimaryContext
 from .network import layer_outputs, network_inputs
-from .profiles import InputRange
 
 Calibrator = Literal["entropy", "minmax"]
 

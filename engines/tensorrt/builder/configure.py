@@ -11,7 +11,7 @@ from ....spec.tensorrt import TensorRTOptions
 from ....tensors import format_shape
 from ..adapter import Adapter
 from ..log import Log, setting
-from .profiles import InputRange
+from ..runner.io_tensors import InputRange
 
 _VERBOSITY = {"": "DETAILED", "detailed": "DETAILED", "layer-names": "LAYER_NAMES_ONLY", "none": "NONE"}
 

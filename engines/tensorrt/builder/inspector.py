@@ -40,7 +40,7 @@ import numpy as np
 from ....errors import ArtifactError, BuildError
 from ..adapter import Adapter
 from ..plan import OpenPlan, PlanNeeds, open_plan
-from .profiles import InputRange
+from ..runner.io_tensors import InputRange
 
 UNREPORTED = "unreported"
 """The precision of a layer of which the inspector tells none."""

@@ -4,31 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from ....errors import InvalidOption
 from ....model.input_notes import AxisRange, InputNote
 from ....spec.artifacts import BuildSpec
 from ....tensors import TensorInfo, fill_dynamic, format_shape, parse_shape
+from ..runner.io_tensors import InputRange
 
 _DEFAULT_OPT, _DEFAULT_MAX = 8, 16
 
 Shapes = Mapping[str, tuple[int, ...]]
-
-
-@dataclass(frozen=True)
-class InputRange:
-    """Shapes of one dynamic input, or the values of one that holds a shape."""
-
-    name: str
-    min: tuple[int, ...]
-    opt: tuple[int, ...]
-    max: tuple[int, ...]
-    of_values: bool = False
-
-    def as_json(self) -> dict[str, list[int]]:
-        """Return the form kept in manifests."""
-        return {"min": list(self.min), "opt": list(self.opt), "max": list(self.max)}
 
 
 def make_profiles(

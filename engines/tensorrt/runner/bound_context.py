@@ -13,10 +13,9 @@ from ....errors import ModelError, first_line
 from ....tensors import format_shape
 from .callbacks import listening, make_output_allocator, make_profiler
 from .cuda import CudaError, CudaGraph, Stream
-from .io_tensors import IOTensor, refused_input
+from .io_tensors import FeedShapes, IOTensor, Profile, refused_input
 from .loaded_engine import GRAPH_HINT, LoadedEngine
 from .memory import DeviceArray, DeviceBuffer, DeviceInput, HostBuffer
-from .profile_choice import FeedShapes, Profile
 
 Values = Mapping[str, "NDArray[Any] | DeviceInput"]
 

@@ -1,4 +1,4 @@
-"""The inputs and outputs of a deserialized engine, and 64-bit integers where it has only 32.
+"""The inputs and outputs of a deserialized engine, its optimization profiles, and 64-bit integers.
 
 TensorRT 8 narrows a model's int64: feeds of the model's type are taken, and narrowed only where every value
 fits. What has 64 bits in the model has them in the outputs again.
@@ -6,6 +6,7 @@ fits. What has 64 bits in the model has them in the outputs again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import DataError, ModelError
-from ....tensors import ModelIO, TensorInfo
-from ..adapter import Adapter
+from ....tensors import ModelIO, TensorInfo, format_shape
+from ..adapter import Adapter, member_name
 
 # By name: the module's own nptype() uses numpy names that numpy 2 has dropped (TensorRT 8.5).
 _NUMPY = {
@@ -56,7 +57,7 @@ def read_tensors(adapter: Adapter, engine: Any, path: Path) -> tuple[IOTensor, .
         name = engine.get_tensor_name(index)
         if engine.get_tensor_format(name) != module.TensorFormat.LINEAR:
             raise ModelError(
-                f"{path}: tensor {name!r} is in format {_word(engine.get_tensor_format(name))}; "
+                f"{path}: tensor {name!r} is in format {member_name(engine.get_tensor_format(name))}; "
                 "row-major (LINEAR) is required",
                 hint="build it without `io_formats`",
                 tensor=name,
@@ -82,7 +83,7 @@ def model_io(tensors: Sequence[IOTensor]) -> ModelIO:
 
 def numpy_dtype(member: Any, name: str, where: str = "") -> np.dtype[Any]:
     """Return numpy's type for a `DataType` of TensorRT."""
-    kind = _word(member)
+    kind = member_name(member)
     if kind in _NUMPY:
         return np.dtype(_NUMPY[kind])
     if kind not in _ML_DTYPES:
@@ -129,7 +130,9 @@ class WideIntegers:
         self.io = ModelIO(tuple(map(self._widened, engine.inputs)), tuple(map(self._widened, engine.outputs)))
 
     def narrow(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: self._narrowed(name, value) for name, value in values.items()}
+        return {
+            name: _narrowed(name, value) if name in self._wide else value for name, value in values.items()
+        }
 
     def widen(self, outputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         return {
@@ -139,20 +142,130 @@ class WideIntegers:
     def _widened(self, tensor: TensorInfo) -> TensorInfo:
         return replace(tensor, dtype="int64") if tensor.name in self._wide else tensor
 
-    def _narrowed(self, name: str, value: Any) -> Any:
-        if name not in self._wide:
-            return value
-        if not isinstance(value, np.ndarray):
-            raise refused_input(
-                name,
-                "is int64 on the device, and int32 in this engine",
-                "give a numpy array, or convert it to int32 and build from a model that declares it",
+
+def _narrowed(name: str, value: Any) -> Any:
+    if not isinstance(value, np.ndarray):
+        hint = "give a numpy array, or convert it to int32 and build from a model that declares it"
+        raise refused_input(name, "is int64 on the device, and int32 in this engine", hint)
+    if value.size and (value.min() < _INT32.min or value.max() > _INT32.max):
+        problem = f"holds {value.min()} to {value.max()}; the engine has 32 bits"
+        raise refused_input(name, problem, "TensorRT 10 has 64-bit integers")
+    return value.astype(np.int32)
+
+
+DeclaredProfiles = Sequence[Mapping[str, Mapping[str, Sequence[int]]]]
+"""As manifests have them: for each profile, input to "min", "opt" and "max" of its shape or its values."""
+
+
+@dataclass(frozen=True)
+class FeedShapes:
+    """Input to its shape, and shape input to its elements, in order, by which a profile is chosen."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    values: Mapping[str, tuple[float, ...]]
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for shapes that run alike."""
+        return tuple(sorted(self.shapes.items())), tuple(sorted(self.values.items()))
+
+
+@dataclass(frozen=True)
+class InputRange:
+    """Smallest, optimal and largest shape of one dynamic input, or values of one that holds a shape."""
+
+    name: str
+    min: tuple[int, ...]
+    opt: tuple[int, ...]
+    max: tuple[int, ...]
+    of_values: bool = False
+
+    def as_json(self) -> dict[str, list[int]]:
+        """Return the form kept in manifests."""
+        return {"min": list(self.min), "opt": list(self.opt), "max": list(self.max)}
+
+    def holds(self, feed_shapes: FeedShapes) -> bool:
+        """Whether each extent or value is within its range."""
+        feed = (feed_shapes.values if self.of_values else feed_shapes.shapes)[self.name]
+        return len(feed) == len(self.min) and all(
+            low <= value <= high for low, value, high in zip(self.min, feed, self.max, strict=True)
+        )
+
+    def __str__(self) -> str:
+        low, high = format_shape(self.min), format_shape(self.max)
+        return low if low == high else f"{low} to {high}"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """An optimization profile: the ranges of dynamic inputs and of shape inputs."""
+
+    index: int
+    ranges: tuple[InputRange, ...]
+
+    def slack(self, feed_shapes: FeedShapes) -> tuple[int, int, int]:
+        """Smaller is tighter: elements it allows, then elements between its optimum and the shapes."""
+        shapes = [item for item in self.ranges if not item.of_values]
+        allowed = sum(math.prod(item.max) for item in shapes)
+        off = sum(abs(math.prod(item.opt) - math.prod(feed_shapes.shapes[item.name])) for item in shapes)
+        return allowed, off, self.index
+
+
+def read_profiles(
+    adapter: Adapter, engine: Any, inputs: Sequence[IOTensor], declared: DeclaredProfiles
+) -> tuple[Profile, ...]:
+    """Return the optimization profiles of an engine; without dynamic inputs one that takes all.
+
+    The ranges of shape inputs are the declared ones where TensorRT does not tell them, as 8.x does not.
+    """
+    count, profiles = engine.num_optimization_profiles, []
+    for index in range(count):
+        ranges = []
+        for tensor in inputs:
+            if -1 in tensor.shape:
+                extents = engine.get_tensor_profile_shape(tensor.name, index)
+                ranges.append(_range(tensor.name, extents, of_values=False))
+            if not tensor.on_host:
+                continue
+            values = adapter.profile_values(engine, tensor.name, index)
+            noted = declared[index].get(tensor.name) if len(declared) == count else None
+            if not values and noted and -1 not in tensor.shape:
+                values = [noted[kind] for kind in ("min", "opt", "max")]
+            if values:
+                ranges.append(_range(tensor.name, values, of_values=True))
+        profiles.append(Profile(index, tuple(ranges)))
+    return tuple(profiles)
+
+
+def fitting_profiles(profiles: Sequence[Profile], feed_shapes: FeedShapes) -> list[Profile]:
+    """Return the profiles that take these shapes, the tightest first."""
+    fitting = [item for item in profiles if all(extents.holds(feed_shapes) for extents in item.ranges)]
+    if fitting:
+        return sorted(fitting, key=lambda profile: profile.slack(feed_shapes))
+    feeds = [(name, False, f"has shape {format_shape(shape)}") for name, shape in feed_shapes.shapes.items()]
+    feeds += [(name, True, f"holds {', '.join(map(str, of))}") for name, of in feed_shapes.values.items()]
+    for name, of_values, feed in feeds:
+        places = [item for profile in profiles for item in profile.ranges if item.name == name]
+        ranges = [item for item in places if item.of_values == of_values]
+        if ranges and not any(item.holds(feed_shapes) for item in ranges):
+            required = " or ".join(dict.fromkeys(map(str, ranges)))
+            raise DataError(
+                f"feeds: input {name!r} {feed}, outside the engine's optimization profiles; "
+                f"required: {required}",
+                hint="build with wider `min_shapes` and `max_shapes`",
+                tensor=name,
             )
-        if value.size and (value.min() < _INT32.min or value.max() > _INT32.max):
-            problem = f"holds {value.min()} to {value.max()}; the engine has 32 bits"
-            raise refused_input(name, problem, "TensorRT 10 has 64-bit integers")
-        return value.astype(np.int32)
+    shapes = ", ".join(f"{name}:{format_shape(shape)}" for name, shape in feed_shapes.shapes.items())
+    required = "; or ".join(
+        ", ".join(f"{item.name} {item}" for item in profile.ranges) for profile in profiles
+    )
+    raise DataError(
+        f"feeds: each input fits an optimization profile, but no profile fits all of {shapes}; "
+        f"required: {required}",
+        hint="build with a profile for these shapes together",
+    )
 
 
-def _word(member: Any) -> str:
-    return str(member).rsplit(".", 1)[-1]
+def _range(name: str, extents: Sequence[Any], *, of_values: bool) -> InputRange:
+    low, opt, high = (tuple(int(extent) for extent in shape) for shape in extents)
+    return InputRange(name, low, opt, high, of_values)

@@ -19,9 +19,8 @@ from ....files import digest_files, writing
 from ..adapter import Adapter
 from ..compatibility import ALLOCATIONS
 from ..plan import OpenPlan, PlanNeeds, open_plan
-from .io_tensors import read_tensors
+from .io_tensors import DeclaredProfiles, read_profiles, read_tensors
 from .primary_context import PrimaryContext
-from .profile_choice import DeclaredProfiles, read_profiles, with_declared_values
 
 GRAPH_HINT = "leave cuda_graph off"
 
@@ -83,8 +82,7 @@ class LoadedEngine:
         self.tensors = read_tensors(self.adapter, self.engine, self.path)
         self.inputs = tuple(tensor for tensor in self.tensors if tensor.is_input)
         self.outputs = tuple(tensor for tensor in self.tensors if not tensor.is_input)
-        profiles = read_profiles(self.adapter, self.engine, self.inputs)
-        self.profiles = with_declared_values(profiles, use.profiles, self.inputs)
+        self.profiles = read_profiles(self.adapter, self.engine, self.inputs, use.profiles)
         if self.adapter.keeps_runtime_caches:
             if use.runtime_cache:
                 self._cache_file = RuntimeCacheFile(self.path, self.adapter.version, use.digest)
@@ -115,8 +113,7 @@ class LoadedEngine:
     @property
     def contexts_share_profiles(self) -> bool:
         """Whether execution contexts need no profile of their own: TensorRT shares, or nothing is dynamic."""
-        ranges = [*self.profiles[0].shapes, *self.profiles[0].values] if self.profiles else []
-        return not ranges or self.adapter.shares_profiles()
+        return not (self.profiles and self.profiles[0].ranges) or self.adapter.shares_profiles()
 
     @property
     def engine(self) -> Any:

@@ -27,10 +27,9 @@ from ..adapter import Adapter
 from .bound_context import BoundContext, Values
 from .callbacks import make_listener
 from .cuda import Event, OutOfMemory, Stream
-from .io_tensors import WideIntegers, model_io, refused_input
+from .io_tensors import FeedShapes, Profile, WideIntegers, fitting_profiles, model_io, refused_input
 from .loaded_engine import EngineUse, LoadedEngine
 from .memory import DeviceArray, DeviceInput, read_device_input
-from .profile_choice import FeedShapes, Profile, fitting_profiles
 
 _WARMUP = 2
 GRAPHS_KEPT = 4

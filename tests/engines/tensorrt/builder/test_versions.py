@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import types
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -18,10 +19,9 @@ from simulated_machine import Machine, MakeFile, OnMachine
 import qcompile
 from qcompile.calibration import calibrate, load_ranges
 from qcompile.engines.tensorrt.builder.configure import add_profiles, set_calibration_profile
-from qcompile.engines.tensorrt.builder.profiles import InputRange, Shapes, make_profiles
+from qcompile.engines.tensorrt.builder.profiles import Shapes, make_profiles
 from qcompile.engines.tensorrt.log import make_log
-from qcompile.engines.tensorrt.runner.io_tensors import IOTensor
-from qcompile.engines.tensorrt.runner.profile_choice import Profile, with_declared_values
+from qcompile.engines.tensorrt.runner.io_tensors import InputRange, IOTensor, read_profiles
 from qcompile.errors import BuildError, IntentNotReached, InvalidOption, QCompileError, UnsupportedOperator
 from qcompile.model.input_notes import AxisRange, InputNote
 from qcompile.spec.artifacts import BuildSpec
@@ -390,6 +390,6 @@ def test_an_engine_with_a_shape_tensor_of_two_int64_values_is_built(tmp_path: Pa
     profiles: Any = built.manifest.proof["profiles"]
     assert profiles[0]["size"] == {"min": [1, 1], "opt": [8, 6], "max": [96, 96]}
     size = IOTensor("size", np.dtype("int64"), (2,), is_input=True, on_host=True)
-    (told,) = with_declared_values([Profile(0, {}, {})], profiles, [size])  # as the runner reads it on 8.x
-    assert told.values["size"].holds((8, 6))
-    assert not told.values["size"].holds((8, 97))
+    of_8_x: Any = types.SimpleNamespace(num_optimization_profiles=1, profile_values=lambda *_: [])
+    (told,) = read_profiles(of_8_x, of_8_x, [size], profiles)
+    assert told.ranges == (InputRange("size", (1, 1), (8, 6), (96, 96), of_values=True),)

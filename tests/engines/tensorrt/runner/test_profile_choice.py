@@ -16,7 +16,7 @@ from runner_checks import assert_negates, failing
 from tensorrt_simulation import HEADER, Simulation, values
 
 from qcompile.engines.tensorrt.plan import PlanNeeds
-from qcompile.engines.tensorrt.runner.profile_choice import Extremes, FeedShapes, Profile, fitting_profiles
+from qcompile.engines.tensorrt.runner.io_tensors import FeedShapes, InputRange, Profile, fitting_profiles
 from qcompile.errors import DataError, ModelError
 
 WIDE = {"x": [[1, 4], [4, 4], [64, 4]]}
@@ -132,13 +132,13 @@ def test_what_tensorrt_refuses_all_the_same_is_our_error_with_its_words(
 
 
 extremes = st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9)).map(
-    lambda three: Extremes(*((extent,) for extent in sorted(three)))
+    lambda three: InputRange("x", *((extent,) for extent in sorted(three)))
 )
 
 
 @given(st.lists(extremes, min_size=1, max_size=6), st.integers(1, 9))
-def test_the_first_is_never_wider_than_another_that_fits(ranges: list[Extremes], extent: int) -> None:
-    profiles = [Profile(index, {"x": found}, {}) for index, found in enumerate(ranges)]
+def test_the_first_is_never_wider_than_another_that_fits(ranges: list[InputRange], extent: int) -> None:
+    profiles = [Profile(index, (found,)) for index, found in enumerate(ranges)]
     fits = [found for found in ranges if found.min[0] <= extent <= found.max[0]]
     feed_shapes = FeedShapes({"x": (extent,)}, {})
     if not fits:
@@ -147,7 +147,7 @@ def test_the_first_is_never_wider_than_another_that_fits(ranges: list[Extremes],
         return
     found = fitting_profiles(profiles, feed_shapes)
     assert len(found) == len(fits)
-    assert found[0].shapes["x"].max == min(fit.max for fit in fits)
+    assert found[0].ranges[0].max == min(fit.max for fit in fits)
 
 
 UP_TO_4, UP_TO_8 = {"x": [[1, 4], [2, 4], [4, 4]]}, {"x": [[5, 4], [8, 4], [8, 4]]}
