@@ -100,7 +100,7 @@ def simulated_tensorrt(
     families = (
         simulated_network, simulated_parser, simulated_config, simulated_engine, simulated_context,
     )  # fmt: skip
-    behaviours: dict[str, Any] = {"Builder": Builder, "Logger": Logger}
+    behaviours: dict[str, Any] = {"Builder": Builder}
     for family in families:
         behaviours |= family.BEHAVIOURS
     module: Any = recorded_module(version, behaviours)
@@ -108,16 +108,6 @@ def simulated_tensorrt(
     module._gpu = gpu or SimulatedGpu(current=0xBEEF)
     module.init_libnvinfer_plugins = init_plugins(module)
     return module  # type: ignore[no-any-return]
-
-
-class Logger:
-    """Logger: keeps nothing. Source: python/src/infer/pyCore.cpp of release/10.13, `Logger`."""
-
-    def __init__(self, min_severity: Any = None) -> None:
-        self._severity = min_severity
-
-    def log(self, severity: Any, message: str) -> None:
-        pass
 
 
 class Builder:

@@ -140,17 +140,12 @@ class Engine(Counted):
     def refittable(self) -> bool:
         return bool(self._plan["refittable"])
 
-    # Source: header, getDeviceMemorySizeV2: the maximum "across all profiles", and
-    # getDeviceMemorySizeForProfileV2; here twice as much for each further profile.
-
     @property
     def device_memory_size(self) -> int:
+        # Source: header, getDeviceMemorySizeV2: the maximum "across all profiles"; here twice for each.
         return CONTEXT_BYTES << (len(self._plan["profiles"]) - 1)
 
     device_memory_size_v2 = device_memory_size
-
-    def get_device_memory_size_for_profile_v2(self, profile_index: int) -> int:
-        return CONTEXT_BYTES << profile_index
 
     def get_engine_stat(self, stat: Any) -> int:
         entries = self._plan["weights"].values()

@@ -1,28 +1,28 @@
 """The layers of an engine, and the JSON of TensorRT's engine inspector, as each version spells it.
 
-8.5: layers with Name, LayerType, Inputs, Outputs of Name, Location, Dimensions and "Format/Datatype", then
-ParameterType, Weights, TacticName, TacticValue. Source: the ten graphs of TREX (tools/experimental/
-trt-engine-explorer in NVIDIA/TensorRT, release/8.5). The layers of every profile are listed, those of others
-than the first with " [profile 1]" behind their names. Source: trex/parser.py `filter_profiles`; Polygraphy,
-backend/trt/util.py `str_from_engine`: `num_layers // num_optimization_profiles`, "In TRT 10, layer
-information is not specified per profile".
+Only what qcompile reads is there; `inspector_shapes` has whole answers of public reports.
 
-10.x: also StreamId and Metadata. Source: NVIDIA/TensorRT issue 4020, of 10.2. Layers of the second compiler
-spell a type alone, "Half", where others have a sentence. Source: issue 4397, of 10.10.
+8.5: layers with Name, LayerType, Inputs of Name, Dimensions and "Format/Datatype", then Weights, TacticName.
+Source: the ten graphs of TREX (tools/experimental/trt-engine-explorer in NVIDIA/TensorRT, release/8.5). The
+layers of every profile are listed, those of others than the first with " [profile 1]" behind their names.
+Source: trex/parser.py `filter_profiles`; Polygraphy, backend/trt/util.py `str_from_engine`: `num_layers //
+num_optimization_profiles`, "In TRT 10, layer information is not specified per profile".
+
+10.x: also Metadata. Source: NVIDIA/TensorRT issue 4020, of 10.2. Layers of the second compiler spell a type
+alone, "Half", where others have a sentence. Source: issue 4397, of 10.10.
 
 In both, a layer whose shapes are dynamic has no format, until the inspector is given an execution context
 that knows them. Source: NvInferRuntime.h `IEngineInspector::setExecutionContext`; the words "N/A due to
 dynamic shapes" are those that Polygraphy reads ("N/A" in `dtype_from_fmt_dtype`).
 
-11.x: "Bindings" became "I/O Tensors", and "Format/Datatype" became "Format" and "Datatype". Source:
-migration guide 11.0, "Migrating IEngineInspector Usage from TensorRT 10.x to 11.x". TensorRT-RTX is given the
-same form, for which there is no source: both forms are read.
+11.x: "Format/Datatype" became "Format" and "Datatype". Source: migration guide 11.0, "Migrating
+IEngineInspector Usage from TensorRT 10.x to 11.x". TensorRT-RTX is given the same form, for which there is no
+source: both forms are read.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,8 +72,8 @@ class EngineLayer:
         name: The network's layers it is made of, joined by " + ".
         kind: Its "LayerType".
         precision: What it computes in, as `DataType` spells it.
-        inputs, outputs: Tensors: name, shape, type.
-        weights: Type and count of its weights; None without.
+        inputs: Tensors: name, shape, type.
+        weights: Type of its weights; empty without.
         onnx_names: The ONNX nodes it comes from.
         second_compiler: Whether it is of TensorRT's second compiler (Myelin), which spells types otherwise.
 
@@ -84,8 +84,7 @@ class EngineLayer:
     kind: str
     precision: str
     inputs: list[tuple[str, list[int], str]]
-    outputs: list[tuple[str, list[int], str]]
-    weights: tuple[str, int] | None = None
+    weights: str = ""
     onnx_names: list[str] = field(default_factory=list)
     second_compiler: bool = False
 
@@ -113,7 +112,6 @@ def engine_layers(network: Any, precisions: dict[str, str], blocks: set[str]) ->
         host = home.get(source)
         if host and kind in ("ACTIVATION", "ELEMENTWISE") and uses[source] == 1 and not host.second_compiler:
             host.name += f" + {layer._name}"
-            host.outputs = _tensors(layer._outputs, host.precision)
             host.onnx_names.append(layer._onnx_name)
             home[layer._outputs[0]._name] = host
             continue
@@ -149,8 +147,7 @@ def _engine_layer(
         _TYPES.get(kind, kind.capitalize()),
         precision,
         _tensors([tensor for tensor in layer._inputs if _kind_behind(tensor, made_by) != "CONSTANT"], source),
-        _tensors(layer._outputs, precision),
-        _weights(layer, made_by, precision),
+        precision if _has_weights(layer, made_by) else "",
         [layer._onnx_name],
     )
     if kind == "MATRIX_MULTIPLY":
@@ -174,11 +171,8 @@ def _with_block(layers: list[EngineLayer], blocks: set[str], *, newer: bool) -> 
         f"{{ForeignNode[{first.name.split(' + ')[0]}...{last.name.split(' + ')[-1]}]}}"
     )  # fmt: skip
     kind = "kgen" if newer else "Myelin"
-    block = EngineLayer(
-        name, kind, first.precision, first.inputs, last.outputs, None, onnx_names, second_compiler=newer
-    )
-    kept = [layer for layer in layers if layer not in inside]
-    return [*kept, block]
+    block = EngineLayer(name, kind, first.precision, first.inputs, "", onnx_names, second_compiler=newer)
+    return [*(layer for layer in layers if layer not in inside), block]
 
 
 def _tensors(tensors: list[Any], precision: str) -> list[tuple[str, list[int], str]]:
@@ -200,54 +194,33 @@ def _kind_behind(tensor: Any, made_by: dict[str, Any]) -> str:
     return kind_of(layer) if layer is not None else ""
 
 
-def _weights(layer: Any, made_by: dict[str, Any], precision: str) -> tuple[str, int] | None:
-    """Source: the tests' own."""
-    if kind_of(layer) not in COMPUTES:
-        return None
-    items = [layer._network._weights[name] for name in layer._weights[:1]]
-    for tensor in layer._inputs[1:2]:
-        if _kind_behind(tensor, made_by) == "CONSTANT":
-            return (precision, math.prod(tensor._shape))
-    return (precision, math.prod(items[0].dims)) if items else None
+def _has_weights(layer: Any, made_by: dict[str, Any]) -> bool:
+    constants = [_kind_behind(tensor, made_by) == "CONSTANT" for tensor in layer._inputs[1:2]]
+    return kind_of(layer) in COMPUTES and bool(layer._weights or any(constants))
 
 
 def listed_profiles(module: Any, plan: dict[str, Any]) -> int:
-    """How often the layers are listed, and counted in `num_layers`."""
-    return max(len(plan["profiles"]), 1) if _by_profile(module) else 1
+    """How often the layers are listed, and counted in `num_layers`: before 10 for each profile."""
+    return len(plan["profiles"]) or 1 if _by_profile(module) else 1
 
 
 def _by_profile(module: Any) -> bool:
-    """Before 10."""
     return not hasattr(module.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
 
 
 def _entries(module: Any, plan: dict[str, Any], *, shapes_known: bool) -> list[dict[str, Any]]:
     """Source: the ten graphs of trt-engine-explorer, trex/activations.py, and issues 4020 and 4397."""
-    split = _split(module)
-    entries = []
-    for index, layer in enumerate(plan["layers"]):
-        told = shapes_known or layer["second_compiler"]
-        compute, parameter = layer["weights"] is not None, layer["kind"].removeprefix("Cask")
-        entry: dict[str, Any] = {
-            "Name": layer["name"],
-            "LayerType": layer["kind"],
-            **{
-                side.capitalize(): [_tensor(layer, tensor, split, told) for tensor in layer[side]]
-                for side in ("inputs", "outputs")
-            },
-        }
-        if not layer["second_compiler"]:
-            entry["ParameterType"] = parameter
-            if compute:
-                dtype, count = layer["weights"]
-                entry["Weights"] = {"Type": _WORDS[dtype], "Count": count}
-        if compute:
-            form = "gemm" if layer["second_compiler"] else "fprop_implicit_gemm"
+    split, entries = _split(module), []
+    for layer in plan["layers"]:
+        newer, weights = layer["second_compiler"], layer["weights"]
+        inputs = [_tensor(layer, tensor, split, shapes_known or newer) for tensor in layer["inputs"]]
+        entry: dict[str, Any] = {"Name": layer["name"], "LayerType": layer["kind"], "Inputs": inputs}
+        if weights and not newer:
+            entry["Weights"] = {"Type": _WORDS[weights]}
+        if weights:
+            form = "gemm" if newer else "fprop_implicit_gemm"
             entry["TacticName"] = f"sm80_xmma_{form}_{_KERNELS[layer['precision']]}_tilesize128x64x32"
-        if not layer["second_compiler"]:
-            entry["TacticValue"] = f"0x{index + 1:016x}"
         if hasattr(module.ILayer, "metadata"):
-            entry["StreamId"] = 0
             entry["Metadata"] = "\x1f".join(f"[ONNX Layer: {name}]" for name in layer["onnx_names"] if name)
         entries.append(entry)
     return entries
@@ -256,34 +229,10 @@ def _entries(module: Any, plan: dict[str, Any], *, shapes_known: bool) -> list[d
 def _tensor(layer: dict[str, Any], tensor: list[Any], split: bool, told: bool) -> dict[str, Any]:
     """Source: trex/activations.py, and the migration guide of 11.0, as the head of this file says."""
     name, shape, dtype = tensor
-    entry: dict[str, Any] = {"Name": name, "Dimensions": shape}
-    if not layer["second_compiler"]:
-        entry["Location"] = "Device"
     told = told or not any(extent < 0 for extent in shape)
     word = _WORDS[dtype] if layer["second_compiler"] else _SENTENCES.get(dtype, _WORDS[dtype])
-    if split:
-        return entry | {"Format": word if told else _UNKNOWN, "Datatype": _WORDS[dtype] if told else _UNKNOWN}
-    return entry | {"Format/Datatype": word if told else _UNKNOWN}
-
-
-def _io(module: Any, plan: dict[str, Any]) -> dict[str, Any]:
-    """Source: the migration guide of 11.0, as the head of this file says."""
-    if not _split(module):
-        return {"Bindings": [tensor["name"] for tensor in plan["io"]]}
-    return {
-        "I/O Tensors": [
-            {
-                "Name": tensor["name"],
-                "IOMode": tensor["mode"].capitalize(),
-                "DataType": _WORDS[tensor["dtype"]],
-                "Dimensions": tensor["shape"],
-                "Location": "Device",
-                "IsShapeInferenceIO": tensor["holds_shape"],
-                "ProfileInfo": [],
-            }
-            for tensor in plan["io"]
-        ]
-    }
+    formats = {"Format": word, "Datatype": _WORDS[dtype]} if split else {"Format/Datatype": word}
+    return {"Name": name, "Dimensions": shape} | (formats if told else dict.fromkeys(formats, _UNKNOWN))
 
 
 def _split(module: Any) -> bool:
@@ -301,8 +250,7 @@ class Inspector:
     execution_context = None
 
     def get_engine_information(self, format: Any) -> str:
-        io = _io(self._module, self._engine._plan)
-        return json.dumps({"Layers": self._layers(), **io}, indent=1)
+        return json.dumps({"Layers": self._layers()})
 
     def get_layer_information(self, index: int, format: Any) -> str:
         return json.dumps(self._layers()[index])

@@ -193,13 +193,6 @@ class Tensor:
     def dtype(self) -> Any:
         return self._module.DataType[self._dtype]
 
-    @dtype.setter
-    def dtype(self, value: Any) -> None:
-        if not hasattr(self._module.BuilderFlag, "FP16"):  # as TensorRT-RTX 1.7.1; of 11 it is assumed
-            raise AttributeError("property of 'ITensor' object has no setter")
-        if _weak(self, "ITensor::setType"):
-            self._dtype = value.name
-
     allowed_formats = attribute("_formats", written=True)
 
     def set_dynamic_range(self, low: float, high: float) -> bool:

@@ -37,10 +37,7 @@ Ranges = Mapping[str, Sequence[Sequence[int]]]
 
 
 class PlanTensor(NamedTuple):
-    """An input or output, an entry of a plan's "io".
-
-    Source: the tests' own.
-    """
+    """An input or output, an entry of a plan's "io". Source: the tests' own."""
 
     name: str
     mode: str
