@@ -2,7 +2,8 @@
 
 Each has the public report or the source from which it is known, the versions, and what is done: the graph is
 rewritten, the build refused, or a warning given. None of them was seen by ourselves on a GPU. What a comment
-calls "parser" is decided by its source, or by the network that TensorRT-RTX's real parser makes.
+calls "parser" is decided by its source, or by the network that TensorRT-RTX's real parser makes. Versions are
+the first that has a fault and the first without; "" for the oldest, or none.
 """
 
 from __future__ import annotations
@@ -12,141 +13,69 @@ from ..faults import KnownFault
 _HALVES = ("fp16", "bf16")
 
 
-def _versions(
-    tensorrt: str = "", until: str = "", *, rtx: bool = False, rtx_until: str = ""
-) -> dict[str, tuple[str, str]]:
-    """Target to the first version that has a fault and the first without; "" for the oldest, or none."""
-    ranges = {"tensorrt": (tensorrt, until)} if tensorrt else {}
-    return ranges | ({"tensorrt-rtx": ("", rtx_until)} if rtx else {})
-
-
 KNOWN_FAULTS: tuple[KnownFault, ...] = (
-    KnownFault(
-        "grid-sample-mode",
-        "GridSample",
-        ("NVIDIA/TensorRT 4646", "onnx/onnx-tensorrt 1060"),
-        "of opset 20 on is read as mode nearest, as its parser knows the modes' older names alone",
-        "rewrite",  # parser: importGridSample of 10.1-GA; TensorRT-RTX 1.7.1 reads it rightly, 1.5 did not
-        versions=_versions("10.0", rtx=True, rtx_until="1.7"),
-    ),
-    KnownFault(
-        "cumsum-axes",
-        "CumSum",
-        ("NVIDIA/TensorRT 4551", "NVIDIA/TensorRT 4513", "onnx/onnx-tensorrt 1034"),
-        "beside another CumSum of another axis or direction is computed along the axis of the other",
-        "rewrite",  # 10.8 is the first with ICumulativeLayer
-        versions=_versions("10.8", rtx=True),
-    ),
-    KnownFault(
-        "deformable-attention",
-        "GridSample",
-        ("NVIDIA/TensorRT 4813", "lightly-ai/lightly-train 917", "rerun-io/examples-monorepo 88"),
-        "of the branches of a deformable attention is fused with what reads it, into wrong values",
-        "rewrite",
-        versions=_versions("10.13"),
-    ),
-    KnownFault(
-        "mod-by-float",
-        "Mod",
-        ("NVIDIA/TensorRT 4702",),
-        "of large integers is one divisor too low, as its parser divides by a floor of floats",
-        "rewrite",  # parser: modWithIntegerInputs of 8.5-GA to 10.1-GA, FLOOR_DIV
-        versions=_versions("8.5", rtx=True),
-    ),
-    KnownFault(
-        "group-norm-of-one",
-        "GroupNormalization",
-        ("NVIDIA/TensorRT 4756",),
-        "of one group is computed as InstanceNormalization",
-        "rewrite",  # parser: normalizationHelper of 8.6-GA to 10.1-GA; the network of TensorRT-RTX 1.7.1
-        versions=_versions("8.6", rtx=True),
-    ),
-    KnownFault(
-        "recurrent-layout",
-        "LSTM, GRU and RNN",
-        ("onnx-tensorrt 8.5-GA and 10.1-GA: no importer reads `layout`",),
-        "of layout 1 are read as of layout 0, batch and time exchanged",
-        "rewrite",  # parser: the network of TensorRT-RTX 1.7.1 has the outputs of layout 0
-        versions=_versions("8.5", rtx=True),
-    ),
-    KnownFault(
-        "shape-slice",
-        "Shape",
-        ("onnx-tensorrt 8.5-GA and 8.6-GA: importShape reads no attribute",),
-        "with `start` or `end` returns all axes",
-        "rewrite",
-        versions=_versions("8.5", "10.0"),
-    ),
-    KnownFault(
-        "scatter-reduction",
-        "ScatterElements and ScatterND",
-        ("onnx-tensorrt 8.5-GA and 8.6-GA: no importer reads `reduction`", "NVIDIA/TensorRT 3462"),
-        "with a reduction overwrite instead",
-        "refuse",
-        hint="use TensorRT 10, or add in the model by other operators",
-        versions=_versions("8.5", "10.0"),
-    ),
-    KnownFault(
-        "resize-behind-if",
-        "Resize",
-        ("NVIDIA/TensorRT 4846",),
-        "of a transposed result of an If reads it as if it were not transposed",
-        "refuse",
-        hint="transpose before the If, or inside its branches",
-        versions=_versions("11.1"),
-    ),
-    KnownFault(
-        "transposed-input-attention",
-        "MatMul",
-        ("NVIDIA/TensorRT 4826",),
-        "of an attention in half precision reads a transposed input with the strides of another order",
-        "refuse",
-        precisions=_HALVES,
-        hint="give the input in the order in which the attention reads it, or build in fp32",
-        versions=_versions("11.2"),
-    ),
-    KnownFault(
-        "fused-attention-sm120",
-        "MatMul",
-        ("NVIDIA/TensorRT 4837",),
-        "of an attention in half precision is fused to one kernel that is wrong on consumer Blackwell",
-        "warn",  # reported of one model, from 10.x to 10.16.1
-        precisions=_HALVES,
-        gpus=("sm120",),
-        versions=_versions("10.0"),
-    ),
-    KnownFault(
-        "batched-reduced-keys",
-        "MatMul",
-        ("NVIDIA/TensorRT 4853",),
-        "of an attention whose keys a strided convolution reduces is wrong in a batch above 1 (SegFormer)",
-        "warn",  # reported of SegFormer alone, in 10.11 and 11.1, in fp32 too; the cause is not known
-        versions=_versions("10.11"),
-    ),
-    KnownFault(
-        "partly-rotated-attention",
-        "MatMul",
-        ("NVIDIA/TensorRT 4742", "NVIDIA/TensorRT 4723"),
-        "of an attention that rotates all but the first tokens is computed wrongly (DINOv3)",
-        "warn",  # reported of DINOv3 alone, in 10.4, and in FP16 in 10.3; the cause is not known
-        versions=_versions("10.3", "10.5"),
-    ),
-    KnownFault(
-        "several-profiles",
-        "engine",
-        ("NVIDIA/TensorRT 4250",),
-        "of several optimization profiles computes something else in one of them",
-        "warn",  # each profile is verified
-        profiles=2,
-        versions=_versions("8.5", "10.8"),
-    ),
-    KnownFault(
-        "normalized-and-back",
-        "ReduceMin and ReduceMax",
-        ("rerun-io/examples-monorepo 87",),
-        "of an input that is normalized by them, and the result scaled back, are fused into wrong values; as "
-        "outputs of the model they are not",
-        "warn",  # reported of PromptDA alone, in every precision
-        versions=_versions("11.2"),
-    ),
-)
+    # Parser: importGridSample of 10.1-GA; TensorRT-RTX 1.7.1 reads it rightly, 1.5 did not.
+    KnownFault("grid-sample-mode", "GridSample", ("NVIDIA/TensorRT 4646", "onnx/onnx-tensorrt 1060"),
+               "of opset 20 on is read as mode nearest, as its parser knows the modes' older names alone",
+               "rewrite", versions={"tensorrt": ("10.0", ""), "tensorrt-rtx": ("", "1.7")}),
+    # 10.8 is the first with ICumulativeLayer.
+    KnownFault("cumsum-axes", "CumSum",
+               ("NVIDIA/TensorRT 4551", "NVIDIA/TensorRT 4513", "onnx/onnx-tensorrt 1034"),
+               "beside another CumSum of another axis or direction is computed along the axis of the other",
+               "rewrite", versions={"tensorrt": ("10.8", ""), "tensorrt-rtx": ("", "")}),
+    KnownFault("deformable-attention", "GridSample",
+               ("NVIDIA/TensorRT 4813", "lightly-ai/lightly-train 917", "rerun-io/examples-monorepo 88"),
+               "of the branches of a deformable attention is fused with what reads it, into wrong values",
+               "rewrite", versions={"tensorrt": ("10.13", "")}),
+    # Parser: modWithIntegerInputs of 8.5-GA to 10.1-GA, FLOOR_DIV.
+    KnownFault("mod-by-float", "Mod", ("NVIDIA/TensorRT 4702",),
+               "of large integers is one divisor too low, as its parser divides by a floor of floats",
+               "rewrite", versions={"tensorrt": ("8.5", ""), "tensorrt-rtx": ("", "")}),
+    # Parser: normalizationHelper of 8.6-GA to 10.1-GA; the network of TensorRT-RTX 1.7.1.
+    KnownFault("group-norm-of-one", "GroupNormalization", ("NVIDIA/TensorRT 4756",),
+               "of one group is computed as InstanceNormalization",
+               "rewrite", versions={"tensorrt": ("8.6", ""), "tensorrt-rtx": ("", "")}),
+    # Parser: the network of TensorRT-RTX 1.7.1 has the outputs of layout 0.
+    KnownFault("recurrent-layout", "LSTM, GRU and RNN",
+               ("onnx-tensorrt 8.5-GA and 10.1-GA: no importer reads `layout`",),
+               "of layout 1 are read as of layout 0, batch and time exchanged",
+               "rewrite", versions={"tensorrt": ("8.5", ""), "tensorrt-rtx": ("", "")}),
+    KnownFault("shape-slice", "Shape", ("onnx-tensorrt 8.5-GA and 8.6-GA: importShape reads no attribute",),
+               "with `start` or `end` returns all axes",
+               "rewrite", versions={"tensorrt": ("8.5", "10.0")}),
+    KnownFault("scatter-reduction", "ScatterElements and ScatterND",
+               ("onnx-tensorrt 8.5-GA and 8.6-GA: no importer reads `reduction`", "NVIDIA/TensorRT 3462"),
+               "with a reduction overwrite instead",
+               "refuse", hint="use TensorRT 10, or add in the model by other operators",
+               versions={"tensorrt": ("8.5", "10.0")}),
+    KnownFault("resize-behind-if", "Resize", ("NVIDIA/TensorRT 4846",),
+               "of a transposed result of an If reads it as if it were not transposed",
+               "refuse", hint="transpose before the If, or inside its branches",
+               versions={"tensorrt": ("11.1", "")}),
+    KnownFault("transposed-input-attention", "MatMul", ("NVIDIA/TensorRT 4826",),
+               "of an attention in half precision reads a transposed input with the strides of another order",
+               "refuse", hint="give the input in the order in which the attention reads it, or build in fp32",
+               precisions=_HALVES, versions={"tensorrt": ("11.2", "")}),
+    # Reported of one model, from 10.x to 10.16.1.
+    KnownFault("fused-attention-sm120", "MatMul", ("NVIDIA/TensorRT 4837",),
+               "of an attention in half precision is fused to one kernel that is wrong on consumer Blackwell",
+               "warn", precisions=_HALVES, gpus=("sm120",), versions={"tensorrt": ("10.0", "")}),
+    # Reported of SegFormer alone, in 10.11 and 11.1, in fp32 too; the cause is not known.
+    KnownFault("batched-reduced-keys", "MatMul", ("NVIDIA/TensorRT 4853",),
+               "of an attention whose keys a strided convolution reduces is wrong in a batch above 1 "
+               "(SegFormer)",
+               "warn", versions={"tensorrt": ("10.11", "")}),
+    # Reported of DINOv3 alone, in 10.4, and in FP16 in 10.3; the cause is not known.
+    KnownFault("partly-rotated-attention", "MatMul", ("NVIDIA/TensorRT 4742", "NVIDIA/TensorRT 4723"),
+               "of an attention that rotates all but the first tokens is computed wrongly (DINOv3)",
+               "warn", versions={"tensorrt": ("10.3", "10.5")}),
+    # Each profile is verified.
+    KnownFault("several-profiles", "engine", ("NVIDIA/TensorRT 4250",),
+               "of several optimization profiles computes something else in one of them",
+               "warn", profiles=2, versions={"tensorrt": ("8.5", "10.8")}),
+    # Reported of PromptDA alone, in every precision.
+    KnownFault("normalized-and-back", "ReduceMin and ReduceMax", ("rerun-io/examples-monorepo 87",),
+               "of an input that is normalized by them, and the result scaled back, are fused into wrong "
+               "values; as outputs of the model they are not",
+               "warn", versions={"tensorrt": ("11.2", "")}),
+)  # fmt: skip

@@ -40,7 +40,6 @@ _8_5 = """
     Sign Sin Sinh Size Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum Tan Tanh
     ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Upsample Where Xor
 """
-_FIRST, _NEWEST = (8, 5), (11, 1)
 _ADDED: dict[tuple[int, int], str] = {
     (8, 5): _8_5,
     (8, 6): "GroupNormalization IsInf LayerNormalization TRT_FP8QuantizeLinear TRT_FP8DequantizeLinear",
@@ -62,8 +61,9 @@ _OPSETS: dict[tuple[int, int], int] = {
     (10, 11): 23,  # "Updated ONNX version to 1.18"
     (10, 14): 24,
 }
+_FIRST, _NEWEST = min(_ADDED), max(_ADDED)
 _EVER = frozenset(name for names in _ADDED.values() for name in names.split())
-UNKNOWN_OPSET = 24
+UNKNOWN_OPSET = max(_OPSETS.values())
 """Of versions after those above: what the newest known one reads."""
 
 
