@@ -48,11 +48,8 @@ def parse_device(text: str) -> int | None:
     """Return the number of the GPU in "cuda" or "cuda:1", as CUDA counts them; None for "cpu"."""
     match = re.fullmatch(r"cpu|cuda(?::(\d{1,3}))?", text, re.ASCII)
     if match is None:
-        raise InvalidOption(
-            f"`devices` {text!r}: cpu, cuda or cuda:NUMBER is required",
-            hint="all stands alone" if text == ALL else "",
-            option="devices",
-        )
+        problem = f"`devices` {text!r}: cpu, cuda or cuda:NUMBER is required"
+        raise InvalidOption(problem, hint="all stands alone" if text == ALL else "", option="devices")
     return None if text == "cpu" else int(match[1] or 0)
 
 
@@ -62,11 +59,9 @@ def parse_devices(texts: Sequence[str]) -> tuple[int | None, ...]:
         return (0,)
     numbers = tuple(parse_device(text) for text in texts)
     if len(set(numbers)) < len(numbers) or len([n for n in numbers if n is not None]) > 1:
-        raise InvalidOption(
-            f"`devices` {', '.join(texts)}: the processor and one GPU, each once, are allowed",
-            hint="give `devices` all to measure each GPU for itself",
-            option="devices",
-        )
+        problem = f"`devices` {', '.join(texts)}: the processor and one GPU, each once, are allowed"
+        hint = "give `devices` all to measure each GPU for itself"
+        raise InvalidOption(problem, hint=hint, option="devices")
     return numbers
 
 

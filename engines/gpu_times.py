@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,29 +38,39 @@ class GpuTimes:
 def time_runs(
     iterations: int,
     make_event: Callable[[], Any],
-    enqueue: Callable[[Sequence[Any]], int],
-    elapsed_ms: Callable[[Any, Any], float],
+    stream: Any,
+    upload: Callable[[], None],
+    compute: Callable[[], None],
+    download: Callable[[], None],
 ) -> GpuTimes:
-    """Time inferences as trtexec does, which enqueues one before it waits for the one before.
+    """Time inferences on a stream as trtexec does, which enqueues one before it waits for the one before.
 
     trtexec: samples/common/sampleInference.cpp of 10.16, `IterationBase`, whose depth is 2 and whose `sync`
     waits for an event. More in flight would fill the driver's queue of launches, on which an enqueue waits.
 
     Args:
         iterations: How many.
-        make_event: Makes an event that is recorded with its time and has `synchronize`.
-        enqueue: Enqueues one inference on a stream, records four events: before the copies to the device,
-            behind them, behind the kernels, behind the copies from it; and returns the enqueue's nanoseconds.
-        elapsed_ms: Milliseconds between two events.
+        make_event: Makes an event that is recorded with its time.
+        stream: What events are recorded on.
+        upload: Enqueues the copies to the device; `compute` the kernels; `download` the copies from it.
     """
     events = [[make_event() for _ in range(4)] for _ in range(2)]
     times = np.zeros((3, iterations), np.int64)
     for turn in range(iterations + 1):
         if turn < iterations:
-            times[2, turn] = enqueue(events[turn % 2])
+            before, uploaded, computed, downloaded = events[turn % 2]
+            before.record(stream)
+            upload()
+            uploaded.record(stream)
+            start = time.perf_counter_ns()
+            compute()
+            times[2, turn] = time.perf_counter_ns() - start
+            computed.record(stream)
+            download()
+            downloaded.record(stream)
         if turn > 0:
             before, uploaded, computed, downloaded = events[(turn - 1) % 2]
             downloaded.synchronize()
-            times[0, turn - 1] = round(elapsed_ms(uploaded, computed) * _NS_PER_MS)
-            times[1, turn - 1] = round(elapsed_ms(before, downloaded) * _NS_PER_MS)
+            times[0, turn - 1] = round(uploaded.elapsed_time(computed) * _NS_PER_MS)
+            times[1, turn - 1] = round(before.elapsed_time(downloaded) * _NS_PER_MS)
     return GpuTimes(*times)

@@ -89,7 +89,7 @@ def engine_of(artifact: str, *, trust: bool = False) -> str:
                 hint="build it with `qcompile build`, or give `trust` if you know where it comes from",
                 file=path,
             )
-        from .tensorrt.compatibility import target_of
+        from .tensorrt.plan import target_of
 
         with path.open("rb") as file:
             return target_of(file.read(8))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -205,17 +204,13 @@ def _rounding(torch: Any, device: Any) -> tuple[str, ...]:
 def in_sixteen_bits(torch: Any, module: Any, mode: str, device: Any) -> Callable[..., Any]:
     """Return a call that takes and returns float32 tensors, and computes in 16 bits between.
 
-    Args:
-        torch: The module.
-        module: In mode half, one whose weights are float16 already.
-        mode: "half", or "autocast" with PyTorch's default type: bfloat16 on a processor, float16 on a GPU.
-        device: The GPU; None for the processor.
+    In mode half the module's weights are float16 already; autocast has PyTorch's default type: bfloat16 on a
+    processor, float16 on a GPU.
     """
     if mode == "half":
 
         def run(*arguments: Any, **keywords: Any) -> Any:
-            cast = [_cast(torch, tensor, torch.float16) for tensor in arguments]
-            named = {name: _cast(torch, tensor, torch.float16) for name, tensor in keywords.items()}
+            cast, named = _cast(torch, (arguments, keywords), torch.float16)
             return _cast(torch, module(*cast, **named), torch.float32)
 
         return run
@@ -293,23 +288,9 @@ class GpuCall:
 
     def times(self, iterations: int) -> GpuTimes:
         make_event = partial(self._torch.cuda.Event, enable_timing=True)
-        return time_runs(
-            iterations, make_event, self._timed_run, lambda start, end: float(start.elapsed_time(end))
-        )
-
-    def _timed_run(self, events: Sequence[Any]) -> int:
-        before, uploaded, computed, downloaded = events
+        phases = self._upload, self._forward, self._download
         with self._on_stream():
-            before.record(self._stream)
-            self._upload()
-            uploaded.record(self._stream)
-            start = time.perf_counter_ns()
-            self._forward()
-            enqueue = time.perf_counter_ns() - start
-            computed.record(self._stream)
-            self._download()
-            downloaded.record(self._stream)
-        return enqueue
+            return time_runs(iterations, make_event, self._stream, *phases)
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:

@@ -36,6 +36,10 @@ that supported DLA"; it "was unavailable in TensorRT 11.0 through 11.3" (docs.nv
 _HARDWARE = {"ampere+": "AMPERE_PLUS", "same-sm": "SAME_COMPUTE_CAPABILITY"}
 
 
+def _has(name: str) -> property:
+    return property(lambda adapter: hasattr(adapter.module, name))
+
+
 @dataclass(frozen=True)
 class Adapter:
     """One installed TensorRT.
@@ -83,15 +87,14 @@ class Adapter:
             raise self.lacks("`typing` strong", "strongly typed networks", "leave it out, or use TensorRT 10")
         return replace(self, weak=True) if typing == "weak" else self
 
-    @property
-    def has_progress_monitor(self) -> bool:
-        """Whether a build can report its progress and be cancelled."""
-        return hasattr(self.module, "IProgressMonitor")
-
-    @property
-    def builds_ahead_of_time(self) -> bool:
-        """Whether engines can be built for GPUs that are not here."""
-        return hasattr(self.module, "ComputeCapability")
+    has_progress_monitor = _has("IProgressMonitor")
+    """Whether a build can report its progress and be cancelled."""
+    builds_ahead_of_time = _has("ComputeCapability")
+    """Whether engines can be built for GPUs that are not here."""
+    captures_by_itself = _has("CudaGraphStrategy")
+    """Whether execution contexts can be told to capture and replay CUDA graphs."""
+    keeps_runtime_caches = _has("IRuntimeCache")
+    """Whether kernels are compiled where an engine runs, and can be kept."""
 
     @property
     def is_rtx(self) -> bool:
@@ -108,13 +111,16 @@ class Adapter:
 
         None where neither knows: a version that is newer than the data, on a machine that cannot ask it.
         """
-        return (None if self.is_rtx else parser_of(self.version)) or ask_parser(self.module)
+        return self._parser_of_version() or ask_parser(self.module)
 
     @property
     def highest_opset(self) -> int:
         """The newest opset to write for its ONNX parser, which takes newer files without a word."""
-        known = None if self.is_rtx else parser_of(self.version)
-        return known.highest_opset if known else UNKNOWN_OPSET
+        parser = self._parser_of_version()
+        return parser.highest_opset if parser else UNKNOWN_OPSET
+
+    def _parser_of_version(self) -> ParserOperators | None:
+        return None if self.is_rtx else parser_of(self.version)
 
     def has_calibrators(self) -> bool:
         """Whether it calibrates INT8 by itself: needs the classes and weak types."""
@@ -123,11 +129,9 @@ class Adapter:
     def require_calibrators(self) -> None:
         """Refuse where TensorRT has no calibrators of its own any more."""
         if not self.has_calibrators():
-            raise InvalidOption(
-                f"`calibrator`: {self.name} has no INT8 calibrators; its INT8 is in the graph, as Q/DQ",
-                hint="leave `calibrator` out and give `ranges` FILE",
-                option="calibrator",
-            )
+            problem = f"`calibrator`: {self.name} has no INT8 calibrators; its INT8 is in the graph, as Q/DQ"
+            hint = "leave `calibrator` out and give `ranges` FILE"
+            raise InvalidOption(problem, hint=hint, option="calibrator")
 
     def network_flags(self, *, weak: bool = False) -> int:
         """Return the creation flags: explicit batch where it must be asked for, strong types if any; `weak`
@@ -136,27 +140,17 @@ class Adapter:
         name = "STRONGLY_TYPED" if self.strongly_typed and not weak else "EXPLICIT_BATCH"
         return 1 << int(getattr(flags, name)) if hasattr(flags, name) else 0
 
-    def set_precision(
-        self,
-        config: Any,
-        precision: str,
-        *,
-        weak: bool = False,
-        float_precision: str = "fp32",
-        tf32: bool = False,
-    ) -> None:
+    def set_precision(self, config: Any, precision: str, floats: str, *, weak: bool, tf32: bool) -> None:
         """Permit TF32 or not, and set the weak-typing flags for an intent; strong types need none.
 
         TF32 is on unless it is taken away: "fp32" would mean products of 10-bit mantissas.
         """
         flags = self.module.BuilderFlag
         (config.set_flag if tf32 or precision == "tf32" else config.clear_flag)(flags.TF32)
-        for flag in self.permitting_flags(precision, weak=weak, float_precision=float_precision):
+        for flag in self.permitting_flags(precision, floats, weak=weak):
             config.set_flag(flag)
 
-    def permitting_flags(
-        self, precision: str, *, weak: bool = False, float_precision: str = "fp32"
-    ) -> list[Any]:
+    def permitting_flags(self, precision: str, floats: str, *, weak: bool = False) -> list[Any]:
         """Return the builder flags that permit a precision; none where types are strong."""
         if self.strongly_typed and not weak:
             return []
@@ -166,7 +160,7 @@ class Adapter:
                 hint="use TensorRT 10 or newer, or another precision",
                 option="precision",
             )
-        also = _WEAK_FLAGS[float_precision] if precision == "int8" else ()
+        also = _WEAK_FLAGS[floats] if precision == "int8" else ()
         return [self.flag(name, f"`precision` {precision}") for name in (*_WEAK_FLAGS[precision], *also)]
 
     def graph_precision(self, precision: Precision) -> Precision:
@@ -260,8 +254,8 @@ class Adapter:
 
     def memory_bytes(self, engine: Any) -> int:
         """Return what an execution context of an engine needs on the device."""
-        old, new = "device_memory_size", "device_memory_size_v2"
-        return int(getattr(engine, new if hasattr(self.module.ICudaEngine, new) else old))
+        newer = hasattr(self.module.ICudaEngine, "device_memory_size_v2")
+        return int(engine.device_memory_size_v2 if newer else engine.device_memory_size)
 
     def share_profiles(self, config: Any) -> None:
         """Let several execution contexts use one profile, where that must be asked for (8.6)."""
@@ -284,16 +278,6 @@ class Adapter:
         # By position: the real function takes (profile, name), and names them the other way round.
         return list(engine.get_tensor_profile_values(profile, name)) if told else []
 
-    @property
-    def captures_by_itself(self) -> bool:
-        """Whether execution contexts can be told to capture and replay CUDA graphs."""
-        return hasattr(self.module, "CudaGraphStrategy")
-
-    @property
-    def keeps_runtime_caches(self) -> bool:
-        """Whether kernels are compiled where an engine runs, and can be kept."""
-        return hasattr(self.module, "IRuntimeCache")
-
     def can_be_captured(self, context: Any, stream: int) -> bool:
         """Return what TensorRT says; True where it has no say, and the capture itself shows it."""
         return bool(getattr(context, "is_stream_capturable", lambda _: True)(stream))
@@ -309,9 +293,6 @@ def load_adapter(target: str) -> Adapter:
     try:
         module = importlib.import_module(MODULES[target])
     except Exception as error:  # besides ImportError: missing libraries raise RuntimeError or OSError
-        raise EngineUnavailable(
-            f"{MODULES[target]} cannot be imported ({error})",
-            hint=f"pip install 'qcompile[{target}]'",
-            engine=target,
-        ) from error
+        problem = f"{MODULES[target]} cannot be imported ({error})"
+        raise EngineUnavailable(problem, hint=f"pip install 'qcompile[{target}]'", engine=target) from error
     return Adapter(module, target)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...artifact import read_manifest
 from ...errors import EngineUnavailable, InvalidOption
@@ -16,13 +16,19 @@ from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Runner
 from ..faults import KnownFault, faults_of
 from ..gpu import find_gpu, why_no_gpu, why_not_gpu
 from .adapter import load_adapter
-from .compatibility import check_block_format, check_memory, dequantized_products, require_gpus
 from .known_faults import KNOWN_FAULTS
+from .plan import (
+    check_block_format,
+    check_loadable,
+    check_memory,
+    dequantized_products,
+    needs_of,
+    needs_of_options,
+    require_gpus,
+)
 from .runner.cuda import load_cuda
-
-if TYPE_CHECKING:
-    from .runner.loaded_engine import EngineUse
-    from .runner.runner import TensorRTRunner
+from .runner.loaded_engine import EngineUse
+from .runner.runner import TensorRTRunner
 
 
 class TensorRT(Engine):
@@ -42,7 +48,7 @@ class TensorRT(Engine):
         return self._why_not_import() or (why_no_gpu() if self.needs_gpu_to_build else "")
 
     def why_not_run(self) -> str:
-        return self._why_not_import() or why_no_gpu() or self._why_no_cuda()
+        return self._why_not_import() or why_no_gpu() or _why_not(load_cuda)
 
     def why_not_run_on_gpu(self, device: int = 0) -> str:
         return self.why_not_run() or why_not_gpu(device)
@@ -56,7 +62,7 @@ class TensorRT(Engine):
         if why_no_gpu():
             ahead = ", or build ahead of time with `target` tensorrt-rtx" if self.needs_gpu_to_build else ""
             return f"run it on a machine with an NVIDIA GPU{ahead}"
-        return "pip install 'qcompile[cuda]'" if self._why_no_cuda() else ""
+        return "pip install 'qcompile[cuda]'" if _why_not(load_cuda) else ""
 
     def graph_precision(self, precision: Precision) -> Precision:
         return load_adapter(self.name).graph_precision(precision)
@@ -79,11 +85,8 @@ class TensorRT(Engine):
     def check(self, spec: BuildSpec) -> None:
         adapter = load_adapter(self.name).typed(spec.tensorrt.typing)
         if spec.tensorrt.precision_constraints and adapter.strongly_typed and not spec.calibrator:
-            raise adapter.lacks(
-                "`precision_constraints`",
-                "say in a strongly typed network",
-                "give `typing` weak, or leave it out",
-            )
+            hint = "give `typing` weak, or leave it out"
+            raise adapter.lacks("`precision_constraints`", "say in a strongly typed network", hint)
         if spec.tensorrt.device and why_not_gpu(spec.tensorrt.device):
             raise InvalidOption(f"`device`: {why_not_gpu(spec.tensorrt.device)}", option="device")
         known = [fault.name for fault in KNOWN_FAULTS]
@@ -97,7 +100,7 @@ class TensorRT(Engine):
             adapter.require_dla()
         if spec.calibrator:
             adapter.require_calibrators()
-        adapter.permitting_flags(spec.precision, float_precision=spec.floats)
+        adapter.permitting_flags(spec.precision, spec.floats)
         check_memory(adapter, spec.tensorrt, calibrates=bool(spec.calibrator))
         if adapter.builds_ahead_of_time:
             require_gpus(adapter, spec.gpus)
@@ -109,8 +112,6 @@ class TensorRT(Engine):
 
     def build(self, request: BuildRequest) -> BuildOutcome:
         from .builder.builder import build_plan
-        from .plan import needs_of_options
-        from .runner.loaded_engine import EngineUse
         from .verify import verified
 
         request, options = self._for_gpu_here(request), request.spec.tensorrt
@@ -149,10 +150,6 @@ class TensorRT(Engine):
             raise EngineUnavailable(
                 f"{path}: cannot run here: {reason}", hint=self.fix(), engine=self.name, reason=reason
             )
-        from .compatibility import check_loadable
-        from .plan import needs_of
-        from .runner.loaded_engine import EngineUse
-
         manifest = read_manifest(path)
         use = EngineUse(run.device, run.cuda_graph, runtime_cache=run.runtime_cache, needs=needs_of(manifest))
         if manifest is not None:
@@ -163,8 +160,6 @@ class TensorRT(Engine):
     def _opened(
         self, path: Path, use: EngineUse, declared: ModelIO | None, *, streams: int = 1
     ) -> TensorRTRunner:
-        from .runner.runner import TensorRTRunner
-
         return TensorRTRunner(load_adapter(self.name), path, use, streams=streams, declared=declared)
 
     def kernel_times(
@@ -174,18 +169,7 @@ class TensorRT(Engine):
             return runner.layer_times(feeds)
 
     def _why_not_import(self) -> str:
-        try:
-            load_adapter(self.name)
-        except EngineUnavailable as error:
-            return error.message
-        return ""
-
-    def _why_no_cuda(self) -> str:
-        try:
-            load_cuda()
-        except ImportError as error:
-            return str(error)
-        return ""
+        return _why_not(lambda: load_adapter(self.name))
 
 
 class TensorRTRTX(TensorRT):
@@ -197,12 +181,18 @@ class TensorRTRTX(TensorRT):
 
     def _for_gpu_here(self, request: BuildRequest) -> BuildRequest:
         if not request.spec.gpus and why_no_gpu():
-            raise InvalidOption(
-                f"`gpus` is required here: {why_no_gpu()}",
-                hint="name the GPUs it is for, such as `gpus` sm86,sm89",
-                option="gpus",
-            )
+            hint = "name the GPUs it is for, such as `gpus` sm86,sm89"
+            raise InvalidOption(f"`gpus` is required here: {why_no_gpu()}", hint=hint, option="gpus")
         return super()._for_gpu_here(request)
+
+
+def _why_not(load: Callable[[], object]) -> str:
+    """Return why something cannot be loaded; empty where it can."""
+    try:
+        load()
+    except (EngineUnavailable, ImportError) as error:
+        return error.message if isinstance(error, EngineUnavailable) else str(error)
+    return ""
 
 
 def _profiles(proof: Mapping[str, object]) -> Sequence[Any]:

@@ -180,18 +180,22 @@ def trial_inputs(outcome: BuildOutcome, request: BuildRequest) -> list[tuple[str
     They are the user's first batch, where there is one, then random input at OPT of every profile, and at
     its smallest and largest shapes where these are cheap; one random input where no shape is dynamic.
     """
-    domains = read_domains(read_weightless(Path(request.model)).model)
+    inputs, domains = outcome.io.inputs, read_domains(read_weightless(Path(request.model)).model)
     data = {} if request.sample is None else _as_declared(request.sample, outcome)
-    found = [("the data", data)] if data else []
+    trials = [("the data", data)] if data else []
+    holders = {tensor.name: tensor for tensor in inputs if not tensor.dynamic_axes}  # of shapes, as values
     seen: list[Any] = []
-    for seed, (words, given) in enumerate(_places(outcome.proof["profiles"], outcome.io.inputs)):
-        if given in seen:
+    for seed, (words, extents) in enumerate(_places(outcome.proof["profiles"], inputs)):
+        if extents in seen:
             continue
-        seen.append(given)
-        shapes, values = _shapes_and_values(outcome, given)
-        feeds = random_feeds(outcome.io.inputs, seed=seed, shapes=shapes, domains=domains)
-        found.append((words, {**feeds, **values}))
-    return found
+        seen.append(extents)
+        shapes = {name: shape for name, shape in extents.items() if name not in holders}
+        feeds = random_feeds(inputs, seed=seed, shapes=shapes, domains=domains)
+        for name in extents.keys() & holders.keys():
+            shape = [int(dim) for dim in holders[name].shape]
+            feeds[name] = np.array(extents[name], holders[name].dtype).reshape(shape)
+        trials.append((words, feeds))
+    return trials
 
 
 def _as_declared(sample: Feeds, outcome: BuildOutcome) -> Feeds:
@@ -244,17 +248,4 @@ def _of_two(
 
 
 def _elements(shapes: Mapping[str, tuple[int, ...]]) -> int:
-    return sum(math.prod(extents) for extents in shapes.values())
-
-
-def _shapes_and_values(
-    outcome: BuildOutcome, given: Mapping[str, tuple[int, ...]]
-) -> tuple[dict[str, tuple[int, ...]], Feeds]:
-    """The shapes of dynamic inputs, and the values of inputs that hold shapes."""
-    held = {tensor.name: tensor for tensor in outcome.io.inputs if not tensor.dynamic_axes}
-    values = {
-        name: np.array(extents, held[name].dtype).reshape([int(dim) for dim in held[name].shape])
-        for name, extents in given.items()
-        if name in held
-    }
-    return {name: extents for name, extents in given.items() if name not in held}, values
+    return sum(map(math.prod, shapes.values()))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,13 +28,19 @@ from ...gpu import Gpu, find_gpu
 from ..adapter import Adapter
 from ..log import Log, build_failure, make_log
 from ..plan import needs_of_options, register_plugins
+from ..runner.cuda import current_device
 from ..runner.io_tensors import InputRange
-from ..runner.primary_context import current_device
-from .calibration import Calibrator, Feeder, Scales, calibration_inputs, make_calibrator, scaling, set_ranges
-from .configure import add_profiles, build_routes, configure, set_calibration_profile, verbosity
+from .calibration import Feeder, Scales, calibration_inputs, make_calibrator, scaling, set_ranges
+from .configure import (
+    add_profiles,
+    build_routes,
+    configure,
+    make_profiles,
+    set_calibration_profile,
+    verbosity,
+)
 from .inspector import Inspection, inspect_plan, twin_differs
 from .network import keep_layers, mark_debug_tensors, network_inputs, parse, set_formats
-from .profiles import make_profiles
 from .proof import ComputeLayer, by_precision, compute_layers, prove
 from .refit import weights_digest
 from .timing_cache import CacheFile, cache_file, keep_timings, merge_cache, use_cache
@@ -47,8 +53,8 @@ class Prepared:
     """A network that is parsed and configured, ready to be built.
 
     The parser holds the weights until the build. `monitor` is None where TensorRT has none, `timing_cache`
-    for none, `gpu` where none is here; `warnings` are what the build was not given, and named layers that are
-    not there.
+    for none, `gpu` where none is here, `feeder` without a calibrator; `warnings` are what the build was not
+    given, and named layers that are not there.
     """
 
     builder: Any
@@ -62,6 +68,13 @@ class Prepared:
     timing_cache: CacheFile | None
     warnings: tuple[str, ...]
     gpu: Gpu | None
+    feeder: Feeder | None
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What a dry run and the proof tell alike."""
+        ranges = [{item.name: item.as_json() for item in profile} for profile in self.profiles]
+        return {"network_layers": int(self.network.num_layers), "profiles": ranges}
 
 
 def build_plan(adapter: Adapter, request: BuildRequest) -> BuildOutcome:
@@ -79,8 +92,7 @@ def dry_run(adapter: Adapter, request: BuildRequest) -> dict[str, object]:
             "typing": "weak" if _weak(adapter, request) else "strong",
             "layers_by_precision": by_precision(prepared.layers),
             "forced_layers": dict(request.layers),
-            "network_layers": int(prepared.network.num_layers),
-            "profiles": _profiles_json(prepared.profiles),
+            **prepared.facts,
             "gpus": list(request.spec.gpus) or [prepared.gpu.architecture if prepared.gpu else "none here"],
             "timing_cache": str(prepared.timing_cache.path) if prepared.timing_cache else "",
             "build_routes": list(build_routes(prepared.config).values()),
@@ -103,7 +115,7 @@ def _building(adapter: Adapter, request: BuildRequest) -> Iterator[Scales]:
 
 
 def _prepare(adapter: Adapter, request: BuildRequest, scales: Scales) -> Prepared:
-    spec, path = request.spec, Path(request.model)
+    spec, path, weak = request.spec, Path(request.model), scales is not None
     options = spec.tensorrt
     gpu = None if spec.gpus else find_gpu(options.device)
     timing_cache = cache_file(adapter, gpu, options.timing_cache)
@@ -115,16 +127,14 @@ def _prepare(adapter: Adapter, request: BuildRequest, scales: Scales) -> Prepare
     log = make_log(adapter.module)
     builder = adapter.module.Builder(log.logger)
     register_plugins(adapter, builder, log, options.plugins)
-    network = builder.create_network(adapter.network_flags(weak=scales is not None))
+    network = builder.create_network(adapter.network_flags(weak=weak))
     request.progress("parse")
     portable = options.version_compatible or bool(options.hardware_compatible)
     parser = parse(adapter, network, log, path, shown=request.source, portable=portable)
     set_formats(adapter, network, log, options.tensor_formats)
     mark_debug_tensors(adapter, network, request.debug_tensors)
     config = builder.create_builder_config()
-    adapter.set_precision(
-        config, request.precision, weak=scales is not None, float_precision=spec.floats, tf32=request.tf32
-    )
+    adapter.set_precision(config, request.precision, spec.floats, weak=weak, tf32=request.tf32)
     adapter.set_gpus(config, spec.gpus)
     shape_tensors = [tensor.name for tensor in network_inputs(network) if tensor.is_shape_tensor]
     profiles = make_profiles(io.inputs, spec, shape_tensors, notes)
@@ -133,53 +143,50 @@ def _prepare(adapter: Adapter, request: BuildRequest, scales: Scales) -> Prepare
     not_cached = use_cache(config, log, timing_cache)
     layers = compute_layers(network)
     unfound = keep_layers(adapter, network, config, log, request)
-    if isinstance(scales, Feeder):
-        scales.inputs = calibration_inputs(adapter, network, scales.first)
-        config.int8_calibrator = make_calibrator(adapter, _calibrator(request), scales)
+    feeder = scales if isinstance(scales, Feeder) else None
+    if feeder is not None:
+        feeder.inputs = calibration_inputs(adapter, network, feeder.first)
+        config.int8_calibrator = make_calibrator(adapter, feeder)
         if profiles:
-            set_calibration_profile(builder, config, [item.as_range() for item in scales.inputs.values()])
-    elif scales is not None:
+            set_calibration_profile(builder, config, [item.as_range() for item in feeder.inputs.values()])
+    elif isinstance(scales, Mapping):
         set_ranges(adapter, network, log, scales)
     monitor = None
     if adapter.has_progress_monitor:
         monitor = config.progress_monitor = make_monitor(adapter.module, request.progress)
-    warnings = (*not_cached, *unfound)
     return Prepared(
-        builder, network, parser, config, log, layers, profiles, monitor, timing_cache, warnings, gpu
-    )
+        builder, network, parser, config, log, layers, profiles, monitor, timing_cache,
+        (*not_cached, *unfound), gpu, feeder,
+    )  # fmt: skip
 
 
 def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutcome:
     prepared = _prepare(adapter, request, scales)
-    options = request.spec.tensorrt
-    feeder, needs = scales if isinstance(scales, Feeder) else None, needs_of_options(vars(options))
-    asked = verbosity(adapter, options.profiling_verbosity)
-    is_twin = prepared.gpu is not None and asked != prepared.config.profiling_verbosity
+    options, feeder, config = request.spec.tensorrt, prepared.feeder, prepared.config
+    needs = needs_of_options(vars(options))
+    detail = verbosity(adapter, options.profiling_verbosity)
+    is_twin = prepared.gpu is not None and detail != config.profiling_verbosity
     if is_twin and adapter.keeps_timing_caches:
-        keep_timings(prepared.config, prepared.log)
+        keep_timings(config, prepared.log)
     if not is_twin:
-        prepared.config.profiling_verbosity = asked
-    plan = _built(adapter, request, prepared, feeder)
+        config.profiling_verbosity = detail
+    plan = _built(adapter, request, prepared)
     inspections: list[Inspection] = []
     if prepared.gpu is not None:
         request.progress("inspect")
         inspections = inspect_plan(adapter, plan, needs, prepared.profiles)
     differs = []
     if is_twin:  # the engine itself tells less than the proof must read
-        prepared.config.profiling_verbosity = asked
-        plan = _built(adapter, request, prepared, feeder)
-        differs = twin_differs(adapter, plan, needs, inspections[0])
-    unkept = merge_cache(prepared.config, prepared.log, prepared.timing_cache)
+        config.profiling_verbosity = detail
+        differs = twin_differs(adapter, _built(adapter, request, prepared), needs, inspections[0])
+    unkept = merge_cache(config, prepared.log, prepared.timing_cache)
     problems = dict.fromkeys(inspection.problem for inspection in inspections if inspection.problem)
     unsaid = [f"TensorRT's inspector does not say what is in the engine: {problem}" for problem in problems]
-    warnings = (*prepared.warnings, *prepared.log.warnings, *unsaid)
     weak = _weak(adapter, request)
     layers, planned, reached, proof = prove(adapter, request, prepared.layers, inspections, weak=weak)
-    proof["network_layers"] = int(prepared.network.num_layers)
-    proof["profiles"] = _profiles_json(prepared.profiles)
-    proof["has_run"] = False
-    if scales is not None:
-        proof["calibrator"] = "ranges" if feeder is None else _calibrator(request)
+    proof |= {**prepared.facts, "has_run": False}
+    if request.spec.calibrator:
+        proof["calibrator"] = "ranges" if feeder is None else feeder.kind
         proof["calibration_batches"] = 0 if feeder is None else feeder.fed
     if options.strip_weights and not options.refit:
         proof["weights"] = weights_digest(Path(request.model))
@@ -194,31 +201,27 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
         packages=("onnx",),
         versions={adapter.package: adapter.version},
         checks=[Check("TensorRT's parser accepts every node", True, f"opset {opset(model)}")],
-        warnings=(*warnings, *differs, *unkept),
+        warnings=(*prepared.warnings, *prepared.log.warnings, *unsaid, *differs, *unkept),
         calibration_cache=feeder.cache if feeder is not None else b"",
         layers=layers,
     )
 
 
-def _built(adapter: Adapter, request: BuildRequest, prepared: Prepared, feeder: Feeder | None) -> Any:
+def _built(adapter: Adapter, request: BuildRequest, prepared: Prepared) -> Any:
     """Build and write the plan."""
     request.progress("build")
+    watchers = [watcher for watcher in (prepared.monitor, prepared.feeder) if watcher is not None]
     with interrupt_deferred() as raise_if_interrupted:
-        if prepared.monitor is not None:
-            prepared.monitor.before_each_step = raise_if_interrupted
-        if feeder is not None:
-            feeder.before_each_batch = raise_if_interrupted
+        for watcher in watchers:
+            watcher.before_each_step = raise_if_interrupted
         plan = prepared.builder.build_serialized_network(prepared.network, prepared.config)
-    for watcher in (prepared.monitor, feeder):
-        if watcher is not None and watcher.raised is not None:
+    for watcher in watchers:
+        if watcher.raised is not None:
             raise watcher.raised
     if plan is None:
         gpus = ", ".join(request.spec.gpus) or "the one here"
-        raise build_failure(
-            prepared.log,
-            f"{request.source or request.model}: {adapter.name}",
-            f"{request.precision}, GPUs {gpus}",
-        )
+        subject = f"{request.source or request.model}: {adapter.name}"
+        raise build_failure(prepared.log, subject, f"{request.precision}, GPUs {gpus}")
     with request.output.open("wb") as file:  # first of all: nothing after it may cost the engine
         file.write(memoryview(plan))
     return plan
@@ -227,14 +230,6 @@ def _built(adapter: Adapter, request: BuildRequest, prepared: Prepared, feeder: 
 def _weak(adapter: Adapter, request: BuildRequest) -> bool:
     """Whether TensorRT chooses types by itself: it knows no strong ones, or calibrates."""
     return bool(request.spec.calibrator) or not adapter.strongly_typed
-
-
-def _calibrator(request: BuildRequest) -> Calibrator:
-    return "minmax" if request.spec.calibrator == "minmax" else "entropy"
-
-
-def _profiles_json(profiles: list[list[InputRange]]) -> list[dict[str, dict[str, list[int]]]]:
-    return [{item.name: item.as_json() for item in ranges} for ranges in profiles]
 
 
 def make_monitor(module: Any, progress: Progress) -> Any:

@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,12 +38,10 @@ from ....tensors import format_shape
 from ...base import BuildRequest
 from ..adapter import Adapter, member_name
 from ..log import Log, setting
+from ..runner.cuda import PrimaryContext
 from ..runner.io_tensors import InputRange
 from ..runner.memory import DeviceBuffer, raw
-from ..runner.primary_context import PrimaryContext
-from .network import layer_outputs, network_inputs
-
-Calibrator = Literal["entropy", "minmax"]
+from .network import FLOATS, layer_outputs, network_inputs
 
 _CLASSES = {"entropy": "IInt8EntropyCalibrator2", "minmax": "IInt8MinMaxCalibrator"}
 
@@ -53,28 +51,29 @@ class Feeder:
     """Copies batches to the device, one at a time; what TensorRT's calibrator calls.
 
     Attributes:
-        first: The first batch, whose shapes TensorRT calibrates at.
-        batches: All of them, the first too.
+        first: The first batch, whose shapes TensorRT calibrates at; `batches` are all, the first too.
+        kind: Which of TensorRT's calibrators asks for them, "entropy" or "minmax".
         inputs: The network's inputs, known once it is parsed.
         raised: What went wrong meanwhile; TensorRT saw the end of the data, and the engine is worthless.
         cache: What TensorRT wrote: its own scales.
-        before_each_batch: May raise, such as a Ctrl-C that was deferred.
+        before_each_step: May raise, such as a Ctrl-C that was deferred.
     """
 
     first: Batch
     batches: Iterator[Batch]
     device: Any
     progress: Progress
+    kind: str = "entropy"
     inputs: Mapping[str, CalibrationInput] = field(default_factory=dict)
     raised: BaseException | None = None
     fed: int = 0
     cache: bytes = field(default=b"", repr=False)
-    before_each_batch: Callable[[], None] = field(default=lambda: None, repr=False)
+    before_each_step: Callable[[], None] = field(default=lambda: None, repr=False)
 
     def next(self, names: list[str]) -> list[int] | None:
         """Return the addresses of the next batch on the device, in the order of `names`; None at its end."""
         try:
-            self.before_each_batch()
+            self.before_each_step()
             batch = next(self.batches, None) if self.raised is None else None
             if batch is None:
                 return None
@@ -111,9 +110,9 @@ class Device:
                 stack.callback(self._buffers.popitem()[1].free)
 
 
-def make_calibrator(adapter: Adapter, calibrator: Calibrator, feeder: Feeder) -> Any:
+def make_calibrator(adapter: Adapter, feeder: Feeder) -> Any:
     """Return an object of TensorRT's calibrator class that takes its batches from a feeder."""
-    base: Any = getattr(adapter.module, _CLASSES[calibrator])
+    base: Any = getattr(adapter.module, _CLASSES[feeder.kind])
 
     class FedCalibrator(base):  # type: ignore[misc]
         """Hands everything on; nothing is raised into TensorRT."""
@@ -173,9 +172,9 @@ class CalibrationInput:
         values = None if self.values is None else tuple(int(value) for value in array.reshape(-1))
         converted = convert(array, self.dtype)
         if array.shape != self.shape:
+            first_shape = f"which is the first batch's, {format_shape(self.shape)}"
             problem = (
-                f"has shape {format_shape(array.shape)}; TensorRT calibrates at one shape, which is the "
-                f"first batch's, {format_shape(self.shape)}"
+                f"has shape {format_shape(array.shape)}; TensorRT calibrates at one shape, {first_shape}"
             )
         elif converted is None:
             problem = f"is {array.dtype} with values that {self.dtype}, which TensorRT reads, does not hold"
@@ -186,12 +185,9 @@ class CalibrationInput:
             )
         else:
             return converted
-        raise DataError(
-            f"{batch.where}: input {self.name!r} {problem}",
-            hint="give samples that fit, or let TensorRT read our scales: `calibrator` ranges",
-            tensor=self.name,
-            sample=batch.where,
-        )
+        problem = f"{batch.where}: input {self.name!r} {problem}"
+        hint = "give samples that fit, or let TensorRT read our scales: `calibrator` ranges"
+        raise DataError(problem, hint=hint, tensor=self.name, sample=batch.where)
 
     def as_range(self) -> InputRange:
         """Return the one shape, or the one value, of a calibration profile.
@@ -230,17 +226,13 @@ def _input(adapter: Adapter, tensor: Any, first: Batch) -> CalibrationInput:
     elif not tensor.allowed_formats >> linear & 1:
         problem, part = "is in a memory format of its own; samples are row by row", "format"
     if problem:
-        raise InvalidOption(
-            f"`calibrator`: input {tensor.name!r} {problem}",
-            hint=f"leave its {part} out of `io_formats`, or give `ranges`",
-            option="calibrator",
-        )
+        hint = f"leave its {part} out of `io_formats`, or give `ranges`"
+        raise InvalidOption(f"`calibrator`: input {tensor.name!r} {problem}", hint=hint, option="calibrator")
     array = np.asarray(first.feeds[tensor.name])
     values = tuple(int(value) for value in array.reshape(-1)) if tensor.is_shape_tensor else None
     return CalibrationInput(tensor.name, np.dtype(_NUMPY[kind]), tuple(array.shape), values)
 
 
-_FLOATS = ("FLOAT", "HALF", "BF16")
 _LEAST = 127 * 2.0**-149  # amax whose scale is float32's smallest: nothing below it is told apart from zero
 _SHOWN = 3
 
@@ -274,7 +266,8 @@ def scaling(adapter: Adapter, request: BuildRequest) -> Iterator[Scales]:
     first, batches = first_and_all(Data(spec.data, weightless.io.inputs, batch_size=1))
     device = Device(spec.tensorrt.device)
     try:
-        yield Feeder(first, batches, device, request.progress)
+        kind = "minmax" if spec.calibrator == "minmax" else "entropy"
+        yield Feeder(first, batches, device, request.progress, kind)
     finally:
         device.close()
 
@@ -282,7 +275,7 @@ def scaling(adapter: Adapter, request: BuildRequest) -> Iterator[Scales]:
 def set_ranges(adapter: Adapter, network: Any, log: Log, amax: Mapping[str, float]) -> None:
     """Set the dynamic range of every tensor that has one."""
     every = [*network_inputs(network), *(tensor for tensor, _ in layer_outputs(network))]
-    tensors = [one for one in every if member_name(one.dtype) in _FLOATS and one.name in amax]
+    tensors = [item for item in every if member_name(item.dtype) in FLOATS and item.name in amax]
     refused: list[str] = []
     for tensor in tensors:
         limit = amax[tensor.name]

@@ -45,20 +45,11 @@ from ..runner.io_tensors import InputRange
 UNREPORTED = "unreported"
 """The precision of a layer of which the inspector tells none."""
 
-_SPELLINGS = (
-    (r"uint8", "uint8"),
-    (r"int8", "int8"),
-    (r"fp8|e4m3|e5m2", "fp8"),
-    (r"int4", "int4"),
-    (r"fp4|e2m1", "fp4"),
-    (r"bf16|bfloat", "bf16"),
-    (r"half|fp16|float16", "fp16"),
-    (r"double|fp64|float64", "fp64"),
-    (r"float|fp32", "fp32"),
-    (r"int32", "int32"),
-    (r"int64", "int64"),
-    (r"bool", "bool"),
-)
+_SPELLINGS = {
+    "uint8": "uint8", "int8": "int8", "fp8|e4m3|e5m2": "fp8", "int4": "int4", "fp4|e2m1": "fp4",
+    "bf16|bfloat": "bf16", "half|fp16|float16": "fp16", "double|fp64|float64": "fp64", "float|fp32": "fp32",
+    "int32": "int32", "int64": "int64", "bool": "bool",
+}  # fmt: skip
 """How types are spelled, of which a sentence holds one: "Row major linear FP16 format", "Half"."""
 
 _TYPE_KEYS = ("Format/Datatype", "Datatype", "DataType", "Data Type")
@@ -75,8 +66,9 @@ _PRODUCT = re.compile("conv|gemm|matrix|matmul|fullyconnected", re.IGNORECASE)
 _TYPE = r"(?:tf32|bf16|f16|f32|f64|i8|u8|i32|e4m3|e5m2|e2m1)"
 _OPERANDS = re.compile(rf"_{_TYPE}{_TYPE}_({_TYPE}){_TYPE}_{_TYPE}(?:_|$)")
 """In a kernel's name: in and out, operands and sum, scale; `_i8f16_i8i32_f32_` multiplies INT8 (TREX)."""
-_OF_OPERANDS = {"i8": "int8", "e4m3": "fp8", "e5m2": "fp8", "bf16": "bf16", "f16": "fp16", "f32": "fp32",
-                "tf32": "fp32"}  # fmt: skip
+_OF_OPERANDS = {
+    "i8": "int8", "e4m3": "fp8", "e5m2": "fp8", "bf16": "bf16", "f16": "fp16", "f32": "fp32", "tf32": "fp32",
+}  # fmt: skip
 
 _PROFILE = re.compile(r"\s*\[profile +(\d+)\]")
 _BLOCK = re.compile(r"\{ForeignNode\[(.*)\.\.\.(.*)\]\}", re.DOTALL)
@@ -105,12 +97,10 @@ class Members:
 class EngineLayer:
     """One layer of an engine; what is not told of it is empty.
 
-    Attributes:
-        name: The network's layers that it is made of, or TensorRT's name for a block.
-        kind: TensorRT's kind, such as "CaskConvolution".
-        precision: Of its first input, its weights or its kernel, as far as one is told; "unreported" of
-            others, and of blocks: what goes in and comes out is not what is computed inside.
-        tactic: Name of the kernel.
+    Its name is of the network's layers that it is made of, or of a block; its kind TensorRT's, such as
+    "CaskConvolution"; its precision that of its first input, its weights or its kernel, as far as one is
+    told, "unreported" of others, and of blocks: what goes in and comes out is not what is computed inside.
+    The tactic is the kernel's name.
     """
 
     name: str
@@ -138,13 +128,9 @@ class EngineLayer:
 class Inspection:
     """What the inspector tells of an engine, in one of its profiles.
 
-    Attributes:
-        layers: Those that compute, in order.
-        moving: Count of layers that only copy, reformat, wait or hold constants.
-        problem: Why not everything is known; empty where it is.
-        memory_bytes: What one execution context needs on the device.
-        weights_bytes: None where TensorRT does not tell.
-        count: Of all its layers.
+    The layers are those that compute, in order; `moving` counts those that only copy, reformat, wait or hold
+    constants, `count` all; `problem` is why not everything is known. `memory_bytes` is what one execution
+    context needs on the device; `weights_bytes` is None where TensorRT does not tell.
     """
 
     layers: Sequence[EngineLayer] = ()
@@ -174,12 +160,9 @@ class Inspection:
 def read_layers(answer: object, profile: int = 0) -> Inspection:
     """Return the layers of a profile from an answer of the inspector.
 
-    Before 10 the layers of all profiles are listed, those of the first without a number (trex/parser.py);
-    from 10 on once for all (Polygraphy, backend/trt/util.py `str_from_engine`).
-
-    Args:
-        answer: Of `get_engine_information`, or a list of decoded answers of `get_layer_information`.
-        profile: Of which layers are read, where the names tell.
+    It is of `get_engine_information`, or a list of decoded answers of `get_layer_information`. Before 10 the
+    layers of all profiles are listed, those of the first without a number (trex/parser.py); from 10 on once
+    for all (Polygraphy, backend/trt/util.py `str_from_engine`).
     """
     value, problem = (answer, "") if isinstance(answer, list) else decoded(answer)
     if problem:
@@ -238,11 +221,9 @@ def _told(entry: dict[str, Any], tactic: str) -> str:
 
 
 def spelled_precision(spelled: object) -> str:
-    """Return the precision that a version's spelling of a type means."""
+    """Return the precision that a version's spelling of a type means; of "N/A due to dynamic shapes" none."""
     lowered = spelled.lower() if isinstance(spelled, str) else ""
-    if lowered.startswith("n/a"):  # "N/A due to dynamic shapes"
-        return UNREPORTED
-    return next((name for pattern, name in _SPELLINGS if re.search(pattern, lowered)), UNREPORTED)
+    return next((name for pattern, name in _SPELLINGS.items() if re.search(pattern, lowered)), UNREPORTED)
 
 
 def _name(entry: object) -> str:
@@ -287,11 +268,10 @@ def _parts(text: str, separator: str = "") -> list[str]:
 def inspect_plan(
     adapter: Adapter, plan: Any, needs: PlanNeeds, profiles: Sequence[Sequence[InputRange]]
 ) -> list[Inspection]:
-    """Deserialize a plan on the GPU here and read what it is made of, for each profile.
+    """Deserialize a plan on the GPU here and read what it is made of, for each profile at its OPT shapes.
 
     Types depend on the shapes: without a context that knows them, TensorRT tells "N/A due to dynamic shapes"
-    in their place. Each profile is asked at its OPT shapes. An inspector that does not answer is no error:
-    the inspection says what is not known.
+    in their place.
     """
     opened = _opened(adapter, plan, needs)
     engine = opened.engine
@@ -310,15 +290,11 @@ def inspect_plan(
         if context is not None and not problem:
             inspector.execution_context = context
         read = _answered(adapter, inspector, engine, index)
-        inspections.append(
-            replace(
-                read,
-                problem="; ".join(filter(None, [problem, read.problem])),
-                memory_bytes=adapter.memory_bytes(engine),
-                weights_bytes=None if stat is None else int(engine.get_engine_stat(stat.TOTAL_WEIGHTS_SIZE)),
-                count=int(engine.num_layers),
-            )
-        )
+        weights = None if stat is None else int(engine.get_engine_stat(stat.TOTAL_WEIGHTS_SIZE))
+        problem = "; ".join(filter(None, [problem, read.problem]))
+        memory, count = adapter.memory_bytes(engine), int(engine.num_layers)
+        read = replace(read, problem=problem, memory_bytes=memory, weights_bytes=weights, count=count)
+        inspections.append(read)
         del kept
     return inspections
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ....errors import BuildError, InvalidOption, UnsupportedOperator
 from ....model.onnx_file import load_onnx, opset
 from ...base import BuildRequest
-from ..adapter import Adapter
+from ..adapter import Adapter, member_name
 from ..log import Log, last_error, setting
 from .inspector import in_metadata
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import onnx
 
 
+FLOATS = ("FLOAT", "HALF", "BF16")
 _TYPES = {"fp32": "FLOAT", "fp16": "HALF", "bf16": "BF16", "int8": "INT8"}
 _NAMESPACE = "namespace"
 """Node metadata of PyTorch's exporter: the path of modules the node comes from."""
@@ -34,11 +35,9 @@ def parse(
 ) -> Any:
     """Parse an ONNX file into a network and return the parser, which holds the weights until the build.
 
-    Args:
-        network: The network to fill.
-        shown: How messages name the file.
-        portable: Whether the engine is version or hardware compatible, which the plugin that 8.6 makes of
-            InstanceNormalization is not (NvOnnxParser.h of 8.6-GA, kNATIVE_INSTANCENORM; trtexec sets it).
+    `shown` is how messages name the file, `portable` whether the engine is version or hardware compatible,
+    which the plugin that 8.6 makes of InstanceNormalization is not (NvOnnxParser.h of 8.6-GA,
+    kNATIVE_INSTANCENORM; trtexec sets it).
     """
     parser = adapter.module.OnnxParser(network, log.logger)
     if portable and hasattr(adapter.module, "OnnxParserFlag"):
@@ -47,9 +46,8 @@ def parse(
         return parser
     errors = [parser.get_error(index) for index in range(parser.num_errors)]
     if not errors:
-        raise BuildError(
-            f"{shown or path}: {adapter.name} cannot parse it: {last_error(log, 'no reason given')}"
-        )
+        reason = last_error(log, "no reason given")
+        raise BuildError(f"{shown or path}: {adapter.name} cannot parse it: {reason}")
     raise _refused(adapter, errors[0], load_onnx(path, external_data=False), shown or str(path))
 
 
@@ -119,13 +117,9 @@ def keep_layers(adapter: Adapter, network: Any, config: Any, log: Log, request: 
     """Force layers of a weakly typed network to the precisions of a request.
 
     Layers that compute integers or booleans, or on shapes, are left alone, as trtexec leaves them
-    (samples/common/sampleEngines.cpp of release/8.5, setLayerPrecisions).
-
-    Returns:
-        What was not found, as sentences: the parser folds constants, and leaves no layer of such a node.
-
-    Raises:
-        InvalidOption: If it is a layer that the user gave by its name, and not by a pattern.
+    (samples/common/sampleEngines.cpp of release/8.5, setLayerPrecisions). Returned is what was not found, as
+    sentences: the parser folds constants, and leaves no layer of such a node. It is refused where the user
+    gave the layer by its name, and not by a pattern.
     """
     spec, layers = request.spec, request.layers
     if not layers:
@@ -138,7 +132,7 @@ def keep_layers(adapter: Adapter, network: Any, config: Any, log: Log, request: 
         raise InvalidOption(f"`layers`: the network has no layer {', '.join(named)}", option="layers")
     for name, layers_of_node in by_node.items():
         for layer in layers_of_node:
-            if _computes_floats(adapter, layer):
+            if _computes_floats(layer):
                 _force(adapter, layer, layers[name], log)
     flag = "PREFER" if spec.tensorrt.precision_constraints == "prefer" else "OBEY"
     config.set_flag(adapter.flag(f"{flag}_PRECISION_CONSTRAINTS", "`layers`"))
@@ -163,31 +157,25 @@ def _layers_by_node(network: Any, names: Collection[str]) -> dict[str, list[Any]
     return made
 
 
-def _computes_floats(adapter: Adapter, layer: Any) -> bool:
+def _computes_floats(layer: Any) -> bool:
     """Whether a layer's outputs are floats, and no shape."""
     outputs = [*map(layer.get_output, range(layer.num_outputs))]
     first = [layer.get_input(0)] if layer.num_inputs else []
     if any(tensor is not None and tensor.is_shape_tensor for tensor in (*first, *outputs)):
         return False
-    return any(tensor.dtype in _float_types(adapter) for tensor in outputs)
-
-
-def _float_types(adapter: Adapter) -> list[Any]:
-    members = adapter.module.DataType.__members__
-    return [members[name] for name in ("FLOAT", "HALF", "BF16") if name in members]
+    return any(member_name(tensor.dtype) in FLOATS for tensor in outputs)
 
 
 def _force(adapter: Adapter, layer: Any, precision: str, log: Log) -> None:
-    kind = _TYPES[precision]
+    kind, option = _TYPES[precision], f"`layers` {layer.name}={precision}"
     if not hasattr(adapter.module.DataType, kind):
-        raise adapter.lacks(f"`layers` {layer.name}={precision}", f"type {kind}")
+        raise adapter.lacks(option, f"type {kind}")
     dtype = getattr(adapter.module.DataType, kind)
-    floats = _float_types(adapter)
-    with setting(log, f"`layers` {layer.name}={precision}", adapter.name):
+    with setting(log, option, adapter.name):
         layer.precision = dtype
         if precision != "int8":  # an int8 output would need a range of its own
             for index in range(layer.num_outputs):
-                if layer.get_output(index).dtype in floats:
+                if member_name(layer.get_output(index).dtype) in FLOATS:
                     layer.set_output_type(index, dtype)
 
 

@@ -93,8 +93,8 @@ def _stored_type(tensor: Any, made_by: dict[str, Any]) -> str:
 
 @dataclass
 class Verdict:
-    """Names of the network's layers that reached a precision in the engine; each that the inspector tells in
-    another one, to that precision; each of which it tells nothing, to the reason."""
+    """Network layers that reached a precision in the engine; those that fell back, to the precision that the
+    inspector tells; those of which it tells nothing, to the reason."""
 
     reached: list[str] = field(default_factory=list)
     fell_back: dict[str, str] = field(default_factory=dict)
@@ -160,16 +160,11 @@ def prove(
     *,
     weak: bool,
 ) -> tuple[Planned, int, int, dict[str, object]]:
-    """Compare what was asked for with the network, and with the engine where one could be inspected.
+    """Compare the request with the network, and with the engine's words in each profile, where a GPU is here.
 
     Returns:
         The planned layers by name; how many should compute in the precision, and how many do: the engine
         tells it, or, where none can be asked, the strong types; the proof for the manifest.
-
-    Args:
-        layers: The network's layers that compute.
-        inspections: The engine's own words, one for each profile; empty where no GPU is here to ask it.
-        weak: Whether TensorRT chooses types by itself.
     """
     precision = "fp32" if request.precision == "tf32" else request.precision
     in_graph = adapter.graph_precision(request.precision)
@@ -211,10 +206,9 @@ def prove(
 def _lost(
     nodes: Sequence[onnx.NodeProto], layers: Sequence[ComputeLayer], planned: Sequence[str], *, missing: int
 ) -> dict[str, str]:
-    """Nodes of the graph that the parsed network has in another precision than the graph, or not at all.
+    """Nodes of the graph that the parsed network has in another precision, or not at all.
 
-    The parser may name a layer otherwise: where it has as many layers in the precision as the graph, none is
-    lost.
+    The parser may name a layer otherwise: where it has as many in the precision, none is lost.
     """
     states = {layer.name: f"in TensorRT's network it is {layer.precision}" for layer in layers}
     absent = [node.name for node in nodes if node.name not in planned]

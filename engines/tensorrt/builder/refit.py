@@ -18,9 +18,8 @@ from ....progress import Progress
 from ....tensors import ModelIO
 from ...gpu import find_gpu, why_no_gpu
 from ..adapter import Adapter
-from ..compatibility import check_version_and_gpu
-from ..plan import OpenPlan, needs_of, open_plan
-from ..runner.primary_context import current_device
+from ..plan import OpenPlan, check_version_and_gpu, needs_of, open_plan
+from ..runner.cuda import current_device
 
 _SHOWN = 5
 
@@ -30,48 +29,42 @@ def refit_plan(
 ) -> Artifact:
     """Give an engine the weights of a graph of the same structure, and write it with its manifest.
 
-    Args:
-        engine_file: Built with `refit` or `strip_weights`.
-        graph: ONNX file with the new weights, as it would be built: quantized or converted already.
-        output: Engine to write; may be the same file.
-        source: What the user gave, for the manifest.
+    The graph is as it would be built: quantized or converted already. `output` may be the engine itself.
     """
     artifact = load_artifact(engine_file)
     built_on: Any = artifact.manifest.options.get("device") or 0
     device = int(built_on) if find_gpu(int(built_on)) is not None else 0
     gpu = find_gpu(device)
     if gpu is None:
-        raise EngineUnavailable(
-            f"{engine_file}: cannot be refitted here: {why_no_gpu()}",
-            hint="refit it on the machine it is for",
-            engine=adapter.target,
-        )
+        problem = f"{engine_file}: cannot be refitted here: {why_no_gpu()}"
+        raise EngineUnavailable(problem, hint="refit it on the machine it is for", engine=adapter.target)
     check_version_and_gpu(engine_file, artifact.manifest, adapter, gpu)
     io = model_io(load_onnx(graph, external_data=False))
     if artifact.manifest.io is not None and _plain(io) != _plain(artifact.manifest.io):
-        raise ModelError(
-            f"{source}: its inputs and outputs are not those of {engine_file}",
-            hint="refit takes other weights of the same model; build it instead",
-            file=source,
-        )
+        problem = f"{source}: its inputs and outputs are not those of {engine_file}"
+        hint = "refit takes other weights of the same model; build it instead"
+        raise ModelError(problem, hint=hint, file=source)
     built_with = artifact.manifest.proof.get("weights")
     if built_with and built_with != weights_digest(graph):
-        raise ModelError(
-            f"{source}: its weights are not those that {engine_file} was built with; it takes no others",
-            hint="build the engine with `refit` beside `strip_weights`, then it takes other weights",
-            file=source,
-        )
+        problem = f"{source}: its weights are not those that {engine_file} was built with; it takes no others"
+        hint = "build the engine with `refit` beside `strip_weights`, then it takes other weights"
+        raise ModelError(problem, hint=hint, file=source)
     with current_device(device, str(engine_file)):
         progress("load the engine")
         needs = replace(needs_of(artifact.manifest), weights_on_gpu="")  # nothing runs here
         opened = open_plan(adapter, engine_file.read_bytes(), needs, subject=str(engine_file))
         if not opened.engine.refittable:
-            raise ArtifactError(
-                f"{engine_file}: takes no new weights", hint="build it with `refit`", file=engine_file
-            )
+            hint = "build it with `refit`"
+            raise ArtifactError(f"{engine_file}: takes no new weights", hint=hint, file=engine_file)
         progress("refit")
         _refit(adapter, opened, graph, source)
-        plan = _serialized(adapter, opened.engine)
+        if hasattr(adapter.module, "SerializationFlag"):
+            # With all weights: from 10 on, the plan of a stripped engine would leave them out again.
+            config = opened.engine.create_serialization_config()
+            config.clear_flag(adapter.module.SerializationFlag.EXCLUDE_WEIGHTS)
+            plan = opened.engine.serialize_with_config(config)
+        else:
+            plan = opened.engine.serialize()
         del opened
     manifest = artifact.manifest
     renewed = replace(
@@ -84,15 +77,6 @@ def refit_plan(
     with writing(output) as path:
         path.write_bytes(memoryview(plan))
         return Artifact(output, commit(path, renewed))
-
-
-def _serialized(adapter: Adapter, engine: Any) -> Any:
-    """The plan with all weights: from 10 on, that of a stripped engine would leave them out again."""
-    if not hasattr(adapter.module, "SerializationFlag"):
-        return engine.serialize()
-    config = engine.create_serialization_config()
-    config.clear_flag(adapter.module.SerializationFlag.EXCLUDE_WEIGHTS)
-    return engine.serialize_with_config(config)
 
 
 def _refit(adapter: Adapter, opened: OpenPlan, graph: Path, source: str) -> None:

@@ -32,10 +32,8 @@ from ..log import Log, listening, plain
 class CacheFile:
     """A file of kernel timings.
 
-    Attributes:
-        path: Where it lies.
-        is_ours: Whether we named it, by device and version: where it cannot be read, it is replaced. A file
-            that the user named may be another device's, and is left as it is.
+    One that `is_ours`, named by device and version, is replaced where it cannot be read. One that the user
+    named may be another device's, and is left as it is.
     """
 
     path: Path
@@ -47,14 +45,11 @@ class CacheFile:
 
 def cache_file(adapter: Adapter, gpu: Gpu | None, choice: str) -> CacheFile | None:
     """Return where the timing cache of this device and version lies; None for none."""
-    if choice == OFF:
+    if choice == OFF or (choice == AUTO and not adapter.keeps_timing_caches):
         return None
     if not adapter.keeps_timing_caches:
-        if choice == AUTO:
-            return None
-        raise adapter.lacks(
-            "`timing_cache`", "use for one: it chooses its kernels where the engine runs", "leave it out"
-        )
+        lacking = "use for one: it chooses its kernels where the engine runs"
+        raise adapter.lacks("`timing_cache`", lacking, "leave it out")
     if choice != AUTO:
         return CacheFile(Path(choice), is_ours=False)
     device = f"{gpu.name}-{gpu.architecture}" if gpu else "unknown"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,11 +10,19 @@ from numpy.typing import NDArray
 
 from ....errors import ModelError, first_line
 from ....tensors import format_shape
-from .callbacks import listening, make_output_allocator, make_profiler
-from .cuda import CudaError, CudaGraph, Stream
+from ...gpu_times import GpuTimes, time_runs
+from .cuda import CudaError, CudaGraph, Event, Stream
 from .io_tensors import FeedShapes, IOTensor, Profile, refused_input
 from .loaded_engine import GRAPH_HINT, LoadedEngine
-from .memory import DeviceArray, DeviceBuffer, DeviceInput, HostBuffer
+from .memory import (
+    DeviceArray,
+    DeviceBuffer,
+    DeviceInput,
+    HostBuffer,
+    listening,
+    make_output_allocator,
+    make_profiler,
+)
 
 Values = Mapping[str, "NDArray[Any] | DeviceInput"]
 
@@ -57,7 +64,9 @@ class BoundContext:
         for tensor in self._loaded.inputs:
             self._bind_input(tensor, values[tensor.name])
         if is_new and self._loaded.user_managed:
-            self._provide_memory()
+            # For the shapes that are bound (trtexec: sampleInference.cpp of 10.16:393).
+            size = int(self._context.update_device_memory_size_for_shapes())
+            self._context.set_device_memory(self._activations.reserve(size), size)
         for tensor in self._loaded.outputs:
             self._bind_output(tensor)
         if self._captures and graph and self._graph is None:
@@ -92,11 +101,8 @@ class BoundContext:
         arrays = {}
         for tensor in self._loaded.outputs:
             if tensor.on_host:
-                raise ModelError(
-                    f"output {tensor.name!r} is computed on the host and is not available on the device",
-                    hint="leave on_device off",
-                    tensor=tensor.name,
-                )
+                problem = f"output {tensor.name!r} is computed on the host and is not available on the device"
+                raise ModelError(problem, hint="leave on_device off", tensor=tensor.name)
             arrays[tensor.name] = DeviceArray(
                 self._device[tensor.name].address,
                 self._shape_after_run(tensor),
@@ -106,20 +112,11 @@ class BoundContext:
             )
         return arrays
 
-    def timed_run(self, events: Sequence[Any]) -> int:
-        """Enqueue a run with its four events, and return the nanoseconds that the enqueue took."""
-        before, uploaded, computed, downloaded = events
+    def gpu_times(self, iterations: int) -> GpuTimes:
+        """Run with events between copies and kernels."""
         self._under_way = True
-        before.record(self._stream)
-        self._upload()
-        uploaded.record(self._stream)
-        start = time.perf_counter_ns()
-        self._enqueue()
-        enqueue = time.perf_counter_ns() - start
-        computed.record(self._stream)
-        self._download()
-        downloaded.record(self._stream)
-        return enqueue
+        phases = self._upload, self._enqueue, self._download
+        return time_runs(iterations, lambda: Event(self._cuda), self._stream, *phases)
 
     def layer_times(self, iterations: int, warmup: int) -> dict[str, float]:
         """Run with TensorRT's profiler and return layer to its median time in milliseconds."""
@@ -172,9 +169,8 @@ class BoundContext:
             for tensor in self._loaded.outputs:
                 buffer = self._device[tensor.name]
                 if 0 <= value.address - buffer.address < buffer.size_bytes:
-                    run = "which the run would write while it reads"
-                    problem = f"is this runner's own output {tensor.name!r}, {run}"
-                    raise refused_input(name, problem, "give a copy of it")
+                    problem = f"is this runner's own output {tensor.name!r}, which the run would write"
+                    raise refused_input(name, f"{problem} while it reads", "give a copy of it")
 
     def _choose(self, profile: Profile, feed_shapes: FeedShapes) -> bool:
         """Choose profile and shapes; returns whether they are not those of before."""
@@ -199,11 +195,6 @@ class BoundContext:
                 self._addresses.pop(tensor.name, None)
         self._bound = binding
         return True
-
-    def _provide_memory(self) -> None:
-        """Allocate for the shapes that are bound (trtexec: sampleInference.cpp of 10.16:393)."""
-        size = int(self._context.update_device_memory_size_for_shapes())
-        self._context.set_device_memory(self._activations.reserve(size), size)
 
     def _bind_input(self, tensor: IOTensor, value: NDArray[Any] | DeviceInput) -> None:
         name, buffer = tensor.name, self._device[tensor.name]
@@ -240,11 +231,8 @@ class BoundContext:
 
     def _let_allocate(self, name: str) -> None:
         if self._loaded.cuda_graph:
-            raise ModelError(
-                f"output {name!r}: its shape depends on data, which no CUDA graph can capture",
-                hint=GRAPH_HINT,
-                tensor=name,
-            )
+            problem = f"output {name!r}: its shape depends on data, which no CUDA graph can capture"
+            raise ModelError(problem, hint=GRAPH_HINT, tensor=name)
         if name in self._allocators:
             return
         allocator = make_output_allocator(self._loaded.adapter.module, self._device[name])
@@ -310,10 +298,8 @@ class BoundContext:
                 raise self._refused("TensorRT says that it is not capturable")
             self._graph = CudaGraph(self._cuda, self._stream, self._execute)
         except (CudaError, ModelError) as error:
-            raise ModelError(
-                f"{self._loaded.path}: it cannot be captured in a CUDA graph: {first_line(error)}",
-                hint=GRAPH_HINT,
-            ) from error
+            problem = f"{self._loaded.path}: it cannot be captured in a CUDA graph: {first_line(error)}"
+            raise ModelError(problem, hint=GRAPH_HINT) from error
 
     def _refused(self, what: str) -> ModelError:
         return ModelError(f"{self._loaded.path}: {what}: {self._loaded.said()}")

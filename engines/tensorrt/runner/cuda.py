@@ -1,31 +1,32 @@
-"""CUDA's driver by cuda-bindings, or by PyCUDA and ctypes: memory, streams, events, graphs.
+"""CUDA's driver by cuda-bindings, or by PyCUDA and ctypes: contexts, streams, events, graphs.
 
 PyCUDA keeps a stack of contexts of its own, so that where it is installed contexts are made current by it.
 The functions are those of https://docs.nvidia.com/cuda/cuda-driver-api/; all but graphs' need a current
-context (`primary_context`).
+context. None is created, and none stays current: each block makes the primary one, which PyTorch uses too,
+current and leaves the thread as it found it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from traceback import clear_frames
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ....errors import first_line
+from ....errors import EngineUnavailable, InvalidOption, ModelError, first_line
 
 _NON_BLOCKING = 1
 """CU_STREAM_NON_BLOCKING: nothing waits for the default stream, or makes it wait."""
 _OUT_OF_MEMORY = 2
 """CUDA_ERROR_OUT_OF_MEMORY."""
-_DISABLE_TIMING = 2
-"""CU_EVENT_DISABLE_TIMING."""
 
 
 class CudaError(Exception):
@@ -110,12 +111,9 @@ class Cuda:
 
         `producer` is the handle of any stream of this context; 1 is the legacy default one, 2 the thread's.
         """
-        event = self.call("cuEventCreate", _DISABLE_TIMING)
-        try:
-            self.call("cuEventRecord", event, producer)
-            self.call("cuStreamWaitEvent", stream.handle, event, 0)
-        finally:
-            self.call("cuEventDestroy", event)
+        event = Event(self)
+        self.call("cuEventRecord", event.handle, producer)
+        stream.wait_for_event(event)
 
     def synchronize(self, stream: int | None = None) -> None:
         """Let the host wait for the work on a stream, by its handle, or on all of the context."""
@@ -222,17 +220,6 @@ def load_cuda() -> Cuda:
     return Cuda(driver)
 
 
-class DeviceMemory:
-    """An allocation on the device."""
-
-    def __init__(self, cuda: Cuda, size_bytes: int) -> None:
-        self._address = int(cuda.call("cuMemAlloc", size_bytes))
-        self.free = cuda.owned(self, "cuMemFree", self._address)
-
-    def __int__(self) -> int:
-        return self._address
-
-
 class Stream:
     """A stream beside the default one."""
 
@@ -262,7 +249,7 @@ class Event:
     def synchronize(self) -> None:
         self._cuda.call("cuEventSynchronize", self.handle)
 
-    def time_till(self, end: Event) -> float:
+    def elapsed_time(self, end: Event) -> float:
         """Return the milliseconds from this to another one; both have happened."""
         return float(self._cuda.call("cuEventElapsedTime", self.handle, end.handle))
 
@@ -310,3 +297,78 @@ def _no_collection() -> Iterator[None]:
         yield
     finally:
         restore()
+
+
+_retained: dict[tuple[Any, int], Any] = {}
+"""Package and device to the context's handle, which is retained once, until the process ends."""
+
+
+class PrimaryContext:
+    """A device's primary context, which everything in the process shares, PyTorch included.
+
+    `subject` is what needs it, such as the engine's file: every message begins with it.
+    """
+
+    def __init__(self, device: int, subject: str, *, engine: str = "tensorrt") -> None:
+        if device < 0:
+            raise InvalidOption(f"device: {device}; 0 or more is required", option="devices")
+        self.device, self.subject, self._engine = device, subject, engine
+        try:
+            self.cuda = load_cuda()
+            key = self.cuda.package, device
+            if key not in _retained:
+                _retained[key] = self.cuda.retain(device)
+            self._handle = _retained[key]
+        except (ImportError, CudaError) as error:
+            problem = f"no CUDA device can be used for {subject} (device {device}: {error})"
+            hint = "pip install 'qcompile[cuda]' on a machine with an NVIDIA GPU"
+            raise EngineUnavailable(problem, hint=hint, engine=engine) from error
+
+    @contextmanager
+    def active(self, doing: str) -> Iterator[None]:
+        """Make the context current in the block, and translate CUDA's errors, which say what it does.
+
+        The frames of an error that the block calls lose their locals here: whoever keeps the error would
+        keep memory of the device and TensorRT's objects with them.
+        """
+        outer = sys.exc_info()[1]
+        self.cuda.push(self._handle)
+        try:
+            yield
+        except BaseException as error:
+            _forget_locals(error, outer)
+            if isinstance(error, OutOfMemory):
+                problem = f"{self.subject}: {doing}: not enough memory on CUDA device {self.device}"
+                hint = "free memory on the GPU, or give a smaller batch"
+                raise EngineUnavailable(problem, hint=hint, engine=self._engine) from error
+            if isinstance(error, CudaError):
+                raise ModelError(f"{self.subject}: {doing}: CUDA fails: {first_line(error)}") from error
+            raise
+        finally:
+            self.cuda.pop()
+
+
+@contextmanager
+def current_device(device: int, subject: str) -> Iterator[None]:
+    """Let TensorRT build on a device in the block: it takes the one whose context is current in the thread.
+
+    trtexec calls `cudaSetDevice` (samples/common/sampleDevice.h, `setCudaDevice`), which makes a device's
+    primary context current. Device 0 is CUDA's default: where no package can make it current, as on a
+    machine without a GPU, nothing is done.
+    """
+    active: AbstractContextManager[None] = nullcontext()
+    try:
+        active = PrimaryContext(device, subject).active("building")
+    except EngineUnavailable:
+        if device != 0:
+            raise
+    with active:
+        yield
+
+
+def _forget_locals(error: BaseException, outer: BaseException | None) -> None:
+    """Clear the finished frames of an error and of what caused it, up to what was being handled before."""
+    chained: BaseException | None = error
+    while chained is not None and chained is not outer:
+        clear_frames(chained.__traceback__)
+        chained = chained.__cause__ or chained.__context__

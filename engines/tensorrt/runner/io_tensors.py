@@ -55,13 +55,9 @@ def read_tensors(adapter: Adapter, engine: Any, path: Path) -> tuple[IOTensor, .
     tensors = []
     for index in range(engine.num_io_tensors):
         name = engine.get_tensor_name(index)
-        if engine.get_tensor_format(name) != module.TensorFormat.LINEAR:
-            raise ModelError(
-                f"{path}: tensor {name!r} is in format {member_name(engine.get_tensor_format(name))}; "
-                "row-major (LINEAR) is required",
-                hint="build it without `io_formats`",
-                tensor=name,
-            )
+        if (kind := member_name(engine.get_tensor_format(name))) != "LINEAR":
+            problem = f"{path}: tensor {name!r} is in format {kind}; row-major (LINEAR) is required"
+            raise ModelError(problem, hint="build it without `io_formats`", tensor=name)
         tensors.append(
             IOTensor(
                 name,
@@ -87,11 +83,9 @@ def numpy_dtype(member: Any, name: str, where: str = "") -> np.dtype[Any]:
     if kind in _NUMPY:
         return np.dtype(_NUMPY[kind])
     if kind not in _ML_DTYPES:
-        raise ModelError(
-            f"{where}tensor {name!r} is {kind}, a type that numpy arrays do not have",
-            hint="build a model whose inputs and outputs are of another type",
-            tensor=name,
-        )
+        problem = f"{where}tensor {name!r} is {kind}, a type that numpy arrays do not have"
+        hint = "build a model whose inputs and outputs are of another type"
+        raise ModelError(problem, hint=hint, tensor=name)
     return extended_dtype(_ML_DTYPES[kind], f"{where}tensor {name!r}", name)
 
 
@@ -105,11 +99,8 @@ def extended_dtype(kind: str, subject: str, name: str) -> np.dtype[Any]:
     try:
         import ml_dtypes
     except ImportError as error:
-        raise ModelError(
-            f"{subject} is {kind}, which numpy has only from ml_dtypes",
-            hint="pip install ml_dtypes",
-            tensor=name,
-        ) from error
+        problem = f"{subject} is {kind}, which numpy has only from ml_dtypes"
+        raise ModelError(problem, hint="pip install ml_dtypes", tensor=name) from error
     dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, kind))
     return dtype
 
@@ -248,13 +239,9 @@ def fitting_profiles(profiles: Sequence[Profile], feed_shapes: FeedShapes) -> li
         places = [item for profile in profiles for item in profile.ranges if item.name == name]
         ranges = [item for item in places if item.of_values == of_values]
         if ranges and not any(item.holds(feed_shapes) for item in ranges):
-            required = " or ".join(dict.fromkeys(map(str, ranges)))
-            raise DataError(
-                f"feeds: input {name!r} {feed}, outside the engine's optimization profiles; "
-                f"required: {required}",
-                hint="build with wider `min_shapes` and `max_shapes`",
-                tensor=name,
-            )
+            required = f"required: {' or '.join(dict.fromkeys(map(str, ranges)))}"
+            problem = f"feeds: input {name!r} {feed}, outside the engine's optimization profiles; {required}"
+            raise DataError(problem, hint="build with wider `min_shapes` and `max_shapes`", tensor=name)
     shapes = ", ".join(f"{name}:{format_shape(shape)}" for name, shape in feed_shapes.shapes.items())
     required = "; or ".join(
         ", ".join(f"{item.name} {item}" for item in profile.ranges) for profile in profiles

@@ -17,10 +17,9 @@ from typing import Any
 from ....errors import InvalidOption, ModelError, StorageError, first_line
 from ....files import digest_files, writing
 from ..adapter import Adapter
-from ..compatibility import ALLOCATIONS
-from ..plan import OpenPlan, PlanNeeds, open_plan
+from ..plan import ALLOCATIONS, OpenPlan, PlanNeeds, open_plan
+from .cuda import PrimaryContext
 from .io_tensors import DeclaredProfiles, read_profiles, read_tensors
-from .primary_context import PrimaryContext
 
 GRAPH_HINT = "leave cuda_graph off"
 
@@ -29,11 +28,8 @@ GRAPH_HINT = "leave cuda_graph off"
 class EngineUse:
     """How an engine is loaded.
 
-    Attributes:
-        profiles: The optimization profiles of its manifest, with the values of shape inputs.
-        runtime_cache: Whether kernels that TensorRT-RTX compiles are kept beside it.
-        digest: Its digest, where it is known and was checked.
-        needs: What it needs beside TensorRT: plugins, host code.
+    The profiles are its manifest's, with the values of shape inputs; `runtime_cache` says whether kernels
+    that TensorRT-RTX compiles are kept beside it; the digest is one that was checked.
     """
 
     device: int = 0

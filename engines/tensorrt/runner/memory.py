@@ -1,25 +1,31 @@
-"""Memory of an inference: buffers, outputs that stay on the GPU, and inputs that already lie there.
+"""Memory of an inference, on the GPU and page-locked, and what TensorRT calls back to use it.
 
 Buffers are reused while they are large enough. A copy is asynchronous only from and to page-locked memory.
 Arrays on the GPU are read and shown by `__cuda_array_interface__` (PyTorch, CuPy, Numba), without a copy:
 https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html. All of it needs an active context.
+
+TensorRT calls its profiler, output allocators and debug listener while an engine runs. No exception may cross
+its C++, and its bindings print and drop one (python/src/infer/pyCore.cpp): the first is kept here, and raised
+once TensorRT has returned.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import math
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ....errors import DataError, first_line
+from ....errors import DataError, ModelError, first_line
 from ....tensors import format_shape
-from .cuda import Cuda, CudaError, DeviceMemory, Stream
-from .io_tensors import extended_dtype, refused_input
-from .primary_context import PrimaryContext
+from .cuda import Cuda, CudaError, PrimaryContext, Stream
+from .io_tensors import extended_dtype, numpy_dtype, refused_input
 
 ALIGNMENT_BYTES = 256
 """What CUDA aligns every allocation to."""
@@ -33,24 +39,24 @@ class DeviceBuffer:
 
     def __init__(self, cuda: Cuda) -> None:
         self._cuda = cuda
-        self._memory: DeviceMemory | None = None
-        self.address = 0
-        self.size_bytes = 0
+        self._release: Callable[[], object] | None = None
+        self.address = self.size_bytes = 0
 
     def reserve(self, size_bytes: int) -> int:
         """Return the address of at least `size_bytes`, and at least one byte: TensorRT takes no null."""
-        if self._memory is None or size_bytes > self.size_bytes:
+        if self._release is None or size_bytes > self.size_bytes:
             self.free()
-            self._memory = DeviceMemory(self._cuda, max(size_bytes, 1))
-            self.address, self.size_bytes = int(self._memory), max(size_bytes, 1)
+            address, size_bytes = int(self._cuda.call("cuMemAlloc", max(size_bytes, 1))), max(size_bytes, 1)
+            self._release = self._cuda.owned(self, "cuMemFree", address)
+            self.address, self.size_bytes = address, size_bytes
         return self.address
 
     def free(self) -> None:
         """Free it; it can be reserved again."""
-        memory, self._memory = self._memory, None
+        release, self._release = self._release, None
         self.address = self.size_bytes = 0
-        if memory is not None:
-            memory.free()
+        if release is not None:
+            release()
 
 
 class HostBuffer:
@@ -94,26 +100,20 @@ def raw(array: NDArray[Any]) -> NDArray[np.uint8]:
     return flat
 
 
+@dataclass(frozen=True, repr=False, eq=False)
 class DeviceArray:
     """One output in the memory of its runner, for libraries that know `__cuda_array_interface__`.
 
     Nothing is copied: `torch.as_tensor(array, device="cuda")` shows the same memory. It holds this output
     until the runner is used again or closed; then this object says so, and what was made of it shows
-    whatever is there.
-
-    Its elements are row-major.
+    whatever is there. Its elements are row-major.
     """
 
-    def __init__(
-        self,
-        address: int,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        context: PrimaryContext,
-        is_valid: Callable[[], bool],
-    ) -> None:
-        self._address, self.shape, self.dtype = address, shape, dtype
-        self._context, self._is_valid = context, is_valid
+    _address: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    _context: PrimaryContext
+    _is_valid: Callable[[], bool]
 
     @property
     def address(self) -> int:
@@ -177,8 +177,7 @@ def read_device_input(name: str, value: Any, context: PrimaryContext, stream: St
         interface = value.__cuda_array_interface__
     except AttributeError as error:
         required = f"a numpy array, or an array on CUDA device {context.device}, is required"
-        problem = f"is a {type(value).__name__}; {required}"
-        raise refused_input(name, problem, "give a numpy array") from error
+        raise refused_input(name, f"is a {type(value).__name__}; {required}", "give a numpy array") from error
     except RuntimeError as error:  # PyTorch, for a tensor that requires a gradient
         problem = f"cannot be shared: {first_line(error)}"
         raise refused_input(name, problem, "for a torch tensor, give tensor.detach()") from error
@@ -202,17 +201,18 @@ def read_device_input(name: str, value: Any, context: PrimaryContext, stream: St
 
 
 def _check_place(name: str, address: int, context: PrimaryContext) -> None:
+    at = f"lies at {address:#x}"
     try:
         device = context.cuda.device_of(address)
     except CudaError as error:
-        problem = f"lies at {address:#x}, outside the memory of CUDA devices ({error})"
-        raise refused_input(name, problem) from error
+        raise refused_input(name, f"{at}, outside the memory of CUDA devices ({error})") from error
     if device != context.device:
         problem = f"is on CUDA device {device}; {context.device} is required"
         raise refused_input(name, problem, "copy it there, or load the engine for that device")
     if address % ALIGNMENT_BYTES:
-        required = f"a multiple of {ALIGNMENT_BYTES} (IExecutionContext::setTensorAddress)"
-        problem = f"lies at {address:#x}; TensorRT requires {required}"
+        problem = (
+            f"{at}; TensorRT requires a multiple of {ALIGNMENT_BYTES} (IExecutionContext::setTensorAddress)"
+        )
         raise refused_input(name, problem, "give a copy, such as tensor.clone(), in place of a slice")
 
 
@@ -222,7 +222,142 @@ def _check_dense(name: str, shape: tuple[int, ...], strides: tuple[float, ...]) 
     expected = 1
     for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
         if extent != 1 and stride != expected:
-            required = "row-major without gaps is required"
-            problem = f"of shape {format_shape(shape)} is strided on the device; {required}"
+            problem = (
+                f"of shape {format_shape(shape)} is strided on the device; row-major without gaps is required"
+            )
             raise refused_input(name, problem, "give .contiguous() or its like; nothing is copied silently")
         expected *= extent
+
+
+class _KeptError:
+    """The first error of a callback, until TensorRT has returned."""
+
+    _raised: BaseException | None = None
+
+    def _keep(self, error: BaseException) -> None:
+        self._raised = self._raised or error.with_traceback(None)  # which would keep the frames of this run
+
+    def raise_again(self) -> None:
+        """Raise the error of the run, and keep it no longer."""
+        raised, self._raised = self._raised, None
+        if raised is not None:
+            try:
+                raise raised
+            finally:
+                del raised  # else it holds its own frame, and so the engine
+
+
+def make_profiler(module: Any) -> Any:
+    """Return an `IProfiler` with `median_ms()`, layer to its median time so far.
+
+    TensorRT reports each layer after each run while the profiler is attached, which makes runs slower and
+    synchronous: the times compare layers with each other, and their sum is no latency.
+    """
+
+    class Profiler(module.IProfiler):  # type: ignore[misc]
+        def __init__(self) -> None:
+            module.IProfiler.__init__(self)
+            self._times: dict[str, list[float]] = {}
+
+        def report_layer_time(self, layer_name: str, ms: float) -> None:
+            self._times.setdefault(layer_name, []).append(ms)
+
+        def median_ms(self) -> dict[str, float]:
+            return {name: statistics.median(times) for name, times in self._times.items()}
+
+    return Profiler()
+
+
+def make_output_allocator(module: Any, buffer: DeviceBuffer) -> Any:
+    """Return an `IOutputAllocator` for one output, whose shape depends on data; `shape` is None before a run.
+
+    TensorRT before 10 calls `reallocate_output`, 10 and newer `reallocate_output_async`. The memory is
+    ordinary device memory: freeing the smaller one waits for the device, so no stream needs to be asked.
+    """
+
+    class OutputAllocator(_KeptError, module.IOutputAllocator):  # type: ignore[misc]
+        def __init__(self) -> None:
+            module.IOutputAllocator.__init__(self)
+            self.shape: tuple[int, ...] | None = None
+
+        def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int:
+            try:
+                if alignment and ALIGNMENT_BYTES % alignment:
+                    raise ModelError(
+                        f"output {tensor_name!r}: TensorRT asks for alignment to {alignment} bytes"
+                    )
+                return buffer.reserve(size)
+            except BaseException as error:  # Ctrl-C too
+                self._keep(error)
+                return 0  # a null pointer; of None the binding complains on stderr (pyCore.cpp)
+
+        def reallocate_output_async(
+            self, tensor_name: str, memory: int, size: int, alignment: int, stream: int
+        ) -> int:
+            return self.reallocate_output(tensor_name, memory, size, alignment)
+
+        def notify_shape(self, tensor_name: str, shape: Sequence[int]) -> None:
+            self.shape = tuple(int(extent) for extent in shape)
+
+        def begin(self) -> None:
+            self.shape = self._raised = None
+
+    return OutputAllocator()
+
+
+def make_listener(module: Any, context: PrimaryContext, wanted: Collection[str]) -> Any:
+    """Return an `IDebugListener` that copies tensors of these names (TensorRT 10 and newer).
+
+    TensorRT calls it when a tensor has its value, which is there for the time of the call alone: it waits
+    for the stream, and copies (samples/common/debugTensorWriter.cpp, release/10.16). What it returns is not
+    looked at (pyCore.cpp, PyDebugListener). Its `tensors` are those of types that arrays have.
+    """
+
+    class Listener(_KeptError, module.IDebugListener):  # type: ignore[misc]
+        def __init__(self) -> None:
+            module.IDebugListener.__init__(self)
+            self.tensors: dict[str, NDArray[Any]] = {}
+
+        def process_debug_tensor(
+            self, addr: int, location: Any, type: Any, shape: Any, name: str, stream: int
+        ) -> bool:
+            if name not in wanted:
+                return True
+            try:
+                dtype = numpy_dtype(type, name)
+            except ModelError:  # such as four bits
+                return True
+            try:
+                array = np.empty(tuple(int(extent) for extent in shape), dtype)
+                context.cuda.synchronize(stream)
+                if array.nbytes and location == module.TensorLocation.HOST:
+                    ctypes.memmove(array.ctypes.data, addr, array.nbytes)
+                elif array.nbytes:
+                    context.cuda.copy_to_host(raw(array), addr)
+                self.tensors[name] = array
+            except BaseException as error:
+                self._keep(error)
+            return True
+
+    return Listener()
+
+
+@contextlib.contextmanager
+def listening(execution_context: Any, listener: Any) -> Iterator[None]:
+    """Let a context tell a listener its debug tensors, those that are unfused too, in the block.
+
+    Bindings before 10.12 do not keep the listener alive.
+    """
+
+    def switch(*, on: bool) -> None:
+        execution_context.set_all_tensors_debug_state(on)
+        if hasattr(execution_context, "unfused_tensors_debug_state"):
+            execution_context.unfused_tensors_debug_state = on
+
+    execution_context.set_debug_listener(listener)
+    switch(on=True)
+    try:
+        yield
+    finally:
+        switch(on=False)
+        execution_context.set_debug_listener(None)

@@ -22,16 +22,20 @@ from numpy.typing import NDArray
 from ....errors import InvalidOption, ModelError
 from ....tensors import Feeds, ModelIO, check_feeds
 from ...base import InFlight, Runner
-from ...gpu_times import GpuTimes, time_runs
+from ...gpu_times import GpuTimes
 from ..adapter import Adapter
 from .bound_context import BoundContext, Values
-from .callbacks import make_listener
 from .cuda import Event, OutOfMemory, Stream
 from .io_tensors import FeedShapes, Profile, WideIntegers, fitting_profiles, model_io, refused_input
 from .loaded_engine import EngineUse, LoadedEngine
-from .memory import DeviceArray, DeviceInput, read_device_input
+from .memory import DeviceArray, DeviceInput, make_listener, read_device_input
 
 _WARMUP = 2
+_ENQUEUE = "execute_async_v3"
+_OWN_PROFILE = (
+    "before TensorRT 8.6 each execution context of an engine with dynamic shapes needs an optimization "
+    "profile of its own"
+)
 GRAPHS_KEPT = 4
 """Input shapes per stream whose CUDA graphs are kept, each with an execution context and buffers."""
 
@@ -90,12 +94,9 @@ class StreamSlot:
     def free(self) -> None:
         """Free everything, the stream last."""
         with ExitStack() as stack:
-            stack.callback(self._drop_stream)
+            stack.callback(setattr, self, "stream", None)
             while self._contexts:
                 stack.callback(self._contexts.popitem()[1].free)
-
-    def _drop_stream(self) -> None:
-        self.stream = None
 
 
 class StreamSlots:
@@ -107,13 +108,9 @@ class StreamSlots:
             raise InvalidOption(f"`streams` {streams}: 1 or more is required", option="streams")
         self._exclusive = streams > 1 and not loaded.contexts_share_profiles
         if self._exclusive and streams > len(loaded.profiles):
-            raise InvalidOption(
-                f"`streams` {streams}: before TensorRT 8.6 each execution context of an engine with dynamic "
-                f"shapes needs an optimization profile of its own, and {loaded.path} has "
-                f"{len(loaded.profiles)}",
-                hint="give no more streams than profiles, or build with TensorRT 10 or newer",
-                option="streams",
-            )
+            problem = f"`streams` {streams}: {_OWN_PROFILE}, and {loaded.path} has {len(loaded.profiles)}"
+            hint = "give no more streams than profiles, or build with TensorRT 10 or newer"
+            raise InvalidOption(problem, hint=hint, option="streams")
         self.all: list[StreamSlot] = []
         try:
             for _ in range(streams):
@@ -161,12 +158,6 @@ class TensorRTRunner(Runner):
         declared: The model's inputs and outputs, where known: 64-bit integers that the engine has with 32
             are narrowed if they fit. Outputs on the device stay as the engine has them.
         share: An engine that another runner holds, in place of a file that is loaded again.
-
-    Raises:
-        EngineUnavailable: If there is no such device, no package to use it, or its memory does not suffice.
-        ArtifactError: If TensorRT cannot deserialize the engine: other version, other GPU, damaged.
-        InvalidOption: If the engine cannot be run on so many streams.
-        ModelError: If an input or output is of a type that no array has.
     """
 
     def __init__(
@@ -181,13 +172,17 @@ class TensorRTRunner(Runner):
     ) -> None:
         self._adapter, self._path, self._use, self._declared = adapter, path, use, declared
         self._is_open = False
-        self._slots: StreamSlots | None = None
+        self._slots: Any = None
         self._intake: Any = None
         self._loaded = share.hold() if share is not None else LoadedEngine(adapter, path, use)
         self._context = self._loaded.context
         self.notes: list[str] = [*self._loaded.notes]
         self._is_open = True
-        self.contains = f"host to host, in page-locked memory: {self._contents()}"
+        graphs = (f"a CUDA graph of {_ENQUEUE}", f"{_ENQUEUE} with CUDA graphs by TensorRT-RTX")
+        enqueued = graphs[self._loaded.captures_itself] if use.cuda_graph else _ENQUEUE
+        self.contains = (
+            f"host to host, in page-locked memory: copies to the GPU, {enqueued}, copies back, synchronize"
+        )
         try:
             with self._context.active("loading the engine"):
                 self._slots = StreamSlots(self._loaded, streams, self.notes)
@@ -206,11 +201,7 @@ class TensorRTRunner(Runner):
         """
         self._require_open()
         if not self.can_be_shared:
-            raise InvalidOption(
-                f"{self._path}: before TensorRT 8.6 each execution context of an engine with dynamic shapes "
-                "needs an optimization profile of its own",
-                hint="load the engine again",
-            )
+            raise InvalidOption(f"{self._path}: {_OWN_PROFILE}", hint="load the engine again")
         return TensorRTRunner(
             self._adapter, self._path, self._use, streams=streams, declared=self._declared, share=self._loaded
         )
@@ -262,7 +253,7 @@ class TensorRTRunner(Runner):
         with self._context.active("inference"):
             for index, feeds in enumerate(many):
                 values, feed_shapes = self._check(feeds)
-                slot, profile = self._opened.choose(index, feed_shapes)
+                slot, profile = self._slots.choose(index, feed_shapes)
                 if slot in under_way:
                     gather(slot)
                 self._after_producers(slot, values)
@@ -284,27 +275,28 @@ class TensorRTRunner(Runner):
             on_device: Copy the feeds to the device once, here, and leave the outputs there: the call runs
                 alone, and waits.
         """
-        self._require_open()
-        bound, binding = self._prepared(feeds, upload=on_device)
+
+        def bind() -> tuple[BoundContext, object]:
+            self._require_open()
+            with self._context.active("inference"):
+                bound = self._bind(feeds)
+                if on_device:
+                    bound.upload()
+            return bound, bound.binding
+
+        bound, binding = bind()
 
         def run() -> dict[str, Any]:
             nonlocal bound, binding
             self._require_open()
             if bound.binding is not binding:  # the runner was used for something else in between
-                bound, binding = self._prepared(feeds, upload=on_device)
+                bound, binding = bind()
             with self._context.active("inference"):
                 bound.start(upload=not on_device, to_host=not on_device)
                 bound.synchronize()
             return bound.outputs_on_device() if on_device else self._on_host(bound, copied=False)
 
         return run
-
-    def _prepared(self, feeds: Feeds, *, upload: bool) -> tuple[BoundContext, object]:
-        with self._context.active("inference"):
-            bound = self._bind(feeds)
-            if upload:
-                bound.upload()
-        return bound, bound.binding
 
     @contextmanager
     def in_flight(self, feeds: Feeds, count: int) -> Iterator[Sequence[InFlight]]:
@@ -319,12 +311,8 @@ class TensorRTRunner(Runner):
     def gpu_times(self, feeds: Feeds, iterations: int) -> GpuTimes:
         """Run `iterations` times and return durations by CUDA events; `GpuTimes` says what each contains."""
         self._require_open()
-        cuda = self._context.cuda
         with self._context.active("timing"):
-            bound = self._bind(feeds)
-            return time_runs(
-                iterations, lambda: Event(cuda), bound.timed_run, lambda start, end: start.time_till(end)
-            )
+            return self._bind(feeds).gpu_times(iterations)
 
     def layer_times(self, feeds: Feeds, iterations: int = 10) -> dict[str, float]:
         """Return layer to its median time in milliseconds, by TensorRT's profiler, without CUDA graphs.
@@ -359,36 +347,22 @@ class TensorRTRunner(Runner):
         with ExitStack() as stack:
             stack.callback(self._loaded.release)
             stack.enter_context(self._context.active("freeing"))
-            stack.callback(self._drop_streams)
+            stack.callback(setattr, self, "_intake", None)
             if self._slots is not None:
                 stack.callback(self._slots.free)
-
-    def _drop_streams(self) -> None:
-        self._intake = self._slots = None
-
-    def _contents(self) -> str:
-        enqueued = "execute_async_v3"
-        if self._loaded.captures_itself:
-            enqueued += " with CUDA graphs by TensorRT-RTX"
-        elif self._use.cuda_graph:
-            enqueued = f"a CUDA graph of {enqueued}"
-        return f"copies to the GPU, {enqueued}, copies back, synchronize"
+            self._slots = None
 
     def _require_open(self) -> None:
         if not self._is_open:
             raise ModelError(f"{self._path}: its runner is closed", hint="load it again")
 
-    @property
-    def _opened(self) -> StreamSlots:
-        assert self._slots is not None
-        return self._slots
-
     def _bind(self, feeds: Feeds, *, stream: int = 0, graph: bool = True) -> BoundContext:
         """Check the feeds and bind them on a stream."""
         values, feed_shapes = self._check(feeds)
-        slot, profile = self._opened.choose(stream, feed_shapes)
+        slot, profile = self._slots.choose(stream, feed_shapes)
         self._after_producers(slot, values)
-        return slot.bind(values, feed_shapes, profile, graph=graph)
+        bound: BoundContext = slot.bind(values, feed_shapes, profile, graph=graph)
+        return bound
 
     def _on_host(self, bound: BoundContext, *, copied: bool = True) -> dict[str, NDArray[Any]]:
         return self._integers.widen(bound.outputs_on_host(copied=copied))

@@ -21,7 +21,7 @@ from onnx.reference import ReferenceEvaluator
 
 from qcompile.bench.measuring.concurrent import time_in_flight
 from qcompile.engines.pytorch import PyTorch
-from qcompile.engines.tensorrt.runner.primary_context import PrimaryContext
+from qcompile.engines.tensorrt.runner.cuda import PrimaryContext
 from qcompile.errors import DataError, InvalidOption, ModelError
 
 pytestmark = pytest.mark.gpu

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,20 +13,30 @@ from simulated_cuda import SimulatedGpu, install
 from tensorrt_simulation import PYTORCHS, Simulation, make_adapter
 
 
-@pytest.fixture(params=["pycuda", "cuda-bindings"])
-def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedGpu]:
+@contextmanager
+def clean_gpu(monkeypatch: pytest.MonkeyPatch, package: str) -> Iterator[SimulatedGpu]:
     """A GPU with PyTorch's context current, where nothing may be left at the end but that."""
-    found = install(monkeypatch, request.param)
+    found = install(monkeypatch, package)
     found.stack.append(PYTORCHS)
     yield found
     assert found.is_clean, (+found.live, found.complaints, found.retained)
     assert (found.stack, found.pycuda_stack) == ([PYTORCHS], [])
 
 
-@pytest.fixture(params=VERSIONS)
-def simulation(request: pytest.FixtureRequest, gpu: SimulatedGpu, tmp_path: Path) -> Simulation:
-    """Each version of TensorRT."""
-    return Simulation(request.param, gpu, make_adapter(request.param, gpu), tmp_path)
+@pytest.fixture(params=["pycuda", "cuda-bindings"])
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedGpu]:
+    with clean_gpu(monkeypatch, request.param) as found:
+        yield found
+
+
+@pytest.fixture(params=[*VERSIONS, "11.4-pycuda"])
+def simulation(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Simulation]:
+    """Each version of TensorRT, and one beside PyCUDA: no version knows which package calls the driver."""
+    version, _, package = request.param.partition("-")
+    with clean_gpu(monkeypatch, package or "cuda-bindings") as found:
+        yield Simulation(version, found, make_adapter(version, found), tmp_path)
 
 
 @pytest.fixture(params=["8.5.3", "10.16", "11.4"])

@@ -20,17 +20,17 @@ from recorded_tensorrt import recorded_module
 from qcompile.artifact import Manifest
 from qcompile.cli.build import build
 from qcompile.engines.gpu import Gpu
-from qcompile.engines.tensorrt import compatibility
+from qcompile.engines.tensorrt import plan
 from qcompile.engines.tensorrt.adapter import Adapter, load_adapter
-from qcompile.engines.tensorrt.compatibility import (
+from qcompile.engines.tensorrt.log import make_log
+from qcompile.engines.tensorrt.parser_operators import ParserOperators, ask_parser, parser_of
+from qcompile.engines.tensorrt.plan import (
     check_block_format,
     check_loadable,
     dequantized_products,
     require_gpus,
     target_of,
 )
-from qcompile.engines.tensorrt.log import make_log
-from qcompile.engines.tensorrt.parser_operators import ParserOperators, ask_parser, parser_of
 from qcompile.errors import ArtifactError, EngineUnavailable, InvalidOption
 from qcompile.spec.tensorrt import TensorRTOptions, parse_bytes, weights_on_gpu
 
@@ -230,7 +230,7 @@ def test_a_block_format_needs_a_version_that_has_the_type_and_blackwell(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     found = Gpu("a GPU", here, 1 << 30, "12.8") if here else None
-    monkeypatch.setattr(compatibility, "find_gpu", lambda _: found)
+    monkeypatch.setattr(plan, "find_gpu", lambda _: found)
     if not said:
         check_block_format(adapter, precision, gpus)
         return

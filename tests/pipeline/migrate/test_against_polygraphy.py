@@ -105,7 +105,7 @@ def ones() -> dict[str, Any]:
 
 def profiles(path: Path) -> list[dict[str, Any]]:
     """Input to (min, opt, max) of each profile, as the build makes them of the recipe."""
-    from qcompile.engines.tensorrt.builder.profiles import make_profiles
+    from qcompile.engines.tensorrt.builder.configure import make_profiles
     from qcompile.spec.artifacts import BuildSpec
     from qcompile.spec.decode import shared
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,15 +60,16 @@ def feeder(source: Iterator[Batch], device: Memory | None = None) -> Feeder:
         "x": CalibrationInput("x", np.dtype("float32"), (1, 3)),
         "ids": CalibrationInput("ids", np.dtype("int32"), (1, 2)),
     }
-    return Feeder(first, source, device or Memory(), lambda *_: None, inputs)
+    return Feeder(first, source, device or Memory(), lambda *_: None, inputs=inputs)
 
 
 def test_batches_reach_the_device_in_the_order_of_the_names_that_tensorrt_asks_for() -> None:
     device = Memory()
     feeding = feeder(batches(3, 3), device)
-    calibrator = make_calibrator(V8, "entropy", feeding)
+    calibrator = make_calibrator(V8, feeding)
     assert isinstance(calibrator, V8.module.IInt8EntropyCalibrator2)
-    assert isinstance(make_calibrator(V8, "minmax", feeding), V8.module.IInt8MinMaxCalibrator)
+    by_range = make_calibrator(V8, replace(feeding, kind="minmax"))
+    assert isinstance(by_range, V8.module.IInt8MinMaxCalibrator)
     ids, x = calibrator.get_batch(["ids", "x"])
     assert calibrator.get_batch(["x", "ids"]) == [x, ids] != [ids, x]
     assert device.copied["ids"][0].dtype == np.int32  # the samples have 64 bits
@@ -94,10 +96,10 @@ def test_errors_end_the_data_and_stay_in_python(error: BaseException, before_the
         fail()
 
     feeding = feeder(batches(3, 3, 3) if before_the_batch else broken())
-    calibrator = make_calibrator(V8, "entropy", feeding)
+    calibrator = make_calibrator(V8, feeding)
     assert calibrator.get_batch(["x"]) is not None
     if before_the_batch:
-        feeding.before_each_batch = fail
+        feeding.before_each_step = fail
     assert [calibrator.get_batch(["x"]) for _ in range(2)] == [None, None]  # the end of the data, to TensorRT
     assert feeding.raised is error
 

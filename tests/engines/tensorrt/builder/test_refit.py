@@ -22,7 +22,7 @@ from qcompile.engines.gpu import Gpu
 from qcompile.engines.tensorrt import engine
 from qcompile.engines.tensorrt.adapter import Adapter
 from qcompile.engines.tensorrt.builder import builder, calibration, refit, timing_cache
-from qcompile.engines.tensorrt.runner.primary_context import current_device
+from qcompile.engines.tensorrt.runner.cuda import current_device
 from qcompile.errors import ArtifactError, BuildError, EngineUnavailable, InvalidOption, ModelError
 from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.tensorrt import TensorRTOptions

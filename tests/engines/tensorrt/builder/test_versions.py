@@ -18,8 +18,12 @@ from simulated_machine import Machine, MakeFile, OnMachine
 
 import qcompile
 from qcompile.calibration import calibrate, load_ranges
-from qcompile.engines.tensorrt.builder.configure import add_profiles, set_calibration_profile
-from qcompile.engines.tensorrt.builder.profiles import Shapes, make_profiles
+from qcompile.engines.tensorrt.builder.configure import (
+    Shapes,
+    add_profiles,
+    make_profiles,
+    set_calibration_profile,
+)
 from qcompile.engines.tensorrt.log import make_log
 from qcompile.engines.tensorrt.runner.io_tensors import InputRange, IOTensor, read_profiles
 from qcompile.errors import BuildError, IntentNotReached, InvalidOption, QCompileError, UnsupportedOperator

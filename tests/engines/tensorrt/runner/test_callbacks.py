@@ -16,12 +16,11 @@ from runner_checks import failing
 from simulated_cuda import SimulatedGpu
 from tensorrt_simulation import HEADER, Simulation, make_adapter, rows, values
 
-from qcompile.engines.tensorrt.runner import callbacks
-from qcompile.engines.tensorrt.runner.callbacks import make_output_allocator, make_profiler
+from qcompile.engines.tensorrt.runner import memory
+from qcompile.engines.tensorrt.runner.cuda import PrimaryContext
 from qcompile.engines.tensorrt.runner.io_tensors import numpy_dtype
 from qcompile.engines.tensorrt.runner.loaded_engine import EngineUse
-from qcompile.engines.tensorrt.runner.memory import DeviceBuffer
-from qcompile.engines.tensorrt.runner.primary_context import PrimaryContext
+from qcompile.engines.tensorrt.runner.memory import DeviceBuffer, make_output_allocator, make_profiler
 from qcompile.engines.tensorrt.runner.runner import TensorRTRunner
 from qcompile.errors import ModelError
 
@@ -71,7 +70,7 @@ def test_a_tensor_that_no_array_can_hold_is_left_out(
 
     runner, _ = open_chain(gpu, tmp_path, unfused=("a", "b"))
     with runner:
-        monkeypatch.setattr(callbacks, "numpy_dtype", refuse)
+        monkeypatch.setattr(memory, "numpy_dtype", refuse)
         assert set(runner.debug_tensors({"x": X}, ["a", "b"])) == {"a", "y"}
 
 

@@ -24,10 +24,9 @@ from simulated_cuda import COPY_NS, KERNEL_NS, SimulatedGpu, install
 from tensorrt_simulation import PYTORCHS, Simulation, values
 
 from qcompile.engines.tensorrt.builder.calibration import Device
-from qcompile.engines.tensorrt.runner import cuda, primary_context
-from qcompile.engines.tensorrt.runner.cuda import CudaError, DeviceMemory, Event, Stream
-from qcompile.engines.tensorrt.runner.memory import read_device_input
-from qcompile.engines.tensorrt.runner.primary_context import PrimaryContext, current_device
+from qcompile.engines.tensorrt.runner import cuda
+from qcompile.engines.tensorrt.runner.cuda import CudaError, Event, PrimaryContext, Stream, current_device
+from qcompile.engines.tensorrt.runner.memory import DeviceBuffer, read_device_input
 from qcompile.errors import DataError, EngineUnavailable, ModelError
 
 
@@ -49,7 +48,7 @@ def test_a_build_has_its_device_current_whatever_a_caller_has(gpu: SimulatedGpu,
 
 
 def test_without_a_package_device_0_alone_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(primary_context, "load_cuda", missing)
+    monkeypatch.setattr(cuda, "load_cuda", missing)
     with current_device(0, "m.onnx"):
         pass
     with pytest.raises(EngineUnavailable, match="device 1: no package"), current_device(1, "m.onnx"):
@@ -64,7 +63,7 @@ def test_cudas_errors_become_ours_with_what_was_being_done(gpu: SimulatedGpu) ->
     context = PrimaryContext(0, "m.engine")
     said = r"m\.engine: loading: not enough memory on CUDA device 0"
     with pytest.raises(EngineUnavailable, match=said), context.active("loading"):
-        DeviceMemory(context.cuda, 1 << 40)
+        DeviceBuffer(context.cuda).reserve(1 << 40)
     said = r"m\.engine: copying: CUDA fails: .*was refused"
     with pytest.raises(ModelError, match=said) as caught, context.active("copying"):
         raise CudaError("this was refused")
@@ -108,7 +107,10 @@ def test_what_is_collected_in_another_thread_is_freed_in_its_context(gpu: Simula
     context = PrimaryContext(0, "test")
     with context.active("a test"):
         driver = context.cuda
-        held = [Stream(driver), Event(driver), DeviceMemory(driver, 8), driver.pagelocked_empty(8)[2:]]
+        buffer = DeviceBuffer(driver)
+        buffer.reserve(8)
+        held = [Stream(driver), Event(driver), buffer, driver.pagelocked_empty(8)[2:]]
+        del buffer
     assert sum(gpu.live.values()) == 4
     other = threading.Thread(target=held.clear)
     other.start()
