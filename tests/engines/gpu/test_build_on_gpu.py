@@ -10,6 +10,7 @@ be refused. Not yet run on a GPU, only on stand-ins (tests/engines/tensorrt/on_s
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,9 @@ def test_int8_by_every_way_there_is(
     artifact = build("int8", source=source, more=more)
     assert error(artifact.path, model) < 0.1
     if native:
-        assert (tmp_path / "found.cache").read_text().startswith("TRT-")
+        kind = {"native": "EntropyCalibration2", "minmax": "MinMaxCalibration"}[calibrator]
+        assert re.match(rf"TRT-\d+-{kind}\n", (tmp_path / "found.cache").read_text())
+        assert artifact.manifest.proof["calibrator"] == ("minmax" if calibrator == "minmax" else "entropy")
         assert artifact.manifest.proof["calibration_batches"] == 32
 
 
