@@ -150,10 +150,10 @@ def benchmark(
         surroundings = {"after": state(gpu), "noise": {"noisy": True, "reasons": [unknown]}} | surroundings
     recorder.conclude(spec.precision_target)
     results = Results(
-        base,
-        [*recorder.rows, *unbuilt],
-        surroundings,
-        {
+        baseline=base,
+        rows=[*recorder.rows, *unbuilt],
+        environment=surroundings,
+        settings={
             "threads": threads,
             "inputs": {name: format_shape(array.shape) for name, array in feeds.items()},
             "batch_size": samples_in(feeds),

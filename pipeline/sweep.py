@@ -184,7 +184,7 @@ def _join(report: RunReport, recipe: Recipe, parts: Mapping[str, Results], cells
         for key, value in joined.settings.items()
         if all(part.settings.get(key) == value for part in parts.values())
     }
-    report.results = replace(
+    report.results = structs.replace(
         joined,
         rows=[*joined.rows, *(_row(cell, report) for cell in cells if cell.name not in names)],
         settings={**settings, "command": ["qcompile", "sweep", str(recipe.path)], "sweep": recipe.name},

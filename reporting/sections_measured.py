@@ -272,7 +272,7 @@ def _classes(subject: ReportedArtifact) -> Table | None:
             Cell(str(one.label)), Cell(f"{one.baseline:.2%}"), Cell(f"{one.value:.2%}"),
             Cell(drop_text(100 * (one.value - one.baseline), "points")), Cell(str(one.samples)),
         ]
-        for one in (subject.row.accuracy.per_class if subject.row.accuracy else ())[:_CLASSES_SHOWN]
+        for one in (subject.row.accuracy.per_class or () if subject.row.accuracy else ())[:_CLASSES_SHOWN]
         if one.value != one.baseline
     ]  # fmt: skip
     if not rows:

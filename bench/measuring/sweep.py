@@ -46,7 +46,9 @@ def sweep_batches(
             call_ns = warm(worker)
             calls = max(int(POINT_S * 1e9 / call_ns), _FEWEST_CALLS)
             durations, _ = ask_timing(worker, "time", calls * call_ns / 1e9, iterations=calls)
-            return _point(batch_size, durations, batch_size * len(durations) / (sum(durations) / 1e9))
+            return _point(
+                "batch_size", batch_size, durations, batch_size * len(durations) / (sum(durations) / 1e9)
+            )
 
         progress(f"batch size {batch_size}")
         _each(workers, recorder, f"batch size {batch_size}", "batches", point)
@@ -74,7 +76,9 @@ def sweep_at_once(
                 answer = worker.ask(do, **arguments)
                 if not answer["at_rest"]:
                     worker.freeze()
-                return _point(count, answer["ns"], samples * len(answer["ns"]) / (answer["wall_ns"] / 1e9))
+                return _point(
+                    option, count, answer["ns"], samples * len(answer["ns"]) / (answer["wall_ns"] / 1e9)
+                )
 
             progress(f"{count} {words}")
             _each(workers if option == "clients" else on_gpu, recorder, f"{count} {words}", curve, point)
@@ -109,9 +113,12 @@ def _each(
     each_worker(workers, recorder, what, lambda name, worker: recorder.point(name, curve, point(worker)))
 
 
-def _point(count: int, durations_ns: Sequence[int], throughput_per_s: float) -> CurvePoint:
+def _point(axis: str, count: int, durations_ns: Sequence[int], throughput_per_s: float) -> CurvePoint:
     latency = latency_of([ns / 1e6 for ns in durations_ns])
-    return CurvePoint(count, latency.median_ms, latency.p99_ms, throughput_per_s, latency.p90_ms)
+    return CurvePoint(
+        median_ms=latency.median_ms, p90_ms=latency.p90_ms, p99_ms=latency.p99_ms,
+        throughput_per_s=throughput_per_s, **{axis: count},
+    )  # fmt: skip
 
 
 def warm(worker: Worker) -> float:

@@ -28,7 +28,6 @@ from ..statistics.bootstrap import CONFIDENCE as DROP_CONFIDENCE
 from ..statistics.speedup import CONFIDENCE, Speedup
 from .results import Results
 from .row import Interval, Row, Unit
-from .row_json import row_json
 
 RUNTIMES = {
     "onnxruntime": "ONNX Runtime",
@@ -113,8 +112,8 @@ def _difference(row: Row) -> str:
     return text if row.difference.passed else f"{text} MISMATCH"
 
 
-def _error(value: float | None) -> str:
-    return "∞" if value == math.inf else DASH if value is None else f"{value:.2g}"
+def _error(value: object) -> str:
+    return "∞" if value == math.inf else f"{value:.2g}" if isinstance(value, float) else DASH
 
 
 COLUMNS: dict[str, Callable[[Row, bool], str]] = {
@@ -203,7 +202,7 @@ def save_csv(results: Results, path: Path) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(map(_csv_column, _NUMBERS))
-    for value in map(row_json, results.rows):
+    for value in results.as_json()["artifacts"]:
         writer.writerow(_csv_cell(value, *key.split(".")) for key in _NUMBERS)
     write_text(path, text.getvalue())
 

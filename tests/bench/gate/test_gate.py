@@ -45,7 +45,9 @@ NEW = Row("new", "b.onnx", "onnxruntime", size_bytes=1000)
 
 
 def timed(row: Row, ms: float) -> Row:
-    return structs.replace(row, latency=Latency(ms), round_medians_ms=(ms,) * 16, launch_rounds=(4,) * 4)
+    return structs.replace(
+        row, latency=Latency(median_ms=ms), round_medians_ms=(ms,) * 16, launch_rounds=(4,) * 4
+    )
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,7 @@ def test_accuracy_may_drop_by_the_limit_or_within_its_interval(
 ) -> None:
     old, new = (
         structs.replace(OLD, accuracy=Accuracy("top1", 0.9)),
-        structs.replace(NEW, accuracy=Accuracy("top1", 0.897, drop)),
+        structs.replace(NEW, accuracy=Accuracy("top1", 0.897, *(structs.astuple(drop) if drop else ()))),
     )
     check = accuracy_check(old, new, replace(LIMITS, max_drop=max_drop))
     assert check.state == state
@@ -112,7 +114,7 @@ def test_accuracy_may_drop_by_the_limit_or_within_its_interval(
 def test_outputs_decide_where_they_say_something(
     precisions: tuple[str, str], rule: str, has_data: bool, state: State
 ) -> None:
-    differs = Difference(False, "y", 3.0, 1.0, criterion="SNR of 15 dB")
+    differs = Difference(passed=False, output="y", snr_db=3.0, max_abs_error=1.0, criterion="SNR of 15 dB")
     old = structs.replace(OLD, precision=precisions[0])
     new = structs.replace(NEW, precision=precisions[1], difference=differs)
     limits = Limits(0.02, 0.01, None, rule, False)  # type: ignore[arg-type]
