@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from msgspec import structs
 
-from ..bench.results.render import RowText, render
+from ..bench.results.render import render
 from ..bench.results.results import Results, kind_and_version, load_results, read_results
 from ..bench.results.row import Interval, Row, Unit
 from ..bench.statistics.speedup import Speedup
@@ -69,8 +70,8 @@ class ReportedArtifact:
         return family_of(self.row.precision)
 
     @property
-    def text(self) -> RowText:
-        """Its figures as text."""
+    def text(self) -> SimpleNamespace:
+        """Its figures as text, by the keys of `render.COLUMNS`."""
         return render(self.row, self.row.name if self.is_baseline else "")
 
     @property

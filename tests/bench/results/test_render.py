@@ -12,13 +12,22 @@ import pytest
 from msgspec import structs
 from rich.console import Console
 
-from qcompile.bench.results.render import interval_words, markdown, render, save_csv, save_markdown
+from qcompile.bench.results import render as rendering
+from qcompile.bench.results.render import (
+    Column,
+    interval_words,
+    markdown,
+    markdown_table,
+    render,
+    save_csv,
+    save_markdown,
+)
 from qcompile.bench.results.results import Results, load_results, save_results
 from qcompile.bench.results.row import Accuracy, Difference, Energy, Latency, Row
 from qcompile.bench.statistics.speedup import CONFIDENCE, SMALLEST_DIFFERENCE, Speedup, verdict_of
 from qcompile.cli.tables import results_table
 from qcompile.reporting.sections_measured import accuracy_section, results_section
-from qcompile.reporting.source import Source, read_source
+from qcompile.reporting.source import ReportedArtifact, Source, read_source
 from qcompile.spec.words import METRICS
 
 ROW = Row(
@@ -233,3 +242,31 @@ def test_a_name_is_no_formula_of_a_spreadsheet_and_no_markup(tmp_path: Path) -> 
     assert [row["name"] for row in rows] == [f"'{name}" for name in names[:5]] + names[5:]
     text = markdown(structs.replace(RESULTS, rows=[FIRST, structs.replace(FAST, name=names[-1])]))
     assert "| &lt;img src=x>\\[a](http://b)\\\\x1b |" in text
+
+
+class Warmer(Row, frozen=True):
+    """A row with one figure more."""
+
+    core_temperature_c: float | None = None
+
+
+def test_a_new_figure_is_a_field_and_a_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Terminal, CSV, Markdown and report show it where `COLUMNS` alone has its line."""
+    column = Column(
+        "temperature", "core, degrees", lambda row, _: f"{row.core_temperature_c:.1f} C", "core_temperature_c"
+    )
+    monkeypatch.setattr(rendering, "COLUMNS", (*rendering.COLUMNS, column))
+    results = run(*(Warmer(**structs.asdict(row), core_temperature_c=71.25) for row in (BASE, ROW)))
+    for width in (100, 220):
+        console = Console(width=width)
+        with console.capture() as capture:
+            console.print(results_table(results, width=width))
+        assert capture.get().count("71.2 C") == 2
+    assert [row["core_temperature_c"] for row in csv_rows(results, tmp_path)] == ["71.25", "71.25"]
+    header, _, *lines = markdown_table(results).splitlines()
+    assert header.endswith("| core, degrees |")
+    assert [line.endswith("| 71.2 C |") for line in lines] == [True, True]
+    source = Source([ReportedArtifact(at, row, at == 1) for at, row in enumerate(results.rows, 1)], results)
+    _, details = results_section(source, None).tables
+    assert details.columns[-1] == "core, degrees"
+    assert [row[-1].text for row in details.rows] == ["71.2 C", "71.2 C"]
