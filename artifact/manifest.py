@@ -18,7 +18,6 @@ from typing import Annotated, Any, TypedDict
 import msgspec
 
 from ..errors import ArtifactError
-from ..figures import finite
 from ..files import manifest_path, read_json
 from ..spec.words import FORMER_ISAS
 from ..tensors import ModelIO
@@ -198,8 +197,13 @@ class Manifest:
 
     def as_json(self) -> dict[str, object]:
         """Return the form written to disk."""
-        io = self.io.as_json() if self.io else None
-        return {"schema_version": SCHEMA_VERSION, **finite(dataclasses.asdict(self) | {"io": io})}
+        values = vars(self) | {
+            "io": self.io.as_json() if self.io else None,
+            "checks": [dataclasses.asdict(check) for check in self.checks],
+            "warnings": list(self.warnings),
+        }
+        plain = {name: dict(one) if isinstance(one, Mapping) else one for name, one in values.items()}
+        return {"schema_version": SCHEMA_VERSION, **plain}
 
 
 def read_manifest(path: Path) -> Manifest | None:

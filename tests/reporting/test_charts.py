@@ -53,7 +53,7 @@ def charts(source: Source) -> dict[str, str]:
         "concurrency": curves_chart(source.measured, "concurrency", "clients"),
         "history": history_chart(runs, source.measured),
         "precision": precision_chart(source.measured),
-        "layers": errors_chart(source.layers[0]),
+        "layers": errors_chart(source.layers[0][1]),
     }
 
 
@@ -182,7 +182,7 @@ def test_what_is_missing_is_not_drawn(source: Source) -> None:
     assert not speedup_chart(bare, "a", "99% interval")
     assert not drop_chart(bare, "top1")
     assert not history_chart(runs, bare)
-    assert not errors_chart(replace(source.layers[0], tensors=()))
+    assert not errors_chart(replace(source.layers[0][1], layers=()))
 
 
 def test_layers_are_counted_by_precision() -> None:

@@ -56,7 +56,7 @@ def test_engines_of_older_results_ran_on_a_gpu() -> None:
 def test_every_field_of_an_entry_is_in_the_schema() -> None:
     schema = json.loads(SCHEMA.read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
-    assert list(schema["$defs"]["artifact"]["properties"]) == list(entry_of(Row("a", "a", "a")))
+    assert list(schema["$defs"]["Row"]["properties"]) == list(entry_of(Row("a", "a", "a")))
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -220,9 +220,7 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     joined = both()
     save_results(joined, tmp_path / "results.json")
     value = json.loads((tmp_path / "results.json").read_text())
-    schema = json.loads(SCHEMA.read_text())
-    machines = {"type": "object", "properties": {"machines": schema["properties"]["machines"]}}
-    jsonschema.validate(value, machines)
+    jsonschema.validate(value, json.loads(SCHEMA.read_text()))
     assert read_results(value).as_json() == joined.as_json()
     assert read_results(value).machines["sm90"].environment["processor"] == "Xeon"
 
