@@ -123,7 +123,7 @@ def _first_bad(diff: LayerDiff) -> str:
 def _errors(file: str, diff: LayerDiff) -> Table:
     rows = [
         [
-            Cell(layer.tensor, layer.node or ""), Cell(layer.operator or DASH), Cell(decibels(layer.snr_db)),
+            Cell(layer.tensor, layer.node), Cell(layer.operator or DASH), Cell(decibels(layer.snr_db)),
             Cell(figure(number(layer.max_abs_error))), Cell(figure(number(layer.max_abs))),
         ]
         for layer in diff.layers[:WORST_TENSORS]

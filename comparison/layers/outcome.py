@@ -53,8 +53,8 @@ class Layer(Struct, frozen=True):
 
     tensor: str
     artifact_tensor: str = ""
-    operator: str | None = ""
-    node: str | None = ""
+    operator: str = ""
+    node: str = ""
     snr_db: float = math.inf
     drop_db: float = math.inf
     max_abs_error: float = math.inf
@@ -226,6 +226,6 @@ def _with_infinities(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _infinite(tensor: dict[str, Any]) -> dict[str, Any]:
-    figures = {key: item for key, item in tensor.items() if item is not None or key in ("operator", "node")}
+    figures = {key: item for key, item in tensor.items() if item is not None}
     is_equal = tensor.get("state", "equal") == "equal"
     return {"snr_db": math.inf if is_equal else -math.inf, **figures}

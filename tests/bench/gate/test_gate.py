@@ -38,6 +38,7 @@ from qcompile.bench.gate.checks import (
 from qcompile.bench.gate.result import GateResult, PairResult, junit, markdown
 from qcompile.bench.measuring.rounds import TimingSeries, measure
 from qcompile.bench.results.row import Accuracy, Difference, Interval, Latency, Row
+from qcompile.spec.measure import BenchOptions
 
 LIMITS = Limits(0.02, 0.01, None, "auto", False)
 OLD = Row("old", "a.onnx", "onnxruntime", size_bytes=1000)
@@ -354,8 +355,8 @@ def test_measuring_ends_when_the_rule_decides_or_has_looked_often_enough(
     timed = {name: TimingSeries() for name in workers}
     now_s = iter(range(1, 10**6))  # so slow a clock that the first launch has rounds enough for an interval
     measure(
-        workers, lambda: workers, "old", timed, max_time_s=1e9, precision_target=0.5, progress=lambda _: None,
-        decided=GateRule("old", "new", LIMIT), clock=lambda: next(now_s) * 0.1,
+        workers, lambda: workers, "old", timed, BenchOptions(max_time_s=1e9, precision_target=0.5),
+        progress=lambda _: None, decided=GateRule("old", "new", LIMIT), clock=lambda: next(now_s) * 0.1,
     )  # fmt: skip
     assert len(timed["new"].launches_ms) == launches
     found = slowdown(timed["old"].launches_ms, timed["new"].launches_ms)
