@@ -11,11 +11,12 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, cycle
+from statistics import median
 from typing import Any, Literal, Protocol, TypeVar
 
 from ...errors import QCompileError
 from ...spec.measure import BenchOptions
-from ..statistics.speedup import FEWEST_ROUNDS, median, ratio_level, speedup_with_interval
+from ..statistics.speedup import FEWEST_ROUNDS, ratio_level, speedup_with_interval
 from ..workers.process import Worker
 from .warm_up import LIMIT_S, TimedWarmUp, warm_up
 

@@ -15,6 +15,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -266,15 +267,6 @@ def split_launches(medians: Sequence[float], counts: Sequence[int]) -> list[list
         return [list(medians)]
     ends = list(itertools.accumulate(counts))
     return [list(medians[end - count : end]) for count, end in zip(counts, ends, strict=True)]
-
-
-def median(values: Sequence[float]) -> float:
-    """Return the median of sorted or unsorted values."""
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    if len(ordered) % 2:
-        return ordered[middle]
-    return (ordered[middle - 1] + ordered[middle]) / 2.0
 
 
 def percentile(values: Sequence[float], share: float) -> float:
