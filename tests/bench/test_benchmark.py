@@ -25,6 +25,7 @@ from qcompile.bench.results.results import SCHEMA, load_results
 from qcompile.bench.results.row import Energy, Row, upgrade
 from qcompile.engines.registry import engine
 from qcompile.errors import DataError, EngineUnavailable, InvalidOption
+from qcompile.spec.measure import BenchOptions
 from qcompile.tensors import ModelIO, parse_input
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
@@ -56,6 +57,8 @@ def test_results_hang_together(tiny_file: MakePath, samples: MakePath, tmp_path:
     a, b = results.rows
     assert results.settings["metric"] == "top1"  # chosen by the labels
     assert results.settings["metric_note"] == "top1: labels are one class per sample"
+    told_by_rows = {"torch_modes", "models", "python", "timeout_s"}
+    assert vars(BenchOptions()).keys() - told_by_rows <= results.settings.keys()
     assert a.latency is not None
     figures = msgspec.to_builtins(a.latency)
     assert figures["min"] <= figures["median"] <= figures["p90"] <= figures["p99"] <= figures["max"]

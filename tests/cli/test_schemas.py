@@ -19,6 +19,7 @@ from qcompile.comparison.layers.outcome import (
     LayerDiff,
     Neighbour,
     PairCounts,
+    load_layers,
 )
 
 SAMPLES = Path(__file__).parents[1] / "samples/formats"
@@ -72,7 +73,7 @@ def test_a_file_that_was_written_fits_and_one_without_a_key_does_not(schema: str
         assert not validator.is_valid({name: one for name, one in value.items() if name != key}), key
 
 
-def test_layers_of_an_engine_with_infinite_figures_fit() -> None:
+def test_layers_of_an_engine_with_infinite_figures_fit_and_are_read_again(tmp_path: Path) -> None:
     infinite = float("inf")
     layer = Layer("a", "b", "Conv", "n", -infinite, infinite, infinite, 1.0, 8)
     search = EngineSearch(9, 4, 8, "marked", {"x": infinite}, -infinite, True, ["one thing"])
@@ -84,5 +85,9 @@ def test_layers_of_an_engine_with_infinite_figures_fit() -> None:
     )  # fmt: skip
     validator = Draft202012Validator(ALL["layers.schema.json"])
     assert list(validator.iter_errors(found.as_json())) == []
+    found.save(tmp_path / "layers.json")
+    again = load_layers(tmp_path / "layers.json")
+    assert (again.layers[0], again.first_bad) == (layer, found.first_bad)
+    assert again.as_json() == found.as_json()
     assert not validator.is_valid(found.as_json() | {"samples": -1})
     assert not validator.is_valid(found.as_json() | {"engine": {"layers": 9}})
