@@ -81,14 +81,12 @@ def _accuracy(row: Row) -> str:
     return accuracy_text(row.accuracy.value, row.accuracy.unit) if row.accuracy else DASH
 
 
-def _drop(row: Row) -> str:
-    drop = row.accuracy.drop if row.accuracy else None
-    return drop_text(drop.value, row.accuracy.unit) if row.accuracy and drop else DASH
-
-
-def _drop_interval(row: Row) -> str:
-    drop = row.accuracy.drop if row.accuracy else None
-    return drop_interval(drop.low, drop.high, row.accuracy.unit) if row.accuracy and drop else ""
+def _drop(row: Row) -> tuple[str, str]:
+    """The drop, and its interval."""
+    if row.accuracy is None or (drop := row.accuracy.drop) is None:
+        return DASH, ""
+    unit = row.accuracy.unit
+    return drop_text(drop.value, unit), drop_interval(drop.low, drop.high, unit)
 
 
 def _difference(row: Row) -> str:
@@ -219,13 +217,13 @@ COLUMNS: tuple[Column, ...] = (
         {"terminal": "accuracy, drop", "narrow": "accuracy\ndrop"},
     ),
     Column(
-        "drop", "drop", lambda row, _: _drop(row),
+        "drop", "drop", lambda row, _: _drop(row)[0],
         "accuracy.drop_points accuracy.low accuracy.high accuracy.samples accuracy.agreement",
         ("report",), 51,
     ),
-    Column("drop_interval", "interval", lambda row, _: _drop_interval(row), places=()),
+    Column("drop_interval", "interval", lambda row, _: _drop(row)[1], places=()),
     Column(
-        "lost", "drop", lambda row, _: _line(_drop(row), _drop_interval(row)), places=("markdown",), rank=51
+        "lost", "drop", lambda row, _: _line(*_drop(row)), places=("markdown",), rank=51
     ),
     Column(
         "difference", "output SNR", lambda row, _: _difference(row),

@@ -124,9 +124,8 @@ def speedup_with_interval(logarithm: float, levels: Sequence[Level]) -> Speedup:
 #
 # So a bench launches every artifact several times, and launches, not rounds, are what an interval counts
 # (Kalibera and Jones, Rigorous Benchmarking in Reasonable Time, ISMM 2013: the variation of the outermost
-# level
-# that is repeated). The level of a launch is the median of the logarithms of its rounds, the level of all the
-# mean over launches, with Student's interval.
+# level that is repeated). The level of a launch is the median of the logarithms of its rounds, the level of
+# all the mean over launches, with Student's interval.
 #
 # A few launches estimate their own variance badly: from three, the interval would be absurd, or absurdly
 # narrow by chance. Their variance is moderated by what is known of others (Smyth, Linear Models and Empirical
