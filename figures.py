@@ -114,6 +114,17 @@ def words(value: object) -> str:
     return str(value)
 
 
+def finite(value: Any) -> Any:
+    """Return a value for JSON: null in place of what is not finite, lists in place of tuples."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        if {*map(type, value)} == {float} and math.isfinite(sum(value)):
+            return [*value]  # as round after round is, at the speed of C
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def clean(value: Any) -> Any:
     """Return a JSON value whose texts can be shown: what no font draws or no file encodes is replaced."""
     if isinstance(value, str):

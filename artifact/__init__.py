@@ -12,8 +12,7 @@ from .artifact import (
     size_bytes,
     tool_versions,
 )  # fmt: skip
-from .file_types import SCHEMA_VERSION, Check
-from .manifest import Manifest, is_manifest, read_manifest
+from .manifest import SCHEMA_VERSION, Check, Manifest, is_manifest, read_manifest
 
 __all__ = [
     "SCHEMA_VERSION", "Artifact", "Check", "Manifest", "accept", "accepting", "checked_input", "commit",

@@ -17,7 +17,8 @@ from ..model.archives import trusting
 from ..model.session import usable_cores
 from ..progress import Progress, silent
 from ..spec.decode import called
-from ..spec.measure import BenchSpec
+from ..spec.measure import BenchOptions, BenchSpec
+from ..spec.option import fields_of
 from ..spec.words import CUDA_GRAPH
 from ..tensors import format_shape, samples_in
 from .measuring.environment import Effort, environment, noise, state
@@ -122,9 +123,8 @@ def benchmark(
                     progress(quality.note)
             timed = pool.timed
             surroundings |= _measure(
-                pool, recorder, samples_in(feeds), surroundings, gpu, launch_s=launch_s,
-                max_time_s=spec.max_time_s, precision_target=spec.precision_target, decided=decided,
-                progress=progress,
+                pool, recorder, samples_in(feeds), surroundings, gpu, spec, launch_s=launch_s,
+                decided=decided, progress=progress,
             )  # fmt: skip
             workers = pool.workers
             if (spec.evaluation or spec.data) is not None and recorder.is_measured(base):
@@ -150,29 +150,20 @@ def benchmark(
         surroundings = {"after": state(gpu), "noise": {"noisy": True, "reasons": [unknown]}} | surroundings
     recorder.conclude(spec.precision_target)
     results = Results(
-        base,
-        [*recorder.rows, *unbuilt],
-        surroundings,
-        {
-            "threads": threads,
-            "inputs": {name: format_shape(array.shape) for name, array in feeds.items()},
-            "batch_size": samples_in(feeds),
-            "data": spec.data or "made input",
-            "evaluation": spec.evaluation,
-            "metric": quality.name if quality else None,
-            "metric_note": quality.note if quality else "",
-            "precision_target": spec.precision_target,
-            "max_time_s": spec.max_time_s,
-            "confidence": CONFIDENCE,
-            "batch_sizes": list(spec.batch_sizes),
-            "clients": list(spec.clients),
-            "streams": list(spec.streams),
-            "cuda_graph": spec.cuda_graph,
-            "layer_times": spec.layer_times,
-            "devices": list(spec.devices),
-            "command": list(command),
-            "recipe": recipe,
-        },
+        baseline=base,
+        rows=[*recorder.rows, *unbuilt],
+        environment=surroundings,
+        settings=_settings(
+            spec,
+            {"command": list(command), "recipe": recipe},
+            threads=threads,
+            inputs={name: format_shape(array.shape) for name, array in feeds.items()},
+            batch_size=samples_in(feeds),
+            data=spec.data or "made input",
+            metric=quality.name if quality else None,
+            metric_note=quality.note if quality else "",
+            confidence=CONFIDENCE,
+        ),
         created=now(),
         history=earlier_runs(history or spec.output),
         interrupted=stopped is not None,
@@ -184,16 +175,32 @@ def benchmark(
     return results
 
 
+_OF_ROWS = ("torch_modes", "models", "python", "timeout_s")
+"""Options that rows tell, or that change no figure."""
+_ORDER = (
+    "threads", "inputs", "batch_size", "data", "evaluation", "metric", "metric_note", "precision_target",
+    "max_time_s", "confidence",
+)  # fmt: skip
+
+
+def _settings(spec: BenchSpec, about: Mapping[str, Any], **measured: Any) -> dict[str, Any]:
+    """Return what results say of the options, and what became of some of them; `about` stands behind all."""
+    options = {one.name: getattr(spec, one.name) for one in fields_of(BenchOptions)}
+    values = {"evaluation": spec.evaluation, **options, **measured}
+    names = [*_ORDER, *(name for name in options if name not in (*_ORDER, *_OF_ROWS))]
+    plain = {name: list(one) if isinstance(one := values[name], tuple) else one for name in names}
+    return {**plain, **about}
+
+
 def _measure(
     pool: WorkerPool,
     recorder: Recorder,
     samples: int,
     surroundings: Mapping[str, Any],
     gpu: int,
+    options: BenchOptions,
     *,
     launch_s: float,
-    max_time_s: float,
-    precision_target: float,
     decided: Decided | None,
     progress: Progress,
 ) -> dict[str, Any]:
@@ -204,16 +211,9 @@ def _measure(
     before, began, own_s = state(gpu), time.monotonic(), time.process_time()
     try:
         measure(
-            pool.workers,
-            pool.relaunch,
-            recorder.base,
-            timed,
-            launch_s=launch_s,
-            max_time_s=max_time_s,
-            precision_target=precision_target,
-            decided=decided,
+            pool.workers, pool.relaunch, recorder.base, timed, options, launch_s=launch_s, decided=decided,
             progress=progress,
-        )
+        )  # fmt: skip
     finally:  # also when it is interrupted
         recorder.timed(timed, samples)
     seconds, after = time.monotonic() - began, state(gpu)

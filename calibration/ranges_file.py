@@ -17,7 +17,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,24 +44,22 @@ def save_ranges(ranges: Ranges, path: Path) -> None:
         name: histogram for name, histogram in sorted(ranges.histograms.items()) if not histogram.is_empty
     }
     entries = {
-        name: {"exponent": histogram.exponent, "min": histogram.min, "max": histogram.max,
-               "amax": amax_by_method(histogram, ranges.method.percentile)}
-        for name, histogram in observed.items()
-    }  # fmt: skip
-    header = {
-        "version": _FIXED_VERSION if ranges.fixed else FORMAT_VERSION,
-        "bins": BINS,
-        "model": ranges.model,
-        "data": {digest: vars(portion) for digest, portion in sorted(ranges.portions.items())},
-        "method": ranges.method.name,
-        "percentile": ranges.method.percentile,
-        "tensors": entries,
-        "empty": sorted(set(ranges.histograms) - set(observed)),
-        "shared": {name: list(sources) for name, sources in sorted(ranges.shared.items())},
-        "skipped": dict(sorted(ranges.skipped.items())),
-        **({"fixed": dict(sorted(ranges.fixed.items()))} if ranges.fixed else {}),
+        name: _Entry(one.exponent, one.min, one.max, amax_by_method(one, ranges.method.percentile))
+        for name, one in observed.items()
     }
-    path.write_bytes(_file_content(header, observed))
+    header = _Header(
+        version=_FIXED_VERSION if ranges.fixed else FORMAT_VERSION,
+        model=ranges.model,
+        data={digest: _Data(**vars(portion)) for digest, portion in sorted(ranges.portions.items())},
+        method=ranges.method.name,
+        percentile=ranges.method.percentile,
+        tensors=entries,
+        empty=sorted(set(ranges.histograms) - set(observed)),
+        shared=dict(sorted(ranges.shared.items())),
+        skipped=dict(sorted(ranges.skipped.items())),
+        fixed=dict(sorted(ranges.fixed.items())) or msgspec.UNSET,
+    )
+    path.write_bytes(_file_content(msgspec.to_builtins(header), observed))
 
 
 def load_ranges(path: Path) -> Ranges:
@@ -96,24 +94,22 @@ _Count = Annotated[int, msgspec.Meta(ge=0)]
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
-@dataclass(frozen=True)
-class _Entry:
+class _Entry(msgspec.Struct, frozen=True):
     """What the header says of a tensor beside its counts.
-
-    Its amax by every method, `amax`, is written for other readers.
 
     Attributes:
         exponent: A bin is 2 to this power wide, in the tensor's units.
         min, max: Smallest and largest value that was observed.
+        amax: Method to the amax that it chooses, for other readers.
     """
 
     exponent: int
     min: float
     max: float
+    amax: Any = None
 
 
-@dataclass(frozen=True)
-class _Data:
+class _Data(msgspec.Struct, frozen=True):
     """How much of a set of samples was observed: see `Portion`."""
 
     samples: _Count
@@ -121,12 +117,12 @@ class _Data:
     parts: tuple[_Positive, ...]
 
 
-@dataclass(frozen=True)
-class _Header:
+class _Header(msgspec.Struct, frozen=True, kw_only=True):
     """What lies under the metadata key `qcompile`.
 
     Attributes:
         version: 2; 3 where the file comes from TensorRT's cache and holds `fixed` in place of counts.
+        bins: Bins on each side of zero: a tensor of int64 counts has twice as many, the negative ones first.
         model: Fingerprint of the ONNX file that was observed.
         data: Digest of each set of samples to how much of it was observed.
         method: Method that chooses the thresholds where none is asked for.
@@ -136,22 +132,21 @@ class _Header:
         shared: Tensor to the observed tensors whose ranges together are its own.
         skipped: Tensor to the reason why it was not observed.
         fixed: Tensor to amax, in its units.
-        bins: Bins on each side of zero: a tensor of int64 counts has twice as many, the negative ones first.
         checksum: "sha256:..." of header and counts; missing in the oldest files.
     """
 
     version: int
+    bins: int = BINS
     model: str
     data: dict[str, _Data]
     method: str
     percentile: Annotated[float, msgspec.Meta(gt=0, le=100)]
     tensors: dict[str, _Entry]
-    empty: tuple[str, ...]
-    shared: dict[str, tuple[str, ...]]
+    empty: Sequence[str]
+    shared: dict[str, Sequence[str]]
     skipped: dict[str, str]
-    fixed: dict[str, float] = field(default_factory=dict)
-    bins: int = BINS
-    checksum: str = ""
+    fixed: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
+    checksum: str | msgspec.UnsetType = msgspec.UNSET
 
 
 def header_schema() -> dict[str, Any]:
@@ -164,7 +159,7 @@ def _require_checksum(
 ) -> None:
     """Refuse a file that was changed; one of the former format has no checksum, and nothing but its keys."""
     if not typed.checksum:
-        if unknown := sorted(header.keys() - _Header.__dataclass_fields__.keys()):
+        if unknown := sorted(header.keys() - {*_Header.__struct_fields__}):
             raise ValueError(f"its header holds {unknown[0]!r}, which is no key of it")
         return
     computed = checksum(header, counts)
@@ -187,7 +182,8 @@ def _ranges(header: _Header, counts: dict[str, NDArray[np.int64]]) -> Ranges:
         if histogram.is_empty or not histogram.is_plausible:
             raise ValueError(f"the histogram of {name!r} contradicts itself")
     histograms |= {name: Histogram() for name in header.empty}
-    if not all(math.isfinite(amax) and amax > 0 for amax in header.fixed.values()):
+    fixed = header.fixed or {}
+    if not all(math.isfinite(amax) and amax > 0 for amax in fixed.values()):
         raise ValueError("a fixed amax is not above zero and finite")
     lost = [source for sources in header.shared.values() for source in sources if source not in histograms]
     if lost:
@@ -198,7 +194,8 @@ def _ranges(header: _Header, counts: dict[str, NDArray[np.int64]]) -> Ranges:
     portions = {digest: Portion(one.samples, one.shards, one.parts) for digest, one in header.data.items()}
     method = Method(METHODS[METHODS.index(header.method)], header.percentile)
     return Ranges(
-        header.model, portions, method, histograms, header.shared, header.skipped, header.fixed,
+        header.model, portions, method, histograms,
+        {name: tuple(sources) for name, sources in header.shared.items()}, header.skipped, fixed,
         is_verified=bool(header.checksum),
     )  # fmt: skip
 

@@ -155,7 +155,7 @@ def layers_table(diff: LayerDiff, *, rows: int = ROWS) -> Table:
     """Return the table of the layers that lose most, the first bad one on top."""
     table = make_table(
         f"{diff.artifact} against {diff.reference}: {diff.samples} samples, {len(diff.layers)} of "
-        f"{diff.paired} pairs of tensors, judged as {diff.precision}",
+        f"{diff.pairs.paired} pairs of tensors, judged as {diff.precision}",
         "tensor", "operator", "node", "SNR", "lost here", "largest error", "elements",
     )  # fmt: skip
     for column in table.columns[1:3]:
@@ -176,13 +176,13 @@ def layers_table(diff: LayerDiff, *, rows: int = ROWS) -> Table:
 
 def verdict(diff: LayerDiff) -> str:
     """Return the finding in a sentence."""
-    bad = diff.first_bad
-    if bad is None:
+    if diff.first_bad is None:
         seen = "no tensor diverges" if diff.complete else f"none of the {len(diff.layers)} measured diverges"
         lowest = min((layer.snr_db for layer in diff.layers), default=math.inf)
         if lowest == math.inf:
             return f"{seen}: all are equal"
         return f"{seen}: the lowest SNR is {decibels(lowest)}, {diff.threshold_db:g} dB is required"
+    bad = diff.layers[0]
     where = f"{bad.tensor}, made by {bad.operator} {bad.node}"
     if diff.gradual:
         most = max(layer.drop_db for layer in diff.layers)
@@ -230,10 +230,12 @@ def footer(diff: LayerDiff) -> str:
 def unpaired(diff: LayerDiff) -> str:
     """Return how many tensors have no partner; empty when all have."""
     parts = []
-    if diff.reference_only:
-        parts.append(f"{len(diff.reference_only)} of the reference ({_some(diff.reference_only)})")
-    if diff.artifact_only:
-        parts.append(f"{len(diff.artifact_only)} of the artifact ({_some(diff.artifact_only)})")
+    if diff.pairs.reference_only:
+        parts.append(
+            f"{len(diff.pairs.reference_only)} of the reference ({_some(diff.pairs.reference_only)})"
+        )
+    if diff.pairs.artifact_only:
+        parts.append(f"{len(diff.pairs.artifact_only)} of the artifact ({_some(diff.pairs.artifact_only)})")
     return f"without a partner: {'; '.join(parts)}" if parts else ""
 
 

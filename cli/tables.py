@@ -62,25 +62,18 @@ def _cell(text: str) -> str:
 
 def results_table(results: Results, *, width: int) -> Table:
     """Return the table of a benchmark, one row per artifact; narrow terminals get two lines a row."""
-    from ..bench.results.render import interval_words
+    from ..bench.results.render import columns_of, interval_words
 
     settings, machine = results.settings, results.environment
     shapes = ", ".join(f"{name}:{shape}" for name, shape in settings.get("inputs", {}).items())
     baseline = "the baseline of each measurement" if results.machines else results.baseline
     wide = width >= _WIDE
-    gap = ", " if wide else "\n"
     table = make_table(
         f"{f'{shapes} · ' if shapes else ''}{settings['threads']} threads · {machine['processor']} · "
         f"speed-up against {baseline} with its {interval_words(results.confidence)}",
         "artifact",
         *(["measurement"] if results.machines else []),
-        "runs on",
-        "latency ms: median, p90, p99" if wide else "latency ms\np90  p99",
-        "samples/s",
-        "speed-up" if wide else "speed-up\ninterval",
-        f"size{gap}memory",
-        f"accuracy{gap}drop",
-        "output SNR" if wide else "output\nSNR",
+        *(column.title_in("terminal" if wide else "narrow") for column in columns_of("terminal")),
     )
     if not wide:
         from rich import box
@@ -95,24 +88,25 @@ def results_table(results: Results, *, width: int) -> Table:
 
 
 def _cells(row: Row, baseline: str, *, wide: bool) -> list[str]:
-    from ..bench.results.render import render
+    from ..bench.results.render import columns_of, render
 
     gap = " " if wide else "\n"
     text = render(row, baseline)
+    columns = columns_of("terminal")
     if text.problem:
         where = f"not run here:{gap}{row.runs_on}" if row.status == "not run" else row.status
-        return [where, DASH, DASH, DASH, text.size, DASH, DASH]
+        cells = {one.key: getattr(text, one.key) if one.of_file else DASH for one in columns}
+        return [*(cells | {"runtime": where}).values()]
     comma = f",{gap}" if wide else gap
-    accuracy = DASH if row.accuracy is None else f"{text.accuracy}{comma}{text.drop}"
-    return [
-        f"{text.runtime}{comma}{row.runs_on}",
-        f"{text.latency}{gap}{text.tail}",
-        text.throughput,
-        DASH if row.speedup is None else gap.join([text.speedup, f"{text.interval} {text.verdict}".rstrip()]),
-        f"{text.size}{comma}{text.memory}",
-        accuracy,
-        text.difference,
-    ]
+    compared = gap.join([text.speedup, f"{text.interval} {text.verdict}".rstrip()])
+    together = {
+        "runtime": f"{text.runtime}{comma}{row.runs_on}",
+        "latency": f"{text.latency}{gap}{text.tail}",
+        "speedup": compared if text.interval else DASH,
+        "size": f"{text.size}{comma}{text.memory}",
+        "accuracy": f"{text.accuracy}{comma}{text.drop}" if row.accuracy else DASH,
+    }
+    return [together.get(one.key, getattr(text, one.key)) for one in columns]
 
 
 def reasons(results: Results) -> list[str]:

@@ -184,7 +184,7 @@ def _join(report: RunReport, recipe: Recipe, parts: Mapping[str, Results], cells
         for key, value in joined.settings.items()
         if all(part.settings.get(key) == value for part in parts.values())
     }
-    report.results = replace(
+    report.results = structs.replace(
         joined,
         rows=[*joined.rows, *(_row(cell, report) for cell in cells if cell.name not in names)],
         settings={**settings, "command": ["qcompile", "sweep", str(recipe.path)], "sweep": recipe.name},
@@ -200,12 +200,12 @@ def _join(report: RunReport, recipe: Recipe, parts: Mapping[str, Results], cells
 
 def _renamed(results: Results, member: str) -> Results:
     """Results whose rows have the names of the cells."""
-    return replace(
+    return structs.replace(
         results,
         baseline=f"{member}-{results.baseline}",
         rows=[structs.replace(row, name=f"{member}-{row.name}") for row in results.rows],
         machines={
-            name: replace(machine, baseline=f"{member}-{machine.baseline}")
+            name: structs.replace(machine, baseline=f"{member}-{machine.baseline}")
             for name, machine in results.machines.items()
         },
     )

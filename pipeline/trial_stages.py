@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
+
 from ..artifact import tool_versions
 from ..errors import EngineUnavailable
 from ..files import read_json, write_json
@@ -56,7 +58,7 @@ def trial_stage(recipe: Recipe, name: str, trial: str) -> Stage:
 
     def work(path: Path, progress: Progress) -> object:
         score = _maker(recipe, told).make(ask, path.parent, progress)
-        write_json(path.with_name(f"{ask.name}{_SCORE}"), vars(score))
+        write_json(path.with_name(f"{ask.name}{_SCORE}"), msgspec.to_builtins(score))
         return path
 
     return Stage(name, ask.file, _key(recipe, told, ask.target), work, published=False)
@@ -82,7 +84,8 @@ def read_score(artifact: Path, ask: TrialAsk) -> Score:
     """Return the score beside the artifact of a trial."""
     from ..tuning.making import Score
 
-    return Score(**read_json(artifact.with_name(f"{ask.name}{_SCORE}"), what="the score of a trial"))
+    value = read_json(artifact.with_name(f"{ask.name}{_SCORE}"), what="the score of a trial")
+    return msgspec.convert(value, Score)
 
 
 def trial_files(artifact: Path, ask: TrialAsk) -> list[Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,10 @@ from ..calibration.plot import TensorSummary, histogram_plane
 from ..calibration.ranges import Ranges
 from ..figures import DASH, bytes_text, drop_interval, drop_text, figure, number, shortened, times
 from ..svg import Point, Scale, escaped, line, mark
-from .source import Layers, ReportedArtifact, family_of
+from .source import ReportedArtifact, family_of
+
+if TYPE_CHECKING:
+    from ..comparison.layers.outcome import LayerDiff
 
 WORST_TENSORS = 24
 WORST_HISTOGRAMS = 8
@@ -222,22 +225,22 @@ def precision_chart(subjects: Sequence[ReportedArtifact]) -> str:
     return _rows(rows, Scale(0, 100), "share of the layers, %", "Layers by precision")
 
 
-def errors_chart(layers: Layers) -> str:
+def errors_chart(diff: LayerDiff) -> str:
     """Draw the signal-to-noise ratio of the worst tensors; empty where there are none."""
-    worst = [(item, number(item.get("snr_db"))) for item in layers.tensors[:WORST_TENSORS]]
+    worst = [(layer, number(layer.snr_db)) for layer in diff.layers[:WORST_TENSORS]]
     ratios = [snr for _, snr in worst if snr is not None] or [1.0]
     scale = Scale(min(0.0, *ratios) * 1.05, max(*ratios, 1.0) * 1.05)
-    bad = (layers.first_bad or {}).get("tensor")
+    bad = diff.first_bad.tensor if diff.first_bad else None
     rows: list[Row] = []
-    for item, snr in worst:
-        error, largest = figure(number(item.get("max_abs_error"))), figure(number(item.get("max_abs")))
-        tip = f"{item['tensor']} ({item.get('operator')}): largest error {error} of {largest}"
+    for layer, snr in worst:
+        error, largest = figure(number(layer.max_abs_error)), figure(number(layer.max_abs))
+        tip = f"{layer.tensor} ({layer.operator}): largest error {error} of {largest}"
         start, end = sorted((scale.at(0.0), scale.at(scale.high if snr is None else snr)))
-        colour, opacity = "bad" if item["tensor"] == bad else "float", 0.85 if snr is not None else 0.2
-        first = "first bad · " if item["tensor"] == bad else ""
-        value = f"{first}{'equal' if snr is None else f'{figure(snr)} dB'} · {item.get('operator') or DASH}"
+        colour, opacity = "bad" if layer.tensor == bad else "float", 0.85 if snr is not None else 0.2
+        first = "first bad · " if layer.tensor == bad else ""
+        value = f"{first}{'equal' if snr is None else f'{figure(snr)} dB'} · {layer.operator or DASH}"
         track = svg.bar(start, end - start, colour, opacity=opacity, tip=tip)
-        rows.append(("", str(item["tensor"]), value, track))
+        rows.append(("", layer.tensor, value, track))
     told = f"the first that diverges is {bad}" if bad else "none diverges"
     label = f"Signal-to-noise ratio of {len(worst)} tensors, the worst first; {told}"
     return _rows(rows, scale, "signal-to-noise ratio, dB (longer is better)", label)

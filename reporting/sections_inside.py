@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..bench.results.render import slowest_layers, warning_lines
 from ..calibration.plot import DASHES, summarize
@@ -19,7 +18,10 @@ from .charts import (
     precision_chart,
 )
 from .parts import Block, Cell, Drawn, Section, Table, row_of
-from .source import Layers, Source
+from .source import Source
+
+if TYPE_CHECKING:
+    from ..comparison.layers.outcome import LayerDiff
 
 _OF_THE_RUN = ("before", "after", "noise")
 _ELSEWHERE = ("command", "recipe")
@@ -68,14 +70,14 @@ def layers_section(source: Source) -> Section:
         missing = "no layer differences were given (`qcompile diff` writes layers.json, `layers` takes it)"
         return Section(missing=missing)
     charts, tables = [], []
-    for layers in source.layers:
-        chart = errors_chart(layers)
+    for file, diff in source.layers:
+        chart = errors_chart(diff)
         if not chart:
             continue
-        shown = min(len(layers.tensors), WORST_TENSORS)
-        note = f"The worst {shown} of {len(layers.tensors)} compared tensors. {_first_bad(layers)}"
-        charts.append(Drawn(chart, f"{layers.artifact} against {layers.reference}", note))
-        tables.append(_errors(layers))
+        shown = min(len(diff.layers), WORST_TENSORS)
+        note = f"The worst {shown} of {len(diff.layers)} compared tensors. {_first_bad(diff)}"
+        charts.append(Drawn(chart, f"{diff.artifact} against {diff.reference}", note))
+        tables.append(_errors(file, diff))
     if not charts:
         return Section(missing="the files of layers hold no tensors")
     return Section(charts=charts, tables=tables)
@@ -110,28 +112,24 @@ def _snr(value: float) -> str:
     return "no error" if number(value) is None else f"{figure(value)} dB"
 
 
-def _first_bad(layers: Layers) -> str:
-    bad = layers.first_bad or {}
-    if not bad.get("tensor"):
+def _first_bad(diff: LayerDiff) -> str:
+    bad = diff.first_bad
+    if not bad or not bad.tensor:
         return "None of them diverges."
-    node = f", node {bad['node']}" if bad.get("node") else ""
-    return f"The first that diverges is {bad['tensor']} ({words(bad.get('operator'))}{node})."
+    node = f", node {bad.node}" if bad.node else ""
+    return f"The first that diverges is {bad.tensor} ({words(bad.operator)}{node})."
 
 
-def _errors(layers: Layers) -> Table:
-    rows = []
-    for item in layers.tensors[:WORST_TENSORS]:
-        snr, equal = number(item.get("snr_db")), item.get("state", "equal") == "equal"
-        shown = decibels(snr) if snr is not None else decibels(math.inf if equal else -math.inf)
-        rows.append([
-            Cell(str(item["tensor"]), str(item.get("node") or "")),
-            Cell(str(item.get("operator") or DASH)),
-            Cell(shown),
-            Cell(figure(number(item.get("max_abs_error")))),
-            Cell(figure(number(item.get("max_abs")))),
-        ])  # fmt: skip
+def _errors(file: str, diff: LayerDiff) -> Table:
+    rows = [
+        [
+            Cell(layer.tensor, layer.node), Cell(layer.operator or DASH), Cell(decibels(layer.snr_db)),
+            Cell(figure(number(layer.max_abs_error))), Cell(figure(number(layer.max_abs))),
+        ]
+        for layer in diff.layers[:WORST_TENSORS]
+    ]  # fmt: skip
     columns = ("tensor", "operator", "SNR", "largest error", "largest value")
-    return Table(f"{layers.file}: tensors, the worst first.", columns, rows, words=(0, 1), folded=True)
+    return Table(f"{file}: tensors, the worst first.", columns, rows, words=(0, 1), folded=True)
 
 
 def failures_section(source: Source) -> Section:

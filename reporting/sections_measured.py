@@ -7,11 +7,11 @@ from typing import Any
 
 from msgspec.structs import astuple
 
-from ..bench.results.render import interval_words
+from ..bench.results.render import columns_of, interval_words
 from ..bench.results.row import Curve
 from ..bench.statistics.bootstrap import CONFIDENCE as DROP_CONFIDENCE
 from ..bench.statistics.speedup import SMALLEST_DIFFERENCE
-from ..figures import DASH, bytes_text, drop_text, figure
+from ..figures import DASH, drop_text, figure
 from .charts import (
     curve,
     curves_chart,
@@ -35,7 +35,7 @@ _CLASSES_SHOWN = 10
 
 def results_section(source: Source, chosen: ReportedArtifact | None) -> Section:
     """The table that papers print; `chosen` is the recommended artifact."""
-    columns = ("method", "latency, ms", "speed-up", "size", "reduction", "accuracy", "drop")
+    columns = ["method", *(column.title_in("report") for column in columns_of("report"))]
     metric = next((s.row.accuracy.metric for s in source.measured if s.row.accuracy), "")
     unit = next((s.drop_unit for s in source.measured if s.drop), "points")
     caption = (
@@ -165,33 +165,17 @@ def sweep_section(source: Source, key: Curve) -> Section:
 
 def costs_section(source: Source) -> Section:
     """Start, memory, energy."""
-    rows, energy = [], set[str]()
-    for s in source.measured:
-        cold, power = s.row.cold_start, s.row.energy
-        if power and power.unavailable:
-            energy.add(power.unavailable)
-        cells = [
-            figure(cold.process_ms if cold else None),
-            figure(cold.load_ms if cold else s.row.load_ms),
-            figure(cold.first_result_ms if cold else None),
-            figure(cold.total_ms if cold else None),
-            s.text.memory,
-            bytes_text(s.row.gpu_memory_bytes),
-            figure(power.mj_per_sample if power else None),
-        ]
-        rows.append(row_of(s, *cells))
-    columns = (
-        "artifact", "process, ms", "load, ms", "first result, ms", "cold start, ms", "peak memory",
-        "GPU memory", "energy, mJ/sample",
-    )  # fmt: skip
-    kept = [0, *(i for i in range(1, len(columns)) if any(row[i].text != DASH for row in rows))]
-    if len(kept) == 1:
+    powers = [s.row.energy for s in source.measured if s.row.energy]
+    unavailable = sorted({power.unavailable for power in powers if power.unavailable})
+    columns = columns_of("costs")
+    shown = [one for one in columns if any(getattr(s.text, one.key) != DASH for s in source.measured)]
+    if not shown:
         return Section(missing="nothing of it was measured")
-    lead = f"Energy is not available: {'; '.join(sorted(energy))}." if energy else ""
+    lead = f"Energy is not available: {'; '.join(unavailable)}." if unavailable else ""
     table = Table(
         "From a new process to the first result; largest memory of the worker, Python and runtime included.",
-        [columns[i] for i in kept],
-        [[row[i] for i in kept] for row in rows],
+        ["artifact", *(column.title_in("costs") for column in shown)],
+        [row_of(s, *(getattr(s.text, column.key) for column in shown)) for s in source.measured],
     )
     return Section(lead, tables=[table])
 
@@ -223,31 +207,29 @@ def _result(subject: ReportedArtifact, chosen: ReportedArtifact | None) -> list[
     if subject.is_baseline:
         about = f"baseline · {about}"
     name = Cell(subject.label, about, subject, tone="chosen" if subject is chosen else "")
-    size, reduction = Cell(text.size), Cell(text.reduction)
+    cells = {
+        one.key: Cell(getattr(text, one.key) if one.of_file or subject.is_measured else DASH)
+        for one in columns_of("report")
+    }
     if not subject.is_measured:
         status = "no latency" if row.status == "measured" else row.status
-        return [name, Cell(DASH, status), Cell(DASH), size, reduction, Cell(DASH), Cell(DASH)]
-    return [
-        name,
-        Cell(text.latency, " · ".join(text.tail.split())),
-        _speedup(subject),
-        size,
-        reduction,
-        Cell(text.accuracy),
-        _drop(subject),
-    ]
+        cells["latency"] = Cell(DASH, status)
+    else:
+        cells |= {
+            "latency": Cell(text.latency, " · ".join(text.tail.split())),
+            "speedup": _speedup(subject),
+            "drop": _drop(subject),
+        }
+    return [name, *cells.values()]
 
 
 def _further(source: Source) -> Table:
     """What comparisons of quantization show besides, folded."""
-    columns = (
-        "method", "samples/s", "parameters", "size saved", "peak memory saved", "mean difference",
-        "largest difference",
-    )  # fmt: skip
-    keys = ("throughput", "parameters", "size_saved", "memory_saved", "mean_error", "max_error")
-    rows = [row_of(s, *(getattr(s.text, key) for key in keys)) for s in source.measured]
+    columns = columns_of("details")
+    rows = [row_of(s, *(getattr(s.text, column.key) for column in columns)) for s in source.measured]
     caption = "Saved: the share of the baseline's. Difference: absolute, from the baseline's outputs."
-    return Table(caption, columns, rows, folded=True)
+    titles = ["method", *(column.title_in("details") for column in columns)]
+    return Table(caption, titles, rows, folded=True)
 
 
 def _speedup(subject: ReportedArtifact) -> Cell:
@@ -272,7 +254,7 @@ def _classes(subject: ReportedArtifact) -> Table | None:
             Cell(str(one.label)), Cell(f"{one.baseline:.2%}"), Cell(f"{one.value:.2%}"),
             Cell(drop_text(100 * (one.value - one.baseline), "points")), Cell(str(one.samples)),
         ]
-        for one in (subject.row.accuracy.per_class if subject.row.accuracy else ())[:_CLASSES_SHOWN]
+        for one in (subject.row.accuracy.per_class or () if subject.row.accuracy else ())[:_CLASSES_SHOWN]
         if one.value != one.baseline
     ]  # fmt: skip
     if not rows:

@@ -5,26 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Literal
 
-import msgspec
-from msgspec import structs
-
-from ..bench.results.render import RowText, render
-from ..bench.results.results import Results, kind_and_version, load_results, read_results
+from ..bench.results.render import render
+from ..bench.results.results import Results, load_results, read_results
 from ..bench.results.row import Interval, Row, Unit
 from ..bench.statistics.speedup import Speedup
-from ..errors import ArtifactError
 from ..figures import clean, shortened
-from ..files import read_json, require_file
+from ..files import require_file
 from ..spec.measure import Budget
 
 if TYPE_CHECKING:
     from ..calibration.ranges import Ranges
+    from ..comparison.layers.outcome import LayerDiff
 
 NO_BUDGET = Budget()
-LAYERS_KIND = "qcompile.layers"
-LAYERS_VERSION = 1
 LONGEST_NAME = 48
 
 _LOW = ("fp8", "float8", "mxfp8", "int4", "uint4", "fp4", "float4", "nvfp4")
@@ -69,8 +65,8 @@ class ReportedArtifact:
         return family_of(self.row.precision)
 
     @property
-    def text(self) -> RowText:
-        """Its figures as text."""
+    def text(self) -> SimpleNamespace:
+        """Its figures as text, by the keys of `render.COLUMNS`."""
         return render(self.row, self.row.name if self.is_baseline else "")
 
     @property
@@ -109,26 +105,14 @@ class ReportedArtifact:
         return self.row.size_bytes or None
 
 
-class Layers(msgspec.Struct, frozen=True):
-    """What a report shows of the `layers.json` of one `diff --layers`: tensors worst first.
-
-    The figures of a tensor may be null.
-    """
-
-    reference: str
-    artifact: str
-    tensors: tuple[dict[str, str | float | bool | None], ...]
-    first_bad: dict[str, str | None] | None = None
-    file: str = ""
-
-
 @dataclass(frozen=True)
 class Source:
     """Everything a report shows, with texts that can be shown."""
 
     subjects: Sequence[ReportedArtifact]
     results: Results
-    layers: Sequence[Layers] = ()
+    layers: Sequence[tuple[str, LayerDiff]] = ()
+    """Name of each file, and what it holds."""
     ranges: Ranges | None = None
     recipe: str | None = None
     budget: Budget = NO_BUDGET
@@ -160,6 +144,7 @@ def read_source(
 ) -> Source:
     """Read every file of a report."""
     from ..calibration import load_ranges
+    from ..comparison.layers.outcome import load_layers
 
     results = read_results(clean(load_results(results_path).as_json()))
     ordered = sorted(results.rows, key=lambda row: row.name != results.baseline)
@@ -172,7 +157,7 @@ def read_source(
     return Source(
         subjects,
         results,
-        tuple(_layers(path) for path in layers),
+        tuple((path.name, load_layers(path)) for path in layers),
         load_ranges(ranges) if ranges is not None else None,
         text if isinstance(text, str) and text.strip() else None,
         budget,
@@ -189,25 +174,3 @@ def family_of(precision: str) -> Family:
     if name in ("int8", "uint8"):
         return "int8"
     return "low" if name.startswith(_LOW) else "mixed"
-
-
-def _layers(path: Path) -> Layers:
-    value = read_json(path, what="a file of layers")
-    kind, version = kind_and_version(value)
-    if kind != LAYERS_KIND or version != LAYERS_VERSION:
-        raise ArtifactError(
-            f"{path}: {kind or 'a file of no kind'} of version {version}; "
-            f"{LAYERS_KIND} of version {LAYERS_VERSION} is required",
-            hint="`qcompile diff` with `layers` writes it",
-            file=path,
-        )
-    try:
-        layers = msgspec.convert(clean(value), Layers)
-        tensors = tuple({**tensor, "tensor": str(tensor["tensor"])} for tensor in layers.tensors)
-    except (msgspec.ValidationError, UnicodeError, KeyError) as error:
-        raise ArtifactError(
-            f"{path}: not a file of layers ({type(error).__name__}: {error})",
-            hint="`qcompile diff` with `layers` writes it",
-            file=path,
-        ) from error
-    return structs.replace(layers, file=path.name, tensors=tensors)

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from ..bench.results.render import interval_words, speedup_text
 from ..bench.results.row import Interval, Row
 from ..bench.statistics.bootstrap import CONFIDENCE as DROP_CONFIDENCE
@@ -92,7 +94,7 @@ def _of_each(source: Source) -> Summary:
     reasons = []
     for name, machine in source.results.machines.items():
         subjects = [subject for subject in source.subjects if subject.row.machine == name]
-        results = replace(source.results, baseline=machine.baseline, machines={})
+        results = structs.replace(source.results, baseline=machine.baseline, machines={})
         one = summarize(replace(source, subjects=subjects, results=results))
         reasons.append(f"{name}: {f'{one.chosen.label}. ' if one.chosen else ''}{one.headline}")
     headline = "One recommendation for each model and shape."

@@ -92,8 +92,7 @@ def read_ask(value: Mapping[str, Any]) -> TrialAsk:
     return msgspec.convert(value, TrialAsk)
 
 
-@dataclass(frozen=True)
-class Score:
+class Score(msgspec.Struct, frozen=True):
     """The metric of an artifact, its drop against the float model, and the ends of its paired interval."""
 
     value: float

@@ -191,15 +191,13 @@ def change_text(ratio: float, of: Sequence[float] = ()) -> str:
 # 3. else another launch, until the time is over: undecided.
 #
 # A test that looks again and again errs more often than one that looks once. Pocock (Biometrika 64, 1977)
-# keeps
-# the error of all looks together at a bound with one stricter level for each; applied to Student's t it is
-# the
-# significance level approach (Jennison and Turnbull, Group Sequential Methods, 2000, 4.4). For ten looks
-# and 5%
-# on both sides together the level of each is 1.06%, so the intervals of 99% (`CONFIDENCE`) at most ten times
-# err at most 2.5% on each side, where processes differ no more than the prior says. This is the error at the
-# limit itself. A version that is as fast as the old one is a whole limit away from it: a false alarm needs an
-# error of the limit and half the interval. `tests/bench/gate/test_gate.py` has the rates of other machines.
+# keeps the error of all looks together at a bound with one stricter level for each; applied to Student's t
+# it is the significance level approach (Jennison and Turnbull, Group Sequential Methods, 2000, 4.4). For
+# ten looks and 5% on both sides together the level of each is 1.06%, so the intervals of 99% (`CONFIDENCE`)
+# at most ten times err at most 2.5% on each side, where processes differ no more than the prior says. This
+# is the error at the limit itself. A version that is as fast as the old one is a whole limit away from it:
+# a false alarm needs an error of the limit and half the interval. `tests/bench/gate/test_gate.py` has the
+# rates of other machines.
 #
 # One or two launches cannot show how far processes differ, and a prior that is too narrow would be believed.
 # Their interval is three times as wide, which is enough for what is much slower or much faster.

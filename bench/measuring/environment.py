@@ -7,12 +7,12 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ...artifact import tool_versions
 from ...machine_memory import machine_bytes
 from ...processor import processor
-from ..statistics.speedup import median
 from .nvml import find_nvml
 
 MEASURED_PACKAGES = {

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 from ...engines.gpu import parse_device
 from ...progress import Progress
 from ..recorder import Recorder
 from ..results.row import Energy, GpuLatency
-from ..statistics.speedup import median
 from ..workers.process import Worker
 from .nvml import find_nvml
 from .rounds import TimingSeries

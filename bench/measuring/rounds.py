@@ -11,10 +11,12 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, cycle
+from statistics import median
 from typing import Any, Literal, Protocol, TypeVar
 
 from ...errors import QCompileError
-from ..statistics.speedup import FEWEST_ROUNDS, median, ratio_level, speedup_with_interval
+from ...spec.measure import BenchOptions
+from ..statistics.speedup import FEWEST_ROUNDS, ratio_level, speedup_with_interval
 from ..workers.process import Worker
 from .warm_up import LIMIT_S, TimedWarmUp, warm_up
 
@@ -71,10 +73,9 @@ def measure(
     relaunch: Callable[[], Workers],
     baseline: str,
     timed: Mapping[str, TimingSeries],
+    options: BenchOptions,
     *,
-    max_time_s: float,
     launch_s: float = 0.0,
-    precision_target: float,
     progress: Callable[[str], None],
     decided: Decided | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -90,21 +91,21 @@ def measure(
             do not start.
         baseline: Name of the baseline.
         timed: Name to where its times go; what is there when this is interrupted is whole.
-        max_time_s: No launch is begun that would not end before this, and no round after it, but the first
-            eight; launches behind the first and their warm-up are contained.
+        options: `max_time_s`: no launch is begun that would not end before this, and no round after it, but
+            the first eight; launches behind the first and their warm-up are contained. `precision_target`:
+            stop once the interval of every speed-up is narrower (0.02: two percent).
         launch_s: What a launch takes, before the first of them was timed.
-        precision_target: Stop once the interval of every speed-up is narrower (0.02: two percent).
         progress: Told launch and round, and the widest interval once there is one.
         decided: Asked at the end of a launch whether to stop, in place of `precision_target`.
         clock: Seconds that pass.
     """
-    budget = _Budget(max_time_s, precision_target, launch_s, decided)
+    budget = _Budget(options, launch_s, decided)
     orders = rounds(list(workers))  # go on over launches, so that all of them together are balanced
     began = clock()
     for launch in itertools.count(1):
         for name, worker in workers.items():
             timed[name].launches_ms.append([])
-            _guard(timed[name], worker, functools.partial(_warm_up, worker, max_time_s, clock))
+            _guard(timed[name], worker, functools.partial(_warm_up, worker, options.max_time_s, clock))
         budget.launched(launch, began, clock())
         step: _Step = "round"
         for count in itertools.count(1):
@@ -140,14 +141,13 @@ class _Budget:
     """What to do with the time there is.
 
     Attributes:
-        max_time_s, precision_target, decided: As `measure` is given them.
+        options, decided: As `measure` is given them.
         launch_s: What the last launch took, from the end of the one before until it was warm.
         start_s: When the first launch was warm.
         warm_s: When the last one was.
     """
 
-    max_time_s: float
-    precision_target: float
+    options: BenchOptions
     launch_s: float
     decided: Decided | None = None
     start_s: float = 0.0
@@ -169,17 +169,17 @@ class _Budget:
     ) -> _Step:
         """Return what follows `count` rounds of a launch."""
         enough = max(len(one.round_medians_ms) for one in timed.values()) >= FEWEST_ROUNDS
-        over = now_s - self.start_s > self.max_time_s or base.failure is not None
+        over = now_s - self.start_s > self.options.max_time_s or base.failure is not None
         if all(one.failure for one in timed.values()) or (enough and over):
             return "end"
         round_s = (now_s - self.warm_s) / count
-        share_s = self.max_time_s / FEWEST_LAUNCHES
+        share_s = self.options.max_time_s / FEWEST_LAUNCHES
         slow = count >= _FEWEST_SLOW_ROUNDS and now_s - self.warm_s > share_s
         if not slow and count < self._best_rounds(round_s, uncertainty.variance):
             return "round"
         if enough and self._sure(launch, uncertainty, timed):
             return "end"
-        left_s = self.start_s + self.max_time_s - now_s
+        left_s = self.start_s + self.options.max_time_s - now_s
         if self.launch_s + _FEWEST_SLOW_ROUNDS * round_s < left_s:
             return "launch"
         # Further rounds of this launch would say nothing new, unless it is the only one.
@@ -189,7 +189,7 @@ class _Budget:
         if self.decided is not None:
             return self.decided(timed)
         counted = min(launch, uncertainty.launches)
-        return counted >= FEWEST_LAUNCHES and uncertainty.widest <= self.precision_target
+        return counted >= FEWEST_LAUNCHES and uncertainty.widest <= self.options.precision_target
 
     def _best_rounds(self, round_s: float, variance: float) -> float:
         """Rounds a launch that leave the least uncertainty for the time (Kalibera and Jones 2013, 6.3)."""

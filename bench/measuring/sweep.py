@@ -5,6 +5,7 @@ Each point is one second after a short warm-up; the points of all artifacts are 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,15 +42,16 @@ def sweep_batches(
         path = folder / f"batch-{batch_size}.npz"
         save_feeds(feeds, path)
 
-        def point(worker: Worker, path: Path = path, batch_size: int = batch_size) -> CurvePoint:
+        def step(name: str, worker: Worker, path: Path = path, batch_size: int = batch_size) -> None:
             worker.ask("feed", path=str(path))
             call_ns = warm(worker)
             calls = max(int(POINT_S * 1e9 / call_ns), _FEWEST_CALLS)
             durations, _ = ask_timing(worker, "time", calls * call_ns / 1e9, iterations=calls)
-            return _point(batch_size, durations, batch_size * len(durations) / (sum(durations) / 1e9))
+            throughput_per_s = batch_size * len(durations) / (sum(durations) / 1e9)
+            recorder.point(name, "batches", _point("batch_size", batch_size, durations, throughput_per_s))
 
         progress(f"batch size {batch_size}")
-        _each(workers, recorder, f"batch size {batch_size}", "batches", point)
+        each_worker(workers, recorder, f"batch size {batch_size}", step)
 
 
 def sweep_at_once(
@@ -66,18 +68,21 @@ def sweep_at_once(
     """
     on_gpu = {name: worker for name, worker in workers.items() if recorder[name].device.startswith("cuda")}
     for option, counts in counts_of.items():
-        do, curve, words = _AT_ONCE[option]
+        _, _, words = _AT_ONCE[option]
         for count in counts:
-
-            def point(worker: Worker, count: int = count, option: str = option, do: str = do) -> CurvePoint:
-                arguments: dict[str, Any] = {option: count, "seconds": POINT_S}
-                answer = worker.ask(do, **arguments)
-                if not answer["at_rest"]:
-                    worker.freeze()
-                return _point(count, answer["ns"], samples * len(answer["ns"]) / (answer["wall_ns"] / 1e9))
-
             progress(f"{count} {words}")
-            _each(workers if option == "clients" else on_gpu, recorder, f"{count} {words}", curve, point)
+            step = functools.partial(_at_once, recorder, option, count, samples)
+            each_worker(workers if option == "clients" else on_gpu, recorder, f"{count} {words}", step)
+
+
+def _at_once(recorder: Recorder, option: str, count: int, samples: int, name: str, worker: Worker) -> None:
+    do, curve, _ = _AT_ONCE[option]
+    arguments: dict[str, Any] = {option: count, "seconds": POINT_S}
+    answer = worker.ask(do, **arguments)
+    if not answer["at_rest"]:
+        worker.freeze()
+    throughput_per_s = samples * len(answer["ns"]) / (answer["wall_ns"] / 1e9)
+    recorder.point(name, curve, _point(option, count, answer["ns"], throughput_per_s))
 
 
 def each_worker(
@@ -99,19 +104,12 @@ def each_worker(
                 worker.kill()
 
 
-def _each(
-    workers: Mapping[str, Worker],
-    recorder: Recorder,
-    what: str,
-    curve: Curve,
-    point: Callable[[Worker], CurvePoint],
-) -> None:
-    each_worker(workers, recorder, what, lambda name, worker: recorder.point(name, curve, point(worker)))
-
-
-def _point(count: int, durations_ns: Sequence[int], throughput_per_s: float) -> CurvePoint:
+def _point(axis: str, count: int, durations_ns: Sequence[int], throughput_per_s: float) -> CurvePoint:
     latency = latency_of([ns / 1e6 for ns in durations_ns])
-    return CurvePoint(count, latency.median_ms, latency.p99_ms, throughput_per_s, latency.p90_ms)
+    return CurvePoint(
+        median_ms=latency.median_ms, p90_ms=latency.p90_ms, p99_ms=latency.p99_ms,
+        throughput_per_s=throughput_per_s, **{axis: count},
+    )  # fmt: skip
 
 
 def warm(worker: Worker) -> float:

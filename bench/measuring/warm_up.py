@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from statistics import median
 
 from ..results.row import WarmUp
-from ..statistics.speedup import median
 
 LIMIT_S = 10.0
 LEAST_S = 0.3

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...errors import DataError
-from ..results.row import Accuracy, ClassChange, Interval
+from ..results.row import Accuracy, ClassChange
 from ..statistics.bootstrap import require_pairs, resampled_interval
 from .metric import Metric, Scored, Values, joined
 from .names import read_metric
@@ -79,7 +79,7 @@ def accuracy(sums: ScoreSums, baseline: ScoreSums) -> Accuracy:
     drop = float(metric.drop(baseline.value(), value)) + 0.0
     if sums is baseline:
         return Accuracy(
-            metric.name, value, Interval(drop), sums.samples, higher_is_better=metric.higher_is_better
+            metric.name, value, drop, samples=sums.samples, higher_is_better=metric.higher_is_better
         )
     require_pairs(baseline.units, sums.units)
     theirs, mine = baseline.values(), sums.values()
@@ -90,10 +90,12 @@ def accuracy(sums: ScoreSums, baseline: ScoreSums) -> Accuracy:
     return Accuracy(
         metric.name,
         value,
-        Interval(drop, low, high),
+        drop,
+        low,
+        high,
         sums.samples,
         sums.agreement,
-        _class_changes(baseline.by_class, sums.by_class),
+        _class_changes(baseline.by_class, sums.by_class) or None,
         metric.higher_is_better,
     )
 

@@ -1,4 +1,4 @@
-"""Render a row: one text of each figure for terminal, Markdown and report; CSV has the numbers."""
+"""Render rows: `COLUMNS` is what terminal, CSV, Markdown and report show of one, and under which titles."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import csv
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Literal
 
 from ...figures import (
     DASH,
@@ -27,8 +29,7 @@ from ..measuring.environment import machine_text
 from ..statistics.bootstrap import CONFIDENCE as DROP_CONFIDENCE
 from ..statistics.speedup import CONFIDENCE, Speedup
 from .results import Results
-from .row import Interval, Row, Unit
-from .row_json import row_json
+from .row import Row
 
 RUNTIMES = {
     "onnxruntime": "ONNX Runtime",
@@ -40,41 +41,11 @@ RUNTIMES = {
 }
 _NEAR_ONE = 0.03  # so near to 1, two decimals do not show what a verdict follows from
 _LAYERS_SHOWN = 10
-_NUMBERS = """
-    name artifact engine mode precision runs_on device status reason size_bytes size_ratio throughput_per_s
-    load_ms peak_memory_bytes gpu_memory_bytes contains parameters weights_bytes memory_ratio machine
-    latency_ms.min latency_ms.median latency_ms.p90 latency_ms.p99 latency_ms.max latency_ms.calls
-    speedup.value speedup.low speedup.high speedup.rounds speedup.launches speedup.verdict
-    accuracy.metric accuracy.value accuracy.drop_points accuracy.low accuracy.high accuracy.samples
-    accuracy.agreement
-    difference.snr_db difference.state difference.max_abs_error difference.passed difference.mean_abs_error
-    cold_start_ms.process cold_start_ms.load cold_start_ms.first_result cold_start_ms.total
-    energy.mj_per_sample energy.source energy.unavailable
-""".split()
-"""Keys of a row's JSON form that CSV has, in its order."""
 
 
-class RowText:
-    """The figures of a row as text, by the keys of `COLUMNS`."""
-
-    def __init__(self, texts: dict[str, str]) -> None:
-        self._texts = texts
-
-    def __getattr__(self, key: str) -> str:
-        try:
-            return self._texts[key]
-        except KeyError:
-            raise AttributeError(key) from None
-
-    @property
-    def compared(self) -> str:
-        """Speed-up, interval and verdict in one line."""
-        return " ".join(filter(None, (self.speedup, self.interval, self.verdict)))
-
-
-def render(row: Row, baseline: str) -> RowText:
-    """Return the words of a row: a dash where nothing was measured, empty where a figure does not apply."""
-    return RowText({key: text(row, row.name == baseline) for key, text in COLUMNS.items()})
+def _runtime(row: Row) -> str:
+    mode = "" if row.mode == "eager" else f" ({row.mode})"
+    return RUNTIMES.get(row.engine, row.engine) + mode
 
 
 def _problem(row: Row) -> str:
@@ -97,12 +68,25 @@ def _tail(row: Row) -> str:
     return "" if None in ends else " ".join(map(figure, ends))
 
 
-def _drop(row: Row) -> Interval | None:
-    return row.accuracy.drop if row.accuracy else None
+def _interval(row: Row) -> str:
+    return speedup_text(row.speedup)[1] if row.speedup else ""
 
 
-def _unit(row: Row) -> Unit:
-    return row.accuracy.unit if row.accuracy else "points"
+def _verdict(row: Row) -> str:
+    """Empty for what is faster: the figure says it."""
+    return row.speedup.verdict if row.speedup and row.speedup.verdict != "faster" else ""
+
+
+def _accuracy(row: Row) -> str:
+    return accuracy_text(row.accuracy.value, row.accuracy.unit) if row.accuracy else DASH
+
+
+def _drop(row: Row) -> tuple[str, str]:
+    """The drop, and its interval."""
+    if row.accuracy is None or (drop := row.accuracy.drop) is None:
+        return DASH, ""
+    unit = row.accuracy.unit
+    return drop_text(drop.value, unit), drop_interval(drop.low, drop.high, unit)
 
 
 def _difference(row: Row) -> str:
@@ -113,38 +97,181 @@ def _difference(row: Row) -> str:
     return text if row.difference.passed else f"{text} MISMATCH"
 
 
-def _error(value: float | None) -> str:
-    return "∞" if value == math.inf else DASH if value is None else f"{value:.2g}"
+def _error(value: object) -> str:
+    return "∞" if value == math.inf else f"{value:.2g}" if isinstance(value, float) else DASH
 
 
-COLUMNS: dict[str, Callable[[Row, bool], str]] = {
-    "name": lambda row, is_baseline: f"{row.name} (baseline)" if is_baseline else row.name,
-    "runtime": lambda row, _: (
-        RUNTIMES.get(row.engine, row.engine) + ("" if row.mode == "eager" else f" ({row.mode})")
+def _cold(row: Row, part: str) -> float | None:
+    return getattr(row.cold_start, part) if row.cold_start else None
+
+
+Place = Literal["terminal", "markdown", "report", "details", "costs"]
+"""Tables that show a row: the report has one of results, one of details, and one of costs."""
+_BY_DEFAULT: tuple[Place, ...] = ("terminal", "markdown", "details")
+
+
+@dataclass(frozen=True)
+class Column:
+    """What is shown of a row.
+
+    Attributes:
+        key: Its name, by which `render` has the text.
+        title: What stands above it.
+        text: Text of a row that is the baseline, or is not: a dash where nothing was measured, empty where
+            the figure does not apply.
+        numbers: Keys of the row's JSON form that CSV has in its place.
+        places: Tables that show it. CSV has all.
+        rank: Place from the left; CSV has the order of `COLUMNS`.
+        titles: Titles of tables that have another; "narrow" is the terminal's of two lines.
+        of_file: Whether it is known of what was not measured, too.
+    """
+
+    key: str
+    title: str
+    text: Callable[[Row, bool], str]
+    numbers: str = ""
+    places: Sequence[Place] = _BY_DEFAULT
+    rank: int = 99
+    titles: Mapping[Place | Literal["narrow"], str] = field(default_factory=dict)
+    of_file: bool = False
+
+    def title_in(self, place: Place | Literal["narrow"]) -> str:
+        """Return what stands above it in a table."""
+        return self.titles.get(place, self.title)
+
+
+COLUMNS: tuple[Column, ...] = (
+    Column(
+        "name", "method", lambda row, is_baseline: f"{row.name} (baseline)" if is_baseline else row.name,
+        "name artifact", ("markdown",), 0, of_file=True,
     ),
-    "problem": lambda row, _: _problem(row),
-    "latency": lambda row, _: figure(row.latency.median_ms if row.latency else None),
-    "tail": lambda row, _: _tail(row),
-    "throughput": lambda row, _: figure(row.throughput_per_s),
-    "speedup": _speedup,
-    "interval": lambda row, _: speedup_text(row.speedup)[1] if row.speedup else "",
-    "verdict": lambda row, _: row.speedup.verdict if row.speedup and row.speedup.verdict != "faster" else "",
-    "size": lambda row, _: bytes_text(row.held_bytes),
-    "reduction": lambda row, _: times(row.size_ratio),
-    "memory": lambda row, _: bytes_text(row.peak_memory_bytes),
-    "accuracy": lambda row, _: accuracy_text(row.accuracy.value if row.accuracy else None, _unit(row)),
-    "drop": lambda row, _: drop_text(drop.value if (drop := _drop(row)) else None, _unit(row)),
-    "drop_interval": lambda row, _: (
-        drop_interval(drop.low, drop.high, _unit(row)) if (drop := _drop(row)) else ""
+    Column(
+        "runtime", "runs on", lambda row, _: _runtime(row), "engine mode precision runs_on device",
+        ("terminal",), 2,
     ),
-    "difference": lambda row, _: _difference(row),
-    "parameters": lambda row, _: DASH if row.parameters is None else f"{row.parameters / 1e6:.3f} M",
-    "size_saved": lambda row, is_baseline: DASH if is_baseline else saved(row.size_ratio),
-    "memory_saved": lambda row, is_baseline: DASH if is_baseline else saved(row.memory_ratio),
-    "mean_error": lambda row, _: _error(row.difference.mean_abs_error if row.difference else None),
-    "max_error": lambda row, _: _error(row.difference.max_abs_error if row.difference else None),
-}
-"""Key to the text that terminal, Markdown and report show of a row; the second argument is `is_baseline`."""
+    Column("problem", "", lambda row, _: _problem(row), "status reason", ()),
+    Column(
+        "size", "size", lambda row, _: bytes_text(row.held_bytes), "size_bytes",
+        ("terminal", "markdown", "report"), 20,
+        {"terminal": "size, memory", "narrow": "size\nmemory"}, of_file=True,
+    ),
+    Column(
+        "reduction", "reduction", lambda row, _: times(row.size_ratio), "size_ratio", ("report",), 21,
+        of_file=True,
+    ),
+    Column(
+        "size_saved", "size saved", lambda row, is_baseline: DASH if is_baseline else saved(row.size_ratio),
+        places=("markdown", "details"), rank=22, of_file=True,
+    ),
+    Column(
+        "throughput", "samples/s", lambda row, _: figure(row.throughput_per_s), "throughput_per_s", rank=12,
+    ),
+    Column(
+        "load", "load, ms", lambda row, _: figure(_cold(row, "load_ms") or row.load_ms), "load_ms",
+        ("costs",), 31,
+    ),
+    Column(
+        "memory", "peak memory", lambda row, _: bytes_text(row.peak_memory_bytes), "peak_memory_bytes",
+        ("markdown", "costs"), 40,
+    ),
+    Column(
+        "gpu_memory", "GPU memory", lambda row, _: bytes_text(row.gpu_memory_bytes), "gpu_memory_bytes",
+        ("costs",), 41,
+    ),
+    Column("contains", "contains", lambda row, _: row.contains, "contains", ()),
+    Column(
+        "parameters", "parameters",
+        lambda row, _: DASH if row.parameters is None else f"{row.parameters / 1e6:.3f} M", "parameters",
+        ("markdown", "details"), 14, of_file=True,
+    ),
+    Column("weights", "weights", lambda row, _: bytes_text(row.weights_bytes), "weights_bytes", ()),
+    Column(
+        "memory_saved", "memory saved",
+        lambda row, is_baseline: DASH if is_baseline else saved(row.memory_ratio), "memory_ratio",
+        ("markdown", "details"), 42, {"details": "peak memory saved"},
+    ),
+    Column("machine", "machine", lambda row, _: row.machine, "machine", ()),
+    Column(
+        "latency", "latency ms", lambda row, _: figure(row.latency.median_ms if row.latency else None),
+        "latency_ms.min latency_ms.median latency_ms.p90 latency_ms.p99 latency_ms.max latency_ms.calls",
+        ("terminal", "markdown", "report"), 10,
+        {"terminal": "latency ms: median, p90, p99", "narrow": "latency ms\np90  p99",
+         "report": "latency, ms"},
+    ),
+    Column("tail", "p90, p99", lambda row, _: _tail(row), places=()),
+    Column(
+        "speedup", "speed-up", _speedup,
+        "speedup.value speedup.low speedup.high speedup.rounds speedup.launches speedup.verdict",
+        ("terminal", "report"), 13, {"narrow": "speed-up\ninterval"},
+    ),
+    Column("interval", "interval", lambda row, _: _interval(row), places=()),
+    Column("verdict", "verdict", lambda row, _: _verdict(row), places=()),
+    Column(
+        "compared", "speed-up",
+        lambda row, is_baseline: _line(_speedup(row, is_baseline), _interval(row), _verdict(row)),
+        places=("markdown",), rank=13,
+    ),
+    Column(
+        "accuracy", "accuracy", lambda row, _: _accuracy(row), "accuracy.metric accuracy.value",
+        ("terminal", "markdown", "report"), 50,
+        {"terminal": "accuracy, drop", "narrow": "accuracy\ndrop"},
+    ),
+    Column(
+        "drop", "drop", lambda row, _: _drop(row)[0],
+        "accuracy.drop_points accuracy.low accuracy.high accuracy.samples accuracy.agreement",
+        ("report",), 51,
+    ),
+    Column("drop_interval", "interval", lambda row, _: _drop(row)[1], places=()),
+    Column(
+        "lost", "drop", lambda row, _: _line(*_drop(row)), places=("markdown",), rank=51
+    ),
+    Column(
+        "difference", "output SNR", lambda row, _: _difference(row),
+        "difference.snr_db difference.state", ("terminal",), 52, {"narrow": "output\nSNR"},
+    ),
+    Column(
+        "max_error", "largest difference",
+        lambda row, _: _error(row.difference.max_abs_error if row.difference else None),
+        "difference.max_abs_error difference.passed", ("markdown", "details"), 54,
+    ),
+    Column(
+        "mean_error", "mean difference",
+        lambda row, _: _error(row.difference.mean_abs_error if row.difference else None),
+        "difference.mean_abs_error", ("markdown", "details"), 53,
+    ),
+    Column(
+        "process", "process, ms", lambda row, _: figure(_cold(row, "process_ms")),
+        "cold_start_ms.process cold_start_ms.load", ("costs",), 30,
+    ),
+    Column(
+        "first_result", "first result, ms", lambda row, _: figure(_cold(row, "first_result_ms")),
+        "cold_start_ms.first_result", ("costs",), 32,
+    ),
+    Column(
+        "cold_start", "cold start, ms", lambda row, _: figure(_cold(row, "total_ms")), "cold_start_ms.total",
+        ("costs",), 33,
+    ),
+    Column(
+        "energy", "energy, mJ/sample",
+        lambda row, _: figure(row.energy.mj_per_sample if row.energy else None),
+        "energy.mj_per_sample energy.source energy.unavailable", ("costs",), 55,
+    ),
+)  # fmt: skip
+"""A figure is a field of `Row`, the code that measures it, and a line here."""
+
+
+def columns_of(place: Place) -> list[Column]:
+    """Return the columns of a table, from the left."""
+    return sorted((one for one in COLUMNS if place in one.places), key=lambda column: column.rank)
+
+
+def render(row: Row, baseline: str) -> SimpleNamespace:
+    """Return the texts of a row, by the keys of `COLUMNS`."""
+    return SimpleNamespace(**{one.key: one.text(row, row.name == baseline) for one in COLUMNS})
+
+
+def _line(*texts: str) -> str:
+    return " ".join(filter(None, texts))
 
 
 def speedup_text(ratio: Speedup) -> tuple[str, str]:
@@ -183,14 +310,6 @@ def warning_lines(results: Results) -> list[str]:
 _CHARACTERS = str.maketrans({"|": "\\|", "\n": " "})
 _MARKUP = str.maketrans({"\\": "\\\\", "|": "\\|", "<": "&lt;", "[": "\\[", "`": "\\`"})
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-_MARKDOWN = {
-    "name": "method", "latency": "latency ms", "throughput": "samples/s", "compared": "speed-up",
-    "parameters": "parameters", "size": "size", "size_saved": "size saved", "memory": "peak memory",
-    "memory_saved": "memory saved", "accuracy": "accuracy", "drop": "drop", "mean_error": "mean difference",
-    "max_error": "largest difference",
-}  # fmt: skip
-"""Key of `COLUMNS` to the title of the Markdown table."""
-_OF_FILES = ("name", "parameters", "size", "size_saved")  # known of what was not measured, too
 MEANING = (
     "Latency is the median of a call, which is one batch. Size is that of the file; of a MODEL, which has "
     "none, that of its weights. Peak memory is the largest of the process, with runtime and loading. Saved "
@@ -202,9 +321,10 @@ def save_csv(results: Results, path: Path) -> None:
     """Write one row per artifact; columns carry their units, an empty cell was not measured."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(map(_csv_column, _NUMBERS))
-    for value in map(row_json, results.rows):
-        writer.writerow(_csv_cell(value, *key.split(".")) for key in _NUMBERS)
+    keys = " ".join(column.numbers for column in COLUMNS).split()
+    writer.writerow(map(_csv_column, keys))
+    for value in results.as_json()["artifacts"]:
+        writer.writerow(_csv_cell(value, *key.split(".")) for key in keys)
     write_text(path, text.getvalue())
 
 
@@ -246,7 +366,7 @@ def markdown(results: Results) -> str:
 def markdown_table(results: Results) -> str:
     """Return the table alone."""
     rows = sorted(results.rows, key=lambda row: row.name != results.baseline)
-    titles = [*_MARKDOWN.values()]
+    titles = [column.title_in("markdown") for column in columns_of("markdown")]
     lines: list[Sequence[str]] = [titles, ["---"] + ["---:"] * (len(titles) - 1)]
     lines += [_cells(render(row, results.baseline_of(row))) for row in rows]
     if results.machines:  # in the second column
@@ -266,10 +386,10 @@ def _machines(results: Results) -> str:
     return "; ".join(named) or machine_text(results.environment)
 
 
-def _cells(text: RowText) -> list[str]:
-    cells = {key: getattr(text, key) for key in _MARKDOWN}
-    cells["drop"] = f"{text.drop} {text.drop_interval}".strip()
-    if text.problem:
-        cells = {key: cells[key] if key in _OF_FILES else DASH for key in cells} | {"latency": text.problem}
+def _cells(text: SimpleNamespace) -> list[str]:
+    columns = columns_of("markdown")
+    cells = {
+        one.key: getattr(text, one.key) if one.of_file or not text.problem else DASH for one in columns
+    } | ({"latency": text.problem} if text.problem else {})
     name, *others = cells.values()
     return [markdown_cell(name), *(cell.translate(_CHARACTERS) for cell in others)]

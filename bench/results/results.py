@@ -1,6 +1,6 @@
 """Results: versioned JSON in which every number has its unit in its name and its environment beside it.
 
-`results.schema.json` beside this file is their JSON Schema.
+`Results` is the file, key for key; `results.schema.json` beside this file is made from it.
 """
 
 from __future__ import annotations
@@ -8,19 +8,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta, structs
+from msgspec import Meta, Struct, field
+from msgspec.structs import replace
 
 from ...errors import ArtifactError
+from ...figures import finite
 from ...files import require_file, write_json
 from ..measuring.environment import machine_text
-from .row import Row
-from .row_json import row_json, upgraded
+from .row import Row, upgrade
 
 KIND = "qcompile.results"
 READABLE = (1, 2)
@@ -32,37 +32,37 @@ _DEEPEST = 64
 _KEY = re.compile(r"(?P<text>.*) - at `\$\.?(?P<key>.+)`", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(Struct, frozen=True):
     """What one machine's part of several is compared with, and what it ran on."""
 
     baseline: str
-    environment: Mapping[str, Any]
+    environment: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Results:
-    """What one `bench` measured, or several on machines of their own.
+class Results(Struct, frozen=True, kw_only=True, tag_field="kind", tag=KIND):
+    """What one `bench` measured, or several on machines of their own. Units are in the names.
 
     Attributes:
-        baseline: Name of the row that the others are compared with.
-        rows: One per artifact.
-        environment: What does not change, and `before`, `after` and `noise`.
-        settings: What was asked for.
+        schema_version: Of the format.
         created: When, ISO 8601 in UTC; empty in files of version 1.
-        history: Summaries of earlier runs that were written to the same file, oldest first.
         interrupted: Whether it was ended by hand, and holds what there was until then.
+        baseline: Name of the row that the others are compared with.
+        settings: What was asked for: `Settings`, and keys of other versions.
+        environment: What it ran on: `Environment`, and keys of other versions.
+        artifacts: One row per artifact.
+        history: Summaries of earlier runs that were written to the same file, oldest first.
         machines: Machine to what was measured there, where there are several: `Row.machine` names them.
     """
 
-    baseline: str
-    rows: Sequence[Row]
-    environment: Mapping[str, Any]
-    settings: Mapping[str, Any]
+    schema_version: int = SCHEMA_VERSION
     created: str = ""
-    history: Sequence[Mapping[str, Any]] = ()
     interrupted: bool = False
-    machines: Mapping[str, Measured] = field(default_factory=dict)
+    baseline: str
+    settings: dict[str, Any]
+    environment: dict[str, Any]
+    rows: list[Row] = field(name="artifacts")
+    history: list[dict[str, Any]] = []
+    machines: dict[str, Measured] = {}
 
     def baseline_of(self, row: Row) -> str:
         """Return the name of the row that a row is compared with: the one of its machine."""
@@ -82,23 +82,11 @@ class Results:
         return float(self.settings.get("confidence", _OLDER_CONFIDENCE))
 
     def as_json(self) -> dict[str, Any]:
-        """Return the form of `results.json`."""
-        machines = {
-            name: {"baseline": one.baseline, "environment": dict(one.environment)}
-            for name, one in self.machines.items()
-        }
-        return {
-            "kind": KIND,
-            "schema_version": SCHEMA_VERSION,
-            "created": self.created,
-            "interrupted": self.interrupted,
-            "baseline": self.baseline,
-            "settings": dict(self.settings),
-            "environment": dict(self.environment),
-            "artifacts": [row_json(row) for row in self.rows],
-            "history": [dict(run) for run in self.history],
-            **({"machines": machines} if self.machines else {}),
-        }
+        """Return the content of `results.json`."""
+        value: dict[str, Any] = finite(msgspec.to_builtins(self))
+        if not self.machines:
+            del value["machines"]
+        return value
 
 
 class BenchInterrupted(KeyboardInterrupt):
@@ -156,31 +144,33 @@ def _no_results(path: Path, problem: str) -> ArtifactError:
 
 def read_results(value: Mapping[str, Any]) -> Results:
     """Return the results that a JSON value of a known version holds."""
+    value = {**value, "schema_version": SCHEMA_VERSION}
     if isinstance(entries := value.get("artifacts"), list):
-        value = {**value, "artifacts": [upgraded(entry) for entry in entries]}
-    file = msgspec.convert(value, _File)
-    return Results(
-        file.baseline,
-        file.artifacts,
-        dict(value["environment"]),
-        dict(value["settings"]),
-        created=file.created,
-        history=value.get("history", []),
-        interrupted=file.interrupted,
-        machines={
-            name: Measured(one.baseline, dict(value["machines"][name]["environment"]))
-            for name, one in file.machines.items()
-        },
-    )
+        value["artifacts"] = [upgrade(entry) for entry in entries]
+    msgspec.convert(value, _Typed)
+    return msgspec.convert(value, Results)
 
 
-class _Noise(msgspec.Struct):
+class Noise(Struct):
+    """What disturbed the run, and what to do about it."""
+
     noisy: bool = False
     reasons: tuple[str, ...] = ()
 
 
-class _Environment(msgspec.Struct):
-    """What it ran on: checked and kept as it is, with the keys of other versions."""
+class Environment(Struct):
+    """What it ran on. Keys without a type here are kept as they are.
+
+    Attributes:
+        processor: Name of the processor.
+        architecture: As `platform.machine` tells it.
+        features: Its instruction sets that inference is faster with.
+        cores_usable: Cores that the process may use.
+        gpu: Name of the GPU; null where there is none.
+        packages: Package to version.
+        before, after: Load, clocks and temperatures at the beginning and at the end.
+        noise: What else used the machine meanwhile.
+    """
 
     processor: str | None = None
     architecture: str | None = None
@@ -190,11 +180,24 @@ class _Environment(msgspec.Struct):
     packages: dict[str, str] = {}
     before: dict[str, Any] | None = None
     after: dict[str, Any] | None = None
-    noise: _Noise | None = None
+    noise: Noise | None = None
 
 
-class _Settings(msgspec.Struct):
-    """What was asked for: checked and kept as it is."""
+class Settings(Struct):
+    """What was asked for. Keys without a type here are kept as they are.
+
+    Attributes:
+        threads: Of every artifact.
+        inputs: Input to shape.
+        batch_size: Samples per call.
+        data: Samples whose first batch is timed, or "made input".
+        evaluation: Labelled samples of the accuracy.
+        metric: The chosen metric of accuracy.
+        metric_note: Why `auto` chose it, or which form the outputs have.
+        confidence: Level of the speed-ups' intervals, such as 0.99.
+        command: Words that repeat the run.
+        recipe: Text of the recipe that it belongs to.
+    """
 
     threads: int | None = None
     inputs: dict[str, str] | None = None
@@ -208,27 +211,24 @@ class _Settings(msgspec.Struct):
     recipe: str | None = None
 
 
-class _Run(msgspec.Struct):
+class Run(Struct):
+    """An earlier run: when, where, and the figures of each artifact."""
+
     created: str = ""
     machine: str = ""
     artifacts: dict[str, dict[str, float | None]] = {}
 
 
-class _Machine(msgspec.Struct):
-    baseline: str
-    environment: _Environment
+class _Machine(Struct):
+    environment: Environment
 
 
-class _File(msgspec.Struct):
-    """A file of any version. Unknown keys are ignored: they are another version's."""
+class _Typed(Struct):
+    """The parts that `Results` holds as they are, with keys of other versions."""
 
-    baseline: str
-    settings: _Settings
-    environment: _Environment
-    artifacts: list[Row]
-    created: str = ""
-    interrupted: bool = False
-    history: tuple[_Run, ...] = ()
+    settings: Settings
+    environment: Environment
+    history: list[Run] = []
     machines: dict[str, _Machine] = {}
 
 
@@ -238,7 +238,7 @@ def kind_and_version(value: object) -> tuple[str, int]:
     return kind if isinstance(kind, str) else "", version if type(version) is int else 0
 
 
-def earlier_runs(path: str | Path | None) -> list[Mapping[str, Any]]:
+def earlier_runs(path: str | Path | None) -> list[dict[str, Any]]:
     """Return the history of a file with its own run behind it; empty for what is no results file."""
     if path is None or not Path(path).is_file():
         return []
@@ -286,7 +286,7 @@ def _depth(value: object) -> int:
 # results.sm90.json  pytorch, engine             ─▶                    pytorch (sm90), engine
 
 
-def join_results(parts: Mapping[str, Results], *, history: Sequence[Mapping[str, Any]] = ()) -> Results:
+def join_results(parts: Mapping[str, Results], *, history: Sequence[dict[str, Any]] = ()) -> Results:
     """Return one results of several measurements.
 
     The first part keeps the names of its rows, and its settings and environment are those of the whole. A row
@@ -298,7 +298,7 @@ def join_results(parts: Mapping[str, Results], *, history: Sequence[Mapping[str,
     """
     (first_name, first), *_ = parts.items()
     if len(parts) == 1:
-        return replace(first, history=history)
+        return replace(first, history=[*history])
     rows, machines = list[Row](), dict[str, Measured]()
     for part_name, results in parts.items():
         names = {row.name: _free(row.name, part_name, {one.name for one in rows}) for row in results.rows}
@@ -306,7 +306,7 @@ def join_results(parts: Mapping[str, Results], *, history: Sequence[Mapping[str,
         for inner, measured in (results.machines or alone).items():
             machines[_joined(part_name, inner)] = replace(measured, baseline=names[measured.baseline])
         rows += [
-            structs.replace(row, name=names[row.name], machine=_joined(part_name, row.machine))
+            replace(row, name=names[row.name], machine=_joined(part_name, row.machine))
             for row in results.rows
         ]
     return replace(
@@ -314,7 +314,7 @@ def join_results(parts: Mapping[str, Results], *, history: Sequence[Mapping[str,
         baseline=machines[_joined(first_name, next(iter(first.machines), ""))].baseline,
         rows=rows,
         machines=machines,
-        history=history,
+        history=[*history],
         created=max(one.created for one in parts.values()),
         interrupted=any(one.interrupted for one in parts.values()),
         environment={**first.environment, "noise": _noise(parts)},

@@ -1,24 +1,30 @@
-"""The measurements of one artifact: the `artifacts` entry of `results.json`, units in the names of figures.
+"""The measurements of one artifact: `Row` is the `artifacts` entry of `results.json`, key for key.
 
 In the file the unit of a group stands at its key (`latency_ms.median`), in the types at each figure
-(`latency.median_ms`). A figure that was not measured is None. `row_json` reads and writes entries.
+(`latency.median_ms`). A figure that was not measured is None. `upgrade` takes entries of older versions.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
+from msgspec.structs import force_setattr
 
+from ...figures import number
 from ...spec.words import METRICS, is_own_metric
-from ..statistics.speedup import Positive, Speedup, split_launches
+from ..statistics.speedup import Positive, Speedup, split_launches, verdict_of
 
 Status = Literal["measured", "not run", "failed"]
 Unit = Literal["points", "units"]
 Curve = Literal["batches", "concurrency", "in_flight"]
+State = Literal["equal", "finite", "not finite"]
 Whole = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Count = Annotated[int, Meta(ge=1)]
 
 METRICS_IN_OWN_UNITS = ("perplexity", "kl", "mse")
 METRICS_IN_POINTS = tuple(name for name in METRICS if name not in METRICS_IN_OWN_UNITS)
@@ -35,18 +41,18 @@ def _without_unit(name: str) -> str:
     return name.removesuffix("_ms")
 
 
-class Latency(Struct, frozen=True, omit_defaults=True, rename=_without_unit):
+class Latency(Struct, frozen=True, kw_only=True, omit_defaults=True, rename=_without_unit):
     """The latency of a call, over every timed call.
 
     Attributes:
-        median_ms, p90_ms, p99_ms, min_ms, max_ms: Percentiles; None where an older file does not hold them.
+        min_ms, median_ms, p90_ms, p99_ms, max_ms: Percentiles; None where an older file does not hold them.
         calls: Number of timed calls.
     """
 
+    min_ms: Positive | None = None
     median_ms: Positive
     p90_ms: Positive | None = None
     p99_ms: Positive | None = None
-    min_ms: Positive | None = None
     max_ms: Positive | None = None
     calls: Whole | None = None
 
@@ -83,7 +89,7 @@ class ColdStart(Struct, frozen=True, rename=_without_unit):
 
     def __post_init__(self) -> None:
         total_ms = self.process_ms + self.load_ms + self.first_result_ms
-        msgspec.structs.force_setattr(self, "total_ms", total_ms)
+        force_setattr(self, "total_ms", total_ms)
 
 
 class Interval(Struct, frozen=True):
@@ -109,20 +115,36 @@ class Accuracy(Struct, frozen=True):
     Attributes:
         metric: Its spelling, see `metrics.names`; the chosen one where it was to be chosen.
         value: Of the artifact: a share for metrics in points, the metric's own units otherwise.
-        drop: How much worse it is than the baseline, in `unit`; negative where it is better.
+        drop_points: How much worse it is than the baseline, in `unit`; negative where it is better.
+        low, high: Ends of the drop's interval; null where there are too few samples for one.
         samples: How many were evaluated.
-        agreement: Share of predictions that are the baseline's; None where nothing is predicted.
+        agreement: Share of predictions that are the baseline's; null where nothing is predicted.
         per_class: The classes that changed most.
         higher_is_better: Whether more of the metric is better.
     """
 
     metric: str
     value: float
-    drop: Interval | None = None
+    drop_points: float | UnsetType = UNSET
+    low: float | UnsetType | None = UNSET
+    high: float | UnsetType | None = UNSET
     samples: Whole | None = None
     agreement: float | None = None
-    per_class: tuple[ClassChange, ...] = ()
+    per_class: tuple[ClassChange, ...] | None = None
     higher_is_better: bool = True
+
+    def __post_init__(self) -> None:
+        ends = UNSET if self.drop_points is UNSET else None
+        for name in ("low", "high"):
+            if getattr(self, name) in (None, UNSET):
+                force_setattr(self, name, ends)
+
+    @property
+    def drop(self) -> Interval | None:
+        """The drop with its interval."""
+        if self.drop_points is UNSET:
+            return None
+        return Interval(self.drop_points, *(None if end is UNSET else end for end in (self.low, self.high)))
 
     @property
     def unit(self) -> Unit:
@@ -137,27 +159,48 @@ class Accuracy(Struct, frozen=True):
         return gain if self.higher_is_better else -gain
 
 
-class Difference(Struct, frozen=True):
+class Difference(Struct, frozen=True, kw_only=True):
     """The difference of the outputs from the baseline's, of the worst output.
 
+    Infinite figures are null in the file, and `state` says which infinity the ratio is.
+
     Attributes:
-        passed: Whether every output passed.
         output: Name of the worst.
         snr_db: Its signal-to-noise ratio: `inf` where the outputs are equal, `-inf` where an error is
             infinite, the shapes differ, or the reference is zero; None where the file does not say.
+        state: Which infinity `snr_db` is, if any.
         max_abs_error: Its largest error; `inf` where one is infinite; None where the file does not say.
-        agreement: Share of rows with the same argmax; None where the output is no classes.
-        criterion: What was required, in words.
         mean_abs_error: Its mean absolute error; as `max_abs_error` where it is infinite or not known.
+        agreement: Share of rows with the same argmax; None where the output is no classes.
+        passed: Whether every output passed.
+        criterion: What was required, in words.
     """
 
-    passed: bool
     output: str = ""
     snr_db: float | None = None
-    max_abs_error: float | None = None
+    state: State | UnsetType = UNSET
+    max_abs_error: float | UnsetType | None = None
+    mean_abs_error: float | UnsetType | None = UNSET
     agreement: float | None = None
+    passed: bool
     criterion: str = ""
-    mean_abs_error: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.snr_db is not None:
+            force_setattr(self, "state", state_of(self.snr_db))
+        elif self.state is not UNSET:
+            force_setattr(self, "snr_db", math.inf if self.state == "equal" else -math.inf)
+        for name, unknown in (
+            ("max_abs_error", UNSET if self.state is UNSET else None),
+            ("mean_abs_error", UNSET),
+        ):
+            if getattr(self, name) is None:
+                force_setattr(self, name, math.inf if self.state == "not finite" else unknown)
+
+
+def state_of(snr_db: float) -> State:
+    """Return which infinity a signal-to-noise ratio is, if any: in JSON, null stands for both."""
+    return "equal" if snr_db == math.inf else "finite" if snr_db > -math.inf else "not finite"
 
 
 class Energy(Struct, frozen=True, omit_defaults=True):
@@ -168,14 +211,21 @@ class Energy(Struct, frozen=True, omit_defaults=True):
     unavailable: str = ""
 
 
-class CurvePoint(Struct, frozen=True):
+class CurvePoint(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Latency and throughput at one batch size, number of clients, or number of inferences in flight."""
 
-    count: Annotated[int, Meta(ge=1)]
+    batch_size: Count | None = None
+    clients: Count | None = None
+    streams: Count | None = None
     median_ms: Positive
-    p99_ms: Positive | None
-    throughput_per_s: Positive
     p90_ms: Positive | None = None
+    p99_ms: Positive | None = None
+    throughput_per_s: Positive
+
+    @property
+    def count(self) -> int:
+        """The number that the curve is over."""
+        return self.batch_size or self.clients or self.streams or 0
 
 
 class Row(Struct, frozen=True):
@@ -260,7 +310,7 @@ class Row(Struct, frozen=True):
     def __post_init__(self) -> None:
         rounds = len(self.round_medians_ms)
         if sum(self.launch_rounds) != rounds:  # older files hold none
-            msgspec.structs.force_setattr(self, "launch_rounds", (rounds,) if rounds else ())
+            force_setattr(self, "launch_rounds", (rounds,) if rounds else ())
 
     @property
     def held_bytes(self) -> int | None:
@@ -271,3 +321,118 @@ class Row(Struct, frozen=True):
     def launches_ms(self) -> Sequence[Sequence[float]]:
         """The round medians of each launch, as `compare` takes them."""
         return split_launches(self.round_medians_ms, self.launch_rounds)
+
+
+_QUANTILES = 101
+_AXES = {"batches": "batch_size", "concurrency": "clients", "in_flight": "streams"}
+_REQUIRED = ("name", "artifact", "engine", "round_medians_ms", "launch_rounds")
+"""Keys whose null is no missing figure: it is refused."""
+
+
+def upgrade(entry: Any) -> Any:
+    """Return an `artifacts` entry of any version in the form of `Row`, without what was not measured.
+
+    A figure that is null or NaN counts as not measured; unknown keys are those of another version.
+    """
+    if not isinstance(entry, Mapping):
+        return entry  # what the types refuse
+    value = _positive(Row, _present({key: item for key, item in entry.items() if key not in _REQUIRED}))
+    value |= {key: entry[key] for key in _REQUIRED if key in entry}
+    if str(entry.get("engine")).startswith("tensorrt"):
+        value.setdefault("device", "cuda:0")  # older files tell no device, and engines ran on a GPU then, too
+    value |= {axis: _curve(value.get(axis), count) for axis, count in _AXES.items()}
+    latency = _group(Latency, value.get("latency_ms"))
+    return value | {
+        "latency_ms": latency,
+        "latency_quantiles_ms": _quantiles(value.get("latency_quantiles_ms", ())) if latency else (),
+        "gpu_latency_ms": _group(GpuLatency, value.get("gpu_latency_ms")),
+        "cold_start_ms": _group(ColdStart, value.get("cold_start_ms")),
+        "warm_up": _group(WarmUp, value.get("warm_up"), stable=False),
+        "speedup": _speedup(value.get("speedup")),
+        "accuracy": _accuracy(value.get("accuracy")),
+        "difference": _difference(value.get("difference")),
+        "energy": _group(Energy, value.get("energy")) or None,
+        "layer_times_ms": _times(value.get("layer_times_ms", {})),
+    }
+
+
+def _group(kind: type[Struct], table: Any, **defaults: Any) -> Any:
+    """The figures that are there; None where one is missing that the type requires."""
+    if not isinstance(table, Mapping):
+        return table  # None, or what the types refuse
+    present = defaults | _positive(kind, _present(table))
+    return present if _keys(kind)[0] <= present.keys() else None
+
+
+def _curve(points: Any, axis: str) -> list[Any]:
+    groups = (_group(CurvePoint, point) for point in points or () if isinstance(point, Mapping))
+    return [group for group in groups if group and not _is_nothing(group.get(axis, 0))]
+
+
+def _quantiles(values: Any) -> Any:
+    """All 101 of them, or none."""
+    if not isinstance(values, list | tuple):
+        return values
+    return sorted(values) if len([*filter(number, values)]) == len(values) == _QUANTILES else ()
+
+
+def _speedup(table: Any) -> Any:
+    """Files of a 95% interval hold its verdict, or none: then it is that of the interval."""
+    if not isinstance(table, Mapping):
+        return table
+    low, high = number(table.get("low")), number(table.get("high"))
+    verdict = verdict_of(low, high) if low is not None and high is not None else "no difference"
+    return _group(Speedup, table, rounds=0, verdict=verdict)
+
+
+def _accuracy(table: Any) -> Any:
+    group = _group(Accuracy, table)
+    if isinstance(group, dict) and isinstance(classes := group.get("per_class"), list):
+        changes = [change for one in classes if (change := _group(ClassChange, one)) is not None]
+        group["per_class"] = changes or None
+    return group
+
+
+def _difference(table: Any) -> Any:
+    """Older files hold no `state`: equal outputs have an error of 0 there, infinite ones null."""
+    if not table or not isinstance(table, Mapping):
+        return table or None
+    value = {"passed": False, **_present(table)}
+    value |= {key: None for key in ("max_abs_error", "mean_abs_error") if key in table.keys() - value.keys()}
+    if "snr_db" not in value and "state" not in value and "max_abs_error" in value:
+        value["state"] = "equal" if value["max_abs_error"] == 0.0 else "not finite"
+    return value
+
+
+def _times(table: Any) -> Any:
+    if not isinstance(table, Mapping):
+        return table
+    return {name: ms for name, ms in _present(table).items() if not _is_nothing(ms)}
+
+
+def _present(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what was not measured: null, NaN or infinite."""
+    return {
+        name: value
+        for name, value in figures.items()
+        if value is not None and not (isinstance(value, float) and not math.isfinite(value))
+    }
+
+
+def _positive(kind: type[Struct], table: dict[str, Any]) -> dict[str, Any]:
+    """Without the figures of a type that are 0 or less, and cannot be: they count as not measured."""
+    above = _keys(kind)[1]
+    return {key: value for key, value in table.items() if key not in above or not _is_nothing(value)}
+
+
+@functools.cache
+def _keys(kind: type[Struct]) -> tuple[set[str], set[str]]:
+    """The keys that a type requires, and those whose values are above 0."""
+    fields = msgspec.structs.fields(kind)
+    required = {one.encode_name for one in fields if one.required}
+    return required, {one.encode_name for one in fields if "gt=0" in str(one.type)}
+
+
+def _is_nothing(value: object) -> bool:
+    figure = number(value)
+    return figure is not None and figure <= 0.0

@@ -15,6 +15,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -123,9 +124,8 @@ def speedup_with_interval(logarithm: float, levels: Sequence[Level]) -> Speedup:
 #
 # So a bench launches every artifact several times, and launches, not rounds, are what an interval counts
 # (Kalibera and Jones, Rigorous Benchmarking in Reasonable Time, ISMM 2013: the variation of the outermost
-# level
-# that is repeated). The level of a launch is the median of the logarithms of its rounds, the level of all the
-# mean over launches, with Student's interval.
+# level that is repeated). The level of a launch is the median of the logarithms of its rounds, the level of
+# all the mean over launches, with Student's interval.
 #
 # A few launches estimate their own variance badly: from three, the interval would be absurd, or absurdly
 # narrow by chance. Their variance is moderated by what is known of others (Smyth, Linear Models and Empirical
@@ -266,15 +266,6 @@ def split_launches(medians: Sequence[float], counts: Sequence[int]) -> list[list
         return [list(medians)]
     ends = list(itertools.accumulate(counts))
     return [list(medians[end - count : end]) for count, end in zip(counts, ends, strict=True)]
-
-
-def median(values: Sequence[float]) -> float:
-    """Return the median of sorted or unsorted values."""
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    if len(ordered) % 2:
-        return ordered[middle]
-    return (ordered[middle - 1] + ordered[middle]) / 2.0
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -1,16 +1,28 @@
-"""Result of a layer comparison: layers ranked by lost SNR, the first bad one, and its neighbours."""
+"""Result of a layer comparison: layers ranked by lost SNR, the first bad one, and its neighbours.
+
+`LayerDiff` is `layers.json`, key for key, but that infinite figures are null there.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from ...files import write_json
+import msgspec
+from msgspec import Meta, Struct, field
+from msgspec.structs import force_setattr
 
+from ...bench.results.results import kind_and_version
+from ...bench.results.row import State, state_of
+from ...errors import ArtifactError
+from ...figures import clean, finite
+from ...files import read_json, write_json
+
+KIND = "qcompile.layers"
 SCHEMA_VERSION = 1
+Whole = Annotated[int, Meta(ge=0)]
 
 THRESHOLD_DB = {
     "fp32": 80.0, "tf32": 40.0, "fp16": 40.0, "bf16": 25.0, "fp8": 15.0, "int8": 15.0, "int4": 10.0,
@@ -25,8 +37,7 @@ CAP_DB = {
 """Signal-to-noise ratio that rounding to the precision explains: above it nothing counts as lost."""
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(Struct, frozen=True):
     """One pair of tensors that was measured.
 
     Attributes:
@@ -37,33 +48,56 @@ class Layer:
         drop_db: How far that is below the lowest before it, see `search`.
         max_abs_error, max_abs: Largest error, and largest magnitude of the reference.
         elements: How many were compared.
+        state: Which infinity the ratio is, if any: in `layers.json`, null stands for both.
     """
 
     tensor: str
-    artifact_tensor: str
-    operator: str
-    node: str
-    snr_db: float
-    drop_db: float
-    max_abs_error: float
-    max_abs: float
-    elements: int
+    artifact_tensor: str = ""
+    operator: str = ""
+    node: str = ""
+    snr_db: float = math.inf
+    drop_db: float = math.inf
+    max_abs_error: float = math.inf
+    max_abs: float = math.inf
+    elements: Whole = 0
+    state: State = "equal"
 
-    @property
-    def state(self) -> str:
-        """Which infinity the ratio is, if any: in `layers.json`, null stands for both."""
-        return "equal" if self.snr_db == math.inf else "finite" if self.snr_db > -math.inf else "not finite"
+    def __post_init__(self) -> None:
+        force_setattr(self, "state", state_of(self.snr_db))
 
 
-@dataclass(frozen=True)
-class Neighbour:
+class FirstBad(Struct, frozen=True):
+    """The tensor that loses most on the way to one that diverges, and what makes it in the artifact."""
+
+    tensor: str
+    operator: str | None = ""
+    node: str | None = ""
+
+
+class PairCounts(Struct, frozen=True):
+    """What was compared with what.
+
+    Attributes:
+        paired: Number of pairs of tensors.
+        measured: How many of them were measured.
+        reference_only, artifact_only: Names of float tensors without a partner.
+    """
+
+    paired: Whole = 0
+    measured: Whole = 0
+    reference_only: Sequence[str] = ()
+    artifact_only: Sequence[str] = ()
+
+
+class Neighbour(Struct, frozen=True):
     """A tensor near the first bad one.
 
     Attributes:
         steps: -2 and -1 before it, 0 itself, 1 and 2 behind it.
         tensor, operator, node: See `Layer`.
-        snr_db: None where it was not measured.
-        under: Index in the list of the tensor it hangs on; None for the first bad one itself.
+        snr_db: Null where it was not measured, or is infinite.
+        under: Index in the list of the tensor it hangs on; null for the first bad one itself.
+        measured: Whether it was measured.
     """
 
     steps: int
@@ -72,10 +106,10 @@ class Neighbour:
     node: str
     snr_db: float | None
     under: int | None
+    measured: bool
 
 
-@dataclass(frozen=True)
-class EngineSearch:
+class EngineSearch(Struct, frozen=True):
     """How the first tensor that diverges was sought inside an engine.
 
     Attributes:
@@ -92,109 +126,106 @@ class EngineSearch:
     builds: int
     max_builds: int
     survey: str
-    before: Mapping[str, float]
+    before: dict[str, float | None]
     after_db: float | None
     confirmed: bool
     unknown: Sequence[str]
 
 
-@dataclass(frozen=True)
-class LayerDiff:
+class LayerDiff(Struct, frozen=True, kw_only=True, tag_field="kind", tag=KIND):
     """A comparison of layers; true when none diverges.
 
     Attributes:
+        schema_version: Of the format.
+        passed: Whether no tensor diverges.
         reference, artifact, precision: What was compared, and the artifact's precision.
         samples: How many.
         threshold_db: A tensor below it diverges.
-        first_bad: The layer that loses most on the way to one that diverges; None where none does.
+        first_bad: The first of `layers`, where a tensor diverges.
         gradual: No layer makes more noise than all before it: it adds up, and `first_bad` is the first below
             the threshold.
-        layers: Everything that was measured, the largest drop first.
-        paired: Number of pairs of tensors; `complete` when all of them were measured.
-        reference_only, artifact_only: Names of float tensors without a partner.
+        tensors: Everything that was measured: the first bad one, then the largest drop first.
+        pairs: What was compared with what.
         around: Two steps around the first bad one.
         outputs: The artifact's own outputs, as it runs without taps: name to signal-to-noise ratio.
         runs: Runs of the artifact, the one without taps included.
-        peak_memory_bytes: Largest memory of a run with taps; `plain_peak_memory_bytes` without.
+        peak_memory_bytes: Largest memory of a run with taps.
+        plain_peak_memory_bytes: Largest memory of a run without.
         memory_bytes: Both for each side.
         warnings: What the user should know.
-        engine: The search inside an engine; None where the artifact's own tensors were read.
+        engine: The search inside an engine; missing where the artifact's own tensors were read.
+        complete: Whether every pair was measured that can be. The file does not hold it.
     """
 
+    schema_version: int = SCHEMA_VERSION
+    passed: bool = True
     reference: str
     artifact: str
-    precision: str
-    samples: int
-    threshold_db: float
-    first_bad: Layer | None
-    gradual: bool
-    layers: Sequence[Layer]
-    paired: int
-    complete: bool
-    reference_only: Sequence[str]
-    artifact_only: Sequence[str]
-    around: Sequence[Neighbour]
-    outputs: Mapping[str, float]
-    runs: int
-    memory_bytes: Mapping[str, Mapping[str, int]]
-    warnings: Sequence[str] = field(default_factory=tuple)
+    precision: str = ""
+    samples: Whole = 0
+    threshold_db: float = 0.0
+    first_bad: FirstBad | None = None
+    gradual: bool = False
+    layers: Sequence[Layer] = field(name="tensors")
+    pairs: PairCounts = PairCounts()
+    around: Sequence[Neighbour] = ()
+    outputs: dict[str, float | None] = {}
+    runs: Whole = 0
+    peak_memory_bytes: Whole = 0
+    plain_peak_memory_bytes: Whole = 0
+    memory_bytes: dict[str, dict[str, int]] = {}
+    warnings: Sequence[str] = ()
     engine: EngineSearch | None = None
+    complete: bool = True
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "passed", self.first_bad is None)
+        for key, side in (("peak_memory_bytes", "tapped"), ("plain_peak_memory_bytes", "plain")):
+            sizes = [memory[side] for memory in self.memory_bytes.values()]
+            force_setattr(self, key, max(sizes, default=getattr(self, key)))
 
     def __bool__(self) -> bool:
-        return self.first_bad is None
-
-    @property
-    def peak_memory_bytes(self) -> int:
-        """Largest memory of a run with taps."""
-        return max(side["tapped"] for side in self.memory_bytes.values())
-
-    @property
-    def plain_peak_memory_bytes(self) -> int:
-        """Largest memory of a run without taps."""
-        return max(side["plain"] for side in self.memory_bytes.values())
+        return self.passed
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of `layers.json`."""
-        bad = self.first_bad
-        value = {
-            "kind": "qcompile.layers",
-            "schema_version": SCHEMA_VERSION,
-            "passed": bool(self),
-            "reference": self.reference,
-            "artifact": self.artifact,
-            "precision": self.precision,
-            "samples": self.samples,
-            "threshold_db": self.threshold_db,
-            "first_bad": {"tensor": bad.tensor, "operator": bad.operator, "node": bad.node} if bad else None,
-            "gradual": self.gradual,
-            "tensors": [{**vars(layer), "state": layer.state} for layer in self.layers],
-            "pairs": {
-                "paired": self.paired,
-                "measured": len(self.layers),
-                "reference_only": list(self.reference_only),
-                "artifact_only": list(self.artifact_only),
-            },
-            "around": [{**vars(one), "measured": one.snr_db is not None} for one in self.around],
-            "outputs": self.outputs,
-            "runs": self.runs,
-            "peak_memory_bytes": self.peak_memory_bytes,
-            "plain_peak_memory_bytes": self.plain_peak_memory_bytes,
-            "memory_bytes": self.memory_bytes,
-            "warnings": list(self.warnings),
-            **({"engine": vars(self.engine)} if self.engine else {}),
-        }
-        plain: dict[str, Any] = _finite(value)
-        return plain
+        value: dict[str, Any] = finite(msgspec.to_builtins(self))
+        del value["complete"]
+        return value if self.engine else {key: item for key, item in value.items() if key != "engine"}
 
     def save(self, path: Path) -> None:
         """Write `layers.json`, whole or not at all."""
         write_json(path, self.as_json())
 
 
-def _finite(value: Any) -> Any:
-    """A value for JSON: null in place of what is not finite, lists in place of other sequences."""
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def load_layers(path: Path) -> LayerDiff:
+    """Read `layers.json`; texts in it can be shown."""
+    hint = "`qcompile diff` with `layers` writes it"
+    value = read_json(path, what="a file of layers")
+    kind, version = kind_and_version(value)
+    if kind != KIND or version != SCHEMA_VERSION:
+        raise ArtifactError(
+            f"{path}: {kind or 'a file of no kind'} of version {version}; "
+            f"{KIND} of version {SCHEMA_VERSION} is required",
+            hint=hint,
+            file=path,
+        )
+    try:
+        return msgspec.convert(_with_infinities(clean(value)), LayerDiff)
+    except (ValueError, KeyError) as error:  # of msgspec, and of texts that no file can hold
+        message = f"{path}: not a file of layers ({type(error).__name__}: {error})"
+        raise ArtifactError(message, hint=hint, file=path) from error
+
+
+def _with_infinities(value: dict[str, Any]) -> dict[str, Any]:
+    """The value with the infinite figures of its tensors, which are null in the file."""
+    tensors = value.get("tensors")
+    if not isinstance(tensors, list):
+        return value
+    return value | {"tensors": [_infinite(one) if isinstance(one, dict) else one for one in tensors]}
+
+
+def _infinite(tensor: dict[str, Any]) -> dict[str, Any]:
+    figures = {key: item for key, item in tensor.items() if item is not None}
+    is_equal = tensor.get("state", "equal") == "equal"
+    return {"snr_db": math.inf if is_equal else -math.inf, **figures}

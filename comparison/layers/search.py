@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from ...model.output_error import ErrorSums
-from .outcome import CAP_DB, THRESHOLD_DB, EngineSearch, Layer, LayerDiff, Neighbour
+from .outcome import CAP_DB, THRESHOLD_DB, EngineSearch, FirstBad, Layer, LayerDiff, Neighbour, PairCounts
 from .taps import LayerRuns
 
 FLOOR_DB = -10.0
@@ -227,12 +227,19 @@ class Refinement:
             precision=self.runs.artifact.precision,
             samples=self.runs.samples.count,
             threshold_db=self.threshold_db,
-            first_bad=layers[bad] if bad is not None else None,
+            first_bad=(
+                FirstBad(layers[bad].tensor, layers[bad].operator, layers[bad].node)
+                if bad is not None
+                else None
+            ),
             layers=[layers[index] for index in ranked],
-            paired=len(self.pairs),
+            pairs=PairCounts(
+                paired=len(self.pairs),
+                measured=len(layers),
+                reference_only=self.runs.pairs.reference_only,
+                artifact_only=self.runs.pairs.artifact_only,
+            ),
             complete=len(self.errors) + len(self.runs.refused) == len(self.pairs),
-            reference_only=self.runs.pairs.reference_only,
-            artifact_only=self.runs.pairs.artifact_only,
             gradual=self.search.is_gradual(self.threshold_db),
             around=self._around(bad) if bad is not None else (),
             outputs={name: sums.snr_db for name, sums in self.outputs.items()},
@@ -300,7 +307,9 @@ class Refinement:
     def _neighbour(self, index: int, steps: int, under: int | None) -> Neighbour:
         pair, sums = self.pairs[index], self.errors.get(index)
         snr = sums.snr_db if sums is not None else None
-        return Neighbour(steps, pair.reference, pair.operator, pair.node, snr, under)
+        return Neighbour(
+            steps, pair.reference, pair.operator, pair.node, snr, under, measured=sums is not None
+        )
 
     def _layer(self, index: int, drop_db: float) -> Layer:
         pair, sums = self.pairs[index], self.errors[index]

@@ -193,7 +193,10 @@ class Bench:
         if spec.cuda_graph and "engine" in places:
             rows.append(Row("engine (CUDA graph)", "m.engine", "engine", device=device, mode="cuda-graph"))
         settings = {"threads": 1, "inputs": {}}
-        results = Results(spec.baseline, [*rows, *unbuilt], {"gpu": device, "before": {}}, settings)
+        results = Results(
+            baseline=spec.baseline, rows=[*rows, *unbuilt], environment={"gpu": device, "before": {}},
+            settings=settings,
+        )  # fmt: skip
         if device == self.stop_at:
             raise BenchInterrupted(results)
         return results

@@ -22,10 +22,10 @@ from qcompile.bench.measuring.rounds import Decided, TimingSeries
 from qcompile.bench.outputs import describe, timing_feeds
 from qcompile.bench.results.render import slowest_layers
 from qcompile.bench.results.results import SCHEMA, load_results
-from qcompile.bench.results.row import Energy, Row
-from qcompile.bench.results.row_json import row_json, upgraded
+from qcompile.bench.results.row import Energy, Row, upgrade
 from qcompile.engines.registry import engine
 from qcompile.errors import DataError, EngineUnavailable, InvalidOption
+from qcompile.spec.measure import BenchOptions
 from qcompile.tensors import ModelIO, parse_input
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
@@ -57,15 +57,17 @@ def test_results_hang_together(tiny_file: MakePath, samples: MakePath, tmp_path:
     a, b = results.rows
     assert results.settings["metric"] == "top1"  # chosen by the labels
     assert results.settings["metric_note"] == "top1: labels are one class per sample"
+    told_by_rows = {"torch_modes", "models", "python", "timeout_s"}
+    assert vars(BenchOptions()).keys() - told_by_rows <= results.settings.keys()
     assert a.latency is not None
-    figures = row_json(a)["latency_ms"]
+    figures = msgspec.to_builtins(a.latency)
     assert figures["min"] <= figures["median"] <= figures["p90"] <= figures["p99"] <= figures["max"]
     quantiles = a.latency_quantiles_ms
     assert list(quantiles) == sorted(quantiles)
     assert (quantiles[0], quantiles[100]) == (figures["min"], figures["max"])
     assert quantiles[50] == pytest.approx(figures["median"])
     assert a.warm_up.calls > 0
-    cold = row_json(a)["cold_start_ms"]
+    cold = msgspec.to_builtins(a.cold_start)
     assert cold["total"] == pytest.approx(cold["process"] + cold["load"] + cold["first_result"])
     assert cold["load"] == a.load_ms
     assert a.energy is not None
@@ -408,5 +410,5 @@ def test_the_slowest_are_shown_and_all_further_ones_together() -> None:
 def test_rows_without_times_and_with_odd_ones_are_read() -> None:
     row = {"name": "a", "artifact": "a.onnx", "engine": "onnxruntime"}
     odd = {"layer_times_ms": {"x": 0.5, "none": None, "zero": 0, "late": float("nan")}}
-    rows = [msgspec.convert(upgraded({**row, **times}), Row) for times in ({}, odd)]
+    rows = [msgspec.convert(upgrade({**row, **times}), Row) for times in ({}, odd)]
     assert [row.layer_times_ms for row in rows] == [{}, {"x": 0.5}]

@@ -164,10 +164,18 @@ def test_what_cannot_be_measured_or_compared_is_said_in_a_line(
 
 def results_file(path: Path, level: float, **environment: Any) -> Path:
     medians = [level * (1.0 + 0.001 * (i * 7 % 5)) for i in range(20)]
-    row = Row("a", "a.onnx", "onnxruntime", latency=Latency(level), round_medians_ms=tuple(medians),
+    row = Row("a", "a.onnx", "onnxruntime", latency=Latency(median_ms=level), round_medians_ms=tuple(medians),
               launch_rounds=(5,) * 4, size_bytes=10)  # fmt: skip
     where = {"processor": "some", "architecture": "x86_64", "features": [], "cores_usable": 2, "gpu": None}
-    save_results(Results("a", [row], where | environment, {"threads": 1, "inputs": {"x": "1x4"}}), path)
+    save_results(
+        Results(
+            baseline="a",
+            rows=[row],
+            environment=where | environment,
+            settings={"threads": 1, "inputs": {"x": "1x4"}},
+        ),
+        path,
+    )
     return path
 
 

@@ -8,18 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from json_schemas import schemas
+from json_schemas import RESULTS, schemas
 from jsonschema import Draft202012Validator
 from safetensors import safe_open
 
-from qcompile.bench.results.results import SCHEMA
-from qcompile.comparison.layers.outcome import EngineSearch, Layer, LayerDiff, Neighbour
+from qcompile.comparison.layers.outcome import (
+    EngineSearch,
+    FirstBad,
+    Layer,
+    LayerDiff,
+    Neighbour,
+    PairCounts,
+    load_layers,
+)
 
 SAMPLES = Path(__file__).parents[1] / "samples/formats"
-ALL = schemas() | {"results.schema.json": json.loads(SCHEMA.read_text())}
+ALL = schemas()
 FILES = {
     "manifest.schema.json": ("int8.onnx.json", "fp16.engine.json", "small.ranges.json"),
-    "results.schema.json": ("results.json",),
+    RESULTS: ("results.json",),
     "layers.schema.json": ("layers.json",),
     "ranges.schema.json": ("*.ranges",),
 }
@@ -66,16 +73,21 @@ def test_a_file_that_was_written_fits_and_one_without_a_key_does_not(schema: str
         assert not validator.is_valid({name: one for name, one in value.items() if name != key}), key
 
 
-def test_layers_of_an_engine_with_infinite_figures_fit() -> None:
+def test_layers_of_an_engine_with_infinite_figures_fit_and_are_read_again(tmp_path: Path) -> None:
     infinite = float("inf")
     layer = Layer("a", "b", "Conv", "n", -infinite, infinite, infinite, 1.0, 8)
     search = EngineSearch(9, 4, 8, "marked", {"x": infinite}, -infinite, True, ["one thing"])
     found = LayerDiff(
-        "a.onnx", "b.engine", "int8", 2, 15.0, layer, False, [layer], 3, False, ["x"], [],
-        [Neighbour(-1, "x", "Relu", "m", None, 0)], {"y": infinite}, 2,
-        {"reference": {"plain": 1, "tapped": 2}}, [], search,
+        reference="a.onnx", artifact="b.engine", precision="int8", samples=2, threshold_db=15.0,
+        first_bad=FirstBad("a", "Conv", "n"), layers=[layer], pairs=PairCounts(3, 1, ["x"], []),
+        around=[Neighbour(-1, "x", "Relu", "m", None, 0, measured=False)], outputs={"y": infinite}, runs=2,
+        memory_bytes={"reference": {"plain": 1, "tapped": 2}}, engine=search,
     )  # fmt: skip
     validator = Draft202012Validator(ALL["layers.schema.json"])
     assert list(validator.iter_errors(found.as_json())) == []
+    found.save(tmp_path / "layers.json")
+    again = load_layers(tmp_path / "layers.json")
+    assert (again.layers[0], again.first_bad) == (layer, found.first_bad)
+    assert again.as_json() == found.as_json()
     assert not validator.is_valid(found.as_json() | {"samples": -1})
     assert not validator.is_valid(found.as_json() | {"engine": {"layers": 9}})

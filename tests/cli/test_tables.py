@@ -46,7 +46,7 @@ def text(table: Any) -> str:
 
 def results(rows: list[Row]) -> Results:
     """Results of a run."""
-    return Results("net", rows, {}, {})
+    return Results(baseline="net", rows=rows, environment={}, settings={})
 
 
 def test_compute_is_compared_with_compute() -> None:
@@ -64,7 +64,12 @@ def test_a_baseline_without_a_gpus_clock_leaves_the_ratio_out() -> None:
 
 
 def test_inferences_in_flight_are_a_curve() -> None:
-    rows = [replace(ROWS[1], in_flight=(CurvePoint(4, 2.0, 3.0, 1234.0),)), ROWS[0]]
+    rows = [
+        replace(
+            ROWS[1], in_flight=(CurvePoint(streams=4, median_ms=2.0, p99_ms=3.0, throughput_per_s=1234.0),)
+        ),
+        ROWS[0],
+    ]
     shown = text(curve_table(results(rows), "in_flight"))
     assert "in flight" in shown
     assert ["plan", "4", "2.00", "3.00", "1,234"] in [

@@ -96,9 +96,9 @@ def test_each_kind_is_measured_on_its_machine(
 
 def given_latencies(artifacts: Mapping[str, str], *, baseline: str, **_: Any) -> Results:
     """In place of `benchmark`: INT8 is faster, whatever this machine does meanwhile."""
-    rows = [Row(name, path, "onnxruntime", latency=Latency(1.0 + ("fp32" in name)))
+    rows = [Row(name, path, "onnxruntime", latency=Latency(median_ms=1.0 + ("fp32" in name)))
             for name, path in artifacts.items()]  # fmt: skip
-    return Results(baseline, rows, {}, {})
+    return Results(baseline=baseline, rows=rows, environment={}, settings={})
 
 
 def test_tune_on_workers_finds_what_one_process_finds(

@@ -38,6 +38,7 @@ from qcompile.calibration.thresholds import parse_method
 from qcompile.cli.main import _VERBS
 from qcompile.cli.verb import Verb, read
 from qcompile.comparison.diff import parse_rules, parse_tolerances
+from qcompile.comparison.layers.outcome import load_layers
 from qcompile.compiler.simplify.simplify import simplify
 from qcompile.data.arrays import load_arrays, load_polygraphy, read_shapes
 from qcompile.data.images import decode
@@ -55,7 +56,7 @@ from qcompile.pipeline.migrate.command_line import read_command
 from qcompile.pipeline.migrate.translate import translate
 from qcompile.pipeline.recipe import parse_recipe
 from qcompile.reporting.page import sections
-from qcompile.reporting.source import _layers, read_source
+from qcompile.reporting.source import read_source
 from qcompile.reporting.summary import summarize
 from qcompile.spec.tensorrt import TensorRTOptions, parse_bytes
 from qcompile.tensors import (
@@ -332,7 +333,7 @@ PARSERS: dict[str, Parser] = {
         lambda c, f: sections(source := read_source(_file(c, f, "results.json")), summarize(source).chosen),
         json=True,
     ),
-    "layers": Parser(lambda c, f: _layers(_file(c, f, "layers.json")), json=True),
+    "layers": Parser(lambda c, f: load_layers(_file(c, f, "layers.json")), json=True),
     "manifest": Parser(manifest, json=True),
     "preprocessing": Parser(lambda c, _: as_json(read_preprocessing(_json(c))), json=True),
     "input_notes": Parser(input_notes, json=True),

@@ -12,7 +12,7 @@ from executors import Noting
 
 import qcompile
 from qcompile.bench.results.results import Results
-from qcompile.bench.results.row import Accuracy, Interval, Latency, Row
+from qcompile.bench.results.row import Accuracy, Latency, Row
 from qcompile.bench.statistics.speedup import Speedup
 from qcompile.cli import main
 from qcompile.errors import InvalidOption
@@ -120,9 +120,9 @@ precision = "int8"
 
 
 def row(name: str, ms: float, drop: float = 0.0, high: float | None = None, verdict: str = "faster") -> Row:
-    accuracy = Accuracy("top1", 0.9, Interval(drop, drop, drop if high is None else high), samples=100)
+    accuracy = Accuracy("top1", 0.9, drop, drop, drop if high is None else high, samples=100)
     ratio = Speedup(2.0, 1.9, 2.1, 20, verdict)  # type: ignore[arg-type]
-    return Row(name, name, "onnxruntime", latency=Latency(ms), accuracy=accuracy, speedup=ratio)
+    return Row(name, name, "onnxruntime", latency=Latency(median_ms=ms), accuracy=accuracy, speedup=ratio)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_mix_is_searched_where_plain_int8_does_not_serve(
 ) -> None:
     path = tmp_path / "recipe.toml"
     path.write_text(RECIPE)
-    results = Results("pytorch", [row("fp32", 5.0), *rows], {}, {}, created="")
+    results = Results(baseline="pytorch", rows=[row("fp32", 5.0), *rows], environment={}, settings={})
     report = RunReport(tmp_path, results=results)
     assert worth_tuning(read_recipe(path), report, 0.5) == tuned
 

@@ -45,9 +45,13 @@ class OnKinds(Noting):
         assert stage is not None
 
         def work(folder: Path) -> None:
-            rows = [Row(name, name, "pytorch", latency=Latency(1.0)) for name in ("pytorch", *step.built)]
+            rows = [
+                Row(name, name, "pytorch", latency=Latency(median_ms=1.0))
+                for name in ("pytorch", *step.built)
+            ]
             settings = {"threads": 1, "inputs": {}}
-            save_results(Results("pytorch", rows, {"processor": step.machine, "before": {}}, settings),
+            save_results(Results(baseline="pytorch", rows=rows, settings=settings,
+                                 environment={"processor": step.machine, "before": {}}),
                          folder / stage.file)  # fmt: skip
 
         stored = store.run(stage.name, {**stage.key, "file": stage.file}, work, again=options["again"])

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 from report_results import layers_json, results_json, write
 
-from qcompile.bench.results.row import Accuracy, Interval, Latency, Row
-from qcompile.bench.results.row_json import upgraded
+from qcompile.bench.results.row import Accuracy, Interval, Latency, Row, upgrade
 from qcompile.bench.statistics.speedup import Speedup, verdict_of
 from qcompile.reporting.charts import (
     curve,
@@ -54,7 +53,7 @@ def charts(source: Source) -> dict[str, str]:
         "concurrency": curves_chart(source.measured, "concurrency", "clients"),
         "history": history_chart(runs, source.measured),
         "precision": precision_chart(source.measured),
-        "layers": errors_chart(source.layers[0]),
+        "layers": errors_chart(source.layers[0][1]),
     }
 
 
@@ -169,7 +168,7 @@ def test_a_linear_axis_has_a_few_even_ticks_in_their_places(low: float, width: f
 )
 def test_a_sweep_without_figures_is_not_drawn(points: Any) -> None:
     row = msgspec.convert(
-        upgraded({"name": "a", "artifact": "a", "engine": "onnxruntime", "batches": points}), Row
+        upgrade({"name": "a", "artifact": "a", "engine": "onnxruntime", "batches": points}), Row
     )
     subject = ReportedArtifact(1, row, is_baseline=False)
     assert curve(subject, "batches") == []
@@ -183,7 +182,7 @@ def test_what_is_missing_is_not_drawn(source: Source) -> None:
     assert not speedup_chart(bare, "a", "99% interval")
     assert not drop_chart(bare, "top1")
     assert not history_chart(runs, bare)
-    assert not errors_chart(replace(source.layers[0], tensors=()))
+    assert not errors_chart(replace(source.layers[0][1], layers=()))
 
 
 def test_layers_are_counted_by_precision() -> None:
@@ -213,9 +212,9 @@ def _subject(
     size_bytes: int | None = None,
 ) -> ReportedArtifact:  # fmt: skip
     ratio = Speedup(*speedup, 20, verdict_of(*speedup[1:])) if speedup else None
-    accuracy = Accuracy("top1", 0.9, drop) if drop else None
+    accuracy = Accuracy("top1", 0.9, *astuple(drop)) if drop else None
     row = Row(
-        name, name, "onnxruntime", latency=Latency(latency_ms), speedup=ratio, accuracy=accuracy,
+        name, name, "onnxruntime", latency=Latency(median_ms=latency_ms), speedup=ratio, accuracy=accuracy,
         size_bytes=size_bytes,
     )  # fmt: skip
     return ReportedArtifact(index, row, is_baseline)

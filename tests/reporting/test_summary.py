@@ -153,8 +153,8 @@ def test_a_comparison_needs_rounds_that_pair_up(tmp_path: Path) -> None:
     assert faster(third, first).value == pytest.approx(np.median(first.row.round_medians_ms) / 2.0, rel=0.005)
 
 
-ROW = Row("int8", "int8.onnx", "onnxruntime", size_bytes=500_000, latency=Latency(2.0))
-FLOAT = Row("float", "model.py:build", "pytorch", latency=Latency(9.0))
+ROW = Row("int8", "int8.onnx", "onnxruntime", size_bytes=500_000, latency=Latency(median_ms=2.0))
+FLOAT = Row("float", "model.py:build", "pytorch", latency=Latency(median_ms=9.0))
 TOO_LARGE, TOO_SLOW = "size 0.500 MB, at most 0.100", "latency 2.00 ms, at most 1.00"
 
 

@@ -7,7 +7,8 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from qcompile.bench.measuring.rounds import TimingSeries, measure
+from qcompile.bench.measuring.rounds import Decided, TimingSeries, measure
+from qcompile.spec.measure import BenchOptions
 
 
 @dataclass
@@ -83,7 +84,13 @@ class SimulatedWorker:
 
 
 def simulate(
-    machine: Machine, seed: int, call_s: dict[str, float], *, launch_s: float, **options: Any
+    machine: Machine,
+    seed: int,
+    call_s: dict[str, float],
+    *,
+    launch_s: float,
+    decided: Decided | None = None,
+    **options: Any,
 ) -> tuple[dict[str, list[list[float]]], float]:
     """Time artifacts of so many seconds a call against the first; return their launches and when it ended."""
     simulation = Simulation(machine, random.Random(seed))
@@ -94,7 +101,7 @@ def simulate(
         return {name: SimulatedWorker(name, simulation, seconds) for name, seconds in call_s.items()}
 
     measure(
-        launch(), launch, next(iter(call_s)), timed, launch_s=launch_s, progress=lambda _: None,
-        clock=simulation.clock, **options,
+        launch(), launch, next(iter(call_s)), timed, BenchOptions(**options), launch_s=launch_s,
+        progress=lambda _: None, decided=decided, clock=simulation.clock,
     )  # fmt: skip
     return {name: series.launches_ms for name, series in timed.items()}, simulation.now_s

@@ -38,8 +38,8 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             for name, path in artifacts.items():
                 mixed = 0.01 * ("mix" in name)
                 known = next(v for part, v in latency_ms.items() if part in name)
-                rows.append(Row(name, path, name.split("-")[0], latency=Latency(known + mixed)))
-            return Results(baseline, rows, {}, {})
+                rows.append(Row(name, path, name.split("-")[0], latency=Latency(median_ms=known + mixed)))
+            return Results(baseline=baseline, rows=rows, environment={}, settings={})
 
         monkeypatch.setattr(trials, "benchmark", benchmark)
 

@@ -38,6 +38,7 @@ from qcompile.bench.gate.checks import (
 from qcompile.bench.gate.result import GateResult, PairResult, junit, markdown
 from qcompile.bench.measuring.rounds import TimingSeries, measure
 from qcompile.bench.results.row import Accuracy, Difference, Interval, Latency, Row
+from qcompile.spec.measure import BenchOptions
 
 LIMITS = Limits(0.02, 0.01, None, "auto", False)
 OLD = Row("old", "a.onnx", "onnxruntime", size_bytes=1000)
@@ -45,7 +46,9 @@ NEW = Row("new", "b.onnx", "onnxruntime", size_bytes=1000)
 
 
 def timed(row: Row, ms: float) -> Row:
-    return structs.replace(row, latency=Latency(ms), round_medians_ms=(ms,) * 16, launch_rounds=(4,) * 4)
+    return structs.replace(
+        row, latency=Latency(median_ms=ms), round_medians_ms=(ms,) * 16, launch_rounds=(4,) * 4
+    )
 
 
 @pytest.mark.parametrize(
@@ -92,7 +95,7 @@ def test_accuracy_may_drop_by_the_limit_or_within_its_interval(
 ) -> None:
     old, new = (
         structs.replace(OLD, accuracy=Accuracy("top1", 0.9)),
-        structs.replace(NEW, accuracy=Accuracy("top1", 0.897, drop)),
+        structs.replace(NEW, accuracy=Accuracy("top1", 0.897, *(structs.astuple(drop) if drop else ()))),
     )
     check = accuracy_check(old, new, replace(LIMITS, max_drop=max_drop))
     assert check.state == state
@@ -112,7 +115,7 @@ def test_accuracy_may_drop_by_the_limit_or_within_its_interval(
 def test_outputs_decide_where_they_say_something(
     precisions: tuple[str, str], rule: str, has_data: bool, state: State
 ) -> None:
-    differs = Difference(False, "y", 3.0, 1.0, criterion="SNR of 15 dB")
+    differs = Difference(passed=False, output="y", snr_db=3.0, max_abs_error=1.0, criterion="SNR of 15 dB")
     old = structs.replace(OLD, precision=precisions[0])
     new = structs.replace(NEW, precision=precisions[1], difference=differs)
     limits = Limits(0.02, 0.01, None, rule, False)  # type: ignore[arg-type]
@@ -352,8 +355,8 @@ def test_measuring_ends_when_the_rule_decides_or_has_looked_often_enough(
     timed = {name: TimingSeries() for name in workers}
     now_s = iter(range(1, 10**6))  # so slow a clock that the first launch has rounds enough for an interval
     measure(
-        workers, lambda: workers, "old", timed, max_time_s=1e9, precision_target=0.5, progress=lambda _: None,
-        decided=GateRule("old", "new", LIMIT), clock=lambda: next(now_s) * 0.1,
+        workers, lambda: workers, "old", timed, BenchOptions(max_time_s=1e9, precision_target=0.5),
+        progress=lambda _: None, decided=GateRule("old", "new", LIMIT), clock=lambda: next(now_s) * 0.1,
     )  # fmt: skip
     assert len(timed["new"].launches_ms) == launches
     found = slowdown(timed["old"].launches_ms, timed["new"].launches_ms)

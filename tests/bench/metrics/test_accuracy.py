@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import to_builtins
 from numpy.typing import NDArray
 from scoring import scored, top_k
 
 from qcompile.bench.metrics.accuracy import MOST_CLASSES_LISTED, ScoreSums, accuracy, read_metric
 from qcompile.bench.metrics.metric import Metric, Truth
 from qcompile.bench.results.row import unit_of
-from qcompile.bench.results.row_json import accuracy_json
 from qcompile.errors import DataError, InvalidOption, MissingFile, ModelError, RecipeError
+from qcompile.figures import finite
 from qcompile.pipeline.recipe import read_recipe
 from qcompile.spec.words import METRICS
 
@@ -36,7 +37,8 @@ def compare(
     cuts: list[int] | None = None,
 ) -> dict[str, Any]:
     """The `accuracy` of an artifact whose one output is given, cut into batches."""
-    return accuracy_json(scored(metric, baseline, found, labels, cuts or ()))
+    value: dict[str, Any] = finite(to_builtins(scored(metric, baseline, found, labels, cuts or ())))
+    return value
 
 
 def scores_of(rng: np.random.Generator, count: int, classes: int = 6) -> NDArray[np.float32]:
@@ -49,7 +51,7 @@ def test_the_baseline_has_a_value_and_nothing_to_be_compared_with() -> None:
     summed = ScoreSums(metric)
     batch = metric.score({"y": SCORES}, {"y": SCORES}, Truth(np.array([1, 0, 0]), 3, "data"))
     summed.add(batch, batch, 3)
-    found = accuracy_json(accuracy(summed, summed))
+    found = to_builtins(accuracy(summed, summed))
     assert found["value"] == pytest.approx(2 / 3)
     assert found["drop_points"] == 0.0
     assert [found[key] for key in ("low", "high", "agreement", "per_class")] == [None] * 4

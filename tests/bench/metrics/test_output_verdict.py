@@ -6,6 +6,7 @@ import json
 import math
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -14,8 +15,8 @@ from numpy.typing import NDArray
 
 from qcompile.bench.metrics.output_verdict import RunningDifference, judge
 from qcompile.bench.outputs import paired
-from qcompile.bench.results.row_json import difference_json
 from qcompile.errors import InvalidOption
+from qcompile.figures import finite
 
 Batches = list[dict[str, NDArray[Any]]]
 
@@ -25,7 +26,8 @@ def running(reference: Batches, found: Batches, precision: str) -> dict[str, Any
     difference = RunningDifference(precision)
     for expected, outputs in zip(reference, found, strict=True):
         difference.add(expected, outputs)
-    return difference_json(difference.result())
+    value: dict[str, Any] = finite(msgspec.to_builtins(difference.result()))
+    return value
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from qcompile.bench.results.regress import Limit, compare_results, parse_limit, unpaired_speedup
 from qcompile.bench.results.results import Results
@@ -28,14 +28,14 @@ def launches(medians: list[float]) -> list[list[float]]:
 
 def row(name: str, medians: list[float], **fields: Any) -> Row:
     return Row(
-        name, f"{name}.onnx", "onnxruntime", latency=Latency(float(np.median(medians))),
+        name, f"{name}.onnx", "onnxruntime", latency=Latency(median_ms=float(np.median(medians))),
         round_medians_ms=tuple(medians), launch_rounds=tuple(map(len, launches(medians))), **fields,
     )  # fmt: skip
 
 
 def run(*rows: Row, **environment: Any) -> Results:
     settings = {"threads": 2, "inputs": {"x": "1x16"}}
-    return Results(rows[0].name, rows, HERE | environment, settings)
+    return Results(baseline=rows[0].name, rows=rows, environment=HERE | environment, settings=settings)
 
 
 def noisy(level: float, seed: int, rounds: int = 30) -> list[float]:
@@ -155,7 +155,8 @@ def test_relative_to_the_baseline_a_slower_machine_is_left_out() -> None:
         (run(SLOW, architecture="aarch64"), {}, r"\(architecture: x86_64 and aarch64\)"),
         (run(SLOW, processor="another"), {"across_machines": True, "limits": [parse_limit("slower:5%")]},
          "`limits`: results of different machines have no verdict"),
-        (replace(run(SLOW), settings={"threads": 1, "inputs": {"x": "1x16"}}), {}, "different threads: 2; 1"),
+        (structs.replace(run(SLOW), settings={"threads": 1, "inputs": {"x": "1x16"}}), {},
+         "different threads: 2; 1"),
         (run(row("b", noisy(5.0, 1))), {"relative": True}, "different baselines: a; b"),
     ],
 )  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +12,39 @@ import pytest
 from msgspec import structs
 from rich.console import Console
 
-from qcompile.bench.results.render import interval_words, markdown, render, save_csv, save_markdown
+from qcompile.bench.results import render as rendering
+from qcompile.bench.results.render import (
+    Column,
+    interval_words,
+    markdown,
+    markdown_table,
+    render,
+    save_csv,
+    save_markdown,
+)
 from qcompile.bench.results.results import Results, load_results, save_results
-from qcompile.bench.results.row import Accuracy, Difference, Energy, Interval, Latency, Row
+from qcompile.bench.results.row import Accuracy, Difference, Energy, Latency, Row
 from qcompile.bench.statistics.speedup import CONFIDENCE, SMALLEST_DIFFERENCE, Speedup, verdict_of
 from qcompile.cli.tables import results_table
 from qcompile.reporting.sections_measured import accuracy_section, results_section
-from qcompile.reporting.source import Source, read_source
+from qcompile.reporting.source import ReportedArtifact, Source, read_source
 from qcompile.spec.words import METRICS
 
-ROW = Row("a", "a.onnx", "onnxruntime", "int8", latency=Latency(1.234, 1.3, 1.4), size_bytes=1_100_000)
-BASE = Row("base", "base.onnx", "onnxruntime", latency=Latency(2.0, 2.1, 2.2))
+ROW = Row(
+    "a",
+    "a.onnx",
+    "onnxruntime",
+    "int8",
+    latency=Latency(median_ms=1.234, p90_ms=1.3, p99_ms=1.4),
+    size_bytes=1_100_000,
+)
+BASE = Row("base", "base.onnx", "onnxruntime", latency=Latency(median_ms=2.0, p90_ms=2.1, p99_ms=2.2))
 SETTINGS = {"inputs": {"x": "1x16"}, "threads": 2, "confidence": CONFIDENCE}
 HERE = {"processor": "some", "cores": 2}
 
 
 def run(*rows: Row, **settings: Any) -> Results:
-    return Results("base", rows, HERE, SETTINGS | settings)
+    return Results(baseline="base", rows=rows, environment=HERE, settings=SETTINGS | settings)
 
 
 def terminal(*rows: Row, width: int = 200) -> str:
@@ -62,7 +77,7 @@ def test_every_metric_has_its_unit_in_every_form(metric: str, tmp_path: Path) ->
     """A mean squared error of 0.00123 was printed as 0.12% in the terminal."""
     own_unit = metric in ("perplexity", "kl", "mse", "own.py:score")
     lower_is_better = metric in ("wer", "cer", "perplexity", "kl", "mse")
-    found = Accuracy(metric, 0.2468, Interval(1.357, 0.5, 2.5), 100, higher_is_better=not lower_is_better)
+    found = Accuracy(metric, 0.2468, 1.357, 0.5, 2.5, 100, higher_is_better=not lower_is_better)
     row = structs.replace(ROW, accuracy=found)
     value, drop, ends = ("0.247", "1.36", "[0.500, 2.50]") if own_unit else ("24.68%", "1.36", "[0.50, 2.50]")
     assert value in terminal(BASE, row)
@@ -79,7 +94,7 @@ def test_every_metric_has_its_unit_in_every_form(metric: str, tmp_path: Path) ->
 
 
 def test_the_report_says_which_metric_was_chosen(tmp_path: Path) -> None:
-    row = structs.replace(ROW, accuracy=Accuracy("top1", 0.9, Interval(1.0, 0.5, 2.0), 100))
+    row = structs.replace(ROW, accuracy=Accuracy("top1", 0.9, 1.0, 0.5, 2.0, 100))
     report = source(BASE, row, folder=tmp_path, metric_note="top1: labels are one class per sample")
     assert "Accuracy is top1: labels are one class per sample." in accuracy_section(report).lead
 
@@ -88,11 +103,19 @@ def test_the_report_says_which_metric_was_chosen(tmp_path: Path) -> None:
     ("difference", "said", "state"),
     [
         (None, "–", ""),
-        (Difference(True, "y", math.inf, 0.0), "equal", "equal"),
-        (Difference(False, "y", -math.inf, math.inf), "−∞ dB MISMATCH", "not finite"),
-        (Difference(False, "y", -math.inf, 0.5), "−∞ dB MISMATCH", "not finite"),  # the reference is zero
-        (Difference(False, "y", 12.34, 0.5), "12.3 dB MISMATCH", "finite"),
-        (Difference(True, "y", 41.0, 0.1), "41.0 dB", "finite"),
+        (Difference(passed=True, output="y", snr_db=math.inf, max_abs_error=0.0), "equal", "equal"),
+        (
+            Difference(passed=False, output="y", snr_db=-math.inf, max_abs_error=math.inf),
+            "−∞ dB MISMATCH",
+            "not finite",
+        ),
+        (
+            Difference(passed=False, output="y", snr_db=-math.inf, max_abs_error=0.5),
+            "−∞ dB MISMATCH",
+            "not finite",
+        ),  # the reference is zero
+        (Difference(passed=False, output="y", snr_db=12.34, max_abs_error=0.5), "12.3 dB MISMATCH", "finite"),
+        (Difference(passed=True, output="y", snr_db=41.0, max_abs_error=0.1), "41.0 dB", "finite"),
     ],
 )
 def test_equal_and_infinitely_wrong_outputs_are_told_apart_in_every_form(
@@ -160,22 +183,22 @@ def test_narrow_terminals_get_the_same_words_in_two_lines() -> None:
 
 FIRST = Row(
     "a|b.onnx", "a|b.onnx", "onnxruntime", size_bytes=4_000_000, size_ratio=1.0, throughput_per_s=500.0,
-    latency=Latency(2.0, 2.2, 2.5, 1.9, 9.0, 100),
+    latency=Latency(median_ms=2.0, p90_ms=2.2, p99_ms=2.5, min_ms=1.9, max_ms=9.0, calls=100),
 )  # fmt: skip
 FAST = Row(
     "fast", "fast.onnx", "onnxruntime", "int8", size_bytes=1_000_000, size_ratio=4.0, throughput_per_s=2000.0,
-    latency=Latency(0.5, 0.6, 0.7, 0.4, 0.8, 400),
+    latency=Latency(median_ms=0.5, p90_ms=0.6, p99_ms=0.7, min_ms=0.4, max_ms=0.8, calls=400),
     speedup=Speedup(4.0, 3.9, 4.1, 20, "faster"),
     energy=Energy(unavailable="no counter"),
     parameters=300_000, weights_bytes=900_000, peak_memory_bytes=80_000_000, memory_ratio=1.25,
-    difference=Difference(True, "y", 40.0, 0.5, mean_abs_error=0.0123),
+    difference=Difference(passed=True, output="y", snr_db=40.0, max_abs_error=0.5, mean_abs_error=0.0123),
 )  # fmt: skip
 LOST = Row("lost", "lost.engine", "tensorrt", status="not run", reason="no GPU,\nnone", size_bytes=2_000_000,
            size_ratio=2.0)  # fmt: skip
 RESULTS = Results(
-    "a|b.onnx", [FIRST, FAST, LOST],
-    {"processor": "some", "cores": 4, "noise": {"noisy": True, "reasons": ["somebody else"]}},
-    {"threads": 2, "inputs": {"x": "1x16"}, "confidence": 0.99},
+    baseline="a|b.onnx", rows=[FIRST, FAST, LOST],
+    environment={"processor": "some", "cores": 4, "noise": {"noisy": True, "reasons": ["somebody else"]}},
+    settings={"threads": 2, "inputs": {"x": "1x16"}, "confidence": 0.99},
 )  # fmt: skip
 
 
@@ -213,7 +236,37 @@ def test_csv_has_one_row_per_artifact_and_units_in_its_columns(tmp_path: Path) -
 
 def test_a_name_is_no_formula_of_a_spreadsheet_and_no_markup(tmp_path: Path) -> None:
     names = ["=cmd|' /C calc'!A0", "@SUM(1)", "+1", "-1", "\tx", "plain", "<img src=x>[a](http://b)\x1b"]
-    rows = csv_rows(replace(RESULTS, rows=[structs.replace(FAST, name=name) for name in names]), tmp_path)
+    rows = csv_rows(
+        structs.replace(RESULTS, rows=[structs.replace(FAST, name=name) for name in names]), tmp_path
+    )
     assert [row["name"] for row in rows] == [f"'{name}" for name in names[:5]] + names[5:]
-    text = markdown(replace(RESULTS, rows=[FIRST, structs.replace(FAST, name=names[-1])]))
+    text = markdown(structs.replace(RESULTS, rows=[FIRST, structs.replace(FAST, name=names[-1])]))
     assert "| &lt;img src=x>\\[a](http://b)\\\\x1b |" in text
+
+
+class Warmer(Row, frozen=True):
+    """A row with one figure more."""
+
+    core_temperature_c: float | None = None
+
+
+def test_a_new_figure_is_a_field_and_a_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Terminal, CSV, Markdown and report show it where `COLUMNS` alone has its line."""
+    column = Column(
+        "temperature", "core, degrees", lambda row, _: f"{row.core_temperature_c:.1f} C", "core_temperature_c"
+    )
+    monkeypatch.setattr(rendering, "COLUMNS", (*rendering.COLUMNS, column))
+    results = run(*(Warmer(**structs.asdict(row), core_temperature_c=71.25) for row in (BASE, ROW)))
+    for width in (100, 220):
+        console = Console(width=width)
+        with console.capture() as capture:
+            console.print(results_table(results, width=width))
+        assert capture.get().count("71.2 C") == 2
+    assert [row["core_temperature_c"] for row in csv_rows(results, tmp_path)] == ["71.25", "71.25"]
+    header, _, *lines = markdown_table(results).splitlines()
+    assert header.endswith("| core, degrees |")
+    assert [line.endswith("| 71.2 C |") for line in lines] == [True, True]
+    source = Source([ReportedArtifact(at, row, at == 1) for at, row in enumerate(results.rows, 1)], results)
+    _, details = results_section(source, None).tables
+    assert details.columns[-1] == "core, degrees"
+    assert [row[-1].text for row in details.rows] == ["71.2 C", "71.2 C"]

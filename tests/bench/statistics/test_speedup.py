@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from statistics import median
 
 import pytest
 from bench_simulation import MACHINES, simulate
@@ -19,7 +20,6 @@ from qcompile.bench.statistics.speedup import (
     correlation_time,
     half_width,
     level_of,
-    median,
     percentile,
     speedup,
     split_launches,
@@ -211,10 +211,6 @@ def test_a_percentile_is_a_value_that_was_measured(values: list[float], share: f
     found = percentile(values, share)
     assert found in values
     assert sum(value <= found for value in values) >= share * len(values)
-
-
-def test_the_median_of_an_even_number_is_the_mean_of_the_middle_two() -> None:
-    assert median([4.0, 1.0, 3.0, 2.0]) == 2.5
 
 
 CALL_S = 0.06

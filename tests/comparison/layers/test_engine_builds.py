@@ -114,8 +114,9 @@ def test_the_fault_is_found_with_few_builds_of_the_real_builder(
         data = str(samples("residual"))
         diff = layer_diff(str(built.model), str(engine), data=data, samples=4, source=source)
     assert diff.threshold_db == THRESHOLDS[built.precision]
-    assert diff.first_bad.artifact_tensor == wrong
-    assert diff.engine.builds == len(real) <= 3 + math.log2(diff.paired)
+    assert diff.first_bad
+    assert diff.layers[0].artifact_tensor == wrong
+    assert diff.engine.builds == len(real) <= 3 + math.log2(diff.pairs.paired)
     assert diff.engine.confirmed
 
 

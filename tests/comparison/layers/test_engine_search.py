@@ -66,8 +66,8 @@ def search(gpu: SimulatedGpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         options = {"samples": 2, **options}
         diff = layer_diff(str(path), str(engine), source=source, **options)
         assert diff.engine.builds == len(builder.parts) <= diff.engine.max_builds
-        assert diff.engine.layers == diff.paired
-        assert diff.engine.max_builds == options.get("max_builds", 3 + int(math.log2(diff.paired)))
+        assert diff.engine.layers == diff.pairs.paired
+        assert diff.engine.max_builds == options.get("max_builds", 3 + int(math.log2(diff.pairs.paired)))
         return diff
 
     return run

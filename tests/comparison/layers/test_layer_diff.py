@@ -255,7 +255,7 @@ def test_of_an_engine_the_outputs_that_it_was_built_to_return_are_compared(
     assert not diff.warnings
     assert set(ratios(diff)) == {"r1", "c2", "y"}
     assert diff.first_bad.tensor == "c2"
-    assert set(diff.reference_only) == {"c1", "a", "r2", "p", "f"}
+    assert set(diff.pairs.reference_only) == {"c1", "a", "r2", "p", "f"}
 
 
 def test_the_sizes_of_tensors_are_foreseen(tiny: MakeModel) -> None:
