@@ -88,17 +88,11 @@ def measure(session: Session, given: BenchCommand) -> int:
 )
 def compare(session: Session, given: CompareCommand) -> int:
     """Print the table of changes, and which limits they break."""
-    from ..bench.results.regress import compare_results, parse_limit
+    from ..bench.results.regress import compare_results
     from ..bench.results.results import load_results
     from ..files import write_json
 
-    comparison = compare_results(
-        load_results(given.old),
-        load_results(given.new),
-        [parse_limit(text) for text in given.limits],
-        relative=given.relative,
-        across_machines=given.across_machines,
-    )
+    comparison = compare_results(load_results(given.old), load_results(given.new), given)
     if given.output is not None:
         write_json(given.output, comparison.as_json())
     session.json(comparison.as_json())

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _OF_OUTPUTS = ("inputs", "atol", "rtol", "snr", "rules", "metric", "max_drop")
 _OF_LAYERS = ("taps", "graph", "max_builds", "threshold", "output", "save_results")
-SAMPLES_OF_LAYERS = 8
 
 
 @verb(
@@ -42,26 +41,9 @@ def diff(session: Session, given: DiffCommand) -> int:
         _refuse(given, _OF_OUTPUTS, "belongs to the comparison of outputs", "leave it out, or `layers`")
         return _layers(session, given)
     _refuse(given, _OF_LAYERS, "belongs to the comparison of layers", "give `layers` too")
-    from ..bench.metrics.output_verdict import Tolerances
     from ..comparison.diff import diff as compare
-    from ..comparison.diff import parse_rules, parse_tolerances
 
-    difference = compare(
-        given.reference,
-        given.artifact,
-        data=given.data,
-        inputs=given.inputs,
-        samples=given.samples,
-        tolerances=Tolerances(
-            *(parse_tolerances(getattr(given, kind), option=f"`{kind}`") for kind in ("atol", "rtol", "snr"))
-        ),
-        rules=parse_rules(given.rules, option="`rules`"),
-        metric=given.metric,
-        max_drop=given.max_drop,
-        threads=given.threads,
-        trust=given.trust,
-        progress=session.progress,
-    )
+    difference = compare(given.reference, given.artifact, given, progress=session.progress)
     session.json(difference.as_json())
     if not session.quiet:
         session.table(difference_table(difference))
@@ -78,20 +60,7 @@ def _layers(session: Session, given: DiffCommand) -> int:
     for path in written:
         check_output(path)
     with _source(session, given) as source:
-        layers = layer_diff(
-            given.reference,
-            given.artifact,
-            data=given.data,
-            samples=SAMPLES_OF_LAYERS if given.samples is None else given.samples,
-            taps=given.taps,
-            threshold_db=given.threshold,
-            threads=given.threads,
-            trust=given.trust,
-            results=given.save_results,
-            source=source,
-            max_builds=given.max_builds,
-            progress=session.progress,
-        )
+        layers = layer_diff(given.reference, given.artifact, given, source=source, progress=session.progress)
     if given.output is not None:
         layers.save(given.output)
     session.json(layers.as_json())

@@ -27,7 +27,7 @@ def doctor(session: Session, given: DoctorCommand) -> int:
     from ..engines import doctor as diagnose
 
     session.progress("look at the installation")
-    diagnosis = diagnose(gpus=given.gpus, python=given.python)
+    diagnosis = diagnose(given)
     session.json(asdict(diagnosis))
     machine: dict[str, Any] = diagnosis.machine
     session.say(f"Python {diagnosis.python}, {diagnosis.system}, {machine['processor']}")

@@ -22,21 +22,4 @@ def export(session: Session, given: ExportCommand) -> None:
     """Print the file and its checks."""
     from ..compiler.export import export as export_model
 
-    artifact = export_model(
-        given.model,
-        given.output,
-        inputs=given.inputs,
-        outputs=given.outputs,
-        dynamic=given.dynamic,
-        opset_version=given.opset,
-        target=given.target,
-        data=given.data,
-        freeze_branches=given.freeze_branches,
-        trust=given.trust,
-        weights=given.weights,
-        download=given.download,
-        preprocessing=given.preprocessing,
-        python=given.python,
-        progress=session.progress,
-    )
-    present_artifact(session, artifact)
+    present_artifact(session, export_model(given.model, given.output, given, progress=session.progress))

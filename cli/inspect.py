@@ -24,7 +24,7 @@ def inspect(session: Session, given: InspectCommand) -> int:
     """Print what is known of a file; the exit code is 1 if it is not what its manifest says."""
     from ..reporting.inspection import inspect as look
 
-    facts = look(given.file, nodes=given.nodes, precision=given.precision)
+    facts = look(given.file, given)
     session.json(facts)
     session.say(f"{facts['file']}: {facts['kind']}, {bytes_text(facts['size_bytes'])}")
     _SHOW.get(facts["kind"], _show_manifest)(session, facts)

@@ -39,14 +39,7 @@ def migrate(session: Session, given: MigrateCommand) -> int:
     """Print what became of each option."""
     from ..pipeline.migrate import migrate as write_recipe
 
-    done = write_recipe(
-        given.command,
-        given.output,
-        target=given.target or "",
-        gpus=given.gpus,
-        data=given.data or "",
-        paths=given.paths,
-    )
+    done = write_recipe(given.command, given.output, given)
     session.json(done.as_json())
     if not (session.quiet or session.as_json):
         table = make_table("", f"option of {done.tool}", "here", "key of the recipe", "note", text=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..spec.decode import shared
-from ..spec.looking import EpContextCommand, TritonCommand, TritonOptions
+from ..spec.looking import EpContextCommand, TritonCommand
 from .session import RoadGroup, Session
 from .verb import verb
 
@@ -28,15 +27,7 @@ def triton(session: Session, given: TritonCommand) -> None:
     """Print what was laid out, and how to serve it."""
     from ..deploy import package_triton
 
-    packaged = package_triton(
-        given.artifact,
-        given.output,
-        name=given.name,
-        version=given.version,
-        options=shared(TritonOptions, given),
-        overwrite=given.overwrite,
-        progress=session.progress,
-    )
+    packaged = package_triton(given.artifact, given.output, given, progress=session.progress)
     session.json(packaged.as_json())
     batch = f"batches up to {packaged.max_batch_size}" if packaged.max_batch_size else "no batching"
     session.say(f"{packaged.folder}  version {packaged.version}, {packaged.backend}, {batch}")
@@ -59,9 +50,7 @@ def ep_context(session: Session, given: EpContextCommand) -> None:
     """Print what was written, and what the provider needs."""
     from ..deploy import package_ep_context
 
-    packaged = package_ep_context(
-        given.artifact, given.output, embed=given.embed, provider=given.provider, progress=session.progress
-    )
+    packaged = package_ep_context(given.artifact, given.output, given, progress=session.progress)
     session.json(packaged.as_json())
     place = "inside" if packaged.embedded else f"beside it, in {packaged.files[-1].name}"
     session.say(f"{packaged.path}  for {packaged.provider}, GPUs {packaged.architecture}, the engine {place}")

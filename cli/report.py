@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..spec.decode import shared
-from ..spec.measure import Budget, ReportCommand
+from ..spec.measure import ReportCommand
 from .session import Session
 from .tables import bytes_text
 from .verb import verb
@@ -19,14 +18,7 @@ def report(session: Session, given: ReportCommand) -> None:
     from ..reporting import write_report
 
     session.progress("draw")
-    path = write_report(
-        given.results,
-        given.output,
-        layers=given.layers,
-        ranges=given.ranges,
-        recipe=given.recipe,
-        budget=shared(Budget, given),
-    )
+    path = write_report(given.results, given.output, given)
     size = path.stat().st_size
     session.json({"path": str(path), "size_bytes": size})
     session.say(f"{path}  {bytes_text(size)}, loads nothing: open it in a browser, print it, send it")

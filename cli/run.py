@@ -56,9 +56,6 @@ def carry_out(
     recipe = read_recipe(path, told=lambda text: session.warn([text]))
     if recipe.model.trust and is_child():
         refuse_trust("model.trust of the recipe")
-    options: dict[str, Any] = {
-        "output": given.output, "again": given.again, "trust": given.trust, "progress": session.progress,
-    }  # fmt: skip
     if given.dry_run and given.scheduler:
         raise InvalidOption(
             "`dry_run` tells what this machine would do; it is required without `scheduler`",
@@ -66,9 +63,12 @@ def carry_out(
             option="dry_run",
         )
     if given.dry_run:
-        return _show_plan(session, plan(recipe, **options))
+        return _show_plan(session, plan(recipe, given, progress=session.progress))
     with executor_of(session, given, given.output or recipe.folder / recipe.output) as executor:
-        report = run_recipe(recipe, executor=executor, listener=listener_of(session, executor), **options)
+        report = run_recipe(
+            recipe, given, executor=executor, progress=session.progress,
+            listener=listener_of(session, executor),
+        )  # fmt: skip
     return _present(session, report)
 
 

@@ -39,10 +39,7 @@ def executor_of(session: Session, given: SchedulerOptions, output: Path) -> Iter
     session.progress("connect to the scheduler")
     with connect(
         given.scheduler,
-        tls_ca=given.tls_ca,
-        tls_cert=given.tls_cert,
-        tls_key=given.tls_key,
-        insecure=given.insecure,
+        given,
         store=output / FOLDER / _WORKER if given.scheduler == LOCAL else given.store or None,
         told=lambda text: session.warn([text]),
     ) as executor:

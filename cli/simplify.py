@@ -17,7 +17,7 @@ def simplify(session: Session, given: SimplifyCommand) -> None:
     """Print what was removed."""
     from ..compiler.simplify.simplify import simplify as simplify_model
 
-    artifact = simplify_model(given.model, given.output, data=given.data, progress=session.progress)
+    artifact = simplify_model(given.model, given.output, given, progress=session.progress)
     proof = artifact.manifest.proof
     removed = proof["removed"]
     assert isinstance(removed, dict)

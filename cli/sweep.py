@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 
 from ..spec.recipes import SweepCommand
@@ -29,5 +28,4 @@ def sweep(session: Session, given: SweepCommand) -> int:
 
     if given.scheduler == _THIS_PROCESS:
         given = replace(given, scheduler="")
-    run = functools.partial(sweep_recipe, only=given.only)
-    return carry_out(session, given, given.recipe, run, functools.partial(plan_sweep, only=given.only))
+    return carry_out(session, given, given.recipe, sweep_recipe, plan_sweep)

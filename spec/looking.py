@@ -17,16 +17,22 @@ _POLICY = r"^(|latest(:[1-9]\d*)?|all|specific:\d+(,\d+)*)$"
 
 
 @dataclass(frozen=True, kw_only=True)
-class InspectCommand(Checked):
-    """Describe FILE: ONNX, engine, TorchScript, ranges or results."""
+class InspectSpec(Checked):
+    """All that `inspect` is told beside the file."""
 
-    file: Annotated[Path, argument("File to describe.")]
     nodes: Annotated[bool, option("List every node of an ONNX file and its padding for Tensor Cores.")] = (
         False
     )
     precision: Annotated[
         TensorCorePrecision, option("Precision that the column Tensor Cores of --nodes is for.")
     ] = "fp16"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectCommand(InspectSpec):
+    """Describe FILE: ONNX, engine, TorchScript, ranges or results."""
+
+    file: Annotated[Path, argument("File to describe.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,21 +137,38 @@ class TritonOptions(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TritonCommand(TritonOptions):
-    """Put ARTIFACT (an engine, ONNX or TorchScript file) into a Triton model repository: as version N of
-    model NAME, with config.pbtxt and its manifest."""
+class TritonSpec(TritonOptions):
+    """All that `package_triton` is told beside the artifact and the repository."""
 
-    artifact: Annotated[Path, argument("Artifact to serve.")]
-    output: Annotated[Path, option("Model repository.", short="-o", metavar="FOLDER")]
     name: Annotated[str, option("Name of the model in requests.", metavar="NAME")]
-    version: Annotated[int, option("Number of the version to add.", metavar="N")] = 1
+    version: Annotated[int, option("Number of the version to add.", metavar="N", ge=1)] = 1
     overwrite: Annotated[bool, option("Replace an existing version and a config.pbtxt that was edited.")] = (
         False
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpContextCommand(Checked):
+class TritonCommand(TritonSpec):
+    """Put ARTIFACT (an engine, ONNX or TorchScript file) into a Triton model repository: as version N of
+    model NAME, with config.pbtxt and its manifest."""
+
+    artifact: Annotated[Path, argument("Artifact to serve.")]
+    output: Annotated[Path, option("Model repository.", short="-o", metavar="FOLDER")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpContextSpec(Checked):
+    """All that `package_ep_context` is told beside the engine and the output."""
+
+    embed: Annotated[bool, option("Put the engine into the ONNX file.")] = False
+    provider: Annotated[
+        Literal["", "tensorrt-rtx", "tensorrt"],
+        option("Provider that will load it; default: the one for the engine."),
+    ] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpContextCommand(EpContextSpec):
     """Write ARTIFACT (an engine of TensorRT-RTX or TensorRT) as an ONNX file with one EPContext node, for
     ONNX Runtime's provider and Windows ML. No GPU is needed, and nothing runs."""
 
@@ -153,8 +176,3 @@ class EpContextCommand(Checked):
     output: Annotated[
         Path, option("ONNX file to write; beside it, FILE.data holds the engine.", short="-o", metavar="FILE")
     ]
-    embed: Annotated[bool, option("Put the engine into the ONNX file.")] = False
-    provider: Annotated[
-        Literal["", "tensorrt-rtx", "tensorrt"],
-        option("Provider that will load it; default: the one for the engine."),
-    ] = ""

@@ -206,14 +206,9 @@ class BenchCommand(BenchSpec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareCommand(Checked):
-    """Compare the results of two runs: latency, size and accuracy of each artifact.
+class CompareSpec(Checked):
+    """All that `compare_results` is told beside the results."""
 
-    The exit code is 1 if a limit of --fail-if is exceeded, and 2 if the runs are not comparable.
-    """
-
-    old: Annotated[Path, argument("Results to compare with.")]
-    new: Annotated[Path, argument("Results to judge.")]
     limits: Annotated[
         tuple[str, ...],
         option("Limit: slower:5%, larger:10% or accuracy:0.5 (points).", flag="--fail-if", metavar="LIMIT"),
@@ -224,41 +219,53 @@ class CompareCommand(Checked):
     across_machines: Annotated[bool, option("Show the results of different machines without a verdict.")] = (
         False
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareCommand(CompareSpec):
+    """Compare the results of two runs: latency, size and accuracy of each artifact.
+
+    The exit code is 1 if a limit of --fail-if is exceeded, and 2 if the runs are not comparable.
+    """
+
+    old: Annotated[Path, argument("Results to compare with.")]
+    new: Annotated[Path, argument("Results to judge.")]
     output: Annotated[
         Path | None, option("JSON file to write the comparison to.", short="-o", metavar="FILE")
     ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiffCommand(Checked):
-    """Compare the outputs of ARTIFACT and REFERENCE with Polygraphy; exit code 1 on a mismatch.
+class _ComparisonOptions(Checked):
+    """What outputs and layers are compared on."""
 
-    Defaults: fp32 within 1e-3 relative or 1e-4 of the largest value, fp16 1e-2 and 1e-2, int8 a
-    signal-to-noise ratio of 15 dB, and of classes the same argmax in 95% of rows; of embeddings (rows of
-    length 1) a mean cosine of 0.98.
-
-    With --layers: tensor by tensor against an ONNX REFERENCE, few at a time; exit code 1 if one diverges.
-    Inside an engine: by building parts of its graph and running them.
-    """
-
-    reference: Annotated[str, argument("Artifact or MODEL to compare with.")]
-    artifact: Annotated[str, argument("Artifact or MODEL to judge.")]
     data: Annotated[str | None, option("Samples to compare on, instead of random input.", metavar="DATA")] = (
         None
     )
     samples: Annotated[
-        int | None, option("Largest number of samples; default: 64 (all for --metric), or 8 with --layers.")
+        Count | None, option("Largest number of samples; default: 64 (all for --metric), or 8 with --layers.")
     ] = None
+    threads: Annotated[int, option("Threads of each model; 0 means the runtime's default.", ge=0)] = 0
+    trust: _TRUST = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffSpec(_ComparisonOptions):
+    """All that `diff` is told beside the two sides."""
+
     inputs: _INPUTS = ()
-    atol: Annotated[tuple[str, ...], option("Absolute tolerance.", metavar="[OUTPUT:]NUMBER")] = ()
-    rtol: Annotated[tuple[str, ...], option("Relative tolerance.", metavar="[OUTPUT:]NUMBER")] = ()
-    snr: Annotated[tuple[str, ...], option("Smallest signal-to-noise ratio.", metavar="[OUTPUT:]DB")] = ()
+    atol: Annotated[tuple[str, ...], option("Absolute tolerance.", metavar="[OUTPUT:]NUMBER", pairs=":")] = ()
+    rtol: Annotated[tuple[str, ...], option("Relative tolerance.", metavar="[OUTPUT:]NUMBER", pairs=":")] = ()
+    snr: Annotated[
+        tuple[str, ...], option("Smallest signal-to-noise ratio.", metavar="[OUTPUT:]DB", pairs=":")
+    ] = ()
     rules: Annotated[
         tuple[str, ...],
         option(
             "Kind of an output: classes, embedding, labels or signal.",
             flag="--judge",
             metavar="[OUTPUT:]RULE",
+            pairs=":",
         ),
     ] = ()
     metric: (
@@ -283,19 +290,15 @@ class DiffCommand(Checked):
         ]
         | None
     ) = None
-    threads: Annotated[int, option("Threads of each model; 0 means the runtime's default.", ge=0)] = 0
-    trust: _TRUST = False
-    layers: Annotated[bool, option("Find the first tensor that diverges.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerDiffSpec(_ComparisonOptions):
+    """All that `layer_diff` is told beside the two sides."""
+
     taps: Annotated[
-        int | None,
+        Count | None,
         option("With --layers: number of tensors to read in one run; default: as many as memory allows."),
-    ] = None
-    graph: Annotated[
-        Path | None,
-        option(
-            "With --layers and an engine: ONNX file that it was built from; default: REFERENCE.",
-            metavar="FILE",
-        ),
     ] = None
     max_builds: (
         Annotated[
@@ -316,10 +319,6 @@ class DiffCommand(Checked):
             metavar="DB",
         ),
     ] = None
-    output: Annotated[
-        Path | None,
-        option("With --layers: JSON file to write, such as layers.json.", short="-o", metavar="FILE"),
-    ] = None
     save_results: Annotated[
         Path | None,
         option(
@@ -330,15 +329,49 @@ class DiffCommand(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportCommand(Budget):
-    """Write RESULTS of `bench` or `run` as one HTML file that loads nothing: which artifact to use and why,
-    tables, charts, environment, and what repeats it."""
+class DiffCommand(LayerDiffSpec, DiffSpec):
+    """Compare the outputs of ARTIFACT and REFERENCE with Polygraphy; exit code 1 on a mismatch.
 
-    results: Annotated[Path, argument("Results file of `bench` or `run`.")]
-    output: Annotated[Path, option("HTML file to write.", short="-o", metavar="FILE")] = Path("report.html")
+    Defaults: fp32 within 1e-3 relative or 1e-4 of the largest value, fp16 1e-2 and 1e-2, int8 a
+    signal-to-noise ratio of 15 dB, and of classes the same argmax in 95% of rows; of embeddings (rows of
+    length 1) a mean cosine of 0.98.
+
+    With --layers: tensor by tensor against an ONNX REFERENCE, few at a time; exit code 1 if one diverges.
+    Inside an engine: by building parts of its graph and running them.
+    """
+
+    reference: Annotated[str, argument("Artifact or MODEL to compare with.")]
+    artifact: Annotated[str, argument("Artifact or MODEL to judge.")]
+    layers: Annotated[bool, option("Find the first tensor that diverges.")] = False
+    graph: Annotated[
+        Path | None,
+        option(
+            "With --layers and an engine: ONNX file that it was built from; default: REFERENCE.",
+            metavar="FILE",
+        ),
+    ] = None
+    output: Annotated[
+        Path | None,
+        option("With --layers: JSON file to write, such as layers.json.", short="-o", metavar="FILE"),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportSpec(Budget):
+    """All that `report` is told beside the results and the page."""
+
     layers: Annotated[tuple[Path, ...], option("Layer comparison of `diff --layers`.", metavar="FILE")] = ()
     ranges: Annotated[
         Path | None,
         option("Ranges file; the report draws the histograms with the largest errors.", metavar="FILE"),
     ] = None
     recipe: Annotated[Path | None, option("Recipe to show if RESULTS has none.", metavar="FILE")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportCommand(ReportSpec):
+    """Write RESULTS of `bench` or `run` as one HTML file that loads nothing: which artifact to use and why,
+    tables, charts, environment, and what repeats it."""
+
+    results: Annotated[Path, argument("Results file of `bench` or `run`.")]
+    output: Annotated[Path, option("HTML file to write.", short="-o", metavar="FILE")] = Path("report.html")

@@ -97,16 +97,9 @@ class ModelSection(ExportOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportCommand(ExportOptions):
-    """Export MODEL to ONNX, check it, and compare its outputs with PyTorch's.
+class ExportSpec(ExportOptions):
+    """All that `export` is told beside the model and the output."""
 
-    MODEL is torchvision:NAME, timm:NAME, hf:NAME_OR_FOLDER, file.py:function, package.module:function, a
-    .pt2, a TorchScript archive, an .onnx file, a SavedModel folder, or a .keras, .h5 or .tflite
-    file. Options follow a `?`: timm:resnet18?weights=random&classes=10.
-    """
-
-    model: Annotated[str, argument("Model to export.")]
-    output: Annotated[Path, option("ONNX file to write.", short="-o", metavar="FILE")]
     target: Annotated[
         GraphTarget | None, option("Runtime of the Q/DQ nodes of a model trained with fake quantization.")
     ] = None
@@ -117,14 +110,33 @@ class ExportCommand(ExportOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimplifyCommand(Checked):
+class ExportCommand(ExportSpec):
+    """Export MODEL to ONNX, check it, and compare its outputs with PyTorch's.
+
+    MODEL is torchvision:NAME, timm:NAME, hf:NAME_OR_FOLDER, file.py:function, package.module:function, a
+    .pt2, a TorchScript archive, an .onnx file, a SavedModel folder, or a .keras, .h5 or .tflite
+    file. Options follow a `?`: timm:resnet18?weights=random&classes=10.
+    """
+
+    model: Annotated[str, argument("Model to export.")]
+    output: Annotated[Path, option("ONNX file to write.", short="-o", metavar="FILE")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimplifySpec(Checked):
+    """All that `simplify` is told beside the model and the output."""
+
+    data: Annotated[
+        str | None, option("Samples to check the outputs on, instead of random input.", metavar="DATA")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimplifyCommand(SimplifySpec):
     """Remove and fuse redundant nodes of an ONNX MODEL. The outputs and the dynamic axes stay the same."""
 
     model: Annotated[Path, argument("ONNX file.")]
     output: Annotated[Path, option("ONNX file to write.", short="-o", metavar="FILE")]
-    data: Annotated[
-        str | None, option("Samples to check the outputs on, instead of random input.", metavar="DATA")
-    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...errors import InvalidOption, MissingFile, RecipeError
 from ...files import check_output, require_file, write_text, writing
+from ...spec.decode import called
+from ...spec.recipes import MigrateSpec
 from ..recipe import make_recipe
 from .as_recipe import WRITTEN_BY, recipe_text, recipe_values
 from .command_line import Invocation, read_command
@@ -23,6 +26,11 @@ from .flags import RTX, Fate
 from .intent import Intent, Outcome
 from .precision import choose_precision
 from .translate import translate
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ...spec.keywords import MigrateKeywords
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -72,21 +80,17 @@ class Migration:
 def migrate(
     command: str,
     output: str | Path = "recipe.toml",
-    *,
-    target: str = "",
-    gpus: Sequence[str] = (),
-    data: str = "",
-    paths: Sequence[str] = (),
+    spec: MigrateSpec | None = None,
+    /,
+    **options: Unpack[MigrateKeywords],
 ) -> Migration:
     """Write the recipe of a command line; nothing of the command is run.
 
     Args:
         command: The whole command line, or "@" and a file that holds it.
         output: Recipe to write; ranges lie beside it.
-        target: "tensorrt" or "tensorrt-rtx"; empty for the runtime that the command uses.
-        gpus: Compute capabilities to build for, of target "tensorrt-rtx".
-        data: Samples to calibrate on, in place of the command's.
-        paths: `OLD=NEW`: how a folder or file of the command is named here.
+        spec: How.
+        options: Fields of `MigrateSpec` by name, in place of those of `spec`.
 
     Returns:
         What became of each option. Where one has no equal, the recipe is written too, and says so.
@@ -97,20 +101,20 @@ def migrate(
         MissingFile: If the model is not there.
         CalibrationError: If the calibration cache is not the model's.
     """
-    output = Path(output)
+    output, spec = Path(output), called(MigrateSpec, spec, options)
     check_output(output)
     _keep_what_others_wrote(output)
     call = read_command(_text(command))
-    target = target or (RTX if call.variables.get(_USES_RTX, "0") not in ("", "0") else "tensorrt")
+    target = spec.target or (RTX if call.variables.get(_USES_RTX, "0") not in ("", "0") else "tensorrt")
     intent = translate(call.tool, call.words, target)
     _surroundings(call, intent)
-    if gpus:
-        intent.gpus = list(gpus)
-    places = Places(call, paths, output)
+    if spec.gpus:
+        intent.gpus = list(spec.gpus)
+    places = Places(call, spec.paths, output)
     facts = read_facts(_model(intent, places))
-    intent.data = data or (places.find_data(intent.data) if intent.data else "")
+    intent.data = spec.data or (places.find_data(intent.data) if intent.data else "")
     cache = places.find(intent.cache) if intent.cache else None
-    if data and intent.cache:
+    if spec.data and intent.cache:
         intent.revise("calibrate.ranges", "unneeded", "`data` is given in its place")
         cache = None
     chosen = choose_precision(intent, facts, cache=cache is not None and cache.is_file())
