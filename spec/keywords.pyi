@@ -365,6 +365,20 @@ class LayerDiffKeywords(TypedDict, total=False):
     save_results: str | Path | None
     """With --layers: file for the values around the first bad tensor, in Polygraphy's format."""
 
+class LoadKeywords(TypedDict, total=False):
+    """Options of `load`, by name."""
+
+    threads: int
+    """Threads of a CPU runtime; 0 means the runtime's default."""
+    trust: bool
+    """Run files without a matching manifest, and .pt2 files that run code."""
+    streams: int
+    """Inferences of an engine that can run at once, each on a CUDA stream of its own."""
+    cuda_graph: bool
+    """Capture an engine's inference once, and replay it."""
+    runtime_cache: bool
+    """Keep the kernels that TensorRT-RTX compiles in a file beside the engine."""
+
 class MigrateKeywords(TypedDict, total=False):
     """Options of `migrate`, by name."""
 

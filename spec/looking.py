@@ -1,4 +1,4 @@
-"""The verbs that look and lay out: `inspect`, `doctor`, `package`."""
+"""The verbs that look, load and lay out: `inspect`, `doctor`, `load`, `package`."""
 
 from __future__ import annotations
 
@@ -56,6 +56,23 @@ class DoctorCommand(Checked):
         tuple[str, ...],
         option("Python interpreter with TensorFlow to look at.", metavar="tensorflow=INTERPRETER"),
     ] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadSpec(Checked):
+    """All that `load` is told beside the artifact and its device."""
+
+    threads: Annotated[int, option("Threads of a CPU runtime; 0 means the runtime's default.", ge=0)] = 0
+    trust: Annotated[bool, option("Run files without a matching manifest, and .pt2 files that run code.")] = (
+        False
+    )
+    streams: Annotated[
+        Count, option("Inferences of an engine that can run at once, each on a CUDA stream of its own.")
+    ] = 1
+    cuda_graph: Annotated[bool, option("Capture an engine's inference once, and replay it.")] = False
+    runtime_cache: Annotated[
+        bool, option("Keep the kernels that TensorRT-RTX compiles in a file beside the engine.")
+    ] = True
 
 
 @dataclass(frozen=True, kw_only=True)

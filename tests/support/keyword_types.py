@@ -15,7 +15,7 @@ from qcompile.spec.artifacts import BuildSpec, QuantizeSpec
 from qcompile.spec.cluster import ConnectionOptions
 from qcompile.spec.first_use import AutoSpec, InitSpec
 from qcompile.spec.gate import GateOptions
-from qcompile.spec.looking import DoctorCommand, EpContextSpec, InspectSpec, TritonSpec
+from qcompile.spec.looking import DoctorCommand, EpContextSpec, InspectSpec, LoadSpec, TritonSpec
 from qcompile.spec.measure import BenchSpec, CompareSpec, DiffSpec, LayerDiffSpec, ReportSpec
 from qcompile.spec.models import CalibrateSpec, ExportSpec, SimplifySpec
 from qcompile.spec.option import Option, fields_of
@@ -37,9 +37,9 @@ SPECS: dict[str, type] = {
     "auto": AutoSpec, "benchmark": BenchSpec, "build": BuildSpec, "calibrate": CalibrateSpec,
     "compare_results": CompareSpec, "connect": ConnectionOptions, "diff": DiffSpec, "doctor": DoctorCommand,
     "export": ExportSpec, "gate": GateOptions, "init": InitSpec, "inspect": InspectSpec,
-    "layer_diff": LayerDiffSpec, "migrate": MigrateSpec, "package_ep_context": EpContextSpec,
-    "package_triton": TritonSpec, "quantize": QuantizeSpec, "report": ReportSpec, "run": RunSpec,
-    "simplify": SimplifySpec, "sweep": SweepSpec, "tune": TuneSpec,
+    "layer_diff": LayerDiffSpec, "load": LoadSpec, "migrate": MigrateSpec,
+    "package_ep_context": EpContextSpec, "package_triton": TritonSpec, "quantize": QuantizeSpec,
+    "report": ReportSpec, "run": RunSpec, "simplify": SimplifySpec, "sweep": SweepSpec, "tune": TuneSpec,
 }  # fmt: skip
 """Verb of the Python interface to the spec whose fields are its keywords."""
 PARAMETERS = {"export": {"inputs", "preprocessing"}, "quantize": {"ranges"}}
