@@ -12,12 +12,11 @@ from ...model.weightless import read_weightless
 from ...progress import Progress, silent
 from ...spec.decode import called
 from ...spec.measure import LayerDiffSpec
-from .forms import Form
 from .outcome import LayerDiff
 from .pairing import Pairs, pair_outputs, pair_tensors, restricted
 from .rebuild import EngineRefinement, EngineRuns, EngineSource
 from .search import Refinement
-from .sides import Side, artifact_side, input_casts, reference_side
+from .sides import Form, Side, artifact_side, input_casts, reference_side
 from .taps import LayerRuns, require_polygraphy, save_results, write_samples
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from ...model.output_error import ErrorSums
 from ...model.session import make_session, session_options
 from ...model.weightless import WeightlessModel, read_weightless
 from ...tensors import Feeds, ModelIO
-from .forms import Form
+from .sides import Form
 
 if TYPE_CHECKING:
     import onnx

@@ -26,10 +26,9 @@ from ...model.random_input import RandomInput
 from ...model.weightless import WeightlessModel
 from ...progress import Progress, quiet
 from ...tensors import Feeds, samples_in
-from .forms import Form
 from .job import Job
 from .pairing import Pairs
-from .sides import Side
+from .sides import Form, Side
 
 if TYPE_CHECKING:
     import onnx
