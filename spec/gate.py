@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from .decode import Checked, Refused
-from .measure import Pythons, Timeout
+from .measure import Evaluation, Inputs, MetricName, Pythons, Timeout, Trust
 from .option import argument, option
-from .words import AUTO, METRIC, METRIC_PATTERN
+from .words import AUTO, NonNegative
 
 OutputsRule = Literal["auto", "same", "any"]
 
@@ -23,18 +23,14 @@ class GateOptions(Checked):
         float,
         option("Growth of the file with its side files that passes, in percent.", metavar="PERCENT", ge=0),
     ] = 1.0
-    max_drop: (
-        Annotated[
-            float,
-            option(
-                "Largest drop in accuracy that passes, in points, or in the metric's own unit; default: one "
-                "whose interval contains 0.",
-                metavar="POINTS",
-                ge=0,
-            ),
-        ]
-        | None
-    ) = None
+    max_drop: Annotated[
+        NonNegative | None,
+        option(
+            "Largest drop in accuracy that passes, in points, or in the metric's own unit; default: one "
+            "whose interval contains 0.",
+            metavar="POINTS",
+        ),
+    ] = None
     outputs: Annotated[
         OutputsRule,
         option(
@@ -51,16 +47,9 @@ class GateOptions(Checked):
     data: Annotated[
         str | None, option("Samples to time and compare outputs on, instead of random input.", metavar="DATA")
     ] = None
-    evaluation: Annotated[
-        str | None, option("Labelled samples for accuracy and output difference.", metavar="DATA")
-    ] = None
-    metric: Annotated[str, option(f"Accuracy metric: {METRIC}.", metavar=METRIC, pattern=METRIC_PATTERN)] = (
-        AUTO
-    )
-    inputs: Annotated[
-        tuple[str, ...],
-        option("Input that no artifact declares.", flag="--input", short="-i", metavar="NAME:SHAPE[:DTYPE]"),
-    ] = ()
+    evaluation: Evaluation = None
+    metric: MetricName = AUTO
+    inputs: Inputs = ()
     batch_size: Annotated[int | None, option("Samples per call of a model with a dynamic batch.")] = None
     threads: Annotated[
         int,
@@ -83,9 +72,7 @@ class GateOptions(Checked):
     ] = None
     python: Pythons = ()
     timeout_s: Timeout = 600.0
-    trust: Annotated[bool, option("Run files without a matching manifest, and .pt2 files that run code.")] = (
-        False
-    )
+    trust: Trust = False
 
     def check(self) -> None:
         """Refuse a limit on accuracy that nothing measures."""

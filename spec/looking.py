@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from .decode import Checked, Refused, read_shapes
+from .measure import Trust
 from .option import COMMA, argument, option
-from .words import Count, TensorCorePrecision
+from .words import Count, Natural, TensorCorePrecision
 
 _Index = Annotated[int, Meta(ge=0)]
 _POLICY = r"^(|latest(:[1-9]\d*)?|all|specific:\d+(,\d+)*)$"
@@ -63,9 +64,7 @@ class LoadSpec(Checked):
     """All that `load` is told beside the artifact and its device."""
 
     threads: Annotated[int, option("Threads of a CPU runtime; 0 means the runtime's default.", ge=0)] = 0
-    trust: Annotated[bool, option("Run files without a matching manifest, and .pt2 files that run code.")] = (
-        False
-    )
+    trust: Trust = False
     streams: Annotated[
         Count, option("Inferences of an engine that can run at once, each on a CUDA stream of its own.")
     ] = 1
@@ -79,17 +78,13 @@ class LoadSpec(Checked):
 class TritonOptions(Checked):
     """What Triton is told beside the model. Defaults leave the choice to the artifact or to Triton."""
 
-    max_batch_size: (
-        Annotated[
-            int,
-            option(
-                "Largest batch; 0 turns batching off; default: the largest batch of the profiles, or 4.",
-                metavar="N",
-                ge=0,
-            ),
-        ]
-        | None
-    ) = None
+    max_batch_size: Annotated[
+        Natural | None,
+        option(
+            "Largest batch; 0 turns batching off; default: the largest batch of the profiles, or 4.",
+            metavar="N",
+        ),
+    ] = None
     instances: Annotated[
         int, option("Number of instances on each GPU, or on the CPU.", metavar="N", ge=1)
     ] = 1

@@ -8,29 +8,44 @@ from typing import Annotated
 
 from .decode import Checked, Refused
 from .option import COMMA, argument, fields_of, option
-from .words import AUTO, BASELINE, METRIC, METRIC_PATTERN, Count, NamedModel, TorchMode
+from .words import (
+    AUTO,
+    BASELINE,
+    METRIC,
+    METRIC_PATTERN,
+    Count,
+    Metric,
+    NamedModel,
+    Natural,
+    NonNegative,
+    Positive,
+    TorchMode,
+)
 
-_INPUTS = Annotated[
+Inputs = Annotated[
     tuple[str, ...],
     option("Input that no artifact declares.", flag="--input", short="-i", metavar="NAME:SHAPE[:DTYPE]"),
 ]
-_TRUST = Annotated[bool, option("Run files without a matching manifest, and .pt2 files that run code.")]
+Trust = Annotated[bool, option("Run files without a matching manifest, and .pt2 files that run code.")]
+Evaluation = Annotated[
+    str | None, option("Labelled samples for accuracy and output difference.", metavar="DATA")
+]
+MetricName = Annotated[str, option(f"Accuracy metric: {METRIC}.", metavar=METRIC, pattern=METRIC_PATTERN)]
+
+MAX_DROP = Annotated[
+    NonNegative | None,
+    option(
+        "Largest drop in accuracy of an artifact that the report recommends, the interval's upper end "
+        "included, in points; default: none that the interval shows.",
+        metavar="POINTS",
+    ),
+]
 
 
-MAX_DROP = (
-    Annotated[
-        float,
-        option(
-            "Largest drop in accuracy of an artifact that the report recommends, the interval's upper end "
-            "included, in points; default: none that the interval shows.",
-            metavar="POINTS",
-            ge=0,
-        ),
-    ]
-    | None
-)
-
-
+MaxDrop = Annotated[
+    float,
+    option("Largest drop in accuracy, in points, or in the metric's own unit.", metavar="POINTS", ge=0),
+]
 Pythons = Annotated[
     tuple[str, ...], option("Python interpreter of an engine's workers.", metavar="ENGINE=INTERPRETER")
 ]
@@ -43,7 +58,7 @@ Timeout = Annotated[
         gt=0,
     ),
 ]
-"""Of every verb that measures in worker processes."""
+"""Of every verb that measures in worker processes, as those above."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,26 +66,17 @@ class Budget(Checked):
     """The most that an artifact may take to be recommended; without a limit, anything."""
 
     max_drop: MAX_DROP = None
-    max_size_mb: (
-        Annotated[
-            float,
-            option(
-                "Largest file, with its side files, of an artifact that the report recommends, in MB.",
-                metavar="MB",
-                gt=0,
-            ),
-        ]
-        | None
-    ) = None
-    max_latency_ms: (
-        Annotated[
-            float,
-            option(
-                "Largest median latency of an artifact that the report recommends, in ms.", metavar="MS", gt=0
-            ),
-        ]
-        | None
-    ) = None
+    max_size_mb: Annotated[
+        Positive | None,
+        option(
+            "Largest file, with its side files, of an artifact that the report recommends, in MB.",
+            metavar="MB",
+        ),
+    ] = None
+    max_latency_ms: Annotated[
+        Positive | None,
+        option("Largest median latency of an artifact that the report recommends, in ms.", metavar="MS"),
+    ] = None
 
     @property
     def limits(self) -> dict[str, float]:
@@ -96,9 +102,7 @@ class BenchOptions(Checked):
     precision_target: Annotated[
         float, option("Relative width of the speed-up intervals at which measuring stops.", gt=0, lt=1)
     ] = 0.01
-    metric: Annotated[str, option(f"Accuracy metric: {METRIC}.", metavar=METRIC, pattern=METRIC_PATTERN)] = (
-        AUTO
-    )
+    metric: MetricName = AUTO
     batch_sizes: Annotated[
         tuple[Count, ...],
         option("Batch sizes of an additional latency curve.", metavar="N,N,...", split=COMMA),
@@ -117,16 +121,13 @@ class BenchOptions(Checked):
             split=COMMA,
         ),
     ] = ()
-    cuda_graph: (
-        Annotated[
-            bool,
-            option(
-                "CUDA graphs of TensorRT engines: true adds a row with them to the row without, false leaves "
-                "them out; by default the one row has them where an inference can be captured."
-            ),
-        ]
-        | None
-    ) = None
+    cuda_graph: Annotated[
+        bool | None,
+        option(
+            "CUDA graphs of TensorRT engines: true adds a row with them to the row without, false leaves "
+            "them out; by default the one row has them where an inference can be captured."
+        ),
+    ] = None
     layer_times: Annotated[
         bool, option("Time of each layer, by the runtime's own profiler, after everything else is measured.")
     ] = False
@@ -185,12 +186,10 @@ class BenchSpec(BenchOptions):
     data: Annotated[
         str | None, option("Samples; the first batch is timed instead of random input.", metavar="DATA")
     ] = None
-    evaluation: Annotated[
-        str | None, option("Labelled samples for accuracy and output difference.", metavar="DATA")
-    ] = None
-    inputs: _INPUTS = ()
+    evaluation: Evaluation = None
+    inputs: Inputs = ()
     batch_size: Annotated[int | None, option("Samples per call of a model with a dynamic batch.")] = None
-    trust: _TRUST = False
+    trust: Trust = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,14 +245,14 @@ class _ComparisonOptions(Checked):
         Count | None, option("Largest number of samples; default: 64 (all for --metric), or 8 with --layers.")
     ] = None
     threads: Annotated[int, option("Threads of each model; 0 means the runtime's default.", ge=0)] = 0
-    trust: _TRUST = False
+    trust: Trust = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiffSpec(_ComparisonOptions):
     """All that `diff` is told beside the two sides."""
 
-    inputs: _INPUTS = ()
+    inputs: Inputs = ()
     atol: Annotated[tuple[str, ...], option("Absolute tolerance.", metavar="[OUTPUT:]NUMBER", pairs=":")] = ()
     rtol: Annotated[tuple[str, ...], option("Relative tolerance.", metavar="[OUTPUT:]NUMBER", pairs=":")] = ()
     snr: Annotated[
@@ -268,28 +267,20 @@ class DiffSpec(_ComparisonOptions):
             pairs=":",
         ),
     ] = ()
-    metric: (
-        Annotated[
-            str,
-            option(
-                f"Accuracy to compare on labelled --data, beside the outputs: {METRIC}.",
-                metavar=METRIC,
-                pattern=METRIC_PATTERN,
-            ),
-        ]
-        | None
-    ) = None
-    max_drop: (
-        Annotated[
-            float,
-            option(
-                "Largest drop in accuracy that passes, in points, or in the metric's own unit; default: any.",
-                metavar="POINTS",
-                ge=0,
-            ),
-        ]
-        | None
-    ) = None
+    metric: Annotated[
+        Metric | None,
+        option(
+            f"Accuracy to compare on labelled --data, beside the outputs: {METRIC}.",
+            metavar=METRIC,
+        ),
+    ] = None
+    max_drop: Annotated[
+        NonNegative | None,
+        option(
+            "Largest drop in accuracy that passes, in points, or in the metric's own unit; default: any.",
+            metavar="POINTS",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,18 +291,14 @@ class LayerDiffSpec(_ComparisonOptions):
         Count | None,
         option("With --layers: number of tensors to read in one run; default: as many as memory allows."),
     ] = None
-    max_builds: (
-        Annotated[
-            int,
-            option(
-                "With --layers and an engine: most builds of parts of it; 0 compares its outputs alone; "
-                "default: 3 + log2 of the number of tensors.",
-                metavar="N",
-                ge=0,
-            ),
-        ]
-        | None
-    ) = None
+    max_builds: Annotated[
+        Natural | None,
+        option(
+            "With --layers and an engine: most builds of parts of it; 0 compares its outputs alone; "
+            "default: 3 + log2 of the number of tensors.",
+            metavar="N",
+        ),
+    ] = None
     threshold: Annotated[
         float | None,
         option(

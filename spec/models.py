@@ -10,7 +10,7 @@ from ..errors import UsageError
 from ..tensors import parse_dynamic_axis, parse_input
 from .decode import Checked, Refused
 from .option import COMMA, argument, option
-from .words import METHOD, METHOD_PATTERN, GraphTarget
+from .words import METHOD, METHOD_PATTERN, Count, GraphTarget
 
 WEIGHTS = Annotated[
     str,
@@ -225,10 +225,9 @@ class ShowRangesCommand(Checked):
         GraphTarget,
         option("Runtime whose quantization error is estimated: asymmetric uint8 or symmetric int8."),
     ] = "onnxruntime"
-    top: (
-        Annotated[int, option("Largest number of tensors to show; the default for --plot is 12.", ge=1)]
-        | None
-    ) = None
+    top: Annotated[
+        Count | None, option("Largest number of tensors to show; the default for --plot is 12.")
+    ] = None
     tensors: Annotated[
         tuple[str, ...], option("Tensor to show; default: all.", flag="--tensor", metavar="NAME")
     ] = ()

@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from .artifacts import PLAIN_NAME, ArtifactSection
+from .artifacts import PLAIN_NAME, ArtifactSection, Exclude, Inputs
 from .cluster import SchedulerOptions
 from .decode import Checked, Refused
-from .measure import BenchSection
+from .measure import BenchSection, MaxDrop, MetricName
 from .models import CalibrateSection, ModelSection
 from .option import COMMA, argument, fields_of, option
 from .sweep import SweepSection
-from .words import AUTO, BASELINE, FORMER_ISAS, METHOD, METHOD_PATTERN, METRIC, METRIC_PATTERN
+from .words import AUTO, BASELINE, FORMER_ISAS, METHOD, METHOD_PATTERN
 
 RECIPE_VERSION = 1
 
@@ -257,16 +257,11 @@ class MigrateCommand(MigrateSpec):
 class TuneSpec(Checked):
     """All that `tune` is told beside the model, the data and the output."""
 
-    max_drop: Annotated[
-        float,
-        option("Largest drop in accuracy, in points, or in the metric's own unit.", metavar="POINTS", ge=0),
-    ]
+    max_drop: MaxDrop
     calibration: Annotated[
         str | None, option("Samples to calibrate on; default: those of --data.", metavar="DATA")
     ] = None
-    metric: Annotated[str, option(f"Accuracy metric: {METRIC}.", metavar=METRIC, pattern=METRIC_PATTERN)] = (
-        AUTO
-    )
+    metric: MetricName = AUTO
     targets: Annotated[
         tuple[str, ...],
         option(
@@ -276,22 +271,14 @@ class TuneSpec(Checked):
             split=COMMA,
         ),
     ] = ()
-    inputs: Annotated[
-        tuple[str, ...],
-        option("Input of a PyTorch MODEL.", flag="--input", short="-i", metavar="NAME:SHAPE[:DTYPE]"),
-    ] = ()
+    inputs: Inputs = ()
     method: Annotated[
         str,
         option(
             f"Method that chooses the thresholds: {METHOD}.", metavar=METHOD, pattern=f"^$|{METHOD_PATTERN}"
         ),
     ] = ""
-    exclude: Annotated[
-        tuple[str, ...],
-        option(
-            "Layers that stay in floating point: name, glob or operator type.", metavar="PATTERN", split=COMMA
-        ),
-    ] = ()
+    exclude: Exclude = ()
     samples: Annotated[int | None, option("Largest number of samples to measure accuracy on.")] = None
     batch_size: Annotated[int | None, option("Samples per call of the latency measurement.")] = None
     threads: Annotated[int, option("Threads of every artifact; 0 means all cores.", ge=0)] = 0
