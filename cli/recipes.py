@@ -32,10 +32,7 @@ _WORKER = "worker"
 def executor_of(session: Session, given: SchedulerOptions, output: Path) -> Iterator[Executor | None]:
     """Connect to the scheduler that was typed; None without one: this process carries the stages out.
 
-    Args:
-        session: Is told of workers that are not used.
-        given: What was typed.
-        output: Folder of the artifacts: local workers keep their files in it.
+    Local workers keep their files in the folder of the artifacts, `output`.
     """
     if not given.scheduler:
         for option in ("tls_ca", "tls_cert", "tls_key", "insecure", "store"):

@@ -63,9 +63,7 @@ _HINTS = _NO_ROOM | {
 def storage_error(error: OSError, path: Path | None = None) -> StorageError | None:
     """Return what the system says of a file as an error of ours, or None where it says nothing of a file.
 
-    Args:
-        error: Where it names a file, that is the one.
-        path: The file, where the error names none.
+    The file is the one that the error names, else `path`.
     """
     if error.errno not in _HINTS or isinstance(error, BrokenPipeError):
         return None
@@ -79,11 +77,9 @@ def storage_error(error: OSError, path: Path | None = None) -> StorageError | No
 
 
 def hidden_storage_error(error: BaseException, path: Path) -> StorageError | None:
-    """Return the problem of a disk behind another error, or None.
+    """Return the problem of a disk behind another error that was raised while `path` was written, or None.
 
-    Args:
-        error: Of a library or of ours, raised while `path` was written.
-        path: The file; its disk and that of temporary files are asked for the room that they have.
+    Its disk and that of temporary files are asked for the room that they have.
     """
     if isinstance(error, UsageError):
         return None
@@ -175,12 +171,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def read_json(path: Path, *, what: str = "file") -> Any:
-    """Return what a JSON file holds.
-
-    Args:
-        path: The file.
-        what: What it should be, for the message.
-    """
+    """Return what a JSON file holds; `what` names in a message what it should be."""
     content = read_bytes(path, what=what)
     try:
         return json.loads(content)
@@ -213,11 +204,9 @@ def require_file(path: Path, *, what: str = "file") -> Path:
 
 
 def absolute_path(text: str, base: Path | None = None) -> Path:
-    """Return the absolute path that a text names; links stay as they are.
+    """Return the absolute path that a text names, `~` the home; links stay as they are.
 
-    Args:
-        text: The path; `~` is the home.
-        base: Folder of relative paths; the working folder by default.
+    Relative paths begin at `base`, by default the working folder.
     """
     try:
         path = Path.cwd() / (base or "") / Path(text).expanduser()

@@ -58,10 +58,8 @@ _swept: OrderedDict[str, None] = OrderedDict()
 def temporary_folder(purpose: str) -> Iterator[Path]:
     """Yield a new folder among the system's temporary files; it is removed at the end.
 
-    What killed processes left there is removed, once for each process and place.
-
-    Args:
-        purpose: One word of its name, such as "simplify".
+    What killed processes left there is removed, once for each process and place. `purpose` is a word of its
+    name, such as "simplify".
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -89,10 +87,6 @@ def held_folder(parent: Path, purpose: str = "") -> Iterator[Path]:
     """Yield a new folder that `remove_stale` leaves alone while this process lives; removed at the end.
 
     It may be renamed meanwhile: nothing is removed then.
-
-    Args:
-        parent: Where it is made.
-        purpose: One word of its name; may be empty.
     """
     _tell(parent)
     prefix = f"{TEMPORARY}{os.getpid()}-{purpose}{'-' if purpose else ''}"
@@ -258,12 +252,7 @@ def open_lock(path: Path) -> IO[str]:
 
 
 def lock(file: IO[str], output: Path) -> None:
-    """Hold an open file until it is closed.
-
-    Args:
-        file: Open for writing.
-        output: The folder that it stands for, for the message.
-    """
+    """Hold a file that is open for writing until it is closed; it stands for the folder `output`."""
     try:
         import fcntl
     except ImportError:  # not POSIX: the rename of whole folders still keeps every file whole
