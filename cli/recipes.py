@@ -13,6 +13,7 @@ import click
 
 from ..errors import InvalidOption
 from ..spec.cluster import LOCAL, SchedulerOptions, WorkerCommand
+from ..spec.option import fields_of
 from ..spec.recipes import MigrateCommand, RunCommand, RunOptions, SweepCommand, recipe_schema
 from ..untrusted.child import is_child
 from .session import Session, refuse_trust
@@ -35,9 +36,9 @@ def executor_of(session: Session, given: SchedulerOptions, output: Path) -> Iter
     Local workers keep their files in the folder of the artifacts, `output`.
     """
     if not given.scheduler:
-        for option in ("tls_ca", "tls_cert", "tls_key", "insecure", "store"):
-            if getattr(given, option):
-                raise InvalidOption(f"`{option}` is for `scheduler`, which is missing", option=option)
+        for one in fields_of(SchedulerOptions):
+            if getattr(given, one.name):
+                raise InvalidOption(f"`{one.name}` is for `scheduler`, which is missing", option=one.name)
         yield None
         return
     from ..cluster.connection import connect

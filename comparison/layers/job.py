@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -117,7 +118,7 @@ class _Work:
         job, tap = self.job, self.taps.get(name)
         if tap is not None and job["reference"]:
             self._compare(
-                name, Form.from_json(tap["form"]), Path(job["reference"]) / tap["file"], number, array
+                name, msgspec.convert(tap["form"], Form), Path(job["reference"]) / tap["file"], number, array
             )
         elif tap is None and name in job["outputs"] and job["reference_outputs"]:
             folder = Path(job["reference_outputs"]) / job["outputs"][name]

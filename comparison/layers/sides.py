@@ -9,7 +9,7 @@ The two sides of a comparison, and the reasons why two sides cannot be compared.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,15 +85,6 @@ class Form:
         zero = np.asarray(self.zero_point, np.int32).reshape(along if len(self.zero_point) > 1 else [1])
         values: NDArray[Any] = (array.astype(np.int32) - zero).astype(np.float32) * scale
         return values.astype(np.float16) if self.dtype == "float16" else values
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the form that a worker reads."""
-        return {**vars(self), "scale": list(self.scale), "zero_point": list(self.zero_point)}
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Form:
-        """Read the form written by `as_json`."""
-        return Form(**{**value, "scale": tuple(value["scale"]), "zero_point": tuple(value["zero_point"])})
 
 
 class Forms:
