@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..spec.gate import GateCommand
-from ..spec.measure import BenchCommand, CompareCommand, ReportCommand
+from ..spec.measure import BenchCommand, CompareCommand, GateCommand, ReportCommand
 from .session import Session
 from .tables import add_row, bytes_text, make_table, present_results, regression_table
 from .verb import Verb, verb
