@@ -279,6 +279,21 @@ class QuantizeCommand(QuantizeSpec):
 
 
 @dataclass(frozen=True, kw_only=True)
+class QatSpec(Checked):
+    """All that `qat.prepare` is told beside the model and its inputs."""
+
+    target: Annotated[
+        GraphTarget, option("Runtime that grids and places are chosen for; tensorrt also for TensorRT-RTX.")
+    ] = "onnxruntime"
+    isa: Annotated[
+        Isa, option("Instruction set of the CPU that will run INT8; auto means this machine's.")
+    ] = "auto"
+    exclude: Annotated[
+        tuple[str, ...], option("Globs of names of modules (`fc`, `stages.0.*`) that stay in float.")
+    ] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class BuildSpec(ArtifactOptions):
     """All that `build` is told beside the model and the output."""
 

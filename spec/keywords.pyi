@@ -433,6 +433,16 @@ class TritonKeywords(TypedDict, total=False):
     overwrite: bool
     """Replace an existing version and a config.pbtxt that was edited."""
 
+class QatKeywords(TypedDict, total=False):
+    """Options of `qat`, by name."""
+
+    target: Literal["onnxruntime", "openvino", "tensorrt"]
+    """Runtime that grids and places are chosen for; tensorrt also for TensorRT-RTX."""
+    isa: Literal["auto", "avx2", "avx-vnni", "avx512-vnni", "amx", "neon", "neon-dotprod", "i8mm"]
+    """Instruction set of the CPU that will run INT8; auto means this machine's."""
+    exclude: Sequence[str]
+    """Globs of names of modules (`fc`, `stages.0.*`) that stay in float."""
+
 class QuantizeKeywords(TypedDict, total=False):
     """Options of `quantize`, by name."""
 

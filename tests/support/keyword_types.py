@@ -11,7 +11,7 @@ import typing
 from collections.abc import Iterator
 from pathlib import Path
 
-from qcompile.spec.artifacts import BuildSpec, QuantizeSpec
+from qcompile.spec.artifacts import BuildSpec, QatSpec, QuantizeSpec
 from qcompile.spec.cluster import ConnectionOptions
 from qcompile.spec.first_use import AutoSpec, InitSpec
 from qcompile.spec.looking import DoctorCommand, EpContextSpec, InspectSpec, LoadSpec, TritonSpec
@@ -37,8 +37,9 @@ SPECS: dict[str, type] = {
     "compare_results": CompareSpec, "connect": ConnectionOptions, "diff": DiffSpec, "doctor": DoctorCommand,
     "export": ExportSpec, "gate": GateOptions, "init": InitSpec, "inspect": InspectSpec,
     "layer_diff": LayerDiffSpec, "load": LoadSpec, "migrate": MigrateSpec,
-    "package_ep_context": EpContextSpec, "package_triton": TritonSpec, "quantize": QuantizeSpec,
-    "report": ReportSpec, "run": RunSpec, "simplify": SimplifySpec, "sweep": SweepSpec, "tune": TuneSpec,
+    "package_ep_context": EpContextSpec, "package_triton": TritonSpec, "qat": QatSpec,
+    "quantize": QuantizeSpec, "report": ReportSpec, "run": RunSpec, "simplify": SimplifySpec,
+    "sweep": SweepSpec, "tune": TuneSpec,
 }  # fmt: skip
 """Verb of the Python interface to the spec whose fields are its keywords."""
 PARAMETERS = {"export": {"inputs", "preprocessing"}, "quantize": {"ranges"}}
