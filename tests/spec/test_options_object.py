@@ -67,6 +67,22 @@ def test_a_command_is_the_object_of_its_verb(name: str) -> None:
     assert any(issubclass(command.spec, SPECS[name]) for command in commands())
 
 
+@pytest.mark.parametrize("name", [name for name in SPECS if name not in WITHOUT_COMMAND])
+def test_a_command_hands_its_object_to_the_verb(name: str) -> None:
+    functions = (
+        function
+        for path in CLI.glob("*.py")
+        for function in ast.parse(path.read_text()).body
+        if isinstance(function, ast.FunctionDef) and function.decorator_list
+    )
+    kinds = {command.spec.__name__ for command in commands() if issubclass(command.spec, SPECS[name])}
+    for function in functions:
+        arguments = {ast.unparse(one) for one in getattr(function.decorator_list[0], "args", ())}
+        if arguments & kinds:
+            calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+            assert any(ast.unparse(one) == "given" for call in calls for one in call.args), function.name
+
+
 @pytest.mark.parametrize("path", sorted(CLI.glob("*.py")), ids=lambda path: path.stem)
 def test_no_command_lists_its_options_once_more(path: Path) -> None:
     """`x=given.x, y=given.y` forgets the option that comes next."""
