@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -154,21 +154,9 @@ def refit(
         raise InvalidOption(
             f"{path}: is for {manifest.target or 'no target'}; an engine of TensorRT is required"
         )
-    told = manifest.current_options
     # Where the layers' types are in the quantized graph, the model has them already.
     names = ("layers", "exclude", "only") if manifest.precision in ("fp16", "bf16") else ()
-    spec = given(
-        BuildSpec,
-        {
-            "target": manifest.target,
-            "precision": manifest.precision,
-            "float_precision": told.get("float_precision", "fp32"),  # 0.2.0 left fp32 out
-            **{name: told[name] for name in names if told.get(name)},
-            "tensorrt": {
-                name: told[name] for name in ("io_formats", "typing", "ignore_faults") if told.get(name)
-            },
-        },
-    )
+    spec = _spec_of(manifest, only=(*names, "float_precision", "io_formats", "typing", "ignore_faults"))
     with _lowered(model, spec, progress) as lowered:
         return refit_plan(
             load_adapter(manifest.target), path, Path(lowered.path), Path(output),
@@ -182,10 +170,7 @@ def engine_graph(
 ) -> Iterator[tuple[LoweredGraph, BuildSpec]]:
     """Yield the graph that TensorRT parsed for an engine, and what it was told beside it.
 
-    Args:
-        engine: A TensorRT engine with its manifest.
-        model: The ONNX file that `build` was given, or what it was made of it: that is made again.
-        progress: Told of every step.
+    The model is the ONNX file that `build` was given, or what it made of it: that is made again.
     """
     from .artifact import read_manifest
     from .engines.tensorrt.adapter import MODULES
@@ -225,18 +210,17 @@ def engine_graph(
         yield lowered, spec
 
 
-def _spec_of(manifest: Manifest) -> BuildSpec:
-    """What an engine was asked for, but for the places of files, which a manifest does not keep."""
-    told = manifest.current_options
-    tables = {"": BuildSpec, "tensorrt": TensorRTOptions}
-    names = {table: {one.name for one in fields_of(kind)} for table, kind in tables.items()}
-    options = {
-        table: {name: value for name, value in told.items() if name in known}
-        for table, known in names.items()
-    }
-    own = {"target": manifest.target, "precision": manifest.precision}
-    floats = {"float_precision": "fp32"}  # 0.2.0 left it out
-    return given(BuildSpec, {**own, **floats, **options[""], "tensorrt": options["tensorrt"]})
+def _spec_of(manifest: Manifest, *, only: Collection[str] = ()) -> BuildSpec:
+    """What an engine was asked for, or some of it; the places of files are not in a manifest."""
+
+    def options(kind: type) -> dict[str, object]:
+        names = {one.name for one in fields_of(kind)}
+        names &= set(only) or names
+        return {name: value for name, value in manifest.current_options.items() if name in names}
+
+    known = {"target": manifest.target, "precision": manifest.precision, "float_precision": "fp32"}
+    # 0.2.0 left `float_precision` out where it was fp32.
+    return given(BuildSpec, {**known, **options(BuildSpec), "tensorrt": options(TensorRTOptions)})
 
 
 @contextmanager

@@ -78,9 +78,7 @@ def require_address_space(needed_bytes: int, step: str) -> None:
 def out_of_memory(error: BaseException, step: str) -> OutOfMemory | None:
     """Return an error that tells of memory, where that is what is behind another one; else None.
 
-    Args:
-        error: Of any library, or of ours, with its causes.
-        step: What was done, for the message.
+    The other one may be of any library, or of ours. The message names the `step` that was done.
     """
     seen: BaseException | None = error
     for _ in range(_DEEPEST):

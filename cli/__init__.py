@@ -1,4 +1,4 @@
-"""The command line: one short file per verb. Only this room prints, exits, or catches to present."""
+"""The command line: a file for verbs of a kind. Only this room prints, exits, or catches to present."""
 
 from .main import main
 

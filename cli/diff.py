@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..figures import decibels
 from ..spec.decode import Refused
-from ..spec.measure import DiffCommand
+from ..spec.measure import DiffCommand, DiffSpec, LayerDiffSpec
+from ..spec.option import fields_of
 from .session import Session
 from .tables import accuracy_line, add_row, bytes_text, difference_table, make_table
 from .verb import verb
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
 
     from ..comparison.layers.outcome import LayerDiff, Neighbour
     from ..comparison.layers.rebuild import EngineSource
-
-_OF_OUTPUTS = ("inputs", "atol", "rtol", "snr", "rules", "metric", "max_drop")
-_OF_LAYERS = ("taps", "graph", "max_builds", "threshold", "output", "save_results")
-SAMPLES_OF_LAYERS = 8
 
 
 @verb(
@@ -39,29 +36,18 @@ SAMPLES_OF_LAYERS = 8
 def diff(session: Session, given: DiffCommand) -> int:
     """Print how far the outputs, or the layers, are apart."""
     if given.layers:
-        _refuse(given, _OF_OUTPUTS, "belongs to the comparison of outputs", "leave it out, or `layers`")
+        _refuse(
+            given,
+            _fields_apart(DiffSpec, LayerDiffSpec),
+            "belongs to the comparison of outputs",
+            "leave it out, or `layers`",
+        )
         return _layers(session, given)
-    _refuse(given, _OF_LAYERS, "belongs to the comparison of layers", "give `layers` too")
-    from ..bench.metrics.output_verdict import Tolerances
+    of_layers = ("graph", "output", *_fields_apart(LayerDiffSpec, DiffSpec))
+    _refuse(given, of_layers, "belongs to the comparison of layers", "give `layers` too")
     from ..comparison.diff import diff as compare
-    from ..comparison.diff import parse_rules, parse_tolerances
 
-    difference = compare(
-        given.reference,
-        given.artifact,
-        data=given.data,
-        inputs=given.inputs,
-        samples=given.samples,
-        tolerances=Tolerances(
-            *(parse_tolerances(getattr(given, kind), option=f"`{kind}`") for kind in ("atol", "rtol", "snr"))
-        ),
-        rules=parse_rules(given.rules, option="`rules`"),
-        metric=given.metric,
-        max_drop=given.max_drop,
-        threads=given.threads,
-        trust=given.trust,
-        progress=session.progress,
-    )
+    difference = compare(given.reference, given.artifact, given, progress=session.progress)
     session.json(difference.as_json())
     if not session.quiet:
         session.table(difference_table(difference))
@@ -78,20 +64,7 @@ def _layers(session: Session, given: DiffCommand) -> int:
     for path in written:
         check_output(path)
     with _source(session, given) as source:
-        layers = layer_diff(
-            given.reference,
-            given.artifact,
-            data=given.data,
-            samples=SAMPLES_OF_LAYERS if given.samples is None else given.samples,
-            taps=given.taps,
-            threshold_db=given.threshold,
-            threads=given.threads,
-            trust=given.trust,
-            results=given.save_results,
-            source=source,
-            max_builds=given.max_builds,
-            progress=session.progress,
-        )
+        layers = layer_diff(given.reference, given.artifact, given, source=source, progress=session.progress)
     if given.output is not None:
         layers.save(given.output)
     session.json(layers.as_json())
@@ -142,7 +115,13 @@ def _source(session: Session, given: DiffCommand) -> Iterator[EngineSource | Non
     yield None
 
 
-def _refuse(given: DiffCommand, names: tuple[str, ...], why: str, hint: str) -> None:
+def _fields_apart(kind: type, other: type) -> list[str]:
+    """The options of a spec that another one lacks."""
+    present = {one.name for one in fields_of(other)}
+    return [one.name for one in fields_of(kind) if one.name not in present]
+
+
+def _refuse(given: DiffCommand, names: Sequence[str], why: str, hint: str) -> None:
     for name in names:
         if getattr(given, name) not in (None, ()):
             raise Refused(name, why, hint=hint)

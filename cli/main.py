@@ -50,7 +50,18 @@ _VERBS = {
     "inspect": "show what a file contains",
     "doctor": "check what works on this machine",
 }
-"""Help of each verb, in the order of the road. A verb's module is imported when the verb is called."""
+"""Help of each verb, in the order of the road."""
+
+_MODULES = {
+    "compile": ("export", "simplify", "calibrate", "quantize", "build", "refit"),
+    "diff": ("diff",),
+    "first_use": ("auto", "init", "tune"),
+    "look": ("inspect", "doctor", "package"),
+    "measure": ("bench", "gate", "report"),
+    "ranges": ("ranges",),
+    "recipes": ("run", "sweep", "worker", "migrate"),
+}
+"""Module of this room to its verbs. It is imported when one of them is called."""
 
 _HELP = """\
 Turn a trained PyTorch model into measured, verified artifacts.
@@ -79,7 +90,8 @@ class VerbGroup(click.Group):
         """Import a verb."""
         if cmd_name not in _VERBS:
             return None
-        command = getattr(import_module(f".{cmd_name}", __package__), cmd_name)
+        module = next(module for module, verbs in _MODULES.items() if cmd_name in verbs)
+        command = getattr(import_module(f".{module}", __package__), cmd_name)
         assert isinstance(command, click.Command)
         return command
 

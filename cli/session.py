@@ -171,11 +171,7 @@ def _pace(done: int, seconds: float, left: int) -> str:
 
 
 def session_options(*, files: bool = True) -> list[click.Option]:
-    """Return the options that every command has: `-v`, `-q` and `--json`.
-
-    Args:
-        files: Whether the command reads files that may come from a stranger: it takes `--untrusted` too.
-    """
+    """Return `-v`, `-q`, `--json`, which every command has, and `--untrusted` where it reads files."""
     return [
         *(untrusted_options() if files else ()),
         click.Option(["-v", "--verbose"], is_flag=True, help="Show every step; tracebacks of errors."),
@@ -216,12 +212,7 @@ def untrusted_options() -> list[click.Option]:
 def watched(options: dict[str, Any], *, as_json: bool) -> int | None:
     """Carry out the command that was typed in a process of its own, if `--untrusted` was typed.
 
-    Args:
-        options: Of the command; those of `untrusted_options` are taken out.
-        as_json: Whether standard output gets one JSON object, of a verb that came to its end or of the error.
-
-    Returns:
-        The exit code; None where this process carries it out.
+    Its options are taken out. Returns the exit code, or None where this process carries the command out.
     """
     untrusted = options.pop(_FLAG, False)
     given = {"memory_gb": options.pop(_MEMORY, None), "time_s": options.pop(_TIME, None)}

@@ -17,11 +17,15 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ClusterError, EngineUnavailable, InvalidOption, first_line
 from ..files.temporary import temporary_folder
 from ..model.session import usable_cores
-from ..spec.cluster import LOCAL
+from ..spec.cluster import LOCAL, ConnectionOptions
+from ..spec.decode import called
 from .resources import Facts, why_refused
 from .security import check_address, read_scheduler, security
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..spec.keywords import ConnectKeywords
     from .executor import ClusterExecutor
 
 _CONNECT_S = 5.0
@@ -37,24 +41,23 @@ _DEFAULTS = {
 @contextlib.contextmanager
 def connect(
     scheduler: str | Any,
+    spec: ConnectionOptions | None = None,
+    /,
     *,
-    tls_ca: str | Path | None = None,
-    tls_cert: str | Path | None = None,
-    tls_key: str | Path | None = None,
-    insecure: Sequence[str] = (),
     store: str | Path | None = None,
     told: Callable[[str], None] | None = None,
+    **options: Unpack[ConnectKeywords],
 ) -> Iterator[ClusterExecutor]:
     """Connect to a Dask scheduler: `qcompile.run(recipe, executor=...)` then has its workers do the stages.
 
     Args:
         scheduler: Its address (tls://HOST:PORT), its file, "local" for processes on this machine, or a
             `distributed.Client` or cluster, as dask-cuda, dask-jobqueue and dask-kubernetes make them.
-        tls_ca, tls_cert, tls_key: Certificate of the cluster's authority, and this machine's with its key.
-        insecure: Hosts to speak to without TLS, each given twice.
+        spec: How it is spoken to.
         store: Folder or URL of fsspec that this machine and all workers reach: it carries the files, in place
             of Dask. Of "local", the folder of its worker; by default one that is removed at the end.
         told: Of workers that are refused; by default a Python warning.
+        options: Fields of `ConnectionOptions` by name, in place of those of `spec`.
 
     Yields:
         The executor. When the block ends, what workers do for it is ended.
@@ -67,7 +70,7 @@ def connect(
     from .executor import ClusterExecutor
 
     require_dask()
-    ca, cert, key = (None if path is None else Path(path) for path in (tls_ca, tls_cert, tls_key))
+    spec = called(ConnectionOptions, spec, options)
     url = str(store) if store else ""
     with contextlib.ExitStack() as stack:
         if not isinstance(scheduler, str):
@@ -79,10 +82,10 @@ def connect(
             url = str(folder.absolute() / "chunks")
         else:
             address = read_scheduler(scheduler)
-            check_address(address, insecure)
+            check_address(address, spec.insecure)
             stack.enter_context(quiet_dask())
-            client = stack.enter_context(_opened(address, security(ca, cert, key)))
-        executor = ClusterExecutor(client, Fleet(client, insecure, told or _warn), url)
+            client = stack.enter_context(_opened(address, security(spec.tls_ca, spec.tls_cert, spec.tls_key)))
+        executor = ClusterExecutor(client, Fleet(client, spec.insecure, told or _warn), url)
         stack.callback(executor.close)
         executor.await_workers(_CONNECT_S)
         yield executor

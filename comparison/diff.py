@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..bench.metrics.accuracy import ScoreSums, accuracy, read_metric
 from ..bench.metrics.metric import Outputs, Truth
@@ -33,8 +33,15 @@ from ..errors import DataError, InvalidOption
 from ..model.archives import trusting
 from ..model.judgement import BY_SIGNAL, RTOL, RULES, Rule
 from ..progress import Progress, silent
+from ..spec.decode import called
+from ..spec.measure import DiffSpec
 from ..spec.words import AUTO
 from ..tensors import ModelIO, samples_in
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..spec.keywords import DiffKeywords
 
 SAMPLES = 64
 """Whose outputs are compared; their accuracy is compared on all."""
@@ -65,33 +72,22 @@ class Comparison:
 def diff(
     reference: str,
     artifact: str,
+    spec: DiffSpec | None = None,
+    /,
     *,
-    data: str | None = None,
-    inputs: Sequence[str] = (),
-    samples: int | None = None,
     tolerances: Tolerances | None = None,
-    rules: Mapping[str, Rule] | None = None,
-    metric: str | None = None,
-    max_drop: float | None = None,
-    threads: int = 0,
-    trust: bool = False,
     progress: Progress = silent,
+    **options: Unpack[DiffKeywords],
 ) -> Comparison:
     """Run both on the same input, each in a process of its own, and compare their outputs.
 
     Args:
         reference: Artifact or MODEL that is right by definition.
         artifact: What is judged.
-        data: Samples; made input otherwise.
-        inputs: `NAME:SHAPE[:DTYPE]` where neither side declares its inputs.
-        samples: Use at most this many; 64 outputs, and all samples for accuracy, if it is not given.
-        tolerances: Limits instead of the defaults.
-        rules: Output name to "classes", "embedding" or "signal", where it is not what it looks like.
-        metric: Compare the accuracy too; top1, map, file.py:function, ....
-        max_drop: The largest drop in accuracy that passes, in the metric's unit.
-        threads: Threads of each side; 0 lets it choose.
-        trust: Run files that are not what their manifests say, and engines without one, all the same.
+        spec: How.
+        tolerances: Limits in place of `atol`, `rtol` and `snr`.
         progress: Told of every step.
+        options: Fields of `DiffSpec` by name, in place of those of `spec`.
 
     Returns:
         The comparison; a mismatch is a result, not an error.
@@ -100,27 +96,30 @@ def diff(
         DataError, WorkerError, EngineUnavailable: If one side cannot run.
         InvalidOption: If the metric is unknown, or there is no data for it.
     """
-    metric = AUTO if metric is None and max_drop is not None else metric
+    spec = called(DiffSpec, spec, options)
+    limits = (parse_tolerances(getattr(spec, kind), option=f"`{kind}`") for kind in ("atol", "rtol", "snr"))
+    tolerances, rules = tolerances or Tolerances(*limits), parse_rules(spec.rules, option="`rules`")
+    metric = AUTO if spec.metric is None and spec.max_drop is not None else spec.metric
     if metric is not None:
-        if data is None:
+        if spec.data is None:
             raise InvalidOption("`metric`: there is no data; labelled samples are required", option="metric")
         read_metric(metric)
-    runnables = [describe(one, trust=trust) for one in (reference, artifact)]
-    with trusting(trust):
-        io = shared_io(runnables, inputs)
+    runnables = [describe(one, trust=spec.trust) for one in (reference, artifact)]
+    with trusting(spec.trust):
+        io = shared_io(runnables, spec.inputs)
     precision = _precision(runnables)
     if metric is not None:
         accuracy_of_both, theirs, ours, count = evaluate(
-            runnables, io, str(data), metric, max_drop=max_drop, samples=samples, keep=samples or SAMPLES,
-            threads=threads, progress=progress,
+            runnables, io, str(spec.data), metric, max_drop=spec.max_drop, samples=spec.samples,
+            keep=spec.samples or SAMPLES, threads=spec.threads, progress=progress,
         )  # fmt: skip
         outputs = judge(theirs, ours, precision, tolerances, rules)
         return Comparison(reference, artifact, precision, count, outputs, accuracy_of_both)
-    feeds = list(feeds_for(io, data, runnables=runnables, samples=samples or SAMPLES))
+    feeds = list(feeds_for(io, spec.data, runnables=runnables, samples=spec.samples or SAMPLES))
     outputs_by_side = []
     for runnable in runnables:
         progress(f"run {runnable.name}")
-        outputs_by_side.append(collect_outputs(runnable, feeds, runnables, threads=threads))
+        outputs_by_side.append(collect_outputs(runnable, feeds, runnables, threads=spec.threads))
     count = sum(samples_in(batch) for batch in feeds)
     outputs = judge(outputs_by_side[0], outputs_by_side[1], precision, tolerances, rules)
     return Comparison(reference, artifact, precision, count, outputs)

@@ -37,11 +37,16 @@ from ..errors import ArtifactError, InvalidOption, ModelError, first_line
 from ..files import digest_files, manifest_path, require_file, writing
 from ..model.onnx_file import check_onnx, load_onnx, model_io
 from ..progress import Progress, silent
+from ..spec.decode import called
+from ..spec.looking import EpContextSpec
 from ..tensors import ModelIO, TensorInfo
 from .triton_model import TENSORRT, non_linear, require_weights
 
 if TYPE_CHECKING:
     import onnx
+    from typing_extensions import Unpack
+
+    from ..spec.keywords import EpContextKeywords
 
 LARGEST_EMBEDDED = (1 << 31) - (1 << 20)
 """Bytes of an engine that fits into a protobuf file; 1 MiB under its 2 GB, for the graph."""
@@ -137,19 +142,20 @@ class EpContext:
 def package_ep_context(
     artifact: str | Path,
     output: str | Path,
+    spec: EpContextSpec | None = None,
+    /,
     *,
-    embed: bool = False,
-    provider: str = "",
     progress: Progress = silent,
+    **options: Unpack[EpContextKeywords],
 ) -> EpContext:
     """Write an ONNX file whose one node is an engine, with a manifest that says it has not run.
 
     Args:
         artifact: An engine with its manifest.
         output: The ONNX file. Unless the engine is embedded, it lies beside it as `OUTPUT.data`.
-        embed: Put the engine into the file.
-        provider: "tensorrt-rtx" or "tensorrt"; the one that loads the engine otherwise.
+        spec: How.
         progress: Told of every step.
+        options: Fields of `EpContextSpec` by name, in place of those of `spec`.
 
     Returns:
         What was written, checked, and should be known.
@@ -159,12 +165,13 @@ def package_ep_context(
         InvalidOption: If the provider does not load it, or the file could not hold it.
         ModelError: If ONNX or ONNX Runtime refuses what was written.
     """
-    source, final = require_file(Path(artifact), what="engine"), Path(output)
+    spec = called(EpContextSpec, spec, options)
+    embed, source, final = spec.embed, require_file(Path(artifact), what="engine"), Path(output)
     if final.suffix != ".onnx":
         raise InvalidOption(f"output {final}: an .onnx file is required", option="output")
     progress("check the engine")
     engine = load_artifact(source)
-    chosen = _provider(engine, provider)
+    chosen = _provider(engine, spec.provider)
     io = _io(engine)
     warnings = [*_unfit(engine, chosen), "not run: no GPU has loaded this file"]
     if embed and source.stat().st_size > LARGEST_EMBEDDED:

@@ -17,15 +17,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..artifact import Check
 from ..errors import ArtifactError, InvalidOption, QCompileError
 from ..files import digest_files, held_folder, remove_stale
 from ..files.storage import storage_error
 from ..progress import Progress, silent
-from ..spec.looking import TritonOptions
+from ..spec.decode import called
+from ..spec.looking import TritonOptions, TritonSpec
 from .triton_config import Config, format_config, make_config, profile_batches, spelled, tensor_fields
 from .triton_model import TritonModel, read_triton_model
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..spec.keywords import TritonKeywords
 
 CONFIG = "config.pbtxt"
 
@@ -186,12 +193,12 @@ class Packaged:
 def package_triton(
     artifact: str | Path,
     repository: str | Path,
+    spec: TritonOptions | None = None,
+    /,
     *,
-    name: str,
-    version: int = 1,
     options: TritonOptions | None = None,
-    overwrite: bool = False,
     progress: Progress = silent,
+    **keywords: Unpack[TritonKeywords],
 ) -> Packaged:
     """Put an artifact into a Triton model repository, with its configuration and its manifest.
 
@@ -201,11 +208,10 @@ def package_triton(
     Args:
         artifact: An engine of target "tensorrt", an ONNX file or TorchScript.
         repository: Folder that the server is started with; made where it is missing.
-        name: The model's, as requests spell it.
-        version: Number of its folder.
-        options: What Triton is told beside the model.
-        overwrite: Replace this version, and a configuration that was changed by hand.
+        spec: What Triton is told beside the model.
+        options: As the spec, by its name in version 0.3.0.
         progress: Told of every step.
+        keywords: Fields of `TritonSpec` by name, in place of those of `spec`; `name` is required.
 
     Returns:
         What was written, checked, and should be known.
@@ -214,16 +220,14 @@ def package_triton(
         MissingFile, ArtifactError, ModelError: If the artifact is missing, damaged, or nothing Triton serves.
         InvalidOption: If an option or the model that is there stands against it. Nothing is then written.
     """
-    options = options or TritonOptions()
-    if version < 1:
-        raise InvalidOption(f"`version` {version}: 1 or more is required", option="version")
-    repository = Path(repository)
+    asked = called(TritonSpec, spec or options, keywords)
+    repository, name, version = Path(repository), asked.name, asked.version
     folder = model_folder(repository, name)
     others = [number for number in versions_in(folder) if number != version]
-    _check_place(folder, version, others, options, overwrite=overwrite)
+    _check_place(folder, others, asked)
     progress("check the artifact")
     model = read_triton_model(Path(artifact))
-    config = make_config(model, name, options)
+    config = make_config(model, name, asked)
     for other in others:
         _check_same(model, config, folder, other)
     text = with_header(format_config(config.fields))
@@ -242,23 +246,22 @@ def package_triton(
     )  # fmt: skip
 
 
-def _check_place(
-    folder: Path, version: int, others: Sequence[int], options: TritonOptions, *, overwrite: bool
-) -> None:
+def _check_place(folder: Path, others: Sequence[int], spec: TritonSpec) -> None:
     """Refuse what would take something away that nobody said may go."""
-    if (folder / str(version)).exists() and not overwrite:
+    version = spec.version
+    if (folder / str(version)).exists() and not spec.overwrite:
         raise InvalidOption(
             f"{folder}: version {version} is there",
             hint=f"give `version` {max([version, *others]) + 1}, or `overwrite`",
             option="version",
         )
-    if edited(folder / CONFIG) and not overwrite:
+    if edited(folder / CONFIG) and not spec.overwrite:
         raise InvalidOption(
             f"{folder / CONFIG}: was not written by qcompile, or was changed since",
             hint="`overwrite` replaces it; keep a copy of your changes",
             option="overwrite",
         )
-    absent = sorted(set(options.specific_versions) - {version, *others})
+    absent = sorted(set(spec.specific_versions) - {version, *others})
     if absent:
         raise InvalidOption(
             f"`version_policy`: version {', '.join(map(str, absent))} is not in {folder}",

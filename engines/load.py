@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..artifact import accept, checked_input, read_manifest
 from ..artifact.int8_isa import require_exact
@@ -10,22 +11,27 @@ from ..errors import ArtifactError, InvalidOption
 from ..files import manifest_path, require_file
 from ..model.archives import trusting
 from ..model.source import parse_source
+from ..spec.decode import called
+from ..spec.looking import LoadSpec
 from ..tensors import ModelIO
 from .base import DeviceRun, Runner
 from .gpu import parse_device
 from .registry import engine
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..spec.keywords import LoadKeywords
+
 
 def load(
     artifact: str | Path,
+    spec: LoadSpec | None = None,
+    /,
     *,
-    threads: int = 0,
     io: ModelIO | None = None,
-    trust: bool = False,
     device: int | str | None = None,
-    streams: int = 1,
-    cuda_graph: bool = False,
-    runtime_cache: bool = True,
+    **options: Unpack[LoadKeywords],
 ) -> Runner:
     """Return a runner for an artifact or a MODEL.
 
@@ -34,15 +40,11 @@ def load(
 
     Args:
         artifact: A file with a manifest, an ONNX file, or a PyTorch MODEL spelling.
-        threads: Threads of a CPU runtime; 0 lets it choose.
+        spec: How.
         io: Inputs and outputs of a MODEL that does not declare them.
-        trust: Load a file whose digest differs from its manifest's, an engine without one, or a `.pt2` that
-            runs code when it is loaded, all the same.
         device: "cpu", "cuda:1", or the number of a GPU; None: where its engine runs by itself, which is the
             processor for all but TensorRT's.
-        streams: Inferences of an engine that can run at once, each on a CUDA stream of its own.
-        cuda_graph: Whether an engine's inference is captured once and replayed.
-        runtime_cache: Whether kernels that TensorRT-RTX compiles are kept in a file beside the engine.
+        options: Fields of `LoadSpec` by name, in place of those of `spec`.
 
     Raises:
         MissingFile: If there is no such file.
@@ -51,22 +53,22 @@ def load(
             that this processor computes wrongly.
         EngineUnavailable: If its runtime cannot run here.
     """
-    text = str(artifact)
-    name = engine_of(text, trust=trust)
+    spec, text = called(LoadSpec, spec, options), str(artifact)
+    name = engine_of(text, trust=spec.trust)
     path = Path(text)
-    if trust:
+    if spec.trust:
         accept(path)
     elif path.is_file():
         checked_input(path)
     chosen, number = engine(name), parse_device(device) if isinstance(device, str) else device
     if device == "cpu" and "cpu" not in chosen.places:
         raise InvalidOption(f"{text}: engine {name} runs on a GPU, not on the processor", option="devices")
-    with trusting(trust):
-        if number is None and streams == 1 and not cuda_graph and "cpu" in chosen.places:
+    with trusting(spec.trust):
+        if number is None and spec.streams == 1 and not spec.cuda_graph and "cpu" in chosen.places:
             require_exact(path, read_manifest(path))
-            return chosen.open(text, threads=threads, io=io)
-        run = DeviceRun(number or 0, streams, cuda_graph, runtime_cache)
-        return chosen.open_on_gpu(text, run, threads=threads, io=io)
+            return chosen.open(text, threads=spec.threads, io=io)
+        run = DeviceRun(number or 0, spec.streams, spec.cuda_graph, spec.runtime_cache)
+        return chosen.open_on_gpu(text, run, threads=spec.threads, io=io)
 
 
 def engine_of(artifact: str, *, trust: bool = False) -> str:

@@ -1,6 +1,7 @@
 """Files: written whole or not at all, told apart by digest, held by one process at a time."""
 
-from .reading import (
+from .storage import (
+    TEMPORARY,
     absolute_path,
     digest_files,
     manifest_path,
@@ -10,9 +11,17 @@ from .reading import (
     require_file,
     side_files,
 )
-from .storage import TEMPORARY
-from .temporary import held_folder, lock, open_lock, remove_stale, temporary_folder
-from .writing import check_output, write_json, write_text, writing
+from .temporary import (
+    check_output,
+    held_folder,
+    lock,
+    open_lock,
+    remove_stale,
+    temporary_folder,
+    write_json,
+    write_text,
+    writing,
+)
 
 __all__ = [
     "TEMPORARY", "absolute_path", "check_output", "digest_files", "held_folder", "lock", "manifest_path",

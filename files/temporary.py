@@ -8,12 +8,18 @@ The process holds a lock on its folder (flock(2)), which the system gives back w
 it ends. So a folder without its lock is nobody's: also where ids of processes are used again, or mean nothing
 because containers share the folder. The id in the name protects what has no lock: files, and folders of a
 file system without locks.
+
+Files written whole or not at all.
+
+Files appear under their final names only when they are whole: everything is written into a hidden folder
+beside the target and moved in at the end, side files first, the manifest last.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import shutil
 import stat
@@ -26,8 +32,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from ..errors import InvalidOption, StorageError
-from .storage import TEMPORARY, hidden_storage_error, public, storage_error
+from ..errors import InvalidOption, QCompileError, StorageError
+from .storage import (
+    TEMPORARY,
+    hidden_storage_error,
+    kind_of,
+    manifest_path,
+    public,
+    reading,
+    storage_error,
+    storing,
+)
 
 PLACES = "QCOMPILE_TEMPORARY_PLACES"
 """Variable with a file that gets the folders where temporary ones are made: for who ends this process."""
@@ -43,10 +58,8 @@ _swept: OrderedDict[str, None] = OrderedDict()
 def temporary_folder(purpose: str) -> Iterator[Path]:
     """Yield a new folder among the system's temporary files; it is removed at the end.
 
-    What killed processes left there is removed, once for each process and place.
-
-    Args:
-        purpose: One word of its name, such as "simplify".
+    What killed processes left there is removed, once for each process and place. `purpose` is a word of its
+    name, such as "simplify".
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -74,10 +87,6 @@ def held_folder(parent: Path, purpose: str = "") -> Iterator[Path]:
     """Yield a new folder that `remove_stale` leaves alone while this process lives; removed at the end.
 
     It may be renamed meanwhile: nothing is removed then.
-
-    Args:
-        parent: Where it is made.
-        purpose: One word of its name; may be empty.
     """
     _tell(parent)
     prefix = f"{TEMPORARY}{os.getpid()}-{purpose}{'-' if purpose else ''}"
@@ -243,12 +252,7 @@ def open_lock(path: Path) -> IO[str]:
 
 
 def lock(file: IO[str], output: Path) -> None:
-    """Hold an open file until it is closed.
-
-    Args:
-        file: Open for writing.
-        output: The folder that it stands for, for the message.
-    """
+    """Hold a file that is open for writing until it is closed; it stands for the folder `output`."""
     try:
         import fcntl
     except ImportError:  # not POSIX: the rename of whole folders still keeps every file whole
@@ -259,3 +263,104 @@ def lock(file: IO[str], output: Path) -> None:
         raise InvalidOption(
             f"`output` {output}: another run is using it", hint="wait for it, or give another `output`"
         ) from error
+
+
+@contextmanager
+def writing(final: Path) -> Iterator[Path]:
+    """Yield a path to write to; on success move it, and what was written beside it, into place.
+
+    The path has the final name inside a temporary folder on the same file system, so that formats with
+    side files (external data) can name them. On an error nothing appears under a final name.
+    """
+    check_output(final)
+    with contextlib.ExitStack() as stack:
+        try:
+            final.parent.mkdir(parents=True, exist_ok=True)
+            sweep(final.parent)
+            temporary = stack.enter_context(held_folder(final.parent))
+        except (FileExistsError, NotADirectoryError) as error:
+            raise InvalidOption(f"output {final}: {error.strerror} ({error.filename})") from error
+        except OSError as error:
+            problem = storage_error(error, final)
+            if problem is None:
+                raise
+            raise problem from error
+        try:
+            with storing(final):
+                yield temporary / final.name
+                _move_in(temporary, final)
+        except QCompileError as error:
+            # Where it was being written is no place a user can go to.
+            error.message = error.message.replace(str(temporary / final.name), str(final))
+            raise
+
+
+def check_output(final: Path) -> None:
+    """Refuse an output that could not be written, before any work."""
+    with reading(final):
+        kind = kind_of(final)
+    if kind not in ("", "a file"):
+        raise InvalidOption(f"output {final} is {kind}; a file name is required")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    with writing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write JSON for people and machines: indented, keys in the given order, atomically."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def _move_in(temporary: Path, final: Path) -> None:
+    """Move files to their names, so that a kill or a power loss at any moment leaves no wrong pair.
+
+    The former manifest goes first: what is found then is a file without one, never one beside a file that it
+    does not describe. A former file goes before its side file is replaced.
+    """
+    main, manifest = temporary / final.name, manifest_path(temporary / final.name)
+    last = {main: 1, manifest: 2}
+    written = sorted(temporary.iterdir(), key=lambda path: (last.get(path, 0), path))
+    for path in written:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    data = final.with_name(final.name + ".data")
+    if manifest in written:
+        former = [manifest_path(final)]
+        if data.is_file() or temporary / data.name in written:
+            former += [final, data]
+        removed = [_removed(path) for path in former]
+        if any(removed):
+            _sync_folder(final.parent)
+    for path in written:
+        if path == manifest:
+            _sync_folder(final.parent)
+        os.replace(path, final.with_name(path.name))
+    _sync_folder(final.parent)
+
+
+def _removed(path: Path) -> bool:
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the names of a folder written to the disk; a file system that cannot is left alone."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:  # it may be written to, and not read
+        return
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EROFS):
+            raise
+    finally:
+        os.close(handle)

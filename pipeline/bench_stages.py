@@ -162,7 +162,7 @@ def report_stage(files: Mapping[str, Made], budget: Budget) -> Stage:
         from ..reporting import write_report
 
         progress("draw")
-        return write_report(results.path, path, ranges=ranges.path if ranges else None, budget=budget)
+        return write_report(results.path, path, budget, ranges=ranges.path if ranges else None)
 
     key = {
         "results": results.digest,

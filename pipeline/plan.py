@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import EngineUnavailable
 from ..progress import Progress, silent
+from ..spec.decode import called
+from ..spec.recipes import RunSpec
 from .estimate import Estimate, Scale, by_rule, measured, read_scale
 from .kinds import named_artifact
 from .recipe import Recipe
@@ -20,6 +22,11 @@ from .run import Visit, prepared
 from .stages import Made
 from .steps import Done, Step, ThisProcess, stage_of, takes_pytorch
 from .store import FOLDER, Store
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..spec.keywords import RunKeywords
 
 State = Literal["done", "changed", "to do"]
 
@@ -77,17 +84,18 @@ class Plan:
 
 def plan(
     recipe: str | Path | Recipe,
+    spec: RunSpec | None = None,
+    /,
     *,
-    output: str | Path | None = None,
-    again: tuple[str, ...] = (),
-    trust: bool = False,
     shared: Path | None = None,
     progress: Progress = silent,
+    **options: Unpack[RunKeywords],
 ) -> Plan:
     """Return what `run` would do with these options."""
-    recipe, folder = prepared(recipe, output, trust=trust)
+    spec = called(RunSpec, spec, options)
+    recipe, folder = prepared(recipe, spec)
     store, looks = Store(folder, folder=shared), _Looks()
-    for error in Visit(recipe, store, again, looks).drive().failures.values():
+    for error in Visit(recipe, store, spec.again, looks).drive().failures.values():
         raise error
     pending = any(state != "done" for _, state, _ in looks.steps)
     scale = read_scale(recipe, looks.model, needed=pending, progress=progress)

@@ -20,6 +20,8 @@ from ..errors import EngineUnavailable, QCompileError, UsageError
 from ..model.archives import trusting
 from ..model.source import TENSORFLOW_KINDS
 from ..progress import Progress, silent
+from ..spec.decode import called
+from ..spec.recipes import RunSpec
 from .estimate import calibration_samples
 from .kinds import built_on, for_every_kind, measured_apart
 from .published import check_output
@@ -30,7 +32,10 @@ from .store import Store
 from .trust import trusted
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from ..bench.results.results import Results
+    from ..spec.keywords import RunKeywords
     from ..spec.measure import Budget
 
 
@@ -84,31 +89,29 @@ class RunReport:
 
 def run(
     recipe: str | Path | Recipe,
+    spec: RunSpec | None = None,
+    /,
     *,
-    output: str | Path | None = None,
-    again: tuple[str, ...] = (),
-    trust: bool = False,
     typed: Collection[str] = (),
     executor: Executor | None = None,
     shared: Path | None = None,
     page: bool = True,
     progress: Progress = silent,
     listener: StageListener | None = None,
+    **options: Unpack[RunKeywords],
 ) -> RunReport:
     """Carry out a recipe.
 
     Args:
         recipe: A recipe or its file.
-        output: Folder for the artifacts, in place of the recipe's.
-        again: Stages to carry out although nothing changed, such as "bench".
-        trust: Run code that the recipe names outside of its folder, write there, and load `.pt2` and Keras
-            files that run code.
+        spec: How.
         typed: Spellings of models and data that the user typed himself, which need no more trust.
         executor: Carries out the stages; this process by default.
         shared: Folder of finished stages that several outputs share; by default one in the output folder.
         page: Draw the report of what is measured.
         progress: Told of every step.
         listener: Told of every stage when it is over.
+        options: Fields of `RunSpec` by name, in place of those of `spec`.
 
     Returns:
         What was done, what was skipped, and what failed: `failures` is empty where every artifact is built.
@@ -119,11 +122,11 @@ def run(
         InvalidOption: If a file that it reads would be overwritten.
         QCompileError: Of a stage that failed and that every artifact needs; what was done before stays done.
     """
-    executor = executor or ThisProcess()
-    recipe, folder = prepared(recipe, output, trust=trust, typed=typed, kinds=executor.kinds)
+    executor, spec = executor or ThisProcess(), called(RunSpec, spec, options)
+    recipe, folder = prepared(recipe, spec, typed=typed, kinds=executor.kinds)
     store = Store(folder, folder=shared)
     with store.locked(), trusting(recipe.model.trust):
-        visit = Visit(recipe, store, again, executor, progress, listener, page=page)
+        visit = Visit(recipe, store, spec.again, executor, progress, listener, page=page)
         report = visit.drive()
         if visit.results:
             from ..bench.results.results import load_results
@@ -136,9 +139,8 @@ def run(
 
 def prepared(
     recipe: str | Path | Recipe,
-    output: str | Path | None,
+    spec: RunSpec,
     *,
-    trust: bool,
     typed: Collection[str] = (),
     kinds: Sequence[str] = (),
 ) -> tuple[Recipe, Path]:
@@ -146,9 +148,9 @@ def prepared(
     if not isinstance(recipe, Recipe):
         recipe = read_recipe(recipe)
     refuse_matrix(recipe)
-    given = Path(output) if output is not None else None
-    recipe = for_every_kind(trusted(recipe, trust=trust, output=given, typed=typed), kinds)
-    folder = given or recipe.folder / recipe.output
+    recipe = trusted(recipe, trust=spec.trust, output=spec.output, typed=typed)
+    recipe = for_every_kind(recipe, kinds)
+    folder = spec.output or recipe.folder / recipe.output
     check_output(recipe, recipe.folder, folder)
     return recipe, folder
 

@@ -79,12 +79,7 @@ def export_stage(recipe: Recipe, source_digest: str) -> Stage:
         return export(
             source,
             path,
-            inputs=section.inputs,
-            outputs=section.outputs,
-            dynamic=section.dynamic,
-            opset_version=section.opset,
-            freeze_branches=section.freeze_branches,
-            trust=section.trust,
+            section,
             preprocessing=find_preprocessing(section.preprocessing, base=recipe.folder)
             if section.preprocessing
             else "",

@@ -15,6 +15,8 @@ from msgspec import structs
 
 from ..errors import ClusterError, EngineUnavailable, QCompileError
 from ..progress import Progress, silent
+from ..spec.decode import called
+from ..spec.recipes import SweepSpec
 from .bench_stages import REPORT, RESULTS
 from .matrix import Cell, Member, members
 from .plan import Plan, PlannedStage, plan
@@ -25,39 +27,40 @@ from .store import FOLDER, Store
 from .trust import trusted
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from ..bench.results.results import Results
     from ..bench.results.row import Row
+    from ..spec.keywords import SweepKeywords
 
 
 def sweep(
     recipe: str | Path | Recipe,
+    spec: SweepSpec | None = None,
+    /,
     *,
-    output: str | Path | None = None,
-    only: Sequence[str] = (),
-    again: tuple[str, ...] = (),
-    trust: bool = False,
     executor: Executor | None = None,
     progress: Progress = silent,
     listener: StageListener | None = None,
+    **options: Unpack[SweepKeywords],
 ) -> RunReport:
     """Build and measure every cell of the matrix of a recipe.
 
     Args:
         recipe: A recipe with `[sweep]`, or its file.
-        output: Folder for everything, in place of the recipe's.
-        only: Globs over the names of the cells to do; empty for all.
-        again, trust, executor, progress, listener: As `run`.
+        spec: How.
+        executor, progress, listener: As `run`.
+        options: Fields of `SweepSpec` by name, in place of those of `spec`.
 
     Returns:
         What all runs did: artifacts and failures by the names of the cells, stages as "small-b8: build-int8".
     """
     if not isinstance(recipe, Recipe):
         recipe = read_recipe(recipe)
-    executor, folder = executor or ThisProcess(), _folder(recipe, output, trust=trust)
-    every = members(recipe, kinds=executor.kinds, only=only)
-    run_member = functools.partial(
-        _run, again=again, trust=trust, executor=executor, progress=progress, listener=listener
-    )
+    spec = called(SweepSpec, spec, options)
+    executor, folder = executor or ThisProcess(), _folder(recipe, spec)
+    every = members(recipe, kinds=executor.kinds, only=spec.only)
+    run_member = functools.partial(_run, spec, executor=executor, progress=progress, listener=listener)
     report, runs = RunReport(folder), dict[str, RunReport | QCompileError]()
 
     def run_model(name: str) -> None:  # its shapes share finished stages, so they run one after the other
@@ -80,27 +83,18 @@ def sweep(
     return report
 
 
-def plan_sweep(
-    recipe: Recipe,
-    *,
-    output: Path | None = None,
-    only: Sequence[str] = (),
-    again: tuple[str, ...] = (),
-    trust: bool = False,
-    progress: Progress = silent,
-) -> Plan:
+def plan_sweep(recipe: Recipe, spec: SweepSpec | None = None, /, *, progress: Progress = silent) -> Plan:
     """Return what `sweep` would do; a stage that shapes of a model share counts once.
 
     The kinds of GPU of a cluster are known to the cluster: without one there are none.
     """
-    folder, stages = _folder(recipe, output, trust=trust), dict[str, PlannedStage]()
-    for member in members(recipe, only=only):
+    spec = spec or SweepSpec()
+    folder, stages = _folder(recipe, spec), dict[str, PlannedStage]()
+    for member in members(recipe, only=spec.only):
         if member.recipe is None:
             continue
         place, shared = _places(member, folder)
-        planned = plan(
-            member.recipe, output=place, again=again, trust=trust, shared=shared, progress=progress
-        )
+        planned = plan(member.recipe, spec, output=place, shared=shared, progress=progress)
         for stage in planned.stages:
             if stage.name != "report":
                 label = member.name if stage.name.startswith("bench") else member.model
@@ -109,10 +103,9 @@ def plan_sweep(
     return Plan(folder, tuple(stages.values()))
 
 
-def _folder(recipe: Recipe, output: str | Path | None, *, trust: bool) -> Path:
-    chosen = Path(output) if output is not None else None
-    trusted(recipe, trust=trust, output=chosen)
-    return (chosen or recipe.folder / recipe.output).absolute()
+def _folder(recipe: Recipe, spec: SweepSpec) -> Path:
+    trusted(recipe, trust=spec.trust, output=spec.output)
+    return (spec.output or recipe.folder / recipe.output).absolute()
 
 
 def _places(member: Member, folder: Path) -> tuple[Path, Path]:
@@ -121,12 +114,11 @@ def _places(member: Member, folder: Path) -> tuple[Path, Path]:
 
 
 def _run(
+    spec: SweepSpec,
     recipe: Recipe,
     member: Member,
     folder: Path,
     *,
-    again: tuple[str, ...],
-    trust: bool,
     executor: Executor,
     progress: Progress,
     listener: StageListener | None,
@@ -143,8 +135,8 @@ def _run(
     place, shared = _places(member, folder)
     try:
         return run(
-            recipe, output=place, again=again, trust=trust, executor=executor, shared=shared, page=False,
-            progress=show, listener=stage_over,
+            recipe, spec, output=place, executor=executor, shared=shared, page=False, progress=show,
+            listener=stage_over,
         )  # fmt: skip
     except ClusterError:
         raise
@@ -193,7 +185,7 @@ def _join(report: RunReport, recipe: Recipe, parts: Mapping[str, Results], cells
     save_results(report.results, path)
     report.judge(path, recipe.budget)
     try:
-        report.page = write_report(path, page, budget=recipe.budget)
+        report.page = write_report(path, page, recipe.budget)
     except EngineUnavailable as error:  # the charts' library is an extra
         report.why_no_page = error.message
 

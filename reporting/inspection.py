@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..artifact import accepting, is_manifest, known_digest, read_manifest, size_bytes
 from ..errors import InvalidOption
 from ..files import read_json, require_file, side_files
+from ..spec.decode import called
+from ..spec.looking import InspectSpec
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..spec.keywords import InspectKeywords
 
 _QUANTIZED = ("int8", "fp8", "nvfp4", "mxfp8")
 """Precisions in which both operands are quantized."""
@@ -25,21 +32,22 @@ _OTHERS = {
 """Kinds of JSON files that other commands read: what they are, and what shows them."""
 
 
-def inspect(path: str | Path, *, nodes: bool = False, precision: str = "fp16") -> dict[str, Any]:
+def inspect(
+    path: str | Path, spec: InspectSpec | None = None, /, **options: Unpack[InspectKeywords]
+) -> dict[str, Any]:
     """Return what is known of a file, ready for JSON.
 
     Args:
         path: Any file of the road, or an ONNX file from elsewhere.
-        nodes: List every node of an ONNX file with its operator, precision, and what padding its sizes for
-            Tensor Cores would take.
-        precision: What these multiply in.
+        spec: What to look at.
+        options: Fields of `InspectSpec` by name, in place of those of `spec`.
 
     Raises:
         MissingFile: If it is not there.
         ModelError, CalibrationError, ArtifactError: If it is damaged.
         InvalidOption: If it is nothing that qcompile knows.
     """
-    path = require_file(Path(path))
+    path, spec = require_file(Path(path)), called(InspectSpec, spec, options)
     kind = _kind(path)
     facts: dict[str, Any] = {"file": str(path), "kind": kind, "size_bytes": size_bytes(path)}
     if kind == "results":
@@ -51,7 +59,7 @@ def inspect(path: str | Path, *, nodes: bool = False, precision: str = "fp16") -
         facts["matches_manifest"] = facts["digest"] == manifest.digest
     with accepting(path):  # what was changed is looked at all the same, and said to be
         if kind == "onnx":
-            facts |= _onnx(path, precision if nodes else "")
+            facts |= _onnx(path, spec.precision if spec.nodes else "")
         elif kind == "ranges":
             facts |= _ranges(path)
     return facts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,8 @@ from ..bench.measuring.environment import machine_text
 from ..errors import EngineUnavailable, InvalidOption
 from ..figures import words
 from ..files import check_output, write_text
-from ..spec.measure import Budget
+from ..spec.decode import called
+from ..spec.measure import Budget, ReportSpec
 from ..svg import FAMILY_MARKS
 from ..version import __version__
 from .parts import Section
@@ -39,6 +40,9 @@ from .summary import summarize
 
 if TYPE_CHECKING:
     from jinja2 import Template
+    from typing_extensions import Unpack
+
+    from ..spec.keywords import ReportKeywords
 
 SUFFIXES = (".html", ".htm")
 
@@ -46,34 +50,30 @@ SUFFIXES = (".html", ".htm")
 def write_report(
     results_path: str | Path,
     output: str | Path,
+    spec: Budget | None = None,
+    /,
     *,
-    layers: Sequence[str | Path] = (),
-    ranges: str | Path | None = None,
-    recipe: str | Path | None = None,
     budget: Budget | None = None,
+    **options: Unpack[ReportKeywords],
 ) -> Path:
     """Write the report of a results file, atomically.
 
     Args:
         results_path: `results.json` of `bench` or `run`.
         output: The HTML file.
-        layers: `layers.json` of `diff --layers`, any number of them.
-        ranges: Ranges file whose worst histograms are drawn.
-        recipe: Recipe to be shown, where the results hold none.
-        budget: What an artifact may take to be recommended; by default any size and latency, and no drop in
-            accuracy that its interval shows.
+        spec: What to show, and what an artifact may take to be recommended: by default any size and latency,
+            and no drop in accuracy that its interval shows.
+        budget: As the spec, by its name in version 0.3.0.
+        options: Fields of `ReportSpec` by name, in place of those of `spec`.
 
     Returns:
         The path of the report.
     """
     path = Path(output)
     check_page(path)
+    asked = called(ReportSpec, spec or budget, options)
     source = read_source(
-        Path(results_path),
-        layers=[Path(one) for one in layers],
-        ranges=Path(ranges) if ranges is not None else None,
-        recipe=Path(recipe) if recipe is not None else None,
-        budget=budget or Budget(),
+        Path(results_path), layers=asked.layers, ranges=asked.ranges, recipe=asked.recipe, budget=asked
     )
     write_text(path, render(source, name=Path(results_path).name))
     return path

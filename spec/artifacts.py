@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, TypeVar
 
+from msgspec import Meta
+
 from .decode import Checked, Refused, changed, read_shapes
 from .option import COMMA, SHAPES, argument, fields_of, option
 from .tensorrt import TensorRTOptions
@@ -38,6 +40,23 @@ from .words import (
 
 PLAIN_NAME = r"^[^./\\\0][^/\\\0]*$"
 _SHAPE_KINDS = ("min_shapes", "opt_shapes", "max_shapes")
+
+Exclude = Annotated[
+    tuple[str, ...],
+    option(
+        "Layers that stay in floating point: name, glob or operator type.", metavar="PATTERN", split=COMMA
+    ),
+]
+Inputs = Annotated[
+    tuple[str, ...],
+    option("Input of a PyTorch MODEL.", flag="--input", short="-i", metavar="NAME:SHAPE[:DTYPE]"),
+]
+"""Of `build` and `tune`."""
+
+
+def _shapes(sentence: str) -> Meta:
+    """What the annotation of shapes of an engine's inputs holds."""
+    return option(sentence, metavar="NAME:SHAPE", split=SHAPES, pairs=":", targets=TENSORRT_TARGETS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,12 +107,7 @@ class QuantizeOptions(PrecisionOptions):
     mode: Annotated[
         Mode, option("Kind of quantization: calibrated scales, scales computed at run time, or weights only.")
     ] = "static"
-    exclude: Annotated[
-        tuple[str, ...],
-        option(
-            "Layers that stay in floating point: name, glob or operator type.", metavar="PATTERN", split=COMMA
-        ),
-    ] = ()
+    exclude: Exclude = ()
     only: Annotated[
         tuple[str, ...],
         option("The only layers to quantize: name, glob or operator type.", metavar="PATTERN", split=COMMA),
@@ -148,36 +162,9 @@ class ArtifactOptions(QuantizeOptions):
             targets=TENSORRT_TARGETS,
         ),
     ] = ()
-    min_shapes: Annotated[
-        tuple[str, ...],
-        option(
-            "Smallest shape of an input.",
-            metavar="NAME:SHAPE",
-            split=SHAPES,
-            pairs=":",
-            targets=TENSORRT_TARGETS,
-        ),
-    ] = ()
-    opt_shapes: Annotated[
-        tuple[str, ...],
-        option(
-            "Shape of an input to optimize for.",
-            metavar="NAME:SHAPE",
-            split=SHAPES,
-            pairs=":",
-            targets=TENSORRT_TARGETS,
-        ),
-    ] = ()
-    max_shapes: Annotated[
-        tuple[str, ...],
-        option(
-            "Largest shape of an input.",
-            metavar="NAME:SHAPE",
-            split=SHAPES,
-            pairs=":",
-            targets=TENSORRT_TARGETS,
-        ),
-    ] = ()
+    min_shapes: Annotated[tuple[str, ...], _shapes("Smallest shape of an input.")] = ()
+    opt_shapes: Annotated[tuple[str, ...], _shapes("Shape of an input to optimize for.")] = ()
+    max_shapes: Annotated[tuple[str, ...], _shapes("Largest shape of an input.")] = ()
     calibrator: Annotated[
         Calibrator,
         option(
@@ -292,6 +279,21 @@ class QuantizeCommand(QuantizeSpec):
 
 
 @dataclass(frozen=True, kw_only=True)
+class QatSpec(Checked):
+    """All that `qat.prepare` is told beside the model and its inputs."""
+
+    target: Annotated[
+        GraphTarget, option("Runtime that grids and places are chosen for; tensorrt also for TensorRT-RTX.")
+    ] = "onnxruntime"
+    isa: Annotated[
+        Isa, option("Instruction set of the CPU that will run INT8; auto means this machine's.")
+    ] = "auto"
+    exclude: Annotated[
+        tuple[str, ...], option("Globs of names of modules (`fc`, `stages.0.*`) that stay in float.")
+    ] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class BuildSpec(ArtifactOptions):
     """All that `build` is told beside the model and the output."""
 
@@ -299,10 +301,7 @@ class BuildSpec(ArtifactOptions):
         Path | None,
         option("Ranges file to quantize the model with before the build.", metavar="FILE", place=True),
     ] = None
-    inputs: Annotated[
-        tuple[str, ...],
-        option("Input of a PyTorch MODEL.", flag="--input", short="-i", metavar="NAME:SHAPE[:DTYPE]"),
-    ] = ()
+    inputs: Inputs = ()
     threads: Annotated[int, option("Threads of a CPU runtime; 0 means the runtime's default.", ge=0)] = 0
     data: Annotated[
         str | None,

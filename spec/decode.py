@@ -154,18 +154,25 @@ def given(kind: type[T], values: Mapping[str, Any]) -> T:
     )
 
 
-def called(kind: type[T], spec: T | None, values: Mapping[str, Any]) -> T:
-    """Return the spec of a call: one that is given, with keyword arguments in place of some of its fields."""
+def called(kind: type[T], spec: object, values: Mapping[str, Any]) -> T:
+    """Return the spec of a call: one that is given, with keyword arguments in place of some of its fields.
+
+    The one that is given may be of another type, such as that of a command: what both have counts.
+    """
     if spec is None:
         return given(kind, values)
-    base = shared(kind, spec)  # checked as it is made
-    return given(kind, {**vars(base), **values}) if values else base
+    return given(kind, common(kind, spec) | dict(values)) if values else shared(kind, spec)
 
 
 def shared(kind: type[T], spec: object, **more: Any) -> T:
     """Return a spec of another type with the options that both have, and more."""
-    common = {one.name for one in fields_of(kind)} & {one.name for one in fields_of(type(spec))}
-    return kind(**{name: getattr(spec, name) for name in common} | more)
+    return kind(**common(kind, spec) | more)
+
+
+def common(kind: type, spec: object) -> dict[str, Any]:
+    """Return the options of a spec that another type has too."""
+    names = {one.name for one in fields_of(kind)} & {one.name for one in fields_of(type(spec))}
+    return {name: getattr(spec, name) for name in names}
 
 
 def read_shapes(spec: object, name: str) -> dict[str, tuple[int, ...]]:

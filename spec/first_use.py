@@ -8,9 +8,10 @@ from typing import Annotated
 
 from .cluster import SchedulerOptions
 from .decode import Checked, Refused
+from .measure import MaxDrop
 from .models import DOWNLOAD, WEIGHTS
 from .option import COMMA, argument, option
-from .words import METRIC, METRIC_PATTERN, TARGETS, Target
+from .words import METRIC, METRIC_PATTERN, TARGETS, NonNegative, Positive, Target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,18 +65,14 @@ class ProposalOptions(Checked):
             pattern=METRIC_PATTERN,
         ),
     ] = "auto"
-    max_time_s: (
-        Annotated[
-            float,
-            option(
-                "Time limit of the measurement, in seconds; default: by the number of artifacts.",
-                flag="--max-time",
-                metavar="SECONDS",
-                gt=0,
-            ),
-        ]
-        | None
-    ) = None
+    max_time_s: Annotated[
+        Positive | None,
+        option(
+            "Time limit of the measurement, in seconds; default: by the number of artifacts.",
+            flag="--max-time",
+            metavar="SECONDS",
+        ),
+    ] = None
 
     trust: Annotated[bool, option("Load a .pt2 that runs code, or a SavedModel that touches files.")] = False
 
@@ -96,13 +93,10 @@ class InitSpec(ProposalOptions):
     """All that `init` is told beside the model."""
 
     output: Annotated[Path, option("Recipe to write.", short="-o", metavar="FILE")] = Path("recipe.toml")
-    max_drop: (
-        Annotated[
-            float,
-            option("Largest drop in accuracy of a recommended artifact, in points.", metavar="POINTS", ge=0),
-        ]
-        | None
-    ) = None
+    max_drop: Annotated[
+        NonNegative | None,
+        option("Largest drop in accuracy of a recommended artifact, in points.", metavar="POINTS"),
+    ] = None
     force: Annotated[bool, option("Overwrite an existing recipe.")] = False
 
 
@@ -124,10 +118,7 @@ class InitCommand(InitSpec):
 class AutoSpec(ProposalOptions):
     """All that `auto` is told beside the model."""
 
-    max_drop: Annotated[
-        float,
-        option("Largest drop in accuracy, in points, or in the metric's own unit.", metavar="POINTS", ge=0),
-    ]
+    max_drop: MaxDrop
     output: Annotated[
         Path | None, option("Folder to write; default: auto-NAME.", short="-o", metavar="FOLDER")
     ] = None

@@ -176,6 +176,89 @@ class CalibrateKeywords(TypedDict, total=False):
     resume: bool
     """Start over instead of resuming an interrupted calibration."""
 
+class CompareKeywords(TypedDict, total=False):
+    """Options of `compare_results`, by name."""
+
+    limits: Sequence[str]
+    """Limit: slower:5%, larger:10% or accuracy:0.5 (points)."""
+    relative: bool
+    """Compare speed-ups over each run's baseline instead of latencies."""
+    across_machines: bool
+    """Show the results of different machines without a verdict."""
+
+class ConnectKeywords(TypedDict, total=False):
+    """Options of `connect`, by name."""
+
+    tls_ca: str | Path | None
+    """Certificate of the cluster's authority."""
+    tls_cert: str | Path | None
+    """Certificate of this machine."""
+    tls_key: str | Path | None
+    """Private key of that certificate."""
+    insecure: Sequence[str]
+    """Host to speak to without TLS, although it is not this machine; give the host twice."""
+
+class DiffKeywords(TypedDict, total=False):
+    """Options of `diff`, by name."""
+
+    data: str | None
+    """Samples to compare on, instead of random input."""
+    samples: int | None
+    """Largest number of samples; default: 64 (all for --metric), or 8 with --layers."""
+    threads: int
+    """Threads of each model; 0 means the runtime's default."""
+    trust: bool
+    """Run files without a matching manifest, and .pt2 files that run code."""
+    inputs: Sequence[str]
+    """Input that no artifact declares."""
+    atol: Sequence[str] | Mapping[str, object]
+    """Absolute tolerance."""
+    rtol: Sequence[str] | Mapping[str, object]
+    """Relative tolerance."""
+    snr: Sequence[str] | Mapping[str, object]
+    """Smallest signal-to-noise ratio."""
+    rules: Sequence[str] | Mapping[str, object]
+    """Kind of an output: classes, embedding, labels or signal."""
+    metric: str | None
+    """Accuracy to compare on labelled --data, beside the outputs: auto, top1, top5, f1[:AVERAGE], miou,
+    map[:50], wer, cer, ndcg[:K], neighbours[:K], spearman, perplexity[:masked], kl, cosine, mse or
+    file.py:function."""
+    max_drop: float | None
+    """Largest drop in accuracy that passes, in points, or in the metric's own unit; default: any."""
+
+class DoctorKeywords(TypedDict, total=False):
+    """Options of `doctor`, by name."""
+
+    gpus: Sequence[str]
+    """Compute capability to answer for, in place of this machine's GPUs."""
+    python: Sequence[str]
+    """Python interpreter with TensorFlow to look at."""
+
+class ExportKeywords(TypedDict, total=False):
+    """Options of `export`, by name."""
+
+    outputs: Sequence[str]
+    """Name of an output, in the order of the outputs."""
+    dynamic: Sequence[str]
+    """Dynamic axis, such as x:0=batch."""
+    opset: int
+    """ONNX opset to export."""
+    freeze_branches: bool
+    """Export the branches that the example takes, where a model branches on values."""
+    trust: bool
+    """Load a .pt2 that runs code, or a SavedModel that touches files."""
+    weights: str
+    """Weights of a model by name or of a function: random, or a .safetensors or state dict; default: the
+    model's own, from the local cache."""
+    download: bool
+    """Let the package of a model by name download what its cache lacks."""
+    python: Sequence[str]
+    """Python interpreter that has TensorFlow, for a TensorFlow MODEL."""
+    target: Literal["onnxruntime", "openvino", "tensorrt"] | None
+    """Runtime of the Q/DQ nodes of a model trained with fake quantization."""
+    data: str | None
+    """Samples to trace with and to compare outputs on, instead of random input."""
+
 class GateKeywords(TypedDict, total=False):
     """Options of `gate`, by name."""
 
@@ -253,6 +336,113 @@ class InitKeywords(TypedDict, total=False):
     force: bool
     """Overwrite an existing recipe."""
 
+class InspectKeywords(TypedDict, total=False):
+    """Options of `inspect`, by name."""
+
+    nodes: bool
+    """List every node of an ONNX file and its padding for Tensor Cores."""
+    precision: Literal["tf32", "fp16", "bf16", "int8", "fp8", "mxfp8", "int4", "nvfp4"]
+    """Precision that the column Tensor Cores of --nodes is for."""
+
+class LayerDiffKeywords(TypedDict, total=False):
+    """Options of `layer_diff`, by name."""
+
+    data: str | None
+    """Samples to compare on, instead of random input."""
+    samples: int | None
+    """Largest number of samples; default: 64 (all for --metric), or 8 with --layers."""
+    threads: int
+    """Threads of each model; 0 means the runtime's default."""
+    trust: bool
+    """Run files without a matching manifest, and .pt2 files that run code."""
+    taps: int | None
+    """With --layers: number of tensors to read in one run; default: as many as memory allows."""
+    max_builds: int | None
+    """With --layers and an engine: most builds of parts of it; 0 compares its outputs alone; default: 3 +
+    log2 of the number of tensors."""
+    threshold: float | None
+    """With --layers: signal-to-noise ratio below which a tensor diverges; default: by precision."""
+    save_results: str | Path | None
+    """With --layers: file for the values around the first bad tensor, in Polygraphy's format."""
+
+class LoadKeywords(TypedDict, total=False):
+    """Options of `load`, by name."""
+
+    threads: int
+    """Threads of a CPU runtime; 0 means the runtime's default."""
+    trust: bool
+    """Run files without a matching manifest, and .pt2 files that run code."""
+    streams: int
+    """Inferences of an engine that can run at once, each on a CUDA stream of its own."""
+    cuda_graph: bool
+    """Capture an engine's inference once, and replay it."""
+    runtime_cache: bool
+    """Keep the kernels that TensorRT-RTX compiles in a file beside the engine."""
+
+class MigrateKeywords(TypedDict, total=False):
+    """Options of `migrate`, by name."""
+
+    target: Literal["tensorrt", "tensorrt-rtx"] | None
+    """Runtime that the recipe builds for; default: the command's."""
+    gpus: Sequence[str]
+    """Compute capability to build for, such as sm86; for tensorrt-rtx."""
+    data: str | None
+    """Samples to calibrate INT8 on, where the command names none."""
+    paths: Sequence[str]
+    """Name here of a folder or file of the command, such as /workspace=."""
+
+class EpContextKeywords(TypedDict, total=False):
+    """Options of `package_ep_context`, by name."""
+
+    embed: bool
+    """Put the engine into the ONNX file."""
+    provider: Literal["", "tensorrt-rtx", "tensorrt"]
+    """Provider that will load it; default: the one for the engine."""
+
+class TritonKeywords(TypedDict, total=False):
+    """Options of `package_triton`, by name."""
+
+    name: str
+    """Name of the model in requests."""
+    max_batch_size: int | None
+    """Largest batch; 0 turns batching off; default: the largest batch of the profiles, or 4."""
+    instances: int
+    """Number of instances on each GPU, or on the CPU."""
+    gpus: Sequence[int]
+    """GPUs to run on; default: all."""
+    kind: Literal["", "gpu", "cpu"]
+    """Device to run on; default: the artifact's."""
+    preferred_batch: Sequence[int]
+    """Preferred batch sizes of dynamic batching."""
+    max_queue_delay_us: int
+    """Longest time a request waits for a larger batch, in microseconds."""
+    dynamic_batching: bool
+    """Turn dynamic batching off."""
+    warm_up: bool | None
+    """Warm the model up with a request of zeros; default: where the shapes are known."""
+    warm_up_shapes: Sequence[str] | Mapping[str, object]
+    """Shape of an input in the warm-up request, if the artifact leaves it open."""
+    version_policy: str
+    """Versions to serve: latest, latest:2, all or specific:1,3; default: Triton's, which is latest."""
+    response_cache: bool
+    """Cache responses, if the server has a response cache."""
+    cuda_graph: bool
+    """Execute an engine with CUDA graphs."""
+    version: int
+    """Number of the version to add."""
+    overwrite: bool
+    """Replace an existing version and a config.pbtxt that was edited."""
+
+class QatKeywords(TypedDict, total=False):
+    """Options of `qat`, by name."""
+
+    target: Literal["onnxruntime", "openvino", "tensorrt"]
+    """Runtime that grids and places are chosen for; tensorrt also for TensorRT-RTX."""
+    isa: Literal["auto", "avx2", "avx-vnni", "avx512-vnni", "amx", "neon", "neon-dotprod", "i8mm"]
+    """Instruction set of the CPU that will run INT8; auto means this machine's."""
+    exclude: Sequence[str]
+    """Globs of names of modules (`fc`, `stages.0.*`) that stay in float."""
+
 class QuantizeKeywords(TypedDict, total=False):
     """Options of `quantize`, by name."""
 
@@ -298,6 +488,51 @@ class QuantizeKeywords(TypedDict, total=False):
     this signal-to-noise ratio."""
     data: str | None
     """Samples to measure output errors on and to fit corrections to."""
+
+class ReportKeywords(TypedDict, total=False):
+    """Options of `report`, by name."""
+
+    max_drop: float | None
+    """Largest drop in accuracy of an artifact that the report recommends, the interval's upper end
+    included, in points; default: none that the interval shows."""
+    max_size_mb: float | None
+    """Largest file, with its side files, of an artifact that the report recommends, in MB."""
+    max_latency_ms: float | None
+    """Largest median latency of an artifact that the report recommends, in ms."""
+    layers: Sequence[str | Path]
+    """Layer comparison of `diff --layers`."""
+    ranges: str | Path | None
+    """Ranges file; the report draws the histograms with the largest errors."""
+    recipe: str | Path | None
+    """Recipe to show if RESULTS has none."""
+
+class RunKeywords(TypedDict, total=False):
+    """Options of `run`, by name."""
+
+    output: str | Path | None
+    """Folder of the artifacts, instead of the recipe's."""
+    again: Sequence[str]
+    """Stage to run again although nothing changed, such as bench."""
+    trust: bool
+    """Run code that the recipe names outside its folder, write there, and load files with code."""
+
+class SimplifyKeywords(TypedDict, total=False):
+    """Options of `simplify`, by name."""
+
+    data: str | None
+    """Samples to check the outputs on, instead of random input."""
+
+class SweepKeywords(TypedDict, total=False):
+    """Options of `sweep`, by name."""
+
+    output: str | Path | None
+    """Folder of the artifacts, instead of the recipe's."""
+    again: Sequence[str]
+    """Stage to run again although nothing changed, such as bench."""
+    trust: bool
+    """Run code that the recipe names outside its folder, write there, and load files with code."""
+    only: Sequence[str]
+    """Cells to build and measure: glob over their names, such as *-int8; default: all."""
 
 class TuneKeywords(TypedDict, total=False):
     """Options of `tune`, by name."""

@@ -1,4 +1,4 @@
-"""The verbs that look and lay out: `inspect`, `doctor`, `package`."""
+"""The verbs that look, load and lay out: `inspect`, `doctor`, `load`, `package`."""
 
 from __future__ import annotations
 
@@ -9,24 +9,31 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from .decode import Checked, Refused, read_shapes
+from .measure import Trust
 from .option import COMMA, argument, option
-from .words import Count, TensorCorePrecision
+from .words import Count, Natural, TensorCorePrecision
 
 _Index = Annotated[int, Meta(ge=0)]
 _POLICY = r"^(|latest(:[1-9]\d*)?|all|specific:\d+(,\d+)*)$"
 
 
 @dataclass(frozen=True, kw_only=True)
-class InspectCommand(Checked):
-    """Describe FILE: ONNX, engine, TorchScript, ranges or results."""
+class InspectSpec(Checked):
+    """All that `inspect` is told beside the file."""
 
-    file: Annotated[Path, argument("File to describe.")]
     nodes: Annotated[bool, option("List every node of an ONNX file and its padding for Tensor Cores.")] = (
         False
     )
     precision: Annotated[
         TensorCorePrecision, option("Precision that the column Tensor Cores of --nodes is for.")
     ] = "fp16"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectCommand(InspectSpec):
+    """Describe FILE: ONNX, engine, TorchScript, ranges or results."""
+
+    file: Annotated[Path, argument("File to describe.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,20 +60,31 @@ class DoctorCommand(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoadSpec(Checked):
+    """All that `load` is told beside the artifact and its device."""
+
+    threads: Annotated[int, option("Threads of a CPU runtime; 0 means the runtime's default.", ge=0)] = 0
+    trust: Trust = False
+    streams: Annotated[
+        Count, option("Inferences of an engine that can run at once, each on a CUDA stream of its own.")
+    ] = 1
+    cuda_graph: Annotated[bool, option("Capture an engine's inference once, and replay it.")] = False
+    runtime_cache: Annotated[
+        bool, option("Keep the kernels that TensorRT-RTX compiles in a file beside the engine.")
+    ] = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class TritonOptions(Checked):
     """What Triton is told beside the model. Defaults leave the choice to the artifact or to Triton."""
 
-    max_batch_size: (
-        Annotated[
-            int,
-            option(
-                "Largest batch; 0 turns batching off; default: the largest batch of the profiles, or 4.",
-                metavar="N",
-                ge=0,
-            ),
-        ]
-        | None
-    ) = None
+    max_batch_size: Annotated[
+        Natural | None,
+        option(
+            "Largest batch; 0 turns batching off; default: the largest batch of the profiles, or 4.",
+            metavar="N",
+        ),
+    ] = None
     instances: Annotated[
         int, option("Number of instances on each GPU, or on the CPU.", metavar="N", ge=1)
     ] = 1
@@ -131,21 +149,38 @@ class TritonOptions(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TritonCommand(TritonOptions):
-    """Put ARTIFACT (an engine, ONNX or TorchScript file) into a Triton model repository: as version N of
-    model NAME, with config.pbtxt and its manifest."""
+class TritonSpec(TritonOptions):
+    """All that `package_triton` is told beside the artifact and the repository."""
 
-    artifact: Annotated[Path, argument("Artifact to serve.")]
-    output: Annotated[Path, option("Model repository.", short="-o", metavar="FOLDER")]
     name: Annotated[str, option("Name of the model in requests.", metavar="NAME")]
-    version: Annotated[int, option("Number of the version to add.", metavar="N")] = 1
+    version: Annotated[int, option("Number of the version to add.", metavar="N", ge=1)] = 1
     overwrite: Annotated[bool, option("Replace an existing version and a config.pbtxt that was edited.")] = (
         False
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpContextCommand(Checked):
+class TritonCommand(TritonSpec):
+    """Put ARTIFACT (an engine, ONNX or TorchScript file) into a Triton model repository: as version N of
+    model NAME, with config.pbtxt and its manifest."""
+
+    artifact: Annotated[Path, argument("Artifact to serve.")]
+    output: Annotated[Path, option("Model repository.", short="-o", metavar="FOLDER")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpContextSpec(Checked):
+    """All that `package_ep_context` is told beside the engine and the output."""
+
+    embed: Annotated[bool, option("Put the engine into the ONNX file.")] = False
+    provider: Annotated[
+        Literal["", "tensorrt-rtx", "tensorrt"],
+        option("Provider that will load it; default: the one for the engine."),
+    ] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpContextCommand(EpContextSpec):
     """Write ARTIFACT (an engine of TensorRT-RTX or TensorRT) as an ONNX file with one EPContext node, for
     ONNX Runtime's provider and Windows ML. No GPU is needed, and nothing runs."""
 
@@ -153,8 +188,3 @@ class EpContextCommand(Checked):
     output: Annotated[
         Path, option("ONNX file to write; beside it, FILE.data holds the engine.", short="-o", metavar="FILE")
     ]
-    embed: Annotated[bool, option("Put the engine into the ONNX file.")] = False
-    provider: Annotated[
-        Literal["", "tensorrt-rtx", "tensorrt"],
-        option("Provider that will load it; default: the one for the engine."),
-    ] = ""

@@ -1,36 +1,51 @@
-"""What is measured and compared: `bench`, `bench compare`, `diff`, `report`, and `[bench]` of a recipe."""
+"""What is measured and judged: `bench`, `bench compare`, `diff`, `report`, `gate`, `[bench]` of a recipe."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from .decode import Checked, Refused
 from .option import COMMA, argument, fields_of, option
-from .words import AUTO, BASELINE, METRIC, METRIC_PATTERN, Count, NamedModel, TorchMode
+from .words import (
+    AUTO,
+    BASELINE,
+    METRIC,
+    METRIC_PATTERN,
+    Count,
+    Metric,
+    NamedModel,
+    Natural,
+    NonNegative,
+    Positive,
+    TorchMode,
+)
 
-_INPUTS = Annotated[
+Inputs = Annotated[
     tuple[str, ...],
     option("Input that no artifact declares.", flag="--input", short="-i", metavar="NAME:SHAPE[:DTYPE]"),
 ]
-_TRUST = Annotated[bool, option("Run files without a matching manifest, and .pt2 files that run code.")]
+Trust = Annotated[bool, option("Run files without a matching manifest, and .pt2 files that run code.")]
+Evaluation = Annotated[
+    str | None, option("Labelled samples for accuracy and output difference.", metavar="DATA")
+]
+MetricName = Annotated[str, option(f"Accuracy metric: {METRIC}.", metavar=METRIC, pattern=METRIC_PATTERN)]
+
+MAX_DROP = Annotated[
+    NonNegative | None,
+    option(
+        "Largest drop in accuracy of an artifact that the report recommends, the interval's upper end "
+        "included, in points; default: none that the interval shows.",
+        metavar="POINTS",
+    ),
+]
 
 
-MAX_DROP = (
-    Annotated[
-        float,
-        option(
-            "Largest drop in accuracy of an artifact that the report recommends, the interval's upper end "
-            "included, in points; default: none that the interval shows.",
-            metavar="POINTS",
-            ge=0,
-        ),
-    ]
-    | None
-)
-
-
+MaxDrop = Annotated[
+    float,
+    option("Largest drop in accuracy, in points, or in the metric's own unit.", metavar="POINTS", ge=0),
+]
 Pythons = Annotated[
     tuple[str, ...], option("Python interpreter of an engine's workers.", metavar="ENGINE=INTERPRETER")
 ]
@@ -43,7 +58,7 @@ Timeout = Annotated[
         gt=0,
     ),
 ]
-"""Of every verb that measures in worker processes."""
+"""Of every verb that measures in worker processes, as those above."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,26 +66,17 @@ class Budget(Checked):
     """The most that an artifact may take to be recommended; without a limit, anything."""
 
     max_drop: MAX_DROP = None
-    max_size_mb: (
-        Annotated[
-            float,
-            option(
-                "Largest file, with its side files, of an artifact that the report recommends, in MB.",
-                metavar="MB",
-                gt=0,
-            ),
-        ]
-        | None
-    ) = None
-    max_latency_ms: (
-        Annotated[
-            float,
-            option(
-                "Largest median latency of an artifact that the report recommends, in ms.", metavar="MS", gt=0
-            ),
-        ]
-        | None
-    ) = None
+    max_size_mb: Annotated[
+        Positive | None,
+        option(
+            "Largest file, with its side files, of an artifact that the report recommends, in MB.",
+            metavar="MB",
+        ),
+    ] = None
+    max_latency_ms: Annotated[
+        Positive | None,
+        option("Largest median latency of an artifact that the report recommends, in ms.", metavar="MS"),
+    ] = None
 
     @property
     def limits(self) -> dict[str, float]:
@@ -96,9 +102,7 @@ class BenchOptions(Checked):
     precision_target: Annotated[
         float, option("Relative width of the speed-up intervals at which measuring stops.", gt=0, lt=1)
     ] = 0.01
-    metric: Annotated[str, option(f"Accuracy metric: {METRIC}.", metavar=METRIC, pattern=METRIC_PATTERN)] = (
-        AUTO
-    )
+    metric: MetricName = AUTO
     batch_sizes: Annotated[
         tuple[Count, ...],
         option("Batch sizes of an additional latency curve.", metavar="N,N,...", split=COMMA),
@@ -117,16 +121,13 @@ class BenchOptions(Checked):
             split=COMMA,
         ),
     ] = ()
-    cuda_graph: (
-        Annotated[
-            bool,
-            option(
-                "CUDA graphs of TensorRT engines: true adds a row with them to the row without, false leaves "
-                "them out; by default the one row has them where an inference can be captured."
-            ),
-        ]
-        | None
-    ) = None
+    cuda_graph: Annotated[
+        bool | None,
+        option(
+            "CUDA graphs of TensorRT engines: true adds a row with them to the row without, false leaves "
+            "them out; by default the one row has them where an inference can be captured."
+        ),
+    ] = None
     layer_times: Annotated[
         bool, option("Time of each layer, by the runtime's own profiler, after everything else is measured.")
     ] = False
@@ -185,12 +186,10 @@ class BenchSpec(BenchOptions):
     data: Annotated[
         str | None, option("Samples; the first batch is timed instead of random input.", metavar="DATA")
     ] = None
-    evaluation: Annotated[
-        str | None, option("Labelled samples for accuracy and output difference.", metavar="DATA")
-    ] = None
-    inputs: _INPUTS = ()
+    evaluation: Evaluation = None
+    inputs: Inputs = ()
     batch_size: Annotated[int | None, option("Samples per call of a model with a dynamic batch.")] = None
-    trust: _TRUST = False
+    trust: Trust = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,14 +205,9 @@ class BenchCommand(BenchSpec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareCommand(Checked):
-    """Compare the results of two runs: latency, size and accuracy of each artifact.
+class CompareSpec(Checked):
+    """All that `compare_results` is told beside the results."""
 
-    The exit code is 1 if a limit of --fail-if is exceeded, and 2 if the runs are not comparable.
-    """
-
-    old: Annotated[Path, argument("Results to compare with.")]
-    new: Annotated[Path, argument("Results to judge.")]
     limits: Annotated[
         tuple[str, ...],
         option("Limit: slower:5%, larger:10% or accuracy:0.5 (points).", flag="--fail-if", metavar="LIMIT"),
@@ -224,13 +218,105 @@ class CompareCommand(Checked):
     across_machines: Annotated[bool, option("Show the results of different machines without a verdict.")] = (
         False
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareCommand(CompareSpec):
+    """Compare the results of two runs: latency, size and accuracy of each artifact.
+
+    The exit code is 1 if a limit of --fail-if is exceeded, and 2 if the runs are not comparable.
+    """
+
+    old: Annotated[Path, argument("Results to compare with.")]
+    new: Annotated[Path, argument("Results to judge.")]
     output: Annotated[
         Path | None, option("JSON file to write the comparison to.", short="-o", metavar="FILE")
     ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiffCommand(Checked):
+class _ComparisonOptions(Checked):
+    """What outputs and layers are compared on."""
+
+    data: Annotated[str | None, option("Samples to compare on, instead of random input.", metavar="DATA")] = (
+        None
+    )
+    samples: Annotated[
+        Count | None, option("Largest number of samples; default: 64 (all for --metric), or 8 with --layers.")
+    ] = None
+    threads: Annotated[int, option("Threads of each model; 0 means the runtime's default.", ge=0)] = 0
+    trust: Trust = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffSpec(_ComparisonOptions):
+    """All that `diff` is told beside the two sides."""
+
+    inputs: Inputs = ()
+    atol: Annotated[tuple[str, ...], option("Absolute tolerance.", metavar="[OUTPUT:]NUMBER", pairs=":")] = ()
+    rtol: Annotated[tuple[str, ...], option("Relative tolerance.", metavar="[OUTPUT:]NUMBER", pairs=":")] = ()
+    snr: Annotated[
+        tuple[str, ...], option("Smallest signal-to-noise ratio.", metavar="[OUTPUT:]DB", pairs=":")
+    ] = ()
+    rules: Annotated[
+        tuple[str, ...],
+        option(
+            "Kind of an output: classes, embedding, labels or signal.",
+            flag="--judge",
+            metavar="[OUTPUT:]RULE",
+            pairs=":",
+        ),
+    ] = ()
+    metric: Annotated[
+        Metric | None,
+        option(
+            f"Accuracy to compare on labelled --data, beside the outputs: {METRIC}.",
+            metavar=METRIC,
+        ),
+    ] = None
+    max_drop: Annotated[
+        NonNegative | None,
+        option(
+            "Largest drop in accuracy that passes, in points, or in the metric's own unit; default: any.",
+            metavar="POINTS",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerDiffSpec(_ComparisonOptions):
+    """All that `layer_diff` is told beside the two sides."""
+
+    taps: Annotated[
+        Count | None,
+        option("With --layers: number of tensors to read in one run; default: as many as memory allows."),
+    ] = None
+    max_builds: Annotated[
+        Natural | None,
+        option(
+            "With --layers and an engine: most builds of parts of it; 0 compares its outputs alone; "
+            "default: 3 + log2 of the number of tensors.",
+            metavar="N",
+        ),
+    ] = None
+    threshold: Annotated[
+        float | None,
+        option(
+            "With --layers: signal-to-noise ratio below which a tensor diverges; default: by precision.",
+            metavar="DB",
+        ),
+    ] = None
+    save_results: Annotated[
+        Path | None,
+        option(
+            "With --layers: file for the values around the first bad tensor, in Polygraphy's format.",
+            metavar="FILE",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffCommand(LayerDiffSpec, DiffSpec):
     """Compare the outputs of ARTIFACT and REFERENCE with Polygraphy; exit code 1 on a mismatch.
 
     Defaults: fp32 within 1e-3 relative or 1e-4 of the largest value, fp16 1e-2 and 1e-2, int8 a
@@ -243,53 +329,7 @@ class DiffCommand(Checked):
 
     reference: Annotated[str, argument("Artifact or MODEL to compare with.")]
     artifact: Annotated[str, argument("Artifact or MODEL to judge.")]
-    data: Annotated[str | None, option("Samples to compare on, instead of random input.", metavar="DATA")] = (
-        None
-    )
-    samples: Annotated[
-        int | None, option("Largest number of samples; default: 64 (all for --metric), or 8 with --layers.")
-    ] = None
-    inputs: _INPUTS = ()
-    atol: Annotated[tuple[str, ...], option("Absolute tolerance.", metavar="[OUTPUT:]NUMBER")] = ()
-    rtol: Annotated[tuple[str, ...], option("Relative tolerance.", metavar="[OUTPUT:]NUMBER")] = ()
-    snr: Annotated[tuple[str, ...], option("Smallest signal-to-noise ratio.", metavar="[OUTPUT:]DB")] = ()
-    rules: Annotated[
-        tuple[str, ...],
-        option(
-            "Kind of an output: classes, embedding, labels or signal.",
-            flag="--judge",
-            metavar="[OUTPUT:]RULE",
-        ),
-    ] = ()
-    metric: (
-        Annotated[
-            str,
-            option(
-                f"Accuracy to compare on labelled --data, beside the outputs: {METRIC}.",
-                metavar=METRIC,
-                pattern=METRIC_PATTERN,
-            ),
-        ]
-        | None
-    ) = None
-    max_drop: (
-        Annotated[
-            float,
-            option(
-                "Largest drop in accuracy that passes, in points, or in the metric's own unit; default: any.",
-                metavar="POINTS",
-                ge=0,
-            ),
-        ]
-        | None
-    ) = None
-    threads: Annotated[int, option("Threads of each model; 0 means the runtime's default.", ge=0)] = 0
-    trust: _TRUST = False
     layers: Annotated[bool, option("Find the first tensor that diverges.")] = False
-    taps: Annotated[
-        int | None,
-        option("With --layers: number of tensors to read in one run; default: as many as memory allows."),
-    ] = None
     graph: Annotated[
         Path | None,
         option(
@@ -297,48 +337,112 @@ class DiffCommand(Checked):
             metavar="FILE",
         ),
     ] = None
-    max_builds: (
-        Annotated[
-            int,
-            option(
-                "With --layers and an engine: most builds of parts of it; 0 compares its outputs alone; "
-                "default: 3 + log2 of the number of tensors.",
-                metavar="N",
-                ge=0,
-            ),
-        ]
-        | None
-    ) = None
-    threshold: Annotated[
-        float | None,
-        option(
-            "With --layers: signal-to-noise ratio below which a tensor diverges; default: by precision.",
-            metavar="DB",
-        ),
-    ] = None
     output: Annotated[
         Path | None,
         option("With --layers: JSON file to write, such as layers.json.", short="-o", metavar="FILE"),
     ] = None
-    save_results: Annotated[
-        Path | None,
-        option(
-            "With --layers: file for the values around the first bad tensor, in Polygraphy's format.",
-            metavar="FILE",
-        ),
-    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportCommand(Budget):
-    """Write RESULTS of `bench` or `run` as one HTML file that loads nothing: which artifact to use and why,
-    tables, charts, environment, and what repeats it."""
+class ReportSpec(Budget):
+    """All that `report` is told beside the results and the page."""
 
-    results: Annotated[Path, argument("Results file of `bench` or `run`.")]
-    output: Annotated[Path, option("HTML file to write.", short="-o", metavar="FILE")] = Path("report.html")
     layers: Annotated[tuple[Path, ...], option("Layer comparison of `diff --layers`.", metavar="FILE")] = ()
     ranges: Annotated[
         Path | None,
         option("Ranges file; the report draws the histograms with the largest errors.", metavar="FILE"),
     ] = None
     recipe: Annotated[Path | None, option("Recipe to show if RESULTS has none.", metavar="FILE")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportCommand(ReportSpec):
+    """Write RESULTS of `bench` or `run` as one HTML file that loads nothing: which artifact to use and why,
+    tables, charts, environment, and what repeats it."""
+
+    results: Annotated[Path, argument("Results file of `bench` or `run`.")]
+    output: Annotated[Path, option("HTML file to write.", short="-o", metavar="FILE")] = Path("report.html")
+
+
+OutputsRule = Literal["auto", "same", "any"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateOptions(Checked):
+    """What a new version must keep, and how it is measured."""
+
+    max_slower: Annotated[float, option("Slowdown that passes, in percent.", metavar="PERCENT", gt=0)] = 2.0
+    max_larger: Annotated[
+        float,
+        option("Growth of the file with its side files that passes, in percent.", metavar="PERCENT", ge=0),
+    ] = 1.0
+    max_drop: Annotated[
+        NonNegative | None,
+        option(
+            "Largest drop in accuracy that passes, in points, or in the metric's own unit; default: one "
+            "whose interval contains 0.",
+            metavar="POINTS",
+        ),
+    ] = None
+    outputs: Annotated[
+        OutputsRule,
+        option(
+            "Whether the outputs must be the same within the default tolerances of `diff`; auto: yes, unless "
+            "accuracy decides or the precisions differ."
+        ),
+    ] = "auto"
+    strict: Annotated[
+        bool, option("Fail also where nothing could be decided, or an artifact cannot run here.")
+    ] = False
+    skip_identical: Annotated[
+        bool, option("Pass files that are the same byte for byte without measuring them.")
+    ] = False
+    data: Annotated[
+        str | None, option("Samples to time and compare outputs on, instead of random input.", metavar="DATA")
+    ] = None
+    evaluation: Evaluation = None
+    metric: MetricName = AUTO
+    inputs: Inputs = ()
+    batch_size: Annotated[int | None, option("Samples per call of a model with a dynamic batch.")] = None
+    threads: Annotated[
+        int,
+        option(
+            "Threads of every artifact; 0 means all usable cores. Take 1 where others use the cores.", ge=0
+        ),
+    ] = 0
+    max_time_s: Annotated[
+        float,
+        option(
+            "Time limit for the rounds and launches of a pair, in seconds; a clear case ends earlier.",
+            flag="--max-time",
+            metavar="SECONDS",
+            gt=0,
+        ),
+    ] = 30.0
+    device: Annotated[
+        str | None,
+        option("Device of PyTorch and ONNX Runtime: cpu (default), cuda or cuda:1.", metavar="DEVICE"),
+    ] = None
+    python: Pythons = ()
+    timeout_s: Timeout = 600.0
+    trust: Trust = False
+
+    def check(self) -> None:
+        """Refuse a limit on accuracy that nothing measures."""
+        if self.max_drop is not None and self.evaluation is None:
+            raise Refused("max_drop", "accuracy needs labelled samples", hint="give `evaluation`")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateCommand(GateOptions):
+    """Measure OLD and NEW, interleaved in one job; exit code 1 if NEW is slower, larger or less accurate.
+
+    Both are an artifact or MODEL, or two folders of recipes: then every artifact that both hold is judged.
+    Measuring goes on until the interval of the slowdown decides or the time is over. What stays undecided
+    is reported and passes, unless --strict is given.
+    """
+
+    old: Annotated[str, argument("Artifact, MODEL or folder to compare with, such as the main branch's.")]
+    new: Annotated[str, argument("Artifact, MODEL or folder to judge.")]
+    junit: Annotated[Path | None, option("JUnit XML file to write.", metavar="FILE")] = None
+    markdown: Annotated[Path | None, option("Markdown file to write.", metavar="FILE")] = None

@@ -10,7 +10,7 @@ from ..errors import UsageError
 from ..tensors import parse_dynamic_axis, parse_input
 from .decode import Checked, Refused
 from .option import COMMA, argument, option
-from .words import METHOD, METHOD_PATTERN, GraphTarget
+from .words import METHOD, METHOD_PATTERN, Count, GraphTarget
 
 WEIGHTS = Annotated[
     str,
@@ -97,16 +97,9 @@ class ModelSection(ExportOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportCommand(ExportOptions):
-    """Export MODEL to ONNX, check it, and compare its outputs with PyTorch's.
+class ExportSpec(ExportOptions):
+    """All that `export` is told beside the model and the output."""
 
-    MODEL is torchvision:NAME, timm:NAME, hf:NAME_OR_FOLDER, file.py:function, package.module:function, a
-    .pt2, a TorchScript archive, an .onnx file, a SavedModel folder, or a .keras, .h5 or .tflite
-    file. Options follow a `?`: timm:resnet18?weights=random&classes=10.
-    """
-
-    model: Annotated[str, argument("Model to export.")]
-    output: Annotated[Path, option("ONNX file to write.", short="-o", metavar="FILE")]
     target: Annotated[
         GraphTarget | None, option("Runtime of the Q/DQ nodes of a model trained with fake quantization.")
     ] = None
@@ -117,14 +110,33 @@ class ExportCommand(ExportOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimplifyCommand(Checked):
+class ExportCommand(ExportSpec):
+    """Export MODEL to ONNX, check it, and compare its outputs with PyTorch's.
+
+    MODEL is torchvision:NAME, timm:NAME, hf:NAME_OR_FOLDER, file.py:function, package.module:function, a
+    .pt2, a TorchScript archive, an .onnx file, a SavedModel folder, or a .keras, .h5 or .tflite
+    file. Options follow a `?`: timm:resnet18?weights=random&classes=10.
+    """
+
+    model: Annotated[str, argument("Model to export.")]
+    output: Annotated[Path, option("ONNX file to write.", short="-o", metavar="FILE")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimplifySpec(Checked):
+    """All that `simplify` is told beside the model and the output."""
+
+    data: Annotated[
+        str | None, option("Samples to check the outputs on, instead of random input.", metavar="DATA")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimplifyCommand(SimplifySpec):
     """Remove and fuse redundant nodes of an ONNX MODEL. The outputs and the dynamic axes stay the same."""
 
     model: Annotated[Path, argument("ONNX file.")]
     output: Annotated[Path, option("ONNX file to write.", short="-o", metavar="FILE")]
-    data: Annotated[
-        str | None, option("Samples to check the outputs on, instead of random input.", metavar="DATA")
-    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,10 +225,9 @@ class ShowRangesCommand(Checked):
         GraphTarget,
         option("Runtime whose quantization error is estimated: asymmetric uint8 or symmetric int8."),
     ] = "onnxruntime"
-    top: (
-        Annotated[int, option("Largest number of tensors to show; the default for --plot is 12.", ge=1)]
-        | None
-    ) = None
+    top: Annotated[
+        Count | None, option("Largest number of tensors to show; the default for --plot is 12.")
+    ] = None
     tensors: Annotated[
         tuple[str, ...], option("Tensor to show; default: all.", flag="--tensor", metavar="NAME")
     ] = ()

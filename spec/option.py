@@ -54,37 +54,13 @@ class Spelling:
     targets: tuple[str, ...] = ()
 
 
-def option(
-    sentence: str,
-    *,
-    flag: str = "",
-    short: str = "",
-    metavar: str = "",
-    split: str = "",
-    pairs: str = "",
-    off: bool = False,
-    place: bool = False,
-    targets: tuple[str, ...] = (),
-    ge: float | None = None,
-    gt: float | None = None,
-    le: float | None = None,
-    lt: float | None = None,
-    pattern: str | None = None,
-    min_length: int | None = None,
-) -> Meta:
-    """Return what an annotation holds: a sentence, a `Spelling` and constraints (`msgspec.Meta`)."""
-    about: dict[str, Any] = {
-        "ge": ge,
-        "gt": gt,
-        "le": le,
-        "lt": lt,
-        "pattern": pattern,
-        "min_length": min_length,
-    }
-    spelling = Spelling(
-        flag, short, metavar, split, pairs, off, place=place, targets=targets,
-    )  # fmt: skip
-    return Meta(description=sentence, extra={_SPELLING: spelling}, **about)
+_CONSTRAINTS = ("ge", "gt", "le", "lt", "pattern", "min_length")
+
+
+def option(sentence: str, **about: Any) -> Meta:
+    """Return what an annotation holds: a sentence, fields of `Spelling`, and constraints (`msgspec.Meta`)."""
+    constraints = {name: about.pop(name) for name in _CONSTRAINTS if name in about}
+    return Meta(description=sentence, extra={_SPELLING: Spelling(**about)}, **constraints)
 
 
 def argument(sentence: str, *, metavar: str = "") -> Meta:

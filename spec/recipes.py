@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from .artifacts import PLAIN_NAME, ArtifactSection
+from .artifacts import PLAIN_NAME, ArtifactSection, Exclude, Inputs
 from .cluster import SchedulerOptions
 from .decode import Checked, Refused
-from .measure import BenchSection
+from .measure import BenchSection, MaxDrop, MetricName
 from .models import CalibrateSection, ModelSection
 from .option import COMMA, argument, fields_of, option
 from .sweep import SweepSection
-from .words import AUTO, BASELINE, FORMER_ISAS, METHOD, METHOD_PATTERN, METRIC, METRIC_PATTERN
+from .words import AUTO, BASELINE, FORMER_ISAS, METHOD, METHOD_PATTERN
 
 RECIPE_VERSION = 1
 
@@ -144,8 +144,8 @@ def _describe(table: dict[str, Any], kind: type) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(SchedulerOptions):
-    """How the stages of recipes are carried out."""
+class RunSpec(Checked):
+    """All that `run` is told beside the recipe."""
 
     output: Annotated[
         Path | None, option("Folder of the artifacts, instead of the recipe's.", short="-o", metavar="FOLDER")
@@ -154,13 +154,19 @@ class RunOptions(SchedulerOptions):
         tuple[str, ...],
         option("Stage to run again although nothing changed, such as bench.", metavar="STAGE", split=COMMA),
     ] = ()
-    dry_run: Annotated[
-        bool,
-        option("Print the stages, what is done or changed, and their estimated time, memory and disk space."),
-    ] = False
     trust: Annotated[
         bool,
         option("Run code that the recipe names outside its folder, write there, and load files with code."),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(RunSpec, SchedulerOptions):
+    """How the stages of recipes are carried out, and where."""
+
+    dry_run: Annotated[
+        bool,
+        option("Print the stages, what is done or changed, and their estimated time, memory and disk space."),
     ] = False
 
 
@@ -173,14 +179,9 @@ class RunCommand(RunOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepCommand(RunOptions):
-    """Run the recipes of the matrix in `[sweep]` of a RECIPE: model x shape x target x precision x GPU. What
-    fails is a cell that says why; running again does only what is missing.
+class SweepSpec(RunSpec):
+    """All that `sweep` is told beside the recipe."""
 
-    OUTPUT/results.json and OUTPUT/report.html hold all of them. The exit code is 1 if a cell failed.
-    """
-
-    recipe: Annotated[Path, argument("TOML file.")]
     only: Annotated[
         tuple[str, ...],
         option(
@@ -192,15 +193,20 @@ class SweepCommand(RunOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MigrateCommand(Checked):
-    """Write the recipe of COMMAND, a command line of trtexec or Polygraphy, for TensorRT without precision
-    flags and calibrators: 10, 11 and RTX. A calibration cache becomes a ranges file.
+class SweepCommand(SweepSpec, RunOptions):
+    """Run the recipes of the matrix in `[sweep]` of a RECIPE: model x shape x target x precision x GPU. What
+    fails is a cell that says why; running again does only what is missing.
 
-    COMMAND is one quoted text, or @FILE. Nothing of it is run. The exit code is 1 if an option has no equal.
+    OUTPUT/results.json and OUTPUT/report.html hold all of them. The exit code is 1 if a cell failed.
     """
 
-    command: Annotated[str, argument("Command line of trtexec or Polygraphy, or @FILE that holds it.")]
-    output: Annotated[Path, option("Recipe to write.", short="-o", metavar="FILE")] = Path("recipe.toml")
+    recipe: Annotated[Path, argument("TOML file.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MigrateSpec(Checked):
+    """All that `migrate` is told beside the command and the recipe to write."""
+
     target: Annotated[
         Literal["tensorrt", "tensorrt-rtx"] | None,
         option("Runtime that the recipe builds for; default: the command's."),
@@ -225,9 +231,6 @@ class MigrateCommand(Checked):
             metavar="OLD=NEW",
         ),
     ] = ()
-    allow_missing: Annotated[
-        bool, option("Exit with 0 although an option has no equal; the table and the recipe name it.")
-    ] = False
 
     def check(self) -> None:
         """Refuse GPUs for a runtime that builds for the one in the machine."""
@@ -236,19 +239,29 @@ class MigrateCommand(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MigrateCommand(MigrateSpec):
+    """Write the recipe of COMMAND, a command line of trtexec or Polygraphy, for TensorRT without precision
+    flags and calibrators: 10, 11 and RTX. A calibration cache becomes a ranges file.
+
+    COMMAND is one quoted text, or @FILE. Nothing of it is run. The exit code is 1 if an option has no equal.
+    """
+
+    command: Annotated[str, argument("Command line of trtexec or Polygraphy, or @FILE that holds it.")]
+    output: Annotated[Path, option("Recipe to write.", short="-o", metavar="FILE")] = Path("recipe.toml")
+    allow_missing: Annotated[
+        bool, option("Exit with 0 although an option has no equal; the table and the recipe name it.")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class TuneSpec(Checked):
     """All that `tune` is told beside the model, the data and the output."""
 
-    max_drop: Annotated[
-        float,
-        option("Largest drop in accuracy, in points, or in the metric's own unit.", metavar="POINTS", ge=0),
-    ]
+    max_drop: MaxDrop
     calibration: Annotated[
         str | None, option("Samples to calibrate on; default: those of --data.", metavar="DATA")
     ] = None
-    metric: Annotated[str, option(f"Accuracy metric: {METRIC}.", metavar=METRIC, pattern=METRIC_PATTERN)] = (
-        AUTO
-    )
+    metric: MetricName = AUTO
     targets: Annotated[
         tuple[str, ...],
         option(
@@ -258,22 +271,14 @@ class TuneSpec(Checked):
             split=COMMA,
         ),
     ] = ()
-    inputs: Annotated[
-        tuple[str, ...],
-        option("Input of a PyTorch MODEL.", flag="--input", short="-i", metavar="NAME:SHAPE[:DTYPE]"),
-    ] = ()
+    inputs: Inputs = ()
     method: Annotated[
         str,
         option(
             f"Method that chooses the thresholds: {METHOD}.", metavar=METHOD, pattern=f"^$|{METHOD_PATTERN}"
         ),
     ] = ""
-    exclude: Annotated[
-        tuple[str, ...],
-        option(
-            "Layers that stay in floating point: name, glob or operator type.", metavar="PATTERN", split=COMMA
-        ),
-    ] = ()
+    exclude: Exclude = ()
     samples: Annotated[int | None, option("Largest number of samples to measure accuracy on.")] = None
     batch_size: Annotated[int | None, option("Samples per call of the latency measurement.")] = None
     threads: Annotated[int, option("Threads of every artifact; 0 means all cores.", ge=0)] = 0

@@ -116,7 +116,11 @@ METRIC_PATTERN = (
     rf"^({AUTO}|{'|'.join(METRICS)}|{_PARAMETERS}|(?!({'|'.join(METRIC_PARAMETERS)}):).+:[^\W\d]\w*)$"
 )
 
+Natural = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
+NonNegative = Annotated[float, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+Metric = Annotated[str, Meta(pattern=METRIC_PATTERN)]
 
 CLUSTER = "cluster"
 """In place of GPUs: every kind that the cluster has."""

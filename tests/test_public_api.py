@@ -86,7 +86,7 @@ def test_what_would_break_a_caller_is_seen(api: dict[str, Any]) -> None:
         "export: opset_version was optional by name, is gone",
         "load: key is new and required",
         "qcompile bench measure: --threads was optional, is gone",
-        "run: positions were recipe",
+        "run: positions were recipe, spec",
         "run: recipe was required by position, is required by name",
         "simplify: progress was optional by name, is required by name",
         "tune is gone",

@@ -13,8 +13,7 @@ from ...errors import EngineUnavailable, InvalidOption, QCompileError
 from ...model.session import usable_cores
 from ...progress import Progress, silent
 from ...spec.decode import called, shared
-from ...spec.gate import GateOptions
-from ...spec.measure import BenchSpec
+from ...spec.measure import BenchSpec, GateOptions
 from ..benchmark import benchmark
 from ..measuring.environment import environment, machine_text
 from ..outputs import describe, short_name

@@ -12,14 +12,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import InvalidOption
+from ...spec.decode import called
+from ...spec.measure import CompareSpec
 from ...spec.words import CUDA_GRAPH
 from ..measuring.environment import machine_of, machine_text
 from ..statistics.speedup import FEWEST_ROUNDS, Launches, Speedup, level_of, logarithms, speedup_with_interval
 from .results import Results
 from .row import Row, Unit
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ...spec.keywords import CompareKeywords
 
 _SAME_SETTINGS = ("threads", "inputs")
 Kind = Literal["slower", "larger", "accuracy"]
@@ -108,20 +115,21 @@ class Regression:
 def compare_results(
     old: Results,
     new: Results,
-    limits: Sequence[Limit] = (),
-    *,
-    relative: bool = False,
-    across_machines: bool = False,
+    spec: CompareSpec | None = None,
+    /,
+    **options: Unpack[CompareKeywords],
 ) -> Regression:
     """Compare two runs.
 
     Args:
         old: What is compared with.
         new: What is judged.
-        limits: What counts as failed. An artifact that was measured before and is not now fails too.
-        relative: Compare speed-ups against the own baseline, not latencies.
-        across_machines: Show the figures of different machines side by side, without a verdict.
+        spec: How. With limits, an artifact that was measured before and is not now fails too.
+        options: Fields of `CompareSpec` by name, in place of those of `spec`.
     """
+    spec = called(CompareSpec, spec, options)
+    limits = [parse_limit(text) for text in spec.limits]
+    relative, across_machines = spec.relative, spec.across_machines
     machines = machine_text(old.environment), machine_text(new.environment)
     same = _machines(old) == _machines(new)
     if not same and not across_machines:

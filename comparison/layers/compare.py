@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...errors import InvalidOption
 from ...files import temporary_folder
 from ...model.graph import consumers
 from ...model.weightless import read_weightless
 from ...progress import Progress, silent
-from .forms import Form
+from ...spec.decode import called
+from ...spec.measure import LayerDiffSpec
 from .outcome import LayerDiff
 from .pairing import Pairs, pair_outputs, pair_tensors, restricted
 from .rebuild import EngineRefinement, EngineRuns, EngineSource
 from .search import Refinement
-from .sides import Side, artifact_side, input_casts, reference_side
+from .sides import Form, Side, artifact_side, input_casts, reference_side
 from .taps import LayerRuns, require_polygraphy, save_results, write_samples
 
 if TYPE_CHECKING:
     import onnx
+    from typing_extensions import Unpack
+
+    from ...spec.keywords import LayerDiffKeywords
 
 
 SAMPLES = 8
@@ -31,74 +33,56 @@ SAMPLES = 8
 def layer_diff(
     reference: str,
     artifact: str,
+    spec: LayerDiffSpec | None = None,
+    /,
     *,
-    data: str | None = None,
-    samples: int = SAMPLES,
-    taps: int | None = None,
-    threshold_db: float | None = None,
-    threads: int = 0,
-    trust: bool = False,
-    results: Path | None = None,
     source: EngineSource | None = None,
-    max_builds: int | None = None,
     progress: Progress = silent,
+    **options: Unpack[LayerDiffKeywords],
 ) -> LayerDiff:
     """Compare an artifact with its reference tensor by tensor.
 
     Args:
         reference: ONNX file that is right by definition.
         artifact: Its quantized, FP16 or BF16 version, or an engine of TensorRT.
-        data: Samples; made input otherwise.
-        samples: Use at most this many.
-        taps: Tensors read in one run; None takes as many as leave memory where it is without.
-        threshold_db: Signal-to-noise ratio below which a tensor diverges; by the precision otherwise.
-        threads: Threads of each run; 0 lets the runtime choose.
-        trust: Take files that are not what their manifests say, and engines without one, all the same.
-        results: Write the values around the first bad tensor here, as Polygraphy's `RunResults`.
+        spec: How.
         source: What an engine was built from: parts of it are built and run, to see inside the engine.
             Without it, the engine's outputs alone are compared.
-        max_builds: Build at most so many engines; None takes 3 and the logarithm of the tensors to base 2.
         progress: Told of every run.
+        options: Fields of `LayerDiffSpec` by name, in place of those of `spec`.
 
     Returns:
         The comparison; a tensor that diverges is a result, not an error.
     """
-    if taps is not None and taps < 1:
-        raise InvalidOption(f"`taps` {taps}: at least 1 is required", option="taps")
-    if samples < 1:
-        raise InvalidOption(f"`samples` {samples}: at least 1 is required", option="samples")
-    if threshold_db is not None and math.isnan(threshold_db):
-        raise InvalidOption("`threshold` nan: a number of decibels is required", option="threshold")
-    if max_builds is not None and max_builds < 0:
-        raise InvalidOption(f"`max_builds` {max_builds}: 0 or more is required", option="max_builds")
-    if results is not None:
+    spec = called(LayerDiffSpec, spec, options)
+    if spec.save_results is not None:
         require_polygraphy()
-    left, right = reference_side(reference, trust=trust), artifact_side(artifact, trust=trust)
+    left, right = reference_side(reference, trust=spec.trust), artifact_side(artifact, trust=spec.trust)
     casts = input_casts(left, right)
     progress("pair tensors")
     assert left.weightless is not None, "`reference_side` takes ONNX files alone"
-    if right.weightless is not None or max_builds == 0:
+    if right.weightless is not None or spec.max_builds == 0:
         source = None
     pairs = _pairs(left, right, source)
     with temporary_folder("layers") as folder:
-        written = write_samples(left.weightless, data, folder / "samples", limit=samples)
-        most, keep = taps or len(pairs.pairs), results is not None
+        limit = spec.samples or SAMPLES
+        written = write_samples(left.weightless, spec.data, folder / "samples", limit=limit)
+        most, keep = spec.taps or len(pairs.pairs), spec.save_results is not None
+        settings: dict[str, Any] = {"threads": spec.threads, "casts": casts, "progress": progress}
         runs: LayerRuns
         comparison: Refinement
         if source is None:
-            runs = LayerRuns(left, right, pairs, written, threads=threads, casts=casts, progress=progress)
-            comparison = Refinement(runs, most, threshold_db, keep=keep)
+            runs = LayerRuns(left, right, pairs, written, **settings)
+            comparison = Refinement(runs, most, spec.threshold, keep=keep)
         else:
-            runs = parts = EngineRuns(
-                left, right, pairs, written, source, threads=threads, casts=casts, progress=progress
-            )
-            comparison = EngineRefinement(parts, most, threshold_db, keep=keep, max_builds=max_builds)
+            runs = parts = EngineRuns(left, right, pairs, written, source, **settings)
+            comparison = EngineRefinement(parts, most, spec.threshold, keep=keep, max_builds=spec.max_builds)
         comparison.run()
         if not comparison.errors:
             why = next(iter(runs.refused.values()), "nothing was measured")
             raise InvalidOption(f"{artifact}: no tensor can be compared with {reference}'s: {why}")
-        if results is not None:
-            save_results(runs, comparison.shown(), results)
+        if spec.save_results is not None:
+            save_results(runs, comparison.shown(), spec.save_results)
         return comparison.outcome(reference, artifact, casts)
 
 

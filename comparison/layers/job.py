@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,7 +35,7 @@ from ...model.output_error import ErrorSums
 from ...model.session import make_session, session_options
 from ...model.weightless import WeightlessModel, read_weightless
 from ...tensors import Feeds, ModelIO
-from .forms import Form
+from .sides import Form
 
 if TYPE_CHECKING:
     import onnx
@@ -117,7 +118,7 @@ class _Work:
         job, tap = self.job, self.taps.get(name)
         if tap is not None and job["reference"]:
             self._compare(
-                name, Form.from_json(tap["form"]), Path(job["reference"]) / tap["file"], number, array
+                name, msgspec.convert(tap["form"], Form), Path(job["reference"]) / tap["file"], number, array
             )
         elif tap is None and name in job["outputs"] and job["reference_outputs"]:
             folder = Path(job["reference_outputs"]) / job["outputs"][name]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ...model.graph import captured_names, constant_names, consumers, infer_types, producers
-from .forms import Form, Forms, plain_name
+from .sides import Form, Forms, plain_name
 
 if TYPE_CHECKING:
     import onnx

@@ -1,10 +1,21 @@
-"""The two sides of a comparison, and the reasons why two sides cannot be compared."""
+"""Convert a tensor of an artifact into the form of its reference tensor.
+
+Where a graph is quantized, the integers are read and scaled here: what a kernel writes is observed as it
+is, at a quarter of the memory, and the fusion of operator and QuantizeLinear is left alone.
+
+The two sides of a comparison, and the reasons why two sides cannot be compared.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ...artifact import Manifest, accept, checked_input, read_manifest
 from ...engines.load import engine_of
@@ -15,6 +26,148 @@ from ...model.graph import graph_precision, weighted_nodes
 from ...model.weightless import WeightlessModel, read_weightless
 from ...tensors import ModelIO, TensorInfo
 from .outcome import THRESHOLD_DB
+
+if TYPE_CHECKING:
+    import onnx
+
+_MOVES = frozenset(
+    """
+    MaxPool Reshape Transpose Squeeze Unsqueeze Flatten Split Gather Identity DepthToSpace SpaceToDepth
+    Resize Slice Expand Pad NhwcMaxPool
+    """.split()
+)
+_TO_LAST, _TO_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
+_MADE_BY_OPTIMIZER = re.compile(r"(_token_\d+|_nhwc|_nchwc|/MatMulAddFusion|/GemmTransposeFusion|_quant)+$")
+_BIAS_LAST = frozenset(["QLinearConv"])
+_SCALE_FIRST = frozenset(["QLinearConcat"])
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the elements of a tapped tensor become numbers in the reference's order.
+
+    Attributes:
+        scale, zero_point: Of integers, one value or one per index of `axis`; empty for floats.
+        axis: See `scale`.
+        dtype: Float type that DequantizeLinear would make, "float32" or "float16".
+        channels_last: The tensor is [n, h, w, c], the reference's [n, c, h, w].
+    """
+
+    scale: tuple[float, ...] = ()
+    zero_point: tuple[int, ...] = (0,)
+    axis: int = 0
+    dtype: str = "float32"
+    channels_last: bool = False
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether integers are read."""
+        return bool(self.scale)
+
+    def ordered(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Return the array in the reference's order of axes, contiguous."""
+        if self.channels_last and array.ndim == 4:
+            array = array.transpose(_TO_FIRST)
+        return np.ascontiguousarray(array)
+
+    def pieces(self, array: NDArray[Any], size: int) -> Iterator[NDArray[Any]]:
+        """Yield the values of an array from `ordered`, flat, `size` elements at a time, as floats."""
+        if len(self.scale) > 1:
+            along = [-1 if axis == self.axis % array.ndim else 1 for axis in range(array.ndim)]
+            array = self._scaled(array, along)
+        flat = array.reshape(-1)
+        for start in range(0, flat.size, size):
+            piece = flat[start : start + size]
+            yield self._scaled(piece, [1]) if len(self.scale) == 1 else piece
+
+    def _scaled(self, array: NDArray[Any], along: list[int]) -> NDArray[Any]:
+        scale = np.asarray(self.scale, np.float32).reshape(along)
+        zero = np.asarray(self.zero_point, np.int32).reshape(along if len(self.zero_point) > 1 else [1])
+        values: NDArray[Any] = (array.astype(np.int32) - zero).astype(np.float32) * scale
+        return values.astype(np.float16) if self.dtype == "float16" else values
+
+
+class Forms:
+    """What is known of the integers and the layouts of a graph."""
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self._stored = stored_values(graph)
+        self.scales: dict[
+            str, tuple[str, str, int]
+        ] = {}  # integer tensor to names of its scale and zero point
+        self.moved: set[str] = set()  # integer tensors that have the scale of what they were moved from
+        self.channels_last: set[str] = set()
+        for node in graph.node:
+            self._learn_scale(node)
+            self._learn_layout(node)
+
+    def of(self, tensor: str) -> Form | None:
+        """Return the form of an integer tensor; None where its scale is not stored in the graph."""
+        if tensor not in self.scales:
+            return None
+        scale_name, zero_name, axis = self.scales[tensor]
+        scale = self._stored.get(scale_name)
+        if scale is None or (zero_name and zero_name not in self._stored):
+            return None
+        zero = self._stored[zero_name] if zero_name else np.zeros(1, np.int32)
+        if zero.dtype.kind not in "iu" or scale.ndim > 1:
+            return None
+        dtype = "float16" if scale.dtype == np.float16 else "float32"
+        numbers = tuple(float(value) for value in scale.reshape(-1))
+        zeros = tuple(int(value) for value in zero.reshape(-1))
+        return Form(numbers, zeros, axis, dtype, tensor in self.channels_last)
+
+    def _learn_scale(self, node: onnx.NodeProto) -> None:
+        inputs = list(node.input)
+        if node.op_type == "QuantizeLinear":
+            axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
+            self.scales[node.output[0]] = (inputs[1], inputs[2] if len(inputs) > 2 else "", axis)
+        elif node.op_type.startswith("QLinear") and len(inputs) > 2:
+            at = 0 if node.op_type in _SCALE_FIRST else 6 if node.op_type in _BIAS_LAST else len(inputs) - 2
+            self.scales[node.output[0]] = (inputs[at], inputs[at + 1], 1)
+        elif node.op_type == "QGemm" and len(inputs) > 8:
+            self.scales[node.output[0]] = (inputs[7], inputs[8], 1)
+        elif (node.op_type in _MOVES or node.op_type == "Concat") and inputs and inputs[0] in self.scales:
+            for name in node.output:
+                self.scales[name] = self.scales[inputs[0]]
+                self.moved.add(name)
+
+    def _learn_layout(self, node: onnx.NodeProto) -> None:
+        order = next((list(a.ints) for a in node.attribute if a.name == "perm"), [])
+        last = any(a.name == "channels_last" and a.i for a in node.attribute)
+        last = last or "nhwc" in node.domain or node.op_type.startswith("Nhwc")
+        if node.op_type == "Transpose":
+            last = order == _TO_LAST
+        elif not last and not _leaves_four_axes(node):
+            last = any(name in self.channels_last for name in node.input)
+        if last:
+            self.channels_last.update(node.output)
+
+
+def _leaves_four_axes(node: onnx.NodeProto) -> bool:
+    return node.op_type in ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Shape", "Size")
+
+
+def plain_name(node: onnx.NodeProto) -> str:
+    """Return a node's name without what ONNX Runtime's optimizer appends."""
+    return _MADE_BY_OPTIMIZER.sub("", node.name)
+
+
+def stored_values(graph: onnx.GraphProto) -> dict[str, NDArray[Any]]:
+    """Return the small tensors that a graph stores, by name; large weights stay where they lie."""
+    import onnx
+    from onnx import numpy_helper
+
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            tensors[node.output[0]] = node.attribute[0].t
+    return {
+        name: numpy_helper.to_array(tensor)
+        for name, tensor in tensors.items()
+        if tensor.data_location != onnx.TensorProto.EXTERNAL and tensor.data_type != onnx.TensorProto.STRING
+    }
+
 
 _LOOK = "compare with the ONNX file that the engine was built from, to see inside"
 

@@ -26,10 +26,9 @@ from ...model.random_input import RandomInput
 from ...model.weightless import WeightlessModel
 from ...progress import Progress, quiet
 from ...tensors import Feeds, samples_in
-from .forms import Form
 from .job import Job
 from .pairing import Pairs
-from .sides import Side
+from .sides import Form, Side
 
 if TYPE_CHECKING:
     import onnx
@@ -142,7 +141,7 @@ class LayerRuns:
             elif name in taps:
                 again.append((taps[name]["file"], file))
             else:
-                taps[name] = {"tensor": name, "file": file, "form": Form().as_json()}
+                taps[name] = {"tensor": name, "file": file, "form": Form()}
         if taps:
             self._run("reference", f"run with {len(taps)} taps", taps=list(taps.values()), write=written)
         for first, other in again:
@@ -170,8 +169,7 @@ class LayerRuns:
     def _artifact_taps(self, chosen: Sequence[int]) -> list[dict[str, Any]]:
         pairs = self.pairs.pairs
         return [
-            {"tensor": pairs[i].artifact, "file": self.tap_file(i), "form": pairs[i].form.as_json()}
-            for i in chosen
+            {"tensor": pairs[i].artifact, "file": self.tap_file(i), "form": pairs[i].form} for i in chosen
         ]
 
     def _run(
@@ -312,13 +310,11 @@ def tensor_sizes(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) 
             dims = value.type.tensor_type.shape.dim
             for dim, extent in zip(dims, shapes[value.name], strict=False):
                 dim.dim_value = extent
-    for values in (light.graph.value_info, light.graph.output):
-        kept = [value for value in values if values is light.graph.output or not _is_symbolic(value)]
-        for value in kept:
-            if _is_symbolic(value):
-                value.type.tensor_type.ClearField("shape")
-        del values[:]
-        values.extend(kept)
+    known = [value for value in light.graph.value_info if not _is_symbolic(value)]
+    del light.graph.value_info[:]
+    light.graph.value_info.extend(known)
+    for value in filter(_is_symbolic, light.graph.output):
+        value.type.tensor_type.ClearField("shape")
     sizes: dict[str, int] = {}
     for name, shape in infer_shapes(light).items():
         extents = [extent for extent in shape if isinstance(extent, int)]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...artifact import Artifact, Check, commit
 from ...errors import ExportError, InvalidOption
@@ -20,7 +21,8 @@ from ...model.preprocessing import Preprocessing, find_preprocessing
 from ...model.pytorch import LoadedModel, computes_otherwise_in_training, evaluated, load_torch
 from ...model.source import TENSORFLOW_KINDS, Source, parse_source
 from ...progress import Progress, silent
-from ...spec.words import GraphTarget
+from ...spec.decode import called
+from ...spec.models import ExportOptions, ExportSpec
 from ...tensors import TensorInfo
 from ..check import OnnxReference
 from ..quantize.qat.train import TRAINED_FOR, register_operators
@@ -37,7 +39,11 @@ from .onnx_source import (
 )
 from .write import TensorsOut, Written, edit_in_place, finish, lower_to, write_model
 
-DEFAULT_OPSET = 20
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ...spec.keywords import ExportKeywords
+
 OPSETS = range(13, 24)
 _NARROW = 4  # times the traced extent
 _LOWEST_DB = 30.0  # of a model with trained scales against PyTorch's rounding of the same
@@ -46,46 +52,28 @@ _LOWEST_DB = 30.0  # of a model with trained scales against PyTorch's rounding o
 def export(
     model: str | Source | Any,
     output: str | Path,
+    spec: ExportOptions | None = None,
+    /,
     *,
     inputs: Sequence[str | TensorInfo] = (),
-    outputs: Sequence[str] = (),
-    dynamic: Sequence[str] = (),
-    opset_version: int = DEFAULT_OPSET,
-    target: GraphTarget | None = None,
-    data: str | None = None,
-    freeze_branches: bool = False,
-    trust: bool = False,
-    weights: str = "",
-    download: bool = False,
+    opset_version: int | None = None,
     preprocessing: str | Preprocessing = "",
-    python: Sequence[str] = (),
     progress: Progress = silent,
+    **options: Unpack[ExportKeywords],
 ) -> Artifact:
     """Export a model to ONNX, check the file, and compare its outputs with the original's.
 
     Args:
         model: A MODEL spelling or an `nn.Module`, which keeps the mode that it is in.
         output: The .onnx file to write.
-        inputs: `NAME:SHAPE[:DTYPE]` each, in the order of `forward`; named axes are dynamic, and may have
-            extents: `x:[batch,3,height=32..512,width=64]`. Inputs of an example with nested
-            structures are named by path: `batch.image`, `features_0`.
-        outputs: Names for the outputs.
-        dynamic: `INPUT:AXIS=NAME` each.
-        opset_version: ONNX opset to export to.
-        target: What the Q/DQ of a model that was trained with it is completed for; what `qat.prepare` was
-            told, or "onnxruntime", by default. A float model is the same for all.
-        data: Samples in place of random input: for tracing, where the model has no
-            example, and for every comparison.
-        freeze_branches: Export a model that branches on values of its input, with the branches that its
-            example takes. A warning lists their places; samples that take other branches fail the comparison.
-        trust: Load a `.pt2` that runs code, or a SavedModel that touches files, all the same.
-        weights: Of a model by name: "random", or a file; empty for its own, from the local cache. Of a
-            function: a file that is loaded into its module.
-        download: Let the package of a model by name download what its cache lacks.
-        preprocessing: How samples become the inputs, for `data` of every later stage: "imagenet", "cifar10",
-            a model by name, or a JSON file; empty for what the model itself says.
-        python: `tensorflow=INTERPRETER`: what converts a TensorFlow model; this interpreter by default.
+        spec: How. Of `target`, the default is what `qat.prepare` was told, else "onnxruntime"; a float model
+            is the same for all. `freeze_branches` adds a warning that lists the branches.
+        inputs: Those of the spec, or as `TensorInfo`. Inputs of an example with nested structures are named
+            by path: `batch.image`, `features_0`.
+        opset_version: `opset` of the spec, by its name in PyTorch.
+        preprocessing: That of the spec, or as a value. It is noted for `data` of every later stage.
         progress: Told of every step.
+        options: Fields of `ExportSpec` by name, in place of those of `spec`.
 
     Returns:
         The ONNX file and its manifest. `options["axes"]` has the range of every dynamic axis, which the
@@ -99,10 +87,16 @@ def export(
             else at any extent that was checked.
     """
     output = Path(output)
-    if opset_version not in OPSETS:
-        raise InvalidOption(f"opset {opset_version}: {OPSETS.start} to {OPSETS.stop - 1} can be exported")
-    source = parse_source(model, weights=weights, download=download) if isinstance(model, str) else model
-    said = preprocessing or None
+    if opset_version is not None:
+        options["opset"] = opset_version
+    spec = called(ExportSpec, spec, options)
+    if spec.opset not in OPSETS:
+        raise InvalidOption(f"opset {spec.opset}: {OPSETS.start} to {OPSETS.stop - 1} can be exported")
+    inputs, data = inputs or spec.inputs, spec.data
+    source: Any = model
+    if isinstance(model, str):
+        source = parse_source(model, weights=spec.weights, download=spec.download)
+    said = preprocessing or spec.preprocessing or None
     if isinstance(said, str):
         said = find_preprocessing(said)
     if isinstance(source, Source) and source.kind == "onnx":
@@ -110,31 +104,25 @@ def export(
     if isinstance(source, Source) and source.kind in TENSORFLOW_KINDS:
         progress("convert to ONNX")
         with temporary_folder("tensorflow") as folder:
-            converted, versions = convert_tensorflow(
-                source, folder / "model.onnx", inputs=inputs, outputs=outputs, dynamic=dynamic,
-                opset_version=opset_version, trust=trust, python=python,
-            )  # fmt: skip
+            converted, versions = convert_tensorflow(source, folder / "model.onnx", spec, inputs)
             return take_onnx(converted, output, data, said, versions)
     progress("load the model")
     if isinstance(source, Source) and source.kind == "pt2":
         register_operators()  # it may hold them
     with ExitStack() as stack:
         if isinstance(source, Source):
-            with trusting(trust):
+            with trusting(spec.trust):
                 loaded, label = load_torch(source), source.spec
         else:
             stack.enter_context(kept_mode(source))
             was_training, label = computes_otherwise_in_training(source), type(source).__name__
             loaded = LoadedModel(evaluated(source), None, was_training)
         _require_converted(loaded.module, label)
-        original = stack.enter_context(open_original(loaded, label, inputs, dynamic, data, said))
+        original = stack.enter_context(open_original(loaded, label, inputs, spec.dynamic, data, said))
         with_preprocessing(original.example.inputs, said)  # refused before the work, not behind it
-        names = _output_names(outputs, loaded, original)
-        chosen = target or getattr(loaded.module, "meta", {}).get(TRAINED_FOR, "onnxruntime")
-        return _export(
-            original, names, output, opset_version, chosen, progress,
-            freeze_branches=freeze_branches, preprocessing=said,
-        )  # fmt: skip
+        names = _output_names(spec.outputs, loaded, original)
+        target = spec.target or getattr(loaded.module, "meta", {}).get(TRAINED_FOR, "onnxruntime")
+        return _export(original, names, output, replace(spec, target=target), progress, preprocessing=said)
 
 
 def _output_names(given: Sequence[str], loaded: LoadedModel, original: Original) -> list[str]:
@@ -147,20 +135,19 @@ def _export(
     original: Original,
     names: Sequence[str],
     output: Path,
-    opset_version: int,
-    target: GraphTarget,
+    spec: ExportSpec,
     progress: Progress,
     *,
-    freeze_branches: bool,
     preprocessing: Preprocessing | None,
 ) -> Artifact:
-    label = original.label
+    label, opset_version, freeze_branches = original.label, spec.opset, spec.freeze_branches
+    assert spec.target is not None, "it is chosen"
     with writing(output) as path:
         progress("export to ONNX")
         written = _write(original, names, opset_version, path, freeze_branches=freeze_branches)
         example = original.example
         lower_to(path, opset_version, label)
-        finish(path, target)
+        finish(path, spec.target)
         edit_in_place(path, lambda proto: rename_axes(proto, written.axes, example))
         progress("check the ONNX file")
         proto = load_checked(path)

@@ -38,6 +38,7 @@ from ...model.random_input import run_on
 from ...model.source import Source
 from ...model.source_paths import strip_source_paths
 from ...model.tensorflow import HIGHEST_OPSET, convert, tensorflow_python
+from ...spec.models import ExportSpec
 from ...tensors import Dim, Feeds, TensorInfo, parse_dynamic_axis, parse_input
 from ..check import OnnxReference
 from ..opset.lower import upgrade_in_place
@@ -147,19 +148,14 @@ def take_onnx(
 def convert_tensorflow(
     source: Source,
     path: Path,
-    *,
+    spec: ExportSpec,
     inputs: Sequence[str | TensorInfo],
-    outputs: Sequence[str],
-    dynamic: Sequence[str],
-    opset_version: int,
-    trust: bool,
-    python: Sequence[str],
 ) -> tuple[Source, dict[str, str]]:
     """Write a SavedModel, Keras or TFLite file as ONNX with named axes; return it, and package to version."""
-    highest = min(opset_version, HIGHEST_OPSET)
-    versions = convert(source, tensorflow_python(python), path, outputs, opset=highest, trust=trust)
+    python, highest = tensorflow_python(spec.python), min(spec.opset, HIGHEST_OPSET)
+    versions = convert(source, python, path, spec.outputs, opset=highest, trust=spec.trust)
     proto = load_onnx(path)
-    tensors = input_shapes(model_io(proto).inputs, inputs, dynamic)
+    tensors = input_shapes(model_io(proto).inputs, inputs, spec.dynamic)
     first = {tensor.shape[0] for tensor in tensors if tensor.shape}
     batch = first.pop() if len(first) == 1 else ""
     for value, tensor in zip(proto.graph.input, tensors, strict=True):
@@ -171,10 +167,10 @@ def convert_tensorflow(
                 dimension.dim_value = batch
             elif not dimension.HasField("dim_value"):
                 dimension.dim_param = str(batch) if axis == 0 and batch else f"{value.name}_{axis}"
-    if opset_version > HIGHEST_OPSET:
-        upgrade_in_place(proto, opset_version)
+    if spec.opset > HIGHEST_OPSET:
+        upgrade_in_place(proto, spec.opset)
     save_onnx(proto, path)
-    lower_to(path, opset_version, source.spec)
+    lower_to(path, spec.opset, source.spec)
     return replace(source, kind="onnx", path=path), versions
 
 

@@ -34,11 +34,16 @@ from ...model.graph_edits import drop_unused_initializers, set_values, store_con
 from ...model.onnx_file import check_onnx, count_operators, is_large, load_onnx, model_io, opset, save_onnx
 from ...model.weightless import fingerprint
 from ...progress import Progress, quiet, silent
+from ...spec.decode import called
+from ...spec.models import SimplifySpec
 from ...tensors import Feeds, ModelIO
 from ..check import OnnxReference, compare_outputs, sample_feeds
 
 if TYPE_CHECKING:
     import onnx
+    from typing_extensions import Unpack
+
+    from ...spec.keywords import SimplifyKeywords
 
 
 _FOREIGN = ["fuse_attention", "fuse_gqa"]
@@ -46,15 +51,22 @@ _FOREIGN = ["fuse_attention", "fuse_gqa"]
 
 
 def simplify(
-    model: str | Path, output: str | Path, *, data: str | None = None, progress: Progress = silent
+    model: str | Path,
+    output: str | Path,
+    spec: SimplifySpec | None = None,
+    /,
+    *,
+    progress: Progress = silent,
+    **options: Unpack[SimplifyKeywords],
 ) -> Artifact:
     """Simplify an ONNX file; where that fails or changes the model, keep it as it is, with a warning.
 
     Args:
         model: ONNX file.
         output: ONNX file to write.
-        data: Samples to check the outputs on; random input otherwise.
+        spec: How.
         progress: Told of every step.
+        options: Fields of `SimplifySpec` by name, in place of those of `spec`.
 
     Returns:
         The file and its manifest; `proof["removed"]` counts nodes by type, `warnings` say why the model
@@ -64,11 +76,11 @@ def simplify(
         ModelError: If the given model itself is damaged.
         DataError: If the data does not fit the model.
     """
-    model, output = Path(model), Path(output)
+    model, output, spec = Path(model), Path(output), called(SimplifySpec, spec, options)
     before = load_onnx(model)
     check_onnx(model)
     reference = OnnxReference(model)
-    feeds = list(sample_feeds(before, data, reference))
+    feeds = list(sample_feeds(before, spec.data, reference))
     expected = [reference(item) for item in feeds]
     progress("simplify")
     with writing(output) as path:

@@ -7,16 +7,24 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distributions
+from typing import TYPE_CHECKING
 
 from ...errors import QCompileError
 from ...machine_memory import machine_bytes
 from ...model.session import usable_cores
 from ...model.tensorflow import ANOTHER, INSTALL, tensorflow_python, tensorflow_versions
 from ...processor import is_arm, isa_here, processor
+from ...spec.decode import called
+from ...spec.looking import DoctorCommand
 from ..gpu import Gpu, find_gpus
 from ..registry import engine, names
 from .extras import EXTRAS, ExtraState, extra_states, installed_version
 from .precisions import GpuTypes, PrecisionState, TargetState, gpu_types, precision_states
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ...spec.keywords import DoctorKeywords
 
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")
 
@@ -57,17 +65,18 @@ class Diagnosis:
     tensorflow: TensorFlowState
 
 
-def doctor(*, gpus: Sequence[str] = (), python: Sequence[str] = ()) -> Diagnosis:
+def doctor(spec: DoctorCommand | None = None, /, **options: Unpack[DoctorKeywords]) -> Diagnosis:
     """Look at this installation; imports the runtimes, prints nothing.
 
     Args:
-        gpus: Compute capabilities to answer for, such as "sm86", in place of this machine's.
-        python: `tensorflow=INTERPRETER` to look at.
+        spec: What to look at.
+        options: Fields of `DoctorCommand` by name, in place of those of `spec`.
 
     Raises:
         InvalidOption: If one is no compute capability, or the interpreter is spelled otherwise.
     """
-    asked = [gpu_types(text) for text in gpus]
+    spec = called(DoctorCommand, spec, options)
+    asked = [gpu_types(text) for text in spec.gpus]
     targets, here = [TargetState.of(engine(name)) for name in names()], find_gpus()
     shown = asked or [gpu_types(name) for name in dict.fromkeys(gpu.architecture for gpu in here)]
     packages = ["onnx", "numpy", "safetensors", *(name for of_extra in EXTRAS.values() for name in of_extra)]
@@ -82,7 +91,7 @@ def doctor(*, gpus: Sequence[str] = (), python: Sequence[str] = ()) -> Diagnosis
         types=shown,
         precisions=precision_states(targets, shown, here=not asked),
         extras=extra_states(),
-        tensorflow=_tensorflow_state(python),
+        tensorflow=_tensorflow_state(spec.python),
     )
 
 

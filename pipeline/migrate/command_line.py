@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath, PureWindowsPath
 
 from ...errors import InvalidOption
-from .flags import Tool
+from .intent import Tool
 
 _OPERATORS = "|&;<>"
 _PROGRAMS: dict[str, Tool] = {"trtexec": "trtexec", "polygraphy": "polygraphy"}

@@ -12,14 +12,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ...errors import InvalidOption
-from .flags import RTX, Fate, Flag, Tool, dashed, find_flag
 from .intent import (
+    RTX,
+    Fate,
+    Flag,
     Intent,
     Kind,
     Outcome,
     Profile,
     Shape,
+    Tool,
+    dashed,
     dtype_of,
+    find_flag,
     polygraphy_shapes,
     read_size,
     trtexec_pairs,

@@ -11,7 +11,7 @@ from commands import Qc
 from issue_models import issue_model, write_cache
 from packaging_engines import make_engine
 
-from qcompile.pipeline.migrate.flags import tomllib
+from qcompile.pipeline.migrate.intent import tomllib
 
 MakePath = Callable[..., Path]
 

@@ -16,7 +16,6 @@ import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from qcompile.calibration.calibrate import parse_shard
 from qcompile.calibration.ranges_file import checksum, load_checkpoint, load_ranges, save_ranges
 from qcompile.calibration.tensorrt_cache import parse_cache_bytes, version_code
 from qcompile.calibration.thresholds import parse_method
-from qcompile.cli.main import _VERBS
+from qcompile.cli.main import group
 from qcompile.cli.verb import Verb, read
 from qcompile.comparison.diff import parse_rules, parse_tolerances
 from qcompile.comparison.layers.outcome import load_layers
@@ -170,9 +169,9 @@ def model_spelling(content: bytes, folder: Path) -> None:
 
 @cache
 def _verbs() -> dict[str, Any]:
-    commands = {}
-    for name in _VERBS:
-        command = getattr(import_module(f"qcompile.cli.{name}"), name)
+    commands, context = {}, click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         for verb in (command, *getattr(command, "commands", {}).values()):
             if isinstance(verb, Verb):
                 commands[verb.name or name] = verb

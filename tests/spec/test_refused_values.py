@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qcompile.cli.bench import bench
+from qcompile.cli.measure import bench
 from qcompile.errors import InvalidOption, RecipeError
 from qcompile.pipeline.recipe import parse_recipe
 from qcompile.spec.artifacts import BuildCommand, QuantizeCommand

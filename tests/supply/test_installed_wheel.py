@@ -99,7 +99,7 @@ def test_without_extras_the_wheel_alone_is_imported_and_reads_its_files(
     opened = (
         "from qcompile.pipeline.propose.recipe_text import SCHEMA as recipe\n"
         "from qcompile.bench.results.results import SCHEMA as results\n"
-        "from qcompile.pipeline.migrate.flags import flags_of\n"
+        "from qcompile.pipeline.migrate.intent import flags_of\n"
         "from qcompile.reporting import page\n"
         "recipe.read_bytes(), results.read_bytes(), page.style()\n"
         "flags_of('trtexec'), flags_of('polygraphy')\n"

@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from qcompile.pipeline.migrate import Migration
-from qcompile.pipeline.migrate.flags import tomllib
+from qcompile.pipeline.migrate.intent import tomllib
 
 Extents = Sequence[int | str]
 _OUT = 8

@@ -11,13 +11,14 @@ import typing
 from collections.abc import Iterator
 from pathlib import Path
 
-from qcompile.spec.artifacts import BuildSpec, QuantizeSpec
+from qcompile.spec.artifacts import BuildSpec, QatSpec, QuantizeSpec
+from qcompile.spec.cluster import ConnectionOptions
 from qcompile.spec.first_use import AutoSpec, InitSpec
-from qcompile.spec.gate import GateOptions
-from qcompile.spec.measure import BenchSpec
-from qcompile.spec.models import CalibrateSpec
+from qcompile.spec.looking import DoctorCommand, EpContextSpec, InspectSpec, LoadSpec, TritonSpec
+from qcompile.spec.measure import BenchSpec, CompareSpec, DiffSpec, GateOptions, LayerDiffSpec, ReportSpec
+from qcompile.spec.models import CalibrateSpec, ExportSpec, SimplifySpec
 from qcompile.spec.option import Option, fields_of
-from qcompile.spec.recipes import TuneSpec
+from qcompile.spec.recipes import MigrateSpec, RunSpec, SweepSpec, TuneSpec
 
 _HEAD = '''\
 """Keyword arguments of the verbs, for type checkers alone. Written by `make reference` from spec/."""
@@ -32,12 +33,16 @@ from .tensorrt import TensorRTOptions'''
 
 
 SPECS: dict[str, type] = {
-    "auto": AutoSpec, "benchmark": BenchSpec, "build": BuildSpec,
-    "calibrate": CalibrateSpec, "gate": GateOptions, "init": InitSpec,
-    "quantize": QuantizeSpec, "tune": TuneSpec,
+    "auto": AutoSpec, "benchmark": BenchSpec, "build": BuildSpec, "calibrate": CalibrateSpec,
+    "compare_results": CompareSpec, "connect": ConnectionOptions, "diff": DiffSpec, "doctor": DoctorCommand,
+    "export": ExportSpec, "gate": GateOptions, "init": InitSpec, "inspect": InspectSpec,
+    "layer_diff": LayerDiffSpec, "load": LoadSpec, "migrate": MigrateSpec,
+    "package_ep_context": EpContextSpec, "package_triton": TritonSpec, "qat": QatSpec,
+    "quantize": QuantizeSpec, "report": ReportSpec, "run": RunSpec, "simplify": SimplifySpec,
+    "sweep": SweepSpec, "tune": TuneSpec,
 }  # fmt: skip
 """Verb of the Python interface to the spec whose fields are its keywords."""
-PARAMETERS = {"quantize": {"ranges"}}
+PARAMETERS = {"export": {"inputs", "preprocessing"}, "quantize": {"ranges"}}
 """Fields that are parameters of their own, as they may be in memory."""
 
 
@@ -51,9 +56,15 @@ def keyword_types() -> str:
     classes = []
     for verb, spec in SPECS.items():
         names = keyword_names(verb)
-        name = f"{verb.removesuffix('mark').capitalize()}Keywords"
+        name = f"{_class_name(verb)}Keywords"
         classes += _keywords(name, verb, [one for one in fields_of(spec) if one.name in names])
     return "\n".join((_HEAD, *classes)) + "\n"
+
+
+def _class_name(verb: str) -> str:
+    """`benchmark` is Bench, `package_ep_context` EpContext, `compare_results` Compare."""
+    words = verb.removesuffix("mark").removeprefix("package_").removesuffix("_results").split("_")
+    return "".join(map(str.capitalize, words))
 
 
 def _keywords(name: str, function: str, options: typing.Iterable[Option]) -> Iterator[str]:

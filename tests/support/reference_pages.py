@@ -18,7 +18,7 @@ from keyword_types import keyword_types
 
 from qcompile.cli.main import group
 from qcompile.cli.verb import Verb
-from qcompile.pipeline.migrate.flags import TOOLS, dashed, flags_of
+from qcompile.pipeline.migrate.intent import TOOLS, dashed, flags_of
 from qcompile.spec.option import Option, fields_of
 from qcompile.spec.recipes import RecipeFile
 

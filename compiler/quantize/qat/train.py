@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +27,15 @@ from ....errors import EngineUnavailable, InvalidOption, QuantizationError
 from ....model.pytorch import import_torch
 from ....processor import resolve_isa
 from ....progress import quiet
-from ....spec.decode import current_isas, deprecated
-from ....spec.words import GRAPH_TARGETS, ISAS, GraphTarget, Isa
+from ....spec.artifacts import QatSpec
+from ....spec.decode import called
+from ....spec.words import GraphTarget
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Unpack
+
+    from ....spec.keywords import QatKeywords
 
 __all__ = ["convert", "freeze", "prepare"]
 
@@ -43,11 +46,12 @@ TRAINED_FOR = "qat_target"
 def prepare(
     model: torch.nn.Module,
     example_inputs: Any,
-    target: GraphTarget = "onnxruntime",
+    target: GraphTarget | None = None,
+    spec: QatSpec | None = None,
+    /,
     *,
-    isa: Isa = "auto",
-    exclude: Sequence[str] = (),
     dynamic_shapes: Any = None,
+    **options: Unpack[QatKeywords],
 ) -> torch.fx.GraphModule:
     """Return a copy of a model with fake quantization, ready to be trained, in training mode.
 
@@ -58,26 +62,24 @@ def prepare(
     Args:
         model: The trained float model; it is not changed.
         example_inputs: A tensor, a tuple of positional, or a dict of keyword arguments of `forward`.
-        target: "onnxruntime", "openvino" or "tensorrt" (also TensorRT-RTX): decides grids and places.
-        isa: What the CPU that runs it multiplies integers with; "auto" is this one's.
-        exclude: Globs of names of modules (`fc`, `stages.0.*`) that stay in float.
+        target: In place of the spec's: decides grids and places.
+        spec: How.
         dynamic_shapes: For `torch.export.export`; by default the first axis of every input may vary.
+        options: Fields of `QatSpec` by name, in place of those of `spec`.
 
     Raises:
         ExportError: If PyTorch cannot capture the model.
-        InvalidOption: If the target is unknown, or a pattern of `exclude` matches nothing.
+        InvalidOption: If an option is wrong, or a pattern of `exclude` matches nothing.
         QuantizationError: If nothing in the model can be quantized.
     """
-    if target not in GRAPH_TARGETS:
-        raise InvalidOption(f"target {target!r} is unknown; known are {', '.join(GRAPH_TARGETS)}")
-    isa = current_isas({"isa": isa}, deprecated)["isa"]
-    if isa not in ISAS:
-        raise InvalidOption(f"isa {isa!r} is unknown; known are {', '.join(ISAS)}")
+    if target is not None:
+        options["target"] = target
+    spec = called(QatSpec, spec, options)
     torchao = _torchao()
     captured = torchao.capture(model, example_inputs, dynamic_shapes)
     with quiet():
-        placement = torchao.TargetQuantizer(target, resolve_isa(isa, target), exclude)
-        return _finished(torchao.prepare_qat_pt2e(captured, placement), target).train()
+        placement = torchao.TargetQuantizer(spec.target, resolve_isa(spec.isa, spec.target), spec.exclude)
+        return _finished(torchao.prepare_qat_pt2e(captured, placement), spec.target).train()
 
 
 def freeze(model: torch.nn.Module, *, ranges: bool = True, batch_norm: bool = True) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from qcompile.bench.results.regress import Limit, compare_results, parse_limit, unpaired_speedup
+from qcompile.bench.results.regress import compare_results, parse_limit, unpaired_speedup
 from qcompile.bench.results.results import Results
 from qcompile.bench.results.row import Accuracy, Latency, Row
 from qcompile.bench.statistics.speedup import CONFIDENCE, half_width, level_of
@@ -78,7 +78,7 @@ def test_rows_of_another_device_or_mode_are_not_compared(
     before: dict[str, str], after: dict[str, str], reason: str
 ) -> None:
     old, new = run(row("a", noisy(5.0, 0), **before)), run(row("a", noisy(1.0, 1), **after))
-    [change] = compare_results(old, new, [parse_limit("slower:5%")]).changes
+    [change] = compare_results(old, new, limits=["slower:5%"]).changes
     assert change.speedup is None
     assert change.broken == (change.reason,) == (reason,)
     assert compare_results(new, new).changes[0].speedup is not None
@@ -104,39 +104,38 @@ def test_a_change_of_level_is_called_what_it_is(factor: float, verdict: str) -> 
 def test_a_limit_is_broken_only_by_what_is_surely_beyond_it() -> None:
     old = run(row("a", noisy(5.0, 1)))
     for percent, passes in ((5.0, False), (7.0, True), (20.0, True)):
-        limit = Limit("slower", percent / 100.0, f"slower:{percent}%")
-        assert bool(compare_results(old, run(row("a", noisy(5.35, 2))), [limit])) is passes
+        found = compare_results(old, run(row("a", noisy(5.35, 2))), limits=[f"slower:{percent}%"])
+        assert bool(found) is passes
 
 
 def test_size_and_accuracy_have_limits_too() -> None:
     old = run(row("a", noisy(5.0, 1), size_bytes=100, accuracy=Accuracy("top1", 0.9)))
     new = run(row("a", noisy(5.0, 2), size_bytes=112, accuracy=Accuracy("top1", 0.894)))
-    limits = [parse_limit(text) for text in ("larger:10%", "accuracy:0.5")]
-    [change] = compare_results(old, new, limits).changes
+    [change] = compare_results(old, new, limits=["larger:10%", "accuracy:0.5"]).changes
     assert change.broken == ("larger:10%", "accuracy:0.5")
     assert (change.gain, change.unit) == (pytest.approx(-0.6), "points")
-    assert not compare_results(old, new, [parse_limit("larger:15%")]).changes[0].broken
-    assert not compare_results(old, new, [parse_limit("accuracy:1")]).changes[0].broken
+    assert not compare_results(old, new, limits=["larger:15%"]).changes[0].broken
+    assert not compare_results(old, new, limits=["accuracy:1"]).changes[0].broken
 
 
 def test_a_larger_error_is_worse_and_counted_in_its_own_unit() -> None:
     """A mean squared error that rose from 0.001 to 0.003 was called 0.2 points better."""
     old = run(row("a", noisy(5.0, 1), accuracy=Accuracy("mse", 0.001, higher_is_better=False)))
     new = run(row("a", noisy(5.0, 2), accuracy=Accuracy("mse", 0.003, higher_is_better=False)))
-    [change] = compare_results(old, new, [parse_limit("accuracy:0.001")]).changes
+    [change] = compare_results(old, new, limits=["accuracy:0.001"]).changes
     assert (change.gain, change.unit) == (pytest.approx(-0.002), "units")
     assert change.broken == ("accuracy:0.001",)
     assert change.as_json()["accuracy_points"] is None
-    [back] = compare_results(new, old, [parse_limit("accuracy:0.001")]).changes
+    [back] = compare_results(new, old, limits=["accuracy:0.001"]).changes
     assert back.gain == pytest.approx(0.002)
     assert not back.broken
 
 
 def test_what_was_measured_and_is_not_any_more_fails() -> None:
     old, gone = run(row("a", noisy(5.0, 1))), row("a", noisy(5.0, 2), status="failed")
-    found = compare_results(old, run(gone), [parse_limit("slower:5%")])
+    found = compare_results(old, run(gone), limits=["slower:5%"])
     assert not found
-    assert compare_results(run(gone), old, [parse_limit("slower:5%")])  # a new artifact does not
+    assert compare_results(run(gone), old, limits=["slower:5%"])  # a new artifact does not
 
 
 def test_relative_to_the_baseline_a_slower_machine_is_left_out() -> None:
@@ -153,7 +152,7 @@ def test_relative_to_the_baseline_a_slower_machine_is_left_out() -> None:
         (run(SLOW, processor="another"), {}, "different machines: some, 2 cores; another, 2 cores"),
         (run(SLOW, features=["avx2", "avx512f"]), {}, r"some, 2 cores \(features: avx512f in one alone\)"),
         (run(SLOW, architecture="aarch64"), {}, r"\(architecture: x86_64 and aarch64\)"),
-        (run(SLOW, processor="another"), {"across_machines": True, "limits": [parse_limit("slower:5%")]},
+        (run(SLOW, processor="another"), {"across_machines": True, "limits": ["slower:5%"]},
          "`limits`: results of different machines have no verdict"),
         (structs.replace(run(SLOW), settings={"threads": 1, "inputs": {"x": "1x16"}}), {},
          "different threads: 2; 1"),

@@ -245,7 +245,7 @@ def test_values_around_the_fault_are_kept_for_polygraphy(
     pytest.importorskip("polygraphy")
     from polygraphy.comparator import RunResults
 
-    diff = search(tiny("residual"), at("c2"), results=tmp_path / "kept.json")
+    diff = search(tiny("residual"), at("c2"), save_results=tmp_path / "kept.json")
     assert diff.first_bad is not None
     kept = RunResults.load(str(tmp_path / "kept.json"))
     assert all("c2" in kept[side][0] for side in ("reference", "artifact"))

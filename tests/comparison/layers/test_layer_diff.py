@@ -249,7 +249,7 @@ def test_of_an_engine_the_outputs_that_it_was_built_to_return_are_compared(
         compare, "artifact_side", lambda path, *, trust: replace(honest(path, trust=trust), weightless=None)
     )
     results = tmp_path / "run.json"
-    diff = layer_diff(str(tiny_file("residual")), str(artifact), samples=2, results=results)
+    diff = layer_diff(str(tiny_file("residual")), str(artifact), samples=2, save_results=results)
     assert diff.runs == 3
     assert diff.complete
     assert not diff.warnings
@@ -312,8 +312,8 @@ def test_the_command_ranks_shows_the_surroundings_and_writes_what_polygraphy_ope
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--layers", "--taps", "0"], "--taps 0: at least 1 is required"),
-        (["--layers", "--samples", "0"], "--samples 0: at least 1 is required"),
+        (["--layers", "--taps", "0"], "'--taps': 0 is not in the range x>=1"),
+        (["--layers", "--samples", "0"], "'--samples': 0 is not in the range x>=1"),
         (["--layers", "--threshold", "nan"], "--threshold nan: a finite number is required"),
         (["--layers", "--atol", "1"], "--atol: belongs to the comparison of outputs"),
         (["--taps", "3"], "--taps: belongs to the comparison of layers"),

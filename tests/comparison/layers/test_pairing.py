@@ -22,8 +22,8 @@ from written_models import one_node
 
 import qcompile
 from qcompile.comparison.layers.compare import observable
-from qcompile.comparison.layers.forms import Form, Forms
 from qcompile.comparison.layers.pairing import Pairs, pair_outputs, pair_tensors
+from qcompile.comparison.layers.sides import Form, Forms
 from qcompile.model.graph_edits import cut
 from qcompile.model.output_error import ErrorSums, output_error
 

@@ -51,7 +51,7 @@ def search(reference: Path, engine: Path, model: Path, precision: str) -> LayerD
         profiles = qcompile.load_artifact(engine).manifest.proof["profiles"]
         source = EngineSource(Path(lowered.path), spec, lowered.layers, profiles=profiles)  # type: ignore[arg-type]
         return layer_diff(
-            str(reference), str(engine), samples=4, source=source, threshold_db=THRESHOLDS_DB[precision]
+            str(reference), str(engine), samples=4, source=source, threshold=THRESHOLDS_DB[precision]
         )
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from recorded_tensorrt import recorded_module
 
 from qcompile.artifact import Manifest
-from qcompile.cli.build import build
+from qcompile.cli.compile import build
 from qcompile.engines.gpu import Gpu
 from qcompile.engines.tensorrt import plan
 from qcompile.engines.tensorrt.adapter import Adapter, load_adapter

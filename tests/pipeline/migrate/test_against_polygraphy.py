@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import qcompile
-from qcompile.pipeline.migrate.facts import read_facts
+from qcompile.pipeline.migrate.precision import read_facts
 from qcompile.pipeline.recipe import read_recipe
 from qcompile.spec.tensorrt import parse_bytes
 

@@ -16,8 +16,7 @@ import qcompile.pipeline.migrate
 from qcompile.cli.main import _VERBS
 from qcompile.errors import InvalidOption
 from qcompile.pipeline.migrate.command_line import Invocation, read_command
-from qcompile.pipeline.migrate.flags import TOOLS, Tool, dashed, find_flag, flags_of, tomllib
-from qcompile.pipeline.migrate.intent import Intent
+from qcompile.pipeline.migrate.intent import TOOLS, Intent, Tool, dashed, find_flag, flags_of, tomllib
 from qcompile.pipeline.migrate.translate import _READ, _Translator, translate
 from qcompile.spec.artifacts import BuildCommand, QuantizeCommand
 from qcompile.spec.measure import BenchCommand, DiffCommand

@@ -11,7 +11,7 @@ import pytest
 import qcompile
 from qcompile.cli.diff import diff
 from qcompile.pipeline.migrate import Migration
-from qcompile.pipeline.migrate.flags import TOOLS, Tool, tomllib
+from qcompile.pipeline.migrate.intent import TOOLS, Tool, tomllib
 
 VECTORS = tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))
 FOLDED = {

@@ -11,7 +11,7 @@ from issue_models import issue_model
 import qcompile
 from qcompile.artifact import read_manifest
 from qcompile.errors import InvalidOption
-from qcompile.pipeline.migrate.flags import RTX, flags_of
+from qcompile.pipeline.migrate.intent import RTX, flags_of
 from qcompile.pipeline.recipe import read_recipe
 
 pytest.importorskip("tensorrt_rtx")

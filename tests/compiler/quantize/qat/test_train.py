@@ -247,7 +247,7 @@ def test_excluded_layers_stay_in_float() -> None:
 
 def test_what_cannot_be_is_refused_with_the_reason() -> None:
     x = torch.randn(2, 3, 16, 16)
-    with pytest.raises(InvalidOption, match="'cpu' is unknown"):
+    with pytest.raises(InvalidOption, match="`target` 'cpu': one of onnxruntime"):
         qat.prepare(Residual(), x, "cpu")  # type: ignore[arg-type]
     with pytest.raises(QuantizationError, match="nothing to quantize"):
         qat.prepare(nn.ReLU(), x)

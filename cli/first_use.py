@@ -1,18 +1,87 @@
-"""`qcompile tune`."""
+"""The verbs that choose an artifact: `auto`, `init`, `tune`."""
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..spec.first_use import AutoCommand, InitCommand
 from ..spec.recipes import TuneCommand
-from .scheduler import executor_of
+from .recipes import executor_of, listener_of
 from .session import Session
-from .tables import add_row, bytes_text, make_table
+from .tables import add_row, bytes_text, make_table, present_results
 from .verb import verb
 
 if TYPE_CHECKING:
     from ..tuning import TuneResult
+
+
+@verb(
+    AutoCommand,
+    "qcompile auto timm:resnet18 --data images/ --max-drop 0.5",
+    "qcompile auto model.py:build --data data.npz --max-drop 0.5 -o compiled",
+    "qcompile auto hf:distilbert-base-uncased --data reviews.jsonl --max-drop 1 --target openvino",
+)
+def auto(session: Session, given: AutoCommand) -> int:
+    """Print the table of what was measured, the answer in one sentence, and where everything is."""
+    from ..pipeline.auto import auto as find_artifact
+    from ..pipeline.auto import folder_of
+
+    with executor_of(session, given, folder_of(given.model, given.output)) as executor:
+        found = find_artifact(
+            given.model, given, executor=executor, progress=session.progress,
+            listener=listener_of(session, executor),
+        )  # fmt: skip
+    session.json(found.as_json())
+    if found.report.results is not None:
+        present_results(session, found.report.results)
+    session.warn(found.notes)
+    if set(found.stages.values()) <= {"skipped"}:
+        session.note("nothing changed: every stage was done already")
+    session.say(found.recommendation.sentence)
+    if found.artifact:
+        session.say(f"artifact: {_shown(found.artifact)}")
+    if found.report.page:
+        session.say(f"report:   {_shown(found.report.page)}")
+    elif found.report.why_no_page:
+        session.note(f"no report: {found.report.why_no_page}")
+    session.say(f"recipe:   {found.recipe}")
+    return 0 if found.recommendation.artifact else 1
+
+
+def _shown(path: Path) -> str:
+    """Relative to the working folder where that is shorter."""
+    return min(os.path.relpath(path), str(path), key=len)
+
+
+@verb(
+    InitCommand,
+    "qcompile init timm:resnet18 --data images/",
+    "qcompile init model.py:build --data data.npz --max-drop 0.5 -o recipe.toml",
+    "qcompile init model.onnx --target openvino --target tensorrt-rtx --gpu sm89",
+)
+def init(session: Session, given: InitCommand) -> None:
+    """Print the artifacts with their reasons, and what was left out."""
+    from ..pipeline.propose.init import init as write_recipe
+    from ..pipeline.trust import needs_trust
+
+    written = write_recipe(
+        given.model, given.output, given, command=("qcompile", *sys.argv[1:]), progress=session.progress
+    )
+    session.json(written.as_json())
+    if not (session.quiet or session.as_json):
+        table = make_table("", "artifact", "for", "why", text=True)
+        for one in written.choice.artifacts:
+            add_row(table, one.name, one.target, one.why)
+        session.table(table)
+        for left in written.choice.left_out:
+            session.note(f"left out: {left}")
+    session.warn([*written.model.notes, *written.data.notes])
+    session.say(f"recipe: {written.path}")
+    session.say(f"  qcompile run {written.path}{' --trust' if needs_trust(written.recipe) else ''}")
+
 
 _SHOWN = 10
 

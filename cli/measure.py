@@ -1,13 +1,20 @@
-"""`qcompile bench`, and `qcompile bench compare`."""
+"""The verbs that measure and judge: `bench`, `bench compare`, `gate`, `report`."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from ..spec.measure import BenchCommand, CompareCommand
+from ..spec.measure import BenchCommand, CompareCommand, GateCommand, ReportCommand
 from .session import Session
-from .tables import present_results, regression_table
+from .tables import add_row, bytes_text, make_table, present_results, regression_table
 from .verb import Verb, verb
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ..bench.gate.result import GateResult
 
 _ARGUMENTS = "qcompile.bench.arguments"
 _MEASURE = "measure"
@@ -88,17 +95,11 @@ def measure(session: Session, given: BenchCommand) -> int:
 )
 def compare(session: Session, given: CompareCommand) -> int:
     """Print the table of changes, and which limits they break."""
-    from ..bench.results.regress import compare_results, parse_limit
+    from ..bench.results.regress import compare_results
     from ..bench.results.results import load_results
     from ..files import write_json
 
-    comparison = compare_results(
-        load_results(given.old),
-        load_results(given.new),
-        [parse_limit(text) for text in given.limits],
-        relative=given.relative,
-        across_machines=given.across_machines,
-    )
+    comparison = compare_results(load_results(given.old), load_results(given.new), given)
     if given.output is not None:
         write_json(given.output, comparison.as_json())
     session.json(comparison.as_json())
@@ -113,3 +114,67 @@ def compare(session: Session, given: CompareCommand) -> int:
 
 for _command in (measure, compare):
     bench.add_command(_command)
+
+
+@verb(
+    GateCommand,
+    "qcompile gate old.onnx new.onnx",
+    "qcompile gate old/model.int8.onnx out/model.int8.onnx --evaluation data.py:evaluation --max-drop 0.5",
+    "qcompile gate main/out out --skip-identical --threads 1 --junit gate.xml --markdown gate.md",
+    "qcompile gate old.engine new.engine --python tensorrt=/opt/trt/bin/python --max-slower 3",
+)
+def gate(session: Session, given: GateCommand) -> int:
+    """Print the table of checks, and why one failed."""
+    from ..bench.gate.gate import gate as judge
+    from ..bench.gate.result import notes_of, save_junit, save_markdown
+    from ..files import check_output
+
+    for path in (given.junit, given.markdown):
+        if path is not None:
+            check_output(path)
+    result = judge(given.old, given.new, given, progress=session.progress)
+    if given.junit is not None:
+        save_junit(result, given.junit)
+    if given.markdown is not None:
+        save_markdown(result, given.markdown)
+    session.json(result.as_json())
+    session.table(gate_table(result))
+    for note in notes_of(result):
+        session.note(note)
+    hints = dict.fromkeys(check.hint for _, check in result.checks() if check.hint)
+    for hint in hints:
+        session.note(f"  hint: {hint}")
+    for pair in result.pairs:
+        is_open = any(check.state == "undecided" for check in pair.checks)
+        told = [*(pair.disturbed if is_open else ()), *(pair.warnings if session.verbose else ())]
+        session.warn(f"{pair.name}: {text}" for text in told)
+    session.say(f"gate {result.words}")
+    return 0 if result else 1
+
+
+def gate_table(result: GateResult) -> Table:
+    """Return the table of a gate, one row for each check."""
+    from ..bench.gate.result import cells_of
+
+    table = make_table(
+        f"{result.machine} · {result.threads} threads", "artifact", "check", "old", "new", "change", "verdict"
+    )
+    for pair, check in result.checks():
+        add_row(table, *cells_of(result, pair, check))
+    return table
+
+
+@verb(
+    ReportCommand,
+    "qcompile report results.json -o report.html",
+    "qcompile report results.json -o report.html --layers layers.json --ranges model.ranges",
+)
+def report(session: Session, given: ReportCommand) -> None:
+    """Print where the page is."""
+    from ..reporting import write_report
+
+    session.progress("draw")
+    path = write_report(given.results, given.output, given)
+    size = path.stat().st_size
+    session.json({"path": str(path), "size_bytes": size})
+    session.say(f"{path}  {bytes_text(size)}, loads nothing: open it in a browser, print it, send it")

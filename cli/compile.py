@@ -1,0 +1,201 @@
+"""The verbs that write models: `export`, `simplify`, `calibrate`, `quantize`, `build`, `refit`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import IntentNotReached
+from ..spec.artifacts import BuildCommand, QuantizeCommand, RefitCommand
+from ..spec.models import CalibrateCommand, ExportCommand, SimplifyCommand
+from .session import Session
+from .tables import bytes_text, present_artifact, profile_lines
+from .verb import verb
+
+
+@verb(
+    ExportCommand,
+    "qcompile export timm:resnet18 -o model.onnx",
+    "qcompile export 'torchvision:resnet18?classes=10' -o model.onnx --weights trained.safetensors",
+    "qcompile export model.py:build -o model.onnx --input x:1x3x224x224",
+    "qcompile export model.py:build -o model.onnx --input 'x:[batch,3,224,224]'",
+    "qcompile export unet.py:build -o unet.onnx --input 'x:[batch,3,height=32..64..512,width=64]'",
+    "qcompile export net.pt2 -o net.onnx --input x:1x16 --opset 18",
+    "qcompile export model.keras -o model.onnx --python tensorflow=tf/bin/python",
+)
+def export(session: Session, given: ExportCommand) -> None:
+    """Print the file and its checks."""
+    from ..compiler.export import export as export_model
+
+    present_artifact(session, export_model(given.model, given.output, given, progress=session.progress))
+
+
+@verb(
+    SimplifyCommand,
+    "qcompile simplify model.onnx -o model.simple.onnx",
+    "qcompile simplify model.onnx -o model.simple.onnx --data samples.npz",
+)
+def simplify(session: Session, given: SimplifyCommand) -> None:
+    """Print what was removed."""
+    from ..compiler.simplify.simplify import simplify as simplify_model
+
+    artifact = simplify_model(given.model, given.output, given, progress=session.progress)
+    proof = artifact.manifest.proof
+    removed = proof["removed"]
+    assert isinstance(removed, dict)
+    gone = ", ".join(f"{-count:+d} {name}" for name, count in removed.items()) or "nothing to remove"
+    present_artifact(session, artifact, f"nodes: {proof['nodes_before']} to {proof['nodes_after']} ({gone})")
+
+
+@verb(
+    CalibrateCommand,
+    "qcompile calibrate model.onnx --data samples.npz -o model.ranges",
+    "qcompile calibrate model.onnx --data data.py:calibration -o model.ranges --method percentile:99.9",
+    "qcompile calibrate model.onnx --data images/ -o part2.ranges --shard 2/8",
+)
+def calibrate(session: Session, given: CalibrateCommand) -> None:
+    """Print how many tensors were observed over how many samples."""
+    from ..compiler.quantize.calibrate import calibrate as calibrate_model
+
+    artifact = calibrate_model(given.model, given.data, given.output, given, progress=session.progress)
+    proof = artifact.manifest.proof
+    shared = f", {proof['shared']} more share their ranges" if proof["shared"] else ""
+    present_artifact(session, artifact, f"{proof['tensors']} tensors over {proof['samples']} samples{shared}")
+
+
+@verb(
+    QuantizeCommand,
+    "qcompile quantize model.onnx -o model.int8.onnx --ranges model.ranges",
+    "qcompile quantize model.onnx -o model.trt.onnx --ranges model.ranges --target tensorrt",
+    "qcompile quantize model.onnx -o model.dyn.onnx --mode dynamic",
+    "qcompile quantize model.onnx -o model.int4.onnx --mode weights --precision int4 --data data.npz "
+    "--rounding gptq",
+    "qcompile quantize model.onnx -o model.fp16.onnx --precision fp16 --data data.npz",
+    "qcompile quantize model.onnx -o mixed.onnx --ranges model.ranges --target tensorrt "
+    "--float-precision fp16 --layer '/head/*=fp32'",
+)
+def quantize(session: Session, given: QuantizeCommand) -> None:
+    """Print what was quantized and what was left in floating point."""
+    from ..compiler.quantize.quantize import quantize as quantize_model
+
+    artifact = quantize_model(given.model, given.output, given, progress=session.progress)
+    present_artifact(
+        session, artifact, *_details(artifact.manifest.proof, given.precision, verbose=session.verbose)
+    )
+
+
+def _details(proof: object, precision: str, *, verbose: bool) -> list[str]:
+    assert isinstance(proof, dict)
+    lines = _searched(proof, verbose=verbose)
+    for kind, operators in proof.get("nodes_by_precision", {}).items():
+        if operators:
+            counts = ", ".join(f"{count} {operator}" for operator, count in operators.items())
+            lines.append(f"{kind}: {counts}")
+    if "quantized" in proof:
+        counts = ", ".join(f"{count} {operator}" for operator, count in proof["quantized"].items())
+        lines.append(f"{precision}: {counts}")
+    left = proof.get("left_in_float", {})
+    lines += [f"left in float: {name} ({reason})" for name, reason in list(left.items())[:10]]
+    if len(left) > 10:
+        lines.append(f"left in float: {len(left) - 10} more, see the manifest")
+    return lines
+
+
+def _searched(proof: dict[str, Any], *, verbose: bool) -> list[str]:
+    """What was tried, and where channels were evened out; each place where that is asked for."""
+    lines = [
+        f"tried: {one['tried']}: {one['refused'] if 'refused' in one else '{:.1f} dB'.format(one['snr_db'])}"
+        for one in proof.get("search", [])
+    ]
+    smoothed, left = proof.get("smoothed", {}), proof.get("left_alone", {})
+    if smoothed:
+        lines.append(f"smoothed: {len(smoothed)} tensors, {len(left)} products left alone")
+    if verbose:
+        lines += [f"smoothed: {name} ({how})" for name, how in smoothed.items()]
+        lines += [f"not smoothed: {name} ({reason})" for name, reason in left.items()]
+    return lines
+
+
+@verb(
+    BuildCommand,
+    "qcompile build model.onnx --target onnxruntime -o model.cpu.onnx",
+    "qcompile build model.onnx --target tensorrt-rtx --precision fp16 --gpu sm86,sm89 -o model.engine",
+    "qcompile build model.onnx --target tensorrt-rtx --precision int8 --ranges model.ranges "
+    "--gpu sm86 -o model.engine",
+    "qcompile build model.onnx --target tensorrt --precision int8 --float-precision fp16 "
+    "--ranges model.ranges --profile x:1x3x224x224..8x3x224x224..32x3x224x224 -o model.engine",
+    "qcompile build model.onnx --target tensorrt --precision int8 --calibrator native "
+    "--data data.py:samples -o model.engine",
+    "qcompile build model.onnx --target tensorrt-rtx --gpu sm89 --precision best --ranges model.ranges "
+    "--dry-run -o model.engine",
+    "qcompile build model.py:build --target torchscript --input x:1x3x224x224 -o model.pt",
+)
+def build(session: Session, given: BuildCommand) -> None:
+    """Print what was proven of the artifact."""
+    from ..building import build as build_artifact
+    from ..building import plan
+
+    if given.dry_run:
+        _present_plan(session, plan(given.model, given, progress=session.progress), given.output)
+        return
+    try:
+        artifact = build_artifact(given.model, given.output, given, progress=session.progress)
+    except IntentNotReached as error:
+        _note_layers(session, error.data.get("proof", {}))
+        raise
+    _note_layers(session, artifact.manifest.proof)
+    proof, asked = artifact.manifest.proof, artifact.manifest.precision
+    lines = [
+        f"proof: {proof['reached_in_precision']} of {proof['planned_in_precision']} layers that "
+        f"compute are {asked}{_unreported(proof)}",
+        *profile_lines(proof),
+    ]
+    if proof.get("engine_layers"):
+        lines.append(
+            f"engine: {proof['engine_layers']} layers ({proof['fused_layers']} fused), {proof['tactics']} "
+            f"tactics, {bytes_text(float(str(proof['device_memory_bytes'])))} of device memory"
+        )
+    elif artifact.manifest.kind == "engine" and not proof.get("has_run"):
+        lines.append("it has not been run: the proof is the types of the network")
+    present_artifact(session, artifact, *lines)
+
+
+def _unreported(proof: Mapping[str, object]) -> str:
+    """How many layers the runtime does not report, and what else shows their precision."""
+    layers, evidence = proof.get("unreported"), proof.get("evidence")
+    if not (isinstance(layers, dict) and layers):
+        return ""
+    return f", {len(layers)} unreported" + (f" ({evidence})" if evidence else "")
+
+
+def _note_layers(session: Session, proof: object) -> None:
+    """With -v, every layer that missed or is unreported; a message names the largest alone."""
+    assert isinstance(proof, Mapping), "a manifest's, or an error's"
+    for kind in ("missed", "unreported") if session.verbose else ():
+        layers = proof.get(kind)
+        for name, about in layers.items() if isinstance(layers, dict) else ():
+            session.note(f"{kind}: {name}: {about['share']:.1%}: {about['reason']}")
+
+
+def _present_plan(session: Session, plan: dict[str, object], output: Path) -> None:
+    session.json(plan)
+    session.say(f"{output} would be built for {plan['target']}, {plan['precision']}; nothing was written")
+    for name, value in plan.items():
+        if name not in ("target", "precision") and value not in ({}, [], ""):
+            session.say(f"  {name}: {value}")
+
+
+@verb(
+    RefitCommand,
+    "qcompile build model.onnx --target tensorrt --precision fp16 --refit -o model.engine",
+    "qcompile refit model.engine retrained.onnx -o retrained.engine",
+    "qcompile build model.onnx --target tensorrt --strip-weights -o small.engine",
+    "qcompile refit small.engine model.onnx -o model.engine",
+)
+def refit(session: Session, given: RefitCommand) -> None:
+    """Print the engine and where its weights are from."""
+    from ..building import refit as refit_engine
+
+    artifact = refit_engine(given.engine, given.model, given.output, progress=session.progress)
+    present_artifact(session, artifact, f"weights of {given.model}")

@@ -1,0 +1,294 @@
+"""The verbs of recipes, `run`, `sweep`, `worker` and `migrate`, and the workers of `--scheduler`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import InvalidOption
+from ..spec.cluster import LOCAL, SchedulerOptions, WorkerCommand
+from ..spec.option import fields_of
+from ..spec.recipes import MigrateCommand, RunCommand, RunOptions, SweepCommand, recipe_schema
+from ..untrusted.child import is_child
+from .session import Session, refuse_trust
+from .tables import DASH, add_row, bytes_text, make_table, present_results
+from .verb import Verb, verb
+
+if TYPE_CHECKING:
+    from ..cluster.resources import Facts
+    from ..pipeline.plan import Plan
+    from ..pipeline.run import RunReport, StageListener
+    from ..pipeline.steps import Executor
+
+_WORKER = "worker"
+
+
+@contextlib.contextmanager
+def executor_of(session: Session, given: SchedulerOptions, output: Path) -> Iterator[Executor | None]:
+    """Connect to the scheduler that was typed; None without one: this process carries the stages out.
+
+    Local workers keep their files in the folder of the artifacts, `output`.
+    """
+    if not given.scheduler:
+        for one in fields_of(SchedulerOptions):
+            if getattr(given, one.name):
+                raise InvalidOption(f"`{one.name}` is for `scheduler`, which is missing", option=one.name)
+        yield None
+        return
+    from ..cluster.connection import connect
+    from ..pipeline.store import FOLDER
+
+    session.progress("connect to the scheduler")
+    with connect(
+        given.scheduler,
+        given,
+        store=output / FOLDER / _WORKER if given.scheduler == LOCAL else given.store or None,
+        told=lambda text: session.warn([text]),
+    ) as executor:
+        names = ", ".join(sorted(facts.name for facts in executor.workers.values()))
+        session.note(f"workers: {names}")
+        yield executor
+
+
+def listener_of(session: Session, executor: Executor | None = None) -> StageListener:
+    """Return what prints a line for each stage that was carried out, and where."""
+    did: Mapping[str, str] = getattr(executor, "did", {})
+
+    def listener(stage: str, state: str, seconds: float, /) -> None:
+        if state != "skipped" or session.verbose:
+            worker = did.get(stage) if state != "failed" else ""
+            session.note(f"{state:>7}  {stage}  {seconds:.1f} s{f'  on {worker}' if worker else ''}")
+
+    return listener
+
+
+@verb(
+    RunCommand,
+    "qcompile run examples/digits/recipe.toml",
+    "qcompile run recipe.toml -o /tmp/out --again bench",
+    "qcompile run recipe.toml --dry-run",
+    "qcompile run recipe.toml --scheduler tcp://127.0.0.1:8786",
+    "qcompile run --schema > recipe.schema.json",
+)
+def run(session: Session, given: RunCommand) -> int:
+    """Print what was done, and the table of what was measured."""
+    if given.schema:
+        click.echo(json.dumps(recipe_schema(), indent=2))
+        return 0
+    if given.recipe is None:
+        raise click.UsageError("Missing argument 'RECIPE'.")
+    from ..pipeline.plan import plan
+    from ..pipeline.run import run as run_recipe
+
+    return carry_out(session, given, given.recipe, run_recipe, plan)
+
+
+def carry_out(
+    session: Session,
+    given: RunOptions,
+    path: Path,
+    run_recipe: Callable[..., RunReport],
+    plan: Callable[..., Plan],
+) -> int:
+    """Run a recipe, or print what a run would do; return the exit code."""
+    from ..pipeline.recipe import read_recipe
+
+    recipe = read_recipe(path, told=lambda text: session.warn([text]))
+    if recipe.model.trust and is_child():
+        refuse_trust("model.trust of the recipe")
+    if given.dry_run and given.scheduler:
+        raise InvalidOption(
+            "`dry_run` tells what this machine would do; it is required without `scheduler`",
+            hint="leave one of them out",
+            option="dry_run",
+        )
+    if given.dry_run:
+        return _show_plan(session, plan(recipe, given, progress=session.progress))
+    with executor_of(session, given, given.output or recipe.folder / recipe.output) as executor:
+        report = run_recipe(
+            recipe, given, executor=executor, progress=session.progress,
+            listener=listener_of(session, executor),
+        )  # fmt: skip
+    return _present(session, report)
+
+
+def _present(session: Session, report: RunReport) -> int:
+    """Print what a run did, and the table of what was measured; return the exit code."""
+    results = report.results
+    session.json(
+        {
+            "output": str(report.output),
+            "stages": report.stages,
+            "artifacts": {name: str(path) for name, path in report.artifacts.items()},
+            "failures": {name: error.as_json() for name, error in report.failures.items()},
+            "results": results.as_json() if results else None,
+            "report": str(report.page) if report.page else None,
+            "budget": report.budget,
+            "where": report.where,
+            **({"impossible": report.impossible} if report.impossible else {}),
+        }
+    )
+    if results:
+        present_results(session, results)
+    elif not session.quiet:
+        session.table(_artifacts_table(report))
+    if session.quiet or not results:  # else the table's rows have said it
+        session.warn(f"{name}: not built: {error}" for name, error in report.failures.items())
+    if not report.failures and all(state == "skipped" for state in report.stages.values()):
+        session.note("nothing changed: every stage was done already (--again bench measures again)")
+    if report.page:
+        session.say(f"report: {report.page}")
+    elif report.why_no_page:
+        session.note(f"no report: {report.why_no_page}")
+    session.say(f"artifacts{' and results.json' if results else ''}: {report.output}")
+    failed = results and any(row.status == "failed" for row in results.rows)
+    return 1 if failed or report.failures or not _present_budget(session, report.budget) else 0
+
+
+def _present_budget(session: Session, budget: dict[str, str] | None) -> bool:
+    """Print what keeps the budget and what speaks against the others; return whether anything keeps it."""
+    if budget is None:
+        return True
+    kept = [name for name, reason in budget.items() if not reason]
+    session.say(f"within the budget: {', '.join(kept) or 'no artifact'}")
+    for name, reason in budget.items():
+        if reason:
+            session.say(f"  not {name}: {reason}")
+    return bool(kept)
+
+
+def _show_plan(session: Session, planned: Plan) -> int:
+    """Print what a run would do."""
+    session.json(planned.as_json())
+    if session.quiet or session.as_json:
+        return 0
+    table = make_table("", "stage", "state", "seconds", "memory", "disk", "from", "why")
+    for one in planned.stages:
+        took = one.estimate
+        seconds = DASH if took.seconds is None else f"{took.seconds:.1f}"
+        sizes = [bytes_text(took.peak_bytes), bytes_text(took.disk_bytes)]
+        add_row(table, one.name, one.state, seconds, *sizes, took.source, one.why)
+    session.table(table)
+    if not planned.pending:
+        session.say("nothing to do: every stage is done")
+        return 0
+    total_s = planned.total("seconds")
+    session.say(
+        f"to do: {len(planned.pending)} of {len(planned.stages)} stages, "
+        f"{'some of unknown time' if total_s is None else f'about {total_s:.0f} s'}, "
+        f"{bytes_text(planned.peak_bytes)} of memory, {bytes_text(planned.total('disk_bytes'))} of disk; "
+        "nothing was run"
+    )
+    return 0
+
+
+def _artifacts_table(report: Any) -> Any:
+    table = make_table("", "artifact", "file", "size")
+    for name, path in report.artifacts.items():
+        add_row(table, name, path.name, bytes_text(path.stat().st_size))
+    for name in report.failures:
+        add_row(table, name, "failed", DASH)
+    for name in report.impossible:
+        add_row(table, name, "impossible", DASH)
+    return table
+
+
+_THIS_PROCESS = "none"
+"""What 0.2.0 took in place of a scheduler's address for no processes but this one."""
+
+
+@verb(
+    SweepCommand,
+    "qcompile sweep recipe.toml",
+    "qcompile sweep recipe.toml --dry-run",
+    "qcompile sweep recipe.toml --only '*-int8' --again bench",
+    "qcompile sweep recipe.toml --scheduler local",
+    "qcompile sweep recipe.toml --scheduler tls://scheduler:8786 -o /data/sweep",
+)
+def sweep(session: Session, given: SweepCommand) -> int:
+    """Print what was done, and one table of all that was measured."""
+    from ..pipeline.sweep import plan_sweep
+    from ..pipeline.sweep import sweep as sweep_recipe
+
+    if given.scheduler == _THIS_PROCESS:
+        given = replace(given, scheduler="")
+    return carry_out(session, given, given.recipe, sweep_recipe, plan_sweep)
+
+
+@verb(
+    WorkerCommand,
+    "qcompile worker tcp://127.0.0.1:8786",
+    "qcompile worker tls://10.0.0.1:8786 --tls-ca ca.pem --tls-cert worker.pem --tls-key worker.key",
+    "qcompile worker scheduler.json --store /scratch/qcompile --slots 2",
+    files=False,
+)
+def worker(session: Session, given: WorkerCommand) -> None:
+    """Print what the worker announces, and work until a signal ends it."""
+    from ..cluster.serve import serve
+
+    joined: list[str] = []
+
+    def announced(facts: Facts) -> None:
+        joined.append(facts.address)
+        if len(joined) > 1:
+            session.note(f"joined again, at {facts.address}")
+            return
+        session.json({"name": facts.name, "address": facts.address, "resources": dict(facts.resources)})
+        session.say(f"worker {facts.name} at {facts.address}, store {given.store}")
+        shown = sorted(name for name in facts.resources if name != "slots" and "=" not in name)
+        stages = "stage" if given.slots == 1 else "stages"
+        session.say(f"  {given.slots} {stages} at a time; announces {', '.join(shown)}")
+
+    serve(given, announced=announced, told=session.note)
+
+
+_WORDS = {"kept": "becomes", "missing": "NO EQUAL", "unneeded": "not needed"}
+
+
+class _OneText(Verb):
+    """A command whose COMMAND holds options of another tool, which are no options here."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Say that COMMAND is one text, where its words came apart."""
+        tools = ("trtexec", "polygraphy")
+        if args and args[0].rpartition("/")[2] in tools:
+            raise click.UsageError(
+                f"{args[0]} and its options are one text: qcompile migrate '{args[0]} ...', or @FILE", ctx
+            )
+        return super().parse_args(ctx, args)
+
+
+@verb(
+    MigrateCommand,
+    "qcompile migrate 'trtexec --onnx=model.onnx --fp16 --saveEngine=model.engine'",
+    "qcompile migrate 'trtexec --onnx=model.onnx --int8 --calib=model.cache' "
+    "--target tensorrt-rtx --gpu sm86",
+    "qcompile migrate 'polygraphy run model.onnx --trt --onnxrt --fp16 --atol 1e-2' -o recipe.toml",
+    "qcompile migrate @build_engine.sh --path /workspace=. --data data.py:samples --allow-missing",
+    cls=_OneText,
+    files=False,
+)
+def migrate(session: Session, given: MigrateCommand) -> int:
+    """Print what became of each option."""
+    from ..pipeline.migrate import migrate as write_recipe
+
+    done = write_recipe(given.command, given.output, given)
+    session.json(done.as_json())
+    if not (session.quiet or session.as_json):
+        table = make_table("", f"option of {done.tool}", "here", "key of the recipe", "note", text=True)
+        for one in done.outcomes:
+            add_row(table, one.flag, _WORDS[one.fate], one.to or DASH, session.spelled(one.note))
+        session.table(table)
+    session.warn(f"{one.flag}: no equal: {one.note}" for one in done.missing)
+    if done.ranges:
+        session.say(f"ranges of the calibration cache: {done.ranges}")
+    session.say(f"recipe: {done.recipe}")
+    for command in done.then:
+        session.say(f"  {command}")
+    return 1 if done.missing and not given.allow_missing else 0
