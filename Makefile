@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 LOCK ?= no
 TOOLS := build/tools
 
-.PHONY: demo test lint types docs reference check resnet18 cifar test-gpu gpu-day gpu-day-kit gpu-day-more clean lock audit licences sbom wheel sdist
+.PHONY: demo test lint types docs arm64 reference check resnet18 cifar test-gpu gpu-day gpu-day-kit gpu-day-more clean lock audit licences sbom wheel sdist
 
 demo: $(READY)
 	$(BIN)/qcompile run examples/digits/recipe.toml
@@ -34,6 +34,10 @@ types: $(READY) | build/types/qcompile
 # (with --quiet, MkDocs counts no warnings).
 docs: $(READY) | build/types/qcompile
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# ONNX Runtime for ARM, which tests/emulated runs with QEMU; needs apt-get and a package index.
+arm64: $(READY)
+	$(BIN)/python tests/support/arm64_root.py
 
 # What is generated from spec/ and committed: the recipe's page, schemas, keyword types.
 reference: $(READY)

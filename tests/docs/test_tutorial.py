@@ -28,8 +28,8 @@ def test_every_cell_runs_and_prints_what_the_page_shows(tmp_path: Path) -> None:
     tool = Path(__file__).parents[1] / "support/tutorial.py"
     process = subprocess.Popen(
         [sys.executable, "-P", str(tool), str(tmp_path)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "QCOMPILE_CORES": "1"}, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
     try:
         printed, _ = process.communicate(timeout=LONGEST_S)
