@@ -11,13 +11,13 @@ import pytest
 from qcompile.artifact import is_manifest, read_manifest
 from qcompile.bench.results.results import load_results
 from qcompile.calibration.tensorrt_cache import read_cache
+from qcompile.comparison.layers.outcome import load_layers
 from qcompile.data.arrays import load_polygraphy
 from qcompile.errors import ArtifactError, QCompileError
 from qcompile.files import absolute_path, read_json
 from qcompile.model.named import hf_configuration
 from qcompile.model.preprocessing import find_preprocessing
 from qcompile.reporting.inspection import inspect
-from qcompile.reporting.source import _layers
 
 DEEP = [
     b"[" * 100_000,
@@ -27,7 +27,7 @@ DEEP = [
 ]
 READERS: dict[str, Callable[[Path], Any]] = {
     "results": load_results,
-    "layers": _layers,
+    "layers": load_layers,
     "inspect": inspect,
     "preprocessing": lambda path: find_preprocessing(str(path)),
     "polygraphy": load_polygraphy,
