@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +17,18 @@ from numpy.typing import NDArray
 from ..artifact import Check
 from ..errors import EngineUnavailable, InvalidOption
 from ..model.graph import WeightsHeld
+from ..model.graph_rules import GraphRules
+from ..model.weightless import WeightlessModel
 from ..progress import Progress, silent
 from ..spec.artifacts import BuildSpec
-from ..spec.words import Precision
+from ..spec.engines import rows
+from ..spec.words import FloatPrecision, Precision
 from ..tensors import Feeds, ModelIO
 from .faults import KnownFault
+from .words import Proposal, TritonBackend, Verdict
+
+if TYPE_CHECKING:
+    import onnx
 
 Place = Literal["cpu", "cuda"]
 
@@ -242,12 +249,23 @@ class Runner(ABC):
 
 
 class Engine(ABC):
-    """A runtime."""
+    """A runtime.
+
+    Its folder holds all that the package knows of it; its row is in `spec.engines`. A class that lacks one of
+    the first four attributes cannot be defined.
+    """
 
     name: str
     """How it is spelled: "onnxruntime", "tensorrt-rtx", ..."""
     suffix: str
     """Ending of the files it builds, such as ".engine"."""
+    packages: Mapping[str, str]
+    """Distribution to the module that it owns, for all whose versions decide what is built and how it runs:
+    they stand in the key of a build, and in the environment of a measurement."""
+    rules: GraphRules
+    """What the graph quantized for it looks like; of one that builds from ONNX."""
+    extra: str = ""
+    """Extra of this package that installs it; empty where none does."""
     takes: Literal["onnx", "pytorch"] = "onnx"
     """What it builds from."""
     places: tuple[Place, ...] = ("cpu",)
@@ -262,6 +280,34 @@ class Engine(ABC):
     """Operators of ONNX that it refuses, and that the graph is rewritten without where that is possible."""
     precisions: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "int8", "int4")
     """What it can be asked for."""
+    tuned_floats: tuple[FloatPrecision, ...] = ("fp32",)
+    """What `tune` computes float parts in, float32 first."""
+    triton: TritonBackend | None = None
+    """What serves its artifacts; None where Triton has no backend for it."""
+
+    def __init_subclass__(cls) -> None:
+        """Refuse an engine that lacks what others read of it."""
+        super().__init_subclass__()
+        required = ("name", "suffix", "packages", *(("rules",) if cls.takes == "onnx" else ()))
+        for attribute in required:
+            if not hasattr(cls, attribute):
+                raise TypeError(f"engine {cls.__module__}.{cls.__qualname__}: lacks `{attribute}`")
+
+    @property
+    def title(self) -> str:
+        """Its name in tables and messages."""
+        return rows()[self.name].title
+
+    def verdict(self, precision: Precision) -> Verdict | None:
+        """Return how a precision runs on this processor; None where instruction sets decide."""
+        return None
+
+    def proposals(self) -> tuple[Proposal, ...]:
+        """Return the artifacts that a recipe may have of it."""
+        return (
+            Proposal(f"{self.name}-fp32", "fp32", f"what {self.title} gains in float", "float alone"),
+            Proposal(f"{self.name}-int8", "int8", f"8-bit weights and activations on {self.title}", "static"),
+        )
 
     @abstractmethod
     def why_not_build(self) -> str:
@@ -347,6 +393,28 @@ class Engine(ABC):
             InvalidOption: If this engine can only find out by building.
         """
         raise InvalidOption(f"`dry_run`: target {self.name} cannot tell before it builds", option="dry_run")
+
+    def open_tapped(
+        self,
+        weightless: WeightlessModel,
+        model: onnx.ModelProto,
+        outputs: Mapping[str, str],
+        *,
+        threads: int,
+        folder: Path,
+    ) -> AbstractContextManager[Callable[[Feeds], dict[str, Any]]]:
+        """Return a context manager of a function from feeds to tapped tensors and outputs.
+
+        Args:
+            weightless: The artifact.
+            model: Its graph with more outputs.
+            outputs: Tensor that is tapped to the output that holds it.
+            threads: As of `open`.
+            folder: Where files of this run may lie.
+        """
+        from .taps import run_from_file
+
+        return run_from_file(self, weightless, model, outputs, threads=threads, folder=folder)
 
     def kernel_times(
         self, artifact: str, feeds: Feeds, *, threads: int = 0, device: int | None = None

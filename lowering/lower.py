@@ -4,8 +4,8 @@
 
 1. Where the graph has the types, they are written into it. An engine that tells which quantized layers it
    would compute in float is asked; the graph is quantized again without those, and without data until then.
-2. Where the engine chooses the types (TensorRT 8, OpenVINO's FP16, TensorRT's calibrators), the graph stays
-   in float, and what the spec says of single layers is left over as constraints for the builder.
+2. Where the engine chooses the types (TensorRT 8 and calibrators, or by a hint), the graph stays in float,
+   and what the spec says of single layers is left over as constraints for the builder.
 
 `build`, `run`, `tune`, `refit` and a dry run lower by this function alone. The user's file is left alone.
 """
@@ -288,8 +288,8 @@ class _Lowering:
 
     def _typed(self, left: Mapping[str, str] = MappingProxyType({}), *, data: str | None = None) -> Path:
         """Quantize or cast the model, and fit the graph to the engine."""
-        from ..compiler.quantize.int8.placement import graph_target
         from ..compiler.quantize.quantize import quantize
+        from ..model.graph_rules import graph_target
         from ..spec.artifacts import QuantizeSpec
         from ..spec.decode import shared
 

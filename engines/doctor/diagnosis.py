@@ -14,11 +14,10 @@ from ...model.session import usable_cores
 from ...model.tensorflow import ANOTHER, INSTALL, tensorflow_python, tensorflow_versions
 from ...processor import is_arm, isa_here, processor
 from ..gpu import Gpu, find_gpus
-from ..registry import engine, names
+from ..onnx_runtime.words import PACKAGES as ONNX_RUNTIMES
+from ..registry import engine, names, packages_of
 from .extras import EXTRAS, ExtraState, extra_states, installed_version
 from .precisions import GpuTypes, PrecisionState, TargetState, gpu_types, precision_states
-
-_RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,8 @@ def doctor(*, gpus: Sequence[str] = (), python: Sequence[str] = ()) -> Diagnosis
     asked = [gpu_types(text) for text in gpus]
     targets, here = [TargetState.of(engine(name)) for name in names()], find_gpus()
     shown = asked or [gpu_types(name) for name in dict.fromkeys(gpu.architecture for gpu in here)]
-    packages = ["onnx", "numpy", "safetensors", *(name for of_extra in EXTRAS.values() for name in of_extra)]
+    of_extras = (name for packages in EXTRAS.values() for name in packages)
+    packages = ["onnx", "numpy", "safetensors", *of_extras, *packages_of(names())]
     return Diagnosis(
         python=platform.python_version(),
         system=platform.platform(),
@@ -112,7 +112,7 @@ def _tensorflow_state(texts: Sequence[str]) -> TensorFlowState:
 
 def find_problems(installed: set[str], version_of: Callable[[str], str] = installed_version) -> list[Problem]:
     """Return the known broken states among installed distributions (names in lower case)."""
-    runtimes = [name for name in sorted(_RUNTIMES) if name in installed]
+    runtimes = [name for name in sorted(ONNX_RUNTIMES) if name in installed]
     numpy = version_of("numpy") if "numpy" in installed else ""
     tensorrt = version_of("tensorrt") if "tensorrt" in installed else ""
     # TensorRT 8 is built with a pybind11 before 2.12, which first knew numpy 2; all else wants numpy 2.

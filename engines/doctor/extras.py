@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import requires
 
 from ...artifact import tool_versions
+from ...spec.words import CPU_TARGETS, TENSORRT_TARGETS
+from ..onnx_runtime.words import PACKAGES as ONNX_RUNTIMES
+from ..registry import engine
+
+
+def _of_engines(targets: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Extra to packages, of the engines that have an extra beyond the first two."""
+    known = [engine(name) for name in targets]
+    return {one.extra: tuple(one.packages) for one in known if one.extra not in ("", "cpu")}
+
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "torch": ("torch", "onnxscript"),
     "cpu": ("onnxruntime", "onnxsim", "polygraphy", "nvidia-ml-py", "numba"),
-    "openvino": ("openvino",),
+    **_of_engines(CPU_TARGETS),
     "cluster": ("distributed",),
-    "tensorrt-rtx": ("tensorrt-rtx",),
-    "tensorrt": ("tensorrt",),
+    **_of_engines(TENSORRT_TARGETS[::-1]),
     "cuda": ("cuda-bindings",),
     "models": ("torch", "onnxscript", "pillow", "timm", "torchvision", "transformers"),
     "data": ("datasets", "pillow", "scipy", "soundfile", "transformers"),
@@ -27,7 +36,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 """Extra of setup.cfg to its packages, by the names of their distributions."""
 _INSTEAD = {
     "tensorflow": ("tensorflow-cpu", "tensorflow-intel", "tensorflow-macos"),
-    "onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml"),
+    "onnxruntime": tuple(ONNX_RUNTIMES)[1:],
 }
 """Distributions that serve as well."""
 _ONE_BUILD = "install torch and torchvision of one build together: https://pytorch.org/get-started"

@@ -7,31 +7,19 @@ docs/doctor.md says what the states mean.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from ...errors import InvalidOption
-from ...processor import is_arm, isa_here, processor, why_emulated
-from ...spec.words import PRECISIONS, TENSORRT_TARGETS, Precision
+from ...processor import isa_here, processor, why_emulated
+from ...spec.words import CPU_TARGETS, PRECISIONS, TARGETS, TENSORRT_TARGETS, Precision
 from ..base import Engine
 from ..registry import engine
+from ..words import FAST, FOUR_BITS, State, Verdict
 
-State = Literal["fast", "runs", "emulated", "builds", "no"]
-Verdict = tuple[State, str, str]  # with why it is not fast, and the way out
-_FAST: Verdict = ("fast", "", "")
-_FOUR_BITS: Verdict = ("runs", "weights alone have 4 bits: less memory, the products are of wider types", "")
 _OF_TENSORRT = (
     "choose `target` tensorrt-rtx or tensorrt: tf32 from sm80, fp8 from sm89, nvfp4 and mxfp8 from sm100"
 )
-_OTHER_HALF = "choose `target` openvino where the processor has it, or `precision` int8"
-_ON_CPU: Mapping[tuple[str, Precision], Verdict] = {
-    ("onnxruntime", "fp16"): ("emulated", "its CPU provider computes fp16 in fp32", _OTHER_HALF),
-    ("onnxruntime", "bf16"): ("no", "its CPU provider has no bf16 kernels for most operators", _OTHER_HALF),
-    ("onnxruntime", "int4"): _FOUR_BITS,
-    ("openvino", "int4"): ("no", "it does not tell which weights have 4 bits", "choose `target` onnxruntime"),
-}
-_ARM_HALF: Verdict = ("runs", "it has fp16 kernels for some operators on ARM", "build and read the proof")
 _OLDEST = 70
 _RTX_BUILDS_FOR = (75, 80, 86, 89, 120, 121)
 """TensorRT-RTX 1.7; on the first it refuses products of all types but FP16."""
@@ -72,7 +60,7 @@ def precision_states(
     `here` or were asked for."""
     states = []
     for target in targets:
-        for precision in () if target.target == "pytorch" else PRECISIONS:  # a baseline is not built
+        for precision in PRECISIONS if target.target in TARGETS else ():  # a baseline is not built
             if target.target not in TENSORRT_TARGETS:
                 verdicts = {"cpu": _on_cpu(target, precision)}
             else:
@@ -89,23 +77,30 @@ def _installed(target: TargetState) -> Verdict:
 
 
 def _on_cpu(target: TargetState, precision: Precision) -> Verdict:
-    name, features = target.target, processor()["features"]
-    if name == "torchscript" and precision != "fp32":
+    runtime, features = engine(target.target), processor()["features"]
+    if runtime.takes == "pytorch" and precision != "fp32":
         return "no", "it is built in fp32 alone", "choose another `target`"
-    if precision not in engine(name).precisions:
+    if precision not in runtime.precisions:
         return "no", "formats of NVIDIA's Tensor Cores", _OF_TENSORRT
     if target.why_not_build or target.why_not_run:
         return "no", target.why_not_build or target.why_not_run, target.fix
-    if (name, precision) == ("onnxruntime", "fp16") and is_arm() and not why_emulated("fp16"):
-        return _ARM_HALF
-    if (name, precision) in _ON_CPU:
-        return _ON_CPU[name, precision]
+    if verdict := runtime.verdict(precision):
+        state, reason, fix = verdict
+        return state, reason, fix if fix or state == "runs" else _way_out(precision)
     if precision in ("fp16", "bf16") and (reason := why_emulated(precision)):
         return "emulated", reason, "choose `precision` int8, or fp32"
     if precision == "int8" and features and isa_here() in ("avx2", "neon"):
         reason = f"{isa_here()} has no product of 8 bits: it takes several instructions"
         return "runs", reason, "measure it with `qcompile bench`: fp32 may be faster here"
-    return _FAST
+    return FAST
+
+
+def _way_out(precision: Precision) -> str:
+    """Name the targets that compute in a precision on processors that have it."""
+    runtimes = [one for one in map(engine, CPU_TARGETS) if precision in one.precisions]
+    others = [one.name for one in runtimes if one.verdict(precision) is None]
+    instead = f"`target` {' or '.join(others)} where the processor has it, or " if others else ""
+    return f"choose {instead}`precision` int8"
 
 
 def _on_gpu(target: TargetState, precision: Precision, gpu: GpuTypes, *, here: bool) -> Verdict:
@@ -126,7 +121,7 @@ def _on_gpu(target: TargetState, precision: Precision, gpu: GpuTypes, *, here: b
         return "builds", f"{gpu.capability} was asked for; it need not be here", ""
     if rtx and precision == "mxfp8":
         return "runs", "TensorRT-RTX 1.7 multiplies MXFP8 after it is dequantized", ""
-    return _FOUR_BITS if precision == "int4" else _FAST
+    return FOUR_BITS if precision == "int4" else FAST
 
 
 _AMPERE = ("TF32", "FP16", "BF16", "INT8", "INT4")

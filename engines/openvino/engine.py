@@ -22,8 +22,10 @@ from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, Engine, Planned, Runner
 from ..faults import KnownFault, faults_of
 from ..values import Execution, Values, check_values
+from ..words import Proposal, Verdict
 from .kernels import UNREPORTED, Computed, computed_by
 from .runner import OpenVinoRunner, reason
+from .words import FOUR_BITS, PACKAGES, PROPOSALS, RULES, TRITON
 
 if TYPE_CHECKING:
     import onnx
@@ -39,6 +41,11 @@ class OpenVino(Engine):
 
     name = "openvino"
     suffix = ".onnx"
+    packages = PACKAGES
+    extra = "openvino"
+    rules = RULES
+    tuned_floats = ("fp32", "bf16")
+    triton = TRITON
     lacks = frozenset(["DFT"])  # it takes some, and fails on those of a real signal (2026.4)
 
     def why_not_build(self) -> str:
@@ -50,6 +57,12 @@ class OpenVino(Engine):
 
     def fix(self) -> str:
         return "pip install 'qcompile[openvino]'" if self.why_not_build() else ""
+
+    def verdict(self, precision: Precision) -> Verdict | None:
+        return ("no", FOUR_BITS, "choose `target` onnxruntime") if precision == "int4" else None
+
+    def proposals(self) -> tuple[Proposal, ...]:
+        return PROPOSALS
 
     def graph_precision(self, precision: Precision) -> Precision:
         # fp16 and bf16 are a hint to the runtime, which then converts the float graph by itself.

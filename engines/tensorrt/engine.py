@@ -15,10 +15,12 @@ from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Runner
 from ..faults import KnownFault, faults_of
 from ..gpu import find_gpu, why_no_gpu, why_not_gpu
+from ..words import Proposal, TritonBackend
 from .adapter import load_adapter
 from .compatibility import check_block_format, check_memory, dequantized_products, require_gpus
 from .known_faults import KNOWN_FAULTS
 from .runner.cuda import load_cuda
+from .words import PACKAGES, RTX_PACKAGES, RULES, TRITON, proposals
 
 if TYPE_CHECKING:
     from .runner.loaded_engine import EngineUse
@@ -30,6 +32,10 @@ class TensorRT(Engine):
 
     name = "tensorrt"
     suffix = ".engine"
+    packages = PACKAGES
+    extra = "tensorrt"
+    rules = RULES
+    triton: TritonBackend | None = TRITON
     keeps_layers = True
     has_best = True
     needs_gpu_to_build = True
@@ -57,6 +63,9 @@ class TensorRT(Engine):
             ahead = ", or build ahead of time with `target` tensorrt-rtx" if self.needs_gpu_to_build else ""
             return f"run it on a machine with an NVIDIA GPU{ahead}"
         return "pip install 'qcompile[cuda]'" if self._why_no_cuda() else ""
+
+    def proposals(self) -> tuple[Proposal, ...]:
+        return proposals("trt")
 
     def graph_precision(self, precision: Precision) -> Precision:
         return load_adapter(self.name).graph_precision(precision)
@@ -193,7 +202,13 @@ class TensorRTRTX(TensorRT):
 
     name = "tensorrt-rtx"
     needs_gpu_to_build = False
+    packages = RTX_PACKAGES
+    extra = "tensorrt-rtx"
+    triton = None  # its backend loads plans of TensorRT itself
     keeps_rejected = False  # it builds in seconds
+
+    def proposals(self) -> tuple[Proposal, ...]:
+        return proposals("rtx")
 
     def _for_gpu_here(self, request: BuildRequest) -> BuildRequest:
         if not request.spec.gpus and why_no_gpu():

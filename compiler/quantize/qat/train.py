@@ -25,11 +25,12 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ....errors import EngineUnavailable, InvalidOption, QuantizationError
+from ....model.graph_rules import graph_rules
 from ....model.pytorch import import_torch
 from ....processor import resolve_isa
 from ....progress import quiet
 from ....spec.decode import current_isas, deprecated
-from ....spec.words import GRAPH_TARGETS, ISAS, GraphTarget, Isa
+from ....spec.words import ISAS, GraphTarget, Isa
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +59,8 @@ def prepare(
     Args:
         model: The trained float model; it is not changed.
         example_inputs: A tensor, a tuple of positional, or a dict of keyword arguments of `forward`.
-        target: "onnxruntime", "openvino" or "tensorrt" (also TensorRT-RTX): decides grids and places.
+        target: One of `quantize`, such as "onnxruntime" or "tensorrt" (also TensorRT-RTX): decides grids and
+            places.
         isa: What the CPU that runs it multiplies integers with; "auto" is this one's.
         exclude: Globs of names of modules (`fc`, `stages.0.*`) that stay in float.
         dynamic_shapes: For `torch.export.export`; by default the first axis of every input may vary.
@@ -68,8 +70,7 @@ def prepare(
         InvalidOption: If the target is unknown, or a pattern of `exclude` matches nothing.
         QuantizationError: If nothing in the model can be quantized.
     """
-    if target not in GRAPH_TARGETS:
-        raise InvalidOption(f"target {target!r} is unknown; known are {', '.join(GRAPH_TARGETS)}")
+    graph_rules(target)  # which refuses one that is unknown
     isa = current_isas({"isa": isa}, deprecated)["isa"]
     if isa not in ISAS:
         raise InvalidOption(f"isa {isa!r} is unknown; known are {', '.join(ISAS)}")
