@@ -291,7 +291,7 @@ class Engine(ABC):
         required = ("name", "suffix", "packages", *(("rules",) if cls.takes == "onnx" else ()))
         for attribute in required:
             if not hasattr(cls, attribute):
-                raise TypeError(f"engine {cls.__module__}.{cls.__qualname__}: lacks `{attribute}`")
+                raise TypeError(f"engine {cls.__module__}.{cls.__qualname__}: lacks {attribute!r}")
 
     @property
     def title(self) -> str:

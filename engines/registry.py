@@ -39,7 +39,7 @@ def engine(name: str) -> Engine:
     if not (isinstance(home, type) and issubclass(home, Engine)):
         problem = "is no subclass of qcompile.engines.base.Engine"
     elif home.name != name:
-        problem = f"has `name` {home.name!r}"
+        problem = f"has name {home.name!r}"
     elif home.__abstractmethods__:
         problem = f"lacks {', '.join(sorted(home.__abstractmethods__))}"
     if problem:

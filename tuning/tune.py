@@ -228,7 +228,10 @@ class _Run:
                 break
             self.bench.progress("time every layer")
             feeds, threads = self.bench.maker.batches[0].feeds, self.bench.maker.setting.threads
-            slow = slower_layers(best_int8, best_float, self.layers[best_int8.target], feeds, threads)
+            try:
+                slow = slower_layers(best_int8, best_float, self.layers[best_int8.target], feeds, threads)
+            except EngineUnavailable:
+                break  # the runtime tells no times of layers
             new = [layer for layer in slow if layer not in best_int8.in_float]
             if not new:
                 break

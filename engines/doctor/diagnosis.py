@@ -16,7 +16,7 @@ from ...processor import is_arm, isa_here, processor
 from ..gpu import Gpu, find_gpus
 from ..onnx_runtime.words import PACKAGES as ONNX_RUNTIMES
 from ..registry import engine, names, packages_of
-from .extras import EXTRAS, ExtraState, extra_states, installed_version
+from .extras import ExtraState, extra_states, extras, installed_version
 from .precisions import GpuTypes, PrecisionState, TargetState, gpu_types, precision_states
 
 
@@ -69,7 +69,7 @@ def doctor(*, gpus: Sequence[str] = (), python: Sequence[str] = ()) -> Diagnosis
     asked = [gpu_types(text) for text in gpus]
     targets, here = [TargetState.of(engine(name)) for name in names()], find_gpus()
     shown = asked or [gpu_types(name) for name in dict.fromkeys(gpu.architecture for gpu in here)]
-    of_extras = (name for packages in EXTRAS.values() for name in packages)
+    of_extras = (name for packages in extras().values() for name in packages)
     packages = ["onnx", "numpy", "safetensors", *of_extras, *packages_of(names())]
     return Diagnosis(
         python=platform.python_version(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import requires
@@ -12,28 +13,31 @@ from ..onnx_runtime.words import PACKAGES as ONNX_RUNTIMES
 from ..registry import engine
 
 
-def _of_engines(targets: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Extra to packages, of the engines that have an extra beyond the first two."""
-    known = [engine(name) for name in targets]
-    return {one.extra: tuple(one.packages) for one in known if one.extra not in ("", "cpu")}
+@functools.cache
+def extras() -> Mapping[str, tuple[str, ...]]:
+    """Return extra of setup.cfg to its packages, by the names of their distributions."""
+
+    def of_engines(targets: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        runtimes = [engine(name) for name in targets]
+        return {one.extra: tuple(one.packages) for one in runtimes if one.extra}
+
+    return {
+        "torch": ("torch", "onnxscript"),
+        **of_engines(CPU_TARGETS),
+        "cpu": ("onnxruntime", "onnxsim", "polygraphy", "nvidia-ml-py", "numba"),
+        "cluster": ("distributed",),
+        **of_engines(TENSORRT_TARGETS[::-1]),
+        "cuda": ("cuda-bindings",),
+        "models": ("torch", "onnxscript", "pillow", "timm", "torchvision", "transformers"),
+        "data": ("datasets", "pillow", "scipy", "soundfile", "transformers"),
+        "metrics": ("jiwer", "pycocotools", "scikit-learn", "seqeval"),
+        "qat": ("torch", "onnxscript", "torchao"),
+        "report": ("jinja2",),
+        "triton": ("tritonclient",),
+        "tensorflow": ("tensorflow", "tf2onnx"),
+    }
 
 
-EXTRAS: Mapping[str, tuple[str, ...]] = {
-    "torch": ("torch", "onnxscript"),
-    "cpu": ("onnxruntime", "onnxsim", "polygraphy", "nvidia-ml-py", "numba"),
-    **_of_engines(CPU_TARGETS),
-    "cluster": ("distributed",),
-    **_of_engines(TENSORRT_TARGETS[::-1]),
-    "cuda": ("cuda-bindings",),
-    "models": ("torch", "onnxscript", "pillow", "timm", "torchvision", "transformers"),
-    "data": ("datasets", "pillow", "scipy", "soundfile", "transformers"),
-    "metrics": ("jiwer", "pycocotools", "scikit-learn", "seqeval"),
-    "qat": ("torch", "onnxscript", "torchao"),
-    "report": ("jinja2",),
-    "triton": ("tritonclient",),
-    "tensorflow": ("tensorflow", "tf2onnx"),
-}
-"""Extra of setup.cfg to its packages, by the names of their distributions."""
 _INSTEAD = {
     "tensorflow": ("tensorflow-cpu", "tensorflow-intel", "tensorflow-macos"),
     "onnxruntime": tuple(ONNX_RUNTIMES)[1:],
@@ -67,7 +71,7 @@ class ExtraState:
 def extra_states(version_of: Versions = installed_version, asks: Requirements = requires) -> list[ExtraState]:
     """Return the state of every extra."""
     states = []
-    for extra, names in EXTRAS.items():
+    for extra, names in extras().items():
         present = {name: next(filter(version_of, (name, *_INSTEAD.get(name, ()))), "") for name in names}
         missing = tuple(name for name, distribution in present.items() if not distribution)
         install = f"pip install 'qcompile[{extra}]'"
