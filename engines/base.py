@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 Place = Literal["cpu", "cuda"]
 
-Shapes = Mapping[str, tuple[int, ...]]
-
 
 @dataclass(frozen=True)
 class BuildRequest:
@@ -116,7 +114,6 @@ class BuildOutcome:
         reached: Weighted layers of the built artifact in that precision.
         proof: What was found inside, for the manifest.
         device: What it was built for.
-        packages: Whose versions matter.
         versions: Package to version, where the runtime tells its own better than its package does.
         layers: The planned layers by name; None where the runtime names none.
         failure: Why its outputs are not what they should be; empty where they are, or it was not run.
@@ -132,7 +129,6 @@ class BuildOutcome:
     reached: int
     proof: Mapping[str, object]
     device: Mapping[str, object]
-    packages: Sequence[str]
     checks: Sequence[Check] = ()
     warnings: Sequence[str] = ()
     calibration_cache: bytes = b""

@@ -117,7 +117,7 @@ class Fitting:
             "Col2Im": folds_to_transposes, "DFT": dft_to_products, "Einsum": einsums_in_lower_case,
             "EyeLike": eyes_to_ranges, "ScatterND": scatter_adds_to_products,
         }  # fmt: skip
-        held = _operators(graph) & {*self.capabilities.lacks}
+        held = _operators(graph) & {*self.capabilities.lacks} & rewrites.keys()
         if not held:
             return graph
         model = load_onnx(graph)

@@ -107,6 +107,8 @@ class OnnxRuntime(Engine):
         return faults_of(KNOWN_FAULTS, self.name, onnxruntime.__version__)
 
     def build(self, request: BuildRequest) -> BuildOutcome:
+        import onnxruntime
+
         path = Path(request.model)
         before = load_onnx(path)
         isa = resolve_isa(request.spec.isa, self.name)
@@ -153,7 +155,7 @@ class OnnxRuntime(Engine):
             reached=reached if counts.get(request.precision) else 0,
             proof={"layers_by_precision": counts, "operators": count_operators(after)},
             device=device_for(isa),
-            packages=("onnxruntime", "onnx"),
+            versions={"onnxruntime": onnxruntime.__version__},  # whichever distribution holds it
             failure=values.failure,
             hint=values.hint,
             checks=[Check("runs after loading again", True, request.sampled), *values.checks],

@@ -109,7 +109,6 @@ class OpenVino(Engine):
             reached=len(reached),
             proof={"layers_by_precision": _counted(nodes, computed)},
             device=device_for(isa),
-            packages=("openvino", "onnx"),
             failure=values.failure,
             hint=values.hint,
             checks=[Check("runs after loading again", True, request.sampled), *values.checks],

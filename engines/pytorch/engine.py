@@ -149,7 +149,6 @@ class TorchScript(PyTorch):
             reached=1,
             proof={"dtypes": sorted({str(t.dtype) for t in loaded.module.parameters()})},
             device=processor(),
-            packages=("torch",),
             checks=[check],
         )
 
