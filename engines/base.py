@@ -24,8 +24,7 @@ from ..spec.artifacts import BuildSpec
 from ..spec.engines import rows
 from ..spec.words import FloatPrecision, Precision
 from ..tensors import Feeds, ModelIO
-from .faults import KnownFault
-from .words import Proposal, TritonBackend, Verdict
+from .words import KnownFault, Proposal, TritonBackend, Verdict
 
 if TYPE_CHECKING:
     import onnx

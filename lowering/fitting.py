@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     import onnx
 
     from ..calibration import Ranges
-    from ..engines.capabilities import Capabilities
-    from ..engines.faults import KnownFault
+    from ..engines.registry import Capabilities
+    from ..engines.words import KnownFault
     from ..spec.artifacts import ArtifactOptions, BuildSpec
 
 _OPSETS_OF_TYPES = {"bf16": 22, "int4": 21}

@@ -38,7 +38,7 @@ from .fitting import Constraints, Fitted, Fitting, half_left_to_engine
 
 if TYPE_CHECKING:
     from ..calibration import Ranges
-    from ..engines.capabilities import Capabilities
+    from ..engines.registry import Capabilities
     from ..spec.artifacts import ArtifactOptions, BuildSpec
     from ..tensors import Feeds
 

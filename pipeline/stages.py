@@ -28,7 +28,7 @@ from .recipe import ArtifactSection, Recipe, default_shapes, has_shapes, measure
 from .trust import interpreters
 
 if TYPE_CHECKING:
-    from ..engines.capabilities import Capabilities
+    from ..engines.registry import Capabilities
 
 ONNX_TOOLS = ("onnx", "onnxruntime", "numpy")
 _OF_THE_SOURCE = ("source", "depends", "trust", "weights", "download", "preprocessing", "simplify")

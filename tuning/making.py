@@ -22,8 +22,7 @@ from ..compiler.quantize.sensitivity import LayerSensitivity, rank_layers
 from ..data.batches import Data
 from ..data.readers import Batch
 from ..engines.base import Runner
-from ..engines.capabilities import capabilities
-from ..engines.registry import engine
+from ..engines.registry import capabilities, engine
 from ..errors import DataError
 from ..lowering import lower
 from ..model.graph_rules import graph_target

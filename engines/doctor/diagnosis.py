@@ -1,23 +1,116 @@
-"""All that `doctor` finds, in one value."""
+"""All that `doctor` finds, in one value; the extras: complete, incomplete, or of packages that do not fit."""
 
 from __future__ import annotations
 
+import functools
 import platform
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import distributions
+from importlib.metadata import distributions, requires
 
+from ...artifact import tool_versions
 from ...errors import QCompileError
 from ...machine_memory import machine_bytes
 from ...model.session import usable_cores
 from ...model.tensorflow import ANOTHER, INSTALL, tensorflow_python, tensorflow_versions
 from ...processor import is_arm, isa_here, processor
+from ...spec.words import CPU_TARGETS, TENSORRT_TARGETS
 from ..gpu import Gpu, find_gpus
 from ..onnx_runtime.words import PACKAGES as ONNX_RUNTIMES
 from ..registry import engine, names, packages_of
-from .extras import ExtraState, extra_states, extras, installed_version
 from .precisions import GpuTypes, PrecisionState, TargetState, gpu_types, precision_states
+
+
+@functools.cache
+def extras() -> Mapping[str, tuple[str, ...]]:
+    """Return extra of setup.cfg to its packages, by the names of their distributions."""
+
+    def of_engines(targets: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        runtimes = [engine(name) for name in targets]
+        return {one.extra: tuple(one.packages) for one in runtimes if one.extra}
+
+    return {
+        "torch": ("torch", "onnxscript"),
+        **of_engines(CPU_TARGETS),
+        "cpu": ("onnxruntime", "onnxsim", "polygraphy", "nvidia-ml-py", "numba"),
+        "cluster": ("distributed",),
+        **of_engines(TENSORRT_TARGETS[::-1]),
+        "cuda": ("cuda-bindings",),
+        "models": ("torch", "onnxscript", "pillow", "timm", "torchvision", "transformers"),
+        "data": ("datasets", "pillow", "scipy", "soundfile", "transformers"),
+        "metrics": ("jiwer", "pycocotools", "scikit-learn", "seqeval"),
+        "qat": ("torch", "onnxscript", "torchao"),
+        "report": ("jinja2",),
+        "triton": ("tritonclient",),
+        "tensorflow": ("tensorflow", "tf2onnx"),
+    }
+
+
+_INSTEAD = {
+    "tensorflow": ("tensorflow-cpu", "tensorflow-intel", "tensorflow-macos"),
+    "onnxruntime": tuple(ONNX_RUNTIMES)[1:],
+}
+"""Distributions that serve as well."""
+_ONE_BUILD = "install torch and torchvision of one build together: https://pytorch.org/get-started"
+_PAIRS = ("torchvision", "torchao", "tensorflow", "tensorflow-cpu", "tf2onnx", "transformers")
+"""Packages whose requirements decide whether they can be imported beside the others."""
+
+Versions = Callable[[str], str]  # of a distribution; empty where it is not installed
+Requirements = Callable[[str], Sequence[str] | None]  # of an installed distribution
+
+
+def installed_version(package: str) -> str:
+    """Return the version of an installed distribution; empty where it is not installed."""
+    return tool_versions(package).get(package, "")
+
+
+@dataclass(frozen=True)
+class ExtraState:
+    """An extra: "installed", "missing", "incomplete", or "broken" where its packages do not
+    fit together; what is missing or does not fit, and what to type."""
+
+    extra: str
+    state: str
+    missing: tuple[str, ...] = ()
+    problem: str = ""
+    fix: str = ""
+
+
+def extra_states(version_of: Versions = installed_version, asks: Requirements = requires) -> list[ExtraState]:
+    """Return the state of every extra."""
+    states = []
+    for extra, packages in extras().items():
+        present = {name: next(filter(version_of, (name, *_INSTEAD.get(name, ()))), "") for name in packages}
+        missing = tuple(name for name, distribution in present.items() if not distribution)
+        install = f"pip install 'qcompile[{extra}]'"
+        pairs = [distribution for distribution in present.values() if distribution in _PAIRS]
+        problem = next(filter(None, (clash(pair, version_of, asks) for pair in pairs)), "")
+        if problem:
+            apart = f"{install}, in an environment of its own if other packages need these versions"
+            fix = _ONE_BUILD if problem.startswith("torchvision") else apart
+            states.append(ExtraState(extra, "broken", missing, problem, fix))
+        elif missing:
+            state = "missing" if len(missing) == len(packages) else "incomplete"
+            states.append(ExtraState(extra, state, missing, fix=install))
+        else:
+            states.append(ExtraState(extra, "installed"))
+    return states
+
+
+def clash(name: str, version_of: Versions, asks: Requirements) -> str:
+    """Return which requirement of a distribution the installed versions do not meet; empty where they do."""
+    from packaging.requirements import Requirement
+
+    for text in (asks(name) or ()) if version_of(name) else ():
+        required = Requirement(text)
+        if required.marker is not None and not required.marker.evaluate({"extra": ""}):
+            continue
+        present = version_of(required.name)
+        if present and not required.specifier.contains(present, prereleases=True):
+            asked = f"{required.name}{required.specifier}"
+            return f"{name} {version_of(name)} is built for {asked}; {present} is installed"
+    return ""
 
 
 @dataclass(frozen=True)

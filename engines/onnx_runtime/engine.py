@@ -35,11 +35,10 @@ from ...processor import (
 from ...spec.words import ARM_ISAS, Precision
 from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Planned, Runner
-from ..faults import KnownFault, faults_of
 from ..gpu import why_not_gpu
 from ..taps import with_others
 from ..values import Execution, check_values
-from ..words import FOUR_BITS, Proposal, Verdict
+from ..words import FOUR_BITS, KnownFault, Proposal, Verdict, faults_of
 from .order import put_in_order
 from .runner import (
     KNOWN_FAULTS,

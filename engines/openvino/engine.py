@@ -20,9 +20,8 @@ from ...spec.artifacts import BuildSpec
 from ...spec.words import Precision
 from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, Engine, Planned, Runner
-from ..faults import KnownFault, faults_of
 from ..values import Execution, Values, check_values
-from ..words import Proposal, Verdict
+from ..words import KnownFault, Proposal, Verdict, faults_of
 from .kernels import UNREPORTED, Computed, computed_by
 from .runner import OpenVinoRunner, reason
 from .words import FOUR_BITS, PACKAGES, PROPOSALS, RULES, TRITON

@@ -20,8 +20,8 @@ from pathlib import Path
 from ...artifact import Manifest
 from ...errors import ArtifactError, InvalidOption
 from ...spec.tensorrt import TensorRTOptions
-from ..faults import version_numbers
 from ..gpu import Gpu, find_gpu
+from ..words import version_numbers
 from .adapter import Adapter
 
 _RTX_MAGIC = b"vtrt"

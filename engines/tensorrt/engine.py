@@ -13,9 +13,8 @@ from ...spec.artifacts import BuildSpec
 from ...spec.words import BLOCK_FORMATS, PRECISIONS, Precision
 from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Runner
-from ..faults import KnownFault, faults_of
 from ..gpu import find_gpu, why_no_gpu, why_not_gpu
-from ..words import Proposal, TritonBackend
+from ..words import KnownFault, Proposal, TritonBackend, faults_of
 from .adapter import load_adapter
 from .compatibility import check_block_format, check_memory, dequantized_products, require_gpus
 from .known_faults import KNOWN_FAULTS

@@ -7,7 +7,7 @@ calls "parser" is decided by its source, or by the network that TensorRT-RTX's r
 
 from __future__ import annotations
 
-from ..faults import KnownFault
+from ..words import KnownFault
 
 _HALVES = ("fp16", "bf16")
 
