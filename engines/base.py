@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..artifact import Check
+from ..artifact import Check, tool_versions
 from ..errors import EngineUnavailable, InvalidOption
 from ..model.graph import WeightsHeld
 from ..model.graph_rules import GraphRules
@@ -24,7 +25,7 @@ from ..spec.artifacts import BuildSpec
 from ..spec.engines import rows
 from ..spec.words import FloatPrecision, Precision
 from ..tensors import Feeds, ModelIO
-from .words import KnownFault, Proposal, TritonBackend, Verdict
+from .words import KnownFault, Proposal, TritonBackend, Verdict, faults_of
 
 if TYPE_CHECKING:
     import onnx
@@ -204,11 +205,7 @@ class Runner(ABC):
         """
 
     def time(self, feeds: Feeds, iterations: int) -> NDArray[np.int64]:
-        """Run `iterations` times and return the duration of each in nanoseconds, int64 [iterations].
-
-        Raises:
-            DataError, ModelError: As `infer`.
-        """
+        """Run `iterations` times and return the duration of each in nanoseconds, int64 [iterations]."""
         run = self.prepare(feeds)
         clock = time.perf_counter_ns
         durations = np.empty(iterations, np.int64)
@@ -275,6 +272,8 @@ class Engine(ABC):
     """Operators of ONNX that it refuses, and that the graph is rewritten without where that is possible."""
     precisions: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "int8", "int4")
     """What it can be asked for."""
+    faults: tuple[KnownFault, ...] = ()
+    """What its versions are known to compute wrongly."""
     tuned_floats: tuple[FloatPrecision, ...] = ("fp32",)
     """What `tune` computes float parts in, float32 first."""
     triton: TritonBackend | None = None
@@ -288,25 +287,26 @@ class Engine(ABC):
             if not hasattr(cls, attribute):
                 raise TypeError(f"engine {cls.__module__}.{cls.__qualname__}: lacks {attribute!r}")
 
-    @property
-    def title(self) -> str:
-        """Its name in tables and messages."""
-        return rows()[self.name].title
-
     def verdict(self, precision: Precision) -> Verdict | None:
         """Return how a precision runs on this processor; None where instruction sets decide."""
         return None
 
     def proposals(self) -> tuple[Proposal, ...]:
         """Return the artifacts that a recipe may have of it."""
+        title = rows()[self.name].title
         return (
-            Proposal(f"{self.name}-fp32", "fp32", f"what {self.title} gains in float", "float alone"),
-            Proposal(f"{self.name}-int8", "int8", f"8-bit weights and activations on {self.title}", "static"),
+            Proposal(f"{self.name}-fp32", "fp32", f"what {title} gains in float", "float alone"),
+            Proposal(f"{self.name}-int8", "int8", f"8-bit weights and activations on {title}", "static"),
         )
 
-    @abstractmethod
     def why_not_build(self) -> str:
-        """Return why it cannot build here; empty when it can."""
+        """Return why it cannot build here, such as a missing module; empty when it can."""
+        for module in dict.fromkeys(self.packages.values()):
+            try:
+                import_module(module)
+            except ImportError as error:
+                return f"{module} cannot be imported ({error})"
+        return ""
 
     def why_not_run(self) -> str:
         """Return why it cannot run here; empty when it can."""
@@ -316,13 +316,14 @@ class Engine(ABC):
         """Return why it cannot run on that GPU here; empty when it can."""
         return f"{self.name} runs on no GPU"
 
-    @abstractmethod
     def fix(self) -> str:
         """Return what the user can do about either; empty when nothing is needed."""
+        package = f"'qcompile[{self.extra}]'" if self.extra else next(iter(self.packages))
+        return f"pip install {package}" if self.why_not_run() else ""
 
-    @abstractmethod
     def graph_precision(self, precision: Precision) -> Precision:
-        """Return the precision the ONNX graph itself must have for the intent."""
+        """Return the precision that the ONNX graph must have for the intent; by default the graph decides."""
+        return precision
 
     def check(self, spec: BuildSpec) -> None:  # noqa: B027 (most take all that the spec lets pass)
         """Refuse what the version or the processor here does not have, before any work.
@@ -344,8 +345,9 @@ class Engine(ABC):
         return None
 
     def known_faults(self) -> Sequence[KnownFault]:
-        """Return what it is known to compute wrongly here."""
-        return ()
+        """Return what it is known to compute wrongly here: all of `faults` where no version is installed."""
+        _, *versions = tool_versions(*self.packages).values()  # the first is qcompile's
+        return faults_of(self.faults, self.name, versions[0]) if versions else self.faults
 
     def graph_precision_if_weak(self, precision: Precision) -> Precision | None:
         """Return `graph_precision` for weak types; None where it does not have them beside strong ones."""
@@ -401,8 +403,7 @@ class Engine(ABC):
         """Return a context manager of a function from feeds to tapped tensors and outputs.
 
         Args:
-            weightless: The artifact.
-            model: Its graph with more outputs.
+            weightless: The artifact; `model` is its graph with more outputs.
             outputs: Tensor that is tapped to the output that holds it.
             threads: As of `open`.
             folder: Where files of this run may lie.

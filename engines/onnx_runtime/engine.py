@@ -38,7 +38,7 @@ from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Planned
 from ..gpu import why_not_gpu
 from ..taps import with_others
 from ..values import Execution, check_values
-from ..words import FOUR_BITS, KnownFault, Proposal, Verdict, faults_of
+from ..words import FOUR_BITS, Proposal, Verdict
 from .order import put_in_order
 from .runner import (
     KNOWN_FAULTS,
@@ -69,21 +69,12 @@ class OnnxRuntime(Engine):
     packages = PACKAGES
     extra = "cpu"
     rules = RULES
+    faults = KNOWN_FAULTS
     triton = TRITON
     places: tuple[Place, ...] = ("cpu", "cuda")
 
-    def why_not_build(self) -> str:
-        try:
-            import onnxruntime  # noqa: F401
-        except ImportError as error:
-            return f"onnxruntime cannot be imported ({error})"
-        return ""
-
     def why_not_run_on_gpu(self, device: int = 0) -> str:
         return self.why_not_run() or why_no_cuda_provider() or why_not_gpu(device)
-
-    def fix(self) -> str:
-        return "pip install 'qcompile[cpu]'" if self.why_not_build() else ""
 
     def verdict(self, precision: Precision) -> Verdict | None:
         if precision == "fp16" and is_arm() and not why_emulated("fp16"):
@@ -96,14 +87,6 @@ class OnnxRuntime(Engine):
 
     def proposals(self) -> tuple[Proposal, ...]:
         return PROPOSALS
-
-    def graph_precision(self, precision: Precision) -> Precision:
-        return precision  # the graph decides; the runtime has no flags for it
-
-    def known_faults(self) -> Sequence[KnownFault]:
-        import onnxruntime
-
-        return faults_of(KNOWN_FAULTS, self.name, onnxruntime.__version__)
 
     def build(self, request: BuildRequest) -> BuildOutcome:
         import onnxruntime

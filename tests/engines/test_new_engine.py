@@ -52,15 +52,6 @@ class Toy(Engine):
     precisions = ("fp32", "int8")
     rules = GraphRules(weighted=frozenset(["MatMul"]), zero_points="none")
 
-    def why_not_build(self):
-        return ""
-
-    def fix(self):
-        return ""
-
-    def graph_precision(self, precision):
-        return precision
-
     def build(self, request):
         model = load_onnx(Path(request.model))
         save_onnx(model, request.output)
@@ -197,7 +188,7 @@ def test_an_engine_of_another_package_goes_the_whole_road(
         ({**ROW, "colour": "red"}, ENGINE, "unexpected keyword argument 'colour'"),
         (ROW, ENGINE.replace("packages =", "wheels ="), "lacks 'packages'"),
         (ROW, ENGINE.replace("rules =", "laws ="), "lacks 'rules'"),
-        (ROW, ENGINE.replace("def fix", "def mend"), "lacks fix"),
+        (ROW, ENGINE.replace("def build", "def make"), "lacks build"),
         (ROW, ENGINE.replace('name = "toy"', 'name = "toi"'), "has name 'toi'"),
         (ROW, ENGINE.replace("(Engine)", ""), "is no subclass of qcompile.engines.base.Engine"),
         ({**ROW, "home": "toy_runtime.elsewhere:Toy"}, ENGINE, "No module named 'toy_runtime.elsewhere'"),
