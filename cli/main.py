@@ -275,7 +275,7 @@ def missing_package(error: BaseException) -> QCompileError | None:
     """Return what to install for a failed import; None where it is of no extra of qcompile."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return None
-    from ..engines.doctor.diagnosis import extras
+    from ..engines.doctor import extras
 
     module = error.name.partition(".")[0]
     distribution = _DISTRIBUTIONS.get(module, module.replace("_", "-"))

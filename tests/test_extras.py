@@ -101,7 +101,7 @@ def test_the_tested_versions_are_within_the_ranges() -> None:
 
 
 def test_doctor_knows_every_extra_and_its_packages() -> None:
-    from qcompile.engines.doctor.diagnosis import extras as known
+    from qcompile.engines.doctor import extras as known
 
     others = {"benchmarks", "coverage", "dev", "distributed", "docs", "gpu", "tensorrt8"}
     assert set(EXTRAS) - others == set(known())
