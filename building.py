@@ -227,7 +227,7 @@ def _spec_of(manifest: Manifest, *, only: Collection[str] = ()) -> BuildSpec:
 def _lowered(model: str | Path, spec: BuildSpec, progress: Progress) -> Iterator[LoweredGraph]:
     """A graph that the engine can build from, which lives as long as this."""
     from .engines.build import require_builder
-    from .engines.capabilities import capabilities
+    from .engines.registry import capabilities
 
     engine = require_builder(spec.target)
     with temporary_folder("build") as folder:

@@ -19,7 +19,7 @@ _MULTIPLY_IN = {
     "fp16": {"x86": ("avx512_fp16", "amx_fp16"), "arm": ("asimdhp",)},
 }
 """Instruction sets that multiply in a precision. Without one a runtime widens to float32 and rounds back,
-and may report the precision that it emulates (OpenVINO 2026.4: 3.5 times slower than float32)."""
+and may report the precision that it emulates, 3.5 times slower than float32."""
 
 
 def processor() -> dict[str, object]:

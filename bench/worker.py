@@ -304,9 +304,9 @@ def die_with_caller() -> None:
 def _packages() -> dict[str, str]:
     """Versions of the packages that this process has loaded, and could be what it measures."""
     from ..artifact import tool_versions
-    from .measuring.environment import MEASURED_PACKAGES
+    from .measuring.environment import measured_packages
 
-    return tool_versions(*(name for name, module in MEASURED_PACKAGES.items() if module in sys.modules))
+    return tool_versions(*(name for name, module in measured_packages().items() if module in sys.modules))
 
 
 if __name__ == "__main__":

@@ -287,11 +287,11 @@ def missing_package(error: BaseException) -> QCompileError | None:
     """Return what to install for a failed import; None where it is of no extra of qcompile."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return None
-    from ..engines.doctor.extras import EXTRAS
+    from ..engines.doctor import extras
 
     module = error.name.partition(".")[0]
     distribution = _DISTRIBUTIONS.get(module, module.replace("_", "-"))
-    extra = next((extra for extra, names in EXTRAS.items() if distribution in names), "")
+    extra = next((extra for extra, names in extras().items() if distribution in names), "")
     if not extra:
         return None
     return EngineUnavailable(

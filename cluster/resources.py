@@ -3,7 +3,7 @@
 | resource                             | stands for                                            | quantity   |
 |--------------------------------------|-------------------------------------------------------|------------|
 | `slots`                              | stages at a time                                      | of them    |
-| `onnxruntime`, `openvino`, ...       | an engine that works here, by `engines/registry.py`   | 1000       |
+| `onnxruntime`, `tensorrt-rtx`, ...   | an engine that works here, by `engines/registry.py`   | 1000       |
 | `tensorrt-10`                        | the same, of one major version                        | 1000       |
 | `export`                             | PyTorch models become ONNX here: torch and onnxscript | 1000       |
 | `cpu-vnni`, `cpu-bf16`, `cpu-amx` ...| instruction sets                                      | 1000       |
@@ -49,8 +49,6 @@ PLENTY = 1000.0
 """What is announced of a capability that many steps may use at a time."""
 MUST_MATCH = ("qcompile", "onnx", "onnxruntime", "onnxsim", "numpy", "torch", "onnxscript")
 """Packages whose versions a worker and its client have in common: they decide what the files hold."""
-_ONNX_RUNTIMES = ("onnxruntime-directml", "onnxruntime-openvino", "onnxruntime-gpu", "onnxruntime")
-"""Packages that hold `onnxruntime`; the last one that is installed counts."""
 _SETS = {
     "cpu-avx2": ("avx2",),
     "cpu-avx512": ("avx512f",),
@@ -82,7 +80,9 @@ class Facts:
 def versions_here() -> dict[str, str]:
     """Return the versions of the packages that matter, of those installed; nothing is imported."""
     versions = tool_versions(*MUST_MATCH, "tensorrt")
-    _, *runtimes = tool_versions(*_ONNX_RUNTIMES).values()  # the first is qcompile's
+    from ..engines.onnx_runtime.words import PACKAGES
+
+    _, *runtimes = tool_versions(*reversed(PACKAGES)).values()  # the first is qcompile's; the last one counts
     return {**versions, "onnxruntime": runtimes[-1]} if runtimes else versions
 
 
@@ -107,7 +107,7 @@ def resources_here() -> dict[str, float]:
 
     no_torch = "" if "torch" in tool_versions("torch") else "torch is not installed"
     why_not = {
-        name: no_torch if name in ("pytorch", "torchscript") else engine(name).why_not_build()
+        name: no_torch if engine(name).takes == "pytorch" else engine(name).why_not_build()
         for name in names()
     }
     versions = versions_here()

@@ -33,6 +33,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING
 
 from ..artifact import Artifact, Check, Manifest, commit, load_artifact, tool_versions
+from ..engines.tensorrt.words import TRITON as TENSORRT
 from ..errors import ArtifactError, InvalidOption, ModelError, first_line
 from ..files import digest_files, manifest_path, require_file, writing
 from ..model.onnx_file import check_onnx, load_onnx, model_io
@@ -40,7 +41,7 @@ from ..progress import Progress, silent
 from ..spec.decode import called
 from ..spec.looking import EpContextSpec
 from ..tensors import ModelIO, TensorInfo
-from .triton_model import TENSORRT, non_linear, require_weights
+from .triton_model import non_linear, require_weights
 
 if TYPE_CHECKING:
     import onnx

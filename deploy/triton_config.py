@@ -19,10 +19,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..engines.tensorrt.words import TRITON as TENSORRT
+from ..engines.words import TRITON_TYPES as TYPES
 from ..errors import ArtifactError, EngineUnavailable, InvalidOption, first_line
 from ..spec.looking import TritonOptions
 from ..tensors import TensorInfo, format_shape
-from .triton_model import TENSORRT, TYPES, TritonModel
+from .triton_model import TritonModel
 
 NO_AUTO_COMPLETE = "--disable-auto-complete-config"
 

@@ -15,62 +15,16 @@ import msgspec
 
 from ..artifact import Check, Manifest, load_artifact, read_manifest
 from ..artifact.int8_isa import PACKAGE_ELSEWHERE, require_exact
+from ..engines.registry import engine
+from ..engines.words import TritonBackend
 from ..errors import ArtifactError, EngineUnavailable, InvalidOption, ModelError
 from ..files import manifest_path, require_file
 from ..model.onnx_file import external_files, load_onnx, model_io
 from ..model.pytorch import import_torch, load_torch
 from ..model.session import make_session, session_options
 from ..model.source import parse_source
+from ..spec.words import CPU_TARGETS
 from ..tensors import ModelIO, TensorInfo
-
-TYPES = {
-    name: f"TYPE_{name.upper().replace('BFLOAT', 'BF').replace('FLOAT', 'FP')}"
-    for name in (
-        "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 float32 float64 bfloat16 string"
-    ).split()
-}
-"""numpy's name of a type to Triton's."""
-
-
-@dataclass(frozen=True)
-class Backend:
-    """One of Triton's backends.
-
-    Attributes:
-        platform: As `platform` spells it; empty where the backend has none.
-        file: Name of the model in a version's folder.
-        kinds: Where instances can run; the first is where its artifacts were checked.
-        default_file: The name it looks for by itself, where that is another.
-        batches: Whether its dynamic batch is any batch up to the largest.
-    """
-
-    name: str
-    platform: str
-    file: str
-    dtypes: frozenset[str]
-    kinds: tuple[str, ...]
-    default_file: str = ""
-    batches: bool = True
-
-
-TENSORRT = Backend(
-    "tensorrt", "tensorrt_plan", "model.plan",
-    frozenset("float32 float16 bfloat16 int8 uint8 int32 int64 bool".split()),
-    ("gpu",),  # model_state.cc: "TensorRT backend does not support KIND_CPU at all"
-)  # fmt: skip
-ONNX_RUNTIME = Backend("onnxruntime", "onnxruntime_onnx", "model.onnx", frozenset(TYPES), ("cpu", "gpu"))
-OPENVINO = Backend(
-    "openvino", "", "model.onnx",
-    frozenset(TYPES) - {"bfloat16", "float64", "string"},  # openvino_utils.cc
-    ("cpu",),  # openvino.cc: "supports only Kind CPU and AUTO"
-    default_file="model.xml",
-    # openvino.cc: with max_batch_size a request of any other batch is refused, or padded up to it.
-    batches=False,
-)  # fmt: skip
-PYTORCH = Backend(
-    "pytorch", "pytorch_libtorch", "model.pt",
-    frozenset("bool uint8 int8 int16 int32 int64 float32 float64".split()), ("cpu", "gpu"),
-)  # fmt: skip
 
 _INT64_BEFORE = 10
 """TensorRT 8's parser casts int64 inputs to int32 (onnx-tensorrt, docs/operators.md)."""
@@ -101,7 +55,7 @@ class TritonModel:
     """
 
     path: Path
-    backend: Backend
+    backend: TritonBackend
     io: ModelIO
     kind: str
     files: Mapping[str, Path]
@@ -146,7 +100,8 @@ def read_triton_model(path: Path, *, verify: bool = True) -> TritonModel:
 
 def _read_engine(path: Path, manifest: Manifest | None) -> TritonModel:
     assert manifest is not None  # an engine without one is of no kind
-    if manifest.target != "tensorrt":
+    backend = engine(manifest.target).triton
+    if backend is None:
         raise ArtifactError(
             f"{path}: built for {manifest.target}; Triton's tensorrt backend loads plans of TensorRT itself",
             hint="build with `target` tensorrt on the GPU that will serve, or package the ONNX file",
@@ -162,7 +117,7 @@ def _read_engine(path: Path, manifest: Manifest | None) -> TritonModel:
     }
     engine_notes, options = _engine_needs(manifest)
     return TritonModel(
-        path, TENSORRT, io, "gpu", {TENSORRT.file: path}, profiles=profiles,
+        path, backend, io, "gpu", {backend.file: path}, profiles=profiles,
         shape_tensors=frozenset(of_values), non_linear=non_linear(manifest),
         notes=(*notes, *engine_notes), server_options=options,
     )  # fmt: skip
@@ -182,18 +137,24 @@ def _read_onnx(path: Path, manifest: Manifest | None) -> TritonModel:
             hint="package an engine built with `target` tensorrt, or the ONNX file it was built from",
             file=path,
         )
-    backend = OPENVINO if manifest and manifest.target == "openvino" else ONNX_RUNTIME
+    onnx_runtime = engine("onnxruntime").triton
+    is_bound = manifest and manifest.target in CPU_TARGETS
+    backend = engine(manifest.target).triton if manifest and is_bound else onnx_runtime
+    if backend is None:
+        raise ArtifactError(
+            f"{path}: Triton has no backend for {manifest.target if manifest else ''}", file=path
+        )
     notes = [] if manifest else [f"{path.name} has no manifest: nothing says how it was verified"]
     if manifest and manifest.target.startswith("tensorrt"):
         notes.append(f"its Q/DQ is placed for {manifest.target}, and ONNX Runtime will run it")
-    if backend is OPENVINO:
-        notes.append("OpenVINO computes float parts in bf16 where the CPU can; its backend has no other hint")
-    io, checks, onnx_notes = onnx_io(path, with_onnxruntime=backend is ONNX_RUNTIME)
+    if backend.note:
+        notes.append(backend.note)
+    io, checks, onnx_notes = onnx_io(path, with_onnxruntime=backend.infers_extents)
     side = onnx_side_files(path)
     # Triton, "Model Repository": an ONNX model of several files lies in a folder, its main file model.onnx.
-    folder = f"{backend.file}/" if side and backend is ONNX_RUNTIME else ""
+    folder = f"{backend.file}/" if side and backend.infers_extents else ""
     files = {f"{folder}{backend.file}": path, **{f"{folder}{name}": file for name, file in side.items()}}
-    kind = "cpu" if manifest and manifest.target in ("onnxruntime", "openvino") else ""
+    kind = "cpu" if is_bound else ""
     return TritonModel(path, backend, io, kind, files, checks=checks, notes=(*notes, *onnx_notes))
 
 
@@ -207,7 +168,9 @@ def _read_torchscript(path: Path, manifest: Manifest | None) -> TritonModel:
     said = ", ".join(f"{name} is {tensor.name}" for tensor, name in tensors)
     note = f"TorchScript keeps no names that Triton could read: {said}"
     io = ModelIO(tuple(renamed[:count]), tuple(renamed[count:]))
-    return TritonModel(path, PYTORCH, io, "cpu", {PYTORCH.file: path}, notes=(note,))
+    backend = engine(manifest.target).triton
+    assert backend is not None, manifest.target
+    return TritonModel(path, backend, io, "cpu", {backend.file: path}, notes=(note,))
 
 
 _READERS = {"engine": _read_engine, "onnx": _read_onnx, "torchscript": _read_torchscript}

@@ -7,25 +7,30 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..artifact import Check
+from ..artifact import Check, tool_versions
 from ..errors import EngineUnavailable, InvalidOption
 from ..model.graph import WeightsHeld
+from ..model.graph_rules import GraphRules
+from ..model.weightless import WeightlessModel
 from ..progress import Progress, silent
 from ..spec.artifacts import BuildSpec
-from ..spec.words import Precision
+from ..spec.engines import rows
+from ..spec.words import FloatPrecision, Precision
 from ..tensors import Feeds, ModelIO
-from .faults import KnownFault
+from .words import KnownFault, Proposal, TritonBackend, Verdict, faults_of
+
+if TYPE_CHECKING:
+    import onnx
 
 Place = Literal["cpu", "cuda"]
-
-Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -109,7 +114,6 @@ class BuildOutcome:
         reached: Weighted layers of the built artifact in that precision.
         proof: What was found inside, for the manifest.
         device: What it was built for.
-        packages: Whose versions matter.
         versions: Package to version, where the runtime tells its own better than its package does.
         layers: The planned layers by name; None where the runtime names none.
         failure: Why its outputs are not what they should be; empty where they are, or it was not run.
@@ -125,7 +129,6 @@ class BuildOutcome:
     reached: int
     proof: Mapping[str, object]
     device: Mapping[str, object]
-    packages: Sequence[str]
     checks: Sequence[Check] = ()
     warnings: Sequence[str] = ()
     calibration_cache: bytes = b""
@@ -202,11 +205,7 @@ class Runner(ABC):
         """
 
     def time(self, feeds: Feeds, iterations: int) -> NDArray[np.int64]:
-        """Run `iterations` times and return the duration of each in nanoseconds, int64 [iterations].
-
-        Raises:
-            DataError, ModelError: As `infer`.
-        """
+        """Run `iterations` times and return the duration of each in nanoseconds, int64 [iterations]."""
         run = self.prepare(feeds)
         clock = time.perf_counter_ns
         durations = np.empty(iterations, np.int64)
@@ -242,12 +241,23 @@ class Runner(ABC):
 
 
 class Engine(ABC):
-    """A runtime."""
+    """A runtime.
+
+    Its folder holds all that the package knows of it; its row is in `spec.engines`. A class that lacks one of
+    the first four attributes cannot be defined.
+    """
 
     name: str
     """How it is spelled: "onnxruntime", "tensorrt-rtx", ..."""
     suffix: str
     """Ending of the files it builds, such as ".engine"."""
+    packages: Mapping[str, str]
+    """Distribution to the module that it owns, for all whose versions decide what is built and how it runs:
+    they stand in the key of a build, and in the environment of a measurement."""
+    rules: GraphRules
+    """What the graph quantized for it looks like; of one that builds from ONNX."""
+    extra: str = ""
+    """Extra of this package that installs it; empty where none does."""
     takes: Literal["onnx", "pytorch"] = "onnx"
     """What it builds from."""
     places: tuple[Place, ...] = ("cpu",)
@@ -262,10 +272,41 @@ class Engine(ABC):
     """Operators of ONNX that it refuses, and that the graph is rewritten without where that is possible."""
     precisions: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "int8", "int4")
     """What it can be asked for."""
+    faults: tuple[KnownFault, ...] = ()
+    """What its versions are known to compute wrongly."""
+    tuned_floats: tuple[FloatPrecision, ...] = ("fp32",)
+    """What `tune` computes float parts in, float32 first."""
+    triton: TritonBackend | None = None
+    """What serves its artifacts; None where Triton has no backend for it."""
 
-    @abstractmethod
+    def __init_subclass__(cls) -> None:
+        """Refuse an engine that lacks what others read of it."""
+        super().__init_subclass__()
+        required = ("name", "suffix", "packages", *(("rules",) if cls.takes == "onnx" else ()))
+        for attribute in required:
+            if not hasattr(cls, attribute):
+                raise TypeError(f"engine {cls.__module__}.{cls.__qualname__}: lacks {attribute!r}")
+
+    def verdict(self, precision: Precision) -> Verdict | None:
+        """Return how a precision runs on this processor; None where instruction sets decide."""
+        return None
+
+    def proposals(self) -> tuple[Proposal, ...]:
+        """Return the artifacts that a recipe may have of it."""
+        title = rows()[self.name].title
+        return (
+            Proposal(f"{self.name}-fp32", "fp32", f"what {title} gains in float", "float alone"),
+            Proposal(f"{self.name}-int8", "int8", f"8-bit weights and activations on {title}", "static"),
+        )
+
     def why_not_build(self) -> str:
-        """Return why it cannot build here; empty when it can."""
+        """Return why it cannot build here, such as a missing module; empty when it can."""
+        for module in dict.fromkeys(self.packages.values()):
+            try:
+                import_module(module)
+            except ImportError as error:
+                return f"{module} cannot be imported ({error})"
+        return ""
 
     def why_not_run(self) -> str:
         """Return why it cannot run here; empty when it can."""
@@ -275,13 +316,14 @@ class Engine(ABC):
         """Return why it cannot run on that GPU here; empty when it can."""
         return f"{self.name} runs on no GPU"
 
-    @abstractmethod
     def fix(self) -> str:
         """Return what the user can do about either; empty when nothing is needed."""
+        package = f"'qcompile[{self.extra}]'" if self.extra else next(iter(self.packages))
+        return f"pip install {package}" if self.why_not_run() else ""
 
-    @abstractmethod
     def graph_precision(self, precision: Precision) -> Precision:
-        """Return the precision the ONNX graph itself must have for the intent."""
+        """Return the precision that the ONNX graph must have for the intent; by default the graph decides."""
+        return precision
 
     def check(self, spec: BuildSpec) -> None:  # noqa: B027 (most take all that the spec lets pass)
         """Refuse what the version or the processor here does not have, before any work.
@@ -303,8 +345,9 @@ class Engine(ABC):
         return None
 
     def known_faults(self) -> Sequence[KnownFault]:
-        """Return what it is known to compute wrongly here."""
-        return ()
+        """Return what it is known to compute wrongly here: all of `faults` where no version is installed."""
+        _, *versions = tool_versions(*self.packages).values()  # the first is qcompile's
+        return faults_of(self.faults, self.name, versions[0]) if versions else self.faults
 
     def graph_precision_if_weak(self, precision: Precision) -> Precision | None:
         """Return `graph_precision` for weak types; None where it does not have them beside strong ones."""
@@ -347,6 +390,27 @@ class Engine(ABC):
             InvalidOption: If this engine can only find out by building.
         """
         raise InvalidOption(f"`dry_run`: target {self.name} cannot tell before it builds", option="dry_run")
+
+    def open_tapped(
+        self,
+        weightless: WeightlessModel,
+        model: onnx.ModelProto,
+        outputs: Mapping[str, str],
+        *,
+        threads: int,
+        folder: Path,
+    ) -> AbstractContextManager[Callable[[Feeds], dict[str, Any]]]:
+        """Return a context manager of a function from feeds to tapped tensors and outputs.
+
+        Args:
+            weightless: The artifact; `model` is its graph with more outputs.
+            outputs: Tensor that is tapped to the output that holds it.
+            threads: As of `open`.
+            folder: Where files of this run may lie.
+        """
+        from .taps import run_from_file
+
+        return run_from_file(self, weightless, model, outputs, threads=threads, folder=folder)
 
     def kernel_times(
         self, artifact: str, feeds: Feeds, *, threads: int = 0, device: int | None = None

@@ -55,7 +55,7 @@ def build_engine(request: BuildRequest) -> Artifact:
         counts = multiply_adds(graph) if graph is not None else {}
         weighed = weigh(request.precision, outcome, counts, strict=spec.strict)
         failure = weighed.failure or outcome.failure
-        manifest = _manifest(request, outcome, weighed, counts)
+        manifest = _manifest(chosen, request, outcome, weighed, counts)
         if spec.calibration_cache is not None:
             write_text(spec.calibration_cache, outcome.calibration_cache.decode())
         if failure and not spec.allow_fallback:
@@ -94,9 +94,13 @@ def keep_rejected(path: Path, final: Path, manifest: Manifest | None) -> str:
 
 
 def _manifest(
-    request: BuildRequest, outcome: BuildOutcome, weighed: Weighed, counts: Mapping[str, int]
+    chosen: Engine,
+    request: BuildRequest,
+    outcome: BuildOutcome,
+    weighed: Weighed,
+    counts: Mapping[str, int],
 ) -> Manifest:
-    spec = request.spec
+    spec, of_onnx = request.spec, ("onnx",) if chosen.takes == "onnx" else ()
     return Manifest(
         kind=outcome.kind,
         stage="build",
@@ -104,7 +108,7 @@ def _manifest(
         precision=request.precision,
         io=outcome.io,
         sources={"model": _digest(request.source or request.model), "graph": _digest(request.model)},
-        tools={**tool_versions(*outcome.packages), **outcome.versions},
+        tools={**tool_versions(*chosen.packages, *of_onnx), **outcome.versions},
         device=outcome.device,
         options={**changed(spec, without=_OWN_FIELDS), **({"tf32": True} if request.tf32 else {})},
         proof={

@@ -13,6 +13,7 @@ from ..model.archives import trusting
 from ..model.source import parse_source
 from ..spec.decode import called
 from ..spec.looking import LoadSpec
+from ..spec.words import CPU_TARGETS
 from ..tensors import ModelIO
 from .base import DeviceRun, Runner
 from .gpu import parse_device
@@ -98,5 +99,5 @@ def engine_of(artifact: str, *, trust: bool = False) -> str:
     source = parse_source(artifact)
     if source.kind == "onnx":
         manifest = read_manifest(path)
-        return "openvino" if manifest and manifest.target == "openvino" else "onnxruntime"
+        return manifest.target if manifest and manifest.target in CPU_TARGETS else "onnxruntime"
     return "torchscript" if source.kind == "torchscript" else "pytorch"

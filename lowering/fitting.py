@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ..compiler.io_types import set_io_types
 from ..compiler.opset.cures import FAULTY_GRAPHS
@@ -40,13 +40,14 @@ from ..model.graph import ONNX_DOMAINS, every_graph
 from ..model.onnx_file import load_onnx, opset, save_onnx
 from ..model.weightless import read_weightless
 from ..progress import Progress, silent
+from ..spec.words import HALVES
 
 if TYPE_CHECKING:
     import onnx
 
     from ..calibration import Ranges
-    from ..engines.capabilities import Capabilities
-    from ..engines.faults import KnownFault
+    from ..engines.registry import Capabilities
+    from ..engines.words import KnownFault
     from ..spec.artifacts import ArtifactOptions, BuildSpec
 
 _OPSETS_OF_TYPES = {"bf16": 22, "int4": 21}
@@ -117,7 +118,7 @@ class Fitting:
             "Col2Im": folds_to_transposes, "DFT": dft_to_products, "Einsum": einsums_in_lower_case,
             "EyeLike": eyes_to_ranges, "ScatterND": scatter_adds_to_products,
         }  # fmt: skip
-        held = _operators(graph) & {*self.capabilities.lacks}
+        held = _operators(graph) & {*self.capabilities.lacks} & rewrites.keys()
         if not held:
             return graph
         model = load_onnx(graph)
@@ -228,7 +229,6 @@ class Fitting:
 
 def cure(model: onnx.ModelProto, names: Collection[str]) -> None:
     """Rewrite what shows these known faults, in place."""
-
     for name, faulty in FAULTY_GRAPHS.items():
         if name in names and faulty.cure is not None:
             faulty.cure(model)
@@ -236,7 +236,6 @@ def cure(model: onnx.ModelProto, names: Collection[str]) -> None:
 
 def _operators(graph: Path) -> set[str]:
     """All operators of ONNX in a file, those inside nodes included."""
-
     graphs = every_graph(read_weightless(graph).model.graph)
     return {node.op_type for inner in graphs for node in inner.node if node.domain in ONNX_DOMAINS}
 
@@ -244,91 +243,83 @@ def _operators(graph: Path) -> set[str]:
 _FLOATS = ("fp32", "tf32")
 _LOOKED_AT = 16  # samples in which FP16 looks for activations that overflow
 _BLIND = "no data was given: values beyond float16's 65504 were not looked for"
-_HALVES: Mapping[str, Literal["float16", "bfloat16"]] = {"fp16": "float16", "bf16": "bfloat16"}
 
 
 def half_left_to_engine(spec: ArtifactOptions, capabilities: Capabilities) -> str:
     """Return the half precision whose layers the engine chooses, "fp16" or "bf16"; empty for none."""
-    half = spec.precision if spec.precision in _HALVES else spec.floats
-    if half not in _HALVES or half not in capabilities.in_graph or not capabilities.keeps_layers:
+    half = spec.precision if spec.precision in HALVES else spec.floats
+    if half not in HALVES or half not in capabilities.in_graph or not capabilities.keeps_layers:
         return ""
     weak = spec.tensorrt.typing == "weak"
     chooses = bool(spec.calibrator) or capabilities.needed(half, weak=weak) == "fp32"
     return half if chooses else ""
 
 
-@dataclass(frozen=True)
-class Constraints:
-    """What decides the constraints of one build.
+def constraints_of(
+    model: Path,
+    spec: BuildSpec,
+    capabilities: Capabilities,
+    graph: Path,
+    output: Path,
+    *,
+    needed: str,
+    ranges: Path | Ranges | None,
+) -> tuple[dict[str, str], Path, list[str]]:
+    """Return node of the graph to the precision it must have, the graph, and what the user should know.
 
-    Attributes:
+    Args:
+        output: Where it is written with a name for each node, after which layers are named.
         needed: The precision of the graph; another than the spec's where the engine chooses.
         ranges: Observed values of activations.
     """
+    named = _named(model, spec, capabilities, needed)
+    half = half_left_to_engine(spec, capabilities)
+    if not half:
+        return named, graph, []
+    from ..compiler.quantize.half.precision import nodes_to_protect
 
-    model: Path
-    spec: BuildSpec
-    capabilities: Capabilities
-    needed: str
-    ranges: Path | Ranges | None
+    proto = load_onnx(graph)
+    observed = _observed(model, spec, ranges) if half == "fp16" else None  # bf16 reaches as far as float32
+    protected = nodes_to_protect(proto, HALVES[half], ranges=observed)
+    names = [node.name for node in proto.graph.node]
+    save_onnx(proto, output)
+    asked = {name: kind for layer, kind in named.items() for name in _nodes_of(layer, names)}
+    blind = half == "fp16" and observed is None
+    return dict.fromkeys(protected, "fp32") | asked, output, [_BLIND] * blind
 
-    def of(self, graph: Path, output: Path) -> tuple[dict[str, str], Path, list[str]]:
-        """Return node of the graph to precision, the graph, and what the user should know.
 
-        Args:
-            output: Where it is written with a name for each node, after which layers are named.
-        """
-        named = self._named()
-        half = half_left_to_engine(self.spec, self.capabilities)
-        if not half:
-            return named, graph, []
-        from ..compiler.quantize.half.precision import nodes_to_protect
+def _observed(model: Path, spec: BuildSpec, ranges: Path | Ranges | None) -> Ranges | None:
+    """The ranges that were given, or those of the first samples; None without either."""
+    from ..calibration import Ranges, load_ranges, observe
+    from ..calibration.tensorrt_cache import is_cache
 
-        model = load_onnx(graph)
-        ranges = self._observed() if half == "fp16" else None  # bf16 reaches as far as float32
-        protected = nodes_to_protect(model, _HALVES[half], ranges=ranges)
-        names = [node.name for node in model.graph.node]
-        save_onnx(model, output)
-        asked = {name: kind for one, kind in named.items() for name in _nodes_of(one, names)}
-        blind = half == "fp16" and ranges is None
-        return dict.fromkeys(protected, "fp32") | asked, output, [_BLIND] * blind
+    if isinstance(ranges, Ranges):
+        return ranges
+    if ranges is not None and not is_cache(ranges):
+        return load_ranges(ranges)
+    if spec.data is None:
+        return None
+    inputs = read_weightless(model).io.inputs  # the graph's may be of other types
+    return observe(model, Data(spec.data, inputs, batch_size=1, limit=_LOOKED_AT), infinite=True)
 
-    def _observed(self) -> Ranges | None:
-        """The ranges that were given, or those of the first samples; None without either."""
-        from ..calibration import Ranges, load_ranges, observe
-        from ..calibration.tensorrt_cache import is_cache
 
-        if isinstance(self.ranges, Ranges):
-            return self.ranges
-        if self.ranges is not None and not is_cache(self.ranges):
-            return load_ranges(self.ranges)
-        if self.spec.data is None:
-            return None
-        inputs = read_weightless(self.model).io.inputs  # the graph's may be of other types
-        samples = Data(self.spec.data, inputs, batch_size=1, limit=_LOOKED_AT)
-        return observe(self.model, samples, infinite=True)
+def _named(model: Path, spec: BuildSpec, capabilities: Capabilities, needed: str) -> dict[str, str]:
+    """Node of the model to precision, of what the user named."""
+    from ..compiler.quantize.request import match_nodes
 
-    def _named(self) -> dict[str, str]:
-        """Node of the model to precision, of what the user named."""
-        from ..compiler.quantize.request import match_nodes
-
-        spec = self.spec
-        if spec.precision in _FLOATS or self.needed == spec.precision:
-            return {}
-        if not (spec.layers or spec.exclude or spec.only):
-            return {}
-        if not self.capabilities.keeps_layers:
-            raise InvalidOption(
-                f"{spec.precision} for {spec.target}: it chooses the types of all layers by itself",
-                hint="leave `layers` and `exclude` out, or choose another precision or target",
-            )
-        graph = read_weightless(self.model).model.graph
-        above = dict.fromkeys(match_nodes(graph, spec.exclude, only=spec.only), "fp32")
-        return above | {
-            name: kind
-            for pattern, kind in spec.layer_precisions.items()
-            for name in match_nodes(graph, [pattern])
-        }
+    if spec.precision in _FLOATS or needed == spec.precision:
+        return {}
+    if not (spec.layers or spec.exclude or spec.only):
+        return {}
+    if not capabilities.keeps_layers:
+        raise InvalidOption(
+            f"{spec.precision} for {spec.target}: it chooses the types of all layers by itself",
+            hint="leave `layers` and `exclude` out, or choose another precision or target",
+        )
+    graph = read_weightless(model).model.graph
+    above = dict.fromkeys(match_nodes(graph, spec.exclude, only=spec.only), "fp32")
+    layers = spec.layer_precisions.items()
+    return above | {name: kind for pattern, kind in layers for name in match_nodes(graph, [pattern])}
 
 
 def _nodes_of(asked: str, names: Sequence[str]) -> list[str]:

@@ -4,8 +4,8 @@
 
 1. Where the graph has the types, they are written into it. An engine that tells which quantized layers it
    would compute in float is asked; the graph is quantized again without those, and without data until then.
-2. Where the engine chooses the types (TensorRT 8, OpenVINO's FP16, TensorRT's calibrators), the graph stays
-   in float, and what the spec says of single layers is left over as constraints for the builder.
+2. Where the engine chooses the types (TensorRT 8 and calibrators, or by a hint), the graph stays in float,
+   and what the spec says of single layers is left over as constraints for the builder.
 
 `build`, `run`, `tune`, `refit` and a dry run lower by this function alone. The user's file is left alone.
 """
@@ -34,11 +34,11 @@ from ..processor import resolve_isa
 from ..progress import Progress, silent
 from ..spec.artifacts import with_floats
 from ..spec.words import CALIBRATED, WAY_OUT, FloatPrecision, Precision
-from .fitting import Constraints, Fitted, Fitting, half_left_to_engine
+from .fitting import Fitted, Fitting, constraints_of, half_left_to_engine
 
 if TYPE_CHECKING:
     from ..calibration import Ranges
-    from ..engines.capabilities import Capabilities
+    from ..engines.registry import Capabilities
     from ..spec.artifacts import ArtifactOptions, BuildSpec
     from ..tensors import Feeds
 
@@ -142,7 +142,6 @@ def lower(
 
 def first_samples(model: str | Path, spec: BuildSpec, count: int = 16) -> list[Feeds]:
     """Return the first batches of the spec's data, one at least, up to so many samples; none without data."""
-
     data = spec.data
     return [] if data is None else Data(data, read_weightless(Path(model)).io.inputs).first_batches(count)
 
@@ -150,7 +149,6 @@ def first_samples(model: str | Path, spec: BuildSpec, count: int = 16) -> list[F
 @contextmanager
 def _in_standard_forms(model: Path) -> Iterator[Path]:
     """A model with Q/DQ of ONNX in place of those of TensorRT, which ModelOpt writes; itself without them."""
-
     if not find_trt_operators(read_weightless(model).model):
         yield model
         return
@@ -196,7 +194,6 @@ def _decided(
 
 
 def _precision_of(model: str | Path) -> str:
-
     return graph_precision(read_weightless(Path(model)).model)
 
 
@@ -237,11 +234,11 @@ class _Lowering:
             graph, planned, left = self._quantized_as_told()
         else:
             graph = self._typed(data=self.spec.data)
-        constraints = Constraints(self.model, self.spec, self.capabilities, self.needed, self.ranges)
-        layers, graph, told = constraints.of(graph, self.path)
+        layers, graph, told = constraints_of(
+            self.model, self.spec, self.capabilities, graph, self.path,
+            needed=self.needed, ranges=self.ranges,
+        )  # fmt: skip
         if (keep or graph != source) and graph != self.path:
-            from ..model.onnx_file import load_onnx, save_onnx
-
             save_onnx(load_onnx(graph), self.path)
             graph = self.path
         warnings = [*self.manifest.warnings, *self._unlearnt()] if self.manifest else []
@@ -288,8 +285,8 @@ class _Lowering:
 
     def _typed(self, left: Mapping[str, str] = MappingProxyType({}), *, data: str | None = None) -> Path:
         """Quantize or cast the model, and fit the graph to the engine."""
-        from ..compiler.quantize.int8.placement import graph_target
         from ..compiler.quantize.quantize import quantize
+        from ..model.graph_rules import graph_target
         from ..spec.artifacts import QuantizeSpec
         from ..spec.decode import shared
 
@@ -363,7 +360,6 @@ class _Lowering:
 
     def _record(self, lowered: LoweredGraph, source: Path) -> None:
         """Write the manifest of the graph: that of its quantization, and what the graph does not say."""
-
         manifest = self.manifest or Manifest(
             kind="onnx",
             stage="lower",

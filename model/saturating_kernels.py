@@ -15,66 +15,21 @@ processor's, the answers are recordings of the same probe.
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..processor import isa_here
-from ..spec.words import CPU_TARGETS, GraphTarget, Isa
+from ..spec.engines import rows
+from ..spec.words import GraphTarget, Isa
+from .graph_rules import NONE, Order, SaturatingKernels, graph_rules
 
 if TYPE_CHECKING:
     import onnx
 
-Order = Literal["", "flat", "taps"]
-
-
-@dataclass(frozen=True)
-class SaturatingKernels:
-    """The order in which the kernels of each kind of layer pair products; empty where none saturates.
-
-    Attributes:
-        dense: Convolutions of one group.
-        grouped: Convolutions of several groups.
-        depthwise: Convolutions with one channel in and out of each group.
-        products: MatMul and Gemm by a stored weight.
-        activations: MatMul of two activations.
-        dynamic: MatMulInteger, whose activations get their scale at run time.
-        recurrent: DynamicQuantizeLSTM.
-    """
-
-    dense: Order = ""
-    grouped: Order = ""
-    depthwise: Order = ""
-    products: Order = ""
-    activations: Order = ""
-    dynamic: Order = ""
-    recurrent: Order = ""
-
-    def __bool__(self) -> bool:
-        return any(getattr(self, field.name) for field in fields(self))
-
-    def convolution(self, channels_in: int, channels_out: int, group: int) -> Order:
-        """Return the order of a convolution with so many channels in and out of each group."""
-        if group == 1:
-            return self.dense
-        return self.depthwise if channels_in == channels_out == 1 else self.grouped
-
-
-NONE = SaturatingKernels()
-RECORDED: Mapping[tuple[str, Isa], SaturatingKernels] = {
-    ("onnxruntime", "avx2"): SaturatingKernels(
-        dense="flat", grouped="flat", products="flat", dynamic="flat", recurrent="flat"
-    ),
-    ("openvino", "avx2"): SaturatingKernels(
-        dense="taps", grouped="flat", products="flat", activations="flat"
-    ),
-}
-"""Answers of `probe` with AVX2 and nothing beyond: ONNX Runtime 1.31.1 (QEMU 7.2, Haswell), OpenVINO 2026.4.1
-(ONEDNN_MAX_CPU_ISA=AVX2); 2026-11-23. Of the other instruction sets no kernel saturates."""
+_Feeds = Mapping[str, NDArray[Any]]
 
 
 def saturating_kernels(target: GraphTarget, isa: Isa) -> SaturatingKernels:
@@ -83,28 +38,26 @@ def saturating_kernels(target: GraphTarget, isa: Isa) -> SaturatingKernels:
     Where nothing saturates here, the recording decides: a file for an instruction set is right on every
     processor that has it.
     """
-    if target not in CPU_TARGETS:
-        return NONE
-    is_here = isa == isa_here() and importlib.util.find_spec(target)
+    rules = graph_rules(target)
+    is_here = isa == isa_here() and rules.run is not None and not rows()[target].load()().why_not_run()
     found = probe(target) if is_here else NONE
-    return found or RECORDED.get((target, isa), NONE)
+    return found or rules.saturates.get(isa, NONE)
 
 
 @functools.cache
 def probe(target: GraphTarget) -> SaturatingKernels:
-    """Return which kernels of "onnxruntime" or "openvino" saturate on this processor."""
-    if target == "openvino":
-        sums = _run_openvino(*_static_layers())
-    else:
-        sums = _run_onnxruntime(*_static_layers()) | _run_onnxruntime(*_dynamic_layers())
-    return SaturatingKernels(**{name: _order(values) for name, values in sums.items()})
+    """Return which kernels of a runtime, whose rules say how to run a model, saturate on this processor."""
+    rules = graph_rules(target)
+    assert rules.run is not None, target
+    results = rules.run(*_static_layers())
+    if rules.by_onnxruntime:
+        results |= rules.run(*_dynamic_layers())
+    return SaturatingKernels(**{name: _order(_sums(values)) for name, values in results.items()})
 
 
 _PAIRS = ((0, 1), (2, 3), (3, 4), (1, 4))
 """Where each output channel has its two weights, of three channels in and two kernel positions: at a pair of
 both orders, of "flat" alone, of "taps" alone, of none."""
-
-_Feeds = Mapping[str, NDArray[Any]]
 
 
 def _order(sums: NDArray[Any]) -> Order:
@@ -208,27 +161,6 @@ def _model(
     graph = helper.make_graph([*nodes, *made], "probe", inputs, results, weights)
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=8)
-
-
-def _run_onnxruntime(model: onnx.ModelProto, feeds: _Feeds) -> dict[str, NDArray[Any]]:
-    from .session import import_onnxruntime, session_options
-
-    session = import_onnxruntime().InferenceSession(
-        model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"]
-    )
-    names = [value.name for value in model.graph.output]
-    results = session.run(names, dict(feeds))
-    return {name: _sums(values) for name, values in zip(names, results, strict=True)}
-
-
-def _run_openvino(model: onnx.ModelProto, feeds: _Feeds) -> dict[str, NDArray[Any]]:
-    import openvino
-
-    core = openvino.Core()
-    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
-    compiled = core.compile_model(core.read_model(model.SerializeToString()), "CPU", settings)
-    results = compiled(dict(feeds))
-    return {value.name: _sums(results[value.name]) for value in model.graph.output}
 
 
 def _sums(values: NDArray[Any]) -> NDArray[Any]:

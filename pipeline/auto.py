@@ -31,7 +31,7 @@ from ..reporting.recommendation import Recommendation, recommend
 from ..spec.decode import called, shared
 from ..spec.decode import key as options_key
 from ..spec.first_use import AutoSpec, InitSpec
-from ..spec.words import CPU_TARGETS, CpuTarget, Isa
+from ..spec.words import CPU_TARGETS, Isa, Target
 from .bench_stages import RESULTS
 from .propose.init import init
 from .propose.model_facts import plain_name
@@ -267,7 +267,7 @@ class Found(NamedTuple):
     was_known: bool = False
 
 
-def worth_tuning(recipe: Recipe, report: RunReport, max_drop: float) -> list[CpuTarget]:
+def worth_tuning(recipe: Recipe, report: RunReport, max_drop: float) -> list[Target]:
     """Return the processor's targets whose plain INT8 does not serve; none where that of one target does.
 
     It serves where it drops by no more than the budget and is faster than the baseline and than every float
@@ -289,7 +289,7 @@ def tune_recipe(
     recipe: Recipe,
     report: RunReport,
     folder: Path,
-    targets: Sequence[CpuTarget],
+    targets: Sequence[Target],
     *,
     max_drop: float,
     known: Mapping[str, Any] | None,

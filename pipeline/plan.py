@@ -115,8 +115,7 @@ class _Looks(ThisProcess):
 
     def do(self, recipe: Recipe, step: Step, store: Store, *, again: bool, progress: Progress) -> Done | None:
         """As `Executor.do`, with `_PENDING` for a step that it would carry out."""
-        from ..engines.capabilities import capabilities
-        from ..engines.registry import engine
+        from ..engines.registry import capabilities, engine
         from ..lowering import writes_types
 
         one = named_artifact(recipe, step.artifact) if step.artifact else None

@@ -19,6 +19,8 @@ from ..progress import Progress
 from ..spec.artifacts import BuildSpec, with_floats
 from ..spec.decode import key as options_key
 from ..spec.decode import shared
+from ..spec.engines import BUILT_IN
+from ..spec.models import CalibrateSpec
 from ..spec.tensorrt import AUTO, OFF, TensorRTOptions
 from ..spec.words import CPU_TARGETS, Isa
 from .published import GRAPH, SIMPLIFIED
@@ -26,7 +28,7 @@ from .recipe import ArtifactSection, Recipe, default_shapes, has_shapes, measure
 from .trust import interpreters
 
 if TYPE_CHECKING:
-    from ..engines.capabilities import Capabilities
+    from ..engines.registry import Capabilities
 
 ONNX_TOOLS = ("onnx", "onnxruntime", "numpy")
 _OF_THE_SOURCE = ("source", "depends", "trust", "weights", "download", "preprocessing", "simplify")
@@ -116,8 +118,8 @@ def calibrate_stage(
     With `shard` only that part of them is observed, as a stage of its own. With `parts`, the ranges of all
     shards, they are merged to what observing all would give, bit for bit: it is the same stage.
     """
-    from ..compiler.quantize.int8.placement import graph_target
     from ..data.batches import Data
+    from ..model.graph_rules import graph_target
     from ..model.weightless import read_weightless
 
     section = recipe.calibrate
@@ -140,10 +142,8 @@ def calibrate_stage(
 
         if parts:
             return merge_files([part.path for part in parts], path, all_of=data.notes(), progress=progress)
-        return calibrate(
-            model.path, data, path, method=section.method, shard=shard or "1/1", targets=targets,
-            checkpoint=checkpoint, progress=progress,
-        )  # fmt: skip
+        spec = CalibrateSpec(method=section.method, shard=shard or "1/1", targets=tuple(targets))
+        return calibrate(model.path, data, path, spec, checkpoint=checkpoint, progress=progress)
 
     key = {
         "model": model.digest,
@@ -216,7 +216,7 @@ def build_stage(
     """
     from ..data.batches import Data
     from ..engines.gpu import find_gpu
-    from ..engines.registry import engine
+    from ..engines.registry import engine, packages_of
     from ..lowering import load_lowered
 
     one = with_floats(with_isa(one))
@@ -254,7 +254,7 @@ def build_stage(
         "inputs": spec.inputs,
         "processor": {} if one.gpus else processor(),
         "gpu": gpu.as_json() if gpu else {},
-        "tools": tool_versions("torch", "openvino", "tensorrt", "tensorrt-rtx", *ONNX_TOOLS),
+        "tools": tool_versions(*packages_of([*(row.name for row in BUILT_IN), one.target]), *ONNX_TOOLS),
     }
     return Stage(f"build-{one.name}", f"{one.name}{engine(one.target).suffix}", key, work)
 

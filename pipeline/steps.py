@@ -107,8 +107,7 @@ def _calibrate(recipe: Recipe, step: Step, output: Path) -> Stage:
 
 
 def _lower(recipe: Recipe, step: Step, _: Path) -> Stage | None:
-    from ..engines.capabilities import capabilities
-    from ..engines.registry import engine
+    from ..engines.registry import capabilities, engine
 
     one = named_artifact(recipe, step.artifact)
     try:

@@ -14,7 +14,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -72,7 +72,7 @@ def rank_stage(recipe: Recipe, name: str, trial: str, target: str, shard: str) -
         from ..tuning.making import rank_part
 
         setting = _setting(recipe, json.loads(trial))
-        ranked = rank_part(setting, cast(Target, target), part, parts, progress=progress)
+        ranked = rank_part(setting, target, part, parts, progress=progress)
         write_json(path, {"layers": [vars(layer) for layer in ranked]})
         return path
 

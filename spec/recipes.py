@@ -16,7 +16,7 @@ from .measure import BenchSection, MaxDrop, MetricName
 from .models import CalibrateSection, ModelSection
 from .option import COMMA, argument, fields_of, option
 from .sweep import SweepSection
-from .words import AUTO, BASELINE, FORMER_ISAS, METHOD, METHOD_PATTERN
+from .words import AUTO, BASELINE, CPU_TARGETS, FORMER_ISAS, METHOD, METHOD_PATTERN
 
 RECIPE_VERSION = 1
 
@@ -265,7 +265,7 @@ class TuneSpec(Checked):
     targets: Annotated[
         tuple[str, ...],
         option(
-            "Runtime to try: onnxruntime or openvino; default: those installed.",
+            f"Runtime to try: {' or '.join(CPU_TARGETS)}; default: those installed.",
             flag="--target",
             metavar="TARGET",
             split=COMMA,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, get_args
 
 from msgspec import Meta
+
+from .engines import rows
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4", "nvfp4", "mxfp8"]
 """What an artifact computes in."""
@@ -41,16 +43,17 @@ FLOAT_PRECISIONS: tuple[FloatPrecision, ...] = get_args(FloatPrecision)
 LAYER_PRECISIONS = (*FLOAT_PRECISIONS, "int8")
 LayerPrecision = Annotated[str, Meta(pattern=rf"^.+=({'|'.join(LAYER_PRECISIONS)})$")]
 
-Target = Literal["onnxruntime", "openvino", "tensorrt-rtx", "tensorrt", "torchscript"]
+TARGETS = tuple(row.name for row in rows().values() if row.is_target)
 """What an artifact is built for."""
-TARGETS: tuple[Target, ...] = get_args(Target)
-CpuTarget = Literal["onnxruntime", "openvino"]
-CPU_TARGETS: tuple[CpuTarget, ...] = get_args(CpuTarget)
-TENSORRT_TARGETS: tuple[Target, ...] = ("tensorrt", "tensorrt-rtx")
-
-GraphTarget = Literal["onnxruntime", "openvino", "tensorrt"]
+GRAPH_TARGETS = tuple(row.name for row in rows().values() if row.placed_for == row.name)
 """What Q/DQ is placed for; "tensorrt" is TensorRT-RTX too."""
-GRAPH_TARGETS: tuple[GraphTarget, ...] = get_args(GraphTarget)
+CPU_TARGETS = tuple(name for name in GRAPH_TARGETS if rows()[name].on_processor)
+TENSORRT_TARGETS = tuple(sorted(row.name for row in rows().values() if row.family == "tensorrt"))
+if TYPE_CHECKING:
+    Target: TypeAlias = str
+    GraphTarget: TypeAlias = str
+else:  # the values that a spec takes, in its schema, too
+    Target, GraphTarget = Literal[TARGETS], Literal[GRAPH_TARGETS]
 
 Mode = Literal["static", "dynamic", "weights"]
 

@@ -27,7 +27,7 @@ ONNX = GROUND | {"model", "data"}
 BUILT = ONNX | {"calibration", "compiler", "engines"}
 ALLOWED = {
     "version": set[str](),
-    "telemetry": set[str](),
+    "telemetry": {"spec"},
     "errors": set[str](),
     "tensors": {"errors"},
     "progress": set[str](),
@@ -48,7 +48,7 @@ ALLOWED = {
     "bench": ONNX | {"calibration", "engines"},
     "comparison": ONNX | {"calibration", "engines", "bench"},
     "reporting": ONNX | {"calibration", "engines", "bench", "comparison"},
-    "deploy": GROUND | {"model"},
+    "deploy": GROUND | {"model", "engines"},
     "lowering": BUILT,
     "building": BUILT | {"lowering"},
     "tuning": BUILT | {"bench", "lowering", "building"},

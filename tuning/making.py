@@ -18,15 +18,14 @@ from ..bench.metrics.metric import Metric, Outputs, Scored, Truth
 from ..bench.outputs import paired
 from ..building import build_lowered
 from ..calibration import Ranges, load_ranges, parse_method
-from ..compiler.quantize.int8.placement import graph_target
 from ..compiler.quantize.sensitivity import LayerSensitivity, rank_layers
 from ..data.batches import Data
 from ..data.readers import Batch
 from ..engines.base import Runner
-from ..engines.capabilities import capabilities
-from ..engines.registry import engine
+from ..engines.registry import capabilities, engine
 from ..errors import DataError
 from ..lowering import lower
+from ..model.graph_rules import graph_target
 from ..model.onnx_file import load_onnx, model_io
 from ..progress import Progress, silent
 from ..spec.artifacts import BuildSpec

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from ..bench.metrics.accuracy import read_metric
 from ..compiler.export import export
 from ..compiler.quantize.calibrate import calibrate
-from ..compiler.quantize.int8.placement import graph_target
 from ..compiler.quantize.sensitivity import LayerSensitivity
 from ..compiler.simplify.simplify import simplify
 from ..engines.build import require_builder
@@ -20,13 +19,15 @@ from ..engines.registry import engine
 from ..errors import DataError, EngineUnavailable, IntentNotReached, InvalidOption, QuantizationError
 from ..files import write_json, write_text
 from ..model.graph import graph_precision
+from ..model.graph_rules import graph_target
 from ..model.onnx_file import load_onnx
 from ..model.source import parse_source
 from ..processor import isa_here
 from ..progress import Progress, silent
 from ..spec.decode import called
+from ..spec.models import CalibrateSpec
 from ..spec.recipes import TuneSpec
-from ..spec.words import CPU_TARGETS, CpuTarget, FloatPrecision, Isa, Target
+from ..spec.words import CPU_TARGETS, FloatPrecision, Isa, Target
 from .making import Elsewhere, TrialMaker, TrialSetting
 from .recipe_file import recipe_text
 from .search import Keeps, Mix, Possible, fewest_in_float, pareto, search_ahead, searching
@@ -174,7 +175,7 @@ class _Run:
     def try_target(self, target: Target, damage: Sequence[LayerSensitivity]) -> None:
         """Float and INT8 for one target; then the mix that keeps the budget, if the whole does not."""
         self.bench.in_float(target, "fp32")
-        has_bfloat16 = target == "openvino" and self._in_bfloat16(target)
+        has_bfloat16 = "bf16" in engine(target).tuned_floats and self._in_bfloat16(target)
         self.layers[target] = order = [one.layer for one in damage]
         if not order:
             self.notes.append(f"{target}: nothing of the model can be quantized")
@@ -195,9 +196,8 @@ class _Run:
     def begin(self, targets: Sequence[Target]) -> None:
         """Begin what is asked for anyhow, where it is made elsewhere: rankings and the first trials."""
         for target in targets:
-            precisions: list[FloatPrecision] = ["fp32", "bf16"] if target == "openvino" else ["fp32"]
             self.bench.begin_ranking(target)
-            self.bench.begin([float_ask(target, precision) for precision in precisions])
+            self.bench.begin([float_ask(target, precision) for precision in engine(target).tuned_floats])
             self.bench.begin([self.bench.int8_ask(target, frozenset())])
 
     def _search(self, target: Target, order: Sequence[str], keeps_budget: Keeps) -> Mix | None:
@@ -228,7 +228,10 @@ class _Run:
                 break
             self.bench.progress("time every layer")
             feeds, threads = self.bench.maker.batches[0].feeds, self.bench.maker.setting.threads
-            slow = slower_layers(best_int8, best_float, self.layers[best_int8.target], feeds, threads)
+            try:
+                slow = slower_layers(best_int8, best_float, self.layers[best_int8.target], feeds, threads)
+            except EngineUnavailable:
+                break  # the runtime tells no times of layers
             new = [layer for layer in slow if layer not in best_int8.in_float]
             if not new:
                 break
@@ -291,7 +294,7 @@ class _Run:
         return min(fitting, key=lambda trial: trial.latency_ms, default=None)
 
 
-def _targets(given: Sequence[str]) -> list[CpuTarget]:
+def _targets(given: Sequence[str]) -> list[Target]:
     """The targets that can be built and run here."""
     for target in given:
         require_builder(target)
@@ -319,7 +322,8 @@ def _onnx(model: str, folder: Path, inputs: Sequence[str], progress: Progress) -
 def _ranges(
     model: Path, data: str, folder: Path, method: str | None, targets: Sequence[str], progress: Progress
 ) -> Path:
-    placements = sorted({graph_target(target) for target in targets})
+    placements = tuple(sorted({graph_target(target) for target in targets}))
     path = folder / "model.ranges"
-    calibrate(model, data, path, targets=placements, method=method or "auto", progress=progress)
+    spec = CalibrateSpec(method=method or "auto", targets=placements)
+    calibrate(model, data, path, spec, progress=progress)
     return path

@@ -11,22 +11,16 @@ from statistics import median
 from typing import Any
 
 from ...artifact import tool_versions
+from ...engines.registry import names, packages_of
 from ...machine_memory import machine_bytes
 from ...processor import processor
 from .nvml import find_nvml
 
-MEASURED_PACKAGES = {
-    "torch": "torch",
-    "onnxruntime": "onnxruntime",
-    "onnxruntime-gpu": "onnxruntime",
-    "openvino": "openvino",
-    "tensorrt": "tensorrt",
-    "tensorrt-rtx": "tensorrt_rtx",
-    "pycuda": "pycuda",
-    "cuda-bindings": "cuda.bindings",
-    "numpy": "numpy",
-}
-"""Package to the module by which a worker has loaded it."""
+
+def measured_packages() -> dict[str, str]:
+    """Return package to the module by which a worker has loaded it."""
+    return {**packages_of(names()), "pycuda": "pycuda", "cuda-bindings": "cuda.bindings", "numpy": "numpy"}
+
 
 _MACHINE = ("processor", "architecture", "features", "cores_usable", "gpu")
 
@@ -46,7 +40,7 @@ def environment(threads: int, gpu: int = 0) -> dict[str, Any]:
         "memory_bytes": machine_bytes(),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "packages": tool_versions(*MEASURED_PACKAGES, "onnx", "polygraphy"),
+        "packages": tool_versions(*measured_packages(), "onnx", "polygraphy"),
         **(nvml.about() if nvml else {"gpu": None, "why_no_gpu": why_not}),
     }
 

@@ -25,20 +25,14 @@ from ...figures import (
 )
 from ...files import write_text
 from ...plain_text import plain
+from ...spec.engines import rows
 from ..measuring.environment import machine_text
 from ..statistics.bootstrap import CONFIDENCE as DROP_CONFIDENCE
 from ..statistics.speedup import CONFIDENCE, Speedup
 from .results import Results
 from .row import Row
 
-RUNTIMES = {
-    "onnxruntime": "ONNX Runtime",
-    "openvino": "OpenVINO",
-    "pytorch": "PyTorch",
-    "torchscript": "TorchScript",
-    "tensorrt": "TensorRT",
-    "tensorrt-rtx": "TensorRT-RTX",
-}
+RUNTIMES = {row.name: row.title for row in rows().values()}
 _NEAR_ONE = 0.03  # so near to 1, two decimals do not show what a verdict follows from
 _LAYERS_SHOWN = 10
 

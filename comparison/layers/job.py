@@ -5,7 +5,7 @@ the artifact's are compared with them as they come, piece by piece, and only sum
 with the run: what it took is given back, its peak is that of this run, and a crash is nobody else's.
 
 Taps are additional outputs. ONNX Runtime reads the graph with more outputs from memory, its weights from the
-file; OpenVINO from a file in a folder of its own, which links to the weights. An engine shows what it was
+file; others from a file in a folder beside links to the weights. An engine of TensorRT shows what it was
 built to show: its outputs. Memory is given back after each run: only the taps at hand count.
 """
 
@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,16 +22,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ...artifact import digest_artifact, read_manifest
 from ...bench.workers.arrays import load_arrays
 from ...engines.load import load
 from ...engines.registry import engine
 from ...errors import DataError, QCompileError, first_line
-from ...files import manifest_path, write_json
-from ...model.graph import holds_half, infer_types
+from ...model.graph import infer_types
 from ...model.output_error import ErrorSums
-from ...model.session import make_session, session_options
-from ...model.weightless import WeightlessModel, read_weightless
+from ...model.weightless import read_weightless
 from ...tensors import Feeds, ModelIO
 from .sides import Form
 
@@ -202,20 +197,9 @@ def open_tapped(
         return
     weightless = read_weightless(path)
     model, outputs = with_taps(weightless.model, names)
-    if runtime == "openvino":
-        with _openvino(weightless, model, outputs, threads, folder) as run:
-            yield run
-        return
-    manifest = read_manifest(path)
-    built = manifest is not None and manifest.stage == "build"
-    # The layout level crashes the process on some float16 graphs: see `session_options`.
-    options = session_options(threads, layouts=not holds_half(weightless.model), optimize=not built)
-    options.enable_cpu_mem_arena = False
-    weights = str(path.resolve().parent)
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", weights)
-    session = make_session(path, options, content=model.SerializeToString())
-    del model, weightless
-    yield _emptying(functools.partial(_infer, session, outputs))
+    with engine(runtime).open_tapped(weightless, model, outputs, threads=threads, folder=folder) as infer:
+        del model, weightless
+        yield _emptying(infer)
 
 
 def with_taps(model: onnx.ModelProto, names: Sequence[str]) -> tuple[onnx.ModelProto, dict[str, str]]:
@@ -245,60 +229,6 @@ def with_taps(model: onnx.ModelProto, names: Sequence[str]) -> tuple[onnx.ModelP
             value = onnx.helper.make_tensor_value_info(output, elem_type, None)
         copy.graph.output.append(value)
     return copy, outputs
-
-
-@contextlib.contextmanager
-def _openvino(
-    weightless: WeightlessModel, model: onnx.ModelProto, outputs: dict[str, str], threads: int, folder: Path
-) -> Iterator[Run]:
-    """Write the tapped graph beside links to the weights and the manifest, which says the precision."""
-    import onnx
-
-    from ...model.onnx_file import external_files
-
-    place = folder / "openvino"
-    place.mkdir()
-    path = weightless.path.resolve()
-    for file in [path, *external_files(path, weightless.model)]:
-        _link(file, place / file.name)
-    tapped = place / "tapped.onnx"
-    onnx.save(model, str(tapped))
-    if (manifest := read_manifest(path)) is not None:
-        write_json(manifest_path(tapped), replace(manifest, digest=digest_artifact(tapped)).as_json())
-    with engine("openvino").open(str(tapped), threads=threads) as runner:
-        taps = set(outputs.values())
-        shown = outputs | {
-            tensor.name: tensor.name for tensor in runner.io.outputs if tensor.name not in taps
-        }
-
-        def infer(feeds: Feeds) -> dict[str, NDArray[Any]]:
-            arrays = runner.infer(feeds)
-            return {name: arrays[output] for name, output in shown.items()}
-
-        yield _emptying(infer)
-
-
-def _link(file: Path, beside: Path) -> None:
-    """Let a file lie in another folder too; OpenVINO follows no symbolic link out of the model's folder."""
-    try:
-        os.link(file, beside)
-    except OSError:  # another file system, or one without links
-        shutil.copyfile(file, beside)
-
-
-def _infer(session: Any, outputs: dict[str, str], feeds: Feeds) -> dict[str, Any]:
-    """The taps and the graph's own outputs, which ONNX Runtime holds until they are read."""
-    import onnxruntime
-
-    taps = set(outputs.values())
-    shown = outputs | {one.name: one.name for one in session.get_outputs() if one.name not in taps}
-    if any(array.dtype.kind in "OSUT" for array in feeds.values()):
-        fetched = session.run([*shown.values()], feeds)
-    else:
-        make = onnxruntime.OrtValue.ortvalue_from_numpy
-        values = {name: make(array) for name, array in feeds.items()}
-        fetched = session.run_with_ort_values([*shown.values()], values)
-    return dict(zip(shown, fetched, strict=True))
 
 
 def _emptying(infer: Callable[[Feeds], dict[str, Any]]) -> Run:

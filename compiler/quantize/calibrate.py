@@ -11,6 +11,7 @@ from ...calibration import calibrate as observe_and_write
 from ...data.batches import Data
 from ...errors import CalibrationError
 from ...model.graph_edits import name_nodes, store_constants
+from ...model.graph_rules import graph_rules
 from ...model.onnx_file import check_onnx
 from ...model.weightless import WeightlessModel, read_weightless
 from ...progress import Progress, silent
@@ -81,7 +82,7 @@ def tensors_to_calibrate(model: WeightlessModel, targets: Iterable[GraphTarget] 
     every = ["*"] if ready.graph.node else []
     for target in targets:
         tensors |= scaled_tensors(ready, plan(ready, target, chosen=every))  # a user may choose any
-        if target == "tensorrt":
+        if graph_rules(target).opens_lstms:
             tensors |= lstm_inputs(ready)
     if not tensors:
         raise CalibrationError(

@@ -12,8 +12,9 @@ from ...calibration.taps import choose_taps
 from ...errors import InvalidOption, QuantizationError
 from ...model.graph import WEIGHTED, count_weighted, producers, weighted_nodes, without_weights
 from ...model.graph_edits import name_nodes
+from ...model.graph_rules import NONE, graph_rules
 from ...model.onnx_file import load_onnx, save_onnx
-from ...model.saturating_kernels import NONE, saturating_kernels
+from ...model.saturating_kernels import saturating_kernels
 from ...model.session import import_onnxruntime
 from ...spec.words import ARM_ISAS, BLOCK_FORMATS, HALVES
 from ..opset.exact_forms import keep_layers_apart
@@ -94,11 +95,12 @@ def _half(request: QuantizeRequest) -> Outcome:
 
 def _weights(request: QuantizeRequest) -> Outcome:
     options = request.spec
-    quant_format = options.quant_format or ("nbits" if options.target == "onnxruntime" else "qdq")
+    rules = graph_rules(options.target)
+    quant_format = options.quant_format or ("nbits" if rules.by_onnxruntime else "qdq")
     ready = prepare_graph(request.model)
-    if quant_format == "nbits" and options.target == "tensorrt":
+    if quant_format == "nbits" and not rules.reads_nbits:
         raise InvalidOption(
-            "`quant_format` 'nbits' needs ONNX Runtime's own operators; `target` is tensorrt",
+            "`quant_format` 'nbits' needs ONNX Runtime's own operators; `target` is " + options.target,
             hint="leave `quant_format` out",
             option="quant_format",
         )
@@ -154,9 +156,10 @@ def _static(request: QuantizeRequest) -> Outcome:
     layers = layer_precisions(request, ready.graph)
     left = {name: layer.reason for name, layer in layers.items() if layer.kind != "int8"}
     left |= {**match_nodes(ready.graph, request.spec.exclude), **request.in_float}
-    if request.spec.target == "onnxruntime":
+    rules = graph_rules(request.spec.target)
+    if rules.by_onnxruntime:
         join_biases(ready, exclude=left)
-    opens = request.spec.target == "tensorrt" and request.spec.precision == "int8"
+    opens = rules.opens_lstms and request.spec.precision == "int8"
     opened = open_lstms(ready, exclude=left) if opens else []
     kernels = NONE if float8 else saturating_kernels(request.spec.target, request.spec.isa)
     placement = plan(
@@ -191,7 +194,7 @@ def _static(request: QuantizeRequest) -> Outcome:
         samples = request.samples(_CORRECTED_ON)
         result, corrected = correct_biases(request.path, result, samples, progress=request.progress)
     result, kept, missed = in_mixed_precision(request, result, layers)
-    if request.spec.target == "onnxruntime":
+    if rules.by_onnxruntime:
         keep_layers_apart(result)
     _require_reached(planned, [node.name for node in weighted_nodes(result).get(request.spec.precision, ())])
     proof: dict[str, object] = {
@@ -208,7 +211,7 @@ def _static(request: QuantizeRequest) -> Outcome:
 
     def write(path: Path) -> None:
         save_onnx(result, path)
-        if request.spec.target != "onnxruntime":
+        if not rules.by_onnxruntime:
             return
         request.progress("look at what ONNX Runtime executes")
         counts, in_float = executed(path, planned, signed=request.spec.isa in ARM_ISAS)

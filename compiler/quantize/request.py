@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...calibration import Ranges
 from ...data.batches import Data
 from ...errors import InvalidOption
+from ...model.graph_rules import graph_rules, targets_where
 from ...progress import Progress, silent
 from ...spec.artifacts import QuantizeSpec
 from ...spec.words import BLOCK_FORMATS, CALIBRATED, HALVES
@@ -71,7 +72,8 @@ def check_options(spec: QuantizeSpec) -> None:
     """Refuse what contradicts itself."""
     precision, mode, target, float_precision = spec.precision, spec.mode, spec.target, spec.floats
     layers = spec.layer_precisions
-    if mode == "dynamic" and precision == "int8" and target != "onnxruntime":
+    rules = graph_rules(target)
+    if mode == "dynamic" and precision == "int8" and not rules.by_onnxruntime:
         raise InvalidOption(
             f"dynamic INT8 for {target}: only ONNX Runtime has such a mode; static is required",
             hint="calibrate, then quantize with `mode` static and `ranges`",
@@ -82,12 +84,13 @@ def check_options(spec: QuantizeSpec) -> None:
             hint="give `mode` weights",
             option="mode",
         )
-    if precision in ("fp8", *BLOCK_FORMATS) and (mode != "static" or target != "tensorrt"):
-        given = f"`target` {target}" if target != "tensorrt" else f"`mode` {mode}"
+    if precision in ("fp8", *BLOCK_FORMATS) and (mode != "static" or precision not in rules.formats):
+        given = f"`target` {target}" if precision not in rules.formats else f"`mode` {mode}"
         scales = "static scales" if precision == "fp8" else "scales of blocks"
         raise InvalidOption(
             f"{precision} with {given}: only TensorRT multiplies {precision.upper()}, with {scales}",
-            hint="give `target` tensorrt, `mode` static and `ranges`, or `precision` int8",
+            hint=f"give `target` {targets_where(lambda rules: precision in rules.formats)}, `mode` static "
+            "and `ranges`, or `precision` int8",
             option="precision",
         )
     if precision in BLOCK_FORMATS and spec.rounding != "rtn":
@@ -104,13 +107,12 @@ def check_options(spec: QuantizeSpec) -> None:
     if len(halves) > 1 or (precision in HALVES and halves - {precision}):
         raise InvalidOption("fp16 and bf16 in one graph: one of them is required")
     static = mode == "static" and precision not in HALVES
-    if static and target == "onnxruntime" and (float_precision in HALVES or "bf16" in asked):
+    if static and rules.why_no_halves and (float_precision in HALVES or "bf16" in asked):
         what = "`float_precision`" if float_precision in HALVES else "`layers`"
         kind = float_precision if float_precision in HALVES else "bf16"
         raise InvalidOption(
-            f"{what} {kind} for onnxruntime: its integer kernels read and write float32, and its CPU kernels "
-            "do not support bfloat16",
-            hint="leave it out, or choose `target` openvino or tensorrt",
+            f"{what} {kind} for {target}: {rules.why_no_halves}",
+            hint=f"leave it out, or choose `target` {targets_where(lambda rules: not rules.why_no_halves)}",
             option=what,
         )
 
@@ -132,11 +134,12 @@ def check_ranges(request: QuantizeRequest) -> None:
             hint="give a ranges file, or `data`",
             option="ranges",
         )
-    if ranges.fixed and request.spec.target != "tensorrt":
+    if ranges.fixed and not graph_rules(request.spec.target).symmetric:
         raise InvalidOption(
             f"TensorRT's calibration cache holds symmetric scales: half of the range is lost to "
             f"{request.spec.target}",
-            hint="calibrate with `qcompile calibrate`, or quantize with `target` tensorrt",
+            hint="calibrate with `qcompile calibrate`, or quantize with `target` "
+            + targets_where(lambda rules: rules.symmetric),
             option="ranges",
         )
     ranges.require_model(request.path, request.digest)

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from ...calibration import Method, parse_method
 from ...errors import InvalidOption, QuantizationError
 from ...files import temporary_folder
+from ...model.graph_rules import graph_rules
 from ...model.judgement import SNR_DB, Judgement, judge_outputs
 from ...model.onnx_file import load_onnx, save_onnx
 from ...model.random_input import run_on
@@ -277,7 +278,7 @@ def reference(request: QuantizeRequest, path: Path) -> OnnxReference:
     for another runtime are not optimized: casts between kernels would go, and the rounding with them. Nor is
     FP8: its optimizer computes what is stored wrongly (1.31.1). NVFP4 and MXFP8 are rounded by arithmetic.
     """
-    optimize = request.spec.target == "onnxruntime" and not why_not_exact(request.spec.isa)
+    optimize = graph_rules(request.spec.target).by_onnxruntime and not why_not_exact(request.spec.isa)
     kinds = {request.spec.precision, request.spec.floats, *request.spec.layer_precisions.values()}
     if not kinds & {"bf16", "fp16", *BLOCK_FORMATS}:
         return OnnxReference(path, optimize="fp8" not in kinds, integers=optimize)

@@ -21,9 +21,10 @@ from ...data.batches import Data
 from ...files import temporary_folder
 from ...model.graph import WEIGHTED, attribute, consumers
 from ...model.graph_edits import set_nodes, store
+from ...model.graph_rules import SaturatingKernels, graph_rules
 from ...model.onnx_file import copy_model, save_onnx
 from ...model.output_error import ErrorSums, decibels
-from ...model.saturating_kernels import SaturatingKernels, saturating_kernels
+from ...model.saturating_kernels import saturating_kernels
 from ...model.session import make_session, run_session, session_options
 from ...processor import resolve_isa
 from ...progress import Progress, silent
@@ -90,7 +91,9 @@ def rank_layers(
     begin, end = ((len(names) * edge) // part[1] for edge in (part[0] - 1, part[0]))
     with temporary_folder("tune") as folder:
         errors, injected = folder / "errors.onnx", folder / "injected.onnx"
-        written = _written_as_integers(ready, layers, placement) if target == "onnxruntime" else {}
+        rules = graph_rules(target)
+        writes_integers = rules.quantizes_chains and not rules.writes_floats
+        written = _written_as_integers(ready, layers, placement) if writes_integers else {}
         save_onnx(_with_errors(ready, layers, limits, target, written, kernels), errors)
         save_onnx(_with_injection(ready, layers), injected)
         # That optimizer would round weights that stand between Q/DQ pairs once more, and by tensor.
@@ -138,7 +141,7 @@ def _written_as_integers(
 ) -> dict[str, str]:
     """Layer to the tensor whose scale its results are written in: its own, or that of the Relu behind it.
 
-    ONNX Runtime's convolutions write integers, whoever reads them: what this costs is the layer's doing.
+    Kernels that write no floats write integers, whoever reads them: what this costs is the layer's doing.
     """
     readers, planned = consumers(model.graph), set(placement.nodes)
     written: dict[str, str] = {}
@@ -194,7 +197,8 @@ class _Operands:
     def __init__(
         self, graph: onnx.GraphProto, limits: Limits, target: GraphTarget, kernels: SaturatingKernels
     ) -> None:
-        self.graph, self.limits, self.target, self.kernels = graph, limits, target, kernels
+        self.graph, self.limits, self.kernels = graph, limits, kernels
+        self.rules = graph_rules(target)
         self.stored = {tensor.name: tensor for tensor in graph.initializer}
         self.made: set[str] = set()
 
@@ -231,8 +235,8 @@ class _Operands:
         if result not in self.made:
             self.made.add(result)
             low, high = self.limits[like]
-            # `activation_limits` made symmetric what OpenVINO takes as int8.
-            signed = self.target == "tensorrt" or (self.target == "openvino" and low < 0 and low == -high)
+            # `activation_limits` made symmetric what is to be int8.
+            signed = self.rules.is_symmetric(low, high)
             qparams = choose_qparams(low, high, INT8 if signed else UINT8)
             how = [f"{name}/scale", f"{name}/zero_point"]
             for parameter, value in zip(how, (qparams.scale, qparams.zero_point), strict=True):

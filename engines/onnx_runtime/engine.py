@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,23 +19,26 @@ from ...model.onnxruntime_optimizer import missed_nodes
 from ...model.random_input import run_on
 from ...model.session import SIGNED_ACTIVATIONS, make_session, optimize_file, session_options
 from ...model.source_paths import strip_source_paths
-from ...model.weightless import read_weightless
+from ...model.weightless import WeightlessModel, read_weightless
 from ...processor import (
     device_for,
+    is_arm,
     is_elsewhere,
     is_foreign,
     isa_here,
     missing_features,
     processor,
     resolve_isa,
+    why_emulated,
     why_unchecked,
 )
 from ...spec.words import ARM_ISAS, Precision
 from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Planned, Runner
-from ..faults import KnownFault, faults_of
 from ..gpu import why_not_gpu
+from ..taps import with_others
 from ..values import Execution, check_values
+from ..words import FOUR_BITS, Proposal, Verdict
 from .order import put_in_order
 from .runner import (
     KNOWN_FAULTS,
@@ -42,6 +47,7 @@ from .runner import (
     optimizers_to_leave_out,
     why_no_cuda_provider,
 )
+from .words import PACKAGES, PROPOSALS, RULES, TRITON
 
 if TYPE_CHECKING:
     import onnx
@@ -60,30 +66,31 @@ class OnnxRuntime(Engine):
 
     name = "onnxruntime"
     suffix = ".onnx"
+    packages = PACKAGES
+    extra = "cpu"
+    rules = RULES
+    faults = KNOWN_FAULTS
+    triton = TRITON
     places: tuple[Place, ...] = ("cpu", "cuda")
-
-    def why_not_build(self) -> str:
-        try:
-            import onnxruntime  # noqa: F401
-        except ImportError as error:
-            return f"onnxruntime cannot be imported ({error})"
-        return ""
 
     def why_not_run_on_gpu(self, device: int = 0) -> str:
         return self.why_not_run() or why_no_cuda_provider() or why_not_gpu(device)
 
-    def fix(self) -> str:
-        return "pip install 'qcompile[cpu]'" if self.why_not_build() else ""
+    def verdict(self, precision: Precision) -> Verdict | None:
+        if precision == "fp16" and is_arm() and not why_emulated("fp16"):
+            return "runs", "it has fp16 kernels for some operators on ARM", "build and read the proof"
+        if precision == "fp16":
+            return "emulated", "its CPU provider computes fp16 in fp32", ""
+        if precision == "bf16":
+            return "no", "its CPU provider has no bf16 kernels for most operators", ""
+        return FOUR_BITS if precision == "int4" else None
 
-    def graph_precision(self, precision: Precision) -> Precision:
-        return precision  # the graph decides; the runtime has no flags for it
-
-    def known_faults(self) -> Sequence[KnownFault]:
-        import onnxruntime
-
-        return faults_of(KNOWN_FAULTS, self.name, onnxruntime.__version__)
+    def proposals(self) -> tuple[Proposal, ...]:
+        return PROPOSALS
 
     def build(self, request: BuildRequest) -> BuildOutcome:
+        import onnxruntime
+
         path = Path(request.model)
         before = load_onnx(path)
         isa = resolve_isa(request.spec.isa, self.name)
@@ -130,7 +137,7 @@ class OnnxRuntime(Engine):
             reached=reached if counts.get(request.precision) else 0,
             proof={"layers_by_precision": counts, "operators": count_operators(after)},
             device=device_for(isa),
-            packages=("onnxruntime", "onnx"),
+            versions={"onnxruntime": onnxruntime.__version__},  # whichever distribution holds it
             failure=values.failure,
             hint=values.hint,
             checks=[Check("runs after loading again", True, request.sampled), *values.checks],
@@ -185,6 +192,26 @@ class OnnxRuntime(Engine):
             )
         return open_with_cuda(Path(artifact), run.device, threads)
 
+    @contextmanager
+    def open_tapped(
+        self,
+        weightless: WeightlessModel,
+        model: onnx.ModelProto,
+        outputs: Mapping[str, str],
+        *,
+        threads: int,
+        folder: Path,
+    ) -> Iterator[Callable[[Feeds], dict[str, Any]]]:
+        manifest = read_manifest(weightless.path)
+        built = manifest is not None and manifest.stage == "build"
+        # The layout level crashes the process on some float16 graphs: see `session_options`.
+        options = session_options(threads, layouts=not holds_half(weightless.model), optimize=not built)
+        options.enable_cpu_mem_arena = False
+        weights = str(weightless.path.resolve().parent)
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", weights)
+        session = make_session(weightless.path, options, content=model.SerializeToString())
+        yield functools.partial(_infer_tapped, session, with_others(outputs, session.get_outputs()))
+
     def kernel_times(
         self, artifact: str, feeds: Feeds, *, threads: int = 0, device: int | None = None
     ) -> dict[str, float]:
@@ -204,6 +231,19 @@ class OnnxRuntime(Engine):
             if event.get("cat") == "Node" and name.endswith("_kernel_time"):
                 times.setdefault(name.removesuffix("_kernel_time"), []).append(event["dur"] / 1e3)
         return {name: statistics.median(runs_ms[_WARMUP:]) for name, runs_ms in times.items()}
+
+
+def _infer_tapped(session: Any, shown: Mapping[str, str], feeds: Feeds) -> dict[str, Any]:
+    """The taps and the graph's outputs, which ONNX Runtime holds until they are read."""
+    import onnxruntime
+
+    if any(array.dtype.kind in "OSUT" for array in feeds.values()):
+        fetched = session.run([*shown.values()], feeds)
+    else:
+        make = onnxruntime.OrtValue.ortvalue_from_numpy
+        values = {name: make(array) for name, array in feeds.items()}
+        fetched = session.run_with_ort_values([*shown.values()], values)
+    return dict(zip(shown, fetched, strict=True))
 
 
 def _planned(asked: Sequence[onnx.NodeProto], after: onnx.ModelProto, precision: str) -> Planned:

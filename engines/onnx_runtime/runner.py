@@ -16,7 +16,7 @@ from ...model.session import make_session, session_options
 from ...model.weightless import read_weightless
 from ...tensors import Dim, Feeds, ModelIO, TensorInfo, check_feeds
 from ..base import Runner
-from ..faults import KnownFault
+from ..words import KnownFault
 
 _DTYPES = {"float": "float32", "double": "float64"}
 

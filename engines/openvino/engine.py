@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,10 +19,11 @@ from ...spec.artifacts import BuildSpec
 from ...spec.words import Precision
 from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, Engine, Planned, Runner
-from ..faults import KnownFault, faults_of
 from ..values import Execution, Values, check_values
+from ..words import Proposal, Verdict
 from .kernels import UNREPORTED, Computed, computed_by
 from .runner import OpenVinoRunner, reason
+from .words import FOUR_BITS, KNOWN_FAULTS, PACKAGES, PROPOSALS, RULES, TRITON
 
 if TYPE_CHECKING:
     import onnx
@@ -39,28 +39,23 @@ class OpenVino(Engine):
 
     name = "openvino"
     suffix = ".onnx"
+    packages = PACKAGES
+    extra = "openvino"
+    rules = RULES
+    faults = KNOWN_FAULTS
+    tuned_floats = ("fp32", "bf16")
+    triton = TRITON
     lacks = frozenset(["DFT"])  # it takes some, and fails on those of a real signal (2026.4)
 
-    def why_not_build(self) -> str:
-        try:
-            import openvino  # noqa: F401
-        except ImportError as error:
-            return f"openvino cannot be imported ({error})"
-        return ""
+    def verdict(self, precision: Precision) -> Verdict | None:
+        return ("no", FOUR_BITS, "choose `target` onnxruntime") if precision == "int4" else None
 
-    def fix(self) -> str:
-        return "pip install 'qcompile[openvino]'" if self.why_not_build() else ""
+    def proposals(self) -> tuple[Proposal, ...]:
+        return PROPOSALS
 
     def graph_precision(self, precision: Precision) -> Precision:
         # fp16 and bf16 are a hint to the runtime, which then converts the float graph by itself.
         return precision if precision in ("int8", "int4") else "fp32"
-
-    def known_faults(self) -> Sequence[KnownFault]:
-        try:
-            version = metadata.version("openvino")
-        except metadata.PackageNotFoundError:  # all, where none is installed
-            return KNOWN_FAULTS
-        return faults_of(KNOWN_FAULTS, self.name, version)
 
     def check(self, spec: BuildSpec) -> None:
         computed_in = _computed_in(spec.precision, spec.floats)
@@ -96,7 +91,6 @@ class OpenVino(Engine):
             reached=len(reached),
             proof={"layers_by_precision": _counted(nodes, computed)},
             device=device_for(isa),
-            packages=("openvino", "onnx"),
             failure=values.failure,
             hint=values.hint,
             checks=[Check("runs after loading again", True, request.sampled), *values.checks],
@@ -236,42 +230,3 @@ def _as_built(path: Path) -> str:
 
 def _computed_in(precision: str, float_precision: str) -> str:
     return float_precision if precision == "int8" else precision
-
-
-# Graphs that OpenVINO's optimizer or reader turns into graphs that compute something else. All were found
-# here, with 2026.4.1 on every processor that it runs on; tests/engines/test_openvino_faults.py has the
-# smallest graphs. Older versions, from 2024.4 on, were not tried, and count as affected.
-_SEEN = ("seen by us with OpenVINO 2026.4.1; not reported",)
-
-
-def _fault(name: str, operator: str, what: str, *precisions: str) -> KnownFault:
-    return KnownFault(
-        name, operator, _SEEN, what, "rewrite", versions={"openvino": ("2024.4", "")}, precisions=precisions
-    )
-
-
-KNOWN_FAULTS: tuple[KnownFault, ...] = (
-    _fault(
-        "reduced-axes",
-        "ReduceL1, ReduceLogSum and ReduceLogSumExp",
-        "before opset 18 reduce all axes, whichever are named",
-    ),
-    _fault(
-        "quantized-extremum",
-        "ReduceMax or ReduceMin",
-        "in front of a QuantizeLinear is rounded to an integer of 0 to 255 first",
-        "int8",
-    ),
-    _fault(
-        "merged-bias",
-        "Conv, ConvTranspose, MatMul or Gemm",
-        "with dynamic shapes, read by a QuantizeLinear and elsewhere, has channel 0's bias in all channels",
-        "int8",
-    ),
-    _fault(
-        "moved-scale",
-        "Conv, ConvTranspose, MatMul or Gemm",
-        "without bias and with a dynamic batch in front of a Reshape is scaled along another axis",
-        "int8",
-    ),
-)

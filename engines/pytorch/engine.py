@@ -19,7 +19,9 @@ from ...spec.words import Precision
 from ...tensors import Dim, Feeds, ModelIO, TensorInfo
 from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Runner
 from ..gpu import why_not_gpu
+from ..words import Proposal
 from .runner import MODES, PyTorchRunner
+from .words import PACKAGES, PROPOSALS, TRITON
 
 
 class PyTorch(Engine):
@@ -27,6 +29,8 @@ class PyTorch(Engine):
 
     name = "pytorch"
     suffix = ""
+    packages = PACKAGES
+    extra = "torch"
     takes = "pytorch"
     places: tuple[Place, ...] = ("cpu", "cuda")
 
@@ -107,6 +111,10 @@ class TorchScript(PyTorch):
 
     name = "torchscript"
     suffix = ".pt"
+    triton = TRITON
+
+    def proposals(self) -> tuple[Proposal, ...]:
+        return PROPOSALS
 
     def why_not_build(self) -> str:
         return self.why_not_run()
@@ -141,7 +149,6 @@ class TorchScript(PyTorch):
             reached=1,
             proof={"dtypes": sorted({str(t.dtype) for t in loaded.module.parameters()})},
             device=processor(),
-            packages=("torch",),
             checks=[check],
         )
 

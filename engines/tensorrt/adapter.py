@@ -18,7 +18,7 @@ from typing import Any
 
 from ...errors import EngineUnavailable, InvalidOption
 from ...spec.words import BLOCK_FORMATS, Precision
-from ..faults import version_numbers
+from ..words import version_numbers
 from .parser_operators import UNKNOWN_OPSET, ParserOperators, ask_parser, parser_of
 
 MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}

@@ -13,8 +13,8 @@ from ...spec.artifacts import BuildSpec
 from ...spec.words import BLOCK_FORMATS, PRECISIONS, Precision
 from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Runner
-from ..faults import KnownFault, faults_of
 from ..gpu import find_gpu, why_no_gpu, why_not_gpu
+from ..words import KnownFault, Proposal, TritonBackend, faults_of
 from .adapter import load_adapter
 from .known_faults import KNOWN_FAULTS
 from .plan import (
@@ -29,6 +29,7 @@ from .plan import (
 from .runner.cuda import load_cuda
 from .runner.loaded_engine import EngineUse
 from .runner.runner import TensorRTRunner
+from .words import PACKAGES, RTX_PACKAGES, RULES, TRITON, proposals
 
 
 class TensorRT(Engine):
@@ -36,6 +37,10 @@ class TensorRT(Engine):
 
     name = "tensorrt"
     suffix = ".engine"
+    packages = PACKAGES
+    extra = "tensorrt"
+    rules = RULES
+    triton: TritonBackend | None = TRITON
     keeps_layers = True
     has_best = True
     needs_gpu_to_build = True
@@ -63,6 +68,9 @@ class TensorRT(Engine):
             ahead = ", or build ahead of time with `target` tensorrt-rtx" if self.needs_gpu_to_build else ""
             return f"run it on a machine with an NVIDIA GPU{ahead}"
         return "pip install 'qcompile[cuda]'" if _why_not(load_cuda) else ""
+
+    def proposals(self) -> tuple[Proposal, ...]:
+        return proposals("trt")
 
     def graph_precision(self, precision: Precision) -> Precision:
         return load_adapter(self.name).graph_precision(precision)
@@ -177,7 +185,13 @@ class TensorRTRTX(TensorRT):
 
     name = "tensorrt-rtx"
     needs_gpu_to_build = False
+    packages = RTX_PACKAGES
+    extra = "tensorrt-rtx"
+    triton = None  # its backend loads plans of TensorRT itself
     keeps_rejected = False  # it builds in seconds
+
+    def proposals(self) -> tuple[Proposal, ...]:
+        return proposals("rtx")
 
     def _for_gpu_here(self, request: BuildRequest) -> BuildRequest:
         if not request.spec.gpus and why_no_gpu():

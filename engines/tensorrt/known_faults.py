@@ -8,7 +8,7 @@ the first that has a fault and the first without; "" for the oldest, or none.
 
 from __future__ import annotations
 
-from ..faults import KnownFault
+from ..words import KnownFault
 
 _HALVES = ("fp16", "bf16")
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..faults import version_numbers
+from ..words import version_numbers
 from .log import make_log
 
 _8_5 = """

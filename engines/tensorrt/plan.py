@@ -31,8 +31,8 @@ from ...artifact import Manifest
 from ...errors import ArtifactError, InvalidOption, MissingFile
 from ...files import require_file
 from ...spec.tensorrt import TensorRTOptions, weights_on_gpu
-from ..faults import version_numbers
 from ..gpu import Gpu, find_gpu
+from ..words import version_numbers
 from .adapter import Adapter
 from .log import Log, last_error, make_log, setting
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 from ...engines.gpu import find_gpu
 from ...engines.registry import engine
+from ...engines.words import When
 from ...processor import processor, why_emulated
-from ...spec.words import AUTO, TARGETS, Target
+from ...spec.words import AUTO, TARGETS, TENSORRT_TARGETS, Target
 from ...tensors import TensorInfo, format_shape
 from .data_facts import DataFacts
 from .model_facts import ModelFacts
@@ -139,44 +140,30 @@ class _Chooser:
         return target in self.asked if self.asked else target not in self.machine.missing
 
     def artifacts(self) -> Iterator[Proposed]:
-        if self.takes("onnxruntime"):
-            yield from self._onnx_runtime()
-        if self.takes("openvino"):
-            yield from self._openvino()
-        if self.takes("tensorrt-rtx"):
-            yield from self._tensorrt("tensorrt-rtx", "rtx")
-        if self.takes("tensorrt"):
-            yield from self._tensorrt("tensorrt", "trt")
-        if "torchscript" in self.asked:
-            yield _artifact("torchscript", "torchscript", "fp32", "as asked for")
+        for target in TARGETS:
+            is_tensorrt = target in TENSORRT_TARGETS
+            lines = [*self._built_for(target), *self._shapes()] if is_tensorrt else []
+            for one in engine(target).proposals() if self.takes(target) else ():
+                if self._fits(one.when, target):
+                    mode: list[Line] = [("mode", one.mode, "")] if one.mode else []
+                    yield _artifact(one.name, target, one.precision, one.why, *lines, *mode)
 
-    def _onnx_runtime(self) -> Iterator[Proposed]:
-        if not self.is_quantized:
-            why = "what ONNX Runtime alone gains: the fairest float to compare INT8 with"
-            yield _artifact("onnx-fp32", "onnxruntime", "fp32", why)
-        if self._static:
-            why = "8-bit weights and activations, with ranges from the calibration samples"
-            yield _artifact("onnx-int8", "onnxruntime", "int8", why)
-        if self.quantizes and self.dynamic:
-            why = "8-bit weights; activations get their scales at run time, so no calibration"
-            yield _artifact("onnx-int8-dynamic", "onnxruntime", "int8", why, ("mode", "dynamic", ""))
+    def _fits(self, when: When, target: Target) -> bool:
+        """Whether the model, the data and the processor are what a proposal is for."""
+        return {
+            "float": not self.is_quantized,
+            "float alone": not self._static and not self.is_quantized,
+            "static": self._static,
+            "dynamic": self.quantizes and self.dynamic,
+            "bf16": not self.machine.emulates_bf16 and not self.is_quantized,
+            "named": target in self.asked,
+        }[when]
 
-    def _openvino(self) -> Iterator[Proposed]:
-        if not self._static and not self.is_quantized:
-            yield _artifact("openvino-fp32", "openvino", "fp32", "the other runtime for this processor")
-        if self._static:
-            why = "often the fastest INT8 on x86: it fuses more than ONNX Runtime"
-            yield _artifact("openvino-int8", "openvino", "int8", why)
-        if not self.machine.emulates_bf16 and not self.is_quantized:
-            yield _artifact("openvino-bf16", "openvino", "bf16", "this processor multiplies in bfloat16")
-
-    def _tensorrt(self, target: Target, prefix: str) -> Iterator[Proposed]:
-        lines = [*self._built_for(target), *self._shapes()]
-        if not self.is_quantized:
-            yield _artifact(f"{prefix}-fp16", target, "fp16", "half the size, Tensor Cores", *lines)
-        if self._static:
-            why = "a quarter of the size, INT8 Tensor Cores"
-            yield _artifact(f"{prefix}-int8", target, "int8", why, *lines)
+    def _proposes(self, when: When) -> Iterator[Target]:
+        """Targets that are taken and have a proposal of a kind."""
+        for target in filter(self.takes, TARGETS):
+            if any(one.when == when for one in engine(target).proposals()):
+                yield target
 
     @property
     def _static(self) -> bool:
@@ -215,11 +202,12 @@ class _Chooser:
             yield LeftOut("accuracy", why, "give samples as `data`")
         if not self.model.kinds:
             yield LeftOut("INT8", "no layer of the model multiplies with weights")
-        elif self.quantizes and not self.dynamic and self.takes("onnxruntime"):
+        elif self.quantizes and not self.dynamic and any(self._proposes("dynamic")):
             why = "it quantizes products of matrices alone: convolutions would stay in float"
             yield LeftOut("dynamic INT8", why, 'mode = "dynamic"')
-        if self.takes("openvino") and self.machine.emulates_bf16 and not self.is_quantized:
-            yield LeftOut("openvino bf16", self.machine.emulates_bf16)
+        if self.machine.emulates_bf16 and not self.is_quantized:
+            for target in self._proposes("bf16"):
+                yield LeftOut(f"{target} bf16", self.machine.emulates_bf16)
 
 
 def _artifact(name: str, target: str, precision: str, why: str, *lines: Line) -> Proposed:

@@ -39,7 +39,7 @@ def outcome(precision: str, *missed: str, unreported: tuple[str, ...] = (), **ch
         ),
         **changes,
     }
-    return BuildOutcome(kind="onnx", io=ModelIO((), ()), device={}, packages=(), **values)
+    return BuildOutcome(kind="onnx", io=ModelIO((), ()), device={}, **values)
 
 
 NOTHING: dict[str, Any] = {"planned": 0, "reached": 0, "layers": Planned(())}

@@ -18,9 +18,8 @@ from simulated_machine import Machine, install
 
 import qcompile
 from qcompile.artifact import Manifest, commit, load_artifact
-from qcompile.engines.capabilities import capabilities
 from qcompile.engines.gpu import Gpu
-from qcompile.engines.registry import engine
+from qcompile.engines.registry import capabilities, engine
 from qcompile.engines.tensorrt import engine as tensorrt_engine
 from qcompile.errors import ArtifactError, UnsupportedOperator
 from qcompile.files import writing

@@ -22,8 +22,9 @@ from written_models import model_of
 import qcompile
 import qcompile.model.saturating_kernels as home
 from qcompile.engines.registry import engine
+from qcompile.model.graph_rules import NONE, SaturatingKernels, graph_rules
 from qcompile.model.onnxruntime_optimizer import missed_nodes, optimizers_that_lose_zeros, zero_padded_pools
-from qcompile.model.saturating_kernels import NONE, RECORDED, probe, saturating_kernels
+from qcompile.model.saturating_kernels import probe, saturating_kernels
 from qcompile.model.session import make_session, session_options
 from qcompile.processor import isa_here, isa_of
 from qcompile.spec.words import ISAS
@@ -38,8 +39,8 @@ def test_an_order_is_read_from_four_sums() -> None:
 @pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
 def test_a_processor_is_one_that_was_recorded_or_saturates_nowhere(target: str) -> None:
     """Natively, whichever processor this is: with VNNI and on ARM nothing saturates."""
-    found = probe(target)  # type: ignore[arg-type]
-    assert found == RECORDED.get((target, isa_here()), NONE)  # type: ignore[arg-type]
+    found = probe(target)
+    assert found == graph_rules(target).saturates.get(isa_here(), NONE)
 
 
 def test_onnx_runtime_on_an_emulated_haswell_is_as_recorded(tmp_path: Path) -> None:
@@ -47,14 +48,15 @@ def test_onnx_runtime_on_an_emulated_haswell_is_as_recorded(tmp_path: Path) -> N
     models = [home._static_layers(), home._dynamic_layers()]
     outputs = run_emulated("haswell", [(model, dict(feeds)) for model, feeds in models], tmp_path)
     orders = {name: home._order(home._sums(sums)) for each in outputs for name, sums in each.items()}
-    assert home.SaturatingKernels(**orders) == RECORDED["onnxruntime", "avx2"]  # type: ignore[arg-type]
+    assert SaturatingKernels(**orders) == graph_rules("onnxruntime").saturates["avx2"]  # type: ignore[arg-type]
 
 
 def test_openvino_told_to_use_avx2_is_as_recorded() -> None:
     if isa_here() in ("neon", "neon-dotprod", "i8mm"):
         pytest.skip("ARM has no AVX2")
-    code = """from qcompile.model.saturating_kernels import RECORDED, probe
-print(probe("openvino") == RECORDED["openvino", "avx2"])"""
+    code = """from qcompile.model.graph_rules import graph_rules
+from qcompile.model.saturating_kernels import probe
+print(probe("openvino") == graph_rules("openvino").saturates["avx2"])"""
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
@@ -68,9 +70,9 @@ def test_another_instruction_set_is_looked_up_and_this_one_is_asked(monkeypatch:
     assert saturating_kernels("onnxruntime", "avx512-vnni") == "asked"
     monkeypatch.setattr(home, "isa_here", lambda: "avx2")
     monkeypatch.setattr(home, "probe", lambda _: NONE)  # a file for AVX2 is for every processor that has it
-    assert saturating_kernels("openvino", "avx2") == RECORDED["openvino", "avx2"]
+    assert saturating_kernels("openvino", "avx2") == graph_rules("openvino").saturates["avx2"]
     monkeypatch.setattr(home, "isa_here", lambda: "avx512-vnni")
-    assert saturating_kernels("onnxruntime", "avx2") == RECORDED["onnxruntime", "avx2"]
+    assert saturating_kernels("onnxruntime", "avx2") == graph_rules("onnxruntime").saturates["avx2"]
     assert saturating_kernels("openvino", "amx") == NONE
     assert saturating_kernels("tensorrt", "avx512-vnni") == NONE
     assert not NONE

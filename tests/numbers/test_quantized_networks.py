@@ -30,7 +30,9 @@ from qcompile.compiler.quantize.int8 import dynamic, placement, tensorrt
 from qcompile.compiler.quantize.weights import rewrite
 from qcompile.errors import QuantizationError
 from qcompile.model.graph import WEIGHTED
+from qcompile.model.graph_rules import graph_rules
 from qcompile.model.saturating_kernels import probe
+from qcompile.spec.words import GRAPH_TARGETS
 
 Quantized = Callable[..., onnx.ModelProto]
 
@@ -371,7 +373,7 @@ def placed() -> set[str]:
         *WEIGHTED,
         *placement._BETWEEN,
         *placement.SAME_SCALE,
-        *(operator for operators in placement._WEIGHTED.values() for operator in operators),
+        *(operator for target in GRAPH_TARGETS for operator in graph_rules(target).weighted),
         *tensorrt._FUSED,
         *tensorrt._CONVOLUTIONS,
         *dynamic.DYNAMIC_OPERATORS,

@@ -18,8 +18,7 @@ from qcompile.artifact import Manifest, read_manifest
 from qcompile.calibration import load_ranges, save_ranges
 from qcompile.calibration.tensorrt_cache import format_cache, read_cache
 from qcompile.engines.base import BuildRequest
-from qcompile.engines.capabilities import capabilities
-from qcompile.engines.registry import engine
+from qcompile.engines.registry import capabilities, engine
 from qcompile.errors import CalibrationError, MissingFile
 from qcompile.pipeline.auto import _isa
 from qcompile.pipeline.portable import portable_text

@@ -16,9 +16,8 @@ from qcompile.artifact import read_manifest
 from qcompile.cli.session import Session
 from qcompile.cli.verb import verb
 from qcompile.engines.base import BuildOutcome, BuildRequest
-from qcompile.engines.capabilities import capabilities
 from qcompile.engines.onnx_runtime import OnnxRuntime
-from qcompile.engines.registry import engine
+from qcompile.engines.registry import capabilities, engine
 from qcompile.errors import InvalidOption
 from qcompile.pipeline import stages
 from qcompile.pipeline.recipe import Recipe, read_recipe

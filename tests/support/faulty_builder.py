@@ -68,7 +68,7 @@ class FaultyBuilder:
         profiles = self.write(model, request.output, request.debug_tensors)
         return BuildOutcome(
             "engine", model_io(model), 0, 0, proof={"profiles": profiles}, device={"gpus": ["sm86"]},
-            packages=(), versions={adapter.package: adapter.version},
+            versions={adapter.package: adapter.version},
         )  # fmt: skip
 
     def write(

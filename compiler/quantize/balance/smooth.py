@@ -48,6 +48,7 @@ from ....data.batches import Data
 from ....errors import ModelError
 from ....model.graph import attribute, infer_shapes, producers
 from ....model.graph_edits import name_nodes, set_values, store, store_constants
+from ....model.graph_rules import graph_rules
 from ....model.onnx_file import copy_model
 from ..activations import Rows, observe_rows
 from ..request import QuantizeRequest
@@ -133,7 +134,7 @@ def smoothed(request: QuantizeRequest, data: Data, path: Path) -> tuple[Quantize
     """Return the request of the model smoothed, written to `path`, and what was done to it."""
     model = copy_model(request.model)
     observed = observe_rows(model, request.path, dict.fromkeys(smoothable(model), -1), data, LOOKED_AT)
-    done = smooth(model, observed, symmetric=request.spec.target == "tensorrt")
+    done = smooth(model, observed, symmetric=graph_rules(request.spec.target).symmetric)
     return (balanced(request, model, done.rescaled, data, path) if done.rescaled else request), done
 
 

@@ -22,8 +22,8 @@ from ....calibration.qparams import choose_weight_qparams, quantize
 from ....errors import InvalidOption, QuantizationError, first_line
 from ....model.graph import attribute, consumers
 from ....model.graph_edits import drop_unused_initializers, set_nodes, sort_nodes, store
+from ....model.graph_rules import NONE, SaturatingKernels
 from ....model.onnx_file import load_onnx, save_onnx
-from ....model.saturating_kernels import NONE, SaturatingKernels
 from ....progress import quiet
 from ....spec.words import WeightType
 from ..request import match_nodes

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....model.graph import attribute
-from ....model.saturating_kernels import Order, SaturatingKernels
+from ....model.graph_rules import Order, SaturatingKernels
 from ..weights.rounding import Room
 
 if TYPE_CHECKING:

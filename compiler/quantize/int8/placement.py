@@ -1,12 +1,10 @@
 """Placement of Q/DQ: the nodes to quantize for a target, and the reason for each other node.
 
-The target decides.
+The target's rules decide (`model.graph_rules`).
 
 - ONNX Runtime on x86 with VNNI multiplies uint8 activations by int8 weights and adds int32 bias; symmetric
   int8 activations are slower there than float. A product of a stored weight writes float for free, so
   what follows it stays in float; a product of two activations (attention) is faster in float.
-- OpenVINO takes uint8, with a zero point where values are negative; float bias; products of two
-  activations too, in symmetric int8: with a zero point they fall to float (2026.4).
 - TensorRT wants symmetric int8 with zero_point 0, float bias, Q/DQ in front of the layers that can use
   it (`tensorrt_kernels`), on the residual branch of the adds that close one (`residuals`), and at some of
   what lies between convolutions (`between`).
@@ -23,20 +21,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ....errors import InvalidOption
 from ....model.graph import WEIGHTED, constant_names, consumers
-from ....spec.words import GRAPH_TARGETS, GraphTarget
+from ....model.graph_rules import graph_rules
+from ....spec.words import GraphTarget
 from ..request import match_nodes
 from .rewrites import is_table, unfit_for_float8
 from .tensorrt import Between, ResidualAdds, TensorRTKernels
 
 if TYPE_CHECKING:
     import onnx
-
-
-def graph_target(engine: str) -> GraphTarget:
-    """Return what a graph for an engine is placed for: TensorRT and TensorRT-RTX take the same."""
-    return "onnxruntime" if engine == "onnxruntime" else "openvino" if engine == "openvino" else "tensorrt"
 
 
 # Operators for which a CPU runtime has a kernel that reads and writes integers (or that only moves data).
@@ -52,11 +45,6 @@ SAME_SCALE = frozenset(
 )
 """Operators whose results are quantized as their input is."""
 
-_WEIGHTED = {
-    "onnxruntime": frozenset(["Conv", "MatMul", "Gemm"]),
-    "openvino": frozenset(["Conv", "ConvTranspose", "MatMul", "Gemm"]),
-    "tensorrt": frozenset(["Conv", "ConvTranspose", "MatMul", "Gemm"]),
-}
 WRITES_FLOAT = frozenset(["MatMul", "Gemm"])
 """Operators whose results are never quantized by themselves: their kernels write float for free."""
 
@@ -101,13 +89,12 @@ def plan(
         float8: Whether it is for FP8, for which there are fewer kernels.
         multiplies_activations: Whether its kernels multiply two activations rightly.
     """
-    if target not in GRAPH_TARGETS:
-        raise InvalidOption(f"target {target!r} is unknown; known are {', '.join(GRAPH_TARGETS)}")
+    rules = graph_rules(target)
     excluded = match_nodes(model.graph, exclude)
     weighted_excluded = match_nodes(model.graph, (), only=only) | excluded
     planner = _Planner(model, target, excluded, weighted_excluded, float8=float8)
     planner.multiplies_activations = multiplies_activations
-    if target != "tensorrt":
+    if rules.quantizes_chains:
         return planner.run()
     planner.chosen = set(match_nodes(model.graph, (*chosen, *only)))
     placement = planner.run()
@@ -134,6 +121,7 @@ class _Planner:
         float8: bool,
     ) -> None:
         self.model, self.graph, self.target, self.float8 = model, model.graph, target, float8
+        self.rules = graph_rules(target)
         self.excluded, self.weighted_excluded = excluded, weighted_excluded
         self.multiplies_activations = True
         self.chosen: set[str] = set()
@@ -152,7 +140,7 @@ class _Planner:
             if node.domain not in ("", "ai.onnx"):
                 continue
             if is_table(node, self.stored):
-                if self.target != "tensorrt" and node.name not in self.weighted_excluded:
+                if self.rules.quantizes_chains and node.name not in self.weighted_excluded:
                     tables.append(node.name)  # TensorRT gathers floats only
                 continue
             if node.op_type in WEIGHTED:
@@ -162,26 +150,26 @@ class _Planner:
                     continue
             elif node.name in self.excluded or not self._goes_along(node):
                 continue
-            elif self.target == "tensorrt" and node.op_type == "Add":
+            elif not self.rules.quantizes_chains and node.op_type == "Add":
                 operand = self.residuals.fused_operand(node, self.planned)
                 fused |= {node.name: operand} if operand is not None else {}
             nodes.append(node.name)
             self.planned.add(node.name)
-            if node.op_type not in WRITES_FLOAT and self.target != "tensorrt":
+            if node.op_type not in WRITES_FLOAT and self.rules.quantizes_chains:
                 self.integer.update(node.output)
-        if self.target == "tensorrt":
+        if not self.rules.quantizes_chains:
             between = Between(self.graph, self.constants)
             rest = [node for node in self.graph.node if node.name not in self.planned | self.excluded.keys()]
             for node in rest:
                 if between.quantizes(node, self.planned):
                     self.planned.add(node.name)
                     nodes.append(node.name)
-        if self.target == "openvino":
+        if self.rules.writes_floats:
             nodes = self._wanted_by_integers(nodes)
         return Placement(self.target, tuple(nodes), left, tuple(tables), fused)
 
     def _wanted_by_integers(self, nodes: list[str]) -> list[str]:
-        """Leave out what no integer kernel reads: OpenVINO's convolutions write float for nothing."""
+        """Leave out what no integer kernel reads, where every kernel writes float for nothing."""
         by_name = {node.name: node for node in self.graph.node}
         readers = consumers(self.graph)
         kept = set(nodes)
@@ -194,7 +182,7 @@ class _Planner:
 
     def _goes_along(self, node: onnx.NodeProto) -> bool:
         """Whether an operator without weights is quantized with those around it."""
-        if self.target == "tensorrt":
+        if not self.rules.quantizes_chains:
             return self.residuals.closes(node, self.planned)
         if node.op_type not in _BETWEEN:
             return False
@@ -204,7 +192,7 @@ class _Planner:
 
     def _unfit(self, node: onnx.NodeProto) -> str | None:
         """The reason why a weighted node stays in float; None when it is quantized."""
-        if node.op_type not in _WEIGHTED[self.target]:
+        if node.op_type not in self.rules.weighted:
             return f"{self.target} has no integer kernel for {node.op_type}"
         activations = [name for name in node.input if name and name not in self.constants]
         if not activations:
@@ -217,8 +205,8 @@ class _Planner:
             axes = len(self.stored[node.input[1]].dims)
             if node.op_type == "MatMul" and axes != 2:
                 return f"its weight has {axes} axes; scales per channel need 2"
-        elif self.target == "onnxruntime" and len(activations) > 1:
-            return "it multiplies two activations, which ONNX Runtime does faster in float"
+        elif self.rules.slow_products and len(activations) > 1:
+            return f"it multiplies two activations, which {self.rules.slow_products} does faster in float"
         elif not self.multiplies_activations and len(activations) > 1:
             return "it multiplies two activations, whose products overflow without VNNI"
         bias = self.stored.get(node.input[2]) if len(node.input) > 2 else None
@@ -228,7 +216,7 @@ class _Planner:
             return "its constant is the left operand"
         if self.float8 and (reason := unfit_for_float8(node, self.stored)):
             return reason
-        if self.target != "tensorrt" or node.name in self.chosen:
+        if self.rules.quantizes_chains or node.name in self.chosen:
             return None
         return self._kernels.unfit(node)
 
@@ -244,7 +232,7 @@ def scaled_tensors(model: onnx.ModelProto, placement: Placement) -> set[str]:
     nodes = [node for node in model.graph.node if node.name in planned]
     read = {name for node in nodes for name in node.input}
     # TensorRT's Q/DQ graph needs no scale of what an operator makes; its calibration cache does.
-    without = frozenset[str]() if placement.target == "tensorrt" else WRITES_FLOAT
+    without = WRITES_FLOAT if graph_rules(placement.target).quantizes_chains else frozenset[str]()
     made = {name for node in nodes if node.op_type not in without for name in node.output}
     return (read | made) - {""}
 

@@ -17,12 +17,13 @@ from ....errors import CalibrationError, EngineUnavailable, QuantizationError, f
 from ....files import temporary_folder
 from ....model.graph import count_weighted, producers, weighted_nodes
 from ....model.graph_edits import drop_unused_initializers, sort_nodes
+from ....model.graph_rules import GraphRules, graph_rules
 from ....model.multiply_adds import ALLOWED_SHARE, multiply_adds, named, shares
 from ....model.onnx_file import load_onnx
 from ....model.onnxruntime_optimizer import missed_nodes
 from ....model.session import SIGNED_ACTIVATIONS, optimize_file, session_options
 from ....progress import quiet
-from ....spec.words import ARM_ISAS, GraphTarget, Isa
+from ....spec.words import Isa
 from .pair_limits import PairLimits
 from .placement import SAME_SCALE, WRITES_FLOAT, Placement, scaled_tensors
 from .rewrites import gather_by_vectors, keep_adds_apart, keep_norms_apart, quantize_tables, read_floats
@@ -62,6 +63,7 @@ def quantize_static(
         name: TensorData(lowest=np.float32(low), highest=np.float32(high))
         for name, (low, high) in ranges.items()
     }
+    rules = graph_rules(placement.target)
     operators = sorted({n.op_type for n in model.graph.node if n.name in set(placement.nodes)})
     planned = set(placement.nodes)
     _mark_inferred(model)
@@ -72,12 +74,12 @@ def quantize_static(
                 per_channel=True,
                 reduce_range=False,
                 weight_qType=QuantType.QInt8,
-                activation_qType=_activation_type(placement.target, isa),
+                activation_qType=QuantType.QInt8 if rules.signed(isa) else QuantType.QUInt8,
                 tensors_range=TensorsData(CalibrationMethod.MinMax, values),
                 nodes_to_quantize=list(placement.nodes),
                 nodes_to_exclude=[],
                 op_types_to_quantize=operators,
-                extra_options=_options(placement.target, operators, ranges),
+                extra_options=_options(rules, operators, ranges),
             )
             quantizer.quantize_model()
             quantizer.model.topological_sort()
@@ -86,43 +88,37 @@ def quantize_static(
         raise _missing_range(error, ranges) from error
     quantized: onnx.ModelProto = quantizer.model.model
     join_with_convolutions(quantized.graph, placement.fused)
-    read_floats(quantized.graph, planned, kernels_write_float=placement.target == "openvino")
+    read_floats(quantized.graph, planned, kernels_write_float=rules.writes_floats)
     quantize_tables(quantized, set(placement.tables))
-    if placement.target == "onnxruntime":
+    if rules.by_onnxruntime:
         keep_norms_apart(quantized.graph)
         keep_adds_apart(quantized, planned)
-    if placement.target == "openvino":
+    if rules.gathers_by_vectors:
         gather_by_vectors(quantized)
     drop_unused_initializers(quantized.graph)
     _check_scales(quantized)
     return quantized
 
 
-def _activation_type(target: GraphTarget, isa: Isa) -> Any:
-    from onnxruntime.quantization import QuantType
-
-    signed = target == "tensorrt" or (target == "onnxruntime" and isa in ARM_ISAS)
-    return QuantType.QInt8 if signed else QuantType.QUInt8
-
-
 def _options(
-    target: GraphTarget, operators: list[str], ranges: Mapping[str, tuple[float, float]]
+    rules: GraphRules, operators: list[str], ranges: Mapping[str, tuple[float, float]]
 ) -> dict[str, Any]:
-    """Extra options of ONNX Runtime's quantizer for a target."""
+    """Extra options of ONNX Runtime's quantizer."""
     from onnxruntime.quantization import QuantType
 
-    options: dict[str, Any] = {"ActivationSymmetric": target == "tensorrt", "WeightSymmetric": True}
-    if target == "tensorrt":
-        # Its parser refuses int32 DequantizeLinear, so the bias is float; 8.5 takes weights as float
+    options: dict[str, Any] = {"ActivationSymmetric": rules.symmetric, "WeightSymmetric": True}
+    if not rules.quantizes_bias:
+        options["QuantizeBias"] = False
+    if not rules.quantizes_chains:
+        # TensorRT's parser refuses int32 DequantizeLinear, so the bias is float; 8.5 takes weights as float
         # behind a pair, not as stored int8; no operator's output is quantized by itself.
-        more = {"QuantizeBias": False, "AddQDQPairToWeight": True, "ForceQuantizeNoInputCheck": True}
+        more = {"AddQDQPairToWeight": True, "ForceQuantizeNoInputCheck": True}
         return options | more | {"OpTypesToExcludeOutputQuantization": operators}
     options["OpTypesToExcludeOutputQuantization"] = sorted(WRITES_FLOAT)
-    if target == "openvino":
+    if rules.zero_points == "where free":
         signed = [{"quant_type": QuantType.QInt8, "symmetric": True}]
-        options["QuantizeBias"] = False
         # `activation_limits` made symmetric what is to be symmetric.
-        symmetric = [name for name, (low, high) in ranges.items() if low < 0 and low == -high]
+        symmetric = [name for name, limits in ranges.items() if rules.is_symmetric(*limits)]
         options["TensorQuantOverrides"] = dict.fromkeys(symmetric, signed)
     return options
 
@@ -131,14 +127,15 @@ def activation_limits(
     model: onnx.ModelProto, placement: Placement, ranges: Ranges, method: Method | None
 ) -> dict[str, tuple[float, float]]:
     """Return tensor name to (low, high) by the method, for the observed tensors that the plan may scale."""
-    scaled = scaled_tensors(model, placement)
+    rules, scaled = graph_rules(placement.target), scaled_tensors(model, placement)
     sources = {name: ranges.sources(name) for name in ranges.names() if name in scaled}
     one_of = {source: name for name, source in sources.items()}
-    if placement.target != "openvino":
-        symmetric = placement.target == "tensorrt"
-        limits = {source: ranges.limits(name, method, symmetric=symmetric) for source, name in one_of.items()}
+    if rules.zero_points != "where free":
+        limits = {
+            source: ranges.limits(name, method, symmetric=rules.symmetric) for source, name in one_of.items()
+        }
         result = {name: limits[source] for name, source in sources.items()}
-        if symmetric:
+        if not rules.quantizes_chains:
             share_scales(model.graph, placement.nodes, result)
         return result
     uneven = {sources[name] for name in _with_zero_point(model, placement) if name in sources}
@@ -153,11 +150,11 @@ def activation_limits(
 
 
 def _with_zero_point(model: onnx.ModelProto, placement: Placement) -> set[str]:
-    """Tensors that OpenVINO needs as uint8 with a zero point, although they hold negative values.
+    """Tensors that are uint8 with a zero point, although they hold negative values.
 
-    Symmetric int8 through a Concat loses 10 dB there (2026.4); and the quantizer takes a Clip out, whose
-    lower limit a symmetric range would not keep. A product or a convolution with a stored weight takes a
-    zero point at no cost (its kernels read uint8 in any case), and what a GELU makes, down to -0.17, has
+    Symmetric int8 through a Concat loses 10 dB on OpenVINO (2026.4); and the quantizer takes a Clip out,
+    whose lower limit a symmetric range would not keep. A product or a convolution with a stored weight takes
+    a zero point at no cost (its kernels read uint8 in any case), and what a GELU makes, down to -0.17, has
     twice as many levels by it: 5 dB of a sentence encoder. A product of two activations does not: in float
     it stays with one (2026.4).
     """

@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....calibration.qparams import QParams, dequantize
-from ....errors import InvalidOption, QuantizationError
+from ....errors import QuantizationError
 from ....model.graph import attribute, consumers, infer_shapes, producers
 from ....model.graph_edits import drop_unread, drop_unused_initializers, name_nodes, store, store_constants
+from ....model.graph_rules import graph_rules
 from ....model.onnx_file import copy_model
-from ....spec.words import GRAPH_TARGETS, GraphTarget
+from ....spec.words import GraphTarget
 from ...opset.exact_forms import keep_layers_apart
 
 if TYPE_CHECKING:
@@ -40,21 +41,21 @@ def finish_qdq(model: onnx.ModelProto, target: GraphTarget) -> onnx.ModelProto:
     """
     from onnx import numpy_helper
 
-    if target not in GRAPH_TARGETS:
-        raise InvalidOption(f"target {target!r} is unknown; known are {', '.join(GRAPH_TARGETS)}")
+    rules = graph_rules(target)
     model = copy_model(model)
     graph = model.graph
     name_nodes(graph)
     store_constants(graph)
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
     _fold_transposes(graph, stored)
-    if target == "tensorrt":
+    if not rules.quantizes_chains:
         _require_zero_points(graph, stored)
         _unfold_weights(graph, stored)
     else:
         _pool_means(model, stored)
-    if target == "onnxruntime":
+    if rules.quantizes_bias:
         _quantize_biases(graph, stored)
+    if rules.by_onnxruntime:
         keep_layers_apart(model)
     drop_unused_initializers(graph)
     return model

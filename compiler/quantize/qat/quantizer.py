@@ -37,9 +37,10 @@ from torchao.quantization.pt2e.quantizer import (
 )
 
 from ....errors import ExportError, InvalidOption, QuantizationError, first_line
+from ....model.graph_rules import graph_rules
 from ....model.saturating_kernels import saturating_kernels
 from ....progress import quiet
-from ....spec.words import ARM_ISAS, GraphTarget, Isa
+from ....spec.words import GraphTarget, Isa
 from ..int8.pair_limits import LARGEST_SUM, PairLimits, pair_limits
 from ..int8.tensorrt import ResidualAdds
 
@@ -128,19 +129,19 @@ class TargetQuantizer(Quantizer):  # type: ignore[misc]
     """Annotate a captured model, whose weights are `get_attr` nodes, for one target.
 
     Args:
-        target: "onnxruntime", "openvino" or "tensorrt".
+        target: What the artifact is for, such as "onnxruntime".
         isa: What an artifact for ONNX Runtime will run on.
         exclude: Globs of names of modules and weights that stay in float.
     """
 
     def __init__(self, target: GraphTarget, isa: Isa, exclude: Sequence[str]) -> None:
         super().__init__()
-        self.target, self.exclude = target, exclude
+        self.target, self.exclude, self.rules = target, exclude, graph_rules(target)
         self._kernels = saturating_kernels(target, isa)
-        signed = target == "tensorrt" or (isa in ARM_ISAS and target == "onnxruntime")
+        signed = self.rules.signed(isa)
         limits = (-128, 127) if signed else (0, 255)
-        # OpenVINO's grid is that of ONNX Runtime: symmetric int8 loses 10 dB in a Concat there.
-        scheme = torch.per_tensor_symmetric if target == "tensorrt" else torch.per_tensor_affine
+        # Zero points only where they are free would lose 10 dB in a Concat.
+        scheme = torch.per_tensor_symmetric if self.rules.symmetric else torch.per_tensor_affine
         constructor = ActivationFakeQuantize.with_args(
             observer=MovingAverageMinMaxObserver.with_args(averaging_constant=AVERAGING)
         )
@@ -166,10 +167,10 @@ class TargetQuantizer(Quantizer):  # type: ignore[misc]
                     continue
                 inputs[node] = {node.args[1]: self._weight(model, node, layers[node.name])}
                 inputs[node] |= {} if values[0] in results else {values[0]: self._activation}
-                if self.target != "tensorrt" and name != "linear":  # its kernel writes float for free
+                if self.rules.quantizes_chains and name != "linear":  # its kernel writes float for free
                     end = _end_of_chain(node, norm=True)
                     results[end] = end
-            elif self.target == "tensorrt":
+            elif not self.rules.quantizes_chains:
                 layer, planned = layers[node.name], {node.name for node in inputs}
                 if residuals.closes(layer, planned):
                     fused = residuals.fused_operand(layer, planned)
@@ -205,8 +206,8 @@ class TargetQuantizer(Quantizer):  # type: ignore[misc]
 
     def _unfit(self, node: Node) -> str | None:
         transposed = operator(node) in _TRANSPOSED
-        if transposed and self.target == "onnxruntime":
-            return "onnxruntime has no integer kernel for it"
+        if transposed and "ConvTranspose" not in self.rules.weighted:
+            return f"{self.target} has no integer kernel for it"
         if transposed and len(node.args) > 6 and node.args[6] != 1:
             return "its weight has groups; scales per channel need one"
         weight = getattr(node.args[1], "op", "")

@@ -198,7 +198,6 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
         reached=reached,
         proof=proof,
         device=prepared.gpu.as_json() if prepared.gpu else {"gpus": list(request.spec.gpus)},
-        packages=("onnx",),
         versions={adapter.package: adapter.version},
         checks=[Check("TensorRT's parser accepts every node", True, f"opset {opset(model)}")],
         warnings=(*prepared.warnings, *prepared.log.warnings, *unsaid, *differs, *unkept),

@@ -18,10 +18,18 @@ from hypothesis import strategies as st
 import qcompile
 from qcompile.compiler.quantize.calibrate import calibrate
 from qcompile.engines import doctor, names
-from qcompile.engines.doctor import Diagnosis, find_problems
-from qcompile.engines.doctor.diagnosis import machine_facts
-from qcompile.engines.doctor.extras import clash, extra_states, installed_version
-from qcompile.engines.doctor.precisions import PrecisionState, TargetState, gpu_types, precision_states
+from qcompile.engines.doctor import (
+    Diagnosis,
+    PrecisionState,
+    TargetState,
+    clash,
+    extra_states,
+    find_problems,
+    gpu_types,
+    installed_version,
+    machine_facts,
+    precision_states,
+)
 from qcompile.engines.gpu import why_no_gpu
 from qcompile.engines.registry import engine
 from qcompile.errors import InvalidOption, MissingFile, QCompileError

@@ -22,12 +22,12 @@ import qcompile
 from qcompile.artifact import Artifact, load_artifact
 from qcompile.engines.base import BuildRequest
 from qcompile.engines.build import build_engine
-from qcompile.engines.faults import faults_of
 from qcompile.engines.tensorrt.adapter import load_adapter
 from qcompile.engines.tensorrt.builder.inspector import in_metadata
 from qcompile.engines.tensorrt.builder.network import _layers_by_node
 from qcompile.engines.tensorrt.known_faults import KNOWN_FAULTS
 from qcompile.engines.tensorrt.log import make_log
+from qcompile.engines.words import faults_of
 from qcompile.model.weightless import fingerprint
 from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.words import Precision

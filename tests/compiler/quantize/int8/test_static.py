@@ -24,7 +24,7 @@ from qcompile.compiler.quantize.int8.static import activation_limits, quantize_s
 from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.compiler.quantize.weights.rounding import gptq
 from qcompile.errors import CalibrationError, QuantizationError
-from qcompile.model.saturating_kernels import NONE, RECORDED, SaturatingKernels
+from qcompile.model.graph_rules import NONE, SaturatingKernels, graph_rules
 from qcompile.spec.words import GraphTarget
 
 Limits = Mapping[str, tuple[float, float]]
@@ -231,7 +231,7 @@ def test_ranges_for_another_target_hint_at_the_target(tmp_path: Path) -> None:
 
 
 Array = NDArray[Any]
-FLAT, TAPS = RECORDED["onnxruntime", "avx2"], RECORDED["openvino", "avx2"]
+FLAT, TAPS = (graph_rules(name).saturates["avx2"] for name in ("onnxruntime", "openvino"))
 CONVOLUTIONS = [((8, 4, 3, 3), 1), ((8, 3, 3, 3), 1), ((6, 1, 3), 1), ((8, 3, 2, 2), 4), ((6, 1, 3, 3), 3)]
 
 

@@ -1,0 +1,423 @@
+"""Which precisions each target builds and runs on this machine, and whether an instruction does it.
+
+It is concluded from what the engines take, instruction sets and NVIDIA's tables, not measured.
+docs/doctor.md says what the states mean. Beside it: the extras, problems of the installation, the machine.
+"""
+
+from __future__ import annotations
+
+import functools
+import platform
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import distributions, requires
+from typing import TYPE_CHECKING
+
+from ..artifact import tool_versions
+from ..errors import InvalidOption, QCompileError
+from ..machine_memory import machine_bytes
+from ..model.session import usable_cores
+from ..model.tensorflow import ANOTHER, INSTALL, tensorflow_python, tensorflow_versions
+from ..processor import is_arm, isa_here, processor, why_emulated
+from ..spec.decode import called
+from ..spec.looking import DoctorCommand
+from ..spec.words import CPU_TARGETS, PRECISIONS, TARGETS, TENSORRT_TARGETS, Precision
+from .base import Engine
+from .gpu import Gpu, find_gpus
+from .onnx_runtime.words import PACKAGES as ONNX_RUNTIMES
+from .registry import engine, names, packages_of
+from .words import FAST, FOUR_BITS, State, Verdict
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..spec.keywords import DoctorKeywords
+
+_OF_TENSORRT = (
+    "choose `target` tensorrt-rtx or tensorrt: tf32 from sm80, fp8 from sm89, nvfp4 and mxfp8 from sm100"
+)
+_OLDEST = 70
+_RTX_BUILDS_FOR = (75, 80, 86, 89, 120, 121)
+"""TensorRT-RTX 1.7; on the first it refuses products of all types but FP16."""
+
+
+@dataclass(frozen=True)
+class TargetState:
+    """Whether a target builds here, runs here, and runs on a GPU here; reasons are empty when it does."""
+
+    target: str
+    why_not_build: str = ""
+    why_not_run: str = ""
+    why_not_run_on_gpu: str = ""
+    fix: str = ""
+
+    @classmethod
+    def of(cls, one: Engine) -> TargetState:
+        """Ask an engine, whose runtime is imported."""
+        return cls(one.name, one.why_not_build(), one.why_not_run(), one.why_not_run_on_gpu(), one.fix())
+
+
+@dataclass(frozen=True)
+class PrecisionState:
+    """A target's precision on a device ("cpu", or a compute capability), why it is not fast, the way out."""
+
+    target: str
+    device: str
+    precision: str
+    state: State
+    reason: str = ""
+    fix: str = ""
+
+
+def precision_states(
+    targets: Sequence[TargetState], gpus: Sequence[GpuTypes], *, here: bool
+) -> list[PrecisionState]:
+    """Return every target's precisions: on this processor, and for TensorRT's on each of the GPUs, which are
+    `here` or were asked for."""
+    states = []
+    for target in targets:
+        for precision in PRECISIONS if target.target in TARGETS else ():  # a baseline is not built
+            if target.target not in TENSORRT_TARGETS:
+                verdicts = {"cpu": _on_cpu(target, precision)}
+            else:
+                verdicts = {gpu.capability: _on_gpu(target, precision, gpu, here=here) for gpu in gpus}
+                verdicts = verdicts or {"gpu": _installed(target)}
+            states += [PrecisionState(target.target, on, precision, *said) for on, said in verdicts.items()]
+    return states
+
+
+def _installed(target: TargetState) -> Verdict:
+    if target.why_not_build:
+        return "no", target.why_not_build, target.fix
+    return "builds", target.why_not_run or "no GPU is here", target.fix
+
+
+def _on_cpu(target: TargetState, precision: Precision) -> Verdict:
+    runtime, features = engine(target.target), processor()["features"]
+    if runtime.takes == "pytorch" and precision != "fp32":
+        return "no", "it is built in fp32 alone", "choose another `target`"
+    if precision not in runtime.precisions:
+        return "no", "formats of NVIDIA's Tensor Cores", _OF_TENSORRT
+    if target.why_not_build or target.why_not_run:
+        return "no", target.why_not_build or target.why_not_run, target.fix
+    if verdict := runtime.verdict(precision):
+        state, reason, fix = verdict
+        return state, reason, fix if fix or state == "runs" else _way_out(precision)
+    if precision in ("fp16", "bf16") and (reason := why_emulated(precision)):
+        return "emulated", reason, "choose `precision` int8, or fp32"
+    if precision == "int8" and features and isa_here() in ("avx2", "neon"):
+        reason = f"{isa_here()} has no product of 8 bits: it takes several instructions"
+        return "runs", reason, "measure it with `qcompile bench`: fp32 may be faster here"
+    return FAST
+
+
+def _way_out(precision: Precision) -> str:
+    """Name the targets that compute in a precision on processors that have it."""
+    runtimes = [one for one in map(engine, CPU_TARGETS) if precision in one.precisions]
+    others = [one.name for one in runtimes if one.verdict(precision) is None]
+    instead = f"`target` {' or '.join(others)} where the processor has it, or " if others else ""
+    return f"choose {instead}`precision` int8"
+
+
+def _on_gpu(target: TargetState, precision: Precision, gpu: GpuTypes, *, here: bool) -> Verdict:
+    rtx = target.target == "tensorrt-rtx"
+    if lacks := gpu.why_not(precision):
+        return "no", lacks, "choose another `precision`, or a newer GPU"
+    if rtx and gpu.number not in _RTX_BUILDS_FOR:
+        known = ", ".join(f"sm{number}" for number in _RTX_BUILDS_FOR)
+        return "no", f"TensorRT-RTX builds for {known}", "choose `target` tensorrt"
+    if rtx and gpu.number == _RTX_BUILDS_FOR[0] and precision not in ("fp16", "int8"):
+        reason = f"TensorRT-RTX multiplies matrices of fp16 and int8 alone on {gpu.capability}"
+        return "no", reason, "choose `precision` fp16 or int8, or `target` tensorrt"
+    if gpu.number < _OLDEST:
+        return "no", f"TensorRT 10 begins with sm{_OLDEST}", ""
+    if target.why_not_build or target.why_not_run:
+        return _installed(target)
+    if not here:
+        return "builds", f"{gpu.capability} was asked for; it need not be here", ""
+    if rtx and precision == "mxfp8":
+        return "runs", "TensorRT-RTX 1.7 multiplies MXFP8 after it is dequantized", ""
+    return FOUR_BITS if precision == "int4" else FAST
+
+
+_AMPERE = ("TF32", "FP16", "BF16", "INT8", "INT4")
+_BLACKWELL = ("TF32", "FP16", "BF16", "INT8", "FP8", "FP4")
+_ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
+    50: ("Maxwell", ()),
+    60: ("Pascal", ()),
+    70: ("Volta", ("FP16",)),
+    72: ("Volta (Xavier)", ("FP16", "INT8")),
+    75: ("Turing", ("FP16", "INT8", "INT4")),
+    80: ("Ampere", ("FP64", *_AMPERE)),
+    86: ("Ampere", _AMPERE),
+    87: ("Ampere (Orin)", _AMPERE),
+    89: ("Ada Lovelace", (*_AMPERE, "FP8")),
+    90: ("Hopper", ("FP64", "TF32", "FP16", "BF16", "INT8", "FP8")),
+    100: ("Blackwell", ("FP64", *_BLACKWELL)),
+    103: ("Blackwell Ultra", _BLACKWELL),
+    110: ("Blackwell (Thor)", _BLACKWELL),
+    120: ("Blackwell (RTX)", _BLACKWELL),
+    121: ("Blackwell (Spark)", _BLACKWELL),
+}
+_NEEDS = {
+    "fp32": "", "tf32": "TF32", "fp16": "FP16", "bf16": "BF16", "int8": "INT8", "fp8": "FP8",
+    "nvfp4": "FP4", "mxfp8": "FP4",
+}  # fmt: skip
+"""Precision to the type that its GPU has; MXFP8's blocks came with FP4, with compute capability 10.0."""
+_INT4_WEIGHTS = 80
+"""TensorRT-RTX Support Matrix: products of INT4 weights ("WoQ GEMM") from 8.6 on, not on 7.5."""
+
+
+@dataclass(frozen=True)
+class GpuTypes:
+    """A compute capability ("sm86"), its architecture, the types that its Tensor Cores multiply, and a note
+    where that was concluded from the row of an older one."""
+
+    capability: str
+    architecture: str
+    types: tuple[str, ...]
+    note: str = ""
+
+    @property
+    def number(self) -> int:
+        """86 of "sm86"."""
+        return int(self.capability.removeprefix("sm"))
+
+    def why_not(self, precision: str) -> str:
+        """Return why it does not multiply in a precision; empty where it does."""
+        if precision == "int4":
+            return "" if self.number >= _INT4_WEIGHTS else f"{self.capability} has no product of INT4 weights"
+        needed = _NEEDS[precision]
+        if not needed or needed in self.types:
+            return ""
+        first = min((number for number, row in _ROWS.items() if needed in row[1]), default=0)
+        return f"the Tensor Cores of {self.capability} take no {needed}, which begins with sm{first}"
+
+
+def gpu_types(capability: str) -> GpuTypes:
+    """Return what a compute capability ("sm86", "86" or "8.6") has; the GPU need not be here.
+
+    Raises:
+        InvalidOption: If it is no compute capability, or older than those known.
+    """
+    match = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)[a-z]?", capability.strip().lower(), re.ASCII)
+    number = int(match[1]) * 10 + int(match[2]) if match else 0
+    below = [known for known in _ROWS if known <= number]
+    if not below or number >= 1000:
+        raise InvalidOption(
+            f"`gpus` {capability}: a compute capability from sm50 on is required, such as sm86", option="gpus"
+        )
+    note = "" if below[-1] == number else f"not in the tables: as sm{below[-1]}"
+    return GpuTypes(f"sm{number}", *_ROWS[below[-1]], note)
+
+
+@functools.cache
+def extras() -> Mapping[str, tuple[str, ...]]:
+    """Return extra of setup.cfg to its packages, by the names of their distributions."""
+
+    def of_engines(targets: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        runtimes = [engine(name) for name in targets]
+        return {one.extra: tuple(one.packages) for one in runtimes if one.extra}
+
+    return {
+        "torch": ("torch", "onnxscript"),
+        **of_engines(CPU_TARGETS),
+        "cpu": ("onnxruntime", "onnxsim", "polygraphy", "nvidia-ml-py", "numba"),
+        "cluster": ("distributed",),
+        **of_engines(TENSORRT_TARGETS[::-1]),
+        "cuda": ("cuda-bindings",),
+        "models": ("torch", "onnxscript", "pillow", "timm", "torchvision", "transformers"),
+        "data": ("datasets", "pillow", "scipy", "soundfile", "transformers"),
+        "metrics": ("jiwer", "pycocotools", "scikit-learn", "seqeval"),
+        "qat": ("torch", "onnxscript", "torchao"),
+        "report": ("jinja2",),
+        "triton": ("tritonclient",),
+        "tensorflow": ("tensorflow", "tf2onnx"),
+    }
+
+
+_INSTEAD = {
+    "tensorflow": ("tensorflow-cpu", "tensorflow-intel", "tensorflow-macos"),
+    "onnxruntime": tuple(ONNX_RUNTIMES)[1:],
+}
+"""Distributions that serve as well."""
+_ONE_BUILD = "install torch and torchvision of one build together: https://pytorch.org/get-started"
+_PAIRS = ("torchvision", "torchao", "tensorflow", "tensorflow-cpu", "tf2onnx", "transformers")
+"""Packages whose requirements decide whether they can be imported beside the others."""
+
+Versions = Callable[[str], str]  # of a distribution; empty where it is not installed
+Requirements = Callable[[str], Sequence[str] | None]  # of an installed distribution
+
+
+def installed_version(package: str) -> str:
+    """Return the version of an installed distribution; empty where it is not installed."""
+    return tool_versions(package).get(package, "")
+
+
+@dataclass(frozen=True)
+class ExtraState:
+    """An extra: "installed", "missing", "incomplete", or "broken" where its packages do not
+    fit together; what is missing or does not fit, and what to type."""
+
+    extra: str
+    state: str
+    missing: tuple[str, ...] = ()
+    problem: str = ""
+    fix: str = ""
+
+
+def extra_states(version_of: Versions = installed_version, asks: Requirements = requires) -> list[ExtraState]:
+    """Return the state of every extra."""
+    states = []
+    for extra, packages in extras().items():
+        present = {name: next(filter(version_of, (name, *_INSTEAD.get(name, ()))), "") for name in packages}
+        missing = tuple(name for name, distribution in present.items() if not distribution)
+        install = f"pip install 'qcompile[{extra}]'"
+        pairs = [distribution for distribution in present.values() if distribution in _PAIRS]
+        problem = next(filter(None, (clash(pair, version_of, asks) for pair in pairs)), "")
+        if problem:
+            apart = f"{install}, in an environment of its own if other packages need these versions"
+            fix = _ONE_BUILD if problem.startswith("torchvision") else apart
+            states.append(ExtraState(extra, "broken", missing, problem, fix))
+        elif missing:
+            state = "missing" if len(missing) == len(packages) else "incomplete"
+            states.append(ExtraState(extra, state, missing, fix=install))
+        else:
+            states.append(ExtraState(extra, "installed"))
+    return states
+
+
+def clash(name: str, version_of: Versions, asks: Requirements) -> str:
+    """Return which requirement of a distribution the installed versions do not meet; empty where they do."""
+    from packaging.requirements import Requirement
+
+    for text in (asks(name) or ()) if version_of(name) else ():
+        required = Requirement(text)
+        if required.marker is not None and not required.marker.evaluate({"extra": ""}):
+            continue
+        present = version_of(required.name)
+        if present and not required.specifier.contains(present, prereleases=True):
+            asked = f"{required.name}{required.specifier}"
+            return f"{name} {version_of(name)} is built for {asked}; {present} is installed"
+    return ""
+
+
+@dataclass(frozen=True)
+class TensorFlowState:
+    """The interpreter that converts TensorFlow models, what is installed there, why it cannot, the fix."""
+
+    python: str
+    versions: dict[str, str]
+    problem: str = ""
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A broken state of the installation and its fix."""
+
+    problem: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What `doctor` found: versions here, the state of every target, extra and precision, known defects, the
+    processor, the GPUs, and what the Tensor Cores of these, or of those that were asked for, take."""
+
+    python: str
+    system: str
+    packages: dict[str, str]
+    targets: list[TargetState]
+    problems: list[Problem]
+    machine: dict[str, object]
+    gpus: list[Gpu]
+    types: list[GpuTypes]
+    precisions: list[PrecisionState]
+    extras: list[ExtraState]
+    tensorflow: TensorFlowState
+
+
+def doctor(spec: DoctorCommand | None = None, /, **options: Unpack[DoctorKeywords]) -> Diagnosis:
+    """Look at this installation; imports the runtimes, prints nothing.
+
+    Args:
+        spec: What to look at.
+        options: Fields of `DoctorCommand` by name, in place of those of `spec`.
+
+    Raises:
+        InvalidOption: If one is no compute capability, or the interpreter is spelled otherwise.
+    """
+    spec = called(DoctorCommand, spec, options)
+    asked = [gpu_types(text) for text in spec.gpus]
+    targets, here = [TargetState.of(engine(name)) for name in names()], find_gpus()
+    shown = asked or [gpu_types(name) for name in dict.fromkeys(gpu.architecture for gpu in here)]
+    of_extras = (name for packages in extras().values() for name in packages)
+    packages = ["onnx", "numpy", "safetensors", *of_extras, *packages_of(names())]
+    return Diagnosis(
+        python=platform.python_version(),
+        system=platform.platform(),
+        packages={name: known for name in dict.fromkeys(packages) if (known := installed_version(name))},
+        targets=targets,
+        problems=find_problems({str(one.metadata["Name"]).lower() for one in distributions()}),
+        machine=machine_facts(),
+        gpus=here,
+        types=shown,
+        precisions=precision_states(targets, shown, here=not asked),
+        extras=extra_states(),
+        tensorflow=_tensorflow_state(spec.python),
+    )
+
+
+def machine_facts() -> dict[str, object]:
+    """The processor with what INT8 does to a graph for it, threads of this process, memory, free disk."""
+    here, isa = processor(), isa_here()
+    fitted = "weights are fitted so that no pair of products overflows, which costs accuracy"
+    cost = "activations are signed" if is_arm() else fitted if isa == "avx2" else "weights use all 8 bits"
+    unknown = "the system does not tell what multiplies integers here"
+    sizes = {"memory_bytes": machine_bytes() or 0, "free_bytes": shutil.disk_usage(".").free}
+    int8 = f"INT8 on {isa}: {cost}" if here["features"] else f"INT8: {unknown}"
+    return {**here, "isa": isa, "int8": int8, "threads": usable_cores(), **sizes}
+
+
+def _tensorflow_state(texts: Sequence[str]) -> TensorFlowState:
+    """Ask the interpreter that would convert TensorFlow models; TensorFlow is not imported."""
+    python = tensorflow_python(texts)
+    try:
+        versions = tensorflow_versions(python)
+    except QCompileError as error:
+        return TensorFlowState(python, {}, error.message.splitlines()[0], error.hint)
+    if missing := " and ".join(name for name in ("tensorflow", "tf2onnx") if name not in versions):
+        fix = f"{INSTALL}, or in another environment: {ANOTHER}"
+        return TensorFlowState(python, versions, f"{missing} cannot be imported", fix)
+    return TensorFlowState(python, versions)
+
+
+def find_problems(installed: set[str], version_of: Callable[[str], str] = installed_version) -> list[Problem]:
+    """Return the known broken states among installed distributions (names in lower case)."""
+    runtimes = [name for name in sorted(ONNX_RUNTIMES) if name in installed]
+    numpy = version_of("numpy") if "numpy" in installed else ""
+    tensorrt = version_of("tensorrt") if "tensorrt" in installed else ""
+    # TensorRT 8 is built with a pybind11 before 2.12, which first knew numpy 2; all else wants numpy 2.
+    is_old, wants_old = numpy.startswith("1."), tensorrt.startswith("8.")
+    known = (
+        (len(runtimes) > 1,
+         f"{' and '.join(runtimes)} are installed together: they own the same files, and which one is "
+         "imported is chance",
+         f"pip uninstall -y {' '.join(runtimes)} && pip install {''.join(runtimes[-1:])}"),
+        ("torch" in installed and "onnxscript" not in installed,
+         "torch is installed without onnxscript, which its ONNX exporter needs", "pip install onnxscript"),
+        (bool(runtimes) and "numba" not in installed,
+         "numba is missing: calibration counts with numpy, eight times as slowly", "pip install numba"),
+        ("onnx-simplifier" in installed,
+         "onnx-simplifier is installed: an old name of onnxsim that owns the same module",
+         "pip uninstall -y onnx-simplifier && pip install --force-reinstall onnxsim"),
+        (bool(numpy) and wants_old and not is_old,
+         f"tensorrt {tensorrt} and numpy {numpy} are installed: TensorRT 8 is built for numpy 1",
+         "pip install 'numpy<2'"),
+        (is_old and not wants_old,
+         f"numpy {numpy} is installed; qcompile is tested with numpy 2", "pip install 'numpy>=2'"),
+    )  # fmt: skip
+    return [Problem(problem, fix) for is_there, problem, fix in known if is_there]

@@ -1,0 +1,61 @@
+"""What ONNX Runtime's graphs look like, how its precisions run, and where it is proposed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from ...model.graph_rules import GraphRules, SaturatingKernels
+from ...model.session import import_onnxruntime, session_options
+from ..words import TRITON_TYPES, Proposal, TritonBackend
+
+if TYPE_CHECKING:
+    import onnx
+
+PACKAGES = dict.fromkeys(
+    ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml"), "onnxruntime"
+)
+"""Distributions that own the module; one of them is installed."""
+
+
+def run_model(model: onnx.ModelProto, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return the outputs of a small model, on one thread."""
+    session = import_onnxruntime().InferenceSession(
+        model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"]
+    )
+    names = [value.name for value in model.graph.output]
+    return dict(zip(names, session.run(names, dict(feeds)), strict=True))
+
+
+RULES = GraphRules(
+    weighted=frozenset(["Conv", "MatMul", "Gemm"]),
+    signed_on_arm=True,
+    quantizes_bias=True,
+    slow_products="ONNX Runtime",
+    by_onnxruntime=True,
+    reads_nbits=True,
+    why_no_halves="its integer kernels read and write float32, and its CPU kernels do not support bfloat16",
+    # 1.31.1 with QEMU 7.2's Haswell; 2026-11-23
+    saturates={
+        "avx2": SaturatingKernels(
+            dense="flat", grouped="flat", products="flat", dynamic="flat", recurrent="flat"
+        )
+    },
+    run=run_model,
+)
+
+_ALONE = "what ONNX Runtime alone gains: the fairest float to compare INT8 with"
+_STATIC = "8-bit weights and activations, with ranges from the calibration samples"
+_DYNAMIC = "8-bit weights; activations get their scales at run time, so no calibration"
+PROPOSALS = (
+    Proposal("onnx-fp32", "fp32", _ALONE, "float"),
+    Proposal("onnx-int8", "int8", _STATIC, "static"),
+    Proposal("onnx-int8-dynamic", "int8", _DYNAMIC, "dynamic", mode="dynamic"),
+)
+
+TRITON = TritonBackend(
+    "onnxruntime", "onnxruntime_onnx", "model.onnx", frozenset(TRITON_TYPES), ("cpu", "gpu"),
+    infers_extents=True,
+)  # fmt: skip

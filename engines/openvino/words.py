@@ -1,0 +1,96 @@
+"""What OpenVINO's graphs look like, how its precisions run, and where it is proposed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from ...model.graph_rules import GraphRules, SaturatingKernels
+from ..words import TRITON_TYPES, KnownFault, Proposal, TritonBackend
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def run_model(model: onnx.ModelProto, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return the outputs of a small model, on one thread and in float32 beside its integers."""
+    import openvino
+
+    core = openvino.Core()
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+    compiled = core.compile_model(core.read_model(model.SerializeToString()), "CPU", settings)
+    results = compiled(dict(feeds))
+    return {value.name: results[value.name] for value in model.graph.output}
+
+
+RULES = GraphRules(
+    # With a zero point products of two activations fall to float (2026.4), so those are symmetric int8.
+    zero_points="where free",
+    writes_floats=True,
+    gathers_by_vectors=True,
+    reads_nbits=True,
+    # 2026.4.1 with ONEDNN_MAX_CPU_ISA=AVX2; 2026-11-23
+    saturates={"avx2": SaturatingKernels(dense="taps", grouped="flat", products="flat", activations="flat")},
+    run=run_model,
+)
+
+PACKAGES = {"openvino": "openvino"}
+FOUR_BITS = "it does not tell which weights have 4 bits"
+
+PROPOSALS = (
+    Proposal("openvino-fp32", "fp32", "the other runtime for this processor", "float alone"),
+    Proposal(
+        "openvino-int8", "int8", "often the fastest INT8 on x86: it fuses more than ONNX Runtime", "static"
+    ),
+    Proposal("openvino-bf16", "bf16", "this processor multiplies in bfloat16", "bf16"),
+)
+
+TRITON = TritonBackend(
+    "openvino", "", "model.onnx",
+    frozenset(TRITON_TYPES) - {"bfloat16", "float64", "string"},  # openvino_utils.cc
+    ("cpu",),  # openvino.cc: "supports only Kind CPU and AUTO"
+    default_file="model.xml",
+    # openvino.cc: with max_batch_size a request of any other batch is refused, or padded up to it.
+    batches=False,
+    note="OpenVINO computes float parts in bf16 where the CPU can; its backend has no other hint",
+)  # fmt: skip
+
+# Graphs that OpenVINO's optimizer or reader turns into graphs that compute something else. All were found
+# here, with 2026.4.1 on every processor that it runs on; tests/engines/test_openvino_faults.py has the
+# smallest graphs. Older versions, from 2024.4 on, were not tried, and count as affected.
+_SEEN = ("seen by us with OpenVINO 2026.4.1; not reported",)
+
+
+def _fault(name: str, operator: str, what: str, *precisions: str) -> KnownFault:
+    return KnownFault(
+        name, operator, _SEEN, what, "rewrite", versions={"openvino": ("2024.4", "")}, precisions=precisions
+    )
+
+
+KNOWN_FAULTS: tuple[KnownFault, ...] = (
+    _fault(
+        "reduced-axes",
+        "ReduceL1, ReduceLogSum and ReduceLogSumExp",
+        "before opset 18 reduce all axes, whichever are named",
+    ),
+    _fault(
+        "quantized-extremum",
+        "ReduceMax or ReduceMin",
+        "in front of a QuantizeLinear is rounded to an integer of 0 to 255 first",
+        "int8",
+    ),
+    _fault(
+        "merged-bias",
+        "Conv, ConvTranspose, MatMul or Gemm",
+        "with dynamic shapes, read by a QuantizeLinear and elsewhere, has channel 0's bias in all channels",
+        "int8",
+    ),
+    _fault(
+        "moved-scale",
+        "Conv, ConvTranspose, MatMul or Gemm",
+        "without bias and with a dynamic batch in front of a Reshape is scaled along another axis",
+        "int8",
+    ),
+)

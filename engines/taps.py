@@ -1,0 +1,68 @@
+"""Run an artifact whose graph has more outputs, from a file beside its weights."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..artifact import digest_artifact, read_manifest
+from ..files import manifest_path, write_json
+from ..model.onnx_file import external_files
+from ..model.weightless import WeightlessModel
+from ..tensors import Feeds
+
+if TYPE_CHECKING:
+    import onnx
+
+    from .base import Engine
+
+
+@contextmanager
+def run_from_file(
+    engine: Engine,
+    weightless: WeightlessModel,
+    model: onnx.ModelProto,
+    outputs: Mapping[str, str],
+    *,
+    threads: int,
+    folder: Path,
+) -> Iterator[Callable[[Feeds], dict[str, Any]]]:
+    """Write the tapped graph beside links to the weights and the manifest, which says the precision."""
+    import onnx
+
+    place = folder / engine.name
+    place.mkdir()
+    path = weightless.path.resolve()
+    for file in [path, *external_files(path, weightless.model)]:
+        _link(file, place / file.name)
+    tapped = place / "tapped.onnx"
+    onnx.save(model, str(tapped))
+    if (manifest := read_manifest(path)) is not None:
+        write_json(manifest_path(tapped), replace(manifest, digest=digest_artifact(tapped)).as_json())
+    with engine.open(str(tapped), threads=threads) as runner:
+        shown = with_others(outputs, runner.io.outputs)
+
+        def infer(feeds: Feeds) -> dict[str, Any]:
+            arrays = runner.infer(feeds)
+            return {name: arrays[output] for name, output in shown.items()}
+
+        yield infer
+
+
+def with_others(outputs: Mapping[str, str], every: Iterable[Any]) -> dict[str, str]:
+    """Return tensor to output, for those that are tapped and for the graph's outputs beside them."""
+    taps = set(outputs.values())
+    return {**outputs, **{output.name: output.name for output in every if output.name not in taps}}
+
+
+def _link(file: Path, beside: Path) -> None:
+    """Let a file lie in another folder too; runtimes need not follow a symbolic link out of the folder."""
+    try:
+        os.link(file, beside)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(file, beside)
