@@ -33,15 +33,15 @@ from ..spec.decode import key as options_key
 from ..spec.first_use import AutoSpec, InitSpec
 from ..spec.words import CPU_TARGETS, CpuTarget, Isa
 from .bench_stages import RESULTS
+from .executor import Executor
 from .propose.init import init
 from .propose.model_facts import plain_name
 from .published import SIMPLIFIED
 from .recipe import ArtifactSection, Recipe, read_recipe
 from .run import RunReport, StageListener, run
 from .stages import located
-from .steps import Executor
 from .store import FOLDER
-from .trial_stages import on_executor
+from .trials import on_executor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

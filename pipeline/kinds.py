@@ -21,7 +21,7 @@ from .published import check_names
 from .recipe import Recipe
 
 if TYPE_CHECKING:
-    from .steps import Step
+    from .stage import Stage
 
 ANY = ""
 PROCESSOR = "cpu"
@@ -114,8 +114,8 @@ def kind_of_others(recipe: Recipe, kinds: Sequence[str]) -> str:
     return kinds[0] if kinds and any(device != "cpu" for device in devices) else ANY
 
 
-def measured_apart(recipe: Recipe, whole: Step, kinds: Sequence[str]) -> list[Step]:
-    """Return the step that measures all, or one for each kind of machine, that of the processor first.
+def measured_apart(recipe: Recipe, whole: Stage, kinds: Sequence[str]) -> list[Stage]:
+    """Return the stage that measures all, or one for each kind of machine, that of the processor first.
 
     The first of them has the rows of what was not built.
     """
@@ -128,17 +128,17 @@ def measured_apart(recipe: Recipe, whole: Step, kinds: Sequence[str]) -> list[St
     if list(groups) == [ANY]:
         return [whole]
     assert recipe.bench is not None, "the caller looks first"
-    steps: list[Step] = []
+    stages: list[Stage] = []
     baseline = recipe.bench.baseline
     for kind, names in groups.items():
         beside = {baseline} if kind in built_for.get(baseline, ()) or not built_for.get(baseline) else set()
-        step = replace(
+        stage = replace(
             whole,
             machine=kind or PROCESSOR,
             built={name: made for name, made in whole.built.items() if name in {*names, *beside}},
         )
-        steps.append(replace(step, why_not={}, unavailable=()) if steps else step)
-    return steps
+        stages.append(replace(stage, why_not={}, unavailable=()) if stages else stage)
+    return stages
 
 
 def gpus_of(path: Path) -> tuple[str, ...]:

@@ -1,49 +1,20 @@
-"""What a recipe names: models, data, code, files and places, marked once by their keys and walked here alone.
+"""What a recipe names: models, data, code, files and places, marked in the spec and walked here alone.
 
-`trust` asks of each whether it would run or be written to, `portable` spells it anew and finds its files. A
-key that holds a text and is not here holds words: a shape, a precision, a name.
+`trust` asks of each whether it would run or be written to, `portable` spells it anew and finds its files. An
+option without a mark (`option(..., names=...)`) holds words: a shape, a precision, a name.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
-from ..spec.option import fields_of
+from ..spec.option import Named, Option, fields_of
 from ..spec.recipes import RecipeFile
 from ..spec.tensorrt import AUTO, OFF
 from ..spec.words import is_own_metric
 from .recipe import Recipe
-
-Kind = Literal[
-    "cache", "data", "file", "interpreter", "library", "model", "output", "preprocessing", "ranges", "weights"
-]
-KINDS: Mapping[str, Kind] = {
-    "model.source": "model",
-    "model.weights": "weights",
-    "model.preprocessing": "preprocessing",
-    "model.depends": "file",
-    "model.python": "interpreter",
-    "data.calibration": "data",
-    "data.evaluation": "data",
-    "data.depends": "file",
-    "calibrate.ranges": "ranges",
-    "artifact.tensorrt.plugins": "library",
-    "artifact.tensorrt.timing_cache": "cache",
-    "bench.metric": "model",
-    "bench.models": "model",
-    "bench.python": "interpreter",
-    "sweep.models": "model",
-    "sweep.model.source": "model",
-    "sweep.model.weights": "weights",
-    "sweep.model.preprocessing": "preprocessing",
-    "sweep.model.calibration": "data",
-    "sweep.model.evaluation": "data",
-    "output": "output",
-}
-"""Key of a recipe to what it names; a metric that is a function is spelled as a model is."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +22,7 @@ class Name:
     """What one key names, as the recipe spells it; without `NAME=` of a model that has a name there."""
 
     key: str
-    kind: Kind
+    kind: Named
     text: str
 
 
@@ -83,20 +54,21 @@ def _mapped(spec: Any, kind: type, key: str, spell: Callable[[Name], str]) -> An
             paths = (f"{path}[{at}]." if path == "artifact" else f"{path}." for at in range(len(values)))
             tables = zip(values, paths, strict=True)
             values = tuple(_mapped(table, option.table, path, spell) for table, path in tables)
-        elif named := KINDS.get(re.sub(r"\[\d+\]", "", path)):
-            values = tuple(_spelled(Name(path, named, text), spell) for text in values)
+        elif option.spelling.names:
+            values = tuple(_spelled(option, path, text, spell) for text in values)
         changed[option.name] = values if isinstance(value, tuple) else values[0]
     before = {name: getattr(spec, name) for name in changed}
     return spec if changed == before else replace(spec, **changed)
 
 
-def _spelled(name: Name, spell: Callable[[Name], str]) -> str:
-    """The text of a name spelled anew; words that name nothing stay."""
-    text, head = name.text, ""
-    if name.key in ("bench.models", "sweep.models"):
-        head, equals, text = text.partition("=")
+def _spelled(option: Option, key: str, text: str, spell: Callable[[Name], str]) -> str:
+    """A text spelled anew; words that name nothing stay."""
+    named, head, named_text = option.spelling.names, "", text
+    assert named is not None, "the caller looks first"
+    if named == "model" and option.repeated:  # NAME=MODEL
+        head, equals, named_text = text.partition("=")
         head += equals
-    is_word = (name.kind == "cache" and text in (AUTO, OFF)) or (
-        name.key == "bench.metric" and not is_own_metric(text)
-    )
-    return name.text if is_word or not text else head + spell(replace(name, text=text))
+    is_word = (named == "cache" and text in (AUTO, OFF)) or (named == "metric" and not is_own_metric(text))
+    if is_word or not named_text:
+        return text
+    return head + spell(Name(key, "model" if named == "metric" else named, named_text))

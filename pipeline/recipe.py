@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..engines.gpu import parse_devices
 from ..errors import InvalidOption, RecipeError
 from ..files import read_bytes
+from ..model.source import Source, parse_source
 from ..spec.artifacts import ArtifactSection
 from ..spec.decode import Refused, Told, decode, deprecated, shared
 from ..spec.measure import Budget
@@ -103,6 +104,14 @@ def make_recipe(values: dict[str, Any], path: Path, *, told: Told = deprecated) 
     except Refused as error:
         message = f"{path}: key '{error.key}' {error.sentence}"
         raise RecipeError(message, hint=error.hint, file=path, key=error.key) from error
+
+
+def recipe_source(recipe: Recipe) -> Source:
+    """Return the model of a recipe."""
+    section = recipe.model
+    return parse_source(
+        section.source, base=recipe.folder, weights=section.weights, download=section.download
+    )
 
 
 def refuse_matrix(recipe: Recipe) -> None:

@@ -32,7 +32,8 @@ MAX_DROP = (
 
 
 Pythons = Annotated[
-    tuple[str, ...], option("Python interpreter of an engine's workers.", metavar="ENGINE=INTERPRETER")
+    tuple[str, ...],
+    option("Python interpreter of an engine's workers.", metavar="ENGINE=INTERPRETER", names="interpreter"),
 ]
 Timeout = Annotated[
     float,
@@ -96,9 +97,9 @@ class BenchOptions(Checked):
     precision_target: Annotated[
         float, option("Relative width of the speed-up intervals at which measuring stops.", gt=0, lt=1)
     ] = 0.01
-    metric: Annotated[str, option(f"Accuracy metric: {METRIC}.", metavar=METRIC, pattern=METRIC_PATTERN)] = (
-        AUTO
-    )
+    metric: Annotated[
+        str, option(f"Accuracy metric: {METRIC}.", metavar=METRIC, pattern=METRIC_PATTERN, names="metric")
+    ] = AUTO
     batch_sizes: Annotated[
         tuple[Count, ...],
         option("Batch sizes of an additional latency curve.", metavar="N,N,...", split=COMMA),
@@ -141,6 +142,7 @@ class BenchOptions(Checked):
             flag="--model",
             metavar="NAME=MODEL",
             pairs="=",
+            names="model",
         ),
     ] = ()
     devices: Annotated[

@@ -15,7 +15,7 @@ from qcompile.compiler.quantize.sensitivity import LayerSensitivity
 from qcompile.errors import DataError, InvalidOption, QCompileError
 from qcompile.files import digest_files
 from qcompile.pipeline.store import Store
-from qcompile.pipeline.trial_stages import on_executor
+from qcompile.pipeline.trials import on_executor
 from qcompile.tuning import TuneResult, tune
 from qcompile.tuning.making import MadeElsewhere, TrialAsk, TrialSetting, rank_part, read_ask
 
