@@ -12,8 +12,8 @@ from ..spec.cluster import LOCAL, SchedulerOptions
 from .session import Session
 
 if TYPE_CHECKING:
-    from ..pipeline.executor import Executor
     from ..pipeline.run import StageListener
+    from ..pipeline.stage import Executor
 
 _WORKER = "worker"
 

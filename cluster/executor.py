@@ -23,11 +23,10 @@ import msgspec
 
 from .. import errors
 from ..errors import ArtifactError, ClusterError, EngineUnavailable, QCompileError, first_line
-from ..pipeline.executor import Done, ThisProcess
-from ..pipeline.graph import is_published, kind_of
+from ..pipeline.graph import ThisProcess, is_published, kind_of
 from ..pipeline.kinds import kind_of_others
 from ..pipeline.recipe import Recipe
-from ..pipeline.stage import Made, Stage
+from ..pipeline.stage import Done, Made, Stage
 from ..pipeline.stages import with_isa
 from ..pipeline.store import Store, Stored
 from ..processor import isa_here
@@ -122,7 +121,7 @@ class ClusterExecutor:
     def do(
         self, recipe: Recipe, stage: Stage, store: Store, *, again: bool, progress: Progress
     ) -> Done | None:
-        """As `pipeline.executor.Executor.do`."""
+        """As `pipeline.stage.Executor.do`."""
         if kind_of(stage).here(stage):
             return ThisProcess().do(recipe, stage, store, again=again, progress=progress)
         run = self._run_of(recipe, store)
@@ -144,14 +143,14 @@ class ClusterExecutor:
         raise _gave_up(stage)
 
     def is_done(self, recipe: Recipe, stage: Stage, store: Store) -> bool:
-        """As `pipeline.executor.Executor.is_done`."""
+        """As `pipeline.stage.Executor.is_done`."""
         if not store.kept(stage.name):
             return False
         answer = self._answer(self._run_of(recipe, store), stage, store, False, silent, look=True)
         return answer.outcome in ("known", "done")
 
     def cancel(self) -> None:
-        """As `pipeline.executor.Executor.cancel`: what workers do for this client ends."""
+        """As `pipeline.stage.Executor.cancel`: what workers do for this client ends."""
         self.stopped.set()
 
     def close(self) -> None:

@@ -33,12 +33,12 @@ from ..spec.decode import key as options_key
 from ..spec.first_use import AutoSpec, InitSpec
 from ..spec.words import CPU_TARGETS, CpuTarget, Isa
 from .bench_stages import RESULTS
-from .executor import Executor
 from .propose.init import init
 from .propose.model_facts import plain_name
 from .published import SIMPLIFIED
 from .recipe import ArtifactSection, Recipe, read_recipe
 from .run import RunReport, StageListener, run
+from .stage import Executor
 from .stages import located
 from .store import FOLDER
 from .trials import on_executor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,14 +15,13 @@ from ..spec.decode import key as options_key
 from ..spec.decode import shared
 from ..spec.measure import BenchSpec, Budget
 from ..spec.words import TENSORRT_TARGETS, is_own_metric
-from .kinds import ANY, PROCESSOR, measured_apart, named_artifact
+from .kinds import ANY, PROCESSOR, named_artifact
 from .recipe import BASELINE, ArtifactSection, Recipe, recipe_source
-from .stage import SOURCE, Job, Key, Machines, Needs, Stage
+from .stage import SOURCE, Job, Key, Needs, Stage
 from .stages import ONNX_TOOLS, located
 from .trust import interpreters
 
 if TYPE_CHECKING:
-    from ..engines.gpu import Gpu
     from ..spec.measure import BenchSection
 
 RESULTS = "results.json"
@@ -102,14 +101,14 @@ def bench_work(recipe: Recipe, stage: Stage, job: Job) -> object:
 
 
 def bench_key(recipe: Recipe, stage: Stage) -> Key:
-    """Return the key of "bench"."""
     from ..data.batches import Data
-    from ..engines.gpu import find_gpus, is_every_gpu
+    from ..engines.gpu import find_gpu, find_gpus, is_every_gpu, parse_devices
     from ..processor import processor
 
     if stage.parts:
         return {"parts": {machine: part.digest for machine, part in stage.parts.items()}}
-    section, function, gpu = _section(recipe), _metric(recipe), _gpu(recipe)
+    section, function = _section(recipe), _metric(recipe)
+    gpu = find_gpu(next((number for number in parse_devices(section.devices) if number is not None), 0))
     evaluation = located(recipe, recipe.data.evaluation)
     return {
         "artifacts": {name: made.digest for name, made in stage.built.items()},
@@ -127,11 +126,6 @@ def bench_key(recipe: Recipe, stage: Stage) -> Key:
         **({"kind": stage.machine} if stage.machine else {}),
         "tools": tool_versions("torch", "polygraphy", *ONNX_TOOLS),
     }
-
-
-def bench_parts(recipe: Recipe, stage: Stage, machines: Machines, _: Callable[[], bool]) -> list[Stage]:
-    """One measurement on each kind of machine that what is built needs."""
-    return measured_apart(recipe, stage, machines.kinds)
 
 
 def bench_needs(recipe: Recipe, stage: Stage) -> Needs:
@@ -163,13 +157,6 @@ def _models(recipe: Recipe, stage: Stage) -> dict[str, Source]:
     section = _section(recipe)
     here = stage.machine in (ANY, PROCESSOR) or bool(section.devices)
     return measured_models(recipe, section.models if here else ())
-
-
-def _gpu(recipe: Recipe) -> Gpu | None:
-    from ..engines.gpu import find_gpu, parse_devices
-
-    devices = parse_devices(_section(recipe).devices)
-    return find_gpu(next((number for number in devices if number is not None), 0))
 
 
 def measured_options(
@@ -210,7 +197,6 @@ def report_work(recipe: Recipe, stage: Stage, job: Job) -> object:
 
 
 def report_key(recipe: Recipe, stage: Stage) -> Key:
-    """Return the key of "report"."""
     ranges = stage.files.get("ranges")
     return {
         "results": stage.files["results"].digest,

@@ -1,4 +1,4 @@
-"""The table of kinds of stages, and the graph that it makes of a recipe.
+"""The table of kinds of stages, the graph that it makes of a recipe, and stages carried out by this process.
 
 export ─ simplify ─┬─ calibrate ─┐
                    └─────────────┴─ quantize, build (per artifact) ─ bench ─ report
@@ -9,18 +9,23 @@ A new kind of stage is one row, and the functions that the row names.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from typing import TypeVar
 
 from ..errors import EngineUnavailable, QCompileError
 from ..machine_memory import out_of_memory
 from ..progress import Progress
 from . import bench_stages, stages, trial_stages
 from .estimate import CORRECTED_SAMPLES, Rule, is_calibrated
-from .kinds import named_artifact
+from .kinds import measured_apart, named_artifact
 from .published import GRAPH, SIMPLIFIED
 from .recipe import Recipe
-from .stage import SOURCE, Job, Key, Needs, Stage, StageKind
+from .stage import SOURCE, Done, Executor, Job, Key, Made, Needs, Stage, StageKind
+from .store import Store
+
+T = TypeVar("T")
 
 BUILD = "build"
 """The kind whose files are the artifacts."""
@@ -115,7 +120,7 @@ KINDS: Mapping[str, StageKind] = {
             of_rows=True,
         ),
         is_in=lambda recipe, _: recipe.bench is not None,
-        parts=bench_stages.bench_parts,
+        parts=lambda recipe, stage, executor, _: measured_apart(recipe, stage, executor.kinds),
         measures=True,
         here=lambda stage: bool(stage.parts),
     ),
@@ -205,3 +210,51 @@ def carry_out(recipe: Recipe, stage: Stage, folder: Path, output: Path, progress
         # The folder has another name each time, and is gone: say where the file would be.
         error.message = error.message.replace(str(folder), str(output))
         raise
+
+
+class ThisProcess:
+    """Carries out one stage after the other, here."""
+
+    parallel = 1
+    shards = 1
+    kinds: Sequence[str] = ()
+
+    def do(
+        self, recipe: Recipe, stage: Stage, store: Store, *, again: bool, progress: Progress
+    ) -> Done | None:
+        """As `Executor.do`."""
+        key = key_of(recipe, stage)
+        if key is None:
+            return None
+        stored = store.run(
+            stage.name,
+            key,
+            lambda folder: carry_out(recipe, stage, folder, store.output, progress),
+            again=again,
+            publish=is_published(stage),
+        )
+        return Done(Made(stored.folder / key["file"], stored.files[key["file"]]), stored.was_done)
+
+    def is_done(self, recipe: Recipe, stage: Stage, store: Store) -> bool:
+        """As `Executor.is_done`, by the tools of this machine."""
+        key = key_of(recipe, stage)
+        return key is not None and store.find(stage.name, key) is not None
+
+    def cancel(self) -> None:
+        """Nothing runs in other threads."""
+
+
+def each(executor: Executor, tasks: Sequence[Callable[[], T]]) -> list[T]:
+    """Do several things, as many at a time as an executor takes; an error ends all."""
+    if (parallel := min(executor.parallel, len(tasks))) < 2:
+        return [task() for task in tasks]
+    with ThreadPoolExecutor(parallel, "qcompile") as threads:
+        try:
+            futures = [threads.submit(task) for task in tasks]
+            for future in as_completed(futures):
+                future.result()
+            return [future.result() for future in futures]
+        except BaseException:  # the threads cannot be interrupted, what they wait for can
+            executor.cancel()
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise

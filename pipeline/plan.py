@@ -14,12 +14,11 @@ from typing import Any, Literal
 from ..errors import EngineUnavailable
 from ..progress import Progress, silent
 from .estimate import Estimate, Scale, by_rule, measured, read_scale
-from .executor import Done, ThisProcess
-from .graph import key_of, kind_of
+from .graph import ThisProcess, key_of, kind_of
 from .kinds import named_artifact
 from .recipe import Recipe
 from .run import Visit, prepared
-from .stage import Made, Stage
+from .stage import Done, Made, Stage
 from .store import FOLDER, Store
 
 State = Literal["done", "changed", "to do"]

@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Protocol
 from ..errors import EngineUnavailable, QCompileError, UsageError
 from ..model.archives import trusting
 from ..progress import Progress, silent
-from .executor import Executor, ThisProcess, each
-from .graph import BUILD, KINDS, kind_of, stages_of
+from .graph import BUILD, KINDS, ThisProcess, each, kind_of, stages_of
 from .kinds import for_every_kind
 from .published import check_output
 from .recipe import Recipe, read_recipe, refuse_matrix
-from .stage import SOURCE, Made, Stage
+from .stage import SOURCE, Executor, Made, Stage
 from .stages import source_digest
 from .store import Store
 from .trust import trusted

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from ..progress import Progress
 from .estimate import Rule
 from .recipe import Recipe
+from .store import Store
 
 SOURCE = "source"
 """Role of the recipe's own model, which a stage knows by its digest."""
@@ -91,8 +92,24 @@ class Needs:
     as_measured: bool = False
 
 
-class Machines(Protocol):
-    """What an executor has: `shards` parts of a calibration at a time, and these `kinds` of GPU."""
+@dataclass(frozen=True)
+class Done:
+    """A stage that is done, by an earlier run or now, and its file, kept in the run's store and published.
+
+    `where` is the worker that did it; empty for this process.
+    """
+
+    made: Made
+    was_done: bool
+    where: str = ""
+
+
+class Executor(Protocol):
+    """Carries out stages."""
+
+    @property
+    def parallel(self) -> int:
+        """Stages of one run that may be asked for at a time, each from a thread of its own."""
 
     @property
     def shards(self) -> int:
@@ -102,9 +119,20 @@ class Machines(Protocol):
     def kinds(self) -> Sequence[str]:
         """GPUs of the cluster by compute capability ("sm86"), each once, sorted; none without a cluster."""
 
+    def do(
+        self, recipe: Recipe, stage: Stage, store: Store, *, again: bool, progress: Progress
+    ) -> Done | None:
+        """Carry out a stage unless it is done, and publish its files; None where there is nothing to do."""
+
+    def is_done(self, recipe: Recipe, stage: Stage, store: Store) -> bool:
+        """Whether an earlier run did a stage, so that `do` would carry nothing out."""
+
+    def cancel(self) -> None:
+        """End what is carried out: `do` raises soon, in whatever thread it is."""
+
 
 Key = dict[str, Any]
-Parts = Callable[[Recipe, Stage, Machines, Callable[[], bool]], list[Stage]]
+Parts = Callable[[Recipe, Stage, Executor, Callable[[], bool]], list[Stage]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +168,7 @@ class StageKind:
     is_in: Callable[[Recipe, str], bool] = lambda *_: True
     applies: Callable[[Recipe, Stage], bool] = lambda *_: True
     replaced: Callable[[Recipe], Made | None] = lambda _: None
-    parts: Callable[[Recipe, Stage, Machines, Callable[[], bool]], list[Stage]] = lambda _, stage, *__: [
+    parts: Callable[[Recipe, Stage, Executor, Callable[[], bool]], list[Stage]] = lambda _, stage, *__: [
         stage
     ]
     per_artifact: bool = False

@@ -23,7 +23,7 @@ from ..spec.words import CPU_TARGETS, GraphTarget, Isa
 from .estimate import calibration_samples
 from .kinds import ANY, built_on, named_artifact
 from .recipe import ArtifactSection, Recipe, default_shapes, has_shapes, measured_batches, recipe_source
-from .stage import SOURCE, Job, Key, Machines, Made, Needs, Stage
+from .stage import SOURCE, Executor, Job, Key, Made, Needs, Stage
 from .store import FOLDER
 from .trust import interpreters
 
@@ -78,7 +78,6 @@ def export_work(recipe: Recipe, _: Stage, job: Job) -> object:
 
 
 def export_key(recipe: Recipe, stage: Stage) -> Key:
-    """Return the key of "export"."""
     section = recipe.model
     return {
         "source": stage.source_digest,
@@ -102,7 +101,6 @@ def simplify_work(_: Recipe, stage: Stage, job: Job) -> object:
 
 
 def simplify_key(_: Recipe, stage: Stage) -> Key:
-    """Return the key of "simplify"."""
     return {"model": stage.files["model"].digest, "tools": tool_versions("onnxsim", *ONNX_TOOLS)}
 
 
@@ -127,7 +125,6 @@ def calibrate_work(recipe: Recipe, stage: Stage, job: Job) -> object:
 
 
 def calibrate_key(recipe: Recipe, stage: Stage) -> Key:
-    """Return the key of "calibrate", and of a part of it."""
     return {
         "model": stage.files["model"].digest,
         "data": _calibration_data(recipe, stage).digest(),
@@ -139,10 +136,10 @@ def calibrate_key(recipe: Recipe, stage: Stage) -> Key:
 
 
 def calibrate_parts(
-    recipe: Recipe, stage: Stage, machines: Machines, is_done: Callable[[], bool]
+    recipe: Recipe, stage: Stage, executor: Executor, is_done: Callable[[], bool]
 ) -> list[Stage]:
     """A part of the samples for each worker that calibrates, unless all were observed before."""
-    number = min(machines.shards, calibration_samples(recipe)) if machines.shards > 1 else 1
+    number = min(executor.shards, calibration_samples(recipe)) if executor.shards > 1 else 1
     if number < 2 or is_done():
         return [stage]
     return [replace(stage, shard=f"{part}/{number}") for part in range(1, number + 1)]
@@ -218,7 +215,6 @@ def quantize_work(recipe: Recipe, stage: Stage, job: Job) -> object:
 
 
 def quantize_key(recipe: Recipe, stage: Stage) -> Key:
-    """Return the key of "quantize"."""
     from ..engines.capabilities import capabilities
     from ..engines.registry import engine
 
@@ -283,7 +279,6 @@ def build_work(recipe: Recipe, stage: Stage, job: Job) -> object:
 
 
 def build_key(recipe: Recipe, stage: Stage) -> Key:
-    """Return the key of "build"."""
     from ..engines.gpu import find_gpu
     from ..lowering import load_lowered
 

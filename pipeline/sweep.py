@@ -16,11 +16,12 @@ from msgspec import structs
 from ..errors import ClusterError, EngineUnavailable, QCompileError
 from ..progress import Progress, silent
 from .bench_stages import REPORT, RESULTS
-from .executor import Executor, ThisProcess, each
+from .graph import ThisProcess, each
 from .matrix import Cell, Member, members
 from .plan import Plan, PlannedStage, plan
 from .recipe import Recipe, read_recipe
 from .run import RunReport, StageListener, run
+from .stage import Executor
 from .store import FOLDER, Store
 from .trust import trusted
 

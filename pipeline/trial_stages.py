@@ -50,7 +50,6 @@ def trial_work(recipe: Recipe, stage: Stage, job: Job) -> object:
 
 
 def trial_key(recipe: Recipe, stage: Stage) -> Key:
-    """Return the key of "trial"."""
     return _key(recipe, json.loads(stage.trial), _ask(stage).target)
 
 
@@ -71,7 +70,6 @@ def rank_work(recipe: Recipe, stage: Stage, job: Job) -> object:
 
 
 def rank_key(recipe: Recipe, stage: Stage) -> Key:
-    """Return the key of "rank"."""
     return {**_key(recipe, json.loads(stage.trial), stage.artifact), "shard": stage.shard}
 
 

@@ -16,10 +16,9 @@ from ..model.source import parse_source
 from ..progress import Progress, silent
 from ..spec.words import Target, is_own_metric
 from ..tuning.making import Elsewhere, MadeElsewhere, TrialAsk, TrialSetting
-from .executor import Executor
 from .recipe import Recipe, make_recipe
 from .run import Visit
-from .stage import Stage
+from .stage import Executor, Stage
 from .store import FOLDER, Store
 from .trial_stages import read_ranks, read_score, trial_files, trial_text
 

@@ -12,8 +12,7 @@ from recipes import artifact
 from qcompile.cluster.resources import Facts, place
 from qcompile.errors import DataError, EngineUnavailable
 from qcompile.pipeline.estimate import Rule
-from qcompile.pipeline.executor import ThisProcess
-from qcompile.pipeline.graph import KINDS, key_of, stages_of
+from qcompile.pipeline.graph import KINDS, ThisProcess, key_of, stages_of
 from qcompile.pipeline.plan import plan
 from qcompile.pipeline.recipe import Recipe, read_recipe
 from qcompile.pipeline.run import Visit, run

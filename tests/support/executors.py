@@ -6,9 +6,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from qcompile.pipeline.executor import Done, ThisProcess
+from qcompile.pipeline.graph import ThisProcess
 from qcompile.pipeline.recipe import Recipe
-from qcompile.pipeline.stage import Stage
+from qcompile.pipeline.stage import Done, Stage
 from qcompile.pipeline.store import Store
 from qcompile.progress import Progress
 

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from executors import Noting
 
-from qcompile.pipeline.executor import Done
 from qcompile.pipeline.recipe import Recipe
-from qcompile.pipeline.stage import Stage
+from qcompile.pipeline.stage import Done, Stage
 from qcompile.pipeline.store import Store
 
 MODELS = {"residual": "residual", "mlp": "mlp", "other": "residual"}
