@@ -30,7 +30,7 @@ PROCESSOR = "cpu"
 
 def for_every_kind(recipe: Recipe, kinds: Sequence[str]) -> Recipe:
     """Return the recipe with one artifact for each kind in place of each that is for the cluster's GPUs."""
-    clustered = [one for one in recipe.artifact if is_for_cluster(one)]
+    clustered = [one for one in recipe.artifact if one.gpus == (CLUSTER,)]
     if not clustered:
         return recipe
     key = f"artifact[{recipe.artifact.index(clustered[0])}].gpus"
@@ -57,11 +57,6 @@ def for_every_kind(recipe: Recipe, kinds: Sequence[str]) -> Recipe:
     return expanded
 
 
-def is_for_cluster(one: ArtifactSection) -> bool:
-    """Whether an artifact is for every kind of GPU in the cluster."""
-    return one.gpus == (CLUSTER,)
-
-
 def for_kind(one: ArtifactSection, kind: str) -> ArtifactSection:
     """Return the artifact of one kind: "NAME-sm86"."""
     return replace(one, name=f"{one.name}-{kind}", gpus=(kind,))
@@ -77,7 +72,7 @@ def named_artifact(recipe: Recipe, name: str) -> ArtifactSection:
             return one
     for one in recipe.artifact:
         kind = name.removeprefix(f"{one.name}-")
-        if is_for_cluster(one) and kind != name:
+        if one.gpus == (CLUSTER,) and kind != name:
             return for_kind(one, kind)
     raise KeyError(name)
 
