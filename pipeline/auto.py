@@ -35,8 +35,7 @@ from ..spec.words import CPU_TARGETS, CpuTarget, Isa
 from .bench_stages import RESULTS
 from .propose.init import init
 from .propose.model_facts import plain_name
-from .published import SIMPLIFIED
-from .recipe import ArtifactSection, Recipe, read_recipe
+from .recipe import SIMPLIFIED, ArtifactSection, Recipe, read_recipe
 from .run import RunReport, StageListener, run
 from .stage import Executor
 from .stages import located

@@ -20,8 +20,7 @@ from ..progress import Progress
 from . import bench_stages, stages, trial_stages
 from .estimate import CORRECTED_SAMPLES, Rule, is_calibrated
 from .kinds import measured_apart, named_artifact
-from .published import GRAPH, SIMPLIFIED
-from .recipe import Recipe
+from .recipe import GRAPH, SIMPLIFIED, Recipe
 from .stage import SOURCE, Done, Executor, Job, Key, Made, Needs, Stage, StageKind
 from .store import Store
 

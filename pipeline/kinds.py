@@ -17,8 +17,7 @@ from ..errors import RecipeError
 from ..spec.artifacts import ArtifactSection
 from ..spec.decode import Refused
 from ..spec.words import CLUSTER, TENSORRT_TARGETS
-from .published import check_names
-from .recipe import Recipe
+from .recipe import Recipe, check_names
 
 if TYPE_CHECKING:
     from .stage import Stage

@@ -24,9 +24,9 @@ from ..model.source import NAMED, Source, parse_source, source_files
 from ..progress import silent
 from ..spec.option import Named, fields_of
 from ..spec.recipes import RecipeFile
-from .names import Name, map_names, names_of
-from .propose.recipe_text import toml
+from .propose.init import toml
 from .recipe import Recipe, parse_recipe, recipe_source
+from .trust import Name, map_names, names_of
 
 Moved = Callable[[str], str]
 """Gives a path as it is spelled in the recipe another spelling."""

@@ -21,8 +21,7 @@ from ..model.archives import trusting
 from ..progress import Progress, silent
 from .graph import BUILD, KINDS, ThisProcess, each, kind_of, stages_of
 from .kinds import for_every_kind
-from .published import check_output
-from .recipe import Recipe, read_recipe, refuse_matrix
+from .recipe import Recipe, check_output, read_recipe, refuse_matrix
 from .stage import SOURCE, Executor, Made, Stage
 from .stages import source_digest
 from .store import Store

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...plain_text import plain
 from ...tensors import format_shape
-from ..propose.recipe_text import toml
+from ..propose.init import toml
 from .facts import ModelFacts, Places, complete_profiles
 from .flags import RTX
 from .intent import KINDS, Intent, Profile
