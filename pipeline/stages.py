@@ -12,6 +12,9 @@ from pathlib import Path
 
 from ..artifact import accepting, checked_input, known_digest, tool_versions
 from ..data.batches import Data
+from ..engines.capabilities import capabilities
+from ..engines.gpu import find_gpu
+from ..engines.registry import engine
 from ..model.preprocessing import digest_preprocessing
 from ..model.source import TENSORFLOW_KINDS, digest_source
 from ..processor import isa_here, processor
@@ -44,8 +47,6 @@ def source_digest(recipe: Recipe) -> str:
 
 def takes_pytorch(one: ArtifactSection) -> bool:
     """Whether an artifact is built from the source itself, not from ONNX."""
-    from ..engines.registry import engine
-
     return engine(one.target).takes == "pytorch"
 
 
@@ -193,8 +194,6 @@ def quantize_inputs(recipe: Recipe, artifact: str) -> dict[str, str]:
 
 def quantize_applies(recipe: Recipe, stage: Stage) -> bool:
     """Whether the graph gets another precision; a graph in float, or of PyTorch, stays as it is."""
-    from ..engines.capabilities import capabilities
-    from ..engines.registry import engine
     from ..lowering import writes_types
 
     one = named_artifact(recipe, stage.artifact)
@@ -204,8 +203,6 @@ def quantize_applies(recipe: Recipe, stage: Stage) -> bool:
 def quantize_work(recipe: Recipe, stage: Stage, job: Job) -> object:
     """The graph gets what the artifact's engine needs."""
     from ..engines.build import require_builder
-    from ..engines.capabilities import capabilities
-    from ..engines.registry import engine
     from ..lowering import lower
 
     one = with_floats(with_isa(named_artifact(recipe, stage.artifact)))
@@ -215,9 +212,6 @@ def quantize_work(recipe: Recipe, stage: Stage, job: Job) -> object:
 
 
 def quantize_key(recipe: Recipe, stage: Stage) -> Key:
-    from ..engines.capabilities import capabilities
-    from ..engines.registry import engine
-
     one, ranges = with_floats(with_isa(named_artifact(recipe, stage.artifact))), stage.files.get("ranges")
     needs = capabilities(engine(one.target))
     data = Data(recipe.data.calibration, (), base=recipe.folder, depends=recipe.data_depends)
@@ -244,17 +238,12 @@ def build_inputs(recipe: Recipe, artifact: str) -> dict[str, str]:
 
 def build_applies(recipe: Recipe, stage: Stage) -> bool:
     """Every artifact is built; an engine that is not here is `EngineUnavailable`."""
-    from ..engines.capabilities import capabilities
-    from ..engines.registry import engine
-
     one = named_artifact(recipe, stage.artifact)
     return takes_pytorch(one) or bool(capabilities(engine(one.target)))
 
 
 def artifact_file(recipe: Recipe, stage: Stage) -> str:
     """Return the name of the file of an artifact."""
-    from ..engines.registry import engine
-
     return f"{stage.artifact}{engine(named_artifact(recipe, stage.artifact).target).suffix}"
 
 
@@ -279,7 +268,6 @@ def build_work(recipe: Recipe, stage: Stage, job: Job) -> object:
 
 
 def build_key(recipe: Recipe, stage: Stage) -> Key:
-    from ..engines.gpu import find_gpu
     from ..lowering import load_lowered
 
     one, files = _built(recipe, stage), stage.files
@@ -351,8 +339,6 @@ def _build_options(recipe: Recipe, one: ArtifactSection) -> dict[str, object]:
 
 def _spec(recipe: Recipe, one: ArtifactSection, ranges: Made | None) -> BuildSpec:
     """What a recipe says of an artifact, with files as the recipe's folder has them."""
-    from ..engines.registry import engine
-
     return shared(
         BuildSpec,
         one,
