@@ -13,8 +13,9 @@ from qcompile.cluster.resources import Facts, place
 from qcompile.errors import DataError, EngineUnavailable
 from qcompile.pipeline.estimate import Rule
 from qcompile.pipeline.graph import KINDS, ThisProcess, key_of, stages_of
+from qcompile.pipeline.kinds import named_artifact
 from qcompile.pipeline.plan import plan
-from qcompile.pipeline.recipe import Recipe, read_recipe
+from qcompile.pipeline.recipe import Recipe, published, read_recipe
 from qcompile.pipeline.run import Visit, run
 from qcompile.pipeline.stage import SOURCE, Job, Key, Needs, Stage, StageKind
 from qcompile.pipeline.store import Store
@@ -83,6 +84,17 @@ def test_every_stage_follows_those_that_write_its_files(path: Path) -> None:
                     of = names if KINDS[kind].per_artifact else [""]
                     assert {(kind, name) for name in of} <= written, (stage.name, role)
             written.add((stage.kind, stage.artifact))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.parent.name)
+def test_names_of_artifacts_are_judged_by_all_files_that_stages_publish(path: Path) -> None:
+    """A recipe in which two stages would publish one file is refused; results and page have their own names."""
+    recipe = read_recipe(path)
+    judged = {file for file, _, _ in published(recipe)}
+    for stage in (stage for group in stages_of(recipe) for branch in group for stage in branch):
+        is_float = stage.artifact and named_artifact(recipe, stage.artifact).precision == "fp32"
+        if stage.kind not in ("bench", "report") and not (stage.kind == "quantize" and is_float):
+            assert KINDS[stage.kind].file(recipe, stage) in judged, stage.name
 
 
 def test_a_visit_gives_a_stage_that_no_recipe_has(listing: Path, tmp_path: Path) -> None:
