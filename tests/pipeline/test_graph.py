@@ -88,7 +88,7 @@ def test_every_stage_follows_those_that_write_its_files(path: Path) -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.parent.name)
 def test_names_of_artifacts_are_judged_by_all_files_that_stages_publish(path: Path) -> None:
-    """A recipe in which two stages would publish one file is refused; results and page have their own names."""
+    """A recipe in which two stages publish one file is refused; results and page have their own names."""
     recipe = read_recipe(path)
     judged = {file for file, _, _ in published(recipe)}
     for stage in (stage for group in stages_of(recipe) for branch in group for stage in branch):
