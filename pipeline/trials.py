@@ -15,7 +15,7 @@ from ..data.batches import located
 from ..model.source import parse_source
 from ..progress import Progress, silent
 from ..spec.words import Target, is_own_metric
-from ..tuning.making import Elsewhere, MadeElsewhere, TrialAsk, TrialSetting
+from ..tuning.making import Elsewhere, Score, TrialAsk, TrialSetting
 from .recipe import Recipe, make_recipe
 from .run import Visit
 from .stage import Executor, Stage
@@ -42,13 +42,13 @@ class StageTrials:
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(store.locked())
 
-    def make(self, ask: TrialAsk) -> MadeElsewhere:
+    def make(self, ask: TrialAsk) -> tuple[Score, list[Path]]:
         """As `Elsewhere.make`."""
         text = trial_text(self.setting, ask)
         # Two mixes may have one name until it is known which of them counts.
         name = f"{ask.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
         path = self._visit.file_of(Stage(kind="trial", artifact=name, trial=text)).path
-        return MadeElsewhere(read_score(path, ask), trial_files(path, ask))
+        return read_score(path, ask), trial_files(path, ask)
 
     def rank(self, target: Target, part: int, parts: int) -> list[LayerSensitivity]:
         """As `Elsewhere.rank`."""
