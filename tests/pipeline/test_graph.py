@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from qcompile.pipeline.kinds import named_artifact
 from qcompile.pipeline.plan import plan
 from qcompile.pipeline.recipe import Recipe, published, read_recipe
 from qcompile.pipeline.run import Visit, run
-from qcompile.pipeline.stage import SOURCE, Job, Key, Needs, Stage, StageKind
+from qcompile.pipeline.stage import SOURCE, Job, Key, Made, Needs, Stage, StageKind
 from qcompile.pipeline.store import Store
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*/recipe.toml"))
@@ -60,6 +61,24 @@ def test_a_row_is_a_stage_of_runs_and_dry_runs(listing: Path) -> None:
     assert set(run(listing).stages.values()) == {"skipped"}
     assert {stage.state for stage in plan(listing).stages} == {"done"}
     assert run(listing, again=("listing",)).stages["listing"] == "done"
+
+
+def test_a_stage_without_its_engine_is_left_to_the_next_where_its_row_says_so(
+    monkeypatch: pytest.MonkeyPatch, write_recipe: Callable[..., Path]
+) -> None:
+    """So a build says what is missing, not the quantization before it."""
+
+    def applies(*_: object) -> bool:
+        raise EngineUnavailable("not installed", engine="onnxruntime")
+
+    pytest.importorskip("onnxruntime")
+    recipe = read_recipe(write_recipe(artifact("a"), data=""))
+    stage = Stage(kind="quantize", artifact="a", files={"model": Made(recipe.path, "sha256:0")})
+    row = replace(KINDS["quantize"], applies=applies)
+    monkeypatch.setitem(KINDS, "quantize", row)
+    assert key_of(recipe, stage) is None
+    monkeypatch.setitem(KINDS, "quantize", replace(row, optional=False))
+    assert key_of(recipe, stage) is not None
 
 
 def test_a_row_says_where_a_stage_may_go_and_that_the_run_ends_with_it(listing: Path) -> None:
