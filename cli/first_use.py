@@ -98,7 +98,7 @@ def tune(session: Session, given: TuneCommand) -> None:
     """Print the layers by their error, the trials, and the best model."""
     from ..bench.results.row import unit_of
     from ..figures import accuracy_text
-    from ..pipeline.trial_stages import on_executor
+    from ..pipeline.trials import on_executor
     from ..tuning import tune as tune_model
 
     with executor_of(session, given, given.output) as executor:
@@ -130,7 +130,9 @@ def _picture(tuned: TuneResult, output: Path, max_drop: float) -> Path:
 
     path = output / "front.svg"
     with writing(path) as temporary:
-        plot_front(tuned, temporary, max_drop=max_drop, unit=unit_of(tuned.metric))
+        plot_front(
+            tuned.trials, tuned.best, tuned.front, temporary, max_drop=max_drop, unit=unit_of(tuned.metric)
+        )
     return path
 
 

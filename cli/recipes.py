@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..cluster.resources import Facts
     from ..pipeline.plan import Plan
     from ..pipeline.run import RunReport, StageListener
-    from ..pipeline.steps import Executor
+    from ..pipeline.stage import Executor
 
 _WORKER = "worker"
 

@@ -174,9 +174,9 @@ Outcome = Literal["done", "known", "none", "missing", "failed"]
 
 | done    | the stage is done; `Answer.bundle` lists what it wrote, and its chunks can be had           |
 | known   | the client holds it already: `Answer.name` is one of `Request.known`                        |
-| none    | the step means no stage, as a graph that stays in float; or it is not done (`look`)         |
+| none    | there is nothing to do, as for a graph that stays in float; or it is not done (`look`)         |
 | missing | nobody has the chunks of `Answer.missing`: the client uploads them, and asks again          |
-| failed  | the step failed: `Answer.error`, where `OUTPUT` and `RECIPE` stand for the worker's folders |
+| failed  | the stage failed: `Answer.error`, where `OUTPUT` and `RECIPE` stand for the worker's folders |
 """
 
 OUTPUT, RECIPE = "<output>", "<recipe>"
@@ -192,19 +192,19 @@ class Request(msgspec.Struct, frozen=True):
 
     Attributes:
         client: Dask's id of the client: chunks are kept for it, progress is told to it.
-        step: A `pipeline.steps.Step` as JSON, whose files are named by their digests.
-        name: Of the step's stage.
+        stage: A `pipeline.stage.Stage` as JSON, whose files are named by their digests.
+        name: Of the stage.
         recipe: Digest of the bundle of the recipe and of all files that it reads.
-        inputs: Digest of a file of the step to that of the bundle that it is the first file of.
+        inputs: Digest of a file of the stage to that of the bundle that it is the first file of.
         store: URL of a store that carries the chunks; empty for Dask.
-        known: Names of the finished stages of this step that the client holds ("build-int8-3f9c…").
+        known: Names of the finished stages of this name that the client holds ("build-int8-3f9c…").
         look: Only say whether it is done.
         again: Carry it out even if it is done.
         alone: Whether nothing else may run on the worker's machine meanwhile, as for a measurement.
     """
 
     client: str
-    step: dict[str, Any]
+    stage: dict[str, Any]
     name: str
     recipe: str
     inputs: dict[str, str] = {}
@@ -219,7 +219,7 @@ class Answer(msgspec.Struct, frozen=True):
     """What a worker answers; `outcome` says how the request ended.
 
     Attributes:
-        name: Of the finished stage: its step's name and the digest of its key.
+        name: Of the finished stage: its name and the digest of its key.
         key: Everything its outcome depended on.
         bundle: What the stage wrote, the main file first.
         was_done: Whether the worker had done it before.

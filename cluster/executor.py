@@ -1,9 +1,9 @@
-"""Steps carried out by the workers of a Dask scheduler.
+"""Stages carried out by the workers of a Dask scheduler.
 
-The client submits a step as one task that names its files by digest. The worker computes the key, which holds
-what the worker has, and looks whether the client or it has done the step before. What a worker cannot get
-from others, the client uploads, straight to the worker; what a stage writes, the client downloads from its
-worker into the store of the run. So the client can upload again whatever is lost with a worker.
+The client submits a stage as one task that names its files by digest. The worker computes the key, which
+holds what the worker has, and looks whether the client or it has done the stage before. What a worker cannot
+get from others, the client uploads, straight to the worker; what a stage writes, the client downloads from
+its worker into the store of the run. So the client can upload again whatever is lost with a worker.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ import msgspec
 
 from .. import errors
 from ..errors import ArtifactError, ClusterError, EngineUnavailable, QCompileError, first_line
+from ..pipeline.graph import ThisProcess, is_published, kind_of
 from ..pipeline.kinds import kind_of_others
 from ..pipeline.recipe import Recipe
-from ..pipeline.stages import Made, with_isa
-from ..pipeline.steps import Done, Step, ThisProcess
+from ..pipeline.stage import Done, Made, Stage
+from ..pipeline.stages import with_isa
 from ..pipeline.store import Store, Stored
 from ..processor import isa_here
 from ..progress import Progress, silent
@@ -45,7 +46,7 @@ from .bundle import (
     bundle_of_stage,
     write_files,
 )
-from .connection import Fleet, lost_scheduler
+from .fleet import Fleet, lost_scheduler
 from .resources import Facts, Place, gpus_of, isa_announced, place
 
 _ATTEMPTS = 20
@@ -58,7 +59,7 @@ _AGAIN = "what was finished is kept: run again to go on"
 
 
 class _Lost(Exception):
-    """The workers that a step could go to are gone, or what they made went with them."""
+    """The workers that a stage could go to are gone, or what they made went with them."""
 
 
 @dataclass
@@ -79,9 +80,9 @@ class _Run:
 
 
 class ClusterExecutor:
-    """Carries out steps on workers; several runs may use it at a time, each from threads of its own.
+    """Carries out stages on workers; several runs may use it at a time, each from threads of its own.
 
-    `store` is the URL of a store that carries the files, empty for Dask; `did` is step to the worker that
+    `store` is the URL of a store that carries the files, empty for Dask; `did` is stage to the worker that
     did it last, for a line on the terminal.
     """
 
@@ -117,16 +118,18 @@ class ClusterExecutor:
         """Parts of a calibration: one for each worker that calibrates."""
         return max(1, sum("onnxruntime" in facts.resources for facts in self.fleet.ready()))
 
-    def do(self, recipe: Recipe, step: Step, store: Store, *, again: bool, progress: Progress) -> Done | None:
-        """As `pipeline.steps.Executor.do`."""
-        if step.kind == "report":  # a page for the user, drawn in a moment
-            return ThisProcess().do(recipe, step, store, again=again, progress=progress)
+    def do(
+        self, recipe: Recipe, stage: Stage, store: Store, *, again: bool, progress: Progress
+    ) -> Done | None:
+        """As `pipeline.stage.Executor.do`."""
+        if kind_of(stage).here(stage):
+            return ThisProcess().do(recipe, stage, store, again=again, progress=progress)
         run = self._run_of(recipe, store)
         for _ in range(_ATTEMPTS):
             try:
-                answer = self._answer(run, step, store, again, progress)
+                answer = self._answer(run, stage, store, again, progress)
             except EngineUnavailable:
-                if step.kind == "quantize":  # the build then says so
+                if kind_of(stage).optional:
                     return None
                 raise
             if answer.outcome == "none":
@@ -134,20 +137,20 @@ class ClusterExecutor:
             if answer.outcome == "failed":
                 raise _error_of(answer, output=store.output, folder=recipe.folder)
             with contextlib.suppress(_Lost):
-                done = self._stored(run, step, store, answer, again)
-                self.did[step.name] = done.where
+                done = self._stored(run, stage, store, answer, again)
+                self.did[stage.name] = done.where
                 return done
-        raise _gave_up(step)
+        raise _gave_up(stage)
 
-    def is_done(self, recipe: Recipe, step: Step, store: Store) -> bool:
-        """As `pipeline.steps.Executor.is_done`."""
-        if not store.kept(step.name):
+    def is_done(self, recipe: Recipe, stage: Stage, store: Store) -> bool:
+        """As `pipeline.stage.Executor.is_done`."""
+        if not store.kept(stage.name):
             return False
-        answer = self._answer(self._run_of(recipe, store), step, store, False, silent, look=True)
+        answer = self._answer(self._run_of(recipe, store), stage, store, False, silent, look=True)
         return answer.outcome in ("known", "done")
 
     def cancel(self) -> None:
-        """As `pipeline.steps.Executor.cancel`: what workers do for this client ends."""
+        """As `pipeline.stage.Executor.cancel`: what workers do for this client ends."""
         self.stopped.set()
 
     def close(self) -> None:
@@ -178,27 +181,28 @@ class ClusterExecutor:
         raise ClusterError("the run was ended", hint=_AGAIN)
 
     def _answer(
-        self, run: _Run, step: Step, store: Store, again: bool, progress: Progress, *, look: bool = False
+        self, run: _Run, stage: Stage, store: Store, again: bool, progress: Progress, *, look: bool = False
     ) -> Answer:
-        """Ask workers until one has all files of a step."""
+        """Ask workers until one has all files of a stage."""
         request = Request(
             client=self.client.id,
-            step=_as_json(step),
-            name=step.name,
+            stage=_as_json(stage),
+            name=stage.name,
             recipe=run.digest,
-            inputs={made.digest: self._bundle_of(run, made) for made in step.given()},
+            inputs={made.digest: self._bundle_of(run, made) for made in stage.inputs()},
             store=self.store,
-            known=() if again else tuple(store.kept(step.name)),
+            known=() if again else tuple(store.kept(stage.name)),
             look=look,
             again=again,
-            alone=step.kind == "bench",
+            alone=kind_of(stage).measures,
         )
-        self._progress[run.digest, step.name] = progress
+        self._progress[run.digest, stage.name] = progress
         for _ in range(_ATTEMPTS):
             workers = self.await_workers(_REJOIN_S)
-            home = self._home(run.recipe, workers) if step.kind == "build" else None
+            needs = kind_of(stage).needs(run.recipe, stage)
+            home = self._home(run.recipe, workers) if needs.as_measured else None
             try:
-                answer = self._submitted(request, place(run.recipe, step, workers, home))
+                answer = self._submitted(request, place(run.recipe, stage, workers, home))
                 if answer.outcome != "missing":
                     return answer
                 carrier = self._shared or ClientCarrier(self.client, run.futures, answer.address)
@@ -208,7 +212,7 @@ class ClusterExecutor:
                             carrier.put(key, chunk)
             except (_Lost, MissingChunk):
                 self.fleet.ready(now=True)
-        raise _gave_up(step)
+        raise _gave_up(stage)
 
     def _home(self, recipe: Recipe, workers: Sequence[Facts]) -> Facts | None:
         """Return the worker that will measure a recipe's artifacts; None where nothing is measured."""
@@ -216,8 +220,8 @@ class ClusterExecutor:
             return None
         # Engines are measured on machines of their own kinds: this is the one for the others.
         built = {artifact.name: Made(Path(), "") for artifact in recipe.artifact}
-        step = Step(kind="bench", machine=kind_of_others(recipe, self.kinds), built=built)
-        address = place(recipe, step, workers).workers[0]
+        stage = Stage(kind="bench", machine=kind_of_others(recipe, self.kinds), built=built)
+        address = place(recipe, stage, workers).workers[0]
         return next(facts for facts in workers if facts.address == address)
 
     def _submitted(self, request: Request, chosen: Place) -> Answer:
@@ -269,9 +273,9 @@ class ClusterExecutor:
             message = f"a worker failed: {type(error).__name__}: {first_line(error)}"
             raise ClusterError(message, hint=f"see the worker's log; {_AGAIN}") from error
 
-    def _stored(self, run: _Run, step: Step, store: Store, answer: Answer, again: bool) -> Done:
+    def _stored(self, run: _Run, stage: Stage, store: Store, answer: Answer, again: bool) -> Done:
         """The files of a stage in the store of the run."""
-        main, publish = str(answer.key.get("file", "")), not step.shard
+        main, publish = str(answer.key.get("file", "")), is_published(stage)
         if answer.bundle is None:
             known = store.take(answer.name, publish=publish)
             if known is None:  # changed within the moment
@@ -288,14 +292,14 @@ class ClusterExecutor:
 
         try:
             stored = store.run(
-                step.name, answer.key, download, again=again, publish=publish, took=answer.took
+                stage.name, answer.key, download, again=again, publish=publish, took=answer.took
             )
         except (MissingChunk, ArtifactError) as error:  # its worker is lost, or a chunk is damaged
             raise _Lost from error
         return Done(_noted(run, stored, main), answer.was_done, answer.worker)
 
     def _bundle_of(self, run: _Run, made: Made) -> str:
-        """The digest of the bundle of a file of the step."""
+        """The digest of the bundle of a file of the stage."""
         with self._lock:
             if made.path not in run.of_path:  # ranges that the recipe names
                 run.note(made.path, bundle_beside(made.path))
@@ -339,12 +343,13 @@ def _noted(run: _Run, stored: Stored, main: str) -> Made:
     return Made(path, stored.files[main])
 
 
-def _as_json(step: Step) -> dict[str, Any]:
-    """The step with the digests of its files in place of them."""
+def _as_json(stage: Stage) -> dict[str, Any]:
+    """The stage with the digests of its files in place of them."""
     digests = {
-        name: {key: made.digest for key, made in getattr(step, name).items()} for name in ("files", "built")
+        role: {key: made.digest for key, made in getattr(stage, role).items()}
+        for role in ("files", "parts", "built")
     }
-    return {**vars(step), **digests, "shards": [made.digest for made in step.shards]}
+    return {**vars(stage), **digests}
 
 
 def _error_of(answer: Answer, *, output: Path, folder: Path) -> QCompileError:
@@ -359,5 +364,5 @@ def _error_of(answer: Answer, *, output: Path, folder: Path) -> QCompileError:
     return error
 
 
-def _gave_up(step: Step) -> ClusterError:
-    return ClusterError(f"{step.name}: {_ATTEMPTS} attempts failed: workers were lost", hint=_AGAIN)
+def _gave_up(stage: Stage) -> ClusterError:
+    return ClusterError(f"{stage.name}: {_ATTEMPTS} attempts failed: workers were lost", hint=_AGAIN)

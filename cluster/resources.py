@@ -1,4 +1,4 @@
-"""What workers announce to Dask, who may take part in a run, and what a step needs of a worker.
+"""What workers announce to Dask, who may take part in a run, and which of them a stage may go to.
 
 | resource                             | stands for                                            | quantity   |
 |--------------------------------------|-------------------------------------------------------|------------|
@@ -11,18 +11,10 @@
 | `onnx==1.23.0`                       | the version of a package that decides what files hold | 1000       |
 | `host=3f9c…`                         | the machine: its workers take turns for measurements  | 1000       |
 
-A step takes one of each that it needs, so 1000 is more than a worker has steps at a time. It takes one of
+A stage takes one of each that it needs, so 1000 is more than a worker has stages at a time. It takes one of
 `slots`, a measurement all of them.
 
-| step               | must have                                       | better with                         |
-|--------------------|-------------------------------------------------|-------------------------------------|
-| export             | `export`, of a model that PyTorch exports       | `onnxruntime`, which checks it      |
-| simplify           |                                                 | `onnxruntime`                       |
-| calibrate          | `onnxruntime`                                   |                                     |
-| quantize           | the target                                      | `onnxruntime`                       |
-| build              | the target; a GPU, for TensorRT of this machine | the processor that measures         |
-| bench              | the kind of GPU that it is for                  | all targets, a GPU, `pytorch`       |
-| trial, rank        | `onnxruntime`, the target                       |                                     |
+`pipeline.graph.KINDS` has a stage's needs: what a worker must have, and what it is better with.
 """
 
 from __future__ import annotations
@@ -36,17 +28,14 @@ from pathlib import Path
 
 from ..artifact import tool_versions
 from ..errors import EngineUnavailable
-from ..model.source import TENSORFLOW_KINDS
-from ..pipeline.kinds import ANY, PROCESSOR, named_artifact
+from ..pipeline.graph import kind_of
 from ..pipeline.recipe import Recipe
-from ..pipeline.stages import recipe_source
-from ..pipeline.steps import Step
-from ..pipeline.trial_stages import trial_target
+from ..pipeline.stage import Stage
 from ..processor import processor
 from ..spec.words import Isa
 
 PLENTY = 1000.0
-"""What is announced of a capability that many steps may use at a time."""
+"""What is announced of a capability that many stages may use at a time."""
 MUST_MATCH = ("qcompile", "onnx", "onnxruntime", "onnxsim", "numpy", "torch", "onnxscript")
 """Packages whose versions a worker and its client have in common: they decide what the files hold."""
 _SETS = {
@@ -87,7 +76,7 @@ def versions_here() -> dict[str, str]:
 
 
 def why_refused(facts: Facts) -> str:
-    """Return why a worker may not carry out steps for this client; empty where it may.
+    """Return why a worker may not carry out stages for this client; empty where it may.
 
     A package that only one of them has is no reason.
     """
@@ -153,34 +142,36 @@ def _text(path: str) -> str:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a step may go: addresses, the best first, and what it takes there."""
+    """Where a stage may go: addresses, the best first, and what it takes there."""
 
     workers: tuple[str, ...]
     resources: dict[str, float]
 
 
-def place(recipe: Recipe, step: Step, workers: Sequence[Facts], home: Facts | None = None) -> Place:
-    """Return the workers that a step may go to.
+def place(recipe: Recipe, stage: Stage, workers: Sequence[Facts], home: Facts | None = None) -> Place:
+    """Return the workers that a stage may go to.
 
     `home` is the worker that will measure what is built: another processor may run it otherwise.
     """
-    required, preferred, gpu = _needs(recipe, step)
-    alone = step.kind == "bench"
-    able = [facts for facts in sorted(workers, key=lambda facts: facts.name) if _has(facts, required)]
-    if gpu and not alone:
+    needs, alone = kind_of(stage).needs(recipe, stage), kind_of(stage).measures
+    able = [facts for facts in sorted(workers, key=lambda facts: facts.name) if _has(facts, needs.required)]
+    if needs.gpu and not alone:
         able = [facts for facts in able if gpus_of(facts)]
     if not able:
-        raise _unavailable(step, required or ("a GPU",), workers)
-    for name in preferred:
+        raise _unavailable(stage, needs.required or ("a GPU",), workers)
+    for name in needs.preferred:
         able = [facts for facts in able if _has(facts, (name,))] or able
-    if gpu and alone:
+    if needs.gpu and alone:
         able = [facts for facts in able if gpus_of(facts)] or able
-    if home is not None and step.kind == "build" and not gpu:
+    if home is not None and needs.as_measured and not needs.gpu:
         able = [facts for facts in able if _processor(facts) == _processor(home)] or able
     able = able[:1] if alone else able
-    resources = {"slots": able[0].resources["slots"] if alone else 1.0, **dict.fromkeys(required, 1.0)}
+    resources = {
+        "slots": able[0].resources["slots"] if alone else 1.0,
+        **dict.fromkeys(needs.required, 1.0),
+    }
     shared = set.intersection(*(set(gpus_of(facts)) for facts in able))
-    if gpu and not alone and shared:  # else each has another kind, and Dask cannot count "any of them"
+    if needs.gpu and not alone and shared:  # else each has another kind, and Dask cannot count "any of them"
         resources[min(shared)] = 1.0
     return Place(tuple(facts.address for facts in able), resources)
 
@@ -188,26 +179,6 @@ def place(recipe: Recipe, step: Step, workers: Sequence[Facts], home: Facts | No
 def gpus_of(facts: Facts) -> list[str]:
     """Return the resources of a worker's GPUs: "gpu-sm90"."""
     return sorted(name for name, number in facts.resources.items() if name.startswith("gpu-") and number >= 1)
-
-
-def _needs(recipe: Recipe, step: Step) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
-    """What a step must have, what it is better with, and whether it takes a GPU."""
-    kind = () if step.machine in (ANY, PROCESSOR) else (f"gpu-{step.machine}",)
-    if step.kind == "export":
-        source = recipe_source(recipe).kind
-        return (() if source in ("onnx", *TENSORFLOW_KINDS) else ("export",)), ("onnxruntime",), False
-    if step.kind in ("simplify", "calibrate"):
-        return (() if step.kind == "simplify" else ("onnxruntime",)), ("onnxruntime",), False
-    if step.kind in ("trial", "rank"):
-        return tuple({"onnxruntime", trial_target(step.trial, step.artifact)}), (), False
-    if step.kind == "bench":
-        targets = dict.fromkeys(named_artifact(recipe, name).target for name in step.built)
-        return kind, (*targets, "pytorch"), any(target.startswith("tensorrt") for target in targets)
-    section = named_artifact(recipe, step.artifact)
-    if step.kind == "quantize":
-        return (section.target,), ("onnxruntime",), False
-    # TensorRT builds on the GPU that runs the engine; RTX builds for others ahead of time.
-    return (section.target, *kind), (), section.target.startswith("tensorrt") and not section.gpus
 
 
 def _has(facts: Facts, names: Sequence[str]) -> bool:
@@ -218,12 +189,12 @@ def _processor(facts: Facts) -> set[str]:
     return {name for name in facts.resources if name.startswith("cpu-")}
 
 
-def _unavailable(step: Step, required: Sequence[str], workers: Sequence[Facts]) -> EngineUnavailable:
+def _unavailable(stage: Stage, required: Sequence[str], workers: Sequence[Facts]) -> EngineUnavailable:
     missing = [name for name in required if not any(_has(facts, (name,)) for facts in workers)]
     words = " and ".join(missing or required)
     there = sorted({name for facts in workers for name in facts.resources if "=" not in name} - {"slots"})
     return EngineUnavailable(
-        f"{step.name}: no worker has {words}; they announce {', '.join(there) or 'nothing'}",
+        f"{stage.name}: no worker has {words}; they announce {', '.join(there) or 'nothing'}",
         hint="start a worker that has it; `qcompile doctor` there says why it has not",
         engine=required[0],
         reason=f"no worker has {words}",

@@ -43,7 +43,7 @@ def serve(options: WorkerCommand, *, announced: _Announced, told: _Told) -> None
 
 
 async def _serve(options: WorkerCommand, address: str, announced: _Announced, told: _Told) -> None:
-    from .plugin import service_of
+    from .service import service_of
 
     lost = True
     while lost:

@@ -24,9 +24,9 @@ from ..files.storage import storage_error
 from ..machine_memory import out_of_memory
 from ..model.archives import trusting
 from ..model.source_paths import moved
-from ..pipeline.recipe import read_recipe
-from ..pipeline.stages import Made, Stage
-from ..pipeline.steps import Step, carry_out, stage_of
+from ..pipeline.graph import carry_out, is_published, key_of, kind_of
+from ..pipeline.recipe import Recipe, read_recipe
+from ..pipeline.stage import Key, Made, Stage
 from ..pipeline.store import FOLDER, Store
 from ..progress import Progress, silent
 from .bundle import OUTPUT, RECIPE, Answer, Bundle, Request, bundle_of_stage
@@ -69,28 +69,28 @@ def _carry_out(request: Request, folder: Path, progress: Progress, find_only: bo
     recipe = read_recipe(place.recipe, told=silent)
     # As one would start it: code of a recipe may open what lies beside it.
     os.chdir(place.recipe.parent)
-    step = _step(request, folder)
-    if step.kind == "bench":
-        _publish(step, output)
+    stage = _stage(request, folder)
+    if kind_of(stage).measures:
+        _publish(stage, output)
     with trusting(recipe.model.trust), _named_as_on_client(place), moved(bundle.base, files):
-        stage = stage_of(recipe, step, output)
-        if stage is None:
+        key = key_of(recipe, stage)
+        if key is None:
             return Answer("none")
-        return _stored(request, folder, place, stage, recipe.output, progress, find_only)
+        return _stored(request, folder, place, recipe, stage, key, progress, find_only)
 
 
 def _stored(
     request: Request,
     folder: Path,
     place: Place,
+    recipe: Recipe,
     stage: Stage,
-    published: str,
+    key: Key,
     progress: Progress,
     find_only: bool,
 ) -> Answer:
     """What the client or this worker has of a stage, or what carrying it out gives."""
-    store = Store(place.output, folder=folder / STAGES, published=stage.published)
-    key = {**stage.key, "file": stage.file}
+    store = Store(place.output, folder=folder / STAGES)
     name = store.name(stage.name, key)
     if name in request.known and not request.again:
         return Answer("known", name=name, key=key, was_done=True)
@@ -98,46 +98,44 @@ def _stored(
         return Answer("none")
 
     def work(temporary: Path) -> None:
-        carry_out(stage, temporary, place.output, progress)
-        if request.step["kind"] == "bench":
-            _name_as_on_client(temporary / stage.file, place, published)
+        carry_out(recipe, stage, temporary, place.output, progress)
+        if kind_of(stage).measures:
+            _name_as_on_client(temporary / key["file"], place, recipe.output)
 
     with open_lock(store.folder / f".{name}.lock") as held:  # another process here may be asked for it, too
         with contextlib.suppress(ImportError):  # Windows
             import fcntl
 
             fcntl.flock(held, fcntl.LOCK_EX)
-        stored = store.run(stage.name, key, work, again=request.again)
+        stored = store.run(stage.name, key, work, again=request.again, publish=is_published(stage))
     record = read_json(stored.folder / "stage.json")
     return Answer(
         "done",
         name=name,
         key=key,
-        bundle=bundle_of_stage(stored.folder, stage.file, stored.files).bundle,
+        bundle=bundle_of_stage(stored.folder, key["file"], stored.files).bundle,
         was_done=stored.was_done,
         took={name: record.get(name) for name in ("seconds", "peak_bytes")},
     )
 
 
-def _step(request: Request, folder: Path) -> Step:
-    """The step with its files as they lie here."""
+def _stage(request: Request, folder: Path) -> Stage:
+    """The stage with its files as they lie here."""
 
     def made(digest: str) -> Made:
         place = folder / BUNDLES / request.inputs[digest]
         bundle = msgspec.json.decode((place / INDEX).read_bytes(), type=Bundle)
         return Made(place / FILES / bundle.files[0].name, digest)
 
-    values: dict[str, Any] = dict(request.step)
-    for name in ("files", "built"):
-        values[name] = {key: made(digest) for key, digest in values[name].items()}
-    values["shards"] = tuple(made(digest) for digest in values["shards"])
-    values["unavailable"] = tuple(values["unavailable"])
-    return Step(**values)
+    values: dict[str, Any] = dict(request.stage)
+    for role in ("files", "parts", "built"):
+        values[role] = {key: made(digest) for key, digest in values[role].items()}
+    return Stage(**values | {"unavailable": tuple(values["unavailable"])})
 
 
-def _publish(step: Step, output: Path) -> None:
+def _publish(stage: Stage, output: Path) -> None:
     """Give what is measured the public names that it is measured by."""
-    for artifact in step.given():
+    for artifact in stage.inputs():
         for path in artifact.path.parent.iterdir():
             with held_folder(output) as temporary:
                 os.link(path, temporary / path.name)

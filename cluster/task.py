@@ -25,7 +25,7 @@ from ..files.temporary import temporary_folder
 from ..model.session import CORES, usable_cores
 from ..progress import Progress, silent
 from .bundle import Answer, MissingChunk, Request, StageKilled, StoreCarrier, WorkerCarrier, bundle_of_stage
-from .plugin import Cancelled, Service, service_of
+from .service import Cancelled, Service, service_of
 from .stage_work import STAGES
 
 _LEASES = 16

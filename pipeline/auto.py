@@ -14,10 +14,10 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..artifact import read_manifest
 from ..bench.results.row import Row
@@ -35,13 +35,12 @@ from ..spec.words import CPU_TARGETS, Isa, Target
 from .bench_stages import RESULTS
 from .propose.init import init
 from .propose.model_facts import plain_name
-from .published import SIMPLIFIED
-from .recipe import ArtifactSection, Recipe, read_recipe
+from .recipe import SIMPLIFIED, ArtifactSection, Recipe, read_recipe
 from .run import RunReport, StageListener, run
+from .stage import Executor
 from .stages import located
-from .steps import Executor
 from .store import FOLDER
-from .trial_stages import on_executor
+from .trials import on_executor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -203,25 +202,61 @@ class _Auto:
         targets = worth_tuning(recipe, report, self.asked.max_drop)
         if not targets or any(one.name == TUNED for one in recipe.artifact):
             return False
-        found = tune_recipe(
-            recipe,
-            report,
-            self.folder / "tuned",
-            targets,
-            max_drop=self.asked.max_drop,
-            known=self._state().get("tuned"),
-            executor=self.executor,
-            progress=lambda text, done=0, total=None, /: self.progress(f"tune: {text}", done, total),
+        isa = _isa(recipe.artifact)
+        key = _search_key(recipe, report, targets, self.asked.max_drop, isa)
+        found: Any = self._state().get("tuned")
+        is_known = (
+            isinstance(found, dict)
+            and found.get("key") == key
+            and all(isinstance(found.get(part), list) for part in ("lines", "notes"))
         )
-        tuned = {"key": found.key, "lines": list(found.lines), "notes": list(found.notes)}
-        self._save({**self._state(), "tuned": tuned})
-        self.notes += found.notes
-        self._note("tune", "skipped" if found.was_known else "done", start)
-        if not found.lines:
+        if not is_known:
+            found = {"key": key, **self._search(recipe, report, targets, isa)}
+        self._save({**self._state(), "tuned": found})
+        self.notes += map(str, found["notes"])
+        self._note("tune", "skipped" if is_known else "done", start)
+        if not found["lines"]:
             return False
         text = self.recipe.read_text(encoding="utf-8").rstrip("\n")
-        write_text(self.recipe, "\n".join([text, "", "# Found by `tune`:", *found.lines]) + "\n")
+        write_text(self.recipe, "\n".join([text, "", "# Found by `tune`:", *found["lines"]]) + "\n")
         return True
+
+    def _search(
+        self, recipe: Recipe, report: RunReport, targets: Sequence[Target], isa: Isa
+    ) -> dict[str, list[str]]:
+        """The lines of the mix for the recipe's graph, if any, and notes; a search that fails is a note."""
+        from ..tuning import tune
+        from ..tuning.recipe_file import artifact_lines
+
+        def show(text: str, done: int = 0, total: int | None = None, /) -> None:
+            self.progress(f"tune: {text}", done, total)
+
+        bench, folder = recipe.bench, self.folder / "tuned"
+        assert bench is not None, "it was measured"
+        try:
+            tuned = tune(
+                str(_tuned_model(recipe, report)),
+                str(located(recipe, recipe.data.evaluation)),
+                folder,
+                max_drop=self.asked.max_drop,
+                metric=bench.metric,
+                calibration=located(recipe, recipe.data.calibration),
+                targets=targets,
+                method=recipe.calibrate.method,
+                batch_size=bench.batch_size,
+                threads=bench.threads,
+                max_time_s=min(bench.max_time_s, _LONGEST_S),
+                isa=isa,
+                elsewhere=on_executor(self.executor, folder, progress=show) if self.executor else None,
+                progress=show,
+            )
+        except QCompileError as error:
+            return {"lines": [], "notes": [f"tune: {error.message}"]}
+        serves = tuned.best.precision == "int8" and not _is_there(recipe.artifact, tuned.best.in_float)
+        return {
+            "lines": artifact_lines(tuned.best, TUNED, isa=isa) if serves else [],
+            "notes": [f"tune: {note}" for note in tuned.notes],
+        }
 
     def _request(self) -> dict[str, Any]:
         """What was asked for, as JSON has it."""
@@ -255,18 +290,6 @@ TUNED = "tuned-int8"
 _LONGEST_S = 20.0  # of each measurement of the search; the recipe then measures what was found
 
 
-class Found(NamedTuple):
-    """What the search found: the `[[artifact]]` of the mix, empty where none is faster within the budget.
-
-    `key` is the digest of all it depends on; `was_known` says whether an earlier search is the same.
-    """
-
-    key: str
-    lines: Sequence[str]
-    notes: Sequence[str]
-    was_known: bool = False
-
-
 def worth_tuning(recipe: Recipe, report: RunReport, max_drop: float) -> list[Target]:
     """Return the processor's targets whose plain INT8 does not serve; none where that of one target does.
 
@@ -285,27 +308,17 @@ def worth_tuning(recipe: Recipe, report: RunReport, max_drop: float) -> list[Tar
     return [target for target in CPU_TARGETS if any(one.target == target for one in plain)]
 
 
-def tune_recipe(
-    recipe: Recipe,
-    report: RunReport,
-    folder: Path,
-    targets: Sequence[Target],
-    *,
-    max_drop: float,
-    known: Mapping[str, Any] | None,
-    executor: Executor | None = None,
-    progress: Progress,
-) -> Found:
-    """Search a mix for the graph of the recipe's artifacts; a search that fails is a note."""
+def _tuned_model(recipe: Recipe, report: RunReport) -> Path:
+    return report.output / f"{recipe.name}{SIMPLIFIED if recipe.model.simplify else '.onnx'}"
+
+
+def _search_key(
+    recipe: Recipe, report: RunReport, targets: Sequence[Target], max_drop: float, isa: Isa
+) -> str:
+    """The digest of all that a search depends on."""
     assert recipe.bench is not None, "it was measured"
-    suffix = SIMPLIFIED * recipe.model.simplify
-    model = report.output / f"{recipe.name}{suffix or '.onnx'}"
-    calibration, evaluation = (
-        located(recipe, text) for text in (recipe.data.calibration, recipe.data.evaluation)
-    )
-    isa = _isa(recipe.artifact)
     settings = {
-        "model": digest_files([model]),
+        "model": digest_files([_tuned_model(recipe, report)]),
         "data": [
             Data(text, (), base=recipe.folder, depends=recipe.data_depends).digest()
             for text in (recipe.data.calibration, recipe.data.evaluation)
@@ -316,37 +329,7 @@ def tune_recipe(
         "method": recipe.calibrate.method,
         "isa": isa_here() if isa == "auto" else isa,
     }
-    key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-    if isinstance(known, Mapping) and known.get("key") == key:
-        lines, notes = known.get("lines"), known.get("notes")
-        if isinstance(lines, list) and isinstance(notes, list):
-            return Found(key, [*map(str, lines)], [*map(str, notes)], was_known=True)
-    from ..tuning import tune
-    from ..tuning.recipe_file import artifact_lines
-
-    try:
-        tuned = tune(
-            str(model),
-            str(evaluation),
-            folder,
-            max_drop=max_drop,
-            metric=recipe.bench.metric,
-            calibration=calibration,
-            targets=targets,
-            method=recipe.calibrate.method,
-            batch_size=recipe.bench.batch_size,
-            threads=recipe.bench.threads,
-            max_time_s=min(recipe.bench.max_time_s, _LONGEST_S),
-            isa=isa,
-            elsewhere=on_executor(executor, folder, progress=progress) if executor else None,
-            progress=progress,
-        )
-    except QCompileError as error:
-        return Found(key, (), (f"tune: {error.message}",))
-    notes = tuple(f"tune: {note}" for note in tuned.notes)
-    if tuned.best.precision != "int8" or _is_there(recipe.artifact, tuned.best.in_float):
-        return Found(key, (), notes)
-    return Found(key, artifact_lines(tuned.best, TUNED, isa=isa), notes)
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 def _isa(artifacts: Sequence[ArtifactSection]) -> Isa:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,18 +11,18 @@ from msgspec.structs import replace
 
 from ..artifact import tool_versions
 from ..model.source import TENSORFLOW_KINDS, Source, digest_source, parse_source
-from ..progress import Progress
 from ..spec.decode import key as options_key
 from ..spec.decode import shared
 from ..spec.measure import BenchSpec, Budget
 from ..spec.words import TENSORRT_TARGETS, is_own_metric
-from .kinds import PROCESSOR, named_artifact
-from .recipe import BASELINE, ArtifactSection, Recipe
-from .stages import ONNX_TOOLS, Made, Stage, located, recipe_source
+from .kinds import ANY, PROCESSOR, named_artifact
+from .recipe import BASELINE, ArtifactSection, Recipe, recipe_source
+from .stage import SOURCE, Job, Key, Needs, Stage
+from .stages import ONNX_TOOLS, located
 from .trust import interpreters
 
 if TYPE_CHECKING:
-    from .steps import Step
+    from ..spec.measure import BenchSection
 
 RESULTS = "results.json"
 REPORT = "report.html"
@@ -31,95 +31,132 @@ _NOT_MEASURED = (*options_key(Budget()), "metric", "models")
 """Options that judge what is measured, or that the key has by their content: a spelling is none of it."""
 
 
-def bench_stage(recipe: Recipe, step: Step, output: Path) -> Stage:
+def bench_inputs(recipe: Recipe, _: str) -> dict[str, str]:
+    """The model itself and all that is built; in place of TensorFlow's model the file that it became.
+
+    TensorFlow's own outputs were compared at the export, and the machine that measures need not have it.
+    """
+    converted = {"model": "export"} if recipe_source(recipe).kind in TENSORFLOW_KINDS else {}
+    return {SOURCE: "", "built": "build", **converted}
+
+
+def bench_work(recipe: Recipe, stage: Stage, job: Job) -> object:
     """Measure what was built against the baseline; what was not built has a row that says why.
 
     Artifacts whose engine cannot be used here count as not run. A baseline that was not built, or not for
     this machine, is replaced by the MODEL itself.
     """
+    from ..bench.benchmark import benchmark
+    from ..bench.results.results import BenchInterrupted, save_results
+    from ..bench.results.row import Row
+
+    if stage.parts:
+        return _join(stage, job)
+    section, source, output = _section(recipe), recipe_source(recipe), job.output
+    original = _shown(output / f"{recipe.name}.onnx") if source.kind in TENSORFLOW_KINDS else source.absolute
+    artifacts = {BASELINE: original}
+    artifacts |= {name: _shown(output / made.path.name) for name, made in stage.built.items()}
+    baseline = section.baseline if section.baseline in artifacts else BASELINE
+    function, evaluation = _metric(recipe), located(recipe, recipe.data.evaluation)
+    unbuilt = [
+        Row(
+            one.name,
+            "",
+            one.target,
+            one.precision,
+            _runs_on(one),
+            status="not run" if one.name in stage.unavailable else "failed",
+            reason=stage.why_not[one.name],
+        )
+        for one in _in_order(recipe, stage.why_not)
+    ]
+    if baseline != section.baseline and unbuilt:
+        warning = f"the recipe's baseline {section.baseline!r} was not built: {BASELINE!r} is taken"
+        unbuilt[0] = replace(unbuilt[0], warnings=(warning,))
+    try:
+        spec = shared(
+            BenchSpec,
+            section,
+            baseline=baseline,
+            output=job.path,
+            data=evaluation,
+            evaluation=evaluation,
+            metric=function.absolute if function else section.metric,
+            models={name: model.absolute for name, model in _models(recipe, stage).items()},
+            python=interpreters(section.python, recipe.folder),
+        )
+        return benchmark(
+            artifacts,
+            spec,
+            unbuilt=unbuilt,
+            history=output / results_file(recipe, stage),
+            command=("qcompile", "run", _shown(recipe.path)),
+            recipe=recipe.path.read_text(encoding="utf-8"),
+            progress=job.progress,
+        )
+    except BenchInterrupted as stopped:
+        # The stage is not done: what there is must not be taken for its result.
+        save_results(stopped.results, output / INTERRUPTED)
+        raise
+
+
+def bench_key(recipe: Recipe, stage: Stage) -> Key:
     from ..data.batches import Data
     from ..engines.gpu import find_gpu, find_gpus, is_every_gpu, parse_devices
     from ..processor import processor
 
-    section, source = recipe.bench, recipe_source(recipe)
-    assert section is not None, "the caller looks first"
-    built, why_not, machine = step.built, step.why_not, step.machine
-    evaluation = located(recipe, recipe.data.evaluation)
-    function = parse_source(section.metric, base=recipe.folder) if is_own_metric(section.metric) else None
+    if stage.parts:
+        return {"parts": {machine: part.digest for machine, part in stage.parts.items()}}
+    section, function = _section(recipe), _metric(recipe)
     gpu = find_gpu(next((number for number in parse_devices(section.devices) if number is not None), 0))
-    # TensorFlow's own outputs were compared at the export; the file that it was converted to is measured.
-    original = _shown(output / f"{recipe.name}.onnx") if source.kind in TENSORFLOW_KINDS else source.absolute
-    artifacts = {BASELINE: original}
-    artifacts |= {name: _shown(output / made.path.name) for name, made in built.items()}
-    here = machine in ("", PROCESSOR) or bool(section.devices)  # models are measured once
-    models = measured_models(recipe, section.models if here else ())
-    baseline = section.baseline if section.baseline in artifacts else BASELINE
-    file = f"results.{machine}.json" if machine else RESULTS
-
-    def work(path: Path, progress: Progress) -> object:
-        from ..bench.benchmark import benchmark
-        from ..bench.results.results import BenchInterrupted, save_results
-        from ..bench.results.row import Row
-
-        unbuilt = [
-            Row(
-                one.name,
-                "",
-                one.target,
-                one.precision,
-                _runs_on(one),
-                status="not run" if one.name in step.unavailable else "failed",
-                reason=why_not[one.name],
-            )
-            for one in _in_order(recipe, why_not)
-        ]
-        if baseline != section.baseline and unbuilt:
-            warning = f"the recipe's baseline {section.baseline!r} was not built: {BASELINE!r} is taken"
-            unbuilt[0] = replace(unbuilt[0], warnings=(warning,))
-
-        try:
-            spec = shared(
-                BenchSpec,
-                section,
-                baseline=baseline,
-                output=path,
-                data=evaluation,
-                evaluation=evaluation,
-                metric=function.absolute if function else section.metric,
-                models={name: model.absolute for name, model in models.items()},
-                python=interpreters(section.python, recipe.folder),
-            )
-            return benchmark(
-                artifacts,
-                spec,
-                unbuilt=unbuilt,
-                history=output / file,
-                command=("qcompile", "run", _shown(recipe.path)),
-                recipe=recipe.path.read_text(encoding="utf-8"),
-                progress=progress,
-            )
-        except BenchInterrupted as stopped:
-            # The stage is not done: what there is must not be taken for its result.
-            save_results(stopped.results, output / INTERRUPTED)
-            raise
-
-    key: dict[str, object] = {
-        "artifacts": {name: made.digest for name, made in built.items()},
-        "failures": {**why_not},
-        "source": step.source_digest,
+    evaluation = located(recipe, recipe.data.evaluation)
+    return {
+        "artifacts": {name: made.digest for name, made in stage.built.items()},
+        "failures": {**stage.why_not},
+        "source": stage.source_digest,
         "evaluation": Data(evaluation, (), depends=recipe.data_depends).digest() if evaluation else "",
         "metric": digest_source(function) if function else section.metric,
-        "settings": measured_options(recipe, built if gpu else (), without=_NOT_MEASURED),
+        "settings": measured_options(recipe, stage.built if gpu else (), without=_NOT_MEASURED),
         "models": {
             name: digest_source(model, depends=[recipe.folder / one for one in recipe.model.depends])
-            for name, model in models.items()
+            for name, model in _models(recipe, stage).items()
         },
         "machine": {**processor(), "cores": os.cpu_count(), "gpu": gpu.as_json() if gpu else None},
         **({"gpus": [one.as_json() for one in find_gpus()]} if is_every_gpu(section.devices) else {}),
-        **({"kind": machine} if machine else {}),
+        **({"kind": stage.machine} if stage.machine else {}),
         "tools": tool_versions("torch", "polygraphy", *ONNX_TOOLS),
     }
-    return Stage(step.name, file, key, work)
+
+
+def bench_needs(recipe: Recipe, stage: Stage) -> Needs:
+    """The kind of GPU that it is for; better with every engine that is measured, and a GPU for TensorRT's."""
+    kind = () if stage.machine in (ANY, PROCESSOR) else (f"gpu-{stage.machine}",)
+    targets = dict.fromkeys(named_artifact(recipe, name).target for name in stage.built)
+    gpu = any(target.startswith("tensorrt") for target in targets)
+    return Needs(kind, (*targets, "pytorch"), gpu=gpu)
+
+
+def results_file(_: Recipe, stage: Stage) -> str:
+    """Return the name of the file of results of all machines, or of one kind."""
+    return f"results.{stage.machine}.json" if stage.machine else RESULTS
+
+
+def _section(recipe: Recipe) -> BenchSection:
+    assert recipe.bench is not None, "only a recipe with `[bench]` has the stage"
+    return recipe.bench
+
+
+def _metric(recipe: Recipe) -> Source | None:
+    """The function that the metric is; None for one of ours."""
+    text = _section(recipe).metric
+    return parse_source(text, base=recipe.folder) if is_own_metric(text) else None
+
+
+def _models(recipe: Recipe, stage: Stage) -> dict[str, Source]:
+    """Models that are measured beside the artifacts, on one machine."""
+    section = _section(recipe)
+    here = stage.machine in (ANY, PROCESSOR) or bool(section.devices)
+    return measured_models(recipe, section.models if here else ())
 
 
 def measured_options(
@@ -140,37 +177,33 @@ def measured_options(
     return options
 
 
-def join_stage(parts: Mapping[str, Made], output: Path) -> Stage:
+def _join(stage: Stage, job: Job) -> object:
     """What several kinds of machines measured becomes one file of results."""
+    from ..bench.results.results import earlier_runs, join_results, load_results, save_results
 
-    def work(path: Path, progress: Progress) -> object:
-        from ..bench.results.results import earlier_runs, join_results, load_results, save_results
-
-        progress("put together")
-        results = {machine: load_results(part.path) for machine, part in parts.items()}
-        save_results(join_results(results, history=earlier_runs(output / RESULTS)), path)
-        return path
-
-    return Stage("bench", RESULTS, {"parts": {name: part.digest for name, part in parts.items()}}, work)
+    job.progress("put together")
+    results = {machine: load_results(part.path) for machine, part in stage.parts.items()}
+    save_results(join_results(results, history=earlier_runs(job.output / RESULTS)), job.path)
+    return job.path
 
 
-def report_stage(files: Mapping[str, Made], budget: Budget) -> Stage:
+def report_work(recipe: Recipe, stage: Stage, job: Job) -> object:
     """What was measured becomes a page."""
-    results, ranges = files["results"], files.get("ranges")
+    from ..reporting import write_report
 
-    def work(path: Path, progress: Progress) -> object:
-        from ..reporting import write_report
+    job.progress("draw")
+    results, ranges = stage.files["results"], stage.files.get("ranges")
+    return write_report(results.path, job.path, recipe.budget, ranges=ranges.path if ranges else None)
 
-        progress("draw")
-        return write_report(results.path, path, budget, ranges=ranges.path if ranges else None)
 
-    key = {
-        "results": results.digest,
+def report_key(recipe: Recipe, stage: Stage) -> Key:
+    ranges = stage.files.get("ranges")
+    return {
+        "results": stage.files["results"].digest,
         "ranges": ranges.digest if ranges else "",
-        "budget": budget.limits,
+        "budget": recipe.budget.limits,
         "tools": tool_versions("jinja2"),
     }
-    return Stage("report", REPORT, key, work)
 
 
 def _in_order(recipe: Recipe, names: Collection[str]) -> list[ArtifactSection]:

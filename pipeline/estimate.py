@@ -13,20 +13,22 @@
 W are the bytes of the weights, M the multiply-adds of a sample, N the samples that are calibrated on, and
 rate 20 G multiply-adds a second and core: a cautious share of what FP32 on ONNX Runtime reached on x86 with
 AVX-512 (about 100 G). How near a rule comes was not measured; the last run's figures are better.
+
+`graph.KINDS` holds the rules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..data.batches import Data
 from ..errors import QCompileError
 from ..progress import Progress
 from ..spec.artifacts import ArtifactSection
-from .recipe import Recipe
-from .stages import Made, recipe_source
+from .recipe import Recipe, recipe_source
 
 RATE = 20e9
 """Multiply-adds per second and core."""
@@ -73,43 +75,49 @@ def measured(record: Mapping[str, Any]) -> Estimate | None:
     return Estimate(float(seconds), peak if isinstance(peak, int) else None, size, "measured")
 
 
-def by_rule(stage: str, scale: Scale, artifact: ArtifactSection | None = None) -> Estimate:
-    """Return what the table above says of a stage."""
-    kind = stage.partition("-")[0]
-    weights, work = scale.weight_bytes, scale.multiply_adds
-    if kind == "report":
-        return Estimate(3.0, int(300 * _MB), int(_MB), "rule")
-    if weights is None:
+@dataclass(frozen=True)
+class Rule:
+    """What the stages of a kind take.
+
+    Attributes:
+        seconds: Of the weights in MB, the seconds of a sample through the model, the sizes, and the artifact.
+        runs_model: Whether the model runs, so that there are no seconds without its multiply-adds.
+        memory_mb: Whatever the model's size.
+        copies: Of the weights in memory.
+        writes_weights: It writes them, in the precision of its artifact.
+        of_rows: Memory is that of each artifact that is measured.
+    """
+
+    seconds: Callable[[float, float, Scale, ArtifactSection | None], float]
+    runs_model: Callable[[ArtifactSection | None], bool] = lambda _: False
+    memory_mb: float = 300
+    copies: float = 0
+    writes_weights: bool = True
+    of_rows: bool = False
+
+
+def by_rule(rule: Rule | None, scale: Scale, artifact: ArtifactSection | None = None) -> Estimate:
+    """Return what the rule of a kind says of a stage."""
+    weights, work = scale.weight_bytes or 0, scale.multiply_adds
+    if rule is None or (scale.weight_bytes is None and rule.copies):
         return Estimate(None, None, None, "rule")
-    is_int8 = artifact is not None and artifact.precision in ("int8", "fp8") and artifact.mode == "static"
-    is_tensorrt = artifact is not None and artifact.target == "tensorrt"
-    megabytes, inference = weights / _MB, 0.0 if work is None else work / (RATE * scale.cores)
-    seconds = {
-        "export": 4 + megabytes / 100,
-        "simplify": 1 + megabytes / 50,
-        "calibrate": 2 + 3 * scale.calibrated * inference,
-        "quantize": 2 + megabytes / 50 + is_int8 * 10 * CORRECTED_SAMPLES * inference,
-        "build": 30 + megabytes / 5 if is_tensorrt else 1 + megabytes / 100,
-        "bench": scale.max_time_s + scale.rows * (4 + scale.evaluated * inference),
-    }[kind]
-    unknown = work is None and (kind in ("calibrate", "bench") or (kind == "quantize" and is_int8))
-    memory, copies = _MEMORY[kind]
-    peak = (memory * _MB + copies * weights) * (scale.rows if kind == "bench" else 1)
+    inference_s = 0.0 if work is None else work / (RATE * scale.cores)
+    unknown = work is None and rule.runs_model(artifact)
+    seconds = None if unknown else rule.seconds(weights / _MB, inference_s, scale, artifact)
+    peak = (rule.memory_mb * _MB + rule.copies * weights) * (scale.rows if rule.of_rows else 1)
     share = _SHARE.get(artifact.precision, 1.0) if artifact else 1.0
-    disk = _MB if kind in ("calibrate", "bench") else weights * share
-    return Estimate(None if unknown else seconds, int(peak), int(disk), "rule")
+    return Estimate(seconds, int(peak), int(weights * share if rule.writes_weights else _MB), "rule")
 
 
-_MEMORY = {
-    "export": (600, 3), "simplify": (300, 3), "calibrate": (300, 2),
-    "quantize": (400, 4), "build": (400, 4), "bench": (120, 2),
-}  # fmt: skip
+def is_calibrated(artifact: ArtifactSection | None) -> bool:
+    """Whether an artifact is static INT8 or FP8, whose quantization runs the model."""
+    return artifact is not None and artifact.precision in ("int8", "fp8") and artifact.mode == "static"
 
 
 _ASSUMED_SAMPLES = 256  # of what only reading all of it would count
 
 
-def read_scale(recipe: Recipe, model: Made | None, *, needed: bool, progress: Progress) -> Scale:
+def read_scale(recipe: Recipe, model: Path | None, *, needed: bool, progress: Progress) -> Scale:
     """Return the sizes of a recipe."""
     from ..model.session import usable_cores
 
@@ -133,13 +141,13 @@ def calibration_samples(recipe: Recipe) -> int:
     return min(total, recipe.calibrate.samples or total)
 
 
-def _model_sizes(recipe: Recipe, model: Made | None, progress: Progress) -> tuple[int | None, int | None]:
+def _model_sizes(recipe: Recipe, model: Path | None, progress: Progress) -> tuple[int | None, int | None]:
     from .propose.model_facts import look_at_model
 
     section, source = recipe.model, recipe_source(recipe)
     try:
         facts = look_at_model(
-            str(model.path) if model else source.absolute,
+            str(model) if model else source.absolute,
             inputs=() if model else section.inputs,
             trust=section.trust,
             progress=progress,

@@ -17,11 +17,10 @@ from ..errors import RecipeError
 from ..spec.artifacts import ArtifactSection
 from ..spec.decode import Refused
 from ..spec.words import CLUSTER, TENSORRT_TARGETS
-from .published import check_names
-from .recipe import Recipe
+from .recipe import Recipe, check_names
 
 if TYPE_CHECKING:
-    from .steps import Step
+    from .stage import Stage
 
 ANY = ""
 PROCESSOR = "cpu"
@@ -30,7 +29,7 @@ PROCESSOR = "cpu"
 
 def for_every_kind(recipe: Recipe, kinds: Sequence[str]) -> Recipe:
     """Return the recipe with one artifact for each kind in place of each that is for the cluster's GPUs."""
-    clustered = [one for one in recipe.artifact if is_for_cluster(one)]
+    clustered = [one for one in recipe.artifact if one.gpus == (CLUSTER,)]
     if not clustered:
         return recipe
     key = f"artifact[{recipe.artifact.index(clustered[0])}].gpus"
@@ -57,11 +56,6 @@ def for_every_kind(recipe: Recipe, kinds: Sequence[str]) -> Recipe:
     return expanded
 
 
-def is_for_cluster(one: ArtifactSection) -> bool:
-    """Whether an artifact is for every kind of GPU in the cluster."""
-    return one.gpus == (CLUSTER,)
-
-
 def for_kind(one: ArtifactSection, kind: str) -> ArtifactSection:
     """Return the artifact of one kind: "NAME-sm86"."""
     return replace(one, name=f"{one.name}-{kind}", gpus=(kind,))
@@ -77,7 +71,7 @@ def named_artifact(recipe: Recipe, name: str) -> ArtifactSection:
             return one
     for one in recipe.artifact:
         kind = name.removeprefix(f"{one.name}-")
-        if is_for_cluster(one) and kind != name:
+        if one.gpus == (CLUSTER,) and kind != name:
             return for_kind(one, kind)
     raise KeyError(name)
 
@@ -114,8 +108,8 @@ def kind_of_others(recipe: Recipe, kinds: Sequence[str]) -> str:
     return kinds[0] if kinds and any(device != "cpu" for device in devices) else ANY
 
 
-def measured_apart(recipe: Recipe, whole: Step, kinds: Sequence[str]) -> list[Step]:
-    """Return the step that measures all, or one for each kind of machine, that of the processor first.
+def measured_apart(recipe: Recipe, whole: Stage, kinds: Sequence[str]) -> list[Stage]:
+    """Return the stage that measures all, or one for each kind of machine, that of the processor first.
 
     The first of them has the rows of what was not built.
     """
@@ -128,17 +122,17 @@ def measured_apart(recipe: Recipe, whole: Step, kinds: Sequence[str]) -> list[St
     if list(groups) == [ANY]:
         return [whole]
     assert recipe.bench is not None, "the caller looks first"
-    steps: list[Step] = []
+    stages: list[Stage] = []
     baseline = recipe.bench.baseline
     for kind, names in groups.items():
         beside = {baseline} if kind in built_for.get(baseline, ()) or not built_for.get(baseline) else set()
-        step = replace(
+        stage = replace(
             whole,
             machine=kind or PROCESSOR,
             built={name: made for name, made in whole.built.items() if name in {*names, *beside}},
         )
-        steps.append(replace(step, why_not={}, unavailable=()) if steps else step)
-    return steps
+        stages.append(replace(stage, why_not={}, unavailable=()) if stages else stage)
+    return stages
 
 
 def gpus_of(path: Path) -> tuple[str, ...]:

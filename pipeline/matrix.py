@@ -20,8 +20,7 @@ from ..spec.decode import Refused
 from ..spec.sweep import SweepModel, SweepSection, SweepShape, first_taken
 from ..spec.words import BASELINE, TENSORRT_TARGETS
 from ..tensors import format_shape, parse_input
-from .published import check_names
-from .recipe import Recipe, check_batches, has_shapes, require_scales
+from .recipe import Recipe, check_batches, check_names, has_shapes, require_scales
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,11 +16,11 @@ from ..progress import Progress, silent
 from ..spec.decode import called
 from ..spec.recipes import RunSpec
 from .estimate import Estimate, Scale, by_rule, measured, read_scale
+from .graph import ThisProcess, key_of, kind_of
 from .kinds import named_artifact
 from .recipe import Recipe
 from .run import Visit, prepared
-from .stages import Made
-from .steps import Done, Step, ThisProcess, stage_of, takes_pytorch
+from .stage import Done, Made, Stage
 from .store import FOLDER, Store
 
 if TYPE_CHECKING:
@@ -97,68 +97,64 @@ def plan(
     store, looks = Store(folder, folder=shared), _Looks()
     for error in Visit(recipe, store, spec.again, looks).drive().failures.values():
         raise error
-    pending = any(state != "done" for _, state, _ in looks.steps)
+    pending = any(state != "done" for _, state, _ in looks.stages)
     scale = read_scale(recipe, looks.model, needed=pending, progress=progress)
     return Plan(folder, tuple(looks.planned(recipe, store, scale)))
 
 
 _PENDING = Done(Made(Path(FOLDER, "pending"), ""), was_done=False)
-"""What stands for the file of a step that is not done: it has no digest."""
+"""What stands for the file of a stage that is not done: it has no digest."""
 
 
 class _Looks(ThisProcess):
-    """Looks each step up that `run` would carry out, and carries none out."""
+    """Looks each stage up that `run` would carry out, and carries none out."""
 
     def __init__(self) -> None:
-        self.steps: list[tuple[Step, State, str]] = []
-        self.model: Made | None = None
+        self.stages: list[tuple[Stage, State, str]] = []
+        self.model: Path | None = None
 
-    def do(self, recipe: Recipe, step: Step, store: Store, *, again: bool, progress: Progress) -> Done | None:
-        """As `Executor.do`, with `_PENDING` for a step that it would carry out."""
-        from ..engines.registry import capabilities, engine
-        from ..lowering import writes_types
-
-        one = named_artifact(recipe, step.artifact) if step.artifact else None
-        if one is not None and not takes_pytorch(one):
-            try:
-                is_lowered = writes_types(one, capabilities(engine(one.target)))
-            except EngineUnavailable as error:
-                if step.kind == "quantize":
-                    return None
-                return self._pending(step, "to do", f"cannot be built here: {error.message}")
-            if step.kind == "quantize" and not is_lowered:
+    def do(
+        self, recipe: Recipe, stage: Stage, store: Store, *, again: bool, progress: Progress
+    ) -> Done | None:
+        """As `Executor.do`, with `_PENDING` for a stage that it would carry out."""
+        kind = kind_of(stage)
+        try:
+            if not kind.applies(recipe, stage):
                 return None
-        records = store.records(step.name)
+        except EngineUnavailable as error:
+            if kind.optional:
+                return None
+            return self._pending(stage, "to do", f"cannot be built here: {error.message}")
+        records = store.records(stage.name)
         before: State = "changed" if records else "to do"
-        if any(not made.digest for made in step.given()):
-            return self._pending(step, before, f"follows {next(self._names_to_do())}")
-        stage = stage_of(recipe, step, store.output)
-        assert stage is not None, "it was asked whether the graph is lowered"
-        key = {**stage.key, "file": stage.file}
+        if any(not made.digest for made in stage.inputs()):
+            return self._pending(stage, before, f"follows {next(self._names_to_do())}")
+        key = key_of(recipe, stage)
+        assert key is not None, "it was asked whether there is something to do"
         if again:
-            return self._pending(step, "to do", "asked for")
-        stored = store.find(step.name, key)
+            return self._pending(stage, "to do", "asked for")
+        stored = store.find(stage.name, key)
         if stored is None:
-            return self._pending(step, before, difference(records[0].get("key", {}), key) if records else "")
-        self.steps.append((step, "done", ""))
-        made = Made(stored.folder / stage.file, stored.files[stage.file])
-        self.model = made if step.kind == "export" else self.model
+            return self._pending(stage, before, difference(records[0].get("key", {}), key) if records else "")
+        self.stages.append((stage, "done", ""))
+        made = Made(stored.folder / key["file"], stored.files[key["file"]])
+        self.model = made.path if stage.kind == "export" else self.model
         return Done(made, was_done=True)
 
     def planned(self, recipe: Recipe, store: Store, scale: Scale) -> Iterator[PlannedStage]:
         """Yield the stages with what they take: as measured last time, else by rule."""
-        for step, state, why in self.steps:
-            known = (measured(record) for record in store.records(step.name))
+        for stage, state, why in self.stages:
+            known = (measured(record) for record in store.records(stage.name))
             last = next((one for one in known if one is not None), None)
-            artifact = named_artifact(recipe, step.artifact) if step.artifact else None
-            yield PlannedStage(step.name, state, why, last or by_rule(step.name, scale, artifact))
+            artifact = named_artifact(recipe, stage.artifact) if stage.artifact else None
+            yield PlannedStage(stage.name, state, why, last or by_rule(kind_of(stage).rule, scale, artifact))
 
-    def _pending(self, step: Step, state: State, why: str) -> Done:
-        self.steps.append((step, state, why))
+    def _pending(self, stage: Stage, state: State, why: str) -> Done:
+        self.stages.append((stage, state, why))
         return _PENDING
 
     def _names_to_do(self) -> Iterator[str]:
-        return (step.name for step, state, _ in self.steps if state != "done")
+        return (stage.name for stage, state, _ in self.stages if state != "done")
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str:

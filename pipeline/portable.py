@@ -22,12 +22,11 @@ from ..files import manifest_path, require_file, side_files
 from ..model.preprocessing import preprocessing_files
 from ..model.source import NAMED, Source, parse_source, source_files
 from ..progress import silent
-from ..spec.option import fields_of
+from ..spec.option import Named, fields_of
 from ..spec.recipes import RecipeFile
-from .names import Kind, Name, map_names, names_of
-from .propose.recipe_text import toml
-from .recipe import Recipe, parse_recipe
-from .stages import recipe_source
+from .propose.init import toml
+from .recipe import Recipe, parse_recipe, recipe_source
+from .trust import Name, map_names, names_of
 
 Moved = Callable[[str], str]
 """Gives a path as it is spelled in the recipe another spelling."""
@@ -55,7 +54,7 @@ def portable(recipe: Recipe) -> Recipe:
     def model(text: str) -> str:
         return _model(text, path)
 
-    spelled: Mapping[Kind, Callable[[str], str]] = {
+    spelled: Mapping[Named, Callable[[str], str]] = {
         "model": model,
         "preprocessing": model,
         "data": lambda text: _data(text, path),

@@ -1,20 +1,30 @@
 """The recipe: a TOML file that says which model becomes which artifacts, and how they are measured.
 
-`spec/` declares its keys. A wrong one is named with its path before any work is done.
+`spec/` declares its keys. A wrong one is named with its path before any work is done. So is a recipe in which
+two of the files that its stages publish have one name:
+
+    NAME.onnx  NAME.simplified.onnx  NAME.ranges       of the model
+    ARTIFACT.graph.onnx  ARTIFACT.onnx | .engine | .pt                     of each artifact
+    results.json  report.html                                              with endings of their own
+
+Each ONNX file and engine has its manifest (`.json`) beside it, and a large ONNX file its weights (`.data`).
 """
 
 from __future__ import annotations
 
 import re
 import sys
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engines.gpu import parse_devices
+from ..engines.registry import engine
 from ..errors import InvalidOption, RecipeError
-from ..files import read_bytes
+from ..files import manifest_path, read_bytes
+from ..model.source import Source, parse_source
 from ..spec.artifacts import ArtifactSection
 from ..spec.decode import Refused, Told, decode, deprecated, shared
 from ..spec.measure import Budget
@@ -22,13 +32,10 @@ from ..spec.option import SHAPES
 from ..spec.recipes import RECIPE_VERSION, RecipeFile
 from ..spec.words import BASELINE
 from ..tensors import TensorInfo, fill_dynamic, parse_dynamic_axis, parse_input
-from .published import check_names
 
 if TYPE_CHECKING:
-    from ..spec.artifacts import ArtifactSection
     from ..spec.measure import BenchSection
     from ..spec.models import ModelSection
-
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -103,6 +110,14 @@ def make_recipe(values: dict[str, Any], path: Path, *, told: Told = deprecated) 
     except Refused as error:
         message = f"{path}: key '{error.key}' {error.sentence}"
         raise RecipeError(message, hint=error.hint, file=path, key=error.key) from error
+
+
+def recipe_source(recipe: Recipe) -> Source:
+    """Return the model of a recipe."""
+    section = recipe.model
+    return parse_source(
+        section.source, base=recipe.folder, weights=section.weights, download=section.download
+    )
 
 
 def refuse_matrix(recipe: Recipe) -> None:
@@ -255,3 +270,73 @@ def _outside(ranges: Ranges, batch: int, fixed: dict[str, int]) -> str:
         if name not in fixed and not low <= batch <= high:
             return f"{low} to {high} in {name!r}" if low != high else f"{low} in {name!r}"
     return ""
+
+
+GRAPH, SIMPLIFIED = ".graph.onnx", ".simplified.onnx"
+_LONGEST = 200
+"""Bytes of a name that leave room for the endings, and for the names of what is not finished."""
+
+
+def published(recipe: RecipeFile) -> Iterator[tuple[str, str, str]]:
+    """Yield (file name, key of the recipe that names it, what it is) of all that a run may publish."""
+    for file, key, what in _main_files(recipe):
+        yield file, key, what
+        yield manifest_path(Path(file)).name, key, f"the manifest of {what}"
+        if file.endswith(".onnx"):
+            yield f"{file}.data", key, f"the weights of {what}"
+
+
+def check_names(recipe: RecipeFile) -> None:
+    """Refuse a recipe in which two stages publish one file; names that differ by case alone are one."""
+    named = [("name", recipe.name)]
+    named += [(f"artifact[{index}].name", one.name) for index, one in enumerate(recipe.artifact)]
+    for key, name in named:
+        if len(name.encode("utf-8", "replace")) > _LONGEST:
+            raise Refused(key, f"at most {_LONGEST} bytes are required", value=name)
+    taken: dict[str, tuple[str, str]] = {}
+    for file, key, what in published(recipe):
+        other, others = taken.setdefault(_as_file_systems_see(file), (file, what))
+        if others != what:
+            problem = f"another name is required: {what} would be {file}, and {others} is {other}"
+            raise Refused(key, problem, value=_value(recipe, key))
+
+
+def check_output(recipe: RecipeFile, folder: Path, output: Path) -> None:
+    """Refuse an output folder in which a run would overwrite what it reads."""
+    read = [folder / text for text in (recipe.model.source, recipe.calibrate.ranges) if text]
+    for file, _, what in published(recipe):
+        target = output / file
+        if any(target.exists() and one.is_file() and target.samefile(one) for one in read):
+            raise InvalidOption(
+                f"`output` {output}: {what} would overwrite {target}, which the recipe reads",
+                hint="give another `output`, or another `name`",
+                option="output",
+            )
+
+
+def _main_files(recipe: RecipeFile) -> Iterator[tuple[str, str, str]]:
+    yield f"{recipe.name}.onnx", "name", "the exported model"
+    if recipe.model.simplify:
+        yield f"{recipe.name}{SIMPLIFIED}", "name", "the simplified model"
+    if recipe.data.calibration and not recipe.calibrate.ranges:
+        yield f"{recipe.name}.ranges", "name", "the ranges"
+    for index, one in enumerate(recipe.artifact):
+        key = f"artifact[{index}].name"
+        if _may_be_lowered(one):
+            yield f"{one.name}{GRAPH}", key, f"the graph of artifact {one.name!r}"
+        yield f"{one.name}{engine(one.target).suffix}", key, f"artifact {one.name!r}"
+
+
+def _may_be_lowered(one: ArtifactSection) -> bool:
+    """Whether a graph of its own may be made for it; float32 is built from the model itself."""
+    return engine(one.target).takes == "onnx" and one.precision != "fp32"
+
+
+def _as_file_systems_see(file: str) -> str:
+    """Those of macOS and Windows take names that differ by case, or by how a letter is composed, for one."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", file).casefold())
+
+
+def _value(recipe: RecipeFile, key: str) -> str:
+    index = key.removeprefix("artifact[").partition("]")[0]
+    return recipe.artifact[int(index)].name if index.isdecimal() else recipe.name

@@ -1,7 +1,7 @@
 """`qcompile run`: a recipe becomes stages; each is done once, and again only when something changed.
 
-export ─ simplify ─┬─ calibrate ─┐
-                   └─────────────┴─ quantize, build (per artifact) ─ bench ─ report
+One driver, `Visit`, goes through the graph of `graph.py`: for a run, a dry run, each recipe of a sweep and
+the trials of `tune`. What differs is the executor.
 
 An artifact that cannot be built is a row that says why; the others go on. Where the calibration fails, so do
 the artifacts that need ranges. An error of another stage ends the run.
@@ -11,23 +11,21 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import EngineUnavailable, QCompileError, UsageError
 from ..model.archives import trusting
-from ..model.source import TENSORFLOW_KINDS
 from ..progress import Progress, silent
 from ..spec.decode import called
 from ..spec.recipes import RunSpec
-from .estimate import calibration_samples
-from .kinds import built_on, for_every_kind, measured_apart
-from .published import check_output
-from .recipe import ArtifactSection, Recipe, read_recipe, refuse_matrix
-from .stages import Made, given_ranges, recipe_source
-from .steps import Executor, Step, ThisProcess, each, source_digest, takes_pytorch
+from .graph import BUILD, KINDS, ThisProcess, each, kind_of, stages_of
+from .kinds import for_every_kind
+from .recipe import Recipe, check_output, read_recipe, refuse_matrix
+from .stage import SOURCE, Executor, Made, Stage
+from .stages import source_digest
 from .store import Store
 from .trust import trusted
 
@@ -126,13 +124,15 @@ def run(
     recipe, folder = prepared(recipe, spec, typed=typed, kinds=executor.kinds)
     store = Store(folder, folder=shared)
     with store.locked(), trusting(recipe.model.trust):
-        visit = Visit(recipe, store, spec.again, executor, progress, listener, page=page)
+        visit = Visit(recipe, store, spec.again, executor, progress, listener, () if page else ("report",))
         report = visit.drive()
-        if visit.results:
+        if drawn := visit.made.get(("report", "")):
+            report.page = folder / drawn.path.name
+        if measured := visit.made.get(("bench", "")):
             from ..bench.results.results import load_results
 
-            report.results = load_results(visit.results.path)
-            report.judge(visit.results.path, recipe.budget)
+            report.results = load_results(measured.path)
+            report.judge(measured.path, recipe.budget)
         store.forget_old()
     return report
 
@@ -157,10 +157,10 @@ def prepared(
 
 @dataclass
 class Visit:
-    """One visit of all stages: each step's file is handed to the next; artifacts do not wait for each other.
+    """One visit of all stages: each stage's file is handed to the next; artifacts do not wait for each other.
 
-    The executor carries the steps out, or only looks whether they are done. `results` are what was
-    measured.
+    The executor carries the stages out, or only looks whether they are done. Kinds of stages in `without` are
+    left out. `made` is kind and artifact to the file of each stage that is done.
     """
 
     recipe: Recipe
@@ -169,159 +169,150 @@ class Visit:
     executor: Executor
     progress: Progress = silent
     listener: StageListener | None = None
-    page: bool = True
-    converted: dict[str, Made] = field(default_factory=dict)
-    results: Made | None = None
+    without: Collection[str] = ()
+    made: dict[tuple[str, str], Made] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.report, self.source_digest = RunReport(self.store.output), source_digest(self.recipe)
+        self.report = RunReport(self.store.output)
+
+    @functools.cached_property
+    def source_digest(self) -> str:
+        """Digest of the recipe's model."""
+        return source_digest(self.recipe)
 
     def drive(self) -> RunReport:
         """Visit the stages in order."""
-        recipe = self.recipe
-        model = self._do(Step(kind="export", source_digest=self.source_digest))
-        if recipe_source(recipe).kind in TENSORFLOW_KINDS:  # the machine that measures need not have it
-            self.converted = {"model": model}
-        if recipe.model.simplify:
-            model = self._do(Step(kind="simplify", files={"model": model}))
-        ranges = self._ranges(model)
-        wanted = [one for one in recipe.artifact if one.name not in self.report.failures]
-        made = self._each([functools.partial(self._artifact, one, model, ranges) for one in wanted])
-        built: dict[str, Made] = {}
-        for one, outcome in zip(wanted, made, strict=True):
-            if isinstance(outcome, QCompileError):
-                self.report.failures[one.name] = outcome
-            else:
-                built[one.name] = outcome
-                self.report.artifacts[one.name] = self.store.output / outcome.path.name
-                self.report.digests[one.name] = outcome.digest
-        if recipe.bench:
-            self._bench(built, ranges)
+        for group in stages_of(self.recipe):
+            branches = [branch for branch in group if self._goes_on(branch[0])]
+            errors = each(self.executor, [functools.partial(self._branch, branch) for branch in branches])
+            for branch, error in zip(branches, errors, strict=True):
+                name = branch[0].artifact
+                if error is not None:
+                    self._fail(branch[0], error)
+                elif artifact := self.made.get((BUILD, name)):
+                    self.report.artifacts[name] = self.store.output / artifact.path.name
+                    self.report.digests[name] = artifact.digest
         return self.report
 
-    def _ranges(self, model: Made) -> Made | None:
-        """Ranges where an artifact needs them; without them, those artifacts fail."""
-        needing = [one.name for one in self.recipe.artifact if one.needs_ranges]
-        if not (needing and self.recipe.has_ranges):  # a file of the latter kind holds its scales as Q/DQ
-            return None
-        if given := given_ranges(self.recipe):
-            return given
-        try:
-            return self._calibrated(model)
-        except UsageError:
-            raise  # the recipe is wrong
-        except QCompileError as error:
-            if len(needing) == len(self.recipe.artifact):
-                raise
-            self.report.failures |= dict.fromkeys(needing, error)
-            return None
-
-    def _calibrated(self, model: Made) -> Made:
-        """Ranges of all samples, observed at once or in parts that are merged."""
-        whole = Step(kind="calibrate", files={"model": model})
-        number = min(
-            self.executor.shards, calibration_samples(self.recipe) if self.executor.shards > 1 else 1
-        )
-        if number < 2 or (
-            not self._is_asked(whole) and self.executor.is_done(self.recipe, whole, self.store)
-        ):
-            return self._do(whole)
-        steps = [replace(whole, shard=f"{part}/{number}") for part in range(1, number + 1)]
-        parts = self._each([functools.partial(self._do, step) for step in steps])
-        return self._do(replace(whole, shards=tuple(_files(parts))))
-
-    def _artifact(self, one: ArtifactSection, model: Made, ranges: Made | None) -> Made:
-        if takes_pytorch(one):
-            return self._do(Step(kind="build", artifact=one.name, source_digest=self.source_digest))
-        files = {"model": model}
-        if ranges is not None and one.needs_ranges:
-            files["ranges"] = ranges
-        graph = self._look(Step(kind="quantize", artifact=one.name, files=files))
-        if graph is not None:
-            files["graph"] = graph
-        return self._do(Step(kind="build", artifact=one.name, files=files, machine=built_on(one)))
-
-    def _bench(self, built: Mapping[str, Made], ranges: Made | None) -> None:
-        failures = self.report.failures.items()
-        reasons = {name: "; ".join(filter(None, (error.message, error.hint))) for name, error in failures}
-        unavailable = [name for name, error in failures if isinstance(error, EngineUnavailable)]
-        step = Step(
-            kind="bench",
-            source_digest=self.source_digest,
-            files=self.converted,
-            built=built,
-            why_not=reasons,
-            unavailable=tuple(unavailable),
-        )
-        self.results = measured = self._measured(step)
-        if not self.page:
-            return
-        files = {"results": measured, "ranges": ranges} if ranges else {"results": measured}
-        try:
-            page = self._do(Step(kind="report", files=files)).path
-            self.report.page = self.store.output / page.name
-        except EngineUnavailable as error:  # the charts' library is an extra; everything else is done
-            self.report.why_no_page = error.message
-
-    def _measured(self, whole: Step) -> Made:
-        """Results of all that was built, measured at once or on each kind of machine that it needs."""
-        steps = measured_apart(self.recipe, whole, self.executor.kinds)
-        if steps == [whole]:
-            return self._do(whole)
-        parts = self._each([functools.partial(self._do, step) for step in steps])
-        files = {step.machine: part for step, part in zip(steps, _files(parts), strict=True)}
-        return self._do(Step(kind="bench", files=files), ThisProcess())
-
-    def _each(self, tasks: Sequence[Callable[[], Made]]) -> list[Made | QCompileError]:
-        """Do several things, as many at a time as the executor takes; one that fails yields its error."""
-
-        def outcome(task: Callable[[], Made]) -> Made | QCompileError:
-            try:
-                return task()
-            except QCompileError as error:
-                return error
-
-        return each(self.executor, [functools.partial(outcome, task) for task in tasks])
-
-    def _do(self, step: Step, executor: Executor | None = None) -> Made:
-        """Carry out a step, unless it is done already."""
-        made = self._look(step, executor)
+    def file_of(self, stage: Stage) -> Made:
+        """Carry out a stage, unless it is done already, and return its file."""
+        made = self._look(stage)
         assert made is not None, "only a graph may stay as it is"
         return made
 
-    def _look(self, step: Step, executor: Executor | None = None) -> Made | None:
-        """Carry out a step, unless it is done already or means no stage; `executor` in place of the run's."""
+    def _goes_on(self, stage: Stage) -> bool:
+        """Whether there is a stage to do: its artifact has not failed, the recipe does not name its file."""
+        if stage.kind in self.without or stage.artifact in self.report.failures:
+            return False
+        replaced = kind_of(stage).replaced(self.recipe)
+        if replaced is not None:
+            self.made[stage.kind, stage.artifact] = replaced
+        return replaced is None
+
+    def _branch(self, stages: Sequence[Stage]) -> QCompileError | None:
+        """Carry out stages that follow each other; an error that does not end the run is returned."""
+        for stage in stages:
+            try:
+                made = self._whole_or_parts(self._with_files(stage))
+            except QCompileError as error:
+                kind = kind_of(stage)
+                if kind.ends_run and not (kind.optional and isinstance(error, EngineUnavailable)):
+                    raise
+                return error
+            if made is not None:
+                self.made[stage.kind, stage.artifact] = made
+        return None
+
+    def _fail(self, stage: Stage, error: QCompileError) -> None:
+        """Note what a stage that failed leaves undone; where every artifact takes its file, the run ends."""
+        if stage.artifact:
+            self.report.failures[stage.artifact] = error
+            return
+        if kind_of(stage).optional:
+            self.report.why_no_page = error.message
+            return
+        names, takes = [section.name for section in self.recipe.artifact], KINDS[BUILD].inputs
+        failed = [name for name in names if stage.kind in takes(self.recipe, name).values()]
+        if isinstance(error, UsageError) or failed == names:  # the recipe is wrong, or nothing can be built
+            raise error
+        self.report.failures |= dict.fromkeys(failed, error)
+
+    def _with_files(self, stage: Stage) -> Stage:
+        """The stage with the files that it takes; where it takes all artifacts, with why some are missing."""
+        files: dict[str, Made] = {}
+        for role, kind in kind_of(stage).inputs(self.recipe, stage.artifact).items():
+            if role == SOURCE:
+                stage = replace(stage, source_digest=self.source_digest)
+            elif KINDS[kind].per_artifact and not stage.artifact:
+                failures = self.report.failures
+                absent = [name for name in failures if isinstance(failures[name], EngineUnavailable)]
+                stage = replace(
+                    stage,
+                    built={name: self.made[kind, name] for name in self.report.artifacts},
+                    why_not={name: _reason(error) for name, error in failures.items()},
+                    unavailable=tuple(absent),
+                )
+            elif made := self.made.get((kind, stage.artifact if KINDS[kind].per_artifact else "")):
+                files[role] = made
+        return replace(stage, files=files)
+
+    def _whole_or_parts(self, stage: Stage) -> Made | None:
+        """The file of a stage, done at once or in parts that are put together."""
+
+        def is_done() -> bool:
+            return not self._is_asked(stage) and self.executor.is_done(self.recipe, stage, self.store)
+
+        parts = kind_of(stage).parts(self.recipe, stage, self.executor, is_done)
+        if parts == [stage]:
+            return self._look(stage)
+        outcomes = each(self.executor, [functools.partial(self._outcome, part) for part in parts])
+        files = {
+            part.shard or part.machine: _required(made) for part, made in zip(parts, outcomes, strict=True)
+        }
+        return self._look(replace(stage, parts=files))
+
+    def _outcome(self, part: Stage) -> Made | QCompileError:
+        """The file of a part, or its error: the others are done none the less."""
+        try:
+            return self.file_of(part)
+        except QCompileError as error:
+            return error
+
+    def _look(self, stage: Stage) -> Made | None:
+        """Carry out a stage, unless it is done already or there is nothing to do."""
         start = time.monotonic()
 
-        def told(text: str, done: int = 0, total: int | None = None, /) -> None:
-            self.progress(f"{step.name}: {text}", done, total)
+        def show(text: str, done: int = 0, total: int | None = None, /) -> None:
+            self.progress(f"{stage.name}: {text}", done, total)
 
         try:
-            done = (executor or self.executor).do(
-                self.recipe, step, self.store, again=self._is_asked(step), progress=told
+            done = self.executor.do(
+                self.recipe, stage, self.store, again=self._is_asked(stage), progress=show
             )
         except QCompileError:
-            self._note(step, "failed", start)
+            self._note(stage, "failed", start)
             raise
         if done is None:
             return None
-        self._note(step, "skipped" if done.was_done else "done", start)
+        self._note(stage, "skipped" if done.was_done else "done", start)
         if done.where:
-            self.report.where[step.name] = done.where
+            self.report.where[stage.name] = done.where
         return done.made
 
-    def _is_asked(self, step: Step) -> bool:
-        return any(step.name == wanted or step.name.startswith(f"{wanted}-") for wanted in self.again)
+    def _is_asked(self, stage: Stage) -> bool:
+        return any(stage.name == wanted or stage.name.startswith(f"{wanted}-") for wanted in self.again)
 
-    def _note(self, step: Step, state: str, start: float) -> None:
-        self.report.stages[step.name] = state
+    def _note(self, stage: Stage, state: str, start: float) -> None:
+        self.report.stages[stage.name] = state
         if self.listener:
-            self.listener(step.name, state, time.monotonic() - start)
+            self.listener(stage.name, state, time.monotonic() - start)
 
 
-def _files(parts: Sequence[Made | QCompileError]) -> list[Made]:
-    """The files of several steps; the first error is raised."""
-    for part in parts:
-        if isinstance(part, QCompileError):
-            raise part
-    return [part for part in parts if isinstance(part, Made)]
+def _reason(error: QCompileError) -> str:
+    return "; ".join(filter(None, (error.message, error.hint)))
+
+
+def _required(made: Made | QCompileError) -> Made:
+    if isinstance(made, QCompileError):
+        raise made
+    return made

@@ -1,4 +1,4 @@
-"""The stages of a recipe: for each, the file it writes, all that its outcome depends on, and the work.
+"""The stages that make artifacts: what each is given, all that its outcome depends on, and its work.
 
 The key is made of digests, options and versions alone, without running or importing anything heavy, so
 that a run in which nothing changed ends at once.
@@ -6,29 +6,30 @@ that a run in which nothing changed ends at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from ..artifact import accepting, checked_input, known_digest, tool_versions
+from ..data.batches import Data
+from ..engines.gpu import find_gpu
+from ..engines.registry import capabilities, engine, packages_of
 from ..model.preprocessing import digest_preprocessing
-from ..model.source import Source, parse_source
+from ..model.source import TENSORFLOW_KINDS, digest_source
 from ..processor import isa_here, processor
-from ..progress import Progress
 from ..spec.artifacts import BuildSpec, with_floats
 from ..spec.decode import key as options_key
 from ..spec.decode import shared
 from ..spec.engines import BUILT_IN
 from ..spec.models import CalibrateSpec
 from ..spec.tensorrt import AUTO, OFF, TensorRTOptions
-from ..spec.words import CPU_TARGETS, Isa
-from .published import GRAPH, SIMPLIFIED
-from .recipe import ArtifactSection, Recipe, default_shapes, has_shapes, measured_batches
+from ..spec.words import CPU_TARGETS, GraphTarget, Isa
+from .estimate import calibration_samples
+from .kinds import ANY, built_on, named_artifact
+from .recipe import ArtifactSection, Recipe, default_shapes, has_shapes, measured_batches, recipe_source
+from .stage import SOURCE, Executor, Job, Key, Made, Needs, Stage
+from .store import FOLDER
 from .trust import interpreters
-
-if TYPE_CHECKING:
-    from ..engines.registry import Capabilities
 
 ONNX_TOOLS = ("onnx", "onnxruntime", "numpy")
 _OF_THE_SOURCE = ("source", "depends", "trust", "weights", "download", "preprocessing", "simplify")
@@ -36,126 +37,143 @@ _OF_THE_SOURCE = ("source", "depends", "trust", "weights", "download", "preproce
 _OF_THE_BUILD = (
     "name", "gpus", "min_shapes", "opt_shapes", "max_shapes", "allow_fallback", "strict", "tensorrt",
 )  # fmt: skip
-"""Options of an artifact that its graph does not depend on, but for what `lower_stage` adds."""
+"""Options of an artifact that its graph does not depend on, but for what `quantize_key` adds."""
 
 
-@dataclass(frozen=True)
-class Made:
-    """A file that a stage wrote: where it is kept, and its digest."""
-
-    path: Path
-    digest: str
+def source_digest(recipe: Recipe) -> str:
+    """Return the digest of a recipe's model and of what it depends on."""
+    depends = [recipe.folder / name for name in recipe.model.depends]
+    return digest_source(recipe_source(recipe), depends=depends)
 
 
-@dataclass(frozen=True)
-class Stage:
-    """One piece of work: its name ("quantize-NAME"), the file it writes, and all that its outcome depends on.
-
-    The work is given the file's path and where to tell progress. Files of trials have the same names as
-    others, and are not `published` in the output folder.
-    """
-
-    name: str
-    file: str
-    key: Mapping[str, Any]
-    work: Callable[[Path, Progress], object]
-    published: bool = True
+def takes_pytorch(one: ArtifactSection) -> bool:
+    """Whether an artifact is built from the source itself, not from ONNX."""
+    return engine(one.target).takes == "pytorch"
 
 
-def recipe_source(recipe: Recipe) -> Source:
-    """Return the model of a recipe."""
+def model_of(recipe: Recipe) -> dict[str, str]:
+    """Return the kind of the stage that writes the model which the later ones are given."""
+    return {"model": "simplify" if recipe.model.simplify else "export"}
+
+
+def export_work(recipe: Recipe, _: Stage, job: Job) -> object:
+    """The model becomes ONNX."""
+    from ..compiler.export import export
+    from ..model.preprocessing import find_preprocessing
+
     section = recipe.model
-    return parse_source(
-        section.source, base=recipe.folder, weights=section.weights, download=section.download
+    return export(
+        recipe_source(recipe),
+        job.path,
+        section,
+        preprocessing=find_preprocessing(section.preprocessing, base=recipe.folder)
+        if section.preprocessing
+        else "",
+        python=interpreters(section.python, recipe.folder),
+        progress=job.progress,
     )
 
 
-def export_stage(recipe: Recipe, source_digest: str) -> Stage:
-    """The model becomes ONNX."""
-    section, source = recipe.model, recipe_source(recipe)
-
-    def work(path: Path, progress: Progress) -> object:
-        from ..compiler.export import export
-        from ..model.preprocessing import find_preprocessing
-
-        return export(
-            source,
-            path,
-            section,
-            preprocessing=find_preprocessing(section.preprocessing, base=recipe.folder)
-            if section.preprocessing
-            else "",
-            python=interpreters(section.python, recipe.folder),
-            progress=progress,
-        )
-
-    key = {
-        "source": source_digest,
+def export_key(recipe: Recipe, stage: Stage) -> Key:
+    section = recipe.model
+    return {
+        "source": stage.source_digest,
         "options": options_key(section, without=_OF_THE_SOURCE),
         "preprocessing": digest_preprocessing(section.preprocessing, base=recipe.folder),
         "tools": tool_versions("torch", "onnxscript", *ONNX_TOOLS),
     }
-    return Stage("export", f"{recipe.name}.onnx", key, work)
 
 
-def simplify_stage(recipe: Recipe, model: Made) -> Stage:
+def export_needs(recipe: Recipe, _: Stage) -> Needs:
+    """Only a model that PyTorch exports needs torch."""
+    is_pytorch = recipe_source(recipe).kind not in ("onnx", *TENSORFLOW_KINDS)
+    return Needs(("export",) if is_pytorch else (), ("onnxruntime",))
+
+
+def simplify_work(_: Recipe, stage: Stage, job: Job) -> object:
     """The ONNX file loses what it computes for nothing."""
+    from ..compiler.simplify.simplify import simplify
 
-    def work(path: Path, progress: Progress) -> object:
-        from ..compiler.simplify.simplify import simplify
-
-        return simplify(model.path, path, progress=progress)
-
-    key = {"model": model.digest, "tools": tool_versions("onnxsim", *ONNX_TOOLS)}
-    return Stage("simplify", f"{recipe.name}{SIMPLIFIED}", key, work)
+    return simplify(stage.files["model"].path, job.path, progress=job.progress)
 
 
-def calibrate_stage(
-    recipe: Recipe, model: Made, checkpoint: Path, *, shard: str = "", parts: Sequence[Made] = ()
-) -> Stage:
+def simplify_key(_: Recipe, stage: Stage) -> Key:
+    return {"model": stage.files["model"].digest, "tools": tool_versions("onnxsim", *ONNX_TOOLS)}
+
+
+def calibrate_work(recipe: Recipe, stage: Stage, job: Job) -> object:
     """Samples become ranges.
 
     With `shard` only that part of them is observed, as a stage of its own. With `parts`, the ranges of all
     shards, they are merged to what observing all would give, bit for bit: it is the same stage.
     """
-    from ..data.batches import Data
+    from ..calibration.ranges_file import merge_files
+    from ..compiler.quantize.calibrate import calibrate
+
+    data = _calibration_data(recipe, stage)
+    if stage.parts:
+        parts = [part.path for part in stage.parts.values()]
+        return merge_files(parts, job.path, all_of=data.notes(), progress=job.progress)
+    spec = CalibrateSpec(
+        method=recipe.calibrate.method, shard=stage.shard or "1/1", targets=tuple(_placements(recipe))
+    )
+    checkpoint = job.output / FOLDER / f"{stage.name}.checkpoint"
+    return calibrate(
+        stage.files["model"].path, data, job.path, spec, checkpoint=checkpoint, progress=job.progress
+    )
+
+
+def calibrate_key(recipe: Recipe, stage: Stage) -> Key:
+    return {
+        "model": stage.files["model"].digest,
+        "data": _calibration_data(recipe, stage).digest(),
+        "options": options_key(recipe.calibrate, without=("ranges",)),  # a stage of its own
+        "targets": _placements(recipe),
+        "tools": tool_versions(*ONNX_TOOLS),
+        **({"shard": stage.shard} if stage.shard else {}),
+    }
+
+
+def calibrate_parts(
+    recipe: Recipe, stage: Stage, executor: Executor, is_done: Callable[[], bool]
+) -> list[Stage]:
+    """A part of the samples for each worker that calibrates, unless all were observed before."""
+    number = min(executor.shards, calibration_samples(recipe)) if executor.shards > 1 else 1
+    if number < 2 or is_done():
+        return [stage]
+    return [replace(stage, shard=f"{part}/{number}") for part in range(1, number + 1)]
+
+
+def ranges_file(recipe: Recipe, stage: Stage) -> str:
+    """Return the name of the ranges file of all samples, or of a part."""
+    return ".".join(filter(None, [recipe.name, stage.shard.replace("/", "-of-"), "ranges"]))
+
+
+def _placements(recipe: Recipe) -> list[GraphTarget]:
     from ..model.graph_rules import graph_target
+
+    return sorted({graph_target(one.target) for one in recipe.artifact if one.needs_ranges})
+
+
+def _calibration_data(recipe: Recipe, stage: Stage) -> Data:
     from ..model.weightless import read_weightless
 
-    section = recipe.calibrate
-    with accepting(model.path):  # the store knows it; its work reads the file, and looks at its manifest
-        inputs = read_weightless(model.path).io.inputs
-    data = Data(
+    path = stage.files["model"].path
+    with accepting(path):  # the store knows it; the work reads the file, and looks at its manifest
+        inputs = read_weightless(path).io.inputs
+    return Data(
         recipe.data.calibration,
         inputs,
         batch_size=1,
-        limit=section.samples or None,
+        limit=recipe.calibrate.samples or None,
         base=recipe.folder,
         depends=recipe.data_depends,
     )
 
-    targets = sorted({graph_target(one.target) for one in recipe.artifact if one.needs_ranges})
 
-    def work(path: Path, progress: Progress) -> object:
-        from ..calibration.ranges_file import merge_files
-        from ..compiler.quantize.calibrate import calibrate
-
-        if parts:
-            return merge_files([part.path for part in parts], path, all_of=data.notes(), progress=progress)
-        spec = CalibrateSpec(method=section.method, shard=shard or "1/1", targets=tuple(targets))
-        return calibrate(model.path, data, path, spec, checkpoint=checkpoint, progress=progress)
-
-    key = {
-        "model": model.digest,
-        "data": data.digest(),
-        "options": options_key(section, without=("ranges",)),  # a stage of its own
-        "targets": targets,
-        "tools": tool_versions(*ONNX_TOOLS),
-    }
-    if not shard:
-        return Stage("calibrate", f"{recipe.name}.ranges", key, work)
-    part = shard.replace("/", "-of-")
-    return Stage(f"calibrate-{part}", f"{recipe.name}.{part}.ranges", {**key, "shard": shard}, work)
+def has_ranges(recipe: Recipe, _: str) -> bool:
+    """Whether an artifact needs ranges that are not in the model as Q/DQ."""
+    return recipe.has_ranges and any(one.needs_ranges for one in recipe.artifact)
 
 
 def given_ranges(recipe: Recipe) -> Made | None:
@@ -166,28 +184,37 @@ def given_ranges(recipe: Recipe) -> Made | None:
     return Made(path, known_digest([path]))
 
 
-def lower_stage(
-    recipe: Recipe, one: ArtifactSection, model: Made, ranges: Made | None, needs: Capabilities
-) -> Stage | None:
-    """The graph gets what the artifact's engine needs; None where it stays in float."""
-    from ..data.batches import Data
+def quantize_inputs(recipe: Recipe, artifact: str) -> dict[str, str]:
+    """The model, and ranges where the artifact needs them."""
+    needs_ranges = named_artifact(recipe, artifact).needs_ranges
+    return model_of(recipe) | ({"ranges": "calibrate"} if needs_ranges else {})
+
+
+def quantize_applies(recipe: Recipe, stage: Stage) -> bool:
+    """Whether the graph gets another precision; a graph in float, or of PyTorch, stays as it is."""
     from ..lowering import writes_types
 
-    if not writes_types(one, needs):
-        return None
-    one = with_floats(with_isa(one))
-    spec = _spec(recipe, one, ranges)
+    one = named_artifact(recipe, stage.artifact)
+    return writes_types(one, capabilities(engine(one.target)))
 
-    def work(path: Path, progress: Progress) -> object:
-        from ..engines.build import require_builder
-        from ..lowering import lower
 
-        require_builder(one.target)
-        return lower(model.path, spec, needs, path, keep=True, progress=progress)
+def quantize_work(recipe: Recipe, stage: Stage, job: Job) -> object:
+    """The graph gets what the artifact's engine needs."""
+    from ..engines.build import require_builder
+    from ..lowering import lower
 
+    one = with_floats(with_isa(named_artifact(recipe, stage.artifact)))
+    require_builder(one.target)
+    needs, spec = capabilities(engine(one.target)), _spec(recipe, one, stage.files.get("ranges"))
+    return lower(stage.files["model"].path, spec, needs, job.path, keep=True, progress=job.progress)
+
+
+def quantize_key(recipe: Recipe, stage: Stage) -> Key:
+    one, ranges = with_floats(with_isa(named_artifact(recipe, stage.artifact))), stage.files.get("ranges")
+    needs = capabilities(engine(one.target))
     data = Data(recipe.data.calibration, (), base=recipe.folder, depends=recipe.data_depends)
-    key = {
-        "model": model.digest,
+    return {
+        "model": stage.files["model"].digest,
         "ranges": ranges.digest if ranges else "",
         "data": data.digest() if recipe.data.calibration else "",
         "engine": needs.as_json(),
@@ -198,65 +225,94 @@ def lower_stage(
         else {},
         "tools": tool_versions(*ONNX_TOOLS),
     }
-    return Stage(f"quantize-{one.name}", f"{one.name}{GRAPH}", key, work)
 
 
-def build_stage(
-    recipe: Recipe,
-    one: ArtifactSection,
-    model: str,
-    digest: str,
-    *,
-    ranges: Made | None = None,
-    graph: Made | None = None,
-) -> Stage:
+def build_inputs(recipe: Recipe, artifact: str) -> dict[str, str]:
+    """The source itself for an engine that takes it; else the model, its ranges, and their graph."""
+    if takes_pytorch(named_artifact(recipe, artifact)):
+        return {SOURCE: ""}
+    return {**quantize_inputs(recipe, artifact), "graph": "quantize"}
+
+
+def build_applies(recipe: Recipe, stage: Stage) -> bool:
+    """Every artifact is built; an engine that is not here is `EngineUnavailable`."""
+    one = named_artifact(recipe, stage.artifact)
+    return takes_pytorch(one) or bool(capabilities(engine(one.target)))
+
+
+def artifact_file(recipe: Recipe, stage: Stage) -> str:
+    """Return the name of the file of an artifact."""
+    return f"{stage.artifact}{engine(named_artifact(recipe, stage.artifact).target).suffix}"
+
+
+def build_work(recipe: Recipe, stage: Stage, job: Job) -> object:
     """A model becomes what a runtime loads, from the graph that was lowered for it, where there is one.
 
-    Without such a graph `ranges` are for TensorRT's calibrator.
+    Without such a graph the ranges are for TensorRT's calibrator.
     """
-    from ..data.batches import Data
-    from ..engines.gpu import find_gpu
-    from ..engines.registry import engine, packages_of
+    from ..building import build, build_lowered
+    from ..lowering import load_lowered
+    from ..model.weightless import read_weightless
+
+    one, graph = _built(recipe, stage), stage.files.get("graph")
+    spec = _build_spec(recipe, one, stage.files.get("ranges"))
+    model = recipe_source(recipe).absolute if takes_pytorch(one) else str(stage.files["model"].path)
+    if _covers(one):
+        shapes = default_shapes(read_weightless(Path(model)).io.inputs, recipe.bench)
+        spec = replace(spec, **shapes)  # type: ignore[arg-type]
+    if graph is None:
+        return build(model, job.path, spec, progress=job.progress)
+    return build_lowered(model, job.path, spec, load_lowered(graph.path), progress=job.progress)
+
+
+def build_key(recipe: Recipe, stage: Stage) -> Key:
     from ..lowering import load_lowered
 
-    one = with_floats(with_isa(one))
+    one, files = _built(recipe, stage), stage.files
+    ranges, graph = files.get("ranges"), files.get("graph")
     tensorrt = one.target.startswith("tensorrt")
     here = one.target == "tensorrt" or not one.gpus  # TensorRT-RTX builds for GPUs that need not be here
     gpu = find_gpu(one.tensorrt.device) if tensorrt and here else None
     data = Data(recipe.data.calibration, (), base=recipe.folder, depends=recipe.data_depends)
-    covers = tensorrt and not has_shapes(one)
-    lowered = load_lowered(graph.path) if graph else None
-    spec = _spec(recipe, one, ranges)
-    # Other artifacts are checked on random input: other data builds nothing again.
-    reads = one.calibrates_itself or (one.needs_ranges and one.target in CPU_TARGETS)
-    if not reads:
-        spec = replace(spec, data=None)
-
-    def work(path: Path, progress: Progress) -> object:
-        from ..building import build, build_lowered
-        from ..model.weightless import read_weightless
-
-        shapes: dict[str, Any] = {}
-        if covers:
-            shapes.update(default_shapes(read_weightless(Path(model)).io.inputs, recipe.bench))
-        asked = replace(spec, **shapes)
-        if lowered is None:
-            return build(model, path, asked, progress=progress)
-        return build_lowered(model, path, asked, lowered, progress=progress)
-
-    key = {
-        "model": digest,
-        "graph": (graph.digest, lowered.as_json()) if graph and lowered else (),
+    return {
+        "model": stage.source_digest if takes_pytorch(one) else files["model"].digest,
+        "graph": (graph.digest, load_lowered(graph.path).as_json()) if graph else (),
         "options": _build_options(recipe, one),
         "ranges": ranges.digest if ranges else "",
-        "data": data.digest() if reads and recipe.data.calibration else "",
-        "batches": measured_batches(recipe.bench) if covers else {},
-        "inputs": spec.inputs,
+        "data": data.digest() if _reads_data(one) and recipe.data.calibration else "",
+        "batches": measured_batches(recipe.bench) if _covers(one) else {},
+        "inputs": _build_spec(recipe, one, ranges).inputs,
         "processor": {} if one.gpus else processor(),
         "gpu": gpu.as_json() if gpu else {},
         "tools": tool_versions(*packages_of([*(row.name for row in BUILT_IN), one.target]), *ONNX_TOOLS),
     }
-    return Stage(f"build-{one.name}", f"{one.name}{engine(one.target).suffix}", key, work)
+
+
+def build_needs(recipe: Recipe, stage: Stage) -> Needs:
+    """TensorRT builds on the GPU that runs the engine; RTX builds for others ahead of time."""
+    one = named_artifact(recipe, stage.artifact)
+    kind = built_on(one)
+    gpu = one.target.startswith("tensorrt") and not one.gpus
+    return Needs((one.target, *((f"gpu-{kind}",) if kind != ANY else ())), gpu=gpu, as_measured=True)
+
+
+def _built(recipe: Recipe, stage: Stage) -> ArtifactSection:
+    return with_floats(with_isa(named_artifact(recipe, stage.artifact)))
+
+
+def _covers(one: ArtifactSection) -> bool:
+    """Whether an engine that is given no shapes is built for the batches that are measured."""
+    return one.target.startswith("tensorrt") and not has_shapes(one)
+
+
+def _reads_data(one: ArtifactSection) -> bool:
+    """Whether a build reads the samples; others are checked on random input, whatever the data is."""
+    return one.calibrates_itself or (one.needs_ranges and one.target in CPU_TARGETS)
+
+
+def _build_spec(recipe: Recipe, one: ArtifactSection, ranges: Made | None) -> BuildSpec:
+    spec = _spec(recipe, one, ranges)
+    return spec if _reads_data(one) else replace(spec, data=None)
 
 
 def with_isa(one: ArtifactSection, isa: Isa | None = None) -> ArtifactSection:
@@ -281,8 +337,6 @@ def _build_options(recipe: Recipe, one: ArtifactSection) -> dict[str, object]:
 
 def _spec(recipe: Recipe, one: ArtifactSection, ranges: Made | None) -> BuildSpec:
     """What a recipe says of an artifact, with files as the recipe's folder has them."""
-    from ..engines.registry import engine
-
     return shared(
         BuildSpec,
         one,

@@ -52,12 +52,11 @@ class Store:
     """The finished stages of one output folder.
 
     `folder` is where stages are kept, for several output folders, and by default in the output folder: one
-    at a time may carry out a stage in it. `published` says whether files of finished stages appear in
-    `output`.
+    at a time may carry out a stage in it.
     """
 
-    def __init__(self, output: Path, *, folder: Path | None = None, published: bool = True) -> None:
-        self.output, self.own, self.published = output, output / FOLDER, published
+    def __init__(self, output: Path, *, folder: Path | None = None) -> None:
+        self.output, self.own = output, output / FOLDER
         self.folder = folder or self.own
         self._used: set[Path] = set()
 
@@ -141,7 +140,7 @@ class Store:
     def _handed_out(self, final: Path, files: Mapping[str, str], done: bool, publish: bool) -> Stored:
         os.utime(final / _RECORD)
         self._used.add(final)
-        if publish and self.published:
+        if publish:
             self._publish(final, files)
         return Stored(final, files, done)
 

@@ -18,11 +18,12 @@ from ..progress import Progress, silent
 from ..spec.decode import called
 from ..spec.recipes import SweepSpec
 from .bench_stages import REPORT, RESULTS
+from .graph import ThisProcess, each
 from .matrix import Cell, Member, members
 from .plan import Plan, PlannedStage, plan
 from .recipe import Recipe, read_recipe
 from .run import RunReport, StageListener, run
-from .steps import Executor, ThisProcess, each
+from .stage import Executor
 from .store import FOLDER, Store
 from .trust import trusted
 

@@ -1,7 +1,7 @@
 """The trials of `tune` as stages that any executor carries out: a candidate, and the damage of some layers.
 
-They are steps of a recipe of their own, as many at a time as the executor takes. It names model, ranges, data
-and metric, so they travel as those of any recipe. What differs from trial to trial is the JSON of its step.
+They are stages of a recipe of their own, which names model, ranges, data and metric, so they travel as those
+of any recipe. What differs from trial to trial is the JSON of its stage.
 
     NAME.onnx  NAME.graph.onnx  NAME.trial.json     of "trial", with their manifests
     rank-TARGET-2-of-4.json                         of "rank"
@@ -9,75 +9,75 @@ and metric, so they travel as those of any recipe. What differs from trial to tr
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ..artifact import tool_versions
-from ..errors import EngineUnavailable
 from ..files import read_json, write_json
 from ..model.source import Source, digest_source, parse_source
-from ..progress import Progress, silent
-from ..spec.words import Target, is_own_metric
-from .recipe import Recipe, make_recipe
-from .stages import ONNX_TOOLS, Made, Stage, given_ranges, located, recipe_source
-from .store import FOLDER, Store
+from ..spec.words import is_own_metric
+from .recipe import Recipe, recipe_source
+from .stage import Job, Key, Made, Needs, Stage
+from .stages import ONNX_TOOLS, given_ranges, located
 
 if TYPE_CHECKING:
     from ..compiler.quantize.sensitivity import LayerSensitivity
-    from ..tuning.making import Elsewhere, MadeElsewhere, Score, TrialAsk, TrialMaker, TrialSetting
-    from .steps import Executor
+    from ..tuning.making import Score, TrialAsk, TrialMaker, TrialSetting
 
 _SCORE = ".trial.json"
 _kept: dict[str, TrialMaker] = {}
 
 
 def trial_text(setting: TrialSetting, ask: TrialAsk | None = None) -> str:
-    """Return the JSON of a step: what the recipe does not say of the setting, and the ask of a trial."""
+    """Return the JSON of a stage: what the recipe does not say of the setting, and the ask of a trial."""
     shared = {name: getattr(setting, name) for name in ("samples", "method", "exclude", "threads", "isa")}
     return json.dumps(shared | ({"ask": ask.as_json()} if ask else {}), sort_keys=True)
 
 
-def trial_target(trial: str, artifact: str) -> str:
-    """Return the target that a step of "trial" or "rank" is for."""
-    ask = json.loads(trial).get("ask")
-    return str(ask["target"]) if ask else artifact
+def trial_file(_: Recipe, stage: Stage) -> str:
+    """Return the name of the artifact of a trial."""
+    return _ask(stage).file
 
 
-def trial_stage(recipe: Recipe, name: str, trial: str) -> Stage:
+def trial_work(recipe: Recipe, stage: Stage, job: Job) -> object:
     """One candidate is quantized, built and scored: its artifact, and the score beside it."""
-    from ..tuning.making import read_ask
-
-    told = json.loads(trial)
-    ask = read_ask(told["ask"])
-
-    def work(path: Path, progress: Progress) -> object:
-        score = _maker(recipe, told).make(ask, path.parent, progress)
-        write_json(path.with_name(f"{ask.name}{_SCORE}"), msgspec.to_builtins(score))
-        return path
-
-    return Stage(name, ask.file, _key(recipe, told, ask.target), work, published=False)
+    ask = _ask(stage)
+    score = _maker(recipe, json.loads(stage.trial)).make(ask, job.path.parent, job.progress)
+    write_json(job.path.with_name(f"{ask.name}{_SCORE}"), msgspec.to_builtins(score))
+    return job.path
 
 
-def rank_stage(recipe: Recipe, name: str, trial: str, target: str, shard: str) -> Stage:
+def trial_key(recipe: Recipe, stage: Stage) -> Key:
+    return _key(recipe, json.loads(stage.trial), _ask(stage).target)
+
+
+def trial_needs(_: Recipe, stage: Stage) -> Needs:
+    """The target, and ONNX Runtime, which the float model runs on."""
+    return Needs(tuple({"onnxruntime", _ask(stage).target}))
+
+
+def rank_work(recipe: Recipe, stage: Stage, job: Job) -> object:
     """The damage of the layers of one part of the graph."""
-    part, parts = map(int, shard.split("/"))
+    from ..tuning.making import rank_part
 
-    def work(path: Path, progress: Progress) -> object:
-        from ..tuning.making import rank_part
+    part, parts = map(int, stage.shard.split("/"))
+    setting = _setting(recipe, json.loads(stage.trial))
+    ranked = rank_part(setting, stage.artifact, part, parts, progress=job.progress)
+    write_json(job.path, {"layers": [vars(layer) for layer in ranked]})
+    return job.path
 
-        setting = _setting(recipe, json.loads(trial))
-        ranked = rank_part(setting, target, part, parts, progress=progress)
-        write_json(path, {"layers": [vars(layer) for layer in ranked]})
-        return path
 
-    key = {**_key(recipe, json.loads(trial), target), "shard": shard}
-    return Stage(name, f"{name}.json", key, work, published=False)
+def rank_key(recipe: Recipe, stage: Stage) -> Key:
+    return {**_key(recipe, json.loads(stage.trial), stage.artifact), "shard": stage.shard}
+
+
+def rank_needs(_: Recipe, stage: Stage) -> Needs:
+    """The target, and ONNX Runtime, which observes the layers."""
+    return Needs(tuple({"onnxruntime", stage.artifact}))
 
 
 def read_score(artifact: Path, ask: TrialAsk) -> Score:
@@ -101,6 +101,12 @@ def read_ranks(path: Path) -> list[LayerSensitivity]:
     return [LayerSensitivity(**one) for one in read_json(path, what="the damage of layers")["layers"]]
 
 
+def _ask(stage: Stage) -> TrialAsk:
+    from ..tuning.making import read_ask
+
+    return read_ask(json.loads(stage.trial)["ask"])
+
+
 def _maker(recipe: Recipe, told: Mapping[str, Any]) -> TrialMaker:
     """What makes the trials of a setting: a process keeps the float model's outputs for the next one."""
     from ..tuning.making import TrialMaker
@@ -122,7 +128,7 @@ def _setting(recipe: Recipe, shared: Mapping[str, Any]) -> TrialSetting:
     return TrialSetting(model, ranges.path, data, own.absolute if own else metric, **options)
 
 
-def _key(recipe: Recipe, told: Mapping[str, Any], target: str) -> dict[str, Any]:
+def _key(recipe: Recipe, told: Mapping[str, Any], target: str) -> Key:
     """All that the outcome of a trial depends on."""
     from ..data.batches import Data
     from ..processor import processor
@@ -147,77 +153,3 @@ def _named(recipe: Recipe) -> tuple[Made, str, Source | None]:
     assert section is not None, "the recipe of a setting names its metric"
     own = parse_source(section.metric, base=recipe.folder) if is_own_metric(section.metric) else None
     return ranges, section.metric, own
-
-
-RECIPE = "trials.toml"
-
-
-def on_executor(
-    executor: Executor, folder: str | Path, *, progress: Progress = silent
-) -> Callable[[TrialSetting], Elsewhere]:
-    """Return what `tune` takes as `elsewhere`."""
-    return lambda setting: StepTrials(executor, setting, Path(folder), progress)
-
-
-class StepTrials:
-    """Has the trials of one setting carried out as steps, in a folder that no other tuning holds."""
-
-    def __init__(
-        self, executor: Executor, setting: TrialSetting, folder: Path, progress: Progress = silent
-    ) -> None:
-        self.executor, self.setting, self.progress = executor, setting, progress
-        self.parallel = executor.parallel
-        self.recipe = setting_recipe(setting, folder)
-        self.store = Store(folder, folder=folder / FOLDER, published=False)
-        self._stack = contextlib.ExitStack()
-        self._stack.enter_context(self.store.locked())
-
-    def make(self, ask: TrialAsk) -> MadeElsewhere:
-        """As `Elsewhere.make`."""
-        from ..tuning.making import MadeElsewhere
-
-        text = trial_text(self.setting, ask)
-        # Two mixes may have one name until it is known which of them counts.
-        name = f"{ask.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-        path = self._do(kind="trial", artifact=name, trial=text)
-        return MadeElsewhere(read_score(path, ask), trial_files(path, ask))
-
-    def rank(self, target: Target, part: int, parts: int) -> list[LayerSensitivity]:
-        """As `Elsewhere.rank`."""
-        text = trial_text(self.setting)
-        return read_ranks(self._do(kind="rank", artifact=target, shard=f"{part}/{parts}", trial=text))
-
-    def close(self) -> None:
-        """Let another tuning have the folder."""
-        self._stack.close()
-
-    def _do(self, **options: Any) -> Path:
-        from .steps import Step
-
-        step = Step(**options)
-
-        def told(text: str, done: int = 0, total: int | None = None, /) -> None:
-            self.progress(f"{step.name}: {text}", done, total)
-
-        done = self.executor.do(self.recipe, step, self.store, again=False, progress=told)
-        if done is None:
-            raise EngineUnavailable(f"{step.name}: no worker can make it", engine=step.artifact)
-        return done.made.path
-
-
-def setting_recipe(setting: TrialSetting, folder: Path) -> Recipe:
-    """Return the recipe that the steps of a setting belong to; it has no file."""
-    from ..data.batches import located
-
-    own = parse_source(setting.metric).absolute if is_own_metric(setting.metric) else setting.metric
-    values = {
-        "version": 1,
-        "name": "trials",
-        "model": {"source": str(setting.model.resolve()), "simplify": False},
-        "data": {"evaluation": located(setting.data, Path.cwd())},
-        "calibrate": {"ranges": str(setting.ranges.resolve())},
-        "artifact": [{"name": "float", "target": "onnxruntime"}],
-        "bench": {"metric": own},
-        "output": FOLDER,
-    }
-    return make_recipe(values, folder / RECIPE)

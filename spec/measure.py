@@ -30,7 +30,9 @@ Trust = Annotated[bool, option("Run files without a matching manifest, and .pt2 
 Evaluation = Annotated[
     str | None, option("Labelled samples for accuracy and output difference.", metavar="DATA")
 ]
-MetricName = Annotated[str, option(f"Accuracy metric: {METRIC}.", metavar=METRIC, pattern=METRIC_PATTERN)]
+MetricName = Annotated[
+    str, option(f"Accuracy metric: {METRIC}.", metavar=METRIC, pattern=METRIC_PATTERN, names="metric")
+]
 
 MAX_DROP = Annotated[
     NonNegative | None,
@@ -47,7 +49,8 @@ MaxDrop = Annotated[
     option("Largest drop in accuracy, in points, or in the metric's own unit.", metavar="POINTS", ge=0),
 ]
 Pythons = Annotated[
-    tuple[str, ...], option("Python interpreter of an engine's workers.", metavar="ENGINE=INTERPRETER")
+    tuple[str, ...],
+    option("Python interpreter of an engine's workers.", metavar="ENGINE=INTERPRETER", names="interpreter"),
 ]
 Timeout = Annotated[
     float,
@@ -142,6 +145,7 @@ class BenchOptions(Checked):
             flag="--model",
             metavar="NAME=MODEL",
             pairs="=",
+            names="model",
         ),
     ] = ()
     devices: Annotated[

@@ -18,6 +18,7 @@ WEIGHTS = Annotated[
         "Weights of a model by name or of a function: random, or a .safetensors or state dict; default: "
         "the model's own, from the local cache.",
         metavar="random|FILE",
+        names="weights",
     ),
 ]
 DOWNLOAD = Annotated[bool, option("Let the package of a model by name download what its cache lacks.")]
@@ -57,6 +58,7 @@ class ExportOptions(Checked):
             "How samples become the inputs: imagenet, cifar10, a model by name (timm:NAME, hf:FOLDER), or a "
             "JSON file; default: what the model says.",
             metavar="NAME|FILE.json",
+            names="preprocessing",
         ),
     ] = ""
     python: Annotated[
@@ -64,6 +66,7 @@ class ExportOptions(Checked):
         option(
             "Python interpreter that has TensorFlow, for a TensorFlow MODEL.",
             metavar="tensorflow=INTERPRETER",
+            names="interpreter",
         ),
     ] = ()
 
@@ -86,12 +89,15 @@ class ModelSection(ExportOptions):
         option(
             "MODEL: torchvision:NAME, timm:NAME, hf:NAME_OR_FOLDER, file.py:function, "
             "package.module:function, .pt2, TorchScript, .onnx, a SavedModel folder, .keras, .h5 or .tflite; "
-            "required without `sweep.models`."
+            "required without `sweep.models`.",
+            names="model",
         ),
     ] = ""
     depends: Annotated[
         tuple[str, ...],
-        option("Files outside the model's folder that it reads; a change triggers a new export."),
+        option(
+            "Files outside the model's folder that it reads; a change triggers a new export.", names="file"
+        ),
     ] = ()
     simplify: Annotated[bool, option("Simplify the exported graph.")] = True
 
@@ -163,6 +169,7 @@ class CalibrateSection(CalibrateOptions):
         option(
             "Ranges file or TensorRT's calibration cache of the model, instead of a calibration.",
             metavar="FILE",
+            names="ranges",
         ),
     ] = ""
 

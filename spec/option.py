@@ -13,7 +13,7 @@ import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -24,6 +24,11 @@ SHAPES = r",(?=[^,\[\]]*:)"
 """Where trtexec separates inputs: at a comma before a name, as commas stand inside of shapes too."""
 
 _SPELLING = "spelling"
+Named = Literal[
+    "cache", "data", "file", "interpreter", "library", "metric", "model", "output", "preprocessing", "ranges",
+    "weights",
+]  # fmt: skip
+"""What the text of an option names; a metric that is a function is spelled as a model is."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class Spelling:
         place: Whether it only says where a file lies. What the file holds decides, so keys and manifests have
             digests in place of the option.
         targets: The targets that have a use for it; empty for all.
+        names: What its text names, of one that a recipe may spell as a path, as code or as an address.
     """
 
     flag: str = ""
@@ -52,6 +58,7 @@ class Spelling:
     argument: bool = False
     place: bool = False
     targets: tuple[str, ...] = ()
+    names: Named | None = None
 
 
 _CONSTRAINTS = ("ge", "gt", "le", "lt", "pattern", "min_length")

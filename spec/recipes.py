@@ -25,9 +25,13 @@ RECIPE_VERSION = 1
 class DataSection(Checked):
     """`[data]`: samples for calibration and for accuracy."""
 
-    calibration: Annotated[str, option("Samples to calibrate on.")] = ""
-    evaluation: Annotated[str, option("Labelled samples for accuracy and output difference.")] = ""
-    depends: Annotated[tuple[str, ...], option("Files outside the folder that the data function reads.")] = ()
+    calibration: Annotated[str, option("Samples to calibrate on.", names="data")] = ""
+    evaluation: Annotated[
+        str, option("Labelled samples for accuracy and output difference.", names="data")
+    ] = ""
+    depends: Annotated[
+        tuple[str, ...], option("Files outside the folder that the data function reads.", names="file")
+    ] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +60,7 @@ class RecipeFile(Checked):
         BenchSection | None, option("How the artifacts are measured; without it, nothing is measured.")
     ] = None
     sweep: Annotated[SweepSection | None, option("A matrix of artifacts, for `qcompile sweep`.")] = None
-    output: Annotated[str, option("Folder of the artifacts.")] = "out"
+    output: Annotated[str, option("Folder of the artifacts.", names="output")] = "out"
 
     def check(self) -> None:
         """Refuse sections that contradict each other."""

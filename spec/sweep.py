@@ -54,16 +54,27 @@ class SweepModel(Checked):
     """`[[sweep.model]]`: a model with inputs or data of its own, in place of the recipe's."""
 
     name: Annotated[str, option("Name of the model.", metavar="a plain file name", pattern=PLAIN_NAME)]
-    source: Annotated[str, option("MODEL, as `model.source` spells it.", min_length=1, metavar="MODEL")]
+    source: Annotated[
+        str, option("MODEL, as `model.source` spells it.", min_length=1, metavar="MODEL", names="model")
+    ]
     inputs: Annotated[
         tuple[str, ...], option("An input, as `model.inputs` spells it.", metavar="NAME:SHAPE[:DTYPE]")
     ] = ()
-    weights: Annotated[str, option("Weights, as `model.weights` spells them.", metavar="random|FILE")] = ""
-    preprocessing: Annotated[
-        str, option("How samples become the inputs, as `model.preprocessing`.", metavar="NAME|FILE.json")
+    weights: Annotated[
+        str, option("Weights, as `model.weights` spells them.", metavar="random|FILE", names="weights")
     ] = ""
-    calibration: Annotated[str, option("Samples to calibrate on.")] = ""
-    evaluation: Annotated[str, option("Labelled samples for accuracy and output difference.")] = ""
+    preprocessing: Annotated[
+        str,
+        option(
+            "How samples become the inputs, as `model.preprocessing`.",
+            metavar="NAME|FILE.json",
+            names="preprocessing",
+        ),
+    ] = ""
+    calibration: Annotated[str, option("Samples to calibrate on.", names="data")] = ""
+    evaluation: Annotated[
+        str, option("Labelled samples for accuracy and output difference.", names="data")
+    ] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +84,7 @@ class SweepSection(Checked):
 
     models: Annotated[
         tuple[NamedModel, ...],
-        option("Model to sweep over, in place of `model.source`.", metavar="NAME=MODEL"),
+        option("Model to sweep over, in place of `model.source`.", metavar="NAME=MODEL", names="model"),
     ] = ()
     model: Annotated[
         tuple[SweepModel, ...], option("Models with inputs or data of their own, one table each.")

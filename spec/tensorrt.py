@@ -60,6 +60,7 @@ class TensorRTOptions(Checked):
         option(
             "Timing cache of kernel measurements: a file, off, or auto for one per device and version.",
             metavar="FILE|auto|off",
+            names="cache",
         ),
     ] = AUTO
     refit: Annotated[bool, option("Make the engine refittable by `qcompile refit`.")] = False
@@ -96,7 +97,8 @@ class TensorRTOptions(Checked):
         ),
     ] = ()
     plugins: Annotated[
-        tuple[str, ...], option("Plugin library to load.", flag="--plugin", metavar="LIBRARY")
+        tuple[str, ...],
+        option("Plugin library to load.", flag="--plugin", metavar="LIBRARY", names="library"),
     ] = ()
     weight_streaming: Annotated[
         str,

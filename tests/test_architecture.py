@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import graphlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,6 +109,24 @@ def test_arrows_run_one_way() -> None:
         if room(path) not in ("__init__", "__main__")
     }
     assert not {path: rooms for path, rooms in extra.items() if rooms}
+
+
+def imported_files(path: Path) -> set[Path]:
+    """The files of the package that a file imports, also within functions and for types alone."""
+    found = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+            found |= {base.with_suffix(".py"), *(base / f"{alias.name}.py" for alias in node.names)}
+    return {file for file in found if file.is_file()}
+
+
+def test_files_of_the_pipeline_import_each_other_one_way() -> None:
+    rooms = ("cluster", "pipeline", "tuning")
+    files = [path for path in SOURCES if room(path) in rooms]
+    assert len(files) > 30
+    circles = graphlib.TopologicalSorter({path: imported_files(path) for path in files})
+    circles.prepare()  # raises CycleError, which names the files
 
 
 def test_only_the_command_line_prints_or_exits() -> None:

@@ -100,14 +100,6 @@ class Score(msgspec.Struct, frozen=True):
     high: float | None
 
 
-@dataclass(frozen=True)
-class MadeElsewhere:
-    """A trial that was made elsewhere: its score, and its files here."""
-
-    score: Score
-    files: Sequence[Path]
-
-
 class Elsewhere(Protocol):
     """Makes trials and ranks layers in other processes or on other machines.
 
@@ -117,8 +109,8 @@ class Elsewhere(Protocol):
 
     parallel: int
 
-    def make(self, ask: TrialAsk) -> MadeElsewhere:
-        """Make one trial."""
+    def make(self, ask: TrialAsk) -> tuple[Score, Sequence[Path]]:
+        """Make one trial, and return its score, and its files here."""
 
     def rank(self, target: Target, part: int, parts: int) -> list[LayerSensitivity]:
         """Return the damage of the layers of one part, of 1 to `parts`, as `rank_part`."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..data.batches import seen_from
 from ..model.source import parse_source
@@ -13,9 +12,6 @@ from ..plain_text import plain_toml
 from ..spec.words import Isa
 from ..svg import Scale, axes, labels, line, mark, picture, polyline, text
 from .trials import Trial
-
-if TYPE_CHECKING:
-    from .tune import TuneResult
 
 
 def recipe_text(
@@ -84,9 +80,11 @@ _FAMILIES = {"int8": "int8", "bf16": "half", "fp32": "float"}
 _PLOT = (60, 50, 560, 330)  # pixels
 
 
-def plot_front(tuned: TuneResult, path: Path, *, max_drop: float, unit: str) -> None:
+def plot_front(
+    trials: Mapping[str, Trial], best: Trial, front: Sequence[str], path: Path, *, max_drop: float, unit: str
+) -> None:
     """Draw every trial by latency and drop, and the Pareto front, to `path` (inside `files.writing`)."""
-    timed = sorted((t for t in tuned.trials.values() if t.latency_ms), key=lambda t: t.latency_ms)
+    timed = sorted((t for t in trials.values() if t.latency_ms), key=lambda t: t.latency_ms)
     drops = [*(trial.drop for trial in timed), max_drop, 0.0]
     space = max((max(drops) - min(drops)) * 0.12, 0.05)
     x = Scale.over([trial.latency_ms for trial in timed] or [1.0])
@@ -95,11 +93,11 @@ def plot_front(tuned: TuneResult, path: Path, *, max_drop: float, unit: str) -> 
     drawing = axes(x, y, ("latency, ms (median)", f"drop, {unit} (up is better)"))
     drawing += line((0, y.at(max_drop)), (100, y.at(max_drop)), "mixed", dashes="6 4")
     drawing += text(100, y.at(max_drop), f"budget {max_drop:g}", shift=(0, -5), anchor="end", colour="mixed")
-    front = [places[trial.name] for trial in timed if trial.name in tuned.front]
-    drawing += polyline(front, "muted", width=1.2) if front else ""
+    points = [places[trial.name] for trial in timed if trial.name in front]
+    drawing += polyline(points, "muted", width=1.2) if points else ""
     rows = []
     for number, trial in enumerate(timed, 1):
-        is_best = trial is tuned.best
+        is_best = trial is best
         words = f"{trial.latency_ms:.3g} ms  {trial.drop:+.2f}  {trial.name}{'  (best)' if is_best else ''}"
         size = 1.8 if is_best else 1
         drawing += mark(_FAMILIES[trial.precision], *places[trial.name], size=size, tip=words)

@@ -21,7 +21,7 @@ from ..errors import QCompileError
 from ..progress import Progress
 from ..spec.words import FloatPrecision, Target
 from ..tensors import Feeds
-from .making import Elsewhere, MadeElsewhere, Score, TrialAsk, TrialMaker, rank_part
+from .making import Elsewhere, Score, TrialAsk, TrialMaker, rank_part
 
 
 @dataclass
@@ -70,7 +70,7 @@ class TrialRunner:
     ) -> None:
         self.maker, self.folder, self.progress, self.elsewhere = maker, folder, progress, elsewhere
         self.trials: dict[str, Trial] = {}
-        self._begun: dict[TrialAsk, Future[MadeElsewhere]] = {}
+        self._begun: dict[TrialAsk, Future[tuple[Score, Sequence[Path]]]] = {}
         self._ranks: dict[Target, list[Future[list[LayerSensitivity]]]] = {}
         self._threads = ThreadPoolExecutor(self.parallel, "qcompile-tune") if elsewhere else None
 
@@ -200,13 +200,13 @@ class TrialRunner:
         if self.elsewhere is None:
             return self.maker.make(ask, self.folder, self.progress)
         begun = self._begun.pop(ask, None)
-        made = self.elsewhere.make(ask) if begun is None else begun.result()
-        files = sorted(made.files, key=lambda one: one.suffix == ".json")  # manifests last
+        score, made = self.elsewhere.make(ask) if begun is None else begun.result()
+        files = sorted(made, key=lambda one: one.suffix == ".json")  # manifests last
         for path in reversed(files):  # a manifest never stands beside a file of another tuning
             (self.folder / path.name).unlink(missing_ok=True)
         for path in files:
             _take(path, self.folder / path.name)
-        return made.score
+        return score
 
 
 def as_table(trials: Mapping[str, Trial]) -> list[dict[str, Any]]:

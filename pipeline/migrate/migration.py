@@ -19,7 +19,7 @@ from ...plain_text import plain
 from ...spec.decode import called
 from ...spec.recipes import MigrateSpec
 from ...tensors import format_shape
-from ..propose.recipe_text import toml
+from ..propose.init import toml
 from ..recipe import make_recipe
 from .command_line import Invocation, read_command
 from .intent import KINDS, RTX, Fate, Intent, Outcome, Profile

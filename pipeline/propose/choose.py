@@ -19,6 +19,7 @@ from ...engines.words import When
 from ...processor import processor, why_emulated
 from ...spec.words import AUTO, TARGETS, TENSORRT_TARGETS, Target
 from ...tensors import TensorInfo, format_shape
+from ..recipe import DEFAULT_MAX
 from .data_facts import DataFacts
 from .model_facts import ModelFacts
 
@@ -29,8 +30,6 @@ USUAL_GPUS = ("sm86", "sm89")
 """Ampere and Ada: the desktop and inference cards of two generations."""
 CALL_MULTIPLY_ADDS = 1_000_000_000
 """Of one call: with much less, the runtime's own time per call is a large share of what is measured."""
-LARGEST_BATCH = 16
-"""What an engine of TensorRT takes that is built without shapes."""
 _SECONDS_EACH = 8.0
 _SECONDS = (20.0, 120.0)
 
@@ -223,7 +222,7 @@ def _extents(one: TensorInfo, model: ModelFacts) -> tuple[tuple[int, ...], tuple
         if isinstance(dim, int):
             low = middle = high = dim
         elif axis == 0:
-            low, middle, high = 1, batch_size(model)[0], LARGEST_BATCH
+            low, middle, high = 1, batch_size(model)[0], DEFAULT_MAX
         else:
             known = said.get(axis)
             low = known.minimum if known else 1
@@ -244,7 +243,7 @@ def batch_size(model: ModelFacts, samples: int | None = None) -> tuple[int, str]
         return model.fixed_batch, "the model takes no other"
     if not model.multiply_adds:
         return 1, "the latency of one sample"
-    batch, most = 1, LARGEST_BATCH if samples is None else min(LARGEST_BATCH, samples)
+    batch, most = 1, DEFAULT_MAX if samples is None else min(DEFAULT_MAX, samples)
     while 2 * batch <= most and 2 * batch * model.multiply_adds <= CALL_MULTIPLY_ADDS:
         batch *= 2
     if batch == 1:

@@ -1,4 +1,4 @@
-"""Which workers a step may go to, by what they announce."""
+"""Which workers a stage may go to, by what they announce."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from qcompile.cluster.resources import (
 )
 from qcompile.errors import EngineUnavailable
 from qcompile.pipeline.recipe import Recipe, parse_recipe
-from qcompile.pipeline.stages import Made
-from qcompile.pipeline.steps import Step
+from qcompile.pipeline.stage import Made, Stage
 from qcompile.processor import isa_here
 from qcompile.version import __version__
 
@@ -65,46 +64,46 @@ WORKERS = [
 def placed(tmp_path: Path) -> Callable[..., Place]:
     (tmp_path / "net.py").write_text("")
     recipe: Recipe = parse_recipe(RECIPE, tmp_path / "recipe.toml")
-    return lambda step, workers=WORKERS, home=None: place(recipe, step, workers, home)
+    return lambda stage, workers=WORKERS, home=None: place(recipe, stage, workers, home)
 
 
 @pytest.mark.parametrize(
-    ("step", "names", "resources"),
+    ("stage", "names", "resources"),
     [
-        (Step(kind="export"), "a", {"slots": 1, "export": 1}),
-        (Step(kind="simplify"), "bcde", {"slots": 1}),
-        (Step(kind="calibrate"), "bcde", {"slots": 1, "onnxruntime": 1}),
-        (Step(kind="quantize", artifact="cpu"), "bcde", {"slots": 1, "onnxruntime": 1}),
-        (Step(kind="build", artifact="cpu"), "bcde", {"slots": 1, "onnxruntime": 1}),
-        (Step(kind="build", artifact="rtx"), "d", {"slots": 1, "tensorrt-rtx": 1}),
-        (Step(kind="build", artifact="trt"), "e", {"slots": 1, "tensorrt": 1, "gpu-sm90": 1}),
-        (Step(kind="bench", built={"cpu": MODEL}), "c", {"slots": 2}),
-        (Step(kind="bench", built={"trt": MODEL}, machine="sm90"), "e", {"slots": 2, "gpu-sm90": 1}),
+        (Stage(kind="export"), "a", {"slots": 1, "export": 1}),
+        (Stage(kind="simplify"), "bcde", {"slots": 1}),
+        (Stage(kind="calibrate"), "bcde", {"slots": 1, "onnxruntime": 1}),
+        (Stage(kind="quantize", artifact="cpu"), "bcde", {"slots": 1, "onnxruntime": 1}),
+        (Stage(kind="build", artifact="cpu"), "bcde", {"slots": 1, "onnxruntime": 1}),
+        (Stage(kind="build", artifact="rtx"), "d", {"slots": 1, "tensorrt-rtx": 1}),
+        (Stage(kind="build", artifact="trt"), "e", {"slots": 1, "tensorrt": 1, "gpu-sm90": 1}),
+        (Stage(kind="bench", built={"cpu": MODEL}), "c", {"slots": 2}),
+        (Stage(kind="bench", built={"trt": MODEL}, machine="sm90"), "e", {"slots": 2, "gpu-sm90": 1}),
     ],
 )
 def test_a_step_goes_where_its_needs_are_met(
-    placed: Callable[..., Place], step: Step, names: str, resources: dict[str, float]
+    placed: Callable[..., Place], stage: Stage, names: str, resources: dict[str, float]
 ) -> None:
-    chosen = placed(step)
+    chosen = placed(stage)
     assert chosen.workers == tuple(f"tcp://{name}:1" for name in names)
     assert chosen.resources == resources
 
 
 def test_what_is_measured_is_built_on_the_processor_that_measures_it(placed: Callable[..., Place]) -> None:
-    chosen = placed(Step(kind="build", artifact="cpu"), home=WORKERS[2])
+    chosen = placed(Stage(kind="build", artifact="cpu"), home=WORKERS[2])
     assert chosen.workers == ("tcp://c:1",)
 
 
 @pytest.mark.parametrize(
-    ("step", "words"),
+    ("stage", "words"),
     [
-        (Step(kind="build", artifact="trt"), "build-trt: no worker has tensorrt; they announce cpu-avx2"),
-        (Step(kind="export"), "export: no worker has export"),
+        (Stage(kind="build", artifact="trt"), "build-trt: no worker has tensorrt; they announce cpu-avx2"),
+        (Stage(kind="export"), "export: no worker has export"),
     ],
 )
-def test_what_nobody_has_is_named(placed: Callable[..., Place], step: Step, words: str) -> None:
+def test_what_nobody_has_is_named(placed: Callable[..., Place], stage: Stage, words: str) -> None:
     with pytest.raises(EngineUnavailable) as raised:
-        placed(step, [WORKERS[1]])
+        placed(stage, [WORKERS[1]])
     assert words in raised.value.message
 
 

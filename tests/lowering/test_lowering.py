@@ -22,8 +22,9 @@ from qcompile.engines.base import BuildRequest
 from qcompile.engines.openvino import OpenVino
 from qcompile.errors import InvalidOption, QCompileError
 from qcompile.model.weightless import fingerprint
+from qcompile.pipeline.graph import carry_out
 from qcompile.pipeline.run import RunReport
-from qcompile.pipeline.stages import build_stage
+from qcompile.pipeline.stage import Made, Stage
 from qcompile.progress import silent
 from qcompile.spec.tensorrt import TensorRTOptions
 from qcompile.spec.words import PRECISIONS
@@ -278,6 +279,7 @@ def test_shapes_of_an_artifact_stay_where_a_large_batch_is_measured(folder: Path
     )
     (folder / "recipe.toml").write_text(HEAD + text)
     recipe = qcompile.read_recipe(folder / "recipe.toml")
-    stage = build_stage(recipe, recipe.artifact[0], str(folder / "residual.onnx"), "sha256:0")
-    stage.work(tmp_path / "built" / stage.file, silent)
-    assert manifest_of(tmp_path / "built" / stage.file).options["max_shapes"] == ["x:40x4x8x8"]
+    stage = Stage(kind="build", artifact="e", files={"model": Made(folder / "residual.onnx", "sha256:0")})
+    carry_out(recipe, stage, tmp_path / "built", tmp_path, silent)
+    (built,) = (tmp_path / "built").glob("e.*[!n]")
+    assert manifest_of(built).options["max_shapes"] == ["x:40x4x8x8"]

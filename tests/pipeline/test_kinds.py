@@ -19,11 +19,11 @@ from qcompile.bench.results.results import Results, save_results
 from qcompile.bench.results.row import Latency, Row
 from qcompile.errors import InvalidOption, RecipeError
 from qcompile.files import digest_files
+from qcompile.pipeline.graph import key_of
 from qcompile.pipeline.kinds import built_on, for_every_kind, measured_on, named_artifact
 from qcompile.pipeline.recipe import Recipe, read_recipe
 from qcompile.pipeline.run import run
-from qcompile.pipeline.stages import Made
-from qcompile.pipeline.steps import Done, Step, stage_of
+from qcompile.pipeline.stage import Done, Made, Stage
 from qcompile.pipeline.store import Store
 
 ENGINE = {"name": "engine", "target": "tensorrt-rtx", "gpus": ["cluster"]}
@@ -38,24 +38,24 @@ class OnKinds(Noting):
     def __init__(self, *kinds: str) -> None:
         super().__init__(kinds=kinds)
 
-    def do_here(self, recipe: Recipe, step: Step, store: Store, **options: Any) -> Done | None:
-        if step.kind != "bench":
-            return super().do_here(recipe, step, store, **options)
-        stage = stage_of(recipe, step, store.output)
-        assert stage is not None
+    def do_here(self, recipe: Recipe, stage: Stage, store: Store, **options: Any) -> Done | None:
+        if stage.kind != "bench" or stage.parts:
+            return super().do_here(recipe, stage, store, **options)
+        key = key_of(recipe, stage)
+        assert key is not None
 
         def work(folder: Path) -> None:
             rows = [
                 Row(name, name, "pytorch", latency=Latency(median_ms=1.0))
-                for name in ("pytorch", *step.built)
+                for name in ("pytorch", *stage.built)
             ]
             settings = {"threads": 1, "inputs": {}}
             save_results(Results(baseline="pytorch", rows=rows, settings=settings,
-                                 environment={"processor": step.machine, "before": {}}),
-                         folder / stage.file)  # fmt: skip
+                                 environment={"processor": stage.machine, "before": {}}),
+                         folder / key["file"])  # fmt: skip
 
-        stored = store.run(stage.name, {**stage.key, "file": stage.file}, work, again=options["again"])
-        return Done(Made(stored.folder / stage.file, stored.files[stage.file]), stored.was_done)
+        stored = store.run(stage.name, key, work, again=options["again"])
+        return Done(Made(stored.folder / key["file"], stored.files[key["file"]]), stored.was_done)
 
 
 def test_an_artifact_for_the_cluster_becomes_one_for_each_kind() -> None:
@@ -150,7 +150,8 @@ def test_engines_are_built_for_every_kind_and_measured_apart(
         manifest = read_manifest(report.artifacts[f"engine-{kind}"])
         assert manifest is not None
         assert manifest.device["gpus"] == [kind]
-    benches = {step.name: list(step.built) for step in executor.asked if step.kind == "bench"}
+    benches = {stage.name: list(stage.built) for stage in executor.asked if stage.kind == "bench"}
+    assert benches.pop("bench") == ["float", "engine-sm86", "engine-sm89"], "put together here"
     assert benches == {
         "bench-cpu": ["float"], "bench-sm86": ["engine-sm86"], "bench-sm89": ["engine-sm89"],
     }  # fmt: skip
@@ -167,8 +168,8 @@ def test_one_machine_measures_as_it_did(recipe: Callable[..., Path], tmp_path: P
     path = recipe(TABLES[0], artifact("engine", "tensorrt-rtx", gpus=["sm86"]), "[bench]\n")
     executor = OnKinds()
     report = run(path, output=tmp_path / "out", executor=executor)
-    (step,) = [step for step in executor.asked if step.kind == "bench"]
-    assert (step.name, step.machine, list(step.built)) == ("bench", "", ["float", "engine"])
+    (stage,) = [stage for stage in executor.asked if stage.kind == "bench"]
+    assert (stage.name, stage.machine, list(stage.built)) == ("bench", "", ["float", "engine"])
     assert report.results is not None
     assert not report.results.machines
     plain = run(path, output=tmp_path / "plain", executor=OnKinds())

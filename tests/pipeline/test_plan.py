@@ -17,10 +17,11 @@ from qcompile.cli import main
 from qcompile.errors import MissingFile
 from qcompile.files import digest_files
 from qcompile.pipeline.estimate import RATE, Scale, by_rule
+from qcompile.pipeline.graph import KINDS
 from qcompile.pipeline.plan import difference, plan
 from qcompile.pipeline.recipe import Recipe, read_recipe
 from qcompile.pipeline.run import run
-from qcompile.pipeline.steps import Done, Step
+from qcompile.pipeline.stage import Done, Stage
 from qcompile.pipeline.store import Store
 
 CPU, INT8 = artifact("cpu"), artifact("cpu-int8", precision="int8")
@@ -91,20 +92,20 @@ def test_the_stages_of_a_recipe_that_measures_are_those_of_its_run(recipe: Path)
 
 def test_rules_count_with_work_and_weights() -> None:
     scale = Scale(100_000_000, 10**9, 2, calibrated=200, evaluated=500, rows=3, max_time_s=30)
-    assert by_rule("calibrate", scale).seconds == pytest.approx(2 + 3 * 200 * 1e9 / (2 * RATE))
-    assert by_rule("export", scale).seconds == pytest.approx(5)
-    assert by_rule("bench", scale).seconds == pytest.approx(30 + 3 * (4 + 500 * 1e9 / (2 * RATE)))
-    assert by_rule("export", scale).disk_bytes == 100_000_000
+    assert by_rule(KINDS["calibrate"].rule, scale).seconds == pytest.approx(2 + 3 * 200 * 1e9 / (2 * RATE))
+    assert by_rule(KINDS["export"].rule, scale).seconds == pytest.approx(5)
+    assert by_rule(KINDS["bench"].rule, scale).seconds == pytest.approx(30 + 3 * (4 + 500 * 1e9 / (2 * RATE)))
+    assert by_rule(KINDS["export"].rule, scale).disk_bytes == 100_000_000
     unknown = Scale(100, None, 2, calibrated=200, evaluated=0, rows=1, max_time_s=30)
-    assert by_rule("calibrate", unknown).seconds is None, "no guess without multiply-adds"
-    assert by_rule("simplify", unknown).seconds is not None
+    assert by_rule(KINDS["calibrate"].rule, unknown).seconds is None, "no guess without multiply-adds"
+    assert by_rule(KINDS["simplify"].rule, unknown).seconds is not None
 
 
 def test_the_size_of_an_artifact_follows_its_precision(recipe: Path) -> None:
     scale = Scale(1000, 1, 1, calibrated=1, evaluated=1, rows=1, max_time_s=1)
     whole, int8 = read_recipe(recipe).artifact
-    assert by_rule("build-cpu", scale, whole).disk_bytes == 1000
-    assert by_rule("build-cpu-int8", scale, int8).disk_bytes == 300
+    assert by_rule(KINDS["build"].rule, scale, whole).disk_bytes == 1000
+    assert by_rule(KINDS["build"].rule, scale, int8).disk_bytes == 300
 
 
 def test_differences_are_named_by_their_path() -> None:
@@ -133,17 +134,17 @@ class InParts(Noting):
         super().__init__(parallel=3, shards=3)
         self.together = threading.Barrier(2, timeout=60)
 
-    def do_here(self, recipe: Recipe, step: Step, store: Store, **options: Any) -> Done | None:
-        if step.name in ("build-cpu", "quantize-cpu-int8"):
+    def do_here(self, recipe: Recipe, stage: Stage, store: Store, **options: Any) -> Done | None:
+        if stage.name in ("build-cpu", "quantize-cpu-int8"):
             self.together.wait()  # passes only where both are asked for at a time
-        return super().do_here(recipe, step, store, **options)
+        return super().do_here(recipe, stage, store, **options)
 
 
 def test_parts_give_the_files_of_one_process(recipe: Path, tmp_path: Path) -> None:
     executor = InParts()
     parted = run(recipe, output=tmp_path / "parted", executor=executor)
     whole = run(recipe, output=tmp_path / "whole")
-    assert sorted(step.name for step in executor.asked if step.name.startswith("calibrate-")) == [
+    assert sorted(stage.name for stage in executor.asked if stage.name.startswith("calibrate-")) == [
         f"calibrate-{part}-of-3" for part in (1, 2, 3)
     ]
     assert parted.artifacts.keys() == whole.artifacts.keys() == {"cpu", "cpu-int8"}

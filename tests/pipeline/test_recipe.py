@@ -12,8 +12,14 @@ from recipes import artifact, recipe_of
 from qcompile.errors import InvalidOption, MissingFile, RecipeError
 from qcompile.pipeline.bench_stages import measured_options
 from qcompile.pipeline.plan import plan
-from qcompile.pipeline.published import published
-from qcompile.pipeline.recipe import ArtifactSection, Recipe, default_shapes, parse_recipe, read_recipe
+from qcompile.pipeline.recipe import (
+    ArtifactSection,
+    Recipe,
+    default_shapes,
+    parse_recipe,
+    published,
+    read_recipe,
+)
 from qcompile.pipeline.run import run
 from qcompile.tensors import TensorInfo
 

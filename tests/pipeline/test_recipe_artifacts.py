@@ -18,13 +18,14 @@ from qcompile.artifact import Manifest, read_manifest
 from qcompile.calibration import load_ranges, save_ranges
 from qcompile.calibration.tensorrt_cache import format_cache, read_cache
 from qcompile.engines.base import BuildRequest
-from qcompile.engines.registry import capabilities, engine
 from qcompile.errors import CalibrationError, MissingFile
 from qcompile.pipeline.auto import _isa
+from qcompile.pipeline.graph import key_of
 from qcompile.pipeline.portable import portable_text
 from qcompile.pipeline.recipe import Recipe, parse_recipe, read_recipe
 from qcompile.pipeline.run import RunReport
-from qcompile.pipeline.stages import Made, build_stage, lower_stage, with_isa
+from qcompile.pipeline.stage import Made, Stage
+from qcompile.pipeline.stages import with_isa
 from qcompile.pipeline.trial_stages import trial_text
 from qcompile.tuning import making
 from qcompile.tuning.making import TrialAsk, TrialMaker, TrialSetting
@@ -316,11 +317,12 @@ def parsed(write_recipe: Callable[..., Path]) -> Callable[..., Recipe]:
 def keys(recipe: Recipe) -> tuple[dict[str, Any], dict[str, Any]]:
     """The keys of quantization and build, as they are stored."""
     one, made = recipe.artifact[0], Made(recipe.folder / "residual.onnx", "sha256:0")
-    lowered = lower_stage(recipe, one, made, made, capabilities(engine(one.target)))
-    assert lowered is not None
-    built = build_stage(recipe, one, str(made.path), made.digest)
-    quantized: dict[str, Any] = json.loads(json.dumps(lowered.key))
-    return quantized, json.loads(json.dumps(built.key))
+    files = {"model": made, "ranges": made}
+    quantized, built = (
+        json.loads(json.dumps(key_of(recipe, Stage(kind=kind, artifact=one.name, files=files))))
+        for kind in ("quantize", "build")
+    )
+    return quantized, built
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "openvino"])

@@ -30,7 +30,7 @@ from qcompile.pipeline.plan import plan
 from qcompile.pipeline.portable import recipe_text
 from qcompile.pipeline.recipe import Recipe, make_recipe, parse_recipe, read_recipe
 from qcompile.pipeline.run import run
-from qcompile.pipeline.steps import Done, Step
+from qcompile.pipeline.stage import Done, Stage
 from qcompile.pipeline.store import Store
 from qcompile.pipeline.sweep import plan_sweep, sweep
 from qcompile.progress import Progress
@@ -111,7 +111,7 @@ def test_a_lost_cluster_ends_the_sweep_and_what_was_done_is_kept(recipe: Path) -
 def test_threads_end_with_a_lost_cluster(recipe: Path) -> None:
     class Lost(Asked):
         def do(
-            self, recipe: Recipe, step: Step, store: Store, *, again: bool, progress: Progress
+            self, recipe: Recipe, stage: Stage, store: Store, *, again: bool, progress: Progress
         ) -> Done | None:
             if recipe.name != "other":
                 assert self.cancelled.wait(60), "nobody ends what waits"

@@ -16,7 +16,6 @@ import pytest
 from recipes import recipe_of
 
 from qcompile.errors import QCompileError, RecipeError
-from qcompile.pipeline.names import KINDS
 from qcompile.pipeline.plan import plan
 from qcompile.pipeline.portable import portable, portable_text, relative, settled
 from qcompile.pipeline.recipe import make_recipe, parse_recipe, read_recipe
@@ -225,22 +224,50 @@ WORDS = {
 }  # fmt: skip
 
 
-def texts_of(kind: type, prefix: str = "") -> set[str]:
-    """The keys that hold free texts, which may name anything."""
-    found = set()
+def marks_of(kind: type, prefix: str = "") -> dict[str, str | None]:
+    """The keys that hold free texts, which may name anything, and what the spec says that they name."""
+    found: dict[str, str | None] = {}
     for one in fields_of(kind):
         if one.table is not None:
-            found |= texts_of(one.table, f"{prefix}{one.name}.")
+            found |= marks_of(one.table, f"{prefix}{one.name}.")
         elif isinstance(one.kind, msgspec.inspect.StrType):
-            found.add(f"{prefix}{one.name}")
+            found[f"{prefix}{one.name}"] = one.spelling.names
     return found
+
+
+NAMED = {
+    "model.source": "model",
+    "model.weights": "weights",
+    "model.preprocessing": "preprocessing",
+    "model.depends": "file",
+    "model.python": "interpreter",
+    "data.calibration": "data",
+    "data.evaluation": "data",
+    "data.depends": "file",
+    "calibrate.ranges": "ranges",
+    "artifact.tensorrt.plugins": "library",
+    "artifact.tensorrt.timing_cache": "cache",
+    "bench.metric": "metric",
+    "bench.models": "model",
+    "bench.python": "interpreter",
+    "sweep.models": "model",
+    "sweep.model.source": "model",
+    "sweep.model.weights": "weights",
+    "sweep.model.preprocessing": "preprocessing",
+    "sweep.model.calibration": "data",
+    "sweep.model.evaluation": "data",
+    "output": "output",
+}
+"""Key of a recipe to what it names; the spec marks it."""
 
 
 def test_every_key_of_a_recipe_is_judged() -> None:
     """Whoever adds a key decides whether it can run, write or read, and says so in the threat model."""
-    assert texts_of(RecipeFile) == KINDS.keys() | OF_FILES | WORDS
+    marks = marks_of(RecipeFile)
+    assert {key: mark for key, mark in marks.items() if mark} == NAMED
+    assert marks.keys() == NAMED.keys() | OF_FILES | WORDS
     page = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
-    assert not {key for key in KINDS.keys() | OF_FILES if f"`{key}`" not in page}
+    assert not {key for key in NAMED.keys() | OF_FILES if f"`{key}`" not in page}
 
 
 def test_each_test_that_the_threat_model_names_is_there() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from click.testing import CliRunner
@@ -17,11 +17,11 @@ from qcompile.cli.session import Session
 from qcompile.cli.verb import verb
 from qcompile.engines.base import BuildOutcome, BuildRequest
 from qcompile.engines.onnx_runtime import OnnxRuntime
-from qcompile.engines.registry import capabilities, engine
 from qcompile.errors import InvalidOption
 from qcompile.pipeline import stages
+from qcompile.pipeline.graph import carry_out, key_of
 from qcompile.pipeline.recipe import Recipe, read_recipe
-from qcompile.pipeline.stages import Made, build_stage, lower_stage
+from qcompile.pipeline.stage import Key, Made, Stage
 from qcompile.processor import isa_here
 from qcompile.progress import silent
 from qcompile.spec.artifacts import ArtifactSection, BuildCommand, BuildSpec
@@ -106,15 +106,25 @@ def test_it_reaches_the_engine_from_the_command_line(
     assert colours == ["blue"]
 
 
+def key(kind: str, recipe: Recipe, section: Any, files: dict[str, Made]) -> Key:
+    """The key of a stage of an artifact."""
+    stage = Stage(kind=kind, artifact=section.name, files=files)
+    found = key_of(replace(recipe, artifact=(section,)), stage)
+    assert found is not None
+    return found
+
+
 def test_it_reaches_the_engine_the_keys_and_the_manifest_of_a_run(
     colours: list[str], recipe: Recipe, tiny_file: MakeFile, tmp_path: Path
 ) -> None:
     model = tiny_file("mlp")
     red, blue = (shared(ColouredSection, recipe.artifact[0], colour=colour) for colour in ("red", "blue"))
-    keys = [build_stage(recipe, one, str(model), "sha256:0").key for one in (red, blue)]
+    files = {"model": Made(model, "sha256:0")}
+    keys = [key("build", recipe, one, files) for one in (red, blue)]
     assert [key["options"]["colour"] for key in keys] == ["red", "blue"]
-    build_stage(recipe, blue, str(model), "sha256:0").work(tmp_path / "built.onnx", silent)
-    manifest = read_manifest(tmp_path / "built.onnx")
+    stage = Stage(kind="build", artifact=blue.name, files=files)
+    carry_out(replace(recipe, artifact=(blue,)), stage, tmp_path, tmp_path, silent)
+    manifest = read_manifest(tmp_path / f"{blue.name}.onnx")
     assert manifest is not None
     assert manifest.options == {"isa": isa_here(), "colour": "blue"}
     assert colours == ["blue"]
@@ -123,15 +133,13 @@ def test_it_reaches_the_engine_the_keys_and_the_manifest_of_a_run(
 def test_it_is_part_of_the_key_of_a_graph(colours: list[str], recipe: Recipe, tiny_file: MakeFile) -> None:
     dynamic = shared(ColouredSection, recipe.artifact[0], precision="int8", mode="dynamic", colour="blue")
     made = Made(tiny_file("mlp"), "sha256:0")
-    stage = lower_stage(recipe, dynamic, made, None, capabilities(engine("onnxruntime")))
-    assert stage is not None
-    assert stage.key["options"]["colour"] == "blue"
+    assert key("quantize", recipe, dynamic, {"model": made})["options"]["colour"] == "blue"
     assert colours == []
 
 
 @pytest.mark.parametrize("name", [one for one in BuildSpec.__dataclass_fields__ if one != "target"])
 def test_every_option_of_a_build_that_runs_know_is_in_its_key(name: str, recipe: Recipe) -> None:
-    key = build_stage(recipe, recipe.artifact[0], "m.onnx", "sha256:0").key
+    built = key("build", recipe, recipe.artifact[0], {"model": Made(Path("m.onnx"), "sha256:0")})
     of_the_machine = {"ranges", "data", "calibration_cache"}  # digests stand for them
     elsewhere = {"inputs", "threads", "trust"}  # of [model]; threads are the bench's
-    assert name in {**key["options"], **dict.fromkeys(of_the_machine | elsewhere)}
+    assert name in {**built["options"], **dict.fromkeys(of_the_machine | elsewhere)}

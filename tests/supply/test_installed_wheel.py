@@ -97,7 +97,7 @@ def test_without_extras_the_wheel_alone_is_imported_and_reads_its_files(
 ) -> None:
     """The files that the code opens, and that are no Python: schemas, tables of options, templates."""
     opened = (
-        "from qcompile.pipeline.propose.recipe_text import SCHEMA as recipe\n"
+        "from qcompile.pipeline.propose.init import SCHEMA as recipe\n"
         "from qcompile.bench.results.results import SCHEMA as results\n"
         "from qcompile.pipeline.migrate.intent import flags_of\n"
         "from qcompile.reporting import page\n"

@@ -6,42 +6,45 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from qcompile.pipeline.graph import ThisProcess
 from qcompile.pipeline.recipe import Recipe
-from qcompile.pipeline.steps import Done, Step, ThisProcess
+from qcompile.pipeline.stage import Done, Stage
 from qcompile.pipeline.store import Store
 from qcompile.progress import Progress
 
 
 class Noting(ThisProcess):
-    """Takes so many steps at a time, cuts a calibration into so many parts, and has these kinds of GPU.
+    """Takes so many stages at a time, cuts a calibration into so many parts, and has these kinds of GPU.
 
     Attributes:
-        asked: Every step that it was asked for.
+        asked: Every stage that it was asked for.
         done: Name of the recipe and of the stage, of those that were carried out.
-        most: Steps that it carried out at a time.
+        most: Stages that it carried out at a time.
     """
 
     def __init__(self, parallel: int = 1, shards: int = 1, kinds: Sequence[str] = ()) -> None:
         self.parallel, self.shards, self.kinds = parallel, shards, kinds
-        self.asked: list[Step] = []
+        self.asked: list[Stage] = []
         self.done: list[tuple[str, str]] = []
         self.most = self._running = 0
         self._lock = threading.Lock()
 
-    def do(self, recipe: Recipe, step: Step, store: Store, *, again: bool, progress: Progress) -> Done | None:
+    def do(
+        self, recipe: Recipe, stage: Stage, store: Store, *, again: bool, progress: Progress
+    ) -> Done | None:
         with self._lock:
-            self.asked.append(step)
+            self.asked.append(stage)
             self._running += 1
             self.most = max(self.most, self._running)
         try:
-            done = self.do_here(recipe, step, store, again=again, progress=progress)
+            done = self.do_here(recipe, stage, store, again=again, progress=progress)
         finally:
             with self._lock:
                 self._running -= 1
         if done is not None and not done.was_done:
-            self.done.append((recipe.name, step.name))
+            self.done.append((recipe.name, stage.name))
         return done
 
-    def do_here(self, recipe: Recipe, step: Step, store: Store, **options: Any) -> Done | None:
-        """Do a step here; tests change it."""
-        return super().do(recipe, step, store, **options)
+    def do_here(self, recipe: Recipe, stage: Stage, store: Store, **options: Any) -> Done | None:
+        """Do a stage here; tests change it."""
+        return super().do(recipe, stage, store, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qcompile.pipeline.propose.recipe_text import toml
+from qcompile.pipeline.propose.init import toml
 from qcompile.pipeline.recipe import Recipe, make_recipe
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from executors import Noting
 
 from qcompile.pipeline.recipe import Recipe
-from qcompile.pipeline.steps import Done, Step
+from qcompile.pipeline.stage import Done, Stage
 from qcompile.pipeline.store import Store
 
 MODELS = {"residual": "residual", "mlp": "mlp", "other": "residual"}
@@ -56,11 +56,11 @@ class Asked(Noting):
         self.fails = fails or {}
         self.cancelled, self._one = threading.Event(), threading.Lock()
 
-    def do_here(self, recipe: Recipe, step: Step, store: Store, **options: Any) -> Done | None:
+    def do_here(self, recipe: Recipe, stage: Stage, store: Store, **options: Any) -> Done | None:
         if recipe.name in self.fails:
             raise self.fails[recipe.name]
         with self._one:  # what stages do to the process, such as redirecting its output, is for one thread
-            return super().do_here(recipe, step, store, **options)
+            return super().do_here(recipe, stage, store, **options)
 
     def cancel(self) -> None:
         self.cancelled.set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from qcompile.compiler.quantize.sensitivity import LayerSensitivity
 from qcompile.errors import DataError, InvalidOption, QCompileError
 from qcompile.files import digest_files
 from qcompile.pipeline.store import Store
-from qcompile.pipeline.trial_stages import on_executor
+from qcompile.pipeline.trials import on_executor
 from qcompile.tuning import TuneResult, tune
-from qcompile.tuning.making import MadeElsewhere, TrialAsk, TrialSetting, rank_part, read_ask
+from qcompile.tuning.making import Score, TrialAsk, TrialSetting, rank_part, read_ask
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
 
@@ -97,7 +97,7 @@ def test_a_trial_that_fails_elsewhere_is_a_note_and_one_that_is_lost_an_error(
         def __init__(self, setting: TrialSetting) -> None:
             self.here = on_executor(Noting(2), case.out)(setting)
 
-        def make(self, ask: TrialAsk) -> MadeElsewhere:
+        def make(self, ask: TrialAsk) -> tuple[Score, Sequence[Path]]:
             if ask.precision == "int8":
                 raise self.error
             return self.here.make(ask)

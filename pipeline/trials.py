@@ -1,0 +1,77 @@
+"""What `tune` takes as `elsewhere`: its trials as stages of a recipe, visited as those of any other.
+
+TrialSetting ─▶ Recipe ── Visit ─▶ Executor
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+from ..compiler.quantize.sensitivity import LayerSensitivity
+from ..data.batches import located
+from ..model.source import parse_source
+from ..progress import Progress, silent
+from ..spec.words import Target, is_own_metric
+from ..tuning.making import Elsewhere, Score, TrialAsk, TrialSetting
+from .recipe import Recipe, make_recipe
+from .run import Visit
+from .stage import Executor, Stage
+from .store import FOLDER, Store
+from .trial_stages import read_ranks, read_score, trial_files, trial_text
+
+RECIPE = "trials.toml"
+
+
+def on_executor(
+    executor: Executor, folder: str | Path, *, progress: Progress = silent
+) -> Callable[[TrialSetting], Elsewhere]:
+    """Return what `tune` takes as `elsewhere`."""
+    return lambda setting: StageTrials(executor, setting, Path(folder), progress)
+
+
+class StageTrials:
+    """Has the trials of one setting carried out as stages, in a folder that no other tuning holds."""
+
+    def __init__(self, executor: Executor, setting: TrialSetting, folder: Path, progress: Progress) -> None:
+        self.setting, self.parallel = setting, executor.parallel
+        store = Store(folder, folder=folder / FOLDER)
+        self._visit = Visit(setting_recipe(setting, folder), store, (), executor, progress)
+        self._stack = contextlib.ExitStack()
+        self._stack.enter_context(store.locked())
+
+    def make(self, ask: TrialAsk) -> tuple[Score, list[Path]]:
+        """As `Elsewhere.make`."""
+        text = trial_text(self.setting, ask)
+        # Two mixes may have one name until it is known which of them counts.
+        name = f"{ask.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        path = self._visit.file_of(Stage(kind="trial", artifact=name, trial=text)).path
+        return read_score(path, ask), trial_files(path, ask)
+
+    def rank(self, target: Target, part: int, parts: int) -> list[LayerSensitivity]:
+        """As `Elsewhere.rank`."""
+        text = trial_text(self.setting)
+        stage = Stage(kind="rank", artifact=target, shard=f"{part}/{parts}", trial=text)
+        return read_ranks(self._visit.file_of(stage).path)
+
+    def close(self) -> None:
+        """Let another tuning have the folder."""
+        self._stack.close()
+
+
+def setting_recipe(setting: TrialSetting, folder: Path) -> Recipe:
+    """Return the recipe that the steps of a setting belong to; it has no file."""
+    own = parse_source(setting.metric).absolute if is_own_metric(setting.metric) else setting.metric
+    values = {
+        "version": 1,
+        "name": "trials",
+        "model": {"source": str(setting.model.resolve()), "simplify": False},
+        "data": {"evaluation": located(setting.data, Path.cwd())},
+        "calibrate": {"ranges": str(setting.ranges.resolve())},
+        "artifact": [{"name": "float", "target": "onnxruntime"}],
+        "bench": {"metric": own},
+        "output": FOLDER,
+    }
+    return make_recipe(values, folder / RECIPE)
