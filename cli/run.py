@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InvalidOption
+from ..processes.untrusted import is_child
 from ..spec.recipes import RunCommand, RunOptions, recipe_schema
-from ..untrusted.child import is_child
 from .scheduler import executor_of, listener_of
 from .session import Session, refuse_trust
 from .tables import DASH, add_row, bytes_text, make_table, present_results

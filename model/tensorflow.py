@@ -11,8 +11,8 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +22,7 @@ import numpy as np
 
 from ..errors import EngineUnavailable, InvalidOption, MissingFile, ModelError, UnsupportedOperator
 from ..files import temporary_folder
+from ..processes.child import Child
 from .archives import check_archive
 from .graph_edits import rename_inputs, store
 from .source import Source
@@ -109,22 +110,20 @@ def convert(
 def _run(command: list[str], folder: Path, label: str) -> str:
     """Return what a process prints. Its working folder, which Python imports from, is an empty one."""
     settings = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "KERAS_BACKEND": "tensorflow"}
-    environment = os.environ | settings | {"KERAS_HOME": str(folder)}
-    try:
-        process = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, stdin=subprocess.DEVNULL, check=False
-        )
-    except OSError as error:
-        raise InvalidOption(
-            f"`python` {command[0]}: cannot be run ({error.strerror})", option="python"
-        ) from error
-    if process.returncode:
-        lines = process.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
-        raise ModelError(
-            f"{label}: the process with TensorFlow ended with exit code {process.returncode}: {lines[-1]}",
-            hint=f"{_PLAIN}; or convert it by `python -m tf2onnx.convert`, and give the ONNX file",
-        )
-    return process.stdout.decode(errors="replace")
+    variables = {**settings, "KERAS_HOME": str(folder)}
+    with (
+        tempfile.TemporaryFile() as output,
+        tempfile.TemporaryFile() as log,
+        Child(command, variables=variables, folder=folder, stdout=output, stderr=log) as child,
+    ):
+        if code := child.wait():
+            last = child.last_output().rpartition("\n")[2] or "it said nothing"
+            raise ModelError(
+                f"{label}: the process with TensorFlow ended with exit code {code}: {last}",
+                hint=f"{_PLAIN}; or convert it by `python -m tf2onnx.convert`, and give the ONNX file",
+            )
+        output.seek(0)
+        return output.read().decode(errors="replace")
 
 
 def _keras_config(path: Path) -> Any:

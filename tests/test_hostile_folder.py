@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from qcompile.bench.workers.process import worker_command
 from qcompile.cli import main
+from qcompile.processes.child import module_command
 
 NAMES = ("random", "json", "numpy", "types", "typing", "runpy", "qcompile", "sitecustomize", "onnxruntime")
 
@@ -55,7 +55,7 @@ def test_a_folder_that_is_named_in_pythonpath_is_still_looked_in(
     program = packages / "program.py"
     program.write_text("import named, random, sys\nprint(sys.argv[1:])\n")
     environment = {**os.environ, "PYTHONPATH": str(packages)} | ({variable: "1"} if variable else {})
-    command = worker_command("program", "a b")
+    command = module_command("program", "a b")
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     assert done.stdout == "found\n['a b']\n"
     assert not (hostile / "ran").exists()

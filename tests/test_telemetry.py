@@ -18,7 +18,7 @@ ALIVE_S = 10.0
 PROGRAM = """
 import os, sys, time
 import qcompile
-from qcompile.bench.workers.process import Worker
+from qcompile.processes.worker import Worker
 
 model, seconds = sys.argv[1], float(sys.argv[2])
 began = time.monotonic()

@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 
 from ...engines.gpu import parse_device
+from ...processes.worker import Worker
 from ...progress import Progress
 from ..recorder import Recorder
 from ..results.row import Energy, GpuLatency
 from ..statistics.speedup import median
-from ..workers.process import Worker
 from .nvml import find_nvml
 from .rounds import TimingSeries
 from .sweep import each_worker

@@ -14,8 +14,8 @@ from itertools import chain, cycle
 from typing import Any, Literal, Protocol, TypeVar
 
 from ...errors import QCompileError
+from ...processes.worker import Worker
 from ..statistics.speedup import FEWEST_ROUNDS, median, ratio_level, speedup_with_interval
-from ..workers.process import Worker
 from .warm_up import LIMIT_S, TimedWarmUp, warm_up
 
 BLOCK_S = 0.15  # long against the clock and the scheduler, short enough for many rounds

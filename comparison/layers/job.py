@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...artifact import digest_artifact, read_manifest
-from ...bench.workers.arrays import load_arrays
 from ...engines.load import load
 from ...engines.registry import engine
 from ...errors import DataError, QCompileError, first_line
@@ -33,6 +32,7 @@ from ...model.graph import holds_half, infer_types
 from ...model.output_error import ErrorSums
 from ...model.session import make_session, session_options
 from ...model.weightless import WeightlessModel, read_weightless
+from ...processes.arrays import load_arrays
 from ...tensors import Feeds, ModelIO
 from .forms import Form
 

@@ -30,7 +30,6 @@ from qcompile.bench.metrics.names import read_metric
 from qcompile.bench.results.regress import compare_results, parse_limit
 from qcompile.bench.results.render import markdown
 from qcompile.bench.results.results import parse_results
-from qcompile.bench.workers.process import read_answer
 from qcompile.calibration.calibrate import parse_shard
 from qcompile.calibration.ranges_file import checksum, load_checkpoint, load_ranges, save_ranges
 from qcompile.calibration.tensorrt_cache import parse_cache_bytes, version_code
@@ -54,6 +53,7 @@ from qcompile.model.source_options import parse_query
 from qcompile.pipeline.migrate.command_line import read_command
 from qcompile.pipeline.migrate.translate import translate
 from qcompile.pipeline.recipe import parse_recipe
+from qcompile.processes.worker import read_answer
 from qcompile.reporting.page import sections
 from qcompile.reporting.source import _layers, read_source
 from qcompile.reporting.summary import summarize

@@ -1,0 +1,209 @@
+"""Carry out a verb on a stranger's files in a process of its own, with limits on memory and time.
+
+The process that watches is told apart by its id in a variable of the environment, so that a variable that
+was inherited by a further process means nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from ..errors import EngineUnavailable, InvalidOption, WorkerError
+from ..files import remove_stale, temporary_folder
+from ..files.temporary import PLACES
+from .child import Child, MemoryExceeded, TimeExceeded, module_command, tells_memory
+from .serve import die_with_caller, end_first_without_memory
+
+MEMORY_GB = 8.0
+"""Default of the memory that the processes of a verb may hold together, in 10**9 bytes."""
+TIME_S = 1800.0
+"""Default of the time that a verb may take."""
+_LEAST_MEMORY_GB = 0.1
+WATCHED = "QCOMPILE_UNTRUSTED"
+"""Variable with the id of the process that watches this one and the seconds that it grants: PID:SECONDS."""
+OPEN_FILES = 4096
+_CPU_SLACK_S = 60
+_GRACE_S = 15.0
+_VERB_CODES = (0, 1, 2, 129, 130, 143)
+"""Exit codes with which a verb ends by itself."""
+_HARM = "the file may be damaged, or made to do harm; no unfinished file was left"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one verb with all processes that it starts.
+
+    Attributes:
+        memory_gb: Memory of their own that they may hold together, in 10**9 bytes. Mapped files, as weights
+            are, do not count: the system can drop their pages.
+        time_s: Seconds by the clock.
+
+    Raises:
+        InvalidOption: If one is no number above the least.
+    """
+
+    memory_gb: float = MEMORY_GB
+    time_s: float = TIME_S
+
+    def __post_init__(self) -> None:
+        memory, time = (f"a number from {_LEAST_MEMORY_GB} on", "a positive number")
+        for name, value, suits, required in (
+            ("memory_limit_gb", self.memory_gb, self.memory_gb >= _LEAST_MEMORY_GB, memory),
+            ("time_limit_s", self.time_s, self.time_s > 0, time),
+        ):
+            if not suits or value == math.inf:
+                raise InvalidOption(f"`{name}` {value}: {required} is required", option=name)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A verb that came to its end.
+
+    Attributes:
+        code: Its exit code: 0 done, 1 failed or mismatch, 2 usage, 130 interrupted.
+        output: What it wrote to standard output, where that was captured.
+    """
+
+    code: int
+    output: str = ""
+
+
+def run_untrusted(
+    arguments: Sequence[str], limits: Limits | None = None, *, capture: bool = True
+) -> Finished:
+    """Carry out a verb as the command line does, in a process of its own, with limits.
+
+    The processes that it starts count too. Temporary files of all of them are removed at the end, however
+    they end. The process may read and write all that this one may: limits are no sandbox.
+
+    Args:
+        arguments: As typed after `qcompile`, such as `["simplify", "model.onnx", "-o", "simple.onnx"]`.
+        limits: 8 GB and half an hour by default.
+        capture: Whether standard output is returned, and shown only where the verb comes to its end.
+
+    Returns:
+        How it ended. An error of the verb itself is its exit code, and was written to standard error.
+
+    Raises:
+        WorkerError: If it crashed, or was ended because it exceeded a limit.
+        EngineUnavailable: If the system cannot watch processes.
+    """
+    limits = limits or Limits()
+    if not tells_memory():
+        reason = "/proc does not tell the memory of processes"
+        if not sys.platform.startswith("linux"):
+            reason = f"Linux is required, this is {sys.platform}"
+        raise EngineUnavailable(f"`untrusted` cannot work here: {reason}", reason=reason)
+    with temporary_folder("untrusted") as folder, tempfile.TemporaryFile() as output:
+        places, temporary = folder / "places", folder / "files"
+        temporary.mkdir()
+        child = Child(
+            module_command("qcompile.__main__", *arguments),
+            variables={
+                WATCHED: f"{os.getpid()}:{limits.time_s}",
+                "TMPDIR": str(temporary),
+                PLACES: str(places),
+            },
+            stdin=None,
+            stdout=output if capture else None,
+        )
+        try:
+            problem = _watch(child, limits)
+        except BaseException as stop:
+            _pass_on(child.process, stop)
+            if child.process.returncode in _VERB_CODES:
+                return Finished(child.process.returncode, _text(output))  # it has said so itself
+            raise
+        finally:
+            child.close()
+            _sweep(places)
+        if problem:
+            verb = arguments[0] if arguments else "qcompile"
+            raise WorkerError(f"{verb}: {problem[0]}", hint=problem[1], output="")
+        return Finished(child.process.returncode, _text(output))
+
+
+def _watch(child: Child, limits: Limits) -> tuple[str, str] | None:
+    """Wait for the end; returns what went wrong, and the way out."""
+    try:
+        code = child.wait(time_s=limits.time_s, memory_gb=limits.memory_gb)
+    except MemoryExceeded as error:
+        return (
+            f"ended: its processes held {error.held_gb:.3g} GB of memory; "
+            f"at most {limits.memory_gb:g} GB are allowed",
+            "raise `memory_limit_gb` where you know why it needs more",
+        )
+    except TimeExceeded:
+        code = -signal.SIGXCPU
+    if code == -signal.SIGXCPU:
+        return (
+            f"ended: it took more than {limits.time_s:g} s",
+            "raise `time_limit_s` where you know why it needs longer",
+        )
+    if code in _VERB_CODES:
+        return None
+    if code >= 0:
+        return f"its process ended with exit code {code}", _HARM
+    name = signal.Signals(-code).name
+    if code == -signal.SIGKILL:
+        return f"its process was killed ({name}): the system has no memory left, or somebody did it", _HARM
+    return f"its process crashed ({name}) in native code that read the files", _HARM
+
+
+def _pass_on(process: subprocess.Popen[bytes], stop: BaseException) -> None:
+    """Have the process end as this one does, and give it time to write what it has."""
+    number = signal.SIGINT if type(stop) is KeyboardInterrupt else signal.SIGTERM
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)
+    with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):  # pressed twice: at once
+        process.wait(_GRACE_S)
+
+
+def _sweep(places: Path) -> None:
+    """Remove what the processes left in the folders where they made temporary files."""
+    with contextlib.suppress(OSError):
+        for place in set(places.read_text(encoding="utf-8", errors="surrogateescape").split("\0")):
+            if place:
+                remove_stale(Path(place))
+
+
+def _text(output: IO[bytes]) -> str:
+    output.seek(0)
+    return output.read().decode(errors="replace")
+
+
+def is_child() -> bool:
+    """Whether this process is watched by the one that started it."""
+    return os.environ.get(WATCHED, "").partition(":")[0] == str(os.getppid())
+
+
+def limit_self() -> None:
+    """Take away from this process what it does not need; those that it starts inherit it.
+
+    No core dump, few open files, a backstop for the time of the processor, the first place where the system
+    runs out of memory, and an end with the process that watches. Whatever the system refuses is left out.
+    """
+    import resource
+
+    die_with_caller()
+    granted_s = float(os.environ[WATCHED].partition(":")[2])
+    for kind, most in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, OPEN_FILES),
+        (resource.RLIMIT_CPU, int(granted_s * (os.cpu_count() or 1)) + _CPU_SLACK_S),
+    ):
+        with contextlib.suppress(OSError, ValueError, OverflowError):
+            soft, hard = resource.getrlimit(kind)
+            allowed = [value for value in (soft, hard, most) if value != resource.RLIM_INFINITY]
+            resource.setrlimit(kind, (min(allowed), hard if kind != resource.RLIMIT_CORE else 0))
+    end_first_without_memory()
