@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import EngineUnavailable, InvalidOption
-from ..processes.serve import serve_caller
+from ..processes.serve import serve
 
 _LAYERS_JOB = "..comparison.layers.job"  # served here, known only by name: comparison/ is built on bench/
 _REST_LIMIT_S = 0.5
@@ -251,4 +251,4 @@ def _packages() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    serve_caller(lambda tell: WorkerSession(tell).answer)
+    serve(lambda tell: WorkerSession(tell).answer)

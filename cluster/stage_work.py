@@ -26,7 +26,7 @@ from ..pipeline.recipe import read_recipe
 from ..pipeline.stages import Made, Stage
 from ..pipeline.steps import Step, carry_out, stage_of
 from ..pipeline.store import FOLDER, Store
-from ..processes.serve import end_first_without_memory, serve_caller
+from ..processes.serve import end_first_without_memory, serve
 from ..progress import Progress, silent
 from .bundle import OUTPUT, RECIPE, Answer, Bundle, Request, bundle_of_stage
 from .resources import resources_here
@@ -202,4 +202,4 @@ class StageSession:
 
 if __name__ == "__main__":
     end_first_without_memory()
-    serve_caller(lambda tell: StageSession(tell).answer)
+    serve(lambda tell: StageSession(tell).answer)

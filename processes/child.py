@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, TypeVar
 
 from ..errors import InvalidOption
@@ -32,9 +31,8 @@ _LAST_BYTES = 1 << 16
 _PROC = Path("/proc")
 _MEMORY_FIELDS = ("RssAnon:", "RssShmem:", "VmSwap:")
 
-# `python -m` and `python -c` put the current folder first in `sys.path`, where a `random.py` would be taken
-# for the standard library's. `-P` forbids it from Python 3.11 on. This removes the entry in every version,
-# before anything is imported. Another interpreter need not have qcompile installed.
+# `python -c` puts the current folder first in `sys.path`, where a `random.py` would be taken for the standard
+# library's; `-P` forbids it from Python 3.11 on. Another interpreter need not have qcompile installed.
 _START = """
 import sys
 if sys.path[:1] == [""]:
@@ -55,12 +53,9 @@ T = TypeVar("T")
 
 
 def module_command(module: str, *arguments: str, python: str = "") -> list[str]:
-    """Return the words that run a module of this package as `__main__`, in any folder.
+    """Return the command that runs a module of this package as `__main__`, in any folder.
 
-    Args:
-        module: Its full name.
-        arguments: What it finds in `sys.argv[1:]`.
-        python: Interpreter, or a script that runs one with the arguments it is given; by default this one.
+    `python` is an interpreter, or a script that runs one with its arguments; by default this one.
     """
     folder = Path(__file__).resolve().parents[1]
     return [python or sys.executable, "-c", _START, str(folder), module, *arguments]
@@ -71,11 +66,7 @@ class TimeExceeded(Exception):
 
 
 class MemoryExceeded(Exception):
-    """The processes of a child held more memory than their limit."""
-
-    def __init__(self, held_gb: float) -> None:
-        super().__init__()
-        self.held_gb = held_gb
+    """The processes of a child held more memory than their limit: so many GB."""
 
 
 class Child:
@@ -87,11 +78,8 @@ class Child:
         command: Interpreter and arguments.
         variables: Of its environment, besides those of this process; None takes one away.
         folder: Where it works; here by default.
-        stdin: As `subprocess` takes it; the same for the others.
-        stderr: `last_output` reads it where it is a file.
-
-    Raises:
-        InvalidOption: If the interpreter cannot be run.
+        stdin: As `subprocess` takes it, like `stdout`.
+        stderr: A file, which `last_output` reads, or that of this process.
     """
 
     def __init__(
@@ -139,17 +127,13 @@ class Child:
         memory_gb: float = math.inf,
         check: Callable[[], None] | None = None,
     ) -> T:
-        """Wait for an answer, and look after the limits meanwhile.
+        """Wait for an answer; raise `TimeExceeded` or `MemoryExceeded` at the limits.
 
         Args:
             poll: Waits for the answer so many seconds at most; None where it has not come.
             time_s: Longest wait.
             memory_gb: Memory that the processes may hold together, in 10**9 bytes.
             check: Called twenty times a second; it raises where the answer is not wanted any more.
-
-        Raises:
-            TimeExceeded: If the answer does not come in time.
-            MemoryExceeded: If the processes hold more than that.
         """
         end = time.monotonic() + time_s
         every_s = _EVERY_S if check or memory_gb < math.inf else threading.TIMEOUT_MAX
@@ -224,9 +208,7 @@ class Child:
     def __enter__(self: T) -> T:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self.kill()
         self.close()
@@ -241,11 +223,7 @@ class Child:
 
 
 class Tree:
-    """A process and those that it started, also those that lead sessions of their own; empty without /proc.
-
-    Args:
-        pid: The first of them.
-    """
+    """A process and those that it started, also leaders of other sessions; empty without /proc."""
 
     def __init__(self, pid: int) -> None:
         stat = _stat(pid)
@@ -265,7 +243,8 @@ class Tree:
 
     def bytes(self) -> int:
         """Return the memory that they hold."""
-        return sum(_held_bytes(pid) for pid in self._began if self._lives(pid))
+        lines = [line for pid in self._began if self._lives(pid) for line in read(pid, "status").splitlines()]
+        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(_MEMORY_FIELDS))
 
     def kill(self) -> None:
         """End all of them by force and wait until they are gone."""
@@ -285,22 +264,13 @@ class Tree:
         return bool(stat) and stat[0] not in "ZX" and stat[19] == self._began[pid]
 
 
-def tells_memory() -> bool:
-    """Return whether the system tells the memory of processes."""
-    return "RssAnon:" in _read(os.getpid(), "status")
-
-
 def _stat(pid: int) -> list[str]:
     """The fields of /proc/PID/stat from the third on: state, parent, ...; [19] is when it began."""
-    return _read(pid, "stat").rpartition(")")[2].split()
+    return read(pid, "stat").rpartition(")")[2].split()
 
 
-def _held_bytes(pid: int) -> int:
-    lines = _read(pid, "status").splitlines()
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(_MEMORY_FIELDS))
-
-
-def _read(pid: int, name: str) -> str:
+def read(pid: int, name: str) -> str:
+    """Return a file of /proc/PID; empty where there is none."""
     try:
         return (_PROC / str(pid) / name).read_text(errors="replace")
     except OSError:

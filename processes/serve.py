@@ -9,30 +9,31 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ..errors import QCompileError
 from ..files.storage import storage_error
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
-Tell = Callable[..., None]
 
 
-def serve(handlers: Callable[[Tell], Answer], requests: IO[str], answers: IO[str]) -> None:
-    """Answer requests until they end, see `worker`.
+def serve(session: Callable[[Callable[..., None]], Answer]) -> None:
+    """Answer requests on the standard streams until they end; what libraries print goes to standard error.
 
     Args:
-        handlers: Gets a function that reports progress; returns what answers one request.
-        requests: One JSON object a line.
-        answers: The same.
+        session: Takes a function that reports progress, and returns what answers one request.
     """
+    die_with_caller()
+    leave_ending_to_caller()
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
 
     def write(reply: dict[str, Any]) -> None:
         answers.write(json.dumps(reply) + "\n")
         answers.flush()
 
-    answer = handlers(lambda *progress: write({"progress": progress}))
-    for line in requests:
+    answer = session(lambda *progress: write({"progress": progress}))
+    for line in sys.stdin:
         try:
             reply = {"ok": True, **answer(json.loads(line))}
         except Exception as error:  # whatever a runtime raises is the caller's to report
@@ -45,15 +46,6 @@ def failure(error: Exception) -> dict[str, Any]:
     shown = (storage_error(error) if isinstance(error, OSError) else None) or error
     message, hint = (shown.message, shown.hint) if isinstance(shown, QCompileError) else (str(shown), "")
     return {"ok": False, "type": type(shown).__name__, "message": message, "hint": hint}
-
-
-def serve_caller(handlers: Callable[[Tell], Answer]) -> None:
-    """Serve on the standard streams; whatever libraries print goes to standard error."""
-    die_with_caller()
-    leave_ending_to_caller()
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    serve(handlers, sys.stdin, answers)
 
 
 def leave_ending_to_caller() -> None:

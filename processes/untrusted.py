@@ -16,19 +16,17 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from ..errors import EngineUnavailable, InvalidOption, WorkerError
 from ..files import remove_stale, temporary_folder
 from ..files.temporary import PLACES
-from .child import Child, MemoryExceeded, TimeExceeded, module_command, tells_memory
+from .child import Child, MemoryExceeded, TimeExceeded, module_command, read
 from .serve import die_with_caller, end_first_without_memory
 
 MEMORY_GB = 8.0
 """Default of the memory that the processes of a verb may hold together, in 10**9 bytes."""
 TIME_S = 1800.0
 """Default of the time that a verb may take."""
-_LEAST_MEMORY_GB = 0.1
 WATCHED = "QCOMPILE_UNTRUSTED"
 """Variable with the id of the process that watches this one and the seconds that it grants: PID:SECONDS."""
 OPEN_FILES = 4096
@@ -44,22 +42,17 @@ class Limits:
     """Limits of one verb with all processes that it starts.
 
     Attributes:
-        memory_gb: Memory of their own that they may hold together, in 10**9 bytes. Mapped files, as weights
-            are, do not count: the system can drop their pages.
+        memory_gb: Memory that they may hold together, in 10**9 bytes, without mapped files.
         time_s: Seconds by the clock.
-
-    Raises:
-        InvalidOption: If one is no number above the least.
     """
 
     memory_gb: float = MEMORY_GB
     time_s: float = TIME_S
 
     def __post_init__(self) -> None:
-        memory, time = (f"a number from {_LEAST_MEMORY_GB} on", "a positive number")
         for name, value, suits, required in (
-            ("memory_limit_gb", self.memory_gb, self.memory_gb >= _LEAST_MEMORY_GB, memory),
-            ("time_limit_s", self.time_s, self.time_s > 0, time),
+            ("memory_limit_gb", self.memory_gb, self.memory_gb >= 0.1, "a number from 0.1 on"),
+            ("time_limit_s", self.time_s, self.time_s > 0, "a positive number"),
         ):
             if not suits or value == math.inf:
                 raise InvalidOption(f"`{name}` {value}: {required} is required", option=name)
@@ -92,14 +85,14 @@ def run_untrusted(
         capture: Whether standard output is returned, and shown only where the verb comes to its end.
 
     Returns:
-        How it ended. An error of the verb itself is its exit code, and was written to standard error.
+        Exit code and output. An error of the verb itself is its exit code, and was written to standard error.
 
     Raises:
         WorkerError: If it crashed, or was ended because it exceeded a limit.
         EngineUnavailable: If the system cannot watch processes.
     """
     limits = limits or Limits()
-    if not tells_memory():
+    if "RssAnon:" not in read(os.getpid(), "status"):
         reason = "/proc does not tell the memory of processes"
         if not sys.platform.startswith("linux"):
             reason = f"Linux is required, this is {sys.platform}"
@@ -120,17 +113,26 @@ def run_untrusted(
         try:
             problem = _watch(child, limits)
         except BaseException as stop:
-            _pass_on(child.process, stop)
-            if child.process.returncode in _VERB_CODES:
-                return Finished(child.process.returncode, _text(output))  # it has said so itself
-            raise
+            # The process ends as this one does, and has time to write what it has.
+            with contextlib.suppress(ProcessLookupError):
+                interrupted = type(stop) is KeyboardInterrupt
+                child.process.send_signal(signal.SIGINT if interrupted else signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):  # pressed twice: at once
+                child.process.wait(_GRACE_S)
+            if child.process.returncode not in _VERB_CODES:
+                raise
+            problem = None  # it has said so itself
         finally:
             child.close()
-            _sweep(places)
+            with contextlib.suppress(OSError):  # what they left where they made temporary files
+                text = places.read_text(encoding="utf-8", errors="surrogateescape")
+                for place in set(filter(None, text.split("\0"))):
+                    remove_stale(Path(place))
         if problem:
             verb = arguments[0] if arguments else "qcompile"
             raise WorkerError(f"{verb}: {problem[0]}", hint=problem[1], output="")
-        return Finished(child.process.returncode, _text(output))
+        output.seek(0)
+        return Finished(child.process.returncode, output.read().decode(errors="replace"))
 
 
 def _watch(child: Child, limits: Limits) -> tuple[str, str] | None:
@@ -139,7 +141,7 @@ def _watch(child: Child, limits: Limits) -> tuple[str, str] | None:
         code = child.wait(time_s=limits.time_s, memory_gb=limits.memory_gb)
     except MemoryExceeded as error:
         return (
-            f"ended: its processes held {error.held_gb:.3g} GB of memory; "
+            f"ended: its processes held {error.args[0]:.3g} GB of memory; "
             f"at most {limits.memory_gb:g} GB are allowed",
             "raise `memory_limit_gb` where you know why it needs more",
         )
@@ -158,28 +160,6 @@ def _watch(child: Child, limits: Limits) -> tuple[str, str] | None:
     if code == -signal.SIGKILL:
         return f"its process was killed ({name}): the system has no memory left, or somebody did it", _HARM
     return f"its process crashed ({name}) in native code that read the files", _HARM
-
-
-def _pass_on(process: subprocess.Popen[bytes], stop: BaseException) -> None:
-    """Have the process end as this one does, and give it time to write what it has."""
-    number = signal.SIGINT if type(stop) is KeyboardInterrupt else signal.SIGTERM
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(number)
-    with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):  # pressed twice: at once
-        process.wait(_GRACE_S)
-
-
-def _sweep(places: Path) -> None:
-    """Remove what the processes left in the folders where they made temporary files."""
-    with contextlib.suppress(OSError):
-        for place in set(places.read_text(encoding="utf-8", errors="surrogateescape").split("\0")):
-            if place:
-                remove_stale(Path(place))
-
-
-def _text(output: IO[bytes]) -> str:
-    output.seek(0)
-    return output.read().decode(errors="replace")
 
 
 def is_child() -> bool:

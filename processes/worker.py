@@ -34,10 +34,7 @@ class Worker(Child):
         python: Interpreter to run it with, or a script that runs one.
         timeout_s: Longest wait for one answer.
         module: What the process runs.
-        variables: Of its environment, besides those of this process; None takes one away.
-
-    Raises:
-        InvalidOption: If the interpreter cannot be run.
+        variables: Of its environment, as for `Child`.
     """
 
     def __init__(
@@ -82,7 +79,7 @@ class Worker(Child):
         check: Callable[[], None] | None = None,
         **arguments: Any,
     ) -> dict[str, Any]:
-        """Send one request and return its answer.
+        """Send one request and return its answer, or raise what the request raised there.
 
         Args:
             do: Name of the request.
@@ -90,10 +87,6 @@ class Worker(Child):
             on_progress: Called with how far a long request is; each time the wait begins anew.
             check: Called again and again; it raises where the answer is not wanted any more.
             arguments: Of the request.
-
-        Raises:
-            WorkerError: If the process dies or gives no answer.
-            QCompileError: What the request raised there.
         """
         assert self.process.stdin is not None
         wait_s = min(timeout_s or math.inf, self._timeout_s)
@@ -106,9 +99,9 @@ class Worker(Child):
         while "progress" in (answer := self._receive(do, wait_s, check)):
             if on_progress is not None:
                 on_progress(*answer["progress"])
-        if not answer["ok"]:
-            raise error_from_answer(answer, self.name, self.last_output())
-        return answer
+        if answer["ok"]:
+            return answer
+        raise error_from_answer(answer, self.name, self.last_output())
 
     def _receive(self, do: str, wait_s: float, check: Callable[[], None] | None) -> dict[str, Any]:
         try:

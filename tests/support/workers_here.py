@@ -41,7 +41,7 @@ class WorkerHere:
         self._asked.append((self.name, " ".join([do, *([arguments["mode"]] if "mode" in arguments else [])])))
         try:
             return json.loads(json.dumps(self._session.answer({"do": do, **arguments})))
-        except Exception as error:  # as `worker.serve` does
+        except Exception as error:  # as `serve` does
             raise error_from_answer(failure(error), self.name, "") from error
 
     def freeze(self) -> None:
