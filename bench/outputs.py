@@ -302,7 +302,7 @@ def save_feeds(feeds: Feeds, path: Path) -> None:
 def _example_io(runnables: Sequence[RunnableArtifact]) -> ModelIO | None:
     """The example that a MODEL's function returns; loads the model, so it is asked last."""
     from ..model.example import make_example
-    from ..model.pytorch import load_torch
+    from ..model.load import load_torch
 
     for runnable in runnables:
         if runnable.engine == "pytorch":

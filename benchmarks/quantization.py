@@ -184,7 +184,7 @@ def runner(kind: str, what: str, threads: int) -> Callable[[dict[str, Any]], Cal
     if kind == "torch":
         import torch
 
-        from qcompile.model.pytorch import load_torch
+        from qcompile.model.load import load_torch
         from qcompile.model.source import parse_source
 
         torch.set_num_threads(threads)

@@ -7,13 +7,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ..errors import DataError, InvalidOption
-from ..model.preprocessing import (
-    PRESETS,
-    Preprocessing,
-    find_preprocessing,
-    fit_preprocessing,
-    preprocessing_of,
-)
+from ..model.load import find_preprocessing
+from ..model.preprocessing import PRESETS, Preprocessing, fit_preprocessing, preprocessing_of
 from ..tensors import TensorInfo
 from .spelling import Spelling
 

@@ -1,4 +1,4 @@
-"""Load a PyTorch model from any spelling of MODEL, in evaluation mode. Nothing is unpickled.
+"""Load PyTorch's programs, TorchScript and weights from files. Nothing is unpickled.
 
 A file of weights, .safetensors or a state dict of `torch.save`, must hold every tensor of the module with its
 shape, and nothing else. A `.pt2` that holds more than weights and operators is refused, see `archives`.
@@ -10,11 +10,10 @@ import re
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..artifact import checked_input
 from ..errors import EngineUnavailable, ModelError, first_line
 from ..files import require_file
 from ..machine_memory import require_address_space
@@ -30,8 +29,6 @@ from .archives import (
     not_a_program,
     program_checked,
 )
-from .source import TENSORFLOW_KINDS, Source
-from .user_code import call, load_function
 
 if TYPE_CHECKING:
     import torch
@@ -192,50 +189,6 @@ _TRAINING = re.compile("Dropout|DropPath|StochasticDepth|BatchNorm|InstanceNorm|
 """Layers that compute something else in training, by their names."""
 
 
-def load_torch(source: Source, device: str = "cpu") -> LoadedModel:
-    """Load a PyTorch source, in evaluation mode, to a device: "cpu", or "cuda:0"."""
-    if source.is_named:
-        from .named.load import load_named
-
-        named = load_named(source)
-        return named if device == "cpu" else replace(named, module=named.module.to(device))
-    torch = import_torch()
-    if source.kind == "onnx":
-        raise ModelError(
-            f"{source.spec}: an ONNX file cannot be run by PyTorch",
-            hint="give the PyTorch model it was exported from",
-        )
-    if source.kind in TENSORFLOW_KINDS:
-        raise ModelError(
-            f"{source.spec}: a TensorFlow model cannot be run by PyTorch",
-            hint="export it, and give the ONNX file",
-        )
-    if source.kind in ("pt2", "torchscript"):
-        checked_input(source.file, what="model")
-    if source.kind == "pt2":
-        return LoadedModel(_load_pt2(source.file, device), None)
-    if source.kind == "torchscript":
-        return LoadedModel(_load_torchscript(source.file, device), None)
-    result = call(load_function(source), source)
-    example = None
-    if isinstance(result, tuple) and len(result) == 2:
-        result, example = result
-    if not isinstance(result, torch.nn.Module):
-        raise ModelError(
-            f"{source.spec}: returned {type(result).__name__}; an nn.Module is required",
-            hint="return the module, or (module, example inputs)",
-        )
-    if source.options.file:
-        load_weights(result, Path(source.options.file), source.spec)
-    was_training = computes_otherwise_in_training(result)
-    module = evaluated(result)
-    if example is not None:
-        from .nested import taken_apart
-
-        module, example = taken_apart(module, example)
-    return LoadedModel(module if device == "cpu" else module.to(device), example, was_training)
-
-
 def computes_otherwise_in_training(module: torch.nn.Module) -> bool:
     """Return whether a module is in training mode and holds a layer to which that matters."""
     return any(part.training and _TRAINING.search(type(part).__name__) for part in module.modules())
@@ -249,7 +202,8 @@ def evaluated(module: torch.nn.Module) -> torch.nn.Module:
         return module
 
 
-def _load_pt2(path: Path, device: str) -> torch.nn.Module:
+def load_program(path: Path, device: str) -> torch.nn.Module:
+    """Load what `torch.export.save` wrote."""
     torch = import_torch()
     check_archive(path, what=PROGRAM, hint=SAVE_PROGRAM)
     try:
@@ -273,7 +227,8 @@ def _load_pt2(path: Path, device: str) -> torch.nn.Module:
         ) from error
 
 
-def _load_torchscript(path: Path, device: str) -> torch.nn.Module:
+def load_torchscript(path: Path, device: str) -> torch.nn.Module:
+    """Load what `torch.jit.save` wrote."""
     torch = import_torch()
     if is_archive(path):
         hint = "copy it again, or save it with torch.jit.save; its sums must be on (set_crc32_options)"

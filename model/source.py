@@ -29,16 +29,20 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ..artifact import checked_input, is_manifest
 from ..errors import InvalidOption, MissingFile
 from ..files import absolute_path, digest_files, nearest_name, require_file
 from ..spec.removed import removed_source
 from .source_options import RANDOM, SourceOptions, parse_query
+
+if TYPE_CHECKING:
+    from .source import SourceKind
 
 SourceKind = Literal[
     "file", "module", "pt2", "torchscript", "onnx", "torchvision", "timm", "hf", "keras", "savedmodel",
@@ -260,7 +264,6 @@ def _digest_named(source: Source, files: list[Path]) -> str:
 
 def _revision(name: str) -> str:
     """The commit of a model in the local cache of Hugging Face; empty where it is not there."""
-    from .named.description import hub_cache
 
     head = hub_cache() / f"models--{name.replace('/', '--')}" / "refs" / "main"
     return head.read_text().strip() if head.is_file() else ""
@@ -288,3 +291,11 @@ def _package_version(module: str) -> str:
         return version(module.split(".")[0])
     except PackageNotFoundError:
         return ""
+
+
+def hub_cache() -> Path:
+    """Return the folder of Hugging Face's cache, as huggingface_hub finds it."""
+    home = os.environ.get("HF_HOME") or Path(
+        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "huggingface"
+    )
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()

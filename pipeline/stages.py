@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..artifact import accepting, checked_input, known_digest, tool_versions
-from ..model.preprocessing import digest_preprocessing
+from ..model.load import digest_preprocessing
 from ..model.source import Source, parse_source
 from ..processor import isa_here, processor
 from ..progress import Progress
@@ -74,7 +74,7 @@ def export_stage(recipe: Recipe, source_digest: str) -> Stage:
 
     def work(path: Path, progress: Progress) -> object:
         from ..compiler.export import export
-        from ..model.preprocessing import find_preprocessing
+        from ..model.load import find_preprocessing
 
         return export(
             source,

@@ -21,14 +21,6 @@ if TYPE_CHECKING:
     from ..source import SourceKind
 
 
-def hub_cache() -> Path:
-    """Return the folder of Hugging Face's cache, as huggingface_hub finds it."""
-    home = os.environ.get("HF_HOME") or Path(
-        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "huggingface"
-    )
-    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
-
-
 def torch_cache() -> Path:
     """Return the folder of PyTorch's cache of checkpoints."""
     home = os.environ.get("TORCH_HOME") or Path(

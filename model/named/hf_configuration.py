@@ -11,10 +11,10 @@ from typing import Any, cast
 from ...errors import InvalidOption, ModelError, first_line
 from ...progress import quiet
 from ..preprocessing import AudioPreprocessing, ImagePreprocessing, Task, TextPreprocessing, scaled_resize
-from ..source import Source
+from ..source import Source, hub_cache
 from ..source_options import did_you_mean
 from ..source_paths import path_there
-from .description import hub_cache, interpolation, network, not_cached
+from .description import interpolation, network, not_cached
 
 _FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")

@@ -96,7 +96,7 @@ def look_at_model(
     if source.kind == "onnx":
         return _look_at_onnx(source)
     from ...model.archives import trusting
-    from ...model.pytorch import load_torch
+    from ...model.load import load_torch
 
     with trusting(trust):
         return _look_at_module(source, load_torch(source), inputs, samples)
