@@ -33,16 +33,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ..artifact import checked_input, is_manifest
 from ..errors import InvalidOption, MissingFile
 from ..files import absolute_path, digest_files, nearest_name, require_file
 from ..spec.removed import removed_source
 from .source_options import RANDOM, SourceOptions, parse_query
-
-if TYPE_CHECKING:
-    from .source import SourceKind
 
 SourceKind = Literal[
     "file", "module", "pt2", "torchscript", "onnx", "torchvision", "timm", "hf", "keras", "savedmodel",

@@ -135,10 +135,9 @@ class Child:
             memory_gb: Memory that the processes may hold together, in 10**9 bytes.
             check: Called twenty times a second; it raises where the answer is not wanted any more.
         """
-        end = time.monotonic() + time_s
-        every_s = _EVERY_S if check or memory_gb < math.inf else threading.TIMEOUT_MAX
-        looks = 0
-        while (answer := poll(max(0.0, min(every_s, end - time.monotonic())))) is None:
+        end, looks = time.monotonic() + time_s, 0
+        wait_s = min(time_s, _EVERY_S if check or memory_gb < math.inf else threading.TIMEOUT_MAX)
+        while (answer := poll(wait_s)) is None:
             if check is not None:
                 check()
             if memory_gb < math.inf:

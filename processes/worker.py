@@ -22,7 +22,7 @@ from typing import Any
 from ..errors import QCompileError, WorkerError
 from .child import Child, TimeExceeded, module_command
 
-_GRACE_S = 2.0
+_GRACE_S, _EXIT_S = 2.0, 0.1
 
 
 class Worker(Child):
@@ -118,9 +118,10 @@ class Worker(Child):
         return answer
 
     def _next_line(self, wait_s: float) -> bytes | None:
-        with contextlib.suppress(queue.Empty):
+        try:
             return self._answers.get(timeout=wait_s)
-        return None
+        except queue.Empty:
+            return None
 
     def close(self) -> None:
         """End the process: by closing its input, then by force. Does nothing when it was closed before."""
@@ -132,6 +133,8 @@ class Worker(Child):
         with contextlib.suppress(OSError):  # it is gone already
             self.process.stdin.close()
         self._reader.join(_GRACE_S)  # its pipe ends with the process
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(_EXIT_S)
         super().close()  # if it is still there, and what it has started
         self._reader.join()
         self._log.close()
