@@ -288,7 +288,7 @@ class Child:
 def measure(name: str, rounds: int) -> None:
     """Measure one row and print it."""
     from qcompile.bench.statistics.speedup import speedup
-    from qcompile.model.output_error import output_error
+    from qcompile.model.judgement import output_error
 
     row = ROWS[name]
     made = prepare(row)

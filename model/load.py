@@ -25,8 +25,16 @@ from .pytorch import (
     load_torchscript,
     load_weights,
 )
-from .source import NAMED, TENSORFLOW_KINDS, Source, SourceKind, digest_source, parse_source, source_files
-from .source_options import RANDOM
+from .source import (
+    NAMED,
+    RANDOM,
+    TENSORFLOW_KINDS,
+    Source,
+    SourceKind,
+    digest_source,
+    parse_source,
+    source_files,
+)
 from .user_code import call, load_function
 
 _PACKAGES: dict[SourceKind, str] = {"torchvision": "torchvision", "timm": "timm", "hf": "transformers"}

@@ -29,6 +29,7 @@ _GONE_S = 5.0
 _LAST_LINES = 5
 _LAST_BYTES = 1 << 16
 _PROC = Path("/proc")
+KILL = signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM
 _MEMORY_FIELDS = ("RssAnon:", "RssShmem:", "VmSwap:")
 
 # `python -c` puts the current folder first in `sys.path`, where a `random.py` would be taken for the standard
@@ -184,19 +185,19 @@ class Child:
     def freeze(self) -> None:
         """Stop the process until `thaw`: its threads would go on spinning otherwise."""
         if hasattr(signal, "SIGSTOP"):
-            self._signal(signal.SIGSTOP)
+            self.signal_session(signal.SIGSTOP)
             self._frozen = True
 
     def thaw(self) -> None:
         """Let the process go on."""
         if self._frozen:
-            self._signal(signal.SIGCONT)
+            self.signal_session(signal.SIGCONT)
             self._frozen = False
 
     def kill(self) -> None:
         """End the process and all that it has started by force, and wait until they are gone."""
         self._tree.refresh()
-        self._signal(signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM)
+        self.signal_session(KILL)
         self._tree.kill()
 
     def close(self) -> None:
@@ -212,8 +213,8 @@ class Child:
             self.kill()
         self.close()
 
-    def _signal(self, number: int) -> None:
-        """To the whole session: a script's interpreter, and processes that a library has started."""
+    def signal_session(self, number: int) -> None:
+        """Send a signal to the whole session: also to what a script or a library has started."""
         with contextlib.suppress(ProcessLookupError):
             if hasattr(os, "killpg"):
                 os.killpg(self.process.pid, number)  # it leads a session of its own

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import QCompileError, WorkerError
-from .child import Child, TimeExceeded, module_command
+from .child import KILL, Child, TimeExceeded, module_command
 
-_GRACE_S, _EXIT_S = 2.0, 0.1
+_GRACE_S = 2.0
 
 
 class Worker(Child):
@@ -133,9 +133,8 @@ class Worker(Child):
         with contextlib.suppress(OSError):  # it is gone already
             self.process.stdin.close()
         self._reader.join(_GRACE_S)  # its pipe ends with the process
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(_EXIT_S)
-        super().close()  # if it is still there, and what it has started
+        self.signal_session(KILL)  # if it is still there, and what it has started
+        self.process.wait()
         self._reader.join()
         self._log.close()
 

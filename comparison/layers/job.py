@@ -29,7 +29,7 @@ from ...engines.registry import engine
 from ...errors import DataError, QCompileError, first_line
 from ...files import manifest_path, write_json
 from ...model.graph import holds_half, infer_types
-from ...model.output_error import ErrorSums
+from ...model.judgement import ErrorSums
 from ...model.session import make_session, session_options
 from ...model.weightless import WeightlessModel, read_weightless
 from ...processes.arrays import load_arrays

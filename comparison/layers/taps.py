@@ -19,7 +19,7 @@ from ...data.batches import Data
 from ...errors import DataError, EngineUnavailable
 from ...files import held_folder, writing
 from ...model.graph import infer_shapes, infer_types, without_weights
-from ...model.output_error import ErrorSums
+from ...model.judgement import ErrorSums
 from ...model.random_input import RandomInput
 from ...model.weightless import WeightlessModel
 from ...processes.arrays import load_array, save_arrays

@@ -11,8 +11,7 @@ from typing import Any, cast
 from ...errors import InvalidOption, ModelError, first_line
 from ...progress import quiet
 from ..preprocessing import AudioPreprocessing, ImagePreprocessing, Task, TextPreprocessing, scaled_resize
-from ..source import Source, hub_cache
-from ..source_options import did_you_mean
+from ..source import Source, did_you_mean, hub_cache
 from ..source_paths import path_there
 from .description import interpolation, network, not_cached
 

@@ -15,8 +15,7 @@ from ...errors import InvalidOption, ModelError, first_line
 from ...tensors import AxisExtents, TensorInfo
 from ..nested import NestedInputs, Slot
 from ..pytorch import import_torch
-from ..source import Source
-from ..source_options import RANDOM
+from ..source import RANDOM, Source
 from .description import Description, Domain, image_input, network, with_preprocessing
 from .hf_configuration import (
     Choice,

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import EngineUnavailable, InvalidOption
 from ...files import write_text
-from ...model.source import parse_source
-from ...model.source_options import RANDOM
+from ...model.source import RANDOM, parse_source
 from ...progress import Progress, silent
 from ...spec.decode import called
 from ...spec.first_use import InitSpec

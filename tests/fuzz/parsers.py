@@ -48,8 +48,7 @@ from qcompile.errors import ArtifactError, CalibrationError, InvalidOption, QCom
 from qcompile.model.input_notes import read_notes
 from qcompile.model.named.hf_configuration import processor_of
 from qcompile.model.preprocessing import as_json, read_preprocessing
-from qcompile.model.source import parse_source
-from qcompile.model.source_options import parse_query
+from qcompile.model.source import parse_query, parse_source
 from qcompile.pipeline.migrate.command_line import read_command
 from qcompile.pipeline.migrate.translate import translate
 from qcompile.pipeline.recipe import parse_recipe
