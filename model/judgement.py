@@ -96,16 +96,6 @@ class RowAgreement:
         with np.errstate(invalid="ignore"):
             self.cosines += float(np.sum(np.sum(x * y, axis=-1) / np.where(scale > 0, scale, 1.0)))
 
-    def include(self, other: RowAgreement) -> None:
-        """Add the rows of another batch of the same output."""
-        self.same, self.rows = self.same + other.same, self.rows + other.rows
-        self.cosines += other.cosines
-        self._whole |= other._whole
-        self._two_axes &= other._two_axes
-        self._unit &= other._unit
-        self._one_hot &= other._one_hot
-        self._several &= other._several
-
     @property
     def rule(self) -> Rule:
         """What the output is taken for, see the module's table."""
@@ -294,14 +284,6 @@ class ErrorSums:
         self.elements += values.size
         self.abs_error += float(error.sum())
         return values, error
-
-    def include(self, other: ErrorSums) -> None:
-        """Add what another one has summed up."""
-        self.signal, self.noise = self.signal + other.signal, self.noise + other.noise
-        self.max_abs = max(self.max_abs, other.max_abs)
-        self.max_abs_error = max(self.max_abs_error, other.max_abs_error)
-        self.elements += other.elements
-        self.abs_error += other.abs_error
 
     @property
     def snr_db(self) -> float:

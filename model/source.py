@@ -14,8 +14,8 @@
 | `model.tflite`             | a TensorFlow Lite model; by tf2onnx                        |
 | `folder`, `folder:name`    | a TensorFlow SavedModel, and its signature; by tf2onnx     |
 
-What follows a `?` are options: `timm:resnet18?weights=random&classes=10`. `weights` and `download` are options
-of `export` and `[model]`, too.
+What follows a `?` are options: `timm:resnet18?weights=random&classes=10`. `weights` and `download` are
+options of `export` and `[model]`, too.
 
 | key              | says                                                                               |
 |------------------|------------------------------------------------------------------------------------|

@@ -76,7 +76,6 @@ class Child:
     Ctrl-C reaches the caller alone, which then ends its children in order.
 
     Args:
-        command: Interpreter and arguments.
         variables: Of its environment, besides those of this process; None takes one away.
         folder: Where it works; here by default.
         stdin: As `subprocess` takes it, like `stdout`.
@@ -113,12 +112,8 @@ class Child:
             raise InvalidOption(
                 f"`python` {command[0]}: cannot be run ({error.strerror})", option="python"
             ) from error
-        self._tree = Tree(self.process.pid)
-
-    @property
-    def pid(self) -> int:
-        """Of the process that was started; a script's interpreter may be a child of it."""
-        return self.process.pid
+        self.pid = self.process.pid  # a script's interpreter may be a child of it
+        self._tree = Tree(self.pid)
 
     def watch(
         self,
@@ -177,10 +172,8 @@ class Child:
             code = self.process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
             return "it closed its output"
-        if code < 0:
-            name = signal.Signals(-code).name
-            return f"{name}, out of memory?" if name == "SIGKILL" else name
-        return f"exit code {code}"
+        name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return f"{name}, out of memory?" if name == "SIGKILL" else name
 
     def freeze(self) -> None:
         """Stop the process until `thaw`: its threads would go on spinning otherwise."""
@@ -215,11 +208,9 @@ class Child:
 
     def signal_session(self, number: int) -> None:
         """Send a signal to the whole session: also to what a script or a library has started."""
+        send = os.killpg if hasattr(os, "killpg") else os.kill
         with contextlib.suppress(ProcessLookupError):
-            if hasattr(os, "killpg"):
-                os.killpg(self.process.pid, number)  # it leads a session of its own
-            else:
-                self.process.send_signal(number)
+            send(self.pid, number)
 
 
 class Tree:

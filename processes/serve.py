@@ -20,8 +20,7 @@ Answer = Callable[[dict[str, Any]], dict[str, Any]]
 def serve(session: Callable[[Callable[..., None]], Answer]) -> None:
     """Answer requests on the standard streams until they end; what libraries print goes to standard error.
 
-    Args:
-        session: Takes a function that reports progress, and returns what answers one request.
+    `session` takes a function that reports progress, and returns what answers one request.
     """
     die_with_caller()
     leave_ending_to_caller()

@@ -23,10 +23,8 @@ from ..files.temporary import PLACES
 from .child import Child, MemoryExceeded, TimeExceeded, module_command, read
 from .serve import die_with_caller, end_first_without_memory
 
-MEMORY_GB = 8.0
-"""Default of the memory that the processes of a verb may hold together, in 10**9 bytes."""
-TIME_S = 1800.0
-"""Default of the time that a verb may take."""
+MEMORY_GB, TIME_S = 8.0, 1800.0
+"""Default limits of a verb."""
 WATCHED = "QCOMPILE_UNTRUSTED"
 """Variable with the id of the process that watches this one and the seconds that it grants: PID:SECONDS."""
 OPEN_FILES = 4096
@@ -39,12 +37,7 @@ _HARM = "the file may be damaged, or made to do harm; no unfinished file was lef
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one verb with all processes that it starts.
-
-    Attributes:
-        memory_gb: Memory that they may hold together, in 10**9 bytes, without mapped files.
-        time_s: Seconds by the clock.
-    """
+    """Limits of a verb: memory that its processes hold together, in 10**9 bytes, and seconds by the clock."""
 
     memory_gb: float = MEMORY_GB
     time_s: float = TIME_S
@@ -60,11 +53,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Finished:
-    """A verb that came to its end.
+    """A verb that came to its end: its exit code, and what it wrote to standard output if that was captured.
 
-    Attributes:
-        code: Its exit code: 0 done, 1 failed or mismatch, 2 usage, 130 interrupted.
-        output: What it wrote to standard output, where that was captured.
+    0 is done, 1 failed or mismatch, 2 usage, 130 interrupted.
     """
 
     code: int
@@ -168,10 +159,10 @@ def is_child() -> bool:
 
 
 def limit_self() -> None:
-    """Take away from this process what it does not need; those that it starts inherit it.
+    """Take away from this process, and those that it starts, what a verb does not need.
 
-    No core dump, few open files, a backstop for the time of the processor, the first place where the system
-    runs out of memory, and an end with the process that watches. Whatever the system refuses is left out.
+    No core dump, few open files, a backstop for the time of the processor, the first to end where memory runs
+    out, and an end with the process that watches. Whatever the system refuses is left out.
     """
     import resource
 

@@ -29,11 +29,9 @@ class Worker(Child):
     """A child that answers requests.
 
     Args:
-        name: For messages.
         threads: Threads of the runtime, set before any library is loaded.
         python: Interpreter to run it with, or a script that runs one.
         timeout_s: Longest wait for one answer.
-        module: What the process runs.
         variables: Of its environment, as for `Child`.
     """
 
@@ -47,8 +45,7 @@ class Worker(Child):
         module: str = "qcompile.bench.worker",
         variables: Mapping[str, str | None] | None = None,
     ) -> None:
-        self.name, self._timeout_s = name, timeout_s
-        self._start_s = time.perf_counter()
+        self.name, self._timeout_s, self._start_s = name, timeout_s, time.perf_counter()
         log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
         try:
             super().__init__(
@@ -75,18 +72,16 @@ class Worker(Child):
         do: str,
         *,
         timeout_s: float | None = None,
-        on_progress: Callable[..., None] | None = None,
+        on_progress: Callable[..., None] = lambda *_: None,
         check: Callable[[], None] | None = None,
         **arguments: Any,
     ) -> dict[str, Any]:
         """Send one request and return its answer, or raise what the request raised there.
 
         Args:
-            do: Name of the request.
             timeout_s: Longest wait for this answer, where that is shorter than for others.
             on_progress: Called with how far a long request is; each time the wait begins anew.
             check: Called again and again; it raises where the answer is not wanted any more.
-            arguments: Of the request.
         """
         assert self.process.stdin is not None
         wait_s = min(timeout_s or math.inf, self._timeout_s)
@@ -97,8 +92,7 @@ class Worker(Child):
         except OSError:
             self._answers.put(b"")  # it has died, and perhaps its reader has reported that already
         while "progress" in (answer := self._receive(do, wait_s, check)):
-            if on_progress is not None:
-                on_progress(*answer["progress"])
+            on_progress(*answer["progress"])
         if answer["ok"]:
             return answer
         raise error_from_answer(answer, self.name, self.last_output())
@@ -152,30 +146,23 @@ class Worker(Child):
 
 
 def thread_variables(threads: int) -> dict[str, str]:
-    """Return the variables that limit the threads of libraries; none for 0.
-
-    The libraries read them once, when they load: it is too late for them in the worker's own code.
-    """
+    """Return the variables that limit the threads of libraries, which read them once, when they load."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     return dict.fromkeys(names, str(threads)) if threads else {}
 
 
 def read_answer(line: bytes) -> dict[str, Any] | None:
-    """Return what a line of a worker says; None where it is no answer.
-
-    An answer has a list of `progress`; or `ok`, and where that is false, the texts of an error.
-    """
+    """Return what a line of a worker says; None where it is no answer."""
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError):
         return None
     if not isinstance(answer, dict):
         return None
-    if isinstance(answer.get("progress"), list):
-        return answer
     texts = [answer.get(name) for name in ("type", "message", "hint")]
     is_error = answer.get("ok") is False and all(isinstance(text, str) for text in texts)
-    return answer if answer.get("ok") is True or is_error else None
+    is_answer = is_error or answer.get("ok") is True or isinstance(answer.get("progress"), list)
+    return answer if is_answer else None
 
 
 def error_from_answer(answer: Mapping[str, Any], name: str, output: str) -> QCompileError:
