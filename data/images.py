@@ -38,9 +38,9 @@ from ..files import digest_files, nearest_name, require_file
 from ..model.preprocessing import ImagePreprocessing, is_channels_last
 from ..tensors import TensorInfo
 from .folders import list_files, list_images, split_folder
-from .preparing import class_numbers, preprocessing_for
 from .readers import Batch, Reader, Sample, SampleSet, digest_contents, digest_texts, require_package
 from .spelling import Spelling
+from .table import class_numbers, preprocessing_for
 
 if TYPE_CHECKING:
     from PIL import Image

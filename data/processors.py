@@ -29,10 +29,9 @@ from ..model.preprocessing import AudioPreprocessing, TextPreprocessing
 from ..model.source_paths import path_here
 from ..progress import quiet
 from ..tensors import TensorInfo
-from .preparing import IGNORED, preprocessing_for
 from .readers import Batch, Reader, Sample, joined, require_package
 from .spelling import Spelling, whole
-from .table import Table
+from .table import IGNORED, Table, preprocessing_for
 
 _NAMES = "hf:NAME_OR_FOLDER (or FILE.json)"
 _AT_ONCE = 1024

@@ -13,8 +13,7 @@ from ..artifact import checked_input
 from ..errors import EngineUnavailable, InvalidOption, ModelError
 from ..files import digest_files, read_json, require_file
 from ..progress import quiet
-from .named.description import Description
-from .named.torchvision_operators import declare_torchvision_operators
+from .named.description import Description, declare_torchvision_operators
 from .preprocessing import PRESETS, Preprocessing, preprocessing_of, read_preprocessing
 from .pytorch import (
     LoadedModel,

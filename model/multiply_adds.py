@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from ..tensors import TensorInfo, fill_dynamic
 from .graph import attribute, infer_shapes, without_weights
+from .graph_edits import refill
 from .input_notes import read_notes
 from .onnx_file import model_io
 
@@ -109,8 +110,7 @@ def _bind(model: onnx.ModelProto, symbols: Mapping[str, int]) -> None:
             for dimension, extent in zip(dimensions, extents, strict=True):
                 dimension.dim_value = extent or 0
             kept.append(value)
-    del model.graph.value_info[:]
-    model.graph.value_info.extend(kept)
+    refill(model.graph.value_info, kept)
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")
 

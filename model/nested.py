@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ..errors import ExportError
-from .outputs import fields_of, joined
+from .pytorch import fields_of, joined
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ def _look_at_module(
     source: Source, loaded: Any, inputs: Sequence[str], samples: Callable[[Sequence[str]], Feeds | None]
 ) -> ModelFacts:
     from ...compiler.export.checks import open_original
-    from ...model.outputs import flat_outputs, name_outputs
+    from ...model.pytorch import flat_outputs, name_outputs
 
     declared, why = _declared(source, loaded, inputs, samples)
     with open_original(loaded, source.spec, declared, (), None) as original:

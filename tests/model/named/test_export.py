@@ -21,7 +21,7 @@ from qcompile.artifact import Artifact
 from qcompile.compiler.export import export
 from qcompile.errors import InvalidOption, ModelError
 from qcompile.model.load import load_torch
-from qcompile.model.named.torchvision_operators import declare_torchvision_operators
+from qcompile.model.named.description import declare_torchvision_operators
 from qcompile.model.preprocessing import TextPreprocessing, preprocessing_of
 from qcompile.model.pytorch import LoadedModel
 from qcompile.model.source import digest_source, parse_source
