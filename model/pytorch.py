@@ -1,7 +1,8 @@
 """Load PyTorch's programs, TorchScript and weights from files, and name the outputs of a module.
 
 A file of weights, .safetensors or a state dict of `torch.save`, must hold every tensor of the module with its
-shape, and nothing else. A `.pt2` that holds more than weights and operators is refused, see `archives`. Nothing is unpickled.
+shape, and nothing else. A `.pt2` that holds more than weights and operators is refused, see `archives`.
+Nothing is unpickled.
 """
 
 from __future__ import annotations

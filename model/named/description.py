@@ -1,4 +1,4 @@
-"""What models by name share: caches, refusals of names, descriptions with valid values, torchvision's operators.
+"""What models by name share: caches, refusals, descriptions with valid values, torchvision's operators.
 
 torchvision registers `nms` and others from a compiled library. Where that library does not load beside this
 PyTorch, `import torchvision` fails, and with it timm and the vision models of transformers. Their networks
