@@ -189,15 +189,15 @@ class StageSession:
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Answer one request: `look`, `find` or `carry_out`."""
-        if request["do"] == "look":
-            return {"answer": resources_here()}
-        question, find_only = msgspec.convert(request["request"], Request), request["do"] == "find"
         try:
+            if request["do"] == "look":
+                return {"answer": resources_here()}
+            question, find_only = msgspec.convert(request["request"], Request), request["do"] == "find"
             answer = carry_out_request(question, Path(request["folder"]), self.tell, find_only=find_only)
+            return {"answer": msgspec.to_builtins(answer)}
         except Exception:
             traceback.print_exc()
             raise SystemExit(1) from None  # the task may be tried again in another process
-        return {"answer": msgspec.to_builtins(answer)}
 
 
 if __name__ == "__main__":

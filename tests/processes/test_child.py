@@ -46,7 +46,7 @@ def test_a_child_is_waited_for_no_longer_than_its_limits() -> None:
         with pytest.raises(TimeExceeded):
             child.wait(time_s=0.2)
         with pytest.raises(MemoryExceeded) as caught:
-            child.wait(memory_gb=1e-4)
+            child.wait(memory_gb=1e-4, time_s=30)
         assert 1e-4 < caught.value.args[0] < 1
     wait_until_gone(child.pid)
 
@@ -60,12 +60,12 @@ def test_what_nobody_wants_any_more_ends_the_wait_and_the_process(tmp_path: Path
 
     child = Child(SLEEPS)
     with child, pytest.raises(NotWanted):
-        child.wait(check=check)
+        child.wait(check=check, time_s=30)
     wait_until_gone(child.pid)
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexec sleep 600\n")
     python.chmod(0o755)
-    worker = Worker("tiny", threads=1, python=str(python))
+    worker = Worker("tiny", threads=1, python=str(python), timeout_s=30)
     with worker, pytest.raises(NotWanted):
         worker.ask("hello", check=check)
     wait_until_gone(worker.pid)
