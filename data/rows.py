@@ -42,7 +42,11 @@ class RowSet(SampleSet):
         self.is_saved = any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
         suffixes, split = _SUFFIXES[spelling.kind], spelling.query.get("split", "")
         below = [] if path.is_file() else list(list_files(path))
-        tables = [path / name for name in below if name.lower().endswith(suffixes) and not _is_metadata(name)]
+        tables = [
+            path / name
+            for name in below
+            if name.lower().endswith(suffixes) and Path(name).name not in METADATA
+        ]
         self.root, self.media = path, False
         if self.is_saved:
             self.files = [path / name for name in below if not Path(name).name.startswith("cache-")]
@@ -90,7 +94,7 @@ class RowSet(SampleSet):
             raise DataError(f"{self.root}: holds no recording {', '.join(RECORDINGS)}", file=self.root)
         columns: dict[str, Sequence[Any]] = {"image" if suffixes is IMAGES else "audio": media}
         names = [file.relative_to(self.root).as_posix() for file in media]
-        if metadata := [file for file in self.files if _is_metadata(file.name)]:
+        if metadata := [file for file in self.files if file.name in METADATA]:
             rows = load_rows(metadata, "")
             if "file_name" not in rows.column_names:
                 raise DataError(
@@ -159,10 +163,6 @@ def _chosen(split: str, splits: Sequence[str], spec: str) -> str:
         hint = "" if split else f"add ?split={named[0]}"
         raise InvalidOption(f"data {spec!r}: {what}", hint=hint)
     return split or splits[0]
-
-
-def _is_metadata(name: str) -> bool:
-    return name.rpartition("/")[2] in METADATA
 
 
 def _cause(error: BaseException) -> str:

@@ -270,7 +270,7 @@ def flat_tensors(outputs: Any) -> list[tuple[str, Any]]:
     A name is the path through dicts and dataclasses, such as `encoder.hidden_0`; it is empty where the
     outermost structure is a tensor, tuple or list, which name nothing.
     """
-    named = _is_named(outputs)
+    named = fields_of(outputs) is not None
     return [(path if named else "", tensor) for path, tensor in _tensors(outputs, "")]
 
 
@@ -324,17 +324,14 @@ def joined(path: str, name: str | int) -> str:
     return f"{path}.{plain}" if path else plain
 
 
-def _is_named(outputs: Any) -> bool:
-    return fields_of(outputs) is not None
-
-
 def _tensors(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, import_torch().Tensor):
         yield path, value
     elif value is not None and not isinstance(value, bool | int | float | str):
         fields = fields_of(value)
         parts: list[tuple[Any, Any]]
-        if fields is not None and not _is_cache(value):
+        # Older caches of transformers are dataclasses whose lists grow while the model runs.
+        if fields is not None and not type(value).__name__.endswith("Cache"):
             parts = list(fields)
         elif isinstance(value, tuple | list):
             parts = list(enumerate(value))
@@ -348,8 +345,3 @@ def _tensors(value: Any, path: str) -> Iterator[tuple[str, Any]]:
             )
         for name, item in parts:
             yield from _tensors(item, joined(path, name))
-
-
-def _is_cache(value: Any) -> bool:
-    """Older caches of transformers are dataclasses whose lists grow while the model runs."""
-    return type(value).__name__.endswith("Cache")

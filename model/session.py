@@ -303,7 +303,8 @@ def _optimizers(path: Path, _changed: int, _size: int) -> tuple[str, ...]:
 
 
 def _pools_of(graph: onnx.GraphProto) -> list[str]:
-    padded = {node.output[0]: node for node in graph.node if _pads_with_a_value(node)}
+    pads = (node for node in graph.node if node.op_type == "Pad" and node.domain in ONNX_DOMAINS)
+    padded = {pad.output[0]: pad for pad in pads if attribute(pad, "mode", "constant") == "constant"}
     stored = {tensor.name: tensor for tensor in graph.initializer}
     stored |= _constants(graph)
     return [
@@ -311,14 +312,6 @@ def _pools_of(graph: onnx.GraphProto) -> list[str]:
         for node in graph.node
         if node.op_type == "MaxPool" and node.input[0] in padded and _is_zero(padded[node.input[0]], stored)
     ]
-
-
-def _pads_with_a_value(node: onnx.NodeProto) -> bool:
-    return (
-        node.op_type == "Pad"
-        and node.domain in ONNX_DOMAINS
-        and attribute(node, "mode", "constant") == "constant"
-    )
 
 
 def _is_zero(pad: onnx.NodeProto, stored: dict[str, onnx.TensorProto]) -> bool:

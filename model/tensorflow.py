@@ -96,7 +96,14 @@ def convert(
     with temporary_folder("tensorflow") as folder:
         arguments = {source.kind.replace("savedmodel", "saved-model"): path, "output": output, "opset": opset}
         if source.kind == "savedmodel":
-            _refuse_file_operators(path, trust=trust)
+            content = (path / "saved_model.pb").read_bytes()
+            touching = [name.decode() for name in _TOUCHES if name in content]
+            if touching and not trust:
+                raise ModelError(
+                    f"{path}: its graph touches files or calls Python ({', '.join(touching)})",
+                    hint="give `trust` if you know where it comes from",
+                    file=path,
+                )
             arguments |= {"signature_def": source.function} if source.function else {}
         elif source.kind == "keras" and not config:
             config = json.loads(_run([python, "-c", _H5_CONFIG, str(path)], folder, source.spec))
@@ -165,17 +172,6 @@ def _code(config: Any) -> Iterator[tuple[str, str]]:
             if kind.rpartition(">")[2] in _CODE or foreign or calls or ">" in registered:
                 yield layer, f"{module}.{inner}" if calls else f"{module}.{kind}" if foreign else kind
         waiting += [(item, layer) for item in value.values()]
-
-
-def _refuse_file_operators(path: Path, *, trust: bool) -> None:
-    content = (path / "saved_model.pb").read_bytes()
-    touching = [name.decode() for name in _TOUCHES if name in content]
-    if touching and not trust:
-        raise ModelError(
-            f"{path}: its graph touches files or calls Python ({', '.join(touching)})",
-            hint="give `trust` if you know where it comes from",
-            file=path,
-        )
 
 
 def _finish(path: Path, label: str, config: Any, outputs: Sequence[str]) -> None:

@@ -107,7 +107,7 @@ class Child:
                 start_new_session=True,
             )
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN):
                 raise  # not the interpreter's fault
             raise InvalidOption(
                 f"`python` {command[0]}: cannot be run ({error.strerror})", option="python"
