@@ -159,10 +159,10 @@ def read_answer(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(answer, dict):
         return None
+    if answer.get("ok") is True or isinstance(answer.get("progress"), list):
+        return answer
     texts = [answer.get(name) for name in ("type", "message", "hint")]
-    is_error = answer.get("ok") is False and all(isinstance(text, str) for text in texts)
-    is_answer = is_error or answer.get("ok") is True or isinstance(answer.get("progress"), list)
-    return answer if is_answer else None
+    return answer if answer.get("ok") is False and all(isinstance(text, str) for text in texts) else None
 
 
 def error_from_answer(answer: Mapping[str, Any], name: str, output: str) -> QCompileError:
