@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from .pipeline.propose import init
     from .pipeline.recipe import Recipe, read_recipe
     from .pipeline.run import run
+    from .processes.untrusted import run_untrusted
     from .reporting import report
     from .reporting.inspection import inspect
     from .tuning.tune import tune
-    from .untrusted.run import run_untrusted
 
 _HOME = {
     "Artifact": "artifact", "Manifest": "artifact", "load_artifact": "artifact",
@@ -56,7 +56,7 @@ _HOME = {
     "package_triton": "deploy", "load": "engines.load", "QCompileError": "errors",
     "auto": "pipeline.auto", "init": "pipeline.propose", "run": "pipeline.run",
     "migrate": "pipeline.migrate", "Recipe": "pipeline.recipe", "read_recipe": "pipeline.recipe",
-    "run_untrusted": "untrusted.run", "tune": "tuning.tune",
+    "run_untrusted": "processes.untrusted", "tune": "tuning.tune",
 }  # fmt: skip
 
 __all__ = [

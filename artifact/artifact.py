@@ -122,6 +122,8 @@ def known_digest(paths: Sequence[Path]) -> str:
     digest = digest_files(paths)
     # What was written a moment ago may be written again within the clock's resolution: it is read again.
     if max(newest for *_, newest in version) < time.time_ns() - _SETTLED_NS and version == _version_of(paths):
+        if len(_digests) >= _MOST_DIGESTS:
+            _digests.clear()  # a data set may have millions of files
         _digests[version] = digest
     return digest
 
@@ -130,6 +132,7 @@ _Version = tuple[tuple[str, int, int, int, int], ...]
 _accepted: set[_Version] = set()
 _digests: dict[_Version, str] = {}
 _SETTLED_NS = 2_000_000_000
+_MOST_DIGESTS = 1 << 17
 
 
 def _version_of(paths: Sequence[Path]) -> _Version:

@@ -15,12 +15,14 @@ from ..errors import EngineUnavailable
 from ..files import temporary_folder
 from ..model.archives import trusting
 from ..model.session import usable_cores
+from ..processes.worker import Worker
 from ..progress import Progress, silent
 from ..spec.decode import called
 from ..spec.measure import BenchOptions, BenchSpec
 from ..spec.option import fields_of
 from ..spec.words import CUDA_GRAPH
 from ..tensors import format_shape, samples_in
+from .interpreters import parse_interpreters
 from .measuring.environment import Effort, environment, noise, state
 from .measuring.gpu_metrics import measure_energy, measure_gpu_latencies, measure_layer_times
 from .measuring.nvml import process_memory_bytes
@@ -34,8 +36,7 @@ from .results.results import BenchInterrupted, Results, earlier_runs, join_resul
 from .results.row import Row
 from .runnables import choose_runnables, row_of
 from .statistics.speedup import CONFIDENCE
-from .workers.pool import WorkerPool
-from .workers.process import Worker, parse_interpreters
+from .worker_pool import WorkerPool
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -23,9 +23,10 @@ from ..model.onnx_file import load_onnx, model_io
 from ..model.random_input import RandomInput, random_feeds
 from ..model.session import make_session, run_session, session_options
 from ..model.source import NAMED, parse_source
+from ..processes.arrays import load_arrays, save_arrays
+from ..processes.worker import Worker
 from ..tensors import Feeds, ModelIO, TensorInfo, format_shape, parse_input, samples_in
-from .workers.arrays import load_arrays, save_arrays
-from .workers.process import Interpreters, Worker
+from .interpreters import Interpreters
 
 
 @dataclass(frozen=True)
@@ -301,7 +302,7 @@ def save_feeds(feeds: Feeds, path: Path) -> None:
 def _example_io(runnables: Sequence[RunnableArtifact]) -> ModelIO | None:
     """The example that a MODEL's function returns; loads the model, so it is asked last."""
     from ..model.example import make_example
-    from ..model.pytorch import load_torch
+    from ..model.load import load_torch
 
     for runnable in runnables:
         if runnable.engine == "pytorch":

@@ -8,9 +8,9 @@ from dataclasses import replace
 from ..engines.gpu import device_text
 from ..errors import InvalidOption
 from ..spec.words import CUDA_GRAPH
+from .interpreters import Interpreters
 from .outputs import RunnableArtifact, describe, short_name
 from .results.row import Row
-from .workers.process import Interpreters
 
 
 def choose_runnables(

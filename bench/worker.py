@@ -22,27 +22,24 @@ the input ends and so does the worker; where the system can do it, it is killed 
 | `{"do": "memory"}`                                     | `{"peak_bytes"}`                                |
 | `{"do": "usage"}`                                      | `{"cpu_s", "involuntary_switches"}`             |
 
-In front of the answer to `layers` come lines `{"progress": N}`, N the number of batches done.
-An answer has `"ok": true`, or `"ok": false` and the error's `type`, `message` and `hint`. After a timing it
-comes once the threads of the runtime have stopped spinning, so that they do not disturb the next worker:
-`at_rest` is false where they never do.
+`processes.worker` says how requests and answers travel. In front of the answer to `layers` comes how many
+batches are done. A timing is answered once the threads of the runtime have stopped spinning, so that they do
+not disturb the next worker: `at_rest` is false where they never do.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from ..errors import EngineUnavailable, InvalidOption, QCompileError
-from ..files.storage import storage_error
+from ..errors import EngineUnavailable, InvalidOption
+from ..processes.serve import serve
 
 _LAYERS_JOB = "..comparison.layers.job"  # served here, known only by name: comparison/ is built on bench/
 _REST_LIMIT_S = 0.5
@@ -89,7 +86,7 @@ class WorkerSession:
         }
 
     def do_feed(self, request: dict[str, Any]) -> dict[str, Any]:
-        from .workers.arrays import load_arrays
+        from ..processes.arrays import load_arrays
 
         self.feeds = load_arrays(request["path"])
         start = time.perf_counter_ns()
@@ -143,7 +140,7 @@ class WorkerSession:
         return {"ms": taken_ms}
 
     def do_infer(self, request: dict[str, Any]) -> None:
-        from .workers.arrays import load_arrays, save_arrays
+        from ..processes.arrays import load_arrays, save_arrays
 
         save_arrays(request["output"], self.runner.infer(load_arrays(request["path"])))
 
@@ -216,37 +213,6 @@ def peak_memory_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def serve(requests: IO[str], answers: IO[str]) -> None:
-    """Answer requests until they end."""
-
-    def write(reply: dict[str, Any]) -> None:
-        answers.write(json.dumps(reply) + "\n")
-        answers.flush()
-
-    session = WorkerSession(lambda done: write({"progress": done}))
-    for line in requests:
-        try:
-            reply = {"ok": True, **session.answer(json.loads(line))}
-        except Exception as error:  # whatever a runtime raises is the caller's to report
-            reply = _failure(error)
-        write(reply)
-
-
-def _failure(error: Exception) -> dict[str, Any]:
-    told = (storage_error(error) if isinstance(error, OSError) else None) or error
-    message, hint = (told.message, told.hint) if isinstance(told, QCompileError) else (str(told), "")
-    return {"ok": False, "type": type(told).__name__, "message": message, "hint": hint}
-
-
-def main() -> None:
-    """Serve on the standard streams; whatever libraries print goes to standard error."""
-    die_with_caller()
-    leave_ending_to_caller()
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    serve(sys.stdin, answers)
-
-
 def _wait_for_rest() -> bool:
     """Wait until no other thread of this process runs; false when one still does after half a second.
 
@@ -276,31 +242,6 @@ def _wants_to_run() -> bool:
     return False
 
 
-def leave_ending_to_caller() -> None:
-    """Let SIGTERM and SIGHUP pass: Slurm sends them to all processes, and the caller ends this one.
-
-    A function, not SIG_IGN, which processes that are started here would inherit.
-    """
-    import signal
-
-    for name in ("SIGTERM", "SIGHUP"):
-        if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) is signal.SIG_DFL:
-            signal.signal(getattr(signal, name), lambda *_: None)
-
-
-def die_with_caller() -> None:
-    """Be killed when the caller dies, even if it is killed itself and this process hangs (Linux)."""
-    if sys.platform != "linux":
-        return
-    import ctypes
-    import signal
-
-    caller = os.getppid()
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG, prctl(2)
-    if os.getppid() != caller:  # it died before
-        os._exit(1)
-
-
 def _packages() -> dict[str, str]:
     """Versions of the packages that this process has loaded, and could be what it measures."""
     from ..artifact import tool_versions
@@ -310,4 +251,4 @@ def _packages() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    main()
+    serve(lambda tell: WorkerSession(tell).answer)

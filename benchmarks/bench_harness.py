@@ -31,8 +31,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import qcompile
 from qcompile.bench.statistics.speedup import speedup
-from qcompile.bench.workers.process import Worker
 from qcompile.engines.base import Runner
+from qcompile.processes.worker import Worker
 from qcompile.tensors import ModelIO
 
 SHAPE = (1, 3, 224, 224)

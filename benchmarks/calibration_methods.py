@@ -17,7 +17,7 @@ import numpy as np
 
 import qcompile
 from qcompile.data.batches import Data
-from qcompile.model.output_error import output_error
+from qcompile.model.judgement import output_error
 from qcompile.model.weightless import read_weightless
 
 ROOT = Path(__file__).resolve().parents[1]

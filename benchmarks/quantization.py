@@ -184,7 +184,7 @@ def runner(kind: str, what: str, threads: int) -> Callable[[dict[str, Any]], Cal
     if kind == "torch":
         import torch
 
-        from qcompile.model.pytorch import load_torch
+        from qcompile.model.load import load_torch
         from qcompile.model.source import parse_source
 
         torch.set_num_threads(threads)
@@ -288,7 +288,7 @@ class Child:
 def measure(name: str, rounds: int) -> None:
     """Measure one row and print it."""
     from qcompile.bench.statistics.speedup import speedup
-    from qcompile.model.output_error import output_error
+    from qcompile.model.judgement import output_error
 
     row = ROWS[name]
     made = prepare(row)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InvalidOption
+from ..processes.untrusted import is_child
 from ..spec.cluster import LOCAL, SchedulerOptions, WorkerCommand
 from ..spec.option import fields_of
 from ..spec.recipes import MigrateCommand, RunCommand, RunOptions, SweepCommand, recipe_schema
-from ..untrusted.child import is_child
 from .session import Session, refuse_trust
 from .tables import DASH, add_row, bytes_text, make_table, present_results
 from .verb import Verb, verb

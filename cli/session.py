@@ -19,7 +19,7 @@ import click
 from ..errors import QCompileError
 from ..machine_memory import out_of_memory
 from ..plain_text import plain, plain_json, plain_lines
-from ..untrusted.child import MEMORY_GB, TIME_S, Limits
+from ..processes.untrusted import MEMORY_GB, TIME_S, Limits
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -217,7 +217,7 @@ def watched(options: dict[str, Any], *, as_json: bool) -> int | None:
     untrusted = options.pop(_FLAG, False)
     given = {"memory_gb": options.pop(_MEMORY, None), "time_s": options.pop(_TIME, None)}
     given = {name: value for name, value in given.items() if value is not None}
-    from ..untrusted.child import is_child, limit_self
+    from ..processes.untrusted import is_child, limit_self
 
     if is_child():
         limit_self()
@@ -230,7 +230,7 @@ def watched(options: dict[str, Any], *, as_json: bool) -> int | None:
         refuse_trust("--trust")
     try:
         limits = Limits(**given)
-        from ..untrusted.run import run_untrusted
+        from ..processes.untrusted import run_untrusted
 
         finished = run_untrusted(click.get_current_context().find_root().obj, limits, capture=as_json)
     except QCompileError as error:

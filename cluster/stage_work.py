@@ -1,7 +1,6 @@
-"""`python -m qcompile.cluster.stage_work FOLDER`: carry out one request for a worker.
+"""`python -m qcompile.cluster.stage_work`: carry out requests for a worker, over standard streams.
 
-It reads FOLDER/question.json and writes FOLDER/answer.json; lines of progress go to standard output as JSON,
-what a stage prints to standard error. When the worker dies, so does this process (Linux).
+What a stage prints goes to standard error. When the worker dies, so does this process (Linux).
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +16,8 @@ from typing import Any
 
 import msgspec
 
-from ..bench.worker import die_with_caller, leave_ending_to_caller
 from ..errors import QCompileError
-from ..files import held_folder, open_lock, read_json, write_text
+from ..files import held_folder, open_lock, read_json
 from ..files.storage import storage_error
 from ..machine_memory import out_of_memory
 from ..model.archives import trusting
@@ -28,6 +26,7 @@ from ..pipeline.graph import carry_out, is_published, key_of, kind_of
 from ..pipeline.recipe import Recipe, read_recipe
 from ..pipeline.stage import Key, Made, Stage
 from ..pipeline.store import FOLDER, Store
+from ..processes.serve import end_first_without_memory, serve
 from ..progress import Progress, silent
 from .bundle import OUTPUT, RECIPE, Answer, Bundle, Request, bundle_of_stage
 from .resources import resources_here
@@ -180,29 +179,25 @@ def _name_as_on_client(results: Path, place: Place, output: str) -> None:
     results.write_text(text, encoding="utf-8")
 
 
-def main() -> None:
-    """Answer one question."""
-    die_with_caller()
-    leave_ending_to_caller()
-    with contextlib.suppress(OSError):  # where memory runs out, this process goes, not the worker (Linux)
-        Path("/proc/self/oom_score_adj").write_text("1000")
-    folder = Path(sys.argv[1])
-    lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+class StageSession:
+    """The requests of a worker, see `processes.worker`."""
 
-    def tell(text: str, done: int = 0, total: int | None = None, /) -> None:
-        lines.write(json.dumps([text, done, total]) + "\n")
-        lines.flush()
+    def __init__(self, tell: Progress) -> None:
+        self.tell = tell
 
-    question = json.loads((folder / "question.json").read_bytes())
-    if question["do"] == "look":
-        answer: Any = resources_here()
-    else:
-        request = msgspec.convert(question["request"], Request)
-        find_only = question["do"] == "find"
-        answer = carry_out_request(request, Path(question["folder"]), tell, find_only=find_only)
-    write_text(folder / "answer.json", msgspec.json.encode(answer).decode())
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Answer one request: `look`, `find` or `carry_out`."""
+        try:
+            if request["do"] == "look":
+                return {"answer": resources_here()}
+            question, find_only = msgspec.convert(request["request"], Request), request["do"] == "find"
+            answer = carry_out_request(question, Path(request["folder"]), self.tell, find_only=find_only)
+            return {"answer": msgspec.to_builtins(answer)}
+        except Exception:
+            traceback.print_exc()
+            raise SystemExit(1) from None  # the task may be tried again in another process
 
 
 if __name__ == "__main__":
-    main()
+    end_first_without_memory()
+    serve(lambda tell: StageSession(tell).answer)

@@ -7,22 +7,16 @@ machine, and a process of its own does the work: a crash, a leak or a hang ends 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import signal
-import subprocess
-import tempfile
-import threading
+import math
 import time
 from collections.abc import Callable, Iterator
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
-from ..bench.workers.process import worker_command
-from ..errors import ClusterError, QCompileError, StorageError, first_line
-from ..files.temporary import temporary_folder
+from ..errors import ClusterError, QCompileError, StorageError, WorkerError, first_line
 from ..model.session import CORES, usable_cores
+from ..processes.worker import Worker, thread_variables
 from ..progress import Progress, silent
 from .bundle import Answer, MissingChunk, Request, StageKilled, StoreCarrier, WorkerCarrier, bundle_of_stage
 from .service import Cancelled, Service, service_of
@@ -31,10 +25,7 @@ from .stage_work import STAGES
 _LEASES = 16
 """Stages of one machine at a time, of all its workers; a measurement takes all of these leases."""
 _WAIT_S = 1.0
-_LOOK_S = 0.05
 _TELL_EVERY_S = 0.5
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-_LAST_BYTES = 2000
 _Check = Callable[[], None]
 
 
@@ -122,50 +113,33 @@ def _in_process(
     service: Service, question: dict[str, Any], check: _Check, tell: Progress, *, cores: int = 0
 ) -> Any:
     """Have `stage_work` answer a question."""
-    with temporary_folder("stage") as folder, tempfile.TemporaryFile() as output:
-        (folder / "question.json").write_text(json.dumps(question))
-        process = subprocess.Popen(
-            [*worker_command("qcompile.cluster.stage_work"), str(folder)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=output,
-            env=_environment(service, cores or service.cores),
-            start_new_session=True,
-        )
-        assert process.stdout is not None
-        threading.Thread(target=_relay, args=(process.stdout, tell), daemon=True).start()
-        try:
-            while process.poll() is None:
-                check()
-                time.sleep(_LOOK_S)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        with contextlib.suppress(OSError):
-            return json.loads((folder / "answer.json").read_bytes())
-        output.seek(max(0, output.seek(0, os.SEEK_END) - _LAST_BYTES))
-        said = output.read().decode(errors="replace").strip()
-        code = process.returncode
-        cause = f"{signal.Signals(-code).name}, out of memory?" if code < 0 else f"exit code {code}"
-        raise StageKilled(f"worker {service.name}: the process of a stage ended ({cause}); it said: {said}")
-
-
-def _relay(lines: IO[bytes], tell: Progress) -> None:
-    """Tell of progress twice a second at most."""
     last_s = 0.0
-    with lines:
-        for line in lines:
-            if time.monotonic() - last_s > _TELL_EVERY_S:
-                last_s = time.monotonic()
-                tell(*json.loads(line))
+
+    def on_progress(text: str, done: int = 0, total: int | None = None) -> None:
+        nonlocal last_s
+        if time.monotonic() - last_s > _TELL_EVERY_S:
+            last_s = time.monotonic()
+            tell(text, done, total)
+
+    with Worker(
+        "a stage",
+        threads=0,
+        timeout_s=math.inf,
+        module="qcompile.cluster.stage_work",
+        variables=_variables(service, cores or service.cores),
+    ) as worker:
+        try:
+            return worker.ask(**question, check=check, on_progress=on_progress)["answer"]
+        except WorkerError as error:
+            ended = f"the process of a stage ended ({worker.cause()}); it said: {worker.last_output()}"
+            raise StageKilled(f"worker {service.name}: {ended}") from error
 
 
-def _environment(service: Service, cores: int) -> dict[str, str]:
+def _variables(service: Service, cores: int) -> dict[str, str | None]:
     """What a stage's libraries read when they load."""
-    variables = dict(os.environ)
+    variables: dict[str, str | None] = {}
     if service.worker.nanny is not None:  # Dask's nanny limits libraries to one thread
-        variables = {name: text for name, text in variables.items() if name not in _THREADS}
+        variables = dict.fromkeys(thread_variables(1))
     # Bytecode beside a recipe's code would be a file of the recipe that nobody sent.
     variables |= {"PYTHONDONTWRITEBYTECODE": "1", CORES: str(cores)}
-    return variables | (dict.fromkeys(_THREADS, str(cores)) if cores < usable_cores() else {})
+    return variables | (thread_variables(cores) if cores < usable_cores() else {})

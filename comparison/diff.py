@@ -27,11 +27,11 @@ from ..bench.outputs import (
     start,
 )
 from ..bench.results.row import Unit, unit_of
-from ..bench.workers.process import Worker
 from ..data.batches import Data
 from ..errors import DataError, InvalidOption
 from ..model.archives import trusting
 from ..model.judgement import BY_SIGNAL, RTOL, RULES, Rule
+from ..processes.worker import Worker
 from ..progress import Progress, silent
 from ..spec.decode import called
 from ..spec.measure import DiffSpec

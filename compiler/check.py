@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from ..artifact import Check
 from ..data.batches import Data
+from ..model.judgement import output_error, worst
 from ..model.onnx_file import model_io
-from ..model.output_error import output_error, worst
 from ..model.random_input import RandomInput
 from ..model.session import make_session, run_session, session_options
 from ..tensors import Feeds, format_shape

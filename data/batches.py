@@ -201,9 +201,8 @@ class Data:
             raise self._empty("what the function yields")
 
     def _empty(self, cause: str) -> DataError:
-        return DataError(
-            f"{self.spec}: holds no samples; at least one is required", hint=f"check the path, or {cause}"
-        )
+        message = f"{self.spec}: holds no samples; at least one is required"
+        return DataError(message, hint=f"check the path, or {cause}")
 
     def _too_few(self, samples: int) -> DataError:
         return DataError(

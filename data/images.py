@@ -33,24 +33,20 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError, InvalidOption, MissingFile, first_line
+from ..errors import DataError, MissingFile, first_line
 from ..files import digest_files, nearest_name, require_file
 from ..model.preprocessing import ImagePreprocessing, is_channels_last
 from ..tensors import TensorInfo
-from .kinds import IMAGES, list_files
-from .preparing import class_numbers, preprocessing_for
+from .folders import list_files, list_images, split_folder
 from .readers import Batch, Reader, Sample, SampleSet, digest_contents, digest_texts, require_package
 from .spelling import Spelling
+from .table import class_numbers, preprocessing_for
 
 if TYPE_CHECKING:
     from PIL import Image
 
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
 """Pillow tells formats by content, and would run Ghostscript for PostScript."""
-_BESIDE = (".csv", ".json", ".txt", ".md")
-_SPLITS = {
-    "train": ("train", "training"), "validation": ("validation", "val", "valid"), "test": ("test", "testing"),
-}  # fmt: skip
 _NO_CLASS = 255  # of pixels that belong to none
 _BOX_COLUMNS = 7
 
@@ -290,39 +286,6 @@ def _read_annotations(path: Path) -> dict[str, Any]:
             file=path,
         ) from error
     return content
-
-
-def list_images(root: Path) -> tuple[list[str], list[str]]:
-    """Return the images below a folder, relative to it, and what was left out."""
-    files = list(list_files(root))
-    names = [name for name in files if name.lower().endswith(IMAGES)]
-    if not names:
-        raise DataError(
-            f"{root}: holds no image; at least one file {', '.join(sorted(IMAGES))} is required", file=root
-        )
-    others = sum(not name.lower().endswith((*IMAGES, *_BESIDE)) for name in files)
-    return names, [f"{others} files in {root} are no images, and are left out"] if others else []
-
-
-def split_folder(spelling: Spelling) -> Path:
-    """Return the folder of the split that a spelling names; its own folder without splits."""
-    root, split, spec = Path(spelling.path), spelling.query.get("split", ""), spelling.spec
-    present = sorted(path.name for path in root.iterdir() if path.is_dir())
-    spellings = {name: names for names in _SPLITS.values() for name in names}
-    if not split:
-        if len(present) > 1 and all(name.lower() in spellings for name in present):
-            raise InvalidOption(
-                f"data {spec!r}: holds {', '.join(present)}; one of them is required",
-                hint=f"add ?split={present[0]}, or name the folder {root / present[0]}",
-            )
-        return root
-    for name in (split, *spellings.get(split, ())):
-        if name in present:
-            return root / name
-    raise InvalidOption(
-        f"data {spec!r}: split={split}: no folder of this name in {root}; "
-        f"found {', '.join(present[:8]) or 'none'}"
-    )
 
 
 def decode(source: Path | IO[bytes], mode: str, where: str) -> Image.Image:

@@ -10,19 +10,18 @@ from pathlib import Path
 from ..errors import DataError, InvalidOption
 from ..files import require_file
 from ..files.storage import reading
-from ..model.preprocessing import preprocessing_files
+from ..model.load import preprocessing_files
 from ..model.source import parse_source, source_files
 from ..spec.removed import removed_source
 from ..tensors import TensorInfo
+from .arrays import ArraySet
+from .folders import IMAGES, METADATA, RECORDINGS, TABLES, list_files, split_folder
+from .images import AnnotatedImages, ImageFolder, MaskedImages
 from .readers import SampleSet
+from .rows import RowSet
 from .spelling import FILE_KEYS, FUNCTION, KEYS, Spelling, parse_spelling
 
 ARRAYS = ("npz", "npy", "arrays", "polygraphy")
-IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
-RECORDINGS = (".wav", ".flac", ".ogg")
-METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
-"""Labels and texts of the files beside it, as `imagefolder` and `audiofolder` of `datasets` read them."""
-TABLES = (".parquet", ".arrow")
 _BY_SUFFIX = {
     ".npz": "npz", ".npy": "npy", ".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv",
     ".tsv": "csv", ".json": "polygraphy", ".parquet": "datasets", ".arrow": "datasets",
@@ -85,42 +84,14 @@ def _kind_of_folder(path: Path, names: Sequence[str], spec: str) -> str:
 def open_set(spelling: Spelling, inputs: Sequence[TensorInfo]) -> SampleSet:
     """Return the samples of a spelling whose kind is known and whose paths are absolute."""
     if spelling.kind in ARRAYS:
-        from .arrays import ArraySet
-
         return ArraySet(spelling.kind, Path(spelling.path), inputs)
     if spelling.kind != "images":
-        from .rows import RowSet
-
         return RowSet(spelling)
-    from .images import AnnotatedImages, ImageFolder, MaskedImages
-
     if all(key in spelling.query for key in FILE_KEYS):
         raise InvalidOption(f"data {spelling.spec!r}: {' and '.join(FILE_KEYS)} exclude each other")
     if "masks" in spelling.query:
         return MaskedImages(spelling)
     return AnnotatedImages(spelling) if "annotations" in spelling.query else ImageFolder(spelling)
-
-
-def list_files(root: Path) -> Iterator[str]:
-    """Yield the paths of all files below a folder, relative to it, with `/`, sorted folder by folder.
-
-    Names that begin with a dot are left out. Links are followed, but not into a folder that they lie in.
-    """
-    yield from _below(root, "", (os.path.realpath(root),))
-
-
-def _below(folder: Path, prefix: str, above: tuple[str, ...]) -> Iterator[str]:
-    with os.scandir(folder) as scanned:
-        entries = sorted(
-            (entry for entry in scanned if not entry.name.startswith(".")), key=lambda entry: entry.name
-        )
-    for entry in entries:
-        if entry.is_file():
-            yield prefix + entry.name
-        elif entry.is_dir():
-            real = os.path.realpath(entry.path) if entry.is_symlink() else entry.path
-            if real not in above:
-                yield from _below(folder / entry.name, f"{prefix}{entry.name}/", (*above, real))
 
 
 def data_files(spec: str, base: Path, *, inside: bool = True) -> Iterator[Path]:
@@ -144,8 +115,6 @@ def data_files(spec: str, base: Path, *, inside: bool = True) -> Iterator[Path]:
     if not inside:
         yield path
     elif spelling.kind == "images":
-        from .images import split_folder
-
         yield from _listed(split_folder(spelling), IMAGES)
     elif spelling.kind == "arrays":
         yield from (file for file in _listed(path, (".npy", ".npz")) if file.parent == path)

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +29,9 @@ from ..model.preprocessing import AudioPreprocessing, TextPreprocessing
 from ..model.source_paths import path_here
 from ..progress import quiet
 from ..tensors import TensorInfo
-from .preparing import IGNORED, preprocessing_for
 from .readers import Batch, Reader, Sample, joined, require_package
 from .spelling import Spelling, whole
-
-if TYPE_CHECKING:
-    from .rows import Table
+from .table import IGNORED, Table, preprocessing_for
 
 _NAMES = "hf:NAME_OR_FOLDER (or FILE.json)"
 _AT_ONCE = 1024

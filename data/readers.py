@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib
 import os
-import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -18,8 +16,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..artifact import known_digest
 from ..errors import DataError, EngineUnavailable, QCompileError, first_line
-from ..files import digest_files
 from ..model.session import granted_cores
 from ..model.source import Source
 from ..model.user_code import beside, call, load_function, where_raised
@@ -34,8 +32,6 @@ LABELS = "labels"
 MOST_THREADS = 8
 AHEAD = 2
 """Samples that are decoded, or being decoded, per thread, before the first of them is taken."""
-_SETTLED_NS = 2_000_000_000
-"""A file that was changed longer ago shows every further change in its times."""
 
 
 @dataclass(frozen=True)
@@ -210,23 +206,8 @@ def digest_texts(texts: Iterable[str]) -> str:
 
 
 def digest_contents(paths: Sequence[Path]) -> str:
-    """Return a digest of the contents of many files, read in parallel.
-
-    A file is read once in a process while its size and times stay: digests are needed often.
-    """
-    return digest_texts(in_order(_digest_once, paths))
-
-
-def _digest_once(path: Path) -> str:
-    state = path.stat()
-    if max(state.st_mtime_ns, state.st_ctime_ns) > time.time_ns() - _SETTLED_NS:
-        return digest_files([path])  # it may be written again within the clock's resolution
-    return _digest_settled(path, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-
-
-@functools.lru_cache(maxsize=1 << 17)
-def _digest_settled(path: Path, _size: int, _modified: int, _changed: int) -> str:
-    return digest_files([path])
+    """Return a digest of the contents of many files, read in parallel, and once while they do not change."""
+    return digest_texts(in_order(lambda path: known_digest([path]), paths))
 
 
 def require_package(module: str, package: str, use: str, *, extra: str = "data") -> None:

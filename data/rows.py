@@ -11,40 +11,26 @@ No builder runs code of a data set, and none asks a network: files are named one
 
 from __future__ import annotations
 
-import csv
 import functools
-import glob
-import io
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import DataError, InvalidOption, QCompileError, first_line
-from ..files import require_file
-from ..files.temporary import temporary_folder
-from ..model.named.description import network
 from ..progress import quiet
 from ..tensors import TensorInfo
-from .images import ImageReader, image_input, split_folder
-from .kinds import IMAGES, METADATA, RECORDINGS, TABLES, list_files
-from .preparing import read_labels
+from .folders import IMAGES, METADATA, RECORDINGS, TABLES, list_files, split_folder
+from .images import ImageReader, image_input
 from .processors import AudioReader, TextReader
 from .readers import Reader, SampleSet, digest_contents, digest_texts, require_package
-from .spelling import Spelling, nearest
+from .spelling import Spelling
+from .table import Table, _undecoded, load_rows
 
-_TEXTS = (
-    ("text",), ("sentence",), ("content",), ("tokens",), ("words",), ("premise", "hypothesis"),
-    ("sentence1", "sentence2"), ("question1", "question2"), ("question", "sentence"),
-)  # fmt: skip
-"""Columns of texts by the names that data sets commonly give them; two are a pair."""
-_LABELS = ("label", "labels", "target", "ner_tags", "tags", "fine_label", "score")
-_TRANSCRIPTS = ("text", "sentence", "transcription", "transcript", "normalized_text")
 _SUFFIXES = {
     "text": (".txt",), "jsonl": (".jsonl", ".ndjson", ".json"), "csv": (".csv", ".tsv"), "datasets": TABLES,
     "audio": (),
 }  # fmt: skip
-_BUILDERS = {".txt": "text", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
 _SPLIT_OF_FILE = re.compile(r"(train|test|validation|valid|val|dev)\b|(.+?)-\d+-of-\d+")
 
 
@@ -56,7 +42,11 @@ class RowSet(SampleSet):
         self.is_saved = any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
         suffixes, split = _SUFFIXES[spelling.kind], spelling.query.get("split", "")
         below = [] if path.is_file() else list(list_files(path))
-        tables = [path / name for name in below if name.lower().endswith(suffixes) and not _is_metadata(name)]
+        tables = [
+            path / name
+            for name in below
+            if name.lower().endswith(suffixes) and Path(name).name not in METADATA
+        ]
         self.root, self.media = path, False
         if self.is_saved:
             self.files = [path / name for name in below if not Path(name).name.startswith("cache-")]
@@ -104,7 +94,7 @@ class RowSet(SampleSet):
             raise DataError(f"{self.root}: holds no recording {', '.join(RECORDINGS)}", file=self.root)
         columns: dict[str, Sequence[Any]] = {"image" if suffixes is IMAGES else "audio": media}
         names = [file.relative_to(self.root).as_posix() for file in media]
-        if metadata := [file for file in self.files if _is_metadata(file.name)]:
+        if metadata := [file for file in self.files if file.name in METADATA]:
             rows = load_rows(metadata, "")
             if "file_name" not in rows.column_names:
                 raise DataError(
@@ -150,138 +140,6 @@ class RowSet(SampleSet):
         return ImageReader(to_input, table.file, lambda row, _: labels[row] if labels else None, notes)
 
 
-class Table:
-    """Columns of rows, and which column is what: the keys `column` and `label` decide over the common names.
-
-    `rows` are a split of `datasets`, or column name to values; `names` the file of each row that is a file.
-    """
-
-    def __init__(self, path: Path, rows: Any, spelling: Spelling, names: Sequence[str] = ()) -> None:
-        self._path, self._spelling, self.names = path, spelling, names
-        self._features: Mapping[str, Any] = getattr(rows, "features", {})
-        columns = list(rows) if isinstance(rows, dict) else rows.column_names
-        self.columns: Mapping[str, Sequence[Any]] = {name: rows[name] for name in columns}
-        self._named = tuple(filter(None, spelling.query.get("column", "").split(",")))
-        self._named_label = spelling.query.get("label", "")
-        for key, names_of_key in (("column", self._named), ("label", filter(None, [self._named_label]))):
-            for name in names_of_key:
-                self._require(name, key)
-        kinds = {"image": "Image", "audio": "Audio"} if names else {
-            name: type(feature).__name__ for name, feature in self._features.items()
-        }  # fmt: skip
-        media = (name for name in self._named or columns if kinds.get(name) in ("Image", "Audio"))
-        self._media_column = next(media, "")
-        self.media = kinds.get(self._media_column, "")
-        self.lines: list[int] = []
-        if spelling.kind == "text":
-            self.lines = [row for row, text in enumerate(self.columns["text"]) if text.strip()]
-            self.columns = {"text": [self.columns["text"][row] for row in self.lines]}
-        self.label = self._named_label or self._first_of(_LABELS)
-
-    def __len__(self) -> int:
-        return len(next(iter(self.columns.values()), ()))
-
-    def where(self, row: int) -> str:
-        """Return where a row is: "reviews.csv row 3", "lines.txt line 4", or its file."""
-        if self.names:
-            return str(self._path / self.names[row])
-        place = f"line {self.lines[row] + 1}" if self.lines else f"row {row}"
-        return f"{self._path.name} {place}"
-
-    @functools.cached_property
-    def texts(self) -> list[Sequence[Any]]:
-        """The column of the texts, or both of a pair: `column=`, or by their common names."""
-        common = (names for names in _TEXTS if all(name in self.columns for name in names))
-        chosen = self._named or next(common, ())
-        if not chosen:
-            raise InvalidOption(
-                f"data {self._spelling.spec!r}: no column has a name that texts have; found "
-                f"{', '.join(self.columns)}",
-                hint="add ?column=NAME, or column=FIRST,SECOND for pairs",
-            )
-        if len(chosen) > 2:
-            raise InvalidOption(
-                f"data {self._spelling.spec!r}: column={','.join(chosen)}; one column, or two of a pair"
-            )
-        return [self.columns[name] for name in chosen]
-
-    def labels(self, classes: Sequence[str], *, texts: bool = False) -> tuple[list[Any] | None, list[str]]:
-        """Return the labels as numbers, and what to tell of them; `texts` gives the transcripts."""
-        if texts:
-            name = self._named_label or self._first_of(_TRANSCRIPTS)
-            return (list(self.columns[name]) if name else None), []
-        if not self.label:
-            return None, []
-        feature = self._features.get(self.label)
-        feature = getattr(feature, "feature", feature)  # of a list
-        names = tuple(getattr(feature, "names", None) or ())
-        return read_labels(list(self.columns[self.label]), classes, where=self.where, names=names)
-
-    def file(self, row: int) -> tuple[Path | io.BytesIO, str]:
-        """Return the image or recording of a row, as a path or its content, and where it is."""
-        value, where = self.columns[self._media_column][row], self.where(row)
-        if isinstance(value, Path):
-            return value, where
-        if value and value.get("bytes"):
-            return io.BytesIO(value["bytes"]), where
-        if value and value.get("path"):
-            return Path(value["path"]), where
-        raise DataError(f"{where}: column {self._media_column} holds no file", sample=row)
-
-    def _first_of(self, names: Sequence[str]) -> str:
-        return next((name for name in names if name in self.columns), "")
-
-    def _require(self, name: str, key: str) -> None:
-        if name not in self.columns:
-            raise InvalidOption(
-                f"data {self._spelling.spec!r}: {key}={name}: no such column; "
-                f"found {', '.join(self.columns)}",
-                hint=nearest(name, self.columns, f"{key}="),
-            )
-
-
-def load_rows(files: Sequence[Path], builder: str) -> Any:
-    """Return the rows of local files of one format, one behind the other; images and recordings not decoded.
-
-    `builder` is one of `datasets`; empty where the suffix tells it.
-    """
-    require_package("datasets", "datasets", "reads tables")
-    import datasets
-
-    for file in files:
-        require_file(file, what="data")
-    suffix = files[0].suffix.lower()
-    builder = builder or _BUILDERS.get(suffix, "json")
-    options: dict[str, Any] = {"encoding": "utf-8-sig"} if builder in ("csv", "json", "text") else {}
-    if builder == "csv":  # every column is text: "007" and "NA" stay what they are
-        options |= {"keep_default_na": False, "sep": "\t" if suffix == ".tsv" else ","}
-        with files[0].open(newline="", encoding="utf-8-sig") as text:
-            head = next(csv.reader(text, delimiter=options["sep"]), [])
-        options["features"] = datasets.Features({name: datasets.Value("string") for name in head})
-    paths = [glob.escape(str(file)) for file in files]
-    if any(not file.stat().st_size for file in files):
-        raise DataError(f"{files[0]}: holds no samples; at least one is required", file=files[0])
-    with network(allowed=False), temporary_folder("rows") as cache:
-        rows = datasets.load_dataset(
-            builder,
-            data_files={"rows": paths},
-            split="rows",
-            cache_dir=str(cache),
-            keep_in_memory=True,
-            **options,
-        )
-    return _undecoded(rows)
-
-
-def _undecoded(rows: Any) -> Any:
-    import datasets
-
-    for name, feature in list(rows.features.items()):
-        if isinstance(feature, datasets.Image | datasets.Audio):
-            rows = rows.cast_column(name, type(feature)(decode=False))
-    return rows
-
-
 def _of_split(files: Sequence[Path], path: Path, split: str, spec: str) -> list[Path]:
     """The files of the chosen split: they begin with its name, or lie in a folder of it."""
     if path.is_file():
@@ -305,10 +163,6 @@ def _chosen(split: str, splits: Sequence[str], spec: str) -> str:
         hint = "" if split else f"add ?split={named[0]}"
         raise InvalidOption(f"data {spec!r}: {what}", hint=hint)
     return split or splits[0]
-
-
-def _is_metadata(name: str) -> bool:
-    return name.rpartition("/")[2] in METADATA
 
 
 def _cause(error: BaseException) -> str:

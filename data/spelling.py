@@ -30,7 +30,7 @@ from pathlib import Path
 
 from ..errors import InvalidOption
 from ..files import absolute_path, digest_files
-from ..model.preprocessing import digest_preprocessing
+from ..model.load import digest_preprocessing
 from ..model.source import parse_source
 from ..spec.removed import removed_option, removed_source
 

@@ -19,8 +19,9 @@ from ..engines.registry import engine
 from ..engines.words import TritonBackend
 from ..errors import ArtifactError, EngineUnavailable, InvalidOption, ModelError
 from ..files import manifest_path, require_file
+from ..model.load import load_torch
 from ..model.onnx_file import external_files, load_onnx, model_io
-from ..model.pytorch import import_torch, load_torch
+from ..model.pytorch import import_torch
 from ..model.session import make_session, session_options
 from ..model.source import parse_source
 from ..spec.words import CPU_TARGETS

@@ -41,10 +41,8 @@ from ..errors import BuildError, DataError, EngineUnavailable, ModelError, QComp
 from ..files import temporary_folder
 from ..model.graph import attribute, consumers, producers, tensor_values, weighted_nodes
 from ..model.graph_edits import cut
-from ..model.judgement import enough_agreement, lowest_db
+from ..model.judgement import decibels, enough_agreement, lowest_db
 from ..model.onnx_file import copy_model, model_io, save_onnx
-from ..model.onnxruntime_optimizer import WEIGHT_BIAS_QUANTIZATION
-from ..model.output_error import decibels
 from ..model.random_input import random_feeds, read_domains
 from ..model.reference_forms import (
     is_random,
@@ -53,7 +51,7 @@ from ..model.reference_forms import (
     without_roundings,
     without_saturation,
 )
-from ..model.session import make_session, run_session, session_options
+from ..model.session import WEIGHT_BIAS_QUANTIZATION, make_session, run_session, session_options
 from ..processor import isa_here, why_not_exact
 from ..tensors import Feeds, samples_in
 from .base import BuildRequest, Runner

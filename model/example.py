@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from ..errors import ExportError, InvalidOption
 from ..tensors import Feeds, TensorInfo, parse_dynamic_axis, parse_input
 from .input_notes import AxisRange
-from .outputs import flat_outputs as flat_outputs
-from .outputs import name_outputs as name_outputs
 from .pytorch import LoadedModel, import_torch
+from .pytorch import flat_outputs as flat_outputs
+from .pytorch import name_outputs as name_outputs
 from .random_input import random_feeds
 
 BATCH = 2  # 0 and 1 are specialized by torch.export: a dynamic axis must be traced with 2 or more

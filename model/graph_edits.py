@@ -32,11 +32,16 @@ if TYPE_CHECKING:
     import onnx
 
 
+def refill(values: Any, items: Iterable[Any]) -> None:
+    """Give a repeated field other items; those that stay may be among them."""
+    items = list(items)
+    del values[:]
+    values.extend(items)
+
+
 def set_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
     """Give a graph other nodes; those that stay may be among them."""
-    kept = list(nodes)
-    del graph.node[:]
-    graph.node.extend(kept)
+    refill(graph.node, nodes)
 
 
 def store(graph: onnx.GraphProto, name: str, values: NDArray[Any]) -> str:
@@ -105,8 +110,7 @@ def drop_unused_initializers(graph: onnx.GraphProto) -> None:
     used |= {name for inner in every_graph(graph) for node in inner.node for name in node.input}
     kept = [tensor for tensor in graph.initializer if tensor.name in used]
     if len(kept) != len(graph.initializer):
-        del graph.initializer[:]
-        graph.initializer.extend(kept)
+        refill(graph.initializer, kept)
 
 
 def rename_inputs(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
@@ -137,8 +141,7 @@ def fix_initializers(model: onnx.ModelProto) -> None:
     stored = {tensor.name for tensor in model.graph.initializer}
     kept = [value for value in model.graph.input if value.name not in stored]
     if len(kept) != len(model.graph.input):
-        del model.graph.input[:]
-        model.graph.input.extend(kept)
+        refill(model.graph.input, kept)
         model.ir_version = max(model.ir_version, 4)
 
 
@@ -162,8 +165,7 @@ def sort_nodes(graph: onnx.GraphProto) -> None:
                 order[waiting.pop()] = None
             else:
                 waiting.append(missing)
-    del graph.node[:]
-    graph.node.extend(nodes[index] for index in order)
+    refill(graph.node, (nodes[index] for index in order))
 
 
 _AS_OUTPUT = {"float32": "FLOAT", "float16": "FLOAT16"}
@@ -209,12 +211,7 @@ def cut(model: onnx.ModelProto, names: Sequence[str]) -> dict[str, str]:
 
 
 def _keep(graph: onnx.GraphProto, needed: set[str]) -> None:
-    """Drop the inputs and the noted types of tensors that are gone."""
-    for values in (graph.input, graph.value_info):
-        kept = [value for value in values if value.name in needed]
-        del values[:]
-        values.extend(kept)
-    shown = {value.name for value in graph.output}
-    types = [value for value in graph.value_info if value.name not in shown]
-    del graph.value_info[:]
-    graph.value_info.extend(types)
+    """Drop the inputs and the noted types of tensors that are gone, and the types of outputs."""
+    refill(graph.input, (value for value in graph.input if value.name in needed))
+    inner = needed - {value.name for value in graph.output}
+    refill(graph.value_info, (value for value in graph.value_info if value.name in inner))

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from ..tensors import TensorInfo, fill_dynamic
 from .graph import attribute, infer_shapes, without_weights
+from .graph_edits import refill
 from .input_notes import read_notes
 from .onnx_file import model_io
 
@@ -82,7 +83,8 @@ def shares(names: Sequence[str], multiply_adds: Mapping[str, int]) -> tuple[dict
 def known_shapes(model: onnx.ModelProto) -> dict[str, Shape]:
     """Return tensor name to its extents, where all are known; dynamic axes are the example's."""
     light = without_weights(model)
-    examples = _examples(model)
+    notes = read_notes(model)
+    examples = {tensor.name: _example(tensor, notes) for tensor in model_io(model).inputs}
     symbols: dict[str, int] = {}
     for value in light.graph.input:
         dimensions = value.type.tensor_type.shape.dim
@@ -109,8 +111,7 @@ def _bind(model: onnx.ModelProto, symbols: Mapping[str, int]) -> None:
             for dimension, extent in zip(dimensions, extents, strict=True):
                 dimension.dim_value = extent or 0
             kept.append(value)
-    del model.graph.value_info[:]
-    model.graph.value_info.extend(kept)
+    refill(model.graph.value_info, kept)
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")
 
@@ -131,11 +132,6 @@ def _extent(text: str, symbols: Mapping[str, int]) -> int | None:
         return value_of(ast.parse(text, mode="eval").body)
     except (KeyError, SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None
-
-
-def _examples(model: onnx.ModelProto) -> dict[str, Shape]:
-    notes = read_notes(model)
-    return {tensor.name: _example(tensor, notes) for tensor in model_io(model).inputs}
 
 
 def _example(tensor: TensorInfo, notes: Mapping[str, object]) -> Shape:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ..errors import ExportError
-from .outputs import fields_of, joined
+from .pytorch import fields_of, joined
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,9 @@ def taken_apart(module: nn.Module, example: Any) -> tuple[nn.Module, tuple[Any, 
     """
     if not isinstance(example, dict | tuple):
         example = (example,)
-    parameters = [] if isinstance(module, torch.jit.ScriptModule) else _positional(module)
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
+    known = [] if isinstance(module, torch.jit.ScriptModule) else _parameters(module)
+    parameters = [parameter.name for parameter in known if parameter.kind in kinds]
     if isinstance(example, dict) and _is_one_argument(module, example):
         example = (example,)  # forward(batch), called with the dict itself
     values = list(example.values()) if isinstance(example, dict) else list(example)
@@ -79,11 +81,6 @@ def _parameters(module: nn.Module) -> list[inspect.Parameter]:
         return list(inspect.signature(module.forward).parameters.values())
     except (TypeError, ValueError):
         return []
-
-
-def _positional(module: nn.Module) -> list[str]:
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
-    return [parameter.name for parameter in _parameters(module) if parameter.kind in kinds]
 
 
 def _is_one_argument(module: nn.Module, example: Mapping[str, Any]) -> bool:

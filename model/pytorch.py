@@ -1,21 +1,24 @@
-"""Load a PyTorch model from any spelling of MODEL, in evaluation mode. Nothing is unpickled.
+"""Load PyTorch's programs, TorchScript and weights from files, and name the outputs of a module.
 
 A file of weights, .safetensors or a state dict of `torch.save`, must hold every tensor of the module with its
 shape, and nothing else. A `.pt2` that holds more than weights and operators is refused, see `archives`.
+Nothing is unpickled.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 import zipfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..artifact import checked_input
-from ..errors import EngineUnavailable, ModelError, first_line
+from numpy.typing import NDArray
+
+from ..errors import EngineUnavailable, ExportError, InvalidOption, ModelError, first_line
 from ..files import require_file
 from ..machine_memory import require_address_space
 from ..progress import quiet
@@ -30,8 +33,6 @@ from .archives import (
     not_a_program,
     program_checked,
 )
-from .source import TENSORFLOW_KINDS, Source
-from .user_code import call, load_function
 
 if TYPE_CHECKING:
     import torch
@@ -192,50 +193,6 @@ _TRAINING = re.compile("Dropout|DropPath|StochasticDepth|BatchNorm|InstanceNorm|
 """Layers that compute something else in training, by their names."""
 
 
-def load_torch(source: Source, device: str = "cpu") -> LoadedModel:
-    """Load a PyTorch source, in evaluation mode, to a device: "cpu", or "cuda:0"."""
-    if source.is_named:
-        from .named.load import load_named
-
-        named = load_named(source)
-        return named if device == "cpu" else replace(named, module=named.module.to(device))
-    torch = import_torch()
-    if source.kind == "onnx":
-        raise ModelError(
-            f"{source.spec}: an ONNX file cannot be run by PyTorch",
-            hint="give the PyTorch model it was exported from",
-        )
-    if source.kind in TENSORFLOW_KINDS:
-        raise ModelError(
-            f"{source.spec}: a TensorFlow model cannot be run by PyTorch",
-            hint="export it, and give the ONNX file",
-        )
-    if source.kind in ("pt2", "torchscript"):
-        checked_input(source.file, what="model")
-    if source.kind == "pt2":
-        return LoadedModel(_load_pt2(source.file, device), None)
-    if source.kind == "torchscript":
-        return LoadedModel(_load_torchscript(source.file, device), None)
-    result = call(load_function(source), source)
-    example = None
-    if isinstance(result, tuple) and len(result) == 2:
-        result, example = result
-    if not isinstance(result, torch.nn.Module):
-        raise ModelError(
-            f"{source.spec}: returned {type(result).__name__}; an nn.Module is required",
-            hint="return the module, or (module, example inputs)",
-        )
-    if source.options.file:
-        load_weights(result, Path(source.options.file), source.spec)
-    was_training = computes_otherwise_in_training(result)
-    module = evaluated(result)
-    if example is not None:
-        from .nested import taken_apart
-
-        module, example = taken_apart(module, example)
-    return LoadedModel(module if device == "cpu" else module.to(device), example, was_training)
-
-
 def computes_otherwise_in_training(module: torch.nn.Module) -> bool:
     """Return whether a module is in training mode and holds a layer to which that matters."""
     return any(part.training and _TRAINING.search(type(part).__name__) for part in module.modules())
@@ -249,7 +206,8 @@ def evaluated(module: torch.nn.Module) -> torch.nn.Module:
         return module
 
 
-def _load_pt2(path: Path, device: str) -> torch.nn.Module:
+def load_program(path: Path, device: str) -> torch.nn.Module:
+    """Load what `torch.export.save` wrote."""
     torch = import_torch()
     check_archive(path, what=PROGRAM, hint=SAVE_PROGRAM)
     try:
@@ -273,7 +231,8 @@ def _load_pt2(path: Path, device: str) -> torch.nn.Module:
         ) from error
 
 
-def _load_torchscript(path: Path, device: str) -> torch.nn.Module:
+def load_torchscript(path: Path, device: str) -> torch.nn.Module:
+    """Load what `torch.jit.save` wrote."""
     torch = import_torch()
     if is_archive(path):
         hint = "copy it again, or save it with torch.jit.save; its sums must be on (set_crc32_options)"
@@ -299,3 +258,90 @@ def _is_torchscript(path: Path) -> bool:
         return False
     with zipfile.ZipFile(path) as archive:
         return any("/code/" in name for name in archive.namelist())
+
+
+class ForeignOutput(ExportError):
+    """`forward` returned an object that is no tensor, such as a cache."""
+
+
+def flat_tensors(outputs: Any) -> list[tuple[str, Any]]:
+    """Return (name, tensor) of every tensor in what `forward` returned; numbers, texts and None are left out.
+
+    A name is the path through dicts and dataclasses, such as `encoder.hidden_0`; it is empty where the
+    outermost structure is a tensor, tuple or list, which name nothing.
+    """
+    named = fields_of(outputs) is not None
+    return [(path if named else "", tensor) for path, tensor in _tensors(outputs, "")]
+
+
+def flat_outputs(outputs: Any) -> tuple[list[str], list[NDArray[Any]]]:
+    """Return names (empty where the structure has none) and arrays of what `forward` returned."""
+    tensors = flat_tensors(outputs)
+    return [name for name, _ in tensors], [tensor.detach().cpu().numpy() for _, tensor in tensors]
+
+
+def name_outputs(given: Sequence[str], reference: Any) -> list[str]:
+    """Return a name for every output: as given, as the structure says, or `output`, `output_0`, ..."""
+    names = [name for name, _ in flat_tensors(reference)]
+    if not names:
+        raise ExportError(
+            f"forward returned {type(reference).__name__}; tensors, or a tuple or dict of them, are required"
+        )
+    if given:
+        if len(given) != len(names):
+            raise InvalidOption(f"{len(given)} output names for {len(names)} outputs")
+        return list(given)
+    if all(names) and len(set(names)) == len(names):
+        return names
+    return ["output"] if len(names) == 1 else [f"output_{i}" for i in range(len(names))]
+
+
+def is_plain(outputs: Any) -> bool:
+    """Whether PyTorch's exporter takes a structure apart as `flat_tensors` does: only tensors, no `None`."""
+    if isinstance(outputs, import_torch().Tensor):
+        return True
+    if type(outputs) in (tuple, list):
+        return all(is_plain(item) for item in outputs)
+    return type(outputs) is dict and all(is_plain(item) for item in outputs.values())
+
+
+def fields_of(value: Any) -> list[tuple[str, Any]] | None:
+    """The named parts of a dict, dataclass or named tuple; None for what has none."""
+    if isinstance(value, Mapping):
+        return [(str(name), item) for name, item in value.items()]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return list(zip(getattr(value, "_fields"), value, strict=True))  # noqa: B009
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(item.name, getattr(value, item.name)) for item in dataclasses.fields(value)]
+    return None
+
+
+def joined(path: str, name: str | int) -> str:
+    """A longer path: `batch.image` by name, `features_0` by position; ONNX has no rule for other letters."""
+    if isinstance(name, int):
+        return f"{path}_{name}" if path else str(name)
+    plain = "".join(letter if letter.isalnum() or letter in "_.-" else "_" for letter in name)
+    return f"{path}.{plain}" if path else plain
+
+
+def _tensors(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, import_torch().Tensor):
+        yield path, value
+    elif value is not None and not isinstance(value, bool | int | float | str):
+        fields = fields_of(value)
+        parts: list[tuple[Any, Any]]
+        # Older caches of transformers are dataclasses whose lists grow while the model runs.
+        if fields is not None and not type(value).__name__.endswith("Cache"):
+            parts = list(fields)
+        elif isinstance(value, tuple | list):
+            parts = list(enumerate(value))
+        else:
+            raise ForeignOutput(
+                f"forward returned {type(value).__name__} "
+                f"({f'output {path}' if path else 'its only output'}); "
+                "tensors, or tuples, dicts and dataclasses of them, are required",
+                hint="wrap the model in an nn.Module that returns the tensors alone",
+                output=path,
+            )
+        for name, item in parts:
+            yield from _tensors(item, joined(path, name))

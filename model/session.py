@@ -1,15 +1,56 @@
-"""Create ONNX Runtime sessions, on the CPU by default, and translate their errors."""
+"""Create ONNX Runtime sessions, and find where its optimizer goes wrong, and which precision it brings.
+
+`requantized`: layers that it quantizes further than their Q/DQ graph says.
+
+    x ─ DQ ─ Conv(w, b) ─ Q        becomes        x ─ DQ ─ Conv(DQ(int8 w), DQ(int32 b)) ─ Q
+
+Its transformer WeightBiasQuantization (from 1.21 on, microsoft/onnxruntime 22889 and 22969; of Conv,
+ConvTranspose and Gemm) goes wrong where
+
+1. the weight is float32 on purpose, as the layer is to stay in float: it becomes int8, with one scale for
+   all channels;
+2. the bias is of 16 bits: `b / (scale of x * scale of w)` is computed in its type, and is infinite from 65504
+   on in float16;
+3. that quotient is above the largest int32.
+
+It takes layers right behind a DequantizeLinear of one scale.
+
+`zero_padded_pools`: MaxPools of zeros that it makes MaxPools of nothing.
+
+    x ─ Pad(value 0) ─ MaxPool        becomes        x ─ MaxPool(pads)
+
+Its transformer Pad_Fusion (microsoft/onnxruntime 18136, in 1.17) moves the padding into the pool, where it is
+no value: at the border, the largest of negative values and 0 becomes the largest of the negative values. Seen
+with 1.31.1, on networks with TensorFlow's padding (BiT). onnxsim did the same (onnxsim/onnxsim 290).
+"""
 
 from __future__ import annotations
 
+import functools
+import math
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ..errors import EngineUnavailable, ModelError, QCompileError, first_line
 from ..tensors import Feeds, format_shape
-from .onnxruntime_optimizer import optimizers_that_lose_zeros
+from .graph import (
+    ONNX_DOMAINS,
+    attribute,
+    constant_tensor,
+    every_graph,
+    producers,
+    tensor_values,
+    weighted_nodes,
+)
+from .weightless import read_weightless
+
+if TYPE_CHECKING:
+    import onnx
 
 SIGNED_ACTIVATIONS = "session.qdqisint8allowed"
 """Whether Q/DQ of int8 activations becomes integer kernels: on where the processor is ARM, off on x86."""
@@ -149,3 +190,181 @@ def import_onnxruntime() -> Any:
             engine="onnxruntime",
         ) from error
     return onnxruntime
+
+
+WEIGHT_BIAS_QUANTIZATION = "WeightBiasQuantization"
+"""Its name among the optimizers that a session can leave out."""
+
+_FLOAT, _FLOAT16, _BFLOAT16 = 1, 10, 16
+_LAYERS = ("Conv", "ConvTranspose", "Gemm")
+_FOLDED = ("Constant", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+_LARGEST_INT32 = 2.0**31 - 1
+
+
+def requantized(model: onnx.ModelProto) -> list[tuple[onnx.GraphProto, onnx.NodeProto]]:
+    """Return the layers, each with the graph that holds it; a bias that is not loaded counts as small."""
+    stored: dict[str, onnx.TensorProto] = {}
+    graphs = list(every_graph(model.graph))
+    for graph in graphs:
+        stored |= {tensor.name: tensor for tensor in graph.initializer}
+        stored |= _constants(graph)
+    return [(graph, node) for graph in graphs for node in _requantized_nodes(graph, stored)]
+
+
+def _requantized_nodes(
+    graph: onnx.GraphProto, stored: Mapping[str, onnx.TensorProto]
+) -> Iterator[onnx.NodeProto]:
+    made_by = producers(graph)
+    for node in graph.node:
+        if node.op_type not in _LAYERS or node.domain not in ONNX_DOMAINS:
+            continue
+        activation, weight = made_by.get(node.input[0]), made_by.get(node.input[1])
+        if activation is None or not _dequantizes(activation) or _extent(activation.input[1], stored) != 1:
+            continue
+        if weight is None or weight.op_type in _FOLDED:
+            if _is_stored_float(node.input[1], made_by, stored):
+                yield node
+        elif _dequantizes(weight):
+            bias = stored.get(node.input[2]) if len(node.input) > 2 else None
+            if bias is not None and _overflows(bias, activation, weight, stored):
+                yield node
+
+
+def _is_stored_float(
+    name: str, made_by: Mapping[str, onnx.NodeProto], stored: Mapping[str, onnx.TensorProto]
+) -> bool:
+    """Whether a tensor is stored as float32, or folded to one that is."""
+    while name not in stored and name in made_by and made_by[name].op_type in _FOLDED:
+        name = made_by[name].input[0]
+    return name in stored and stored[name].data_type == _FLOAT
+
+
+def _overflows(
+    bias: onnx.TensorProto, activation: Any, weight: Any, stored: Mapping[str, onnx.TensorProto]
+) -> bool:
+    """Whether a bias cannot be stored as int32 in the scale of its products."""
+    if bias.data_type in (_FLOAT16, _BFLOAT16):
+        return True
+    scales = [stored.get(node.input[1]) for node in (activation, weight)]
+    values = [_values(tensor) for tensor in (bias, *scales)]
+    if any(one is None for one in values):
+        return False
+    b, x, w = values
+    with np.errstate(divide="ignore", invalid="ignore"):
+        try:
+            quotient = np.abs(b) / (x * w)
+        except ValueError:  # scales of blocks, which it passes over
+            return False
+    return bool(np.any(quotient > _LARGEST_INT32))
+
+
+def _values(tensor: onnx.TensorProto | None) -> Any:
+    """Values as float64, one axis at most; None where they are not loaded."""
+    if tensor is None or tensor.data_type != _FLOAT or tensor.external_data:
+        return None
+    return tensor_values(tensor).astype(np.float64).reshape(-1)
+
+
+def _dequantizes(node: Any) -> bool:
+    return node is not None and node.op_type == "DequantizeLinear" and node.domain in ONNX_DOMAINS
+
+
+def _extent(name: str, stored: Mapping[str, onnx.TensorProto]) -> int:
+    """How many values a stored tensor has; 1 where it is not stored, as most scales are one."""
+    return math.prod(stored[name].dims) if name in stored else 1
+
+
+def _constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    tensors = {node.output[0]: constant_tensor(node) for node in graph.node if node.op_type == "Constant"}
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+
+PAD_FUSION = "Pad_Fusion"
+"""Its name among the optimizers that a session can leave out."""
+
+
+def zero_padded_pools(model: onnx.ModelProto) -> list[str]:
+    """Return the names of the MaxPools behind a Pad of 0, or of a value that is not known."""
+    return [name for graph in every_graph(model.graph) for name in _pools_of(graph)]
+
+
+def optimizers_that_lose_zeros(path: Path) -> tuple[str, ...]:
+    """Return the optimizers that a session of the file must leave out; none of one that cannot be read."""
+    try:
+        status = path.stat()
+        return _optimizers(path, status.st_mtime_ns, status.st_size)
+    except (OSError, QCompileError):  # the runtime that is given it says what is wrong
+        return ()
+
+
+@functools.lru_cache(maxsize=256)
+def _optimizers(path: Path, _changed: int, _size: int) -> tuple[str, ...]:
+    return (PAD_FUSION,) if zero_padded_pools(read_weightless(path).model) else ()
+
+
+def _pools_of(graph: onnx.GraphProto) -> list[str]:
+    pads = (node for node in graph.node if node.op_type == "Pad" and node.domain in ONNX_DOMAINS)
+    padded = {pad.output[0]: pad for pad in pads if attribute(pad, "mode", "constant") == "constant"}
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    stored |= _constants(graph)
+    return [
+        node.name or node.output[0]
+        for node in graph.node
+        if node.op_type == "MaxPool" and node.input[0] in padded and _is_zero(padded[node.input[0]], stored)
+    ]
+
+
+def _is_zero(pad: onnx.NodeProto, stored: dict[str, onnx.TensorProto]) -> bool:
+    """Whether it pads with 0, which is also what it does where nothing is said."""
+    if len(pad.input) < 3 or not pad.input[2]:
+        return float(attribute(pad, "value", 0.0)) == 0.0  # up to opset 10
+    tensor = stored.get(pad.input[2])
+    return tensor is None or not np.any(tensor_values(tensor).astype(np.float64))
+
+
+_RENAMED = re.compile(r"(.+?)(_token_\d+|_nchwc|/\w+Fusion\w*|_(?:quant|QuantizeLinear)\w*)$")
+"""How the optimizer names what it made of a node: `conv1_token_4`, `conv1_nchwc`, `mm/MatMulAddFusion`."""
+
+
+def missed_nodes(
+    planned: Sequence[onnx.NodeProto], optimized: onnx.ModelProto, precision: str
+) -> tuple[dict[str, str], list[str]]:
+    """Return the planned nodes that run in another precision, each with that, and those of which is unknown.
+
+    A planned node that is nowhere in the optimized graph became part of another node. It is unknown only
+    where a node of another precision is there that no planned node's name explains.
+    """
+    names = {node.name: node.name for node in planned}
+    names |= {output: node.name for node in planned for output in node.output if output}
+    missed: dict[str, str] = {}
+    located: set[str] = set()
+    strangers = False
+    for kind, nodes in weighted_nodes(optimized, as_executed=True).items():
+        for node in nodes:
+            origin = _origin(node, names)
+            if origin is not None:
+                located.add(origin)
+                if kind != precision:
+                    missed[origin] = kind
+            elif kind != precision:
+                strangers |= _is_made(node)
+    left = [node.name for node in planned if node.name not in located]
+    return missed, left if strangers else []
+
+
+def _origin(node: onnx.NodeProto, names: dict[str, str]) -> str | None:
+    """The planned node that a node was made of; None where no name tells."""
+    for name in (node.name.removeprefix("fused "), *node.output):
+        while True:
+            if name in names:
+                return names[name]
+            match = _RENAMED.match(name)
+            if match is None:
+                break
+            name = match.group(1)
+    return None
+
+
+def _is_made(node: onnx.NodeProto) -> bool:
+    """Whether the optimizer made a node: it gives it no name of the file."""
+    return not node.name or node.op_type.startswith("Fused") or _RENAMED.match(node.name) is not None

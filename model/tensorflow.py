@@ -11,8 +11,8 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +22,7 @@ import numpy as np
 
 from ..errors import EngineUnavailable, InvalidOption, MissingFile, ModelError, UnsupportedOperator
 from ..files import temporary_folder
+from ..processes.child import Child
 from .archives import check_archive
 from .graph_edits import rename_inputs, store
 from .source import Source
@@ -95,7 +96,14 @@ def convert(
     with temporary_folder("tensorflow") as folder:
         arguments = {source.kind.replace("savedmodel", "saved-model"): path, "output": output, "opset": opset}
         if source.kind == "savedmodel":
-            _refuse_file_operators(path, trust=trust)
+            content = (path / "saved_model.pb").read_bytes()
+            touching = [name.decode() for name in _TOUCHES if name in content]
+            if touching and not trust:
+                raise ModelError(
+                    f"{path}: its graph touches files or calls Python ({', '.join(touching)})",
+                    hint="give `trust` if you know where it comes from",
+                    file=path,
+                )
             arguments |= {"signature_def": source.function} if source.function else {}
         elif source.kind == "keras" and not config:
             config = json.loads(_run([python, "-c", _H5_CONFIG, str(path)], folder, source.spec))
@@ -109,22 +117,20 @@ def convert(
 def _run(command: list[str], folder: Path, label: str) -> str:
     """Return what a process prints. Its working folder, which Python imports from, is an empty one."""
     settings = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "KERAS_BACKEND": "tensorflow"}
-    environment = os.environ | settings | {"KERAS_HOME": str(folder)}
-    try:
-        process = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, stdin=subprocess.DEVNULL, check=False
-        )
-    except OSError as error:
-        raise InvalidOption(
-            f"`python` {command[0]}: cannot be run ({error.strerror})", option="python"
-        ) from error
-    if process.returncode:
-        lines = process.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
-        raise ModelError(
-            f"{label}: the process with TensorFlow ended with exit code {process.returncode}: {lines[-1]}",
-            hint=f"{_PLAIN}; or convert it by `python -m tf2onnx.convert`, and give the ONNX file",
-        )
-    return process.stdout.decode(errors="replace")
+    variables = {**settings, "KERAS_HOME": str(folder)}
+    with (
+        tempfile.TemporaryFile() as output,
+        tempfile.TemporaryFile() as log,
+        Child(command, variables=variables, folder=folder, stdout=output, stderr=log) as child,
+    ):
+        if code := child.wait():
+            last = child.last_output().rpartition("\n")[2] or "it said nothing"
+            raise ModelError(
+                f"{label}: the process with TensorFlow ended with exit code {code}: {last}",
+                hint=f"{_PLAIN}; or convert it by `python -m tf2onnx.convert`, and give the ONNX file",
+            )
+        output.seek(0)
+        return output.read().decode(errors="replace")
 
 
 def _keras_config(path: Path) -> Any:
@@ -166,17 +172,6 @@ def _code(config: Any) -> Iterator[tuple[str, str]]:
             if kind.rpartition(">")[2] in _CODE or foreign or calls or ">" in registered:
                 yield layer, f"{module}.{inner}" if calls else f"{module}.{kind}" if foreign else kind
         waiting += [(item, layer) for item in value.values()]
-
-
-def _refuse_file_operators(path: Path, *, trust: bool) -> None:
-    content = (path / "saved_model.pb").read_bytes()
-    touching = [name.decode() for name in _TOUCHES if name in content]
-    if touching and not trust:
-        raise ModelError(
-            f"{path}: its graph touches files or calls Python ({', '.join(touching)})",
-            hint="give `trust` if you know where it comes from",
-            file=path,
-        )
 
 
 def _finish(path: Path, label: str, config: Any, outputs: Sequence[str]) -> None:

@@ -19,8 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import ModelError, QCompileError
-from .source import Source
-from .source_options import did_you_mean
+from .source import Source, did_you_mean
 from .source_paths import PREFIX, module_name
 
 

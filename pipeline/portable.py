@@ -19,7 +19,7 @@ from ..data.kinds import data_files
 from ..data.spelling import FILE_KEYS
 from ..errors import QCompileError
 from ..files import manifest_path, require_file, side_files
-from ..model.preprocessing import preprocessing_files
+from ..model.load import preprocessing_files
 from ..model.source import NAMED, Source, parse_source, source_files
 from ..progress import silent
 from ..spec.option import Named, fields_of

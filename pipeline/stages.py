@@ -14,7 +14,7 @@ from ..artifact import accepting, checked_input, known_digest, tool_versions
 from ..data.batches import Data
 from ..engines.gpu import find_gpu
 from ..engines.registry import capabilities, engine, packages_of
-from ..model.preprocessing import digest_preprocessing
+from ..model.load import digest_preprocessing
 from ..model.source import TENSORFLOW_KINDS, digest_source
 from ..processor import isa_here, processor
 from ..spec.artifacts import BuildSpec, with_floats
@@ -59,7 +59,7 @@ def model_of(recipe: Recipe) -> dict[str, str]:
 def export_work(recipe: Recipe, _: Stage, job: Job) -> object:
     """The model becomes ONNX."""
     from ..compiler.export import export
-    from ..model.preprocessing import find_preprocessing
+    from ..model.load import find_preprocessing
 
     section = recipe.model
     return export(

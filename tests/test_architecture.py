@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 ROOMS = (
     "artifact", "bench", "calibration", "cli", "cluster", "comparison", "compiler", "data", "deploy",
-    "engines", "files", "lowering", "model", "pipeline", "reporting", "spec", "tuning", "untrusted",
+    "engines", "files", "lowering", "model", "pipeline", "reporting", "spec", "processes", "tuning",
 )  # fmt: skip
 SOURCES = sorted(
     path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] in ROOMS or path.parent == ROOT
@@ -22,7 +22,7 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 # A room may import itself and those listed; modules at the root are named by their own name.
 GROUND = {
     "errors", "tensors", "files", "artifact", "progress", "version", "figures", "plain_text", "spec",
-    "machine_memory", "processor", "svg",
+    "machine_memory", "processor", "processes", "svg",
 }  # fmt: skip
 ONNX = GROUND | {"model", "data"}
 BUILT = ONNX | {"calibration", "compiler", "engines"}
@@ -40,7 +40,7 @@ ALLOWED = {
     "spec": {"errors", "tensors"},
     "files": {"errors"},
     "artifact": {"errors", "tensors", "files", "version", "processor", "spec"},
-    "untrusted": {"errors", "files", "model", "bench"},
+    "processes": {"errors", "files"},
     "model": GROUND,
     "data": GROUND | {"model"},
     "calibration": ONNX,
@@ -54,10 +54,9 @@ ALLOWED = {
     "building": BUILT | {"lowering"},
     "tuning": BUILT | {"bench", "lowering", "building"},
     "pipeline": BUILT | {"bench", "reporting", "lowering", "building", "tuning"},
-    "cluster": BUILT | {"bench", "lowering", "building", "tuning", "pipeline", "untrusted"},
+    "cluster": BUILT | {"bench", "lowering", "building", "tuning", "pipeline"},
     "cli": BUILT | {
         "cluster", "bench", "comparison", "reporting", "tuning", "deploy", "pipeline", "building",
-        "untrusted",
     },
 }  # fmt: skip
 

@@ -14,7 +14,7 @@ from qcompile.calibration import calibrate
 from qcompile.compiler.quantize.quantize import quantize
 from qcompile.engines import load, names
 from qcompile.errors import IntentNotReached, InvalidOption
-from qcompile.model.output_error import output_error
+from qcompile.model.judgement import output_error
 from qcompile.model.weightless import fingerprint
 from qcompile.processor import isa_here
 from qcompile.spec.artifacts import BuildSpec

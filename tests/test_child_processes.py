@@ -18,8 +18,8 @@ import onnx
 import pytest
 from written_models import model_of
 
-from qcompile.bench.workers.process import worker_command
 from qcompile.cli import main
+from qcompile.processes.child import module_command
 
 NAMES = ("random", "json", "numpy", "types", "typing", "runpy", "qcompile", "sitecustomize", "onnxruntime")
 
@@ -30,7 +30,7 @@ ALIVE_S = 10.0
 PROGRAM = """
 import os, sys, time
 import qcompile
-from qcompile.bench.workers.process import Worker
+from qcompile.processes.worker import Worker
 
 model, seconds = sys.argv[1], float(sys.argv[2])
 began = time.monotonic()
@@ -123,7 +123,7 @@ def test_a_folder_that_is_named_in_pythonpath_is_still_looked_in(
     program = packages / "program.py"
     program.write_text("import named, random, sys\nprint(sys.argv[1:])\n")
     environment = {**os.environ, "PYTHONPATH": str(packages)} | ({variable: "1"} if variable else {})
-    command = worker_command("program", "a b")
+    command = module_command("program", "a b")
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     assert done.stdout == "found\n['a b']\n"
     assert not (hostile / "ran").exists()

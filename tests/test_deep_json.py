@@ -15,8 +15,8 @@ from qcompile.comparison.layers.outcome import load_layers
 from qcompile.data.arrays import load_polygraphy
 from qcompile.errors import ArtifactError, QCompileError
 from qcompile.files import absolute_path, read_json
+from qcompile.model.load import find_preprocessing
 from qcompile.model.named import hf_configuration
-from qcompile.model.preprocessing import find_preprocessing
 from qcompile.reporting.inspection import inspect
 
 DEEP = [

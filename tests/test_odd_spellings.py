@@ -13,7 +13,7 @@ import pytest
 from qcompile.calibration.tensorrt_cache import version_code
 from qcompile.comparison.diff import parse_tolerances
 from qcompile.errors import InvalidOption
-from qcompile.model.source_options import SourceOptions, parse_query
+from qcompile.model.source import SourceOptions, parse_query
 from qcompile.pipeline.migrate.intent import read_size, trtexec_shapes
 from qcompile.pipeline.recipe import _read_profile
 from qcompile.spec.tensorrt import parse_bytes

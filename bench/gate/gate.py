@@ -15,10 +15,10 @@ from ...progress import Progress, silent
 from ...spec.decode import called, shared
 from ...spec.measure import BenchSpec, GateOptions
 from ..benchmark import benchmark
+from ..interpreters import Interpreters, parse_interpreters
 from ..measuring.environment import environment, machine_text
 from ..outputs import describe, short_name
 from ..results.results import Results, now
-from ..workers.process import Interpreters, parse_interpreters
 from .checks import Check, GateRule, Limits, State, checks_of, slowdown
 from .result import GateResult, PairResult
 

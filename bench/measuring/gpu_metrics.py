@@ -8,10 +8,10 @@ from pathlib import Path
 from statistics import median
 
 from ...engines.gpu import parse_device
+from ...processes.worker import Worker
 from ...progress import Progress
 from ..recorder import Recorder
 from ..results.row import Energy, GpuLatency
-from ..workers.process import Worker
 from .nvml import find_nvml
 from .rounds import TimingSeries
 from .sweep import each_worker

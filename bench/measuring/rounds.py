@@ -15,9 +15,9 @@ from statistics import median
 from typing import Any, Literal, Protocol, TypeVar
 
 from ...errors import QCompileError
+from ...processes.worker import Worker
 from ...spec.measure import BenchOptions
 from ..statistics.speedup import FEWEST_ROUNDS, ratio_level, speedup_with_interval
-from ..workers.process import Worker
 from .warm_up import LIMIT_S, TimedWarmUp, warm_up
 
 BLOCK_S = 0.15  # long against the clock and the scheduler, short enough for many rounds

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import QCompileError, WorkerError
+from ...processes.worker import Worker
 from ...progress import Progress
 from ...tensors import Feeds
 from ..outputs import save_feeds
 from ..recorder import Recorder, latency_of
 from ..results.row import Curve, CurvePoint
-from ..workers.process import Worker
 from .rounds import ask_timing
 from .warm_up import warm_up
 

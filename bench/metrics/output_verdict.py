@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InvalidOption
-from ...model.judgement import ATOL_SHARE, BY_SIGNAL, RTOL, SNR_DB, RowAgreement, Rule
-from ...model.output_error import ErrorSums
+from ...model.judgement import ATOL_SHARE, BY_SIGNAL, RTOL, SNR_DB, ErrorSums, RowAgreement, Rule
 from ...progress import quiet
 from ..outputs import paired
 from ..results.row import Difference

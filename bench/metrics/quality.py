@@ -11,10 +11,10 @@ from functools import partial
 
 from ...data.batches import Data
 from ...errors import DataError
+from ...processes.worker import Worker
 from ...tensors import Feeds, ModelIO, TensorInfo, samples_in
 from ..outputs import RunnableArtifact, infer_all, paired
 from ..recorder import Recorder
-from ..workers.process import Worker
 from .accuracy import ScoreSums, accuracy
 from .metric import Metric, Outputs, Scored, Truth
 from .output_verdict import RunningDifference

@@ -95,7 +95,7 @@ class Architecture:
 
     def module(self) -> Any:
         """Return the module with the random weights that it comes with."""
-        from qcompile.model.named.load import declare_torchvision_operators
+        from qcompile.model.named.description import declare_torchvision_operators
 
         declare_torchvision_operators()  # timm and transformers import torchvision where it is installed
         if self.library == "timm":

@@ -23,7 +23,7 @@ _RUNTIMES = (
     "qcompile.compiler.export", "qcompile.compiler.simplify.simplify", "qcompile.compiler.quantize.quantize",
     "qcompile.building", "qcompile.calibration.calibrate", "qcompile.calibration.kernel",
     "qcompile.engines.build", "qcompile.engines.openvino",
-    "qcompile.comparison.diff", "qcompile.bench.workers.process",
+    "qcompile.comparison.diff", "qcompile.processes.worker",
 )  # fmt: skip
 _TRACEBACK_LINES = 14
 

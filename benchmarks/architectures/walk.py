@@ -81,8 +81,9 @@ def _again(row: dict[str, Any], again: str) -> bool:
 
 
 def _check(chosen: list[Any]) -> int:
-    from processes import run_all
     from road import check_module, preload
+
+    from processes import run_all
 
     preload(runtimes=False)
     failed = 0
@@ -94,8 +95,9 @@ def _check(chosen: list[Any]) -> int:
 
 
 def _run(todo: list[Any], options: argparse.Namespace) -> int:
-    from processes import run_all
     from road import environment, preload, walk
+
+    from processes import run_all
 
     if not todo:
         return 0

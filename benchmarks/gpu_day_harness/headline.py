@@ -84,7 +84,7 @@ def measure(day: Day, network: str, *, more: bool = False) -> None:
     Raises:
         NotRun: If no engine was built.
     """
-    from qcompile.bench.workers.process import Worker
+    from qcompile.processes.worker import Worker
 
     torch, variants = (MORE_TORCH, MORE_VARIANTS) if more else (TORCH, VARIANTS)
     engines = {name: day.folder / f"{network}.{name}.engine" for name in variants}
@@ -216,7 +216,7 @@ def _feeds(day: Day, network: str, batch: int) -> Path:
 
 def _closeness(day: Day, network: str, output: Path) -> float:
     """Signal-to-noise ratio of the first output against ONNX Runtime's in float32."""
-    from qcompile.bench.workers.arrays import load_arrays
+    from qcompile.processes.arrays import load_arrays
 
     found = next(iter(load_arrays(output).values()))
     expected = next(iter(day.batch(network)[1].values()))[: len(found)]

@@ -171,7 +171,7 @@ def _amax(model: onnx.ModelProto, feeds: Feeds) -> dict[str, float]:
 
 
 def _snr_db(folder: Path, name: str) -> float:
-    from qcompile.model.output_error import output_error
+    from qcompile.model.judgement import output_error
 
     with (
         np.load(folder / f"{name}.outputs.npz") as whole,

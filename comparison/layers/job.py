@@ -22,13 +22,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ...bench.workers.arrays import load_arrays
 from ...engines.load import load
 from ...engines.registry import engine
 from ...errors import DataError, QCompileError, first_line
 from ...model.graph import infer_types
-from ...model.output_error import ErrorSums
+from ...model.judgement import ErrorSums
 from ...model.weightless import read_weightless
+from ...processes.arrays import load_arrays
 from ...tensors import Feeds, ModelIO
 from .sides import Form
 

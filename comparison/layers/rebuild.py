@@ -30,8 +30,8 @@ from ...engines.tensorrt.builder.network import marks_unfused
 from ...errors import BuildError, InvalidOption, ModelError
 from ...files import held_folder
 from ...model.graph_edits import cut
+from ...model.judgement import ErrorSums
 from ...model.onnx_file import load_onnx, save_onnx
-from ...model.output_error import ErrorSums
 from ...progress import Progress
 from ...spec.artifacts import BuildSpec
 from ...spec.decode import changed

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from ...model.output_error import ErrorSums
+from ...model.judgement import ErrorSums
 from .outcome import CAP_DB, THRESHOLD_DB, EngineSearch, FirstBad, Layer, LayerDiff, Neighbour, PairCounts
 from .taps import LayerRuns
 

@@ -15,15 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...bench.outputs import try_extents
-from ...bench.workers.arrays import load_array, save_arrays
-from ...bench.workers.process import Worker
 from ...data.batches import Data
 from ...errors import DataError, EngineUnavailable
 from ...files import held_folder, writing
 from ...model.graph import infer_shapes, infer_types, without_weights
-from ...model.output_error import ErrorSums
+from ...model.judgement import ErrorSums
 from ...model.random_input import RandomInput
 from ...model.weightless import WeightlessModel
+from ...processes.arrays import load_array, save_arrays
+from ...processes.worker import Worker
 from ...progress import Progress, quiet
 from ...tensors import Feeds, samples_in
 from .job import Job
@@ -241,7 +241,7 @@ def run(job: Job, name: str, text: str, progress: Progress) -> dict[str, Any]:
         return worker.ask(
             "layers",
             job={**asdict(job), "folder": str(folder)},
-            told=lambda done: progress(text, done, job.batches),
+            on_progress=lambda done: progress(text, done, job.batches),
         )
 
 

@@ -15,9 +15,8 @@ from ...data.batches import Data
 from ...errors import ExportError, ModelError, first_line
 from ...model.example import CHECK_EXTENTS, RUNGS, Example, examples, flat_outputs, make_example
 from ...model.input_notes import AxisRange
-from ...model.outputs import ForeignOutput, flat_tensors
 from ...model.preprocessing import Preprocessing
-from ...model.pytorch import LoadedModel
+from ...model.pytorch import ForeignOutput, LoadedModel, flat_tensors
 from ...progress import Progress, quiet
 from ...tensors import Feeds, TensorInfo, format_shape
 from ..check import OnnxReference, Outputs, compare_outputs

@@ -15,10 +15,10 @@ from ...model.archives import trusting
 from ...model.example import Example, name_outputs
 from ...model.graph import graph_precision
 from ...model.input_notes import AxisRange, write_notes
+from ...model.load import find_preprocessing, load_torch
 from ...model.onnx_file import load_checked, load_onnx, model_io, opset
-from ...model.outputs import is_plain
-from ...model.preprocessing import Preprocessing, find_preprocessing
-from ...model.pytorch import LoadedModel, computes_otherwise_in_training, evaluated, load_torch
+from ...model.preprocessing import Preprocessing
+from ...model.pytorch import LoadedModel, computes_otherwise_in_training, evaluated, is_plain
 from ...model.source import TENSORFLOW_KINDS, Source, parse_source
 from ...progress import Progress, silent
 from ...spec.decode import called

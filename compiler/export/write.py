@@ -22,8 +22,7 @@ from ...errors import ExportError, QCompileError, UnsupportedOperator, first_lin
 from ...model.example import Example
 from ...model.input_notes import AxisRange
 from ...model.onnx_file import load_onnx, opset, save_onnx
-from ...model.outputs import flat_tensors
-from ...model.pytorch import import_torch
+from ...model.pytorch import flat_tensors, import_torch
 from ...model.source_paths import strip_source_paths
 from ...progress import quiet
 from ...spec.words import GraphTarget

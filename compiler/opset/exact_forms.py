@@ -33,7 +33,7 @@ import numpy as np
 from ...model.graph import ONNX_DOMAINS, attribute, every_graph, producers
 from ...model.graph_edits import drop_attributes, set_nodes
 from ...model.onnx_file import opset
-from ...model.onnxruntime_optimizer import requantized
+from ...model.session import requantized
 from .scope import Chain, Scope, every_scope, find_nodes, node_name, replace_nodes
 
 if TYPE_CHECKING:

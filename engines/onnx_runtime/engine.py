@@ -15,9 +15,8 @@ from ...errors import ArtifactError, BuildError, EngineUnavailable
 from ...files import temporary_folder
 from ...model.graph import count_weighted, holds_half, weighted_nodes
 from ...model.onnx_file import count_operators, external_files, is_large, load_onnx, model_io, save_onnx
-from ...model.onnxruntime_optimizer import missed_nodes
 from ...model.random_input import run_on
-from ...model.session import SIGNED_ACTIVATIONS, make_session, optimize_file, session_options
+from ...model.session import SIGNED_ACTIVATIONS, make_session, missed_nodes, optimize_file, session_options
 from ...model.source_paths import strip_source_paths
 from ...model.weightless import WeightlessModel, read_weightless
 from ...processor import (

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from ...artifact import read_manifest
 from ...errors import ArtifactError, BuildError, EngineUnavailable, ModelError, first_line
-from ...model.onnxruntime_optimizer import WEIGHT_BIAS_QUANTIZATION, requantized
-from ...model.session import make_session, session_options
+from ...model.session import WEIGHT_BIAS_QUANTIZATION, make_session, requantized, session_options
 from ...model.weightless import read_weightless
 from ...tensors import Dim, Feeds, ModelIO, TensorInfo, check_feeds
 from ..base import Runner
@@ -62,7 +61,7 @@ KNOWN_FAULTS: tuple[KnownFault, ...] = (
         "Conv, ConvTranspose or Gemm",
         ("microsoft/onnxruntime 22889", "microsoft/onnxruntime 22969"),
         "between Q/DQ gets weights of int8 where the graph has floats, or a bias of int32 that overflows",
-        "rewrite",  # seen with 1.21.1, 1.23.2 and 1.31.1; model/onnxruntime_optimizer.py has the three cases
+        "rewrite",  # seen with 1.21.1, 1.23.2 and 1.31.1; model/session.py has the three cases
         versions={"onnxruntime": ("1.21", "")},
     ),
 )

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from ...artifact import Check, read_manifest
 from ...errors import BuildError, EngineUnavailable, InvalidOption, ModelError, first_line
 from ...model.example import CHECK_EXTENTS, Example, flat_outputs, make_example, name_outputs
-from ...model.output_error import output_error
-from ...model.pytorch import import_torch, load_torch
+from ...model.judgement import output_error
+from ...model.load import load_torch
+from ...model.pytorch import import_torch
 from ...model.source import parse_source
 from ...processor import processor
 from ...progress import quiet

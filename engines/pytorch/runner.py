@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...errors import DataError, InvalidOption, ModelError, first_line
 from ...model.example import Example, flat_outputs, in_order, name_outputs, takes_keywords
-from ...model.output_error import output_error
+from ...model.judgement import output_error
 from ...model.pytorch import import_torch
 from ...progress import quiet
 from ...spec.words import TORCH_MODES, TorchMode

@@ -11,12 +11,12 @@ from typing import Any, cast
 from ...errors import InvalidOption, ModelError, first_line
 from ...progress import quiet
 from ..preprocessing import AudioPreprocessing, ImagePreprocessing, Task, TextPreprocessing, scaled_resize
-from ..source import Source
-from ..source_options import did_you_mean
+from ..source import Source, did_you_mean, hub_cache
 from ..source_paths import path_there
-from .description import hub_cache, interpolation, network, not_cached
+from .description import interpolation, network, not_cached
 
 _FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
+AUDIO_INPUTS = ("input_values", "input_features")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _TOKENIZERS = ("tokenizer.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
                "merges.txt", "tokenizer_config.json")  # fmt: skip
@@ -65,11 +65,6 @@ def processor_of(folder: Path, part: str) -> dict[str, Any]:
     if isinstance(inner, dict):
         return inner
     return read_json(folder, "preprocessor_config.json") or (whole if f"{part}_type" in whole else {})
-
-
-def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder holds a tokenizer."""
-    return any((folder / name).is_file() for name in _TOKENIZERS)
 
 
 def _snapshot(source: Source, *, weights: bool) -> Path:
@@ -161,8 +156,14 @@ def choose(source: Source, config: Any) -> Choice:
 
     asked = source.options.task
     named = next(iter(getattr(config, "architectures", None) or ()), "")
+    if asked and asked not in HEADS:
+        raise InvalidOption(
+            f"model {source.spec}: task {asked!r} is none of {', '.join(HEADS)}",
+            hint=did_you_mean(asked, HEADS),
+        )
     if asked:
-        return _asked(source, config, asked)
+        encoder = asked == "embedding" and bool(getattr(config, "is_encoder_decoder", False))
+        return Choice(HEADS[asked], asked, _of_auto(source, config, asked), encoder)
     model = getattr(transformers, named, None)
     if named and model is None:
         raise ModelError(
@@ -171,7 +172,7 @@ def choose(source: Source, config: Any) -> Choice:
             hint="write a function that returns the module: file.py:function",
         )
     name = _by_ending(named) if model is not None else "embedding"
-    if name == "text-classification" and _is_audio(model):
+    if name == "text-classification" and getattr(model, "main_input_name", "") in AUDIO_INPUTS:
         name = "audio-classification"
     if name is None or (_decodes(config, model) and name != "text-classification"):
         what = "generates with a decoder" if _decodes(config, model) else f"is a {named}"
@@ -180,17 +181,6 @@ def choose(source: Source, config: Any) -> Choice:
             hint="give ?task=embedding for its encoder alone, or write a function: file.py:function",
         )
     return Choice(HEADS[name], name, model or _of_auto(source, config, name))
-
-
-def _asked(source: Source, config: Any, asked: str) -> Choice:
-    if asked not in HEADS:
-        raise InvalidOption(
-            f"model {source.spec}: task {asked!r} is none of {', '.join(HEADS)}",
-            hint=did_you_mean(asked, HEADS),
-        )
-    model = _of_auto(source, config, asked)
-    encoder = asked == "embedding" and bool(getattr(config, "is_encoder_decoder", False))
-    return Choice(HEADS[asked], asked, model, encoder)
 
 
 def _of_auto(source: Source, config: Any, name: str) -> Any:
@@ -214,10 +204,6 @@ def _by_ending(name: str) -> str | None:
         ((e, key) for key, head in HEADS.items() for e in head.endings), key=lambda p: -len(p[0])
     )
     return next((key for ending, key in endings if name.endswith(ending)), None)
-
-
-def _is_audio(model: Any) -> bool:
-    return getattr(model, "main_input_name", "") in ("input_values", "input_features")
 
 
 def _decodes(config: Any, model: Any) -> bool:
@@ -316,7 +302,7 @@ def text_preprocessing(
     source: Source, choice: Choice, config: Any, folder: Path, limit: int | None
 ) -> TextPreprocessing | None:
     """Return what a folder's tokenizer makes; None where it has none that loads."""
-    if not has_tokenizer(folder):
+    if not any((folder / name).is_file() for name in _TOKENIZERS):
         return None
     import transformers
 

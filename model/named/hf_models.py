@@ -15,10 +15,10 @@ from ...errors import InvalidOption, ModelError, first_line
 from ...tensors import AxisExtents, TensorInfo
 from ..nested import NestedInputs, Slot
 from ..pytorch import import_torch
-from ..source import Source
-from ..source_options import RANDOM
+from ..source import RANDOM, Source
 from .description import Description, Domain, image_input, network, with_preprocessing
 from .hf_configuration import (
+    AUDIO_INPUTS,
     Choice,
     audio_preprocessing,
     choose,
@@ -85,7 +85,7 @@ def read_inputs(source: Source, choice: Choice, config: Any, folder: Path) -> In
     main = getattr(choice.model, "main_input_name", "input_ids")
     if main == "pixel_values":
         return _image(source, choice, config, folder)
-    if main in ("input_values", "input_features"):
+    if main in AUDIO_INPUTS:
         sound = with_preprocessing(
             _sound(main, config), audio_preprocessing(source, choice, config, folder, main)
         )

@@ -9,10 +9,9 @@ from typing import Any, cast
 from ...errors import InvalidOption, ModelError, first_line
 from ..preprocessing import ImagePreprocessing, Task
 from ..pytorch import read_weights
-from ..source import Source
+from ..source import Source, hub_cache
 from .description import (
     Description,
-    hub_cache,
     image_input,
     interpolation,
     network,

@@ -111,7 +111,9 @@ def describe_torchvision(source: Source) -> Description:
     if source.options.classes or len(classes) < 2:
         classes = ()
     if task == "video-classification":
-        return Description(source.kind, source.name, "", (_video(source, preset),), ("logits",), classes)
+        extents = source.options.size or tuple(preset.crop_size if preset is not None else (112, 112))
+        video = TensorInfo(_INPUT, "float32", ("batch", 3, _VIDEO_FRAMES, *extents))
+        return Description(source.kind, source.name, "", (video,), ("logits",), classes)
     if task == "object-detection":
         return _detection(source, entry, classes)
     tensor = _image(source, preset, cast("Task", task), classes)
@@ -135,7 +137,9 @@ def load_torchvision(source: Source, description: Description) -> Any:
             )
         with _local_weights(source, weights):
             module = _made(source, entry, {"weights": weights, **arguments})
-    return _wrapped(module, description.task)
+    if description.task == "object-detection":
+        return OneStage(module)
+    return OutputOf(module, "out") if description.task == "semantic-segmentation" else module
 
 
 def _entry(source: Source) -> tuple[Any, Any]:
@@ -186,11 +190,6 @@ def _image(source: Source, preset: Any, task: Task, classes: tuple[str, ...]) ->
             interpolation=interpolation(preset.interpolation), mean=tuple(preset.mean), std=tuple(preset.std),
         )  # fmt: skip
     return with_preprocessing(image_input(_INPUT, height, width), made)
-
-
-def _video(source: Source, preset: Any) -> TensorInfo:
-    height, width = source.options.size or tuple(preset.crop_size if preset is not None else (112, 112))
-    return TensorInfo(_INPUT, "float32", ("batch", 3, _VIDEO_FRAMES, height, width))
 
 
 def _detection(source: Source, entry: Any, classes: tuple[str, ...]) -> Description:
@@ -282,12 +281,6 @@ def _download(source: Source, url: str, cached: Any) -> None:
             f"{source.spec}: {url} cannot be downloaded: {first_line(error)}",
             hint=f"put the file into {cached.parent}, or give `weights` random, or `weights` FILE",
         ) from error
-
-
-def _wrapped(module: Any, task: str) -> Any:
-    if task == "object-detection":
-        return OneStage(module)
-    return OutputOf(module, "out") if task == "semantic-segmentation" else module
 
 
 def _parameters(entry: Any) -> set[str]:

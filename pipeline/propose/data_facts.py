@@ -124,7 +124,8 @@ def _of_images(spelling: Spelling, names: Sequence[str]) -> Feeds | None:
     """An image of the extents that the spelling's `preprocessing` has; None where it says nothing."""
     import numpy as np
 
-    from ...model.preprocessing import ImagePreprocessing, find_preprocessing
+    from ...model.load import find_preprocessing
+    from ...model.preprocessing import ImagePreprocessing
 
     said = spelling.query.get("preprocessing")
     found = find_preprocessing(said) if said else None

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import EngineUnavailable, InvalidOption
 from ...figures import bytes_text, figure
 from ...files import write_text
-from ...model.source import parse_source
-from ...model.source_options import RANDOM
+from ...model.source import RANDOM, parse_source
 from ...plain_text import plain, plain_toml
 from ...progress import Progress, silent
 from ...spec.decode import called

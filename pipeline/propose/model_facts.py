@@ -96,7 +96,7 @@ def look_at_model(
     if source.kind == "onnx":
         return _look_at_onnx(source)
     from ...model.archives import trusting
-    from ...model.pytorch import load_torch
+    from ...model.load import load_torch
 
     with trusting(trust):
         return _look_at_module(source, load_torch(source), inputs, samples)
@@ -140,7 +140,7 @@ def _look_at_module(
     source: Source, loaded: Any, inputs: Sequence[str], samples: Callable[[Sequence[str]], Feeds | None]
 ) -> ModelFacts:
     from ...compiler.export.checks import open_original
-    from ...model.outputs import flat_outputs, name_outputs
+    from ...model.pytorch import flat_outputs, name_outputs
 
     declared, why = _declared(source, loaded, inputs, samples)
     with open_original(loaded, source.spec, declared, (), None) as original:

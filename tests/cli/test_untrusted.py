@@ -12,7 +12,7 @@ import pytest
 from commands import Qc
 from reference_pages import verbs
 
-from qcompile.untrusted.child import WATCHED, is_child
+from qcompile.processes.untrusted import WATCHED, is_child
 
 MakePath = Callable[..., Path]
 

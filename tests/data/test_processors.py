@@ -18,9 +18,9 @@ from scipy.signal import resample_poly
 from tokenizer_files import save_tokenizer
 
 from qcompile.data.batches import Data
-from qcompile.data.preparing import read_labels
 from qcompile.data.processors import decode_audio, resampling_ratio
 from qcompile.data.readers import Batch
+from qcompile.data.table import read_labels
 from qcompile.errors import DataError, InvalidOption
 from qcompile.model.preprocessing import AudioPreprocessing, TextPreprocessing, as_json
 from qcompile.tensors import TensorInfo

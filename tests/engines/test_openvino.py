@@ -23,7 +23,7 @@ from qcompile.engines.openvino.kernels import Kernel
 from qcompile.engines.openvino.runner import OpenVinoRunner
 from qcompile.engines.registry import engine
 from qcompile.errors import ArtifactError, BuildError, DataError, IntentNotReached, QCompileError
-from qcompile.model.output_error import output_error
+from qcompile.model.judgement import output_error
 from qcompile.model.saturating_kernels import probe
 
 pytest.importorskip("openvino")

@@ -16,8 +16,8 @@ from onnx import numpy_helper, parser
 import qcompile
 from qcompile.compiler.opset.cures import FAULTY_GRAPHS
 from qcompile.engines.openvino.words import KNOWN_FAULTS
+from qcompile.model.judgement import output_error
 from qcompile.model.onnx_file import copy_model
-from qcompile.model.output_error import output_error
 
 openvino = pytest.importorskip("openvino")
 

@@ -26,7 +26,7 @@ from qcompile.engines.pytorch import MODES, PyTorch, PyTorchRunner
 from qcompile.engines.pytorch import runner as home
 from qcompile.engines.pytorch.weights import weights_of_module
 from qcompile.errors import BuildError, DataError, InvalidOption, ModelError
-from qcompile.model.pytorch import load_torch
+from qcompile.model.load import load_torch
 from qcompile.model.source import parse_source
 from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.words import Precision

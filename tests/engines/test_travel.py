@@ -19,11 +19,11 @@ from mode_models import normal, written
 import qcompile
 from qcompile.artifact import Manifest, read_manifest
 from qcompile.artifact.int8_isa import int8_isa
-from qcompile.bench.workers import process
 from qcompile.cli import main
 from qcompile.errors import ArtifactError
 from qcompile.files import manifest_path
 from qcompile.model.onnx_file import count_operators, load_onnx
+from qcompile.processes import child
 from qcompile.processor import isa_here
 
 OnProcessor = Callable[..., None]
@@ -85,7 +85,7 @@ def workers_too(monkeypatch: pytest.MonkeyPatch) -> None:
     here = (
         "import qcompile.processor as here\nhere._read_cpuinfo = lambda: ({'avx2', 'avx512f'}, 'Some CPU')\n"
     )
-    monkeypatch.setattr(process, "_START", process._START.replace("runpy.run_", f"{here}runpy.run_"))
+    monkeypatch.setattr(child, "_START", child._START.replace("runpy.run_", f"{here}runpy.run_"))
 
 
 @pytest.fixture

@@ -29,7 +29,6 @@ from qcompile.bench.metrics.names import read_metric
 from qcompile.bench.results.regress import compare_results, parse_limit
 from qcompile.bench.results.render import markdown
 from qcompile.bench.results.results import parse_results
-from qcompile.bench.workers.process import read_answer
 from qcompile.calibration.calibrate import parse_shard
 from qcompile.calibration.ranges_file import checksum, load_checkpoint, load_ranges, save_ranges
 from qcompile.calibration.tensorrt_cache import parse_cache_bytes, version_code
@@ -49,11 +48,11 @@ from qcompile.errors import ArtifactError, CalibrationError, InvalidOption, QCom
 from qcompile.model.input_notes import read_notes
 from qcompile.model.named.hf_configuration import processor_of
 from qcompile.model.preprocessing import as_json, read_preprocessing
-from qcompile.model.source import parse_source
-from qcompile.model.source_options import parse_query
+from qcompile.model.source import parse_query, parse_source
 from qcompile.pipeline.migrate.command_line import read_command
 from qcompile.pipeline.migrate.translate import translate
 from qcompile.pipeline.recipe import parse_recipe
+from qcompile.processes.worker import read_answer
 from qcompile.reporting.page import sections
 from qcompile.reporting.source import read_source
 from qcompile.reporting.summary import summarize

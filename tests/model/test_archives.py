@@ -23,7 +23,8 @@ from qcompile.cli import main
 from qcompile.errors import ModelError
 from qcompile.model import archives
 from qcompile.model.archives import check_archive, check_program, program_checked, trusting
-from qcompile.model.pytorch import load_torch, read_weights
+from qcompile.model.load import load_torch
+from qcompile.model.pytorch import read_weights
 from qcompile.model.source import parse_source
 from qcompile.progress import quiet
 

@@ -11,14 +11,17 @@ from numpy.typing import NDArray
 
 from qcompile.bench.metrics.output_verdict import judge
 from qcompile.model.judgement import (
+    FLOAT_RTOL,
     Judgement,
+    OutputError,
     enough_agreement,
     flips_by_chance,
     judge_by_precision,
     judge_outputs,
     lowest_db,
+    output_error,
+    worst,
 )
-from qcompile.model.output_error import FLOAT_RTOL, OutputError, output_error, worst
 
 
 def noisy(array: NDArray[np.float32], share: float, seed: int = 9) -> NDArray[np.float32]:

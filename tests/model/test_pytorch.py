@@ -20,7 +20,8 @@ from torch import nn
 from qcompile.data.batches import Data
 from qcompile.errors import ModelError
 from qcompile.model.archives import check_torchscript, trusting
-from qcompile.model.pytorch import load_torch, load_weights, read_weights
+from qcompile.model.load import load_torch
+from qcompile.model.pytorch import load_weights, read_weights
 from qcompile.model.source import parse_source
 from qcompile.model.user_code import call, load_function
 from qcompile.tensors import TensorInfo

@@ -16,7 +16,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from written_models import model_of, outputs_of
 
 import qcompile
-from qcompile.model.output_error import output_error
+from qcompile.model.judgement import output_error
 from qcompile.model.reference_forms import (
     is_random,
     rounds_activations,

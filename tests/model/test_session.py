@@ -23,9 +23,14 @@ import qcompile
 import qcompile.model.saturating_kernels as home
 from qcompile.engines.registry import engine
 from qcompile.model.graph_rules import NONE, SaturatingKernels, graph_rules
-from qcompile.model.onnxruntime_optimizer import missed_nodes, optimizers_that_lose_zeros, zero_padded_pools
 from qcompile.model.saturating_kernels import probe, saturating_kernels
-from qcompile.model.session import make_session, session_options
+from qcompile.model.session import (
+    make_session,
+    missed_nodes,
+    optimizers_that_lose_zeros,
+    session_options,
+    zero_padded_pools,
+)
 from qcompile.processor import isa_here, isa_of
 from qcompile.spec.words import ISAS
 

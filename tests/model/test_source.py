@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 
 import qcompile
 from qcompile.errors import InvalidOption, MissingFile, ModelError, QCompileError
+from qcompile.model.load import load_torch
 from qcompile.model.onnx_file import load_onnx, save_onnx
-from qcompile.model.pytorch import LoadedModel, load_torch
-from qcompile.model.source import digest_source, parse_source
-from qcompile.model.source_options import SourceOptions, parse_query
+from qcompile.model.pytorch import LoadedModel
+from qcompile.model.source import SourceOptions, digest_source, parse_query, parse_source
 from qcompile.model.source_paths import (
     module_name,
     moved,

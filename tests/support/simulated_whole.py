@@ -66,10 +66,10 @@ def install_day(folder: Path, version: str) -> None:
     """Put everything in place, for the rest of the process; rounds are short. Source: the tests' own."""
     import headline
 
-    from qcompile.bench.workers import process
+    from qcompile.processes import worker
 
     patch = pytest.MonkeyPatch()
     install(patch, folder, version)
-    patch.setattr(process, "Worker", WorkerInProcess)
+    patch.setattr(worker, "Worker", WorkerInProcess)
     for name, value in {"ROUNDS": 3, "BLOCK_MS": 1.0, "LOADS_AT_ONCE": 1, "BATCHES": (1, 2)}.items():
         patch.setattr(headline, name, value)

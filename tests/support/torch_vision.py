@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from qcompile.model.named.load import declare_torchvision_operators
+from qcompile.model.named.description import declare_torchvision_operators
 
 
 def transforms() -> Any:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from qcompile.bench import worker
-from qcompile.bench.workers import pool
-from qcompile.bench.workers.process import _as_error
+from qcompile.bench import worker, worker_pool
+from qcompile.processes.serve import failure
+from qcompile.processes.worker import error_from_answer
 
 
 class WorkersHere:
@@ -28,7 +28,7 @@ class WorkersHere:
 
 
 class WorkerHere:
-    """What `process.Worker` is, without a process."""
+    """What `processes.worker.Worker` is, without a process."""
 
     def __init__(self, name: str, asked: list[tuple[str, str]] | None = None, **_: Any) -> None:
         self.name, self.pid, self._asked = name, os.getpid(), asked if asked is not None else []
@@ -37,12 +37,12 @@ class WorkerHere:
     def hello(self) -> dict[str, Any]:
         return {"started_ms": 1.0}
 
-    def ask(self, do: str, *, timeout_s: float | None = None, told: Any = None, **arguments: Any) -> Any:
+    def ask(self, do: str, *, timeout_s: float | None = None, **arguments: Any) -> Any:
         self._asked.append((self.name, " ".join([do, *([arguments["mode"]] if "mode" in arguments else [])])))
         try:
             return json.loads(json.dumps(self._session.answer({"do": do, **arguments})))
-        except Exception as error:  # as `worker.serve` does
-            raise _as_error(worker._failure(error), self.name, "") from error
+        except Exception as error:  # as `serve` does
+            raise error_from_answer(failure(error), self.name, "") from error
 
     def freeze(self) -> None:
         pass
@@ -64,6 +64,6 @@ class WorkerHere:
 def install(monkeypatch: pytest.MonkeyPatch) -> WorkersHere:
     """Let a bench start its workers here."""
     made = WorkersHere()
-    monkeypatch.setattr(pool, "Worker", made)
+    monkeypatch.setattr(worker_pool, "Worker", made)
     monkeypatch.setattr(worker, "_wait_for_rest", lambda: True)
     return made

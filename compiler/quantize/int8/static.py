@@ -20,8 +20,7 @@ from ....model.graph_edits import drop_unused_initializers, sort_nodes
 from ....model.graph_rules import GraphRules, graph_rules
 from ....model.multiply_adds import ALLOWED_SHARE, multiply_adds, named, shares
 from ....model.onnx_file import load_onnx
-from ....model.onnxruntime_optimizer import missed_nodes
-from ....model.session import SIGNED_ACTIVATIONS, optimize_file, session_options
+from ....model.session import SIGNED_ACTIVATIONS, missed_nodes, optimize_file, session_options
 from ....progress import quiet
 from ....spec.words import Isa
 from .pair_limits import PairLimits

@@ -16,9 +16,9 @@ from qcompile.bench.metrics.quality import check_evaluation, measure_quality
 from qcompile.bench.outputs import describe, start
 from qcompile.bench.recorder import Recorder
 from qcompile.bench.results.row import Row
-from qcompile.bench.workers.process import Worker
 from qcompile.errors import DataError, ModelError
 from qcompile.model.onnx_file import load_onnx, model_io
+from qcompile.processes.worker import Worker
 
 
 @contextlib.contextmanager

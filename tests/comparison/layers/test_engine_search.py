@@ -23,7 +23,7 @@ from tensorrt_simulation import make_adapter
 from qcompile.comparison.layers import LayerDiff, layer_diff, rebuild
 from qcompile.comparison.layers.taps import write_samples
 from qcompile.errors import BuildError
-from qcompile.model.output_error import output_error
+from qcompile.model.judgement import output_error
 from qcompile.model.weightless import read_weightless
 
 VERSIONS = {"8.5.3": "", "10.16": "unfused", "rtx": "unfused"}

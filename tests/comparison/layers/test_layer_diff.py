@@ -24,7 +24,7 @@ from qcompile.cli import main
 from qcompile.comparison.layers import LayerDiff, compare, job, layer_diff, taps
 from qcompile.comparison.layers.taps import tensor_sizes
 from qcompile.errors import IntentNotReached, InvalidOption, WorkerError
-from qcompile.model.output_error import output_error
+from qcompile.model.judgement import output_error
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from qcompile.comparison.layers.compare import observable
 from qcompile.comparison.layers.pairing import Pairs, pair_outputs, pair_tensors
 from qcompile.comparison.layers.sides import Form, Forms
 from qcompile.model.graph_edits import cut
-from qcompile.model.output_error import ErrorSums, output_error
+from qcompile.model.judgement import ErrorSums, output_error
 
 
 def partners(pairs: Pairs) -> dict[str, str]:

@@ -35,8 +35,8 @@ from qcompile.errors import (
     ModelError,
     UnsupportedOperator,
 )
+from qcompile.model.load import load_torch
 from qcompile.model.onnx_file import load_onnx, model_io
-from qcompile.model.pytorch import load_torch
 from qcompile.model.source import parse_source
 from qcompile.model.tensorflow import convert, tensorflow_python
 from qcompile.progress import quiet

@@ -20,7 +20,7 @@ from written_models import run_file
 from qcompile.compiler.export import export
 from qcompile.compiler.export.write import explain_export_failure
 from qcompile.errors import ExportError, InvalidOption, ModelError
-from qcompile.model.pytorch import load_torch
+from qcompile.model.load import load_torch
 from qcompile.model.source import parse_source
 
 SOURCE = """

@@ -23,8 +23,8 @@ from qcompile.compiler.opset.cures import FAULTY_GRAPHS
 from qcompile.engines.onnx_runtime import runner as of_onnx_runtime
 from qcompile.engines.openvino import words as of_openvino
 from qcompile.engines.tensorrt.known_faults import KNOWN_FAULTS
+from qcompile.model.judgement import output_error
 from qcompile.model.onnx_file import copy_model, model_io
-from qcompile.model.output_error import output_error
 from qcompile.model.random_input import random_feeds
 
 Feeds = dict[str, NDArray[Any]]

@@ -25,8 +25,8 @@ from qcompile.compiler.quantize.search import Judge
 from qcompile.compiler.quantize.weights.hessians import collect_hessians
 from qcompile.data.batches import Data
 from qcompile.errors import InvalidOption, QuantizationError
+from qcompile.model.judgement import output_error
 from qcompile.model.onnx_file import model_io
-from qcompile.model.output_error import output_error
 from qcompile.spec.artifacts import QuantizeSpec
 from qcompile.spec.words import GraphTarget
 

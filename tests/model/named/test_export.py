@@ -20,9 +20,10 @@ from safetensors.torch import save_file
 from qcompile.artifact import Artifact
 from qcompile.compiler.export import export
 from qcompile.errors import InvalidOption, ModelError
-from qcompile.model.named.load import declare_torchvision_operators
+from qcompile.model.load import load_torch
+from qcompile.model.named.description import declare_torchvision_operators
 from qcompile.model.preprocessing import TextPreprocessing, preprocessing_of
-from qcompile.model.pytorch import LoadedModel, load_torch
+from qcompile.model.pytorch import LoadedModel
 from qcompile.model.source import digest_source, parse_source
 from qcompile.progress import quiet
 

@@ -24,7 +24,8 @@ from qcompile.compiler.export import export
 from qcompile.data.images import as_input
 from qcompile.data.processors import load_processor
 from qcompile.errors import DataError, InvalidOption
-from qcompile.model.named.load import declare_torchvision_operators, describe_named, suppress
+from qcompile.model.load import describe_named, find_preprocessing, load_torch
+from qcompile.model.named.description import declare_torchvision_operators, suppress
 from qcompile.model.onnx_file import model_io
 from qcompile.model.preprocessing import (
     PRESETS,
@@ -32,10 +33,8 @@ from qcompile.model.preprocessing import (
     ImagePreprocessing,
     Preprocessing,
     TextPreprocessing,
-    find_preprocessing,
     preprocessing_of,
 )
-from qcompile.model.pytorch import load_torch
 from qcompile.model.source import parse_source
 from qcompile.model.source_paths import moved
 from qcompile.progress import quiet

@@ -20,7 +20,7 @@ from qcompile.compiler.check import OnnxReference
 from qcompile.compiler.quantize.balance.equalize import equalizable, equalize
 from qcompile.errors import ModelError
 from qcompile.model.graph_edits import store_constants
-from qcompile.model.output_error import output_error
+from qcompile.model.judgement import output_error
 from qcompile.spec.words import GraphTarget
 
 Floats = NDArray[np.float32]

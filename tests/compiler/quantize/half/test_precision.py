@@ -20,8 +20,8 @@ from qcompile.calibration.histogram import Histogram
 from qcompile.compiler.quantize.half.casts import Half
 from qcompile.compiler.quantize.half.precision import to_half
 from qcompile.engines.tensorrt.log import make_log
+from qcompile.model.judgement import output_error
 from qcompile.model.onnx_file import model_io
-from qcompile.model.output_error import output_error
 from qcompile.model.random_input import random_feeds
 
 HALVES: tuple[Half, ...] = ("float16", "bfloat16")

@@ -14,8 +14,8 @@ from tensorrt_simulation import PYTORCHS, Simulation, values
 import qcompile.engines
 from qcompile.bench import worker
 from qcompile.bench.measuring import concurrent
-from qcompile.bench.workers.arrays import save_arrays
 from qcompile.errors import DataError, InvalidOption, ModelError
+from qcompile.processes.arrays import save_arrays
 
 PROFILES = [{"x": [[1, 4], [2, 4], [top, 4]]} for top in (8, 8, 16)]
 

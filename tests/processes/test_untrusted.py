@@ -14,10 +14,9 @@ import onnx
 import pytest
 from onnx import parser
 
-from qcompile.bench.workers.process import worker_command
 from qcompile.errors import InvalidOption, WorkerError
-from qcompile.untrusted.child import Limits
-from qcompile.untrusted.run import run_untrusted
+from qcompile.processes.child import module_command
+from qcompile.processes.untrusted import Limits, run_untrusted
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")
 
@@ -116,7 +115,7 @@ def test_the_process_ends_with_the_one_that_watches(
         f"os.rename({str(told)!r} + '~', {str(told)!r})\n"
         "time.sleep(600)"
     )
-    command = worker_command("qcompile.__main__", *calibration(body), "--untrusted")
+    command = module_command("qcompile.__main__", *calibration(body), "--untrusted")
     watching = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

@@ -9,14 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from ...errors import ModelError, QCompileError
-from ...model.graph import WeightsHeld
-from ...progress import Progress
-from ..measuring.rounds import TimingSeries
-from ..outputs import RunnableArtifact, start
-from ..recorder import Recorder
-from ..results.row import ColdStart
-from .process import Worker
+from ..errors import ModelError, QCompileError
+from ..model.graph import WeightsHeld
+from ..processes.worker import Worker
+from ..progress import Progress
+from .measuring.rounds import TimingSeries
+from .outputs import RunnableArtifact, start
+from .recorder import Recorder
+from .results.row import ColdStart
 
 
 class WorkerPool:

@@ -20,10 +20,12 @@ from hypothesis import strategies as st
 from onnx import helper
 
 import qcompile
-from qcompile.bench.workers.arrays import load_array, load_arrays, save_arrays
-from qcompile.bench.workers.process import Worker, parse_interpreters, read_answer, worker_command
+from qcompile.bench.interpreters import parse_interpreters
 from qcompile.comparison.layers import layer_diff
 from qcompile.errors import DataError, InvalidOption, MissingFile, QCompileError, WorkerError
+from qcompile.processes.arrays import load_array, load_arrays, save_arrays
+from qcompile.processes.child import module_command
+from qcompile.processes.worker import Worker, read_answer
 
 
 def load(worker: Worker, artifact: str | Path, **options: Any) -> dict[str, Any]:
@@ -170,7 +172,7 @@ def test_a_worker_ends_when_its_caller_is_killed(tmp_path: Path, hangs: bool) ->
     script = tmp_path / "caller.py"
     script.write_text(
         "import os, signal, threading, time\n"
-        "from qcompile.bench.workers.process import Worker\n"
+        "from qcompile.processes.worker import Worker\n"
         "worker = Worker('orphan', threads=1)\n"
         "worker.ask('memory')\n"
         f"if {hangs}:\n"
@@ -194,7 +196,7 @@ def script(path: Path, *lines: str) -> str:
 
 
 def test_a_worker_runs_these_files_where_qcompile_is_not_installed(tmp_path: Path) -> None:
-    command = worker_command("qcompile.progress")
+    command = module_command("qcompile.progress")
     command.insert(1, "-S")  # without installed packages, and without an installed qcompile
     done = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -240,7 +242,7 @@ def test_wrong_spellings_engines_and_executables_are_refused(
 ERROR = {"ok": False, "type": "BuildError", "message": "it failed", "hint": ""}
 
 
-@pytest.mark.parametrize("answer", [{"ok": True}, {"ok": True, "ns": [1]}, {"progress": 3}, ERROR])
+@pytest.mark.parametrize("answer", [{"ok": True}, {"ok": True, "ns": [1]}, {"progress": [3]}, ERROR])
 def test_an_answer_is_read(answer: dict[str, object]) -> None:
     assert read_answer(json.dumps(answer).encode() + b"\n") == answer
 

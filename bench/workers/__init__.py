@@ -1,1 +1,0 @@
-"""Worker processes that run artifacts, and their protocol."""

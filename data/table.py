@@ -1,0 +1,276 @@
+"""Columns of rows that `datasets` reads from local files; labels and preprocessing of samples."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import glob
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..errors import DataError, InvalidOption
+from ..files import require_file
+from ..files.temporary import temporary_folder
+from ..model.load import find_preprocessing
+from ..model.named.description import network
+from ..model.preprocessing import PRESETS, Preprocessing, fit_preprocessing, preprocessing_of
+from ..tensors import TensorInfo
+from .readers import require_package
+from .spelling import Spelling, nearest
+
+IGNORED = -100
+"""Label of a token that has none."""
+_MOST_DIGITS = 18  # of an int64
+
+Kind = TypeVar("Kind", bound=Preprocessing)
+
+
+def preprocessing_for(
+    inputs: Sequence[TensorInfo], spelling: Spelling, kind: type[Kind], *, what: str, names: str
+) -> Kind:
+    """Return how samples become the model's inputs: by the key `preprocessing`, else as the model says.
+
+    `kind` suits the samples, `what` names them for messages ("images"), `names` says what the key may be.
+    """
+    named = spelling.query.get("preprocessing", "")
+    of_model = preprocessing_of(inputs)
+    preprocessing = find_preprocessing(named) if named else of_model
+    if preprocessing is None:
+        raise InvalidOption(
+            f"data {spelling.spec!r}: how {what} become the model's inputs is not known",
+            hint=f"add ?preprocessing={names}, or export with `preprocessing`",
+            option="preprocessing",
+        )
+    if not isinstance(preprocessing, kind):
+        raise InvalidOption(
+            f"data {spelling.spec!r}: the model takes {preprocessing.kind}, and these are {what}"
+        )
+    if not named:
+        return preprocessing
+    fitted = next(iter(fit_preprocessing(preprocessing, inputs).values()))
+    assert isinstance(fitted, kind)
+    # The classes are those of the model's outputs: how CIFAR is prepared does not make them CIFAR's.
+    named_classes = () if named in PRESETS else fitted.classes
+    classes, task = (of_model.classes, of_model.task) if of_model else ((), "")
+    return replace(fitted, classes=classes or named_classes, task=task or fitted.task)
+
+
+def class_numbers(
+    names: Sequence[str], classes: Sequence[str], *, what: str = "folders"
+) -> tuple[dict[str, int], list[str]]:
+    """Return the number of each class's name, and what to tell of it.
+
+    1. Where the model's classes are known and hold every name, in any case and with `_` for a space, or as
+       one of the synonyms between commas, they number the names.
+    2. Names that are all whole numbers are the numbers themselves.
+    3. Else names are numbered in sorted order, as torchvision's ImageFolder does; told where the model has
+       another number of classes.
+    """
+    names = sorted(set(names))
+    synonyms: dict[str, set[int]] = {}
+    for number, text in enumerate(classes):
+        for name in {_plain(text), *(_plain(part) for part in text.split(","))}:
+            synonyms.setdefault(name, set()).add(number)
+    known = {name: min(numbers) for name, numbers in synonyms.items() if len(numbers) == 1}
+    strangers = [name for name in names if _plain(name) not in known]
+    if known and not strangers:
+        return {name: known[_plain(name)] for name in names}, []
+    if all(name.isascii() and name.isdigit() and len(name) < 10 for name in names):
+        return {name: int(name) for name in names}, []
+    notes = [
+        f"{what} are numbered in sorted order: {len(strangers)} of {len(names)} names, as {strangers[0]!r}, "
+        f"are none of the model's {len(classes)} classes, as {classes[0]!r}"
+    ] if classes else []  # fmt: skip
+    return {name: number for number, name in enumerate(names)}, notes
+
+
+def _plain(name: str) -> str:
+    return " ".join(name.replace("_", " ").lower().split())
+
+
+def read_labels(
+    values: Sequence[Any], classes: Sequence[str], *, where: Callable[[int], str], names: Sequence[str] = ()
+) -> tuple[list[Any], list[str]]:
+    """Return labels as numbers, and what to tell of them.
+
+    Whole numbers are classes, and so are names (`class_numbers` numbers them); where a label is a number with
+    a fraction, all are scores. A list has one label for each word. Numbers may be texts, as files have them.
+    `classes` are the model's; `names` those that numbers stand for, where the data set has them.
+    """
+    distinct = set()
+    for index, value in enumerate(values):
+        for label in value if isinstance(value, list) else [value]:
+            if not isinstance(label, str | int | float) or label == "":
+                raise DataError(
+                    f"{where(index)}: label {label!r}; a number or a name is required", sample=index
+                )
+            distinct.add(label)
+    numbers, notes = _label_numbers(distinct, classes, names)
+    return [
+        [numbers[label] for label in value] if isinstance(value, list) else numbers[value] for value in values
+    ], notes
+
+
+def _label_numbers(
+    labels: set[Any], classes: Sequence[str], names: Sequence[str]
+) -> tuple[dict[Any, Any], list[str]]:
+    if names and not any(isinstance(label, str) for label in labels):
+        named, notes = class_numbers(names, classes, what="labels") if classes else ({}, [])
+        order = {n: n if notes or not classes else named[name] for n, name in enumerate(names)}
+        return {IGNORED: IGNORED, -1: -1, **order}, notes
+    texts = {label: str(int(label) if isinstance(label, bool) else label).strip() for label in labels}
+    if all(
+        text.isascii() and text.removeprefix("-").isdigit() and len(text) <= _MOST_DIGITS
+        for text in texts.values()
+    ):
+        return {label: int(text) for label, text in texts.items()}, []
+    try:
+        return {label: float(label) for label in labels}, []
+    except (ValueError, OverflowError):
+        found, notes = class_numbers([str(label) for label in labels], classes, what="labels")
+        return {label: found[str(label)] for label in labels}, notes
+
+
+_TEXTS = (
+    ("text",), ("sentence",), ("content",), ("tokens",), ("words",), ("premise", "hypothesis"),
+    ("sentence1", "sentence2"), ("question1", "question2"), ("question", "sentence"),
+)  # fmt: skip
+"""Columns of texts by the names that data sets commonly give them; two are a pair."""
+_LABELS = ("label", "labels", "target", "ner_tags", "tags", "fine_label", "score")
+_TRANSCRIPTS = ("text", "sentence", "transcription", "transcript", "normalized_text")
+_BUILDERS = {".txt": "text", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
+
+
+class Table:
+    """Columns of rows, and which column is what: the keys `column` and `label` decide over the common names.
+
+    `rows` are a split of `datasets`, or column name to values; `names` the file of each row that is a file.
+    """
+
+    def __init__(self, path: Path, rows: Any, spelling: Spelling, names: Sequence[str] = ()) -> None:
+        self._path, self._spelling, self.names = path, spelling, names
+        self._features: Mapping[str, Any] = getattr(rows, "features", {})
+        columns = list(rows) if isinstance(rows, dict) else rows.column_names
+        self.columns: Mapping[str, Sequence[Any]] = {name: rows[name] for name in columns}
+        self._named = tuple(filter(None, spelling.query.get("column", "").split(",")))
+        self._named_label = spelling.query.get("label", "")
+        for key, names_of_key in (("column", self._named), ("label", filter(None, [self._named_label]))):
+            for name in names_of_key:
+                self._require(name, key)
+        kinds = {"image": "Image", "audio": "Audio"} if names else {
+            name: type(feature).__name__ for name, feature in self._features.items()
+        }  # fmt: skip
+        media = (name for name in self._named or columns if kinds.get(name) in ("Image", "Audio"))
+        self._media_column = next(media, "")
+        self.media = kinds.get(self._media_column, "")
+        self.lines: list[int] = []
+        if spelling.kind == "text":
+            self.lines = [row for row, text in enumerate(self.columns["text"]) if text.strip()]
+            self.columns = {"text": [self.columns["text"][row] for row in self.lines]}
+        self.label = self._named_label or self._first_of(_LABELS)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+    def where(self, row: int) -> str:
+        """Return where a row is: "reviews.csv row 3", "lines.txt line 4", or its file."""
+        if self.names:
+            return str(self._path / self.names[row])
+        place = f"line {self.lines[row] + 1}" if self.lines else f"row {row}"
+        return f"{self._path.name} {place}"
+
+    @functools.cached_property
+    def texts(self) -> list[Sequence[Any]]:
+        """The column of the texts, or both of a pair: `column=`, or by their common names."""
+        common = (names for names in _TEXTS if all(name in self.columns for name in names))
+        chosen = self._named or next(common, ())
+        if not chosen:
+            raise InvalidOption(
+                f"data {self._spelling.spec!r}: no column has a name that texts have; found "
+                f"{', '.join(self.columns)}",
+                hint="add ?column=NAME, or column=FIRST,SECOND for pairs",
+            )
+        if len(chosen) > 2:
+            raise InvalidOption(
+                f"data {self._spelling.spec!r}: column={','.join(chosen)}; one column, or two of a pair"
+            )
+        return [self.columns[name] for name in chosen]
+
+    def labels(self, classes: Sequence[str], *, texts: bool = False) -> tuple[list[Any] | None, list[str]]:
+        """Return the labels as numbers, and what to tell of them; `texts` gives the transcripts."""
+        if texts:
+            name = self._named_label or self._first_of(_TRANSCRIPTS)
+            return (list(self.columns[name]) if name else None), []
+        if not self.label:
+            return None, []
+        feature = self._features.get(self.label)
+        feature = getattr(feature, "feature", feature)  # of a list
+        names = tuple(getattr(feature, "names", None) or ())
+        return read_labels(list(self.columns[self.label]), classes, where=self.where, names=names)
+
+    def file(self, row: int) -> tuple[Path | io.BytesIO, str]:
+        """Return the image or recording of a row, as a path or its content, and where it is."""
+        value, where = self.columns[self._media_column][row], self.where(row)
+        if isinstance(value, Path):
+            return value, where
+        if value and value.get("bytes"):
+            return io.BytesIO(value["bytes"]), where
+        if value and value.get("path"):
+            return Path(value["path"]), where
+        raise DataError(f"{where}: column {self._media_column} holds no file", sample=row)
+
+    def _first_of(self, names: Sequence[str]) -> str:
+        return next((name for name in names if name in self.columns), "")
+
+    def _require(self, name: str, key: str) -> None:
+        if name not in self.columns:
+            raise InvalidOption(
+                f"data {self._spelling.spec!r}: {key}={name}: no such column; "
+                f"found {', '.join(self.columns)}",
+                hint=nearest(name, self.columns, f"{key}="),
+            )
+
+
+def load_rows(files: Sequence[Path], builder: str) -> Any:
+    """Return the rows of local files of one format, one behind the other; images and recordings not decoded.
+
+    `builder` is one of `datasets`; empty where the suffix tells it.
+    """
+    require_package("datasets", "datasets", "reads tables")
+    import datasets
+
+    for file in files:
+        require_file(file, what="data")
+    suffix = files[0].suffix.lower()
+    builder = builder or _BUILDERS.get(suffix, "json")
+    options: dict[str, Any] = {"encoding": "utf-8-sig"} if builder in ("csv", "json", "text") else {}
+    if builder == "csv":  # every column is text: "007" and "NA" stay what they are
+        options |= {"keep_default_na": False, "sep": "\t" if suffix == ".tsv" else ","}
+        with files[0].open(newline="", encoding="utf-8-sig") as text:
+            head = next(csv.reader(text, delimiter=options["sep"]), [])
+        options["features"] = datasets.Features({name: datasets.Value("string") for name in head})
+    paths = [glob.escape(str(file)) for file in files]
+    if any(not file.stat().st_size for file in files):
+        raise DataError(f"{files[0]}: holds no samples; at least one is required", file=files[0])
+    with network(allowed=False), temporary_folder("rows") as cache:
+        rows = datasets.load_dataset(
+            builder,
+            data_files={"rows": paths},
+            split="rows",
+            cache_dir=str(cache),
+            keep_in_memory=True,
+            **options,
+        )
+    return _undecoded(rows)
+
+
+def _undecoded(rows: Any) -> Any:
+    import datasets
+
+    for name, feature in list(rows.features.items()):
+        if isinstance(feature, datasets.Image | datasets.Audio):
+            rows = rows.cast_column(name, type(feature)(decode=False))
+    return rows

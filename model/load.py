@@ -1,0 +1,213 @@
+"""Load a PyTorch model from any spelling of MODEL; find how samples become its inputs."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..artifact import checked_input
+from ..errors import EngineUnavailable, InvalidOption, ModelError
+from ..files import digest_files, read_json, require_file
+from ..progress import quiet
+from .named.description import Description, declare_torchvision_operators
+from .preprocessing import PRESETS, Preprocessing, preprocessing_of, read_preprocessing
+from .pytorch import (
+    LoadedModel,
+    computes_otherwise_in_training,
+    evaluated,
+    import_torch,
+    load_program,
+    load_torchscript,
+    load_weights,
+)
+from .source import (
+    NAMED,
+    RANDOM,
+    TENSORFLOW_KINDS,
+    Source,
+    SourceKind,
+    digest_source,
+    parse_source,
+    source_files,
+)
+from .user_code import call, load_function
+
+_PACKAGES: dict[SourceKind, str] = {"torchvision": "torchvision", "timm": "timm", "hf": "transformers"}
+_DOMAIN_SEED = 0
+
+
+def load_torch(source: Source, device: str = "cpu") -> LoadedModel:
+    """Load a PyTorch source, in evaluation mode, to a device: "cpu", or "cuda:0"."""
+    if source.is_named:
+        named = load_named(source)
+        return named if device == "cpu" else replace(named, module=named.module.to(device))
+    torch = import_torch()
+    if source.kind == "onnx" or source.kind in TENSORFLOW_KINDS:
+        what, hint = "a TensorFlow model", "export it, and give the ONNX file"
+        if source.kind == "onnx":
+            what, hint = "an ONNX file", "give the PyTorch model it was exported from"
+        raise ModelError(f"{source.spec}: {what} cannot be run by PyTorch", hint=hint)
+    if source.kind in ("pt2", "torchscript"):
+        load = load_program if source.kind == "pt2" else load_torchscript
+        return LoadedModel(load(checked_input(source.file, what="model"), device), None)
+    result = call(load_function(source), source)
+    example = None
+    if isinstance(result, tuple) and len(result) == 2:
+        result, example = result
+    if not isinstance(result, torch.nn.Module):
+        raise ModelError(
+            f"{source.spec}: returned {type(result).__name__}; an nn.Module is required",
+            hint="return the module, or (module, example inputs)",
+        )
+    if source.options.file:
+        load_weights(result, Path(source.options.file), source.spec)
+    was_training = computes_otherwise_in_training(result)
+    module = evaluated(result)
+    if example is not None:
+        from .nested import taken_apart
+
+        module, example = taken_apart(module, example)
+    return LoadedModel(module if device == "cpu" else module.to(device), example, was_training)
+
+
+def find_preprocessing(name: str, *, base: Path | None = None) -> Preprocessing:
+    """Return the preprocessing of a name, of a model by name, or of a file as `as_json` writes it.
+
+    Args:
+        name: "imagenet", "cifar10", "timm:NAME", "torchvision:NAME", "hf:NAME_OR_FOLDER" or "FILE.json".
+    """
+    if name in PRESETS:
+        return PRESETS[name]
+    if _is_model(name):
+        found = preprocessing_of(describe_named(parse_source(name, base=base)).inputs)
+        if found is not None:
+            return found
+        raise InvalidOption(
+            f"preprocessing {name}: the model has none: neither a tokenizer nor a processor lies beside it",
+            option="preprocessing",
+        )
+    if name.endswith(".json"):
+        path = (base or Path.cwd()) / Path(name).expanduser()
+        return read_preprocessing(read_json(path, what="preprocessing"))
+    near = difflib.get_close_matches(name, PRESETS, n=1)
+    raise InvalidOption(
+        f"preprocessing {name!r}; {', '.join(PRESETS)}, a model by name, or FILE.json is required",
+        hint=f"did you mean {near[0]}?" if near else "",
+        option="preprocessing",
+    )
+
+
+def digest_preprocessing(name: str, *, base: Path | None = None) -> str:
+    """Return a digest that changes when what a name stands for may have changed; empty for no name."""
+    if _is_model(name):
+        return digest_source(parse_source(name, base=base))
+    return digest_files(preprocessing_files(name, base=base)) if name.endswith(".json") else name
+
+
+def preprocessing_files(name: str, *, base: Path | None = None) -> list[Path]:
+    """Return the files that a name stands for: none for a preset, or for a model by its name."""
+    if _is_model(name):
+        return source_files(parse_source(name, base=base))
+    if name.endswith(".json"):
+        return [require_file((base or Path.cwd()) / Path(name).expanduser(), what="preprocessing")]
+    return []
+
+
+def _is_model(name: str) -> bool:
+    kind, colon, _ = name.partition(":")
+    return bool(colon) and kind in NAMED
+
+
+def why_not(kind: SourceKind) -> str:
+    """Return why models of a package cannot be loaded here; empty where they can."""
+    try:
+        import_torch()
+    except EngineUnavailable as error:
+        return error.message
+    package = _PACKAGES[kind]
+    return "" if importlib.util.find_spec(package) else f"{package} is not installed"
+
+
+def describe_named(source: Source) -> Description:
+    """Return task, inputs, preprocessing and outputs of a model by name, without its weights."""
+    _import(source)
+    with quiet():
+        return _package(source)[0](source)
+
+
+def load_named(source: Source) -> LoadedModel:
+    """Load a model by name, in evaluation mode, with an example of its inputs."""
+    warning = _import(source)
+    torch = import_torch()
+    options = source.options
+    if options.classes and not options.weights:
+        raise InvalidOption(
+            f"model {source.spec}: its own weights are for its own classes; with `classes`, `weights` random "
+            "or FILE is required",
+            hint="leave classes out",
+        )
+    describe, load = _package(source)
+    with quiet():
+        description = describe(source)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(options.seed)
+            module = load(source, description)
+        if options.file:
+            load_weights(inner_module(module), Path(options.file), source.spec)
+        module = module.eval().requires_grad_(False)
+    example = {name: torch.from_numpy(array) for name, array in description.example(_DOMAIN_SEED).items()}
+    sees = source.kind != "hf" or any(tensor.name == "pixel_values" for tensor in description.inputs)
+    warnings = [text for text in (warning if sees else "", *description.notes) if text]
+    if options.weights == RANDOM:
+        warnings.append(f"the weights are random (seed {options.seed}): outputs mean nothing")
+    return LoadedModel(
+        module, example, inputs=description.inputs, output_names=description.outputs, warnings=tuple(warnings)
+    )
+
+
+def _package(source: Source) -> tuple[Callable[[Source], Description], Callable[[Source, Description], Any]]:
+    """What describes and what loads a model of a package."""
+    if source.kind == "torchvision":
+        from .named.torchvision_models import describe_torchvision, load_torchvision
+
+        return describe_torchvision, load_torchvision
+    if source.kind == "timm":
+        from .named.timm_models import describe_timm, load_timm
+
+        return describe_timm, load_timm
+    from .named.hf_models import describe_hf, load_hf
+
+    return describe_hf, load_hf
+
+
+def _import(source: Source) -> str:
+    """Import the package; return a warning of what is wrong with it."""
+    reason = why_not(source.kind)
+    if reason:
+        raise EngineUnavailable(
+            f"model {source.spec}: {reason}", hint="pip install 'qcompile[models]'", engine="pytorch"
+        )
+    warning = declare_torchvision_operators()
+    try:
+        with quiet():
+            __import__(_PACKAGES[source.kind])
+    except Exception as error:  # a package that does not suit another one fails in many ways
+        raise EngineUnavailable(
+            f"model {source.spec}: {_PACKAGES[source.kind]} cannot be imported ({error})",
+            hint="pip install 'qcompile[models]', into an environment of its own",
+            engine="pytorch",
+        ) from error
+    return warning
+
+
+def inner_module(module: Any) -> Any:
+    """Return the package's own module, whose names of tensors a file of weights has."""
+    for name in ("module", "inner"):
+        inner = getattr(module, name, None)
+        if type(module).__module__.startswith(f"{__package__}.named.") and inner is not None:
+            return inner
+    return module

@@ -1,1 +1,0 @@
-"""Verbs on files of strangers: in a process of their own, with limits on memory and time."""
