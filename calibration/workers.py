@@ -32,7 +32,8 @@ from ..model.onnx_file import load_onnx
 from ..model.session import make_session, session_options, usable_cores
 from ..model.weightless import WeightlessModel
 from ..tensors import Feeds
-from .histogram import Count, Histogram, NonFinite, make_count
+from .counting import make_count
+from .histogram import Count, Histogram, NonFinite
 from .taps import Taps
 
 if TYPE_CHECKING:
