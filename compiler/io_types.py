@@ -9,14 +9,13 @@ from ..errors import InvalidOption
 from ..model.graph import subgraphs
 from ..model.graph_edits import rename_inputs
 from ..model.onnx_file import copy_model, dtype_name, model_io, opset
+from ..spec.opsets import BFLOAT16_CAST
 
 if TYPE_CHECKING:
     import onnx
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
-
-_BFLOAT16_SINCE = 13  # the first opset whose Cast has it
 
 
 def set_io_types(model: onnx.ModelProto, types: Mapping[str, str]) -> onnx.ModelProto:
@@ -47,9 +46,9 @@ def set_io_types(model: onnx.ModelProto, types: Mapping[str, str]) -> onnx.Model
             raise InvalidOption(
                 f"{name!r} is both an input and an output of the model: its type cannot change"
             )
-        if "bfloat16" in (asked, current) and opset(copy) < _BFLOAT16_SINCE:
+        if "bfloat16" in (asked, current) and opset(copy) < BFLOAT16_CAST:
             raise InvalidOption(
-                f"{name!r}: a Cast of bfloat16 needs opset {_BFLOAT16_SINCE}; the model is of {opset(copy)}",
+                f"{name!r}: a Cast of bfloat16 needs opset {BFLOAT16_CAST}; the model is of {opset(copy)}",
                 hint="export the model with a newer opset",
             )
         if asked != current:

@@ -20,6 +20,7 @@ from ...model.preprocessing import Preprocessing, find_preprocessing
 from ...model.pytorch import LoadedModel, computes_otherwise_in_training, evaluated, load_torch
 from ...model.source import TENSORFLOW_KINDS, Source, parse_source
 from ...progress import Progress, silent
+from ...spec.opsets import DEFAULT, NEWEST_EXPORTED, OLDEST
 from ...spec.words import GraphTarget
 from ...tensors import TensorInfo
 from ..check import OnnxReference
@@ -37,8 +38,6 @@ from .onnx_source import (
 )
 from .write import TensorsOut, Written, edit_in_place, finish, lower_to, write_model
 
-DEFAULT_OPSET = 20
-OPSETS = range(13, 24)
 _NARROW = 4  # times the traced extent
 _LOWEST_DB = 30.0  # of a model with trained scales against PyTorch's rounding of the same
 
@@ -50,7 +49,7 @@ def export(
     inputs: Sequence[str | TensorInfo] = (),
     outputs: Sequence[str] = (),
     dynamic: Sequence[str] = (),
-    opset_version: int = DEFAULT_OPSET,
+    opset_version: int = DEFAULT,
     target: GraphTarget | None = None,
     data: str | None = None,
     freeze_branches: bool = False,
@@ -99,8 +98,8 @@ def export(
             else at any extent that was checked.
     """
     output = Path(output)
-    if opset_version not in OPSETS:
-        raise InvalidOption(f"opset {opset_version}: {OPSETS.start} to {OPSETS.stop - 1} can be exported")
+    if not OLDEST <= opset_version <= NEWEST_EXPORTED:
+        raise InvalidOption(f"opset {opset_version}: {OLDEST} to {NEWEST_EXPORTED} can be exported")
     source = parse_source(model, weights=weights, download=download) if isinstance(model, str) else model
     said = preprocessing or None
     if isinstance(said, str):

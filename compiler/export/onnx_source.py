@@ -37,10 +37,11 @@ from ...model.preprocessing import Preprocessing, as_json, fit_preprocessing
 from ...model.random_input import run_on
 from ...model.source import Source
 from ...model.source_paths import strip_source_paths
-from ...model.tensorflow import HIGHEST_OPSET, convert, tensorflow_python
+from ...model.tensorflow import convert, tensorflow_python
+from ...spec.opsets import NEWEST_BY_TF2ONNX
 from ...tensors import Dim, Feeds, TensorInfo, parse_dynamic_axis, parse_input
 from ..check import OnnxReference
-from ..opset.lower import upgrade_in_place
+from ..opset.fit import upgrade_in_place
 from .write import edit_in_place, lower_to
 
 
@@ -156,7 +157,7 @@ def convert_tensorflow(
     python: Sequence[str],
 ) -> tuple[Source, dict[str, str]]:
     """Write a SavedModel, Keras or TFLite file as ONNX with named axes; return it, and package to version."""
-    highest = min(opset_version, HIGHEST_OPSET)
+    highest = min(opset_version, NEWEST_BY_TF2ONNX)
     versions = convert(source, tensorflow_python(python), path, outputs, opset=highest, trust=trust)
     proto = load_onnx(path)
     tensors = input_shapes(model_io(proto).inputs, inputs, dynamic)
@@ -171,7 +172,7 @@ def convert_tensorflow(
                 dimension.dim_value = batch
             elif not dimension.HasField("dim_value"):
                 dimension.dim_param = str(batch) if axis == 0 and batch else f"{value.name}_{axis}"
-    if opset_version > HIGHEST_OPSET:
+    if opset_version > NEWEST_BY_TF2ONNX:
         upgrade_in_place(proto, opset_version)
     save_onnx(proto, path)
     lower_to(path, opset_version, source.spec)

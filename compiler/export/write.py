@@ -26,13 +26,11 @@ from ...model.outputs import flat_tensors
 from ...model.pytorch import import_torch
 from ...model.source_paths import strip_source_paths
 from ...progress import quiet
+from ...spec.opsets import NEWEST_BY_TORCHSCRIPT, OLDEST_BY_DYNAMO
 from ...spec.words import GraphTarget
 from ..opset.lower import lower_opset
 from ..quantize.qat.finish_qdq import finish_qdq
 from .axes import Axes, capture, plain_axes
-
-_LOWEST_EXPORTED = 18  # below that, PyTorch's exporter has onnx.version_converter try, which gives up early
-_HIGHEST_TRACED = 20  # the TorchScript-based exporter knows no newer opset
 
 Exporter = Literal["dynamo", "torchscript"]
 
@@ -173,7 +171,7 @@ def _write_captured(
         program = torch.onnx.export(
             captured, dynamo=True, verbose=False, output_names=list(names),
             input_names=[tensor.name for tensor in example.inputs],
-            opset_version=max(opset_version, _LOWEST_EXPORTED),
+            opset_version=max(opset_version, OLDEST_BY_DYNAMO),
         )  # fmt: skip
         program.save(str(path), external_data=_is_large(module))
     return axes
@@ -210,7 +208,7 @@ def _write_traced(
             module, tensors, str(path), dynamo=False, output_names=list(names),
             input_names=[tensor.name for tensor in example.inputs],
             dynamic_axes={tensor.name: tensor.dynamic_axes for tensor in example.inputs},
-            opset_version=min(opset_version, _HIGHEST_TRACED),
+            opset_version=min(opset_version, NEWEST_BY_TORCHSCRIPT),
         )  # fmt: skip
     traced = [item for item in said if issubclass(item.category, torch.jit.TracerWarning)]
     return list(dict.fromkeys(f"{Path(item.filename).name}:{item.lineno}" for item in traced))

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     import onnx
 
 _FLOAT, _INT64 = 1, 7  # ONNX's numbers
-_RENAMED = 20  # the opset in which bilinear and bicubic became linear and cubic
+MODES_RENAMED = 20
+"""The opset in which bilinear and bicubic became linear and cubic, names that not all parsers know."""
 _SAMPLES = ("GridSample",)
 _BILINEAR = ("bilinear", "linear")
 _CARRIED_BY = frozenset("Unsqueeze Reshape Identity Squeeze Transpose Cast".split())
@@ -29,7 +30,7 @@ _CARRIED_BY = frozenset("Unsqueeze Reshape Identity Squeeze Transpose Cast".spli
 
 def find_renamed_modes(model: onnx.ModelProto) -> list[str]:
     """Return GridSample nodes whose mode is spelled as from opset 20 on."""
-    if opset(model) < _RENAMED:
+    if opset(model) < MODES_RENAMED:
         return []
     return find_nodes(model, _SAMPLES, lambda node: attribute(node, "mode") in ("linear", "cubic"))
 

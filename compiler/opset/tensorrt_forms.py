@@ -49,7 +49,8 @@ from ...errors import QCompileError
 from ...model.graph import ONNX_DOMAINS, attribute, every_graph
 from ...model.graph_edits import drop_attributes, drop_unused_initializers, store
 from ...model.onnx_file import copy_model, opset
-from .lower import upgrade_in_place
+from ...spec.opsets import FLOAT8, INT4
+from .fit import upgrade_in_place
 from .scope import Chain, Scope, rewrite_operator
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ _FORMS = {
     "QuantizeLinear": ("QuantizeLinear", ""),
     "DequantizeLinear": ("DequantizeLinear", ""),
 }
-_OPSETS = {"FLOAT8E4M3FN": 19, "INT4": 21, "": 21}
+_OPSETS = {"FLOAT8E4M3FN": FLOAT8, "INT4": INT4, "": INT4}
 
 
 def find_trt_operators(model: onnx.ModelProto) -> list[str]:

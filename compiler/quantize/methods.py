@@ -15,9 +15,10 @@ from ...model.graph_edits import name_nodes
 from ...model.onnx_file import load_onnx, save_onnx
 from ...model.saturating_kernels import NONE, saturating_kernels
 from ...model.session import import_onnxruntime
+from ...spec.opsets import FLOAT8
 from ...spec.words import ARM_ISAS, BLOCK_FORMATS, HALVES
 from ..opset.exact_forms import keep_layers_apart
-from ..opset.lower import in_newer_opset
+from ..opset.fit import in_newer_opset
 from ..opset.lstm_products import closed_lstms, open_lstms, quantize_states
 from .blocks.rewrite import quantize_in_blocks
 from .half.precision import to_half
@@ -26,7 +27,6 @@ from .int8.dynamic import quantize_dynamic
 from .int8.pair_limits import limits_of
 from .int8.placement import Placement, plan
 from .int8.rewrites import (
-    LOWEST_OPSET,
     join_biases,
     keep_norms_apart,
     large_tables,
@@ -149,7 +149,7 @@ def _static(request: QuantizeRequest) -> Outcome:
     float8 = request.spec.precision == "fp8"
     model = request.model
     if float8:
-        model = in_newer_opset(model, request.path, LOWEST_OPSET, data=request.spec.data)
+        model = in_newer_opset(model, request.path, FLOAT8, data=request.spec.data)
     ready = prepare_graph(model)
     layers = layer_precisions(request, ready.graph)
     left = {name: layer.reason for name, layer in layers.items() if layer.kind != "int8"}

@@ -1,6 +1,6 @@
 """Prepare a graph for the quantizers without changing what it computes.
 
-1. Opset 13 or newer: per-channel Q/DQ has an axis only from there.
+1. Opset `OLDEST` or newer: per-channel Q/DQ has an axis only from there.
 2. Initializers are no longer listed as inputs (files older than IR version 4 do that), so they are fixed.
 3. Every node has a name of its own: placement speaks of nodes by name.
 4. `Sum` of two is `Add`: the quantizers know a residual add by that name.
@@ -16,22 +16,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...errors import UnsupportedOperator, first_line
 from ...model.graph import attribute, consumers, without_weights
 from ...model.graph_edits import drop_attributes, fix_initializers, name_nodes, store, store_constants
-from ...model.onnx_file import copy_model, opset
+from ...model.onnx_file import copy_model
+from ...spec.opsets import OLDEST
+from ..opset.fit import upgrade_opset
 
 if TYPE_CHECKING:
     import onnx
-
-LOWEST_OPSET = 13
 
 
 def prepare_graph(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of the model as described above."""
     copy = copy_model(model)
     fix_initializers(copy)
-    copy = upgrade_opset(copy, LOWEST_OPSET)
+    copy = upgrade_opset(copy, OLDEST)
     copy.ir_version = max(copy.ir_version, 8)
     name_nodes(copy.graph)
     sum_to_add(copy.graph)
@@ -40,22 +39,6 @@ def prepare_graph(model: onnx.ModelProto) -> onnx.ModelProto:
     _copy_shared_biases(copy.graph)
     infer_into(copy)
     return copy
-
-
-def upgrade_opset(model: onnx.ModelProto, lowest: int) -> onnx.ModelProto:
-    """Return the model in opset `lowest` or newer."""
-    import onnx
-
-    current = opset(model)
-    if current >= lowest:
-        return model
-    try:
-        return onnx.version_converter.convert_version(model, lowest)
-    except Exception as error:  # RuntimeError and ConvertError, by the converter's mood
-        raise UnsupportedOperator(
-            f"opset {current} cannot be converted to {lowest}: {first_line(error)}",
-            hint=f"export the model again with opset {lowest} or newer",
-        ) from error
 
 
 def infer_into(model: onnx.ModelProto) -> None:

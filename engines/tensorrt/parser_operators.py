@@ -63,7 +63,7 @@ _OPSETS: dict[tuple[int, int], int] = {
     (10, 14): 24,
 }
 _EVER = frozenset(name for names in _ADDED.values() for name in names.split())
-UNKNOWN_OPSET = 24
+UNKNOWN_OPSET = max(_OPSETS.values())
 """Of versions after those above: what the newest known one reads."""
 
 

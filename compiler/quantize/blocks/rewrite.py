@@ -28,8 +28,9 @@ from ....errors import CalibrationError, QuantizationError
 from ....model.graph import WEIGHTED, attribute, count_weighted, infer_shapes, tensor_values, weighted_nodes
 from ....model.graph_edits import drop_attributes, drop_unused_initializers, set_nodes, store
 from ....model.onnx_file import save_onnx
+from ....spec.opsets import FLOAT4, FLOAT8
 from ....spec.words import BlockFormat
-from ...opset.lower import in_newer_opset
+from ...opset.fit import in_newer_opset
 from ..layer_precisions import in_mixed_precision, layer_precisions
 from ..prepare import prepare_graph
 from ..request import Outcome, QuantizeRequest, match_nodes
@@ -89,8 +90,7 @@ def _unfit(
     return None
 
 
-LOWEST_OPSET = {"nvfp4": 23, "mxfp8": 19}
-"""The first opset whose types hold the values: FLOAT4E2M1, FLOAT8E4M3FN."""
+LOWEST_OPSET = {"nvfp4": FLOAT4, "mxfp8": FLOAT8}
 _IR_VERSION = {"nvfp4": 11, "mxfp8": 9}
 
 

@@ -26,7 +26,8 @@ from ....errors import InvalidOption
 from ....model.graph import ONNX_DOMAINS, attribute, consumers, infer_types, subgraphs
 from ....model.graph_edits import drop_unused_initializers, rename_inputs, set_nodes, store
 from ....model.onnx_file import copy_model, opset
-from ...opset.lower import upgrade_in_place
+from ....spec.opsets import BFLOAT16_LAYERS
+from ...opset.fit import upgrade_in_place
 
 if TYPE_CHECKING:
     import onnx
@@ -233,8 +234,6 @@ def _read(node: onnx.NodeProto) -> set[str]:
 QDQ = ("QuantizeLinear", "DequantizeLinear")
 OWN_TYPE = ("Cast", "ConstantOfShape")
 """Operators whose output's type is an attribute."""
-_NEWEST_OPSET = 22  # what ONNX Runtime 1.21 and TensorRT 10 read; later ones add bfloat16 to rare operators
-
 _FEWEST_QUANTA = 16  # of the half type's smallest subnormal number, in a scale that may be rounded up
 
 
@@ -321,7 +320,7 @@ def _first_opset(operator: str, current: int, half: HalfType) -> int:
     import onnx
 
     half_type = f"tensor({half.name})"
-    for version in range(current, _NEWEST_OPSET + 1):
+    for version in range(current, BFLOAT16_LAYERS + 1):  # later ones add rare operators
         try:
             schema: Any = onnx.defs.get_schema(operator, version, "")
         except onnx.defs.SchemaError:

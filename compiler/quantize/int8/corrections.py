@@ -31,7 +31,7 @@ from ....model.graph import attribute, captured_names, consumers, producers, ten
 from ....model.graph_edits import set_values
 from ....model.onnx_file import copy_model, load_onnx, opset
 from ....progress import Progress, silent
-from ...opset.lower import upgrade_in_place
+from ...opset.fit import upgrade_in_place
 from ..activations import run_samples
 from ..prepare import prepare_graph
 from ..weights.hessians import collect_hessians, hessian_key, hessian_of

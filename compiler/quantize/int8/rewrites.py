@@ -278,9 +278,6 @@ def _quantized(
     ]
 
 
-LOWEST_OPSET = 19
-"""The first opset whose QuantizeLinear makes float8."""
-
 _MULTIPLE = 16  # of channels, in the kernels of convolutions
 _LARGEST_KERNEL = 32  # elements of one filter and channel
 

@@ -34,7 +34,8 @@ from ....errors import InvalidOption, QuantizationError
 from ....model.graph import attribute, captured_names, producers, without_weights
 from ....model.graph_edits import drop_unused_initializers, name_nodes, set_nodes
 from ....model.onnx_file import opset, tensor_bytes
-from ..prepare import upgrade_opset
+from ....spec.opsets import INT4
+from ...opset.fit import upgrade_opset
 from ..request import match_nodes
 from .hessians import hessian_key, hessian_of
 from .rounding import (
@@ -56,7 +57,7 @@ DEFAULT_BLOCK = 64
 _PRODUCTS = ("MatMul", "Gemm")
 _TAKEN = (*_PRODUCTS, "Gather", "Conv", "ConvTranspose")
 _SMALLEST_BLOCK, _LARGEST_NBITS_BLOCK = 16, 256  # of ONNX Runtime 1.31's kernels on the CPU
-_QDQ_OPSET, _QDQ_IR = 21, 10  # from where INT4 and blocks exist
+_QDQ_IR = 10  # of the opset with INT4 and blocks
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def quantize_weights(
     result.metadata_props.extend(model.metadata_props)
     result.graph.sparse_initializer.extend(model.graph.sparse_initializer)
     if quant_format == "qdq":
-        result = upgrade_opset(result, _QDQ_OPSET)
+        result = upgrade_opset(result, INT4)
         result.ir_version = max(result.ir_version, _QDQ_IR)
         name_nodes(result.graph)  # the converter's own have none
     writer: _NBits | _Qdq = (_NBits if quant_format == "nbits" else _Qdq)(result, model)

@@ -16,7 +16,8 @@ from rtx_builds import rtx_build
 from written_models import model_of, outputs_of, stored
 
 import qcompile
-from qcompile.compiler.quantize.prepare import prepare_graph, upgrade_opset
+from qcompile.compiler.opset.fit import upgrade_opset
+from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.compiler.quantize.quantize import quantize
 from qcompile.errors import InvalidOption, UnsupportedOperator
 from qcompile.model.onnx_file import opset
