@@ -13,6 +13,7 @@ as the targets use them:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -211,50 +212,6 @@ def parse_method(text: str) -> Method:
     return Method(METHODS[METHODS.index(name)], percentile)
 
 
-def amax(histogram: Histogram, method: Method, *, symmetric: bool = True) -> float:
-    """Return the clipping magnitude by a method.
-
-    Args:
-        symmetric: Whether the target quantizes to symmetric int8 or to asymmetric uint8
-            (`quantization_error`): "mse" and "auto" mind it.
-    """
-    _require_values(histogram)
-    if method.name == "minmax":
-        return amax_minmax(histogram)
-    if method.name == "percentile":
-        return amax_percentile(histogram, method.percentile)
-    if method.name == "entropy":
-        return amax_entropy(histogram)
-    if method.name == "mse":
-        return amax_mse(histogram, symmetric=symmetric)
-    if method.name == "auto":
-        return amax_auto(histogram, method.percentile, symmetric=symmetric)
-    raise InvalidOption(f"method {method.name!r} is unknown; known are {', '.join(METHODS)}")
-
-
-def amax_auto(histogram: Histogram, percentile: float = DEFAULT_PERCENTILE, *, symmetric: bool) -> float:
-    """Return the largest of the other methods' magnitudes whose squared error is near the least of all.
-
-    `mse` has the least by its definition. Where another method clips less and costs at most
-    `AUTO_TOLERANCE` times as much, it is taken: calibration has seen a part of the values only, and what it
-    has not seen is larger, not smaller.
-    """
-    return amax_by_method(histogram, percentile, symmetric=symmetric)["auto"]
-
-
-def amax_by_method(
-    histogram: Histogram, percentile: float = DEFAULT_PERCENTILE, *, symmetric: bool = True
-) -> dict[str, float]:
-    """Return the magnitude by each of `METHODS`."""
-    single = [Method(name, percentile) for name in METHODS if name != "auto"]
-    by_method: dict[str, float] = {one.name: amax(histogram, one, symmetric=symmetric) for one in single}
-    magnitudes = np.array(list(by_method.values()))
-    if magnitudes.all():
-        errors = squared_errors(histogram, magnitudes / histogram.width, symmetric=symmetric)
-        magnitudes = magnitudes[errors <= errors.min() * AUTO_TOLERANCE]
-    return {**by_method, "auto": float(magnitudes.max())}
-
-
 def amax_minmax(histogram: Histogram) -> float:
     """Return the largest magnitude seen, exactly."""
     _require_values(histogram)
@@ -356,6 +313,53 @@ def _divergences_at_once(
         own = plogp[candidates] - _xlogx(last) + _xlogx(last + tail)
         divergence = (own - cross) / total - np.log(total) + np.log(kept[candidates])
     return np.where(np.isfinite(divergence), divergence, np.inf)
+
+
+METHOD_AMAX: Mapping[MethodName, Callable[[Histogram, float, bool], float]] = {
+    "minmax": lambda histogram, _, __: amax_minmax(histogram),
+    "percentile": lambda histogram, percentile, _: amax_percentile(histogram, percentile),
+    "entropy": lambda histogram, _, __: amax_entropy(histogram),
+    "mse": lambda histogram, _, symmetric: amax_mse(histogram, symmetric=symmetric),
+}
+"""Name to the magnitude of a histogram that has values, by percentile and whether int8 is symmetric."""
+
+AUTO_WEIGHS: tuple[MethodName, ...] = ("minmax", "percentile", "entropy", "mse")
+"""Methods that "auto" chooses among."""
+
+
+def amax(histogram: Histogram, method: Method, *, symmetric: bool = True) -> float:
+    """Return the clipping magnitude by a method.
+
+    Args:
+        symmetric: Whether the target quantizes to symmetric int8 or to asymmetric uint8: "mse" and "auto"
+            mind it.
+    """
+    if method.name not in METHODS:
+        raise InvalidOption(f"method {method.name!r} is unknown; known are {', '.join(METHODS)}")
+    _require_values(histogram)
+    if method.name == "auto":
+        return amax_by_method(histogram, method.percentile, symmetric=symmetric)["auto"]
+    return METHOD_AMAX[method.name](histogram, method.percentile, symmetric)
+
+
+def amax_by_method(
+    histogram: Histogram, percentile: float = DEFAULT_PERCENTILE, *, symmetric: bool = True
+) -> dict[str, float]:
+    """Return the magnitude by each of `METHODS`.
+
+    "auto" is the largest of those of `AUTO_WEIGHS` whose squared error is near the least: `mse` has that by
+    its definition. Where another method clips less and costs at most `AUTO_TOLERANCE` times as much, it is
+    taken: calibration has seen a part of the values only, and what it has not seen is larger, not smaller.
+    """
+    _require_values(histogram)
+    by_method: dict[str, float] = {
+        name: choose(histogram, percentile, symmetric) for name, choose in METHOD_AMAX.items()
+    }
+    magnitudes = np.array([by_method[name] for name in AUTO_WEIGHS])
+    if magnitudes.all():
+        errors = squared_errors(histogram, magnitudes / histogram.width, symmetric=symmetric)
+        magnitudes = magnitudes[errors <= errors.min() * AUTO_TOLERANCE]
+    return {**by_method, "auto": float(magnitudes.max())}
 
 
 def _require_values(histogram: Histogram) -> None:

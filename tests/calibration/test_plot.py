@@ -13,7 +13,7 @@ from distributions import histogram
 from written_ranges import make
 
 from qcompile.calibration.histogram import BINS, Histogram
-from qcompile.calibration.plot import TensorSummary, plot_ranges, summarize
+from qcompile.calibration.plot import LINES, TensorSummary, plot_ranges, summarize
 from qcompile.calibration.ranges import Ranges
 from qcompile.calibration.thresholds import METHODS, Method, amax, amax_by_method, loss
 from qcompile.errors import InvalidOption
@@ -76,7 +76,7 @@ def test_the_threshold_stands_on_the_negative_side_only_where_there_are_negative
     both = drawn(ranges_of({"x": values}), tmp_path / "both.svg").read_text()
     one = drawn(ranges_of({"x": np.abs(values)}), tmp_path / "one.svg").read_text()
     for method in ("entropy", "mse", "percentile", "auto"):  # once more each: the legend
-        stroke = f"stroke:{COLOURS[method]}"
+        stroke = f"stroke:{COLOURS[LINES[method][0]]}"
         assert (both.count(stroke), one.count(stroke)) == (3, 2)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -17,6 +19,7 @@ from hypothesis.extra import numpy as arrays
 from onnxruntime.quantization.quant_utils import compute_scale_zp
 
 from qcompile.calibration.histogram import BINS, Histogram
+from qcompile.calibration.plot import LINES
 from qcompile.calibration.qparams import (
     ASYMMETRIC_INT8,
     FLOAT8_E4M3,
@@ -31,6 +34,8 @@ from qcompile.calibration.qparams import (
     scale_and_zero_point,
 )
 from qcompile.calibration.thresholds import (
+    AUTO_WEIGHS,
+    METHOD_AMAX,
     METHODS,
     Method,
     MethodName,
@@ -41,6 +46,7 @@ from qcompile.calibration.thresholds import (
     parse_method,
 )
 from qcompile.errors import CalibrationError, InvalidOption
+from qcompile.svg import COLOURS
 
 EVERY_METHOD = [Method(name) for name in METHODS]
 
@@ -49,6 +55,20 @@ BOTH_WAYS = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric"
 
 
 BY_EVERY_METHOD = pytest.mark.parametrize("method", EVERY_METHOD, ids=str)
+
+
+def test_a_method_is_a_word_a_row_and_a_line_of_the_page() -> None:
+    assert get_args(MethodName) == METHODS
+    assert {*METHOD_AMAX, "auto"} == {*METHODS}
+    assert {*AUTO_WEIGHS} <= {*METHOD_AMAX}
+    page = (Path(__file__).parents[2] / "docs" / "calibration.md").read_text()
+    table = page.partition("## Which method")[2].partition("\n\n`")[0]
+    assert {*re.findall(r"^\| `(\w+)", table, re.MULTILINE)} == {*METHODS}
+
+
+def test_no_two_methods_have_one_line() -> None:
+    assert len({*LINES.values()}) == len(METHODS) == len(LINES)
+    assert {colour for colour, _ in LINES.values()} <= COLOURS.keys()
 
 
 @settings(deadline=None)
