@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import onnx
 from numpy.typing import NDArray
 
 from ..artifact import Check
@@ -16,9 +17,6 @@ from ..model.output_error import output_error, worst
 from ..model.random_input import RandomInput
 from ..model.session import make_session, run_session, session_options
 from ..tensors import Feeds, format_shape
-
-if TYPE_CHECKING:
-    import onnx
 
 Outputs = list[NDArray[Any]]
 _DATA_BATCHES = 2

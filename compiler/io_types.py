@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+
+import onnx
+from onnx import TensorProto, helper
 
 from ..errors import InvalidOption
 from ..model.graph import subgraphs
 from ..model.graph_edits import rename_inputs
 from ..model.onnx_file import copy_model, dtype_name, model_io, opset
 from ..spec.opsets import BFLOAT16_CAST
-
-if TYPE_CHECKING:
-    import onnx
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
@@ -65,8 +64,6 @@ def _require_kind(name: str, current: str, asked: str) -> None:
 
 def _cast(graph: onnx.GraphProto, name: str, current: str, asked: str, *, is_input: bool) -> None:
     """Give an input or output another type; the tensor inside gets another name."""
-    from onnx import helper
-
     inside = _fresh(graph, f"{name}/{current}")
     for node in graph.node:
         node.input[:] = [inside if operand == name else operand for operand in node.input]
@@ -89,8 +86,6 @@ def _cast(graph: onnx.GraphProto, name: str, current: str, asked: str, *, is_inp
 
 def _number(dtype: str) -> int:
     """ONNX's number of a type."""
-    from onnx import TensorProto
-
     numbers = TensorProto.DataType.values()
     return int(next(number for number in numbers if dtype_name(number) == dtype))
 

@@ -31,9 +31,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx
 
 from ...model.graph import (
     ONNX_DOMAINS,
@@ -51,9 +51,6 @@ from . import exact_forms as exact
 from . import grid_samples as samples
 from .rewrites import group_normalization, slice_shape
 from .scope import Chain, Cure, Finder, Rewrite, Scope, find_nodes, node_name, reached, rewriting
-
-if TYPE_CHECKING:
-    import onnx
 
 
 @dataclass(frozen=True)

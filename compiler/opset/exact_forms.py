@@ -26,18 +26,17 @@ removes an Identity, but not a Sum.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
+from onnx import helper
 
 from ...model.graph import ONNX_DOMAINS, attribute, every_graph, producers
 from ...model.graph_edits import drop_attributes, set_nodes
 from ...model.onnx_file import opset
 from ...model.onnxruntime_optimizer import requantized
 from .scope import Chain, Scope, every_scope, find_nodes, node_name, replace_nodes
-
-if TYPE_CHECKING:
-    import onnx
 
 _RECURRENT = ("LSTM", "GRU", "RNN")
 _BATCH_SECOND = (1, 0, 2)
@@ -86,8 +85,6 @@ def exact_mod(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 def time_first(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """A recurrent layer of layout 1 as one of layout 0."""
-    from onnx import helper
-
     drop_attributes(node, "layout")
     before: list[onnx.NodeProto] = []
     after: list[onnx.NodeProto] = []
@@ -217,8 +214,6 @@ def find_reduced_axes(model: onnx.ModelProto) -> list[str]:
 
 def by_sum(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """A reduction by ReduceSum."""
-    from onnx import helper
-
     chain, x = Chain(node, scope), node.input[0]
     axes, keep = list(attribute(node, "axes")), int(attribute(node, "keepdims", 1))
     if node.op_type == "ReduceL1":
@@ -256,8 +251,6 @@ def find_requantized(model: onnx.ModelProto) -> list[str]:
 
 def keep_layers_apart(model: onnx.ModelProto) -> list[str]:
     """Write a Sum in front of each such layer, in place; return their names."""
-    from onnx import helper
-
     found = requantized(model)
     names = [node_name(node) for _, node in found]
     for graph, layer in found:

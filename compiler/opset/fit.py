@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import onnx
 
 from ...artifact import Artifact, Check, Manifest, commit, tool_versions
 from ...artifact.int8_isa import carried_isa
@@ -23,9 +24,6 @@ from ...model.onnx_file import (
 from ...progress import Progress, silent
 from ..check import OnnxReference, compare_outputs, sample_feeds
 from .lower import lower_opset
-
-if TYPE_CHECKING:
-    import onnx
 
 NOT_COMPARED = "what was rewritten could not be compared in ONNX Runtime"
 _DOMAINS = (*ONNX_DOMAINS, "ai.onnx.ml", "ai.onnx.preview.training", "com.microsoft", "com.ms.internal.nhwc")
@@ -158,8 +156,6 @@ def in_newer_opset(
 
 def upgrade_opset(model: onnx.ModelProto, lowest: int) -> onnx.ModelProto:
     """Return the model in opset `lowest` or newer."""
-    import onnx
-
     current = opset(model)
     if current >= lowest:
         return model
@@ -174,8 +170,6 @@ def upgrade_opset(model: onnx.ModelProto, lowest: int) -> onnx.ModelProto:
 
 def upgrade_in_place(model: onnx.ModelProto, lowest: int) -> None:
     """Bring a model to opset `lowest` where it is older; large weights are not copied."""
-    import onnx
-
     if opset(model) < lowest:
         light = without_weights(model)
         small = {tensor.name for tensor in light.graph.initializer}

@@ -10,15 +10,12 @@ P = Ho Wo sampling points; padding zeros or border
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import onnx
 
 from ...model.graph import attribute, consumers, every_graph
 from ...model.graph_edits import drop_attributes
 from ...model.onnx_file import opset
 from .scope import Chain, Scope, find_nodes, node_name, reached, replace_nodes
-
-if TYPE_CHECKING:
-    import onnx
 
 _FLOAT, _INT64 = 1, 7  # ONNX's numbers
 MODES_RENAMED = 20

@@ -24,9 +24,11 @@ The opset stays. What lacks is data of the reader: it differs with its version.
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
+from onnx.inliner import inline_local_functions
 
 from ...errors import ModelError, UnsupportedOperator, first_line
 from ...model.graph import ONNX_DOMAINS, attribute, every_graph, without_weights
@@ -39,10 +41,6 @@ from ...spec.opsets import NEWEST, OLDEST
 from .rewrites import DECOMPOSITIONS, REWRITES, cast_to_known
 from .schemas import COMPATIBLE, trim, why_other, write_out
 from .scope import Chain, Rewrite, Scope, node_name, replace_nodes
-
-if TYPE_CHECKING:
-    import onnx
-
 
 _DEEPEST = 8  # bodies within bodies
 
@@ -103,8 +101,6 @@ class _Pass:
         return older is not None and newer is not None and older.since_version == newer.since_version
 
     def _schema(self, node: onnx.NodeProto, version: int) -> Any:
-        import onnx
-
         try:
             schema: Any = onnx.defs.get_schema(node.op_type, version, "")
         except onnx.defs.SchemaError:
@@ -166,8 +162,6 @@ def _inline_functions(model: onnx.ModelProto, current: int) -> None:
                 hint="simplify first, which writes functions out",
                 operator=function.name,
             )
-    from onnx.inliner import inline_local_functions
-
     inlined = inline_local_functions(without_weights(model))
     del model.graph.node[:], model.graph.value_info[:], model.functions[:]
     model.graph.node.extend(inlined.graph.node)
@@ -177,8 +171,6 @@ def _inline_functions(model: onnx.ModelProto, current: int) -> None:
 
 
 def _stamp(model: onnx.ModelProto, version: int) -> None:
-    import onnx
-
     for item in model.opset_import:
         if item.domain in ONNX_DOMAINS:
             item.version = version
@@ -187,8 +179,6 @@ def _stamp(model: onnx.ModelProto, version: int) -> None:
 
 
 def _check(model: onnx.ModelProto, current: int, highest: int) -> None:
-    import onnx
-
     try:
         onnx.checker.check_model(without_weights(model), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as error:
@@ -268,8 +258,6 @@ def require_operators(model: onnx.ModelProto, operators: Container[str], reader:
 
 
 def _lacks(node: onnx.NodeProto, operators: Container[str], version: int) -> bool:
-    import onnx
-
     if node.domain not in ONNX_DOMAINS or node.op_type in operators:
         return False
     try:

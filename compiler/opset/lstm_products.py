@@ -15,17 +15,16 @@ its scale is 1/127 and needs no calibration.
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from onnx import helper, numpy_helper
 
 from ...calibration.qparams import INT8, choose_qparams, choose_weight_qparams
 from ...model.graph import attribute, subgraphs
 from ...model.graph_edits import drop_unused_initializers, set_nodes, store
-
-if TYPE_CHECKING:
-    import onnx
 
 _PLAIN = frozenset(["hidden_size", "direction", "input_forget", "layout"])
 _STATE = "state_product"
@@ -82,8 +81,6 @@ def open_lstms(model: onnx.ModelProto, *, exclude: Container[str] = ()) -> list[
 
 def quantize_states(model: onnx.ModelProto) -> int:
     """Place Q/DQ around the products of states that `open_lstms` made; return how many."""
-    from onnx import helper, numpy_helper
-
     graph = model.graph
     stored = {tensor.name: tensor for tensor in graph.initializer}
     done, nodes = 0, []
@@ -127,8 +124,6 @@ class _Opened:
         self.axes = f"{node.name}/axes"
 
     def nodes(self) -> list[onnx.NodeProto]:
-        from onnx import helper
-
         made = self._first_state()
         parts: list[list[str]] = [[], [], []]  # of Y, Y_h and Y_c
         for index, way in enumerate(self.ways):
@@ -150,8 +145,6 @@ class _Opened:
 
     def _first_state(self) -> list[onnx.NodeProto]:
         """Zeros of [batch, hidden]."""
-        from onnx import helper
-
         base = self.node.name
         zero = store(self.graph, f"{base}/zero", np.zeros(1, np.float32))
         one = store(self.graph, f"{base}/one", np.array([1], np.int64))
@@ -166,8 +159,6 @@ class _Opened:
         ]
 
     def _direction(self, index: int, way: str) -> list[onnx.NodeProto]:
-        from onnx import helper
-
         weight = store(self.graph, self._name(way, "weight"), self._value(1)[index].T)
         state = store(self.graph, self._name(way, "state_weight"), self._value(2)[index].T)
         product, gates = self._name(way, "product"), self._name(way, "gates")
@@ -189,7 +180,6 @@ class _Opened:
 
     def _body(self, way: str, weight: str) -> onnx.GraphProto:
         """One step: hidden and cell [batch, hidden], the input's part of the gates [batch, 4 * hidden]."""
-        from onnx import helper
 
         def value(name: str, width: int) -> Any:
             return helper.make_tensor_value_info(self._name(way, name), 1, [None, width])
@@ -219,15 +209,11 @@ class _Opened:
 
     def _split(self, way: str) -> onnx.NodeProto:
         """The gates apart; with sizes, as opsets 13 to 17 and 18 both take them."""
-        from onnx import helper
-
         sizes = store(self.graph, self._name(way, "sizes"), np.full(4, self.hidden, np.int64))
         gates = [self._name(way, name) for name in "iofc"]
         return helper.make_node("Split", [self._name(way, "sum"), sizes], gates, name=gates[0], axis=1)
 
     def _value(self, index: int) -> NDArray[Any]:
-        from onnx import numpy_helper
-
         array: NDArray[Any] = numpy_helper.to_array(self.stored[self.node.input[index]])
         return array
 
@@ -236,8 +222,6 @@ class _Opened:
 
 
 def _pair(value: str, result: str, parameters: list[str], **settings: int) -> list[onnx.NodeProto]:
-    from onnx import helper
-
     middle = f"{result}/quantized"
     return [
         helper.make_node("QuantizeLinear", [value, *parameters], [middle], name=middle, **settings),

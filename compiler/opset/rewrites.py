@@ -29,17 +29,16 @@ What has no decomposition here is written as ONNX itself defines it (`schemas`).
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
 
 from ...model.graph import attribute
 from ...model.graph_edits import drop_attributes
 from .scope import Chain, Rewrite, Scope
-
-if TYPE_CHECKING:
-    import onnx
 
 _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
 _KEPT_WHOLE = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd")
@@ -49,8 +48,6 @@ _IMAGE_MODES = {"linear": "bilinear", "cubic": "bicubic", "nearest": "nearest"}
 
 def reduce_by_attribute(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """ReduceMean and its kin: an older parser would ignore the operand, and reduce every axis."""
-    from onnx import TensorProto, helper
-
     axes = _operand(node, 1, scope, "its axes are")
     noop = attribute(node, "noop_with_empty_axes", 0)
     drop_attributes(node, "noop_with_empty_axes")
@@ -135,8 +132,6 @@ def pad_every_axis(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 def resize_every_axis(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """Resize whose scales or sizes are those of some axes."""
-    from onnx import TensorProto
-
     mode = attribute(node, "coordinate_transformation_mode", "half_pixel")
     policy = attribute(node, "keep_aspect_ratio_policy", "stretch")
     if attribute(node, "antialias", 0):
@@ -170,8 +165,6 @@ def resize_every_axis(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
 
 def sample_images(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """GridSample, whose modes have other names, and which took no volumes."""
-    from onnx import helper
-
     if scope.rank(node, node.input[0]) != 4:
         raise scope.refusal(node, "it samples no image of four axes")
     mode = attribute(node, "mode", "linear")
@@ -182,8 +175,6 @@ def sample_images(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 def transform_by_attribute(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """DFT, whose axis was an attribute, with another default."""
-    from onnx import helper
-
     axis = _operand(node, 2, scope, "its axis is")
     del node.input[2:]
     while not node.input[-1]:
@@ -195,8 +186,6 @@ def transform_by_attribute(node: onnx.NodeProto, scope: Scope) -> list[onnx.Node
 
 def is_inf_of_float(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """IsInf of float16 or bfloat16: float32 holds all of their values, and their infinities."""
-    from onnx import TensorProto
-
     if scope.type(node.input[0]) not in ("tensor(float16)", "tensor(bfloat16)"):
         return [node]
     chain = Chain(node, scope)
@@ -206,8 +195,6 @@ def is_inf_of_float(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 def optional_as_it_is(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """OptionalHasElement and OptionalGetElement of a tensor or sequence, which are always there."""
-    from onnx import helper, numpy_helper
-
     given = bool(node.input) and bool(node.input[0])
     kind = scope.type(node.input[0]) if given else ""
     if given and not kind:
@@ -222,8 +209,6 @@ def optional_as_it_is(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
 
 def cast_to_known(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """CastLike, which many runtimes lack, where the type is known."""
-    from onnx import helper
-
     if not scope.type(node.input[1]):
         return [node]
     kind = scope.elem_type(node, node.input[1])
@@ -312,8 +297,6 @@ def group_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
 
     The statistics are those of float32 by default (stash_type), so a half is cast for them.
     """
-    from onnx import TensorProto, helper
-
     chain, (x, scale, bias) = Chain(node, scope), node.input
     rank, kind = scope.rank(node, x), scope.elem_type(node, x)
     groups = int(attribute(node, "num_groups", 0))
@@ -346,8 +329,6 @@ def group_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
 
 def rms_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """RMSNormalization, whose mean of squares is that of float32 by default (stash_type)."""
-    from onnx import TensorProto
-
     chain, (x, scale) = Chain(node, scope), node.input
     rank, kind = scope.rank(node, x), scope.elem_type(node, x)
     stash = attribute(node, "stash_type", TensorProto.FLOAT)
@@ -367,8 +348,6 @@ def rms_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
 
 def layer_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """LayerNormalization, as exporters wrote it before there was one; statistics as `rms_normalization`."""
-    from onnx import TensorProto
-
     chain, (x, scale, *bias) = Chain(node, scope), node.input
     if len([name for name in node.output if name]) > 1:
         raise scope.refusal(node, "its mean and deviation are read, which only newer opsets return")

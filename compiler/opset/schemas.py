@@ -10,14 +10,14 @@ stands, if its types, operands and attributes are.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import onnx
+from onnx import helper
 
 from ...model.graph import attribute, subgraphs
 from ...model.graph_edits import set_nodes
 from .scope import Scope, node_name
-
-if TYPE_CHECKING:
-    import onnx
 
 COMPATIBLE = frozenset(
     """
@@ -48,8 +48,6 @@ _LATER_VALUES = {
 
 def trim(node: onnx.NodeProto, older: Any, newer: Any) -> None:
     """Take attributes off a node that say what its older form does anyway."""
-    from onnx import helper
-
     for item in list(node.attribute):
         if item.name in older.attributes:
             continue
@@ -111,8 +109,6 @@ def _unfit_values(node: onnx.NodeProto, older: Any) -> str:
 
 def write_out(node: onnx.NodeProto, scope: Scope, version: int) -> list[onnx.NodeProto]:
     """Return the nodes of an operator's body, wired to what the node reads and makes, if any."""
-    import onnx
-
     schema = onnx.defs.get_schema(node.op_type, version, "")
     body = _body(node, scope, schema, version)
     if body is None:
@@ -133,8 +129,6 @@ def schema_defaults(schema: Any) -> list[onnx.AttributeProto]:
 
 
 def _body(node: onnx.NodeProto, scope: Scope, schema: Any, version: int) -> onnx.FunctionProto | None:
-    import onnx
-
     depends = schema.has_context_dependent_function
     if not depends and not schema.has_function:
         return None
@@ -154,16 +148,12 @@ def _body(node: onnx.NodeProto, scope: Scope, schema: Any, version: int) -> onnx
 
 
 def _type(node: onnx.NodeProto, name: str, scope: Scope) -> onnx.TypeProto:
-    import onnx
-
     if not name:
         return onnx.TypeProto()
     return onnx.helper.make_tensor_type_proto(scope.elem_type(node, name), scope.shape(name))
 
 
 def _means_the_same(operator: str, offer: int, version: int) -> bool:
-    import onnx
-
     old, new = (onnx.defs.get_schema(operator, at, "") for at in (offer, version))
     return operator in COMPATIBLE or bool(old.since_version == new.since_version)
 
@@ -172,8 +162,6 @@ def _copied(
     node: onnx.NodeProto, base: str, actual: dict[str, str], given: Mapping[str, Any], scope: Scope
 ) -> onnx.NodeProto:
     """A node of a body, with the names and attributes of the node that the body stands for."""
-    import onnx
-
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     copy.name = scope.fresh(f"{base}/{node.op_type}")

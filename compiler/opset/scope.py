@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from onnx import helper, numpy_helper
 
 from ...errors import UnsupportedOperator
 from ...model.graph import (
@@ -19,9 +21,6 @@ from ...model.graph import (
 )
 from ...model.graph_edits import set_nodes
 from ...model.onnx_file import opset
-
-if TYPE_CHECKING:
-    import onnx
 
 Finder = Callable[["onnx.ModelProto"], "list[str]"]
 Cure = Callable[["onnx.ModelProto"], object]
@@ -106,8 +105,6 @@ class Scope:
 
     def store(self, values: NDArray[Any], base: str) -> str:
         """Store a constant; return its name."""
-        from onnx import numpy_helper
-
         tensor = numpy_helper.from_array(np.asarray(values), self.fresh(base))
         self.graph.initializer.append(tensor)
         self._stored[tensor.name] = tensor
@@ -134,8 +131,6 @@ class Chain:
 
     def add(self, operator: str, operands: Sequence[str], *, last: bool = False, **attributes: Any) -> str:
         """Append a node; return the name of what it makes, the replaced node's own output for the last."""
-        from onnx import helper
-
         result = self.output if last else self.scope.fresh(f"{self.output}/{operator.lower()}")
         name = self.scope.fresh(f"{self.name}/{operator}")
         self.nodes.append(helper.make_node(operator, operands, [result], name, **attributes))
@@ -147,8 +142,6 @@ class Chain:
 
     def scalar(self, value: float, kind: int) -> str:
         """Store a number of an element type."""
-        from onnx import helper
-
         dtype = helper.tensor_dtype_to_np_dtype(kind)
         return self.scope.store(np.array(value, dtype), f"{self.output}/constant")
 
@@ -234,8 +227,6 @@ def _replace_in(scope: Scope, replace: Callable[[onnx.NodeProto, Scope], list[on
 
 def with_types(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a light copy of a model, large weights made inputs, with types and shapes inferred."""
-    import onnx
-
     light = without_weights(model)
     try:
         return onnx.shape_inference.infer_shapes(light, data_prop=True)
@@ -245,8 +236,6 @@ def with_types(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def spelled(proto: onnx.TypeProto) -> str:
     """Return a type as ONNX's schemas spell it: "tensor(float)", "seq(tensor(int64))"."""
-    import onnx
-
     kind = proto.WhichOneof("value")
     if kind == "tensor_type":
         number = proto.tensor_type.elem_type
@@ -258,8 +247,6 @@ def spelled(proto: onnx.TypeProto) -> str:
 
 
 def _stored_type(tensor: onnx.TensorProto) -> onnx.TypeProto:
-    import onnx
-
     return onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from ...calibration.one_by_one import one_by_one
@@ -18,8 +19,6 @@ from ...model.session import make_session, run_session, session_options
 from ...progress import Progress, silent
 
 if TYPE_CHECKING:
-    import onnx
-
     from ...data.batches import Data
     from ...data.readers import Batch
 
@@ -122,8 +121,6 @@ def run_samples(
 
 def _session_returning(model: onnx.ModelProto, names: list[str], *, integers: bool) -> Any:
     """A session of the model with these outputs alone."""
-    import onnx
-
     copy = copy_model(model)
     del copy.graph.output[:]
     kind = onnx.TensorProto.FLOAT

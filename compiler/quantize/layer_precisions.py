@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import onnx
 
 from ...spec.words import HALVES
 from .half.precision import to_half
 from .request import QuantizeRequest, exactly, match_nodes
-
-if TYPE_CHECKING:
-    import onnx
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import onnx
 
 from ...calibration import Ranges, observe, parse_method
 from ...calibration.taps import choose_taps
@@ -40,9 +41,6 @@ from .request import Outcome, QuantizeRequest, exactly, match_nodes
 from .search import best_static
 from .weights.hessians import collect_hessians
 from .weights.rewrite import gptq_inputs, quantize_weights
-
-if TYPE_CHECKING:
-    import onnx
 
 _CORRECTED_ON = 32  # samples on which the mean error of every layer is taken
 _LEARNT_ON = 128  # samples for GPTQ

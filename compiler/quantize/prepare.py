@@ -12,18 +12,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import onnx
+from onnx import numpy_helper
 
 from ...model.graph import attribute, consumers, without_weights
 from ...model.graph_edits import drop_attributes, fix_initializers, name_nodes, store, store_constants
 from ...model.onnx_file import copy_model
 from ...spec.opsets import OLDEST
 from ..opset.fit import upgrade_opset
-
-if TYPE_CHECKING:
-    import onnx
 
 
 def prepare_graph(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -43,8 +40,6 @@ def prepare_graph(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def infer_into(model: onnx.ModelProto) -> None:
     """Write inferred types and shapes of tensors into the model."""
-    import onnx
-
     try:
         inferred = onnx.shape_inference.infer_shapes(without_weights(model))
     except (onnx.shape_inference.InferenceError, RuntimeError):
@@ -64,8 +59,6 @@ def sum_to_add(graph: onnx.GraphProto) -> None:
 
 def _plain_gemms(graph: onnx.GraphProto) -> None:
     """Fold alpha and beta into stored weight and bias, and give the bias one value per output channel."""
-    from onnx import numpy_helper
-
     stored = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type != "Gemm" or any(name not in stored for name in node.input[1:] if name):

@@ -18,10 +18,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from onnx import numpy_helper
 
 from ...artifact import Artifact, Check, Manifest, commit, tool_versions
 from ...artifact.int8_isa import carried_isa
@@ -36,10 +38,6 @@ from ...model.weightless import fingerprint
 from ...progress import Progress, quiet, silent
 from ...tensors import Feeds, ModelIO
 from ..check import OnnxReference, compare_outputs, sample_feeds
-
-if TYPE_CHECKING:
-    import onnx
-
 
 _FOREIGN = ["fuse_attention", "fuse_gqa"]
 """Passes of onnxsim that write `com.microsoft.Attention` and its kin, which only ONNX Runtime knows."""
@@ -248,8 +246,6 @@ class _View:
 
     def value(self, name: str) -> NDArray[Any]:
         """The value of an initializer."""
-        from onnx import numpy_helper
-
         array: NDArray[Any] = numpy_helper.to_array(self.stored[name])
         return array
 

@@ -18,10 +18,12 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from onnx import numpy_helper
 
 from ....calibration import observe
 from ....data.batches import Data
@@ -31,9 +33,6 @@ from ....model.graph_edits import set_values, store_constants
 from ....model.onnx_file import copy_model, save_onnx
 from ..activations import observe_rows
 from ..request import QuantizeRequest
-
-if TYPE_CHECKING:
-    import onnx
 
 # f(c·x) = c·f(x) for c > 0: value by value, or over the positions of a channel.
 _BY_VALUE = frozenset(["Relu", "LeakyRelu", "Identity"])
@@ -137,8 +136,6 @@ class _Layer:
     def __init__(
         self, weight: onnx.TensorProto, bias: onnx.TensorProto | None, axis: int, groups: int
     ) -> None:
-        from onnx import numpy_helper
-
         self.weight, self.bias, self.axis, self.groups = weight, bias, axis, groups
         magnitudes = np.abs(self._by_output(numpy_helper.to_array(weight)))
         peaks = magnitudes.reshape(*magnitudes.shape[:2], -1).max(axis=2, initial=0.0)
@@ -153,8 +150,6 @@ class _Layer:
 
     def write(self) -> None:
         """Store the scaled weight and bias."""
-        from onnx import numpy_helper
-
         if (self.out_factors == 1).all() and (self.in_factors == 1).all():
             return
         values = numpy_helper.to_array(self.weight)

@@ -30,10 +30,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from onnx import helper, numpy_helper
 
 from ....calibration.qparams import (
     INT8,
@@ -52,9 +54,6 @@ from ....model.onnx_file import copy_model
 from ..activations import Rows, observe_rows
 from ..request import QuantizeRequest
 from .equalize import LOOKED_AT, Uses, balanced
-
-if TYPE_CHECKING:
-    import onnx
 
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Strengths that are tried, beside none at all: how much of the difficulty moves into the weights."""
@@ -190,8 +189,6 @@ def smoothing_factors(amax: Floats, peaks: Floats, alpha: float) -> Floats:
 
 
 def _matrices(place: Place, stored: Mapping[str, onnx.TensorProto]) -> list[NDArray[Any]]:
-    from onnx import numpy_helper
-
     arrays = [(numpy_helper.to_array(stored[name]), axis) for name, axis in place.weights]
     return [array.T if axis else array for array, axis in arrays]
 
@@ -213,8 +210,6 @@ def _move(
 
 
 def _scale(tensor: onnx.TensorProto, factors: Floats, axis: int) -> None:
-    from onnx import numpy_helper
-
     values = numpy_helper.to_array(tensor)
     set_values(tensor, values * per_channel(factors, axis, values.ndim).astype(values.dtype))
 
@@ -225,8 +220,6 @@ def _insert_mul(model: onnx.ModelProto, place: Place, factors: Floats) -> list[s
     The Mul stands behind a Reshape, not in front of it, so that QuantizeLinear follows at once: OpenVINO
     fuses the two then (MulFakeQuantizeFusion), and the Mul costs nothing.
     """
-    from onnx import helper
-
     graph, factors_name = model.graph, f"{place.tensor}/factors"
     store(graph, factors_name, (1 / factors).astype(np.float32))
     nodes = {node.name: node for node in graph.node}

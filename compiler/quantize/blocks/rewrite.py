@@ -19,9 +19,11 @@ ONNX's FLOAT8E8M0.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
+import onnx
+from onnx import TensorProto, helper
 
 from ....calibration import Method, Ranges, parse_method
 from ....errors import CalibrationError, QuantizationError
@@ -35,9 +37,6 @@ from ..layer_precisions import in_mixed_precision, layer_precisions
 from ..prepare import prepare_graph
 from ..request import Outcome, QuantizeRequest, match_nodes
 from .formats import BLOCK_SIZE, DOMAIN, BlockWeight, quantize_weight, tensor_scale
-
-if TYPE_CHECKING:
-    import onnx
 
 _FEWEST_AXES, _MOST_AXES = 2, 3
 
@@ -101,8 +100,6 @@ def to_blocks(model: onnx.ModelProto, kind: BlockFormat, amax: Mapping[str, floa
         model: Float graph, or one converted to float16 or bfloat16, of opset `LOWEST_OPSET` or newer.
         amax: Name of a planned node to its activation's largest magnitude.
     """
-    from onnx import helper
-
     _Writer(model, kind, amax).run()
     del model.graph.value_info[:]
     drop_unused_initializers(model.graph)
@@ -139,8 +136,6 @@ class _Writer:
         return self.made[key]
 
     def _nvfp4_activation(self, name: str, prefix: str, dtype: int, amax: float) -> str:
-        from onnx import TensorProto
-
         scale = store(self.graph, f"{prefix}/scale", np.asarray(tensor_scale(amax)))
         values, scales = f"{prefix}/values", f"{prefix}/scales"
         e4m3 = int(TensorProto.FLOAT8E4M3FN)
@@ -151,8 +146,6 @@ class _Writer:
         return self._nvfp4_value(values, scales, scale, prefix, dtype)
 
     def _nvfp4_value(self, values: str, scales: str, scale: str, prefix: str, dtype: int) -> str:
-        from onnx import TensorProto
-
         self._node("DequantizeLinear", [scales, scale], [f"{prefix}/block_scales"])
         self._node("DequantizeLinear", [values, f"{prefix}/block_scales"], [f"{prefix}/float"], **self.block)
         if dtype == TensorProto.FLOAT:
@@ -161,8 +154,6 @@ class _Writer:
         return f"{prefix}/half"
 
     def _mxfp8_activation(self, name: str, prefix: str, dtype: int, amax: float) -> str:
-        from onnx import TensorProto
-
         values, scales = f"{prefix}/values", f"{prefix}/scales"
         e4m3 = int(TensorProto.FLOAT8E4M3FN)
         self._node(
@@ -180,8 +171,6 @@ class _Writer:
 
     def _weight(self, node: onnx.NodeProto, tensor: onnx.TensorProto) -> str:
         """Return the weight that the product reads, and let a Gemm read it as [N, K]."""
-        from onnx import helper
-
         rows_first = bool(attribute(node, "transB", 0))
         key = (tensor.name, rows_first)
         if key not in self.made:
@@ -213,8 +202,6 @@ class _Writer:
         return name if name not in taken else f"{name}/{len(self.made)}"
 
     def _node(self, operator: str, inputs: list[str], outputs: list[str], **options: Any) -> None:
-        from onnx import helper
-
         self.nodes.append(helper.make_node(operator, inputs, outputs, outputs[0], **options))
 
 

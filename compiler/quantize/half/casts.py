@@ -16,10 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import ml_dtypes
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
 
 from ....calibration.qparams import QParams, quantize
 from ....errors import InvalidOption
@@ -28,9 +31,6 @@ from ....model.graph_edits import drop_unused_initializers, rename_inputs, set_n
 from ....model.onnx_file import copy_model, opset
 from ....spec.opsets import BFLOAT16_LAYERS
 from ...opset.fit import upgrade_in_place
-
-if TYPE_CHECKING:
-    import onnx
 
 Half = Literal["float16", "bfloat16"]
 
@@ -63,9 +63,6 @@ class HalfType:
 
 def half_type(name: str) -> HalfType:
     """Return the type of a name."""
-    import ml_dtypes
-    import onnx
-
     if name == "float16":
         elem_type, dtype = onnx.TensorProto.FLOAT16, np.dtype(np.float16)
         known: Half = "float16"
@@ -113,15 +110,11 @@ class Casts:
 
     def values(self, weight: str) -> NDArray[Any]:
         """Return the values of a stored float32 tensor."""
-        from onnx import numpy_helper
-
         weight_array: NDArray[Any] = numpy_helper.to_array(self.weights[weight])
         return weight_array
 
     def remember(self, node: onnx.NodeProto) -> None:
         """Keep the float32 form of a DequantizeLinear that is about to become half."""
-        import onnx
-
         kept = onnx.NodeProto()
         kept.CopyFrom(node)
         self._dequantizers[node.output[0]] = kept
@@ -147,16 +140,12 @@ class Casts:
         return unique
 
     def _cast(self, name: str, made: str, *, half: bool) -> None:
-        import onnx
-
         if half and name in self.overflowing:
             name = self._saturated(name)
         to = self.type.elem_type if half else onnx.TensorProto.FLOAT
         self.nodes.append(onnx.helper.make_node("Cast", [name], [made], name=f"cast/{made}", to=to))
 
     def _dequantize_again(self, name: str, made: str) -> None:
-        import onnx
-
         node = onnx.NodeProto()
         node.CopyFrom(self._dequantizers[name])
         node.name, node.output[0] = f"{node.name}/float32", made
@@ -165,8 +154,6 @@ class Casts:
     def _saturated(self, name: str) -> str:
         """Clip to the half type's range: a mask of -3.4e38 becomes its lowest number, not an infinity that
         makes NaN."""
-        import onnx
-
         limits = {f"{self.type.name}/low": -self.type.largest, f"{self.type.name}/high": self.type.largest}
         stored = {tensor.name for tensor in self.graph.initializer}
         for limit, value in limits.items():
@@ -179,8 +166,6 @@ class Casts:
 
     def _restore_outputs(self) -> None:
         """A model output that became half is made under another name and cast back."""
-        import onnx
-
         for name in [output.name for output in self.graph.output if output.name in self.half]:
             inner = self._new(f"{name}/inner")
             for node in self.nodes:
@@ -195,9 +180,6 @@ class Casts:
 
 def set_own_type(node: onnx.NodeProto, half: HalfType) -> None:
     """Let a Cast or ConstantOfShape that makes float32 make the half type."""
-    import onnx
-    from onnx import numpy_helper
-
     for item in node.attribute:
         if item.name == "to" and item.i == onnx.TensorProto.FLOAT:
             item.i = half.elem_type
@@ -211,8 +193,6 @@ def set_own_type(node: onnx.NodeProto, half: HalfType) -> None:
 
 def stored_tensor(values: NDArray[Any], name: str) -> onnx.TensorProto:
     """Return a tensor of float32, float16 or bfloat16; older onnx cannot make the last by itself."""
-    import onnx
-
     elem_type = {
         "float32": onnx.TensorProto.FLOAT,
         "float16": onnx.TensorProto.FLOAT16,
@@ -265,8 +245,6 @@ def store_quantized_weights(graph: onnx.GraphProto, half: HalfType, excluded: Co
     Rounding the scale alone would change the magnitude of the channel by up to 3 %. Scales so small that
     the next larger number is more than 1/16 larger are left; their pair stays in float32.
     """
-    from onnx import numpy_helper
-
     stored = {tensor.name: tensor for tensor in graph.initializer}
     readers = consumers(graph)
     outputs = {value.name for value in graph.output}
@@ -295,8 +273,6 @@ def _is_plain(
     node: onnx.NodeProto, readers: list[onnx.NodeProto], stored: dict[str, onnx.TensorProto]
 ) -> bool:
     """Whether all is stored, in eight bits, with a scale per tensor or channel that its readers share."""
-    import onnx
-
     if len(node.input) != 3 or any(name not in stored for name in node.input):
         return False
     kinds = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
@@ -317,8 +293,6 @@ def _fitted(scale: NDArray[Any], half: HalfType) -> NDArray[np.float32]:
 
 def _first_opset(operator: str, current: int, half: HalfType) -> int:
     """The first opset from the current one on that allows the type; the current if none does."""
-    import onnx
-
     half_type = f"tensor({half.name})"
     for version in range(current, BFLOAT16_LAYERS + 1):  # later ones add rare operators
         try:
@@ -338,8 +312,6 @@ def in_float32(model: onnx.ModelProto) -> onnx.ModelProto:
     Every bfloat16 tensor becomes float32 and holds bfloat16 values: hardware multiplies bfloat16 exactly
     and sums in float32 too.
     """
-    from onnx import TensorProto, helper, numpy_helper
-
     copy = copy_model(model)
     graph = copy.graph
     rounded = {name for name, dtype in infer_types(model).items() if dtype == "bfloat16"}

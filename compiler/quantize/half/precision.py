@@ -27,9 +27,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
+from onnx import numpy_helper
 
 from ....calibration import Method, Ranges
 from ....calibration.qparams import FLOAT8_E4M3
@@ -57,9 +59,6 @@ from .casts import (
     set_own_type,
     store_quantized_weights,
 )
-
-if TYPE_CHECKING:
-    import onnx
 
 _KEEPS_FROM_ZERO = frozenset(["Add", "Clip", "Max"])
 _SAME_LEAST = frozenset("Expand Identity Reshape Sqrt Squeeze Transpose Unsqueeze".split())
@@ -219,8 +218,6 @@ class _Conversion:
 
     def _learn(self, node: onnx.NodeProto) -> None:
         """Note how large a tensor is, where a node tells."""
-        from onnx import numpy_helper
-
         if node.op_type == "ConstantOfShape" and node.attribute:
             self.known[node.output[0]] = _amax(numpy_helper.to_array(node.attribute[0].t))
         if _is_qdq(node) and node.input[1] in self.casts.weights:
@@ -232,8 +229,6 @@ class _Conversion:
 
     def _farthest_integer(self, name: str, zero_point: str) -> float:
         """How far from zero_point a quantized tensor is, or can be by its type; 0 for other types."""
-        from onnx import numpy_helper
-
         zeros = numpy_helper.to_array(self.stored[zero_point]) if zero_point in self.stored else np.zeros(1)
         if name in self.stored:
             integers = numpy_helper.to_array(self.stored[name]).astype(np.float64)
@@ -296,8 +291,6 @@ class _Conversion:
 
     def _formal(self, node: onnx.NodeProto, side: str, count: int) -> list[tuple[str, set[str]]]:
         """Type variable and allowed types of each operand; empty for operators ONNX does not define."""
-        import onnx
-
         try:
             schema = onnx.defs.get_schema(node.op_type, opset(self.model, node.domain) or 1, node.domain)
         except onnx.defs.SchemaError:

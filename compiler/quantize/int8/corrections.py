@@ -24,7 +24,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper
 
 from ....errors import CalibrationError
 from ....model.graph import attribute, captured_names, consumers, producers, tensor_values, weighted_nodes
@@ -40,8 +42,6 @@ from .pair_limits import PairLimits
 from .rewrites import join_biases, stored_weight
 
 if TYPE_CHECKING:
-    import onnx
-
     from ....data.batches import Data
 
 _MIDDLE = 128
@@ -136,8 +136,6 @@ def _store(
     tensor: onnx.TensorProto, codes: NDArray[np.int16], scales: NDArray[Any], node: onnx.NodeProto
 ) -> None:
     """Write the rows back in the weight's own layout."""
-    from onnx import TensorProto
-
     before = tensor_values(tensor)
     integer = tensor.data_type == TensorProto.INT8
     rows: NDArray[Any] = np.clip(codes, -127, 127)
@@ -186,8 +184,6 @@ class _Bias:
     scale: NDArray[Any] | None
 
     def add(self, correction: NDArray[np.float64]) -> None:
-        from onnx import numpy_helper
-
         values = tensor_values(self.tensor)
         if self.scale is None:
             # One number for all channels becomes one for each.
@@ -302,8 +298,6 @@ def _with_quantized_layers(
     reference: onnx.ModelProto, quantized: onnx.ModelProto, layers: list[_Quantized]
 ) -> onnx.ModelProto:
     """The float model, with the quantized layers beside its own, and the differences of both."""
-    import onnx
-
     model = copy_model(reference)
     graph = model.graph
     made_by = producers(quantized.graph)

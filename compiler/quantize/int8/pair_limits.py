@@ -24,17 +24,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from ....model.graph import attribute
 from ....model.saturating_kernels import Order, SaturatingKernels
 from ..weights.rounding import Room
-
-if TYPE_CHECKING:
-    import onnx
 
 LARGEST_SUM = 128
 """Of the positive parts of a pair, and of the negative ones: 32767 // 255."""

@@ -56,12 +56,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING
+
+import onnx
 
 from ....model.graph import attribute, captured_names, consumers, infer_shapes, producers
-
-if TYPE_CHECKING:
-    import onnx
 
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 _FUSED = frozenset(

@@ -12,9 +12,10 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from ....calibration.one_by_one import one_by_one
@@ -25,9 +26,6 @@ from ....model.graph import attribute, constant_names, constant_tensor, infer_ty
 from ....model.session import make_session, run_session, session_options
 from ....model.weightless import WeightlessModel, read_weightless
 from ....progress import Progress, silent
-
-if TYPE_CHECKING:
-    import onnx
 
 Hessian = NDArray[np.float32]
 
@@ -115,8 +113,6 @@ class _Tapped:
     """A session whose outputs are the named tensors; those that are inputs are taken from the feeds."""
 
     def __init__(self, weightless: WeightlessModel, names: list[str]) -> None:
-        import onnx
-
         model = onnx.ModelProto()
         model.CopyFrom(weightless.model)
         inputs = {value.name for value in model.graph.input}

@@ -25,10 +25,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper
+from onnx.helper import make_node
 
 from ....errors import InvalidOption, QuantizationError
 from ....model.graph import attribute, captured_names, producers, without_weights
@@ -49,9 +52,6 @@ from .rounding import (
     qdq_row_bytes,
     round_to_nearest,
 )
-
-if TYPE_CHECKING:
-    import onnx
 
 DEFAULT_BLOCK = 64
 _PRODUCTS = ("MatMul", "Gemm")
@@ -248,8 +248,6 @@ def _weight_of(node: onnx.NodeProto) -> _Weight:
 
 def _rows(tensor: onnx.TensorProto, weight: _Weight) -> Floats:
     """The weight as [N, K]."""
-    from onnx import numpy_helper
-
     array: Floats = numpy_helper.to_array(tensor)
     if not np.isfinite(array).all():
         raise QuantizationError(f"weight {tensor.name!r} holds NaN or infinity", hint="repair the model")
@@ -266,8 +264,6 @@ class _Writer:
 
     def add(self, name: str, kind: int, shape: Sequence[int], array: NDArray[Any]) -> str:
         """Add an initializer of packed values."""
-        import onnx
-
         content = np.ascontiguousarray(array).tobytes()
         self.graph.initializer.append(onnx.helper.make_tensor(name, kind, shape, content, raw=True))
         self.bytes += len(content)
@@ -303,8 +299,6 @@ class _NBits(_Writer):
         set_nodes(self.graph, kept)
 
     def _replacement(self, node: onnx.NodeProto, weight: _Weight) -> list[onnx.NodeProto]:
-        from onnx.helper import make_node
-
         foreign: dict[str, Any] = {"name": node.name, "domain": "com.microsoft", **self.settings[weight]}
         shared = [f"{weight.prefix}/scale", f"{weight.prefix}/zero_point"]
         if node.op_type == "Gather":
@@ -332,9 +326,6 @@ class _Qdq(_Writer):
 
     def store(self, weight: _Weight, rounded: Rounded, readers: Sequence[onnx.NodeProto]) -> None:
         """Add what the readers of a weight will read."""
-        from onnx import TensorProto
-        from onnx.helper import make_node
-
         codes, scales = qdq_arrays(rounded, weight.axis)
         dims = self.extents[weight.name]
         shape = (
