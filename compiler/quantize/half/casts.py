@@ -18,7 +18,6 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import ml_dtypes
 import numpy as np
 import onnx
 from numpy.typing import NDArray
@@ -63,6 +62,8 @@ class HalfType:
 
 def half_type(name: str) -> HalfType:
     """Return the type of a name."""
+    import ml_dtypes
+
     if name == "float16":
         elem_type, dtype = onnx.TensorProto.FLOAT16, np.dtype(np.float16)
         known: Half = "float16"
