@@ -28,9 +28,7 @@ from .qparams import INT8, UINT8, scale_and_zero_point
 
 _CENTRES = np.arange(-BINS, BINS, dtype=np.float64) + 0.5
 _CENTRES[BINS] = 0.0
-
 _FEWEST = 128  # bins that a threshold holds: with fewer, bins would be as wide as the levels
-
 _AT_ONCE = 64  # candidates whose levels are looked up at a time: their tables stay in the cache
 _COARSE = 64  # candidates between those that are tried first
 
@@ -73,8 +71,6 @@ def amax_mse(histogram: Histogram, *, symmetric: bool) -> float:
     All multiples of the bin's width from 128 bins on are candidates, and the largest magnitude seen: where
     the first 128 bins hold all values, there is nothing to choose.
 
-    Returns:
-        amax in the tensor's units, at most the largest magnitude seen.
     """
     largest = histogram.largest
     used = math.ceil(largest / histogram.width)
@@ -170,11 +166,8 @@ def _moments(counts: NDArray[np.int64], centres: NDArray[Any]) -> NDArray[np.flo
 
 
 DEFAULT_PERCENTILE = 99.99
-
 MOST_CLIPPED = 0.1
 """Largest share of the values that the entropy method may clip."""
-
-
 AUTO_TOLERANCE = 1.02
 """`auto` takes the method that clips least among those within 2% of the least squared error."""
 
@@ -247,12 +240,6 @@ def amax_entropy(histogram: Histogram, *, num_bits: int = 8) -> float:
     represented best by its first bin, alone with all of the tail. As TensorRT does, the count of
     the bin at zero is replaced by its neighbour's: the spike that a ReLU leaves at zero is represented
     exactly at any scale and must not decide.
-
-    Args:
-        num_bits: Width of the signed integer, 2 to 8.
-
-    Returns:
-        amax in the tensor's units, at most the largest magnitude seen.
     """
     largest = amax_minmax(histogram)
     counts = histogram.magnitudes().astype(np.float64)

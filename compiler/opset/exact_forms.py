@@ -227,8 +227,10 @@ def by_sum(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
         powers = chain.add("Exp", [chain.add("Sub", [x, largest])])
         total = _sum(chain, powers, axes, keepdims=1)
         result = chain.add("Add", [chain.add("Log", [total]), largest], last=bool(keep))
-        if not keep:
-            _squeeze(chain, result, axes)
+        if not keep and chain.scope.target < _AXES_OF_SUM_ARE_AN_INPUT:
+            chain.add("Squeeze", [result], axes=axes, last=True)
+        elif not keep:
+            chain.add("Squeeze", [result, chain.ints(axes)], last=True)
     return chain.nodes
 
 
@@ -236,12 +238,6 @@ def _sum(chain: Chain, x: str, axes: list[int], **options: Any) -> str:
     if chain.scope.target < _AXES_OF_SUM_ARE_AN_INPUT:
         return chain.add("ReduceSum", [x], axes=axes, **options)
     return chain.add("ReduceSum", [x, chain.ints(axes)], **options)
-
-
-def _squeeze(chain: Chain, x: str, axes: list[int]) -> str:
-    if chain.scope.target < _AXES_OF_SUM_ARE_AN_INPUT:
-        return chain.add("Squeeze", [x], axes=axes, last=True)
-    return chain.add("Squeeze", [x, chain.ints(axes)], last=True)
 
 
 def find_requantized(model: onnx.ModelProto) -> list[str]:

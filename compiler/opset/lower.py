@@ -62,10 +62,13 @@ def lower_opset(model: onnx.ModelProto, highest: int) -> onnx.ModelProto:
             hint=f"export the model again with opset {NEWEST} or older",
         )
     _inline_functions(copy, current)
+    lowering = _Lowering(copy, current, highest)
     for _ in range(_DEEPEST):
-        if not _Pass(copy, current, highest).write_out_bodies():
+        lowering.changed = False
+        lowering.walk(lowering.write_out)
+        if not lowering.changed:
             break
-    _Pass(copy, current, highest).lower()
+    lowering.walk(lowering.lower)
     drop_unread(copy.graph)  # operands that are attributes now, and unused parts of bodies
     drop_unused_initializers(copy.graph)
     _stamp(copy, highest)
@@ -73,32 +76,22 @@ def lower_opset(model: onnx.ModelProto, highest: int) -> onnx.ModelProto:
     return copy
 
 
-class _Pass:
-    """One walk over all graphs of a model, with their types and shapes as they were before it."""
-
+class _Lowering:
     def __init__(self, model: onnx.ModelProto, current: int, highest: int) -> None:
         self.model, self.current, self.highest = model, current, highest
         self.changed = False
 
-    def write_out_bodies(self) -> bool:
-        """Replace what only a body can express; return whether anything was."""
-        self._walk(self._written_out)
-        return self.changed
+    def walk(self, replace: Rewrite) -> None:
+        """Replace the nodes that are of another schema, in all graphs, with their types before the walk."""
 
-    def lower(self) -> None:
-        """Bring every node to the older opset."""
-        self._walk(self._lowered)
-
-    def _walk(self, replace: Any) -> None:
         def changed(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-            known = node.domain in ONNX_DOMAINS and not self._is_unchanged(node)
-            return list(replace(node, scope)) if known else [node]
+            if node.domain not in ONNX_DOMAINS:
+                return [node]
+            newer, older = self._schema(node, self.current), self._schema(node, self.highest)
+            same = older is not None and newer is not None and older.since_version == newer.since_version
+            return [node] if same else list(replace(node, scope))
 
         replace_nodes(self.model, self.highest, changed)
-
-    def _is_unchanged(self, node: onnx.NodeProto) -> bool:
-        newer, older = self._schema(node, self.current), self._schema(node, self.highest)
-        return older is not None and newer is not None and older.since_version == newer.since_version
 
     def _schema(self, node: onnx.NodeProto, version: int) -> Any:
         try:
@@ -107,11 +100,7 @@ class _Pass:
             return None
         return None if schema.deprecated else schema
 
-    def _first(self, node: onnx.NodeProto) -> int:
-        """The opset that an operator came with."""
-        return next(version for version in range(1, self.current + 1) if self._schema(node, version))
-
-    def _written_out(self, node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
+    def write_out(self, node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
         older = self._schema(node, self.highest)
         has_rule = (
             node.op_type in DECOMPOSITIONS
@@ -124,7 +113,8 @@ class _Pass:
         self.changed |= bool(nodes)
         return nodes or [node]
 
-    def _lowered(self, node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
+    def lower(self, node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
+        """Bring a node to the older opset."""
         newer, older = self._schema(node, self.current), self._schema(node, self.highest)
         operator = node.op_type
         changed_at, rewrite = REWRITES.get(operator, (0, None))
@@ -132,7 +122,8 @@ class _Pass:
             return DECOMPOSITIONS[operator](node, scope)
         nodes = rewrite(node, scope) if rewrite and changed_at > self.highest else [node]
         if older is None and any(made.op_type == operator for made in nodes):
-            since = f"came with opset {self._first(node)}" if newer else f"is not in opset {self.current}"
+            first = next((at for at in range(1, self.current + 1) if self._schema(node, at)), 0)
+            since = f"came with opset {first}" if newer else f"is not in opset {self.current}"
             raise scope.refusal(
                 node, f"the operator {since}", "write it with older operators, or use a newer runtime"
             )
@@ -190,11 +181,8 @@ def _check(model: onnx.ModelProto, current: int, highest: int) -> None:
 
 def is_inf_by_comparison(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """IsInf as a comparison with infinity, of one sign or of both."""
-    signs = [
-        sign
-        for sign, name in ((1.0, "detect_positive"), (-1.0, "detect_negative"))
-        if attribute(node, name, 1)
-    ]
+    detected = ((1.0, "detect_positive"), (-1.0, "detect_negative"))
+    signs = [sign for sign, name in detected if attribute(node, name, 1)]
     if not signs:
         raise scope.refusal(node, "it detects neither sign")
     chain, value = Chain(node, scope), node.input[0]

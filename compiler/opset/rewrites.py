@@ -38,7 +38,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ...model.graph import attribute
 from ...model.graph_edits import drop_attributes
-from .scope import Chain, Rewrite, Scope
+from .scope import Chain, Rewrite, Scope, drop_trailing
 
 _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
 _KEPT_WHOLE = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd")
@@ -63,10 +63,8 @@ def reduce_by_attribute(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
         return [node]
     # Compared with 0 and not cast: that is right for no elements too, of which the result is the least int.
     chain = Chain(node, scope)
-    node.input[0], node.output[0] = (
-        chain.add("Cast", node.input, to=TensorProto.INT32),
-        scope.fresh("reduced"),
-    )
+    node.input[0] = chain.add("Cast", node.input, to=TensorProto.INT32)
+    node.output[0] = scope.fresh("reduced")
     chain.nodes.append(node)
     chain.add("Greater", [node.output[0], chain.scalar(0, TensorProto.INT32)], last=True)
     return chain.nodes
@@ -112,8 +110,7 @@ def pad_every_axis(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
         raise scope.refusal(node, "mode 'wrap' came with opset 19")
     axes = _operand(node, 3, scope, "its axes are")
     del node.input[3:]
-    while node.input and not node.input[-1]:
-        node.input.pop()
+    drop_trailing(node)
     if axes is None:
         return [node]
     rank = scope.rank(node, node.input[0])
@@ -177,8 +174,7 @@ def transform_by_attribute(node: onnx.NodeProto, scope: Scope) -> list[onnx.Node
     """DFT, whose axis was an attribute, with another default."""
     axis = _operand(node, 2, scope, "its axis is")
     del node.input[2:]
-    while not node.input[-1]:
-        node.input.pop()
+    drop_trailing(node)
     rank = scope.rank(node, node.input[0])
     node.attribute.append(helper.make_attribute("axis", (-2 if axis is None else int(axis.item())) % rank))
     return [node]
@@ -330,17 +326,8 @@ def group_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
 def rms_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """RMSNormalization, whose mean of squares is that of float32 by default (stash_type)."""
     chain, (x, scale) = Chain(node, scope), node.input
-    rank, kind = scope.rank(node, x), scope.elem_type(node, x)
-    stash = attribute(node, "stash_type", TensorProto.FLOAT)
-    axis = attribute(node, "axis", -1) % rank
-    value = x if stash == kind else chain.add("Cast", [x], to=stash)
-    square = chain.add("Mul", [value, value])
-    mean = chain.mean(square, list(range(axis, rank)))
-    epsilon = chain.scalar(attribute(node, "epsilon", 1e-5), stash)
-    root = chain.add("Sqrt", [chain.add("Add", [mean, epsilon])])
-    value = chain.add("Div", [value, root])
-    value = value if stash == kind else chain.add("Cast", [value], to=kind)
-    if scope.elem_type(node, scale) != kind:
+    value = _normalized(node, chain, scope, centred=False)
+    if scope.elem_type(node, scale) != scope.elem_type(node, x):
         raise scope.refusal(node, f"{scale!r} is of another type than {x!r}")
     chain.add("Mul", [value, scale], last=True)
     return chain.nodes
@@ -348,23 +335,30 @@ def rms_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
 
 def layer_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """LayerNormalization, as exporters wrote it before there was one; statistics as `rms_normalization`."""
-    chain, (x, scale, *bias) = Chain(node, scope), node.input
+    chain, (_, scale, *bias) = Chain(node, scope), node.input
     if len([name for name in node.output if name]) > 1:
         raise scope.refusal(node, "its mean and deviation are read, which only newer opsets return")
-    rank, kind = scope.rank(node, x), scope.elem_type(node, x)
-    stash = attribute(node, "stash_type", TensorProto.FLOAT)
-    axes = list(range(attribute(node, "axis", -1) % rank, rank))
-    value = x if stash == kind else chain.add("Cast", [x], to=stash)
-    value = chain.add("Sub", [value, chain.mean(value, axes)])
-    variance = chain.mean(chain.add("Mul", [value, value]), axes)
-    epsilon = chain.scalar(attribute(node, "epsilon", 1e-5), stash)
-    value = chain.add("Div", [value, chain.add("Sqrt", [chain.add("Add", [variance, epsilon])])])
-    value = value if stash == kind else chain.add("Cast", [value], to=kind)
+    value = _normalized(node, chain, scope, centred=True)
     given = [name for name in bias if name]
     value = chain.add("Mul", [value, scale], last=not given)
     if given:
         chain.add("Add", [value, given[0]], last=True)
     return chain.nodes
+
+
+def _normalized(node: onnx.NodeProto, chain: Chain, scope: Scope, *, centred: bool) -> str:
+    """The first operand, less its mean if `centred`, by the root of the mean of its squares."""
+    x = node.input[0]
+    rank, kind = scope.rank(node, x), scope.elem_type(node, x)
+    stash = attribute(node, "stash_type", TensorProto.FLOAT)
+    axes = list(range(attribute(node, "axis", -1) % rank, rank))
+    value = x if stash == kind else chain.add("Cast", [x], to=stash)
+    if centred:
+        value = chain.add("Sub", [value, chain.mean(value, axes)])
+    mean = chain.mean(chain.add("Mul", [value, value]), axes)
+    epsilon = chain.scalar(attribute(node, "epsilon", 1e-5), stash)
+    value = chain.add("Div", [value, chain.add("Sqrt", [chain.add("Add", [mean, epsilon])])])
+    return value if stash == kind else chain.add("Cast", [value], to=kind)
 
 
 DECOMPOSITIONS: dict[str, Rewrite] = {

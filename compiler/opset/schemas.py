@@ -17,7 +17,7 @@ from onnx import helper
 
 from ...model.graph import attribute, subgraphs
 from ...model.graph_edits import set_nodes
-from .scope import Scope, node_name
+from .scope import Scope, drop_trailing, node_name
 
 COMPATIBLE = frozenset(
     """
@@ -118,14 +118,10 @@ def write_out(node: onnx.NodeProto, scope: Scope, version: int) -> list[onnx.Nod
     actual |= dict.fromkeys(body.output, "") | dict(zip(body.output, node.output, strict=False))
     actual = {name: given or (scope.fresh(f"{base}/{name}") if name in body.output else "")
               for name, given in actual.items()}  # fmt: skip
-    given = {attribute.name: attribute for attribute in schema_defaults(schema)}
+    defaults = (item.default_value for item in schema.attributes.values())
+    given = {default.name: default for default in defaults if default.type}
     given |= {attribute.name: attribute for attribute in node.attribute}
     return [_copied(inner, base, actual, given, scope) for inner in body.node]
-
-
-def schema_defaults(schema: Any) -> list[onnx.AttributeProto]:
-    """Return the attributes that a node has without giving them."""
-    return [item.default_value for item in schema.attributes.values() if item.default_value.type]
 
 
 def _body(node: onnx.NodeProto, scope: Scope, schema: Any, version: int) -> onnx.FunctionProto | None:
@@ -170,8 +166,7 @@ def _copied(
         if name and name not in actual:
             actual[name] = scope.fresh(f"{base}/{name}")
     copy.output[:] = [actual.get(name, name) for name in node.output]
-    while copy.input and not copy.input[-1]:
-        copy.input.pop()
+    drop_trailing(copy)
     kept = []
     for item in copy.attribute:
         if item.ref_attr_name:

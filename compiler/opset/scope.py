@@ -45,7 +45,9 @@ class Scope:
         self._made = {name: node for node in graph.node for name in node.output if name}
         values = (*typed.input, *typed.value_info, *typed.output)
         self._types = {value.name: value.type for value in values if value.type.WhichOneof("value")}
-        self._types |= {tensor.name: _stored_type(tensor) for tensor in graph.initializer}
+        self._types |= {
+            item.name: helper.make_tensor_type_proto(item.data_type, item.dims) for item in graph.initializer
+        }
         self._taken: set[str] = outer._taken if outer else _names(graph)
 
     def constant(self, name: str) -> NDArray[Any] | None:
@@ -108,7 +110,7 @@ class Scope:
         tensor = numpy_helper.from_array(np.asarray(values), self.fresh(base))
         self.graph.initializer.append(tensor)
         self._stored[tensor.name] = tensor
-        self._types[tensor.name] = _stored_type(tensor)
+        self._types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
         return str(tensor.name)
 
     def refusal(self, node: onnx.NodeProto, why: str, hint: str = "") -> UnsupportedOperator:
@@ -163,12 +165,11 @@ def rewriting(find: Finder, rewrite: Rewrite) -> Cure:
     """Return what rewrites the nodes that a finder finds, in place."""
 
     def cure(model: onnx.ModelProto) -> None:
-        found = set(find(model))
-        if found:
+        if names := set(find(model)):
             replace_nodes(
                 model,
                 opset(model),
-                lambda node, scope: rewrite(node, scope) if node_name(node) in found else [node],
+                lambda node, scope: rewrite(node, scope) if node_name(node) in names else [node],
             )
 
     return cure
@@ -246,19 +247,12 @@ def spelled(proto: onnx.TypeProto) -> str:
     return ""
 
 
-def _stored_type(tensor: onnx.TensorProto) -> onnx.TypeProto:
-    return onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
-
-
 def _names(graph: onnx.GraphProto) -> set[str]:
     """Every name that tensors and nodes of a graph and those inside it have."""
-    return {name for inner in every_graph(graph) for name in _own_names(inner)}
-
-
-def _own_names(graph: onnx.GraphProto) -> Iterator[str]:
-    yield from (value.name for value in (*graph.input, *graph.output, *graph.initializer))
-    for node in graph.node:
-        yield from (node.name, *node.input, *node.output)
+    graphs = every_graph(graph)
+    names = {value.name for inner in graphs for value in (*inner.input, *inner.output, *inner.initializer)}
+    nodes = (node for inner in graphs for node in inner.node)
+    return names.union(*((node.name, *node.input, *node.output) for node in nodes))
 
 
 def find_nodes(
@@ -284,6 +278,12 @@ def reached(
             if reader.op_type in passed:
                 waiting += [name for name in reader.output if name not in seen]
                 seen.update(reader.output)
+
+
+def drop_trailing(node: onnx.NodeProto) -> None:
+    """Take the empty operands off the end of a node."""
+    while node.input and not node.input[-1]:
+        node.input.pop()
 
 
 def node_name(node: onnx.NodeProto) -> str:
