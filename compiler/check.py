@@ -28,10 +28,6 @@ class OnnxReference:
     Args:
         integers: Whether it may make integer kernels of Q/DQ pairs. For another runtime they are computed as
             they are written: what this one would make of them says nothing of the other.
-
-    Raises:
-        EngineUnavailable: If ONNX Runtime is missing.
-        ModelError: If it refuses the file.
     """
 
     def __init__(self, path: Path, *, optimize: bool = True, integers: bool = True) -> None:

@@ -115,11 +115,7 @@ def kept_mode(module: Any) -> Iterator[None]:
 
 
 def run(loaded: LoadedModel, example: Example, feeds: Feeds, label: str) -> Any:
-    """Return what the model returns on feeds.
-
-    Raises:
-        ModelError: If it raises; the message names the input that was made up.
-    """
+    """Return what the model returns on feeds; where it raises, the error names the input that was made up."""
     try:
         with quiet():
             return example.call(loaded.module, feeds)
@@ -200,12 +196,7 @@ class Comparison:
         return example if data is None else replace(example, feeds=data, made=frozenset())
 
     def run(self) -> Iterator[Check]:
-        """Yield a check for each dynamic axis, or of the traced extents, and one of the data.
-
-        Raises:
-            ModelError: If a comparison fails.
-            ExportError: If the file is right up to a limit that the model does not have.
-        """
+        """Yield a check for each dynamic axis, or of the traced extents, and one of the data."""
         checked = False
         for names in self.axes.equal:
             for check in self._axis(names):

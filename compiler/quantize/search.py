@@ -48,7 +48,7 @@ LEAST_GAIN_DB = 0.2
 """What a later candidate must gain to replace an earlier one."""
 
 _ENOUGH_DB = SNR_DB + 1.0
-_NAMED = 5
+_NAMED = 5  # layers that a warning names
 _RANKED_ON = 4  # samples on which layers are ranked: each runs once per layer
 
 
@@ -135,7 +135,9 @@ def _searched(request: QuantizeRequest, once: Once, folder: Path) -> Outcome:
     balancing = _balance(search, folder) if request.spec.balance else {}
     if request.spec.correct_bias:
         search.offer("corrected biases", search.request.asking(correct_bias=True), least_db=0.0)
-    for method in _others(chosen):
+    # Beside `auto`, where that was asked for.
+    others = (Method("minmax"), Method("percentile", chosen.percentile), Method("entropy"))
+    for method in others if chosen.name == "auto" else ():
         search.offer(str(method), search.request.asking(method=str(method)))
     kept = _kept_in_float(search)
     outcome = search.best.outcome
@@ -186,17 +188,11 @@ def _method(request: QuantizeRequest) -> Method:
     return parse_method(request.spec.method) if request.spec.method else request.ranges.method
 
 
-def _others(chosen: Method) -> list[Method]:
-    """The methods beside `auto` that are tried, where that was asked for."""
-    if chosen.name != "auto":
-        return []
-    return [Method("minmax"), Method("percentile", chosen.percentile), Method("entropy")]
-
-
 def _balance(search: _Search, folder: Path) -> dict[str, object]:
     """Offer the equalized and the smoothed model; return what the proof tells of it."""
     told = dict[str, object]()
-    data = search.request.samples(_samples(search.request))
+    assert search.request.ranges is not None, "best_static asks"
+    data = search.request.samples(max(search.request.ranges.samples, 1))  # as many as were observed
     search.request.progress("equalize channels")
     request, pairs = equalized(search.request, data, folder / "equalized.onnx")
     if pairs:
@@ -210,12 +206,6 @@ def _balance(search: _Search, folder: Path) -> dict[str, object]:
         told["smoothing"] = f"{len(done.places)} places: {gained}"
     told["left_alone"] = done.left_alone
     return told
-
-
-def _samples(request: QuantizeRequest) -> int:
-    """As many samples as the ranges were observed on."""
-    assert request.ranges is not None, "best_static asks"
-    return max(request.ranges.samples, 1)
 
 
 def _take_back(
@@ -317,11 +307,7 @@ class Judged:
 
 
 class Judge:
-    """The float model's outputs on some samples, or on random input, and what others' are worth beside them.
-
-    Raises:
-        DataError, ModelError: If samples do not fit, or the model fails on them.
-    """
+    """The float model's outputs on some samples, or on random input, which others are judged by."""
 
     def __init__(self, request: QuantizeRequest) -> None:
         self._request = request

@@ -131,43 +131,29 @@ class _Writer:
     def _activation(self, name: str, dtype: int, amax: float) -> str:
         key = (name, dtype, amax)
         if key not in self.made:
-            write = self._nvfp4_activation if self.kind == "nvfp4" else self._mxfp8_activation
-            self.made[key] = write(name, self._unused(f"{name}/{self.kind}"), dtype, amax)
+            prefix, e4m3 = self._unused(f"{name}/{self.kind}"), int(TensorProto.FLOAT8E4M3FN)
+            results, scale = [f"{prefix}/values", f"{prefix}/scales"], ""
+            options = {"domain": DOMAIN, **self.block}
+            if self.kind == "nvfp4":
+                scale = store(self.graph, f"{prefix}/scale", np.asarray(tensor_scale(amax)))
+                self._node("TRT_FP4DynamicQuantize", [name, scale], results, scale_type=e4m3, **options)
+            else:
+                self._node("TRT_MXFP8DynamicQuantize", [name], results, output_dtype=e4m3, **options)
+            self.made[key] = self._value(*results, scale, prefix, dtype)
         return self.made[key]
 
-    def _nvfp4_activation(self, name: str, prefix: str, dtype: int, amax: float) -> str:
-        scale = store(self.graph, f"{prefix}/scale", np.asarray(tensor_scale(amax)))
-        values, scales = f"{prefix}/values", f"{prefix}/scales"
-        e4m3 = int(TensorProto.FLOAT8E4M3FN)
-        self._node(
-            "TRT_FP4DynamicQuantize", [name, scale], [values, scales], domain=DOMAIN, scale_type=e4m3,
-            **self.block,
-        )  # fmt: skip
-        return self._nvfp4_value(values, scales, scale, prefix, dtype)
-
-    def _nvfp4_value(self, values: str, scales: str, scale: str, prefix: str, dtype: int) -> str:
+    def _value(self, values: str, scales: str, scale: str, prefix: str, dtype: int) -> str:
+        """Write what makes floats of quantized values; return their name."""
+        if self.kind == "mxfp8":
+            options = {"domain": DOMAIN, "output_dtype": dtype, **self.block}
+            self._node("TRT_MXFP8DequantizeLinear", [values, scales], [f"{prefix}/float"], **options)
+            return f"{prefix}/float"
         self._node("DequantizeLinear", [scales, scale], [f"{prefix}/block_scales"])
         self._node("DequantizeLinear", [values, f"{prefix}/block_scales"], [f"{prefix}/float"], **self.block)
         if dtype == TensorProto.FLOAT:
             return f"{prefix}/float"
         self._node("Cast", [f"{prefix}/float"], [f"{prefix}/half"], to=dtype)
         return f"{prefix}/half"
-
-    def _mxfp8_activation(self, name: str, prefix: str, dtype: int, amax: float) -> str:
-        values, scales = f"{prefix}/values", f"{prefix}/scales"
-        e4m3 = int(TensorProto.FLOAT8E4M3FN)
-        self._node(
-            "TRT_MXFP8DynamicQuantize", [name], [values, scales], domain=DOMAIN, output_dtype=e4m3,
-            **self.block,
-        )  # fmt: skip
-        return self._mxfp8_value(values, scales, prefix, dtype)
-
-    def _mxfp8_value(self, values: str, scales: str, prefix: str, dtype: int) -> str:
-        self._node(
-            "TRT_MXFP8DequantizeLinear", [values, scales], [f"{prefix}/float"], domain=DOMAIN,
-            output_dtype=dtype, **self.block,
-        )  # fmt: skip
-        return f"{prefix}/float"
 
     def _weight(self, node: onnx.NodeProto, tensor: onnx.TensorProto) -> str:
         """Return the weight that the product reads, and let a Gemm read it as [N, K]."""
@@ -191,10 +177,9 @@ class _Writer:
     def _dequantized(self, weight: BlockWeight, prefix: str, dtype: int) -> str:
         values = store(self.graph, f"{prefix}/values", weight.values)
         scales = store(self.graph, f"{prefix}/scales", weight.block_scales)
-        if self.kind == "mxfp8":
-            return self._mxfp8_value(values, scales, prefix, dtype)
-        scale = store(self.graph, f"{prefix}/scale", np.asarray(weight.scale))
-        return self._nvfp4_value(values, scales, scale, prefix, dtype)
+        nvfp4 = self.kind == "nvfp4"
+        scale = store(self.graph, f"{prefix}/scale", np.asarray(weight.scale)) if nvfp4 else ""
+        return self._value(values, scales, scale, prefix, dtype)
 
     def _unused(self, name: str) -> str:
         """A prefix for new names: a tensor that two kinds of readers quantize differently needs two."""

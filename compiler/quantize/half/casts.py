@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import onnx
@@ -25,7 +25,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ....calibration.qparams import QParams, quantize
 from ....errors import InvalidOption
-from ....model.graph import ONNX_DOMAINS, attribute, consumers, infer_types, subgraphs
+from ....model.graph import ONNX_DOMAINS, attribute, consumers, infer_types, subgraphs, tensor_values
 from ....model.graph_edits import drop_unused_initializers, rename_inputs, set_nodes, store
 from ....model.onnx_file import copy_model, opset
 from ....spec.opsets import BFLOAT16_LAYERS
@@ -64,17 +64,13 @@ def half_type(name: str) -> HalfType:
     """Return the type of a name."""
     import ml_dtypes
 
-    if name == "float16":
-        elem_type, dtype = onnx.TensorProto.FLOAT16, np.dtype(np.float16)
-        known: Half = "float16"
-    elif name == "bfloat16":
-        elem_type, dtype = onnx.TensorProto.BFLOAT16, np.dtype(ml_dtypes.bfloat16)
-        known = "bfloat16"
-    else:
+    if name not in ("float16", "bfloat16"):
         raise InvalidOption(f"type {name!r}: float16 or bfloat16 is required")
+    dtype = np.dtype(np.float16 if name == "float16" else ml_dtypes.bfloat16)
     limits = ml_dtypes.finfo(dtype)
     numbers = (limits.max, limits.smallest_normal, limits.smallest_subnormal)
-    return HalfType(known, elem_type, dtype, *map(float, numbers))
+    elem_type = TensorProto.DataType.Value(name.upper())
+    return HalfType(cast("Half", name), elem_type, dtype, *map(float, numbers))
 
 
 class Casts:
@@ -111,8 +107,7 @@ class Casts:
 
     def values(self, weight: str) -> NDArray[Any]:
         """Return the values of a stored float32 tensor."""
-        weight_array: NDArray[Any] = numpy_helper.to_array(self.weights[weight])
-        return weight_array
+        return tensor_values(self.weights[weight])
 
     def remember(self, node: onnx.NodeProto) -> None:
         """Keep the float32 form of a DequantizeLinear that is about to become half."""
@@ -194,11 +189,8 @@ def set_own_type(node: onnx.NodeProto, half: HalfType) -> None:
 
 def stored_tensor(values: NDArray[Any], name: str) -> onnx.TensorProto:
     """Return a tensor of float32, float16 or bfloat16; older onnx cannot make the last by itself."""
-    elem_type = {
-        "float32": onnx.TensorProto.FLOAT,
-        "float16": onnx.TensorProto.FLOAT16,
-        "bfloat16": onnx.TensorProto.BFLOAT16,
-    }[values.dtype.name]
+    name_of_type = "FLOAT" if values.dtype == np.float32 else values.dtype.name.upper()
+    elem_type = TensorProto.DataType.Value(name_of_type)
     raw = np.ascontiguousarray(values).tobytes()
     return onnx.helper.make_tensor(name, elem_type, values.shape, raw, raw=True)
 

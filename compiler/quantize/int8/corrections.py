@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ....data.batches import Data
 
 _MIDDLE = 128
-_ROUNDED = frozenset(["Conv", "Gemm", "MatMul"])
+_LAYERS = frozenset(["Conv", "Gemm", "MatMul"])
 
 
 def round_weights(
@@ -66,13 +66,16 @@ def round_weights(
         pairs: Weight of the float model to its limits, where two of its products are added in 16 bits.
     """
     reference = prepare_graph(load_onnx(float_model_path))
-    float_nodes = {node.name: node for node in reference.graph.node if node.op_type in _ROUNDED}
+    float_nodes = {node.name: node for node in reference.graph.node if node.op_type in _LAYERS}
     weights = {t.name: t for t in reference.graph.initializer}
     readers = consumers(reference.graph)
     plan = {
         node.name: node
         for node in weighted_nodes(quantized)["int8"]
-        if node.name in float_nodes and _fits(float_nodes[node.name], weights, readers)
+        if (float_node := float_nodes.get(node.name)) is not None
+        and hessian_key(float_node)
+        and float_node.input[1] in weights
+        and len(readers[float_node.input[1]]) == 1
     }
     keys = {hessian_key(float_nodes[name]) for name in plan}
     hessians = collect_hessians(float_model_path, keys, data, limit, progress)
@@ -108,10 +111,6 @@ def round_weights(
     return len(done)
 
 
-def _fits(node: onnx.NodeProto, weights: dict[str, Any], readers: dict[str, list[onnx.NodeProto]]) -> bool:
-    return bool(hessian_key(node)) and node.input[1] in weights and len(readers[node.input[1]]) == 1
-
-
 def _integers(
     dequantize: onnx.NodeProto, made_by: dict[str, onnx.NodeProto], stored: dict[str, onnx.TensorProto]
 ) -> onnx.TensorProto | None:
@@ -145,7 +144,6 @@ def _store(
     set_values(tensor, np.ascontiguousarray(values).astype(before.dtype))
 
 
-_CORRECTED = frozenset(["Conv", "Gemm", "MatMul"])
 _INT32 = np.iinfo(np.int32)
 
 
@@ -163,17 +161,14 @@ def correct_biases(
     corrected = copy_model(quantized)
     reference = prepare_graph(load_onnx(float_model_path))
     gemms = {node.name for node in quantized.graph.node if node.op_type == "Gemm"}
-    join_biases(reference, exclude={node.name for node in reference.graph.node} - gemms - _adds(reference))
+    others = {node.name for node in reference.graph.node if node.op_type != "Add"}
+    join_biases(reference, exclude=others - gemms)
     upgrade_in_place(reference, opset(quantized))  # the layers of both stand in one graph
     layers = list(_layers(corrected, reference))
     errors = _measure(reference, corrected, layers, Path(float_model_path), data, progress)
     for layer in layers:
         layer.bias.add(errors[layer.node.name])
     return corrected, len(layers)
-
-
-def _adds(model: onnx.ModelProto) -> set[str]:
-    return {node.name for node in model.graph.node if node.op_type == "Add"}
 
 
 @dataclass
@@ -215,7 +210,7 @@ def _layers(quantized: onnx.ModelProto, reference: onnx.ModelProto) -> Iterator[
     """The layers that have a bias of their own, and whose input and output exist in the float model."""
     graph = quantized.graph
     known = {name for node in reference.graph.node for name in node.output}
-    counterparts = {node.name: node for node in reference.graph.node if node.op_type in _CORRECTED}
+    counterparts = {node.name: node for node in reference.graph.node if node.op_type in _LAYERS}
     known |= {value.name for value in reference.graph.input}
     made_by, readers = producers(graph), consumers(graph)
     stored = {tensor.name: tensor for tensor in graph.initializer}

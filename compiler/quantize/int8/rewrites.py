@@ -299,18 +299,22 @@ def to_float8(model: onnx.ModelProto, *, half_scales: bool = False) -> None:
     """
     graph = model.graph
     stored = {tensor.name: tensor for tensor in graph.initializer}
-    for name in dict.fromkeys(n.input[2] for n in graph.node if _is_int8(n, stored)):
+    for name in dict.fromkeys(n.input[2] for n in graph.node if _is_pair(n, stored, TensorProto.INT8)):
         dims = list(stored[name].dims)
         zeros = bytes(math.prod(dims))
         stored[name].CopyFrom(helper.make_tensor(name, TensorProto.FLOAT8E4M3FN, dims, zeros, raw=True))
     scaled: set[str] = set()
-    for node in [node for node in graph.node if _is_float8(node, stored)]:
+    for node in [node for node in graph.node if _is_pair(node, stored, TensorProto.FLOAT8E4M3FN)]:
         values, scale = node.input[0], stored[node.input[1]]
         if node.op_type == "QuantizeLinear" and values in stored:
             weight = numpy_helper.to_array(stored[values])
             axis = attribute(node, "axis", 1) if scale.dims else None
             scales = weight_scales(weight, axis, half=half_scales)
-            graph.initializer.append(_float8_tensor(round_to_float8(weight, scales, axis), node.output[0]))
+            rounded = round_to_float8(weight, scales, axis)
+            kind, content = TensorProto.FLOAT8E4M3FN, rounded.tobytes()
+            graph.initializer.append(
+                helper.make_tensor(node.output[0], kind, rounded.shape, content, raw=True)
+            )
             scale.CopyFrom(numpy_helper.from_array(scales, scale.name))
             scaled.add(scale.name)
             graph.node.remove(node)
@@ -373,17 +377,8 @@ def stored_weight(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto]) 
     return weight
 
 
-def _float8_tensor(values: NDArray[Any], name: str) -> onnx.TensorProto:
-    return helper.make_tensor(name, TensorProto.FLOAT8E4M3FN, values.shape, values.tobytes(), raw=True)
-
-
-def _is_int8(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto]) -> bool:
-    return _is_pair(node) and node.input[2] in stored and stored[node.input[2]].data_type == TensorProto.INT8
-
-
-def _is_float8(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto]) -> bool:
-    return _is_pair(node) and stored[node.input[2]].data_type == TensorProto.FLOAT8E4M3FN
-
-
-def _is_pair(node: onnx.NodeProto) -> bool:
-    return node.op_type in ("QuantizeLinear", "DequantizeLinear") and len(node.input) == 3
+def _is_pair(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto], kind: int) -> bool:
+    """Whether a node quantizes or dequantizes with a stored zero point of a type."""
+    if node.op_type not in ("QuantizeLinear", "DequantizeLinear") or len(node.input) != 3:
+        return False
+    return node.input[2] in stored and stored[node.input[2]].data_type == kind
