@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -66,7 +66,9 @@ def _summary(tensor: str, histogram: Histogram, method: Method, symmetric: bool)
 
 
 SUFFIX = ".svg"
-LINES = dict(zip(METHODS, zip(cycle(svg.LINES), cycle(svg.DASHES), strict=False), strict=False))
+LINES: Mapping[str, tuple[str, str]] = dict(
+    zip(METHODS, zip(cycle(svg.LINES), cycle(svg.DASHES), strict=False), strict=False)
+)
 """Colour and dashes of each method's line: colour alone does not tell them apart."""
 
 _BARS = 256  # bins drawn per tensor: more would be finer than a line

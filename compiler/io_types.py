@@ -40,7 +40,10 @@ def set_io_types(model: onnx.ModelProto, types: Mapping[str, str]) -> onnx.Model
             known = f"inputs are {', '.join(inputs)}; outputs are {', '.join(outputs)}"
             raise InvalidOption(f"no input or output is named {name!r}: {known}")
         current = (inputs | outputs)[name]
-        _require_kind(name, current, asked)
+        kind = FLOATS if current in FLOATS else INTEGERS if current in INTEGERS else ()
+        if asked not in (*kind, current):
+            possible = f"{', '.join(kind)} are possible" if kind else "no other type is possible"
+            raise InvalidOption(f"{name!r} of {current}: {asked!r} was asked for; {possible}")
         if name in inputs and name in outputs:
             raise InvalidOption(
                 f"{name!r} is both an input and an output of the model: its type cannot change"
@@ -55,13 +58,6 @@ def set_io_types(model: onnx.ModelProto, types: Mapping[str, str]) -> onnx.Model
     return copy
 
 
-def _require_kind(name: str, current: str, asked: str) -> None:
-    kind = FLOATS if current in FLOATS else INTEGERS if current in INTEGERS else ()
-    if asked not in (*kind, current):
-        possible = f"{', '.join(kind)} are possible" if kind else "no other type is possible"
-        raise InvalidOption(f"{name!r} of {current}: {asked!r} was asked for; {possible}")
-
-
 def _cast(graph: onnx.GraphProto, name: str, current: str, asked: str, *, is_input: bool) -> None:
     """Give an input or output another type; the tensor inside gets another name."""
     inside = _fresh(graph, f"{name}/{current}")
@@ -72,7 +68,8 @@ def _cast(graph: onnx.GraphProto, name: str, current: str, asked: str, *, is_inp
             rename_inputs(inner, {name: inside})
     for tensor in graph.initializer:
         tensor.name = inside if tensor.name == name else tensor.name
-    to = _number(asked if not is_input else current)
+    numbers = {dtype_name(number): number for number in TensorProto.DataType.values()}
+    to = numbers[asked if not is_input else current]
     ends = (name, inside) if is_input else (inside, name)
     cast = helper.make_node("Cast", [ends[0]], [ends[1]], _fresh(graph, f"{name}/cast"), to=to)
     if is_input:
@@ -81,13 +78,7 @@ def _cast(graph: onnx.GraphProto, name: str, current: str, asked: str, *, is_inp
         graph.node.append(cast)
     for value in graph.input if is_input else graph.output:
         if value.name == name:
-            value.type.tensor_type.elem_type = _number(asked)
-
-
-def _number(dtype: str) -> int:
-    """ONNX's number of a type."""
-    numbers = TensorProto.DataType.values()
-    return int(next(number for number in numbers if dtype_name(number) == dtype))
+            value.type.tensor_type.elem_type = numbers[asked]
 
 
 def _fresh(graph: onnx.GraphProto, base: str) -> str:

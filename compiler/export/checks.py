@@ -89,7 +89,9 @@ def open_original(
         try:
             _require_tensors(reference, label)
         except ExportError:
-            switched = _caching(loaded.module)
+            configs = [getattr(part, "config", None) for part in loaded.module.modules()]
+            caching = {id(one): one for one in configs if getattr(one, "use_cache", None) is True}
+            switched = list(caching.values())
             if not switched:
                 raise
             for config in switched:
@@ -147,13 +149,6 @@ def _first_that_runs(loaded: LoadedModel, tried: Sequence[Example], label: str) 
     raise refused
 
 
-def _caching(module: Any) -> list[Any]:
-    """Configurations of a model or its parts that have it return a cache."""
-    configs = [getattr(part, "config", None) for part in module.modules()]
-    caching = {id(config): config for config in configs if getattr(config, "use_cache", None) is True}
-    return list(caching.values())
-
-
 def _require_tensors(reference: Any, label: str) -> None:
     try:
         flat_tensors(reference)
@@ -206,8 +201,10 @@ class Comparison:
             self.progress("compare with PyTorch")
             yield self.compare("same outputs as PyTorch", self.original.example.feeds)
         if self.traced and not self.original.data:
-            other = self.original.example.at({}, seed=1)
-            yield self.compare("same outputs as PyTorch on other values", _varied(other))
+            # Integers stay, which may be indices.
+            other = self.original.example.at({}, seed=1).items()
+            varied = {name: -array if array.dtype.kind == "f" else array for name, array in other}
+            yield self.compare("same outputs as PyTorch on other values", varied)
         if self.original.samples is not None:
             # A trace holds the branches of one sample; others may take other ones.
             batches = itertools.islice(self.original.samples, _TRACED_BATCHES if self.traced else 1)
@@ -382,8 +379,3 @@ def spelled(limits: AxisRange) -> str:
 
 def _allowed(extent: int, limits: AxisRange) -> bool:
     return extent >= 1 and limits.nearest(extent) == extent
-
-
-def _varied(feeds: Feeds) -> Feeds:
-    """Other values of floats; integers stay, which may be indices."""
-    return {name: -array if array.dtype.kind == "f" else array for name, array in feeds.items()}

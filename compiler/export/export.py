@@ -128,18 +128,14 @@ def export(
         _require_converted(loaded.module, label)
         original = stack.enter_context(open_original(loaded, label, inputs, dynamic, data, said))
         with_preprocessing(original.example.inputs, said)  # refused before the work, not behind it
-        names = _output_names(outputs, loaded, original)
+        count = len(name_outputs([], original.reference))
+        declared = loaded.output_names if len(loaded.output_names) == count else ()
+        names = name_outputs(outputs or declared, original.reference)
         chosen = target or getattr(loaded.module, "meta", {}).get(TRAINED_FOR, "onnxruntime")
         return _export(
             original, names, output, opset_version, chosen, progress,
             freeze_branches=freeze_branches, preprocessing=said,
         )  # fmt: skip
-
-
-def _output_names(given: Sequence[str], loaded: LoadedModel, original: Original) -> list[str]:
-    own = name_outputs([], original.reference)
-    return name_outputs(given or (loaded.output_names if len(loaded.output_names) == len(own) else ()),
-                        original.reference)  # fmt: skip
 
 
 def _export(

@@ -173,7 +173,8 @@ def _write_captured(
             input_names=[tensor.name for tensor in example.inputs],
             opset_version=max(opset_version, OLDEST_BY_DYNAMO),
         )  # fmt: skip
-        program.save(str(path), external_data=_is_large(module))
+        weights = (tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
+        program.save(str(path), external_data=sum(weights) > (1 << 31) - (1 << 26))
     return axes
 
 
@@ -236,14 +237,12 @@ def _may_be_traced(module: Any, example: Example, reason: QCompileError) -> bool
     if any("quantized_decomposed" in str(type(part)) for part in module.modules()):
         return False
     if reason.data.get("reason") == "axis":
-        return all(takes_other_extents(module, example, name) for name in example.extents)
+        # With other extents than the traced one, and than 1.
+        return all(
+            any(runs(module, example, {name: other}) for other in (extent * 2, extent + 1, extent // 2))
+            for name, extent in example.extents.items()
+        )
     return True
-
-
-def takes_other_extents(module: Any, example: Example, name: str) -> bool:
-    """Whether the original runs with another extent of an axis than the traced one, and than 1."""
-    traced = example.extents[name]
-    return any(runs(module, example, {name: extent}) for extent in (traced * 2, traced + 1, traced // 2))
 
 
 def runs(module: Any, example: Example, extents: dict[str, int]) -> bool:
@@ -256,11 +255,6 @@ def runs(module: Any, example: Example, extents: dict[str, int]) -> bool:
     except Exception:  # whatever the model raises is its answer
         return False
     return True
-
-
-def _is_large(module: Any) -> bool:
-    total = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
-    return bool(total > (1 << 31) - (1 << 26))
 
 
 def explain_export_failure(error: Exception, label: str) -> QCompileError:

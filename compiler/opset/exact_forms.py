@@ -36,7 +36,7 @@ from ...model.graph import ONNX_DOMAINS, attribute, every_graph, producers
 from ...model.graph_edits import drop_attributes, set_nodes
 from ...model.onnx_file import opset
 from ...model.onnxruntime_optimizer import requantized
-from .scope import Chain, Scope, every_scope, find_nodes, node_name, replace_nodes
+from .scope import Chain, Scope, every_scope, find_nodes, node_name
 
 _RECURRENT = ("LSTM", "GRU", "RNN")
 _BATCH_SECOND = (1, 0, 2)
@@ -137,25 +137,14 @@ def find_mixed_cumsums(model: onnx.ModelProto) -> list[str]:
     return [name for name, kind in kinds if kind != most]
 
 
-def cumsums_to_products(model: onnx.ModelProto) -> None:
-    """Write the CumSums that `find_mixed_cumsums` finds as products, where their axis is stored."""
-    found = set(find_mixed_cumsums(model))
-
-    def product(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-        if node.op_type != "CumSum" or node_name(node) not in found:
-            return [node]
-        axis, shape = scope.constant(node.input[1]), scope.shape(node.input[0])
-        if axis is None or shape is None or not scope.type(node.input[0]):
-            return [node]
-        return _product(node, scope, int(axis.item()) % len(shape), len(shape))
-
-    replace_nodes(model, opset(model), product)
-
-
-def _product(node: onnx.NodeProto, scope: Scope, axis: int, rank: int) -> list[onnx.NodeProto]:
-    chain, value = Chain(node, scope), node.input[0]
-    kind = scope.elem_type(node, value)
-
+def cumsum_by_product(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
+    """A CumSum as a product; None where its axis is not stored, or the shape not known."""
+    value = node.input[0]
+    stored, shape = scope.constant(node.input[1]), scope.shape(value)
+    if node.op_type != "CumSum" or stored is None or shape is None or not scope.type(value):
+        return None
+    chain, kind, rank = Chain(node, scope), scope.elem_type(node, value), len(shape)
+    axis = int(stored.item()) % rank
     exchanged = list(range(rank))
     exchanged[axis], exchanged[-1] = exchanged[-1], axis
     if axis != rank - 1:

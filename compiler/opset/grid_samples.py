@@ -15,7 +15,7 @@ import onnx
 from ...model.graph import attribute, consumers, every_graph
 from ...model.graph_edits import drop_attributes
 from ...model.onnx_file import opset
-from .scope import Chain, Scope, find_nodes, node_name, reached, replace_nodes
+from .scope import Chain, Scope, find_nodes, node_name, reached
 
 _FLOAT, _INT64 = 1, 7  # ONNX's numbers
 MODES_RENAMED = 20
@@ -60,23 +60,11 @@ def find_deformable_attention(model: onnx.ModelProto) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def samples_to_gathers(model: onnx.ModelProto) -> None:
-    """Write the bilinear GridSamples of images that `find_deformable_attention` finds as gathered corners."""
-    found = set(find_deformable_attention(model))
-
-    def gathered(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-        wanted = node.op_type == "GridSample" and node_name(node) in found
-        plain = attribute(node, "padding_mode", "zeros") in ("zeros", "border")
-        shape = scope.shape(node.input[0]) if wanted else None
-        if not (wanted and plain and shape is not None and len(shape) == 4):
-            return [node]
-        return _corners(node, scope)
-
-    replace_nodes(model, opset(model), gathered)
-
-
-def _corners(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """One bilinear GridSample of an image [N, C, H, W], as nodes."""
+def gathered_corners(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
+    """One bilinear GridSample of an image [N, C, H, W], as nodes; None for any other."""
+    plain = attribute(node, "padding_mode", "zeros") in ("zeros", "border")
+    if node.op_type != "GridSample" or not plain or len(scope.shape(node.input[0]) or ()) != 4:
+        return None
     chain, (image, grid) = Chain(node, scope), node.input
     add, ints, kind = chain.add, chain.ints, scope.elem_type(node, image)
     sizes, grid_sizes = add("Shape", [image]), add("Shape", [grid])

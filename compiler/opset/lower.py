@@ -84,12 +84,12 @@ class _Lowering:
     def walk(self, replace: Rewrite) -> None:
         """Replace the nodes that are of another schema, in all graphs, with their types before the walk."""
 
-        def changed(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
+        def changed(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
             if node.domain not in ONNX_DOMAINS:
-                return [node]
+                return None
             newer, older = self._schema(node, self.current), self._schema(node, self.highest)
             same = older is not None and newer is not None and older.since_version == newer.since_version
-            return [node] if same else list(replace(node, scope))
+            return None if same else replace(node, scope)
 
         replace_nodes(self.model, self.highest, changed)
 
@@ -205,14 +205,14 @@ def without_missing(model: onnx.ModelProto, operators: Container[str]) -> list[s
     version, replaced = opset(model), list[str]()
     changed = True
 
-    def other(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
+    def other(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
         nonlocal changed
         if not _lacks(node, operators, version):
-            return [node]
+            return None
         form = _FORMS.get(node.op_type)
         nodes = form(node, scope) if form else write_out(node, scope, version)
         if not nodes or any(made.op_type == node.op_type for made in nodes):
-            return [node]
+            return None
         changed = True
         replaced.append(node_name(node))
         return nodes

@@ -25,6 +25,8 @@ from ...model.onnx_file import opset
 Finder = Callable[["onnx.ModelProto"], "list[str]"]
 Cure = Callable[["onnx.ModelProto"], object]
 Rewrite = Callable[["onnx.NodeProto", "Scope"], "list[onnx.NodeProto]"]
+Replace = Callable[["onnx.NodeProto", "Scope"], "list[onnx.NodeProto] | None"]
+"""What stands in place of a node; None where it stays."""
 
 
 class Scope:
@@ -161,33 +163,27 @@ class Chain:
         return self.add("ReduceMean", [name, self.ints(axes)])
 
 
-def rewriting(find: Finder, rewrite: Rewrite) -> Cure:
+def rewriting(find: Finder, rewrite: Replace) -> Cure:
     """Return what rewrites the nodes that a finder finds, in place."""
 
     def cure(model: onnx.ModelProto) -> None:
         if names := set(find(model)):
-            replace_nodes(
-                model,
-                opset(model),
-                lambda node, scope: rewrite(node, scope) if node_name(node) in names else [node],
-            )
+
+            def replaced(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
+                return rewrite(node, scope) if node_name(node) in names else None
+
+            replace_nodes(model, opset(model), replaced)
 
     return cure
 
 
-def rewrite_operator(
-    model: onnx.ModelProto,
-    operator: str,
-    rewrite: Callable[[onnx.NodeProto, Scope], list[onnx.NodeProto] | None],
-) -> list[str]:
+def rewrite_operator(model: onnx.ModelProto, operator: str, rewrite: Replace) -> list[str]:
     """Rewrite the nodes of an operator in place; return the names of those for which there is a rewrite."""
     names: list[str] = []
 
-    def replaced(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
+    def replaced(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
         nodes = rewrite(node, scope) if node.op_type == operator else None
-        if nodes is None:
-            return [node]
-        names.append(node.name)
+        names.extend([node.name] if nodes is not None else [])
         return nodes
 
     if any(node.op_type == operator for graph in every_graph(model.graph) for node in graph.node):
@@ -195,14 +191,8 @@ def rewrite_operator(
     return names
 
 
-def replace_nodes(
-    model: onnx.ModelProto, target: int, replace: Callable[[onnx.NodeProto, Scope], list[onnx.NodeProto]]
-) -> None:
-    """Replace every node of a model and of the graphs inside its nodes, these first.
-
-    Args:
-        replace: Takes a node and its scope; returns what stands in its place, the node itself to keep it.
-    """
+def replace_nodes(model: onnx.ModelProto, target: int, replace: Replace) -> None:
+    """Replace every node of a model and of the graphs inside its nodes, these first."""
     _replace_in(Scope(model.graph, with_types(model).graph, target), replace)
 
 
@@ -217,12 +207,13 @@ def every_scope(model: onnx.ModelProto, target: int) -> Iterator[Scope]:
                 waiting.append(Scope(inner, inner_typed, target, scope))
 
 
-def _replace_in(scope: Scope, replace: Callable[[onnx.NodeProto, Scope], list[onnx.NodeProto]]) -> None:
+def _replace_in(scope: Scope, replace: Replace) -> None:
     nodes: list[onnx.NodeProto] = []
     for node, typed in zip(scope.graph.node, scope.typed.node, strict=True):
         for inner, inner_typed in zip(subgraphs(node), subgraphs(typed), strict=True):
             _replace_in(Scope(inner, inner_typed, scope.target, scope), replace)
-        nodes.extend(replace(node, scope))
+        replaced = replace(node, scope)
+        nodes += [node] if replaced is None else replaced
     set_nodes(scope.graph, [type(node).FromString(node.SerializeToString()) for node in nodes])
 
 

@@ -132,14 +132,16 @@ class _Writer:
         key = (name, dtype, amax)
         if key not in self.made:
             prefix, e4m3 = self._unused(f"{name}/{self.kind}"), int(TensorProto.FLOAT8E4M3FN)
-            results, scale = [f"{prefix}/values", f"{prefix}/scales"], ""
+            values, scales, scale = f"{prefix}/values", f"{prefix}/scales", ""
             options = {"domain": DOMAIN, **self.block}
             if self.kind == "nvfp4":
                 scale = store(self.graph, f"{prefix}/scale", np.asarray(tensor_scale(amax)))
-                self._node("TRT_FP4DynamicQuantize", [name, scale], results, scale_type=e4m3, **options)
+                self._node(
+                    "TRT_FP4DynamicQuantize", [name, scale], [values, scales], scale_type=e4m3, **options
+                )
             else:
-                self._node("TRT_MXFP8DynamicQuantize", [name], results, output_dtype=e4m3, **options)
-            self.made[key] = self._value(*results, scale, prefix, dtype)
+                self._node("TRT_MXFP8DynamicQuantize", [name], [values, scales], output_dtype=e4m3, **options)
+            self.made[key] = self._value(values, scales, scale, prefix, dtype)
         return self.made[key]
 
     def _value(self, values: str, scales: str, scale: str, prefix: str, dtype: int) -> str:

@@ -96,17 +96,6 @@ def to_half(
     return copy, conversion.kept
 
 
-def unfit_nodes(model: onnx.ModelProto, half: HalfType, ranges: Ranges | None) -> dict[str, str]:
-    """Return the nodes whose values a half type cannot hold, with the reason, were it any node's type.
-
-    Args:
-        model: It is converted on the way, in the opset that it has.
-    """
-    conversion = _Conversion(model, half, {}, ranges)
-    conversion.run()
-    return conversion.unfit
-
-
 class _Conversion:
     """One walk over a graph in the order of execution."""
 
@@ -149,7 +138,11 @@ class _Conversion:
         operands = self._half_operands(node)
         if not any(name in self.floats for name in (*node.input, *node.output)):
             return None
-        if not (self._can_make_half(node) if node.op_type in OWN_TYPE else any(operands)):
+        if node.op_type in OWN_TYPE:  # whose attribute says the type of the output
+            fits = f"tensor({self.half.name})" in self._formal(node, "outputs", 1)[0][1]
+        else:
+            fits = any(operands)
+        if not fits:
             return f"ONNX has no {self.half.name} form of it"
         if _is_qdq(node) and (reason := self._unfit_scale(node.input[1])):
             return reason
@@ -270,10 +263,6 @@ class _Conversion:
             for name, (_, allowed) in zip(node.input, formal, strict=True)
         ]
 
-    def _can_make_half(self, node: onnx.NodeProto) -> bool:
-        """Whether ONNX allows the half type for the output of an operator whose attribute says its type."""
-        return f"tensor({self.half.name})" in self._formal(node, "outputs", 1)[0][1]
-
     def _half_results(self, node: onnx.NodeProto) -> list[bool]:
         """For each output: its type follows an operand that became half."""
         if node.op_type in OWN_TYPE:
@@ -346,8 +335,9 @@ def nodes_to_protect(model: onnx.ModelProto, dtype: Half, *, ranges: Ranges | No
         model: The float32 model, with or without Q/DQ; nodes without a name get one.
     """
     name_nodes(model.graph)
-    unfit = unfit_nodes(copy_model(model), half_type(dtype), ranges)
-    return {**dict.fromkeys(normalizations(model.graph), _REASON), **unfit}
+    conversion = _Conversion(copy_model(model), half_type(dtype), {}, ranges)  # in the opset that it has
+    conversion.run()
+    return {**dict.fromkeys(normalizations(model.graph), _REASON), **conversion.unfit}
 
 
 def normalizations(graph: onnx.GraphProto) -> list[str]:

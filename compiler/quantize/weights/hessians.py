@@ -36,17 +36,14 @@ _ROWS = 512  # values of a tensor that are multiplied at once, where samples hav
 _PATCHES = "patches of "
 
 
-def patches_of(conv: onnx.NodeProto) -> str:
-    """Return what `collect_hessians` knows the patches by that a Conv multiplies its weight with."""
-    return f"{_PATCHES}{conv.output[0]}"
-
-
 def hessian_key(node: onnx.NodeProto) -> str:
-    """Return what a node's Hessian is known by; "" where it has none, or one for each of its groups."""
+    """Return what a node's Hessian is known by: its input's name, or "patches of " and the name of a Conv's
+    output; "" where it has none, or one for each of its groups.
+    """
     if node.op_type in ("MatMul", "Gemm"):
         return str(node.input[0])
     grouped = attribute(node, "group", 1) > 1
-    return patches_of(node) if node.op_type == "Conv" and not grouped else ""
+    return f"{_PATCHES}{node.output[0]}" if node.op_type == "Conv" and not grouped else ""
 
 
 def hessian_of(
@@ -74,8 +71,7 @@ def collect_hessians(
     """Return `2 X Xᵀ` of each tensor over samples, X being [K, values of the other axes].
 
     Args:
-        inputs_of: From `gptq_inputs`: names of float32 tensors, whose last axis is K, and
-            `patches_of` Conv nodes.
+        inputs_of: From `gptq_inputs`: `hessian_key` of nodes; the last axis of a tensor is K.
         budget_bytes: Hessians that grow at a time; with more of them there are several passes.
 
     Returns:

@@ -155,7 +155,7 @@ def gptq_inputs(
         quant_format, exclude: As of `quantize_weights`.
 
     Returns:
-        The inputs of MatMul and Gemm by the tensor's name, those of Conv as `hessians.patches_of` names them.
+        What `hessians.hessian_key` names.
     """
     # What one width refuses, the other may take.
     plans = [_plan(model, exclude, form=quant_format, bits=bits, block_size=0)[0] for bits in (4, 8)]
