@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Literal
 from ..compiler.io_types import set_io_types
 from ..compiler.opset.cures import FAULTY_GRAPHS
 from ..compiler.opset.dft import dft_to_products
+from ..compiler.opset.exact_forms import MODES_RENAMED, find_cubic_modes
 from ..compiler.opset.fit import fit_opset, rewritten_outputs
-from ..compiler.opset.grid_samples import MODES_RENAMED, find_cubic_modes
 from ..compiler.opset.lower import require_operators, without_missing
 from ..compiler.opset.scope import Cure
 from ..compiler.opset.tensorrt_forms import (

@@ -46,7 +46,6 @@ class Original:
     warnings: list[str] = field(default_factory=list)
 
     def outputs(self, feeds: Feeds) -> Outputs:
-        """Run the model."""
         return flat_outputs(run(self.loaded, self.example, feeds, self.label))[1]
 
     def take(self, example: Example) -> bool:

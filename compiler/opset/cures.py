@@ -48,7 +48,6 @@ from ...model.graph import (
     tensor_values,
 )
 from . import exact_forms as exact
-from . import grid_samples as samples
 from .rewrites import group_normalization, slice_shape
 from .scope import Chain, Cure, Finder, Replace, Scope, find_nodes, node_name, reached, rewriting
 
@@ -404,8 +403,8 @@ def _is_dynamic(shape: Sequence[int | str]) -> bool:
 
 FAULTY_GRAPHS: Mapping[str, FaultyGraph] = {
     # A rewrite that leaves no node of its kind comes before one that only renames.
-    "deformable-attention": _rewritten(samples.find_deformable_attention, samples.gathered_corners),
-    "grid-sample-mode": FaultyGraph(samples.find_renamed_modes, samples.modes_left_out),
+    "deformable-attention": _rewritten(exact.find_deformable_attention, exact.gathered_corners),
+    "grid-sample-mode": FaultyGraph(exact.find_renamed_modes, exact.modes_left_out),
     "cumsum-axes": _rewritten(exact.find_mixed_cumsums, exact.cumsum_by_product),
     "mod-by-float": _rewritten(exact.find_integer_mods, exact.exact_mod),
     "group-norm-of-one": _rewritten(exact.find_one_group, group_normalization),

@@ -142,7 +142,6 @@ class _Lowering:
 
 
 def _inline_functions(model: onnx.ModelProto, current: int) -> None:
-    """Write the model's own functions out where they are called."""
     if not model.functions:
         return
     for function in model.functions:

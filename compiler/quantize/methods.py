@@ -22,7 +22,7 @@ from ..opset.exact_forms import keep_layers_apart
 from ..opset.fit import in_newer_opset
 from ..opset.lstm_products import closed_lstms, open_lstms, quantize_states
 from .blocks.rewrite import quantize_in_blocks
-from .half.precision import to_half
+from .half.precision import in_mixed_precision, in_own_patterns, layer_precisions, to_half
 from .int8.corrections import correct_biases, round_weights
 from .int8.dynamic import quantize_dynamic
 from .int8.pair_limits import limits_of
@@ -35,7 +35,6 @@ from .int8.rewrites import (
     to_float8,
 )
 from .int8.static import activation_limits, executed, quantize_static, require_executed
-from .layer_precisions import in_mixed_precision, in_own_patterns, layer_precisions
 from .prepare import prepare_graph
 from .request import Outcome, QuantizeRequest, exactly, match_nodes
 from .search import best_static

@@ -62,7 +62,6 @@ class _Candidate:
 
     @property
     def integers(self) -> int:
-        """How many of its layers are integer."""
         nodes = self.outcome.proof["nodes_by_precision"]
         assert isinstance(nodes, Mapping), "the proof of static quantization"
         return sum(nodes["int8"].values())
@@ -80,7 +79,6 @@ class _Search:
 
     @property
     def request(self) -> QuantizeRequest:
-        """Of the best."""
         return self.best.request
 
     def offer(self, what: str, request: QuantizeRequest, *, least_db: float = LEAST_GAIN_DB) -> bool:
@@ -321,7 +319,6 @@ class Judge:
         self._expected = dict(zip(expected.names, map(list, zip(*batches, strict=True)), strict=True))
 
     def written(self, write: Callable[[Path], object]) -> Judged:
-        """Judge a graph that `write` writes to a path."""
         with temporary_folder("candidate") as folder:
             path = folder / "candidate.onnx"
             write(path)

@@ -249,7 +249,6 @@ class _View:
         self.kept |= {name for node in graph.node for name in captured_names(node)}
 
     def value(self, name: str) -> NDArray[Any]:
-        """The value of an initializer."""
         return tensor_values(self.stored[name])
 
     def is_private(self, name: str) -> bool:
@@ -257,7 +256,6 @@ class _View:
         return name not in self.kept and len(self.readers.get(name, ())) == 1
 
     def replace(self, name: str, by: str) -> None:
-        """Let the readers of a tensor read another one."""
         for node in self.readers.pop(name, ()):
             for index, operand in enumerate(node.input):
                 if operand == name:
@@ -265,7 +263,6 @@ class _View:
             self.readers.setdefault(by, []).append(node)
 
     def drop(self, *nodes: onnx.NodeProto) -> None:
-        """Take nodes out."""
         for node in nodes:
             self.graph.node.remove(node)
             for name in dict.fromkeys(node.input):

@@ -143,12 +143,10 @@ class _Layer:
         self.out_factors, self.in_factors = np.ones(self.outputs), np.ones(self.inputs)
 
     def in_peaks(self) -> Floats:
-        """The largest weight that reads each input channel."""
         peaks: Floats = (self.peaks * self._factors()).max(axis=1).reshape(-1)
         return peaks
 
     def write(self) -> None:
-        """Store the scaled weight and bias."""
         if (self.out_factors == 1).all() and (self.in_factors == 1).all():
             return
         values = tensor_values(self.weight)
@@ -196,8 +194,6 @@ def _scale_by_activations(pair: _Pair, amax: NDArray[Any]) -> None:
 
 
 class _Chains(Uses):
-    """Finds the pairs of a graph."""
-
     def __init__(self, graph: onnx.GraphProto) -> None:
         super().__init__(graph, 1, 11)  # float32 and float64
         self.layers: dict[str, _Layer | None] = {}

@@ -33,7 +33,7 @@ from ....model.onnx_file import save_onnx
 from ....spec.opsets import FLOAT4, FLOAT8
 from ....spec.words import BlockFormat
 from ...opset.fit import in_newer_opset
-from ..layer_precisions import in_mixed_precision, layer_precisions
+from ..half.precision import in_mixed_precision, layer_precisions
 from ..prepare import prepare_graph
 from ..request import Outcome, QuantizeRequest, match_nodes
 from .formats import BLOCK_SIZE, DOMAIN, BlockWeight, quantize_weight, tensor_scale

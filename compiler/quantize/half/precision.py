@@ -21,11 +21,14 @@ A graph with Q/DQ becomes INT8 with half in between: scales are half too, quanti
 integers. bfloat16 has the range of float32, so 4, 6 and 7 are for float16, in practice.
 
 Inputs and outputs of the model keep their types, so one set of data serves every artifact.
+
+Precisions of single layers: what patterns ask for, and the halves among what is not quantized.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +50,7 @@ from ....model.graph import (
 from ....model.graph_edits import fix_initializers, name_nodes, rename_inputs, store_constants
 from ....model.onnx_file import copy_model, load_onnx, opset, save_onnx
 from ....spec.words import HALVES
-from ..request import match_nodes
+from ..request import QuantizeRequest, exactly, match_nodes
 from .casts import (
     OWN_TYPE,
     QDQ,
@@ -380,3 +383,53 @@ def _statistics(root: onnx.NodeProto, made_by: dict[str, onnx.NodeProto]) -> lis
         mean = made_by.get(centered.input[1])
         chain += [mean] if mean is not None and mean.op_type in _MEANS else []
     return chain
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What a node was asked to be by name, and the pattern that says so."""
+
+    kind: str
+    reason: str
+
+
+def layer_precisions(request: QuantizeRequest, graph: onnx.GraphProto) -> dict[str, Layer]:
+    """Node name to what it was asked to be: the last pattern that names a node decides."""
+    return {
+        name: Layer(kind, reason)
+        for pattern, kind in request.spec.layer_precisions.items()
+        for name, reason in match_nodes(graph, [pattern]).items()
+    }
+
+
+def in_own_patterns(left: object, reasons: Mapping[str, str]) -> dict[str, str]:
+    """Name to reason, in the user's own patterns."""
+    assert isinstance(left, Mapping)
+    return {name: reasons.get(name, reason) for name, reason in left.items()}
+
+
+def in_mixed_precision(
+    request: QuantizeRequest, model: onnx.ModelProto, layers: Mapping[str, Layer]
+) -> tuple[onnx.ModelProto, dict[str, str], list[str]]:
+    """What is not quantized in the precisions that were asked for; what stays in float32, and why; and
+    what of that was to be half by name.
+    """
+    halves = {
+        kind for kind in (request.spec.floats, *request.spec.layer_precisions.values()) if kind in HALVES
+    }
+    if not halves:
+        return model, {}, []
+    (half,) = halves
+    names = [node.name for node in model.graph.node]
+    asked = {name for name, layer in layers.items() if layer.kind == half}
+    if request.spec.floats == half:
+        block = {
+            name: layers[name].reason for name in names if name in layers and layers[name].kind == "fp32"
+        }
+    else:
+        block = {name: "not among the layers" for name in names if name not in asked}
+    mixed, kept = to_half(model, HALVES[half], block=map(exactly, block), ranges=request.ranges)
+    expected = asked if request.spec.floats != half else kept.keys()
+    kept = {name: block.get(name, reason) for name, reason in kept.items() if name in expected}
+    missed = [f"node {name!r} was to be {half}: {reason}" for name, reason in kept.items() if name in asked]
+    return mixed, kept, missed

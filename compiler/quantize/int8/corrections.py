@@ -134,7 +134,6 @@ def _by_output(node: onnx.NodeProto) -> bool:
 def _store(
     tensor: onnx.TensorProto, codes: NDArray[np.int16], scales: NDArray[Any], node: onnx.NodeProto
 ) -> None:
-    """Write the rows back in the weight's own layout."""
     before = tensor_values(tensor)
     integer = tensor.data_type == TensorProto.INT8
     rows: NDArray[Any] = np.clip(codes, -127, 127)

@@ -144,11 +144,9 @@ class _Tapped:
                 yield name, array.reshape(-1, array.shape[-1] if array.ndim else 1)
 
     def arrays(self, batch: Batch) -> list[NDArray[np.float32]]:
-        """Return the arrays of one inference."""
         return [rows for _, rows in self.run(batch)]
 
     def features(self, batch: Batch) -> dict[str, int]:
-        """The last extent of each tensor."""
         return {name: rows.shape[1] for name, rows in self.run(batch)}
 
 
@@ -225,7 +223,6 @@ class _Sum:
         self.waiting: list[NDArray[np.float32]] = []
 
     def add(self, rows: NDArray[np.float32], where: str) -> None:
-        """Add [values, K] of one sample."""
         if rows.shape[1] != self.features:
             raise CalibrationError(
                 f"tensor {self.name!r}: last axis of {rows.shape[1]} at {where}; {self.features} before",
@@ -244,7 +241,6 @@ class _Sum:
             self._flush()
 
     def hessian(self) -> Hessian:
-        """The finished matrix."""
         self._flush()
         self.total *= 2
         return self.total

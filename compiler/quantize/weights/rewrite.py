@@ -247,7 +247,6 @@ def _weight_of(node: onnx.NodeProto) -> _Weight:
 
 
 def _rows(tensor: onnx.TensorProto, weight: _Weight) -> Floats:
-    """The weight as [N, K]."""
     array: Floats = numpy_helper.to_array(tensor)
     if not np.isfinite(array).all():
         raise QuantizationError(f"weight {tensor.name!r} holds NaN or infinity", hint="repair the model")
@@ -263,7 +262,6 @@ class _Writer:
         self.bytes = 0
 
     def add(self, name: str, kind: int, shape: Sequence[int], array: NDArray[Any]) -> str:
-        """Add an initializer of packed values."""
         content = np.ascontiguousarray(array).tobytes()
         self.graph.initializer.append(onnx.helper.make_tensor(name, kind, shape, content, raw=True))
         self.bytes += len(content)
@@ -356,7 +354,6 @@ class _Qdq(_Writer):
 
 
 def _restore_weights(model: onnx.ModelProto, stored: Mapping[str, onnx.TensorProto]) -> None:
-    """Put back the large initializers that are still read."""
     graph = model.graph
     for value in [value for value in graph.input if value.name in stored]:
         graph.input.remove(value)
