@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx
 from numpy.typing import NDArray
 
-from ..artifact import Check
+from ..artifact import Check, Manifest, tool_versions
 from ..data.batches import Data
-from ..model.onnx_file import model_io
+from ..model.graph import graph_precision
+from ..model.onnx_file import count_operators, model_io
 from ..model.output_error import output_error, worst
 from ..model.random_input import RandomInput
 from ..model.session import make_session, run_session, session_options
@@ -20,6 +21,17 @@ from ..tensors import Feeds, format_shape
 
 Outputs = list[NDArray[Any]]
 _DATA_BATCHES = 2
+
+
+def graph_manifest(
+    stage: str, graph: onnx.ModelProto, tools: str, options: Mapping[str, object], **rest: Any
+) -> Manifest:
+    """Return the manifest of an ONNX file that a stage writes; `tools` names packages."""
+    proof = {"operators": count_operators(graph), **rest.pop("proof", {})}
+    return Manifest(
+        kind="onnx", stage=stage, precision=graph_precision(graph), io=model_io(graph),
+        tools=tool_versions(*tools.split()), options=options, proof=proof, **rest,
+    )  # fmt: skip
 
 
 class OnnxReference:

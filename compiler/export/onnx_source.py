@@ -15,17 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...artifact import Artifact, Check, Manifest, commit, tool_versions
+from ...artifact import Artifact, Check, Manifest, commit
 from ...artifact.int8_isa import carried_isa
 from ...data.batches import Data
 from ...errors import InvalidOption
 from ...files import writing
 from ...model.example import Example
-from ...model.graph import graph_precision
 from ...model.input_notes import AxisRange, InputNote, read_notes, write_notes
 from ...model.onnx_file import (
     check_onnx,
-    count_operators,
     external_files,
     load_checked,
     load_onnx,
@@ -40,7 +38,7 @@ from ...model.source_paths import strip_source_paths
 from ...model.tensorflow import convert, tensorflow_python
 from ...spec.opsets import NEWEST_BY_TF2ONNX
 from ...tensors import Dim, Feeds, TensorInfo, parse_dynamic_axis, parse_input
-from ..check import OnnxReference
+from ..check import OnnxReference, graph_manifest
 from ..opset.fit import upgrade_in_place
 from .write import edit_in_place, lower_to
 
@@ -49,17 +47,8 @@ def export_manifest(
     proto: Any, options: Mapping[str, object], checks: Sequence[Check], warnings: Sequence[str] = ()
 ) -> Manifest:
     """Return the manifest of an exported file."""
-    return Manifest(
-        kind="onnx",
-        stage="export",
-        precision=graph_precision(proto),
-        io=model_io(proto),
-        tools=tool_versions("torch", "onnx", "onnxscript", "onnxruntime"),
-        options=options,
-        proof={"operators": count_operators(proto)},
-        checks=checks,
-        warnings=warnings,
-    )
+    tools = "torch onnx onnxscript onnxruntime"
+    return graph_manifest("export", proto, tools, options, checks=checks, warnings=warnings)
 
 
 def axis_options(example: Example, ranges: Mapping[str, AxisRange]) -> dict[str, object]:

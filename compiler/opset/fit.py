@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx
 
-from ...artifact import Artifact, Check, Manifest, commit, tool_versions
+from ...artifact import Artifact, Check, commit
 from ...artifact.int8_isa import carried_isa
 from ...errors import ModelError, UnsupportedOperator, first_line
 from ...files import temporary_folder, writing
@@ -14,15 +14,13 @@ from ...model.graph import ONNX_DOMAINS, every_graph, graph_precision, without_w
 from ...model.onnx_file import (
     check_onnx,
     copy_model,
-    count_operators,
     digest_model,
     load_onnx,
-    model_io,
     opset,
     save_onnx,
 )
 from ...progress import Progress, silent
-from ..check import OnnxReference, compare_outputs, sample_feeds
+from ..check import OnnxReference, compare_outputs, graph_manifest, sample_feeds
 from .lower import lower_opset
 
 NOT_COMPARED = "what was rewritten could not be compared in ONNX Runtime"
@@ -63,21 +61,12 @@ def fit_opset(
         elif opset(after) != opset(before):
             progress("compare with the model as it was")
             checks.append(same_outputs(model, path, data))
-        manifest = commit(
-            path,
-            Manifest(
-                kind="onnx",
-                stage="fit opset",
-                precision=graph_precision(after),
-                io=model_io(after),
-                sources={"model": digest_model(model, load_onnx(model, external_data=False))},
-                tools=tool_versions("onnx", "onnxruntime"),
-                options={"opset": opset(after), "opset_before": opset(before), **carried_isa(model)},
-                proof={"operators": count_operators(after)},
-                checks=checks,
-                warnings=warnings,
-            ),
+        options = {"opset": opset(after), "opset_before": opset(before), **carried_isa(model)}
+        sources = {"model": digest_model(model, load_onnx(model, external_data=False))}
+        made = graph_manifest(
+            "fit opset", after, "onnx onnxruntime", options, sources=sources, checks=checks, warnings=warnings
         )
+        manifest = commit(path, made)
     return Artifact(output, manifest)
 
 

@@ -24,7 +24,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from ...artifact import Artifact, Check, Manifest, commit, tool_versions
+from ...artifact import Artifact, Check, Manifest, commit
 from ...artifact.int8_isa import carried_isa
 from ...errors import EngineUnavailable, first_line
 from ...files import held_folder, writing
@@ -35,7 +35,6 @@ from ...model.graph import (
     attribute,
     captured_names,
     consumers,
-    graph_precision,
     infer_shapes,
     producers,
     tensor_values,
@@ -45,7 +44,7 @@ from ...model.onnx_file import check_onnx, count_operators, is_large, load_onnx,
 from ...model.weightless import fingerprint
 from ...progress import Progress, quiet, silent
 from ...tensors import Feeds, ModelIO
-from ..check import OnnxReference, compare_outputs, sample_feeds
+from ..check import OnnxReference, compare_outputs, graph_manifest, sample_feeds
 
 _FOREIGN = ["fuse_attention", "fuse_gqa"]
 """Passes of onnxsim that write `com.microsoft.Attention` and its kin, which only ONNX Runtime knows."""
@@ -204,23 +203,15 @@ def _manifest(
     model: Path, before: onnx.ModelProto, after: onnx.ModelProto, checks: list[Check], warnings: list[str]
 ) -> Manifest:
     counts = count_operators(before), count_operators(after)
-    return Manifest(
-        kind="onnx",
-        stage="simplify",
-        precision=graph_precision(after),
-        io=model_io(after),
-        sources={"model": fingerprint(model)},
-        tools=tool_versions("onnx", "onnxsim", "onnxruntime"),
-        options={"opset": opset(after), **carried_isa(model)},
-        proof={
-            "operators": counts[1],
-            "nodes_before": sum(counts[0].values()),
-            "nodes_after": sum(counts[1].values()),
-            "removed": removed_nodes(*counts),
-        },
-        checks=checks,
-        warnings=warnings,
-    )
+    removed = {
+        "nodes_before": sum(counts[0].values()),
+        "nodes_after": sum(counts[1].values()),
+        "removed": removed_nodes(*counts),
+    }
+    return graph_manifest(
+        "simplify", after, "onnx onnxsim onnxruntime", {"opset": opset(after), **carried_isa(model)},
+        sources={"model": fingerprint(model)}, proof=removed, checks=checks, warnings=warnings,
+    )  # fmt: skip
 
 
 _MOVERS = frozenset(["Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity"])

@@ -26,7 +26,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ....calibration.qparams import QParams, quantize
 from ....errors import InvalidOption
 from ....model.graph import ONNX_DOMAINS, attribute, consumers, infer_types, subgraphs, tensor_values
-from ....model.graph_edits import drop_unused_initializers, rename_inputs, set_nodes, store
+from ....model.graph_edits import drop_unread, drop_unused_initializers, rename_inputs, set_nodes, store
 from ....model.onnx_file import copy_model, opset
 from ....spec.opsets import BFLOAT16_LAYERS
 from ...opset.fit import upgrade_in_place
@@ -118,12 +118,8 @@ class Casts:
     def finish(self) -> None:
         """Write the nodes into the graph; the model's outputs have the types they had."""
         self._restore_outputs()
-        read = {name for node in self.nodes for name in _read(node)}
-        read |= {output.name for output in self.graph.output}
-        del self.graph.node[:]
-        for node in self.nodes:
-            if node.op_type != "DequantizeLinear" or node.output[0] in read:
-                self.graph.node.append(node)
+        set_nodes(self.graph, self.nodes)
+        drop_unread(self.graph, ("DequantizeLinear",))
         drop_unused_initializers(self.graph)
         del self.graph.value_info[:]  # their types are stale; readers infer them again
 
@@ -193,15 +189,6 @@ def stored_tensor(values: NDArray[Any], name: str) -> onnx.TensorProto:
     elem_type = TensorProto.DataType.Value(name_of_type)
     raw = np.ascontiguousarray(values).tobytes()
     return onnx.helper.make_tensor(name, elem_type, values.shape, raw, raw=True)
-
-
-def _read(node: onnx.NodeProto) -> set[str]:
-    names = set(node.input)
-    for graph in subgraphs(node):
-        names |= {output.name for output in graph.output}
-        for inner in graph.node:
-            names |= _read(inner)
-    return names
 
 
 QDQ = ("QuantizeLinear", "DequantizeLinear")

@@ -95,15 +95,13 @@ def quantize_dynamic(
             )
     except Exception as error:  # its internals raise ValueError, TypeError, RuntimeError and others
         raise QuantizationError(f"ONNX Runtime's quantizer failed: {first_line(error)}") from error
-    written = onnx.load(path, load_external_data=False)
+    written = load_onnx(path)
     sort_nodes(written.graph)  # the quantizer's own order leaves out what subgraphs read (1.31.1)
-    onnx.save(written, path)
     if weight_type == "int8" and kernels:
         _fit_pairs(written, floats, kernels)
-        onnx.save(written, path)
-    if weight_type == "uint8" and planned["LSTM"]:
-        _lstms_to_uint8(path)
-        written = onnx.load(path, load_external_data=False)
+    if weight_type == "uint8":
+        _lstms_to_uint8(written)
+    save_onnx(written, path)
     reached = Counter(node.op_type for node in written.graph.node if node.op_type in _INTEGER)
     reached += Counter({_WEIGHTS_ONLY: weights_only})
     if reached.total() < sum(planned.values()):
@@ -206,12 +204,11 @@ def _widen(graph: onnx.GraphProto, weight: onnx.TensorProto, nodes: list[onnx.No
     return f"{name}/widened"
 
 
-def _lstms_to_uint8(path: Path) -> None:
+def _lstms_to_uint8(model: onnx.ModelProto) -> None:
     """Shift the int8 weights of each DynamicQuantizeLSTM to uint8 with zero_point 128: the same numbers.
 
     ONNX Runtime's quantizer knows int8 only for an LSTM, whatever it is told.
     """
-    model = load_onnx(path)
     integers = {
         name
         for node in model.graph.node
@@ -223,7 +220,6 @@ def _lstms_to_uint8(path: Path) -> None:
         if tensor.name in integers and tensor.data_type == onnx.TensorProto.INT8:
             shifted = (numpy_helper.to_array(tensor).astype(np.int16) + 128).astype(np.uint8)
             tensor.CopyFrom(numpy_helper.from_array(shifted, tensor.name))
-    save_onnx(model, path)
 
 
 def _gemms_to_matmuls(graph: onnx.GraphProto, names: set[str]) -> None:

@@ -9,6 +9,7 @@ is done lies in a temporary file then, mapped, and the system may put it out of 
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from ....calibration.one_by_one import one_by_one
@@ -182,21 +184,12 @@ def _patches(
         smaller, larger = [total // 2 for total in totals], [total - total // 2 for total in totals]
         pads = smaller + larger if automatic == "SAME_UPPER" else larger + smaller
     around = [(0, 0), (0, 0), *zip(pads[:axes], pads[axes:], strict=True)]
-    padded = np.moveaxis(np.pad(array, around), 1, 0)  # [C, B, ...]
-    extents = [
-        (extent - span) // stride + 1
-        for extent, span, stride in zip(padded.shape[2:], spans, strides, strict=True)
-    ]
-    offsets = list(np.ndindex(*kernel))
-    seen = np.empty((padded.shape[0], len(offsets), padded.shape[1], *extents), np.float32)
-    for index, offset in enumerate(offsets):
-        part = [slice(None), slice(None)]
-        part += [
-            slice(at * dilation, at * dilation + (count - 1) * stride + 1, stride)
-            for at, dilation, count, stride in zip(offset, dilations, extents, strides, strict=True)
-        ]
-        seen[:, index] = padded[tuple(part)]
-    rows: NDArray[np.float32] = seen.reshape(padded.shape[0] * len(offsets), -1).T
+    windows = sliding_window_view(np.pad(array, around), spans, tuple(range(2, 2 + axes)))
+    steps = [slice(None), slice(None), *(slice(None, None, step) for step in (*strides, *dilations))]
+    seen = windows[tuple(steps)]  # [B, C, positions, kernel]
+    order = (1, *range(2 + axes, 2 + 2 * axes), 0, *range(2, 2 + axes))
+    columns = np.ascontiguousarray(seen.transpose(order), np.float32)
+    rows: NDArray[np.float32] = columns.reshape(array.shape[1] * math.prod(kernel), -1).T
     return rows
 
 
