@@ -11,6 +11,7 @@ other at every operator. Each worker counts into histograms of its own, which me
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import queue
 from collections import deque
@@ -174,10 +175,6 @@ def _as_ort_value(onnxruntime: Any, array: Any) -> Any:
 
 def _as_array(value: Any) -> Any:
     """The values of a tensor without a copy; numpy has no bfloat16, so that is widened, exactly."""
-    import ctypes
-
-    import numpy as np
-
     if value.data_type() != "tensor(bfloat16)":
         return value.numpy()
     size = math.prod(value.shape())

@@ -12,6 +12,7 @@ from ..model.graph import subgraphs
 from ..model.graph_edits import rename_inputs
 from ..model.onnx_file import copy_model, dtype_name, model_io, opset
 from ..spec.opsets import BFLOAT16_CAST
+from .opset.scope import fresh_name, taken_names
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
@@ -60,7 +61,8 @@ def set_io_types(model: onnx.ModelProto, types: Mapping[str, str]) -> onnx.Model
 
 def _cast(graph: onnx.GraphProto, name: str, current: str, asked: str, *, is_input: bool) -> None:
     """Give an input or output another type; the tensor inside gets another name."""
-    inside = _fresh(graph, f"{name}/{current}")
+    taken = taken_names(graph)
+    inside = fresh_name(f"{name}/{current}", taken)
     for node in graph.node:
         node.input[:] = [inside if operand == name else operand for operand in node.input]
         node.output[:] = [inside if result == name else result for result in node.output]
@@ -71,7 +73,7 @@ def _cast(graph: onnx.GraphProto, name: str, current: str, asked: str, *, is_inp
     numbers = {dtype_name(number): number for number in TensorProto.DataType.values()}
     to = numbers[asked if not is_input else current]
     ends = (name, inside) if is_input else (inside, name)
-    cast = helper.make_node("Cast", [ends[0]], [ends[1]], _fresh(graph, f"{name}/cast"), to=to)
+    cast = helper.make_node("Cast", [ends[0]], [ends[1]], fresh_name(f"{name}/cast", taken), to=to)
     if is_input:
         graph.node.insert(0, cast)
     else:
@@ -79,14 +81,3 @@ def _cast(graph: onnx.GraphProto, name: str, current: str, asked: str, *, is_inp
     for value in graph.input if is_input else graph.output:
         if value.name == name:
             value.type.tensor_type.elem_type = numbers[asked]
-
-
-def _fresh(graph: onnx.GraphProto, base: str) -> str:
-    """A name that no tensor and no node has."""
-    taken = {name for node in graph.node for name in (node.name, *node.input, *node.output)}
-    taken |= {value.name for value in (*graph.input, *graph.output, *graph.initializer, *graph.value_info)}
-    name, number = base, 1
-    while name in taken:
-        number += 1
-        name = f"{base}_{number}"
-    return name

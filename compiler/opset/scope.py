@@ -50,7 +50,7 @@ class Scope:
         self._types |= {
             item.name: helper.make_tensor_type_proto(item.data_type, item.dims) for item in graph.initializer
         }
-        self._taken: set[str] = outer._taken if outer else _names(graph)
+        self._taken: set[str] = outer._taken if outer else taken_names(graph)
 
     def constant(self, name: str) -> NDArray[Any] | None:
         """Return the values of a tensor that is stored, or made by a Constant; None for any other."""
@@ -100,12 +100,7 @@ class Scope:
 
     def fresh(self, base: str) -> str:
         """Return a name like `base` that no tensor or node of the model has."""
-        name, number = base, 1
-        while name in self._taken:
-            number += 1
-            name = f"{base}_{number}"
-        self._taken.add(name)
-        return name
+        return fresh_name(base, self._taken)
 
     def store(self, values: NDArray[Any], base: str) -> str:
         """Store a constant; return its name."""
@@ -238,9 +233,19 @@ def spelled(proto: onnx.TypeProto) -> str:
     return ""
 
 
-def _names(graph: onnx.GraphProto) -> set[str]:
-    """Every name that tensors and nodes of a graph and those inside it have."""
-    graphs = every_graph(graph)
+def fresh_name(base: str, taken: set[str]) -> str:
+    """Return a name like `base` that is not taken, and take it."""
+    name, number = base, 1
+    while name in taken:
+        number += 1
+        name = f"{base}_{number}"
+    taken.add(name)
+    return name
+
+
+def taken_names(graph: onnx.GraphProto) -> set[str]:
+    """Return every name that tensors and nodes of a graph and those inside it have."""
+    graphs = list(every_graph(graph))
     names = {value.name for inner in graphs for value in (*inner.input, *inner.output, *inner.initializer)}
     nodes = (node for inner in graphs for node in inner.node)
     return names.union(*((node.name, *node.input, *node.output) for node in nodes))

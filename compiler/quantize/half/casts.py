@@ -30,6 +30,7 @@ from ....model.graph_edits import drop_unread, drop_unused_initializers, rename_
 from ....model.onnx_file import copy_model, opset
 from ....spec.opsets import BFLOAT16_LAYERS
 from ...opset.fit import upgrade_in_place
+from ...opset.scope import fresh_name
 
 Half = Literal["float16", "bfloat16"]
 
@@ -93,7 +94,7 @@ class Casts:
             return name
         key = (name, half)
         if key not in self._forms:
-            made = self._new(f"{name}/{self.type.name if half else 'float32'}")
+            made = fresh_name(f"{name}/{self.type.name if half else 'float32'}", self._taken)
             self._forms[key] = made
             self.half.update([made] if half else [])
             if name in self.weights:
@@ -123,14 +124,6 @@ class Casts:
         drop_unused_initializers(self.graph)
         del self.graph.value_info[:]  # their types are stale; readers infer them again
 
-    def _new(self, name: str) -> str:
-        unique, number = name, 1
-        while unique in self._taken:
-            number += 1
-            unique = f"{name}_{number}"
-        self._taken.add(unique)
-        return unique
-
     def _cast(self, name: str, made: str, *, half: bool) -> None:
         if half and name in self.overflowing:
             name = self._saturated(name)
@@ -151,7 +144,7 @@ class Casts:
         for limit, value in limits.items():
             if limit not in stored:
                 self.graph.initializer.append(stored_tensor(np.asarray(value, np.float32), limit))
-        clipped = self._new(f"{name}/clipped")
+        clipped = fresh_name(f"{name}/clipped", self._taken)
         node = onnx.helper.make_node("Clip", [name, *limits], [clipped], name=f"clip/{name}")
         self.nodes.append(node)
         return clipped
@@ -159,7 +152,7 @@ class Casts:
     def _restore_outputs(self) -> None:
         """A model output that became half is made under another name and cast back."""
         for name in [output.name for output in self.graph.output if output.name in self.half]:
-            inner = self._new(f"{name}/inner")
+            inner = fresh_name(f"{name}/inner", self._taken)
             for node in self.nodes:
                 node.output[:] = [inner if made == name else made for made in node.output]
                 node.input[:] = [inner if read == name else read for read in node.input]

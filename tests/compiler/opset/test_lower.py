@@ -16,7 +16,7 @@ from two_opsets import assert_the_same, model, operators
 from qcompile.compiler.opset.lower import lower_opset
 from qcompile.errors import ModelError, UnsupportedOperator
 from qcompile.model.onnx_file import opset
-from qcompile.spec.opsets import NEWEST
+from qcompile.spec.opsets import NEWEST, OLDEST
 from qcompile.tensors import Feeds
 
 ONE_NODE = {
@@ -283,9 +283,17 @@ def test_names_of_inputs_and_outputs_stay_and_nothing_unread_is_left() -> None:
     assert after.ir_version == 8
 
 
+def test_new_tensors_and_nodes_have_names_that_no_other_has() -> None:
+    before = model(20, "(float[2] x) => (float[2] y)", "z = Relu(x) y = Gelu(z)")
+    before.graph.node[0].name = "y/Erf"
+    before.graph.node[0].output[0] = before.graph.node[1].input[0] = "y/erf"
+    nodes = assert_the_same(before).graph.node
+    assert len({node.name for node in nodes}) == len({node.output[0] for node in nodes}) == len(nodes) > 4
+
+
 def test_a_newer_opset_than_those_known_is_refused() -> None:
     before = model(NEWEST + 1, "(float[2] x) => (float[2] y)", "y = Relu(x)")
-    with pytest.raises(ModelError, match="opset 26 to 17: 13 to 25 are known"):
+    with pytest.raises(ModelError, match=f"opset {NEWEST + 1} to 17: {OLDEST} to {NEWEST} are known"):
         lower_opset(before, 17)
 
 
