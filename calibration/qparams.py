@@ -37,7 +37,6 @@ class Scheme:
 
 UINT8 = Scheme(0, 255, symmetric=False)
 INT8 = Scheme(-128, 127, symmetric=True)
-ASYMMETRIC_INT8 = Scheme(-128, 127, symmetric=False)
 FLOAT8_E4M3 = Scheme(-448, 448, symmetric=True)
 """For its scale alone: `quantize` rounds to integers, and E4M3 is not evenly spaced."""
 
@@ -98,10 +97,10 @@ def channel_amax(weight: NDArray[Any], axis: int | None) -> NDArray[np.float64]:
     return amax
 
 
-def choose_weight_qparams(weight: NDArray[Any], axis: int, scheme: Scheme = INT8) -> QParams:
+def choose_weight_qparams(weight: NDArray[Any], axis: int) -> QParams:
     """Return the symmetric parameters of a float32 weight, a scale for each channel; 1 for one of zeros."""
     amax = channel_amax(weight, axis)
-    return choose_qparams(-amax, amax, scheme, axis)
+    return choose_qparams(-amax, amax, INT8, axis)
 
 
 def per_channel(parameter: Any, axis: int | None, ndim: int) -> Any:

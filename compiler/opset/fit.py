@@ -30,12 +30,7 @@ _LOWEST_ROUNDED_DB = 30.0  # of a graph that rounds to fewer bits, where a value
 
 
 def fit_opset(
-    model: str | Path,
-    output: str | Path,
-    highest: int,
-    *,
-    data: str | None = None,
-    progress: Progress = silent,
+    model: str | Path, output: str | Path, highest: int, *, progress: Progress = silent
 ) -> Artifact:
     """Write an ONNX file in opset `highest`, or as it is where its opset is no newer, and check it.
 
@@ -60,7 +55,7 @@ def fit_opset(
             warnings.append(f"{NOT_COMPARED}: it has {', '.join(foreign)}")
         elif opset(after) != opset(before):
             progress("compare with the model as it was")
-            checks.append(same_outputs(model, path, data))
+            checks.append(same_outputs(model, path, None))
         options = {"opset": opset(after), "opset_before": opset(before), **carried_isa(model)}
         sources = {"model": digest_model(model, load_onnx(model, external_data=False))}
         made = graph_manifest(

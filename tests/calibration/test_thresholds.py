@@ -21,7 +21,6 @@ from onnxruntime.quantization.quant_utils import compute_scale_zp
 from qcompile.calibration.histogram import BINS, Histogram
 from qcompile.calibration.plot import LINES
 from qcompile.calibration.qparams import (
-    ASYMMETRIC_INT8,
     FLOAT8_E4M3,
     INT8,
     UINT8,
@@ -192,6 +191,7 @@ def test_a_percentile_out_of_range_is_refused(percentile: float) -> None:
         amax_percentile(histogram(draw("normal", 10)), percentile)
 
 
+ASYMMETRIC_INT8 = Scheme(-128, 127, symmetric=False)
 SCHEMES = (UINT8, INT8, ASYMMETRIC_INT8)
 FLOATS = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False)
 

@@ -21,13 +21,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
+from ....data.batches import Data
 from ....errors import CalibrationError
 from ....model.graph import attribute, captured_names, consumers, producers, tensor_values, weighted_nodes
 from ....model.graph_edits import set_values
@@ -40,9 +41,6 @@ from ..weights.hessians import collect_hessians, hessian_key, hessian_of
 from ..weights.rounding import gptq
 from .pair_limits import PairLimits
 from .rewrites import join_biases, stored_weight
-
-if TYPE_CHECKING:
-    from ....data.batches import Data
 
 _MIDDLE = 128
 _LAYERS = frozenset(["Conv", "Gemm", "MatMul"])

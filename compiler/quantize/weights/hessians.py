@@ -32,7 +32,7 @@ from ....progress import Progress, silent
 Hessian = NDArray[np.float32]
 
 BUDGET_BYTES = 1 << 30
-"""Hessians that grow at a time."""
+"""Hessians that grow at a time; with more of them there are several passes."""
 
 _ROWS = 512  # values of a tensor that are multiplied at once, where samples have fewer
 _PATCHES = "patches of "
@@ -67,14 +67,11 @@ def collect_hessians(
     data: Data,
     limit: int,
     progress: Progress = silent,
-    *,
-    budget_bytes: int = BUDGET_BYTES,
 ) -> dict[str, Hessian]:
     """Return `2 X Xᵀ` of each tensor over samples, X being [K, values of the other axes].
 
     Args:
         inputs_of: From `gptq_inputs`: `hessian_key` of nodes; the last axis of a tensor is K.
-        budget_bytes: Hessians that grow at a time; with more of them there are several passes.
 
     Returns:
         Name to float32 [K, K].
@@ -87,7 +84,7 @@ def collect_hessians(
     progress("prepare the model")
     tapped = _Tapped(weightless, tensors)
     features = tapped.features(next(one_by_one(data, tapped.arrays)))
-    groups = _groups(features, budget_bytes)
+    groups = _groups(features)
     hessians: dict[str, Hessian] = {}
     for number, group in enumerate(groups):
         if len(groups) > 1:
@@ -193,13 +190,13 @@ def _patches(
     return rows
 
 
-def _groups(features: dict[str, int], budget_bytes: int) -> list[list[str]]:
+def _groups(features: dict[str, int]) -> list[list[str]]:
     """The tensors in as few passes as fit the budget, each with at least one."""
     groups: list[list[str]] = []
     taken = 0
     for name, extent in sorted(features.items(), key=lambda item: item[1]):
         size = extent * extent * np.dtype(np.float32).itemsize
-        if not groups or taken + size > budget_bytes:
+        if not groups or taken + size > BUDGET_BYTES:
             groups.append([])
             taken = 0
         groups[-1].append(name)
