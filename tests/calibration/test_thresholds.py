@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from onnxruntime.quantization.quant_utils import compute_scale_zp
 
+from qcompile import svg
 from qcompile.calibration.histogram import BINS, Histogram
 from qcompile.calibration.plot import LINES
 from qcompile.calibration.qparams import (
@@ -45,7 +46,6 @@ from qcompile.calibration.thresholds import (
     parse_method,
 )
 from qcompile.errors import CalibrationError, InvalidOption
-from qcompile.svg import COLOURS
 
 EVERY_METHOD = [Method(name) for name in METHODS]
 
@@ -67,7 +67,9 @@ def test_a_method_is_a_word_a_row_and_a_line_of_the_page() -> None:
 
 def test_no_two_methods_have_one_line() -> None:
     assert len({*LINES.values()}) == len(METHODS) == len(LINES)
-    assert {colour for colour, _ in LINES.values()} <= COLOURS.keys()
+    colours = {colour for colour, _ in LINES.values()}
+    assert colours <= svg.COLOURS.keys()
+    assert len(colours) == min(len(METHODS), len(svg.LINES))
 
 
 @settings(deadline=None)
