@@ -30,10 +30,12 @@ FAMILY_MARKS = {
 """The shape of each group of precisions: colour alone does not tell them apart."""
 
 DASHES = ("", "9 4", "3 3", "12 4 3 4")
+LINES = ("line1", "line2", "line3", "line4", "line5")
+"""Colours of lines that belong to no precision."""
 COLOURS = {
     "ink": "#16191d", "muted": "#59616b", "rule": "#dfe3e8", "surface": "#ffffff", "bad": "#b3261e",
     "float": "#5c6b7c", "half": "#0072b2", "int8": "#c84c00", "low": "#007a5a", "mixed": "#96408a",
-    "minmax": "#6b7280", "percentile": "#007a5a", "entropy": "#c84c00", "mse": "#0072b2", "auto": "#96408a",
+    "line1": "#6b7280", "line2": "#007a5a", "line3": "#c84c00", "line4": "#0072b2", "line5": "#96408a",
 }  # fmt: skip
 """Variables of the report's style, as they are in light mode."""
 

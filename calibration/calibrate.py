@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -155,14 +155,16 @@ def observe(
         done = load_checkpoint(checkpoint, key) if checkpoint else None
         if done is not None:
             workers.resume(done.histograms, done.samples)
-        keeper = _Keeper(checkpoint, key, workers, checkpoint_every_s)
-        _run(data, shard, workers, keeper, done.units if done else 0, progress)
+        save = _saver(checkpoint, key, workers, checkpoint_every_s)
+        _run(data, shard, workers, save, done.units if done else 0, progress)
         ranges.histograms = dict(workers.drain())
         ranges.portions = {identity: Portion(workers.samples, shard.shards, (shard.part,))}
     return ranges
 
 
-def _run(data: Data, shard: Shard, workers: Workers, keeper: _Keeper, start: int, progress: Progress) -> None:
+def _run(
+    data: Data, shard: Shard, workers: Workers, save: Callable[[int], None], start: int, progress: Progress
+) -> None:
     total = data.total
     if total is not None:
         total = _samples_of(shard, total, data.batch_size if data.is_fixed else 1)
@@ -172,7 +174,7 @@ def _run(data: Data, shard: Shard, workers: Workers, keeper: _Keeper, start: int
         for unit, batch in _units(data, shard, workers, start):
             workers.submit(batch)
             progress("calibrate", workers.samples, total)
-            keeper.save_now_and_then(unit + 1)
+            save(unit + 1)
     except QCompileError:
         workers.drain()  # raises what is wrong with an earlier sample that was still under way
         raise
@@ -197,17 +199,17 @@ def _weightless(model: str | Path | WeightlessModel) -> WeightlessModel:
     return model if isinstance(model, WeightlessModel) else read_weightless(Path(model))
 
 
-class _Keeper:
-    """Writes a checkpoint now and then."""
+def _saver(
+    path: Path | None, key: dict[str, object], workers: Workers, every_s: float
+) -> Callable[[int], None]:
+    """Return what writes a checkpoint if the last is old enough; it waits for the samples under way."""
+    last = time.monotonic()
 
-    def __init__(self, path: Path | None, key: dict[str, object], workers: Workers, every_s: float) -> None:
-        self._path, self._key, self._workers, self._every_s = path, key, workers, every_s
-        self._last = time.monotonic()
+    def save(units: int) -> None:
+        nonlocal last
+        if path is not None and time.monotonic() - last >= every_s:
+            histograms = workers.drain()
+            save_checkpoint(Checkpoint(key, units, workers.samples, histograms), path)
+            last = time.monotonic()
 
-    def save_now_and_then(self, units: int) -> None:
-        """Write one if the last is old enough; waits for the samples under way."""
-        if self._path is None or time.monotonic() - self._last < self._every_s:
-            return
-        histograms = self._workers.drain()
-        save_checkpoint(Checkpoint(self._key, units, self._workers.samples, histograms), self._path)
-        self._last = time.monotonic()
+    return save

@@ -52,7 +52,9 @@ def numbered_units(data: Data, run: Run, holds: Callable[[int], bool]) -> Iterat
     if extents is None:
         yield from ((unit, batch) for unit, batch in enumerate(one_by_one(data, run)) if holds(unit))
         return
-    if not _is_separable(data, extents, run):
+    first = next((number for number, extent in enumerate(extents) if extent > 1), None)
+    batch = None if data.is_fixed or first is None else next(data.at(first.__eq__))
+    if batch is None or not (batch.can_be_split() and gives_the_same_one_by_one(batch, run)):
         extents = [1] * len(extents)
     starts = list(itertools.accumulate(extents, initial=0))
 
@@ -60,18 +62,9 @@ def numbered_units(data: Data, run: Run, holds: Callable[[int], bool]) -> Iterat
         return range(starts[batch], starts[batch + 1])
 
     held = [number for number in range(len(extents)) if any(map(holds, units(number)))]
-    for number, batch in zip(held, data.at(frozenset(held).__contains__), strict=True):
-        parts = batch.split() if extents[number] > 1 else iter([batch])
+    for number, whole in zip(held, data.at(frozenset(held).__contains__), strict=True):
+        parts = whole.split() if extents[number] > 1 else iter([whole])
         yield from (pair for pair in zip(units(number), parts, strict=True) if holds(pair[0]))
-
-
-def _is_separable(data: Data, extents: Sequence[int], run: Run) -> bool:
-    """Whether batches are split into samples."""
-    first = next((number for number, extent in enumerate(extents) if extent > 1), None)
-    if data.is_fixed or first is None:
-        return False
-    batch = next(data.at(first.__eq__))
-    return batch.can_be_split() and gives_the_same_one_by_one(batch, run)
 
 
 def gives_the_same_one_by_one(batch: Batch, run: Run) -> bool:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from .. import svg
 from ..errors import InvalidOption
 from ..figures import figure
+from ..spec.words import METHODS
 from ..svg import Scale, area, axes, line, picture, text
 from .histogram import BINS, Histogram
 from .ranges import Ranges
@@ -63,8 +66,10 @@ def _summary(tensor: str, histogram: Histogram, method: Method, symmetric: bool)
 
 
 SUFFIX = ".svg"
-DASHES = {"minmax": "", "percentile": "9 4", "entropy": "3 3", "mse": "12 4 3 4", "auto": ""}
-"""The line of each method: colour alone does not tell them apart."""
+LINES: Mapping[str, tuple[str, str]] = dict(
+    zip(METHODS, zip(cycle(svg.LINES), cycle(svg.DASHES), strict=False), strict=False)
+)
+"""Colour and dashes of each method's line: colour alone does not tell them apart."""
 
 _BARS = 256  # bins drawn per tensor: more would be finer than a line
 _PANEL, _PLOT = (560, 230), (46, 56, 360, 124)  # pixels: of a tensor, and of the plot in it
@@ -85,7 +90,7 @@ def plot_ranges(ranges: Ranges, tensors: Sequence[TensorSummary], path: Path) ->
         for row, (method, amax) in enumerate(summary.amax.items()):
             is_chosen = method == ranges.method.name
             words, height = f"{method} {amax:.3g}", 100 * (row + 0.5) / len(summary.amax)
-            parts.append(text(100, height, words, shift=(34, 4), anchor="start", colour=method,
+            parts.append(text(100, height, words, shift=(34, 4), anchor="start", colour=LINES[method][0],
                               kind="label" if is_chosen else ""))  # fmt: skip
             parts.append(_threshold((102, height), (108, height), method, is_chosen=is_chosen))
         panels.append(
@@ -137,4 +142,5 @@ def _short(name: str) -> str:
 def _threshold(
     start: tuple[float, float], end: tuple[float, float], method: str, *, is_chosen: bool, tip: str = ""
 ) -> str:
-    return line(start, end, method, width=2.4 if is_chosen else 1.4, dashes=DASHES[method], tip=tip)
+    colour, dashes = LINES[method]
+    return line(start, end, colour, width=2.4 if is_chosen else 1.4, dashes=dashes, tip=tip)

@@ -26,8 +26,7 @@ class Scheme:
     """Which integers a tensor is rounded to.
 
     Attributes:
-        qmin: Smallest integer.
-        qmax: Largest integer.
+        qmin, qmax: Smallest and largest integer.
         symmetric: Whether zero_point is 0 and the scale follows from the largest magnitude.
     """
 
@@ -38,7 +37,6 @@ class Scheme:
 
 UINT8 = Scheme(0, 255, symmetric=False)
 INT8 = Scheme(-128, 127, symmetric=True)
-ASYMMETRIC_INT8 = Scheme(-128, 127, symmetric=False)
 FLOAT8_E4M3 = Scheme(-448, 448, symmetric=True)
 """For its scale alone: `quantize` rounds to integers, and E4M3 is not evenly spaced."""
 
@@ -50,8 +48,7 @@ class QParams:
     Attributes:
         scale: Units of the tensor per integer, above 0; float32 [], or [channels] with an axis.
         zero_point: The integer that stands for 0; int8 or uint8, of the scale's shape.
-        qmin: Smallest integer.
-        qmax: Largest integer.
+        qmin, qmax: Smallest and largest integer.
         axis: The axis of the channels; None for one scale per tensor.
     """
 
@@ -66,9 +63,7 @@ def choose_qparams(low: ArrayLike, high: ArrayLike, scheme: Scheme, axis: int | 
     """Return the parameters of a range, computed in float64.
 
     Args:
-        low: Smallest value, in the tensor's units: a number, or [channels].
-        high: Largest value, likewise.
-        axis: The axis of the channels, where low and high have one value for each.
+        low, high: Smallest and largest value, in the tensor's units: a number, or [channels] along `axis`.
     """
     low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
     scale, zero_point = scale_and_zero_point(low, high, scheme)
@@ -82,8 +77,7 @@ def scale_and_zero_point(low: Any, high: Any, scheme: Scheme, xp: Any = np) -> t
     """Return scale and zero_point of ranges, both in the dtype and shape of `low`.
 
     Args:
-        low: Smallest values; a float array or tensor of any shape.
-        high: Largest values, of the same shape and dtype.
+        low, high: Smallest and largest values; float arrays or tensors of one shape and dtype.
         xp: The module of the arrays: numpy or torch.
     """
     low, high = xp.clip(low, None, 0.0), xp.clip(high, 0.0, None)
@@ -103,22 +97,16 @@ def channel_amax(weight: NDArray[Any], axis: int | None) -> NDArray[np.float64]:
     return amax
 
 
-def choose_weight_qparams(weight: NDArray[Any], axis: int, scheme: Scheme = INT8) -> QParams:
-    """Return the symmetric parameters of a weight, with a scale for each channel; 1 for a channel of zeros.
-
-    Args:
-        weight: float32 of any shape.
-    """
+def choose_weight_qparams(weight: NDArray[Any], axis: int) -> QParams:
+    """Return the symmetric parameters of a float32 weight, a scale for each channel; 1 for one of zeros."""
     amax = channel_amax(weight, axis)
-    return choose_qparams(-amax, amax, scheme, axis)
+    return choose_qparams(-amax, amax, INT8, axis)
 
 
 def per_channel(parameter: Any, axis: int | None, ndim: int) -> Any:
-    """Return one value for each channel in a shape that broadcasts to a tensor of `ndim` axes.
+    """Return an array or tensor [channels] in a shape that broadcasts along `axis` to `ndim` axes.
 
-    Args:
-        parameter: Array or tensor [channels]; one value for the whole tensor, [], is returned as it is.
-        axis: The axis of the channels in the tensor.
+    One value for the whole tensor, [], is returned as it is.
     """
     if axis is None or not parameter.ndim:
         return parameter
@@ -128,12 +116,7 @@ def per_channel(parameter: Any, axis: int | None, ndim: int) -> Any:
 
 
 def quantize(values: NDArray[Any], qparams: QParams) -> NDArray[Any]:
-    """Return the integers of a tensor, in the dtype of zero_point.
-
-    Args:
-        values: Floats of any shape.
-        qparams: With an axis of the values where the scale has one.
-    """
+    """Return the integers of floats of any shape, in the dtype of zero_point."""
     steps = np.asarray(values / per_channel(qparams.scale, qparams.axis, values.ndim))
     np.rint(steps, out=steps)
     if np.any(qparams.zero_point):

@@ -188,7 +188,8 @@ class Ranges:
                 tensor=min(differing),
             )
         if self.shared != other.shared:
-            name = min(name for name in {*self.shared, *other.shared} if self._differs(other, name))
+            every = {*self.shared, *other.shared}
+            name = min(name for name in every if self.shared.get(name) != other.shared.get(name))
             raise CalibrationError(
                 f"tensor {name!r} takes its range from others in one ranges file only",
                 hint="calibrate every shard for the same `targets`",
@@ -200,9 +201,6 @@ class Ranges:
         self.portions = portions
         for name, histogram in other.histograms.items():
             self.histograms[name].merge(histogram)
-
-    def _differs(self, other: Ranges, name: str) -> bool:
-        return self.shared.get(name) != other.shared.get(name)
 
 
 def _parts(count: int) -> str:

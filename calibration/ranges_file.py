@@ -30,7 +30,8 @@ from ..errors import CalibrationError, InvalidOption
 from ..files import writing
 from ..progress import Progress, silent
 from ..spec.words import METHODS
-from .histogram import BINS, Histogram, why_slow
+from .counting import why_slow
+from .histogram import BINS, Histogram
 from .ranges import Portion, Ranges
 from .thresholds import Method, amax_by_method
 

@@ -62,19 +62,15 @@ class Taps:
 def choose_taps(model: onnx.ModelProto, scaled: Collection[str] | None = None) -> Taps:
     """Choose the tensors to observe so that each tensor that gets a scale has a range.
 
-    Args:
-        scaled: Names of the tensors that get a scale. None takes all inputs and outputs of quantizable
-            operators.
+    Weights and other constants are left out: their range is read from the file.
 
-    Returns:
-        The taps. Weights and other constants are left out: their range is read from the file.
+    Args:
+        scaled: Names of the tensors that get a scale. None takes inputs and outputs of `QUANTIZABLE` nodes.
     """
     return _Choice(model).taps(scaled)
 
 
 class _Choice:
-    """What is asked about a graph while its taps are chosen."""
-
     def __init__(self, model: onnx.ModelProto) -> None:
         self.graph = model.graph
         self.types = infer_types(model)
@@ -151,9 +147,6 @@ class _Choice:
             origins = list(maker.input)
         else:
             return (name,)
-        if not all(self._can_stand_in(origin) for origin in origins):
+        if any(name in self.constants or self.types.get(name) not in _FLOATS for name in origins):
             return (name,)
         return tuple(dict.fromkeys(source for origin in origins for source in self._sources(origin)))
-
-    def _can_stand_in(self, name: str) -> bool:
-        return name not in self.constants and self.types.get(name) in _FLOATS

@@ -13,6 +13,7 @@ as the targets use them:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,9 +28,7 @@ from .qparams import INT8, UINT8, scale_and_zero_point
 
 _CENTRES = np.arange(-BINS, BINS, dtype=np.float64) + 0.5
 _CENTRES[BINS] = 0.0
-
 _FEWEST = 128  # bins that a threshold holds: with fewer, bins would be as wide as the levels
-
 _AT_ONCE = 64  # candidates whose levels are looked up at a time: their tables stay in the cache
 _COARSE = 64  # candidates between those that are tried first
 
@@ -72,8 +71,6 @@ def amax_mse(histogram: Histogram, *, symmetric: bool) -> float:
     All multiples of the bin's width from 128 bins on are candidates, and the largest magnitude seen: where
     the first 128 bins hold all values, there is nothing to choose.
 
-    Returns:
-        amax in the tensor's units, at most the largest magnitude seen.
     """
     largest = histogram.largest
     used = math.ceil(largest / histogram.width)
@@ -169,11 +166,8 @@ def _moments(counts: NDArray[np.int64], centres: NDArray[Any]) -> NDArray[np.flo
 
 
 DEFAULT_PERCENTILE = 99.99
-
 MOST_CLIPPED = 0.1
 """Largest share of the values that the entropy method may clip."""
-
-
 AUTO_TOLERANCE = 1.02
 """`auto` takes the method that clips least among those within 2% of the least squared error."""
 
@@ -211,50 +205,6 @@ def parse_method(text: str) -> Method:
     return Method(METHODS[METHODS.index(name)], percentile)
 
 
-def amax(histogram: Histogram, method: Method, *, symmetric: bool = True) -> float:
-    """Return the clipping magnitude by a method.
-
-    Args:
-        symmetric: Whether the target quantizes to symmetric int8 or to asymmetric uint8
-            (`quantization_error`): "mse" and "auto" mind it.
-    """
-    _require_values(histogram)
-    if method.name == "minmax":
-        return amax_minmax(histogram)
-    if method.name == "percentile":
-        return amax_percentile(histogram, method.percentile)
-    if method.name == "entropy":
-        return amax_entropy(histogram)
-    if method.name == "mse":
-        return amax_mse(histogram, symmetric=symmetric)
-    if method.name == "auto":
-        return amax_auto(histogram, method.percentile, symmetric=symmetric)
-    raise InvalidOption(f"method {method.name!r} is unknown; known are {', '.join(METHODS)}")
-
-
-def amax_auto(histogram: Histogram, percentile: float = DEFAULT_PERCENTILE, *, symmetric: bool) -> float:
-    """Return the largest of the other methods' magnitudes whose squared error is near the least of all.
-
-    `mse` has the least by its definition. Where another method clips less and costs at most
-    `AUTO_TOLERANCE` times as much, it is taken: calibration has seen a part of the values only, and what it
-    has not seen is larger, not smaller.
-    """
-    return amax_by_method(histogram, percentile, symmetric=symmetric)["auto"]
-
-
-def amax_by_method(
-    histogram: Histogram, percentile: float = DEFAULT_PERCENTILE, *, symmetric: bool = True
-) -> dict[str, float]:
-    """Return the magnitude by each of `METHODS`."""
-    single = [Method(name, percentile) for name in METHODS if name != "auto"]
-    by_method: dict[str, float] = {one.name: amax(histogram, one, symmetric=symmetric) for one in single}
-    magnitudes = np.array(list(by_method.values()))
-    if magnitudes.all():
-        errors = squared_errors(histogram, magnitudes / histogram.width, symmetric=symmetric)
-        magnitudes = magnitudes[errors <= errors.min() * AUTO_TOLERANCE]
-    return {**by_method, "auto": float(magnitudes.max())}
-
-
 def amax_minmax(histogram: Histogram) -> float:
     """Return the largest magnitude seen, exactly."""
     _require_values(histogram)
@@ -290,12 +240,6 @@ def amax_entropy(histogram: Histogram, *, num_bits: int = 8) -> float:
     represented best by its first bin, alone with all of the tail. As TensorRT does, the count of
     the bin at zero is replaced by its neighbour's: the spike that a ReLU leaves at zero is represented
     exactly at any scale and must not decide.
-
-    Args:
-        num_bits: Width of the signed integer, 2 to 8.
-
-    Returns:
-        amax in the tensor's units, at most the largest magnitude seen.
     """
     largest = amax_minmax(histogram)
     counts = histogram.magnitudes().astype(np.float64)
@@ -356,6 +300,53 @@ def _divergences_at_once(
         own = plogp[candidates] - _xlogx(last) + _xlogx(last + tail)
         divergence = (own - cross) / total - np.log(total) + np.log(kept[candidates])
     return np.where(np.isfinite(divergence), divergence, np.inf)
+
+
+METHOD_AMAX: Mapping[MethodName, Callable[[Histogram, float, bool], float]] = {
+    "minmax": lambda histogram, _, __: amax_minmax(histogram),
+    "percentile": lambda histogram, percentile, _: amax_percentile(histogram, percentile),
+    "entropy": lambda histogram, _, __: amax_entropy(histogram),
+    "mse": lambda histogram, _, symmetric: amax_mse(histogram, symmetric=symmetric),
+}
+"""Name to the magnitude of a histogram that has values, by percentile and whether int8 is symmetric."""
+
+AUTO_WEIGHS: tuple[MethodName, ...] = ("minmax", "percentile", "entropy", "mse")
+"""Methods that "auto" chooses among."""
+
+
+def amax(histogram: Histogram, method: Method, *, symmetric: bool = True) -> float:
+    """Return the clipping magnitude by a method.
+
+    Args:
+        symmetric: Whether the target quantizes to symmetric int8 or to asymmetric uint8: "mse" and "auto"
+            mind it.
+    """
+    if method.name not in METHODS:
+        raise InvalidOption(f"method {method.name!r} is unknown; known are {', '.join(METHODS)}")
+    _require_values(histogram)
+    if method.name == "auto":
+        return amax_by_method(histogram, method.percentile, symmetric=symmetric)["auto"]
+    return METHOD_AMAX[method.name](histogram, method.percentile, symmetric)
+
+
+def amax_by_method(
+    histogram: Histogram, percentile: float = DEFAULT_PERCENTILE, *, symmetric: bool = True
+) -> dict[str, float]:
+    """Return the magnitude by each of `METHODS`.
+
+    "auto" is the largest of those of `AUTO_WEIGHS` whose squared error is near the least: `mse` has that by
+    its definition. Where another method clips less and costs at most `AUTO_TOLERANCE` times as much, it is
+    taken: calibration has seen a part of the values only, and what it has not seen is larger, not smaller.
+    """
+    _require_values(histogram)
+    by_method: dict[str, float] = {
+        name: choose(histogram, percentile, symmetric) for name, choose in METHOD_AMAX.items()
+    }
+    magnitudes = np.array([by_method[name] for name in AUTO_WEIGHS])
+    if magnitudes.all():
+        errors = squared_errors(histogram, magnitudes / histogram.width, symmetric=symmetric)
+        magnitudes = magnitudes[errors <= errors.min() * AUTO_TOLERANCE]
+    return {**by_method, "auto": float(magnitudes.max())}
 
 
 def _require_values(histogram: Histogram) -> None:

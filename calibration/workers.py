@@ -11,6 +11,7 @@ other at every operator. Each worker counts into histograms of its own, which me
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import queue
 from collections import deque
@@ -32,7 +33,8 @@ from ..model.onnx_file import load_onnx
 from ..model.session import make_session, session_options, usable_cores
 from ..model.weightless import WeightlessModel
 from ..tensors import Feeds
-from .histogram import Count, Histogram, NonFinite, make_count
+from .counting import make_count
+from .histogram import Count, Histogram, NonFinite
 from .taps import Taps
 
 if TYPE_CHECKING:
@@ -45,22 +47,13 @@ _BLOCK = 16
 
 @dataclass
 class Observer:
-    """A session that returns the taps.
-
-    Attributes:
-        session: ONNX Runtime's.
-        outputs: Name of an output to the tap that it holds.
-    """
+    """A session of ONNX Runtime's that returns the taps; `outputs`: name of an output to its tap."""
 
     session: Any
     outputs: dict[str, str]
 
     def run(self, feeds: Feeds, where: str) -> list[tuple[str, Any]]:
-        """Return (tap, array) pairs; each array holds the tap's values in some order, bfloat16 widened.
-
-        Raises:
-            DataError: If the model fails on the sample.
-        """
+        """Return (tap, array) pairs; each array holds the tap's values in some order, bfloat16 widened."""
         if not self.outputs:
             return []  # only inputs are observed; without a name, ONNX Runtime would return every output
         try:
@@ -85,11 +78,7 @@ class Observer:
 
 @contextlib.contextmanager
 def open_observer(model: WeightlessModel, taps: Taps, threads: int) -> Iterator[Observer]:
-    """Yield an observer of a model.
-
-    Args:
-        taps: From `choose_taps`; taps that are inputs are left to the caller, who has the feeds.
-    """
+    """Yield an observer of a model; taps that are inputs are left to the caller, who has the feeds."""
     inputs = {value.name for value in model.model.graph.input}
     outputs = {name: name for name in taps.names if name not in inputs}
     content = _with_outputs(model.model, taps, outputs)
@@ -186,10 +175,6 @@ def _as_ort_value(onnxruntime: Any, array: Any) -> Any:
 
 def _as_array(value: Any) -> Any:
     """The values of a tensor without a copy; numpy has no bfloat16, so that is widened, exactly."""
-    import ctypes
-
-    import numpy as np
-
     if value.data_type() != "tensor(bfloat16)":
         return value.numpy()
     size = math.prod(value.shape())
@@ -209,14 +194,9 @@ class Workers:
     """Runs samples and counts; use as a context manager.
 
     Args:
-        taps: From `choose_taps`.
         threads: Threads in all; 0 takes one per core.
         infinite: Whether activations may hold infinity, as the scores of masked attention do: their finite
             values are counted, some of them perhaps twice. NaN is an error all the same.
-
-    Raises:
-        InvalidOption: If there are fewer threads than none.
-        ModelError: If ONNX Runtime refuses the model.
     """
 
     def __init__(self, model: WeightlessModel, taps: Taps, threads: int, *, infinite: bool = False) -> None:
@@ -263,11 +243,7 @@ class Workers:
             self._collect()
 
     def run(self, batch: Batch) -> list[NDArray[Any]]:
-        """Return what the taps hold on a batch, which is not counted.
-
-        Raises:
-            DataError: If the model fails on it.
-        """
+        """Return what the taps hold on a batch, which is not counted."""
         return [array for _, array in self._observer.run(batch.feeds, batch.where)]
 
     def drain(self) -> Histograms:
@@ -302,17 +278,12 @@ class Workers:
         self._free.put(counter)
 
     def _observe(self, batch: Batch) -> int:
-        with self._counter() as counter:
-            counter.add(batch, self._observer)
-        return batch.samples
-
-    @contextlib.contextmanager
-    def _counter(self) -> Iterator[_Counter]:
         counter = self._free.get()
         try:
-            yield counter
+            counter.add(batch, self._observer)
         finally:
             self._free.put(counter)
+        return batch.samples
 
     def _collect(self) -> None:
         self.samples += self._pending[0].result()

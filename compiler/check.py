@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import onnx
 from numpy.typing import NDArray
 
-from ..artifact import Check
+from ..artifact import Check, Manifest, tool_versions
 from ..data.batches import Data
+from ..model.graph import graph_precision
 from ..model.judgement import output_error, worst
-from ..model.onnx_file import model_io
+from ..model.onnx_file import count_operators, model_io
 from ..model.random_input import RandomInput
 from ..model.session import make_session, run_session, session_options
 from ..tensors import Feeds, format_shape
 
-if TYPE_CHECKING:
-    import onnx
-
 Outputs = list[NDArray[Any]]
 _DATA_BATCHES = 2
+
+
+def graph_manifest(
+    stage: str, graph: onnx.ModelProto, tools: str, options: Mapping[str, object], **rest: Any
+) -> Manifest:
+    """Return the manifest of an ONNX file that a stage writes; `tools` names packages."""
+    proof = {"operators": count_operators(graph), **rest.pop("proof", {})}
+    return Manifest(
+        kind="onnx", stage=stage, precision=graph_precision(graph), io=model_io(graph),
+        tools=tool_versions(*tools.split()), options=options, proof=proof, **rest,
+    )  # fmt: skip
 
 
 class OnnxReference:
@@ -30,10 +40,6 @@ class OnnxReference:
     Args:
         integers: Whether it may make integer kernels of Q/DQ pairs. For another runtime they are computed as
             they are written: what this one would make of them says nothing of the other.
-
-    Raises:
-        EngineUnavailable: If ONNX Runtime is missing.
-        ModelError: If it refuses the file.
     """
 
     def __init__(self, path: Path, *, optimize: bool = True, integers: bool = True) -> None:

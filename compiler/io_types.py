@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+
+import onnx
+from onnx import TensorProto, helper
 
 from ..errors import InvalidOption
 from ..model.graph import subgraphs
 from ..model.graph_edits import rename_inputs
 from ..model.onnx_file import copy_model, dtype_name, model_io, opset
-
-if TYPE_CHECKING:
-    import onnx
+from ..spec.opsets import BFLOAT16_CAST
+from .opset.scope import fresh_name, taken_names
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
-
-_BFLOAT16_SINCE = 13  # the first opset whose Cast has it
 
 
 def set_io_types(model: onnx.ModelProto, types: Mapping[str, str]) -> onnx.ModelProto:
@@ -42,14 +41,17 @@ def set_io_types(model: onnx.ModelProto, types: Mapping[str, str]) -> onnx.Model
             known = f"inputs are {', '.join(inputs)}; outputs are {', '.join(outputs)}"
             raise InvalidOption(f"no input or output is named {name!r}: {known}")
         current = (inputs | outputs)[name]
-        _require_kind(name, current, asked)
+        kind = FLOATS if current in FLOATS else INTEGERS if current in INTEGERS else ()
+        if asked not in (*kind, current):
+            possible = f"{', '.join(kind)} are possible" if kind else "no other type is possible"
+            raise InvalidOption(f"{name!r} of {current}: {asked!r} was asked for; {possible}")
         if name in inputs and name in outputs:
             raise InvalidOption(
                 f"{name!r} is both an input and an output of the model: its type cannot change"
             )
-        if "bfloat16" in (asked, current) and opset(copy) < _BFLOAT16_SINCE:
+        if "bfloat16" in (asked, current) and opset(copy) < BFLOAT16_CAST:
             raise InvalidOption(
-                f"{name!r}: a Cast of bfloat16 needs opset {_BFLOAT16_SINCE}; the model is of {opset(copy)}",
+                f"{name!r}: a Cast of bfloat16 needs opset {BFLOAT16_CAST}; the model is of {opset(copy)}",
                 hint="export the model with a newer opset",
             )
         if asked != current:
@@ -57,18 +59,10 @@ def set_io_types(model: onnx.ModelProto, types: Mapping[str, str]) -> onnx.Model
     return copy
 
 
-def _require_kind(name: str, current: str, asked: str) -> None:
-    kind = FLOATS if current in FLOATS else INTEGERS if current in INTEGERS else ()
-    if asked not in (*kind, current):
-        possible = f"{', '.join(kind)} are possible" if kind else "no other type is possible"
-        raise InvalidOption(f"{name!r} of {current}: {asked!r} was asked for; {possible}")
-
-
 def _cast(graph: onnx.GraphProto, name: str, current: str, asked: str, *, is_input: bool) -> None:
     """Give an input or output another type; the tensor inside gets another name."""
-    from onnx import helper
-
-    inside = _fresh(graph, f"{name}/{current}")
+    taken = taken_names(graph)
+    inside = fresh_name(f"{name}/{current}", taken)
     for node in graph.node:
         node.input[:] = [inside if operand == name else operand for operand in node.input]
         node.output[:] = [inside if result == name else result for result in node.output]
@@ -76,32 +70,14 @@ def _cast(graph: onnx.GraphProto, name: str, current: str, asked: str, *, is_inp
             rename_inputs(inner, {name: inside})
     for tensor in graph.initializer:
         tensor.name = inside if tensor.name == name else tensor.name
-    to = _number(asked if not is_input else current)
+    numbers = {dtype_name(number): number for number in TensorProto.DataType.values()}
+    to = numbers[asked if not is_input else current]
     ends = (name, inside) if is_input else (inside, name)
-    cast = helper.make_node("Cast", [ends[0]], [ends[1]], _fresh(graph, f"{name}/cast"), to=to)
+    cast = helper.make_node("Cast", [ends[0]], [ends[1]], fresh_name(f"{name}/cast", taken), to=to)
     if is_input:
         graph.node.insert(0, cast)
     else:
         graph.node.append(cast)
     for value in graph.input if is_input else graph.output:
         if value.name == name:
-            value.type.tensor_type.elem_type = _number(asked)
-
-
-def _number(dtype: str) -> int:
-    """ONNX's number of a type."""
-    from onnx import TensorProto
-
-    numbers = TensorProto.DataType.values()
-    return int(next(number for number in numbers if dtype_name(number) == dtype))
-
-
-def _fresh(graph: onnx.GraphProto, base: str) -> str:
-    """A name that no tensor and no node has."""
-    taken = {name for node in graph.node for name in (node.name, *node.input, *node.output)}
-    taken |= {value.name for value in (*graph.input, *graph.output, *graph.initializer, *graph.value_info)}
-    name, number = base, 1
-    while name in taken:
-        number += 1
-        name = f"{base}_{number}"
-    return name
+            value.type.tensor_type.elem_type = numbers[asked]

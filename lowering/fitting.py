@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING
 from ..compiler.io_types import set_io_types
 from ..compiler.opset.cures import FAULTY_GRAPHS
 from ..compiler.opset.dft import dft_to_products
-from ..compiler.opset.grid_samples import find_cubic_modes
-from ..compiler.opset.lower import fit_opset, require_operators, rewritten_outputs, without_missing
+from ..compiler.opset.exact_forms import MODES_RENAMED, find_cubic_modes
+from ..compiler.opset.fit import fit_opset, rewritten_outputs
+from ..compiler.opset.lower import require_operators, without_missing
 from ..compiler.opset.scope import Cure
 from ..compiler.opset.tensorrt_forms import (
     einsums_in_lower_case,
@@ -40,6 +41,7 @@ from ..model.graph import ONNX_DOMAINS, every_graph
 from ..model.onnx_file import load_onnx, opset, save_onnx
 from ..model.weightless import read_weightless
 from ..progress import Progress, silent
+from ..spec.opsets import BFLOAT16_LAYERS, INT4
 from ..spec.words import HALVES
 
 if TYPE_CHECKING:
@@ -50,9 +52,8 @@ if TYPE_CHECKING:
     from ..engines.words import KnownFault
     from ..spec.artifacts import ArtifactOptions, BuildSpec
 
-_OPSETS_OF_TYPES = {"bf16": 22, "int4": 21}
+_OPSETS_OF_TYPES = {"bf16": BFLOAT16_LAYERS, "int4": INT4}
 """Opsets from which ONNX has a type for the operators that need it; parsers that list the type read it."""
-_OLDER_MODES = 19  # the last opset in which GridSample's modes have the names that all parsers know
 _EVERY = "all"
 
 
@@ -134,7 +135,7 @@ class Fitting:
         highest = max(highest, _OPSETS_OF_TYPES.get(self.needed, 0))
         ignored = not any(fault.name == "grid-sample-mode" for fault in self._faults())
         if not ignored and find_cubic_modes(model):
-            highest = min(highest, _OLDER_MODES)  # no other name says cubic to every parser
+            highest = min(highest, MODES_RENAMED - 1)  # no other name says cubic to every parser
         if opset(model) > highest:
             lowered = fit_opset(graph, self.path, highest, progress=self.progress)
             self.warnings += lowered.manifest.warnings

@@ -31,8 +31,6 @@ ANOTHER = (
     "python -m venv tf && tf/bin/pip install tensorflow tf2onnx, and give `python` tensorflow=tf/bin/python"
 )
 INSTALL = "pip install 'qcompile[tensorflow]'"
-HIGHEST_OPSET = 18
-"""tf2onnx 1.17 writes no newer one."""
 _PLAIN = "save a SavedModel: model.export('folder')"
 _CODE = ("Lambda", "__lambda__", "TorchModuleWrapper", "TFSMLayer", "JaxLayer", "FlaxLayer")
 _FUNCTIONS = re.compile(r"(builtins|keras\.(src\.)?(activations|ops))(\.|$)")
@@ -78,7 +76,7 @@ def convert(
 
     Args:
         source: Of kind "savedmodel", "keras" or "tflite".
-        opset: ONNX opset, at most `HIGHEST_OPSET`.
+        opset: ONNX opset, at most `NEWEST_BY_TF2ONNX`.
         trust: Whether a SavedModel may touch files.
     """
     path, config = source.file.resolve(), {}

@@ -73,7 +73,7 @@ class Section:
         precisions: Whether the colours of precisions are explained.
         items: Lines of a list.
         pairs: Whether charts stand two beside each other.
-        lines: Name of a colour to the dashes of its lines, as SVG spells them.
+        lines: Name of a line to its colour and its dashes, as SVG spells them.
         missing: Why there is nothing; the section is then one line at the end of the page.
         name, title: Its anchor and its heading, which `page.sections` knows.
     """
@@ -86,7 +86,7 @@ class Section:
     precisions: bool = False
     items: Sequence[str] = ()
     pairs: bool = False
-    lines: Mapping[str, str] = field(default_factory=dict)
+    lines: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     missing: str = ""
     name: str = ""
     title: str = ""

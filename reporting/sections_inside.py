@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..bench.results.render import slowest_layers, warning_lines
-from ..calibration.plot import DASHES, summarize
+from ..calibration.plot import LINES, summarize
 from ..figures import DASH, bytes_text, decibels, figure, number, words
 from .charts import (
     WORST_HISTOGRAMS,
@@ -105,7 +105,7 @@ def calibration_section(source: Source) -> Section:
         )
         for one in summaries[:WORST_HISTOGRAMS]
     ]
-    return Section(lead, charts, pairs=True, lines={method: DASHES[method] for method in summaries[0].amax})
+    return Section(lead, charts, pairs=True, lines={method: LINES[method] for method in summaries[0].amax})
 
 
 def _snr(value: float) -> str:

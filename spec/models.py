@@ -9,6 +9,7 @@ from typing import Annotated
 from ..errors import UsageError
 from ..tensors import parse_dynamic_axis, parse_input
 from .decode import Checked, Refused
+from .opsets import DEFAULT, NEWEST_EXPORTED, OLDEST
 from .option import COMMA, argument, option
 from .words import METHOD, METHOD_PATTERN, Count, GraphTarget
 
@@ -45,7 +46,7 @@ class ExportOptions(Checked):
     dynamic: Annotated[
         tuple[str, ...], option("Dynamic axis, such as x:0=batch.", metavar="NAME:AXIS=LABEL")
     ] = ()
-    opset: Annotated[int, option("ONNX opset to export.")] = 20
+    opset: Annotated[int, option(f"ONNX opset to export, {OLDEST} to {NEWEST_EXPORTED}.")] = DEFAULT
     freeze_branches: Annotated[
         bool, option("Export the branches that the example takes, where a model branches on values.")
     ] = False

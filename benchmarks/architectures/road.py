@@ -21,7 +21,7 @@ _LIBRARIES = ("torch", "torch.export", "torch.onnx", "onnx", "onnxscript", "nump
 _RUNTIMES = (
     "onnxruntime", "openvino", "onnxsim", "polygraphy.comparator", "tensorrt_rtx",
     "qcompile.compiler.export", "qcompile.compiler.simplify.simplify", "qcompile.compiler.quantize.quantize",
-    "qcompile.building", "qcompile.calibration.calibrate", "qcompile.calibration.kernel",
+    "qcompile.building", "qcompile.calibration.calibrate", "numba",
     "qcompile.engines.build", "qcompile.engines.openvino",
     "qcompile.comparison.diff", "qcompile.processes.worker",
 )  # fmt: skip

@@ -354,7 +354,9 @@ def dynamic_shapes(module: Any, example: Example, *, proven: bool) -> Any:
             limits = {"min": asked.minimum if asked.minimum > 1 else None, "max": asked.maximum}
             spelled = name if name.isidentifier() else f"axis_{len(dims)}"
             if name not in dims:
-                dims[name] = torch.export.Dim(spelled, **limits) if proven else _hinted(torch, limits)
+                hint = {word: limit for word, limit in limits.items() if limit is not None}
+                dynamic = torch.export.Dim.DYNAMIC(**hint) if hint else torch.export.Dim.DYNAMIC
+                dims[name] = torch.export.Dim(spelled, **limits) if proven else dynamic
         shapes.append({axis: dims[name] for axis, name in tensor.dynamic_axes.items()})
     if not any(shapes):
         return None
@@ -362,11 +364,6 @@ def dynamic_shapes(module: Any, example: Example, *, proven: bool) -> Any:
         return {tensor.name: axes for tensor, axes in zip(example.inputs, shapes, strict=True)}
     named = _named_parameters(module)
     return tuple(shapes) if named is None else (*shapes[:named], tuple(shapes[named:]))
-
-
-def _hinted(torch: Any, limits: dict[str, int | None]) -> Any:
-    given = {word: limit for word, limit in limits.items() if limit is not None}
-    return torch.export.Dim.DYNAMIC(**given) if given else torch.export.Dim.DYNAMIC
 
 
 def _named_parameters(module: Any) -> int | None:

@@ -45,7 +45,6 @@ class Original:
     warnings: list[str] = field(default_factory=list)
 
     def outputs(self, feeds: Feeds) -> Outputs:
-        """Run the model."""
         return flat_outputs(run(self.loaded, self.example, feeds, self.label))[1]
 
     def take(self, example: Example) -> bool:
@@ -88,7 +87,9 @@ def open_original(
         try:
             _require_tensors(reference, label)
         except ExportError:
-            switched = _caching(loaded.module)
+            configs = [getattr(part, "config", None) for part in loaded.module.modules()]
+            caching = {id(one): one for one in configs if getattr(one, "use_cache", None) is True}
+            switched = list(caching.values())
             if not switched:
                 raise
             for config in switched:
@@ -114,11 +115,7 @@ def kept_mode(module: Any) -> Iterator[None]:
 
 
 def run(loaded: LoadedModel, example: Example, feeds: Feeds, label: str) -> Any:
-    """Return what the model returns on feeds.
-
-    Raises:
-        ModelError: If it raises; the message names the input that was made up.
-    """
+    """Return what the model returns on feeds; where it raises, the error names the input that was made up."""
     try:
         with quiet():
             return example.call(loaded.module, feeds)
@@ -148,13 +145,6 @@ def _first_that_runs(loaded: LoadedModel, tried: Sequence[Example], label: str) 
         others = ", ".join(f"{image}/{length}" for image, length in RUNGS[1:])
         refused.message += f" (nor does it run with other extents, of images/of lengths: {others})"
     raise refused
-
-
-def _caching(module: Any) -> list[Any]:
-    """Configurations of a model or its parts that have it return a cache."""
-    configs = [getattr(part, "config", None) for part in module.modules()]
-    caching = {id(config): config for config in configs if getattr(config, "use_cache", None) is True}
-    return list(caching.values())
 
 
 def _require_tensors(reference: Any, label: str) -> None:
@@ -199,12 +189,7 @@ class Comparison:
         return example if data is None else replace(example, feeds=data, made=frozenset())
 
     def run(self) -> Iterator[Check]:
-        """Yield a check for each dynamic axis, or of the traced extents, and one of the data.
-
-        Raises:
-            ModelError: If a comparison fails.
-            ExportError: If the file is right up to a limit that the model does not have.
-        """
+        """Yield a check for each dynamic axis, or of the traced extents, and one of the data."""
         checked = False
         for names in self.axes.equal:
             for check in self._axis(names):
@@ -214,8 +199,10 @@ class Comparison:
             self.progress("compare with PyTorch")
             yield self.compare("same outputs as PyTorch", self.original.example.feeds)
         if self.traced and not self.original.data:
-            other = self.original.example.at({}, seed=1)
-            yield self.compare("same outputs as PyTorch on other values", _varied(other))
+            # Integers stay, which may be indices.
+            other = self.original.example.at({}, seed=1).items()
+            varied = {name: -array if array.dtype.kind == "f" else array for name, array in other}
+            yield self.compare("same outputs as PyTorch on other values", varied)
         if self.original.samples is not None:
             # A trace holds the branches of one sample; others may take other ones.
             batches = itertools.islice(self.original.samples, _TRACED_BATCHES if self.traced else 1)
@@ -390,8 +377,3 @@ def spelled(limits: AxisRange) -> str:
 
 def _allowed(extent: int, limits: AxisRange) -> bool:
     return extent >= 1 and limits.nearest(extent) == extent
-
-
-def _varied(feeds: Feeds) -> Feeds:
-    """Other values of floats; integers stay, which may be indices."""
-    return {name: -array if array.dtype.kind == "f" else array for name, array in feeds.items()}

@@ -23,6 +23,7 @@ from ...model.source import TENSORFLOW_KINDS, Source, parse_source
 from ...progress import Progress, silent
 from ...spec.decode import called
 from ...spec.models import ExportOptions, ExportSpec
+from ...spec.opsets import NEWEST_EXPORTED, OLDEST
 from ...tensors import TensorInfo
 from ..check import OnnxReference
 from ..quantize.qat.train import TRAINED_FOR, register_operators
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
     from ...spec.keywords import ExportKeywords
 
-OPSETS = range(13, 24)
 _NARROW = 4  # times the traced extent
 _LOWEST_DB = 30.0  # of a model with trained scales against PyTorch's rounding of the same
 
@@ -90,8 +90,8 @@ def export(
     if opset_version is not None:
         options["opset"] = opset_version
     spec = called(ExportSpec, spec, options)
-    if spec.opset not in OPSETS:
-        raise InvalidOption(f"opset {spec.opset}: {OPSETS.start} to {OPSETS.stop - 1} can be exported")
+    if not OLDEST <= spec.opset <= NEWEST_EXPORTED:
+        raise InvalidOption(f"opset {spec.opset}: {OLDEST} to {NEWEST_EXPORTED} can be exported")
     inputs, data = inputs or spec.inputs, spec.data
     source: Any = model
     if isinstance(model, str):
@@ -120,15 +120,11 @@ def export(
         _require_converted(loaded.module, label)
         original = stack.enter_context(open_original(loaded, label, inputs, spec.dynamic, data, said))
         with_preprocessing(original.example.inputs, said)  # refused before the work, not behind it
-        names = _output_names(spec.outputs, loaded, original)
+        count = len(name_outputs([], original.reference))
+        declared = loaded.output_names if len(loaded.output_names) == count else ()
+        names = name_outputs(spec.outputs or declared, original.reference)
         target = spec.target or getattr(loaded.module, "meta", {}).get(TRAINED_FOR, "onnxruntime")
         return _export(original, names, output, replace(spec, target=target), progress, preprocessing=said)
-
-
-def _output_names(given: Sequence[str], loaded: LoadedModel, original: Original) -> list[str]:
-    own = name_outputs([], original.reference)
-    return name_outputs(given or (loaded.output_names if len(loaded.output_names) == len(own) else ()),
-                        original.reference)  # fmt: skip
 
 
 def _export(

@@ -15,17 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...artifact import Artifact, Check, Manifest, commit, tool_versions
+from ...artifact import Artifact, Check, Manifest, commit
 from ...artifact.int8_isa import carried_isa
 from ...data.batches import Data
 from ...errors import InvalidOption
 from ...files import writing
 from ...model.example import Example
-from ...model.graph import graph_precision
 from ...model.input_notes import AxisRange, InputNote, read_notes, write_notes
 from ...model.onnx_file import (
     check_onnx,
-    count_operators,
     external_files,
     load_checked,
     load_onnx,
@@ -37,11 +35,12 @@ from ...model.preprocessing import Preprocessing, as_json, fit_preprocessing
 from ...model.random_input import run_on
 from ...model.source import Source
 from ...model.source_paths import strip_source_paths
-from ...model.tensorflow import HIGHEST_OPSET, convert, tensorflow_python
+from ...model.tensorflow import convert, tensorflow_python
 from ...spec.models import ExportSpec
+from ...spec.opsets import NEWEST_BY_TF2ONNX
 from ...tensors import Dim, Feeds, TensorInfo, parse_dynamic_axis, parse_input
-from ..check import OnnxReference
-from ..opset.lower import upgrade_in_place
+from ..check import OnnxReference, graph_manifest
+from ..opset.fit import upgrade_in_place
 from .write import edit_in_place, lower_to
 
 
@@ -49,17 +48,8 @@ def export_manifest(
     proto: Any, options: Mapping[str, object], checks: Sequence[Check], warnings: Sequence[str] = ()
 ) -> Manifest:
     """Return the manifest of an exported file."""
-    return Manifest(
-        kind="onnx",
-        stage="export",
-        precision=graph_precision(proto),
-        io=model_io(proto),
-        tools=tool_versions("torch", "onnx", "onnxscript", "onnxruntime"),
-        options=options,
-        proof={"operators": count_operators(proto)},
-        checks=checks,
-        warnings=warnings,
-    )
+    tools = "torch onnx onnxscript onnxruntime"
+    return graph_manifest("export", proto, tools, options, checks=checks, warnings=warnings)
 
 
 def axis_options(example: Example, ranges: Mapping[str, AxisRange]) -> dict[str, object]:
@@ -152,7 +142,7 @@ def convert_tensorflow(
     inputs: Sequence[str | TensorInfo],
 ) -> tuple[Source, dict[str, str]]:
     """Write a SavedModel, Keras or TFLite file as ONNX with named axes; return it, and package to version."""
-    python, highest = tensorflow_python(spec.python), min(spec.opset, HIGHEST_OPSET)
+    python, highest = tensorflow_python(spec.python), min(spec.opset, NEWEST_BY_TF2ONNX)
     versions = convert(source, python, path, spec.outputs, opset=highest, trust=spec.trust)
     proto = load_onnx(path)
     tensors = input_shapes(model_io(proto).inputs, inputs, spec.dynamic)
@@ -167,7 +157,7 @@ def convert_tensorflow(
                 dimension.dim_value = batch
             elif not dimension.HasField("dim_value"):
                 dimension.dim_param = str(batch) if axis == 0 and batch else f"{value.name}_{axis}"
-    if spec.opset > HIGHEST_OPSET:
+    if spec.opset > NEWEST_BY_TF2ONNX:
         upgrade_in_place(proto, spec.opset)
     save_onnx(proto, path)
     lower_to(path, spec.opset, source.spec)

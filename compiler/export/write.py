@@ -25,13 +25,11 @@ from ...model.onnx_file import load_onnx, opset, save_onnx
 from ...model.pytorch import flat_tensors, import_torch
 from ...model.source_paths import strip_source_paths
 from ...progress import quiet
+from ...spec.opsets import NEWEST_BY_TORCHSCRIPT, OLDEST_BY_DYNAMO
 from ...spec.words import GraphTarget
 from ..opset.lower import lower_opset
 from ..quantize.qat.finish_qdq import finish_qdq
 from .axes import Axes, capture, plain_axes
-
-_LOWEST_EXPORTED = 18  # below that, PyTorch's exporter has onnx.version_converter try, which gives up early
-_HIGHEST_TRACED = 20  # the TorchScript-based exporter knows no newer opset
 
 Exporter = Literal["dynamo", "torchscript"]
 
@@ -172,9 +170,10 @@ def _write_captured(
         program = torch.onnx.export(
             captured, dynamo=True, verbose=False, output_names=list(names),
             input_names=[tensor.name for tensor in example.inputs],
-            opset_version=max(opset_version, _LOWEST_EXPORTED),
+            opset_version=max(opset_version, OLDEST_BY_DYNAMO),
         )  # fmt: skip
-        program.save(str(path), external_data=_is_large(module))
+        weights = (tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
+        program.save(str(path), external_data=sum(weights) > (1 << 31) - (1 << 26))
     return axes
 
 
@@ -209,7 +208,7 @@ def _write_traced(
             module, tensors, str(path), dynamo=False, output_names=list(names),
             input_names=[tensor.name for tensor in example.inputs],
             dynamic_axes={tensor.name: tensor.dynamic_axes for tensor in example.inputs},
-            opset_version=min(opset_version, _HIGHEST_TRACED),
+            opset_version=min(opset_version, NEWEST_BY_TORCHSCRIPT),
         )  # fmt: skip
     traced = [item for item in said if issubclass(item.category, torch.jit.TracerWarning)]
     return list(dict.fromkeys(f"{Path(item.filename).name}:{item.lineno}" for item in traced))
@@ -237,14 +236,12 @@ def _may_be_traced(module: Any, example: Example, reason: QCompileError) -> bool
     if any("quantized_decomposed" in str(type(part)) for part in module.modules()):
         return False
     if reason.data.get("reason") == "axis":
-        return all(takes_other_extents(module, example, name) for name in example.extents)
+        # With other extents than the traced one, and than 1.
+        return all(
+            any(runs(module, example, {name: other}) for other in (extent * 2, extent + 1, extent // 2))
+            for name, extent in example.extents.items()
+        )
     return True
-
-
-def takes_other_extents(module: Any, example: Example, name: str) -> bool:
-    """Whether the original runs with another extent of an axis than the traced one, and than 1."""
-    traced = example.extents[name]
-    return any(runs(module, example, {name: extent}) for extent in (traced * 2, traced + 1, traced // 2))
 
 
 def runs(module: Any, example: Example, extents: dict[str, int]) -> bool:
@@ -257,11 +254,6 @@ def runs(module: Any, example: Example, extents: dict[str, int]) -> bool:
     except Exception:  # whatever the model raises is its answer
         return False
     return True
-
-
-def _is_large(module: Any) -> bool:
-    total = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
-    return bool(total > (1 << 31) - (1 << 26))
 
 
 def explain_export_failure(error: Exception, label: str) -> QCompileError:

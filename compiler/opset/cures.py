@@ -31,9 +31,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx
 
 from ...model.graph import (
     ONNX_DOMAINS,
@@ -48,12 +48,8 @@ from ...model.graph import (
     tensor_values,
 )
 from . import exact_forms as exact
-from . import grid_samples as samples
 from .rewrites import group_normalization, slice_shape
-from .scope import Chain, Cure, Finder, Rewrite, Scope, find_nodes, node_name, reached, rewriting
-
-if TYPE_CHECKING:
-    import onnx
+from .scope import Chain, Cure, Finder, Replace, Scope, find_nodes, node_name, reached, rewriting
 
 
 @dataclass(frozen=True)
@@ -222,7 +218,7 @@ def _behind(
     return node
 
 
-def _rewritten(find: Finder, rewrite: Rewrite, *, quantized: bool = False) -> FaultyGraph:
+def _rewritten(find: Finder, rewrite: Replace, *, quantized: bool = False) -> FaultyGraph:
     return FaultyGraph(find, rewriting(find, rewrite), quantized)
 
 
@@ -319,7 +315,8 @@ class _Products:
             shared = any(self._is_shared(tensor) for tensor in (tensors if scaled else tensors[:-1]))
             elsewhere = shaped and (biased or len(tensors) > 1)
             elsewhere &= node.op_type in _CONVOLUTIONS or not reads_integers
-            if (shared or elsewhere) and self._is_quantized(last.output[0]):
+            readers = reached(last.output[0], self.read_by, _PASSED)
+            if (shared or elsewhere) and any(reader.op_type == "QuantizeLinear" for reader in readers):
                 names += dict.fromkeys([node_name(node), node_name(last)] if scaled else [node_name(last)])
         return names
 
@@ -351,19 +348,18 @@ class _Products:
     def _with_constants(self, node: onnx.NodeProto) -> tuple[onnx.NodeProto, Sequence[str], bool]:
         """The last of a product and its constant Adds and Muls, the results of all, if there is a bias."""
         biased, tensors = self._bias(node), [node.output[0]]
+        if self._constants is None:
+            self._constants = constant_names(self.model) | self.stored.keys()
         while True:
-            behind = [reader for reader in self.read_by.get(tensors[-1], ()) if self._adds_constant(reader)]
+            behind = [
+                reader
+                for reader in self.read_by.get(tensors[-1], ())
+                if reader.op_type in _LINEAR and any(name in self._constants for name in reader.input)
+            ]
             if len(behind) != 1:
                 return node, tensors, biased
             node = behind[0]
             tensors.append(node.output[0])
-
-    def _adds_constant(self, node: onnx.NodeProto) -> bool:
-        if node.op_type not in _LINEAR:
-            return False
-        if self._constants is None:
-            self._constants = constant_names(self.model) | self.stored.keys()
-        return any(name in self._constants for name in node.input)
 
     def _bias(self, node: onnx.NodeProto) -> bool:
         """Whether a product has a bias in itself that OpenVINO does not remove, as it does zeros."""
@@ -379,10 +375,6 @@ class _Products:
     def _is_shared(self, tensor: str) -> bool:
         readers = [reader for reader in self.read_by.get(tensor, ()) if reader.op_type != "Shape"]
         return len(readers) + (tensor in self.results) > 1
-
-    def _is_quantized(self, tensor: str) -> bool:
-        readers = reached(tensor, self.read_by, _PASSED)
-        return any(reader.op_type == "QuantizeLinear" for reader in readers)
 
     def _mixes_batch(self, node: onnx.NodeProto, matrix: Sequence[int | str]) -> bool:
         """Whether a node is a Reshape that does not keep the first axis, as far as is known.
@@ -411,9 +403,9 @@ def _is_dynamic(shape: Sequence[int | str]) -> bool:
 
 FAULTY_GRAPHS: Mapping[str, FaultyGraph] = {
     # A rewrite that leaves no node of its kind comes before one that only renames.
-    "deformable-attention": FaultyGraph(samples.find_deformable_attention, samples.samples_to_gathers),
-    "grid-sample-mode": FaultyGraph(samples.find_renamed_modes, samples.modes_left_out),
-    "cumsum-axes": FaultyGraph(exact.find_mixed_cumsums, exact.cumsums_to_products),
+    "deformable-attention": _rewritten(exact.find_deformable_attention, exact.gathered_corners),
+    "grid-sample-mode": FaultyGraph(exact.find_renamed_modes, exact.modes_left_out),
+    "cumsum-axes": _rewritten(exact.find_mixed_cumsums, exact.cumsum_by_product),
     "mod-by-float": _rewritten(exact.find_integer_mods, exact.exact_mod),
     "group-norm-of-one": _rewritten(exact.find_one_group, group_normalization),
     "recurrent-layout": _rewritten(exact.find_batch_first, exact.time_first),

@@ -24,16 +24,13 @@ runtime computes anew at every call: that is for lengths of thousands at most.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from ...model.graph import attribute
 from .scope import Chain, Scope, rewrite_operator
-
-if TYPE_CHECKING:
-    import onnx
 
 _LARGEST_TABLE = 1 << 22
 """Values of a table: 16 MB. A longer transform keeps its operator, which is fast where a runtime has it."""

@@ -21,23 +21,31 @@ ONNX Runtime's optimizer quantizes layers further than the graph says (`model/re
 
 A Sum of one operand is that operand. The optimizer only looks at layers right behind a DequantizeLinear, and
 removes an Identity, but not a Sum.
+
+Write GridSample so that no reader mistakes its mode, or as gathered corners with their weights.
+
+GridSample(x, grid), bilinear      becomes, for each of the four corners of a sampling point,
+
+grid ─ coordinates [N, P] ─┬─ Floor, Clip ─ index y * W + x ─ GatherElements(x [N, C, H W]) ─┐
+                           └─ weight of the corner, 0 outside ─────────────────────── Mul ── Sum ─ Reshape
+
+P = Ho Wo sampling points; padding zeros or border
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
+from onnx import helper
 
-from ...model.graph import ONNX_DOMAINS, attribute, every_graph, producers
+from ...model.graph import ONNX_DOMAINS, attribute, consumers, every_graph, producers
 from ...model.graph_edits import drop_attributes, set_nodes
 from ...model.onnx_file import opset
 from ...model.session import requantized
-from .scope import Chain, Scope, every_scope, find_nodes, node_name, replace_nodes
-
-if TYPE_CHECKING:
-    import onnx
+from .scope import Chain, Scope, every_scope, find_nodes, node_name, reached
 
 _RECURRENT = ("LSTM", "GRU", "RNN")
 _BATCH_SECOND = (1, 0, 2)
@@ -86,8 +94,6 @@ def exact_mod(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 def time_first(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """A recurrent layer of layout 1 as one of layout 0."""
-    from onnx import helper
-
     drop_attributes(node, "layout")
     before: list[onnx.NodeProto] = []
     after: list[onnx.NodeProto] = []
@@ -140,25 +146,14 @@ def find_mixed_cumsums(model: onnx.ModelProto) -> list[str]:
     return [name for name, kind in kinds if kind != most]
 
 
-def cumsums_to_products(model: onnx.ModelProto) -> None:
-    """Write the CumSums that `find_mixed_cumsums` finds as products, where their axis is stored."""
-    found = set(find_mixed_cumsums(model))
-
-    def product(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-        if node.op_type != "CumSum" or node_name(node) not in found:
-            return [node]
-        axis, shape = scope.constant(node.input[1]), scope.shape(node.input[0])
-        if axis is None or shape is None or not scope.type(node.input[0]):
-            return [node]
-        return _product(node, scope, int(axis.item()) % len(shape), len(shape))
-
-    replace_nodes(model, opset(model), product)
-
-
-def _product(node: onnx.NodeProto, scope: Scope, axis: int, rank: int) -> list[onnx.NodeProto]:
-    chain, value = Chain(node, scope), node.input[0]
-    kind = scope.elem_type(node, value)
-
+def cumsum_by_product(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
+    """A CumSum as a product; None where its axis is not stored, or the shape not known."""
+    value = node.input[0]
+    stored, shape = scope.constant(node.input[1]), scope.shape(value)
+    if node.op_type != "CumSum" or stored is None or shape is None or not scope.type(value):
+        return None
+    chain, kind, rank = Chain(node, scope), scope.elem_type(node, value), len(shape)
+    axis = int(stored.item()) % rank
     exchanged = list(range(rank))
     exchanged[axis], exchanged[-1] = exchanged[-1], axis
     if axis != rank - 1:
@@ -217,8 +212,6 @@ def find_reduced_axes(model: onnx.ModelProto) -> list[str]:
 
 def by_sum(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """A reduction by ReduceSum."""
-    from onnx import helper
-
     chain, x = Chain(node, scope), node.input[0]
     axes, keep = list(attribute(node, "axes")), int(attribute(node, "keepdims", 1))
     if node.op_type == "ReduceL1":
@@ -232,8 +225,10 @@ def by_sum(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
         powers = chain.add("Exp", [chain.add("Sub", [x, largest])])
         total = _sum(chain, powers, axes, keepdims=1)
         result = chain.add("Add", [chain.add("Log", [total]), largest], last=bool(keep))
-        if not keep:
-            _squeeze(chain, result, axes)
+        if not keep and chain.scope.target < _AXES_OF_SUM_ARE_AN_INPUT:
+            chain.add("Squeeze", [result], axes=axes, last=True)
+        elif not keep:
+            chain.add("Squeeze", [result, chain.ints(axes)], last=True)
     return chain.nodes
 
 
@@ -243,12 +238,6 @@ def _sum(chain: Chain, x: str, axes: list[int], **options: Any) -> str:
     return chain.add("ReduceSum", [x, chain.ints(axes)], **options)
 
 
-def _squeeze(chain: Chain, x: str, axes: list[int]) -> str:
-    if chain.scope.target < _AXES_OF_SUM_ARE_AN_INPUT:
-        return chain.add("Squeeze", [x], axes=axes, last=True)
-    return chain.add("Squeeze", [x, chain.ints(axes)], last=True)
-
-
 def find_requantized(model: onnx.ModelProto) -> list[str]:
     """Return the names of the layers that the optimizer would quantize further, and wrongly."""
     return [node_name(node) for _, node in requantized(model)]
@@ -256,8 +245,6 @@ def find_requantized(model: onnx.ModelProto) -> list[str]:
 
 def keep_layers_apart(model: onnx.ModelProto) -> list[str]:
     """Write a Sum in front of each such layer, in place; return their names."""
-    from onnx import helper
-
     found = requantized(model)
     names = [node_name(node) for _, node in found]
     for graph, layer in found:
@@ -270,3 +257,102 @@ def keep_layers_apart(model: onnx.ModelProto) -> list[str]:
             nodes.append(node)
         set_nodes(graph, nodes)
     return names
+
+
+_FLOAT, _INT64 = 1, 7  # ONNX's numbers
+MODES_RENAMED = 20
+"""The opset in which bilinear and bicubic became linear and cubic, names that not all parsers know."""
+_SAMPLES = ("GridSample",)
+_BILINEAR = ("bilinear", "linear")
+_CARRIED_BY = frozenset("Unsqueeze Reshape Identity Squeeze Transpose Cast".split())
+
+
+def find_renamed_modes(model: onnx.ModelProto) -> list[str]:
+    """Return GridSample nodes whose mode is spelled as from opset 20 on."""
+    if opset(model) < MODES_RENAMED:
+        return []
+    return find_nodes(model, _SAMPLES, lambda node: attribute(node, "mode") in ("linear", "cubic"))
+
+
+def find_cubic_modes(model: onnx.ModelProto) -> list[str]:
+    """Return GridSample nodes of mode "cubic", for which older opsets alone have a name that all know."""
+    return find_nodes(model, _SAMPLES, lambda node: attribute(node, "mode") == "cubic")
+
+
+def modes_left_out(model: onnx.ModelProto) -> None:
+    """Take mode "linear" off each GridSample: it is the default of every opset, however it is spelled."""
+    for graph in every_graph(model.graph):
+        for node in graph.node:
+            if node.op_type == "GridSample" and attribute(node, "mode") == "linear":
+                drop_attributes(node, "mode")
+
+
+def find_deformable_attention(model: onnx.ModelProto) -> list[str]:
+    """Return bilinear GridSamples of which several meet in one Concat, as the levels of an attention do."""
+    names = []
+    for graph in every_graph(model.graph):
+        read_by = consumers(graph)
+        met: dict[str, list[str]] = {}
+        for node in graph.node:
+            if node.op_type == "GridSample" and attribute(node, "mode", "linear") in _BILINEAR:
+                for reader in reached(node.output[0], read_by, _CARRIED_BY):
+                    if reader.op_type == "Concat":
+                        met.setdefault(node_name(reader), []).append(node_name(node))
+        names += [name for samples in met.values() if len(samples) > 1 for name in samples]
+    return list(dict.fromkeys(names))
+
+
+def gathered_corners(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
+    """One bilinear GridSample of an image [N, C, H, W], as nodes; None for any other."""
+    plain = attribute(node, "padding_mode", "zeros") in ("zeros", "border")
+    if node.op_type != "GridSample" or not plain or len(scope.shape(node.input[0]) or ()) != 4:
+        return None
+    chain, (image, grid) = Chain(node, scope), node.input
+    add, ints, kind = chain.add, chain.ints, scope.elem_type(node, image)
+    sizes, grid_sizes = add("Shape", [image]), add("Shape", [grid])
+    if scope.elem_type(node, grid) != _FLOAT:
+        grid = add("Cast", [grid], to=_FLOAT)
+    width, height = (add("Gather", [sizes, ints(axis)]) for axis in (3, 2))
+    x_places, y_places = (
+        _places(node, chain, add("Gather", [grid, ints(index)], axis=3), size)
+        for index, size in ((0, width), (1, height))
+    )
+    flat = add("Reshape", [image, ints([0, 0, -1])])
+    channels = add("Concat", [ints([1]), add("Gather", [sizes, ints([1])]), ints([1])], axis=0)
+    corners = []
+    for x_index, x_weight in x_places:
+        for y_index, y_weight in y_places:
+            index = add("Add", [add("Mul", [y_index, width]), x_index])
+            index = add("Expand", [add("Unsqueeze", [index, ints([1])]), channels])
+            weight = add("Unsqueeze", [add("Mul", [x_weight, y_weight]), ints([1])])
+            if kind != _FLOAT:
+                weight = add("Cast", [weight], to=kind)
+            corners.append(add("Mul", [add("GatherElements", [flat, index], axis=2), weight]))
+    total = add("Add", [add("Add", corners[:2]), add("Add", corners[2:])])
+    extents = [add("Gather", [shape, ints(axes)]) for shape, axes in ((sizes, [0, 1]), (grid_sizes, [1, 2]))]
+    add("Reshape", [total, add("Concat", extents, axis=0)], last=True)
+    return chain.nodes
+
+
+def _places(node: onnx.NodeProto, chain: Chain, value: str, extent: str) -> list[tuple[str, str]]:
+    """Index int64 [N, P] and weight [N, P] of the lower and of the upper neighbour along an axis."""
+    add, zeros = chain.add, attribute(node, "padding_mode", "zeros") == "zeros"
+    one, half, zero = (chain.scalar(number, _FLOAT) for number in (1.0, 0.5, 0.0))
+    size = add("Cast", [extent], to=_FLOAT)
+    value = add("Add", [add("Reshape", [value, chain.ints([0, -1])]), one])
+    last = add("Sub", [size, one])
+    if attribute(node, "align_corners", 0):
+        value = add("Mul", [add("Mul", [value, half]), last])
+    else:
+        value = add("Mul", [add("Sub", [add("Mul", [value, size]), one]), half])
+    if not zeros:
+        value = add("Min", [add("Max", [value, zero]), last])
+    low = add("Floor", [value])
+    share = add("Sub", [value, low])
+    neighbours = []
+    for corner, weight in ((low, add("Sub", [one, share])), (add("Add", [low, one]), share)):
+        inside = add("Min", [add("Max", [corner, zero]), last])
+        if zeros:
+            weight = add("Mul", [weight, add("Cast", [add("Equal", [inside, corner])], to=_FLOAT)])
+        neighbours.append((add("Cast", [inside], to=_INT64), weight))
+    return neighbours

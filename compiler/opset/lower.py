@@ -24,41 +24,24 @@ The opset stays. What lacks is data of the reader: it differs with its version.
 from __future__ import annotations
 
 from collections.abc import Container
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
+from onnx.inliner import inline_local_functions
 
-from ...artifact import Artifact, Check, Manifest, commit, tool_versions
-from ...artifact.int8_isa import carried_isa
 from ...errors import ModelError, UnsupportedOperator, first_line
-from ...files import temporary_folder, writing
-from ...model.graph import ONNX_DOMAINS, attribute, every_graph, graph_precision, without_weights
+from ...model.graph import ONNX_DOMAINS, attribute, every_graph, without_weights
 from ...model.graph_edits import drop_unread, drop_unused_initializers
 from ...model.onnx_file import (
-    check_onnx,
     copy_model,
-    count_operators,
-    digest_model,
-    load_onnx,
-    model_io,
     opset,
-    save_onnx,
 )
-from ...progress import Progress, silent
-from ..check import OnnxReference, compare_outputs, sample_feeds
-from ..quantize.prepare import upgrade_opset
+from ...spec.opsets import NEWEST, OLDEST
 from .rewrites import DECOMPOSITIONS, REWRITES, cast_to_known
 from .schemas import COMPATIBLE, trim, why_other, write_out
 from .scope import Chain, Rewrite, Scope, node_name, replace_nodes
 
-if TYPE_CHECKING:
-    import onnx
-
-
-NEWEST_OPSET = 25
-"""The newest opset whose changes are known here."""
-OLDEST_OPSET = 13
 _DEEPEST = 8  # bodies within bodies
 
 
@@ -66,23 +49,26 @@ def lower_opset(model: onnx.ModelProto, highest: int) -> onnx.ModelProto:
     """Return a copy of the model in opset `highest`, or as it is where its opset is no newer.
 
     Args:
-        model: Of opset 25 at most; external data loaded. It may be over protobuf's 2 GB.
-        highest: The newest opset allowed, 13 or more.
+        model: Of opset `NEWEST` at most; external data loaded. It may be over protobuf's 2 GB.
+        highest: The newest opset allowed, `OLDEST` or more.
     """
     copy = copy_model(model)
     current = opset(copy)
     if current <= highest:
         return copy
-    if current > NEWEST_OPSET or highest < OLDEST_OPSET:
+    if current > NEWEST or highest < OLDEST:
         raise ModelError(
-            f"opset {current} to {highest}: {OLDEST_OPSET} to {NEWEST_OPSET} are known",
-            hint=f"export the model again with opset {NEWEST_OPSET} or older",
+            f"opset {current} to {highest}: {OLDEST} to {NEWEST} are known",
+            hint=f"export the model again with opset {NEWEST} or older",
         )
     _inline_functions(copy, current)
+    lowering = _Lowering(copy, current, highest)
     for _ in range(_DEEPEST):
-        if not _Pass(copy, current, highest).write_out_bodies():
+        lowering.changed = False
+        lowering.walk(lowering.write_out)
+        if not lowering.changed:
             break
-    _Pass(copy, current, highest).lower()
+    lowering.walk(lowering.lower)
     drop_unread(copy.graph)  # operands that are attributes now, and unused parts of bodies
     drop_unused_initializers(copy.graph)
     _stamp(copy, highest)
@@ -90,47 +76,31 @@ def lower_opset(model: onnx.ModelProto, highest: int) -> onnx.ModelProto:
     return copy
 
 
-class _Pass:
-    """One walk over all graphs of a model, with their types and shapes as they were before it."""
-
+class _Lowering:
     def __init__(self, model: onnx.ModelProto, current: int, highest: int) -> None:
         self.model, self.current, self.highest = model, current, highest
         self.changed = False
 
-    def write_out_bodies(self) -> bool:
-        """Replace what only a body can express; return whether anything was."""
-        self._walk(self._written_out)
-        return self.changed
+    def walk(self, replace: Rewrite) -> None:
+        """Replace the nodes that are of another schema, in all graphs, with their types before the walk."""
 
-    def lower(self) -> None:
-        """Bring every node to the older opset."""
-        self._walk(self._lowered)
-
-    def _walk(self, replace: Any) -> None:
-        def changed(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-            known = node.domain in ONNX_DOMAINS and not self._is_unchanged(node)
-            return list(replace(node, scope)) if known else [node]
+        def changed(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
+            if node.domain not in ONNX_DOMAINS:
+                return None
+            newer, older = self._schema(node, self.current), self._schema(node, self.highest)
+            same = older is not None and newer is not None and older.since_version == newer.since_version
+            return None if same else replace(node, scope)
 
         replace_nodes(self.model, self.highest, changed)
 
-    def _is_unchanged(self, node: onnx.NodeProto) -> bool:
-        newer, older = self._schema(node, self.current), self._schema(node, self.highest)
-        return older is not None and newer is not None and older.since_version == newer.since_version
-
     def _schema(self, node: onnx.NodeProto, version: int) -> Any:
-        import onnx
-
         try:
             schema: Any = onnx.defs.get_schema(node.op_type, version, "")
         except onnx.defs.SchemaError:
             return None
         return None if schema.deprecated else schema
 
-    def _first(self, node: onnx.NodeProto) -> int:
-        """The opset that an operator came with."""
-        return next(version for version in range(1, self.current + 1) if self._schema(node, version))
-
-    def _written_out(self, node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
+    def write_out(self, node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
         older = self._schema(node, self.highest)
         has_rule = (
             node.op_type in DECOMPOSITIONS
@@ -143,7 +113,8 @@ class _Pass:
         self.changed |= bool(nodes)
         return nodes or [node]
 
-    def _lowered(self, node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
+    def lower(self, node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
+        """Bring a node to the older opset."""
         newer, older = self._schema(node, self.current), self._schema(node, self.highest)
         operator = node.op_type
         changed_at, rewrite = REWRITES.get(operator, (0, None))
@@ -151,7 +122,8 @@ class _Pass:
             return DECOMPOSITIONS[operator](node, scope)
         nodes = rewrite(node, scope) if rewrite and changed_at > self.highest else [node]
         if older is None and any(made.op_type == operator for made in nodes):
-            since = f"came with opset {self._first(node)}" if newer else f"is not in opset {self.current}"
+            first = next((at for at in range(1, self.current + 1) if self._schema(node, at)), 0)
+            since = f"came with opset {first}" if newer else f"is not in opset {self.current}"
             raise scope.refusal(
                 node, f"the operator {since}", "write it with older operators, or use a newer runtime"
             )
@@ -170,7 +142,6 @@ class _Pass:
 
 
 def _inline_functions(model: onnx.ModelProto, current: int) -> None:
-    """Write the model's own functions out where they are called."""
     if not model.functions:
         return
     for function in model.functions:
@@ -181,8 +152,6 @@ def _inline_functions(model: onnx.ModelProto, current: int) -> None:
                 hint="simplify first, which writes functions out",
                 operator=function.name,
             )
-    from onnx.inliner import inline_local_functions
-
     inlined = inline_local_functions(without_weights(model))
     del model.graph.node[:], model.graph.value_info[:], model.functions[:]
     model.graph.node.extend(inlined.graph.node)
@@ -192,8 +161,6 @@ def _inline_functions(model: onnx.ModelProto, current: int) -> None:
 
 
 def _stamp(model: onnx.ModelProto, version: int) -> None:
-    import onnx
-
     for item in model.opset_import:
         if item.domain in ONNX_DOMAINS:
             item.version = version
@@ -202,8 +169,6 @@ def _stamp(model: onnx.ModelProto, version: int) -> None:
 
 
 def _check(model: onnx.ModelProto, current: int, highest: int) -> None:
-    import onnx
-
     try:
         onnx.checker.check_model(without_weights(model), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as error:
@@ -215,11 +180,8 @@ def _check(model: onnx.ModelProto, current: int, highest: int) -> None:
 
 def is_inf_by_comparison(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """IsInf as a comparison with infinity, of one sign or of both."""
-    signs = [
-        sign
-        for sign, name in ((1.0, "detect_positive"), (-1.0, "detect_negative"))
-        if attribute(node, name, 1)
-    ]
+    detected = ((1.0, "detect_positive"), (-1.0, "detect_negative"))
+    signs = [sign for sign, name in detected if attribute(node, name, 1)]
     if not signs:
         raise scope.refusal(node, "it detects neither sign")
     chain, value = Chain(node, scope), node.input[0]
@@ -242,14 +204,14 @@ def without_missing(model: onnx.ModelProto, operators: Container[str]) -> list[s
     version, replaced = opset(model), list[str]()
     changed = True
 
-    def other(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
+    def other(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
         nonlocal changed
         if not _lacks(node, operators, version):
-            return [node]
+            return None
         form = _FORMS.get(node.op_type)
         nodes = form(node, scope) if form else write_out(node, scope, version)
         if not nodes or any(made.op_type == node.op_type for made in nodes):
-            return [node]
+            return None
         changed = True
         replaced.append(node_name(node))
         return nodes
@@ -283,8 +245,6 @@ def require_operators(model: onnx.ModelProto, operators: Container[str], reader:
 
 
 def _lacks(node: onnx.NodeProto, operators: Container[str], version: int) -> bool:
-    import onnx
-
     if node.domain not in ONNX_DOMAINS or node.op_type in operators:
         return False
     try:
@@ -292,152 +252,3 @@ def _lacks(node: onnx.NodeProto, operators: Container[str], version: int) -> boo
     except onnx.defs.SchemaError:
         return False
     return True
-
-
-NOT_COMPARED = "what was rewritten could not be compared in ONNX Runtime"
-_DOMAINS = (*ONNX_DOMAINS, "ai.onnx.ml", "ai.onnx.preview.training", "com.microsoft", "com.ms.internal.nhwc")
-_LOWEST_DB = 80.0  # of what is rewritten in other operators: float32 sums in another order keep it
-_LOWEST_ROUNDED_DB = 30.0  # of a graph that rounds to fewer bits, where a value may go either way
-
-
-def fit_opset(
-    model: str | Path,
-    output: str | Path,
-    highest: int,
-    *,
-    data: str | None = None,
-    progress: Progress = silent,
-) -> Artifact:
-    """Write an ONNX file in opset `highest`, or as it is where its opset is no newer, and check it.
-
-    Args:
-        highest: The newest opset that the reader knows: 17 for TensorRT 8.5 and 8.6.
-
-    Returns:
-        The file and its manifest; `options` tell the opset it was of and the one it is of. A model with
-        operators that ONNX Runtime does not have is not compared, and a warning says so.
-    """
-    model, output = Path(model), Path(output)
-    before = load_onnx(model)
-    check_onnx(model)
-    progress(f"bring opset {opset(before)} to {min(opset(before), highest)}")
-    after = lower_opset(before, highest)
-    checks, warnings, foreign = list[Check](), list[str](), foreign_operators(before)
-    with writing(output) as path:
-        save_onnx(after, path)
-        check_onnx(path, infer_shapes=True)
-        checks.append(Check("ONNX checker and shape inference", True, f"opset {opset(after)}"))
-        if opset(after) != opset(before) and foreign:
-            warnings.append(f"{NOT_COMPARED}: it has {', '.join(foreign)}")
-        elif opset(after) != opset(before):
-            progress("compare with the model as it was")
-            checks.append(same_outputs(model, path, data))
-        manifest = commit(
-            path,
-            Manifest(
-                kind="onnx",
-                stage="fit opset",
-                precision=graph_precision(after),
-                io=model_io(after),
-                sources={"model": digest_model(model, load_onnx(model, external_data=False))},
-                tools=tool_versions("onnx", "onnxruntime"),
-                options={"opset": opset(after), "opset_before": opset(before), **carried_isa(model)},
-                proof={"operators": count_operators(after)},
-                checks=checks,
-                warnings=warnings,
-            ),
-        )
-    return Artifact(output, manifest)
-
-
-def same_outputs(model: Path, converted: Path, data: str | None) -> Check:
-    """Compare a file with the same model in another opset, on samples or random input."""
-    reference, converted_outputs = OnnxReference(model), OnnxReference(converted)
-    feeds = sample_feeds(load_onnx(model, external_data=False), data, reference)
-    pairs = [(reference(item), converted_outputs(item)) for item in feeds]
-    check = compare_outputs("same outputs as before", reference.names, pairs)
-    if not check.passed:
-        raise ModelError(
-            f"{model}: in another opset it computes something else: {check.detail}",
-            hint="is the model free of randomness? otherwise export it to that opset",
-            file=model,
-        )
-    return check
-
-
-def rewritten_outputs(model: Path, rewritten: Path) -> list[str]:
-    """Compare a file with the same model in other operators, on random input.
-
-    Returns:
-        A sentence where it could not be compared, as ONNX Runtime refuses the model.
-    """
-    light = load_onnx(model, external_data=False)
-    foreign, lowest = foreign_operators(light), _LOWEST_DB
-    if graph_precision(light) != "fp32":
-        lowest = _LOWEST_ROUNDED_DB
-    if foreign:
-        return [f"{NOT_COMPARED}: it has {', '.join(foreign)}"]
-    try:
-        reference = OnnxReference(model, integers=False)  # what the graph says, not what kernels make of it
-        feeds = list(sample_feeds(light, None, reference))
-        before = [reference(item) for item in feeds]
-    except ModelError as error:
-        return [f"{NOT_COMPARED}: {error.message}"]
-    after = OnnxReference(rewritten, integers=False)
-    pairs = [(outputs, after(item)) for outputs, item in zip(before, feeds, strict=True)]
-    check = compare_outputs("same outputs as before", reference.names, pairs, lowest_db=lowest)
-    if not check.passed:
-        raise ModelError(
-            f"{model}: in other operators it computes something else: {check.detail}",
-            hint="is the model free of randomness? `ignore_faults` all leaves known faults alone",
-            file=model,
-        )
-    return []
-
-
-def foreign_operators(model: onnx.ModelProto) -> list[str]:
-    """Return the operators, with their domains, that neither ONNX Runtime has nor the model defines."""
-    defined = {(function.domain, function.name) for function in model.functions}
-    return sorted(
-        {
-            f"{node.domain}::{node.op_type}"
-            for graph in every_graph(model.graph)
-            for node in graph.node
-            if node.domain not in _DOMAINS and (node.domain, node.op_type) not in defined
-        }
-    )
-
-
-def in_newer_opset(
-    model: onnx.ModelProto, path: Path, lowest: int, *, data: str | None = None
-) -> onnx.ModelProto:
-    """Return the model in opset `lowest` or newer; itself where it is no older."""
-    if opset(model) >= lowest:
-        return model
-    raised = copy_model(model)
-    upgrade_in_place(raised, lowest)
-    with temporary_folder("opset") as folder:
-        converted = folder / path.name
-        save_onnx(raised, converted)
-        same_outputs(path, converted, data)
-    return raised
-
-
-def upgrade_in_place(model: onnx.ModelProto, lowest: int) -> None:
-    """Bring a model to opset `lowest` where it is older; large weights are not copied."""
-    import onnx
-
-    if opset(model) < lowest:
-        light = without_weights(model)
-        small = {tensor.name for tensor in light.graph.initializer}
-        raised = upgrade_opset(light, lowest)
-        stored = model.graph.initializer
-        for index in reversed(range(len(stored))):
-            if stored[index].name in small:
-                del stored[index]
-        stored.extend(raised.graph.initializer)
-        del model.graph.node[:], model.opset_import[:]
-        model.graph.node.extend(raised.graph.node)
-        model.opset_import.extend(raised.opset_import)
-    known = [item for item in model.opset_import if item.domain in ("", "ai.onnx")]
-    model.ir_version = max(model.ir_version, onnx.helper.find_min_ir_version_for(known))

@@ -15,17 +15,16 @@ its scale is 1/127 and needs no calibration.
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from onnx import helper
 
 from ...calibration.qparams import INT8, choose_qparams, choose_weight_qparams
-from ...model.graph import attribute, subgraphs
+from ...model.graph import attribute, subgraphs, tensor_values
 from ...model.graph_edits import drop_unused_initializers, set_nodes, store
-
-if TYPE_CHECKING:
-    import onnx
 
 _PLAIN = frozenset(["hidden_size", "direction", "input_forget", "layout"])
 _STATE = "state_product"
@@ -82,8 +81,6 @@ def open_lstms(model: onnx.ModelProto, *, exclude: Container[str] = ()) -> list[
 
 def quantize_states(model: onnx.ModelProto) -> int:
     """Place Q/DQ around the products of states that `open_lstms` made; return how many."""
-    from onnx import helper, numpy_helper
-
     graph = model.graph
     stored = {tensor.name: tensor for tensor in graph.initializer}
     done, nodes = 0, []
@@ -93,7 +90,7 @@ def quantize_states(model: onnx.ModelProto) -> int:
             if product is None:
                 continue
             name = product.input[1]
-            weight = numpy_helper.to_array(stored[name])
+            weight = tensor_values(stored[name])
             qparams, state = choose_weight_qparams(weight, 1), choose_qparams(-1, 1, INT8)
             store(graph, f"{name}/scale", qparams.scale)
             store(graph, f"{name}/zero_point", qparams.zero_point)
@@ -124,60 +121,49 @@ class _Opened:
         self.hidden = attribute(node, "hidden_size", 0)
         way = attribute(node, "direction", "forward")
         self.ways = ("forward", "reverse") if way == "bidirectional" else (way,)
-        self.axes = f"{node.name}/axes"
+        self.made: list[onnx.NodeProto] = []
 
     def nodes(self) -> list[onnx.NodeProto]:
-        from onnx import helper
-
-        made = self._first_state()
+        self._first_state()
         parts: list[list[str]] = [[], [], []]  # of Y, Y_h and Y_c
         for index, way in enumerate(self.ways):
-            made += self._direction(index, way)
+            self._direction(index, way)
             for part, name in zip(parts, ("y", "hidden", "cell"), strict=True):
                 part.append(self._name(way, name))
         for kind, (output, part) in enumerate(zip(self.node.output, parts, strict=False)):
-            if not output:
-                continue
-            axis = store(self.graph, f"{self.axes}/{kind}", np.array([0 if kind else 1], np.int64))
-            joined = [f"{name}/unsqueezed" for name in part]
-            made += [
-                helper.make_node("Unsqueeze", [name, axis], [wide], name=wide)
-                for name, wide in zip(part, joined, strict=True)
-            ]
-            join = f"{self.node.name}/join_{kind}"
-            made.append(helper.make_node("Concat", joined, [output], name=join, axis=0 if kind else 1))
-        return made
+            if output:
+                axis = store(
+                    self.graph, f"{self.node.name}/axes/{kind}", np.array([0 if kind else 1], np.int64)
+                )
+                joined = [self._add("Unsqueeze", [name, axis], f"{name}/unsqueezed") for name in part]
+                self._add("Concat", joined, output, f"{self.node.name}/join_{kind}", axis=0 if kind else 1)
+        return self.made
 
-    def _first_state(self) -> list[onnx.NodeProto]:
+    def _add(self, kind: str, inputs: list[str], output: str, name: str = "", **settings: int) -> str:
+        self.made.append(helper.make_node(kind, inputs, [output], name=name or output, **settings))
+        return output
+
+    def _first_state(self) -> None:
         """Zeros of [batch, hidden]."""
-        from onnx import helper
-
         base = self.node.name
         zero = store(self.graph, f"{base}/zero", np.zeros(1, np.float32))
-        one = store(self.graph, f"{base}/one", np.array([1], np.int64))
-        two = store(self.graph, f"{base}/two", np.array([2], np.int64))
-        width = store(self.graph, f"{base}/width", np.array([self.hidden], np.int64))
-        shape, batch, whole = (f"{base}/{name}" for name in ("shape", "batch", "state_shape"))
-        return [
-            helper.make_node("Shape", [self.node.input[0]], [shape], name=shape),
-            helper.make_node("Slice", [shape, one, two], [batch], name=batch),
-            helper.make_node("Concat", [batch, width], [whole], name=whole, axis=0),
-            helper.make_node("Expand", [zero, whole], [f"{base}/state"], name=f"{base}/state"),
-        ]
+        one, two, width = (
+            store(self.graph, f"{base}/{name}", np.array([value], np.int64))
+            for name, value in (("one", 1), ("two", 2), ("width", self.hidden))
+        )
+        shape = self._add("Shape", [self.node.input[0]], f"{base}/shape")
+        batch = self._add("Slice", [shape, one, two], f"{base}/batch")
+        whole = self._add("Concat", [batch, width], f"{base}/state_shape", axis=0)
+        self._add("Expand", [zero, whole], f"{base}/state")
 
-    def _direction(self, index: int, way: str) -> list[onnx.NodeProto]:
-        from onnx import helper
-
+    def _direction(self, index: int, way: str) -> None:
         weight = store(self.graph, self._name(way, "weight"), self._value(1)[index].T)
         state = store(self.graph, self._name(way, "state_weight"), self._value(2)[index].T)
-        product, gates = self._name(way, "product"), self._name(way, "gates")
-        made = [helper.make_node("MatMul", [self.node.input[0], weight], [product], name=product)]
+        gates = self._add("MatMul", [self.node.input[0], weight], self._name(way, "product"))
         if len(self.node.input) > 3 and self.node.input[3]:
             both = self._value(3)[index].reshape(2, -1).sum(0)  # of the input and of the state
             bias = store(self.graph, self._name(way, "bias"), both)
-            made.append(helper.make_node("Add", [product, bias], [gates], name=gates))
-        else:
-            gates = product
+            gates = self._add("Add", [gates, bias], self._name(way, "gates"))
         results = [self._name(way, name) for name in ("hidden", "cell", "y")]
         turned = {"scan_input_directions": [1], "scan_output_directions": [1]} if way == "reverse" else {}
         first = f"{self.node.name}/state"
@@ -185,11 +171,10 @@ class _Opened:
             "Scan", [first, first, gates], results, name=self._name(way, "scan"),
             num_scan_inputs=1, body=self._body(way, state), **turned,
         )  # fmt: skip
-        return [*made, scan]
+        self.made.append(scan)
 
     def _body(self, way: str, weight: str) -> onnx.GraphProto:
         """One step: hidden and cell [batch, hidden], the input's part of the gates [batch, 4 * hidden]."""
-        from onnx import helper
 
         def value(name: str, width: int) -> Any:
             return helper.make_tensor_value_info(self._name(way, name), 1, [None, width])
@@ -198,12 +183,14 @@ class _Opened:
             names = [[self._name(way, name) for name in text.split()] for text in (inputs, outputs)]
             return helper.make_node(kind, *names, name=names[1][0], **settings)
 
-        state = self._name(way, _STATE)
-        product = helper.make_node("MatMul", [self._name(way, "h"), weight], [state], name=state)
+        state, sums = self._name(way, _STATE), self._name(way, "sum")
+        # With sizes, as opsets 13 to 17 and 18 both take them.
+        sizes = store(self.graph, self._name(way, "sizes"), np.full(4, self.hidden, np.int64))
+        gates = [self._name(way, name) for name in "iofc"]
         steps = [
-            product,
+            helper.make_node("MatMul", [self._name(way, "h"), weight], [state], name=state),
             node("Add", f"p {_STATE}", "sum"),
-            self._split(way),
+            helper.make_node("Split", [sums, sizes], gates, name=gates[0], axis=1),
             *(node("Sigmoid", name, f"{name}/gate") for name in "iof"),
             node("Tanh", "c", "c/gate"),
             node("Mul", "f/gate cell_before", "kept"),
@@ -217,27 +204,14 @@ class _Opened:
         outputs = [value(name, self.hidden) for name in ("h_after", "cell_after", "h_out")]
         return helper.make_graph(steps, self._name(way, "step"), inputs, outputs)
 
-    def _split(self, way: str) -> onnx.NodeProto:
-        """The gates apart; with sizes, as opsets 13 to 17 and 18 both take them."""
-        from onnx import helper
-
-        sizes = store(self.graph, self._name(way, "sizes"), np.full(4, self.hidden, np.int64))
-        gates = [self._name(way, name) for name in "iofc"]
-        return helper.make_node("Split", [self._name(way, "sum"), sizes], gates, name=gates[0], axis=1)
-
     def _value(self, index: int) -> NDArray[Any]:
-        from onnx import numpy_helper
-
-        array: NDArray[Any] = numpy_helper.to_array(self.stored[self.node.input[index]])
-        return array
+        return tensor_values(self.stored[self.node.input[index]])
 
     def _name(self, way: str, name: str) -> str:
         return f"{self.node.name}/{way}/{name}"
 
 
 def _pair(value: str, result: str, parameters: list[str], **settings: int) -> list[onnx.NodeProto]:
-    from onnx import helper
-
     middle = f"{result}/quantized"
     return [
         helper.make_node("QuantizeLinear", [value, *parameters], [middle], name=middle, **settings),

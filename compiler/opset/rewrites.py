@@ -29,17 +29,16 @@ What has no decomposition here is written as ONNX itself defines it (`schemas`).
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
 
 from ...model.graph import attribute
 from ...model.graph_edits import drop_attributes
-from .scope import Chain, Rewrite, Scope
-
-if TYPE_CHECKING:
-    import onnx
+from .scope import Chain, Rewrite, Scope, drop_trailing
 
 _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
 _KEPT_WHOLE = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd")
@@ -49,8 +48,6 @@ _IMAGE_MODES = {"linear": "bilinear", "cubic": "bicubic", "nearest": "nearest"}
 
 def reduce_by_attribute(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """ReduceMean and its kin: an older parser would ignore the operand, and reduce every axis."""
-    from onnx import TensorProto, helper
-
     axes = _operand(node, 1, scope, "its axes are")
     noop = attribute(node, "noop_with_empty_axes", 0)
     drop_attributes(node, "noop_with_empty_axes")
@@ -66,10 +63,8 @@ def reduce_by_attribute(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
         return [node]
     # Compared with 0 and not cast: that is right for no elements too, of which the result is the least int.
     chain = Chain(node, scope)
-    node.input[0], node.output[0] = (
-        chain.add("Cast", node.input, to=TensorProto.INT32),
-        scope.fresh("reduced"),
-    )
+    node.input[0] = chain.add("Cast", node.input, to=TensorProto.INT32)
+    node.output[0] = scope.fresh("reduced")
     chain.nodes.append(node)
     chain.add("Greater", [node.output[0], chain.scalar(0, TensorProto.INT32)], last=True)
     return chain.nodes
@@ -115,8 +110,7 @@ def pad_every_axis(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
         raise scope.refusal(node, "mode 'wrap' came with opset 19")
     axes = _operand(node, 3, scope, "its axes are")
     del node.input[3:]
-    while node.input and not node.input[-1]:
-        node.input.pop()
+    drop_trailing(node)
     if axes is None:
         return [node]
     rank = scope.rank(node, node.input[0])
@@ -135,8 +129,6 @@ def pad_every_axis(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 def resize_every_axis(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """Resize whose scales or sizes are those of some axes."""
-    from onnx import TensorProto
-
     mode = attribute(node, "coordinate_transformation_mode", "half_pixel")
     policy = attribute(node, "keep_aspect_ratio_policy", "stretch")
     if attribute(node, "antialias", 0):
@@ -170,8 +162,6 @@ def resize_every_axis(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
 
 def sample_images(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """GridSample, whose modes have other names, and which took no volumes."""
-    from onnx import helper
-
     if scope.rank(node, node.input[0]) != 4:
         raise scope.refusal(node, "it samples no image of four axes")
     mode = attribute(node, "mode", "linear")
@@ -182,12 +172,9 @@ def sample_images(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 def transform_by_attribute(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """DFT, whose axis was an attribute, with another default."""
-    from onnx import helper
-
     axis = _operand(node, 2, scope, "its axis is")
     del node.input[2:]
-    while not node.input[-1]:
-        node.input.pop()
+    drop_trailing(node)
     rank = scope.rank(node, node.input[0])
     node.attribute.append(helper.make_attribute("axis", (-2 if axis is None else int(axis.item())) % rank))
     return [node]
@@ -195,8 +182,6 @@ def transform_by_attribute(node: onnx.NodeProto, scope: Scope) -> list[onnx.Node
 
 def is_inf_of_float(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """IsInf of float16 or bfloat16: float32 holds all of their values, and their infinities."""
-    from onnx import TensorProto
-
     if scope.type(node.input[0]) not in ("tensor(float16)", "tensor(bfloat16)"):
         return [node]
     chain = Chain(node, scope)
@@ -206,8 +191,6 @@ def is_inf_of_float(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 def optional_as_it_is(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """OptionalHasElement and OptionalGetElement of a tensor or sequence, which are always there."""
-    from onnx import helper, numpy_helper
-
     given = bool(node.input) and bool(node.input[0])
     kind = scope.type(node.input[0]) if given else ""
     if given and not kind:
@@ -222,8 +205,6 @@ def optional_as_it_is(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
 
 def cast_to_known(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """CastLike, which many runtimes lack, where the type is known."""
-    from onnx import helper
-
     if not scope.type(node.input[1]):
         return [node]
     kind = scope.elem_type(node, node.input[1])
@@ -312,8 +293,6 @@ def group_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
 
     The statistics are those of float32 by default (stash_type), so a half is cast for them.
     """
-    from onnx import TensorProto, helper
-
     chain, (x, scale, bias) = Chain(node, scope), node.input
     rank, kind = scope.rank(node, x), scope.elem_type(node, x)
     groups = int(attribute(node, "num_groups", 0))
@@ -346,20 +325,9 @@ def group_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
 
 def rms_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """RMSNormalization, whose mean of squares is that of float32 by default (stash_type)."""
-    from onnx import TensorProto
-
     chain, (x, scale) = Chain(node, scope), node.input
-    rank, kind = scope.rank(node, x), scope.elem_type(node, x)
-    stash = attribute(node, "stash_type", TensorProto.FLOAT)
-    axis = attribute(node, "axis", -1) % rank
-    value = x if stash == kind else chain.add("Cast", [x], to=stash)
-    square = chain.add("Mul", [value, value])
-    mean = chain.mean(square, list(range(axis, rank)))
-    epsilon = chain.scalar(attribute(node, "epsilon", 1e-5), stash)
-    root = chain.add("Sqrt", [chain.add("Add", [mean, epsilon])])
-    value = chain.add("Div", [value, root])
-    value = value if stash == kind else chain.add("Cast", [value], to=kind)
-    if scope.elem_type(node, scale) != kind:
+    value = _normalized(node, chain, scope, centred=False)
+    if scope.elem_type(node, scale) != scope.elem_type(node, x):
         raise scope.refusal(node, f"{scale!r} is of another type than {x!r}")
     chain.add("Mul", [value, scale], last=True)
     return chain.nodes
@@ -367,25 +335,30 @@ def rms_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
 
 def layer_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """LayerNormalization, as exporters wrote it before there was one; statistics as `rms_normalization`."""
-    from onnx import TensorProto
-
-    chain, (x, scale, *bias) = Chain(node, scope), node.input
+    chain, (_, scale, *bias) = Chain(node, scope), node.input
     if len([name for name in node.output if name]) > 1:
         raise scope.refusal(node, "its mean and deviation are read, which only newer opsets return")
-    rank, kind = scope.rank(node, x), scope.elem_type(node, x)
-    stash = attribute(node, "stash_type", TensorProto.FLOAT)
-    axes = list(range(attribute(node, "axis", -1) % rank, rank))
-    value = x if stash == kind else chain.add("Cast", [x], to=stash)
-    value = chain.add("Sub", [value, chain.mean(value, axes)])
-    variance = chain.mean(chain.add("Mul", [value, value]), axes)
-    epsilon = chain.scalar(attribute(node, "epsilon", 1e-5), stash)
-    value = chain.add("Div", [value, chain.add("Sqrt", [chain.add("Add", [variance, epsilon])])])
-    value = value if stash == kind else chain.add("Cast", [value], to=kind)
+    value = _normalized(node, chain, scope, centred=True)
     given = [name for name in bias if name]
     value = chain.add("Mul", [value, scale], last=not given)
     if given:
         chain.add("Add", [value, given[0]], last=True)
     return chain.nodes
+
+
+def _normalized(node: onnx.NodeProto, chain: Chain, scope: Scope, *, centred: bool) -> str:
+    """The first operand, less its mean if `centred`, by the root of the mean of its squares."""
+    x = node.input[0]
+    rank, kind = scope.rank(node, x), scope.elem_type(node, x)
+    stash = attribute(node, "stash_type", TensorProto.FLOAT)
+    axes = list(range(attribute(node, "axis", -1) % rank, rank))
+    value = x if stash == kind else chain.add("Cast", [x], to=stash)
+    if centred:
+        value = chain.add("Sub", [value, chain.mean(value, axes)])
+    mean = chain.mean(chain.add("Mul", [value, value]), axes)
+    epsilon = chain.scalar(attribute(node, "epsilon", 1e-5), stash)
+    value = chain.add("Div", [value, chain.add("Sqrt", [chain.add("Add", [mean, epsilon])])])
+    return value if stash == kind else chain.add("Cast", [value], to=kind)
 
 
 DECOMPOSITIONS: dict[str, Rewrite] = {

@@ -10,14 +10,14 @@ stands, if its types, operands and attributes are.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import onnx
+from onnx import helper
 
 from ...model.graph import attribute, subgraphs
 from ...model.graph_edits import set_nodes
-from .scope import Scope, node_name
-
-if TYPE_CHECKING:
-    import onnx
+from .scope import Scope, drop_trailing, node_name
 
 COMPATIBLE = frozenset(
     """
@@ -48,8 +48,6 @@ _LATER_VALUES = {
 
 def trim(node: onnx.NodeProto, older: Any, newer: Any) -> None:
     """Take attributes off a node that say what its older form does anyway."""
-    from onnx import helper
-
     for item in list(node.attribute):
         if item.name in older.attributes:
             continue
@@ -111,8 +109,6 @@ def _unfit_values(node: onnx.NodeProto, older: Any) -> str:
 
 def write_out(node: onnx.NodeProto, scope: Scope, version: int) -> list[onnx.NodeProto]:
     """Return the nodes of an operator's body, wired to what the node reads and makes, if any."""
-    import onnx
-
     schema = onnx.defs.get_schema(node.op_type, version, "")
     body = _body(node, scope, schema, version)
     if body is None:
@@ -122,19 +118,13 @@ def write_out(node: onnx.NodeProto, scope: Scope, version: int) -> list[onnx.Nod
     actual |= dict.fromkeys(body.output, "") | dict(zip(body.output, node.output, strict=False))
     actual = {name: given or (scope.fresh(f"{base}/{name}") if name in body.output else "")
               for name, given in actual.items()}  # fmt: skip
-    given = {attribute.name: attribute for attribute in schema_defaults(schema)}
+    defaults = (item.default_value for item in schema.attributes.values())
+    given = {default.name: default for default in defaults if default.type}
     given |= {attribute.name: attribute for attribute in node.attribute}
     return [_copied(inner, base, actual, given, scope) for inner in body.node]
 
 
-def schema_defaults(schema: Any) -> list[onnx.AttributeProto]:
-    """Return the attributes that a node has without giving them."""
-    return [item.default_value for item in schema.attributes.values() if item.default_value.type]
-
-
 def _body(node: onnx.NodeProto, scope: Scope, schema: Any, version: int) -> onnx.FunctionProto | None:
-    import onnx
-
     depends = schema.has_context_dependent_function
     if not depends and not schema.has_function:
         return None
@@ -154,16 +144,12 @@ def _body(node: onnx.NodeProto, scope: Scope, schema: Any, version: int) -> onnx
 
 
 def _type(node: onnx.NodeProto, name: str, scope: Scope) -> onnx.TypeProto:
-    import onnx
-
     if not name:
         return onnx.TypeProto()
     return onnx.helper.make_tensor_type_proto(scope.elem_type(node, name), scope.shape(name))
 
 
 def _means_the_same(operator: str, offer: int, version: int) -> bool:
-    import onnx
-
     old, new = (onnx.defs.get_schema(operator, at, "") for at in (offer, version))
     return operator in COMPATIBLE or bool(old.since_version == new.since_version)
 
@@ -172,8 +158,6 @@ def _copied(
     node: onnx.NodeProto, base: str, actual: dict[str, str], given: Mapping[str, Any], scope: Scope
 ) -> onnx.NodeProto:
     """A node of a body, with the names and attributes of the node that the body stands for."""
-    import onnx
-
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     copy.name = scope.fresh(f"{base}/{node.op_type}")
@@ -182,8 +166,7 @@ def _copied(
         if name and name not in actual:
             actual[name] = scope.fresh(f"{base}/{name}")
     copy.output[:] = [actual.get(name, name) for name in node.output]
-    while copy.input and not copy.input[-1]:
-        copy.input.pop()
+    drop_trailing(copy)
     kept = []
     for item in copy.attribute:
         if item.ref_attr_name:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from onnx import helper, numpy_helper
 
 from ...errors import UnsupportedOperator
 from ...model.graph import (
@@ -20,12 +22,11 @@ from ...model.graph import (
 from ...model.graph_edits import set_nodes
 from ...model.onnx_file import opset
 
-if TYPE_CHECKING:
-    import onnx
-
 Finder = Callable[["onnx.ModelProto"], "list[str]"]
 Cure = Callable[["onnx.ModelProto"], object]
 Rewrite = Callable[["onnx.NodeProto", "Scope"], "list[onnx.NodeProto]"]
+Replace = Callable[["onnx.NodeProto", "Scope"], "list[onnx.NodeProto] | None"]
+"""What stands in place of a node; None where it stays."""
 
 
 class Scope:
@@ -46,8 +47,10 @@ class Scope:
         self._made = {name: node for node in graph.node for name in node.output if name}
         values = (*typed.input, *typed.value_info, *typed.output)
         self._types = {value.name: value.type for value in values if value.type.WhichOneof("value")}
-        self._types |= {tensor.name: _stored_type(tensor) for tensor in graph.initializer}
-        self._taken: set[str] = outer._taken if outer else _names(graph)
+        self._types |= {
+            item.name: helper.make_tensor_type_proto(item.data_type, item.dims) for item in graph.initializer
+        }
+        self._taken: set[str] = outer._taken if outer else taken_names(graph)
 
     def constant(self, name: str) -> NDArray[Any] | None:
         """Return the values of a tensor that is stored, or made by a Constant; None for any other."""
@@ -97,21 +100,14 @@ class Scope:
 
     def fresh(self, base: str) -> str:
         """Return a name like `base` that no tensor or node of the model has."""
-        name, number = base, 1
-        while name in self._taken:
-            number += 1
-            name = f"{base}_{number}"
-        self._taken.add(name)
-        return name
+        return fresh_name(base, self._taken)
 
     def store(self, values: NDArray[Any], base: str) -> str:
         """Store a constant; return its name."""
-        from onnx import numpy_helper
-
         tensor = numpy_helper.from_array(np.asarray(values), self.fresh(base))
         self.graph.initializer.append(tensor)
         self._stored[tensor.name] = tensor
-        self._types[tensor.name] = _stored_type(tensor)
+        self._types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
         return str(tensor.name)
 
     def refusal(self, node: onnx.NodeProto, why: str, hint: str = "") -> UnsupportedOperator:
@@ -134,8 +130,6 @@ class Chain:
 
     def add(self, operator: str, operands: Sequence[str], *, last: bool = False, **attributes: Any) -> str:
         """Append a node; return the name of what it makes, the replaced node's own output for the last."""
-        from onnx import helper
-
         result = self.output if last else self.scope.fresh(f"{self.output}/{operator.lower()}")
         name = self.scope.fresh(f"{self.name}/{operator}")
         self.nodes.append(helper.make_node(operator, operands, [result], name, **attributes))
@@ -147,8 +141,6 @@ class Chain:
 
     def scalar(self, value: float, kind: int) -> str:
         """Store a number of an element type."""
-        from onnx import helper
-
         dtype = helper.tensor_dtype_to_np_dtype(kind)
         return self.scope.store(np.array(value, dtype), f"{self.output}/constant")
 
@@ -166,34 +158,27 @@ class Chain:
         return self.add("ReduceMean", [name, self.ints(axes)])
 
 
-def rewriting(find: Finder, rewrite: Rewrite) -> Cure:
+def rewriting(find: Finder, rewrite: Replace) -> Cure:
     """Return what rewrites the nodes that a finder finds, in place."""
 
     def cure(model: onnx.ModelProto) -> None:
-        found = set(find(model))
-        if found:
-            replace_nodes(
-                model,
-                opset(model),
-                lambda node, scope: rewrite(node, scope) if node_name(node) in found else [node],
-            )
+        if names := set(find(model)):
+
+            def replaced(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
+                return rewrite(node, scope) if node_name(node) in names else None
+
+            replace_nodes(model, opset(model), replaced)
 
     return cure
 
 
-def rewrite_operator(
-    model: onnx.ModelProto,
-    operator: str,
-    rewrite: Callable[[onnx.NodeProto, Scope], list[onnx.NodeProto] | None],
-) -> list[str]:
+def rewrite_operator(model: onnx.ModelProto, operator: str, rewrite: Replace) -> list[str]:
     """Rewrite the nodes of an operator in place; return the names of those for which there is a rewrite."""
     names: list[str] = []
 
-    def replaced(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
+    def replaced(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
         nodes = rewrite(node, scope) if node.op_type == operator else None
-        if nodes is None:
-            return [node]
-        names.append(node.name)
+        names.extend([node.name] if nodes is not None else [])
         return nodes
 
     if any(node.op_type == operator for graph in every_graph(model.graph) for node in graph.node):
@@ -201,14 +186,8 @@ def rewrite_operator(
     return names
 
 
-def replace_nodes(
-    model: onnx.ModelProto, target: int, replace: Callable[[onnx.NodeProto, Scope], list[onnx.NodeProto]]
-) -> None:
-    """Replace every node of a model and of the graphs inside its nodes, these first.
-
-    Args:
-        replace: Takes a node and its scope; returns what stands in its place, the node itself to keep it.
-    """
+def replace_nodes(model: onnx.ModelProto, target: int, replace: Replace) -> None:
+    """Replace every node of a model and of the graphs inside its nodes, these first."""
     _replace_in(Scope(model.graph, with_types(model).graph, target), replace)
 
 
@@ -223,19 +202,18 @@ def every_scope(model: onnx.ModelProto, target: int) -> Iterator[Scope]:
                 waiting.append(Scope(inner, inner_typed, target, scope))
 
 
-def _replace_in(scope: Scope, replace: Callable[[onnx.NodeProto, Scope], list[onnx.NodeProto]]) -> None:
+def _replace_in(scope: Scope, replace: Replace) -> None:
     nodes: list[onnx.NodeProto] = []
     for node, typed in zip(scope.graph.node, scope.typed.node, strict=True):
         for inner, inner_typed in zip(subgraphs(node), subgraphs(typed), strict=True):
             _replace_in(Scope(inner, inner_typed, scope.target, scope), replace)
-        nodes.extend(replace(node, scope))
+        replaced = replace(node, scope)
+        nodes += [node] if replaced is None else replaced
     set_nodes(scope.graph, [type(node).FromString(node.SerializeToString()) for node in nodes])
 
 
 def with_types(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a light copy of a model, large weights made inputs, with types and shapes inferred."""
-    import onnx
-
     light = without_weights(model)
     try:
         return onnx.shape_inference.infer_shapes(light, data_prop=True)
@@ -245,8 +223,6 @@ def with_types(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def spelled(proto: onnx.TypeProto) -> str:
     """Return a type as ONNX's schemas spell it: "tensor(float)", "seq(tensor(int64))"."""
-    import onnx
-
     kind = proto.WhichOneof("value")
     if kind == "tensor_type":
         number = proto.tensor_type.elem_type
@@ -257,21 +233,22 @@ def spelled(proto: onnx.TypeProto) -> str:
     return ""
 
 
-def _stored_type(tensor: onnx.TensorProto) -> onnx.TypeProto:
-    import onnx
+def fresh_name(base: str, taken: set[str]) -> str:
+    """Return a name like `base` that is not taken, and take it."""
+    name, number = base, 1
+    while name in taken:
+        number += 1
+        name = f"{base}_{number}"
+    taken.add(name)
+    return name
 
-    return onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
 
-
-def _names(graph: onnx.GraphProto) -> set[str]:
-    """Every name that tensors and nodes of a graph and those inside it have."""
-    return {name for inner in every_graph(graph) for name in _own_names(inner)}
-
-
-def _own_names(graph: onnx.GraphProto) -> Iterator[str]:
-    yield from (value.name for value in (*graph.input, *graph.output, *graph.initializer))
-    for node in graph.node:
-        yield from (node.name, *node.input, *node.output)
+def taken_names(graph: onnx.GraphProto) -> set[str]:
+    """Return every name that tensors and nodes of a graph and those inside it have."""
+    graphs = list(every_graph(graph))
+    names = {value.name for inner in graphs for value in (*inner.input, *inner.output, *inner.initializer)}
+    nodes = (node for inner in graphs for node in inner.node)
+    return names.union(*((node.name, *node.input, *node.output) for node in nodes))
 
 
 def find_nodes(
@@ -297,6 +274,12 @@ def reached(
             if reader.op_type in passed:
                 waiting += [name for name in reader.output if name not in seen]
                 seen.update(reader.output)
+
+
+def drop_trailing(node: onnx.NodeProto) -> None:
+    """Take the empty operands off the end of a node."""
+    while node.input and not node.input[-1]:
+        node.input.pop()
 
 
 def node_name(node: onnx.NodeProto) -> str:

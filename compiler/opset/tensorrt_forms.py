@@ -41,20 +41,18 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 from string import ascii_lowercase
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
 
 from ...errors import QCompileError
 from ...model.graph import ONNX_DOMAINS, attribute, every_graph
 from ...model.graph_edits import drop_attributes, drop_unused_initializers, store
 from ...model.onnx_file import copy_model, opset
-from .lower import upgrade_in_place
+from ...spec.opsets import FLOAT8, INT4
+from .fit import upgrade_in_place
 from .scope import Chain, Scope, rewrite_operator
-
-if TYPE_CHECKING:
-    import onnx
-
 
 _SIDE_BY_SIDE = (0, 1, 4, 2, 5, 3)
 _INT64 = 7  # ONNX's number
@@ -172,8 +170,6 @@ def write_kernel_shapes(model: onnx.ModelProto) -> bool:
     from the attribute alone, compares an array that was never set, and refuses: "The input tensor shape
     misaligns with the input kernel shape" (onnx-tensorrt 8.5-GA to 10.1-GA, `convMultiInput`; issue 655).
     """
-    from onnx import helper
-
     dims = {item.name: list(item.dims) for item in model.graph.initializer}
     made_by = {output: node for node in model.graph.node for output in node.output}
     changed = False
@@ -203,7 +199,7 @@ _FORMS = {
     "QuantizeLinear": ("QuantizeLinear", ""),
     "DequantizeLinear": ("DequantizeLinear", ""),
 }
-_OPSETS = {"FLOAT8E4M3FN": 19, "INT4": 21, "": 21}
+_OPSETS = {"FLOAT8E4M3FN": FLOAT8, "INT4": INT4, "": INT4}
 
 
 def find_trt_operators(model: onnx.ModelProto) -> list[str]:
@@ -244,8 +240,6 @@ def _is_replaced(node: onnx.NodeProto) -> bool:
 
 
 def _replace(graph: onnx.GraphProto) -> None:
-    from onnx import TensorProto, helper
-
     stored = {tensor.name: tensor for tensor in graph.initializer}
     retyped: set[str] = set()
     for node in graph.node:
@@ -275,8 +269,6 @@ def _replace(graph: onnx.GraphProto) -> None:
 
 def _retype(tensor: onnx.TensorProto, number: int) -> None:
     """Give stored weights the type that their bytes are of: a float8, or an int4 in a byte of its own."""
-    from onnx import TensorProto, helper, numpy_helper
-
     if tensor.data_type not in (TensorProto.INT8, TensorProto.UINT8):
         return
     values = numpy_helper.to_array(tensor)

@@ -5,24 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from ...calibration.one_by_one import one_by_one
+from ...data.batches import Data
+from ...data.readers import Batch
 from ...errors import CalibrationError, ModelError
 from ...files import temporary_folder
 from ...model.onnx_file import copy_model, save_onnx
 from ...model.session import make_session, run_session, session_options
 from ...progress import Progress, silent
-
-if TYPE_CHECKING:
-    import onnx
-
-    from ...data.batches import Data
-    from ...data.readers import Batch
-
 
 _KEPT_ROWS = 1024
 _ROWS_OF_SAMPLE = 64
@@ -122,8 +118,6 @@ def run_samples(
 
 def _session_returning(model: onnx.ModelProto, names: list[str], *, integers: bool) -> Any:
     """A session of the model with these outputs alone."""
-    import onnx
-
     copy = copy_model(model)
     del copy.graph.output[:]
     kind = onnx.TensorProto.FLOAT

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import onnx
 
 from ...calibration import Ranges, observe, parse_method
 from ...calibration.taps import choose_taps
@@ -16,18 +17,18 @@ from ...model.graph_rules import NONE, graph_rules
 from ...model.onnx_file import load_onnx, save_onnx
 from ...model.saturating_kernels import saturating_kernels
 from ...model.session import import_onnxruntime
+from ...spec.opsets import FLOAT8
 from ...spec.words import ARM_ISAS, BLOCK_FORMATS, HALVES
 from ..opset.exact_forms import keep_layers_apart
-from ..opset.lower import in_newer_opset
+from ..opset.fit import in_newer_opset
 from ..opset.lstm_products import closed_lstms, open_lstms, quantize_states
 from .blocks.rewrite import quantize_in_blocks
-from .half.precision import to_half
+from .half.precision import in_mixed_precision, in_own_patterns, layer_precisions, to_half
 from .int8.corrections import correct_biases, round_weights
 from .int8.dynamic import quantize_dynamic
 from .int8.pair_limits import limits_of
 from .int8.placement import Placement, plan
 from .int8.rewrites import (
-    LOWEST_OPSET,
     join_biases,
     keep_norms_apart,
     large_tables,
@@ -35,15 +36,11 @@ from .int8.rewrites import (
     to_float8,
 )
 from .int8.static import activation_limits, executed, quantize_static, require_executed
-from .layer_precisions import in_mixed_precision, in_own_patterns, layer_precisions
 from .prepare import prepare_graph
 from .request import Outcome, QuantizeRequest, exactly, match_nodes
 from .search import best_static
 from .weights.hessians import collect_hessians
 from .weights.rewrite import gptq_inputs, quantize_weights
-
-if TYPE_CHECKING:
-    import onnx
 
 _CORRECTED_ON = 32  # samples on which the mean error of every layer is taken
 _LEARNT_ON = 128  # samples for GPTQ
@@ -151,7 +148,7 @@ def _static(request: QuantizeRequest) -> Outcome:
     float8 = request.spec.precision == "fp8"
     model = request.model
     if float8:
-        model = in_newer_opset(model, request.path, LOWEST_OPSET, data=request.spec.data)
+        model = in_newer_opset(model, request.path, FLOAT8, data=request.spec.data)
     ready = prepare_graph(model)
     layers = layer_precisions(request, ready.graph)
     left = {name: layer.reason for name, layer in layers.items() if layer.kind != "int8"}

@@ -1,6 +1,6 @@
 """Prepare a graph for the quantizers without changing what it computes.
 
-1. Opset 13 or newer: per-channel Q/DQ has an axis only from there.
+1. Opset `OLDEST` or newer: per-channel Q/DQ has an axis only from there.
 2. Initializers are no longer listed as inputs (files older than IR version 4 do that), so they are fixed.
 3. Every node has a name of its own: placement speaks of nodes by name.
 4. `Sum` of two is `Add`: the quantizers know a residual add by that name.
@@ -12,26 +12,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import onnx
+from onnx import numpy_helper
 
-from ...errors import UnsupportedOperator, first_line
 from ...model.graph import attribute, consumers, without_weights
 from ...model.graph_edits import drop_attributes, fix_initializers, name_nodes, store, store_constants
-from ...model.onnx_file import copy_model, opset
-
-if TYPE_CHECKING:
-    import onnx
-
-LOWEST_OPSET = 13
+from ...model.onnx_file import copy_model
+from ...spec.opsets import OLDEST
+from ..opset.fit import upgrade_opset
 
 
 def prepare_graph(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of the model as described above."""
     copy = copy_model(model)
     fix_initializers(copy)
-    copy = upgrade_opset(copy, LOWEST_OPSET)
+    copy = upgrade_opset(copy, OLDEST)
     copy.ir_version = max(copy.ir_version, 8)
     name_nodes(copy.graph)
     sum_to_add(copy.graph)
@@ -42,26 +38,8 @@ def prepare_graph(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
-def upgrade_opset(model: onnx.ModelProto, lowest: int) -> onnx.ModelProto:
-    """Return the model in opset `lowest` or newer."""
-    import onnx
-
-    current = opset(model)
-    if current >= lowest:
-        return model
-    try:
-        return onnx.version_converter.convert_version(model, lowest)
-    except Exception as error:  # RuntimeError and ConvertError, by the converter's mood
-        raise UnsupportedOperator(
-            f"opset {current} cannot be converted to {lowest}: {first_line(error)}",
-            hint=f"export the model again with opset {lowest} or newer",
-        ) from error
-
-
 def infer_into(model: onnx.ModelProto) -> None:
     """Write inferred types and shapes of tensors into the model."""
-    import onnx
-
     try:
         inferred = onnx.shape_inference.infer_shapes(without_weights(model))
     except (onnx.shape_inference.InferenceError, RuntimeError):
@@ -81,8 +59,6 @@ def sum_to_add(graph: onnx.GraphProto) -> None:
 
 def _plain_gemms(graph: onnx.GraphProto) -> None:
     """Fold alpha and beta into stored weight and bias, and give the bias one value per output channel."""
-    from onnx import numpy_helper
-
     stored = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type != "Gemm" or any(name not in stored for name in node.input[1:] if name):

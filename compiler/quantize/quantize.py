@@ -77,7 +77,9 @@ def quantize(
     spec = called(QuantizeSpec, spec, told)
     spec = replace(spec, isa=resolve_isa(spec.isa, spec.target))
     check_options(spec)
-    loaded = _open_ranges(spec.ranges, model) if ranges is None and spec.ranges is not None else ranges
+    loaded = ranges
+    if ranges is None and spec.ranges is not None:
+        loaded = read_cache(spec.ranges, model) if is_cache(spec.ranges) else load_ranges(spec.ranges)
     proto = load_onnx(model, external_data=False)
     digest = digest_model(model, proto)
     add_external_data(proto, model)
@@ -128,10 +130,6 @@ def quantize(
             ),
         )
     return Artifact(output, manifest)
-
-
-def _open_ranges(path: Path, model: Path) -> Ranges:
-    return read_cache(path, model) if is_cache(path) else load_ranges(path)
 
 
 def _method(request: QuantizeRequest) -> dict[str, str]:

@@ -49,7 +49,7 @@ LEAST_GAIN_DB = 0.2
 """What a later candidate must gain to replace an earlier one."""
 
 _ENOUGH_DB = SNR_DB + 1.0
-_NAMED = 5
+_NAMED = 5  # layers that a warning names
 _RANKED_ON = 4  # samples on which layers are ranked: each runs once per layer
 
 
@@ -63,7 +63,6 @@ class _Candidate:
 
     @property
     def integers(self) -> int:
-        """How many of its layers are integer."""
         nodes = self.outcome.proof["nodes_by_precision"]
         assert isinstance(nodes, Mapping), "the proof of static quantization"
         return sum(nodes["int8"].values())
@@ -81,7 +80,6 @@ class _Search:
 
     @property
     def request(self) -> QuantizeRequest:
-        """Of the best."""
         return self.best.request
 
     def offer(self, what: str, request: QuantizeRequest, *, least_db: float = LEAST_GAIN_DB) -> bool:
@@ -136,7 +134,9 @@ def _searched(request: QuantizeRequest, once: Once, folder: Path) -> Outcome:
     balancing = _balance(search, folder) if request.spec.balance else {}
     if request.spec.correct_bias:
         search.offer("corrected biases", search.request.asking(correct_bias=True), least_db=0.0)
-    for method in _others(chosen):
+    # Beside `auto`, where that was asked for.
+    others = (Method("minmax"), Method("percentile", chosen.percentile), Method("entropy"))
+    for method in others if chosen.name == "auto" else ():
         search.offer(str(method), search.request.asking(method=str(method)))
     kept = _kept_in_float(search)
     outcome = search.best.outcome
@@ -187,17 +187,11 @@ def _method(request: QuantizeRequest) -> Method:
     return parse_method(request.spec.method) if request.spec.method else request.ranges.method
 
 
-def _others(chosen: Method) -> list[Method]:
-    """The methods beside `auto` that are tried, where that was asked for."""
-    if chosen.name != "auto":
-        return []
-    return [Method("minmax"), Method("percentile", chosen.percentile), Method("entropy")]
-
-
 def _balance(search: _Search, folder: Path) -> dict[str, object]:
     """Offer the equalized and the smoothed model; return what the proof tells of it."""
     told = dict[str, object]()
-    data = search.request.samples(_samples(search.request))
+    assert search.request.ranges is not None, "best_static asks"
+    data = search.request.samples(max(search.request.ranges.samples, 1))  # as many as were observed
     search.request.progress("equalize channels")
     request, pairs = equalized(search.request, data, folder / "equalized.onnx")
     if pairs:
@@ -211,12 +205,6 @@ def _balance(search: _Search, folder: Path) -> dict[str, object]:
         told["smoothing"] = f"{len(done.places)} places: {gained}"
     told["left_alone"] = done.left_alone
     return told
-
-
-def _samples(request: QuantizeRequest) -> int:
-    """As many samples as the ranges were observed on."""
-    assert request.ranges is not None, "best_static asks"
-    return max(request.ranges.samples, 1)
 
 
 def _take_back(
@@ -318,11 +306,7 @@ class Judged:
 
 
 class Judge:
-    """The float model's outputs on some samples, or on random input, and what others' are worth beside them.
-
-    Raises:
-        DataError, ModelError: If samples do not fit, or the model fails on them.
-    """
+    """The float model's outputs on some samples, or on random input, which others are judged by."""
 
     def __init__(self, request: QuantizeRequest) -> None:
         self._request = request
@@ -336,7 +320,6 @@ class Judge:
         self._expected = dict(zip(expected.names, map(list, zip(*batches, strict=True)), strict=True))
 
     def written(self, write: Callable[[Path], object]) -> Judged:
-        """Judge a graph that `write` writes to a path."""
         with temporary_folder("candidate") as folder:
             path = folder / "candidate.onnx"
             write(path)

@@ -25,7 +25,8 @@ from counters import (
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from qcompile.calibration.histogram import BINS, Histogram, NonFinite, count_by_numpy, make_count, why_slow
+from qcompile.calibration.counting import make_count, why_slow
+from qcompile.calibration.histogram import BINS, Histogram, NonFinite, count_by_numpy
 from qcompile.errors import CalibrationError
 
 property_test = settings(deadline=None, max_examples=150)
@@ -214,9 +215,8 @@ def test_without_numba_numpy_counts_and_says_why() -> None:
     program = """
 import sys
 sys.modules["numba"] = None
-sys.modules.pop("qcompile.calibration.kernel", None)
 import numpy as np
-from qcompile.calibration.histogram import make_count, why_slow
+from qcompile.calibration.counting import make_count, why_slow
 from qcompile.calibration.histogram import Histogram, count_by_numpy
 assert make_count() is count_by_numpy
 made = Histogram()
@@ -232,7 +232,7 @@ print(why_slow())
 
 
 def test_numba_is_imported_only_when_a_counter_is_made() -> None:
-    program = "import sys, qcompile.calibration.histogram; print('numba' in sys.modules)"
+    program = "import sys, qcompile.calibration.counting; print('numba' in sys.modules)"
     assert python(program).strip() == "False"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from distributions import histogram
 from written_ranges import make
 
 from qcompile.calibration.histogram import BINS, Histogram
-from qcompile.calibration.plot import TensorSummary, plot_ranges, summarize
+from qcompile.calibration.plot import LINES, TensorSummary, plot_ranges, summarize
 from qcompile.calibration.ranges import Ranges
 from qcompile.calibration.thresholds import METHODS, Method, amax, amax_by_method, loss
 from qcompile.errors import InvalidOption
@@ -76,8 +77,10 @@ def test_the_threshold_stands_on_the_negative_side_only_where_there_are_negative
     both = drawn(ranges_of({"x": values}), tmp_path / "both.svg").read_text()
     one = drawn(ranges_of({"x": np.abs(values)}), tmp_path / "one.svg").read_text()
     for method in ("entropy", "mse", "percentile", "auto"):  # once more each: the legend
-        stroke = f"stroke:{COLOURS[method]}"
-        assert (both.count(stroke), one.count(stroke)) == (3, 2)
+        colour, dashes = LINES[method]
+        dashes = f";stroke-dasharray:{dashes}" if dashes else ""
+        stroke = re.compile(rf"stroke:{COLOURS[colour]};stroke-width:[\d.]+{dashes}\"")
+        assert (len(stroke.findall(both)), len(stroke.findall(one))) == (3, 2)
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,8 @@ def test_auto_clips_least_of_those_near_the_least_error(
         errors = errors_by_hand(made, candidates / made.width, symmetric)
         expected = float(candidates[errors <= errors.min() * 1.02].max())
         assert amax(made, Method("auto", percentile), symmetric=symmetric) == expected
-        assert amax_by_method(made, percentile, symmetric=symmetric) == {**singles, "auto": expected}
+        found = amax_by_method(made, percentile, symmetric=symmetric)
+        assert found.items() >= {**singles, "auto": expected}.items()
 
 
 def assert_least_of_all(made: Histogram, symmetric: bool) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -16,9 +18,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from onnxruntime.quantization.quant_utils import compute_scale_zp
 
+from qcompile import svg
 from qcompile.calibration.histogram import BINS, Histogram
+from qcompile.calibration.plot import LINES
 from qcompile.calibration.qparams import (
-    ASYMMETRIC_INT8,
     FLOAT8_E4M3,
     INT8,
     UINT8,
@@ -31,6 +34,8 @@ from qcompile.calibration.qparams import (
     scale_and_zero_point,
 )
 from qcompile.calibration.thresholds import (
+    AUTO_WEIGHS,
+    METHOD_AMAX,
     METHODS,
     Method,
     MethodName,
@@ -49,6 +54,22 @@ BOTH_WAYS = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric"
 
 
 BY_EVERY_METHOD = pytest.mark.parametrize("method", EVERY_METHOD, ids=str)
+
+
+def test_a_method_is_a_word_a_row_and_a_line_of_the_page() -> None:
+    assert get_args(MethodName) == METHODS
+    assert {*METHOD_AMAX, "auto"} == {*METHODS}
+    assert {*AUTO_WEIGHS} <= {*METHOD_AMAX}
+    page = (Path(__file__).parents[2] / "docs" / "calibration.md").read_text()
+    table = page.partition("## Which method")[2].partition("\n\n`")[0]
+    assert {*re.findall(r"^\| `(\w+)", table, re.MULTILINE)} == {*METHODS}
+
+
+def test_no_two_methods_have_one_line() -> None:
+    assert len({*LINES.values()}) == len(METHODS) == len(LINES)
+    colours = {colour for colour, _ in LINES.values()}
+    assert colours <= svg.COLOURS.keys()
+    assert len(colours) == min(len(METHODS), len(svg.LINES))
 
 
 @settings(deadline=None)
@@ -142,13 +163,13 @@ def test_every_spelling_is_read_and_what_a_method_prints_too(text: str) -> None:
 
 def test_a_method_prints_its_percentile_only_where_that_is_what_it_does() -> None:
     printed = {str(Method(name, 99.9)) for name in get_args(MethodName)}
-    assert printed == {"minmax", "percentile:99.9", "entropy", "mse", "auto"}
+    assert printed == {*METHODS} - {"percentile"} | {"percentile:99.9"}
     assert str(Method("percentile")) == "percentile:99.99"
     assert str(Method()) == "auto"
 
 
 MISSPELLED = {
-    "unknown; known are minmax, percentile, entropy, mse, auto and": (
+    f"unknown; known are {', '.join(METHODS)} and": (
         "", "kl", "Entropy", " mse", "mse:", "entropy:99", "auto:99.9", ":", ":99", "99.9",
     ),
     "is not a number": (
@@ -172,6 +193,7 @@ def test_a_percentile_out_of_range_is_refused(percentile: float) -> None:
         amax_percentile(histogram(draw("normal", 10)), percentile)
 
 
+ASYMMETRIC_INT8 = Scheme(-128, 127, symmetric=False)
 SCHEMES = (UINT8, INT8, ASYMMETRIC_INT8)
 FLOATS = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False)
 

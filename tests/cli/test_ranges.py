@@ -18,6 +18,7 @@ from qcompile.calibration.thresholds import METHODS, loss
 from qcompile.compiler.quantize.calibrate import tensors_to_calibrate
 from qcompile.data.batches import Data
 from qcompile.model.weightless import read_weightless
+from qcompile.spec.words import METHOD
 
 
 def test_fewer_targets_observe_fewer_tensors(done: Qc, data: Path, tmp_path: Path) -> None:
@@ -191,7 +192,7 @@ def test_show_draws_the_worst(done: Qc, tmp_path: Path) -> None:
 
 # What cannot be done.
 
-METHODS_ARE = "minmax, percentile[:NUMBER], entropy, mse or auto is required"
+METHODS_ARE = f"{METHOD} is required"
 CALIBRATE = "calibrate {model} --data {data} -o {out} "
 CACHE = "ranges cache {file} -o {out} "
 

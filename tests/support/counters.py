@@ -9,7 +9,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from qcompile.calibration.histogram import BINS, Count, Histogram, make_count
+from qcompile.calibration.counting import make_count
+from qcompile.calibration.histogram import BINS, Count, Histogram
 
 Values = NDArray[np.floating]
 

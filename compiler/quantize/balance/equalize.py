@@ -18,29 +18,27 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from ....calibration import observe
 from ....data.batches import Data
 from ....errors import ModelError
-from ....model.graph import attribute, captured_names, consumers, producers
+from ....model.graph import attribute, captured_names, consumers, producers, tensor_values
 from ....model.graph_edits import set_values, store_constants
 from ....model.onnx_file import copy_model, save_onnx
 from ..activations import observe_rows
 from ..request import QuantizeRequest
-
-if TYPE_CHECKING:
-    import onnx
 
 # f(c·x) = c·f(x) for c > 0: value by value, or over the positions of a channel.
 _BY_VALUE = frozenset(["Relu", "LeakyRelu", "Identity"])
 _BY_CHANNEL = _BY_VALUE | {"MaxPool", "AveragePool"}
 # Rows stay rows where the layers on both sides have as many channels.
 _BY_ROW = _BY_VALUE | {"Reshape"}
-_LARGEST_FACTOR = 2.0**12
+LARGEST_FACTOR = 2.0**12
 LOOKED_AT = 32
 """Samples on which channels are looked at."""
 
@@ -89,8 +87,8 @@ def equalized(request: QuantizeRequest, data: Data, path: Path) -> tuple[Quantiz
     """Return the request of the model equalized by its activations, written to `path`, and how many pairs."""
     model = copy_model(request.model)
     axes = equalizable(model)
-    rescaled = [name for pair in _Chains(model.graph).pairs() for name in pair.path]
     rows = observe_rows(model, request.path, axes, data, LOOKED_AT)
+    rescaled = [name for pair in _Chains(model.graph).pairs() for name in pair.path]
     pairs = equalize(model, {name: seen.amax for name, seen in rows.items()})
     return (balanced(request, model, rescaled, data, path) if pairs else request), pairs
 
@@ -137,33 +135,27 @@ class _Layer:
     def __init__(
         self, weight: onnx.TensorProto, bias: onnx.TensorProto | None, axis: int, groups: int
     ) -> None:
-        from onnx import numpy_helper
-
         self.weight, self.bias, self.axis, self.groups = weight, bias, axis, groups
-        magnitudes = np.abs(self._by_output(numpy_helper.to_array(weight)))
+        magnitudes = np.abs(self._by_output(tensor_values(weight)))
         peaks = magnitudes.reshape(*magnitudes.shape[:2], -1).max(axis=2, initial=0.0)
         self.peaks: Floats = peaks.reshape(groups, -1, peaks.shape[1]).astype(np.float64)
         self.outputs, self.inputs = peaks.shape[0], groups * peaks.shape[1]
         self.out_factors, self.in_factors = np.ones(self.outputs), np.ones(self.inputs)
 
     def in_peaks(self) -> Floats:
-        """The largest weight that reads each input channel."""
         peaks: Floats = (self.peaks * self._factors()).max(axis=1).reshape(-1)
         return peaks
 
     def write(self) -> None:
-        """Store the scaled weight and bias."""
-        from onnx import numpy_helper
-
         if (self.out_factors == 1).all() and (self.in_factors == 1).all():
             return
-        values = numpy_helper.to_array(self.weight)
+        values = tensor_values(self.weight)
         grid = self._factors().reshape(self.outputs, -1)
         by_output = self._by_output(values)
         scaled = by_output * grid.reshape(*grid.shape, *[1] * (values.ndim - 2))
         set_values(self.weight, self._by_output(scaled.astype(values.dtype)))
         if self.bias is not None:
-            bias = numpy_helper.to_array(self.bias)
+            bias = tensor_values(self.bias)
             set_values(self.bias, (bias * self.out_factors).astype(bias.dtype))
 
     def _by_output(self, values: NDArray[Any]) -> NDArray[Any]:
@@ -197,13 +189,11 @@ def _scale_by_activations(pair: _Pair, amax: NDArray[Any]) -> None:
     live = (first > 0) & (second > 0)
     factors = np.ones_like(first)
     factors[live] = np.exp(alpha * np.log(first[live]) - (1 - alpha) * np.log(second[live]))
-    total = np.clip(pair.second.in_factors * factors, 1 / _LARGEST_FACTOR, _LARGEST_FACTOR)
+    total = np.clip(pair.second.in_factors * factors, 1 / LARGEST_FACTOR, LARGEST_FACTOR)
     pair.second.in_factors, pair.first.out_factors = total, 1 / total
 
 
 class _Chains(Uses):
-    """Finds the pairs of a graph."""
-
     def __init__(self, graph: onnx.GraphProto) -> None:
         super().__init__(graph, 1, 11)  # float32 and float64
         self.layers: dict[str, _Layer | None] = {}

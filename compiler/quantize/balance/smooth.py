@@ -30,10 +30,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from onnx import helper
 
 from ....calibration.qparams import (
     INT8,
@@ -46,26 +48,19 @@ from ....calibration.qparams import (
 )
 from ....data.batches import Data
 from ....errors import ModelError
-from ....model.graph import attribute, infer_shapes, producers
+from ....model.graph import attribute, infer_shapes, producers, tensor_values
 from ....model.graph_edits import name_nodes, set_values, store, store_constants
 from ....model.graph_rules import graph_rules
 from ....model.onnx_file import copy_model
 from ..activations import Rows, observe_rows
 from ..request import QuantizeRequest
-from .equalize import LOOKED_AT, Uses, balanced
-
-if TYPE_CHECKING:
-    import onnx
+from .equalize import LARGEST_FACTOR, LOOKED_AT, Floats, Uses, balanced
 
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Strengths that are tried, beside none at all: how much of the difficulty moves into the weights."""
 
 LEAST_GAIN_DB = {True: 0.1, False: 1.0}
 """What a place must gain where its factors fold, and where they cost a multiplication."""
-
-_LARGEST_FACTOR = 2.0**12
-
-Floats = NDArray[np.float64]
 
 
 @dataclass
@@ -110,7 +105,8 @@ def smooth(model: onnx.ModelProto, observed: Mapping[str, Rows], *, symmetric: b
                 hint="observe the model that is smoothed",
                 tensor=place.tensor,
             )
-        matrices = _matrices(place, stored)
+        arrays = [(tensor_values(stored[name]), axis) for name, axis in place.weights]
+        matrices = [array.T if axis else array for array, axis in arrays]
         alpha, factors, gain_db = best_factors(rows, matrices, symmetric=symmetric)
         least = LEAST_GAIN_DB[bool(place.vectors or place.columns)]
         if gain_db < least:
@@ -187,14 +183,7 @@ def smoothing_factors(amax: Floats, peaks: Floats, alpha: float) -> Floats:
     live = (amax > 0) & (peaks > 0)
     logs = np.zeros_like(amax)
     logs[live] = alpha * np.log2(amax[live]) - (1 - alpha) * np.log2(peaks[live])
-    return np.clip(np.exp2(np.round(logs)), 1 / _LARGEST_FACTOR, _LARGEST_FACTOR)
-
-
-def _matrices(place: Place, stored: Mapping[str, onnx.TensorProto]) -> list[NDArray[Any]]:
-    from onnx import numpy_helper
-
-    arrays = [(numpy_helper.to_array(stored[name]), axis) for name, axis in place.weights]
-    return [array.T if axis else array for array, axis in arrays]
+    return np.clip(np.exp2(np.round(logs)), 1 / LARGEST_FACTOR, LARGEST_FACTOR)
 
 
 def _move(
@@ -214,9 +203,7 @@ def _move(
 
 
 def _scale(tensor: onnx.TensorProto, factors: Floats, axis: int) -> None:
-    from onnx import numpy_helper
-
-    values = numpy_helper.to_array(tensor)
+    values = tensor_values(tensor)
     set_values(tensor, values * per_channel(factors, axis, values.ndim).astype(values.dtype))
 
 
@@ -226,8 +213,6 @@ def _insert_mul(model: onnx.ModelProto, place: Place, factors: Floats) -> list[s
     The Mul stands behind a Reshape, not in front of it, so that QuantizeLinear follows at once: OpenVINO
     fuses the two then (MulFakeQuantizeFusion), and the Mul costs nothing.
     """
-    from onnx import helper
-
     graph, factors_name = model.graph, f"{place.tensor}/factors"
     store(graph, factors_name, (1 / factors).astype(np.float32))
     nodes = {node.name: node for node in graph.node}

@@ -23,18 +23,17 @@ amax is that of 16 or 32 values. TensorRT's kernels may sum in another order; th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from onnx import TensorProto, helper, parser
 
 from ....model.graph import producers, tensor_values
 from ....model.graph_edits import drop_unread, drop_unused_initializers, set_nodes, store
 from ....model.onnx_file import copy_model
 from ....spec.words import BlockFormat
-
-if TYPE_CHECKING:
-    import onnx
 
 DOMAIN = "trt"
 BLOCK_SIZE = {"nvfp4": 16, "mxfp8": 32}
@@ -208,8 +207,6 @@ def _reads_blocks(
     node: onnx.NodeProto, made_by: dict[str, onnx.NodeProto], stored: dict[str, onnx.TensorProto]
 ) -> bool:
     """Whether a DequantizeLinear makes floats of NVFP4's values."""
-    from onnx import TensorProto
-
     if node.op_type != "DequantizeLinear":
         return False
     maker, tensor = made_by.get(node.input[0]), stored.get(node.input[0])
@@ -225,8 +222,6 @@ def _store_weight(
     made_by: dict[str, onnx.NodeProto],
 ) -> None:
     """Store what a weight's values stand for, under the name of what is dequantized."""
-    from onnx import helper
-
     scale = made_by.get(node.input[1])
     names = [node.input[1]] if scale is None else list(scale.input[:2])
     scales = [tensor_values(stored[name]) for name in names]
@@ -239,8 +234,6 @@ def _store_weight(
 
 def _rounded(graph: onnx.GraphProto, quantize: onnx.NodeProto, output: str) -> list[onnx.NodeProto]:
     """The nodes that round what an operator of TensorRT would quantize, under names of their own."""
-    from onnx import parser
-
     kind = "nvfp4" if quantize.op_type == "TRT_FP4DynamicQuantize" else "mxfp8"
     body = _NVFP4 if kind == "nvfp4" else _MXFP8
     text = f'<ir_version: 9, opset_import: ["" : 19]> g (float[n] x) => (float[n] y) {{ {body} }}'

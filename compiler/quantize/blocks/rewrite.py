@@ -19,24 +19,24 @@ ONNX's FLOAT8E8M0.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
+import onnx
+from onnx import TensorProto, helper
 
 from ....calibration import Method, Ranges, parse_method
 from ....errors import CalibrationError, QuantizationError
 from ....model.graph import WEIGHTED, attribute, count_weighted, infer_shapes, tensor_values, weighted_nodes
 from ....model.graph_edits import drop_attributes, drop_unused_initializers, set_nodes, store
 from ....model.onnx_file import save_onnx
+from ....spec.opsets import FLOAT4, FLOAT8
 from ....spec.words import BlockFormat
-from ...opset.lower import in_newer_opset
-from ..layer_precisions import in_mixed_precision, layer_precisions
+from ...opset.fit import in_newer_opset
+from ..half.precision import in_mixed_precision, layer_precisions
 from ..prepare import prepare_graph
 from ..request import Outcome, QuantizeRequest, match_nodes
 from .formats import BLOCK_SIZE, DOMAIN, BlockWeight, quantize_weight, tensor_scale
-
-if TYPE_CHECKING:
-    import onnx
 
 _FEWEST_AXES, _MOST_AXES = 2, 3
 
@@ -89,8 +89,7 @@ def _unfit(
     return None
 
 
-LOWEST_OPSET = {"nvfp4": 23, "mxfp8": 19}
-"""The first opset whose types hold the values: FLOAT4E2M1, FLOAT8E4M3FN."""
+LOWEST_OPSET = {"nvfp4": FLOAT4, "mxfp8": FLOAT8}
 _IR_VERSION = {"nvfp4": 11, "mxfp8": 9}
 
 
@@ -101,8 +100,6 @@ def to_blocks(model: onnx.ModelProto, kind: BlockFormat, amax: Mapping[str, floa
         model: Float graph, or one converted to float16 or bfloat16, of opset `LOWEST_OPSET` or newer.
         amax: Name of a planned node to its activation's largest magnitude.
     """
-    from onnx import helper
-
     _Writer(model, kind, amax).run()
     del model.graph.value_info[:]
     drop_unused_initializers(model.graph)
@@ -134,25 +131,25 @@ class _Writer:
     def _activation(self, name: str, dtype: int, amax: float) -> str:
         key = (name, dtype, amax)
         if key not in self.made:
-            write = self._nvfp4_activation if self.kind == "nvfp4" else self._mxfp8_activation
-            self.made[key] = write(name, self._unused(f"{name}/{self.kind}"), dtype, amax)
+            prefix, e4m3 = self._unused(f"{name}/{self.kind}"), int(TensorProto.FLOAT8E4M3FN)
+            values, scales, scale = f"{prefix}/values", f"{prefix}/scales", ""
+            options = {"domain": DOMAIN, **self.block}
+            if self.kind == "nvfp4":
+                scale = store(self.graph, f"{prefix}/scale", np.asarray(tensor_scale(amax)))
+                self._node(
+                    "TRT_FP4DynamicQuantize", [name, scale], [values, scales], scale_type=e4m3, **options
+                )
+            else:
+                self._node("TRT_MXFP8DynamicQuantize", [name], [values, scales], output_dtype=e4m3, **options)
+            self.made[key] = self._value(values, scales, scale, prefix, dtype)
         return self.made[key]
 
-    def _nvfp4_activation(self, name: str, prefix: str, dtype: int, amax: float) -> str:
-        from onnx import TensorProto
-
-        scale = store(self.graph, f"{prefix}/scale", np.asarray(tensor_scale(amax)))
-        values, scales = f"{prefix}/values", f"{prefix}/scales"
-        e4m3 = int(TensorProto.FLOAT8E4M3FN)
-        self._node(
-            "TRT_FP4DynamicQuantize", [name, scale], [values, scales], domain=DOMAIN, scale_type=e4m3,
-            **self.block,
-        )  # fmt: skip
-        return self._nvfp4_value(values, scales, scale, prefix, dtype)
-
-    def _nvfp4_value(self, values: str, scales: str, scale: str, prefix: str, dtype: int) -> str:
-        from onnx import TensorProto
-
+    def _value(self, values: str, scales: str, scale: str, prefix: str, dtype: int) -> str:
+        """Write what makes floats of quantized values; return their name."""
+        if self.kind == "mxfp8":
+            options = {"domain": DOMAIN, "output_dtype": dtype, **self.block}
+            self._node("TRT_MXFP8DequantizeLinear", [values, scales], [f"{prefix}/float"], **options)
+            return f"{prefix}/float"
         self._node("DequantizeLinear", [scales, scale], [f"{prefix}/block_scales"])
         self._node("DequantizeLinear", [values, f"{prefix}/block_scales"], [f"{prefix}/float"], **self.block)
         if dtype == TensorProto.FLOAT:
@@ -160,28 +157,8 @@ class _Writer:
         self._node("Cast", [f"{prefix}/float"], [f"{prefix}/half"], to=dtype)
         return f"{prefix}/half"
 
-    def _mxfp8_activation(self, name: str, prefix: str, dtype: int, amax: float) -> str:
-        from onnx import TensorProto
-
-        values, scales = f"{prefix}/values", f"{prefix}/scales"
-        e4m3 = int(TensorProto.FLOAT8E4M3FN)
-        self._node(
-            "TRT_MXFP8DynamicQuantize", [name], [values, scales], domain=DOMAIN, output_dtype=e4m3,
-            **self.block,
-        )  # fmt: skip
-        return self._mxfp8_value(values, scales, prefix, dtype)
-
-    def _mxfp8_value(self, values: str, scales: str, prefix: str, dtype: int) -> str:
-        self._node(
-            "TRT_MXFP8DequantizeLinear", [values, scales], [f"{prefix}/float"], domain=DOMAIN,
-            output_dtype=dtype, **self.block,
-        )  # fmt: skip
-        return f"{prefix}/float"
-
     def _weight(self, node: onnx.NodeProto, tensor: onnx.TensorProto) -> str:
         """Return the weight that the product reads, and let a Gemm read it as [N, K]."""
-        from onnx import helper
-
         rows_first = bool(attribute(node, "transB", 0))
         key = (tensor.name, rows_first)
         if key not in self.made:
@@ -202,10 +179,9 @@ class _Writer:
     def _dequantized(self, weight: BlockWeight, prefix: str, dtype: int) -> str:
         values = store(self.graph, f"{prefix}/values", weight.values)
         scales = store(self.graph, f"{prefix}/scales", weight.block_scales)
-        if self.kind == "mxfp8":
-            return self._mxfp8_value(values, scales, prefix, dtype)
-        scale = store(self.graph, f"{prefix}/scale", np.asarray(weight.scale))
-        return self._nvfp4_value(values, scales, scale, prefix, dtype)
+        nvfp4 = self.kind == "nvfp4"
+        scale = store(self.graph, f"{prefix}/scale", np.asarray(weight.scale)) if nvfp4 else ""
+        return self._value(values, scales, scale, prefix, dtype)
 
     def _unused(self, name: str) -> str:
         """A prefix for new names: a tensor that two kinds of readers quantize differently needs two."""
@@ -213,8 +189,6 @@ class _Writer:
         return name if name not in taken else f"{name}/{len(self.made)}"
 
     def _node(self, operator: str, inputs: list[str], outputs: list[str], **options: Any) -> None:
-        from onnx import helper
-
         self.nodes.append(helper.make_node(operator, inputs, outputs, outputs[0], **options))
 
 

@@ -16,20 +16,21 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
 
 from ....calibration.qparams import QParams, quantize
 from ....errors import InvalidOption
-from ....model.graph import ONNX_DOMAINS, attribute, consumers, infer_types, subgraphs
-from ....model.graph_edits import drop_unused_initializers, rename_inputs, set_nodes, store
+from ....model.graph import ONNX_DOMAINS, attribute, consumers, infer_types, subgraphs, tensor_values
+from ....model.graph_edits import drop_unread, drop_unused_initializers, rename_inputs, set_nodes, store
 from ....model.onnx_file import copy_model, opset
-from ...opset.lower import upgrade_in_place
-
-if TYPE_CHECKING:
-    import onnx
+from ....spec.opsets import BFLOAT16_LAYERS
+from ...opset.fit import upgrade_in_place
+from ...opset.scope import fresh_name
 
 Half = Literal["float16", "bfloat16"]
 
@@ -63,19 +64,14 @@ class HalfType:
 def half_type(name: str) -> HalfType:
     """Return the type of a name."""
     import ml_dtypes
-    import onnx
 
-    if name == "float16":
-        elem_type, dtype = onnx.TensorProto.FLOAT16, np.dtype(np.float16)
-        known: Half = "float16"
-    elif name == "bfloat16":
-        elem_type, dtype = onnx.TensorProto.BFLOAT16, np.dtype(ml_dtypes.bfloat16)
-        known = "bfloat16"
-    else:
+    if name not in ("float16", "bfloat16"):
         raise InvalidOption(f"type {name!r}: float16 or bfloat16 is required")
+    dtype = np.dtype(np.float16 if name == "float16" else ml_dtypes.bfloat16)
     limits = ml_dtypes.finfo(dtype)
     numbers = (limits.max, limits.smallest_normal, limits.smallest_subnormal)
-    return HalfType(known, elem_type, dtype, *map(float, numbers))
+    elem_type = TensorProto.DataType.Value(name.upper())
+    return HalfType(cast("Half", name), elem_type, dtype, *map(float, numbers))
 
 
 class Casts:
@@ -98,7 +94,7 @@ class Casts:
             return name
         key = (name, half)
         if key not in self._forms:
-            made = self._new(f"{name}/{self.type.name if half else 'float32'}")
+            made = fresh_name(f"{name}/{self.type.name if half else 'float32'}", self._taken)
             self._forms[key] = made
             self.half.update([made] if half else [])
             if name in self.weights:
@@ -112,15 +108,10 @@ class Casts:
 
     def values(self, weight: str) -> NDArray[Any]:
         """Return the values of a stored float32 tensor."""
-        from onnx import numpy_helper
-
-        weight_array: NDArray[Any] = numpy_helper.to_array(self.weights[weight])
-        return weight_array
+        return tensor_values(self.weights[weight])
 
     def remember(self, node: onnx.NodeProto) -> None:
         """Keep the float32 form of a DequantizeLinear that is about to become half."""
-        import onnx
-
         kept = onnx.NodeProto()
         kept.CopyFrom(node)
         self._dequantizers[node.output[0]] = kept
@@ -128,34 +119,18 @@ class Casts:
     def finish(self) -> None:
         """Write the nodes into the graph; the model's outputs have the types they had."""
         self._restore_outputs()
-        read = {name for node in self.nodes for name in _read(node)}
-        read |= {output.name for output in self.graph.output}
-        del self.graph.node[:]
-        for node in self.nodes:
-            if node.op_type != "DequantizeLinear" or node.output[0] in read:
-                self.graph.node.append(node)
+        set_nodes(self.graph, self.nodes)
+        drop_unread(self.graph, ("DequantizeLinear",))
         drop_unused_initializers(self.graph)
         del self.graph.value_info[:]  # their types are stale; readers infer them again
 
-    def _new(self, name: str) -> str:
-        unique, number = name, 1
-        while unique in self._taken:
-            number += 1
-            unique = f"{name}_{number}"
-        self._taken.add(unique)
-        return unique
-
     def _cast(self, name: str, made: str, *, half: bool) -> None:
-        import onnx
-
         if half and name in self.overflowing:
             name = self._saturated(name)
         to = self.type.elem_type if half else onnx.TensorProto.FLOAT
         self.nodes.append(onnx.helper.make_node("Cast", [name], [made], name=f"cast/{made}", to=to))
 
     def _dequantize_again(self, name: str, made: str) -> None:
-        import onnx
-
         node = onnx.NodeProto()
         node.CopyFrom(self._dequantizers[name])
         node.name, node.output[0] = f"{node.name}/float32", made
@@ -164,24 +139,20 @@ class Casts:
     def _saturated(self, name: str) -> str:
         """Clip to the half type's range: a mask of -3.4e38 becomes its lowest number, not an infinity that
         makes NaN."""
-        import onnx
-
         limits = {f"{self.type.name}/low": -self.type.largest, f"{self.type.name}/high": self.type.largest}
         stored = {tensor.name for tensor in self.graph.initializer}
         for limit, value in limits.items():
             if limit not in stored:
                 self.graph.initializer.append(stored_tensor(np.asarray(value, np.float32), limit))
-        clipped = self._new(f"{name}/clipped")
+        clipped = fresh_name(f"{name}/clipped", self._taken)
         node = onnx.helper.make_node("Clip", [name, *limits], [clipped], name=f"clip/{name}")
         self.nodes.append(node)
         return clipped
 
     def _restore_outputs(self) -> None:
         """A model output that became half is made under another name and cast back."""
-        import onnx
-
         for name in [output.name for output in self.graph.output if output.name in self.half]:
-            inner = self._new(f"{name}/inner")
+            inner = fresh_name(f"{name}/inner", self._taken)
             for node in self.nodes:
                 node.output[:] = [inner if made == name else made for made in node.output]
                 node.input[:] = [inner if read == name else read for read in node.input]
@@ -194,9 +165,6 @@ class Casts:
 
 def set_own_type(node: onnx.NodeProto, half: HalfType) -> None:
     """Let a Cast or ConstantOfShape that makes float32 make the half type."""
-    import onnx
-    from onnx import numpy_helper
-
     for item in node.attribute:
         if item.name == "to" and item.i == onnx.TensorProto.FLOAT:
             item.i = half.elem_type
@@ -210,31 +178,15 @@ def set_own_type(node: onnx.NodeProto, half: HalfType) -> None:
 
 def stored_tensor(values: NDArray[Any], name: str) -> onnx.TensorProto:
     """Return a tensor of float32, float16 or bfloat16; older onnx cannot make the last by itself."""
-    import onnx
-
-    elem_type = {
-        "float32": onnx.TensorProto.FLOAT,
-        "float16": onnx.TensorProto.FLOAT16,
-        "bfloat16": onnx.TensorProto.BFLOAT16,
-    }[values.dtype.name]
+    name_of_type = "FLOAT" if values.dtype == np.float32 else values.dtype.name.upper()
+    elem_type = TensorProto.DataType.Value(name_of_type)
     raw = np.ascontiguousarray(values).tobytes()
     return onnx.helper.make_tensor(name, elem_type, values.shape, raw, raw=True)
-
-
-def _read(node: onnx.NodeProto) -> set[str]:
-    names = set(node.input)
-    for graph in subgraphs(node):
-        names |= {output.name for output in graph.output}
-        for inner in graph.node:
-            names |= _read(inner)
-    return names
 
 
 QDQ = ("QuantizeLinear", "DequantizeLinear")
 OWN_TYPE = ("Cast", "ConstantOfShape")
 """Operators whose output's type is an attribute."""
-_NEWEST_OPSET = 22  # what ONNX Runtime 1.21 and TensorRT 10 read; later ones add bfloat16 to rare operators
-
 _FEWEST_QUANTA = 16  # of the half type's smallest subnormal number, in a scale that may be rounded up
 
 
@@ -266,8 +218,6 @@ def store_quantized_weights(graph: onnx.GraphProto, half: HalfType, excluded: Co
     Rounding the scale alone would change the magnitude of the channel by up to 3 %. Scales so small that
     the next larger number is more than 1/16 larger are left; their pair stays in float32.
     """
-    from onnx import numpy_helper
-
     stored = {tensor.name: tensor for tensor in graph.initializer}
     readers = consumers(graph)
     outputs = {value.name for value in graph.output}
@@ -296,8 +246,6 @@ def _is_plain(
     node: onnx.NodeProto, readers: list[onnx.NodeProto], stored: dict[str, onnx.TensorProto]
 ) -> bool:
     """Whether all is stored, in eight bits, with a scale per tensor or channel that its readers share."""
-    import onnx
-
     if len(node.input) != 3 or any(name not in stored for name in node.input):
         return False
     kinds = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
@@ -318,10 +266,8 @@ def _fitted(scale: NDArray[Any], half: HalfType) -> NDArray[np.float32]:
 
 def _first_opset(operator: str, current: int, half: HalfType) -> int:
     """The first opset from the current one on that allows the type; the current if none does."""
-    import onnx
-
     half_type = f"tensor({half.name})"
-    for version in range(current, _NEWEST_OPSET + 1):
+    for version in range(current, BFLOAT16_LAYERS + 1):  # later ones add rare operators
         try:
             schema: Any = onnx.defs.get_schema(operator, version, "")
         except onnx.defs.SchemaError:
@@ -339,8 +285,6 @@ def in_float32(model: onnx.ModelProto) -> onnx.ModelProto:
     Every bfloat16 tensor becomes float32 and holds bfloat16 values: hardware multiplies bfloat16 exactly
     and sums in float32 too.
     """
-    from onnx import TensorProto, helper, numpy_helper
-
     copy = copy_model(model)
     graph = copy.graph
     rounded = {name for name, dtype in infer_types(model).items() if dtype == "bfloat16"}

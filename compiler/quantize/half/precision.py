@@ -21,15 +21,20 @@ A graph with Q/DQ becomes INT8 with half in between: scales are half too, quanti
 integers. bfloat16 has the range of float32, so 4, 6 and 7 are for float16, in practice.
 
 Inputs and outputs of the model keep their types, so one set of data serves every artifact.
+
+Precisions of single layers: what patterns ask for, and the halves among what is not quantized.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
+from onnx import numpy_helper
 
 from ....calibration import Method, Ranges
 from ....calibration.qparams import FLOAT8_E4M3
@@ -45,7 +50,7 @@ from ....model.graph import (
 from ....model.graph_edits import fix_initializers, name_nodes, rename_inputs, store_constants
 from ....model.onnx_file import copy_model, load_onnx, opset, save_onnx
 from ....spec.words import HALVES
-from ..request import match_nodes
+from ..request import QuantizeRequest, exactly, match_nodes
 from .casts import (
     OWN_TYPE,
     QDQ,
@@ -57,9 +62,6 @@ from .casts import (
     set_own_type,
     store_quantized_weights,
 )
-
-if TYPE_CHECKING:
-    import onnx
 
 _KEEPS_FROM_ZERO = frozenset(["Add", "Clip", "Max"])
 _SAME_LEAST = frozenset("Expand Identity Reshape Sqrt Squeeze Transpose Unsqueeze".split())
@@ -95,17 +97,6 @@ def to_half(
     conversion = _Conversion(copy, half, excluded, ranges)
     conversion.run()
     return copy, conversion.kept
-
-
-def unfit_nodes(model: onnx.ModelProto, half: HalfType, ranges: Ranges | None) -> dict[str, str]:
-    """Return the nodes whose values a half type cannot hold, with the reason, were it any node's type.
-
-    Args:
-        model: It is converted on the way, in the opset that it has.
-    """
-    conversion = _Conversion(model, half, {}, ranges)
-    conversion.run()
-    return conversion.unfit
 
 
 class _Conversion:
@@ -150,7 +141,11 @@ class _Conversion:
         operands = self._half_operands(node)
         if not any(name in self.floats for name in (*node.input, *node.output)):
             return None
-        if not (self._can_make_half(node) if node.op_type in OWN_TYPE else any(operands)):
+        if node.op_type in OWN_TYPE:  # whose attribute says the type of the output
+            fits = f"tensor({self.half.name})" in self._formal(node, "outputs", 1)[0][1]
+        else:
+            fits = any(operands)
+        if not fits:
             return f"ONNX has no {self.half.name} form of it"
         if _is_qdq(node) and (reason := self._unfit_scale(node.input[1])):
             return reason
@@ -219,8 +214,6 @@ class _Conversion:
 
     def _learn(self, node: onnx.NodeProto) -> None:
         """Note how large a tensor is, where a node tells."""
-        from onnx import numpy_helper
-
         if node.op_type == "ConstantOfShape" and node.attribute:
             self.known[node.output[0]] = _amax(numpy_helper.to_array(node.attribute[0].t))
         if _is_qdq(node) and node.input[1] in self.casts.weights:
@@ -232,8 +225,6 @@ class _Conversion:
 
     def _farthest_integer(self, name: str, zero_point: str) -> float:
         """How far from zero_point a quantized tensor is, or can be by its type; 0 for other types."""
-        from onnx import numpy_helper
-
         zeros = numpy_helper.to_array(self.stored[zero_point]) if zero_point in self.stored else np.zeros(1)
         if name in self.stored:
             integers = numpy_helper.to_array(self.stored[name]).astype(np.float64)
@@ -275,10 +266,6 @@ class _Conversion:
             for name, (_, allowed) in zip(node.input, formal, strict=True)
         ]
 
-    def _can_make_half(self, node: onnx.NodeProto) -> bool:
-        """Whether ONNX allows the half type for the output of an operator whose attribute says its type."""
-        return f"tensor({self.half.name})" in self._formal(node, "outputs", 1)[0][1]
-
     def _half_results(self, node: onnx.NodeProto) -> list[bool]:
         """For each output: its type follows an operand that became half."""
         if node.op_type in OWN_TYPE:
@@ -296,8 +283,6 @@ class _Conversion:
 
     def _formal(self, node: onnx.NodeProto, side: str, count: int) -> list[tuple[str, set[str]]]:
         """Type variable and allowed types of each operand; empty for operators ONNX does not define."""
-        import onnx
-
         try:
             schema = onnx.defs.get_schema(node.op_type, opset(self.model, node.domain) or 1, node.domain)
         except onnx.defs.SchemaError:
@@ -353,8 +338,9 @@ def nodes_to_protect(model: onnx.ModelProto, dtype: Half, *, ranges: Ranges | No
         model: The float32 model, with or without Q/DQ; nodes without a name get one.
     """
     name_nodes(model.graph)
-    unfit = unfit_nodes(copy_model(model), half_type(dtype), ranges)
-    return {**dict.fromkeys(normalizations(model.graph), _REASON), **unfit}
+    conversion = _Conversion(copy_model(model), half_type(dtype), {}, ranges)  # in the opset that it has
+    conversion.run()
+    return {**dict.fromkeys(normalizations(model.graph), _REASON), **conversion.unfit}
 
 
 def normalizations(graph: onnx.GraphProto) -> list[str]:
@@ -397,3 +383,53 @@ def _statistics(root: onnx.NodeProto, made_by: dict[str, onnx.NodeProto]) -> lis
         mean = made_by.get(centered.input[1])
         chain += [mean] if mean is not None and mean.op_type in _MEANS else []
     return chain
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What a node was asked to be by name, and the pattern that says so."""
+
+    kind: str
+    reason: str
+
+
+def layer_precisions(request: QuantizeRequest, graph: onnx.GraphProto) -> dict[str, Layer]:
+    """Node name to what it was asked to be: the last pattern that names a node decides."""
+    return {
+        name: Layer(kind, reason)
+        for pattern, kind in request.spec.layer_precisions.items()
+        for name, reason in match_nodes(graph, [pattern]).items()
+    }
+
+
+def in_own_patterns(left: object, reasons: Mapping[str, str]) -> dict[str, str]:
+    """Name to reason, in the user's own patterns."""
+    assert isinstance(left, Mapping)
+    return {name: reasons.get(name, reason) for name, reason in left.items()}
+
+
+def in_mixed_precision(
+    request: QuantizeRequest, model: onnx.ModelProto, layers: Mapping[str, Layer]
+) -> tuple[onnx.ModelProto, dict[str, str], list[str]]:
+    """What is not quantized in the precisions that were asked for; what stays in float32, and why; and
+    what of that was to be half by name.
+    """
+    halves = {
+        kind for kind in (request.spec.floats, *request.spec.layer_precisions.values()) if kind in HALVES
+    }
+    if not halves:
+        return model, {}, []
+    (half,) = halves
+    names = [node.name for node in model.graph.node]
+    asked = {name for name, layer in layers.items() if layer.kind == half}
+    if request.spec.floats == half:
+        block = {
+            name: layers[name].reason for name in names if name in layers and layers[name].kind == "fp32"
+        }
+    else:
+        block = {name: "not among the layers" for name in names if name not in asked}
+    mixed, kept = to_half(model, HALVES[half], block=map(exactly, block), ranges=request.ranges)
+    expected = asked if request.spec.floats != half else kept.keys()
+    kept = {name: block.get(name, reason) for name, reason in kept.items() if name in expected}
+    missed = [f"node {name!r} was to be {half}: {reason}" for name, reason in kept.items() if name in asked]
+    return mixed, kept, missed

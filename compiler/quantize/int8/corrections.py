@@ -21,17 +21,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper
 
+from ....data.batches import Data
 from ....errors import CalibrationError
 from ....model.graph import attribute, captured_names, consumers, producers, tensor_values, weighted_nodes
 from ....model.graph_edits import set_values
 from ....model.onnx_file import copy_model, load_onnx, opset
 from ....progress import Progress, silent
-from ...opset.lower import upgrade_in_place
+from ...opset.fit import upgrade_in_place
 from ..activations import run_samples
 from ..prepare import prepare_graph
 from ..weights.hessians import collect_hessians, hessian_key, hessian_of
@@ -39,13 +42,8 @@ from ..weights.rounding import gptq
 from .pair_limits import PairLimits
 from .rewrites import join_biases, stored_weight
 
-if TYPE_CHECKING:
-    import onnx
-
-    from ....data.batches import Data
-
 _MIDDLE = 128
-_ROUNDED = frozenset(["Conv", "Gemm", "MatMul"])
+_LAYERS = frozenset(["Conv", "Gemm", "MatMul"])
 
 
 def round_weights(
@@ -66,13 +64,16 @@ def round_weights(
         pairs: Weight of the float model to its limits, where two of its products are added in 16 bits.
     """
     reference = prepare_graph(load_onnx(float_model_path))
-    float_nodes = {node.name: node for node in reference.graph.node if node.op_type in _ROUNDED}
+    float_nodes = {node.name: node for node in reference.graph.node if node.op_type in _LAYERS}
     weights = {t.name: t for t in reference.graph.initializer}
     readers = consumers(reference.graph)
     plan = {
         node.name: node
         for node in weighted_nodes(quantized)["int8"]
-        if node.name in float_nodes and _fits(float_nodes[node.name], weights, readers)
+        if (float_node := float_nodes.get(node.name)) is not None
+        and hessian_key(float_node)
+        and float_node.input[1] in weights
+        and len(readers[float_node.input[1]]) == 1
     }
     keys = {hessian_key(float_nodes[name]) for name in plan}
     hessians = collect_hessians(float_model_path, keys, data, limit, progress)
@@ -108,10 +109,6 @@ def round_weights(
     return len(done)
 
 
-def _fits(node: onnx.NodeProto, weights: dict[str, Any], readers: dict[str, list[onnx.NodeProto]]) -> bool:
-    return bool(hessian_key(node)) and node.input[1] in weights and len(readers[node.input[1]]) == 1
-
-
 def _integers(
     dequantize: onnx.NodeProto, made_by: dict[str, onnx.NodeProto], stored: dict[str, onnx.TensorProto]
 ) -> onnx.TensorProto | None:
@@ -135,9 +132,6 @@ def _by_output(node: onnx.NodeProto) -> bool:
 def _store(
     tensor: onnx.TensorProto, codes: NDArray[np.int16], scales: NDArray[Any], node: onnx.NodeProto
 ) -> None:
-    """Write the rows back in the weight's own layout."""
-    from onnx import TensorProto
-
     before = tensor_values(tensor)
     integer = tensor.data_type == TensorProto.INT8
     rows: NDArray[Any] = np.clip(codes, -127, 127)
@@ -147,7 +141,6 @@ def _store(
     set_values(tensor, np.ascontiguousarray(values).astype(before.dtype))
 
 
-_CORRECTED = frozenset(["Conv", "Gemm", "MatMul"])
 _INT32 = np.iinfo(np.int32)
 
 
@@ -165,17 +158,14 @@ def correct_biases(
     corrected = copy_model(quantized)
     reference = prepare_graph(load_onnx(float_model_path))
     gemms = {node.name for node in quantized.graph.node if node.op_type == "Gemm"}
-    join_biases(reference, exclude={node.name for node in reference.graph.node} - gemms - _adds(reference))
+    others = {node.name for node in reference.graph.node if node.op_type != "Add"}
+    join_biases(reference, exclude=others - gemms)
     upgrade_in_place(reference, opset(quantized))  # the layers of both stand in one graph
     layers = list(_layers(corrected, reference))
     errors = _measure(reference, corrected, layers, Path(float_model_path), data, progress)
     for layer in layers:
         layer.bias.add(errors[layer.node.name])
     return corrected, len(layers)
-
-
-def _adds(model: onnx.ModelProto) -> set[str]:
-    return {node.name for node in model.graph.node if node.op_type == "Add"}
 
 
 @dataclass
@@ -186,8 +176,6 @@ class _Bias:
     scale: NDArray[Any] | None
 
     def add(self, correction: NDArray[np.float64]) -> None:
-        from onnx import numpy_helper
-
         values = tensor_values(self.tensor)
         if self.scale is None:
             # One number for all channels becomes one for each.
@@ -219,7 +207,7 @@ def _layers(quantized: onnx.ModelProto, reference: onnx.ModelProto) -> Iterator[
     """The layers that have a bias of their own, and whose input and output exist in the float model."""
     graph = quantized.graph
     known = {name for node in reference.graph.node for name in node.output}
-    counterparts = {node.name: node for node in reference.graph.node if node.op_type in _CORRECTED}
+    counterparts = {node.name: node for node in reference.graph.node if node.op_type in _LAYERS}
     known |= {value.name for value in reference.graph.input}
     made_by, readers = producers(graph), consumers(graph)
     stored = {tensor.name: tensor for tensor in graph.initializer}
@@ -302,8 +290,6 @@ def _with_quantized_layers(
     reference: onnx.ModelProto, quantized: onnx.ModelProto, layers: list[_Quantized]
 ) -> onnx.ModelProto:
     """The float model, with the quantized layers beside its own, and the differences of both."""
-    import onnx
-
     model = copy_model(reference)
     graph = model.graph
     made_by = producers(quantized.graph)

@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper
 
 from ....calibration.qparams import choose_weight_qparams, quantize
 from ....errors import InvalidOption, QuantizationError, first_line
@@ -28,9 +30,6 @@ from ....progress import quiet
 from ....spec.words import WeightType
 from ..request import match_nodes
 from .pair_limits import product_limits
-
-if TYPE_CHECKING:
-    import onnx
 
 DYNAMIC_OPERATORS = ("MatMul", "Gemm", "LSTM", "Attention", "GRU")
 
@@ -59,8 +58,6 @@ def quantize_dynamic(
         Operator to number of nodes planned, and integer operator to number of nodes reached. A GRU is
         reached as "GRU (weights only)".
     """
-    import onnx
-    from onnx import numpy_helper
     from onnxruntime.quantization import QuantType
     from onnxruntime.quantization import quantize_dynamic as quantize_by_onnxruntime
 
@@ -98,15 +95,13 @@ def quantize_dynamic(
             )
     except Exception as error:  # its internals raise ValueError, TypeError, RuntimeError and others
         raise QuantizationError(f"ONNX Runtime's quantizer failed: {first_line(error)}") from error
-    written = onnx.load(path, load_external_data=False)
+    written = load_onnx(path)
     sort_nodes(written.graph)  # the quantizer's own order leaves out what subgraphs read (1.31.1)
-    onnx.save(written, path)
     if weight_type == "int8" and kernels:
         _fit_pairs(written, floats, kernels)
-        onnx.save(written, path)
-    if weight_type == "uint8" and planned["LSTM"]:
-        _lstms_to_uint8(path)
-        written = onnx.load(path, load_external_data=False)
+    if weight_type == "uint8":
+        _lstms_to_uint8(written)
+    save_onnx(written, path)
     reached = Counter(node.op_type for node in written.graph.node if node.op_type in _INTEGER)
     reached += Counter({_WEIGHTS_ONLY: weights_only})
     if reached.total() < sum(planned.values()):
@@ -126,8 +121,6 @@ def _fit_pairs(
     The quantizer stores the weight NAME [depth, channels] as NAME_quantized with NAME_scale [channels], and
     an LSTM's [directions, channels, depth] as [directions, depth, channels] with scales of two axes.
     """
-    from onnx import TensorProto, numpy_helper
-
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in model.graph.node:
         lstm = node.op_type == "DynamicQuantizeLSTM"
@@ -198,9 +191,6 @@ def _store_gru_weights(graph: onnx.GraphProto, names: set[str]) -> int:
 
 def _widen(graph: onnx.GraphProto, weight: onnx.TensorProto, nodes: list[onnx.NodeProto]) -> str:
     """Store a weight as int8 and return the tensor that becomes float32 again, by nodes that are added."""
-    import onnx
-    from onnx import numpy_helper
-
     values, name = numpy_helper.to_array(weight), weight.name
     rows = values.reshape(-1, values.shape[-1])
     qparams = choose_weight_qparams(rows, 0)
@@ -214,15 +204,11 @@ def _widen(graph: onnx.GraphProto, weight: onnx.TensorProto, nodes: list[onnx.No
     return f"{name}/widened"
 
 
-def _lstms_to_uint8(path: Path) -> None:
+def _lstms_to_uint8(model: onnx.ModelProto) -> None:
     """Shift the int8 weights of each DynamicQuantizeLSTM to uint8 with zero_point 128: the same numbers.
 
     ONNX Runtime's quantizer knows int8 only for an LSTM, whatever it is told.
     """
-    import onnx
-    from onnx import numpy_helper
-
-    model = load_onnx(path)
     integers = {
         name
         for node in model.graph.node
@@ -234,7 +220,6 @@ def _lstms_to_uint8(path: Path) -> None:
         if tensor.name in integers and tensor.data_type == onnx.TensorProto.INT8:
             shifted = (numpy_helper.to_array(tensor).astype(np.int16) + 128).astype(np.uint8)
             tensor.CopyFrom(numpy_helper.from_array(shifted, tensor.name))
-    save_onnx(model, path)
 
 
 def _gemms_to_matmuls(graph: onnx.GraphProto, names: set[str]) -> None:
@@ -243,9 +228,6 @@ def _gemms_to_matmuls(graph: onnx.GraphProto, names: set[str]) -> None:
 
         Gemm(x, w, b)      becomes      Add(MatMul(x, w or wᵀ), b)
     """
-    import onnx
-    from onnx import numpy_helper
-
     stored = {tensor.name: tensor for tensor in graph.initializer}
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:

@@ -24,17 +24,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from ....model.graph import attribute
 from ....model.graph_rules import Order, SaturatingKernels
 from ..weights.rounding import Room
-
-if TYPE_CHECKING:
-    import onnx
 
 LARGEST_SUM = 128
 """Of the positive parts of a pair, and of the negative ones: 32767 // 255."""
@@ -82,7 +80,8 @@ class PairLimits:
             scales[part] = np.where(least < np.finfo(np.float32).tiny, 1.0, least)
             steps = values / scales[part, None].astype(np.float64)
             integers[part] = _limit(np.clip(np.rint(steps), -_QMAX, _QMAX), steps, self.pairs)
-        return scales, self._restored(integers, weight.shape)
+        turned = integers.reshape([weight.shape[axis] for axis in self.axes])
+        return scales, np.ascontiguousarray(turned.transpose(np.argsort(self.axes)))
 
     def room(self, shape: tuple[int, ...], middle: int) -> Room:
         """Return what GPTQ asks for: the lowest and the highest step that the partner of a column leaves.
@@ -104,10 +103,6 @@ class PairLimits:
 
         return room
 
-    def _restored(self, rows: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-        turned = rows.reshape([shape[axis] for axis in self.axes])
-        return np.ascontiguousarray(turned.transpose(np.argsort(self.axes)))
-
 
 def product_limits(depth: int) -> PairLimits:
     """Return the limits of a weight [depth, output channels] of a product."""
@@ -121,10 +116,9 @@ def pair_limits(
     if node.op_type not in ("Conv", "ConvTranspose"):
         if not kernels.products or len(shape) != 2:
             return None
-        by_output = node.op_type == "Gemm" and bool(attribute(node, "transB", 0))
-        return (
-            PairLimits((0, 1), _neighbours(1, shape[1], 1, "flat")) if by_output else product_limits(shape[0])
-        )
+        if node.op_type == "Gemm" and attribute(node, "transB", 0):
+            return PairLimits((0, 1), _neighbours(1, shape[1], 1, "flat"))
+        return product_limits(shape[0])
     group = attribute(node, "group", 1)
     spatial, positions = tuple(range(2, len(shape))), int(np.prod(shape[2:]))
     if node.op_type == "Conv":

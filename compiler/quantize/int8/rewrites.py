@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
 
 from ....calibration.qparams import (
     FLOAT8_E4M3,
@@ -35,9 +37,6 @@ from ....calibration.qparams import (
 from ....model.graph import attribute, consumers, infer_shapes, producers
 from ....model.graph_edits import drop_unread, drop_unused_initializers, set_nodes, store
 
-if TYPE_CHECKING:
-    import onnx
-
 
 def join_biases(model: onnx.ModelProto, *, exclude: Collection[str] = ()) -> list[str]:
     """Make the bias of a product with two axes its own; return the names of the nodes that became a Gemm.
@@ -48,8 +47,6 @@ def join_biases(model: onnx.ModelProto, *, exclude: Collection[str] = ()) -> lis
     activation: its Gemm then has a float bias, for which there is no integer kernel, and the product runs in
     float (1.31.1). `keep_adds_apart` writes such an Add as Sum, which computes the same.
     """
-    from onnx import numpy_helper
-
     graph = model.graph
     readers, shapes = consumers(graph), infer_shapes(model)
     stored = {tensor.name: tensor for tensor in graph.initializer}
@@ -103,8 +100,6 @@ def gather_by_vectors(model: onnx.ModelProto) -> None:
     are inconsistent" (2026.4): the windows of a halo attention are such. One stays as it is where more than
     one axis behind the gathered one has an unknown extent.
     """
-    from onnx import helper, numpy_helper
-
     graph = model.graph
     shapes, stored = infer_shapes(model), {tensor.name: tensor for tensor in graph.initializer}
     nodes: list[onnx.NodeProto] = []
@@ -231,8 +226,6 @@ def quantize_tables(model: onnx.ModelProto, names: set[str]) -> None:
     A scale belongs to a block of one row: rows of a vocabulary differ, and a scale per column would have to
     fit the largest of tens of thousands. Plain operators do it, which every CPU runtime has.
     """
-    from onnx import helper, numpy_helper
-
     graph = model.graph
     shapes = infer_shapes(model) if names else {}
     stored = {tensor.name: tensor for tensor in graph.initializer}
@@ -265,8 +258,6 @@ def _quantized(
     name: str, values: np.ndarray[tuple[int, int], np.dtype[np.float32]]
 ) -> list[onnx.TensorProto]:
     """int8 [rows, blocks, block] and scales float32 [rows, blocks, 1]; symmetric."""
-    from onnx import numpy_helper
-
     rows, columns = values.shape
     block = next(size for size in (BLOCK_SIZE, columns) if columns % size == 0)
     blocks = values.reshape(-1, block)
@@ -277,9 +268,6 @@ def _quantized(
         numpy_helper.from_array(qparams.scale.reshape(rows, -1, 1), f"{name}/scale"),
     ]
 
-
-LOWEST_OPSET = 19
-"""The first opset whose QuantizeLinear makes float8."""
 
 _MULTIPLE = 16  # of channels, in the kernels of convolutions
 _LARGEST_KERNEL = 32  # elements of one filter and channel
@@ -309,22 +297,24 @@ def to_float8(model: onnx.ModelProto, *, half_scales: bool = False) -> None:
         half_scales: Whether to round scales up to float16, which they will become: small ones would lose
             precision, and weights must be quantized by what their scales will be.
     """
-    from onnx import TensorProto, helper, numpy_helper
-
     graph = model.graph
     stored = {tensor.name: tensor for tensor in graph.initializer}
-    for name in dict.fromkeys(n.input[2] for n in graph.node if _is_int8(n, stored)):
+    for name in dict.fromkeys(n.input[2] for n in graph.node if _is_pair(n, stored, TensorProto.INT8)):
         dims = list(stored[name].dims)
         zeros = bytes(math.prod(dims))
         stored[name].CopyFrom(helper.make_tensor(name, TensorProto.FLOAT8E4M3FN, dims, zeros, raw=True))
     scaled: set[str] = set()
-    for node in [node for node in graph.node if _is_float8(node, stored)]:
+    for node in [node for node in graph.node if _is_pair(node, stored, TensorProto.FLOAT8E4M3FN)]:
         values, scale = node.input[0], stored[node.input[1]]
         if node.op_type == "QuantizeLinear" and values in stored:
             weight = numpy_helper.to_array(stored[values])
             axis = attribute(node, "axis", 1) if scale.dims else None
             scales = weight_scales(weight, axis, half=half_scales)
-            graph.initializer.append(_float8_tensor(round_to_float8(weight, scales, axis), node.output[0]))
+            rounded = round_to_float8(weight, scales, axis)
+            kind, content = TensorProto.FLOAT8E4M3FN, rounded.tobytes()
+            graph.initializer.append(
+                helper.make_tensor(node.output[0], kind, rounded.shape, content, raw=True)
+            )
             scale.CopyFrom(numpy_helper.from_array(scales, scale.name))
             scaled.add(scale.name)
             graph.node.remove(node)
@@ -378,8 +368,6 @@ def stored_weight(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto]) 
     ONNX Runtime takes it for an integer otherwise: it fuses the node into a product of integers, and then
     refuses the model (1.31.1).
     """
-    from onnx import TensorProto, numpy_helper
-
     tensor = stored.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
     if tensor is None or tensor.data_type != TensorProto.FLOAT8E4M3FN:
         return None
@@ -389,23 +377,8 @@ def stored_weight(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto]) 
     return weight
 
 
-def _float8_tensor(values: NDArray[Any], name: str) -> onnx.TensorProto:
-    from onnx import TensorProto, helper
-
-    return helper.make_tensor(name, TensorProto.FLOAT8E4M3FN, values.shape, values.tobytes(), raw=True)
-
-
-def _is_int8(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto]) -> bool:
-    from onnx import TensorProto
-
-    return _is_pair(node) and node.input[2] in stored and stored[node.input[2]].data_type == TensorProto.INT8
-
-
-def _is_float8(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto]) -> bool:
-    from onnx import TensorProto
-
-    return _is_pair(node) and stored[node.input[2]].data_type == TensorProto.FLOAT8E4M3FN
-
-
-def _is_pair(node: onnx.NodeProto) -> bool:
-    return node.op_type in ("QuantizeLinear", "DequantizeLinear") and len(node.input) == 3
+def _is_pair(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto], kind: int) -> bool:
+    """Whether a node quantizes or dequantizes with a stored zero point of a type."""
+    if node.op_type not in ("QuantizeLinear", "DequantizeLinear") or len(node.input) != 3:
+        return False
+    return node.input[2] in stored and stored[node.input[2]].data_type == kind

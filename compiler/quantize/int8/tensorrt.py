@@ -56,12 +56,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING
+
+import onnx
 
 from ....model.graph import attribute, captured_names, consumers, infer_shapes, producers
-
-if TYPE_CHECKING:
-    import onnx
+from ...opset.scope import reached
 
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 _FUSED = frozenset(
@@ -211,21 +210,11 @@ def share_scales(
 
 def _is_read(name: str, readers: Mapping[str, list[onnx.NodeProto]], planned: Collection[str]) -> bool:
     """Whether a planned node reads a tensor, through what has its scale."""
-    seen, ahead = {name}, [name]
-    while ahead:
-        for node in readers.get(ahead.pop(), ()):
-            if node.name in planned:
-                return True
-            if node.op_type in _ONE_SCALE and node.output[0] not in seen:
-                seen.add(node.output[0])
-                ahead.append(node.output[0])
-    return False
+    return any(node.name in planned for node in reached(name, readers, _ONE_SCALE))
 
 
-_LEAST = 16
-"""Channels of a convolution, k and n of a product."""
-_LONGEST = 512
-"""Queries and keys of fused INT8 attention."""
+_LEAST = 16  # channels of a convolution, k and n of a product
+_LONGEST = 512  # queries and keys of fused INT8 attention
 _HEADS = (16, 32, 64)
 _BY_ELEMENT = frozenset(
     "Add Sub Mul Div Where Min Max Clip Neg Cast Identity Dropout Flatten Reshape".split()

@@ -9,12 +9,15 @@ is done lies in a temporary file then, mapped, and the system may put it out of 
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from ....calibration.one_by_one import one_by_one
@@ -26,29 +29,23 @@ from ....model.session import make_session, run_session, session_options
 from ....model.weightless import WeightlessModel, read_weightless
 from ....progress import Progress, silent
 
-if TYPE_CHECKING:
-    import onnx
-
 Hessian = NDArray[np.float32]
 
 BUDGET_BYTES = 1 << 30
-"""Hessians that grow at a time."""
+"""Hessians that grow at a time; with more of them there are several passes."""
 
 _ROWS = 512  # values of a tensor that are multiplied at once, where samples have fewer
 _PATCHES = "patches of "
 
 
-def patches_of(conv: onnx.NodeProto) -> str:
-    """Return what `collect_hessians` knows the patches by that a Conv multiplies its weight with."""
-    return f"{_PATCHES}{conv.output[0]}"
-
-
 def hessian_key(node: onnx.NodeProto) -> str:
-    """Return what a node's Hessian is known by; "" where it has none, or one for each of its groups."""
+    """Return what a node's Hessian is known by: its input's name, or "patches of " and the name of a Conv's
+    output; "" where it has none, or one for each of its groups.
+    """
     if node.op_type in ("MatMul", "Gemm"):
         return str(node.input[0])
     grouped = attribute(node, "group", 1) > 1
-    return patches_of(node) if node.op_type == "Conv" and not grouped else ""
+    return f"{_PATCHES}{node.output[0]}" if node.op_type == "Conv" and not grouped else ""
 
 
 def hessian_of(
@@ -70,15 +67,11 @@ def collect_hessians(
     data: Data,
     limit: int,
     progress: Progress = silent,
-    *,
-    budget_bytes: int = BUDGET_BYTES,
 ) -> dict[str, Hessian]:
     """Return `2 X Xᵀ` of each tensor over samples, X being [K, values of the other axes].
 
     Args:
-        inputs_of: From `gptq_inputs`: names of float32 tensors, whose last axis is K, and
-            `patches_of` Conv nodes.
-        budget_bytes: Hessians that grow at a time; with more of them there are several passes.
+        inputs_of: From `gptq_inputs`: `hessian_key` of nodes; the last axis of a tensor is K.
 
     Returns:
         Name to float32 [K, K].
@@ -91,7 +84,7 @@ def collect_hessians(
     progress("prepare the model")
     tapped = _Tapped(weightless, tensors)
     features = tapped.features(next(one_by_one(data, tapped.arrays)))
-    groups = _groups(features, budget_bytes)
+    groups = _groups(features)
     hessians: dict[str, Hessian] = {}
     for number, group in enumerate(groups):
         if len(groups) > 1:
@@ -115,8 +108,6 @@ class _Tapped:
     """A session whose outputs are the named tensors; those that are inputs are taken from the feeds."""
 
     def __init__(self, weightless: WeightlessModel, names: list[str]) -> None:
-        import onnx
-
         model = onnx.ModelProto()
         model.CopyFrom(weightless.model)
         inputs = {value.name for value in model.graph.input}
@@ -152,11 +143,9 @@ class _Tapped:
                 yield name, array.reshape(-1, array.shape[-1] if array.ndim else 1)
 
     def arrays(self, batch: Batch) -> list[NDArray[np.float32]]:
-        """Return the arrays of one inference."""
         return [rows for _, rows in self.run(batch)]
 
     def features(self, batch: Batch) -> dict[str, int]:
-        """The last extent of each tensor."""
         return {name: rows.shape[1] for name, rows in self.run(batch)}
 
 
@@ -192,31 +181,22 @@ def _patches(
         smaller, larger = [total // 2 for total in totals], [total - total // 2 for total in totals]
         pads = smaller + larger if automatic == "SAME_UPPER" else larger + smaller
     around = [(0, 0), (0, 0), *zip(pads[:axes], pads[axes:], strict=True)]
-    padded = np.moveaxis(np.pad(array, around), 1, 0)  # [C, B, ...]
-    extents = [
-        (extent - span) // stride + 1
-        for extent, span, stride in zip(padded.shape[2:], spans, strides, strict=True)
-    ]
-    offsets = list(np.ndindex(*kernel))
-    seen = np.empty((padded.shape[0], len(offsets), padded.shape[1], *extents), np.float32)
-    for index, offset in enumerate(offsets):
-        part = [slice(None), slice(None)]
-        part += [
-            slice(at * dilation, at * dilation + (count - 1) * stride + 1, stride)
-            for at, dilation, count, stride in zip(offset, dilations, extents, strides, strict=True)
-        ]
-        seen[:, index] = padded[tuple(part)]
-    rows: NDArray[np.float32] = seen.reshape(padded.shape[0] * len(offsets), -1).T
+    windows = sliding_window_view(np.pad(array, around), spans, tuple(range(2, 2 + axes)))
+    steps = [slice(None), slice(None), *(slice(None, None, step) for step in (*strides, *dilations))]
+    seen = windows[tuple(steps)]  # [B, C, positions, kernel]
+    order = (1, *range(2 + axes, 2 + 2 * axes), 0, *range(2, 2 + axes))
+    columns = np.ascontiguousarray(seen.transpose(order), np.float32)
+    rows: NDArray[np.float32] = columns.reshape(array.shape[1] * math.prod(kernel), -1).T
     return rows
 
 
-def _groups(features: dict[str, int], budget_bytes: int) -> list[list[str]]:
+def _groups(features: dict[str, int]) -> list[list[str]]:
     """The tensors in as few passes as fit the budget, each with at least one."""
     groups: list[list[str]] = []
     taken = 0
     for name, extent in sorted(features.items(), key=lambda item: item[1]):
         size = extent * extent * np.dtype(np.float32).itemsize
-        if not groups or taken + size > budget_bytes:
+        if not groups or taken + size > BUDGET_BYTES:
             groups.append([])
             taken = 0
         groups[-1].append(name)
@@ -233,7 +213,6 @@ class _Sum:
         self.waiting: list[NDArray[np.float32]] = []
 
     def add(self, rows: NDArray[np.float32], where: str) -> None:
-        """Add [values, K] of one sample."""
         if rows.shape[1] != self.features:
             raise CalibrationError(
                 f"tensor {self.name!r}: last axis of {rows.shape[1]} at {where}; {self.features} before",
@@ -252,7 +231,6 @@ class _Sum:
             self._flush()
 
     def hessian(self) -> Hessian:
-        """The finished matrix."""
         self._flush()
         self.total *= 2
         return self.total

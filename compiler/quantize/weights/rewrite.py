@@ -25,16 +25,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper
+from onnx.helper import make_node
 
 from ....errors import InvalidOption, QuantizationError
 from ....model.graph import attribute, captured_names, producers, without_weights
 from ....model.graph_edits import drop_unused_initializers, name_nodes, set_nodes
 from ....model.onnx_file import opset, tensor_bytes
-from ..prepare import upgrade_opset
+from ....spec.opsets import INT4
+from ...opset.fit import upgrade_opset
 from ..request import match_nodes
 from .hessians import hessian_key, hessian_of
 from .rounding import (
@@ -49,14 +53,11 @@ from .rounding import (
     round_to_nearest,
 )
 
-if TYPE_CHECKING:
-    import onnx
-
 DEFAULT_BLOCK = 64
 _PRODUCTS = ("MatMul", "Gemm")
 _TAKEN = (*_PRODUCTS, "Gather", "Conv", "ConvTranspose")
 _SMALLEST_BLOCK, _LARGEST_NBITS_BLOCK = 16, 256  # of ONNX Runtime 1.31's kernels on the CPU
-_QDQ_OPSET, _QDQ_IR = 21, 10  # from where INT4 and blocks exist
+_QDQ_IR = 10  # of the opset with INT4 and blocks
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def quantize_weights(
     result.metadata_props.extend(model.metadata_props)
     result.graph.sparse_initializer.extend(model.graph.sparse_initializer)
     if quant_format == "qdq":
-        result = upgrade_opset(result, _QDQ_OPSET)
+        result = upgrade_opset(result, INT4)
         result.ir_version = max(result.ir_version, _QDQ_IR)
         name_nodes(result.graph)  # the converter's own have none
     writer: _NBits | _Qdq = (_NBits if quant_format == "nbits" else _Qdq)(result, model)
@@ -154,7 +155,7 @@ def gptq_inputs(
         quant_format, exclude: As of `quantize_weights`.
 
     Returns:
-        The inputs of MatMul and Gemm by the tensor's name, those of Conv as `hessians.patches_of` names them.
+        What `hessians.hessian_key` names.
     """
     # What one width refuses, the other may take.
     plans = [_plan(model, exclude, form=quant_format, bits=bits, block_size=0)[0] for bits in (4, 8)]
@@ -246,9 +247,6 @@ def _weight_of(node: onnx.NodeProto) -> _Weight:
 
 
 def _rows(tensor: onnx.TensorProto, weight: _Weight) -> Floats:
-    """The weight as [N, K]."""
-    from onnx import numpy_helper
-
     array: Floats = numpy_helper.to_array(tensor)
     if not np.isfinite(array).all():
         raise QuantizationError(f"weight {tensor.name!r} holds NaN or infinity", hint="repair the model")
@@ -264,9 +262,6 @@ class _Writer:
         self.bytes = 0
 
     def add(self, name: str, kind: int, shape: Sequence[int], array: NDArray[Any]) -> str:
-        """Add an initializer of packed values."""
-        import onnx
-
         content = np.ascontiguousarray(array).tobytes()
         self.graph.initializer.append(onnx.helper.make_tensor(name, kind, shape, content, raw=True))
         self.bytes += len(content)
@@ -302,8 +297,6 @@ class _NBits(_Writer):
         set_nodes(self.graph, kept)
 
     def _replacement(self, node: onnx.NodeProto, weight: _Weight) -> list[onnx.NodeProto]:
-        from onnx.helper import make_node
-
         foreign: dict[str, Any] = {"name": node.name, "domain": "com.microsoft", **self.settings[weight]}
         shared = [f"{weight.prefix}/scale", f"{weight.prefix}/zero_point"]
         if node.op_type == "Gather":
@@ -331,9 +324,6 @@ class _Qdq(_Writer):
 
     def store(self, weight: _Weight, rounded: Rounded, readers: Sequence[onnx.NodeProto]) -> None:
         """Add what the readers of a weight will read."""
-        from onnx import TensorProto
-        from onnx.helper import make_node
-
         codes, scales = qdq_arrays(rounded, weight.axis)
         dims = self.extents[weight.name]
         shape = (
@@ -364,7 +354,6 @@ class _Qdq(_Writer):
 
 
 def _restore_weights(model: onnx.ModelProto, stored: Mapping[str, onnx.TensorProto]) -> None:
-    """Put back the large initializers that are still read."""
     graph = model.graph
     for value in [value for value in graph.input if value.name in stored]:
         graph.input.remove(value)

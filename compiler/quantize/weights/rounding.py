@@ -271,11 +271,6 @@ def _full_range(blocks: Floats, bits: int, *, symmetric: bool) -> tuple[Floats, 
     return scales, zeros + middle if symmetric else zeros
 
 
-def _usable(scales: Floats) -> Floats:
-    """1 where a block holds nothing but zeros: a scale of 0 is no scale."""
-    return np.where(scales < _TINY, np.float32(1), scales)
-
-
 def _searched(blocks: Floats, full: Floats, zeros: Floats, bits: int) -> Floats:
     """The scales, of those tried, with the least squared error. Shrinking a range leaves its zero point."""
     best, least = full, np.full(len(blocks), np.inf, np.float32)
@@ -287,7 +282,8 @@ def _searched(blocks: Floats, full: Floats, zeros: Floats, bits: int) -> Floats:
         products = np.einsum("ij,ij->i", blocks, steps)
         fits = (squares > 0) & (products > 0)
         refit = np.where(fits, products / np.where(fits, squares, 1), best).astype(np.float32)
-        best, least, improved = _better(blocks, _usable(refit), zeros, bits, best, least)
+        refit = np.where(refit < _TINY, np.float32(1), refit)  # 1 where a block holds nothing but zeros
+        best, least, improved = _better(blocks, refit, zeros, bits, best, least)
         if not improved:
             break
     return best

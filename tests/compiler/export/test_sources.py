@@ -40,6 +40,7 @@ from qcompile.model.onnx_file import load_onnx, model_io
 from qcompile.model.source import parse_source
 from qcompile.model.tensorflow import convert, tensorflow_python
 from qcompile.progress import quiet
+from qcompile.spec.opsets import NEWEST_EXPORTED, OLDEST
 from qcompile.tensors import TensorInfo
 
 
@@ -134,8 +135,9 @@ def test_an_onnx_file_is_taken_as_it_is(tiny_file: Callable[..., Path], tmp_path
 
 
 def test_an_opset_out_of_range_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
-    with pytest.raises(InvalidOption, match=r"opset 12: 13 to 23"):
-        export("nowhere.py:build", tmp_path / "m.onnx", opset_version=12)
+    for version in (OLDEST - 1, NEWEST_EXPORTED + 1):
+        with pytest.raises(InvalidOption, match=f"opset {version}: {OLDEST} to {NEWEST_EXPORTED}"):
+            export("nowhere.py:build", tmp_path / "m.onnx", opset_version=version)
 
 
 def test_a_random_model_fails_the_comparison_and_leaves_nothing(tmp_path: Path) -> None:

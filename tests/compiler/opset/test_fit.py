@@ -21,13 +21,14 @@ from two_opsets import model, operators, run
 
 from qcompile.artifact import load_artifact
 from qcompile.compiler.export import export
-from qcompile.compiler.opset.lower import fit_opset, require_operators, without_missing
+from qcompile.compiler.opset.fit import fit_opset
+from qcompile.compiler.opset.lower import require_operators, without_missing
 from qcompile.engines.tensorrt.parser_operators import parser_of
 from qcompile.errors import ExportError, ModelError, UnsupportedOperator
 from qcompile.model.onnx_file import copy_model, count_operators, load_onnx, model_io, opset
 from qcompile.model.random_input import random_feeds
 
-STAGE = import_module("qcompile.compiler.opset.lower")
+STAGE = import_module("qcompile.compiler.opset.fit")
 
 MEAN = """
 <ir_version: 10, opset_import: ["" : 18]>

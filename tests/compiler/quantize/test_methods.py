@@ -16,10 +16,14 @@ from rtx_builds import rtx_build
 from written_models import model_of, outputs_of, stored
 
 import qcompile
-from qcompile.compiler.quantize.prepare import prepare_graph, upgrade_opset
+from qcompile.compiler.opset.fit import upgrade_opset
+from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.compiler.quantize.quantize import quantize
+from qcompile.compiler.quantize.weights import hessians
+from qcompile.compiler.quantize.weights.rewrite import gptq_inputs
+from qcompile.data.batches import Data
 from qcompile.errors import InvalidOption, UnsupportedOperator
-from qcompile.model.onnx_file import opset
+from qcompile.model.onnx_file import load_onnx, model_io, opset
 
 
 @pytest.mark.parametrize(
@@ -218,3 +222,24 @@ def test_inferred_types_and_shapes_are_written_in(tiny: Callable[..., onnx.Model
     known = {value.name: value.type.tensor_type for value in prepare_graph(tiny("residual")).graph.value_info}
     assert set(known) >= {"c1", "r1", "c2", "a", "r2", "p", "f"}
     assert [dim.dim_param or dim.dim_value for dim in known["c1"].shape.dim] == ["batch", 4, 8, 8]
+
+
+def test_hessians_beyond_the_budget_take_several_passes_and_are_the_same(
+    tiny_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, npz = tiny_file("mlp"), tmp_path / "x.npz"
+    np.savez(npz, x=np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32))
+    model = load_onnx(path)
+    names = gptq_inputs(prepare_graph(model))
+    assert len(names) > 1
+
+    def collected() -> dict[str, hessians.Hessian]:
+        return hessians.collect_hessians(path, names, Data(str(npz), model_io(model).inputs), 8)
+
+    once = collected()
+    monkeypatch.setattr(hessians, "BUDGET_BYTES", 1)
+    several = collected()
+    assert {type(hessian) for hessian in several.values()} == {np.memmap}
+    assert once.keys() == several.keys() == names
+    for name, hessian in once.items():
+        np.testing.assert_array_equal(several[name], hessian)

@@ -1,0 +1,170 @@
+"""Bring a model or a file to another opset, older or newer, and compare it with what it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+
+from ...artifact import Artifact, Check, commit
+from ...artifact.int8_isa import carried_isa
+from ...errors import ModelError, UnsupportedOperator, first_line
+from ...files import temporary_folder, writing
+from ...model.graph import ONNX_DOMAINS, every_graph, graph_precision, without_weights
+from ...model.onnx_file import (
+    check_onnx,
+    copy_model,
+    digest_model,
+    load_onnx,
+    opset,
+    save_onnx,
+)
+from ...progress import Progress, silent
+from ..check import OnnxReference, compare_outputs, graph_manifest, sample_feeds
+from .lower import lower_opset
+
+NOT_COMPARED = "what was rewritten could not be compared in ONNX Runtime"
+_DOMAINS = (*ONNX_DOMAINS, "ai.onnx.ml", "ai.onnx.preview.training", "com.microsoft", "com.ms.internal.nhwc")
+_LOWEST_DB = 80.0  # of what is rewritten in other operators: float32 sums in another order keep it
+_LOWEST_ROUNDED_DB = 30.0  # of a graph that rounds to fewer bits, where a value may go either way
+
+
+def fit_opset(
+    model: str | Path, output: str | Path, highest: int, *, progress: Progress = silent
+) -> Artifact:
+    """Write an ONNX file in opset `highest`, or as it is where its opset is no newer, and check it.
+
+    Args:
+        highest: The newest opset that the reader knows: 17 for TensorRT 8.5 and 8.6.
+
+    Returns:
+        The file and its manifest; `options` tell the opset it was of and the one it is of. A model with
+        operators that ONNX Runtime does not have is not compared, and a warning says so.
+    """
+    model, output = Path(model), Path(output)
+    before = load_onnx(model)
+    check_onnx(model)
+    progress(f"bring opset {opset(before)} to {min(opset(before), highest)}")
+    after = lower_opset(before, highest)
+    checks, warnings, foreign = list[Check](), list[str](), foreign_operators(before)
+    with writing(output) as path:
+        save_onnx(after, path)
+        check_onnx(path, infer_shapes=True)
+        checks.append(Check("ONNX checker and shape inference", True, f"opset {opset(after)}"))
+        if opset(after) != opset(before) and foreign:
+            warnings.append(f"{NOT_COMPARED}: it has {', '.join(foreign)}")
+        elif opset(after) != opset(before):
+            progress("compare with the model as it was")
+            checks.append(same_outputs(model, path, None))
+        options = {"opset": opset(after), "opset_before": opset(before), **carried_isa(model)}
+        sources = {"model": digest_model(model, load_onnx(model, external_data=False))}
+        made = graph_manifest(
+            "fit opset", after, "onnx onnxruntime", options, sources=sources, checks=checks, warnings=warnings
+        )
+        manifest = commit(path, made)
+    return Artifact(output, manifest)
+
+
+def same_outputs(model: Path, converted: Path, data: str | None) -> Check:
+    """Compare a file with the same model in another opset, on samples or random input."""
+    reference, converted_outputs = OnnxReference(model), OnnxReference(converted)
+    feeds = sample_feeds(load_onnx(model, external_data=False), data, reference)
+    pairs = [(reference(item), converted_outputs(item)) for item in feeds]
+    check = compare_outputs("same outputs as before", reference.names, pairs)
+    if not check.passed:
+        raise ModelError(
+            f"{model}: in another opset it computes something else: {check.detail}",
+            hint="is the model free of randomness? otherwise export it to that opset",
+            file=model,
+        )
+    return check
+
+
+def rewritten_outputs(model: Path, rewritten: Path) -> list[str]:
+    """Compare a file with the same model in other operators, on random input.
+
+    Returns:
+        A sentence where it could not be compared, as ONNX Runtime refuses the model.
+    """
+    light = load_onnx(model, external_data=False)
+    foreign, lowest = foreign_operators(light), _LOWEST_DB
+    if graph_precision(light) != "fp32":
+        lowest = _LOWEST_ROUNDED_DB
+    if foreign:
+        return [f"{NOT_COMPARED}: it has {', '.join(foreign)}"]
+    try:
+        reference = OnnxReference(model, integers=False)  # what the graph says, not what kernels make of it
+        feeds = list(sample_feeds(light, None, reference))
+        before = [reference(item) for item in feeds]
+    except ModelError as error:
+        return [f"{NOT_COMPARED}: {error.message}"]
+    after = OnnxReference(rewritten, integers=False)
+    pairs = [(outputs, after(item)) for outputs, item in zip(before, feeds, strict=True)]
+    check = compare_outputs("same outputs as before", reference.names, pairs, lowest_db=lowest)
+    if not check.passed:
+        raise ModelError(
+            f"{model}: in other operators it computes something else: {check.detail}",
+            hint="is the model free of randomness? `ignore_faults` all leaves known faults alone",
+            file=model,
+        )
+    return []
+
+
+def foreign_operators(model: onnx.ModelProto) -> list[str]:
+    """Return the operators, with their domains, that neither ONNX Runtime has nor the model defines."""
+    defined = {(function.domain, function.name) for function in model.functions}
+    return sorted(
+        {
+            f"{node.domain}::{node.op_type}"
+            for graph in every_graph(model.graph)
+            for node in graph.node
+            if node.domain not in _DOMAINS and (node.domain, node.op_type) not in defined
+        }
+    )
+
+
+def in_newer_opset(
+    model: onnx.ModelProto, path: Path, lowest: int, *, data: str | None = None
+) -> onnx.ModelProto:
+    """Return the model in opset `lowest` or newer; itself where it is no older."""
+    if opset(model) >= lowest:
+        return model
+    raised = copy_model(model)
+    upgrade_in_place(raised, lowest)
+    with temporary_folder("opset") as folder:
+        converted = folder / path.name
+        save_onnx(raised, converted)
+        same_outputs(path, converted, data)
+    return raised
+
+
+def upgrade_opset(model: onnx.ModelProto, lowest: int) -> onnx.ModelProto:
+    """Return the model in opset `lowest` or newer."""
+    current = opset(model)
+    if current >= lowest:
+        return model
+    try:
+        return onnx.version_converter.convert_version(model, lowest)
+    except Exception as error:  # RuntimeError and ConvertError, by the converter's mood
+        raise UnsupportedOperator(
+            f"opset {current} cannot be converted to {lowest}: {first_line(error)}",
+            hint=f"export the model again with opset {lowest} or newer",
+        ) from error
+
+
+def upgrade_in_place(model: onnx.ModelProto, lowest: int) -> None:
+    """Bring a model to opset `lowest` where it is older; large weights are not copied."""
+    if opset(model) < lowest:
+        light = without_weights(model)
+        small = {tensor.name for tensor in light.graph.initializer}
+        raised = upgrade_opset(light, lowest)
+        stored = model.graph.initializer
+        for index in reversed(range(len(stored))):
+            if stored[index].name in small:
+                del stored[index]
+        stored.extend(raised.graph.initializer)
+        del model.graph.node[:], model.opset_import[:]
+        model.graph.node.extend(raised.graph.node)
+        model.opset_import.extend(raised.opset_import)
+    known = [item for item in model.opset_import if item.domain in ("", "ai.onnx")]
+    model.ir_version = max(model.ir_version, onnx.helper.find_min_ir_version_for(known))
