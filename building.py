@@ -15,7 +15,7 @@ from .model.archives import trusting
 from .processor import resolve_isa
 from .progress import Progress, silent
 from .spec.artifacts import BuildSpec
-from .spec.decode import called, given
+from .spec.decode import parse_spec, spec_from_call
 from .spec.option import fields_of
 from .spec.tensorrt import TensorRTOptions
 
@@ -54,7 +54,7 @@ def build(
         IntentNotReached: If too many layers do not have the precision that was asked for.
         ModelError: If the graph makes a tensor that no memory holds.
     """
-    asked = called(BuildSpec, spec, options)
+    asked = spec_from_call(BuildSpec, spec, options)
     with trusting(asked.trust), _lowered(model, asked, progress) as lowered:
         return build_lowered(model, output, asked, lowered, progress=progress)
 
@@ -70,7 +70,7 @@ def plan(
     """Prepare, parse and check everything that `build` would, and return what would be built."""
     from .engines.build import plan_engine
 
-    asked = called(BuildSpec, spec, options)
+    asked = spec_from_call(BuildSpec, spec, options)
     with trusting(asked.trust), _lowered(model, asked, progress) as lowered:
         return plan_engine(request_for(model, asked, lowered, Path("dry-run"), progress))
 
@@ -220,7 +220,7 @@ def _spec_of(manifest: Manifest, *, only: Collection[str] = ()) -> BuildSpec:
 
     known = {"target": manifest.target, "precision": manifest.precision, "float_precision": "fp32"}
     # 0.2.0 left `float_precision` out where it was fp32.
-    return given(BuildSpec, {**known, **options(BuildSpec), "tensorrt": options(TensorRTOptions)})
+    return parse_spec(BuildSpec, {**known, **options(BuildSpec), "tensorrt": options(TensorRTOptions)})
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from ..model.archives import trusting
 from ..model.session import usable_cores
 from ..processes.worker import Worker
 from ..progress import Progress, silent
-from ..spec.decode import called
+from ..spec.decode import spec_from_call
 from ..spec.measure import BenchOptions, BenchSpec
 from ..spec.option import fields_of
 from ..spec.words import CUDA_GRAPH
@@ -79,7 +79,7 @@ def benchmark(
         QCompileError: If the baseline cannot be loaded, or the data does not fit.
         BenchInterrupted: After Ctrl-C, with what was measured until then; `output` is written.
     """
-    spec = called(BenchSpec, spec, options)
+    spec = spec_from_call(BenchSpec, spec, options)
     if is_every_gpu(spec.devices):
         measure = partial(
             benchmark, command=command, recipe=recipe, decided=decided, compare_made=compare_made,

@@ -16,7 +16,7 @@ from ..errors import CalibrationError, InvalidOption, QCompileError
 from ..files import check_output, writing
 from ..model.weightless import WeightlessModel, read_weightless
 from ..progress import Progress, silent
-from ..spec.decode import called
+from ..spec.decode import spec_from_call
 from ..spec.models import CalibrateSpec
 from .one_by_one import numbered_units, one_by_one
 from .ranges import Portion, Ranges
@@ -96,7 +96,7 @@ def calibrate(
         InvalidOption: If the method or the shard is misspelled.
     """
     output = Path(output)
-    spec = called(CalibrateSpec, spec, options)
+    spec = spec_from_call(CalibrateSpec, spec, options)
     method, part = parse_method(spec.method), parse_shard(spec.shard)
     check_output(output)
     weightless = _weightless(model)

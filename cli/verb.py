@@ -18,7 +18,7 @@ from click.shell_completion import CompletionItem
 
 from ..errors import QCompileError
 from ..spec.artifacts import BuildCommand, QuantizeCommand
-from ..spec.decode import Told, decode, deprecated
+from ..spec.decode import OnDeprecated, decode, deprecated
 from ..spec.measure import BenchCommand, DiffCommand
 from ..spec.models import CalibrateCommand, ExportCommand
 from ..spec.option import COMMA, Option, options_of
@@ -82,7 +82,7 @@ def verb(
         def called(session: Session, /, **values: Any) -> int | None:
             session.spelled = functools.partial(spelled, spec=spec)
             try:
-                return function(session, read(spec, values, told=lambda text: session.warn([text])))
+                return function(session, read(spec, values, on_deprecated=lambda text: session.warn([text])))
             except QCompileError as error:
                 respell(error, spec)
                 raise
@@ -168,8 +168,8 @@ _NEXT_STEPS = (BuildCommand, QuantizeCommand, ExportCommand, CalibrateCommand, B
 """Commands whose options a message may name beside those of the typed command, in order of precedence."""
 
 
-def read(spec: type[Spec], given: Mapping[str, Any], *, told: Told = deprecated) -> Spec:
-    """Return the spec of what was typed; `told` hears of former names."""
+def read(spec: type[Spec], given: Mapping[str, Any], *, on_deprecated: OnDeprecated = deprecated) -> Spec:
+    """Return the spec of what was typed; `on_deprecated` hears of former names."""
     values: dict[str, Any] = {}
     for one in options_of(spec):
         value = given[one.key.replace(".", "__")]
@@ -179,7 +179,7 @@ def read(spec: type[Spec], given: Mapping[str, Any], *, told: Told = deprecated)
             parts = [part.strip() for text in value for part in re.split(one.spelling.split, text)]
             value = [part for part in parts if part]
         _table_of(one, values)[one.name] = list(value) if isinstance(value, tuple) else value
-    return decode(spec, values, strict=False, told=told)
+    return decode(spec, values, strict=False, on_deprecated=on_deprecated)
 
 
 def _table_of(one: Option, values: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from ..errors import ClusterError, EngineUnavailable, InvalidOption, first_line
 from ..files.temporary import temporary_folder
 from ..model.session import usable_cores
 from ..spec.cluster import LOCAL, ConnectionOptions
-from ..spec.decode import called
+from ..spec.decode import spec_from_call
 from .executor import ClusterExecutor
 from .fleet import Fleet
 from .security import check_address, read_scheduler, security
@@ -62,7 +62,7 @@ def connect(
         ClusterError: If the scheduler cannot be reached or is refused, or no worker can be used.
     """
     require_dask()
-    spec = called(ConnectionOptions, spec, options)
+    spec = spec_from_call(ConnectionOptions, spec, options)
     url = str(store) if store else ""
     with contextlib.ExitStack() as stack:
         if not isinstance(scheduler, str):

@@ -33,7 +33,7 @@ from ..model.archives import trusting
 from ..model.judgement import BY_SIGNAL, RTOL, RULES, Rule
 from ..processes.worker import Worker
 from ..progress import Progress, silent
-from ..spec.decode import called
+from ..spec.decode import spec_from_call
 from ..spec.measure import DiffSpec
 from ..spec.words import AUTO
 from ..tensors import ModelIO, samples_in
@@ -96,7 +96,7 @@ def diff(
         DataError, WorkerError, EngineUnavailable: If one side cannot run.
         InvalidOption: If the metric is unknown, or there is no data for it.
     """
-    spec = called(DiffSpec, spec, options)
+    spec = spec_from_call(DiffSpec, spec, options)
     limits = (parse_tolerances(getattr(spec, kind), option=f"`{kind}`") for kind in ("atol", "rtol", "snr"))
     tolerances, rules = tolerances or Tolerances(*limits), parse_rules(spec.rules, option="`rules`")
     metric = AUTO if spec.metric is None and spec.max_drop is not None else spec.metric

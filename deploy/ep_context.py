@@ -38,7 +38,7 @@ from ..errors import ArtifactError, InvalidOption, ModelError, first_line
 from ..files import digest_files, manifest_path, require_file, writing
 from ..model.onnx_file import check_onnx, load_onnx, model_io
 from ..progress import Progress, silent
-from ..spec.decode import called
+from ..spec.decode import spec_from_call
 from ..spec.looking import EpContextSpec
 from ..tensors import ModelIO, TensorInfo
 from .triton_model import non_linear, require_weights
@@ -166,7 +166,7 @@ def package_ep_context(
         InvalidOption: If the provider does not load it, or the file could not hold it.
         ModelError: If ONNX or ONNX Runtime refuses what was written.
     """
-    spec = called(EpContextSpec, spec, options)
+    spec = spec_from_call(EpContextSpec, spec, options)
     embed, source, final = spec.embed, require_file(Path(artifact), what="engine"), Path(output)
     if final.suffix != ".onnx":
         raise InvalidOption(f"output {final}: an .onnx file is required", option="output")

@@ -24,7 +24,7 @@ from ..errors import ArtifactError, InvalidOption, QCompileError
 from ..files import digest_files, held_folder, remove_stale
 from ..files.storage import storage_error
 from ..progress import Progress, silent
-from ..spec.decode import called
+from ..spec.decode import spec_from_call
 from ..spec.looking import TritonOptions, TritonSpec
 from .triton_config import Config, format_config, make_config, profile_batches, spelled, tensor_fields
 from .triton_model import TritonModel, read_triton_model
@@ -220,7 +220,7 @@ def package_triton(
         MissingFile, ArtifactError, ModelError: If the artifact is missing, damaged, or nothing Triton serves.
         InvalidOption: If an option or the model that is there stands against it. Nothing is then written.
     """
-    asked = called(TritonSpec, spec or options, keywords)
+    asked = spec_from_call(TritonSpec, spec or options, keywords)
     repository, name, version = Path(repository), asked.name, asked.version
     folder = model_folder(repository, name)
     others = [number for number in versions_in(folder) if number != version]

@@ -29,7 +29,7 @@ from ..model.multiply_adds import ALLOWED_SHARE, multiply_adds, named, shares
 from ..model.onnx_file import load_onnx
 from ..model.source import digest_source, parse_source
 from ..model.weightless import fingerprint
-from ..spec.decode import changed
+from ..spec.decode import non_default_options
 from .base import BuildOutcome, BuildRequest, Engine, Planned
 from .registry import engine
 
@@ -110,7 +110,10 @@ def _manifest(
         sources={"model": _digest(request.source or request.model), "graph": _digest(request.model)},
         tools={**tool_versions(*chosen.packages, *of_onnx), **outcome.versions},
         device=outcome.device,
-        options={**changed(spec, without=_OWN_FIELDS), **({"tf32": True} if request.tf32 else {})},
+        options={
+            **non_default_options(spec, without=_OWN_FIELDS),
+            **({"tf32": True} if request.tf32 else {}),
+        },
         proof={
             **outcome.proof,
             **weighed.proof,

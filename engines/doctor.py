@@ -21,7 +21,7 @@ from ..machine_memory import machine_bytes
 from ..model.session import usable_cores
 from ..model.tensorflow import ANOTHER, INSTALL, tensorflow_python, tensorflow_versions
 from ..processor import is_arm, isa_here, processor, why_emulated
-from ..spec.decode import called
+from ..spec.decode import spec_from_call
 from ..spec.looking import DoctorCommand
 from ..spec.words import CPU_TARGETS, PRECISIONS, TARGETS, TENSORRT_TARGETS, Precision
 from .base import Engine
@@ -350,7 +350,7 @@ def doctor(spec: DoctorCommand | None = None, /, **options: Unpack[DoctorKeyword
     Raises:
         InvalidOption: If one is no compute capability, or the interpreter is spelled otherwise.
     """
-    spec = called(DoctorCommand, spec, options)
+    spec = spec_from_call(DoctorCommand, spec, options)
     asked = [gpu_types(text) for text in spec.gpus]
     targets, here = [TargetState.of(engine(name)) for name in names()], find_gpus()
     shown = asked or [gpu_types(name) for name in dict.fromkeys(gpu.architecture for gpu in here)]

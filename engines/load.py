@@ -11,7 +11,7 @@ from ..errors import ArtifactError, InvalidOption
 from ..files import manifest_path, require_file
 from ..model.archives import trusting
 from ..model.source import parse_source
-from ..spec.decode import called
+from ..spec.decode import spec_from_call
 from ..spec.looking import LoadSpec
 from ..spec.words import CPU_TARGETS
 from ..tensors import ModelIO
@@ -54,7 +54,7 @@ def load(
             that this processor computes wrongly.
         EngineUnavailable: If its runtime cannot run here.
     """
-    spec, text = called(LoadSpec, spec, options), str(artifact)
+    spec, text = spec_from_call(LoadSpec, spec, options), str(artifact)
     name = engine_of(text, trust=spec.trust)
     path = Path(text)
     if spec.trust:

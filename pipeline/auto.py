@@ -28,8 +28,8 @@ from ..model.source import parse_source
 from ..processor import isa_here
 from ..progress import Progress, silent
 from ..reporting.recommendation import Recommendation, recommend
-from ..spec.decode import called, shared
 from ..spec.decode import key as options_key
+from ..spec.decode import shared, spec_from_call
 from ..spec.first_use import AutoSpec, InitSpec
 from ..spec.words import CPU_TARGETS, Isa, Target
 from .bench_stages import RESULTS
@@ -113,7 +113,7 @@ def auto(
             or the model's inputs are not known.
         QCompileError: Of a stage that every artifact needs.
     """
-    asked = called(AutoSpec, spec, options)
+    asked = spec_from_call(AutoSpec, spec, options)
     if not (asked.data or asked.evaluation):
         raise InvalidOption(
             "`data`: is missing; a budget of accuracy needs samples to measure it on",

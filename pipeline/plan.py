@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import EngineUnavailable
 from ..progress import Progress, silent
-from ..spec.decode import called
+from ..spec.decode import spec_from_call
 from ..spec.recipes import RunSpec
 from .estimate import Estimate, Scale, by_rule, measured, read_scale
 from .graph import ThisProcess, key_of, kind_of
@@ -92,7 +92,7 @@ def plan(
     **options: Unpack[RunKeywords],
 ) -> Plan:
     """Return what `run` would do with these options."""
-    spec = called(RunSpec, spec, options)
+    spec = spec_from_call(RunSpec, spec, options)
     recipe, folder = prepared(recipe, spec)
     store, looks = Store(folder, folder=shared), _Looks()
     for error in Visit(recipe, store, spec.again, looks).drive().failures.values():

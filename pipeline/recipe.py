@@ -26,7 +26,7 @@ from ..errors import InvalidOption, RecipeError
 from ..files import manifest_path, read_bytes
 from ..model.source import Source, parse_source
 from ..spec.artifacts import ArtifactSection
-from ..spec.decode import Refused, Told, decode, deprecated, shared
+from ..spec.decode import OnDeprecated, Refused, decode, deprecated, shared
 from ..spec.measure import Budget
 from ..spec.option import SHAPES
 from ..spec.recipes import RECIPE_VERSION, RecipeFile
@@ -70,7 +70,7 @@ class Recipe(RecipeFile):
         return tuple(self.folder / name for name in self.data.depends)
 
 
-def read_recipe(path: str | Path, *, told: Told = deprecated) -> Recipe:
+def read_recipe(path: str | Path, *, told: OnDeprecated = deprecated) -> Recipe:
     """Read and validate a recipe.
 
     Args:
@@ -85,7 +85,7 @@ def read_recipe(path: str | Path, *, told: Told = deprecated) -> Recipe:
     return parse_recipe(read_bytes(path, what="recipe"), path, told=told)
 
 
-def parse_recipe(content: bytes, path: Path, *, told: Told = deprecated) -> Recipe:
+def parse_recipe(content: bytes, path: Path, *, told: OnDeprecated = deprecated) -> Recipe:
     """Return the recipe that a file holds."""
     if len(content) > _MOST_BYTES:
         raise RecipeError(f"{path}: has {len(content)} bytes; at most {_MOST_BYTES} are required", file=path)
@@ -99,7 +99,7 @@ def parse_recipe(content: bytes, path: Path, *, told: Told = deprecated) -> Reci
     return make_recipe(values, path, told=lambda text: told(f"{path}: {text}"))
 
 
-def make_recipe(values: dict[str, Any], path: Path, *, told: Told = deprecated) -> Recipe:
+def make_recipe(values: dict[str, Any], path: Path, *, told: OnDeprecated = deprecated) -> Recipe:
     """Return the recipe of these values, which `path` holds or will hold."""
     try:
         recipe = Recipe(**vars(_decoded(values, told)), path=path)
@@ -145,11 +145,11 @@ def require_scales(recipe: Recipe) -> None:
         raise Refused("data.calibration", problem)
 
 
-def _decoded(values: dict[str, Any], told: Told) -> RecipeFile:
+def _decoded(values: dict[str, Any], told: OnDeprecated) -> RecipeFile:
     version = values.get("version")
     if version is not None and version != RECIPE_VERSION:  # what else a newer one holds is not known here
         raise Refused("version", f"{RECIPE_VERSION} is required", value=version)
-    recipe = decode(RecipeFile, values, told=told)
+    recipe = decode(RecipeFile, values, on_deprecated=told)
     if recipe.bench:
         try:
             parse_devices(recipe.bench.devices)

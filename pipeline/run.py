@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from ..errors import EngineUnavailable, QCompileError, UsageError
 from ..model.archives import trusting
 from ..progress import Progress, silent
-from ..spec.decode import called
+from ..spec.decode import spec_from_call
 from ..spec.recipes import RunSpec
 from .graph import BUILD, KINDS, ThisProcess, each, kind_of, stages_of
 from .kinds import for_every_kind
@@ -120,7 +120,7 @@ def run(
         InvalidOption: If a file that it reads would be overwritten.
         QCompileError: Of a stage that failed and that every artifact needs; what was done before stays done.
     """
-    executor, spec = executor or ThisProcess(), called(RunSpec, spec, options)
+    executor, spec = executor or ThisProcess(), spec_from_call(RunSpec, spec, options)
     recipe, folder = prepared(recipe, spec, typed=typed, kinds=executor.kinds)
     store = Store(folder, folder=shared)
     with store.locked(), trusting(recipe.model.trust):

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from ..errors import ClusterError, EngineUnavailable, QCompileError
 from ..progress import Progress, silent
-from ..spec.decode import called
+from ..spec.decode import spec_from_call
 from ..spec.recipes import SweepSpec
 from .bench_stages import REPORT, RESULTS
 from .graph import ThisProcess, each
@@ -58,7 +58,7 @@ def sweep(
     """
     if not isinstance(recipe, Recipe):
         recipe = read_recipe(recipe)
-    spec = called(SweepSpec, spec, options)
+    spec = spec_from_call(SweepSpec, spec, options)
     executor, folder = executor or ThisProcess(), _folder(recipe, spec)
     every = members(recipe, kinds=executor.kinds, only=spec.only)
     run_member = functools.partial(_run, spec, executor=executor, progress=progress, listener=listener)

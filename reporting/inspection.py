@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..artifact import accepting, is_manifest, known_digest, read_manifest, size_bytes
 from ..errors import InvalidOption
 from ..files import read_json, require_file, side_files
-from ..spec.decode import called
+from ..spec.decode import spec_from_call
 from ..spec.looking import InspectSpec
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def inspect(
         ModelError, CalibrationError, ArtifactError: If it is damaged.
         InvalidOption: If it is nothing that qcompile knows.
     """
-    path, spec = require_file(Path(path)), called(InspectSpec, spec, options)
+    path, spec = require_file(Path(path)), spec_from_call(InspectSpec, spec, options)
     kind = _kind(path)
     facts: dict[str, Any] = {"file": str(path), "kind": kind, "size_bytes": size_bytes(path)}
     if kind == "results":

@@ -11,7 +11,7 @@ from ..bench.measuring.environment import machine_text
 from ..errors import EngineUnavailable, InvalidOption
 from ..figures import words
 from ..files import check_output, write_text
-from ..spec.decode import called
+from ..spec.decode import spec_from_call
 from ..spec.measure import Budget, ReportSpec
 from ..svg import FAMILY_MARKS
 from ..version import __version__
@@ -71,7 +71,7 @@ def write_report(
     """
     path = Path(output)
     check_page(path)
-    asked = called(ReportSpec, spec or budget, options)
+    asked = spec_from_call(ReportSpec, spec or budget, options)
     source = read_source(
         Path(results_path), layers=asked.layers, ranges=asked.ranges, recipe=asked.recipe, budget=asked
     )

@@ -13,7 +13,7 @@ from typing import Annotated, TypeVar
 
 from msgspec import Meta
 
-from .decode import Checked, Refused, changed, read_shapes
+from .decode import Checked, Refused, non_default_options, read_shapes
 from .option import COMMA, SHAPES, argument, fields_of, option
 from .tensorrt import TensorRTOptions
 from .words import (
@@ -186,7 +186,7 @@ class ArtifactOptions(QuantizeOptions):
         for one in fields_of(type(self)):
             targets, value = one.spelling.targets, getattr(self, one.name)
             if targets and self.target not in targets and value != one.default:
-                inner = f".{next(iter(changed(value)))}" if one.table is not None else ""
+                inner = f".{next(iter(non_default_options(value)))}" if one.table is not None else ""
                 problem = f"is for {' and '.join(targets)}; the target is {self.target}"
                 raise Refused(f"{one.name}{inner}", problem, hint="leave it out")
         for kind in _SHAPE_KINDS:

@@ -87,7 +87,7 @@ class Checked:
         """Refuse options that contradict each other."""
 
 
-Told = Callable[[str], object]
+OnDeprecated = Callable[[str], object]
 
 
 def deprecated(text: str) -> None:
@@ -100,16 +100,18 @@ def deprecated(text: str) -> None:
     warnings.warn(text, DeprecationWarning, stacklevel=level + 1)
 
 
-def decode(kind: type[T], values: Mapping[str, Any], *, strict: bool = True, told: Told = deprecated) -> T:
+def decode(
+    kind: type[T], values: Mapping[str, Any], *, strict: bool = True, on_deprecated: OnDeprecated = deprecated
+) -> T:
     """Return a spec of these values.
 
     Args:
         kind: Its type.
         values: Key to value, as TOML or JSON has them.
         strict: Whether a text is no number; the command line has nothing but texts.
-        told: Of every former name of an instruction set.
+        on_deprecated: Of every former name of an instruction set.
     """
-    values = current_isas(values, told)
+    values = current_isas(values, on_deprecated)
     _refuse_unknown(kind, values, "")
     try:
         return msgspec.convert(values, kind, strict=strict, dec_hook=as_path)
@@ -121,25 +123,25 @@ def decode(kind: type[T], values: Mapping[str, Any], *, strict: bool = True, tol
         raise _explained(text, place, kind, values) from error
 
 
-def current_isas(values: Mapping[str, Any], told: Told, prefix: str = "") -> dict[str, Any]:
-    """Return values with the names that instruction sets have now; `told` hears of the others."""
+def current_isas(values: Mapping[str, Any], on_deprecated: OnDeprecated, prefix: str = "") -> dict[str, Any]:
+    """Return values with the names that instruction sets have now; `on_deprecated` hears of the others."""
     renewed = dict(values)
     for name, value in values.items():
         key = f"{prefix}{name}"
         if name == "isa" and isinstance(value, str) and value in FORMER_ISAS:
-            told(f"`{key}` {value} is now {FORMER_ISAS[value]}")
+            on_deprecated(f"`{key}` {value} is now {FORMER_ISAS[value]}")
             renewed[name] = FORMER_ISAS[value]
         elif isinstance(value, Mapping):
-            renewed[name] = current_isas(value, told, f"{key}.")
+            renewed[name] = current_isas(value, on_deprecated, f"{key}.")
         elif isinstance(value, list):
             renewed[name] = [
-                current_isas(row, told, f"{key}[{index}].") if isinstance(row, Mapping) else row
+                current_isas(row, on_deprecated, f"{key}[{index}].") if isinstance(row, Mapping) else row
                 for index, row in enumerate(value)
             ]
     return renewed
 
 
-def given(kind: type[T], values: Mapping[str, Any]) -> T:
+def parse_spec(kind: type[T], values: Mapping[str, Any]) -> T:
     """Return the spec of keyword arguments.
 
     Args:
@@ -148,20 +150,21 @@ def given(kind: type[T], values: Mapping[str, Any]) -> T:
             mapping.
     """
     options = {one.name: one for one in fields_of(kind)}
-    told = {name: value for name, value in values.items() if value is not None}
+    present = {name: value for name, value in values.items() if value is not None}
     return decode(
-        kind, {name: paired(options[name], told[name]) if name in options else told[name] for name in told}
+        kind,
+        {name: paired(options[name], value) if name in options else value for name, value in present.items()},
     )
 
 
-def called(kind: type[T], spec: object, values: Mapping[str, Any]) -> T:
+def spec_from_call(kind: type[T], spec: object, values: Mapping[str, Any]) -> T:
     """Return the spec of a call: one that is given, with keyword arguments in place of some of its fields.
 
     The one that is given may be of another type, such as that of a command: what both have counts.
     """
     if spec is None:
-        return given(kind, values)
-    return given(kind, common(kind, spec) | dict(values)) if values else shared(kind, spec)
+        return parse_spec(kind, values)
+    return parse_spec(kind, common(kind, spec) | dict(values)) if values else shared(kind, spec)
 
 
 def shared(kind: type[T], spec: object, **more: Any) -> T:
@@ -299,7 +302,7 @@ def _printed(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
-def changed(spec: object, *, without: tuple[str, ...] = ()) -> dict[str, object]:
+def non_default_options(spec: object, *, without: tuple[str, ...] = ()) -> dict[str, object]:
     """Return what differs from the defaults as JSON has it: the `options` of a manifest.
 
     Options of tables stand among the others, as on the command line. Places of files are left out.
@@ -309,7 +312,11 @@ def changed(spec: object, *, without: tuple[str, ...] = ()) -> dict[str, object]
         value = getattr(spec, one.name)
         if one.name in without or one.spelling.place or value == one.default:
             continue
-        changes |= changed(value) if one.table is not None and not one.repeated else {one.name: _plain(value)}
+        changes |= (
+            non_default_options(value)
+            if one.table is not None and not one.repeated
+            else {one.name: _plain(value)}
+        )
     return changes
 
 

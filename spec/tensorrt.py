@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Literal
 
-from .decode import Checked, Refused, changed
+from .decode import Checked, Refused, non_default_options
 from .option import COMMA, option
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -227,7 +227,7 @@ class TensorRTOptions(Checked):
 
     def as_json(self) -> dict[str, object]:
         """Return what differs from the defaults, for manifests."""
-        return changed(self)
+        return non_default_options(self)
 
 
 def weights_on_gpu(text: str, total: int) -> int:

@@ -29,7 +29,7 @@ from ..model.graph_rules import graph_target
 from ..model.onnx_file import load_onnx, model_io
 from ..progress import Progress, silent
 from ..spec.artifacts import BuildSpec
-from ..spec.decode import given
+from ..spec.decode import parse_spec
 from ..spec.words import FloatPrecision, Isa, Target
 from ..tensors import TensorInfo
 
@@ -169,7 +169,7 @@ class TrialMaker:
                 "float_precision": ask.float_precision, "method": setting.method,
                 "exclude": (*setting.exclude, *sorted(ask.in_float)), "correct_bias": False,
             }  # fmt: skip
-        return given(BuildSpec, {**options, "threads": setting.threads, "allow_fallback": True})
+        return parse_spec(BuildSpec, {**options, "threads": setting.threads, "allow_fallback": True})
 
     def _score(self, runner: Runner) -> list[Scored]:
         """Score an artifact batch by batch; its outputs are forgotten."""

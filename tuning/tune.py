@@ -24,7 +24,7 @@ from ..model.onnx_file import load_onnx
 from ..model.source import parse_source
 from ..processor import isa_here
 from ..progress import Progress, silent
-from ..spec.decode import called
+from ..spec.decode import spec_from_call
 from ..spec.models import CalibrateSpec
 from ..spec.recipes import TuneSpec
 from ..spec.words import CPU_TARGETS, FloatPrecision, Isa, Target
@@ -126,7 +126,7 @@ def tune(
         EngineUnavailable: If no target can be built and run here.
         QuantizationError: If nothing of the model can be quantized for a target.
     """
-    spec = called(TuneSpec, spec, options)
+    spec = spec_from_call(TuneSpec, spec, options)
     read_metric(spec.metric)  # a wrong one is refused before anything is made
     chosen_targets = _targets(spec.targets)
     method, seen = spec.method or None, spec.calibration or data

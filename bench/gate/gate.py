@@ -12,7 +12,7 @@ from ...engines.gpu import is_every_gpu
 from ...errors import EngineUnavailable, InvalidOption, QCompileError
 from ...model.session import usable_cores
 from ...progress import Progress, silent
-from ...spec.decode import called, shared
+from ...spec.decode import shared, spec_from_call
 from ...spec.measure import BenchSpec, GateOptions
 from ..benchmark import benchmark
 from ..interpreters import Interpreters, parse_interpreters
@@ -57,7 +57,7 @@ def gate(
         EngineUnavailable: If nothing of what is compared runs here.
         QCompileError: If a file is not there or not what it claims to be, or the data does not fit.
     """
-    spec = called(GateOptions, spec, options)
+    spec = spec_from_call(GateOptions, spec, options)
     devices = (spec.device,) if spec.device else ()
     if is_every_gpu(devices):
         raise InvalidOption(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import InvalidOption
-from ...spec.decode import called
+from ...spec.decode import spec_from_call
 from ...spec.measure import CompareSpec
 from ...spec.words import CUDA_GRAPH
 from ..measuring.environment import machine_of, machine_text
@@ -127,7 +127,7 @@ def compare_results(
         spec: How. With limits, an artifact that was measured before and is not now fails too.
         options: Fields of `CompareSpec` by name, in place of those of `spec`.
     """
-    spec = called(CompareSpec, spec, options)
+    spec = spec_from_call(CompareSpec, spec, options)
     limits = [parse_limit(text) for text in spec.limits]
     relative, across_machines = spec.relative, spec.across_machines
     machines = machine_text(old.environment), machine_text(new.environment)

@@ -10,7 +10,7 @@ from ...files import temporary_folder
 from ...model.graph import consumers
 from ...model.weightless import read_weightless
 from ...progress import Progress, silent
-from ...spec.decode import called
+from ...spec.decode import spec_from_call
 from ...spec.measure import LayerDiffSpec
 from .outcome import LayerDiff
 from .pairing import Pairs, pair_outputs, pair_tensors, restricted
@@ -54,7 +54,7 @@ def layer_diff(
     Returns:
         The comparison; a tensor that diverges is a result, not an error.
     """
-    spec = called(LayerDiffSpec, spec, options)
+    spec = spec_from_call(LayerDiffSpec, spec, options)
     if spec.save_results is not None:
         require_polygraphy()
     left, right = reference_side(reference, trust=spec.trust), artifact_side(artifact, trust=spec.trust)

@@ -34,7 +34,7 @@ from ...model.judgement import ErrorSums
 from ...model.onnx_file import load_onnx, save_onnx
 from ...progress import Progress
 from ...spec.artifacts import BuildSpec
-from ...spec.decode import changed
+from ...spec.decode import non_default_options
 from ...tensors import format_shape
 from .outcome import EngineSearch
 from .pairing import Pairs
@@ -129,7 +129,7 @@ class Rebuilder:
             io=outcome.io,
             tools=outcome.versions,
             device=outcome.device,
-            options=changed(request.spec),
+            options=non_default_options(request.spec),
             proof=outcome.proof,
         )
         commit(file, manifest)

@@ -21,7 +21,7 @@ from ...model.preprocessing import Preprocessing
 from ...model.pytorch import LoadedModel, computes_otherwise_in_training, evaluated, is_plain
 from ...model.source import TENSORFLOW_KINDS, Source, parse_source
 from ...progress import Progress, silent
-from ...spec.decode import called
+from ...spec.decode import spec_from_call
 from ...spec.models import ExportOptions, ExportSpec
 from ...spec.opsets import NEWEST_EXPORTED, OLDEST
 from ...tensors import TensorInfo
@@ -89,7 +89,7 @@ def export(
     output = Path(output)
     if opset_version is not None:
         options["opset"] = opset_version
-    spec = called(ExportSpec, spec, options)
+    spec = spec_from_call(ExportSpec, spec, options)
     if not OLDEST <= spec.opset <= NEWEST_EXPORTED:
         raise InvalidOption(f"opset {spec.opset}: {OLDEST} to {NEWEST_EXPORTED} can be exported")
     inputs, data = inputs or spec.inputs, spec.data

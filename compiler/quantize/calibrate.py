@@ -15,7 +15,7 @@ from ...model.graph_rules import graph_rules
 from ...model.onnx_file import check_onnx
 from ...model.weightless import WeightlessModel, read_weightless
 from ...progress import Progress, silent
-from ...spec.decode import called
+from ...spec.decode import spec_from_call
 from ...spec.models import CalibrateSpec
 from ...spec.words import GRAPH_TARGETS, GraphTarget
 from ..opset.lstm_products import lstm_inputs
@@ -60,7 +60,7 @@ def calibrate(
         ModelError: If ONNX Runtime refuses the model.
         InvalidOption: If the method or the shard is misspelled.
     """
-    spec = called(CalibrateSpec, spec, options)
+    spec = spec_from_call(CalibrateSpec, spec, options)
     weightless = read_weightless(Path(model))
     try:
         tensors = tensors_to_calibrate(weightless, spec.targets or GRAPH_TARGETS)

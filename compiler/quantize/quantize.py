@@ -25,7 +25,7 @@ from ...model.onnx_file import (
 from ...processor import resolve_isa
 from ...progress import Progress, silent
 from ...spec.artifacts import QuantizeSpec
-from ...spec.decode import called, changed
+from ...spec.decode import non_default_options, spec_from_call
 from ...spec.words import BLOCK_FORMATS, HALVES
 from .methods import quantize_graph
 from .request import QuantizeRequest, check_options, check_ranges
@@ -74,7 +74,7 @@ def quantize(
     told: dict[str, object] = {**options}
     if isinstance(ranges, str | Path):
         told["ranges"], ranges = ranges, None
-    spec = called(QuantizeSpec, spec, told)
+    spec = spec_from_call(QuantizeSpec, spec, told)
     spec = replace(spec, isa=resolve_isa(spec.isa, spec.target))
     check_options(spec)
     loaded = ranges
@@ -123,7 +123,7 @@ def quantize(
                 io=io,
                 sources={"model": digest} | ({"calibration data": loaded.data} if loaded else {}),
                 tools=tool_versions("onnx", "onnxruntime", "numpy"),
-                options=changed(spec, without=("target", "precision")),
+                options=non_default_options(spec, without=("target", "precision")),
                 proof={**_method(request), **outcome.proof, "operators": count_operators(load_onnx(path))},
                 checks=[check],
                 warnings=warnings,

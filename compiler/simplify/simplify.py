@@ -43,7 +43,7 @@ from ...model.graph_edits import drop_unused_initializers, set_values, store_con
 from ...model.onnx_file import check_onnx, count_operators, is_large, load_onnx, model_io, opset, save_onnx
 from ...model.weightless import fingerprint
 from ...progress import Progress, quiet, silent
-from ...spec.decode import called
+from ...spec.decode import spec_from_call
 from ...spec.models import SimplifySpec
 from ...tensors import Feeds, ModelIO
 from ..check import OnnxReference, compare_outputs, graph_manifest, sample_feeds
@@ -84,7 +84,7 @@ def simplify(
         ModelError: If the given model itself is damaged.
         DataError: If the data does not fit the model.
     """
-    model, output, spec = Path(model), Path(output), called(SimplifySpec, spec, options)
+    model, output, spec = Path(model), Path(output), spec_from_call(SimplifySpec, spec, options)
     before = load_onnx(model)
     check_onnx(model)
     reference = OnnxReference(model)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ...errors import InvalidOption, MissingFile, RecipeError
 from ...files import check_output, require_file, write_text, writing
 from ...plain_text import plain
-from ...spec.decode import called
+from ...spec.decode import spec_from_call
 from ...spec.recipes import MigrateSpec
 from ...tensors import format_shape
 from ..propose.init import toml
@@ -309,7 +309,7 @@ def migrate(
         MissingFile: If the model is not there.
         CalibrationError: If the calibration cache is not the model's.
     """
-    output, spec = Path(output), called(MigrateSpec, spec, options)
+    output, spec = Path(output), spec_from_call(MigrateSpec, spec, options)
     check_output(output)
     _keep_what_others_wrote(output)
     call = read_command(_text(command))

@@ -15,7 +15,7 @@ from ...files import write_text
 from ...model.source import RANDOM, parse_source
 from ...plain_text import plain, plain_toml
 from ...progress import Progress, silent
-from ...spec.decode import called
+from ...spec.decode import spec_from_call
 from ...spec.first_use import InitSpec
 from ...spec.words import TARGETS
 from ...tensors import Feeds
@@ -216,7 +216,7 @@ def init(
         ModelError, DataError, MissingFile: If the model or the data cannot be read.
         EngineUnavailable: If nothing can be built here.
     """
-    spec = called(InitSpec, spec, {"output": output, **options})
+    spec = spec_from_call(InitSpec, spec, {"output": output, **options})
     path = spec.output
     if path.exists() and not spec.force:
         raise InvalidOption(

@@ -21,7 +21,7 @@ from qcompile.errors import InvalidOption, RecipeError
 from qcompile.files import manifest_path
 from qcompile.pipeline.recipe import read_recipe
 from qcompile.spec.artifacts import BuildSpec
-from qcompile.spec.decode import given
+from qcompile.spec.decode import parse_spec
 from qcompile.spec.option import options_of
 from qcompile.spec.recipes import recipe_schema
 from qcompile.spec.words import FORMER_ISAS
@@ -89,7 +89,7 @@ def test_recipes_and_python_take_it_and_warn(old: str, tmp_path: Path) -> None:
     read_recipe(path, told=told.append)
     assert told == [f"{path}: `artifact[0].isa` {old} is now {new}"]
     with pytest.warns(DeprecationWarning, match=f"`isa` {old} is now {new}"):
-        assert given(BuildSpec, {"target": "onnxruntime", "isa": old}).isa == new
+        assert parse_spec(BuildSpec, {"target": "onnxruntime", "isa": old}).isa == new
     validator = Draft202012Validator(recipe_schema()["$defs"]["ArtifactSection"]["properties"]["isa"])
     assert validator.is_valid(old)
     assert not validator.is_valid("other")

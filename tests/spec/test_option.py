@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 from qcompile.cli.session import Session
 from qcompile.cli.verb import verb
 from qcompile.errors import InvalidOption
-from qcompile.spec.decode import Checked, Refused, changed, decode, key
+from qcompile.spec.decode import Checked, Refused, decode, key, non_default_options
 from qcompile.spec.option import COMMA, argument, fields_of, option, options_of
 
 
@@ -76,7 +76,7 @@ def test_a_new_field_is_part_of_keys_and_of_the_manifests_options() -> None:
     assert "coats" not in key(Before(file=Path("a")))
     assert (key(default)["coats"], key(chosen)["coats"]) == (2, 3)
     assert "file" not in key(default, without=("file",))
-    assert changed(chosen) == {"file": Path("a"), "coats": 3}
+    assert non_default_options(chosen) == {"file": Path("a"), "coats": 3}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from qcompile.comparison.layers import layer_diff
 from qcompile.compiler.quantize.qat.train import prepare
 from qcompile.errors import InvalidOption
 from qcompile.pipeline.sweep import sweep
-from qcompile.spec.decode import called
+from qcompile.spec.decode import spec_from_call
 from qcompile.spec.looking import TritonOptions, TritonSpec
 from qcompile.spec.measure import DiffCommand, DiffSpec
 from qcompile.spec.models import ExportCommand, ExportSpec, ModelSection
@@ -97,24 +97,24 @@ def test_no_command_lists_its_options_once_more(path: Path) -> None:
 
 def test_the_object_may_be_of_a_command_or_a_section_with_keywords_in_place_of_some_fields() -> None:
     typed = ExportCommand(model="m.py:f", output=Path("m.onnx"), opset=18, outputs=("y",))
-    assert called(ExportSpec, typed, {}) == ExportSpec(opset=18, outputs=("y",))
-    assert called(ExportSpec, typed, {"opset": 17}) == ExportSpec(opset=17, outputs=("y",))
-    assert called(ExportSpec, ModelSection(source="m.py:f", trust=True), {}) == ExportSpec(trust=True)
+    assert spec_from_call(ExportSpec, typed, {}) == ExportSpec(opset=18, outputs=("y",))
+    assert spec_from_call(ExportSpec, typed, {"opset": 17}) == ExportSpec(opset=17, outputs=("y",))
+    assert spec_from_call(ExportSpec, ModelSection(source="m.py:f", trust=True), {}) == ExportSpec(trust=True)
 
 
 def test_what_the_object_lacks_is_asked_for_by_name() -> None:
-    packaged = called(TritonSpec, TritonOptions(instances=2), {"name": "net"})
+    packaged = spec_from_call(TritonSpec, TritonOptions(instances=2), {"name": "net"})
     assert (packaged.name, packaged.instances, packaged.version) == ("net", 2, 1)
     with pytest.raises(InvalidOption, match="`name`: is missing"):
-        called(TritonSpec, TritonOptions(instances=2), {"version": 3})
+        spec_from_call(TritonSpec, TritonOptions(instances=2), {"version": 3})
 
 
 def test_limits_of_outputs_may_be_a_mapping() -> None:
-    spec = called(DiffSpec, None, {"atol": {"logits": 1e-2}, "rules": {"logits": "classes"}})
+    spec = spec_from_call(DiffSpec, None, {"atol": {"logits": 1e-2}, "rules": {"logits": "classes"}})
     assert parse_tolerances(spec.atol, option="`atol`") == {"logits": 1e-2}
     assert spec.rules == ("logits:classes",)
 
 
 def test_options_of_layers_and_of_outputs_share_the_fields_of_both() -> None:
     typed = DiffCommand(reference="a.onnx", artifact="b.onnx", samples=4, threads=2)
-    assert called(DiffSpec, typed, {}) == DiffSpec(samples=4, threads=2)
+    assert spec_from_call(DiffSpec, typed, {}) == DiffSpec(samples=4, threads=2)

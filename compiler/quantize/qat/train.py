@@ -28,7 +28,7 @@ from ....model.pytorch import import_torch
 from ....processor import resolve_isa
 from ....progress import quiet
 from ....spec.artifacts import QatSpec
-from ....spec.decode import called
+from ....spec.decode import spec_from_call
 from ....spec.words import GraphTarget
 
 if TYPE_CHECKING:
@@ -72,9 +72,8 @@ def prepare(
         InvalidOption: If an option is wrong, or a pattern of `exclude` matches nothing.
         QuantizationError: If nothing in the model can be quantized.
     """
-    if target is not None:
-        options["target"] = target
-    spec = called(QatSpec, spec, options)
+    named = {} if target is None else {"target": target}
+    spec = spec_from_call(QatSpec, spec, {**options, **named})
     torchao = _torchao()
     captured = torchao.capture(model, example_inputs, dynamic_shapes)
     with quiet():

@@ -22,7 +22,7 @@ from ....artifact import Check
 from ....model.input_notes import read_notes
 from ....model.onnx_file import load_onnx, model_io, opset
 from ....progress import Progress
-from ....spec.decode import changed
+from ....spec.decode import non_default_options
 from ...base import BuildOutcome, BuildRequest
 from ...gpu import Gpu, find_gpu
 from ..adapter import Adapter
@@ -96,7 +96,7 @@ def dry_run(adapter: Adapter, request: BuildRequest) -> dict[str, object]:
             "gpus": list(request.spec.gpus) or [prepared.gpu.architecture if prepared.gpu else "none here"],
             "timing_cache": str(prepared.timing_cache.path) if prepared.timing_cache else "",
             "build_routes": list(build_routes(prepared.config).values()),
-            "options": changed(request.spec.tensorrt),
+            "options": non_default_options(request.spec.tensorrt),
         }
 
 
