@@ -56,13 +56,22 @@ Spec = TypeVar("Spec")
 
 
 class Verb(click.Command):
-    """A command that was made from a spec.
+    """A command that was made from a spec, whose fields are read when it is called.
 
     Attributes:
         spec: The type whose fields are its options.
+        files: Whether it reads files that may come from a stranger.
     """
 
     spec: type
+    files: bool
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the options of the spec, those of its tables last, and those of every command."""
+        if not self.params:
+            options = sorted(options_of(self.spec), key=lambda one: "." in one.key)
+            self.params = [*map(parameter, options), *session_options(files=self.files)]
+        return super().get_params(ctx)
 
 
 def verb(
@@ -87,16 +96,14 @@ def verb(
                 respell(error, spec)
                 raise
 
-        options = sorted(options_of(spec), key=lambda one: "." in one.key)  # those of tables last
         made = cls(
             function.__name__,
-            params=[*map(parameter, options), *session_options(files=files)],
             callback=Session.of(called),
             help=spec.__doc__,
             short_help=short_help,
             epilog=examples(*shown),
         )
-        made.spec = spec
+        made.spec, made.files = spec, files
         return made
 
     return decorate

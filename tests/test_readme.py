@@ -6,6 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
+import click
 import pytest
 from packaged import build, copy_source, environment, share_all
 from readme_walk import README, ROOT, block, check_python, check_walk, copy_example
@@ -117,7 +118,7 @@ def test_every_option_that_a_document_names_exists(document: Path) -> None:
     known = {
         flag
         for _, made in verbs()
-        for option in made.params
+        for option in made.get_params(click.Context(made))
         for flag in (*option.opts, *option.secondary_opts)
     }
     known |= {"--help", "--json", "--version"}

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 from commands import Qc
 from reference_pages import verbs
@@ -23,7 +24,9 @@ TRUSTED_INPUT = {"doctor", "migrate", "worker"}
 
 def test_every_verb_that_reads_files_takes_it() -> None:
     flags = {
-        name.removeprefix("qcompile "): {flag for one in verb.params for flag in one.opts}
+        name.removeprefix("qcompile "): {
+            flag for one in verb.get_params(click.Context(verb)) for flag in one.opts
+        }
         for name, verb in verbs()
     }
     assert len(flags) > 15

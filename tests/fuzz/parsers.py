@@ -189,7 +189,7 @@ def command_line(content: bytes, _: Path) -> None:
         error.format_message()
         return
     with context:
-        read(verb.spec, context.params, told=lambda _: None)
+        read(verb.spec, context.params, on_deprecated=lambda _: None)
 
 
 def migrate(content: bytes, _: Path) -> None:

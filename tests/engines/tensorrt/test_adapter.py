@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import click
 import onnx
 import pytest
 import tensorrt_rtx
@@ -240,7 +241,7 @@ def test_a_block_format_needs_a_version_that_has_the_type_and_blackwell(
 
 
 def test_the_command_line_offers_every_option_there_is() -> None:
-    offered = {one.name for one in build.params}
+    offered = {one.name for one in build.get_params(click.Context(build))}
     assert offered >= {f"tensorrt__{field.name}" for field in dataclasses.fields(TensorRTOptions)}
 
 
