@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..spec.measure import BenchCommand, CompareCommand, GateCommand, ReportCommand
+from ..spec.looking import ReportCommand
+from ..spec.measure import BenchCommand, CompareCommand, GateCommand
 from .session import Session
 from .tables import add_row, bytes_text, make_table, present_results, regression_table
 from .verb import Verb, verb

@@ -12,7 +12,8 @@ from ..errors import EngineUnavailable, InvalidOption
 from ..figures import words
 from ..files import check_output, write_text
 from ..spec.decode import spec_from_call
-from ..spec.measure import Budget, ReportSpec
+from ..spec.looking import ReportSpec
+from ..spec.measure import Budget
 from ..svg import FAMILY_MARKS
 from ..version import __version__
 from .parts import Section

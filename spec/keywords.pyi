@@ -242,7 +242,7 @@ class ExportKeywords(TypedDict, total=False):
     dynamic: Sequence[str]
     """Dynamic axis, such as x:0=batch."""
     opset: int
-    """ONNX opset to export."""
+    """ONNX opset to export, 13 to 23."""
     freeze_branches: bool
     """Export the branches that the example takes, where a model branches on values."""
     trust: bool

@@ -1,4 +1,4 @@
-"""The verbs that look, load and lay out: `inspect`, `doctor`, `load`, `package`."""
+"""The verbs that look, show, load and lay out: `inspect`, `report`, `doctor`, `load`, `package`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from .decode import Checked, Refused, read_shapes
-from .measure import Trust
+from .measure import Budget, Trust
 from .option import COMMA, argument, option
 from .words import Count, Natural, TensorCorePrecision
 
@@ -34,6 +34,27 @@ class InspectCommand(InspectSpec):
     """Describe FILE: ONNX, engine, TorchScript, ranges or results."""
 
     file: Annotated[Path, argument("File to describe.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportSpec(Budget):
+    """All that `report` is told beside the results and the page."""
+
+    layers: Annotated[tuple[Path, ...], option("Layer comparison of `diff --layers`.", metavar="FILE")] = ()
+    ranges: Annotated[
+        Path | None,
+        option("Ranges file; the report draws the histograms with the largest errors.", metavar="FILE"),
+    ] = None
+    recipe: Annotated[Path | None, option("Recipe to show if RESULTS has none.", metavar="FILE")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportCommand(ReportSpec):
+    """Write RESULTS of `bench` or `run` as one HTML file that loads nothing: which artifact to use and why,
+    tables, charts, environment, and what repeats it."""
+
+    results: Annotated[Path, argument("Results file of `bench` or `run`.")]
+    output: Annotated[Path, option("HTML file to write.", short="-o", metavar="FILE")] = Path("report.html")
 
 
 @dataclass(frozen=True, kw_only=True)

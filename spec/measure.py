@@ -347,27 +347,6 @@ class DiffCommand(LayerDiffSpec, DiffSpec):
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReportSpec(Budget):
-    """All that `report` is told beside the results and the page."""
-
-    layers: Annotated[tuple[Path, ...], option("Layer comparison of `diff --layers`.", metavar="FILE")] = ()
-    ranges: Annotated[
-        Path | None,
-        option("Ranges file; the report draws the histograms with the largest errors.", metavar="FILE"),
-    ] = None
-    recipe: Annotated[Path | None, option("Recipe to show if RESULTS has none.", metavar="FILE")] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportCommand(ReportSpec):
-    """Write RESULTS of `bench` or `run` as one HTML file that loads nothing: which artifact to use and why,
-    tables, charts, environment, and what repeats it."""
-
-    results: Annotated[Path, argument("Results file of `bench` or `run`.")]
-    output: Annotated[Path, option("HTML file to write.", short="-o", metavar="FILE")] = Path("report.html")
-
-
 OutputsRule = Literal["auto", "same", "any"]
 
 

@@ -23,8 +23,8 @@ from qcompile.cli.tables import curve_table, gpu_table
 from qcompile.cli.verb import respell, spelled
 from qcompile.errors import InvalidOption
 from qcompile.spec.artifacts import BuildCommand, QuantizeCommand
-from qcompile.spec.looking import InspectCommand
-from qcompile.spec.measure import BenchCommand, CompareCommand, DiffCommand, ReportCommand
+from qcompile.spec.looking import InspectCommand, ReportCommand
+from qcompile.spec.measure import BenchCommand, CompareCommand, DiffCommand
 from qcompile.spec.models import CalibrateCommand, ExportCommand, MergeRangesCommand, RangesCacheCommand
 from qcompile.spec.option import options_of
 from qcompile.spec.recipes import RunCommand, TuneCommand

@@ -14,8 +14,8 @@ from pathlib import Path
 from qcompile.spec.artifacts import BuildSpec, QatSpec, QuantizeSpec
 from qcompile.spec.cluster import ConnectionOptions
 from qcompile.spec.first_use import AutoSpec, InitSpec
-from qcompile.spec.looking import DoctorCommand, EpContextSpec, InspectSpec, LoadSpec, TritonSpec
-from qcompile.spec.measure import BenchSpec, CompareSpec, DiffSpec, GateOptions, LayerDiffSpec, ReportSpec
+from qcompile.spec.looking import DoctorCommand, EpContextSpec, InspectSpec, LoadSpec, ReportSpec, TritonSpec
+from qcompile.spec.measure import BenchSpec, CompareSpec, DiffSpec, GateOptions, LayerDiffSpec
 from qcompile.spec.models import CalibrateSpec, ExportSpec, SimplifySpec
 from qcompile.spec.option import Option, fields_of
 from qcompile.spec.recipes import MigrateSpec, RunSpec, SweepSpec, TuneSpec
