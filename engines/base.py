@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +26,7 @@ from ..spec.artifacts import BuildSpec
 from ..spec.engines import rows
 from ..spec.words import FloatPrecision, Precision
 from ..tensors import Feeds, ModelIO
+from .taps import run_from_file
 from .words import KnownFault, Proposal, TritonBackend, Verdict, faults_of
 
 if TYPE_CHECKING:
@@ -408,9 +410,7 @@ class Engine(ABC):
             threads: As of `open`.
             folder: Where files of this run may lie.
         """
-        from .taps import run_from_file
-
-        return run_from_file(self, weightless, model, outputs, threads=threads, folder=folder)
+        return run_from_file(partial(self.open, threads=threads), weightless, model, outputs, folder)
 
     def kernel_times(
         self, artifact: str, feeds: Feeds, *, threads: int = 0, device: int | None = None

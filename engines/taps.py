@@ -19,23 +19,22 @@ from ..tensors import Feeds
 if TYPE_CHECKING:
     import onnx
 
-    from .base import Engine
-
 
 @contextmanager
 def run_from_file(
-    engine: Engine,
+    open_artifact: Callable[[str], Any],
     weightless: WeightlessModel,
     model: onnx.ModelProto,
     outputs: Mapping[str, str],
-    *,
-    threads: int,
     folder: Path,
 ) -> Iterator[Callable[[Feeds], dict[str, Any]]]:
-    """Write the tapped graph beside links to the weights and the manifest, which says the precision."""
+    """Write the tapped graph beside links to the weights and the manifest, which says the precision.
+
+    `open_artifact` gives the engine's runner of a file.
+    """
     import onnx
 
-    place = folder / engine.name
+    place = folder / "tapped"
     place.mkdir()
     path = weightless.path.resolve()
     for file in [path, *external_files(path, weightless.model)]:
@@ -44,7 +43,7 @@ def run_from_file(
     onnx.save(model, str(tapped))
     if (manifest := read_manifest(path)) is not None:
         write_json(manifest_path(tapped), replace(manifest, digest=digest_artifact(tapped)).as_json())
-    with engine.open(str(tapped), threads=threads) as runner:
+    with open_artifact(str(tapped)) as runner:
         shown = with_others(outputs, runner.io.outputs)
 
         def infer(feeds: Feeds) -> dict[str, Any]:
