@@ -13,8 +13,7 @@
     Reshape (14)                  allowzero, where it says nothing
     Shape (15)                    start, end -> Slice
 
-Each takes a node and its scope, and returns the nodes in its place. They are of opset 13, so that they
-mean the same in every opset from there on.
+The nodes in place are of opset 13, so that they mean the same in every opset from there on.
 
 Operators that older opsets lack become operators that runtimes fuse again:
 
@@ -82,7 +81,14 @@ def split_by_sizes(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     shape = scope.shape(node.input[0])
     extent = shape[axis] if shape is not None else None
     if extent is None:
-        return [*_sizes_of_parts(node, scope, axis, count), node]
+        chain = Chain(node, scope)
+        extents = chain.add("Gather", [chain.add("Shape", node.input[:1]), chain.ints([axis])])
+        padded = chain.add("Add", [extents, chain.ints([count - 1])])
+        parts = chain.add("Div", [padded, chain.ints([count])])
+        last = chain.add("Sub", [extents, chain.add("Mul", [parts, chain.ints([count - 1])])])
+        del node.input[1:]
+        node.input.append(chain.add("Concat", [parts] * (count - 1) + [last], axis=0))
+        return [*chain.nodes, node]
     if extent % count:
         part = -(-extent // count)
         sizes = [part] * (count - 1) + [extent - part * (count - 1)]
@@ -91,17 +97,6 @@ def split_by_sizes(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
         del node.input[1:]
         node.input.append(scope.store(np.array(sizes, np.int64), f"{node.output[0]}/sizes"))
     return [node]
-
-
-def _sizes_of_parts(node: onnx.NodeProto, scope: Scope, axis: int, count: int) -> list[onnx.NodeProto]:
-    """Nodes that compute the sizes, where it is not known whether the parts are equal."""
-    chain = Chain(node, scope)
-    extent = chain.add("Gather", [chain.add("Shape", node.input[:1]), chain.ints([axis])])
-    part = chain.add("Div", [chain.add("Add", [extent, chain.ints([count - 1])]), chain.ints([count])])
-    last = chain.add("Sub", [extent, chain.add("Mul", [part, chain.ints([count - 1])])])
-    del node.input[1:]
-    node.input.append(chain.add("Concat", [part] * (count - 1) + [last], axis=0))
-    return chain.nodes
 
 
 def pad_every_axis(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
@@ -191,11 +186,11 @@ def is_inf_of_float(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 def optional_as_it_is(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """OptionalHasElement and OptionalGetElement of a tensor or sequence, which are always there."""
-    given = bool(node.input) and bool(node.input[0])
+    given = any(node.input[:1])
     kind = scope.type(node.input[0]) if given else ""
     if given and not kind:
         raise scope.refusal(node, f"the type of {node.input[0]!r} cannot be inferred")
-    if given and kind.startswith("optional("):
+    if kind.startswith("optional("):
         return [node]
     if node.op_type == "OptionalGetElement":
         return [helper.make_node("Identity", node.input, node.output, node.name)]
@@ -303,7 +298,7 @@ def group_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
     if stash != TensorProto.FLOAT or kind == TensorProto.DOUBLE:
         stash = kind
     shape = chain.add("Shape", [x])
-    value = x if stash == kind else chain.add("Cast", [x], to=stash)
+    value = chain.cast(x, kind, stash)
     each = scope.store(np.array([0, groups, -1], np.int64), f"{shape}/groups")
     value = chain.add("Reshape", [value, each])
     dtype = helper.tensor_dtype_to_np_dtype(stash)
@@ -311,8 +306,7 @@ def group_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
     zeros = scope.store(np.zeros(groups, dtype), f"{shape}/zeros")
     epsilon = attribute(node, "epsilon", 1e-5)
     value = chain.add("InstanceNormalization", [value, ones, zeros], epsilon=epsilon)
-    if stash != kind:
-        value = chain.add("Cast", [value], to=kind)
+    value = chain.cast(value, stash, kind)
     if scales[0] == groups:
         value = chain.add("Mul", [value, chain.column(scale, 1)])
         value = chain.add("Add", [value, chain.column(bias, 1)])
@@ -352,13 +346,13 @@ def _normalized(node: onnx.NodeProto, chain: Chain, scope: Scope, *, centred: bo
     rank, kind = scope.rank(node, x), scope.elem_type(node, x)
     stash = attribute(node, "stash_type", TensorProto.FLOAT)
     axes = list(range(attribute(node, "axis", -1) % rank, rank))
-    value = x if stash == kind else chain.add("Cast", [x], to=stash)
+    value = chain.cast(x, kind, stash)
     if centred:
         value = chain.add("Sub", [value, chain.mean(value, axes)])
     mean = chain.mean(chain.add("Mul", [value, value]), axes)
     epsilon = chain.scalar(attribute(node, "epsilon", 1e-5), stash)
     value = chain.add("Div", [value, chain.add("Sqrt", [chain.add("Add", [mean, epsilon])])])
-    return value if stash == kind else chain.add("Cast", [value], to=kind)
+    return chain.cast(value, stash, kind)
 
 
 DECOMPOSITIONS: dict[str, Rewrite] = {
