@@ -176,7 +176,7 @@ class Comparison:
     traced: bool
     lowest_db: float | None
     progress: Progress
-    ranges: dict[str, AxisRange] = field(default_factory=dict)
+    ranges: dict[str, AxisRange] = field(init=False)
     warnings: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -190,12 +190,9 @@ class Comparison:
 
     def run(self) -> Iterator[Check]:
         """Yield a check for each dynamic axis, or of the traced extents, and one of the data."""
-        checked = False
-        for names in self.axes.equal:
-            for check in self._axis(names):
-                checked = True
-                yield check
-        if not checked or self.traced:
+        checks = [check for names in self.axes.equal for check in self._axis(names)]
+        yield from checks
+        if not checks or self.traced:
             self.progress("compare with PyTorch")
             yield self.compare("same outputs as PyTorch", self.original.example.feeds)
         if self.traced and not self.original.data:
@@ -209,14 +206,12 @@ class Comparison:
             yield self.compare("same outputs as PyTorch on the data", *(batch.feeds for batch in batches))
 
     def compare(self, subject: str, *inputs: Feeds) -> Check:
-        """Compare on one or several inputs."""
         check = self._compare(subject, *((self.original.outputs(feeds), feeds) for feeds in inputs))
         if not check.passed:
             self._refuse(check, inputs[0])
         return check
 
     def _compare(self, subject: str, *runs: tuple[Outputs, Feeds]) -> Check:
-        """Compare the outputs of the original, each with what the file computes of the same input."""
         try:
             pairs = [(reference, self.session(feeds)) for reference, feeds in runs]
         except ModelError as error:
@@ -226,10 +221,8 @@ class Comparison:
     def _axis(self, names: frozenset[str]) -> Iterator[Check]:
         """Checks of one axis, at other extents than the traced one."""
         name = " = ".join(sorted(names))
-        limits = self._limits(names)
-        refusal = ""
-        checked = False
-        enough, fallbacks = self._extents(names, limits)
+        refusal, checked = "", False
+        enough, fallbacks = self._extents(names, self._limits(names))
         for extent in (*enough, *fallbacks):
             if checked and extent in fallbacks:
                 break
@@ -243,13 +236,13 @@ class Comparison:
                 continue
             self.progress(f"compare with PyTorch at {name} {extent}")
             check = self._compare(f"same outputs as PyTorch at {name} {extent}", (reference, feeds))
-            if not check.passed and extent == 1 and names & self.axes.assumed:
+            if check.passed:
+                checked = True
+                yield check
+            elif extent == 1 and names & self.axes.assumed:
                 self._set_minimum(names, 2)  # PyTorch assumed that the axis is never 1
-                continue
-            if not check.passed:
+            else:
                 self._refuse(check, feeds)
-            checked = True
-            yield check
         if not checked:
             self.warnings.append(
                 f"axis {name!r} was not checked at another extent: {refusal or 'it has none'}"
@@ -259,27 +252,25 @@ class Comparison:
     def _extents(self, names: frozenset[str], limits: AxisRange) -> tuple[list[int], list[int]]:
         """Extents to check, and others for when the original takes none of these."""
         traced = self.example.extents[next(iter(names))]
-        first = all(
-            axis == 0
-            for tensor in self.example.inputs
-            for axis, name in tensor.dynamic_axes.items()
-            if name in names
-        )
+        axes = [item for tensor in self.example.inputs for item in tensor.dynamic_axes.items()]
+        first = all(axis == 0 for axis, name in axes if name in names)
         step = limits.multiple
         grown = traced + max(traced // 2 // step * step, step)
         others = [grown, traced + step, traced * 2, max(traced // 2 // step, 1) * step, traced + 3 * step]
         enough = list(CHECK_EXTENTS) if first and traced <= _FEW else others[: 3 if self.traced else 1]
         if names & self.axes.assumed and 1 not in enough:
             enough.append(1)
-        allowed = [
-            extent for extent in dict.fromkeys(enough) if extent != traced and _allowed(extent, limits)
-        ]
-        rest = [
-            extent
-            for extent in dict.fromkeys([*others, limits.nearest(1), limits.nearest(traced * 4)])
-            if extent != traced and extent not in allowed and _allowed(extent, limits)
-        ]
-        return allowed, rest
+
+        def allowed(extents: Sequence[int], without: Sequence[int]) -> list[int]:
+            return [
+                extent
+                for extent in dict.fromkeys(extents)
+                if extent >= 1 and extent not in without and limits.nearest(extent) == extent
+            ]
+
+        first_choice = allowed(enough, [traced])
+        fallbacks = [*others, limits.nearest(1), limits.nearest(traced * 4)]
+        return first_choice, allowed(fallbacks, [traced, *first_choice])
 
     def _limits(self, names: frozenset[str]) -> AxisRange:
         return next((self.ranges[name] for name in names if name in self.ranges), AxisRange())
@@ -356,24 +347,17 @@ class Comparison:
                 f"{message}; the model itself is random: two runs on one input differ",
                 hint="take the randomness out of forward(), or leave it out of the exported part",
             )
+        hint = "branches of Python on values or extents are frozen at export"
         made = sorted(self.original.example.made) if self.original.data is None else []
-        raise ModelError(
-            message,
-            hint="branches of Python on values or extents are frozen at export"
-            + (
+        if made:
+            hint += (
                 f"; {', '.join(made)} {'is' if len(made) == 1 else 'are'} made up: return (module, example) "
                 "from the function, or give `data`, if the model takes no such input"
-                if made
-                else ""
-            ),
-        )
+            )
+        raise ModelError(message, hint=hint)
 
 
 def spelled(limits: AxisRange) -> str:
     """Return a range as words: "32 to 512 in multiples of 8"."""
     end = "or more" if limits.maximum is None else f"to {limits.maximum}"
     return f"{limits.minimum} {end}" + (f", multiples of {limits.multiple}" if limits.multiple > 1 else "")
-
-
-def _allowed(extent: int, limits: AxisRange) -> bool:
-    return extent >= 1 and limits.nearest(extent) == extent

@@ -30,7 +30,6 @@ from ..quantize.qat.train import TRAINED_FOR, register_operators
 from .axes import rename_axes, require_axes
 from .checks import Comparison, Original, kept_mode, open_original, spelled
 from .onnx_source import (
-    axis_options,
     convert_tensorflow,
     export_manifest,
     input_notes,
@@ -117,7 +116,11 @@ def export(
             stack.enter_context(kept_mode(source))
             was_training, label = computes_otherwise_in_training(source), type(source).__name__
             loaded = LoadedModel(evaluated(source), None, was_training)
-        _require_converted(loaded.module, label)
+        if any("fake_quant_enabled" in part._buffers for part in loaded.module.modules()):
+            raise ExportError(  # it rounds by Python code, which ONNX has no form for
+                f"{label}: holds fake quantization that is still in training",
+                hint="export qcompile.qat.convert(model)",
+            )
         original = stack.enter_context(open_original(loaded, label, inputs, spec.dynamic, data, said))
         with_preprocessing(original.example.inputs, said)  # refused before the work, not behind it
         count = len(name_outputs([], original.reference))
@@ -153,35 +156,30 @@ def _export(
                 f"{label}: opset {opset_version} was asked for; the exporter wrote {opset(proto)}",
                 hint=f"give `opset` {opset(proto)}",
             )
+        lowest_db = _LOWEST_DB if graph_precision(proto) == "int8" else None
         comparison = Comparison(
-            original,
-            OnnxReference(path),
-            names,
-            written.axes,
-            traced=bool(written.reason),
-            lowest_db=_LOWEST_DB if graph_precision(proto) == "int8" else None,
-            progress=progress,
+            original, OnnxReference(path), names, written.axes, bool(written.reason), lowest_db, progress
         )
         checks = [Check("ONNX checker and shape inference", True, f"opset {opset(proto)}"), *comparison.run()]
         ranges = comparison.ranges
         edit_in_place(path, lambda proto: write_notes(proto, input_notes(example, ranges)))
         note_preprocessing(path, preprocessing, example.feeds)
-        options = {
-            "model": label,
-            "opset": opset_version,
-            "exporter": written.exporter,
-            "axes": axis_options(example, ranges),
+        axes = {
+            name: {**ranges.get(name, AxisRange()).as_json(), "traced": extent}
+            for name, extent in example.extents.items()
         }
-        warnings = [
-            *original.warnings,
-            *_of_exporter(written, label, frozen=freeze_branches),
-            *(
-                f"axis {name!r} takes {spelled(limits)}"
-                for name, limits in ranges.items()
-                if limits != example.ranges.get(name)
-            ),
-            *comparison.warnings,
-        ]
+        options = {"model": label, "opset": opset_version, "exporter": written.exporter, "axes": axes}
+        warnings = list(original.warnings)
+        if written.reason:
+            reason = written.reason.removeprefix(f"{label}: ")
+            exporter = "exported by PyTorch's TorchScript-based exporter; the newer one could not"
+            warnings.append(f"{exporter}: {reason}")
+        if freeze_branches and written.frozen:
+            places = ", ".join(written.frozen)
+            warnings.append(f"frozen as the example takes them: branches and values at {places}")
+        limited = {name: limits for name, limits in ranges.items() if limits != example.ranges.get(name)}
+        warnings += [f"axis {name!r} takes {spelled(limits)}" for name, limits in limited.items()]
+        warnings += comparison.warnings
         manifest = commit(path, export_manifest(load_onnx(path), options, checks, warnings))
     return Artifact(output, manifest)
 
@@ -225,24 +223,3 @@ def _too_narrow(example: Example, written: Written) -> list[str]:
         and limits.maximum < _NARROW * example.extents[name]
         and limits.maximum != example.ranges.get(name, AxisRange()).maximum
     ]
-
-
-def _of_exporter(written: Written, label: str, *, frozen: bool) -> list[str]:
-    if not written.reason:
-        return []
-    said = [
-        "exported by PyTorch's TorchScript-based exporter; the newer one could not: "
-        + written.reason.removeprefix(f"{label}: ")
-    ]
-    if frozen and written.frozen:
-        said.append(f"frozen as the example takes them: branches and values at {', '.join(written.frozen)}")
-    return said
-
-
-def _require_converted(module: Any, label: str) -> None:
-    """A model in training rounds by Python code, which ONNX has no form for."""
-    if any("fake_quant_enabled" in part._buffers for part in module.modules()):
-        raise ExportError(
-            f"{label}: holds fake quantization that is still in training",
-            hint="export qcompile.qat.convert(model)",
-        )

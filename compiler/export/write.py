@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, Literal
 
 from ...errors import ExportError, QCompileError, UnsupportedOperator, first_line
@@ -31,8 +32,6 @@ from ..opset.lower import lower_opset
 from ..quantize.qat.finish_qdq import finish_qdq
 from .axes import Axes, capture, plain_axes
 
-Exporter = Literal["dynamo", "torchscript"]
-
 
 @dataclass(frozen=True)
 class Written:
@@ -43,7 +42,7 @@ class Written:
         frozen: Places in the model's code where the older exporter took a value for a constant: "net.py:12".
     """
 
-    exporter: Exporter
+    exporter: Literal["dynamo", "torchscript"]
     axes: Axes
     reason: str = ""
     frozen: tuple[str, ...] = ()
@@ -75,9 +74,13 @@ def write_model(
         try:
             _write_traced(module, example, names, opset_version, path)
         except Exception as error:
-            # Numbers with defaults in forward(), and dicts that it returns, are fine inside of a trace.
+            # Numbers with defaults in forward(), and dicts that it returns, are fine inside of a trace, which
+            # keeps the branches and loops of the module.
             try:
-                _write_traced(_called(module, example), example, names, opset_version, path)
+                with quiet(), torch.no_grad():
+                    called = TensorsOut(module, example)
+                    trace = torch.jit.trace(called, _by_position(example), check_trace=False)
+                _write_traced(trace, example, names, opset_version, path)
             except Exception:
                 raise explain_export_failure(error, label) from error
         return Written("torchscript", plain_axes(example))
@@ -101,12 +104,8 @@ def write_model(
         return Written("torchscript", plain_axes(example), explained.message, tuple(frozen))
 
 
-def _called(module: Any, example: Example) -> Any:
-    """A trace that calls a TorchScript module, whose own branches and loops it keeps."""
-    torch = import_torch()
-    tensors = Example(example.inputs, example.feeds, by_name=False).arguments(example.feeds)[0]
-    with quiet(), torch.no_grad():
-        return torch.jit.trace(TensorsOut(module, example), tensors, check_trace=False)
+def _by_position(example: Example) -> Any:
+    return replace(example, by_name=False).arguments(example.feeds)[0]
 
 
 def TensorsOut(module: Any, example: Example) -> Any:  # noqa: N802
@@ -120,11 +119,8 @@ def TensorsOut(module: Any, example: Example) -> Any:  # noqa: N802
             self.training = False
 
         def forward(self, *tensors: Any) -> tuple[Any, ...]:
-            if example.by_name:
-                named = dict(zip([tensor.name for tensor in example.inputs], tensors, strict=True))
-                outputs = self.inner(**named)
-            else:
-                outputs = self.inner(*tensors)
+            named = dict(zip([tensor.name for tensor in example.inputs], tensors, strict=True))
+            outputs = self.inner(**named) if example.by_name else self.inner(*tensors)
             return tuple(tensor for _, tensor in flat_tensors(outputs))
 
     return Flat()
@@ -201,7 +197,7 @@ def _write_traced(
 ) -> list[str]:
     """Write by the TorchScript-based exporter; return the places where its tracer froze a value."""
     torch = import_torch()
-    tensors = Example(example.inputs, example.feeds, by_name=False).arguments(example.feeds)[0]
+    tensors = _by_position(example)
     with quiet(), _without_graphs(), warnings.catch_warnings(record=True) as said, torch.no_grad():
         warnings.simplefilter("always")
         torch.onnx.export(
@@ -231,17 +227,14 @@ def _without_graphs() -> Iterator[None]:
 
 def _may_be_traced(module: Any, example: Example, reason: QCompileError) -> bool:
     """Whether the older exporter may do: the first one failed for no fault of the model or the request."""
-    if not isinstance(reason, ExportError):
+    quantized = any("quantized_decomposed" in str(type(part)) for part in module.modules())
+    if quantized or not isinstance(reason, ExportError):
         return False
-    if any("quantized_decomposed" in str(type(part)) for part in module.modules()):
-        return False
-    if reason.data.get("reason") == "axis":
-        # With other extents than the traced one, and than 1.
-        return all(
-            any(runs(module, example, {name: other}) for other in (extent * 2, extent + 1, extent // 2))
-            for name, extent in example.extents.items()
-        )
-    return True
+    # With other extents than the traced one, and than 1.
+    return reason.data.get("reason") != "axis" or all(
+        any(runs(module, example, {name: other}) for other in (extent * 2, extent + 1, extent // 2))
+        for name, extent in example.extents.items()
+    )
 
 
 def runs(module: Any, example: Example, extents: dict[str, int]) -> bool:
@@ -268,9 +261,14 @@ def explain_export_failure(error: Exception, label: str) -> QCompileError:
         return ExportError(message, hint=error.hint, **error.data)
     if isinstance(error, QCompileError):
         return error
-    chain = list(_causes(error))
+    chain: list[BaseException] = [error]
+    while (cause := chain[-1].__cause__) is not None:
+        chain.append(cause)
     text = "\n".join(str(item) for item in chain)
-    node = _failing_node(error)
+    # The exporter's messages name the node but not its module; the node itself, in the frames, knows.
+    frames = (frame for item in chain for frame, _ in walk_tb(item.__traceback__))
+    nodes = (frame.f_locals.get("node") for frame in frames)
+    node = next((node for node in nodes if hasattr(node, "meta") and hasattr(node, "target")), None)
     module = _module(node)
     if node is not None:
         text += str(node.meta.get("stack_trace") or "")
@@ -299,28 +297,6 @@ def explain_export_failure(error: Exception, label: str) -> QCompileError:
             reason="axis",
         )
     return failure(f"the exporter failed with {type(chain[-1]).__name__}: {first_line(chain[-1])}")
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    current: BaseException | None = error
-    while current is not None:
-        yield current
-        current = current.__cause__
-
-
-def _failing_node(error: BaseException) -> Any:
-    """The FX node that the exporter was translating, read from the frames it failed in.
-
-    The exporter's messages name the node but not the module it came from; the node itself knows.
-    """
-    for cause in _causes(error):
-        trace = cause.__traceback__
-        while trace is not None:
-            node = trace.tb_frame.f_locals.get("node")
-            if hasattr(node, "meta") and hasattr(node, "target"):
-                return node
-            trace = trace.tb_next
-    return None
 
 
 def _module(node: Any) -> str:
@@ -352,19 +328,10 @@ def bags_without_loops() -> Iterator[None]:
     functional = import_torch().nn.functional
     original = functional.embedding_bag
 
-    def embedding_bag(
-        input: Any,
-        weight: Any,
-        offsets: Any = None,
-        max_norm: Any = None,
-        norm_type: float = 2,
-        scale_grad_by_freq: bool = False,
-        mode: str = "mean",
-        sparse: bool = False,
-        per_sample_weights: Any = None,
-        include_last_offset: bool = False,
-        padding_idx: Any = None,
-    ) -> Any:
+    def embedding_bag(  # type: ignore[no-untyped-def]
+        input, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean",
+        sparse=False, per_sample_weights=None, include_last_offset=False, padding_idx=None,
+    ):  # fmt: skip
         if input.dim() != 2 or offsets is not None or max_norm is not None or padding_idx is not None:
             return original(
                 input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse,
