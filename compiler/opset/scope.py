@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -30,13 +32,7 @@ Replace = Callable[["onnx.NodeProto", "Scope"], "list[onnx.NodeProto] | None"]
 
 
 class Scope:
-    """One graph of a model, inside those it reads from.
-
-    Args:
-        typed: The same graph of `with_types`.
-        target: The opset to write.
-        outer: The scope of the graph around it; None for the model's own.
-    """
+    """One graph of a model, `typed` by shape inference, inside an `outer` one, to write in opset `target`."""
 
     def __init__(
         self, graph: onnx.GraphProto, typed: onnx.GraphProto, target: int, outer: Scope | None = None
@@ -137,7 +133,7 @@ class Chain:
         """Cast a tensor of one element type to another, where they differ."""
         return name if to == kind else self.add("Cast", [name], to=to)
 
-    def ints(self, values: int | Sequence[int]) -> str:
+    def ints(self, values: int | Sequence[int] | NDArray[Any]) -> str:
         """Store an integer, or a vector of integers, as int64."""
         return self.scope.store(np.array(values, np.int64), f"{self.output}/ints")
 
@@ -184,11 +180,7 @@ def rewrite_operator(model: onnx.ModelProto, operator: str, rewrite: Replace) ->
 
 
 def replace_nodes(model: onnx.ModelProto, target: int, replace: Replace) -> list[str]:
-    """Replace nodes of a model and of the graphs inside its nodes, these first.
-
-    Returns:
-        The names of the nodes for which `replace` returned others.
-    """
+    """Replace nodes of a model and of the graphs inside its nodes, these first; return their names."""
     names: list[str] = []
     for scope in reversed([*every_scope(model, target)]):
         nodes: list[onnx.NodeProto] = []
@@ -202,22 +194,17 @@ def replace_nodes(model: onnx.ModelProto, target: int, replace: Replace) -> list
 
 def every_scope(model: onnx.ModelProto, target: int) -> Iterator[Scope]:
     """Yield the scope of the model's graph and those of the graphs inside its nodes."""
-    waiting = [Scope(model.graph, with_types(model).graph, target)]
+    typed = without_weights(model)
+    with suppress(onnx.shape_inference.InferenceError, RuntimeError):
+        typed = onnx.shape_inference.infer_shapes(typed, data_prop=True)
+    # Otherwise what is declared remains; a rewrite that needs more refuses.
+    waiting = [Scope(model.graph, typed.graph, target)]
     while waiting:
         scope = waiting.pop()
         yield scope
-        for node, typed in zip(scope.graph.node, scope.typed.node, strict=True):
-            for inner, inner_typed in zip(subgraphs(node), subgraphs(typed), strict=True):
-                waiting.append(Scope(inner, inner_typed, target, scope))
-
-
-def with_types(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a light copy of a model, large weights made inputs, with types and shapes inferred."""
-    light = without_weights(model)
-    try:
-        return onnx.shape_inference.infer_shapes(light, data_prop=True)
-    except (onnx.shape_inference.InferenceError, RuntimeError):
-        return light  # what is declared remains; a rewrite that needs more refuses
+        for nodes in zip(scope.graph.node, scope.typed.node, strict=True):
+            graphs = zip(*map(subgraphs, nodes), strict=True)
+            waiting += [Scope(inner, inner_typed, target, scope) for inner, inner_typed in graphs]
 
 
 def spelled(proto: onnx.TypeProto) -> str:
@@ -234,10 +221,8 @@ def spelled(proto: onnx.TypeProto) -> str:
 
 def fresh_name(base: str, taken: set[str]) -> str:
     """Return a name like `base` that is not taken, and take it."""
-    name, number = base, 1
-    while name in taken:
-        number += 1
-        name = f"{base}_{number}"
+    names = itertools.chain([base], (f"{base}_{number}" for number in itertools.count(2)))
+    name = next(name for name in names if name not in taken)
     taken.add(name)
     return name
 

@@ -4,21 +4,17 @@ Einsum          in lower case: capital letters of an equation are invalid charac
 EyeLike(x)      becomes      Cast(Equal(rows[:, None] + k, columns[None, :])): free extents are refused
                              (TensorRT-RTX 1.7.1)
 
-Col2Im of disjoint blocks becomes a Transpose between two Reshapes; PyTorch's `fold` with a stride as wide
-as its kernel is such: patches of an image go back to their places.
+Col2Im of disjoint blocks, such as PyTorch's `fold` with a stride as wide as its kernel:
 
 x [N, C bh bw, H/bh W/bw] ─ Reshape [N, C, bh, bw, H/bh, W/bw]
                           ─ Transpose [N, C, H/bh, bh, W/bw, bw] ─ Reshape [N, C, H, W]
 
-ScatterND(data, indices, updates, reduction=add) becomes a product with a 0/1 matrix. A layer over a graph
-sums the messages of all edges into the node that each leads to (`index_add`):
+ScatterND(data, indices, updates, reduction=add), by which a layer over a graph sums the messages of all
+edges into the node that each leads to (`index_add`), as a product with a 0/1 matrix:
 
 out = data + sum over e of updates[e] at row indices[e],   data [N, ...], indices [E, 1], updates [E, ...]
 
 Range(N) [N, 1] == indices [1, E] ─ Cast [N, E] ─ MatMul(updates [E, F]) ─ Reshape as data ─ Add(data)
-
-TensorRT and TensorRT-RTX take ScatterND without a reduction alone (RTX 1.7: "ScatterND with reduction is
-not supported").
 
 w ─ Q/DQ ─ Conv <pads=...>      becomes      w ─ Q/DQ ─ Conv <pads=..., kernel_shape=[3, 3]>
 
@@ -29,10 +25,8 @@ Write TensorRT's own Q/DQ operators, as ModelOpt exports them, as those of ONNX.
     trt::TRT_INT4QuantizeLinear, ...              the same with int4 and block_size                   opset 21
     trt::QuantizeLinear, trt::DequantizeLinear    the same of ONNX's own domain
 
-ModelOpt's own exporters write them so in the end (modelopt/onnx/export/fp8_exporter.py, post_process); files
-from before that, and graphs that are exported by hand, have TensorRT's. TRT_FP4DynamicQuantize and
-TRT_MXFP8..., whose scales are computed at run time, have no equal in ONNX: they stay, and nothing but
-TensorRT computes them.
+ModelOpt's own exporters write them so in the end (modelopt/onnx/export/fp8_exporter.py, post_process).
+TRT_FP4DynamicQuantize and TRT_MXFP8..., whose scales are computed at run time, have no equal in ONNX.
 """
 
 from __future__ import annotations
@@ -93,10 +87,7 @@ def _ranges(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 
 def folds_to_transposes(model: onnx.ModelProto) -> list[str]:
-    """Rewrite each Col2Im of an image whose blocks do not overlap, and return the names of those nodes.
-
-    Overlapping blocks, padding, and extents that are computed at run time stay.
-    """
+    """Rewrite each Col2Im of stored extents without overlap or padding; return the names of those nodes."""
     names = rewrite_operator(model, "Col2Im", _transposed)
     drop_unused_initializers(model.graph)
     return names
@@ -119,10 +110,7 @@ def _transposed(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | No
 
 
 def scatter_adds_to_products(model: onnx.ModelProto) -> list[str]:
-    """Rewrite each ScatterND that adds rows of floats, and return the names of those nodes.
-
-    One whose indices are tuples, or whose rows have no known length, stays.
-    """
+    """Rewrite each ScatterND that adds rows of floats of known length; return the names of those nodes."""
     return rewrite_operator(model, "ScatterND", _sums_of_rows)
 
 
@@ -197,10 +185,9 @@ def find_trt_operators(model: onnx.ModelProto) -> list[str]:
 
 
 def in_standard_forms(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with ONNX's operators in place of TensorRT's; itself where there are none to replace.
+    """Return the model with ONNX's operators in place of TensorRT's, where there are such.
 
-    Where its opset cannot be raised to one that has the type, the model stays as it is, too: TensorRT's
-    parser reads its own operators in every opset.
+    A model whose opset cannot be raised stays: TensorRT's parser reads its own operators in every opset.
     """
     opsets = [_FORMS[node.op_type][2] for node in model.graph.node if _is_replaced(node)]
     if not opsets:
