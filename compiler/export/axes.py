@@ -37,11 +37,6 @@ class Axes:
     assumed: frozenset[str] = frozenset()
 
 
-def plain_axes(example: Example) -> Axes:
-    """Return the axes of a file of which nothing is known but what was asked for."""
-    return Axes(ranges=dict(example.ranges), equal=[frozenset([name]) for name in sorted(example.extents)])
-
-
 def read_axes(program: Any, example: Example, *, proven: bool) -> Axes:
     """Read the dynamic axes of a captured graph.
 

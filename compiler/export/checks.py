@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -56,11 +56,6 @@ class Original:
         self.example = example
         return True
 
-    def is_random(self, feeds: Feeds) -> bool:
-        """Whether two runs on the same feeds differ."""
-        first, second = self.outputs(feeds), self.outputs(feeds)
-        return any(not np.array_equal(a, b, equal_nan=True) for a, b in zip(first, second, strict=True))
-
 
 @contextmanager
 def open_original(
@@ -79,39 +74,24 @@ def open_original(
     samples = Data(data, with_preprocessing(first.inputs, preprocessing)) if data is not None else None
     feeds = next(iter(samples)).feeds if samples is not None else None
     tried = examples(loaded, inputs, dynamic, feeds) if feeds is not None or first.guessed else [first]
-    example, reference = _first_that_runs(loaded, tried, label)
-    others = tried[[one is example for one in tried].index(True) + 1 :]
+    others = iter(tried)
+    example, reference = _first_that_runs(loaded, others, label)
     warnings = [*loaded.warnings, *([TRAINING_MODE] if loaded.was_training else [])]
-    switched: list[Any] = []
-    try:
+    with ExitStack() as stack:
         try:
             _require_tensors(reference, label)
         except ExportError:
             configs = [getattr(part, "config", None) for part in loaded.module.modules()]
-            caching = {id(one): one for one in configs if getattr(one, "use_cache", None) is True}
-            switched = list(caching.values())
-            if not switched:
+            caching = [config for config in configs if getattr(config, "use_cache", None) is True]
+            if not caching:
                 raise
-            for config in switched:
+            for config in caching:
+                stack.callback(setattr, config, "use_cache", True)
                 config.use_cache = False
             reference = run(loaded, example, example.feeds, label)
             _require_tensors(reference, label)
             warnings.append("the model returns a cache; it is exported with use_cache=False")
-        yield Original(loaded, label, example, reference, others, feeds, samples, warnings)
-    finally:
-        for config in switched:
-            config.use_cache = True
-
-
-@contextmanager
-def kept_mode(module: Any) -> Iterator[None]:
-    """Leave a module in the mode that it was in, part by part."""
-    modes = [(part, part.training) for part in module.modules()]
-    try:
-        yield
-    finally:
-        for part, training in modes:
-            part.training = training
+        yield Original(loaded, label, example, reference, list(others), feeds, samples, warnings)
 
 
 def run(loaded: LoadedModel, example: Example, feeds: Feeds, label: str) -> Any:
@@ -121,9 +101,9 @@ def run(loaded: LoadedModel, example: Example, feeds: Feeds, label: str) -> Any:
             return example.call(loaded.module, feeds)
     except Exception as error:
         made = [f"{name} ({format_shape(feeds[name].shape)})" for name in feeds if name in example.made]
-        where = f"random input {', '.join(made)}" if made else "its input"
-        hint = "check the shapes and dtypes of `inputs` against forward()"
+        where, hint = "its input", "check the shapes and dtypes of `inputs` against forward()"
         if made:
+            where = f"random input {', '.join(made)}"
             hint = (
                 "return (module, example) from the function, give `data`, or give `inputs` with extents that "
                 "suit the model, such as x:[batch,3,height=64,width=64]"
@@ -133,18 +113,17 @@ def run(loaded: LoadedModel, example: Example, feeds: Feeds, label: str) -> Any:
         ) from error
 
 
-def _first_that_runs(loaded: LoadedModel, tried: Sequence[Example], label: str) -> tuple[Example, Any]:
-    refused: ModelError | None = None
+def _first_that_runs(loaded: LoadedModel, tried: Iterator[Example], label: str) -> tuple[Example, Any]:
+    refused: list[ModelError] = []
     for example in tried:
         try:
             return example, run(loaded, example, example.feeds, label)
         except ModelError as error:
-            refused = refused or error
-    assert refused is not None
-    if len(tried) > 1:
+            refused.append(error)
+    if len(refused) > 1:
         others = ", ".join(f"{image}/{length}" for image, length in RUNGS[1:])
-        refused.message += f" (nor does it run with other extents, of images/of lengths: {others})"
-    raise refused
+        refused[0].message += f" (nor does it run with other extents, of images/of lengths: {others})"
+    raise refused[0]
 
 
 def _require_tensors(reference: Any, label: str) -> None:
@@ -244,9 +223,8 @@ class Comparison:
             else:
                 self._refuse(check, feeds)
         if not checked:
-            self.warnings.append(
-                f"axis {name!r} was not checked at another extent: {refusal or 'it has none'}"
-            )
+            why = refusal or "it has none"
+            self.warnings.append(f"axis {name!r} was not checked at another extent: {why}")
         self._look_beyond(names)
 
     def _extents(self, names: frozenset[str], limits: AxisRange) -> tuple[list[int], list[int]]:
@@ -313,10 +291,8 @@ class Comparison:
             return
         outcome = self._look(names, least - step)
         if outcome == "differs":
-            name = " = ".join(sorted(names))
-            self.warnings.append(
-                f"axis {name!r}: below {least} this file computes something else than the model"
-            )
+            subject = f"axis {' = '.join(sorted(names))!r}: below {least}"
+            self.warnings.append(f"{subject} this file computes something else than the model")
         if outcome != "equal":
             return
         least -= step
@@ -342,7 +318,8 @@ class Comparison:
 
     def _refuse(self, check: Check, feeds: Feeds) -> NoReturn:
         message = f"{self.original.label}: the exported file failed '{check.name}': {check.detail}"
-        if self.original.is_random(feeds):
+        twice = zip(self.original.outputs(feeds), self.original.outputs(feeds), strict=True)
+        if not all(np.array_equal(first, second, equal_nan=True) for first, second in twice):
             raise ModelError(
                 f"{message}; the model itself is random: two runs on one input differ",
                 hint="take the randomness out of forward(), or leave it out of the exported part",

@@ -12,7 +12,7 @@ from ...artifact import Artifact, Check, commit
 from ...errors import ExportError, InvalidOption
 from ...files import temporary_folder, writing
 from ...model.archives import trusting
-from ...model.example import Example, name_outputs
+from ...model.example import name_outputs
 from ...model.graph import graph_precision
 from ...model.input_notes import AxisRange, write_notes
 from ...model.load import find_preprocessing, load_torch
@@ -25,19 +25,19 @@ from ...spec.decode import spec_from_call
 from ...spec.models import ExportOptions, ExportSpec
 from ...spec.opsets import NEWEST_EXPORTED, OLDEST
 from ...tensors import TensorInfo
-from ..check import OnnxReference
+from ..check import OnnxReference, graph_manifest
 from ..quantize.qat.train import TRAINED_FOR, register_operators
 from .axes import rename_axes, require_axes
-from .checks import Comparison, Original, kept_mode, open_original, spelled
+from .checks import Comparison, Original, open_original, spelled
 from .onnx_source import (
+    TOOLS,
     convert_tensorflow,
-    export_manifest,
     input_notes,
     note_preprocessing,
     take_onnx,
     with_preprocessing,
 )
-from .write import TensorsOut, Written, edit_in_place, finish, lower_to, write_model
+from .write import Written, edit_in_place, finish, lower_to, write_model
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -113,7 +113,8 @@ def export(
             with trusting(spec.trust):
                 loaded, label = load_torch(source), source.spec
         else:
-            stack.enter_context(kept_mode(source))
+            for part in source.modules():  # each keeps the mode that it is in
+                stack.callback(setattr, part, "training", part.training)
             was_training, label = computes_otherwise_in_training(source), type(source).__name__
             loaded = LoadedModel(evaluated(source), None, was_training)
         if any("fake_quant_enabled" in part._buffers for part in loaded.module.modules()):
@@ -180,8 +181,8 @@ def _export(
         limited = {name: limits for name, limits in ranges.items() if limits != example.ranges.get(name)}
         warnings += [f"axis {name!r} takes {spelled(limits)}" for name, limits in limited.items()]
         warnings += comparison.warnings
-        manifest = commit(path, export_manifest(load_onnx(path), options, checks, warnings))
-    return Artifact(output, manifest)
+        manifest = graph_manifest("export", load_onnx(path), TOOLS, options, checks=checks, warnings=warnings)
+        return Artifact(output, commit(path, manifest))
 
 
 def _write(
@@ -193,33 +194,30 @@ def _write(
     """
 
     def write() -> Written:
-        plain, module = is_plain(original.reference), original.loaded.module
-        module = module if plain else TensorsOut(module, original.example)
         return write_model(
-            module, original.example, names, opset_version, path, original.label,
-            flat=not plain, freeze_branches=freeze_branches,
+            original.loaded.module, original.example, names, opset_version, path, original.label,
+            plain=is_plain(original.reference), freeze_branches=freeze_branches,
         )  # fmt: skip
 
-    written = write()
-    first, narrow = original.example, _too_narrow(original.example, written)
-    for other in original.others if narrow else ():
-        if all(other.extents[name] > first.extents[name] for name in narrow) and original.take(other):
-            wider = write()
-            if not _too_narrow(original.example, wider):
-                return wider
+    def narrow(written: Written) -> list[str]:
+        """Axes of made up extents for which the file takes little more than these."""
+        example = original.example
+        return [
+            name
+            for name, limits in written.axes.ranges.items()
+            if name in example.guessed
+            and limits.maximum is not None
+            and limits.maximum < _NARROW * example.extents[name]
+            and limits.maximum != example.ranges.get(name, AxisRange()).maximum
+        ]
+
+    written, first = write(), original.example
+    names_of_narrow = narrow(written)
+    for other in original.others if names_of_narrow else ():
+        larger = all(other.extents[name] > first.extents[name] for name in names_of_narrow)
+        if larger and original.take(other) and not narrow(wider := write()):
+            return wider
     if original.example is not first:
         original.take(first)
         written = write()
     return written
-
-
-def _too_narrow(example: Example, written: Written) -> list[str]:
-    """Axes of made up extents for which the file takes little more than these."""
-    return [
-        name
-        for name, limits in written.axes.ranges.items()
-        if name in example.guessed
-        and limits.maximum is not None
-        and limits.maximum < _NARROW * example.extents[name]
-        and limits.maximum != example.ranges.get(name, AxisRange()).maximum
-    ]

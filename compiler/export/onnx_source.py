@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...artifact import Artifact, Check, Manifest, commit
+from ...artifact import Artifact, Check, commit
 from ...artifact.int8_isa import carried_isa
 from ...data.batches import Data
 from ...errors import InvalidOption
@@ -28,13 +28,7 @@ from ..check import OnnxReference, graph_manifest
 from ..opset.fit import upgrade_in_place
 from .write import edit_in_place, lower_to
 
-
-def export_manifest(
-    proto: Any, options: Mapping[str, object], checks: Sequence[Check], warnings: Sequence[str] = ()
-) -> Manifest:
-    """Return the manifest of an exported file."""
-    tools = "torch onnx onnxscript onnxruntime"
-    return graph_manifest("export", proto, tools, options, checks=checks, warnings=warnings)
+TOOLS = "torch onnx onnxscript onnxruntime"
 
 
 def input_notes(example: Example, ranges: Mapping[str, AxisRange]) -> dict[str, InputNote]:
@@ -107,7 +101,7 @@ def take_onnx(
             proto = load_onnx(path)
         options = {"model": source.spec, "opset": opset(proto), **carried_isa(source.file)}
         options |= {"exporter": "tf2onnx"} if converter else {}
-        manifest = export_manifest(proto, options, checks)
+        manifest = graph_manifest("export", proto, TOOLS, options, checks=checks)
         manifest = commit(path, replace(manifest, tools={**manifest.tools, **(converter or {})}))
     return Artifact(output, manifest)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from traceback import walk_tb
@@ -30,7 +30,7 @@ from ...spec.opsets import NEWEST_BY_TORCHSCRIPT, OLDEST_BY_DYNAMO
 from ...spec.words import GraphTarget
 from ..opset.lower import lower_opset
 from ..quantize.qat.finish_qdq import finish_qdq
-from .axes import Axes, capture, plain_axes
+from .axes import Axes, capture
 
 
 @dataclass(frozen=True)
@@ -56,19 +56,21 @@ def write_model(
     path: Path,
     label: str,
     *,
-    flat: bool = False,
-    freeze_branches: bool = False,
+    plain: bool,
+    freeze_branches: bool,
 ) -> Written:
     """Write the model.
 
     Args:
         opset_version: The opset to reach; the file may have another one (`lower_to`).
-        flat: Whether the module is `TensorsOut` of the model, which takes tensors by position.
+        plain: Whether the exporter takes what the model returns as it is.
         freeze_branches: Whether a branch on values of the input may become the way that the example takes.
     """
     torch = import_torch()
-    if flat:
-        example = replace(example, by_name=False)
+    flat = tensors_out(module, example)
+    axes = Axes(ranges=dict(example.ranges), equal=[frozenset([name]) for name in sorted(example.extents)])
+    if not plain:
+        module, example = flat, replace(example, by_name=False)
     if isinstance(module, torch.jit.ScriptModule):
         # The dynamo exporter traces Python; a TorchScript archive has none left.
         try:
@@ -78,12 +80,11 @@ def write_model(
             # keeps the branches and loops of the module.
             try:
                 with quiet(), torch.no_grad():
-                    called = TensorsOut(module, example)
-                    trace = torch.jit.trace(called, _by_position(example), check_trace=False)
+                    trace = torch.jit.trace(flat, _by_position(example), check_trace=False)
                 _write_traced(trace, example, names, opset_version, path)
             except Exception:
                 raise explain_export_failure(error, label) from error
-        return Written("torchscript", plain_axes(example))
+        return Written("torchscript", axes)
     try:
         return Written("dynamo", _write_captured(module, example, names, opset_version, path))
     except Exception as error:  # whatever PyTorch raises, it is explained
@@ -91,9 +92,7 @@ def write_model(
         if not _may_be_traced(module, example, explained):
             raise explained from error
         try:
-            frozen = _write_traced(
-                module if flat else TensorsOut(module, example), example, names, opset_version, path
-            )
+            frozen = _write_traced(flat, example, names, opset_version, path)
         except Exception as other:
             if freeze_branches:
                 explained.message += f"; PyTorch's TorchScript-based exporter: {first_line(other)}"
@@ -101,14 +100,14 @@ def write_model(
             raise explained from error
         if frozen and explained.data.get("reason") == "values" and not freeze_branches:
             raise explained from error  # the trace holds one way of a branch on values
-        return Written("torchscript", plain_axes(example), explained.message, tuple(frozen))
+        return Written("torchscript", axes, explained.message, tuple(frozen))
 
 
 def _by_position(example: Example) -> Any:
     return replace(example, by_name=False).arguments(example.feeds)[0]
 
 
-def TensorsOut(module: Any, example: Example) -> Any:  # noqa: N802
+def tensors_out(module: Any, example: Example) -> Any:
     """Return a module of tensors by position, which returns a tuple of tensors."""
     torch = import_torch()
 
@@ -198,8 +197,12 @@ def _write_traced(
     """Write by the TorchScript-based exporter; return the places where its tracer froze a value."""
     torch = import_torch()
     tensors = _by_position(example)
-    with quiet(), _without_graphs(), warnings.catch_warnings(record=True) as said, torch.no_grad():
+    with quiet(), ExitStack() as stack, warnings.catch_warnings(record=True) as said, torch.no_grad():
         warnings.simplefilter("always")
+        # C++ writes the whole graph to standard output where it fails, which no stream of Python catches;
+        # torch 2.13's `setup_onnx_logging` switches it on.
+        stack.callback(setattr, torch._C, "_jit_onnx_log", torch._C._jit_onnx_log)
+        torch._C._jit_onnx_log = lambda *_: None
         torch.onnx.export(
             module, tensors, str(path), dynamo=False, output_names=list(names),
             input_names=[tensor.name for tensor in example.inputs],
@@ -208,21 +211,6 @@ def _write_traced(
         )  # fmt: skip
     traced = [item for item in said if issubclass(item.category, torch.jit.TracerWarning)]
     return list(dict.fromkeys(f"{Path(item.filename).name}:{item.lineno}" for item in traced))
-
-
-@contextmanager
-def _without_graphs() -> Iterator[None]:
-    """Keep the exporter from writing the whole graph to standard output where it fails.
-
-    C++ writes it, which no stream of Python catches, and torch 2.13's `setup_onnx_logging` switches it on.
-    """
-    torch = import_torch()
-    write_log = torch._C._jit_onnx_log
-    torch._C._jit_onnx_log = lambda *_: None
-    try:
-        yield
-    finally:
-        torch._C._jit_onnx_log = write_log
 
 
 def _may_be_traced(module: Any, example: Example, reason: QCompileError) -> bool:
