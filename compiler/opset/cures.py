@@ -209,7 +209,6 @@ def _rewritten(find: Finder, rewrite: Replace, *, quantized: bool = False) -> Fa
 _LOWEST = {"tensor(float16)": np.float16(-65504)}
 _APART = "/apart"
 """What the name of each Max that this module writes ends with, but for a number that makes it unique."""
-_REDUCED = ("ReduceMax", "ReduceMin")
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 _FUSED = frozenset(
     """
@@ -235,16 +234,21 @@ _MOVED = frozenset(
 
 def find_quantized_extrema(model: onnx.ModelProto) -> list[str]:
     """Return the ReduceMax and ReduceMin that a QuantizeLinear reads, in whatever form."""
-    names = []
-    for graph in every_graph(model.graph):
-        read_by = consumers(graph)
-        for node in graph.node:
-            if node.op_type in _REDUCED and node.domain in ONNX_DOMAINS:
-                if any(_APART in reader.name for reader in read_by.get(node.output[0], ())):
-                    continue
-                readers = reached(node.output[0], read_by, _FUSED)
-                names += [node_name(node)] * any(reader.op_type == "QuantizeLinear" for reader in readers)
-    return names
+    return [
+        node_name(node)
+        for graph in every_graph(model.graph)
+        for read_by in [consumers(graph)]
+        for node in graph.node
+        if node.op_type in ("ReduceMax", "ReduceMin") and node.domain in ONNX_DOMAINS
+        if not any(_APART in reader.name for reader in read_by.get(node.output[0], ()))
+        if _is_quantized(node.output[0], read_by, _FUSED)
+    ]
+
+
+def _is_quantized(
+    tensor: str, read_by: Mapping[str, Sequence[onnx.NodeProto]], passed: Collection[str]
+) -> bool:
+    return any(reader.op_type == "QuantizeLinear" for reader in reached(tensor, read_by, passed))
 
 
 def find_merged_biases(model: onnx.ModelProto) -> list[str]:
@@ -298,8 +302,7 @@ class _Products:
             shared = any(self._is_shared(tensor) for tensor in (tensors if scaled else tensors[:-1]))
             elsewhere = shaped and (biased or len(tensors) > 1)
             elsewhere &= node.op_type in _CONVOLUTIONS or not reads_integers
-            readers = reached(last.output[0], self.read_by, _PASSED)
-            if (shared or elsewhere) and any(reader.op_type == "QuantizeLinear" for reader in readers):
+            if (shared or elsewhere) and _is_quantized(last.output[0], self.read_by, _PASSED):
                 names += dict.fromkeys([node_name(node), node_name(last)] if scaled else [node_name(last)])
         return names
 

@@ -36,10 +36,7 @@ _FLOAT = onnx.TensorProto.FLOAT
 
 
 def dft_to_products(model: onnx.ModelProto) -> list[str]:
-    """Rewrite each DFT, and return the names of those nodes.
-
-    One of great length stays, and so does one whose points are not as many as its values at run time.
-    """
+    """Rewrite DFTs but long ones, and those of other points than values at run time; return their names."""
     return rewrite_operator(model, "DFT", _product)
 
 
@@ -83,7 +80,7 @@ def _product(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
 def _axis(node: onnx.NodeProto, scope: Scope, rank: int) -> int | None:
     """The signal's axis, from 0; None where it is not known."""
     axis = attribute(node, "axis", 1) if scope.target < 20 else -2
-    if scope.target >= 20 and len(node.input) > 2 and node.input[2]:
+    if scope.target >= 20 and any(node.input[2:]):
         values = scope.constant(node.input[2])
         if values is None:
             return None

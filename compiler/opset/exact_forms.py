@@ -15,14 +15,10 @@ CumSum becomes a product with a triangle of ones, where a runtime mixes up the a
 
 Other comparisons stand for `exclusive` and `reverse`; an axis that is not the last is exchanged with it.
 
-ONNX Runtime's optimizer quantizes layers further than the graph says (`model/requantized`):
+ONNX Runtime's optimizer quantizes layers right behind a DequantizeLinear further than the graph says
+(`model/requantized`). A Sum of one operand is that operand; the optimizer removes an Identity, but no Sum:
 
     x ─ DQ ─ Conv        becomes        x ─ DQ ─ Sum ─ Conv
-
-A Sum of one operand is that operand. The optimizer only looks at layers right behind a DequantizeLinear, and
-removes an Identity, but not a Sum.
-
-Write GridSample so that no reader mistakes its mode, or as gathered corners with their weights.
 
 GridSample(x, grid), bilinear      becomes, for each of the four corners of a sampling point,
 
@@ -42,7 +38,7 @@ import onnx
 from onnx import helper
 
 from ...model.graph import ONNX_DOMAINS, attribute, consumers, every_graph, producers
-from ...model.graph_edits import drop_attributes, set_nodes
+from ...model.graph_edits import drop_attributes
 from ...model.onnx_file import opset
 from ...model.session import requantized
 from .scope import Chain, Scope, every_scope, find_nodes, finding, node_name, reached
@@ -117,9 +113,14 @@ _FLOATS = (1, 10, 11, 16)  # float, float16, double, bfloat16
 
 def find_mixed_cumsums(model: onnx.ModelProto) -> list[str]:
     """Return the CumSums that differ in axis or direction from the most frequent kind of the model."""
-    kinds = _kinds(model)
-    if len({kind for _, kind in kinds}) < 2:
+    if len(find_nodes(model, "CumSum", lambda _: True)) < 2:
         return []
+    kinds = [
+        (node_name(node), (_axis(node, scope), *_direction(node)))
+        for scope in every_scope(model, opset(model))
+        for node in scope.graph.node
+        if node.op_type == "CumSum" and node.domain in ONNX_DOMAINS
+    ]
     ((most, _),) = Counter(kind for _, kind in kinds).most_common(1)
     return [name for name, kind in kinds if kind != most]
 
@@ -152,23 +153,12 @@ def cumsum_by_product(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
     return chain.nodes
 
 
-def _kinds(model: onnx.ModelProto) -> list[tuple[str, tuple[Any, ...]]]:
-    """Each CumSum's name, and its axis, counted from the last, with its direction."""
-    if not find_nodes(model, "CumSum", lambda _: True):
-        return []
-    return [
-        (node_name(node), (_axis(node, scope), *_direction(node)))
-        for scope in every_scope(model, opset(model))
-        for node in scope.graph.node
-        if node.op_type == "CumSum" and node.domain in ONNX_DOMAINS
-    ]
-
-
 def _direction(node: onnx.NodeProto) -> tuple[int, int]:
     return attribute(node, "exclusive", 0), attribute(node, "reverse", 0)
 
 
 def _axis(node: onnx.NodeProto, scope: Scope) -> int | str:
+    """The axis, counted from the last; the name of one that is computed."""
     axis, shape = scope.constant(node.input[1]), scope.shape(node.input[0])
     if axis is None:
         return str(node.input[1])
@@ -223,17 +213,15 @@ def find_requantized(model: onnx.ModelProto) -> list[str]:
 
 def keep_layers_apart(model: onnx.ModelProto) -> list[str]:
     """Write a Sum in front of each such layer, in place; return their names."""
-    found = requantized(model)
-    names = [node_name(node) for _, node in found]
-    for graph, layer in found:
-        made, apart = layer.output[0], f"{layer.output[0]}/apart"
-        nodes: list[onnx.NodeProto] = []
-        for node in graph.node:
-            if made in node.output:
-                nodes.append(helper.make_node("Sum", [node.input[0]], [apart], name=apart))
-                node.input[0] = apart
-            nodes.append(node)
-        set_nodes(graph, nodes)
+    layers = requantized(model)
+    names = [node_name(node) for _, node in layers]
+    for graph, layer in layers:
+        result, apart = layer.output[0], f"{layer.output[0]}/apart"
+        index = next(index for index, node in enumerate(graph.node) if result in node.output)
+        node = graph.node[index]
+        sum_of_one = helper.make_node("Sum", [node.input[0]], [apart], name=apart)
+        node.input[0] = apart
+        graph.node.insert(index, sum_of_one)
     return names
 
 

@@ -79,11 +79,7 @@ def _require_equal(check: Check, model: Path, form: str, way: str) -> Check:
 
 
 def rewritten_outputs(model: Path, rewritten: Path) -> list[str]:
-    """Compare a file with the same model in other operators, on random input.
-
-    Returns:
-        A sentence where it could not be compared, as ONNX Runtime refuses the model.
-    """
+    """Compare a file with the same model in other operators; say so where ONNX Runtime refuses the model."""
     light = load_onnx(model, external_data=False)
     if foreign := foreign_operators(light):
         return [f"{NOT_COMPARED}: it has {', '.join(foreign)}"]

@@ -59,12 +59,7 @@ def why_closed(node: onnx.NodeProto, stored: Container[str]) -> str | None:
 
 
 def open_lstms(model: onnx.ModelProto, *, exclude: Container[str] = ()) -> list[str]:
-    """Rewrite LSTMs in place; return the names of those that were.
-
-    Args:
-        model: Of opset 13 or newer, with named nodes.
-        exclude: Names of nodes that stay.
-    """
+    """Rewrite LSTMs of a model of opset 13 or newer in place, but for those excluded; return their names."""
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
     nodes, opened = [], []
     for node in model.graph.node:
