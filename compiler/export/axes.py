@@ -38,13 +38,7 @@ class Axes:
 
 
 def read_axes(program: Any, example: Example, *, proven: bool) -> Axes:
-    """Read the dynamic axes of a captured graph.
-
-    An extent is allowed where all guards on its axis hold (`guards`).
-
-    Args:
-        proven: Whether PyTorch proved all extents that were asked for.
-    """
+    """Read the dynamic axes of a captured graph: `proven` for all that is asked for, or where guards hold."""
     expressions: dict[str, list[Any]] = {}
     traced: dict[str, int] = {}
     environment: Any = None
@@ -171,11 +165,7 @@ class Guard:
         return any(self.value(extents) for extents in product(*others))
 
     def value(self, extents: Iterable[int]) -> bool:
-        """Return whether it is true for the extents of its symbols.
-
-        Raises:
-            AttributeError, KeyError, NotImplementedError: If PyTorch cannot compute a function in it.
-        """
+        """Return whether it is true for the extents of its symbols."""
         from torch.utils._sympy.interp import sympy_interp
         from torch.utils._sympy.reference import PythonReferenceAnalysis
 
@@ -193,7 +183,7 @@ def read_guards(expressions: Iterable[Any], traced: Mapping[str, int]) -> list[G
         symbols = {str(symbol): symbol for symbol in getattr(expression, "free_symbols", ())}
         if symbols and symbols.keys() <= traced.keys():
             guard = Guard(symbols, expression)
-            with suppress(AttributeError, KeyError, NotImplementedError):
+            with suppress(AttributeError, KeyError, NotImplementedError):  # a function that PyTorch lacks
                 guard.value(traced[name] for name in symbols)
                 guards.append(guard)
     return guards
@@ -273,10 +263,7 @@ def capture(module: Any, example: Example) -> tuple[Any, Axes]:
 
 
 def dynamic_shapes(module: Any, example: Example, *, proven: bool) -> Any:
-    """Return the `dynamic_shapes` of `torch.export`: of each axis a `Dim`, or without `proven` `Dim.DYNAMIC`.
-
-    None where nothing is dynamic.
-    """
+    """Return the `dynamic_shapes` of `torch.export`: of an axis a `Dim`, or `Dim.DYNAMIC` unless `proven`."""
     torch = import_torch()
     dims: dict[str, Any] = {}
     shapes: list[dict[int, Any]] = []

@@ -28,12 +28,7 @@ TRAINING_MODE = "the model was in training mode; it is exported in evaluation mo
 
 @dataclass
 class Original:
-    """A loaded model with an example that it runs on.
-
-    Attributes:
-        others: Examples with other extents, where the extents were made up.
-        data: The first feeds of the user's data, if there is any.
-    """
+    """A loaded model, an example that it runs on, others of other extents, and first feeds of the data."""
 
     loaded: LoadedModel
     label: str
@@ -81,7 +76,7 @@ def open_original(
         try:
             _require_tensors(reference, label)
         except ExportError:
-            configs = [getattr(part, "config", None) for part in loaded.module.modules()]
+            configs: list[Any] = [getattr(part, "config", None) for part in loaded.module.modules()]
             caching = [config for config in configs if getattr(config, "use_cache", None) is True]
             if not caching:
                 raise
@@ -140,12 +135,9 @@ _BEYOND = 4096  # extents beyond a limit that are tried, at most
 
 @dataclass
 class Comparison:
-    """Runs the original and the file on the same feeds.
+    """Runs the original and the file, `traced` or not, on the same feeds, and finds the ranges of axes.
 
-    Attributes:
-        traced: Whether the file is a trace, in which Python's branches are frozen.
-        lowest_db: Ratio that is enough where both sides round to integers.
-        ranges: Axis name to its extents, as far as the checks found them.
+    `lowest_db` is the ratio that is enough where both sides round to integers.
     """
 
     original: Original
@@ -310,10 +302,10 @@ class Comparison:
             return "refused"
         feeds = self.example.at(dict.fromkeys(names, extent))
         try:
-            reference, outputs = self.original.outputs(feeds), self.session(feeds)
+            pair = self.original.outputs(feeds), self.session(feeds)
         except ModelError:
             return "refused"
-        equal = compare_outputs("", self.names, [(reference, outputs)], lowest_db=self.lowest_db).passed
+        equal = compare_outputs("", self.names, [pair], lowest_db=self.lowest_db).passed
         return "equal" if equal else "differs"
 
     def _refuse(self, check: Check, feeds: Feeds) -> NoReturn:

@@ -52,11 +52,7 @@ def with_preprocessing(inputs: Sequence[TensorInfo], said: Preprocessing | None)
 
 
 def note_preprocessing(path: Path, said: Preprocessing | None, feeds: Feeds) -> None:
-    """Note in an ONNX file how samples become its inputs; nothing changes where nothing is said.
-
-    Args:
-        feeds: Input that suits the model, whose extents are noted where the file notes none.
-    """
+    """Note in an ONNX file how samples become its inputs, and extents of `feeds` where it notes none."""
 
     def edit(proto: Any) -> None:
         notes = read_notes(proto)
@@ -76,11 +72,7 @@ def take_onnx(
     preprocessing: Preprocessing | None = None,
     converter: Mapping[str, str] | None = None,
 ) -> Artifact:
-    """Check and copy an ONNX file, and note how samples become its inputs, where that is said.
-
-    Args:
-        converter: Package to version of what tf2onnx converted the file with.
-    """
+    """Check and copy an ONNX file; `converter` is package to version of what tf2onnx converted it with."""
     proto = load_checked(source.file)
     with writing(output) as path:
         beside = external_files(source.file, load_onnx(source.file, external_data=False))
