@@ -131,15 +131,11 @@ def _limits(symbol: Any, traced: Mapping[str, int], guards: Sequence[Guard], kno
 
 def _both(first: AxisRange, second: AxisRange, name: str) -> AxisRange:
     """The extents that lie in both ranges."""
-    limits = [limit for limit in (first.maximum, second.maximum) if limit is not None]
-    common = AxisRange(
-        max(first.minimum, second.minimum),
-        min(limits, default=None),
-        math.lcm(first.multiple, second.multiple),
-    )
-    if common.maximum is not None and common.maximum < common.minimum:
+    lowest, multiple = max(first.minimum, second.minimum), math.lcm(first.multiple, second.multiple)
+    highest = min((limit for limit in (first.maximum, second.maximum) if limit is not None), default=None)
+    if highest is not None and highest < lowest:
         raise ExportError(f"axis {name!r} cannot be dynamic: no extent suits all inputs that share it")
-    return common
+    return AxisRange(lowest, highest, multiple)
 
 
 _WINDOW = 512  # extents beyond the traced one among which a multiple shows

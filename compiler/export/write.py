@@ -257,9 +257,12 @@ def explain_export_failure(error: Exception, label: str) -> QCompileError:
     frames = (frame for item in chain for frame, _ in walk_tb(item.__traceback__))
     nodes = (frame.f_locals.get("node") for frame in frames)
     node = next((node for node in nodes if hasattr(node, "meta") and hasattr(node, "target")), None)
-    module = _module(node)
+    module = ""
     if node is not None:
         text += str(node.meta.get("stack_trace") or "")
+        for path, kind in (node.meta.get("nn_module_stack") or {}).values():  # the innermost is the last
+            name = kind if isinstance(kind, str) else kind.__name__
+            module = f"{path or '(root)'} ({name.rsplit('.', 1)[-1]})"
     place = f" in module {module}" if module else ""
 
     def failure(what: str, hint: str = "", **data: str) -> ExportError:
@@ -285,16 +288,6 @@ def explain_export_failure(error: Exception, label: str) -> QCompileError:
             reason="axis",
         )
     return failure(f"the exporter failed with {type(chain[-1]).__name__}: {first_line(chain[-1])}")
-
-
-def _module(node: Any) -> str:
-    """The innermost module of an FX node: "inner.0 (Bad)"."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values()) if node is not None else []
-    if not stack:
-        return ""
-    path, kind = stack[-1]
-    name = kind if isinstance(kind, str) else kind.__name__
-    return f"{path or '(root)'} ({name.rsplit('.', 1)[-1]})"
 
 
 def _line(text: str) -> str:
@@ -330,8 +323,7 @@ def bags_without_loops() -> Iterator[None]:
             rows = rows * per_sample_weights.unsqueeze(-1)
         return rows.amax(1) if mode == "max" else rows.sum(1) if mode == "sum" else rows.mean(1)
 
-    functional.embedding_bag = embedding_bag
-    try:
+    with ExitStack() as stack:
+        stack.callback(setattr, functional, "embedding_bag", original)
+        functional.embedding_bag = embedding_bag
         yield
-    finally:
-        functional.embedding_bag = original

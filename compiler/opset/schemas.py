@@ -35,8 +35,6 @@ COMPATIBLE = frozenset(
 
 _FLOAT8_ONLY = ("saturate", "round_mode")
 """Attributes that mean something for 8-bit floats alone, which no older form takes."""
-
-
 _REDUCTIONS = (("reduction", "max", 18), ("reduction", "min", 18))
 _LATER_VALUES = {
     "ScatterElements": _REDUCTIONS,

@@ -168,10 +168,7 @@ def _run_onnxsim(model: onnx.ModelProto, file: Path, folder: Path) -> onnx.Model
 
 
 def _restore_io(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
-    """Write the declared shapes of inputs and outputs, and the file's notes, back as they were.
-
-    Names of dynamic axes may have gone, and onnxsim writes a diary of its own into the metadata.
-    """
+    """Restore declared shapes, whose names of axes may have gone, and the metadata, now onnxsim's diary."""
     refill(after.metadata_props, before.metadata_props)
     stored = {tensor.name for tensor in after.graph.initializer}
     declared = {value.name: value for value in (*before.graph.output, *before.graph.input)}
