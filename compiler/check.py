@@ -38,8 +38,7 @@ class OnnxReference:
     """A plain ONNX Runtime session of a file, for comparing outputs.
 
     Args:
-        integers: Whether it may make integer kernels of Q/DQ pairs. For another runtime they are computed as
-            they are written: what this one would make of them says nothing of the other.
+        integers: Whether it may make integer kernels of Q/DQ pairs, which say nothing of another runtime.
     """
 
     def __init__(self, path: Path, *, optimize: bool = True, integers: bool = True) -> None:
@@ -91,10 +90,8 @@ def compare_outputs(
         values = {}
         for name, expected, output in zip(names, reference, outputs, strict=True):
             if expected.shape != output.shape:
-                required = f"{format_shape(expected.shape)} is required"
-                return Check(
-                    subject, False, f"output {name!r}: shape {format_shape(output.shape)}; {required}"
-                )
+                shape, required = format_shape(output.shape), format_shape(expected.shape)
+                return Check(subject, False, f"output {name!r}: shape {shape}; {required} is required")
             values[name] = output_error(expected, output)
         for name, value in values.items():
             if not (value.close if lowest_db is None else value.snr_db >= lowest_db):

@@ -8,7 +8,6 @@ import onnx
 from onnx import TensorProto, helper
 
 from ..errors import InvalidOption
-from ..model.graph import subgraphs
 from ..model.graph_edits import rename_inputs
 from ..model.onnx_file import copy_model, dtype_name, model_io, opset
 from ..spec.opsets import BFLOAT16_CAST
@@ -34,8 +33,7 @@ def set_io_types(model: onnx.ModelProto, types: Mapping[str, str]) -> onnx.Model
     copy = copy_model(model)
     graph = copy.graph
     io = model_io(copy)
-    inputs = {tensor.name: tensor.dtype for tensor in io.inputs}
-    outputs = {tensor.name: tensor.dtype for tensor in io.outputs}
+    inputs, outputs = ({tensor.name: tensor.dtype for tensor in ends} for ends in (io.inputs, io.outputs))
     for name, asked in types.items():
         if name not in inputs | outputs:
             known = f"inputs are {', '.join(inputs)}; outputs are {', '.join(outputs)}"
@@ -63,21 +61,16 @@ def _cast(graph: onnx.GraphProto, name: str, current: str, asked: str, *, is_inp
     """Give an input or output another type; the tensor inside gets another name."""
     taken = taken_names(graph)
     inside = fresh_name(f"{name}/{current}", taken)
+    rename_inputs(graph, {name: inside})
     for node in graph.node:
-        node.input[:] = [inside if operand == name else operand for operand in node.input]
         node.output[:] = [inside if result == name else result for result in node.output]
-        for inner in subgraphs(node):
-            rename_inputs(inner, {name: inside})
     for tensor in graph.initializer:
         tensor.name = inside if tensor.name == name else tensor.name
     numbers = {dtype_name(number): number for number in TensorProto.DataType.values()}
     to = numbers[asked if not is_input else current]
     ends = (name, inside) if is_input else (inside, name)
     cast = helper.make_node("Cast", [ends[0]], [ends[1]], fresh_name(f"{name}/cast", taken), to=to)
-    if is_input:
-        graph.node.insert(0, cast)
-    else:
-        graph.node.append(cast)
+    graph.node.insert(0 if is_input else len(graph.node), cast)
     for value in graph.input if is_input else graph.output:
         if value.name == name:
             value.type.tensor_type.elem_type = numbers[asked]

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import inspect
 import math
-import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import reduce
 from itertools import product
 from typing import Any
 
@@ -38,29 +37,20 @@ class Axes:
     assumed: frozenset[str] = frozenset()
 
 
-def plain_axes(example: Example) -> Axes:
-    """Return the axes of a file of which nothing is known but what was asked for."""
-    return Axes(ranges=dict(example.ranges), equal=[frozenset([name]) for name in sorted(example.extents)])
-
-
 def read_axes(program: Any, example: Example, *, proven: bool) -> Axes:
-    """Read the dynamic axes of a captured graph.
-
-    An extent is allowed where all guards on its axis hold (`guards`).
-
-    Args:
-        proven: Whether PyTorch proved all extents that were asked for.
-    """
+    """Read the dynamic axes of a captured graph: `proven` for all that is asked for, or where guards hold."""
     expressions: dict[str, list[Any]] = {}
     traced: dict[str, int] = {}
     environment: Any = None
-    for tensor, axis, name, extent in _dynamic_extents(program, example):
+    values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
+    uses = [
+        (tensor.name, axis, name, values[placeholder].shape[axis])
+        for tensor, placeholder in zip(example.inputs, program.graph_signature.user_inputs, strict=False)
+        for axis, name in tensor.dynamic_axes.items()
+    ]
+    for tensor, axis, name, extent in uses:
         if isinstance(extent, int):
-            raise ExportError(
-                f"axis {axis} ({name}) of input {tensor!r} cannot be dynamic: PyTorch made it {extent}",
-                hint="give that axis a number in `inputs`, or leave it out of `dynamic`",
-                reason="axis",
-            )
+            raise _static(f"axis {axis} ({name}) of input {tensor!r}", f"PyTorch made it {extent}")
         expression = extent.node.expr
         expressions.setdefault(name, []).append(expression)
         environment = extent.node.shape_env
@@ -70,8 +60,8 @@ def read_axes(program: Any, example: Example, *, proven: bool) -> Axes:
     guards = [] if proven else read_guards((guard.expr for guard in environment.guards), traced)
     names: dict[str, str] = {}
     ranges: dict[str, AxisRange] = dict(example.ranges) if proven else {}
-    for name, uses in expressions.items():
-        for expression in dict.fromkeys(uses):
+    for name, alternatives in expressions.items():
+        for expression in dict.fromkeys(alternatives):
             factor = _factor(expression)
             if factor is None:
                 continue
@@ -79,22 +69,20 @@ def read_axes(program: Any, example: Example, *, proven: bool) -> Axes:
             names.setdefault(str(symbol), name if factor == 1 else f"({name}//{factor})")
             if not proven:
                 limits = _limits(symbol, traced, guards, program.range_constraints.get(symbol))
-                scaled = AxisRange(
-                    limits.minimum * factor,
-                    None if limits.maximum is None else limits.maximum * factor,
-                    limits.multiple * factor,
-                )
+                largest = None if limits.maximum is None else limits.maximum * factor
+                scaled = AxisRange(limits.minimum * factor, largest, limits.multiple * factor)
                 ranges[name] = _both(ranges.get(name, example.ranges.get(name, AxisRange())), scaled, name)
                 if ranges[name].minimum == ranges[name].maximum:
-                    raise ExportError(
-                        f"axis {name!r} cannot be dynamic: the model takes {ranges[name].minimum} alone",
-                        hint="give that axis a number in `inputs`, or leave it out of `dynamic`",
-                        reason="axis",
-                    )
+                    raise _static(f"axis {name!r}", f"the model takes {ranges[name].minimum} alone")
     everything = AxisRange()
     assumed = {name for name in expressions if ranges.get(name, everything).minimum == 1}
     limited = {name: limits for name, limits in ranges.items() if limits != everything}
     return Axes(names, limited, _equal(expressions), frozenset(assumed))
+
+
+def _static(axis: str, why: str) -> ExportError:
+    hint = "give that axis a number in `inputs`, or leave it out of `dynamic`"
+    return ExportError(f"{axis} cannot be dynamic: {why}", hint=hint, reason="axis")
 
 
 def rename_axes(model: Any, axes: Axes, example: Example) -> None:
@@ -110,15 +98,6 @@ def rename_axes(model: Any, axes: Axes, example: Example) -> None:
         for axis, name in inputs[value.name].dynamic_axes.items() if value.name in inputs else ():
             if axis < len(dims) and not dims[axis].HasField("dim_value"):
                 dims[axis].dim_param = name
-
-
-def _dynamic_extents(program: Any, example: Example) -> Iterable[tuple[str, int, str, Any]]:
-    """(input, axis, name, extent) of every dynamic axis; an extent is a number where it became static."""
-    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    for tensor, placeholder in zip(example.inputs, program.graph_signature.user_inputs, strict=False):
-        shape = placeholders[placeholder].meta["val"].shape
-        for axis, name in tensor.dynamic_axes.items():
-            yield tensor.name, axis, name, shape[axis]
 
 
 def _factor(expression: Any) -> int | None:
@@ -143,69 +122,32 @@ def _equal(expressions: Mapping[str, list[Any]]) -> list[frozenset[str]]:
 
 def _limits(symbol: Any, traced: Mapping[str, int], guards: Sequence[Guard], known: Any) -> AxisRange:
     """The extents of one symbol: by its range, which PyTorch knows, and by the guards."""
-    lowest, highest = 1, None
-    if known is not None:
-        lowest = int(known.lower)
-        lowest = 1 if lowest <= 2 else lowest  # 2 is what PyTorch assumes of every axis
-        highest = int(known.upper) if known.upper.is_Integer else None
+    if known is None:
+        return allowed_extents(str(symbol), traced, guards, 1, None)
+    lowest = int(known.lower) if known.lower > 2 else 1  # 2 is what PyTorch assumes of every axis
+    highest = int(known.upper) if known.upper.is_Integer else None
     return allowed_extents(str(symbol), traced, guards, lowest, highest)
 
 
 def _both(first: AxisRange, second: AxisRange, name: str) -> AxisRange:
     """The extents that lie in both ranges."""
-    limits = [limit for limit in (first.maximum, second.maximum) if limit is not None]
-    common = AxisRange(
-        max(first.minimum, second.minimum),
-        min(limits, default=None),
-        math.lcm(first.multiple, second.multiple),
-    )
-    if common.maximum is not None and common.maximum < common.minimum:
+    lowest, multiple = max(first.minimum, second.minimum), math.lcm(first.multiple, second.multiple)
+    highest = min((limit for limit in (first.maximum, second.maximum) if limit is not None), default=None)
+    if highest is not None and highest < lowest:
         raise ExportError(f"axis {name!r} cannot be dynamic: no extent suits all inputs that share it")
-    return common
+    return AxisRange(lowest, highest, multiple)
 
 
 _WINDOW = 512  # extents beyond the traced one among which a multiple shows
 _FAR = 64  # times the traced extent: what holds there holds for all
 
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "Add": lambda *terms: sum(terms),
-    "Mul": lambda *factors: math.prod(factors),
-    "Pow": pow,
-    "Max": max,
-    "Min": min,
-    "Abs": abs,
-    "Equality": operator.eq,
-    "Unequality": operator.ne,
-    "StrictLessThan": operator.lt,
-    "LessThan": operator.le,
-    "StrictGreaterThan": operator.gt,
-    "GreaterThan": operator.ge,
-    "And": lambda *parts: all(parts),
-    "Or": lambda *parts: any(parts),
-    "Not": operator.not_,
-    "FloorDiv": operator.floordiv,
-    "CleanDiv": operator.floordiv,
-    "CeilDiv": lambda a, b: -(-a // b),
-    "Mod": operator.mod,
-    "PythonMod": operator.mod,
-    "ModularIndexing": lambda a, b, modulus: a // b % modulus,
-    "PowByNatural": pow,
-    "ToFloat": float,
-    "IntTrueDiv": operator.truediv,
-    "FloatTrueDiv": operator.truediv,
-    "FloorToInt": math.floor,
-    "CeilToInt": math.ceil,
-    "TruncToInt": math.trunc,
-}
-"""What the symbolic functions of sympy and PyTorch compute (torch/utils/_sympy/functions.py), by class."""
-
 
 @dataclass(frozen=True)
 class Guard:
-    """One guard: its symbols by name and in order, and its value, given the extents of these."""
+    """A guard, by the names of its symbols."""
 
-    symbols: tuple[str, ...]
-    value: Callable[[Sequence[int]], Any]
+    symbols: Mapping[str, Any]
+    expression: Any
 
     def holds(self, symbol: str, extent: int, traced: Mapping[str, int]) -> bool:
         """Return whether it is true for an extent, at some extents of the other symbols in it.
@@ -216,47 +158,31 @@ class Guard:
             [extent] if name == symbol else [traced[name], traced[name] + 1, traced[name] * 2]
             for name in self.symbols
         ]
-        return any(self._is_true(chosen) for chosen in product(*others))
+        return any(self.value(extents) for extents in product(*others))
 
-    def _is_true(self, extents: Sequence[int]) -> bool:
+    def value(self, extents: Iterable[int]) -> bool:
+        """Return whether it is true for the extents of its symbols."""
+        from torch.utils._sympy.interp import sympy_interp
+        from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+        environment = dict(zip(self.symbols.values(), extents, strict=True))
         try:
-            return bool(self.value(extents))
+            return bool(sympy_interp(PythonReferenceAnalysis, environment, self.expression))
         except (ArithmeticError, ValueError):  # such as a division by a number of windows that is 0
             return False
 
 
-def read_guards(expressions: Iterable[Any], symbols: Iterable[str]) -> list[Guard]:
+def read_guards(expressions: Iterable[Any], traced: Mapping[str, int]) -> list[Guard]:
     """Return the expressions of sympy that are about the symbols of input axes, and of known functions."""
-    known = set(symbols)
     guards = []
     for expression in dict.fromkeys(expressions):
-        names = sorted(str(symbol) for symbol in getattr(expression, "free_symbols", ()))
-        if names and set(names) <= known:
-            value = _compiled(expression, names)
-            guards += [Guard(tuple(names), value)] if value is not None else []
+        symbols = {str(symbol): symbol for symbol in getattr(expression, "free_symbols", ())}
+        if symbols and symbols.keys() <= traced.keys():
+            guard = Guard(symbols, expression)
+            with suppress(AttributeError, KeyError, NotImplementedError):  # a function that PyTorch lacks
+                guard.value(traced[name] for name in symbols)
+                guards.append(guard)
     return guards
-
-
-def _compiled(expression: Any, names: Sequence[str]) -> Callable[[Sequence[int]], Any] | None:
-    """The function that an expression is of the extents of its symbols; None where a part is not known."""
-    if getattr(expression, "is_Symbol", False):
-        index = names.index(str(expression))
-        return lambda extents: extents[index]
-    if not expression.args:
-        number = _number(expression)
-        return None if number is None else lambda _: number
-    function = _FUNCTIONS.get(type(expression).__name__)
-    parts = [_compiled(part, names) for part in expression.args]
-    if function is None or None in parts:
-        return None
-    known = [part for part in parts if part is not None]
-    return lambda extents: function(*(part(extents) for part in known))
-
-
-def _number(expression: Any) -> int | float | None:
-    if getattr(expression, "is_Integer", False):
-        return int(expression)
-    return float(expression) if getattr(expression, "is_Rational", False) else None
 
 
 def allowed_extents(
@@ -272,26 +198,18 @@ def allowed_extents(
     def holds(extent: int) -> bool:
         return all(guard.holds(symbol, extent, traced) for guard in own)
 
-    step = _step(start, highest, holds)
-    first = _last_that_holds(start // step, -(-lowest // step), lambda count: holds(count * step)) * step
-    if highest is not None:
-        end = highest
-    elif holds(start * _FAR):
+    end = start + _WINDOW
+    near = range(start + 1, (end if highest is None else min(highest, end)) + 1)
+    others = [] if not near or holds(near[0]) else [extent for extent in near if holds(extent)]
+    step = math.gcd(start, *others) if others else 1
+
+    def last(end: int) -> int:
+        return _last_that_holds(start // step, end, lambda count: holds(count * step)) * step
+
+    first = last(-(-lowest // step))
+    if highest is None and holds(start * _FAR):
         return AxisRange(first, None, step)
-    else:
-        end = start * _FAR
-    return AxisRange(
-        first, _last_that_holds(start // step, end // step, lambda n: holds(n * step)) * step, step
-    )
-
-
-def _step(traced: int, highest: int | None, holds: Callable[[int], bool]) -> int:
-    """The greatest number of which all allowed extents near the traced one are multiples."""
-    end = traced + _WINDOW if highest is None else min(highest, traced + _WINDOW)
-    if end == traced or holds(traced + 1):
-        return 1
-    others = [extent for extent in range(traced + 2, end + 1) if holds(extent)]
-    return reduce(math.gcd, others, traced) if others else 1
+    return AxisRange(first, last((highest or start * _FAR) // step), step)
 
 
 def _last_that_holds(inside: int, end: int, holds: Callable[[int], bool]) -> int:
@@ -341,10 +259,7 @@ def capture(module: Any, example: Example) -> tuple[Any, Axes]:
 
 
 def dynamic_shapes(module: Any, example: Example, *, proven: bool) -> Any:
-    """Return the `dynamic_shapes` of `torch.export`: of each axis a `Dim`, or without `proven` `Dim.DYNAMIC`.
-
-    None where nothing is dynamic.
-    """
+    """Return the `dynamic_shapes` of `torch.export`: of an axis a `Dim`, or `Dim.DYNAMIC` unless `proven`."""
     torch = import_torch()
     dims: dict[str, Any] = {}
     shapes: list[dict[int, Any]] = []
@@ -352,30 +267,22 @@ def dynamic_shapes(module: Any, example: Example, *, proven: bool) -> Any:
         for name in tensor.dynamic_axes.values():
             asked = example.ranges.get(name, AxisRange())
             limits = {"min": asked.minimum if asked.minimum > 1 else None, "max": asked.maximum}
-            spelled = name if name.isidentifier() else f"axis_{len(dims)}"
-            if name not in dims:
-                hint = {word: limit for word, limit in limits.items() if limit is not None}
-                dynamic = torch.export.Dim.DYNAMIC(**hint) if hint else torch.export.Dim.DYNAMIC
-                dims[name] = torch.export.Dim(spelled, **limits) if proven else dynamic
+            hint = {word: limit for word, limit in limits.items() if limit is not None}
+            if name not in dims and proven:
+                dims[name] = torch.export.Dim(name if name.isidentifier() else f"axis_{len(dims)}", **limits)
+            elif name not in dims:
+                dims[name] = torch.export.Dim.DYNAMIC(**hint) if hint else torch.export.Dim.DYNAMIC
         shapes.append({axis: dims[name] for axis, name in tensor.dynamic_axes.items()})
     if not any(shapes):
         return None
     if example.by_name:
         return {tensor.name: axes for tensor, axes in zip(example.inputs, shapes, strict=True)}
-    named = _named_parameters(module)
-    return tuple(shapes) if named is None else (*shapes[:named], tuple(shapes[named:]))
-
-
-def _named_parameters(module: Any) -> int | None:
-    """How many parameters stand before `*args` in `forward`; None where there is no such thing."""
     try:
-        parameters = inspect.signature(module.forward).parameters.values()
-    except (TypeError, ValueError):
-        return None
-    kinds = [parameter.kind for parameter in parameters]
-    if inspect.Parameter.VAR_POSITIONAL not in kinds:
-        return None
-    return kinds.index(inspect.Parameter.VAR_POSITIONAL)
+        kinds = [parameter.kind for parameter in inspect.signature(module.forward).parameters.values()]
+        named = kinds.index(inspect.Parameter.VAR_POSITIONAL)
+    except (TypeError, ValueError):  # `forward` has no signature, or no `*args`
+        return tuple(shapes)
+    return (*shapes[:named], tuple(shapes[named:]))
 
 
 def require_axes(example: Example, written: Any, label: str) -> None:

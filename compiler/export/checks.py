@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -28,12 +28,7 @@ TRAINING_MODE = "the model was in training mode; it is exported in evaluation mo
 
 @dataclass
 class Original:
-    """A loaded model with an example that it runs on.
-
-    Attributes:
-        others: Examples with other extents, where the extents were made up.
-        data: The first feeds of the user's data, if there is any.
-    """
+    """A loaded model, an example that it runs on, others of other extents, and first feeds of the data."""
 
     loaded: LoadedModel
     label: str
@@ -56,11 +51,6 @@ class Original:
         self.example = example
         return True
 
-    def is_random(self, feeds: Feeds) -> bool:
-        """Whether two runs on the same feeds differ."""
-        first, second = self.outputs(feeds), self.outputs(feeds)
-        return any(not np.array_equal(a, b, equal_nan=True) for a, b in zip(first, second, strict=True))
-
 
 @contextmanager
 def open_original(
@@ -79,39 +69,24 @@ def open_original(
     samples = Data(data, with_preprocessing(first.inputs, preprocessing)) if data is not None else None
     feeds = next(iter(samples)).feeds if samples is not None else None
     tried = examples(loaded, inputs, dynamic, feeds) if feeds is not None or first.guessed else [first]
-    example, reference = _first_that_runs(loaded, tried, label)
-    others = tried[[one is example for one in tried].index(True) + 1 :]
+    others = iter(tried)
+    example, reference = _first_that_runs(loaded, others, label)
     warnings = [*loaded.warnings, *([TRAINING_MODE] if loaded.was_training else [])]
-    switched: list[Any] = []
-    try:
+    with ExitStack() as stack:
         try:
             _require_tensors(reference, label)
         except ExportError:
-            configs = [getattr(part, "config", None) for part in loaded.module.modules()]
-            caching = {id(one): one for one in configs if getattr(one, "use_cache", None) is True}
-            switched = list(caching.values())
-            if not switched:
+            configs: list[Any] = [getattr(part, "config", None) for part in loaded.module.modules()]
+            caching = [config for config in configs if getattr(config, "use_cache", None) is True]
+            if not caching:
                 raise
-            for config in switched:
+            for config in caching:
+                stack.callback(setattr, config, "use_cache", True)
                 config.use_cache = False
             reference = run(loaded, example, example.feeds, label)
             _require_tensors(reference, label)
             warnings.append("the model returns a cache; it is exported with use_cache=False")
-        yield Original(loaded, label, example, reference, others, feeds, samples, warnings)
-    finally:
-        for config in switched:
-            config.use_cache = True
-
-
-@contextmanager
-def kept_mode(module: Any) -> Iterator[None]:
-    """Leave a module in the mode that it was in, part by part."""
-    modes = [(part, part.training) for part in module.modules()]
-    try:
-        yield
-    finally:
-        for part, training in modes:
-            part.training = training
+        yield Original(loaded, label, example, reference, list(others), feeds, samples, warnings)
 
 
 def run(loaded: LoadedModel, example: Example, feeds: Feeds, label: str) -> Any:
@@ -121,9 +96,9 @@ def run(loaded: LoadedModel, example: Example, feeds: Feeds, label: str) -> Any:
             return example.call(loaded.module, feeds)
     except Exception as error:
         made = [f"{name} ({format_shape(feeds[name].shape)})" for name in feeds if name in example.made]
-        where = f"random input {', '.join(made)}" if made else "its input"
-        hint = "check the shapes and dtypes of `inputs` against forward()"
+        where, hint = "its input", "check the shapes and dtypes of `inputs` against forward()"
         if made:
+            where = f"random input {', '.join(made)}"
             hint = (
                 "return (module, example) from the function, give `data`, or give `inputs` with extents that "
                 "suit the model, such as x:[batch,3,height=64,width=64]"
@@ -133,18 +108,17 @@ def run(loaded: LoadedModel, example: Example, feeds: Feeds, label: str) -> Any:
         ) from error
 
 
-def _first_that_runs(loaded: LoadedModel, tried: Sequence[Example], label: str) -> tuple[Example, Any]:
-    refused: ModelError | None = None
+def _first_that_runs(loaded: LoadedModel, tried: Iterator[Example], label: str) -> tuple[Example, Any]:
+    refused: list[ModelError] = []
     for example in tried:
         try:
             return example, run(loaded, example, example.feeds, label)
         except ModelError as error:
-            refused = refused or error
-    assert refused is not None
-    if len(tried) > 1:
+            refused.append(error)
+    if len(refused) > 1:
         others = ", ".join(f"{image}/{length}" for image, length in RUNGS[1:])
-        refused.message += f" (nor does it run with other extents, of images/of lengths: {others})"
-    raise refused
+        refused[0].message += f" (nor does it run with other extents, of images/of lengths: {others})"
+    raise refused[0]
 
 
 def _require_tensors(reference: Any, label: str) -> None:
@@ -161,12 +135,9 @@ _BEYOND = 4096  # extents beyond a limit that are tried, at most
 
 @dataclass
 class Comparison:
-    """Runs the original and the file on the same feeds.
+    """Runs the original and the file, `traced` or not, on the same feeds, and finds the ranges of axes.
 
-    Attributes:
-        traced: Whether the file is a trace, in which Python's branches are frozen.
-        lowest_db: Ratio that is enough where both sides round to integers.
-        ranges: Axis name to its extents, as far as the checks found them.
+    `lowest_db` is the ratio that is enough where both sides round to integers.
     """
 
     original: Original
@@ -176,7 +147,7 @@ class Comparison:
     traced: bool
     lowest_db: float | None
     progress: Progress
-    ranges: dict[str, AxisRange] = field(default_factory=dict)
+    ranges: dict[str, AxisRange] = field(init=False)
     warnings: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -190,12 +161,9 @@ class Comparison:
 
     def run(self) -> Iterator[Check]:
         """Yield a check for each dynamic axis, or of the traced extents, and one of the data."""
-        checked = False
-        for names in self.axes.equal:
-            for check in self._axis(names):
-                checked = True
-                yield check
-        if not checked or self.traced:
+        checks = [check for names in self.axes.equal for check in self._axis(names)]
+        yield from checks
+        if not checks or self.traced:
             self.progress("compare with PyTorch")
             yield self.compare("same outputs as PyTorch", self.original.example.feeds)
         if self.traced and not self.original.data:
@@ -209,14 +177,12 @@ class Comparison:
             yield self.compare("same outputs as PyTorch on the data", *(batch.feeds for batch in batches))
 
     def compare(self, subject: str, *inputs: Feeds) -> Check:
-        """Compare on one or several inputs."""
         check = self._compare(subject, *((self.original.outputs(feeds), feeds) for feeds in inputs))
         if not check.passed:
             self._refuse(check, inputs[0])
         return check
 
     def _compare(self, subject: str, *runs: tuple[Outputs, Feeds]) -> Check:
-        """Compare the outputs of the original, each with what the file computes of the same input."""
         try:
             pairs = [(reference, self.session(feeds)) for reference, feeds in runs]
         except ModelError as error:
@@ -226,10 +192,8 @@ class Comparison:
     def _axis(self, names: frozenset[str]) -> Iterator[Check]:
         """Checks of one axis, at other extents than the traced one."""
         name = " = ".join(sorted(names))
-        limits = self._limits(names)
-        refusal = ""
-        checked = False
-        enough, fallbacks = self._extents(names, limits)
+        refusal, checked = "", False
+        enough, fallbacks = self._extents(names, self._limits(names))
         for extent in (*enough, *fallbacks):
             if checked and extent in fallbacks:
                 break
@@ -243,43 +207,40 @@ class Comparison:
                 continue
             self.progress(f"compare with PyTorch at {name} {extent}")
             check = self._compare(f"same outputs as PyTorch at {name} {extent}", (reference, feeds))
-            if not check.passed and extent == 1 and names & self.axes.assumed:
+            if check.passed:
+                checked = True
+                yield check
+            elif extent == 1 and names & self.axes.assumed:
                 self._set_minimum(names, 2)  # PyTorch assumed that the axis is never 1
-                continue
-            if not check.passed:
+            else:
                 self._refuse(check, feeds)
-            checked = True
-            yield check
         if not checked:
-            self.warnings.append(
-                f"axis {name!r} was not checked at another extent: {refusal or 'it has none'}"
-            )
+            why = refusal or "it has none"
+            self.warnings.append(f"axis {name!r} was not checked at another extent: {why}")
         self._look_beyond(names)
 
     def _extents(self, names: frozenset[str], limits: AxisRange) -> tuple[list[int], list[int]]:
         """Extents to check, and others for when the original takes none of these."""
         traced = self.example.extents[next(iter(names))]
-        first = all(
-            axis == 0
-            for tensor in self.example.inputs
-            for axis, name in tensor.dynamic_axes.items()
-            if name in names
-        )
+        axes = [item for tensor in self.example.inputs for item in tensor.dynamic_axes.items()]
+        first = all(axis == 0 for axis, name in axes if name in names)
         step = limits.multiple
         grown = traced + max(traced // 2 // step * step, step)
         others = [grown, traced + step, traced * 2, max(traced // 2 // step, 1) * step, traced + 3 * step]
         enough = list(CHECK_EXTENTS) if first and traced <= _FEW else others[: 3 if self.traced else 1]
         if names & self.axes.assumed and 1 not in enough:
             enough.append(1)
-        allowed = [
-            extent for extent in dict.fromkeys(enough) if extent != traced and _allowed(extent, limits)
-        ]
-        rest = [
-            extent
-            for extent in dict.fromkeys([*others, limits.nearest(1), limits.nearest(traced * 4)])
-            if extent != traced and extent not in allowed and _allowed(extent, limits)
-        ]
-        return allowed, rest
+
+        def allowed(extents: Sequence[int], without: Sequence[int]) -> list[int]:
+            return [
+                extent
+                for extent in dict.fromkeys(extents)
+                if extent >= 1 and extent not in without and limits.nearest(extent) == extent
+            ]
+
+        first_choice = allowed(enough, [traced])
+        fallbacks = [*others, limits.nearest(1), limits.nearest(traced * 4)]
+        return first_choice, allowed(fallbacks, [traced, *first_choice])
 
     def _limits(self, names: frozenset[str]) -> AxisRange:
         return next((self.ranges[name] for name in names if name in self.ranges), AxisRange())
@@ -322,10 +283,8 @@ class Comparison:
             return
         outcome = self._look(names, least - step)
         if outcome == "differs":
-            name = " = ".join(sorted(names))
-            self.warnings.append(
-                f"axis {name!r}: below {least} this file computes something else than the model"
-            )
+            subject = f"axis {' = '.join(sorted(names))!r}: below {least}"
+            self.warnings.append(f"{subject} this file computes something else than the model")
         if outcome != "equal":
             return
         least -= step
@@ -343,37 +302,31 @@ class Comparison:
             return "refused"
         feeds = self.example.at(dict.fromkeys(names, extent))
         try:
-            reference, outputs = self.original.outputs(feeds), self.session(feeds)
+            pair = self.original.outputs(feeds), self.session(feeds)
         except ModelError:
             return "refused"
-        equal = compare_outputs("", self.names, [(reference, outputs)], lowest_db=self.lowest_db).passed
+        equal = compare_outputs("", self.names, [pair], lowest_db=self.lowest_db).passed
         return "equal" if equal else "differs"
 
     def _refuse(self, check: Check, feeds: Feeds) -> NoReturn:
         message = f"{self.original.label}: the exported file failed '{check.name}': {check.detail}"
-        if self.original.is_random(feeds):
+        twice = zip(self.original.outputs(feeds), self.original.outputs(feeds), strict=True)
+        if not all(np.array_equal(first, second, equal_nan=True) for first, second in twice):
             raise ModelError(
                 f"{message}; the model itself is random: two runs on one input differ",
                 hint="take the randomness out of forward(), or leave it out of the exported part",
             )
+        hint = "branches of Python on values or extents are frozen at export"
         made = sorted(self.original.example.made) if self.original.data is None else []
-        raise ModelError(
-            message,
-            hint="branches of Python on values or extents are frozen at export"
-            + (
+        if made:
+            hint += (
                 f"; {', '.join(made)} {'is' if len(made) == 1 else 'are'} made up: return (module, example) "
                 "from the function, or give `data`, if the model takes no such input"
-                if made
-                else ""
-            ),
-        )
+            )
+        raise ModelError(message, hint=hint)
 
 
 def spelled(limits: AxisRange) -> str:
     """Return a range as words: "32 to 512 in multiples of 8"."""
     end = "or more" if limits.maximum is None else f"to {limits.maximum}"
     return f"{limits.minimum} {end}" + (f", multiples of {limits.multiple}" if limits.multiple > 1 else "")
-
-
-def _allowed(extent: int, limits: AxisRange) -> bool:
-    return extent >= 1 and limits.nearest(extent) == extent

@@ -12,7 +12,7 @@ from ...artifact import Artifact, Check, commit
 from ...errors import ExportError, InvalidOption
 from ...files import temporary_folder, writing
 from ...model.archives import trusting
-from ...model.example import Example, name_outputs
+from ...model.example import name_outputs
 from ...model.graph import graph_precision
 from ...model.input_notes import AxisRange, write_notes
 from ...model.load import find_preprocessing, load_torch
@@ -25,20 +25,19 @@ from ...spec.decode import spec_from_call
 from ...spec.models import ExportOptions, ExportSpec
 from ...spec.opsets import NEWEST_EXPORTED, OLDEST
 from ...tensors import TensorInfo
-from ..check import OnnxReference
+from ..check import OnnxReference, graph_manifest
 from ..quantize.qat.train import TRAINED_FOR, register_operators
 from .axes import rename_axes, require_axes
-from .checks import Comparison, Original, kept_mode, open_original, spelled
+from .checks import Comparison, Original, open_original, spelled
 from .onnx_source import (
-    axis_options,
+    TOOLS,
     convert_tensorflow,
-    export_manifest,
     input_notes,
     note_preprocessing,
     take_onnx,
     with_preprocessing,
 )
-from .write import TensorsOut, Written, edit_in_place, finish, lower_to, write_model
+from .write import Written, edit_in_place, finish, lower_to, write_model
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -114,10 +113,15 @@ def export(
             with trusting(spec.trust):
                 loaded, label = load_torch(source), source.spec
         else:
-            stack.enter_context(kept_mode(source))
+            for part in source.modules():  # each keeps the mode that it is in
+                stack.callback(setattr, part, "training", part.training)
             was_training, label = computes_otherwise_in_training(source), type(source).__name__
             loaded = LoadedModel(evaluated(source), None, was_training)
-        _require_converted(loaded.module, label)
+        if any("fake_quant_enabled" in part._buffers for part in loaded.module.modules()):
+            raise ExportError(  # it rounds by Python code, which ONNX has no form for
+                f"{label}: holds fake quantization that is still in training",
+                hint="export qcompile.qat.convert(model)",
+            )
         original = stack.enter_context(open_original(loaded, label, inputs, spec.dynamic, data, said))
         with_preprocessing(original.example.inputs, said)  # refused before the work, not behind it
         count = len(name_outputs([], original.reference))
@@ -153,37 +157,32 @@ def _export(
                 f"{label}: opset {opset_version} was asked for; the exporter wrote {opset(proto)}",
                 hint=f"give `opset` {opset(proto)}",
             )
+        lowest_db = _LOWEST_DB if graph_precision(proto) == "int8" else None
         comparison = Comparison(
-            original,
-            OnnxReference(path),
-            names,
-            written.axes,
-            traced=bool(written.reason),
-            lowest_db=_LOWEST_DB if graph_precision(proto) == "int8" else None,
-            progress=progress,
+            original, OnnxReference(path), names, written.axes, bool(written.reason), lowest_db, progress
         )
         checks = [Check("ONNX checker and shape inference", True, f"opset {opset(proto)}"), *comparison.run()]
         ranges = comparison.ranges
         edit_in_place(path, lambda proto: write_notes(proto, input_notes(example, ranges)))
         note_preprocessing(path, preprocessing, example.feeds)
-        options = {
-            "model": label,
-            "opset": opset_version,
-            "exporter": written.exporter,
-            "axes": axis_options(example, ranges),
+        axes = {
+            name: {**ranges.get(name, AxisRange()).as_json(), "traced": extent}
+            for name, extent in example.extents.items()
         }
-        warnings = [
-            *original.warnings,
-            *_of_exporter(written, label, frozen=freeze_branches),
-            *(
-                f"axis {name!r} takes {spelled(limits)}"
-                for name, limits in ranges.items()
-                if limits != example.ranges.get(name)
-            ),
-            *comparison.warnings,
-        ]
-        manifest = commit(path, export_manifest(load_onnx(path), options, checks, warnings))
-    return Artifact(output, manifest)
+        options = {"model": label, "opset": opset_version, "exporter": written.exporter, "axes": axes}
+        warnings = list(original.warnings)
+        if written.reason:
+            reason = written.reason.removeprefix(f"{label}: ")
+            exporter = "exported by PyTorch's TorchScript-based exporter; the newer one could not"
+            warnings.append(f"{exporter}: {reason}")
+        if freeze_branches and written.frozen:
+            places = ", ".join(written.frozen)
+            warnings.append(f"frozen as the example takes them: branches and values at {places}")
+        limited = {name: limits for name, limits in ranges.items() if limits != example.ranges.get(name)}
+        warnings += [f"axis {name!r} takes {spelled(limits)}" for name, limits in limited.items()]
+        warnings += comparison.warnings
+        manifest = graph_manifest("export", load_onnx(path), TOOLS, options, checks=checks, warnings=warnings)
+        return Artifact(output, commit(path, manifest))
 
 
 def _write(
@@ -195,54 +194,30 @@ def _write(
     """
 
     def write() -> Written:
-        plain, module = is_plain(original.reference), original.loaded.module
-        module = module if plain else TensorsOut(module, original.example)
         return write_model(
-            module, original.example, names, opset_version, path, original.label,
-            flat=not plain, freeze_branches=freeze_branches,
+            original.loaded.module, original.example, names, opset_version, path, original.label,
+            plain=is_plain(original.reference), freeze_branches=freeze_branches,
         )  # fmt: skip
 
-    written = write()
-    first, narrow = original.example, _too_narrow(original.example, written)
-    for other in original.others if narrow else ():
-        if all(other.extents[name] > first.extents[name] for name in narrow) and original.take(other):
-            wider = write()
-            if not _too_narrow(original.example, wider):
-                return wider
+    def narrow(written: Written) -> list[str]:
+        """Axes of made up extents for which the file takes little more than these."""
+        example = original.example
+        return [
+            name
+            for name, limits in written.axes.ranges.items()
+            if name in example.guessed
+            and limits.maximum is not None
+            and limits.maximum < _NARROW * example.extents[name]
+            and limits.maximum != example.ranges.get(name, AxisRange()).maximum
+        ]
+
+    written, first = write(), original.example
+    names_of_narrow = narrow(written)
+    for other in original.others if names_of_narrow else ():
+        larger = all(other.extents[name] > first.extents[name] for name in names_of_narrow)
+        if larger and original.take(other) and not narrow(wider := write()):
+            return wider
     if original.example is not first:
         original.take(first)
         written = write()
     return written
-
-
-def _too_narrow(example: Example, written: Written) -> list[str]:
-    """Axes of made up extents for which the file takes little more than these."""
-    return [
-        name
-        for name, limits in written.axes.ranges.items()
-        if name in example.guessed
-        and limits.maximum is not None
-        and limits.maximum < _NARROW * example.extents[name]
-        and limits.maximum != example.ranges.get(name, AxisRange()).maximum
-    ]
-
-
-def _of_exporter(written: Written, label: str, *, frozen: bool) -> list[str]:
-    if not written.reason:
-        return []
-    said = [
-        "exported by PyTorch's TorchScript-based exporter; the newer one could not: "
-        + written.reason.removeprefix(f"{label}: ")
-    ]
-    if frozen and written.frozen:
-        said.append(f"frozen as the example takes them: branches and values at {', '.join(written.frozen)}")
-    return said
-
-
-def _require_converted(module: Any, label: str) -> None:
-    """A model in training rounds by Python code, which ONNX has no form for."""
-    if any("fake_quant_enabled" in part._buffers for part in module.modules()):
-        raise ExportError(
-            f"{label}: holds fake quantization that is still in training",
-            hint="export qcompile.qat.convert(model)",
-        )

@@ -1,11 +1,4 @@
-"""Metadata of an exported file, in its manifest and in the ONNX file.
-
-Note in an exported file how samples become its inputs, as `preprocessing` of the user says.
-
-Check and copy an ONNX file that is given as MODEL.
-
-Convert a TensorFlow model that is given as MODEL, and check the ONNX file as any other.
-"""
+"""Export a MODEL that is an ONNX file or becomes one by tf2onnx; metadata of exported files."""
 
 from __future__ import annotations
 
@@ -15,22 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...artifact import Artifact, Check, Manifest, commit
+from ...artifact import Artifact, Check, commit
 from ...artifact.int8_isa import carried_isa
 from ...data.batches import Data
 from ...errors import InvalidOption
 from ...files import writing
 from ...model.example import Example
 from ...model.input_notes import AxisRange, InputNote, read_notes, write_notes
-from ...model.onnx_file import (
-    check_onnx,
-    external_files,
-    load_checked,
-    load_onnx,
-    model_io,
-    opset,
-    save_onnx,
-)
+from ...model.onnx_file import check_onnx, external_files, load_checked, load_onnx, model_io, opset, save_onnx
 from ...model.preprocessing import Preprocessing, as_json, fit_preprocessing
 from ...model.random_input import run_on
 from ...model.source import Source
@@ -43,28 +28,14 @@ from ..check import OnnxReference, graph_manifest
 from ..opset.fit import upgrade_in_place
 from .write import edit_in_place, lower_to
 
-
-def export_manifest(
-    proto: Any, options: Mapping[str, object], checks: Sequence[Check], warnings: Sequence[str] = ()
-) -> Manifest:
-    """Return the manifest of an exported file."""
-    tools = "torch onnx onnxscript onnxruntime"
-    return graph_manifest("export", proto, tools, options, checks=checks, warnings=warnings)
-
-
-def axis_options(example: Example, ranges: Mapping[str, AxisRange]) -> dict[str, object]:
-    """Return axis name to its range and the extent that it was traced with."""
-    return {
-        name: {**ranges.get(name, AxisRange()).as_json(), "traced": extent}
-        for name, extent in example.extents.items()
-    }
+TOOLS = "torch onnx onnxscript onnxruntime"
 
 
 def input_notes(example: Example, ranges: Mapping[str, AxisRange]) -> dict[str, InputNote]:
     """Return what later stages should know of each input: the example's extents, the ranges of its axes."""
     return {
         tensor.name: InputNote(
-            tuple(int(extent) for extent in example.feeds[tensor.name].shape),
+            tuple(map(int, example.feeds[tensor.name].shape)),
             {axis: ranges[name] for axis, name in tensor.dynamic_axes.items() if name in ranges},
             tensor.preprocessing,
         )
@@ -81,21 +52,17 @@ def with_preprocessing(inputs: Sequence[TensorInfo], said: Preprocessing | None)
 
 
 def note_preprocessing(path: Path, said: Preprocessing | None, feeds: Feeds) -> None:
-    """Note in an ONNX file how samples become its inputs; nothing changes where nothing is said.
+    """Note in an ONNX file how samples become its inputs, and extents of `feeds` where it notes none."""
 
-    Args:
-        feeds: Input that suits the model, whose extents are noted where the file notes none.
-    """
+    def edit(proto: Any) -> None:
+        notes = read_notes(proto)
+        for tensor in with_preprocessing(model_io(proto).inputs, said):
+            note = notes.get(tensor.name) or InputNote(tuple(map(int, feeds[tensor.name].shape)))
+            notes[tensor.name] = replace(note, preprocessing=tensor.preprocessing)
+        write_notes(proto, notes)
+
     if said is not None:
-        edit_in_place(path, lambda proto: write_notes(proto, _noted(proto, said, feeds)))
-
-
-def _noted(proto: Any, said: Preprocessing, feeds: Feeds) -> Mapping[str, InputNote]:
-    notes = read_notes(proto)
-    for one in with_preprocessing(model_io(proto).inputs, said):
-        note = notes.get(one.name) or InputNote(tuple(int(extent) for extent in feeds[one.name].shape))
-        notes[one.name] = replace(note, preprocessing=one.preprocessing)
-    return notes
+        edit_in_place(path, edit)
 
 
 def take_onnx(
@@ -105,11 +72,7 @@ def take_onnx(
     preprocessing: Preprocessing | None = None,
     converter: Mapping[str, str] | None = None,
 ) -> Artifact:
-    """Check and copy an ONNX file, and note how samples become its inputs, where that is said.
-
-    Args:
-        converter: Package to version of what tf2onnx converted the file with.
-    """
+    """Check and copy an ONNX file; `converter` is package to version of what tf2onnx converted it with."""
     proto = load_checked(source.file)
     with writing(output) as path:
         beside = external_files(source.file, load_onnx(source.file, external_data=False))
@@ -130,16 +93,13 @@ def take_onnx(
             proto = load_onnx(path)
         options = {"model": source.spec, "opset": opset(proto), **carried_isa(source.file)}
         options |= {"exporter": "tf2onnx"} if converter else {}
-        manifest = export_manifest(proto, options, checks)
+        manifest = graph_manifest("export", proto, TOOLS, options, checks=checks)
         manifest = commit(path, replace(manifest, tools={**manifest.tools, **(converter or {})}))
     return Artifact(output, manifest)
 
 
 def convert_tensorflow(
-    source: Source,
-    path: Path,
-    spec: ExportSpec,
-    inputs: Sequence[str | TensorInfo],
+    source: Source, path: Path, spec: ExportSpec, inputs: Sequence[str | TensorInfo]
 ) -> tuple[Source, dict[str, str]]:
     """Write a SavedModel, Keras or TFLite file as ONNX with named axes; return it, and package to version."""
     python, highest = tensorflow_python(spec.python), min(spec.opset, NEWEST_BY_TF2ONNX)

@@ -13,9 +13,10 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, Literal
 
 from ...errors import ExportError, QCompileError, UnsupportedOperator, first_line
@@ -29,9 +30,7 @@ from ...spec.opsets import NEWEST_BY_TORCHSCRIPT, OLDEST_BY_DYNAMO
 from ...spec.words import GraphTarget
 from ..opset.lower import lower_opset
 from ..quantize.qat.finish_qdq import finish_qdq
-from .axes import Axes, capture, plain_axes
-
-Exporter = Literal["dynamo", "torchscript"]
+from .axes import Axes, capture
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Written:
         frozen: Places in the model's code where the older exporter took a value for a constant: "net.py:12".
     """
 
-    exporter: Exporter
+    exporter: Literal["dynamo", "torchscript"]
     axes: Axes
     reason: str = ""
     frozen: tuple[str, ...] = ()
@@ -57,30 +56,35 @@ def write_model(
     path: Path,
     label: str,
     *,
-    flat: bool = False,
-    freeze_branches: bool = False,
+    plain: bool,
+    freeze_branches: bool,
 ) -> Written:
     """Write the model.
 
     Args:
         opset_version: The opset to reach; the file may have another one (`lower_to`).
-        flat: Whether the module is `TensorsOut` of the model, which takes tensors by position.
+        plain: Whether the exporter takes what the model returns as it is.
         freeze_branches: Whether a branch on values of the input may become the way that the example takes.
     """
     torch = import_torch()
-    if flat:
-        example = replace(example, by_name=False)
+    flat = tensors_out(module, example)
+    axes = Axes(ranges=dict(example.ranges), equal=[frozenset([name]) for name in sorted(example.extents)])
+    if not plain:
+        module, example = flat, replace(example, by_name=False)
     if isinstance(module, torch.jit.ScriptModule):
         # The dynamo exporter traces Python; a TorchScript archive has none left.
         try:
             _write_traced(module, example, names, opset_version, path)
         except Exception as error:
-            # Numbers with defaults in forward(), and dicts that it returns, are fine inside of a trace.
+            # Numbers with defaults in forward(), and dicts that it returns, are fine inside of a trace, which
+            # keeps the branches and loops of the module.
             try:
-                _write_traced(_called(module, example), example, names, opset_version, path)
+                with quiet(), torch.no_grad():
+                    trace = torch.jit.trace(flat, _by_position(example), check_trace=False)
+                _write_traced(trace, example, names, opset_version, path)
             except Exception:
                 raise explain_export_failure(error, label) from error
-        return Written("torchscript", plain_axes(example))
+        return Written("torchscript", axes)
     try:
         return Written("dynamo", _write_captured(module, example, names, opset_version, path))
     except Exception as error:  # whatever PyTorch raises, it is explained
@@ -88,9 +92,7 @@ def write_model(
         if not _may_be_traced(module, example, explained):
             raise explained from error
         try:
-            frozen = _write_traced(
-                module if flat else TensorsOut(module, example), example, names, opset_version, path
-            )
+            frozen = _write_traced(flat, example, names, opset_version, path)
         except Exception as other:
             if freeze_branches:
                 explained.message += f"; PyTorch's TorchScript-based exporter: {first_line(other)}"
@@ -98,18 +100,14 @@ def write_model(
             raise explained from error
         if frozen and explained.data.get("reason") == "values" and not freeze_branches:
             raise explained from error  # the trace holds one way of a branch on values
-        return Written("torchscript", plain_axes(example), explained.message, tuple(frozen))
+        return Written("torchscript", axes, explained.message, tuple(frozen))
 
 
-def _called(module: Any, example: Example) -> Any:
-    """A trace that calls a TorchScript module, whose own branches and loops it keeps."""
-    torch = import_torch()
-    tensors = Example(example.inputs, example.feeds, by_name=False).arguments(example.feeds)[0]
-    with quiet(), torch.no_grad():
-        return torch.jit.trace(TensorsOut(module, example), tensors, check_trace=False)
+def _by_position(example: Example) -> Any:
+    return replace(example, by_name=False).arguments(example.feeds)[0]
 
 
-def TensorsOut(module: Any, example: Example) -> Any:  # noqa: N802
+def tensors_out(module: Any, example: Example) -> Any:
     """Return a module of tensors by position, which returns a tuple of tensors."""
     torch = import_torch()
 
@@ -120,11 +118,8 @@ def TensorsOut(module: Any, example: Example) -> Any:  # noqa: N802
             self.training = False
 
         def forward(self, *tensors: Any) -> tuple[Any, ...]:
-            if example.by_name:
-                named = dict(zip([tensor.name for tensor in example.inputs], tensors, strict=True))
-                outputs = self.inner(**named)
-            else:
-                outputs = self.inner(*tensors)
+            named = dict(zip([tensor.name for tensor in example.inputs], tensors, strict=True))
+            outputs = self.inner(**named) if example.by_name else self.inner(*tensors)
             return tuple(tensor for _, tensor in flat_tensors(outputs))
 
     return Flat()
@@ -201,9 +196,13 @@ def _write_traced(
 ) -> list[str]:
     """Write by the TorchScript-based exporter; return the places where its tracer froze a value."""
     torch = import_torch()
-    tensors = Example(example.inputs, example.feeds, by_name=False).arguments(example.feeds)[0]
-    with quiet(), _without_graphs(), warnings.catch_warnings(record=True) as said, torch.no_grad():
+    tensors = _by_position(example)
+    with quiet(), ExitStack() as stack, warnings.catch_warnings(record=True) as said, torch.no_grad():
         warnings.simplefilter("always")
+        # C++ writes the whole graph to standard output where it fails, which no stream of Python catches;
+        # torch 2.13's `setup_onnx_logging` switches it on.
+        stack.callback(setattr, torch._C, "_jit_onnx_log", torch._C._jit_onnx_log)
+        torch._C._jit_onnx_log = lambda *_: None
         torch.onnx.export(
             module, tensors, str(path), dynamo=False, output_names=list(names),
             input_names=[tensor.name for tensor in example.inputs],
@@ -214,34 +213,16 @@ def _write_traced(
     return list(dict.fromkeys(f"{Path(item.filename).name}:{item.lineno}" for item in traced))
 
 
-@contextmanager
-def _without_graphs() -> Iterator[None]:
-    """Keep the exporter from writing the whole graph to standard output where it fails.
-
-    C++ writes it, which no stream of Python catches, and torch 2.13's `setup_onnx_logging` switches it on.
-    """
-    torch = import_torch()
-    write_log = torch._C._jit_onnx_log
-    torch._C._jit_onnx_log = lambda *_: None
-    try:
-        yield
-    finally:
-        torch._C._jit_onnx_log = write_log
-
-
 def _may_be_traced(module: Any, example: Example, reason: QCompileError) -> bool:
     """Whether the older exporter may do: the first one failed for no fault of the model or the request."""
-    if not isinstance(reason, ExportError):
+    quantized = any("quantized_decomposed" in str(type(part)) for part in module.modules())
+    if quantized or not isinstance(reason, ExportError):
         return False
-    if any("quantized_decomposed" in str(type(part)) for part in module.modules()):
-        return False
-    if reason.data.get("reason") == "axis":
-        # With other extents than the traced one, and than 1.
-        return all(
-            any(runs(module, example, {name: other}) for other in (extent * 2, extent + 1, extent // 2))
-            for name, extent in example.extents.items()
-        )
-    return True
+    # With other extents than the traced one, and than 1.
+    return reason.data.get("reason") != "axis" or all(
+        any(runs(module, example, {name: other}) for other in (extent * 2, extent + 1, extent // 2))
+        for name, extent in example.extents.items()
+    )
 
 
 def runs(module: Any, example: Example, extents: dict[str, int]) -> bool:
@@ -268,12 +249,20 @@ def explain_export_failure(error: Exception, label: str) -> QCompileError:
         return ExportError(message, hint=error.hint, **error.data)
     if isinstance(error, QCompileError):
         return error
-    chain = list(_causes(error))
+    chain: list[BaseException] = [error]
+    while (cause := chain[-1].__cause__) is not None:
+        chain.append(cause)
     text = "\n".join(str(item) for item in chain)
-    node = _failing_node(error)
-    module = _module(node)
+    # The exporter's messages name the node but not its module; the node itself, in the frames, knows.
+    frames = (frame for item in chain for frame, _ in walk_tb(item.__traceback__))
+    nodes = (frame.f_locals.get("node") for frame in frames)
+    node = next((node for node in nodes if hasattr(node, "meta") and hasattr(node, "target")), None)
+    module = ""
     if node is not None:
         text += str(node.meta.get("stack_trace") or "")
+        for path, kind in (node.meta.get("nn_module_stack") or {}).values():  # the innermost is the last
+            name = kind if isinstance(kind, str) else kind.__name__
+            module = f"{path or '(root)'} ({name.rsplit('.', 1)[-1]})"
     place = f" in module {module}" if module else ""
 
     def failure(what: str, hint: str = "", **data: str) -> ExportError:
@@ -301,38 +290,6 @@ def explain_export_failure(error: Exception, label: str) -> QCompileError:
     return failure(f"the exporter failed with {type(chain[-1]).__name__}: {first_line(chain[-1])}")
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    current: BaseException | None = error
-    while current is not None:
-        yield current
-        current = current.__cause__
-
-
-def _failing_node(error: BaseException) -> Any:
-    """The FX node that the exporter was translating, read from the frames it failed in.
-
-    The exporter's messages name the node but not the module it came from; the node itself knows.
-    """
-    for cause in _causes(error):
-        trace = cause.__traceback__
-        while trace is not None:
-            node = trace.tb_frame.f_locals.get("node")
-            if hasattr(node, "meta") and hasattr(node, "target"):
-                return node
-            trace = trace.tb_next
-    return None
-
-
-def _module(node: Any) -> str:
-    """The innermost module of an FX node: "inner.0 (Bad)"."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values()) if node is not None else []
-    if not stack:
-        return ""
-    path, kind = stack[-1]
-    name = kind if isinstance(kind, str) else kind.__name__
-    return f"{path or '(root)'} ({name.rsplit('.', 1)[-1]})"
-
-
 def _line(text: str) -> str:
     """The user's own line that led there, when the exporter says it."""
     places = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', text)
@@ -352,19 +309,10 @@ def bags_without_loops() -> Iterator[None]:
     functional = import_torch().nn.functional
     original = functional.embedding_bag
 
-    def embedding_bag(
-        input: Any,
-        weight: Any,
-        offsets: Any = None,
-        max_norm: Any = None,
-        norm_type: float = 2,
-        scale_grad_by_freq: bool = False,
-        mode: str = "mean",
-        sparse: bool = False,
-        per_sample_weights: Any = None,
-        include_last_offset: bool = False,
-        padding_idx: Any = None,
-    ) -> Any:
+    def embedding_bag(  # type: ignore[no-untyped-def]
+        input, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean",
+        sparse=False, per_sample_weights=None, include_last_offset=False, padding_idx=None,
+    ):  # fmt: skip
         if input.dim() != 2 or offsets is not None or max_norm is not None or padding_idx is not None:
             return original(
                 input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse,
@@ -375,8 +323,7 @@ def bags_without_loops() -> Iterator[None]:
             rows = rows * per_sample_weights.unsqueeze(-1)
         return rows.amax(1) if mode == "max" else rows.sum(1) if mode == "sum" else rows.mean(1)
 
-    functional.embedding_bag = embedding_bag
-    try:
+    with ExitStack() as stack:
+        stack.callback(setattr, functional, "embedding_bag", original)
+        functional.embedding_bag = embedding_bag
         yield
-    finally:
-        functional.embedding_bag = original

@@ -29,8 +29,9 @@ fusions are wrong (2026.4.1, on every processor):
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import onnx
@@ -49,7 +50,7 @@ from ...model.graph import (
 )
 from . import exact_forms as exact
 from .rewrites import group_normalization, slice_shape
-from .scope import Chain, Cure, Finder, Replace, Scope, find_nodes, node_name, reached, rewriting
+from .scope import Chain, Cure, Finder, Replace, Scope, finding, node_name, reached, rewriting
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,7 @@ class FaultyGraph:
     """A known fault, as the graph shows it.
 
     Attributes:
-        find: Returns the names of the nodes that are affected.
-        cure: Rewrites them in place, as far as it can; None where there is no rewrite.
+        cure: Rewrites the affected nodes in place, as far as it can.
         quantized: Whether only a quantized graph shows it, which is then what is compared.
     """
 
@@ -75,24 +75,15 @@ _PROJECTIONS = ("MatMul", "Gemm", "Add", "LayerNormalization")
 _TO_VALUES = frozenset("Cast Identity Dropout Where".split())
 
 
-def find_reducing_scatters(model: onnx.ModelProto) -> list[str]:
-    """Return ScatterElements and ScatterND nodes that combine what is there with what comes."""
-    scatters = ("ScatterElements", "ScatterND")
-    return find_nodes(model, scatters, lambda node: attribute(node, "reduction", "none") != "none")
-
-
 def find_resizes_behind_if(model: onnx.ModelProto) -> list[str]:
     """Return Resizes of a transposed result of an If."""
-    names = []
-    for graph in every_graph(model.graph):
-        made_by = producers(graph)
-        for node in graph.node:
-            if node.op_type == "Resize":
-                turned = _behind(made_by.get(node.input[0]), made_by, _SAME)
-                if turned is not None and turned.op_type == "Transpose":
-                    source = _behind(made_by.get(turned.input[0]), made_by, _SAME)
-                    names += [node_name(node)] * (source is not None and source.op_type == "If")
-    return names
+    return [
+        node_name(node)
+        for graph in every_graph(model.graph)
+        for made_by in [producers(graph)]
+        for node in graph.node
+        if node.op_type == "Resize" and _comes_from(node.input[0], made_by, "Transpose", "If")
+    ]
 
 
 def find_attention(model: onnx.ModelProto) -> list[str]:
@@ -103,14 +94,13 @@ def find_attention(model: onnx.ModelProto) -> list[str]:
 def find_attention_of_transposed_inputs(model: onnx.ModelProto) -> list[str]:
     """Return MatMuls of an attention of which an operand is a transposed input of the model."""
     made_by, fed = producers(model.graph), {value.name for value in model.graph.input}
-    stored = {tensor.name for tensor in model.graph.initializer}
-    names = []
-    for pair in _attentions(model):
-        for node in pair:
-            for operand in node.input:
-                turned = _behind(made_by.get(operand), made_by, _SAME)
-                if turned is not None and turned.op_type == "Transpose" and turned.input[0] in fed - stored:
-                    names.append(node_name(node))
+    fed -= {tensor.name for tensor in model.graph.initializer}
+
+    def turned(operand: str) -> bool:
+        node = _comes_from(operand, made_by, "Transpose")
+        return node is not None and node.input[0] in fed
+
+    names = [node_name(node) for pair in _attentions(model) for node in pair if any(map(turned, node.input))]
     return list(dict.fromkeys(names))
 
 
@@ -122,11 +112,11 @@ def find_reduced_keys(model: onnx.ModelProto) -> list[str]:
     made_by, constants = producers(model.graph), constant_names(model)
 
     def reduced(operand: str) -> bool:
-        node = _operand(operand, made_by, constants, (*_SAME, *_PLACES, *_SCALES, *_PROJECTIONS))
+        node = _nearest(operand, made_by, (*_SAME, *_PLACES, *_SCALES, *_PROJECTIONS), constants)
         if node is None or node.op_type != "Conv":
             return False
         strides = list(attribute(node, "strides", []))
-        tokens = _behind(made_by.get(node.input[0]), made_by, (*_SAME, "Transpose"))
+        tokens = _nearest(node.input[0], made_by, (*_SAME, "Transpose"))
         folds = max(strides, default=1) > 1 and strides == list(attribute(node, "kernel_shape", []))
         return folds and tokens is not None and tokens.op_type == "Reshape"
 
@@ -143,10 +133,8 @@ def find_partly_rotated(model: onnx.ModelProto) -> list[str]:
         return all(term is not None and term.op_type == "Mul" for term in terms)
 
     def rotated(operand: str) -> bool:
-        node = _operand(operand, made_by, constants, (*_SAME, *_PLACES, *_SCALES))
-        if node is None or node.op_type != "Concat":
-            return False
-        return len({sums(name) for name in node.input}) > 1
+        node = _nearest(operand, made_by, (*_SAME, *_PLACES, *_SCALES), constants)
+        return node is not None and node.op_type == "Concat" and len({*map(sums, node.input)}) > 1
 
     return [node_name(first) for first, _ in _attentions(model) if any(map(rotated, first.input))]
 
@@ -169,8 +157,8 @@ def find_dynamic_inputs(model: onnx.ModelProto) -> list[str]:
     return [name for name, dims in shapes.items() if not all(dim.HasField("dim_value") for dim in dims)]
 
 
-def _operand(
-    name: str, made_by: dict[str, onnx.NodeProto], constants: set[str], passed: tuple[str, ...]
+def _nearest(
+    name: str, made_by: dict[str, onnx.NodeProto], passed: tuple[str, ...], constants: Collection[str] = ()
 ) -> onnx.NodeProto | None:
     """The nearest node above that is none of those passed, each of which has one operand that varies."""
     while (node := made_by.get(name)) is not None and node.op_type in passed:
@@ -183,39 +171,35 @@ def _operand(
     return node
 
 
+def _comes_from(name: str, made_by: dict[str, onnx.NodeProto], *operators: str) -> onnx.NodeProto | None:
+    """The node that a tensor comes from through these operators, itself the last of them."""
+    node = None
+    for operator in operators:
+        node = _nearest(name, made_by, _SAME)
+        if node is None or node.op_type != operator:
+            return None
+        name = node.input[0]
+    return node
+
+
 def _attentions(model: onnx.ModelProto) -> list[tuple[onnx.NodeProto, onnx.NodeProto]]:
     """The two MatMuls of each attention of the model's own graph."""
     made_by, read_by = producers(model.graph), consumers(model.graph)
     pairs = []
     for node in model.graph.node:
-        if node.op_type != "Softmax":
-            continue
-        first = _upwards(node.input[0], made_by)
-        behind = reached(node.output[0], read_by, _TO_VALUES)
-        second = next((reader for reader in behind if reader.op_type == "MatMul"), None)
-        if first is not None and second is not None:
-            pairs.append((first, second))
+        if node.op_type == "Softmax":
+            waiting, first = [node.input[0]], None
+            while waiting and first is None:
+                above = made_by.get(waiting.pop())
+                if above is not None and above.op_type == "MatMul":
+                    first = above
+                elif above is not None and above.op_type in _SCALING:
+                    waiting.extend(reversed(above.input))
+            behind = reached(node.output[0], read_by, _TO_VALUES)
+            second = next((reader for reader in behind if reader.op_type == "MatMul"), None)
+            if first is not None and second is not None:
+                pairs.append((first, second))
     return pairs
-
-
-def _upwards(name: str, made_by: dict[str, onnx.NodeProto]) -> onnx.NodeProto | None:
-    waiting = [name]
-    while waiting:
-        node = made_by.get(waiting.pop())
-        if node is not None and node.op_type == "MatMul":
-            return node
-        if node is not None and node.op_type in _SCALING:
-            waiting.extend(reversed(node.input))
-    return None
-
-
-def _behind(
-    node: onnx.NodeProto | None, made_by: dict[str, onnx.NodeProto], skipped: tuple[str, ...]
-) -> onnx.NodeProto | None:
-    """The nearest node above that is none of the skipped operators."""
-    while node is not None and node.op_type in skipped:
-        node = made_by.get(node.input[0])
-    return node
 
 
 def _rewritten(find: Finder, rewrite: Replace, *, quantized: bool = False) -> FaultyGraph:
@@ -225,7 +209,6 @@ def _rewritten(find: Finder, rewrite: Replace, *, quantized: bool = False) -> Fa
 _LOWEST = {"tensor(float16)": np.float16(-65504)}
 _APART = "/apart"
 """What the name of each Max that this module writes ends with, but for a number that makes it unique."""
-_REDUCED = ("ReduceMax", "ReduceMin")
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 _FUSED = frozenset(
     """
@@ -251,23 +234,25 @@ _MOVED = frozenset(
 
 def find_quantized_extrema(model: onnx.ModelProto) -> list[str]:
     """Return the ReduceMax and ReduceMin that a QuantizeLinear reads, in whatever form."""
-    names = []
-    for graph in every_graph(model.graph):
-        read_by = consumers(graph)
-        for node in graph.node:
-            if node.op_type in _REDUCED and node.domain in ONNX_DOMAINS:
-                if any(_APART in reader.name for reader in read_by.get(node.output[0], ())):
-                    continue
-                readers = reached(node.output[0], read_by, _FUSED)
-                names += [node_name(node)] * any(reader.op_type == "QuantizeLinear" for reader in readers)
-    return names
+    return [
+        node_name(node)
+        for graph in every_graph(model.graph)
+        for read_by in [consumers(graph)]
+        for node in graph.node
+        if node.op_type in ("ReduceMax", "ReduceMin") and node.domain in ONNX_DOMAINS
+        if not any(_APART in reader.name for reader in read_by.get(node.output[0], ()))
+        if _is_quantized(node.output[0], read_by, _FUSED)
+    ]
+
+
+def _is_quantized(
+    tensor: str, read_by: Mapping[str, Sequence[onnx.NodeProto]], passed: Collection[str]
+) -> bool:
+    return any(reader.op_type == "QuantizeLinear" for reader in reached(tensor, read_by, passed))
 
 
 def find_merged_biases(model: onnx.ModelProto) -> list[str]:
-    """Return the nodes that make a biased product which a QuantizeLinear reads, and not it alone.
-
-    The node is the product, or the last Add or Mul of constants behind it.
-    """
+    """Return the nodes, or the last constant Add or Mul behind, of biased products that not only Q reads."""
     graphs = [_Products(model, graph) for graph in every_graph(model.graph)]
     shaped = any(node.op_type in _SHAPED for products in graphs for node in products.graph.node)
     return [name for products in graphs for name in products.merged_biases(shaped=shaped)]
@@ -275,9 +260,8 @@ def find_merged_biases(model: onnx.ModelProto) -> list[str]:
 
 def find_moved_scales(model: onnx.ModelProto) -> list[str]:
     """Return the int8 products without bias that a Reshape of their batch reads."""
-    return [
-        name for graph in every_graph(model.graph) for name in _Products(model, graph).moved_scales()
-    ]  # fmt: skip
+    graphs = every_graph(model.graph)
+    return [name for graph in graphs for name in _Products(model, graph).moved_scales()]
 
 
 def with_max(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
@@ -303,7 +287,10 @@ class _Products:
             node.output[0]: tensor for node in graph.node if (tensor := constant_tensor(node)) is not None
         }
         self.shapes: Mapping[str, Sequence[int | str]] = {}
-        self._constants: set[str] | None = None
+
+    @cached_property
+    def _constants(self) -> set[str]:
+        return constant_names(self.model) | self.stored.keys()
 
     def merged_biases(self, *, shaped: bool) -> list[str]:
         names: list[str] = []
@@ -315,31 +302,24 @@ class _Products:
             shared = any(self._is_shared(tensor) for tensor in (tensors if scaled else tensors[:-1]))
             elsewhere = shaped and (biased or len(tensors) > 1)
             elsewhere &= node.op_type in _CONVOLUTIONS or not reads_integers
-            readers = reached(last.output[0], self.read_by, _PASSED)
-            if (shared or elsewhere) and any(reader.op_type == "QuantizeLinear" for reader in readers):
+            if (shared or elsewhere) and _is_quantized(last.output[0], self.read_by, _PASSED):
                 names += dict.fromkeys([node_name(node), node_name(last)] if scaled else [node_name(last)])
         return names
 
     def moved_scales(self) -> list[str]:
-        names: list[str] = []
-        for node in self._dynamic():
-            if self._reads_integers(node) and not self._bias(node):
-                shape = self.shapes.get(node.output[0], ())
-                matrix = node.op_type in ("MatMul", "Gemm")
-                readers = reached(node.output[0], self.read_by, _MOVED)
-                if not (matrix and len(shape) > 2) and any(
-                    self._mixes_batch(reader, shape if matrix else ()) for reader in readers
-                ):
-                    names.append(node_name(node))
-        return names
+        return [node_name(node) for node in self._dynamic() if self._is_moved(node)]
+
+    def _is_moved(self, node: onnx.NodeProto) -> bool:
+        matrix = self.shapes.get(node.output[0], ()) if node.op_type in ("MatMul", "Gemm") else ()
+        if len(matrix) > 2 or not self._reads_integers(node) or self._bias(node):
+            return False
+        readers = reached(node.output[0], self.read_by, _MOVED)
+        return any(self._mixes_batch(reader, matrix) for reader in readers)
 
     def _dynamic(self) -> Iterator[onnx.NodeProto]:
         """Products of which not every extent is known to be fixed."""
         nodes = [n for n in self.graph.node if n.op_type in WEIGHTED and n.domain in ONNX_DOMAINS]
-        if not nodes:
-            return
-        quantized = any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in self.graph.node)
-        if not quantized:
+        if not nodes or not {"QuantizeLinear", "DequantizeLinear"} & {n.op_type for n in self.graph.node}:
             return
         self.shapes = infer_shapes(self.model)
         fed = any(_is_dynamic(self.shapes.get(value.name, ())) for value in self.model.graph.input)
@@ -348,14 +328,10 @@ class _Products:
     def _with_constants(self, node: onnx.NodeProto) -> tuple[onnx.NodeProto, Sequence[str], bool]:
         """The last of a product and its constant Adds and Muls, the results of all, if there is a bias."""
         biased, tensors = self._bias(node), [node.output[0]]
-        if self._constants is None:
-            self._constants = constant_names(self.model) | self.stored.keys()
         while True:
-            behind = [
-                reader
-                for reader in self.read_by.get(tensors[-1], ())
-                if reader.op_type in _LINEAR and any(name in self._constants for name in reader.input)
-            ]
+            readers = self.read_by.get(tensors[-1], ())
+            linear = [reader for reader in readers if reader.op_type in _LINEAR]
+            behind = [reader for reader in linear if self._constants & {*reader.input}]
             if len(behind) != 1:
                 return node, tensors, biased
             node = behind[0]
@@ -379,10 +355,7 @@ class _Products:
     def _mixes_batch(self, node: onnx.NodeProto, matrix: Sequence[int | str]) -> bool:
         """Whether a node is a Reshape that does not keep the first axis, as far as is known.
 
-        Args:
-            node: It reads a product.
-            matrix: The shape of the product where that is [N, C]. A second axis of a multiple of C alone is
-                taken for the one of C channels.
+        Of a product [N, C], `matrix`, OpenVINO takes a second axis of a multiple of C for the channels.
         """
         if node.op_type != "Reshape":
             return False
@@ -407,15 +380,24 @@ FAULTY_GRAPHS: Mapping[str, FaultyGraph] = {
     "grid-sample-mode": FaultyGraph(exact.find_renamed_modes, exact.modes_left_out),
     "cumsum-axes": _rewritten(exact.find_mixed_cumsums, exact.cumsum_by_product),
     "mod-by-float": _rewritten(exact.find_integer_mods, exact.exact_mod),
-    "group-norm-of-one": _rewritten(exact.find_one_group, group_normalization),
-    "recurrent-layout": _rewritten(exact.find_batch_first, exact.time_first),
+    "group-norm-of-one": _rewritten(
+        finding("GroupNormalization", lambda node: attribute(node, "num_groups") == 1), group_normalization
+    ),
+    "recurrent-layout": _rewritten(
+        finding("LSTM GRU RNN", lambda node: attribute(node, "layout", 0) == 1), exact.time_first
+    ),
     "requantized-layer": FaultyGraph(exact.find_requantized, exact.keep_layers_apart),
     "reduced-axes": _rewritten(exact.find_reduced_axes, exact.by_sum),
     "quantized-extremum": _rewritten(find_quantized_extrema, with_max, quantized=True),
     "merged-bias": _rewritten(find_merged_biases, with_max, quantized=True),
     "moved-scale": _rewritten(find_moved_scales, with_max, quantized=True),
-    "shape-slice": _rewritten(exact.find_sliced_shapes, slice_shape),
-    "scatter-reduction": FaultyGraph(find_reducing_scatters),
+    "shape-slice": _rewritten(
+        finding("Shape", lambda node: attribute(node, "start", 0) or attribute(node, "end") is not None),
+        slice_shape,
+    ),
+    "scatter-reduction": FaultyGraph(
+        finding("ScatterElements ScatterND", lambda node: attribute(node, "reduction", "none") != "none")
+    ),
     "resize-behind-if": FaultyGraph(find_resizes_behind_if),
     "transposed-input-attention": FaultyGraph(find_attention_of_transposed_inputs),
     "fused-attention-sm120": FaultyGraph(find_attention),

@@ -23,8 +23,6 @@ runtime computes anew at every call: that is for lengths of thousands at most.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import onnx
 from numpy.typing import NDArray
@@ -34,14 +32,11 @@ from .scope import Chain, Scope, rewrite_operator
 
 _LARGEST_TABLE = 1 << 22
 """Values of a table: 16 MB. A longer transform keeps its operator, which is fast where a runtime has it."""
-_FLOAT = 1  # ONNX's number of float32
+_FLOAT = onnx.TensorProto.FLOAT
 
 
 def dft_to_products(model: onnx.ModelProto) -> list[str]:
-    """Rewrite each DFT, and return the names of those nodes.
-
-    One of great length stays, and so does one whose points are not as many as its values at run time.
-    """
+    """Rewrite DFTs but long ones, and those of other points than values at run time; return their names."""
     return rewrite_operator(model, "DFT", _product)
 
 
@@ -55,40 +50,37 @@ def _product(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
     count, parts, kind = shape[axis], shape[-1], scope.elem_type(node, node.input[0])
     if parts not in (1, 2):
         return None
-    whole = len(node.input) < 2 or not node.input[1]
-    if count is None:
-        if not whole or (onesided and inverse):
+    length = count
+    if len(node.input) > 1 and node.input[1]:
+        points = scope.constant(node.input[1])
+        if count is None or points is None:
             return None
-        return _of_any_length(node, scope, shape, axis, onesided, inverse)
-    points = None if whole else scope.constant(node.input[1])
-    if not whole and points is None:
-        return None
-    length = count if points is None else int(points.reshape(-1)[0])
+        length = int(points.reshape(-1)[0])
+    if count is None or length is None:
+        return None if onesided and inverse else _of_any_length(node, scope, axis, onesided, inverse)
     table = dft_table(count, parts, length, onesided=onesided, inverse=inverse)
     if table.size > _LARGEST_TABLE:
         return None
-    chain, value, moved = Chain(node, scope), node.input[0], axis != rank - 2
+    chain, value, last = Chain(node, scope), node.input[0], axis == rank - 2
     swap = list(range(rank))
     swap[axis], swap[-2] = swap[-2], swap[axis]
-    if moved:
+    if not last:
         value = chain.add("Transpose", [value], perm=swap)
     value = chain.add("Reshape", [value, chain.ints([0] * (rank - 2) + [count * parts])])
     stored = scope.store(table.astype(np.float32 if kind == _FLOAT else np.float16), f"{chain.output}/table")
     value = chain.add("MatMul", [value, stored])
     real = 1 if onesided and inverse else 2
     pairs = chain.ints([0] * (rank - 2) + [table.shape[1] // real, real])
-    value = chain.add("Reshape", [value, pairs], last=not moved)
-    if moved:
+    value = chain.add("Reshape", [value, pairs], last=last)
+    if not last:
         chain.add("Transpose", [value], last=True, perm=swap)
     return chain.nodes
 
 
 def _axis(node: onnx.NodeProto, scope: Scope, rank: int) -> int | None:
     """The signal's axis, from 0; None where it is not known."""
-    axis = -2
-    if scope.target < 20:
-        axis = attribute(node, "axis", 1)
-    elif len(node.input) > 2 and node.input[2]:
+    axis = attribute(node, "axis", 1) if scope.target < 20 else -2
+    if scope.target >= 20 and any(node.input[2:]):
         values = scope.constant(node.input[2])
         if values is None:
             return None
@@ -98,7 +90,7 @@ def _axis(node: onnx.NodeProto, scope: Scope, rank: int) -> int | None:
 
 
 def _of_any_length(
-    node: onnx.NodeProto, scope: Scope, shape: Sequence[int | None], axis: int, onesided: bool, inverse: bool
+    node: onnx.NodeProto, scope: Scope, axis: int, onesided: bool, inverse: bool
 ) -> list[onnx.NodeProto]:
     """The nodes in place of a DFT over the whole of an axis whose extent a run tells."""
     chain, kind = Chain(node, scope), scope.elem_type(node, node.input[0])
@@ -111,6 +103,7 @@ def _of_any_length(
     remainders = add("Sub", [products, add("Mul", [add("Div", [products, length]), length])])
     turns = add("Div", [add("Cast", [remainders], to=_FLOAT), add("Cast", [length], to=_FLOAT)])
     angle = add("Mul", [turns, chain.scalar(2 * np.pi, _FLOAT)])
+    shape = scope.shape(node.input[0]) or ()
     rank = len(shape)
     flat = [index for index in range(rank) if index not in (axis, rank - 1)] + [rank - 1, axis]
     x = add("Transpose", [node.input[0]], perm=flat)
@@ -152,27 +145,17 @@ def dft_table(
         float64 [count * parts, results * 2]: rows by value and part, columns by result and part; for the
         inverse of a onesided spectrum [count * parts, length], of real results.
     """
-    if onesided and inverse:
-        return _real_inverse(count, parts, length)
-    results = length // 2 + 1 if onesided else length
+    real = onesided and inverse
+    results = length // 2 + 1 if onesided and not inverse else length
     n, k = np.arange(count)[:, None], np.arange(results)[None, :]
     angle = 2 * np.pi * ((n * k) % length) / length * (1 if inverse else -1)
-    used = (n < length) / (length if inverse else 1)
-    cosine, sine = np.cos(angle) * used, np.sin(angle) * used
+    weight = (n < length) / (length if inverse else 1)
+    if real:
+        alone = (n == 0) | (2 * n == length)
+        weight = np.where(alone, 1.0, 2.0) * (n <= length // 2) / length
+    cosine, sine = np.cos(angle) * weight, np.sin(angle) * weight
     table = np.empty((count, parts, results, 2))
     table[:, 0, :, 0], table[:, 0, :, 1] = cosine, sine
     if parts == 2:
         table[:, 1, :, 0], table[:, 1, :, 1] = -sine, cosine
-    return table.reshape(count * parts, results * 2)
-
-
-def _real_inverse(count: int, parts: int, length: int) -> NDArray[np.float64]:
-    k, n = np.arange(count)[:, None], np.arange(length)[None, :]
-    angle = 2 * np.pi * ((n * k) % length) / length
-    alone = (k == 0) | (2 * k == length)
-    weight = np.where(alone, 1.0, 2.0) * (k <= length // 2) / length
-    table = np.empty((count, parts, length))
-    table[:, 0] = np.cos(angle) * weight
-    if parts == 2:
-        table[:, 1] = -np.sin(angle) * weight
-    return table.reshape(count * parts, length)
+    return (table[..., 0] if real else table).reshape(count * parts, -1)

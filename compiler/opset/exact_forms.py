@@ -15,14 +15,10 @@ CumSum becomes a product with a triangle of ones, where a runtime mixes up the a
 
 Other comparisons stand for `exclusive` and `reverse`; an axis that is not the last is exchanged with it.
 
-ONNX Runtime's optimizer quantizes layers further than the graph says (`model/requantized`):
+ONNX Runtime's optimizer quantizes layers right behind a DequantizeLinear further than the graph says
+(`model/requantized`). A Sum of one operand is that operand; the optimizer removes an Identity, but no Sum:
 
     x ─ DQ ─ Conv        becomes        x ─ DQ ─ Sum ─ Conv
-
-A Sum of one operand is that operand. The optimizer only looks at layers right behind a DequantizeLinear, and
-removes an Identity, but not a Sum.
-
-Write GridSample so that no reader mistakes its mode, or as gathered corners with their weights.
 
 GridSample(x, grid), bilinear      becomes, for each of the four corners of a sampling point,
 
@@ -42,15 +38,13 @@ import onnx
 from onnx import helper
 
 from ...model.graph import ONNX_DOMAINS, attribute, consumers, every_graph, producers
-from ...model.graph_edits import drop_attributes, set_nodes
+from ...model.graph_edits import drop_attributes
 from ...model.onnx_file import opset
 from ...model.session import requantized
-from .scope import Chain, Scope, every_scope, find_nodes, node_name, reached
+from .scope import Chain, Scope, every_scope, find_nodes, finding, node_name, reached
 
-_RECURRENT = ("LSTM", "GRU", "RNN")
 _BATCH_SECOND = (1, 0, 2)
 _Y_BATCH_FIRST = (2, 0, 1, 3)  # [time, directions, batch, hidden] to [batch, time, directions, hidden]
-_OF_SHAPES = ("Shape", "Size")
 
 
 def find_integer_mods(model: onnx.ModelProto) -> list[str]:
@@ -65,26 +59,8 @@ def find_integer_mods(model: onnx.ModelProto) -> list[str]:
     ]
 
 
-def find_one_group(model: onnx.ModelProto) -> list[str]:
-    """Return GroupNormalizations of one group."""
-    return find_nodes(model, ("GroupNormalization",), lambda node: attribute(node, "num_groups") == 1)
-
-
-def find_batch_first(model: onnx.ModelProto) -> list[str]:
-    """Return recurrent layers of layout 1."""
-    return find_nodes(model, _RECURRENT, lambda node: attribute(node, "layout", 0) == 1)
-
-
-def find_sliced_shapes(model: onnx.ModelProto) -> list[str]:
-    """Return Shapes that are not of all axes."""
-    return find_nodes(
-        model, ("Shape",), lambda node: attribute(node, "start", 0) or attribute(node, "end") is not None
-    )
-
-
 def exact_mod(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """Mod by a division of integers; ONNX's Div rounds towards zero, Mod towards minus infinity."""
-
     chain, (x, y) = Chain(node, scope), node.input
     rest = chain.add("Sub", [x, chain.add("Mul", [y, chain.add("Div", [x, y])])])
     other_sign = chain.add("Less", [chain.add("Mul", [rest, y]), chain.scalar(0, scope.elem_type(node, x))])
@@ -95,40 +71,38 @@ def exact_mod(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 def time_first(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """A recurrent layer of layout 1 as one of layout 0."""
     drop_attributes(node, "layout")
-    before: list[onnx.NodeProto] = []
-    after: list[onnx.NodeProto] = []
+    nodes = [node]
+
+    def transpose(name: str, place: int, order: str, perm: tuple[int, ...]) -> str:
+        turned = scope.fresh(f"{name}/time_first")
+        ends = [name, turned] if place == 0 else [turned, name]
+        name = scope.fresh(f"{node_name(node)}/{order}")
+        nodes.insert(place, helper.make_node("Transpose", ends[:1], ends[1:], name, perm=perm))
+        return turned
+
     for index in (0, 5, 6):  # X, initial_h, initial_c
         if index < len(node.input) and node.input[index]:
-            turned = scope.fresh(f"{node.input[index]}/time_first")
-            name = scope.fresh(f"{node_name(node)}/time_first")
-            before.append(
-                helper.make_node("Transpose", [node.input[index]], [turned], name, perm=_BATCH_SECOND)
-            )
-            node.input[index] = turned
+            node.input[index] = transpose(node.input[index], 0, "time_first", _BATCH_SECOND)
     for index, result in enumerate(node.output):
         if result:
-            inner = scope.fresh(f"{result}/time_first")
             perm = _BATCH_SECOND if index else _Y_BATCH_FIRST
-            name = scope.fresh(f"{node_name(node)}/batch_first")
-            after.append(helper.make_node("Transpose", [inner], [result], name, perm=perm))
-            node.output[index] = inner
-    return [*before, node, *after]
+            node.output[index] = transpose(result, len(nodes), "batch_first", perm)
+    return nodes
 
 
 def _of_shapes(name: str, made_by: dict[str, onnx.NodeProto]) -> bool:
     """Whether a tensor is computed from shapes and constants alone."""
-    waiting, seen, from_shape = [name], set[str](), False
+    waiting, seen, from_shape = [name], {name}, False
     while waiting:
         node = made_by.get(waiting.pop())
         if node is None:
             return False
-        if node.op_type in _OF_SHAPES:
+        if node.op_type in ("Shape", "Size"):
             from_shape = True
             continue
-        for operand in node.input:
-            if operand in made_by and operand not in seen and made_by[operand].op_type != "Constant":
-                seen.add(operand)
-                waiting.append(operand)
+        operands = {name for name in node.input if name in made_by and made_by[name].op_type != "Constant"}
+        waiting += operands - seen
+        seen |= operands
     return from_shape
 
 
@@ -139,9 +113,14 @@ _FLOATS = (1, 10, 11, 16)  # float, float16, double, bfloat16
 
 def find_mixed_cumsums(model: onnx.ModelProto) -> list[str]:
     """Return the CumSums that differ in axis or direction from the most frequent kind of the model."""
-    kinds = _kinds(model)
-    if len({kind for _, kind in kinds}) < 2:
+    if len(find_nodes(model, "CumSum", lambda _: True)) < 2:
         return []
+    kinds = [
+        (node_name(node), (_axis(node, scope), *_direction(node)))
+        for scope in every_scope(model, opset(model))
+        for node in scope.graph.node
+        if node.op_type == "CumSum" and node.domain in ONNX_DOMAINS
+    ]
     ((most, _),) = Counter(kind for _, kind in kinds).most_common(1)
     return [name for name, kind in kinds if kind != most]
 
@@ -154,16 +133,16 @@ def cumsum_by_product(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
         return None
     chain, kind, rank = Chain(node, scope), scope.elem_type(node, value), len(shape)
     axis = int(stored.item()) % rank
+    last = axis == rank - 1
     exchanged = list(range(rank))
     exchanged[axis], exchanged[-1] = exchanged[-1], axis
-    if axis != rank - 1:
+    if not last:
         value = chain.add("Transpose", [value], perm=exchanged)
     count = chain.add("Gather", [chain.add("Shape", [value]), chain.ints(rank - 1)])
     places = chain.add("Range", [chain.ints(0), count, chain.ints(1)])
     rows, columns = (chain.add("Unsqueeze", [places, chain.ints([at])]) for at in (1, 0))
-    compared = _COMPARED[attribute(node, "exclusive", 0), attribute(node, "reverse", 0)]
+    compared = _COMPARED[_direction(node)]
     triangle = chain.add("Cast", [chain.add(compared, [rows, columns])], to=kind)
-    last = axis == rank - 1
     if kind in _FLOATS:
         made = chain.add("MatMul", [value, triangle], last=last)
     else:
@@ -174,23 +153,12 @@ def cumsum_by_product(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
     return chain.nodes
 
 
-def _kinds(model: onnx.ModelProto) -> list[tuple[str, tuple[Any, ...]]]:
-    """Each CumSum's name, and its axis, counted from the last, with its direction."""
-    graphs = every_graph(model.graph)
-    if not any(node.op_type == "CumSum" for graph in graphs for node in graph.node):
-        return []
-    return [
-        (
-            node_name(node),
-            (_axis(node, scope), attribute(node, "exclusive", 0), attribute(node, "reverse", 0)),
-        )
-        for scope in every_scope(model, opset(model))
-        for node in scope.graph.node
-        if node.op_type == "CumSum" and node.domain in ONNX_DOMAINS
-    ]
+def _direction(node: onnx.NodeProto) -> tuple[int, int]:
+    return attribute(node, "exclusive", 0), attribute(node, "reverse", 0)
 
 
 def _axis(node: onnx.NodeProto, scope: Scope) -> int | str:
+    """The axis, counted from the last; the name of one that is computed."""
     axis, shape = scope.constant(node.input[1]), scope.shape(node.input[0])
     if axis is None:
         return str(node.input[1])
@@ -198,7 +166,6 @@ def _axis(node: onnx.NodeProto, scope: Scope) -> int | str:
     return at - len(shape) if at >= 0 and shape is not None else at
 
 
-_OPERATORS = ("ReduceL1", "ReduceLogSum", "ReduceLogSumExp")
 _AXES_OF_SUM_ARE_AN_INPUT = 13
 _AXES_ARE_AN_INPUT = 18
 
@@ -207,7 +174,8 @@ def find_reduced_axes(model: onnx.ModelProto) -> list[str]:
     """Return those nodes that have their axes in an attribute."""
     if opset(model) >= _AXES_ARE_AN_INPUT:
         return []
-    return find_nodes(model, _OPERATORS, lambda node: attribute(node, "axes") is not None)
+    operators = "ReduceL1 ReduceLogSum ReduceLogSumExp"
+    return find_nodes(model, operators, lambda node: attribute(node, "axes") is not None)
 
 
 def by_sum(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
@@ -245,24 +213,21 @@ def find_requantized(model: onnx.ModelProto) -> list[str]:
 
 def keep_layers_apart(model: onnx.ModelProto) -> list[str]:
     """Write a Sum in front of each such layer, in place; return their names."""
-    found = requantized(model)
-    names = [node_name(node) for _, node in found]
-    for graph, layer in found:
-        made, apart = layer.output[0], f"{layer.output[0]}/apart"
-        nodes: list[onnx.NodeProto] = []
-        for node in graph.node:
-            if made in node.output:
-                nodes.append(helper.make_node("Sum", [node.input[0]], [apart], name=apart))
-                node.input[0] = apart
-            nodes.append(node)
-        set_nodes(graph, nodes)
+    layers = requantized(model)
+    names = [node_name(node) for _, node in layers]
+    for graph, layer in layers:
+        result, apart = layer.output[0], f"{layer.output[0]}/apart"
+        index = next(index for index, node in enumerate(graph.node) if result in node.output)
+        node = graph.node[index]
+        sum_of_one = helper.make_node("Sum", [node.input[0]], [apart], name=apart)
+        node.input[0] = apart
+        graph.node.insert(index, sum_of_one)
     return names
 
 
 _FLOAT, _INT64 = 1, 7  # ONNX's numbers
 MODES_RENAMED = 20
 """The opset in which bilinear and bicubic became linear and cubic, names that not all parsers know."""
-_SAMPLES = ("GridSample",)
 _BILINEAR = ("bilinear", "linear")
 _CARRIED_BY = frozenset("Unsqueeze Reshape Identity Squeeze Transpose Cast".split())
 
@@ -271,12 +236,11 @@ def find_renamed_modes(model: onnx.ModelProto) -> list[str]:
     """Return GridSample nodes whose mode is spelled as from opset 20 on."""
     if opset(model) < MODES_RENAMED:
         return []
-    return find_nodes(model, _SAMPLES, lambda node: attribute(node, "mode") in ("linear", "cubic"))
+    return find_nodes(model, "GridSample", lambda node: attribute(node, "mode") in ("linear", "cubic"))
 
 
-def find_cubic_modes(model: onnx.ModelProto) -> list[str]:
-    """Return GridSample nodes of mode "cubic", for which older opsets alone have a name that all know."""
-    return find_nodes(model, _SAMPLES, lambda node: attribute(node, "mode") == "cubic")
+find_cubic_modes = finding("GridSample", lambda node: attribute(node, "mode") == "cubic")
+"""Older opsets alone have a name for mode "cubic" that all parsers know."""
 
 
 def modes_left_out(model: onnx.ModelProto) -> None:

@@ -11,14 +11,8 @@ from ...artifact.int8_isa import carried_isa
 from ...errors import ModelError, UnsupportedOperator, first_line
 from ...files import temporary_folder, writing
 from ...model.graph import ONNX_DOMAINS, every_graph, graph_precision, without_weights
-from ...model.onnx_file import (
-    check_onnx,
-    copy_model,
-    digest_model,
-    load_onnx,
-    opset,
-    save_onnx,
-)
+from ...model.graph_edits import refill, set_nodes
+from ...model.onnx_file import check_onnx, copy_model, digest_model, load_onnx, opset, save_onnx
 from ...progress import Progress, silent
 from ..check import OnnxReference, compare_outputs, graph_manifest, sample_feeds
 from .lower import lower_opset
@@ -71,26 +65,23 @@ def same_outputs(model: Path, converted: Path, data: str | None) -> Check:
     feeds = sample_feeds(load_onnx(model, external_data=False), data, reference)
     pairs = [(reference(item), converted_outputs(item)) for item in feeds]
     check = compare_outputs("same outputs as before", reference.names, pairs)
+    return _require_equal(check, model, "another opset", "otherwise export it to that opset")
+
+
+def _require_equal(check: Check, model: Path, form: str, way: str) -> Check:
     if not check.passed:
         raise ModelError(
-            f"{model}: in another opset it computes something else: {check.detail}",
-            hint="is the model free of randomness? otherwise export it to that opset",
+            f"{model}: in {form} it computes something else: {check.detail}",
+            hint=f"is the model free of randomness? {way}",
             file=model,
         )
     return check
 
 
 def rewritten_outputs(model: Path, rewritten: Path) -> list[str]:
-    """Compare a file with the same model in other operators, on random input.
-
-    Returns:
-        A sentence where it could not be compared, as ONNX Runtime refuses the model.
-    """
+    """Compare a file with the same model in other operators; say so where ONNX Runtime refuses the model."""
     light = load_onnx(model, external_data=False)
-    foreign, lowest = foreign_operators(light), _LOWEST_DB
-    if graph_precision(light) != "fp32":
-        lowest = _LOWEST_ROUNDED_DB
-    if foreign:
+    if foreign := foreign_operators(light):
         return [f"{NOT_COMPARED}: it has {', '.join(foreign)}"]
     try:
         reference = OnnxReference(model, integers=False)  # what the graph says, not what kernels make of it
@@ -100,27 +91,17 @@ def rewritten_outputs(model: Path, rewritten: Path) -> list[str]:
         return [f"{NOT_COMPARED}: {error.message}"]
     after = OnnxReference(rewritten, integers=False)
     pairs = [(outputs, after(item)) for outputs, item in zip(before, feeds, strict=True)]
+    lowest = _LOWEST_DB if graph_precision(light) == "fp32" else _LOWEST_ROUNDED_DB
     check = compare_outputs("same outputs as before", reference.names, pairs, lowest_db=lowest)
-    if not check.passed:
-        raise ModelError(
-            f"{model}: in other operators it computes something else: {check.detail}",
-            hint="is the model free of randomness? `ignore_faults` all leaves known faults alone",
-            file=model,
-        )
+    _require_equal(check, model, "other operators", "`ignore_faults` all leaves known faults alone")
     return []
 
 
 def foreign_operators(model: onnx.ModelProto) -> list[str]:
     """Return the operators, with their domains, that neither ONNX Runtime has nor the model defines."""
     defined = {(function.domain, function.name) for function in model.functions}
-    return sorted(
-        {
-            f"{node.domain}::{node.op_type}"
-            for graph in every_graph(model.graph)
-            for node in graph.node
-            if node.domain not in _DOMAINS and (node.domain, node.op_type) not in defined
-        }
-    )
+    nodes = {(node.domain, node.op_type) for graph in every_graph(model.graph) for node in graph.node}
+    return sorted(f"{domain}::{name}" for domain, name in nodes - defined if domain not in _DOMAINS)
 
 
 def in_newer_opset(
@@ -163,8 +144,7 @@ def upgrade_in_place(model: onnx.ModelProto, lowest: int) -> None:
             if stored[index].name in small:
                 del stored[index]
         stored.extend(raised.graph.initializer)
-        del model.graph.node[:], model.opset_import[:]
-        model.graph.node.extend(raised.graph.node)
-        model.opset_import.extend(raised.opset_import)
+        set_nodes(model.graph, raised.graph.node)
+        refill(model.opset_import, raised.opset_import)
     known = [item for item in model.opset_import if item.domain in ("", "ai.onnx")]
     model.ir_version = max(model.ir_version, onnx.helper.find_min_ir_version_for(known))

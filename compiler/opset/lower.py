@@ -24,6 +24,7 @@ The opset stays. What lacks is data of the reader: it differs with its version.
 from __future__ import annotations
 
 from collections.abc import Container
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,15 +33,12 @@ from onnx.inliner import inline_local_functions
 
 from ...errors import ModelError, UnsupportedOperator, first_line
 from ...model.graph import ONNX_DOMAINS, attribute, every_graph, without_weights
-from ...model.graph_edits import drop_unread, drop_unused_initializers
-from ...model.onnx_file import (
-    copy_model,
-    opset,
-)
+from ...model.graph_edits import drop_unread, drop_unused_initializers, refill, set_nodes
+from ...model.onnx_file import copy_model, opset
 from ...spec.opsets import NEWEST, OLDEST
 from .rewrites import DECOMPOSITIONS, REWRITES, cast_to_known
 from .schemas import COMPATIBLE, trim, why_other, write_out
-from .scope import Chain, Rewrite, Scope, node_name, replace_nodes
+from .scope import Chain, Rewrite, Scope, replace_nodes
 
 _DEEPEST = 8  # bodies within bodies
 
@@ -62,83 +60,74 @@ def lower_opset(model: onnx.ModelProto, highest: int) -> onnx.ModelProto:
             hint=f"export the model again with opset {NEWEST} or older",
         )
     _inline_functions(copy, current)
-    lowering = _Lowering(copy, current, highest)
     for _ in range(_DEEPEST):
-        lowering.changed = False
-        lowering.walk(lowering.write_out)
-        if not lowering.changed:
+        if not replace_nodes(copy, highest, partial(_write_out, current=current)):
             break
-    lowering.walk(lowering.lower)
+    replace_nodes(copy, highest, partial(_lower, current=current))
     drop_unread(copy.graph)  # operands that are attributes now, and unused parts of bodies
     drop_unused_initializers(copy.graph)
-    _stamp(copy, highest)
-    _check(copy, current, highest)
+    ours = [item for item in copy.opset_import if item.domain in ONNX_DOMAINS]
+    for item in ours:
+        item.version = highest
+    copy.ir_version = min(copy.ir_version, onnx.helper.find_min_ir_version_for(ours))
+    try:
+        onnx.checker.check_model(without_weights(copy), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as error:
+        raise UnsupportedOperator(
+            f"opset {current} cannot be brought to {highest}: {first_line(error)}",
+            hint=f"export the model again with opset {highest}",
+        ) from error
     return copy
 
 
-class _Lowering:
-    def __init__(self, model: onnx.ModelProto, current: int, highest: int) -> None:
-        self.model, self.current, self.highest = model, current, highest
-        self.changed = False
+def _schema(node: onnx.NodeProto, version: int) -> Any:
+    """ONNX's schema of a node's operator; None where it has none, or a deprecated one."""
+    try:
+        schema: Any = onnx.defs.get_schema(node.op_type, version, "")
+    except onnx.defs.SchemaError:
+        return None
+    return None if schema.deprecated else schema
 
-    def walk(self, replace: Rewrite) -> None:
-        """Replace the nodes that are of another schema, in all graphs, with their types before the walk."""
 
-        def changed(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
-            if node.domain not in ONNX_DOMAINS:
-                return None
-            newer, older = self._schema(node, self.current), self._schema(node, self.highest)
-            same = older is not None and newer is not None and older.since_version == newer.since_version
-            return None if same else replace(node, scope)
+def _stays(node: onnx.NodeProto, newer: Any, older: Any) -> bool:
+    same = older is not None and newer is not None and older.since_version == newer.since_version
+    return same or node.domain not in ONNX_DOMAINS
 
-        replace_nodes(self.model, self.highest, changed)
 
-    def _schema(self, node: onnx.NodeProto, version: int) -> Any:
-        try:
-            schema: Any = onnx.defs.get_schema(node.op_type, version, "")
-        except onnx.defs.SchemaError:
-            return None
-        return None if schema.deprecated else schema
+def _write_out(node: onnx.NodeProto, scope: Scope, *, current: int) -> list[onnx.NodeProto] | None:
+    """Write a node out as ONNX defines it, where there is no rule for it."""
+    newer, older = _schema(node, current), _schema(node, scope.target)
+    rules = DECOMPOSITIONS.keys() if older is None else COMPATIBLE | REWRITES.keys()
+    if _stays(node, newer, older) or newer is None or node.op_type in rules:
+        return None
+    return write_out(node, scope, current) or None
 
-    def write_out(self, node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-        older = self._schema(node, self.highest)
-        has_rule = (
-            node.op_type in DECOMPOSITIONS
-            if older is None
-            else node.op_type in (COMPATIBLE | REWRITES.keys())
+
+def _lower(node: onnx.NodeProto, scope: Scope, *, current: int) -> list[onnx.NodeProto] | None:
+    """Bring a node to the older opset."""
+    newer, older = _schema(node, current), _schema(node, scope.target)
+    operator = node.op_type
+    if _stays(node, newer, older):
+        return None
+    changed_at, rewrite = REWRITES.get(operator, (0, None))
+    if older is None and operator in DECOMPOSITIONS:
+        return DECOMPOSITIONS[operator](node, scope)
+    nodes = rewrite(node, scope) if rewrite and changed_at > scope.target else [node]
+    if older is None and any(made.op_type == operator for made in nodes):
+        first = next((at for at in range(1, current + 1) if _schema(node, at)), 0)
+        since = f"came with opset {first}" if newer else f"is not in opset {current}"
+        raise scope.refusal(
+            node, f"the operator {since}", "write it with older operators, or use a newer runtime"
         )
-        if has_rule or self._schema(node, self.current) is None:
-            return [node]
-        nodes = write_out(node, scope, self.current)
-        self.changed |= bool(nodes)
-        return nodes or [node]
-
-    def lower(self, node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-        """Bring a node to the older opset."""
-        newer, older = self._schema(node, self.current), self._schema(node, self.highest)
-        operator = node.op_type
-        changed_at, rewrite = REWRITES.get(operator, (0, None))
-        if older is None and operator in DECOMPOSITIONS:
-            return DECOMPOSITIONS[operator](node, scope)
-        nodes = rewrite(node, scope) if rewrite and changed_at > self.highest else [node]
-        if older is None and any(made.op_type == operator for made in nodes):
-            first = next((at for at in range(1, self.current + 1) if self._schema(node, at)), 0)
-            since = f"came with opset {first}" if newer else f"is not in opset {self.current}"
-            raise scope.refusal(
-                node, f"the operator {since}", "write it with older operators, or use a newer runtime"
-            )
-        if rewrite is None and operator not in COMPATIBLE:
-            raise scope.refusal(
-                node,
-                f"opset {newer.since_version} changed it, in a way not known here",
-                "use a newer runtime",
-            )
-        for made in nodes:
-            if made.op_type == operator:
-                trim(made, older, newer)
-                if reason := why_other(made, scope, older, newer):
-                    raise scope.refusal(node, reason)
-        return nodes
+    if rewrite is None and operator not in COMPATIBLE:
+        why = f"opset {newer.since_version} changed it, in a way not known here"
+        raise scope.refusal(node, why, "use a newer runtime")
+    for made in nodes:
+        if made.op_type == operator:
+            trim(made, older, newer)
+            if reason := why_other(made, scope, older, newer):
+                raise scope.refusal(node, reason)
+    return nodes
 
 
 def _inline_functions(model: onnx.ModelProto, current: int) -> None:
@@ -153,35 +142,17 @@ def _inline_functions(model: onnx.ModelProto, current: int) -> None:
                 operator=function.name,
             )
     inlined = inline_local_functions(without_weights(model))
-    del model.graph.node[:], model.graph.value_info[:], model.functions[:]
-    model.graph.node.extend(inlined.graph.node)
-    model.graph.value_info.extend(inlined.graph.value_info)
-    del model.opset_import[:]
-    model.opset_import.extend(inlined.opset_import)
-
-
-def _stamp(model: onnx.ModelProto, version: int) -> None:
-    for item in model.opset_import:
-        if item.domain in ONNX_DOMAINS:
-            item.version = version
-    ours = [item for item in model.opset_import if item.domain in ONNX_DOMAINS]
-    model.ir_version = min(model.ir_version, onnx.helper.find_min_ir_version_for(ours))
-
-
-def _check(model: onnx.ModelProto, current: int, highest: int) -> None:
-    try:
-        onnx.checker.check_model(without_weights(model), full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as error:
-        raise UnsupportedOperator(
-            f"opset {current} cannot be brought to {highest}: {first_line(error)}",
-            hint=f"export the model again with opset {highest}",
-        ) from error
+    del model.functions[:]
+    set_nodes(model.graph, inlined.graph.node)
+    refill(model.graph.value_info, inlined.graph.value_info)
+    refill(model.opset_import, inlined.opset_import)
 
 
 def is_inf_by_comparison(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """IsInf as a comparison with infinity, of one sign or of both."""
-    detected = ((1.0, "detect_positive"), (-1.0, "detect_negative"))
-    signs = [sign for sign, name in detected if attribute(node, name, 1)]
+    signs = [
+        sign for sign, name in ((1, "detect_positive"), (-1, "detect_negative")) if attribute(node, name, 1)
+    ]
     if not signs:
         raise scope.refusal(node, "it detects neither sign")
     chain, value = Chain(node, scope), node.input[0]
@@ -202,25 +173,19 @@ def without_missing(model: onnx.ModelProto, operators: Container[str]) -> list[s
         operators: What the reader has. What ONNX does not define is left to it: a plugin may be of that name.
     """
     version, replaced = opset(model), list[str]()
-    changed = True
 
     def other(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
-        nonlocal changed
         if not _lacks(node, operators, version):
             return None
         form = _FORMS.get(node.op_type)
         nodes = form(node, scope) if form else write_out(node, scope, version)
-        if not nodes or any(made.op_type == node.op_type for made in nodes):
-            return None
-        changed = True
-        replaced.append(node_name(node))
-        return nodes
+        return None if any(made.op_type == node.op_type for made in nodes) else nodes or None
 
     for _ in range(_DEEPEST):
-        if not changed:
+        names = replace_nodes(model, version, other)
+        replaced += names
+        if not names:
             break
-        changed = False
-        replace_nodes(model, version, other)
     if replaced:
         drop_unread(model.graph)
         drop_unused_initializers(model.graph)
@@ -245,10 +210,5 @@ def require_operators(model: onnx.ModelProto, operators: Container[str], reader:
 
 
 def _lacks(node: onnx.NodeProto, operators: Container[str], version: int) -> bool:
-    if node.domain not in ONNX_DOMAINS or node.op_type in operators:
-        return False
-    try:
-        onnx.defs.get_schema(node.op_type, version, "")
-    except onnx.defs.SchemaError:
-        return False
-    return True
+    absent = node.domain in ONNX_DOMAINS and node.op_type not in operators
+    return absent and onnx.defs.has(node.op_type, version, "")

@@ -1,4 +1,4 @@
-"""Rewrite operators whose operands or attributes changed into their older form, or refuse them.
+"""Rewrite operators into their older form, or refuse them.
 
     ReduceMean (18) and its kin   axes: operand -> attribute
     Split (18)                    num_outputs: attribute -> sizes, where they may be unequal
@@ -13,9 +13,6 @@
     Reshape (14)                  allowzero, where it says nothing
     Shape (15)                    start, end -> Slice
 
-Each takes a node and its scope, and returns the nodes in its place. They are of opset 13, so that they
-mean the same in every opset from there on.
-
 Operators that older opsets lack become operators that runtimes fuse again:
 
     Gelu (20)                       x / 2 * (1 + Erf(x / sqrt(2))), or with Tanh
@@ -23,7 +20,7 @@ Operators that older opsets lack become operators that runtimes fuse again:
     LayerNormalization (17)         (x - mean) / Sqrt(variance + epsilon) * scale + bias
     GroupNormalization (18, 21)     Reshape, InstanceNormalization, Reshape, Mul, Add
 
-What has no decomposition here is written as ONNX itself defines it (`schemas`).
+The nodes in place are of opset 13, so that they mean the same in every opset from there on.
 """
 
 from __future__ import annotations
@@ -52,13 +49,12 @@ def reduce_by_attribute(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
     noop = attribute(node, "noop_with_empty_axes", 0)
     drop_attributes(node, "noop_with_empty_axes")
     del node.input[1:]
-    if axes is None or not axes.size:
-        if noop and node.op_type not in _KEPT_WHOLE:
-            raise scope.refusal(node, "noop_with_empty_axes without axes has no older form")
-        if noop:
-            return [helper.make_node("Identity", node.input, node.output, node.name)]
-    else:
-        node.attribute.append(helper.make_attribute("axes", [int(axis) for axis in axes.reshape(-1)]))
+    if axes is not None and axes.size:
+        node.attribute.append(helper.make_attribute("axes", axes.reshape(-1).tolist()))
+    elif noop and node.op_type not in _KEPT_WHOLE:
+        raise scope.refusal(node, "noop_with_empty_axes without axes has no older form")
+    elif noop:
+        return [helper.make_node("Identity", node.input, node.output, node.name)]
     if scope.type(node.input[0]) != "tensor(bool)":
         return [node]
     # Compared with 0 and not cast: that is right for no elements too, of which the result is the least int.
@@ -78,11 +74,17 @@ def split_by_sizes(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
         return [node]
     if count != len(node.output):
         raise scope.refusal(node, f"num_outputs is {count}, and it has {len(node.output)} outputs")
-    axis = attribute(node, "axis", 0)
-    shape = scope.shape(node.input[0])
+    axis, shape = attribute(node, "axis", 0), scope.shape(node.input[0])
     extent = shape[axis] if shape is not None else None
     if extent is None:
-        return [*_sizes_of_parts(node, scope, axis, count), node]
+        chain = Chain(node, scope)
+        extents = chain.add("Gather", [chain.add("Shape", node.input[:1]), chain.ints([axis])])
+        padded = chain.add("Add", [extents, chain.ints([count - 1])])
+        parts = chain.add("Div", [padded, chain.ints([count])])
+        last = chain.add("Sub", [extents, chain.add("Mul", [parts, chain.ints([count - 1])])])
+        del node.input[1:]
+        node.input.append(chain.add("Concat", [parts] * (count - 1) + [last], axis=0))
+        return [*chain.nodes, node]
     if extent % count:
         part = -(-extent // count)
         sizes = [part] * (count - 1) + [extent - part * (count - 1)]
@@ -93,36 +95,22 @@ def split_by_sizes(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     return [node]
 
 
-def _sizes_of_parts(node: onnx.NodeProto, scope: Scope, axis: int, count: int) -> list[onnx.NodeProto]:
-    """Nodes that compute the sizes, where it is not known whether the parts are equal."""
-    chain = Chain(node, scope)
-    extent = chain.add("Gather", [chain.add("Shape", node.input[:1]), chain.ints([axis])])
-    part = chain.add("Div", [chain.add("Add", [extent, chain.ints([count - 1])]), chain.ints([count])])
-    last = chain.add("Sub", [extent, chain.add("Mul", [part, chain.ints([count - 1])])])
-    del node.input[1:]
-    node.input.append(chain.add("Concat", [part] * (count - 1) + [last], axis=0))
-    return chain.nodes
-
-
 def pad_every_axis(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """Pad whose pads are those of some axes."""
-    if attribute(node, "mode", "constant") == "wrap":
-        raise scope.refusal(node, "mode 'wrap' came with opset 19")
     axes = _operand(node, 3, scope, "its axes are")
     del node.input[3:]
     drop_trailing(node)
     if axes is None:
         return [node]
-    rank = scope.rank(node, node.input[0])
+    rank, pads = scope.rank(node, node.input[0]), scope.constant(node.input[1])
     places = np.concatenate([axes.reshape(-1) % rank, axes.reshape(-1) % rank + rank]).astype(np.int64)
     none = np.zeros(2 * rank, np.int64)
-    pads = scope.constant(node.input[1])
     if pads is not None:
         none[places] = pads.reshape(-1)
         node.input[1] = scope.store(none, f"{node.output[0]}/pads")
         return [node]
     chain = Chain(node, scope)
-    operands = [chain.ints(none.tolist()), chain.ints(places.tolist()), node.input[1]]
+    operands = [chain.ints(none), chain.ints(places), node.input[1]]
     node.input[1] = chain.add("ScatterElements", operands, axis=0)
     return [*chain.nodes, node]
 
@@ -135,8 +123,6 @@ def resize_every_axis(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto
         raise scope.refusal(node, "antialias = 1 came with opset 18", "resize without antialiasing")
     if policy != "stretch" and len(node.input) > 3 and node.input[3]:
         raise scope.refusal(node, f"keep_aspect_ratio_policy {policy!r} came with opset 18")
-    if mode == "half_pixel_symmetric":
-        raise scope.refusal(node, f"coordinate_transformation_mode {mode!r} came with opset 19")
     axes = attribute(node, "axes")
     drop_attributes(node, "antialias", "axes", "keep_aspect_ratio_policy")
     if axes is None:
@@ -191,11 +177,11 @@ def is_inf_of_float(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 def optional_as_it_is(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     """OptionalHasElement and OptionalGetElement of a tensor or sequence, which are always there."""
-    given = bool(node.input) and bool(node.input[0])
+    given = any(node.input[:1])
     kind = scope.type(node.input[0]) if given else ""
     if given and not kind:
         raise scope.refusal(node, f"the type of {node.input[0]!r} cannot be inferred")
-    if given and kind.startswith("optional("):
+    if kind.startswith("optional("):
         return [node]
     if node.op_type == "OptionalGetElement":
         return [helper.make_node("Identity", node.input, node.output, node.name)]
@@ -279,12 +265,10 @@ def gelu(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     if attribute(node, "approximate", "none") == "tanh":
         cubed = chain.add("Pow", [x, chain.scalar(3.0, kind)])
         inner = chain.add("Add", [x, chain.add("Mul", [chain.scalar(0.044715, kind), cubed])])
-        scaled = chain.add("Mul", [chain.scalar(math.sqrt(2 / math.pi), kind), inner])
-        bent = chain.add("Tanh", [scaled])
+        bent = chain.add("Tanh", [chain.add("Mul", [chain.scalar(math.sqrt(2 / math.pi), kind), inner])])
     else:
         bent = chain.add("Erf", [chain.add("Div", [x, chain.scalar(math.sqrt(2), kind)])])
-    product = chain.add("Mul", [x, chain.add("Add", [bent, one])])
-    chain.add("Mul", [product, half], last=True)
+    chain.add("Mul", [chain.add("Mul", [x, chain.add("Add", [bent, one])]), half], last=True)
     return chain.nodes
 
 
@@ -303,7 +287,7 @@ def group_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
     if stash != TensorProto.FLOAT or kind == TensorProto.DOUBLE:
         stash = kind
     shape = chain.add("Shape", [x])
-    value = x if stash == kind else chain.add("Cast", [x], to=stash)
+    value = chain.cast(x, kind, stash)
     each = scope.store(np.array([0, groups, -1], np.int64), f"{shape}/groups")
     value = chain.add("Reshape", [value, each])
     dtype = helper.tensor_dtype_to_np_dtype(stash)
@@ -311,8 +295,7 @@ def group_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
     zeros = scope.store(np.zeros(groups, dtype), f"{shape}/zeros")
     epsilon = attribute(node, "epsilon", 1e-5)
     value = chain.add("InstanceNormalization", [value, ones, zeros], epsilon=epsilon)
-    if stash != kind:
-        value = chain.add("Cast", [value], to=kind)
+    value = chain.cast(value, stash, kind)
     if scales[0] == groups:
         value = chain.add("Mul", [value, chain.column(scale, 1)])
         value = chain.add("Add", [value, chain.column(bias, 1)])
@@ -339,10 +322,9 @@ def layer_normalization(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodePro
     if len([name for name in node.output if name]) > 1:
         raise scope.refusal(node, "its mean and deviation are read, which only newer opsets return")
     value = _normalized(node, chain, scope, centred=True)
-    given = [name for name in bias if name]
-    value = chain.add("Mul", [value, scale], last=not given)
-    if given:
-        chain.add("Add", [value, given[0]], last=True)
+    value = chain.add("Mul", [value, scale], last=not any(bias))
+    if any(bias):
+        chain.add("Add", [value, bias[0]], last=True)
     return chain.nodes
 
 
@@ -352,13 +334,13 @@ def _normalized(node: onnx.NodeProto, chain: Chain, scope: Scope, *, centred: bo
     rank, kind = scope.rank(node, x), scope.elem_type(node, x)
     stash = attribute(node, "stash_type", TensorProto.FLOAT)
     axes = list(range(attribute(node, "axis", -1) % rank, rank))
-    value = x if stash == kind else chain.add("Cast", [x], to=stash)
+    value = chain.cast(x, kind, stash)
     if centred:
         value = chain.add("Sub", [value, chain.mean(value, axes)])
     mean = chain.mean(chain.add("Mul", [value, value]), axes)
     epsilon = chain.scalar(attribute(node, "epsilon", 1e-5), stash)
     value = chain.add("Div", [value, chain.add("Sqrt", [chain.add("Add", [mean, epsilon])])])
-    return value if stash == kind else chain.add("Cast", [value], to=kind)
+    return chain.cast(value, stash, kind)
 
 
 DECOMPOSITIONS: dict[str, Rewrite] = {

@@ -9,11 +9,12 @@ stands, if its types, operands and attributes are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Any
 
 import onnx
-from onnx import helper
+from onnx import TensorProto, helper
 
 from ...model.graph import attribute, subgraphs
 from ...model.graph_edits import set_nodes
@@ -34,8 +35,6 @@ COMPATIBLE = frozenset(
 
 _FLOAT8_ONLY = ("saturate", "round_mode")
 """Attributes that mean something for 8-bit floats alone, which no older form takes."""
-
-
 _REDUCTIONS = (("reduction", "max", 18), ("reduction", "min", 18))
 _LATER_VALUES = {
     "ScatterElements": _REDUCTIONS,
@@ -63,11 +62,9 @@ def _says_nothing(node: onnx.NodeProto, name: str, value: Any) -> bool:
     if name == "dilations":
         return all(extent == 1 for extent in value)
     if name == "output_dtype" and node.op_type == "QuantizeLinear":
-        given = len(node.input) > 2 and bool(node.input[2])
-        return given or value == 2  # uint8, as without a zero point
-    if name in ("output_dtype", "precision"):
-        return bool(value == 1)  # float32, the only type that the older form has for it
-    return False
+        return any(node.input[2:3]) or value == TensorProto.UINT8  # as without a zero point
+    # float32 is the only type that the older form has for it
+    return name in ("output_dtype", "precision") and value == TensorProto.FLOAT
 
 
 def why_other(node: onnx.NodeProto, scope: Scope, older: Any, newer: Any) -> str:
@@ -80,27 +77,16 @@ def why_other(node: onnx.NodeProto, scope: Scope, older: Any, newer: Any) -> str
     if len(node.output) > older.max_output:
         return f"it has {len(node.output)} results; at most {older.max_output} were allowed"
     bound: dict[str, str] = {}
-    for names, formal in ((node.input, older.inputs), (node.output, older.outputs)):
-        if reason := _unfit_types(names, formal, scope, bound):
-            return reason
-    return _unfit_values(node, older)
-
-
-def _unfit_types(names: Sequence[str], formal: Sequence[Any], scope: Scope, bound: dict[str, str]) -> str:
-    for index, name in enumerate(names):
+    operands = ((name, older.inputs, index) for index, name in enumerate(node.input))
+    results = ((name, older.outputs, index) for index, name in enumerate(node.output))
+    for name, formal, index in (*operands, *results):
         parameter = formal[min(index, len(formal) - 1)]
         kind = scope.type(name) if name else ""
-        if not kind:
-            continue
-        if kind not in parameter.types:
+        if kind and kind not in parameter.types:
             return f"{name!r} is {kind}, which it takes only in newer opsets"
-        common = bound.setdefault(parameter.type_str, kind) if parameter.is_homogeneous else kind
+        common = bound.setdefault(parameter.type_str, kind) if kind and parameter.is_homogeneous else kind
         if common != kind:
             return f"{name!r} is {kind} beside {common}, which it takes only in newer opsets"
-    return ""
-
-
-def _unfit_values(node: onnx.NodeProto, older: Any) -> str:
     for name, value, version in _LATER_VALUES.get(node.op_type, ()):
         if attribute(node, name) == value and older.since_version < version:
             return f"{name} {value!r} came with opset {version}"
@@ -115,9 +101,8 @@ def write_out(node: onnx.NodeProto, scope: Scope, version: int) -> list[onnx.Nod
         return []
     base = node_name(node)
     actual = dict.fromkeys(body.input, "") | dict(zip(body.input, node.input, strict=False))
-    actual |= dict.fromkeys(body.output, "") | dict(zip(body.output, node.output, strict=False))
-    actual = {name: given or (scope.fresh(f"{base}/{name}") if name in body.output else "")
-              for name, given in actual.items()}  # fmt: skip
+    for formal, name in zip_longest(body.output, node.output, fillvalue=""):
+        actual[formal] = name or scope.fresh(f"{base}/{formal}")
     defaults = (item.default_value for item in schema.attributes.values())
     given = {default.name: default for default in defaults if default.type}
     given |= {attribute.name: attribute for attribute in node.attribute}
@@ -131,27 +116,26 @@ def _body(node: onnx.NodeProto, scope: Scope, schema: Any, version: int) -> onnx
     offered = schema.context_dependent_function_opset_versions if depends else schema.function_opset_versions
     for offer in sorted((item for item in offered if item <= version), reverse=True):
         if depends:
-            types = [_type(node, name, scope) for name in node.input]
+            types = [
+                helper.make_tensor_type_proto(scope.elem_type(node, name), scope.shape(name))
+                if name
+                else onnx.TypeProto()
+                for name in node.input
+            ]
             content = schema.get_context_dependent_function_with_opset_version(
                 offer, node.SerializeToString(), [item.SerializeToString() for item in types]
             )
         else:
             content = schema.get_function_with_opset_version(offer)
         body = onnx.FunctionProto.FromString(content)
-        if all(_means_the_same(inner.op_type, offer, version) for inner in body.node):
+        used = {inner.op_type for inner in body.node} - COMPATIBLE
+        since = [
+            {onnx.defs.get_schema(operator, at, "").since_version for at in (offer, version)}
+            for operator in used
+        ]
+        if all(len(versions) == 1 for versions in since):
             return body
     return None
-
-
-def _type(node: onnx.NodeProto, name: str, scope: Scope) -> onnx.TypeProto:
-    if not name:
-        return onnx.TypeProto()
-    return onnx.helper.make_tensor_type_proto(scope.elem_type(node, name), scope.shape(name))
-
-
-def _means_the_same(operator: str, offer: int, version: int) -> bool:
-    old, new = (onnx.defs.get_schema(operator, at, "") for at in (offer, version))
-    return operator in COMPATIBLE or bool(old.since_version == new.since_version)
 
 
 def _copied(
@@ -167,18 +151,11 @@ def _copied(
             actual[name] = scope.fresh(f"{base}/{name}")
     copy.output[:] = [actual.get(name, name) for name in node.output]
     drop_trailing(copy)
-    kept = []
-    for item in copy.attribute:
-        if item.ref_attr_name:
-            if item.ref_attr_name not in given:
-                continue
-            name = item.name
-            item.CopyFrom(given[item.ref_attr_name])
-            item.name = name
-        kept.append(item)
-    attributes = [onnx.AttributeProto.FromString(item.SerializeToString()) for item in kept]
     del copy.attribute[:]
-    copy.attribute.extend(attributes)
+    for item in node.attribute:
+        if not item.ref_attr_name or item.ref_attr_name in given:
+            copy.attribute.append(given.get(item.ref_attr_name, item))
+            copy.attribute[-1].name = item.name
     for graph in subgraphs(copy):
         for value in graph.input:
             actual[value.name] = scope.fresh(f"{base}/{value.name}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -30,13 +32,7 @@ Replace = Callable[["onnx.NodeProto", "Scope"], "list[onnx.NodeProto] | None"]
 
 
 class Scope:
-    """One graph of a model, inside those it reads from.
-
-    Args:
-        typed: The same graph of `with_types`.
-        target: The opset to write.
-        outer: The scope of the graph around it; None for the model's own.
-    """
+    """One graph of a model, `typed` by shape inference, inside an `outer` one, to write in opset `target`."""
 
     def __init__(
         self, graph: onnx.GraphProto, typed: onnx.GraphProto, target: int, outer: Scope | None = None
@@ -57,14 +53,12 @@ class Scope:
         if name in self._stored:
             return tensor_values(self._stored[name])
         node = self._made.get(name)
-        if node is not None and node.op_type == "Constant":
-            tensor = constant_tensor(node)
-            return None if tensor is None else tensor_values(tensor)
         if node is not None and node.op_type == "Identity":
             return self.constant(node.input[0])
-        if node is not None or name in self._types or self.outer is None:
-            return None
-        return self.outer.constant(name)
+        if node is not None:
+            tensor = constant_tensor(node)
+            return None if tensor is None else tensor_values(tensor)
+        return None if name in self._types or self.outer is None else self.outer.constant(name)
 
     def type(self, name: str) -> str:
         """Return a type as ONNX's schemas spell it ("tensor(float)"); empty where it is not known."""
@@ -135,7 +129,11 @@ class Chain:
         self.nodes.append(helper.make_node(operator, operands, [result], name, **attributes))
         return str(result)
 
-    def ints(self, values: int | Sequence[int]) -> str:
+    def cast(self, name: str, kind: int, to: int) -> str:
+        """Cast a tensor of one element type to another, where they differ."""
+        return name if to == kind else self.add("Cast", [name], to=to)
+
+    def ints(self, values: int | Sequence[int] | NDArray[Any]) -> str:
         """Store an integer, or a vector of integers, as int64."""
         return self.scope.store(np.array(values, np.int64), f"{self.output}/ints")
 
@@ -163,62 +161,50 @@ def rewriting(find: Finder, rewrite: Replace) -> Cure:
 
     def cure(model: onnx.ModelProto) -> None:
         if names := set(find(model)):
-
-            def replaced(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
-                return rewrite(node, scope) if node_name(node) in names else None
-
-            replace_nodes(model, opset(model), replaced)
+            replace_nodes(
+                model,
+                opset(model),
+                lambda node, scope: rewrite(node, scope) if node_name(node) in names else None,
+            )
 
     return cure
 
 
 def rewrite_operator(model: onnx.ModelProto, operator: str, rewrite: Replace) -> list[str]:
     """Rewrite the nodes of an operator in place; return the names of those for which there is a rewrite."""
+    if not find_nodes(model, operator, lambda _: True):
+        return []
+    return replace_nodes(
+        model, opset(model), lambda node, scope: rewrite(node, scope) if node.op_type == operator else None
+    )
+
+
+def replace_nodes(model: onnx.ModelProto, target: int, replace: Replace) -> list[str]:
+    """Replace nodes of a model and of the graphs inside its nodes, these first; return their names."""
     names: list[str] = []
-
-    def replaced(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | None:
-        nodes = rewrite(node, scope) if node.op_type == operator else None
-        names.extend([node.name] if nodes is not None else [])
-        return nodes
-
-    if any(node.op_type == operator for graph in every_graph(model.graph) for node in graph.node):
-        replace_nodes(model, opset(model), replaced)
+    for scope in reversed([*every_scope(model, target)]):
+        nodes: list[onnx.NodeProto] = []
+        for node in scope.graph.node:
+            replaced = replace(node, scope)
+            names += [node_name(node)] * (replaced is not None)
+            nodes += [node] if replaced is None else replaced
+        set_nodes(scope.graph, [type(node).FromString(node.SerializeToString()) for node in nodes])
     return names
-
-
-def replace_nodes(model: onnx.ModelProto, target: int, replace: Replace) -> None:
-    """Replace every node of a model and of the graphs inside its nodes, these first."""
-    _replace_in(Scope(model.graph, with_types(model).graph, target), replace)
 
 
 def every_scope(model: onnx.ModelProto, target: int) -> Iterator[Scope]:
     """Yield the scope of the model's graph and those of the graphs inside its nodes."""
-    waiting = [Scope(model.graph, with_types(model).graph, target)]
+    typed = without_weights(model)
+    with suppress(onnx.shape_inference.InferenceError, RuntimeError):
+        typed = onnx.shape_inference.infer_shapes(typed, data_prop=True)
+    # Otherwise what is declared remains; a rewrite that needs more refuses.
+    waiting = [Scope(model.graph, typed.graph, target)]
     while waiting:
         scope = waiting.pop()
         yield scope
-        for node, typed in zip(scope.graph.node, scope.typed.node, strict=True):
-            for inner, inner_typed in zip(subgraphs(node), subgraphs(typed), strict=True):
-                waiting.append(Scope(inner, inner_typed, target, scope))
-
-
-def _replace_in(scope: Scope, replace: Replace) -> None:
-    nodes: list[onnx.NodeProto] = []
-    for node, typed in zip(scope.graph.node, scope.typed.node, strict=True):
-        for inner, inner_typed in zip(subgraphs(node), subgraphs(typed), strict=True):
-            _replace_in(Scope(inner, inner_typed, scope.target, scope), replace)
-        replaced = replace(node, scope)
-        nodes += [node] if replaced is None else replaced
-    set_nodes(scope.graph, [type(node).FromString(node.SerializeToString()) for node in nodes])
-
-
-def with_types(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a light copy of a model, large weights made inputs, with types and shapes inferred."""
-    light = without_weights(model)
-    try:
-        return onnx.shape_inference.infer_shapes(light, data_prop=True)
-    except (onnx.shape_inference.InferenceError, RuntimeError):
-        return light  # what is declared remains; a rewrite that needs more refuses
+        for nodes in zip(scope.graph.node, scope.typed.node, strict=True):
+            graphs = zip(*map(subgraphs, nodes), strict=True)
+            waiting += [Scope(inner, inner_typed, target, scope) for inner, inner_typed in graphs]
 
 
 def spelled(proto: onnx.TypeProto) -> str:
@@ -235,10 +221,8 @@ def spelled(proto: onnx.TypeProto) -> str:
 
 def fresh_name(base: str, taken: set[str]) -> str:
     """Return a name like `base` that is not taken, and take it."""
-    name, number = base, 1
-    while name in taken:
-        number += 1
-        name = f"{base}_{number}"
+    names = itertools.chain([base], (f"{base}_{number}" for number in itertools.count(2)))
+    name = next(name for name in names if name not in taken)
     taken.add(name)
     return name
 
@@ -251,16 +235,20 @@ def taken_names(graph: onnx.GraphProto) -> set[str]:
     return names.union(*((node.name, *node.input, *node.output) for node in nodes))
 
 
-def find_nodes(
-    model: onnx.ModelProto, operators: Container[str], fits: Callable[[onnx.NodeProto], object]
-) -> list[str]:
+def find_nodes(model: onnx.ModelProto, operators: str, fits: Callable[[onnx.NodeProto], object]) -> list[str]:
     """Return the names of the nodes of ONNX's operators that fit, in all graphs of a model."""
+    names = operators.split()
     return [
         node_name(node)
         for graph in every_graph(model.graph)
         for node in graph.node
-        if node.op_type in operators and node.domain in ONNX_DOMAINS and fits(node)
+        if node.op_type in names and node.domain in ONNX_DOMAINS and fits(node)
     ]
+
+
+def finding(operators: str, fits: Callable[[onnx.NodeProto], object]) -> Finder:
+    """Return the finder of such nodes."""
+    return lambda model: find_nodes(model, operators, fits)
 
 
 def reached(

@@ -4,21 +4,17 @@ Einsum          in lower case: capital letters of an equation are invalid charac
 EyeLike(x)      becomes      Cast(Equal(rows[:, None] + k, columns[None, :])): free extents are refused
                              (TensorRT-RTX 1.7.1)
 
-Col2Im of disjoint blocks becomes a Transpose between two Reshapes; PyTorch's `fold` with a stride as wide
-as its kernel is such: patches of an image go back to their places.
+Col2Im of disjoint blocks, such as PyTorch's `fold` with a stride as wide as its kernel:
 
 x [N, C bh bw, H/bh W/bw] ─ Reshape [N, C, bh, bw, H/bh, W/bw]
                           ─ Transpose [N, C, H/bh, bh, W/bw, bw] ─ Reshape [N, C, H, W]
 
-ScatterND(data, indices, updates, reduction=add) becomes a product with a 0/1 matrix. A layer over a graph
-sums the messages of all edges into the node that each leads to (`index_add`):
+ScatterND(data, indices, updates, reduction=add), by which a layer over a graph sums the messages of all
+edges into the node that each leads to (`index_add`), as a product with a 0/1 matrix:
 
 out = data + sum over e of updates[e] at row indices[e],   data [N, ...], indices [E, 1], updates [E, ...]
 
 Range(N) [N, 1] == indices [1, E] ─ Cast [N, E] ─ MatMul(updates [E, F]) ─ Reshape as data ─ Add(data)
-
-TensorRT and TensorRT-RTX take ScatterND without a reduction alone (RTX 1.7: "ScatterND with reduction is
-not supported").
 
 w ─ Q/DQ ─ Conv <pads=...>      becomes      w ─ Q/DQ ─ Conv <pads=..., kernel_shape=[3, 3]>
 
@@ -29,16 +25,13 @@ Write TensorRT's own Q/DQ operators, as ModelOpt exports them, as those of ONNX.
     trt::TRT_INT4QuantizeLinear, ...              the same with int4 and block_size                   opset 21
     trt::QuantizeLinear, trt::DequantizeLinear    the same of ONNX's own domain
 
-ModelOpt's own exporters write them so in the end (modelopt/onnx/export/fp8_exporter.py, post_process); files
-from before that, and graphs that are exported by hand, have TensorRT's. TRT_FP4DynamicQuantize and
-TRT_MXFP8..., whose scales are computed at run time, have no equal in ONNX: they stay, and nothing but
-TensorRT computes them.
+ModelOpt's own exporters write them so in the end (modelopt/onnx/export/fp8_exporter.py, post_process).
+TRT_FP4DynamicQuantize and TRT_MXFP8..., whose scales are computed at run time, have no equal in ONNX.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from string import ascii_lowercase
 
@@ -47,16 +40,16 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ...errors import QCompileError
-from ...model.graph import ONNX_DOMAINS, attribute, every_graph
-from ...model.graph_edits import drop_attributes, drop_unused_initializers, store
-from ...model.onnx_file import copy_model, opset
+from ...model.graph import ONNX_DOMAINS, attribute, every_graph, producers
+from ...model.graph_edits import drop_attributes, drop_unused_initializers, refill, store
+from ...model.onnx_file import copy_model, load_onnx, opset, save_onnx
+from ...model.weightless import read_weightless
 from ...spec.opsets import FLOAT8, INT4
 from .fit import upgrade_in_place
 from .scope import Chain, Scope, rewrite_operator
 
 _SIDE_BY_SIDE = (0, 1, 4, 2, 5, 3)
 _INT64 = 7  # ONNX's number
-_WEIGHTED = ("Conv", "ConvTranspose")
 _KEEPS_SHAPE = ("QuantizeLinear", "DequantizeLinear", "Identity", "Cast")
 
 
@@ -64,17 +57,15 @@ def einsums_in_lower_case(model: onnx.ModelProto) -> list[str]:
     """Rename the axes of each Einsum that has capital ones, in place; return the names of those nodes."""
     renamed = []
     for node in model.graph.node:
-        equation = next((one for one in node.attribute if one.name == "equation"), None)
-        if node.op_type != "Einsum" or equation is None:
-            continue
-        text = equation.s.decode()
+        text = attribute(node, "equation", "") if node.op_type == "Einsum" else ""
         axes = dict.fromkeys(letter for letter in text if letter.isalpha())
-        if text == text.lower() or len(axes) > len(ascii_lowercase):
-            continue
-        free = iter(letter for letter in ascii_lowercase if letter not in axes)
-        names = {axis: axis if axis.islower() else next(free) for axis in axes}
-        equation.s = "".join(names.get(letter, letter) for letter in text).encode()
-        renamed.append(node.name)
+        if text != text.lower() and len(axes) <= len(ascii_lowercase):
+            free = iter(letter for letter in ascii_lowercase if letter not in axes)
+            names = {axis: axis if axis.islower() else next(free) for axis in axes}
+            drop_attributes(node, "equation")
+            equation = "".join(names.get(letter, letter) for letter in text)
+            node.attribute.append(helper.make_attribute("equation", equation))
+            renamed.append(node.name)
     return renamed
 
 
@@ -96,13 +87,9 @@ def _ranges(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 
 def folds_to_transposes(model: onnx.ModelProto) -> list[str]:
-    """Rewrite each Col2Im of an image whose blocks do not overlap, and return the names of those nodes.
-
-    Overlapping blocks, padding, and extents that are computed at run time stay.
-    """
+    """Rewrite each Col2Im of stored extents without overlap or padding; return the names of those nodes."""
     names = rewrite_operator(model, "Col2Im", _transposed)
-    if names:
-        drop_unused_initializers(model.graph)
+    drop_unused_initializers(model.graph)
     return names
 
 
@@ -123,10 +110,7 @@ def _transposed(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | No
 
 
 def scatter_adds_to_products(model: onnx.ModelProto) -> list[str]:
-    """Rewrite each ScatterND that adds rows of floats, and return the names of those nodes.
-
-    One whose indices are tuples, or whose rows have no known length, stays.
-    """
+    """Rewrite each ScatterND that adds rows of floats of known length; return the names of those nodes."""
     return rewrite_operator(model, "ScatterND", _sums_of_rows)
 
 
@@ -152,9 +136,6 @@ def _sums_of_rows(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | 
 
 def with_kernel_shapes(graph: Path, output: Path, target: str) -> Path:
     """Return a graph that says them, for TensorRT; the file itself where it does already."""
-    from ...model.onnx_file import load_onnx, save_onnx
-    from ...model.weightless import read_weightless
-
     if not target.startswith("tensorrt") or not write_kernel_shapes(read_weightless(graph).model):
         return graph
     model = load_onnx(graph)
@@ -171,66 +152,56 @@ def write_kernel_shapes(model: onnx.ModelProto) -> bool:
     misaligns with the input kernel shape" (onnx-tensorrt 8.5-GA to 10.1-GA, `convMultiInput`; issue 655).
     """
     dims = {item.name: list(item.dims) for item in model.graph.initializer}
-    made_by = {output: node for node in model.graph.node for output in node.output}
-    changed = False
+    made_by, changed = producers(model.graph), False
     for node in model.graph.node:
-        if node.op_type not in _WEIGHTED or attribute(node, "kernel_shape") is not None:
-            continue
-        shape = dims.get(_behind(node.input[1], made_by))
-        if shape is not None and node.input[1] not in dims:
-            node.attribute.append(helper.make_attribute("kernel_shape", shape[2:]))
-            changed = True
+        if node.op_type in ("Conv", "ConvTranspose") and attribute(node, "kernel_shape") is None:
+            name = node.input[1]
+            while name in made_by and made_by[name].op_type in _KEEPS_SHAPE:
+                name = made_by[name].input[0]
+            if name in dims and node.input[1] not in dims:
+                node.attribute.append(helper.make_attribute("kernel_shape", dims[name][2:]))
+                changed = True
     return changed
 
 
-def _behind(name: str, made_by: Mapping[str, onnx.NodeProto]) -> str:
-    """The tensor that a tensor is quantized or cast from."""
-    while name in made_by and made_by[name].op_type in _KEEPS_SHAPE:
-        name = made_by[name].input[0]
-    return name
-
-
 DOMAIN = "trt"
-_FORMS = {
-    "TRT_FP8QuantizeLinear": ("QuantizeLinear", "FLOAT8E4M3FN"),
-    "TRT_FP8DequantizeLinear": ("DequantizeLinear", "FLOAT8E4M3FN"),
-    "TRT_INT4QuantizeLinear": ("QuantizeLinear", "INT4"),
-    "TRT_INT4DequantizeLinear": ("DequantizeLinear", "INT4"),
-    "QuantizeLinear": ("QuantizeLinear", ""),
-    "DequantizeLinear": ("DequantizeLinear", ""),
+_TYPES = {
+    "TRT_FP8": (TensorProto.FLOAT8E4M3FN, FLOAT8),
+    "TRT_INT4": (TensorProto.INT4, INT4),
+    "": (None, INT4),
 }
-_OPSETS = {"FLOAT8E4M3FN": FLOAT8, "INT4": INT4, "": INT4}
+"""What the name of an operator of TensorRT's begins with, to its type and the first opset that has it."""
+_FORMS = {
+    f"{prefix}{name}": (name, *kind)
+    for prefix, kind in _TYPES.items()
+    for name in ("QuantizeLinear", "DequantizeLinear")
+}
 
 
 def find_trt_operators(model: onnx.ModelProto) -> list[str]:
     """Return the operators of TensorRT's that a model has, those without an equal in ONNX included."""
     nodes = [node for graph in every_graph(model.graph) for node in graph.node]
-    return sorted(
-        {node.op_type for node in nodes if node.domain == DOMAIN or node.op_type.startswith("TRT_")}
-    )
+    return sorted({node.op_type for node in nodes if node.domain == DOMAIN or node.op_type[:4] == "TRT_"})
 
 
 def in_standard_forms(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with ONNX's operators in place of TensorRT's; itself where there are none to replace.
+    """Return the model with ONNX's operators in place of TensorRT's, where there are such.
 
-    Where its opset cannot be raised to one that has the type, the model stays as it is, too: TensorRT's
-    parser reads its own operators in every opset.
+    A model whose opset cannot be raised stays: TensorRT's parser reads its own operators in every opset.
     """
-    kinds = [_FORMS[node.op_type][1] for node in model.graph.node if _is_replaced(node)]
-    if not kinds:
+    opsets = [_FORMS[node.op_type][2] for node in model.graph.node if _is_replaced(node)]
+    if not opsets:
         return model
     copy = copy_model(model)
-    lowest = max(_OPSETS[kind] for kind in kinds)
-    if opset(copy) < lowest:
-        try:
-            upgrade_in_place(copy, lowest)
-        except QCompileError:
-            return model
+    try:
+        if opset(copy) < max(opsets):
+            upgrade_in_place(copy, max(opsets))
+    except QCompileError:
+        return model
     _replace(copy.graph)
-    left = {node.domain for graph in every_graph(copy.graph) for node in graph.node}
-    for index in reversed(range(len(copy.opset_import))):
-        if copy.opset_import[index].domain == DOMAIN and DOMAIN not in left:
-            del copy.opset_import[index]
+    used = {node.domain for graph in every_graph(copy.graph) for node in graph.node}
+    imports = [item for item in copy.opset_import if item.domain != DOMAIN or DOMAIN in used]
+    refill(copy.opset_import, imports)
     return copy
 
 
@@ -245,11 +216,10 @@ def _replace(graph: onnx.GraphProto) -> None:
     for node in graph.node:
         if not _is_replaced(node):
             continue
-        node.op_type, kind = _FORMS[node.op_type]
+        node.op_type, number, _ = _FORMS[node.op_type]
         node.domain = ""
-        if not kind:
+        if number is None:
             continue
-        number = TensorProto.DataType.Value(kind)
         if node.op_type == "QuantizeLinear":
             retyped.update(node.output)
             if len(node.input) < 3:
@@ -262,9 +232,7 @@ def _replace(graph: onnx.GraphProto) -> None:
         if attribute(node, "block_size", 0) == 0:
             drop_attributes(node, "block_size")
     # What was declared of a quantized tensor is the byte that a custom operator was said to make.
-    for index in reversed(range(len(graph.value_info))):
-        if graph.value_info[index].name in retyped:
-            del graph.value_info[index]
+    refill(graph.value_info, (value for value in graph.value_info if value.name not in retyped))
 
 
 def _retype(tensor: onnx.TensorProto, number: int) -> None:

@@ -1,22 +1,14 @@
 """`qcompile simplify`: fewer nodes, the same model.
 
-onnxsim folds constants, fuses BatchNormalization into Conv and drops what does nothing; `attention` takes
-out what exporters leave there. The result is taken only if no input, output or dynamic axis changed and
-the outputs are equal.
-
-Simplify exported attention: three rewrites that change values by rounding at most.
-
-A scaled dot product that an exporter takes apart carries scales, transpositions and a guard that every
-runtime then executes, and that stand between quantized products. Runs inside `simplify`, which compares
-the outputs afterwards.
-
-Rewrite pools whose window covers the whole image as global pools.
+onnxsim folds constants, fuses BatchNormalization into Conv and drops what does nothing. Three rewrites of
+attention, which change values by rounding at most, take out what exporters leave there: scales,
+transpositions and a guard, which stand between quantized products. The result is taken only if no input,
+output or dynamic axis changed and the outputs are equal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +16,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from ...artifact import Artifact, Check, Manifest, commit
+from ...artifact import Artifact, Check, commit
 from ...artifact.int8_isa import carried_isa
 from ...errors import EngineUnavailable, first_line
 from ...files import held_folder, writing
@@ -39,7 +31,7 @@ from ...model.graph import (
     producers,
     tensor_values,
 )
-from ...model.graph_edits import drop_unused_initializers, set_values, store_constants
+from ...model.graph_edits import drop_unused_initializers, refill, set_values, store_constants
 from ...model.onnx_file import check_onnx, count_operators, is_large, load_onnx, model_io, opset, save_onnx
 from ...model.weightless import fingerprint
 from ...progress import Progress, quiet, silent
@@ -92,19 +84,21 @@ def simplify(
     expected = [reference(item) for item in feeds]
     progress("simplify")
     with writing(output) as path:
-        after, checks, warnings = _attempt(model, before, path, feeds, expected, reference.names)
+        after, checks, problem = _attempt(model, before, path, feeds, expected, reference.names)
         if after is None:
             after = before
             save_onnx(before, path)
-        manifest = commit(path, _manifest(model, before, after, checks, warnings))
-    return Artifact(output, manifest)
-
-
-def removed_nodes(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """Return operator to number of nodes that went (negative where some came)."""
-    difference = {name: before.get(name, 0) - after.get(name, 0) for name in {*before, *after}}
-    ordered = sorted(difference.items(), key=lambda item: (-item[1], item[0]))
-    return {name: count for name, count in ordered if count}
+        old, new = Counter(count_operators(before)), Counter(count_operators(after))
+        new.subtract(old)
+        # Operator to number of nodes that went, negative where some came.
+        removed = {name: -count for name, count in sorted(new.items(), key=lambda item: item[::-1]) if count}
+        counts = {"nodes_before": old.total(), "nodes_after": old.total() + new.total()}
+        manifest = graph_manifest(
+            "simplify", after, "onnx onnxsim onnxruntime", {"opset": opset(after), **carried_isa(model)},
+            sources={"model": fingerprint(model)}, proof={**counts, "removed": removed}, checks=checks,
+            warnings=[f"{problem}; the model was left as it is"] * bool(problem),
+        )  # fmt: skip
+        return Artifact(output, commit(path, manifest))
 
 
 def _attempt(
@@ -114,23 +108,24 @@ def _attempt(
     feeds: list[Feeds],
     expected: list[Any],
     names: list[str],
-) -> tuple[onnx.ModelProto | None, list[Check], list[str]]:
-    """Return the simplified model written to `path`, or None with the reason as a warning."""
-    kept = "the model was left as it is"
+) -> tuple[onnx.ModelProto | None, list[Check], str]:
+    """Return the simplified model written to `path`, or None with the reason."""
     try:
         after = _run_onnxsim(before, model, path.parent)
         simplify_attention(after)
         pool_globally(after)
-        restore_io(before, after)
+        _restore_io(before, after)
         save_onnx(after, path)
         check_onnx(path)
-        known = {(node.domain, node.op_type) for node in before.graph.node}
-        made = {(node.domain, node.op_type) for node in after.graph.node} - known
-        foreign = [f"{domain}.{name}" for domain, name in sorted(made) if domain not in ONNX_DOMAINS]
+        known, made = (
+            {(node.domain, node.op_type) for node in graph.node} for graph in (before.graph, after.graph)
+        )
+        foreign = [f"{domain}.{name}" for domain, name in sorted(made - known) if domain not in ONNX_DOMAINS]
         if foreign:  # a simplified file is for every runtime
             raise RuntimeError(f"it wrote {', '.join(foreign)}")
         same_io = _same_io(model_io(before), model_io(after))
-        simplified_outputs = [OnnxReference(path)(item) for item in feeds] if same_io.passed else []
+        outputs = map(OnnxReference(path), feeds) if same_io.passed else ()
+        pairs = list(zip(expected, outputs, strict=False))
     except EngineUnavailable:
         raise
     except Exception as error:  # onnxsim fails in many ways; every one of them leaves the model whole
@@ -139,37 +134,17 @@ def _attempt(
         problem = hidden_storage_error(error, path)
         if problem is not None:
             raise problem from error
-        return None, [], [f"onnxsim failed ({type(error).__name__}: {first_line(error)}); {kept}"]
+        return None, [], f"onnxsim failed ({type(error).__name__}: {first_line(error)})"
     checks = [same_io]
     if same_io.passed:
-        pairs = zip(expected, simplified_outputs, strict=True)
         checks.append(compare_outputs("same outputs as before", names, pairs))
-    failed = [check for check in checks if not check.passed]
-    if failed:
-        detail = "; ".join(f"{check.name}: {check.detail}" for check in failed)
-        return None, [], [f"onnxsim changed the model ({detail}); {kept}"]
-    return after, checks, []
+    if failed := [f"{check.name}: {check.detail}" for check in checks if not check.passed]:
+        return None, [], f"onnxsim changed the model ({'; '.join(failed)})"
+    return after, checks, ""
 
 
 def _run_onnxsim(model: onnx.ModelProto, file: Path, folder: Path) -> onnx.ModelProto:
     """Over 2 GB onnxsim works from file to file, and leaves files of its own behind."""
-    onnxsim = _import_onnxsim()
-    with ExitStack() as stack:
-        options = {"skipped_optimizers": _FOREIGN}
-        if is_large(model):
-            scratch = stack.enter_context(held_folder(folder, "simplify")) / file.name
-            with quiet():
-                _, ok = onnxsim.simplify(str(file), output_path=str(scratch), **options)
-            simplified = load_onnx(scratch) if ok else None
-        else:
-            with quiet():
-                simplified, ok = onnxsim.simplify(model, **options)
-    if not ok:
-        raise RuntimeError("its own check of the outputs failed")
-    return simplified
-
-
-def _import_onnxsim() -> Any:
     try:
         import onnxsim
     except ImportError as error:
@@ -178,25 +153,28 @@ def _import_onnxsim() -> Any:
             hint="pip install 'qcompile[cpu]'",
             engine="onnxsim",
         ) from error
-    return onnxsim
+    if not is_large(model):
+        with quiet():
+            simplified, ok = onnxsim.simplify(model, skipped_optimizers=_FOREIGN)
+    else:
+        with held_folder(folder, "simplify") as scratch:
+            output = scratch / file.name
+            with quiet():
+                _, ok = onnxsim.simplify(str(file), output_path=str(output), skipped_optimizers=_FOREIGN)
+            simplified = load_onnx(output) if ok else None
+    if not ok:
+        raise RuntimeError("its own check of the outputs failed")
+    return simplified
 
 
-def restore_io(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
-    """Write the declared shapes of inputs and outputs, and the file's notes, back as they were.
-
-    Names of dynamic axes may have gone, and onnxsim writes a diary of its own into the metadata.
-    """
-    del after.metadata_props[:]
-    after.metadata_props.extend(before.metadata_props)
+def _restore_io(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
+    """Restore declared shapes, whose names of axes may have gone, and the metadata, now onnxsim's diary."""
+    refill(after.metadata_props, before.metadata_props)
     stored = {tensor.name for tensor in after.graph.initializer}
-    for values, originals in (
-        (after.graph.input, before.graph.input),
-        (after.graph.output, before.graph.output),
-    ):
-        declared = {value.name: value for value in originals}
-        for value in values:
-            if value.name in declared and value.name not in stored:
-                value.CopyFrom(declared[value.name])
+    declared = {value.name: value for value in (*before.graph.output, *before.graph.input)}
+    for value in (*after.graph.input, *after.graph.output):
+        if value.name in declared and value.name not in stored:
+            value.CopyFrom(declared[value.name])
 
 
 def _same_io(before: ModelIO, after: ModelIO) -> Check:
@@ -212,21 +190,6 @@ def _same_io(before: ModelIO, after: ModelIO) -> Check:
         if list(old) != list(new):
             return Check(name, False, f"{kind} are now {', '.join(new)}")
     return Check(name, True, f"{len(before.inputs)} in, {len(before.outputs)} out")
-
-
-def _manifest(
-    model: Path, before: onnx.ModelProto, after: onnx.ModelProto, checks: list[Check], warnings: list[str]
-) -> Manifest:
-    counts = count_operators(before), count_operators(after)
-    removed = {
-        "nodes_before": sum(counts[0].values()),
-        "nodes_after": sum(counts[1].values()),
-        "removed": removed_nodes(*counts),
-    }
-    return graph_manifest(
-        "simplify", after, "onnx onnxsim onnxruntime", {"opset": opset(after), **carried_isa(model)},
-        sources={"model": fingerprint(model)}, proof=removed, checks=checks, warnings=warnings,
-    )  # fmt: skip
 
 
 _MOVERS = frozenset(["Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity"])
@@ -284,14 +247,12 @@ def _drop_guards(view: _View) -> int:
     done = 0
     for node in [node for node in view.graph.node if node.op_type == "Where"]:
         test, softmax = view.made_by.get(node.input[0]), view.made_by.get(node.input[2])
-        if test is None or test.op_type != "IsNaN" or test.input[0] != node.input[2]:
+        if test is None or softmax is None or (test.op_type, softmax.op_type) != ("IsNaN", "Softmax"):
             continue
         zero = node.input[1] in view.stored and not view.value(node.input[1]).any()
-        if softmax is None or softmax.op_type != "Softmax" or not zero:
-            continue
-        if not view.is_private(test.output[0]) or node.output[0] in view.kept:
-            continue
-        if _is_bounded(softmax.input[0], view):
+        private = view.is_private(test.output[0]) and node.output[0] not in view.kept
+        same = test.input[0] == node.input[2]
+        if same and zero and private and _is_bounded(softmax.input[0], view):
             view.replace(node.output[0], node.input[2])
             view.drop(node, test)
             done += 1
@@ -330,9 +291,8 @@ def _merge_transpositions(view: _View, shapes: dict[str, tuple[int | str, ...]])
         if len(nodes) < 4:
             continue
         _, inner, merge, first = nodes
-        if not view.is_private(inner.output[0]) or not view.is_private(merge.output[0]):
-            continue
-        if attribute(first, "perm") != [0, 2, 1, 3] or attribute(inner, "perm") != [0, 2, 1]:
+        private = view.is_private(inner.output[0]) and view.is_private(merge.output[0])
+        if not private or (attribute(first, "perm"), attribute(inner, "perm")) != ([0, 2, 1, 3], [0, 2, 1]):
             continue
         start, merged, end = (shapes.get(node.output[0], ()) for node in (first, merge, last))
         if (len(start), len(merged), len(end)) != (4, 3, 4):
@@ -403,16 +363,17 @@ def pool_globally(model: onnx.ModelProto) -> int:
     shapes = infer_shapes(model)
     done = 0
     for node in model.graph.node:
-        if node.op_type not in _GLOBAL or len(node.output) != 1:
+        if node.op_type not in _GLOBAL or len(node.output) != 1 or any(attribute(node, "pads", [])):
             continue
         window = attribute(node, "kernel_shape")
-        image = shapes.get(node.input[0], ())[2:]
-        result = shapes.get(node.output[0], ())[2:]
-        padded = any(attribute(node, "pads", []))
-        fixed = len(image) == len(window) and all(isinstance(extent, int) for extent in image)
-        if padded or not fixed or any(extent != 1 for extent in result) or not result:
-            continue
-        if all(int(size) >= int(extent) for size, extent in zip(window, image, strict=True)):
+        image, result = (shapes.get(name, ())[2:] for name in (node.input[0], node.output[0]))
+        if (
+            len(image) == len(window)
+            and {*result} == {1}
+            and all(
+                isinstance(extent, int) and size >= extent for size, extent in zip(window, image, strict=True)
+            )
+        ):
             node.op_type = _GLOBAL[node.op_type]
             del node.attribute[:]
             done += 1
