@@ -21,7 +21,6 @@ from ..calibration import Ranges, load_ranges, parse_method
 from ..compiler.quantize.sensitivity import LayerSensitivity, rank_layers
 from ..data.batches import Data
 from ..data.readers import Batch
-from ..engines.base import Runner
 from ..engines.registry import capabilities, engine
 from ..errors import DataError
 from ..lowering import lower
@@ -155,7 +154,12 @@ class TrialMaker:
         progress(f"build {ask.name}")
         build_lowered(self.setting.model, path, spec, lowered)
         progress(f"accuracy of {ask.name}")
-        scored = self._score(chosen.open(str(path), threads=self.setting.threads))
+        scored = []
+        with chosen.open(str(path), threads=self.setting.threads) as runner:
+            for batch, expected in zip(self.batches, self.reference, strict=True):
+                outputs = paired(expected, runner.infer(batch.feeds))
+                truth = Truth(batch.labels, batch.samples, batch.where)
+                scored.append(self.metric.score(outputs, expected, truth))
         found = accuracy(self._sums(scored), self._float)
         assert found.drop is not None, "every artifact is compared with the float model"
         return Score(found.value, found.drop.value, found.drop.low, found.drop.high)
@@ -170,16 +174,6 @@ class TrialMaker:
                 "exclude": (*setting.exclude, *sorted(ask.in_float)), "correct_bias": False,
             }  # fmt: skip
         return parse_spec(BuildSpec, {**options, "threads": setting.threads, "allow_fallback": True})
-
-    def _score(self, runner: Runner) -> list[Scored]:
-        """Score an artifact batch by batch; its outputs are forgotten."""
-        scored = []
-        with runner:
-            for batch, expected in zip(self.batches, self.reference, strict=True):
-                outputs = paired(expected, runner.infer(batch.feeds))
-                truth = Truth(batch.labels, batch.samples, batch.where)
-                scored.append(self.metric.score(outputs, expected, truth))
-        return scored
 
     def _sums(self, scored: Sequence[Scored]) -> ScoreSums:
         sums = ScoreSums(self.metric)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..data.batches import seen_from
-from ..model.source import parse_source
 from ..plain_text import plain_toml
 from ..spec.words import Isa
 from ..svg import Scale, axes, labels, line, mark, picture, polyline, text
@@ -31,7 +30,7 @@ def recipe_text(
         f"name = {plain_toml(model.stem)}",
         "",
         "[model]",
-        f"source = {plain_toml(_relative(str(model), folder))}",
+        f"source = {plain_toml(os.path.relpath(model, folder))}",
         "simplify = false # the names of layers below are those of this file",
         "",
         "[data]",
@@ -64,16 +63,6 @@ def artifact_lines(best: Trial, name: str, exclude: Sequence[str] = (), isa: Isa
     if left:
         lines += ["exclude = [", *(f"    {plain_toml(layer)}," for layer in left), "]"]
     return lines
-
-
-def _relative(spelling: str, folder: Path) -> str:
-    """A path, or the path in `file.py:function`, as seen from the recipe."""
-    source = parse_source(spelling) if not Path(spelling).exists() else None
-    if source is not None and source.is_named:
-        return source.absolute
-    if source is None or source.path is None:
-        return os.path.relpath(spelling, folder) if Path(spelling).exists() else spelling
-    return f"{os.path.relpath(source.path, folder)}:{source.function}"
 
 
 _FAMILIES = {"int8": "int8", "bf16": "half", "fp32": "float"}

@@ -1,13 +1,13 @@
 """Trials: each candidate is made once, and its latency is measured; `making` makes them.
 
-With an `Elsewhere`, trials are begun before they are asked for. Only those that were asked for count.
+With an `Elsewhere`, rankings and the first trials of all targets are begun together.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,55 +91,29 @@ class TrialRunner:
         float_precision: FloatPrecision = "fp32",
     ) -> Trial:
         """INT8 for a target with some layers left in float, computed in `float_precision`; made once."""
-        known = self.find(target, in_float, float_precision=float_precision)
-        if known is not None:
-            return known
-        ask = self.int8_ask(target, in_float, float_precision=float_precision)
-        left = f": {len(in_float)} layers in float" if in_float else ""
-        self.progress(f"quantize {ask.name}{left}")
-        return self._trial(ask)
-
-    def find(
-        self, target: Target, in_float: frozenset[str], *, float_precision: FloatPrecision = "fp32"
-    ) -> Trial | None:
-        """Return the INT8 trial of a mix that was made."""
         mix = (target, "int8", in_float, float_precision)
         for trial in self.trials.values():
             if (trial.target, trial.precision, trial.in_float, trial.float_precision) == mix:
                 return trial
-        return None
-
-    def int8_ask(
-        self,
-        target: Target,
-        in_float: frozenset[str],
-        *,
-        float_precision: FloatPrecision = "fp32",
-        after: int = 0,
-    ) -> TrialAsk:
-        """Return what a mix is asked as, if so many trials of its target are made before it."""
         made = sum((trial.target, trial.precision) == (target, "int8") for trial in self.trials.values())
-        mix = f"-mix{made + after}" if in_float else ""
+        mix = f"-mix{made}" if in_float else ""
         name = f"{target}-int8{mix}" + f"-{float_precision}" * (float_precision != "fp32")
-        return TrialAsk(name, target, "int8", in_float, float_precision)
+        ask = TrialAsk(name, target, "int8", in_float, float_precision)
+        left = f": {len(in_float)} layers in float" if in_float else ""
+        self.progress(f"quantize {ask.name}{left}")
+        return self._trial(ask)
 
-    def begin(self, asks: Sequence[TrialAsk], *, instead_of: Collection[Target] = ()) -> None:
-        """Begin to make trials elsewhere; those of `instead_of` that nobody began are given up for them."""
+    def begin(self, targets: Sequence[Target]) -> None:
+        """Begin what is asked for anyhow, where it is made elsewhere: rankings and the first trials."""
         if self._threads is None or self.elsewhere is None:
             return
-        for ask in [one for one in self._begun if one.target in instead_of and one not in asks]:
-            if self._begun[ask].cancel():
-                del self._begun[ask]
-        for ask in asks:
-            if ask not in self._begun:
-                self._begun[ask] = self._threads.submit(self.elsewhere.make, ask)
-
-    def begin_ranking(self, target: Target) -> None:
-        """Begin to rank the layers elsewhere."""
-        if self._threads is not None and self.elsewhere is not None:
+        for target in targets:
             rank, parts = self.elsewhere.rank, self.parallel
             futures = [self._threads.submit(rank, target, part, parts) for part in range(1, parts + 1)]
             self._ranks[target] = futures
+            floats = [float_ask(target, precision) for precision in engine(target).tuned_floats]
+            for ask in [*floats, TrialAsk(f"{target}-int8", target, "int8")]:
+                self._begun[ask] = self._threads.submit(self.elsewhere.make, ask)
 
     def rank(self, target: Target) -> list[LayerSensitivity]:
         """Return the damage of every layer that would be quantized, the most damaging first."""
@@ -150,14 +124,6 @@ class TrialRunner:
         # Parts follow each other in the graph: of equal damage, the earlier layer stays in front.
         return sorted((one for part in parts for one in part.result()), key=lambda one: -one.noise)
 
-    def settle(self) -> None:
-        """Give up what was begun and not asked for; wait for what cannot be given up."""
-        futures: list[Future[Any]] = list(self._begun.values())
-        futures += [part for parts in self._ranks.values() for part in parts]
-        wait([future for future in futures if not future.cancel()])
-        self._begun.clear()
-        self._ranks.clear()
-
     def close(self) -> None:
         """Begin nothing more."""
         if self._threads is not None:
@@ -167,7 +133,8 @@ class TrialRunner:
 
     def time(self, trials: Sequence[Trial], *, batch_size: int | None, max_time_s: float) -> None:
         """Measure the latency of trials in interleaved rounds, against the float model on ONNX Runtime."""
-        self.settle()
+        wait([begun for begun in self._begun.values() if not begun.cancel()])  # nobody asked for it
+        self._begun.clear()
         base = next(trial for trial in trials if trial.precision == "fp32")
         results = benchmark(
             {trial.name: str(trial.path) for trial in trials},
@@ -188,25 +155,23 @@ class TrialRunner:
                 trial.speedup = {name: getattr(ratio, name) for name in trial.speedup}
 
     def _trial(self, ask: TrialAsk) -> Trial:
-        score, path = self._scored(ask), self.folder / ask.file
+        path = self.folder / ask.file
+        if self.elsewhere is None:
+            score = self.maker.make(ask, self.folder, self.progress)
+        else:
+            begun = self._begun.pop(ask, None)
+            score, made = self.elsewhere.make(ask) if begun is None else begun.result()
+            files = sorted(made, key=lambda one: one.suffix == ".json")  # manifests last
+            for file in reversed(files):  # a manifest never stands beside a file of another tuning
+                (self.folder / file.name).unlink(missing_ok=True)
+            for file in files:
+                _take(file, self.folder / file.name)
         trial = Trial(
             ask.name, ask.target, ask.precision, ask.in_float, path, score.value, score.drop,
             ask.float_precision, score.low, score.high, size_bytes=size_bytes(path),
         )  # fmt: skip
         self.trials[ask.name] = trial
         return trial
-
-    def _scored(self, ask: TrialAsk) -> Score:
-        if self.elsewhere is None:
-            return self.maker.make(ask, self.folder, self.progress)
-        begun = self._begun.pop(ask, None)
-        score, made = self.elsewhere.make(ask) if begun is None else begun.result()
-        files = sorted(made, key=lambda one: one.suffix == ".json")  # manifests last
-        for path in reversed(files):  # a manifest never stands beside a file of another tuning
-            (self.folder / path.name).unlink(missing_ok=True)
-        for path in files:
-            _take(path, self.folder / path.name)
-        return score
 
 
 def as_table(trials: Mapping[str, Trial]) -> list[dict[str, Any]]:

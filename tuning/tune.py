@@ -30,8 +30,7 @@ from ..spec.recipes import TuneSpec
 from ..spec.words import CPU_TARGETS, FloatPrecision, Isa, Target
 from .making import Elsewhere, TrialMaker, TrialSetting
 from .recipe_file import recipe_text
-from .search import Keeps, Mix, Possible, fewest_in_float, pareto, search_ahead, searching
-from .trials import Trial, TrialRunner, as_table, float_ask, slower_layers
+from .trials import Trial, TrialRunner, as_table, slower_layers
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -75,22 +74,16 @@ class TuneResult:
             "float_value": self.float_value,
             "trials": as_table(self.trials),
             "front": self.front,
-            "damage": {
-                target: [
-                    {
-                        "layer": one.layer,
-                        "operator": one.operator,
-                        "noise": one.noise,
-                        "snr_db": one.snr_db if one.noise > 0 else None,  # JSON has no infinity
-                    }
-                    for one in ranked
-                ]
-                for target, ranked in self.damage.items()
-            },
+            "damage": {target: list(map(_damage, ranked)) for target, ranked in self.damage.items()},
             "slow_layers": self.slow_layers,
             "recipe": str(self.recipe),
             "notes": self.notes,
         }
+
+
+def _damage(layer: LayerSensitivity) -> dict[str, Any]:
+    snr_db = layer.snr_db if layer.noise > 0 else None  # JSON has no infinity
+    return {"layer": layer.layer, "operator": layer.operator, "noise": layer.noise, "snr_db": snr_db}
 
 
 def tune(
@@ -132,12 +125,20 @@ def tune(
     method, seen = spec.method or None, spec.calibration or data
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)
-    path = _onnx(model, folder, spec.inputs, progress)
+    source = parse_source(model)
+    path = source.file if source.kind == "onnx" else folder / "model.onnx"
+    if source.kind != "onnx":
+        raw = folder / "exported.onnx"
+        export(source, raw, inputs=spec.inputs, progress=progress)
+        simplify(raw, path, progress=progress)
     proto = load_onnx(path)
     if (precision := graph_precision(proto)) != "fp32":
         raise InvalidOption(f"{path}: its graph is {precision} already", hint="tune the float model instead")
+    ranges, placements = folder / "model.ranges", tuple(sorted(set(map(graph_target, chosen_targets))))
+    wanted = CalibrateSpec(method=method or "auto", targets=placements)
+    calibrate(path, seen, ranges, wanted, progress=progress)
     setting = TrialSetting(
-        path, _ranges(path, seen, folder, method, chosen_targets, progress), data, spec.metric,
+        path, ranges, data, spec.metric,
         spec.samples, method, spec.exclude, spec.threads, isa_here() if isa == "auto" else isa,
     )  # fmt: skip
     maker = TrialMaker(setting, progress)
@@ -148,7 +149,7 @@ def tune(
         run.notes.append(f"accuracy is {maker.metric.note}")
     damage: dict[str, list[LayerSensitivity]] = {}
     with contextlib.closing(bench):
-        run.begin(chosen_targets)
+        bench.begin(chosen_targets)
         for target in chosen_targets:
             damage[target] = bench.rank(target)
             run.try_target(target, damage[target])
@@ -163,6 +164,53 @@ def tune(
     return tuned
 
 
+def fewest_in_float(
+    order: Sequence[str], keeps_budget: Callable[[frozenset[str]], bool], *, tries: int = 8
+) -> frozenset[str] | None:
+    """Return the layers to leave in float, or None if even all of them do not keep the budget.
+
+    Halves the number of layers taken from the front of `order` until the least is found that keeps the
+    budget; then puts back, one by one, those that turn out not to be needed.
+
+    Args:
+        order: Layers, those to leave in float first at the front.
+        keeps_budget: Whether a mix keeps it, by measuring it. That more layers in float never harm is
+            taken for granted while halving, and not while putting back.
+        tries: How many layers may be tried to be put back, from the least damaging on.
+    """
+    if keeps_budget(frozenset()):
+        return frozenset()
+    low, high = 0, len(order)  # `low` layers in float do not keep it
+    if not keeps_budget(frozenset(order)):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        if keeps_budget(frozenset(order[:middle])):
+            high = middle
+        else:
+            low = middle
+    chosen = frozenset(order[:high])
+    # The last one was needed, or one fewer would have kept the budget.
+    for layer in list(reversed(order[: high - 1]))[:tries]:
+        if keeps_budget(chosen - {layer}):
+            chosen -= {layer}
+    return chosen
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Return indices of the points that no other beats in both latency (less) and quality (more).
+
+    They are in order of latency. Of equal points the first stays.
+    """
+    chosen: list[int] = []
+    best = float("-inf")
+    for index in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1], i)):
+        if points[index][1] > best:
+            best = points[index][1]
+            chosen.append(index)
+    return chosen
+
+
 class _Run:
     """The trials of one tuning, in order: float, whole INT8, the least that must stay in float, the time."""
 
@@ -175,7 +223,13 @@ class _Run:
     def try_target(self, target: Target, damage: Sequence[LayerSensitivity]) -> None:
         """Float and INT8 for one target; then the mix that keeps the budget, if the whole does not."""
         self.bench.in_float(target, "fp32")
-        has_bfloat16 = "bf16" in engine(target).tuned_floats and self._in_bfloat16(target)
+        has_bfloat16 = "bf16" in engine(target).tuned_floats
+        if has_bfloat16:
+            try:
+                self.bench.in_float(target, "bf16")
+            except IntentNotReached:
+                self.notes.append(f"{target}: this processor does not compute in bfloat16")
+                has_bfloat16 = False
         self.layers[target] = order = [one.layer for one in damage]
         if not order:
             self.notes.append(f"{target}: nothing of the model can be quantized")
@@ -187,36 +241,11 @@ class _Run:
             trial = self._int8(target, in_float)
             return trial is not None and trial.drop <= self.max_drop
 
-        left = self._search(target, order, keeps_budget)
+        left = fewest_in_float(order, keeps_budget)
         if left is None or len(left) == len(order):
             self.notes.append(f"{target}: no mix keeps the budget; only float does")
         elif left and has_bfloat16:
             self._int8(target, left, float_precision="bf16")
-
-    def begin(self, targets: Sequence[Target]) -> None:
-        """Begin what is asked for anyhow, where it is made elsewhere: rankings and the first trials."""
-        for target in targets:
-            self.bench.begin_ranking(target)
-            self.bench.begin([float_ask(target, precision) for precision in engine(target).tuned_floats])
-            self.bench.begin([self.bench.int8_ask(target, frozenset())])
-
-    def _search(self, target: Target, order: Sequence[str], keeps_budget: Keeps) -> Mix | None:
-        """The fewest layers in float; what the search may ask next is begun where it is made elsewhere."""
-        bench = self.bench
-        if bench.parallel == 1:
-            return fewest_in_float(order, keeps_budget)
-
-        def known(mix: Mix) -> bool | None:
-            trial = bench.find(target, mix)
-            if trial is not None:
-                return trial.drop <= self.max_drop
-            return True if len(mix) == len(order) else None
-
-        def begin(possible: Sequence[Possible]) -> None:
-            asks = [bench.int8_ask(target, one.mix, after=one.after) for one in possible]
-            bench.begin(asks, instead_of=(target,))
-
-        return search_ahead(lambda: searching(order), keeps_budget, begin, known, bench.parallel)
 
     def choose(self) -> Trial:
         """Time what keeps the budget, take out layers that cost time, and return the fastest."""
@@ -270,15 +299,6 @@ class _Run:
                 self.notes.append(f"{note}: {error.message}")
             return None
 
-    def _in_bfloat16(self, target: Target) -> bool:
-        """Try it; the answer is whether this processor computes in it."""
-        try:
-            self.bench.in_float(target, "bf16")
-        except IntentNotReached:
-            self.notes.append(f"{target}: this processor does not compute in bfloat16")
-            return False
-        return True
-
     def _keeps_budget(self, trial: Trial) -> bool:
         return trial.precision == "fp32" or trial.drop <= self.max_drop
 
@@ -307,23 +327,3 @@ def _targets(given: Sequence[str]) -> list[Target]:
     if not runnable:
         raise EngineUnavailable("no runtime is installed", hint="pip install 'qcompile[cpu]'", engine="")
     return runnable
-
-
-def _onnx(model: str, folder: Path, inputs: Sequence[str], progress: Progress) -> Path:
-    source = parse_source(model)
-    if source.kind == "onnx":
-        return source.file
-    raw, path = folder / "exported.onnx", folder / "model.onnx"
-    export(source, raw, inputs=inputs, progress=progress)
-    simplify(raw, path, progress=progress)
-    return path
-
-
-def _ranges(
-    model: Path, data: str, folder: Path, method: str | None, targets: Sequence[str], progress: Progress
-) -> Path:
-    placements = tuple(sorted({graph_target(target) for target in targets}))
-    path = folder / "model.ranges"
-    spec = CalibrateSpec(method=method or "auto", targets=placements)
-    calibrate(model, data, path, spec, progress=progress)
-    return path
