@@ -158,7 +158,16 @@ def place(recipe: Recipe, stage: Stage, workers: Sequence[Facts], home: Facts | 
     if needs.gpu and not alone:
         able = [facts for facts in able if gpus_of(facts)]
     if not able:
-        raise _unavailable(stage, needs.required or ("a GPU",), workers)
+        required = needs.required or ("a GPU",)
+        missing = [name for name in required if not any(_has(facts, (name,)) for facts in workers)]
+        words = " and ".join(missing or required)
+        there = {name for facts in workers for name in facts.resources if "=" not in name} - {"slots"}
+        raise EngineUnavailable(
+            f"{stage.name}: no worker has {words}; they announce {', '.join(sorted(there)) or 'nothing'}",
+            hint="start a worker that has it; `qcompile doctor` there says why it has not",
+            engine=required[0],
+            reason=f"no worker has {words}",
+        )
     for name in needs.preferred:
         able = [facts for facts in able if _has(facts, (name,))] or able
     if needs.gpu and alone:
@@ -187,15 +196,3 @@ def _has(facts: Facts, names: Sequence[str]) -> bool:
 
 def _processor(facts: Facts) -> set[str]:
     return {name for name in facts.resources if name.startswith("cpu-")}
-
-
-def _unavailable(stage: Stage, required: Sequence[str], workers: Sequence[Facts]) -> EngineUnavailable:
-    missing = [name for name in required if not any(_has(facts, (name,)) for facts in workers)]
-    words = " and ".join(missing or required)
-    there = sorted({name for facts in workers for name in facts.resources if "=" not in name} - {"slots"})
-    return EngineUnavailable(
-        f"{stage.name}: no worker has {words}; they announce {', '.join(there) or 'nothing'}",
-        hint="start a worker that has it; `qcompile doctor` there says why it has not",
-        engine=required[0],
-        reason=f"no worker has {words}",
-    )
