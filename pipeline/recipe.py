@@ -35,7 +35,6 @@ from ..tensors import TensorInfo, fill_dynamic, parse_dynamic_axis, parse_input
 
 if TYPE_CHECKING:
     from ..spec.measure import BenchSection
-    from ..spec.models import ModelSection
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -45,7 +44,7 @@ else:
 _MOST_BYTES = 1 << 20
 _MOST_DOTS = 5000
 
-__all__ = ["BASELINE", "ArtifactSection", "Recipe", "read_recipe"]
+__all__ = ["BASELINE", "ArtifactSection", "Recipe", "read_recipe", "tomllib"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,12 +160,6 @@ def _decoded(values: dict[str, Any], told: OnDeprecated) -> RecipeFile:
     return recipe
 
 
-# The batch sizes that a recipe measures, and whether its model and its engines take them.
-#
-# A TensorRT engine takes the shapes of its optimization profiles and no others, so a recipe that measures a
-# batch outside of them is wrong before anything is built.
-
-
 DEFAULT_MAX = 16
 """Largest batch of an engine that is built without shapes."""
 
@@ -184,9 +177,15 @@ def measured_batches(bench: BenchSection | None) -> dict[str, int]:
 def check_batches(recipe: RecipeFile) -> None:
     """Refuse a batch size that cannot be measured.
 
-    The batch is the first axis of every input. One that `model.inputs` fixes is fixed for all artifacts.
+    The batch is the first axis of every input. One that `model.inputs` fixes is fixed for all artifacts. A
+    TensorRT engine takes the shapes of its optimization profiles and no others.
     """
-    fixed = _fixed_batches(recipe.model)
+    named = {(name, axis) for name, axis, _ in map(parse_dynamic_axis, recipe.model.dynamic)}
+    fixed = {
+        one.name: one.shape[0]
+        for one in map(parse_input, recipe.model.inputs)
+        if one.shape and isinstance(one.shape[0], int) and (one.name, 0) not in named
+    }
     for key, batch in measured_batches(recipe.bench).items():
         for name, extent in fixed.items():
             if extent != batch:
@@ -221,16 +220,6 @@ def default_shapes(
 def has_shapes(one: ArtifactSection) -> bool:
     """Whether an artifact says which shapes its engine takes."""
     return bool(one.min_shapes or one.opt_shapes or one.max_shapes or one.tensorrt.profiles)
-
-
-def _fixed_batches(model: ModelSection) -> dict[str, int]:
-    named = {(name, axis) for name, axis, _ in map(parse_dynamic_axis, model.dynamic)}
-    inputs = [parse_input(text) for text in model.inputs]
-    return {
-        one.name: one.shape[0]
-        for one in inputs
-        if one.shape and isinstance(one.shape[0], int) and (one.name, 0) not in named
-    }
 
 
 def _profiles(one: ArtifactSection, where: str) -> Iterator[tuple[str, list[Ranges]]]:
@@ -295,10 +284,12 @@ def check_names(recipe: RecipeFile) -> None:
             raise Refused(key, f"at most {_LONGEST} bytes are required", value=name)
     taken: dict[str, tuple[str, str]] = {}
     for file, key, what in published(recipe):
-        other, others = taken.setdefault(_as_file_systems_see(file), (file, what))
+        # macOS and Windows take names for one that differ by case, or by how a letter is composed.
+        folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", file).casefold())
+        other, others = taken.setdefault(folded, (file, what))
         if others != what:
             problem = f"another name is required: {what} would be {file}, and {others} is {other}"
-            raise Refused(key, problem, value=_value(recipe, key))
+            raise Refused(key, problem, value=dict(named)[key])
 
 
 def check_output(recipe: RecipeFile, folder: Path, output: Path) -> None:
@@ -322,21 +313,6 @@ def _main_files(recipe: RecipeFile) -> Iterator[tuple[str, str, str]]:
         yield f"{recipe.name}.ranges", "name", "the ranges"
     for index, one in enumerate(recipe.artifact):
         key = f"artifact[{index}].name"
-        if _may_be_lowered(one):
+        if engine(one.target).takes == "onnx" and one.precision != "fp32":  # which needs no graph
             yield f"{one.name}{GRAPH}", key, f"the graph of artifact {one.name!r}"
         yield f"{one.name}{engine(one.target).suffix}", key, f"artifact {one.name!r}"
-
-
-def _may_be_lowered(one: ArtifactSection) -> bool:
-    """Whether a graph of its own may be made for it; float32 is built from the model itself."""
-    return engine(one.target).takes == "onnx" and one.precision != "fp32"
-
-
-def _as_file_systems_see(file: str) -> str:
-    """Those of macOS and Windows take names that differ by case, or by how a letter is composed, for one."""
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", file).casefold())
-
-
-def _value(recipe: RecipeFile, key: str) -> str:
-    index = key.removeprefix("artifact[").partition("]")[0]
-    return recipe.artifact[int(index)].name if index.isdecimal() else recipe.name

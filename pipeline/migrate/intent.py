@@ -9,7 +9,6 @@ import difflib
 import functools
 import math
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,11 +16,7 @@ from typing import Any, Literal
 
 from ...errors import InvalidOption, UsageError
 from ...tensors import parse_shape
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from ..recipe import tomllib
 
 Tool = Literal["trtexec", "polygraphy"]
 TOOLS: tuple[Tool, ...] = ("trtexec", "polygraphy")
@@ -57,20 +52,9 @@ class Flag:
     same: str = ""
     default: str = ""
 
-    @property
-    def typed(self) -> str:
-        """As it is typed: one letter has one dash."""
-        return dashed(self.name)
-
-    def for_target(self, target: str) -> tuple[Fate, str]:
-        """Return what becomes of it for a target, and why."""
-        if target == RTX and self.rtx_fate is not None:
-            return self.rtx_fate, self.rtx_note
-        return self.fate, self.note
-
 
 def dashed(name: str) -> str:
-    """Return an option as it is typed."""
+    """Return an option as it is typed: one letter has one dash."""
     return f"-{name}" if len(name) == 1 else f"--{name}"
 
 
@@ -80,8 +64,16 @@ def flags_of(tool: Tool) -> dict[str, Flag]:
     table = tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))[tool]
     spelled: dict[str, Flag] = {}
     for name, row in table["options"].items():
-        flag = _flag(name, dict(row), table["source"])
-        spelled |= dict.fromkeys((flag.name, *flag.also), flag)
+        row, source = dict(row), table["source"]
+        kind = next(kind for kind in _FATES if kind in row)
+        rtx, _, rtx_note = row.pop("rtx", "").partition(": ")
+        file, versions, also = row.pop("file", ""), row.pop("in"), tuple(row.pop("also", ()))
+        note = row.pop("note", "") if kind == "to" else row.pop(kind)
+        flag = Flag(
+            name=name, source=f"{source}/{file}" if file else source, versions=versions, fate=_FATES[kind],
+            note=note, rtx_fate=_FATES.get(rtx), rtx_note=rtx_note, also=also, **row,
+        )  # fmt: skip
+        spelled |= dict.fromkeys((name, *also), flag)
     return spelled
 
 
@@ -104,17 +96,6 @@ def find_flag(tool: Tool, name: str, *, prefixes: bool = False) -> Flag:
         hint=f"did you mean {dashed(nearest)}?" if nearest else "",
         flag=dashed(name),
     )
-
-
-def _flag(name: str, row: dict[str, Any], source: str) -> Flag:
-    kind = next(kind for kind in _FATES if kind in row)
-    rtx, _, rtx_note = row.pop("rtx", "").partition(": ")
-    file, versions = row.pop("file", ""), row.pop("in")
-    note = row.pop("note", "") if kind == "to" else row.pop(kind)
-    return Flag(
-        name=name, source=f"{source}/{file}" if file else source, versions=versions, fate=_FATES[kind],
-        note=note, rtx_fate=_FATES.get(rtx), rtx_note=rtx_note, also=tuple(row.pop("also", ())), **row,
-    )  # fmt: skip
 
 
 Shape = tuple[int, ...]
@@ -149,12 +130,9 @@ class Intent:
         random: What the tool calibrates on where it has neither data nor a cache.
         constraints: Whether `layers` bind, and how.
         layers: Name of a layer and its precision; a later one overrides. One `*` stands for any text.
-        profiles: Shapes to build for; empty shapes for a model that is static.
-        runs_at: Shapes that inference is run with.
+        profiles: Shapes to build for; inference runs at `runs_at`.
         ranks: (dtype, format) of the inputs and of the outputs by their position, each empty or complete.
-        formats: Input or output to (dtype, format).
         compares: Options of the comparison with ONNX Runtime's outputs; None without one.
-        outcomes: What became of each option, in the order typed.
     """
 
     model: str = ""

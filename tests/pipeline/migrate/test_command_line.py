@@ -289,8 +289,8 @@ def test_whatever_value_an_option_has_it_is_translated_or_refused_in_words(tool:
     values = ["", "1", "-1", "x", "a:b", "a:1x2", "a:[1,2]", "fp16:chw", "'a", ",", ":", "=", "+CUDNN", "a b"]
     for flag in dict.fromkeys(flags_of(tool).values()):
         for value in values:
-            inline = f"{flag.typed}={value}" if value else flag.typed
-            words = [inline] if tool == "trtexec" else ["run", "--trt", flag.typed, *value.split()]
+            inline = f"{dashed(flag.name)}={value}" if value else dashed(flag.name)
+            words = [inline] if tool == "trtexec" else ["run", "--trt", dashed(flag.name), *value.split()]
             try:
                 outcomes = translate(tool, words, target).outcomes
             except InvalidOption:  # any other error fails the test
