@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from ..spec.decode import shared
 from ..spec.measure import BenchSpec, Budget
 from ..spec.words import TENSORRT_TARGETS, is_own_metric
 from .kinds import ANY, PROCESSOR, named_artifact
-from .recipe import BASELINE, ArtifactSection, Recipe, recipe_source
+from .recipe import BASELINE, Recipe, recipe_source
 from .stage import SOURCE, Job, Key, Needs, Stage
 from .stages import ONNX_TOOLS, located
 from .trust import interpreters
@@ -58,17 +58,22 @@ def bench_work(recipe: Recipe, stage: Stage, job: Job) -> object:
     artifacts |= {name: _shown(output / made.path.name) for name, made in stage.built.items()}
     baseline = section.baseline if section.baseline in artifacts else BASELINE
     function, evaluation = _metric(recipe), located(recipe, recipe.data.evaluation)
+    order = {one.name: at for at, one in enumerate(recipe.artifact)}
+
+    def in_recipe(name: str) -> int:  # last those of a kind, which it does not name
+        return order.get(name, len(order))
+
     unbuilt = [
         Row(
             one.name,
             "",
             one.target,
             one.precision,
-            _runs_on(one),
+            f"GPU {', '.join(one.gpus)}".strip() if one.target.startswith("tensorrt") else "CPU",
             status="not run" if one.name in stage.unavailable else "failed",
             reason=stage.why_not[one.name],
         )
-        for one in _in_order(recipe, stage.why_not)
+        for one in (named_artifact(recipe, name) for name in sorted(stage.why_not, key=in_recipe))
     ]
     if baseline != section.baseline and unbuilt:
         warning = f"the recipe's baseline {section.baseline!r} was not built: {BASELINE!r} is taken"
@@ -156,7 +161,8 @@ def _models(recipe: Recipe, stage: Stage) -> dict[str, Source]:
     """Models that are measured beside the artifacts, on one machine."""
     section = _section(recipe)
     here = stage.machine in (ANY, PROCESSOR) or bool(section.devices)
-    return measured_models(recipe, section.models if here else ())
+    pairs = (text.split("=", 1) for text in (section.models if here else ()))
+    return {name: parse_source(model, base=recipe.folder) for name, model in pairs}
 
 
 def measured_options(
@@ -167,8 +173,7 @@ def measured_options(
     Where no engine of TensorRT runs they are as in keys of 0.2.0, which had no layer times, and no CUDA
     graphs by default: what was measured on a processor is not measured again.
     """
-    assert recipe.bench is not None, "the caller looks first"
-    options = options_key(recipe.bench, without=without)
+    options = options_key(_section(recipe), without=without)
     if not options["layer_times"]:
         del options["layer_times"]
     targets = {named_artifact(recipe, name).target for name in on_gpu}
@@ -204,23 +209,6 @@ def report_key(recipe: Recipe, stage: Stage) -> Key:
         "budget": recipe.budget.limits,
         "tools": tool_versions("jinja2"),
     }
-
-
-def _in_order(recipe: Recipe, names: Collection[str]) -> list[ArtifactSection]:
-    """The artifacts of these names in the recipe's order; last those of a kind, which it does not name."""
-    order = {one.name: at for at, one in enumerate(recipe.artifact)}
-    ordered = sorted(names, key=lambda name: order.get(name, len(order)))
-    return [named_artifact(recipe, name) for name in ordered]
-
-
-def measured_models(recipe: Recipe, texts: Sequence[str]) -> dict[str, Source]:
-    """Return `NAME=MODEL` of the recipe, their paths relative to it."""
-    pairs = (text.split("=", 1) for text in texts)
-    return {name: parse_source(model, base=recipe.folder) for name, model in pairs}
-
-
-def _runs_on(one: ArtifactSection) -> str:
-    return " ".join(("GPU", ", ".join(one.gpus))).strip() if one.target.startswith("tensorrt") else "CPU"
 
 
 def _shown(path: Path) -> str:

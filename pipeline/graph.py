@@ -18,13 +18,20 @@ from ..errors import EngineUnavailable, QCompileError
 from ..machine_memory import out_of_memory
 from ..progress import Progress
 from . import bench_stages, stages, trial_stages
-from .estimate import CORRECTED_SAMPLES, Rule, is_calibrated
 from .kinds import measured_apart, named_artifact
-from .recipe import GRAPH, SIMPLIFIED, Recipe
-from .stage import SOURCE, Done, Executor, Job, Key, Made, Needs, Stage, StageKind
+from .recipe import GRAPH, SIMPLIFIED, ArtifactSection, Recipe
+from .stage import SOURCE, Done, Executor, Job, Key, Made, Needs, Rule, Stage, StageKind
 from .store import Store
 
 T = TypeVar("T")
+
+_CORRECTED_SAMPLES = 32
+
+
+def is_calibrated(artifact: ArtifactSection | None) -> bool:
+    """Whether an artifact is static INT8 or FP8, whose quantization runs the model."""
+    return artifact is not None and artifact.precision in ("int8", "fp8") and artifact.mode == "static"
+
 
 BUILD = "build"
 """The kind whose files are the artifacts."""
@@ -71,7 +78,7 @@ KINDS: Mapping[str, StageKind] = {
         needs=lambda recipe, stage: Needs((named_artifact(recipe, stage.artifact).target,), ("onnxruntime",)),
         rule=Rule(
             lambda weights_mb, inference_s, _, artifact: (
-                2 + weights_mb / 50 + is_calibrated(artifact) * 10 * CORRECTED_SAMPLES * inference_s
+                2 + weights_mb / 50 + is_calibrated(artifact) * 10 * _CORRECTED_SAMPLES * inference_s
             ),
             runs_model=is_calibrated,
             memory_mb=400,
@@ -221,7 +228,6 @@ class ThisProcess:
     def do(
         self, recipe: Recipe, stage: Stage, store: Store, *, again: bool, progress: Progress
     ) -> Done | None:
-        """As `Executor.do`."""
         key = key_of(recipe, stage)
         if key is None:
             return None
@@ -235,7 +241,6 @@ class ThisProcess:
         return Done(Made(stored.folder / key["file"], stored.files[key["file"]]), stored.was_done)
 
     def is_done(self, recipe: Recipe, stage: Stage, store: Store) -> bool:
-        """As `Executor.is_done`, by the tools of this machine."""
         key = key_of(recipe, stage)
         return key is not None and store.find(stage.name, key) is not None
 

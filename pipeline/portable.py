@@ -105,34 +105,16 @@ def _data(text: str, path: Moved) -> str:
     return f"{head}{mark}{'&'.join(parts)}"
 
 
-# The files that the stages of a recipe read: what has to go along where they are carried out elsewhere.
-#
-# | key                                        | its files                                                  |
-# |--------------------------------------------|------------------------------------------------------------|
-# |                                            | the recipe                                                 |
-# | `model.source`, `.weights`, `bench.models` | the model, its weights beside it, its manifest; of a       |
-# |                                            | function, what its digest is of, and packages beside it    |
-# | `model.depends`, `data.depends`            | each                                                       |
-# | `model.preprocessing`                      | a `.json`; the folder of `hf:FOLDER`                       |
-# | `data.calibration`, `data.evaluation`      | samples, labels, masks, annotations, preprocessing;        |
-# |                                            | of a function, what its digest is of                       |
-# | `calibrate.ranges`                         | the file, its manifest and signature                       |
-# | `artifact.tensorrt.plugins`                | each                                                       |
-# | `artifact.tensorrt.timing_cache`           | the file, if it is there                                   |
-# | `bench.metric`                             | of a function, what its digest is of                       |
-#
-# What is not found: a file that a function opens and that does not lie beside it (name it with `depends`), an
-# installed package, a model by name (`timm:`, `torchvision:`, `hf:NAME`: of each machine's own cache), and
-# interpreters (`model.python`, `bench.python`): their paths are those of the machine that runs the stage.
-
-
 def recipe_files(recipe: Recipe) -> Iterator[Path]:
     """Yield the absolute paths of the files that a recipe's stages read; some come twice.
 
-    Links on the way are kept as they are spelled, but for one in front of a `..`.
+    Links on the way are kept as they are spelled, but for one in front of a `..`. What is not found: a file
+    that a function opens and that does not lie beside it (name it with `depends`), an installed package, a
+    model by name (`timm:`, `hf:NAME`: of each machine's own cache), and interpreters.
     """
-    for path in _found(recipe):
-        yield settled(path)
+    yield settled(recipe.path.resolve())
+    for name in names_of(recipe):
+        yield from map(settled, _files_of(name, recipe))
 
 
 def settled(path: Path) -> Path:
@@ -148,12 +130,6 @@ def settled(path: Path) -> Path:
 @functools.lru_cache(maxsize=1024)
 def _resolved(parts: tuple[str, ...]) -> Path:
     return Path(*parts).resolve()
-
-
-def _found(recipe: Recipe) -> Iterator[Path]:
-    yield recipe.path.resolve()
-    for name in names_of(recipe):
-        yield from _files_of(name, recipe)
 
 
 def _files_of(name: Name, recipe: Recipe) -> Iterator[Path]:
@@ -182,7 +158,9 @@ def model_files(source: Source) -> Iterator[Path]:
     yield from source_files(source)
     if source.kind == "file":
         yield source.file
-        yield from _packages_beside(source.file.parent)
+        for marker in sorted(source.file.parent.glob("*/__init__.py")):  # packages that it may import
+            if not marker.parent.name.startswith("."):
+                yield from sorted(marker.parent.rglob("*.py"))
     elif source.kind == "onnx":
         yield from _with_companions(source.file)
         yield from _external(source.file)
@@ -213,37 +191,21 @@ def _external(path: Path) -> Iterator[Path]:
             yield beside
 
 
-def _packages_beside(folder: Path) -> Iterator[Path]:
-    """The sources of packages in a folder, which a function beside them may import."""
-    for marker in sorted(folder.glob("*/__init__.py")):
-        if not marker.parent.name.startswith("."):
-            yield from sorted(marker.parent.rglob("*.py"))
-
-
 def recipe_text(recipe: Recipe) -> str:
     """Return the TOML of a recipe; what has its default is left out."""
-    return "\n".join(_lines(recipe)) + "\n"
+    return "\n".join([*_values(recipe, RecipeFile), *_tables(recipe, RecipeFile, "")]) + "\n"
 
 
-def _lines(recipe: Recipe) -> Iterator[str]:
-    options = fields_of(RecipeFile)
-    yield from _values(recipe, RecipeFile)
-    for one in options:
-        value = getattr(recipe, one.name)
+def _tables(values: Any, kind: type, within: str) -> Iterator[str]:
+    for one in fields_of(kind):
+        value = getattr(values, one.name)
         if one.table is None or value is None:
             continue
         for table in value if one.repeated else (value,):
-            lines = [*_values(table, one.table)]
-            if lines or one.optional or one.repeated:
-                yield from ("", f"[[{one.name}]]" if one.repeated else f"[{one.name}]", *lines)
-            yield from _tables(table, one.table, one.name)
-
-
-def _tables(values: Any, kind: type, name: str) -> Iterator[str]:
-    """The tables in a table."""
-    for one in fields_of(kind):
-        if one.table is not None and (lines := [*_values(getattr(values, one.name), one.table)]):
-            yield from ("", f"[{name}.{one.name}]", *lines)
+            name, lines = f"{within}{one.name}", [*_values(table, one.table)]
+            if lines or (not within and (one.optional or one.repeated)):
+                yield from ("", f"[[{name}]]" if one.repeated else f"[{name}]", *lines)
+            yield from _tables(table, one.table, f"{name}.")
 
 
 def _values(values: Any, kind: type) -> Iterator[str]:

@@ -49,14 +49,11 @@ class RunReport:
     """What a run did.
 
     Attributes:
-        output: Folder of the artifacts.
         stages: Stage to "done", "skipped" or "failed", in order.
-        artifacts: Artifact name to its file, of those that were built.
-        digests: Artifact name to the digest of that file.
+        artifacts, digests: Artifact name to its file, and to the digest of it, of those that were built.
         failures: Artifact name to why it was not; a later run tries it again.
         results: What was measured; None for a recipe without `[bench]`.
-        page: The report of it.
-        why_no_page: Why there is none.
+        page: The report of it; `why_no_page` says why there is none.
         budget: Measured artifact to why it may not be recommended, empty where it keeps the budget; None
             without one.
         where: Stage to the worker that did it; empty where all was done in this process.
@@ -183,7 +180,15 @@ class Visit:
     def drive(self) -> RunReport:
         """Visit the stages in order."""
         for group in stages_of(self.recipe):
-            branches = [branch for branch in group if self._goes_on(branch[0])]
+            branches = list[Sequence[Stage]]()
+            for branch in group:
+                first = branch[0]
+                if first.kind in self.without or first.artifact in self.report.failures:
+                    continue
+                if replaced := kind_of(first).replaced(self.recipe):  # the recipe names its file
+                    self.made[first.kind, first.artifact] = replaced
+                else:
+                    branches.append(branch)
             errors = each(self.executor, [functools.partial(self._branch, branch) for branch in branches])
             for branch, error in zip(branches, errors, strict=True):
                 name = branch[0].artifact
@@ -199,15 +204,6 @@ class Visit:
         made = self._look(stage)
         assert made is not None, "only a graph may stay as it is"
         return made
-
-    def _goes_on(self, stage: Stage) -> bool:
-        """Whether there is a stage to do: its artifact has not failed, the recipe does not name its file."""
-        if stage.kind in self.without or stage.artifact in self.report.failures:
-            return False
-        replaced = kind_of(stage).replaced(self.recipe)
-        if replaced is not None:
-            self.made[stage.kind, stage.artifact] = replaced
-        return replaced is None
 
     def _branch(self, stages: Sequence[Stage]) -> QCompileError | None:
         """Carry out stages that follow each other; an error that does not end the run is returned."""
@@ -249,7 +245,10 @@ class Visit:
                 stage = replace(
                     stage,
                     built={name: self.made[kind, name] for name in self.report.artifacts},
-                    why_not={name: _reason(error) for name, error in failures.items()},
+                    why_not={
+                        name: "; ".join(filter(None, (error.message, error.hint)))
+                        for name, error in failures.items()
+                    },
                     unavailable=tuple(absent),
                 )
             elif made := self.made.get((kind, stage.artifact if KINDS[kind].per_artifact else "")):
@@ -265,18 +264,20 @@ class Visit:
         parts = kind_of(stage).parts(self.recipe, stage, self.executor, is_done)
         if parts == [stage]:
             return self._look(stage)
-        outcomes = each(self.executor, [functools.partial(self._outcome, part) for part in parts])
-        files = {
-            part.shard or part.machine: _required(made) for part, made in zip(parts, outcomes, strict=True)
-        }
-        return self._look(replace(stage, parts=files))
+        files: dict[str, Made] = {}
+        errors: dict[str, QCompileError] = {}
 
-    def _outcome(self, part: Stage) -> Made | QCompileError:
-        """The file of a part, or its error: the others are done none the less."""
-        try:
-            return self.file_of(part)
-        except QCompileError as error:
-            return error
+        def do(part: Stage) -> None:  # where one fails, the others are done none the less
+            try:
+                files[part.shard or part.machine] = self.file_of(part)
+            except QCompileError as error:
+                errors[part.shard or part.machine] = error
+
+        each(self.executor, [functools.partial(do, part) for part in parts])
+        names = [part.shard or part.machine for part in parts]
+        for name in filter(errors.get, names):
+            raise errors[name]
+        return self._look(replace(stage, parts={name: files[name] for name in names}))
 
     def _look(self, stage: Stage) -> Made | None:
         """Carry out a stage, unless it is done already or there is nothing to do."""
@@ -306,13 +307,3 @@ class Visit:
         self.report.stages[stage.name] = state
         if self.listener:
             self.listener(stage.name, state, time.monotonic() - start)
-
-
-def _reason(error: QCompileError) -> str:
-    return "; ".join(filter(None, (error.message, error.hint)))
-
-
-def _required(made: Made | QCompileError) -> Made:
-    if isinstance(made, QCompileError):
-        raise made
-    return made

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..progress import Progress
-from .estimate import Rule
+from ..spec.artifacts import ArtifactSection
 from .recipe import Recipe
 from .store import Store
 
@@ -131,6 +131,44 @@ class Executor(Protocol):
         """End what is carried out: `do` raises soon, in whatever thread it is."""
 
 
+@dataclass(frozen=True)
+class Scale:
+    """What the rules count with; None where it is not known.
+
+    Bytes of the FP32 weights, multiply-adds of a sample, cores that may be used, samples that are
+    calibrated on and evaluated, artifacts that are measured here, and the measurement's time limit.
+    """
+
+    weight_bytes: int | None
+    multiply_adds: int | None
+    cores: int
+    calibrated: int
+    evaluated: int
+    rows: int
+    max_time_s: float
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What the stages of a kind take.
+
+    Attributes:
+        seconds: Of the weights in MB, the seconds of a sample through the model, the sizes, and the artifact.
+        runs_model: Whether the model runs, so that there are no seconds without its multiply-adds.
+        memory_mb: Whatever the model's size.
+        copies: Of the weights in memory.
+        writes_weights: It writes them, in the precision of its artifact.
+        of_rows: Memory is that of each artifact that is measured.
+    """
+
+    seconds: Callable[[float, float, Scale, ArtifactSection | None], float]
+    runs_model: Callable[[ArtifactSection | None], bool] = lambda _: False
+    memory_mb: float = 300
+    copies: float = 0
+    writes_weights: bool = True
+    of_rows: bool = False
+
+
 Key = dict[str, Any]
 Parts = Callable[[Recipe, Stage, Executor, Callable[[], bool]], list[Stage]]
 
@@ -168,9 +206,7 @@ class StageKind:
     is_in: Callable[[Recipe, str], bool] = lambda *_: True
     applies: Callable[[Recipe, Stage], bool] = lambda *_: True
     replaced: Callable[[Recipe], Made | None] = lambda _: None
-    parts: Callable[[Recipe, Stage, Executor, Callable[[], bool]], list[Stage]] = lambda _, stage, *__: [
-        stage
-    ]
+    parts: Parts = lambda _, stage, *__: [stage]
     per_artifact: bool = False
     ends_run: bool = True
     optional: bool = False

@@ -14,6 +14,7 @@ from ..artifact import accepting, checked_input, known_digest, tool_versions
 from ..data.batches import Data
 from ..engines.gpu import find_gpu
 from ..engines.registry import capabilities, engine, packages_of
+from ..errors import QCompileError
 from ..model.load import digest_preprocessing
 from ..model.source import TENSORFLOW_KINDS, digest_source
 from ..processor import isa_here, processor
@@ -24,7 +25,6 @@ from ..spec.engines import BUILT_IN
 from ..spec.models import CalibrateSpec
 from ..spec.tensorrt import AUTO, OFF, TensorRTOptions
 from ..spec.words import CPU_TARGETS, GraphTarget, Isa
-from .estimate import calibration_samples
 from .kinds import ANY, built_on, named_artifact
 from .recipe import ArtifactSection, Recipe, default_shapes, has_shapes, measured_batches, recipe_source
 from .stage import SOURCE, Executor, Job, Key, Made, Needs, Stage
@@ -32,6 +32,7 @@ from .store import FOLDER
 from .trust import interpreters
 
 ONNX_TOOLS = ("onnx", "onnxruntime", "numpy")
+_ASSUMED_SAMPLES = 256
 _OF_THE_SOURCE = ("source", "depends", "trust", "weights", "download", "preprocessing", "simplify")
 """Options of `[model]` whose effect is in the digest of the source, or in a stage of its own."""
 _OF_THE_BUILD = (
@@ -132,6 +133,21 @@ def calibrate_key(recipe: Recipe, stage: Stage) -> Key:
         "tools": tool_versions(*ONNX_TOOLS),
         **({"shard": stage.shard} if stage.shard else {}),
     }
+
+
+def count_samples(recipe: Recipe, spec: str) -> int:
+    """Return the number of samples; 256 where only reading them all would tell."""
+    try:
+        total = Data(spec, (), base=recipe.folder, depends=recipe.data_depends).total if spec else 0
+    except QCompileError:
+        total = None
+    return _ASSUMED_SAMPLES if total is None else total
+
+
+def calibration_samples(recipe: Recipe) -> int:
+    """Return how many samples are calibrated on, as far as that is known without reading them all."""
+    total = count_samples(recipe, recipe.data.calibration)
+    return min(total, recipe.calibrate.samples or total)
 
 
 def calibrate_parts(

@@ -207,10 +207,8 @@ class Store:
                 manifest.unlink()
             if data not in files:
                 (self.output / data).unlink(missing_ok=True)
-        synced = False
-        for name in sorted(
-            files, key=lambda name: (name.endswith(".json"), not name.endswith(".data"), name)
-        ):
+        synced, order = False, {".data": 0, ".json": 2}
+        for name in sorted(files, key=lambda name: (order.get(Path(name).suffix, 1), name)):
             if not synced and f"{name}.json" not in files and name.endswith(".json"):
                 _sync(self.output)  # a manifest appears after its file, also on the disk
                 synced = True

@@ -45,8 +45,15 @@ def trial_file(_: Recipe, stage: Stage) -> str:
 
 def trial_work(recipe: Recipe, stage: Stage, job: Job) -> object:
     """One candidate is quantized, built and scored: its artifact, and the score beside it."""
+    from ..tuning.making import TrialMaker
+
     ask = _ask(stage)
-    score = _maker(recipe, json.loads(stage.trial)).make(ask, job.path.parent, job.progress)
+    shared = {name: value for name, value in json.loads(stage.trial).items() if name != "ask"}
+    key = json.dumps([str(recipe.folder), _key(recipe, shared, "onnxruntime")])
+    if key not in _kept:  # a process keeps the float model's outputs for the next trial of a setting
+        _kept.clear()  # they are as large as the data
+        _kept[key] = TrialMaker(_setting(recipe, shared))
+    score = _kept[key].make(ask, job.path.parent, job.progress)
     write_json(job.path.with_name(f"{ask.name}{_SCORE}"), msgspec.to_builtins(score))
     return job.path
 
@@ -105,18 +112,6 @@ def _ask(stage: Stage) -> TrialAsk:
     from ..tuning.making import read_ask
 
     return read_ask(json.loads(stage.trial)["ask"])
-
-
-def _maker(recipe: Recipe, told: Mapping[str, Any]) -> TrialMaker:
-    """What makes the trials of a setting: a process keeps the float model's outputs for the next one."""
-    from ..tuning.making import TrialMaker
-
-    shared = {name: value for name, value in told.items() if name != "ask"}
-    key = json.dumps([str(recipe.folder), _key(recipe, shared, "onnxruntime")])
-    if key not in _kept:
-        _kept.clear()  # one is enough: its outputs are as large as the data
-        _kept[key] = TrialMaker(_setting(recipe, shared))
-    return _kept[key]
 
 
 def _setting(recipe: Recipe, shared: Mapping[str, Any]) -> TrialSetting:

@@ -43,7 +43,6 @@ class StageTrials:
         self._stack.enter_context(store.locked())
 
     def make(self, ask: TrialAsk) -> tuple[Score, list[Path]]:
-        """As `Elsewhere.make`."""
         text = trial_text(self.setting, ask)
         # Two mixes may have one name until it is known which of them counts.
         name = f"{ask.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
@@ -51,7 +50,6 @@ class StageTrials:
         return read_score(path, ask), trial_files(path, ask)
 
     def rank(self, target: Target, part: int, parts: int) -> list[LayerSensitivity]:
-        """As `Elsewhere.rank`."""
         text = trial_text(self.setting)
         stage = Stage(kind="rank", artifact=target, shard=f"{part}/{parts}", trial=text)
         return read_ranks(self._visit.file_of(stage).path)

@@ -8,18 +8,6 @@ Who takes a recipe from elsewhere takes its folder: the code in it is part of th
 machine was not meant by the one who runs it, so a recipe that names it is refused unless the user says
 otherwise with `trust`. A recipe cannot say so itself.
 
-| key                                        | names                                                        |
-|--------------------------------------------|--------------------------------------------------------------|
-| `model.source`, `sweep.models`,            |                                                              |
-| `sweep.model.source`, `bench.models`       | a function, or, with `model.trust`, a file that holds code   |
-| `bench.models`                             | a server, which is sent samples                              |
-| `data.calibration`, `data.evaluation`,     |                                                              |
-| the same of `sweep.model`                  | a function                                                   |
-| `bench.metric`                             | a function                                                   |
-| `model.python`, `bench.python`             | an interpreter                                               |
-| `artifact.tensorrt.plugins`                | a native library                                             |
-| `output`, `artifact.tensorrt.timing_cache` | a place to write to                                          |
-
 A function of an installed package (`http.server:test`) lies outside as well. Links are resolved first.
 """
 
@@ -35,7 +23,7 @@ from typing import Any
 
 from ..data.spelling import FUNCTION, parse_spelling
 from ..errors import QCompileError, RecipeError
-from ..model.source import NAMED, Source, parse_source
+from ..model.source import NAMED, parse_source
 from ..spec.option import Named, Option, fields_of
 from ..spec.recipes import RecipeFile
 from ..spec.tensorrt import AUTO, OFF
@@ -106,10 +94,7 @@ _CODE, _INTERPRETER, _LIBRARY, _WRITES = "code", "an interpreter", "a native lib
 
 @dataclass(frozen=True)
 class NamedPlace:
-    """What a key names: its kind, for the message, and where it lies, absolute.
-
-    `path` is None for a function of a module that lies outside.
-    """
+    """What a key names, and where it lies; the path is None for a function of a module that lies outside."""
 
     key: str
     what: str
@@ -121,17 +106,17 @@ def trusted(recipe: Recipe, *, trust: bool, output: Path | None, typed: Collecti
     """Return the recipe, with all that its user grants it.
 
     `trust` grants code outside its folder, and `.pt2` and Keras files with code; `output` is the folder
-    that the user gave in place of the recipe's; `typed` are spellings that he typed himself, which need no
-    more trust.
+    that the user gave in place of the recipe's; `typed` are spellings that he typed himself.
     """
     if trust:
         return replace(recipe, model=replace(recipe.model, trust=True))
     for one in named(recipe, output=output):
         if not _inside(one.path, recipe.folder) and not _is_typed(one, typed):
             where = f": {one.path}" if one.path else ", in an installed package"
+            required = "a folder within it, or `output`," if one.key == "output" else "a file within it"
             raise RecipeError(
                 f"{recipe.path}: key '{one.key}' names {one.what} outside of the recipe's folder "
-                f"({one.text}{where}); {_required(one)}",
+                f"({one.text}{where}); {required} is required",
                 hint="read what it names; if you trust it, give `trust`",
                 file=recipe.path,
                 key=one.key,
@@ -175,8 +160,9 @@ def _located(text: str, folder: Path) -> str:
 def _model(key: str, text: str, recipe: Recipe) -> Iterator[NamedPlace]:
     if text.partition(":")[0] in NAMED and ":" in text:
         return  # a package's own; a folder of Hugging Face's is read without its code
-    source = _source(text, recipe)
-    if source is None:
+    try:
+        source = parse_source(text, base=recipe.folder)
+    except QCompileError:  # the run says what is wrong with it; what is not there does not run
         return
     if source.kind == "file":
         yield NamedPlace(key, _CODE, text, source.file)
@@ -186,13 +172,6 @@ def _model(key: str, text: str, recipe: Recipe) -> Iterator[NamedPlace]:
         yield NamedPlace(key, "a file that may hold code", text, source.file)
 
 
-def _source(text: str, recipe: Recipe) -> Source | None:
-    try:
-        return parse_source(text, base=recipe.folder)
-    except QCompileError:  # the run says what is wrong with it; what is not there does not run
-        return None
-
-
 def _module_path(module: str, folder: Path) -> Path | None:
     """Where the top package of a module lies, which is not imported: inside the folder, or None."""
     spec = None
@@ -200,11 +179,8 @@ def _module_path(module: str, folder: Path) -> Path | None:
         spec = importlib.util.find_spec(module.split(".")[0])
     if spec is None:
         return None
-    places = [
-        *(spec.submodule_search_locations or ()),
-        *([spec.origin] if spec.has_location and spec.origin else ()),
-    ]
-    paths = [Path(place) for place in places]
+    origin = [spec.origin] if spec.has_location and spec.origin else []
+    paths = [Path(place) for place in (*(spec.submodule_search_locations or ()), *origin)]
     # A built-in or frozen module has no place; its origin is a word.
     return paths[0] if paths and all(_inside(path, folder) for path in paths) else None
 
@@ -219,9 +195,3 @@ def _is_typed(one: NamedPlace, typed: Collection[str]) -> bool:
         return one.text in typed
     files = {text.partition("?")[0].rpartition(":")[0] for text in typed}
     return one.what == _CODE and any(file and Path(file).resolve() == one.path.resolve() for file in files)
-
-
-def _required(one: NamedPlace) -> str:
-    if one.key == "output":
-        return "a folder within it, or `output`, is required"
-    return "a file within it is required"

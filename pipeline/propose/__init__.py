@@ -1,6 +1,6 @@
 """From MODEL and DATA to a recipe that runs at once.
 
-model_facts, data_facts, machine ─▶ choose, settings ─▶ recipe_text ─▶ init
+model_facts, data, machine ─▶ choose ─▶ init
 """
 
 from .init import InitResult, init
