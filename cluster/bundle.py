@@ -26,8 +26,8 @@ import msgspec
 from ..artifact import known_digest
 from ..errors import ArtifactError, EngineUnavailable, InvalidOption, StorageError, first_line
 from ..files import manifest_path, side_files
-from ..pipeline.portable import portable_text, recipe_files
 from ..pipeline.recipe import Recipe
+from ..pipeline.trust import portable_text, recipe_files
 
 CHUNK_BYTES = 64 << 20
 
@@ -206,13 +206,9 @@ class Request(msgspec.Struct, frozen=True):
 class Answer(msgspec.Struct, frozen=True):
     """What a worker answers; `outcome` says how the request ended.
 
-    Attributes:
-        name: Of the finished stage: its name and the digest of its key.
-        bundle: What the stage wrote, the main file first.
-        was_done: Whether the worker had done it before.
-        took: `seconds` and `peak_bytes` of the process that did it.
-        missing: Digests of the bundles that nobody has whole.
-        error: Of "failed": `QCompileError.as_json()`.
+    `name` is that of the finished stage with the digest of its key, `bundle` what the stage wrote, the main
+    file first, `took` the `seconds` and `peak_bytes` of the process that did it, `missing` the digests of the
+    bundles that nobody has whole, and `error` that of "failed", `QCompileError.as_json()`.
     """
 
     outcome: Outcome
@@ -241,8 +237,6 @@ class WorkerCarrier:
         self._worker, self._client, self._wait = worker, client, wait
 
     def get(self, key: str) -> bytes:
-        """Return a chunk."""
-
         async def get() -> Any:
             if key in self._worker.data:
                 return self._worker.data[key]
@@ -251,8 +245,6 @@ class WorkerCarrier:
         return bytes(self._wait(get()))
 
     def put(self, key: str, chunk: bytes) -> None:
-        """Keep a chunk on this worker."""
-
         async def put() -> None:
             # What `Client.scatter` does within a task, in the name of the client that asked for the stage:
             # the scheduler lets the chunk go when that client does.
@@ -274,11 +266,9 @@ class ClientCarrier:
         self._client, self._futures, self._worker = client, futures, worker
 
     def get(self, key: str) -> bytes:
-        """Return a chunk from the worker that has it."""
         return bytes(self._client.sync(_from_workers, key, self._client.scheduler, self._client.rpc))
 
     def put(self, key: str, chunk: bytes) -> None:
-        """Keep a chunk on the worker."""
         try:
             scattered = self._client.scatter({key: chunk}, workers=[self._worker], direct=True, timeout=10)
         except (OSError, TimeoutError, ValueError, KeyError) as error:
@@ -312,7 +302,6 @@ class StoreCarrier:
             self._files.makedirs(self._root, exist_ok=True)
 
     def get(self, key: str) -> bytes:
-        """Return a chunk."""
         with self._errors():
             try:
                 return bytes(self._files.cat_file(f"{self._root}/{key}"))

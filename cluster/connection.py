@@ -11,15 +11,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ClusterError, EngineUnavailable, InvalidOption, QCompileError, first_line
+from ..errors import EngineUnavailable, InvalidOption, QCompileError, first_line
 from ..files.temporary import temporary_folder
 from ..machine_memory import machine_bytes
 from ..model.session import usable_cores
 from ..spec.cluster import LOCAL, ConnectionOptions, WorkerCommand
 from ..spec.decode import spec_from_call
 from .executor import ClusterExecutor, Fleet
-from .resources import Facts
-from .security import check_address, is_this_machine, read_scheduler, security, split_address
+from .resources import (
+    Facts,
+    check_address,
+    is_this_machine,
+    read_scheduler,
+    scheduler_error,
+    security,
+    split_address,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -93,11 +100,8 @@ def _opened(address: str, secured: Any) -> Iterator[Any]:
 
     ours: Any = secured or Security()  # type: ignore[no-untyped-call]
     if address.startswith(("tls:", "wss:")) and not (ours.tls_ca_file and ours.tls_client_cert):
-        raise ClusterError(
-            f"scheduler {address}: speaks TLS; certificates are required",
-            hint="give `tls_ca`, `tls_cert` and `tls_key`",
-            address=address,
-        )
+        hint = "give `tls_ca`, `tls_cert` and `tls_key`"
+        raise scheduler_error(address, "speaks TLS; certificates are required", hint)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=r"\s*(Mismatched versions|$)")  # we compare ours
@@ -110,9 +114,7 @@ def _opened(address: str, secured: Any) -> Iterator[Any]:
         hint = "start it with `dask scheduler`, or look at its address and at firewalls"
         if any(word in words for word in ("certificate", "ssl", "tls")):
             hint = "give the certificates of this cluster: `tls_ca`, `tls_cert` and `tls_key`"
-        raise ClusterError(
-            f"scheduler {address}: cannot be reached ({reason})", hint=hint, address=address
-        ) from error
+        raise scheduler_error(address, f"cannot be reached ({reason})", hint) from error
     try:
         yield client
     finally:
@@ -225,7 +227,7 @@ def serve(options: WorkerCommand, *, announced: _Announced, told: _Told) -> None
 
 
 async def _serve(options: WorkerCommand, address: str, announced: _Announced, told: _Told) -> None:
-    from .plugin import service_of
+    from .plugin import SERVICES
 
     lost = True
     while lost:
@@ -233,9 +235,7 @@ async def _serve(options: WorkerCommand, address: str, announced: _Announced, to
         told(f"connect to the scheduler {address}")
         try:
             await worker
-            service = service_of(worker)
-            assert service is not None, "its plugin has started"
-            announced(service.facts)
+            announced(SERVICES[worker].facts)  # its plugin has started
             await worker.finished()
             lost = worker.reason not in ("", *_ENDED)
         except Exception as error:
@@ -253,16 +253,10 @@ def _problem(error: Exception, address: str, name: str) -> QCompileError:
             return cause
         last, cause = cause, cause.__cause__
     if isinstance(error, TimeoutError):
-        return ClusterError(
-            f"scheduler {address}: has not answered for {JOIN_S:.0f} s ({first_line(last)})",
-            hint="start it with `dask scheduler`, and give its address",
-            address=address,
-        )
-    return ClusterError(
-        f"scheduler {address}: worker {name!r} cannot join ({first_line(last)})",
-        hint="give it another `name` where that one is taken",
-        address=address,
-    )
+        problem = f"has not answered for {JOIN_S:.0f} s ({first_line(last)})"
+        return scheduler_error(address, problem, "start it with `dask scheduler`, and give its address")
+    problem = f"worker {name!r} cannot join ({first_line(last)})"
+    return scheduler_error(address, problem, "give it another `name` where that one is taken")
 
 
 def _worker(options: WorkerCommand, address: str) -> Any:

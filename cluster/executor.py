@@ -24,9 +24,8 @@ import msgspec
 from .. import errors
 from ..errors import ArtifactError, ClusterError, EngineUnavailable, QCompileError, first_line
 from ..pipeline.graph import ThisProcess, is_published, kind_of
-from ..pipeline.kinds import kind_of_others
 from ..pipeline.recipe import Recipe
-from ..pipeline.stage import Done, Made, Stage
+from ..pipeline.stage import Done, Made, Stage, kind_of_others
 from ..pipeline.stages import with_isa
 from ..pipeline.store import Store, Stored
 from ..processor import isa_here
@@ -46,8 +45,16 @@ from .bundle import (
     bundle_of_stage,
     write_files,
 )
-from .resources import Facts, Place, gpus_of, isa_announced, place, why_refused
-from .security import check_address
+from .resources import (
+    Facts,
+    Place,
+    check_address,
+    gpus_of,
+    isa_announced,
+    place,
+    scheduler_error,
+    why_refused,
+)
 
 _ATTEMPTS = 20
 _RETRIES = 2
@@ -108,7 +115,6 @@ class Fleet:
         return reason
 
     def _announced(self) -> list[Facts]:
-        """What the scheduler knows of every worker that runs."""
         try:
             identity = self.client.sync(self.client.scheduler.identity, n_workers=-1, callback_timeout=30)
         except (OSError, TimeoutError) as error:
@@ -127,10 +133,9 @@ class Fleet:
             self.client.register_plugin(StagePlugin(), name=NAME)
         except Exception as error:  # whatever its setup raises there
             address = self.client.scheduler.address
-            raise ClusterError(
-                f"scheduler {address}: a worker cannot take stages ({first_line(error)})",
-                hint="install the client's version of qcompile on all workers",
-            ) from error
+            problem = f"a worker cannot take stages ({first_line(error)})"
+            hint = "install the client's version of qcompile on all workers"
+            raise scheduler_error(address, problem, hint) from error
         self._has_plugin = True
 
 
@@ -138,11 +143,8 @@ def lost_scheduler(client: Any, error: BaseException | None = None) -> ClusterEr
     """Return the error of a scheduler that does not answer any more."""
     address = getattr(getattr(client, "scheduler", None), "address", "") or "the scheduler"
     reason = f" ({first_line(error)})" if error is not None and str(error) else ""
-    return ClusterError(
-        f"scheduler {address}: the connection is lost{reason}",
-        hint="what was finished is kept: start the scheduler and its workers, and run again to go on",
-        address=address,
-    )
+    hint = "what was finished is kept: start the scheduler and its workers, and run again to go on"
+    return scheduler_error(address, f"the connection is lost{reason}", hint)
 
 
 @dataclass
@@ -181,18 +183,15 @@ class ClusterExecutor:
 
     @property
     def workers(self) -> Mapping[str, Facts]:
-        """Address to what it has, of the workers in use."""
         return {facts.address: facts for facts in self.fleet.ready()}
 
     @property
     def parallel(self) -> int:
-        """Steps of one run at a time: all slots."""
         slots = sum(int(facts.resources["slots"]) for facts in self.fleet.ready())
         return max(1, min(slots, _AT_A_TIME))
 
     @property
     def kinds(self) -> Sequence[str]:
-        """The GPUs of the cluster by compute capability, each once: "sm86"."""
         names = {name for facts in self.fleet.ready() for name in gpus_of(facts)}
         return sorted(name.removeprefix("gpu-") for name in names)
 
@@ -260,11 +259,7 @@ class ClusterExecutor:
                 reasons = "; ".join(filter(None, self.fleet.refused.values()))
                 what = f"none of its workers can be used: {reasons}" if reasons else "it has no workers"
                 address = self.client.scheduler.address
-                raise ClusterError(
-                    f"scheduler {address}: {what}",
-                    hint=f"start workers with `qcompile worker`; {_AGAIN}",
-                    address=address,
-                )
+                raise scheduler_error(address, what, f"start workers with `qcompile worker`; {_AGAIN}")
             self.stopped.wait(0.2)
         raise ClusterError("the run was ended", hint=_AGAIN)
 
@@ -276,12 +271,16 @@ class ClusterExecutor:
             role: {key: made.digest for key, made in getattr(stage, role).items()}
             for role in ("files", "parts", "built")
         }
+        with self._lock:
+            for made in stage.inputs():
+                if made.path not in run.of_path:  # ranges that the recipe names
+                    run.note(made.path, bundle_beside(made.path))
         request = Request(
             client=self.client.id,
             stage={**vars(stage), **digests},
             name=stage.name,
             recipe=run.digest,
-            inputs={made.digest: self._bundle_of(run, made) for made in stage.inputs()},
+            inputs={made.digest: run.of_path[made.path] for made in stage.inputs()},
             store=self.store,
             known=() if again else tuple(store.kept(stage.name)),
             look=look,
@@ -317,8 +316,6 @@ class ClusterExecutor:
         return next(facts for facts in workers if facts.address == address)
 
     def _submitted(self, request: Request, chosen: Place) -> Answer:
-        """Have a worker of a place carry a request out."""
-
         def qcompile_stage(request: bytes) -> bytes:  # sent by value: the scheduler needs no qcompile
             from qcompile.cluster.plugin import carry_out_request
 
@@ -395,13 +392,6 @@ class ClusterExecutor:
         except (MissingChunk, ArtifactError) as error:  # its worker is lost, or a chunk is damaged
             raise _Lost from error
         return Done(_noted(run, stored, main), answer.was_done, answer.worker)
-
-    def _bundle_of(self, run: _Run, made: Made) -> str:
-        """The digest of the bundle of a file of the stage."""
-        with self._lock:
-            if made.path not in run.of_path:  # ranges that the recipe names
-                run.note(made.path, bundle_beside(made.path))
-            return run.of_path[made.path]
 
     def _run_of(self, recipe: Recipe, store: Store) -> _Run:
         with self._lock:

@@ -142,17 +142,13 @@ class Service:
 
 
 SERVICES: WeakKeyDictionary[Any, Service] = WeakKeyDictionary()
-
-
-def service_of(worker: Any) -> Service | None:
-    """Return what carries out stages on a worker; None where nothing does."""
-    return SERVICES.get(worker)
+"""Dask worker to what carries out its stages."""
 
 
 def carry_out_request(text: bytes) -> bytes:
     """Carry out a `Request` on the worker that this thread belongs to, and return its `Answer`."""
     worker = get_worker()
-    service = service_of(worker)
+    service = SERVICES.get(worker)
     assert service is not None, "it has announced what it has"
     request, task = msgspec.json.decode(text, type=Request), str(worker.get_current_task())
     answer = _carry_out(service, request, lambda: service.check(task))
@@ -289,7 +285,7 @@ class StagePlugin(WorkerPlugin):
     async def setup(self, worker: Any) -> None:
         """Start, unless another plugin has done so before."""
         async with _starting.setdefault(worker, asyncio.Lock()):
-            if service_of(worker) is not None:
+            if worker in SERVICES:
                 return
             plain = re.sub(r"[^\w.-]+", "-", str(worker.name)).strip("-.") or "worker"
             folder = Path(self.store.replace("{name}", plain) or Path(worker.local_directory) / NAME)

@@ -6,10 +6,11 @@ What a stage prints goes to standard error. When the worker dies, so does this p
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,33 +70,24 @@ def _carry_out(request: Request, folder: Path, progress: Progress, find_only: bo
         key = key_of(recipe, stage)
         if key is None:
             return Answer("none")
-        return _stored(request, recipe, stage, key, progress, find_only, files, folder / STAGES, output)
+        store = Store(output, folder=folder / STAGES)
+        name = store.name(stage.name, key)
+        if name in request.known and not request.again:
+            return Answer("known", name=name, key=key, was_done=True)
+        if find_only and (request.again or store.find(stage.name, key) is None):
+            return Answer("none")
+
+        def work(temporary: Path) -> None:
+            carry_out(recipe, stage, temporary, output, progress)
+            if kind_of(stage).measures:
+                _name_as_on_client(temporary / key["file"], recipe, files, output)
+
+        return _stored(request, stage, key, store, work)
 
 
-def _stored(
-    request: Request,
-    recipe: Recipe,
-    stage: Stage,
-    key: Key,
-    progress: Progress,
-    find_only: bool,
-    files: Path,
-    stages: Path,
-    output: Path,
-) -> Answer:
-    """What the client or this worker has of a stage, or what carrying it out gives."""
-    store = Store(output, folder=stages)
+def _stored(request: Request, stage: Stage, key: Key, store: Store, work: Callable[[Path], object]) -> Answer:
+    """What this worker has of a stage, or what carrying it out gives."""
     name = store.name(stage.name, key)
-    if name in request.known and not request.again:
-        return Answer("known", name=name, key=key, was_done=True)
-    if find_only and (request.again or store.find(stage.name, key) is None):
-        return Answer("none")
-
-    def work(temporary: Path) -> None:
-        carry_out(recipe, stage, temporary, output, progress)
-        if kind_of(stage).measures:
-            _name_as_on_client(temporary / key["file"], recipe, files, output)
-
     with open_lock(store.folder / f".{name}.lock") as held:  # another process here may be asked for it, too
         with contextlib.suppress(ImportError):  # Windows
             import fcntl
@@ -165,25 +157,19 @@ def _name_as_on_client(results: Path, recipe: Recipe, files: Path, output: Path)
     results.write_text(text, encoding="utf-8")
 
 
-class StageSession:
-    """The requests of a worker, see `processes.worker`."""
-
-    def __init__(self, tell: Progress) -> None:
-        self.tell = tell
-
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer one request: `look`, `find` or `carry_out`."""
-        try:
-            if request["do"] == "look":
-                return {"answer": resources_here()}
-            question, find_only = msgspec.convert(request["request"], Request), request["do"] == "find"
-            answer = carry_out_request(question, Path(request["folder"]), self.tell, find_only=find_only)
-            return {"answer": msgspec.to_builtins(answer)}
-        except Exception:
-            traceback.print_exc()
-            raise SystemExit(1) from None  # the task may be tried again in another process
+def answer(tell: Progress, request: dict[str, Any]) -> dict[str, Any]:
+    """Answer one request of a worker: `look`, `find` or `carry_out`; see `processes.worker`."""
+    try:
+        if request["do"] == "look":
+            return {"answer": resources_here()}
+        question, find_only = msgspec.convert(request["request"], Request), request["do"] == "find"
+        done = carry_out_request(question, Path(request["folder"]), tell, find_only=find_only)
+        return {"answer": msgspec.to_builtins(done)}
+    except Exception:
+        traceback.print_exc()
+        raise SystemExit(1) from None  # the task may be tried again in another process
 
 
 if __name__ == "__main__":
     end_first_without_memory()
-    serve(lambda tell: StageSession(tell).answer)
+    serve(lambda tell: functools.partial(answer, tell))

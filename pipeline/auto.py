@@ -35,11 +35,10 @@ from .bench_stages import RESULTS
 from .propose.init import init
 from .propose.model_facts import plain_name
 from .recipe import SIMPLIFIED, ArtifactSection, Recipe, read_recipe
-from .run import RunReport, StageListener, run
+from .run import RunReport, StageListener, on_executor, run
 from .stage import Executor
 from .stages import located
 from .store import FOLDER
-from .trials import on_executor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -69,7 +68,6 @@ class AutoResult:
     stages: dict[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the `--json` form."""
         return {
             **self.recommendation.as_json(),
             "file": str(self.artifact) if self.artifact else None,
@@ -225,8 +223,7 @@ class _Auto:
         self, recipe: Recipe, model: Path, targets: Sequence[Target], isa: Isa
     ) -> dict[str, list[str]]:
         """The lines of the mix for the recipe's graph, if any, and notes; a search that fails is a note."""
-        from ..tuning import tune
-        from ..tuning.recipe_file import artifact_lines
+        from ..tuning.tune import artifact_lines, tune
 
         def show(text: str, done: int = 0, total: int | None = None, /) -> None:
             self.progress(f"tune: {text}", done, total)
@@ -309,7 +306,6 @@ def worth_tuning(recipe: Recipe, report: RunReport, max_drop: float) -> list[Tar
 
 
 def _search_key(recipe: Recipe, model: Path, targets: Sequence[Target], max_drop: float, isa: Isa) -> str:
-    """The digest of all that a search depends on."""
     assert recipe.bench is not None, "it was measured"
     settings = {
         "model": digest_files([model]),

@@ -11,16 +11,29 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from ..errors import EngineUnavailable, QCompileError
 from ..machine_memory import out_of_memory
 from ..progress import Progress
-from . import bench_stages, stages, trial_stages
-from .kinds import measured_apart, named_artifact
+from . import bench_stages, stages
 from .recipe import GRAPH, SIMPLIFIED, ArtifactSection, Recipe
-from .stage import SOURCE, Done, Executor, Job, Key, Made, Needs, Rule, Stage, StageKind
+from .stage import (
+    SOURCE,
+    Done,
+    Executor,
+    Job,
+    Key,
+    Made,
+    Needs,
+    Rule,
+    Stage,
+    StageKind,
+    measured_apart,
+    named_artifact,
+)
 from .store import Store
 
 T = TypeVar("T")
@@ -33,6 +46,15 @@ def is_calibrated(artifact: ArtifactSection | None) -> bool:
     return artifact is not None and artifact.precision in ("int8", "fp8") and artifact.mode == "static"
 
 
+_TRIAL = StageKind(
+    inputs=lambda *_: {},
+    file=bench_stages.trial_file,
+    key=bench_stages.trial_key,
+    work=bench_stages.trial_work,
+    needs=bench_stages.trial_needs,
+    is_in=lambda *_: False,
+    published=False,
+)
 BUILD = "build"
 """The kind whose files are the artifacts."""
 KINDS: Mapping[str, StageKind] = {
@@ -140,24 +162,8 @@ KINDS: Mapping[str, StageKind] = {
         optional=True,  # the charts' library is an extra
         here=lambda _: True,
     ),
-    "trial": StageKind(
-        inputs=lambda *_: {},
-        file=trial_stages.trial_file,
-        key=trial_stages.trial_key,
-        work=trial_stages.trial_work,
-        needs=trial_stages.trial_needs,
-        is_in=lambda *_: False,
-        published=False,
-    ),
-    "rank": StageKind(
-        inputs=lambda *_: {},
-        file=lambda _, stage: f"{stage.name}.json",
-        key=trial_stages.rank_key,
-        work=trial_stages.rank_work,
-        needs=trial_stages.rank_needs,
-        is_in=lambda *_: False,
-        published=False,
-    ),
+    "trial": _TRIAL,
+    "rank": replace(_TRIAL, file=lambda _, stage: f"{stage.name}.json", work=bench_stages.rank_work),
 }
 """Kind of stage to what there is to know of it, each after those whose files it is given."""
 

@@ -10,6 +10,7 @@ multiply-adds a second and core: a cautious share of what FP32 on ONNX Runtime r
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +21,9 @@ from ..progress import Progress, silent
 from ..spec.decode import spec_from_call
 from ..spec.recipes import RunSpec
 from .graph import ThisProcess, key_of, kind_of
-from .kinds import named_artifact
 from .recipe import ArtifactSection, Recipe, recipe_source
 from .run import Visit, prepared
-from .stage import Done, Made, Rule, Scale, Stage
+from .stage import Done, Made, Rule, Scale, Stage, named_artifact
 from .stages import calibration_samples, count_samples
 from .store import FOLDER, Store
 
@@ -78,35 +78,20 @@ def by_rule(rule: Rule | None, scale: Scale, artifact: ArtifactSection | None = 
 def read_scale(recipe: Recipe, model: Path | None, *, needed: bool, progress: Progress) -> Scale:
     """Return the sizes of a recipe."""
     from ..model.session import usable_cores
-
-    weights, work = _model_sizes(recipe, model, progress) if needed else (None, None)
-    bench = recipe.bench
-    rows = 1 + sum(not one.target.startswith("tensorrt") for one in recipe.artifact)
-    return Scale(
-        weights,
-        work,
-        usable_cores(),
-        calibration_samples(recipe),
-        count_samples(recipe, recipe.data.evaluation),
-        rows,
-        bench.max_time_s if bench else 0.0,
-    )
-
-
-def _model_sizes(recipe: Recipe, model: Path | None, progress: Progress) -> tuple[int | None, int | None]:
     from .propose.model_facts import look_at_model
 
-    section, source = recipe.model, recipe_source(recipe)
-    try:
-        facts = look_at_model(
-            str(model) if model else source.absolute,
-            inputs=() if model else section.inputs,
-            trust=section.trust,
-            progress=progress,
-        )
-    except QCompileError:  # the run says what is wrong with it
-        return None, None
-    return facts.weight_bytes or None, facts.multiply_adds or None
+    weights, work = None, None
+    spec = str(model) if model else recipe_source(recipe).absolute
+    inputs = () if model else recipe.model.inputs
+    with contextlib.suppress(QCompileError):  # the run says what is wrong with the model
+        if needed:
+            facts = look_at_model(spec, inputs=inputs, trust=recipe.model.trust, progress=progress)
+            weights, work = facts.weight_bytes or None, facts.multiply_adds or None
+    rows = 1 + sum(not one.target.startswith("tensorrt") for one in recipe.artifact)
+    return Scale(
+        weights, work, usable_cores(), calibration_samples(recipe),
+        count_samples(recipe, recipe.data.evaluation), rows, recipe.bench.max_time_s if recipe.bench else 0.0,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -122,7 +107,6 @@ class PlannedStage:
     estimate: Estimate
 
     def as_json(self) -> dict[str, Any]:
-        """Return the `--json` form."""
         return {"stage": self.name, "state": self.state, "why": self.why, **vars(self.estimate)}
 
 
@@ -150,7 +134,6 @@ class Plan:
         return None if None in values else max((one for one in values if one is not None), default=0)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the `--json` form."""
         return {
             "output": str(self.output),
             "stages": [one.as_json() for one in self.stages],

@@ -25,6 +25,7 @@ from ..engines.registry import engine
 from ..errors import InvalidOption, RecipeError
 from ..files import manifest_path, read_bytes
 from ..model.source import Source, parse_source
+from ..plain_text import plain_toml
 from ..spec.artifacts import ArtifactSection
 from ..spec.decode import OnDeprecated, Refused, decode, deprecated, shared
 from ..spec.measure import Budget
@@ -101,14 +102,39 @@ def parse_recipe(content: bytes, path: Path, *, told: OnDeprecated = deprecated)
 def make_recipe(values: dict[str, Any], path: Path, *, told: OnDeprecated = deprecated) -> Recipe:
     """Return the recipe of these values, which `path` holds or will hold."""
     try:
-        recipe = Recipe(**vars(_decoded(values, told)), path=path)
+        version = values.get("version")
+        if version is not None and version != RECIPE_VERSION:  # what else a newer one holds is not known here
+            raise Refused("version", f"{RECIPE_VERSION} is required", value=version)
+        recipe = Recipe(**vars(decode(RecipeFile, values, on_deprecated=told)), path=path)
+        try:
+            parse_devices(recipe.bench.devices if recipe.bench else ())
+        except InvalidOption as error:
+            problem = error.message.removeprefix("`devices` ")
+            raise Refused("bench.devices", f"holds {problem}", hint=error.hint) from error
+        if recipe.sweep is None:  # of a matrix, the cells say it
+            check_batches(recipe)
         check_names(recipe)
         if recipe.sweep is None:
             require_scales(recipe)
         return recipe
     except Refused as error:
-        message = f"{path}: key '{error.key}' {error.sentence}"
-        raise RecipeError(message, hint=error.hint, file=path, key=error.key) from error
+        raise wrong_key(path, error.key, error.sentence, error.hint) from error
+
+
+def wrong_key(path: Path, key: str, problem: str, hint: str) -> RecipeError:
+    """Return the error of a key of a recipe."""
+    return RecipeError(f"{path}: key '{key}' {problem}", hint=hint, file=path, key=key)
+
+
+def toml(value: object) -> str:
+    """Return a value as TOML spells it: JSON's escapes are among TOML's."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return plain_toml(value)
+    if isinstance(value, Sequence):
+        return f"[{', '.join(map(toml, value))}]"
+    return str(value)
 
 
 def recipe_source(recipe: Recipe) -> Source:
@@ -122,12 +148,8 @@ def recipe_source(recipe: Recipe) -> Source:
 def refuse_matrix(recipe: Recipe) -> None:
     """Refuse a recipe that stands for many."""
     if recipe.sweep is not None:
-        raise RecipeError(
-            f"{recipe.path}: key 'sweep' makes many recipes of one; one without it is required here",
-            hint=f"qcompile sweep {recipe.path}",
-            file=recipe.path,
-            key="sweep",
-        )
+        problem = "makes many recipes of one; one without it is required here"
+        raise wrong_key(recipe.path, "sweep", problem, f"qcompile sweep {recipe.path}")
 
 
 def require_scales(recipe: Recipe) -> None:
@@ -142,22 +164,6 @@ def require_scales(recipe: Recipe) -> None:
     if model.is_file() and graph_precision(read_weightless(model).model) not in ("int8", "fp8"):
         problem = f"is missing; {needing[0]!r} is static INT8, and {model.name} holds no Q/DQ"
         raise Refused("data.calibration", problem)
-
-
-def _decoded(values: dict[str, Any], told: OnDeprecated) -> RecipeFile:
-    version = values.get("version")
-    if version is not None and version != RECIPE_VERSION:  # what else a newer one holds is not known here
-        raise Refused("version", f"{RECIPE_VERSION} is required", value=version)
-    recipe = decode(RecipeFile, values, on_deprecated=told)
-    if recipe.bench:
-        try:
-            parse_devices(recipe.bench.devices)
-        except InvalidOption as error:
-            problem = error.message.removeprefix("`devices` ")
-            raise Refused("bench.devices", f"holds {problem}", hint=error.hint) from error
-    if recipe.sweep is None:  # of a matrix, the cells say it
-        check_batches(recipe)
-    return recipe
 
 
 DEFAULT_MAX = 16
@@ -268,7 +274,17 @@ _LONGEST = 200
 
 def published(recipe: RecipeFile) -> Iterator[tuple[str, str, str]]:
     """Yield (file name, key of the recipe that names it, what it is) of all that a run may publish."""
-    for file, key, what in _main_files(recipe):
+    files = [(f"{recipe.name}.onnx", "name", "the exported model")]
+    if recipe.model.simplify:
+        files.append((f"{recipe.name}{SIMPLIFIED}", "name", "the simplified model"))
+    if recipe.data.calibration and not recipe.calibrate.ranges:
+        files.append((f"{recipe.name}.ranges", "name", "the ranges"))
+    for index, one in enumerate(recipe.artifact):
+        key = f"artifact[{index}].name"
+        if engine(one.target).takes == "onnx" and one.precision != "fp32":  # which needs no graph
+            files.append((f"{one.name}{GRAPH}", key, f"the graph of artifact {one.name!r}"))
+        files.append((f"{one.name}{engine(one.target).suffix}", key, f"artifact {one.name!r}"))
+    for file, key, what in files:
         yield file, key, what
         yield manifest_path(Path(file)).name, key, f"the manifest of {what}"
         if file.endswith(".onnx"):
@@ -303,16 +319,3 @@ def check_output(recipe: RecipeFile, folder: Path, output: Path) -> None:
                 hint="give another `output`, or another `name`",
                 option="output",
             )
-
-
-def _main_files(recipe: RecipeFile) -> Iterator[tuple[str, str, str]]:
-    yield f"{recipe.name}.onnx", "name", "the exported model"
-    if recipe.model.simplify:
-        yield f"{recipe.name}{SIMPLIFIED}", "name", "the simplified model"
-    if recipe.data.calibration and not recipe.calibrate.ranges:
-        yield f"{recipe.name}.ranges", "name", "the ranges"
-    for index, one in enumerate(recipe.artifact):
-        key = f"artifact[{index}].name"
-        if engine(one.target).takes == "onnx" and one.precision != "fp32":  # which needs no graph
-            yield f"{one.name}{GRAPH}", key, f"the graph of artifact {one.name!r}"
-        yield f"{one.name}{engine(one.target).suffix}", key, f"artifact {one.name!r}"

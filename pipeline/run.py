@@ -9,39 +9,43 @@ the artifacts that need ranges. An error of another stage ends the run.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from ..data.batches import located
 from ..errors import EngineUnavailable, QCompileError, UsageError
 from ..model.archives import trusting
+from ..model.source import parse_source
 from ..progress import Progress, silent
 from ..spec.decode import spec_from_call
 from ..spec.recipes import RunSpec
+from ..spec.words import Target, is_own_metric
+from .bench_stages import read_ranks, read_score, trial_files, trial_text
 from .graph import BUILD, KINDS, ThisProcess, each, kind_of, stages_of
-from .kinds import for_every_kind
-from .recipe import Recipe, check_output, read_recipe, refuse_matrix
-from .stage import SOURCE, Executor, Made, Stage
+from .recipe import Recipe, check_output, make_recipe, read_recipe, refuse_matrix
+from .stage import SOURCE, Executor, Made, Stage, for_every_kind
 from .stages import source_digest
-from .store import Store
+from .store import FOLDER, Store
 from .trust import trusted
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ..bench.results.results import Results
+    from ..compiler.quantize.sensitivity import LayerSensitivity
     from ..spec.keywords import RunKeywords
     from ..spec.measure import Budget
+    from ..tuning.trials import Elsewhere, Score, TrialAsk, TrialSetting
 
 
-class StageListener(Protocol):
-    """Told of every stage when it is over."""
-
-    def __call__(self, stage: str, state: str, seconds: float, /) -> None:
-        """`state` is "done", "skipped" or "failed"."""
+StageListener = Callable[[str, str, float], None]
+"""Told of every stage when it is over: its name, "done", "skipped" or "failed", and its seconds."""
 
 
 @dataclass
@@ -174,13 +178,11 @@ class Visit:
 
     @functools.cached_property
     def source_digest(self) -> str:
-        """Digest of the recipe's model."""
         return source_digest(self.recipe)
 
     def drive(self) -> RunReport:
-        """Visit the stages in order."""
         for group in stages_of(self.recipe):
-            branches = list[Sequence[Stage]]()
+            branches = list[list[Stage]]()
             for branch in group:
                 first = branch[0]
                 if first.kind in self.without or first.artifact in self.report.failures:
@@ -307,3 +309,59 @@ class Visit:
         self.report.stages[stage.name] = state
         if self.listener:
             self.listener(stage.name, state, time.monotonic() - start)
+
+
+# What `tune` takes as `elsewhere`: its trials as stages of a recipe, visited as those of any other.
+
+
+_TRIALS = "trials.toml"
+
+
+def on_executor(
+    executor: Executor, folder: str | Path, *, progress: Progress = silent
+) -> Callable[[TrialSetting], Elsewhere]:
+    """Return what `tune` takes as `elsewhere`."""
+    return lambda setting: StageTrials(executor, setting, Path(folder), progress)
+
+
+class StageTrials:
+    """Has the trials of one setting carried out as stages, in a folder that no other tuning holds."""
+
+    def __init__(self, executor: Executor, setting: TrialSetting, folder: Path, progress: Progress) -> None:
+        self.setting, self.parallel = setting, executor.parallel
+        store = Store(folder, folder=folder / FOLDER)
+        self._visit = Visit(setting_recipe(setting, folder), store, (), executor, progress)
+        self._stack = contextlib.ExitStack()
+        self._stack.enter_context(store.locked())
+
+    def make(self, ask: TrialAsk) -> tuple[Score, list[Path]]:
+        text = trial_text(self.setting, ask)
+        # Two mixes may have one name until it is known which of them counts.
+        name = f"{ask.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        path = self._visit.file_of(Stage(kind="trial", artifact=name, trial=text)).path
+        return read_score(path, ask), trial_files(path, ask)
+
+    def rank(self, target: Target, part: int, parts: int) -> list[LayerSensitivity]:
+        text = trial_text(self.setting)
+        stage = Stage(kind="rank", artifact=target, shard=f"{part}/{parts}", trial=text)
+        return read_ranks(self._visit.file_of(stage).path)
+
+    def close(self) -> None:
+        """Let another tuning have the folder."""
+        self._stack.close()
+
+
+def setting_recipe(setting: TrialSetting, folder: Path) -> Recipe:
+    """Return the recipe that the steps of a setting belong to; it has no file."""
+    own = parse_source(setting.metric).absolute if is_own_metric(setting.metric) else setting.metric
+    values = {
+        "version": 1,
+        "name": "trials",
+        "model": {"source": str(setting.model.resolve()), "simplify": False},
+        "data": {"evaluation": located(setting.data, Path.cwd())},
+        "calibrate": {"ranges": str(setting.ranges.resolve())},
+        "artifact": [{"name": "float", "target": "onnxruntime"}],
+        "bench": {"metric": own},
+        "output": FOLDER,
+    }
+    return make_recipe(values, folder / _TRIALS)

@@ -23,11 +23,10 @@ from ..spec.decode import key as options_key
 from ..spec.decode import shared
 from ..spec.engines import BUILT_IN
 from ..spec.models import CalibrateSpec
-from ..spec.tensorrt import AUTO, OFF, TensorRTOptions
+from ..spec.tensorrt import AUTO, OFF
 from ..spec.words import CPU_TARGETS, GraphTarget, Isa
-from .kinds import ANY, built_on, named_artifact
 from .recipe import ArtifactSection, Recipe, default_shapes, has_shapes, measured_batches, recipe_source
-from .stage import SOURCE, Executor, Job, Key, Made, Needs, Stage
+from .stage import ANY, SOURCE, Executor, Job, Key, Made, Needs, Stage, built_on, named_artifact
 from .store import FOLDER
 from .trust import interpreters
 
@@ -353,10 +352,15 @@ def _build_options(recipe: Recipe, one: ArtifactSection) -> dict[str, object]:
 
 def _spec(recipe: Recipe, one: ArtifactSection, ranges: Made | None) -> BuildSpec:
     """What a recipe says of an artifact, with files as the recipe's folder has them."""
+    options = one.tensorrt
+    plugins = tuple(str(recipe.folder / name) for name in options.plugins)
+    cache = options.timing_cache
+    if cache not in (AUTO, OFF):
+        cache = str(recipe.folder / cache)
     return shared(
         BuildSpec,
         one,
-        tensorrt=located_options(recipe, one.tensorrt),
+        tensorrt=replace(options, plugins=plugins, timing_cache=cache),
         ranges=ranges.path if ranges else None,
         data=located(recipe, recipe.data.calibration) if one.calibrator != "ranges" else None,
         inputs=recipe.model.inputs if engine(one.target).takes == "pytorch" else (),
@@ -370,11 +374,3 @@ def located(recipe: Recipe, spec: str) -> str | None:
     from ..data.batches import located as located_data
 
     return located_data(spec, recipe.folder.resolve())
-
-
-def located_options(recipe: Recipe, options: TensorRTOptions) -> TensorRTOptions:
-    """Return TensorRT's options with files as the recipe's folder has them."""
-    plugins = tuple(str(recipe.folder / name) for name in options.plugins)
-    kept = options.timing_cache in (AUTO, OFF)
-    cache = options.timing_cache if kept else str(recipe.folder / options.timing_cache)
-    return replace(options, plugins=plugins, timing_cache=cache)

@@ -246,7 +246,6 @@ class _Record:
 
 
 def _read_record(path: Path) -> dict[str, Any]:
-    """Return the record of a stage."""
     record: dict[str, Any] = json.loads(path.read_bytes())
     msgspec.convert(record, _Record)
     for name in record["files"]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from ..errors import ClusterError, EngineUnavailable, QCompileError, RecipeError
+from ..errors import ClusterError, EngineUnavailable, QCompileError
 from ..progress import Progress, silent
 from ..spec.artifacts import ArtifactSection
 from ..spec.decode import Refused, spec_from_call
@@ -29,7 +29,7 @@ from ..tensors import format_shape, parse_input
 from .bench_stages import REPORT, RESULTS
 from .graph import ThisProcess, each
 from .plan import Plan, PlannedStage, plan
-from .recipe import Recipe, check_batches, check_names, has_shapes, read_recipe, require_scales
+from .recipe import Recipe, check_batches, check_names, has_shapes, read_recipe, require_scales, wrong_key
 from .run import RunReport, StageListener, run
 from .stage import Executor
 from .store import FOLDER, Store
@@ -47,11 +47,8 @@ if TYPE_CHECKING:
 class Cell:
     """One combination of the matrix; its name is unique in the sweep, and the same in every run of it.
 
-    Attributes:
-        shape: Label of the shape; empty without shapes.
-        artifact: Name of the artifact in its recipe.
-        gpu: Kind of GPU that it is built for; empty for this machine's, or none.
-        why_not: Why the options forbid it; empty where they do not.
+    `artifact` is its name in its recipe; `gpu` the kind of GPU that it is built for, empty for this
+    machine's, or none; `why_not` says why the options forbid it, empty where they do not.
     """
 
     name: str = ""
@@ -66,17 +63,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Member:
-    """A model with a shape: its cells, and the recipe that makes those that are possible, if any."""
+    """A model with a shape, "small-b8": its cells, and the recipe of those that are possible, if any."""
 
+    name: str
     model: str
     shape: str
     cells: tuple[Cell, ...]
     recipe: Recipe | None
-
-    @property
-    def name(self) -> str:
-        """Name: "small-b8", or "small" without shapes."""
-        return "-".join(filter(None, (self.model, self.shape)))
 
 
 def members(recipe: Recipe, *, kinds: Sequence[str] = (), only: Sequence[str] = ()) -> list[Member]:
@@ -87,12 +80,8 @@ def members(recipe: Recipe, *, kinds: Sequence[str] = (), only: Sequence[str] = 
     """
     matrix = recipe.sweep
     if matrix is None:
-        raise RecipeError(
-            f"{recipe.path}: key 'sweep' is missing; a matrix is required",
-            hint="`qcompile run` builds the artifacts of a recipe without one",
-            file=recipe.path,
-            key="sweep",
-        )
+        hint = "`qcompile run` builds the artifacts of a recipe without one"
+        raise wrong_key(recipe.path, "sweep", "is missing; a matrix is required", hint)
     artifacts = list(_artifacts(recipe, matrix, kinds))
     models = matrix.every_model() or [SweepModel(name=recipe.name, source=recipe.model.source)]
     shapes: list[SweepShape | None] = [*matrix.read_shapes()] or [None]
@@ -154,7 +143,8 @@ class _Variant:
                 cell = replace(cell, why_not=section)
             cells.append(cell)
         recipe = self.with_artifacts(sections) if sections else None
-        return Member(self.model.name, self.shape.label if self.shape else "", tuple(cells), recipe)
+        label = self.shape.label if self.shape else ""
+        return Member(self.name, self.model.name, label, tuple(cells), recipe)
 
     def section(self, options: Mapping[str, Any]) -> ArtifactSection | str:
         """The artifact, or why it cannot be made."""
@@ -221,12 +211,8 @@ def _fixed(text: str, shape: SweepShape) -> str:
 def _check_unique(recipe: Recipe, key: str, names: Sequence[str]) -> None:
     """Refuse two cells, or two folders, of one name; those that differ by case alone are one."""
     if (index := first_taken(names)) is not None:
-        raise RecipeError(
-            f"{recipe.path}: key '{key}' gives two the name {names[index]!r}; other names are required",
-            hint="name a model or a shape in another way, as in small=8",
-            file=recipe.path,
-            key=key,
-        )
+        problem = f"gives two the name {names[index]!r}; other names are required"
+        raise wrong_key(recipe.path, key, problem, "name a model or a shape in another way, as in small=8")
 
 
 def sweep(

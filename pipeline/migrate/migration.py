@@ -19,10 +19,8 @@ from ...plain_text import plain
 from ...spec.decode import spec_from_call
 from ...spec.recipes import MigrateSpec
 from ...tensors import format_shape
-from ..propose.init import toml
-from ..recipe import parse_recipe
-from .command_line import Invocation, read_command
-from .intent import KINDS, RTX, Fate, Intent, Outcome, Profile, dashed
+from ..recipe import parse_recipe, toml
+from .intent import KINDS, RTX, Fate, Intent, Invocation, Outcome, Profile, dashed, read_command
 from .precision import (
     ChosenPrecision,
     ModelFacts,
@@ -203,14 +201,10 @@ def _settle(intent: Intent, facts: ModelFacts, sections: Sections, engine: str) 
     for item in [item for item in intent.outcomes if item.fate == "kept"]:
         if bench is None and item.to.partition(".")[0] == "bench" and item.name not in _SKIPS:
             intent.settle(item.name, "unneeded", note="nothing is measured")
-        elif not _is_there(item.to, sections):
+        table, dot, name = item.to.rpartition(".")
+        # A command is no key, and a section may say it by not being there.
+        if item.fate == "kept" and dot and name not in sections.get(table, {}):
             intent.settle(item.name, "unneeded", note="the recipe says it otherwise, or needs nothing for it")
-
-
-def _is_there(key: str, sections: Sections) -> bool:
-    """Whether the recipe has a key; a command is none, and a section may say it by not being there."""
-    table, dot, name = key.rpartition(".")
-    return not dot or name in sections.get(table, {})
 
 
 def _plain(stem: str) -> str:
@@ -247,7 +241,6 @@ class Migration:
         return [one for one in self.outcomes if one.fate == "missing"]
 
     def as_json(self) -> dict[str, object]:
-        """Return the `--json` form."""
         return {
             "recipe": str(self.recipe),
             "ranges": str(self.ranges) if self.ranges else None,

@@ -20,8 +20,7 @@ from typing import Literal
 
 from ...errors import InvalidOption
 from ...tensors import TensorInfo, format_shape
-from .command_line import Invocation
-from .intent import KINDS, Fate, Intent, Profile, Shape, wrong
+from .intent import KINDS, Fate, Intent, Invocation, Profile, Shape, wrong
 
 _STAR = "*"
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]")

@@ -83,7 +83,6 @@ class Typed:
         return int(self.value)
 
     def wrong(self, problem: str, hint: str = "") -> InvalidOption:
-        """Return the error for its value."""
         return wrong(dashed(self.flag.name), problem, hint)
 
 
@@ -166,7 +165,6 @@ class _Translator:
         self.intent.model = word
 
     def take(self, typed: Typed) -> None:
-        """Translate one option."""
         flag = typed.flag
         fate, note = flag.fate, flag.note
         if self.target == RTX and flag.rtx_fate is not None:
@@ -204,7 +202,6 @@ class _Translator:
         (self.intent.bench if table == "bench" else self.intent.tensorrt)[key] = value
 
     def finish(self) -> Intent:
-        """Return the intent, once every option is taken."""
         intent = self.intent
         if not intent.runs_tensorrt:
             raise InvalidOption("polygraphy run: runs no TensorRT", hint="there is no engine to migrate")

@@ -47,9 +47,6 @@ _SECONDS_EACH = 8.0
 _SECONDS = (20.0, 120.0)
 
 
-PARTS = ("calibration", "evaluation")
-
-
 @dataclass(frozen=True)
 class DataFacts:
     """What a proposal follows from; kind, samples, labels and the metric that fits are of the evaluation.
@@ -80,17 +77,22 @@ def look_at_data(
     import numpy as np
 
     progress("look at the data")
+    fixed = [one.shape[0] for one in inputs if one.shape and isinstance(one.shape[0], int)]
+    limit = max([16, *fixed])  # at least a batch of a model that takes no smaller one
     spelling = parse_spelling(asked.data) if asked.data else None
     # What a function yields is not divided between calibration and evaluation.
     divided = spelling is not None and spelling.kind != FUNCTION and "part" not in spelling.query
     divided = divided and not (asked.calibration or asked.evaluation)
-    parts = [divide(asked.data, part) if divided else asked.data for part in PARTS]
-    calibration, evaluation = asked.calibration or parts[0], asked.evaluation or parts[1]
+    parts = dict.fromkeys(("calibration", "evaluation"), asked.data)
+    if spelling is not None and divided:
+        parts = {part: str(replace(spelling, query={**spelling.query, "part": part})) for part in parts}
+    calibration = asked.calibration or parts["calibration"]
+    evaluation = asked.evaluation or parts["evaluation"]
     for spec in {calibration, evaluation} - {evaluation, ""}:
-        next(iter(Data(spec, inputs, limit=_looked_at(inputs))))
+        next(iter(Data(spec, inputs, limit=limit)))
     if not evaluation:
         return DataFacts(calibration)
-    read = Data(evaluation, inputs, limit=_looked_at(inputs))
+    read = Data(evaluation, inputs, limit=limit)
     first = next(iter(read))
     shared = "divided" if divided else "same" if calibration == evaluation else ""
     shapes = {
@@ -130,12 +132,6 @@ def first_sample(spec: str, names: Sequence[str]) -> Feeds | None:
     return {names[0]: np.zeros((1, image.channels, image.height, image.width), np.float32)}
 
 
-def divide(spec: str, part: str) -> str:
-    """Return the spelling of a part of a set."""
-    spelling = parse_spelling(spec)
-    return str(replace(spelling, query={**spelling.query, "part": part}))
-
-
 def _of_function(spec: str, names: Sequence[str]) -> Feeds | None:
     source = parse_source(spec)
     result = call(load_function(source), source)
@@ -164,12 +160,6 @@ def _array(value: Any) -> Any:
     return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
 
 
-def _looked_at(inputs: Sequence[TensorInfo]) -> int:
-    """One batch of a model that takes one size only; some samples of another."""
-    fixed = [int(one.shape[0]) for one in inputs if one.shape and isinstance(one.shape[0], int)]
-    return max(16, *fixed) if fixed else 16
-
-
 def relocated(spec: str, folder: Path) -> str:
     """Return a spelling as a file in `folder` has it."""
     if not spec:
@@ -183,13 +173,10 @@ def relocated(spec: str, folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Machine:
-    """What can be built and run here.
+    """What can be built and run here: target to why not, and to what installs it, of those that cannot.
 
-    Attributes:
-        missing: Target to why nothing can be built for it here; those that can are not in it.
-        fixes: Target to what installs it; empty where nothing does.
-        gpu: Compute capability of its GPU; empty without one.
-        emulates_bf16: Why the processor does not multiply in bfloat16; empty where it does.
+    `gpu` is the compute capability of its GPU, empty without one; `emulates_bf16` says why the processor does
+    not multiply in bfloat16, empty where it does.
     """
 
     missing: dict[str, str]
@@ -217,7 +204,6 @@ class Proposed:
 
     @property
     def target(self) -> str:
-        """What it is built for."""
         return str(self.lines[0][1])
 
 
@@ -275,7 +261,6 @@ class _Chooser:
         self.dynamic = bool(model.kinds & {"attention", "recurrent"}) or "convolution" not in model.kinds
 
     def takes(self, target: Target) -> bool:
-        """Whether a target is proposed."""
         return target in self.asked if self.asked else target not in self.machine.missing
 
     def artifacts(self) -> Iterator[Proposed]:

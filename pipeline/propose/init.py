@@ -13,13 +13,13 @@ from ...figures import bytes_text, figure
 from ...files import write_text
 from ...model.session import usable_cores
 from ...model.source import RANDOM, parse_source
-from ...plain_text import plain, plain_toml
+from ...plain_text import plain
 from ...processor import processor
 from ...progress import Progress, silent
 from ...spec.decode import spec_from_call
 from ...spec.first_use import InitSpec
 from ...tensors import Feeds
-from ..recipe import Recipe, parse_recipe
+from ..recipe import Recipe, parse_recipe, toml
 from .choose import (
     CALIBRATION_SAMPLES,
     Choice,
@@ -50,7 +50,13 @@ def _written(
         yield f"#:schema {SCHEMA.as_uri()}"
     yield "# Every choice below is yours to change. Paths are relative to this file. It was written by"
     yield f"#   {plain(command)}"
-    yield f"#   model    {plain(_model_words(model))}"
+    words = [model.source.spec]
+    if model.parameters:
+        words.append(f"{_large(model.parameters)} weights ({bytes_text(model.weight_bytes)})")
+    if model.multiply_adds:
+        words.append(f"{_large(model.multiply_adds)} multiply-adds a sample")
+    words += [", ".join(sorted(model.kinds))] if model.kinds else []
+    yield f"#   model    {plain('; '.join(' '.join(part.split()) for part in words))}"
     name, cores = str(processor()["processor"]), usable_cores()
     yield f"#   machine  {plain(name)}, {_counted(cores, 'core')}"
     for note in (*model.notes, *data.notes):
@@ -111,17 +117,6 @@ def _table(header: str, lines: Sequence[Line]) -> Iterator[str]:
         yield f"{key} = {toml(value)}{f'  # {plain(why)}' if why else ''}"
 
 
-def _model_words(model: ModelFacts) -> str:
-    parts = [model.source.spec]
-    if model.parameters:
-        parts.append(f"{_large(model.parameters)} weights ({bytes_text(model.weight_bytes)})")
-    if model.multiply_adds:
-        parts.append(f"{_large(model.multiply_adds)} multiply-adds a sample")
-    if model.kinds:
-        parts.append(", ".join(sorted(model.kinds)))
-    return "; ".join(" ".join(part.split()) for part in parts)
-
-
 def _large(count: float) -> str:
     """ "11.7 M", "1.82 G"."""
     for unit in ("", " k", " M"):
@@ -133,17 +128,6 @@ def _large(count: float) -> str:
 
 def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}" + ("" if count == 1 else "s")
-
-
-def toml(value: object) -> str:
-    """Return a value as TOML spells it: JSON's escapes are among TOML's."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return plain_toml(value)
-    if isinstance(value, Sequence):
-        return f"[{', '.join(map(toml, value))}]"
-    return str(value)
 
 
 @dataclass(frozen=True)
@@ -158,7 +142,6 @@ class InitResult:
     data: DataFacts
 
     def as_json(self) -> dict[str, Any]:
-        """Return the `--json` form."""
         return {
             "recipe": str(self.path),
             "artifacts": [

@@ -15,8 +15,17 @@ import pytest
 import qcompile.pipeline.migrate
 from qcompile.cli.main import _VERBS
 from qcompile.errors import InvalidOption
-from qcompile.pipeline.migrate.command_line import Invocation, read_command
-from qcompile.pipeline.migrate.intent import TOOLS, Intent, Tool, dashed, find_flag, flags_of, tomllib
+from qcompile.pipeline.migrate.intent import (
+    TOOLS,
+    Intent,
+    Invocation,
+    Tool,
+    dashed,
+    find_flag,
+    flags_of,
+    read_command,
+    tomllib,
+)
 from qcompile.pipeline.migrate.translate import _READ, _Translator, translate
 from qcompile.spec.artifacts import BuildCommand, QuantizeCommand
 from qcompile.spec.measure import BenchCommand, DiffCommand
