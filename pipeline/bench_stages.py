@@ -240,16 +240,11 @@ def trial_text(setting: TrialSetting, ask: TrialAsk | None = None) -> str:
     return json.dumps(shared | ({"ask": ask.as_json()} if ask else {}), sort_keys=True)
 
 
-def trial_file(_: Recipe, stage: Stage) -> str:
-    """Return the name of the artifact of a trial."""
-    return _ask(stage).file
-
-
 def trial_work(recipe: Recipe, stage: Stage, job: Job) -> object:
     """One candidate is quantized, built and scored: its artifact, and the score beside it."""
     from ..tuning.trials import TrialMaker
 
-    ask = _ask(stage)
+    ask = ask_of(stage)
     shared = {name: value for name, value in json.loads(stage.trial).items() if name != "ask"}
     key = json.dumps([str(recipe.folder), _key(recipe, shared, "onnxruntime")])
     if key not in _makers:  # a process keeps the float model's outputs for the next trial of a setting
@@ -271,7 +266,7 @@ def trial_needs(_: Recipe, stage: Stage) -> Needs:
 
 
 def _target(stage: Stage) -> str:
-    return stage.artifact if stage.kind == "rank" else _ask(stage).target
+    return stage.artifact if stage.kind == "rank" else ask_of(stage).target
 
 
 def rank_work(recipe: Recipe, stage: Stage, job: Job) -> object:
@@ -306,7 +301,8 @@ def read_ranks(path: Path) -> list[LayerSensitivity]:
     return [LayerSensitivity(**one) for one in read_json(path, what="the damage of layers")["layers"]]
 
 
-def _ask(stage: Stage) -> TrialAsk:
+def ask_of(stage: Stage) -> TrialAsk:
+    """Return what a trial is asked to be."""
     from ..tuning.trials import read_ask
 
     return read_ask(json.loads(stage.trial)["ask"])

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from ..engines.registry import engine
 from ..errors import EngineUnavailable, QCompileError
 from ..machine_memory import out_of_memory
 from ..progress import Progress
@@ -48,7 +49,7 @@ def is_calibrated(artifact: ArtifactSection | None) -> bool:
 
 _TRIAL = StageKind(
     inputs=lambda *_: {},
-    file=bench_stages.trial_file,
+    file=lambda _, stage: bench_stages.ask_of(stage).file,
     key=bench_stages.trial_key,
     work=bench_stages.trial_work,
     needs=bench_stages.trial_needs,
@@ -87,7 +88,7 @@ KINDS: Mapping[str, StageKind] = {
             copies=2,
             writes_weights=False,
         ),
-        is_in=stages.has_ranges,
+        is_in=lambda recipe, _: recipe.has_ranges and any(one.needs_ranges for one in recipe.artifact),
         replaced=stages.given_ranges,
         parts=stages.calibrate_parts,
         ends_run=False,
@@ -114,7 +115,9 @@ KINDS: Mapping[str, StageKind] = {
     ),
     BUILD: StageKind(
         inputs=stages.build_inputs,
-        file=stages.artifact_file,
+        file=lambda recipe, stage: (
+            f"{stage.artifact}{engine(named_artifact(recipe, stage.artifact).target).suffix}"
+        ),
         key=stages.build_key,
         work=stages.build_work,
         needs=stages.build_needs,

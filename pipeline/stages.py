@@ -186,11 +186,6 @@ def _calibration_data(recipe: Recipe, stage: Stage) -> Data:
     )
 
 
-def has_ranges(recipe: Recipe, _: str) -> bool:
-    """Whether an artifact needs ranges that are not in the model as Q/DQ."""
-    return recipe.has_ranges and any(one.needs_ranges for one in recipe.artifact)
-
-
 def given_ranges(recipe: Recipe) -> Made | None:
     """The ranges that a recipe names in place of a calibration; None where it calibrates."""
     if not recipe.calibrate.ranges:
@@ -253,11 +248,6 @@ def build_applies(recipe: Recipe, stage: Stage) -> bool:
     """Every artifact is built; an engine that is not here is `EngineUnavailable`."""
     one = named_artifact(recipe, stage.artifact)
     return takes_pytorch(one) or bool(capabilities(engine(one.target)))
-
-
-def artifact_file(recipe: Recipe, stage: Stage) -> str:
-    """Return the name of the file of an artifact."""
-    return f"{stage.artifact}{engine(named_artifact(recipe, stage.artifact).target).suffix}"
 
 
 def build_work(recipe: Recipe, stage: Stage, job: Job) -> object:

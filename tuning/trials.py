@@ -333,12 +333,6 @@ class TrialRunner:
         return trial
 
 
-def as_table(trials: Mapping[str, Trial]) -> list[dict[str, Any]]:
-    """Return the trials that were timed, the fastest first."""
-    timed = [trial for trial in trials.values() if trial.latency_ms]
-    return [trial.as_json() for trial in sorted(timed, key=lambda trial: trial.latency_ms)]
-
-
 def _take(source: Path, target: Path) -> None:
     """Give a file a name here as well; its content is shared where the file system can."""
     try:

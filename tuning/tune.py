@@ -32,7 +32,7 @@ from ..spec.models import CalibrateSpec
 from ..spec.recipes import TuneSpec
 from ..spec.words import CPU_TARGETS, FloatPrecision, Isa, Target
 from ..svg import Scale, axes, labels, line, mark, picture, polyline, text
-from .trials import Elsewhere, Trial, TrialMaker, TrialRunner, TrialSetting, as_table, slower_layers
+from .trials import Elsewhere, Trial, TrialMaker, TrialRunner, TrialSetting, slower_layers
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -65,11 +65,12 @@ class TuneResult:
     metric: str
 
     def as_json(self) -> dict[str, Any]:
+        timed = [trial for trial in self.trials.values() if trial.latency_ms]
         return {
             "best": self.best.as_json(),
             "metric": self.metric,
             "float_value": self.float_value,
-            "trials": as_table(self.trials),
+            "trials": [trial.as_json() for trial in sorted(timed, key=lambda trial: trial.latency_ms)],
             "front": self.front,
             "damage": {target: list(map(_damage, ranked)) for target, ranked in self.damage.items()},
             "slow_layers": self.slow_layers,

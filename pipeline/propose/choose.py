@@ -240,21 +240,20 @@ def choose_artifacts(
     `targets` that were asked for are proposed even where only another machine can build them. TensorRT-RTX
     builds for `gpus`; by default for the GPU's here, or `USUAL_GPUS`.
     """
-    chosen = _Chooser(model, data, machine, tuple(targets), tuple(gpus))
+    chosen = _Chooser(model, data, machine, targets, gpus)
     return Choice(tuple(chosen.artifacts()), tuple(chosen.left_out()))
 
 
+@dataclass
 class _Chooser:
-    def __init__(
-        self,
-        model: ModelFacts,
-        data: DataFacts,
-        machine: Machine,
-        targets: tuple[Target, ...],
-        gpus: tuple[str, ...],
-    ) -> None:
-        self.model, self.data, self.machine = model, data, machine
-        self.asked, self.gpus = targets, gpus
+    model: ModelFacts
+    data: DataFacts
+    machine: Machine
+    asked: Sequence[Target]
+    gpus: Sequence[str]
+
+    def __post_init__(self) -> None:
+        model, data = self.model, self.data
         self.is_quantized = model.precision != "fp32"
         self.quantizes = bool(model.kinds) and not self.is_quantized
         self.has_ranges = bool(data.calibration) or model.precision == "int8"
@@ -329,8 +328,10 @@ class _Chooser:
 
 def _extents(one: TensorInfo, model: ModelFacts) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Least, usual and largest shape of an input."""
+    from ...model.preprocessing import preprocessing_of
+
     said = {extents.axis: extents for extents in one.extents}
-    longest = getattr(model.preprocessing, "max_length", 0)
+    longest = getattr(preprocessing_of(model.inputs), "max_length", 0)
     least, usual, most = [], [], []
     for axis, dim in enumerate(one.shape):
         if isinstance(dim, int):
@@ -353,8 +354,9 @@ def batch_size(model: ModelFacts, samples: int | None = None) -> tuple[int, str]
 
     It does not exceed the `samples` of the evaluation, if their number is known.
     """
-    if model.fixed_batch is not None:
-        return model.fixed_batch, "the model takes no other"
+    for one in model.inputs:
+        if one.shape and isinstance(one.shape[0], int):
+            return one.shape[0], "the model takes no other"
     if not model.multiply_adds:
         return 1, "the latency of one sample"
     batch, most = 1, DEFAULT_MAX if samples is None else min(DEFAULT_MAX, samples)

@@ -61,19 +61,6 @@ class ModelFacts:
         """Whether it is a file, with no PyTorch model to compare with."""
         return self.source.kind == "onnx"
 
-    @property
-    def preprocessing(self) -> Any:
-        """How samples become its inputs; None where nobody said."""
-        from ...model.preprocessing import preprocessing_of
-
-        return preprocessing_of(self.inputs)
-
-    @property
-    def fixed_batch(self) -> int | None:
-        """The first extent of its inputs, where that is a number."""
-        fixed = [one.shape[0] for one in self.inputs if one.shape and isinstance(one.shape[0], int)]
-        return int(fixed[0]) if fixed else None
-
 
 def look_at_model(
     spec: str,
