@@ -61,7 +61,7 @@ class Bundle(msgspec.Struct, frozen=True):
 
     def keys(self) -> list[str]:
         """Return the key of the index and of each chunk."""
-        size_bytes, key = sum(file.size_bytes for file in self.files), index_key(self.digest())
+        size_bytes, key = sum(file.size_bytes for file in self.files), f"qcompile-{self.digest()}"
         return [key, *(f"{key}-{number}" for number in range(-(-size_bytes // CHUNK_BYTES)))]
 
 
@@ -77,11 +77,6 @@ class LocalBundle:
         index, *keys = self.bundle.keys()
         yield index, self.bundle.index()
         yield from zip(keys, _chunks(self.sources), strict=False)
-
-
-def index_key(digest: str) -> str:
-    """Return the key of the index of a bundle."""
-    return f"qcompile-{digest}"
 
 
 def bundle_of_recipe(recipe: Recipe) -> LocalBundle:
@@ -274,12 +269,6 @@ class ClientCarrier:
         except (OSError, TimeoutError, ValueError, KeyError) as error:
             raise MissingChunk(key) from error
         self._futures[key] = scattered[key]
-
-    def hold(self, keys: Sequence[str]) -> None:
-        """Keep chunks that a worker put for this client."""
-        from distributed import Future
-
-        self._futures.update({key: Future(key, self._client) for key in keys})
 
 
 class StoreCarrier:

@@ -370,6 +370,8 @@ class ClusterExecutor:
 
     def _stored(self, run: _Run, stage: Stage, store: Store, answer: Answer, again: bool) -> Done:
         """The files of a stage in the store of the run."""
+        from distributed import Future
+
         main, publish = str(answer.key.get("file", "")), is_published(stage)
         if answer.bundle is None:
             known = store.take(answer.name, publish=publish)
@@ -378,8 +380,8 @@ class ClusterExecutor:
             return Done(_noted(run, known, main), True)
         bundle, here = answer.bundle, ClientCarrier(self.client, run.futures)
         keys = bundle.keys()
-        if self._shared is None:
-            here.hold(keys)
+        if self._shared is None:  # what keeps the chunks that the worker put for this client
+            run.futures.update({key: Future(key, self.client) for key in keys})
         carrier = self._shared or here
 
         def download(folder: Path) -> None:

@@ -44,7 +44,6 @@ from .bundle import (
     StoreCarrier,
     WorkerCarrier,
     bundle_of_stage,
-    index_key,
     read_index,
     write_files,
 )
@@ -133,7 +132,7 @@ class Service:
                 if all((final / FILES / ref.name).lstat().st_size == ref.size_bytes for ref in bundle.files):
                     return
             shutil.rmtree(final, ignore_errors=True)  # what is left of another one
-            bundle = read_index(carrier.get(index_key(digest)), digest)
+            bundle = read_index(carrier.get(f"qcompile-{digest}"), digest)
             with held_folder(self.folder / BUNDLES) as folder:
                 chunks = (carrier.get(key) for key in bundle.keys()[1:])
                 write_files(bundle, chunks, folder / FILES, mode=0o444)
