@@ -98,7 +98,7 @@ def tune(session: Session, given: TuneCommand) -> None:
     """Print the layers by their error, the trials, and the best model."""
     from ..bench.results.row import unit_of
     from ..figures import accuracy_text
-    from ..pipeline.trials import on_executor
+    from ..pipeline.run import on_executor
     from ..tuning import tune as tune_model
 
     with executor_of(session, given, given.output) as executor:
@@ -126,7 +126,7 @@ def tune(session: Session, given: TuneCommand) -> None:
 def _picture(tuned: TuneResult, output: Path, max_drop: float) -> Path:
     from ..bench.results.row import unit_of
     from ..files import writing
-    from ..tuning.recipe_file import plot_front
+    from ..tuning.tune import plot_front
 
     path = output / "front.svg"
     with writing(path) as temporary:

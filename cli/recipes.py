@@ -230,7 +230,7 @@ def sweep(session: Session, given: SweepCommand) -> int:
 )
 def worker(session: Session, given: WorkerCommand) -> None:
     """Print what the worker announces, and work until a signal ends it."""
-    from ..cluster.serve import serve
+    from ..cluster.connection import serve
 
     joined: list[str] = []
 

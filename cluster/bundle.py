@@ -1,24 +1,19 @@
 """What a client and workers send: files in chunks, and what they say to each other.
 
-Files that belong together are Dask values: an index, and the bytes of all files in chunks of 64 MiB.
-
     qcompile-3f9c…      the index: names, digests and sizes as JSON; 3f9c… is its digest
     qcompile-3f9c…-0    the bytes of the files, one after another, cut every 64 MiB
     qcompile-3f9c…-1
 
-A recipe with all files that it reads is one bundle, and so is what a stage writes. A data set of a hundred
-thousand images takes as many chunks as its bytes need. The scheduler moves `Request` and `Answer` alone: a
-few kilobytes of JSON each.
-
-Dask's workers carry chunks between machines, or a store that all machines reach (fsspec). Dask holds a chunk
-as a value of one worker, spills it to disk where memory is short, and moves it from that worker to whoever
-asks. Its scheduler learns where each chunk is, and never sees one.
+A recipe with all files that it reads is one bundle, and so is what a stage writes. Chunks are values of
+Dask's workers, which move them, or files of a store that all machines reach (fsspec). The scheduler moves
+`Request` and `Answer` alone, a few kilobytes of JSON each.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -31,14 +26,14 @@ import msgspec
 from ..artifact import known_digest
 from ..errors import ArtifactError, EngineUnavailable, InvalidOption, StorageError, first_line
 from ..files import manifest_path, side_files
-from ..pipeline.portable import portable_text, recipe_files
 from ..pipeline.recipe import Recipe
+from ..pipeline.trust import portable_text, recipe_files
 
 CHUNK_BYTES = 64 << 20
 
 
 class FileRef(msgspec.Struct, frozen=True):
-    """A file: its path in the bundle's folder with "/" between parts, "sha256:..." of its bytes, its size."""
+    """A file: its path in the bundle's folder with "/" between parts, and "sha256:..." of its bytes."""
 
     name: str
     digest: str
@@ -66,7 +61,7 @@ class Bundle(msgspec.Struct, frozen=True):
 
     def keys(self) -> list[str]:
         """Return the key of the index and of each chunk."""
-        size_bytes, key = sum(file.size_bytes for file in self.files), index_key(self.digest())
+        size_bytes, key = sum(file.size_bytes for file in self.files), f"qcompile-{self.digest()}"
         return [key, *(f"{key}-{number}" for number in range(-(-size_bytes // CHUNK_BYTES)))]
 
 
@@ -82,11 +77,6 @@ class LocalBundle:
         index, *keys = self.bundle.keys()
         yield index, self.bundle.index()
         yield from zip(keys, _chunks(self.sources), strict=False)
-
-
-def index_key(digest: str) -> str:
-    """Return the key of the index of a bundle."""
-    return f"qcompile-{digest}"
 
 
 def bundle_of_recipe(recipe: Recipe) -> LocalBundle:
@@ -154,19 +144,14 @@ def _ref(name: str, path: Path) -> FileRef:
 def _chunks(sources: Iterable[Path | bytes]) -> Iterator[bytes]:
     chunk = bytearray()
     for source in sources:
-        for block in [source] if isinstance(source, bytes) else _blocks(source):
-            chunk += block
-            while len(chunk) >= CHUNK_BYTES:
-                yield bytes(chunk[:CHUNK_BYTES])
-                del chunk[:CHUNK_BYTES]
+        with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
+            while block := file.read(CHUNK_BYTES - len(chunk)):
+                chunk += block
+                if len(chunk) == CHUNK_BYTES:
+                    yield bytes(chunk)
+                    chunk.clear()
     if chunk:
         yield bytes(chunk)
-
-
-def _blocks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            yield block
 
 
 Outcome = Literal["done", "known", "none", "missing", "failed"]
@@ -193,14 +178,12 @@ class Request(msgspec.Struct, frozen=True):
     Attributes:
         client: Dask's id of the client: chunks are kept for it, progress is told to it.
         stage: A `pipeline.stage.Stage` as JSON, whose files are named by their digests.
-        name: Of the stage.
         recipe: Digest of the bundle of the recipe and of all files that it reads.
         inputs: Digest of a file of the stage to that of the bundle that it is the first file of.
         store: URL of a store that carries the chunks; empty for Dask.
         known: Names of the finished stages of this name that the client holds ("build-int8-3f9c…").
-        look: Only say whether it is done.
-        again: Carry it out even if it is done.
-        alone: Whether nothing else may run on the worker's machine meanwhile, as for a measurement.
+        look: Only say whether it is done; `again`: carry it out even if it is done.
+        alone: Nothing else may run on the worker's machine meanwhile, as for a measurement.
     """
 
     client: str
@@ -218,14 +201,9 @@ class Request(msgspec.Struct, frozen=True):
 class Answer(msgspec.Struct, frozen=True):
     """What a worker answers; `outcome` says how the request ended.
 
-    Attributes:
-        name: Of the finished stage: its name and the digest of its key.
-        key: Everything its outcome depended on.
-        bundle: What the stage wrote, the main file first.
-        was_done: Whether the worker had done it before.
-        took: `seconds` and `peak_bytes` of the process that did it.
-        missing: Digests of the bundles that nobody has whole.
-        error: Of "failed": `QCompileError.as_json()`.
+    `name` is that of the finished stage with the digest of its key, `bundle` what the stage wrote, the main
+    file first, `took` the `seconds` and `peak_bytes` of the process that did it, `missing` the digests of the
+    bundles that nobody has whole, and `error` that of "failed", `QCompileError.as_json()`.
     """
 
     outcome: Outcome
@@ -254,25 +232,23 @@ class WorkerCarrier:
         self._worker, self._client, self._wait = worker, client, wait
 
     def get(self, key: str) -> bytes:
-        """Return a chunk."""
-        return bytes(self._wait(self._get(key)))
+        async def get() -> Any:
+            if key in self._worker.data:
+                return self._worker.data[key]
+            return await _from_workers(key, self._worker.scheduler, self._worker.rpc)
+
+        return bytes(self._wait(get()))
 
     def put(self, key: str, chunk: bytes) -> None:
-        """Keep a chunk on this worker."""
-        self._wait(self._put(key, chunk))
+        async def put() -> None:
+            # What `Client.scatter` does within a task, in the name of the client that asked for the stage:
+            # the scheduler lets the chunk go when that client does.
+            self._worker.update_data(data={key: chunk})
+            await self._worker.scheduler.update_data(
+                who_has={key: [self._worker.address]}, nbytes={key: len(chunk)}, client=self._client
+            )
 
-    async def _get(self, key: str) -> Any:
-        if key in self._worker.data:
-            return self._worker.data[key]
-        return await _from_workers(key, self._worker.scheduler, self._worker.rpc)
-
-    async def _put(self, key: str, chunk: bytes) -> None:
-        # What `Client.scatter` does within a task, in the name of the client that asked for the stage: the
-        # scheduler lets the chunk go when that client does.
-        self._worker.update_data(data={key: chunk})
-        await self._worker.scheduler.update_data(
-            who_has={key: [self._worker.address]}, nbytes={key: len(chunk)}, client=self._client
-        )
+        self._wait(put())
 
 
 class ClientCarrier:
@@ -285,22 +261,14 @@ class ClientCarrier:
         self._client, self._futures, self._worker = client, futures, worker
 
     def get(self, key: str) -> bytes:
-        """Return a chunk from the worker that has it."""
         return bytes(self._client.sync(_from_workers, key, self._client.scheduler, self._client.rpc))
 
     def put(self, key: str, chunk: bytes) -> None:
-        """Keep a chunk on the worker."""
         try:
             scattered = self._client.scatter({key: chunk}, workers=[self._worker], direct=True, timeout=10)
         except (OSError, TimeoutError, ValueError, KeyError) as error:
             raise MissingChunk(key) from error
         self._futures[key] = scattered[key]
-
-    def hold(self, keys: Sequence[str]) -> None:
-        """Keep chunks that a worker put for this client."""
-        from distributed import Future
-
-        self._futures.update({key: Future(key, self._client) for key in keys})
 
 
 class StoreCarrier:
@@ -323,7 +291,6 @@ class StoreCarrier:
             self._files.makedirs(self._root, exist_ok=True)
 
     def get(self, key: str) -> bytes:
-        """Return a chunk."""
         with self._errors():
             try:
                 return bytes(self._files.cat_file(f"{self._root}/{key}"))

@@ -1,22 +1,32 @@
-"""The client's connection to a Dask scheduler."""
+"""How this machine joins a Dask scheduler: as a client, or as a worker that carries out stages."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import platform
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ClusterError, EngineUnavailable, InvalidOption, first_line
+from ..errors import EngineUnavailable, InvalidOption, QCompileError, first_line
 from ..files.temporary import temporary_folder
+from ..machine_memory import machine_bytes
 from ..model.session import usable_cores
-from ..spec.cluster import LOCAL, ConnectionOptions
+from ..spec.cluster import LOCAL, ConnectionOptions, WorkerCommand
 from ..spec.decode import spec_from_call
-from .executor import ClusterExecutor
-from .fleet import Fleet
-from .security import check_address, read_scheduler, security
+from .executor import ClusterExecutor, Fleet
+from .resources import (
+    Facts,
+    check_address,
+    is_this_machine,
+    read_scheduler,
+    scheduler_error,
+    security,
+    split_address,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -77,7 +87,7 @@ def connect(
             check_address(address, spec.insecure)
             stack.enter_context(quiet_dask())
             client = stack.enter_context(_opened(address, security(spec.tls_ca, spec.tls_cert, spec.tls_key)))
-        executor = ClusterExecutor(client, Fleet(client, spec.insecure, told or _warn), url)
+        executor = ClusterExecutor(client, Fleet(client, spec.insecure, told or warnings.warn), url)
         stack.callback(executor.close)
         executor.await_workers(_CONNECT_S)
         yield executor
@@ -90,11 +100,8 @@ def _opened(address: str, secured: Any) -> Iterator[Any]:
 
     ours: Any = secured or Security()  # type: ignore[no-untyped-call]
     if address.startswith(("tls:", "wss:")) and not (ours.tls_ca_file and ours.tls_client_cert):
-        raise ClusterError(
-            f"scheduler {address}: speaks TLS; certificates are required",
-            hint="give `tls_ca`, `tls_cert` and `tls_key`",
-            address=address,
-        )
+        hint = "give `tls_ca`, `tls_cert` and `tls_key`"
+        raise scheduler_error(address, "speaks TLS; certificates are required", hint)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=r"\s*(Mismatched versions|$)")  # we compare ours
@@ -102,7 +109,12 @@ def _opened(address: str, secured: Any) -> Iterator[Any]:
                 address, security=ours, timeout=_CONNECT_S, set_as_default=False, name="qcompile"
             )
     except (OSError, TimeoutError, ImportError, RuntimeError, ValueError) as error:
-        raise _unreachable(address, error) from error
+        reason = first_line(error)
+        words = f"{reason} {first_line(error.__cause__) if error.__cause__ else ''}".lower()
+        hint = "start it with `dask scheduler`, or look at its address and at firewalls"
+        if any(word in words for word in ("certificate", "ssl", "tls")):
+            hint = "give the certificates of this cluster: `tls_ca`, `tls_cert` and `tls_key`"
+        raise scheduler_error(address, f"cannot be reached ({reason})", hint) from error
     try:
         yield client
     finally:
@@ -127,18 +139,14 @@ def _local(folder: Path) -> Iterator[Any]:
     worker_class = type("PortlessWorker", (Worker,), {"start_http_server": open_nothing})
     cores = usable_cores()
     slots = max(1, cores // 2)
-    plugin = StagePlugin(folder, slots=slots, cores=cores)
-    worker = {
-        "nthreads": slots,
-        "memory_limit": 0,  # it holds no files
-        "local_directory": str(folder / "dask"),
-        "plugins": (plugin,),
-    }
+    plugins = (StagePlugin(folder, slots=slots, cores=cores),)
+    # It holds no files, so it needs no memory.
+    worker = {"memory_limit": 0, "local_directory": str(folder / "dask"), "plugins": plugins}
     folder.mkdir(parents=True, exist_ok=True)
     with (
         SpecCluster(  # type: ignore[no-untyped-call]
             scheduler={"cls": scheduler_class, "options": {"protocol": "inproc://", "dashboard": False}},
-            workers={LOCAL: {"cls": worker_class, "options": worker}},
+            workers={LOCAL: {"cls": worker_class, "options": {**worker, "nthreads": slots}}},
             security=Security(require_encryption=False),  # type: ignore[no-untyped-call]
             name=LOCAL,
         ) as cluster,
@@ -180,15 +188,6 @@ def _client_of(scheduler: Any) -> Iterator[Any]:
         )
 
 
-def _unreachable(address: str, error: BaseException) -> ClusterError:
-    said = first_line(error)
-    words = f"{said} {first_line(error.__cause__) if error.__cause__ else ''}".lower()
-    hint = "start it with `dask scheduler`, or look at its address and at firewalls"
-    if any(word in words for word in ("certificate", "ssl", "tls")):
-        hint = "give the certificates of this cluster: `tls_ca`, `tls_cert` and `tls_key`"
-    return ClusterError(f"scheduler {address}: cannot be reached ({said})", hint=hint, address=address)
-
-
 def require_dask() -> None:
     """Import Dask, with defaults of our own."""
     try:
@@ -204,5 +203,113 @@ def require_dask() -> None:
     dask.config.update_defaults(_DEFAULTS)
 
 
-def _warn(text: str) -> None:
-    warnings.warn(text, stacklevel=2)
+JOIN_S = 300.0
+"""How long a scheduler may be away, at the start and after it was lost."""
+_LEAST_BYTES = 2 << 30
+_ENDED = ("scheduler-remove-worker", "scheduler-close-worker", "worker-close", "worker-close-gracefully")
+"""Reasons of Dask's with which a worker is told to end; with others the scheduler was lost."""
+_Announced = Callable[[Facts], None]
+_Told = Callable[[str], None]
+
+
+def serve(options: WorkerCommand, *, announced: _Announced, told: _Told) -> None:
+    """Carry out stages until the process is ended by a signal, or the scheduler says so.
+
+    A scheduler that is away, of which `told` hears, is tried again for five minutes; `announced` hears what
+    the worker announces, each time that it has joined. The process's children end with it.
+    """
+    address = read_scheduler(options.scheduler)
+    check_address(address, options.insecure)
+    parse_resources(options.resources)
+    require_dask()
+    logging.getLogger("distributed").setLevel(logging.ERROR)  # the command line tells the rest
+    asyncio.run(_serve(options, address, announced, told))
+
+
+async def _serve(options: WorkerCommand, address: str, announced: _Announced, told: _Told) -> None:
+    from .plugin import SERVICES
+
+    lost = True
+    while lost:
+        worker = _worker(options, address)
+        told(f"connect to the scheduler {address}")
+        try:
+            await worker
+            announced(SERVICES[worker].facts)  # its plugin has started
+            await worker.finished()
+            lost = worker.reason not in ("", *_ENDED)
+        except Exception as error:
+            raise _problem(error, address, str(worker.name)) from error
+        finally:
+            with contextlib.suppress(Exception):
+                await worker.close(timeout=5, executor_wait=False)
+
+
+def _problem(error: Exception, address: str, name: str) -> QCompileError:
+    """What kept a worker from joining; Dask wraps what its plugins raise."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, QCompileError):
+            return cause
+        last, cause = cause, cause.__cause__
+    if isinstance(error, TimeoutError):
+        problem = f"has not answered for {JOIN_S:.0f} s ({first_line(last)})"
+        return scheduler_error(address, problem, "start it with `dask scheduler`, and give its address")
+    problem = f"worker {name!r} cannot join ({first_line(last)})"
+    return scheduler_error(address, problem, "give it another `name` where that one is taken")
+
+
+def _worker(options: WorkerCommand, address: str) -> Any:
+    from distributed import Security, Worker
+
+    from .plugin import StagePlugin
+
+    class ReasonedWorker(Worker):
+        """A worker that remembers why it ended; the first reason counts."""
+
+        reason = ""
+
+        async def close(  # type: ignore[no-untyped-def,override]
+            self, timeout=30, executor_wait=True, nanny=True, reason="worker-close"
+        ):
+            self.reason = self.reason or reason
+            return await super().close(timeout, executor_wait, nanny, reason)
+
+    folder = options.store.absolute()
+    protocol, host, _ = split_address(address)
+    tls = security(options.tls_ca, options.tls_cert, options.tls_key)
+    plugin = StagePlugin(
+        str(folder),
+        slots=options.slots,
+        cores=options.cores or usable_cores(),
+        resources=parse_resources(options.resources),
+    )
+    return ReasonedWorker(
+        address,
+        nthreads=options.slots,
+        name=options.name or platform.node() or "worker",
+        security=tls or Security(require_encryption=False),  # type: ignore[no-untyped-call]
+        plugins=(plugin,),
+        memory_limit=max(_LEAST_BYTES, (machine_bytes() or 0) // 4),  # of files: Dask spills what is more
+        dashboard=False,
+        dashboard_address="127.0.0.1:0",  # HTTP, which others need not see
+        death_timeout=JOIN_S,
+        local_directory=str(folder / "dask"),
+        # Without TLS it listens where its scheduler is reached: at loopback, no other machine gets in.
+        host="127.0.0.1" if protocol == "tcp" and is_this_machine(host) else None,
+    )
+
+
+def parse_resources(texts: tuple[str, ...]) -> dict[str, float]:
+    """Return what a user announces: "rack-7=1" as a name and a quantity."""
+    resources: dict[str, float] = {}
+    for text in texts:
+        name, equals, number = text.partition("=")
+        try:
+            quantity = float(number)
+        except ValueError:
+            quantity = -1.0
+        if not (name and equals and 0 <= quantity < float("inf")):
+            raise InvalidOption(f"`resources` {text!r}: NAME=NUMBER is required", option="resources")
+        resources[name] = quantity
+    return resources

@@ -24,9 +24,8 @@ import msgspec
 from .. import errors
 from ..errors import ArtifactError, ClusterError, EngineUnavailable, QCompileError, first_line
 from ..pipeline.graph import ThisProcess, is_published, kind_of
-from ..pipeline.kinds import kind_of_others
 from ..pipeline.recipe import Recipe
-from ..pipeline.stage import Done, Made, Stage
+from ..pipeline.stage import Done, Made, Stage, kind_of_others
 from ..pipeline.stages import with_isa
 from ..pipeline.store import Store, Stored
 from ..processor import isa_here
@@ -46,8 +45,16 @@ from .bundle import (
     bundle_of_stage,
     write_files,
 )
-from .fleet import Fleet, lost_scheduler
-from .resources import Facts, Place, gpus_of, isa_announced, place
+from .resources import (
+    Facts,
+    Place,
+    check_address,
+    gpus_of,
+    isa_announced,
+    place,
+    scheduler_error,
+    why_refused,
+)
 
 _ATTEMPTS = 20
 _RETRIES = 2
@@ -60,6 +67,84 @@ _AGAIN = "what was finished is kept: run again to go on"
 
 class _Lost(Exception):
     """The workers that a stage could go to are gone, or what they made went with them."""
+
+
+class Fleet:
+    """The workers of a scheduler, those that join later, too.
+
+    `insecure` are hosts that the user named as spoken to without TLS; `told` hears of every worker that is
+    refused, and `refused` is address to why a worker is not used.
+    """
+
+    def __init__(self, client: Any, insecure: Sequence[str], told: Callable[[str], None]) -> None:
+        self.client, self.insecure, self._told = client, insecure, told
+        self.refused: dict[str, str] = {}
+        self._ready: list[Facts] = []
+        self._lock = threading.Lock()
+        self._looked_s = -_LOOK_S
+        self._has_plugin = False
+
+    def ready(self, *, now: bool = False) -> list[Facts]:
+        """Return the workers that may be asked; looks who is there at most once a second, unless `now`."""
+        with self._lock:
+            if now or not self._ready or time.monotonic() - self._looked_s > _LOOK_S:
+                there = self._announced()
+                if not self._has_plugin and any("slots" not in facts.resources for facts in there):
+                    self._register()
+                    there = self._announced()
+                self.refused = {facts.address: self._why_not(facts) for facts in there}
+                # A task that needs resources waits for ever where its worker announces them later.
+                self._ready = [
+                    facts
+                    for facts in there
+                    if "slots" in facts.resources and not self.refused.get(facts.address)
+                ]
+                self._looked_s = time.monotonic()
+            return list(self._ready)
+
+    def _why_not(self, facts: Facts) -> str:
+        if facts.address in self.refused:
+            return self.refused[facts.address]
+        reason = why_refused(facts)
+        try:
+            check_address(facts.address, self.insecure, what="worker")
+        except ClusterError as error:
+            reason = f"{error.message} ({error.hint})"
+        if reason:
+            self._told(f"{reason}: it is not used")
+        return reason
+
+    def _announced(self) -> list[Facts]:
+        try:
+            identity = self.client.sync(self.client.scheduler.identity, n_workers=-1, callback_timeout=30)
+        except (OSError, TimeoutError) as error:
+            raise lost_scheduler(self.client, error) from error
+        return [
+            Facts(str(about["name"]), address, about.get("resources", {}))
+            for address, about in identity["workers"].items()
+            if about.get("status", "running") == "running"
+        ]
+
+    def _register(self) -> None:
+        """Make workers that other tools have started take stages, those that join later, too."""
+        from .plugin import NAME, StagePlugin
+
+        try:
+            self.client.register_plugin(StagePlugin(), name=NAME)
+        except Exception as error:  # whatever its setup raises there
+            address = self.client.scheduler.address
+            problem = f"a worker cannot take stages ({first_line(error)})"
+            hint = "install the client's version of qcompile on all workers"
+            raise scheduler_error(address, problem, hint) from error
+        self._has_plugin = True
+
+
+def lost_scheduler(client: Any, error: BaseException | None = None) -> ClusterError:
+    """Return the error of a scheduler that does not answer any more."""
+    address = getattr(getattr(client, "scheduler", None), "address", "") or "the scheduler"
+    reason = f" ({first_line(error)})" if error is not None and str(error) else ""
+    hint = "what was finished is kept: start the scheduler and its workers, and run again to go on"
+    return scheduler_error(address, f"the connection is lost{reason}", hint)
 
 
 @dataclass
@@ -98,18 +183,15 @@ class ClusterExecutor:
 
     @property
     def workers(self) -> Mapping[str, Facts]:
-        """Address to what it has, of the workers in use."""
         return {facts.address: facts for facts in self.fleet.ready()}
 
     @property
     def parallel(self) -> int:
-        """Steps of one run at a time: all slots."""
         slots = sum(int(facts.resources["slots"]) for facts in self.fleet.ready())
         return max(1, min(slots, _AT_A_TIME))
 
     @property
     def kinds(self) -> Sequence[str]:
-        """The GPUs of the cluster by compute capability, each once: "sm86"."""
         names = {name for facts in self.fleet.ready() for name in gpus_of(facts)}
         return sorted(name.removeprefix("gpu-") for name in names)
 
@@ -121,7 +203,6 @@ class ClusterExecutor:
     def do(
         self, recipe: Recipe, stage: Stage, store: Store, *, again: bool, progress: Progress
     ) -> Done | None:
-        """As `pipeline.stage.Executor.do`."""
         if kind_of(stage).here(stage):
             return ThisProcess().do(recipe, stage, store, again=again, progress=progress)
         run = self._run_of(recipe, store)
@@ -135,7 +216,15 @@ class ClusterExecutor:
             if answer.outcome == "none":
                 return None
             if answer.outcome == "failed":
-                raise _error_of(answer, output=store.output, folder=recipe.folder)
+                text = msgspec.json.encode(answer.error).decode()
+                for name, here in ((OUTPUT, store.output), (RECIPE, recipe.folder)):
+                    text = text.replace(name, msgspec.json.encode(str(here)).decode()[1:-1])
+                told = msgspec.json.decode(text)  # by the worker; raised as one process would raise it
+                error: QCompileError = getattr(errors, told["error"], QCompileError)(
+                    told["message"], hint=told["hint"]
+                )
+                error.data = {**told["data"], "worker": answer.worker}
+                raise error
             with contextlib.suppress(_Lost):
                 done = self._stored(run, stage, store, answer, again)
                 self.did[stage.name] = done.where
@@ -143,14 +232,12 @@ class ClusterExecutor:
         raise _gave_up(stage)
 
     def is_done(self, recipe: Recipe, stage: Stage, store: Store) -> bool:
-        """As `pipeline.stage.Executor.is_done`."""
         if not store.kept(stage.name):
             return False
         answer = self._answer(self._run_of(recipe, store), stage, store, False, silent, look=True)
         return answer.outcome in ("known", "done")
 
     def cancel(self) -> None:
-        """As `pipeline.stage.Executor.cancel`: what workers do for this client ends."""
         self.stopped.set()
 
     def close(self) -> None:
@@ -172,11 +259,7 @@ class ClusterExecutor:
                 reasons = "; ".join(filter(None, self.fleet.refused.values()))
                 what = f"none of its workers can be used: {reasons}" if reasons else "it has no workers"
                 address = self.client.scheduler.address
-                raise ClusterError(
-                    f"scheduler {address}: {what}",
-                    hint=f"start workers with `qcompile worker`; {_AGAIN}",
-                    address=address,
-                )
+                raise scheduler_error(address, what, f"start workers with `qcompile worker`; {_AGAIN}")
             self.stopped.wait(0.2)
         raise ClusterError("the run was ended", hint=_AGAIN)
 
@@ -184,12 +267,20 @@ class ClusterExecutor:
         self, run: _Run, stage: Stage, store: Store, again: bool, progress: Progress, *, look: bool = False
     ) -> Answer:
         """Ask workers until one has all files of a stage."""
+        digests = {
+            role: {key: made.digest for key, made in getattr(stage, role).items()}
+            for role in ("files", "parts", "built")
+        }
+        with self._lock:
+            for made in stage.inputs():
+                if made.path not in run.of_path:  # ranges that the recipe names
+                    run.note(made.path, bundle_beside(made.path))
         request = Request(
             client=self.client.id,
-            stage=_as_json(stage),
+            stage={**vars(stage), **digests},
             name=stage.name,
             recipe=run.digest,
-            inputs={made.digest: self._bundle_of(run, made) for made in stage.inputs()},
+            inputs={made.digest: run.of_path[made.path] for made in stage.inputs()},
             store=self.store,
             known=() if again else tuple(store.kept(stage.name)),
             look=look,
@@ -225,9 +316,13 @@ class ClusterExecutor:
         return next(facts for facts in workers if facts.address == address)
 
     def _submitted(self, request: Request, chosen: Place) -> Answer:
-        """Have a worker of a place carry a request out."""
+        def qcompile_stage(request: bytes) -> bytes:  # sent by value: the scheduler needs no qcompile
+            from qcompile.cluster.plugin import carry_out_request
+
+            return carry_out_request(request)
+
         future = self.client.submit(
-            _carrying_out(),
+            qcompile_stage,
             msgspec.json.encode(request),
             key=f"qcompile-stage-{request.name}-{uuid.uuid4().hex}",
             workers=list(chosen.workers),
@@ -275,6 +370,8 @@ class ClusterExecutor:
 
     def _stored(self, run: _Run, stage: Stage, store: Store, answer: Answer, again: bool) -> Done:
         """The files of a stage in the store of the run."""
+        from distributed import Future
+
         main, publish = str(answer.key.get("file", "")), is_published(stage)
         if answer.bundle is None:
             known = store.take(answer.name, publish=publish)
@@ -283,8 +380,8 @@ class ClusterExecutor:
             return Done(_noted(run, known, main), True)
         bundle, here = answer.bundle, ClientCarrier(self.client, run.futures)
         keys = bundle.keys()
-        if self._shared is None:
-            here.hold(keys)
+        if self._shared is None:  # what keeps the chunks that the worker put for this client
+            run.futures.update({key: Future(key, self.client) for key in keys})
         carrier = self._shared or here
 
         def download(folder: Path) -> None:
@@ -297,13 +394,6 @@ class ClusterExecutor:
         except (MissingChunk, ArtifactError) as error:  # its worker is lost, or a chunk is damaged
             raise _Lost from error
         return Done(_noted(run, stored, main), answer.was_done, answer.worker)
-
-    def _bundle_of(self, run: _Run, made: Made) -> str:
-        """The digest of the bundle of a file of the stage."""
-        with self._lock:
-            if made.path not in run.of_path:  # ranges that the recipe names
-                run.note(made.path, bundle_beside(made.path))
-            return run.of_path[made.path]
 
     def _run_of(self, recipe: Recipe, store: Store) -> _Run:
         with self._lock:
@@ -326,42 +416,10 @@ class ClusterExecutor:
         progress(f"{event[1]['text']} (worker {event[1]['name']})", event[1]["done"], event[1]["total"])
 
 
-def _carrying_out() -> Callable[[bytes], bytes]:
-    """Return what `client.submit` has a worker do: it is sent by value, the scheduler needs no qcompile."""
-
-    def qcompile_stage(request: bytes) -> bytes:
-        from qcompile.cluster.task import carry_out_request
-
-        return carry_out_request(request)
-
-    return qcompile_stage
-
-
 def _noted(run: _Run, stored: Stored, main: str) -> Made:
     path = stored.folder / main
     run.note(path, bundle_of_stage(stored.folder, main, stored.files))
     return Made(path, stored.files[main])
-
-
-def _as_json(stage: Stage) -> dict[str, Any]:
-    """The stage with the digests of its files in place of them."""
-    digests = {
-        role: {key: made.digest for key, made in getattr(stage, role).items()}
-        for role in ("files", "parts", "built")
-    }
-    return {**vars(stage), **digests}
-
-
-def _error_of(answer: Answer, *, output: Path, folder: Path) -> QCompileError:
-    """The error that a worker told of, as one process would raise it."""
-    text = msgspec.json.encode(answer.error).decode()
-    for name, here in ((OUTPUT, output), (RECIPE, folder)):
-        text = text.replace(name, msgspec.json.encode(str(here)).decode()[1:-1])
-    said = msgspec.json.decode(text)
-    kind = getattr(errors, said["error"], QCompileError)
-    error: QCompileError = kind(said["message"], hint=said["hint"])
-    error.data = {**said["data"], "worker": answer.worker}
-    return error
 
 
 def _gave_up(stage: Stage) -> ClusterError:

@@ -1,38 +1,34 @@
 """What workers announce to Dask, who may take part in a run, and which of them a stage may go to.
 
-| resource                             | stands for                                            | quantity   |
-|--------------------------------------|-------------------------------------------------------|------------|
-| `slots`                              | stages at a time                                      | of them    |
-| `onnxruntime`, `tensorrt-rtx`, ...   | an engine that works here, by `engines/registry.py`   | 1000       |
-| `tensorrt-10`                        | the same, of one major version                        | 1000       |
-| `export`                             | PyTorch models become ONNX here: torch and onnxscript | 1000       |
-| `cpu-vnni`, `cpu-bf16`, `cpu-amx` ...| instruction sets                                      | 1000       |
-| `gpu-sm90`                           | GPUs of this compute capability                       | of them    |
-| `onnx==1.23.0`                       | the version of a package that decides what files hold | 1000       |
-| `host=3f9c…`                         | the machine: its workers take turns for measurements  | 1000       |
-
-A stage takes one of each that it needs, so 1000 is more than a worker has stages at a time. It takes one of
-`slots`, a measurement all of them.
-
+The page on clusters has the table of resources; `host=3f9c…` is the machine, whose workers take turns for
+measurements. A stage takes one of each that it needs, and one of `slots`; a measurement takes all of them.
 `pipeline.graph.KINDS` has a stage's needs: what a worker must have, and what it is better with.
 """
 
 from __future__ import annotations
 
 import hashlib
+import ipaddress
+import json
 import platform
+import ssl
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from ..artifact import tool_versions
-from ..errors import EngineUnavailable
+from ..errors import ClusterError, EngineUnavailable, InvalidOption, MissingFile, first_line
 from ..pipeline.graph import kind_of
 from ..pipeline.recipe import Recipe
 from ..pipeline.stage import Stage
 from ..processor import processor
 from ..spec.words import Isa
+
+if TYPE_CHECKING:
+    from distributed import Security
 
 PLENTY = 1000.0
 """What is announced of a capability that many stages may use at a time."""
@@ -158,7 +154,16 @@ def place(recipe: Recipe, stage: Stage, workers: Sequence[Facts], home: Facts | 
     if needs.gpu and not alone:
         able = [facts for facts in able if gpus_of(facts)]
     if not able:
-        raise _unavailable(stage, needs.required or ("a GPU",), workers)
+        required = needs.required or ("a GPU",)
+        missing = [name for name in required if not any(_has(facts, (name,)) for facts in workers)]
+        words = " and ".join(missing or required)
+        there = {name for facts in workers for name in facts.resources if "=" not in name} - {"slots"}
+        raise EngineUnavailable(
+            f"{stage.name}: no worker has {words}; they announce {', '.join(sorted(there)) or 'nothing'}",
+            hint="start a worker that has it; `qcompile doctor` there says why it has not",
+            engine=required[0],
+            reason=f"no worker has {words}",
+        )
     for name in needs.preferred:
         able = [facts for facts in able if _has(facts, (name,))] or able
     if needs.gpu and alone:
@@ -189,13 +194,122 @@ def _processor(facts: Facts) -> set[str]:
     return {name for name in facts.resources if name.startswith("cpu-")}
 
 
-def _unavailable(stage: Stage, required: Sequence[str], workers: Sequence[Facts]) -> EngineUnavailable:
-    missing = [name for name in required if not any(_has(facts, (name,)) for facts in workers)]
-    words = " and ".join(missing or required)
-    there = sorted({name for facts in workers for name in facts.resources if "=" not in name} - {"slots"})
-    return EngineUnavailable(
-        f"{stage.name}: no worker has {words}; they announce {', '.join(there) or 'nothing'}",
-        hint="start a worker that has it; `qcompile doctor` there says why it has not",
-        engine=required[0],
-        reason=f"no worker has {words}",
+# Which addresses are spoken to: by TLS any, without it this machine alone. A scheduler runs what it is told
+# to by whoever reaches it, and so do its workers: another host must be named twice, `--insecure HOST` each.
+
+
+_ENCRYPTED = ("tls", "wss")
+_PLAIN = ("tcp", "ws")
+_INSIDE = ("inproc",)
+_PROTOCOLS = (*_ENCRYPTED, *_PLAIN, *_INSIDE)
+_TWICE = 2
+
+
+def scheduler_error(address: str, problem: str, hint: str) -> ClusterError:
+    """Return the error of a scheduler."""
+    return ClusterError(f"scheduler {address}: {problem}", hint=hint, address=address)
+
+
+def split_address(address: str) -> tuple[str, str, int | None]:
+    """Return protocol, host and port of an address; "tcp" where it names no protocol."""
+    text = address.strip() if "://" in address else f"tcp://{address.strip()}"
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname or "", parts.port
+    except ValueError as error:
+        raise _wrong(address, str(error)) from error
+    if parts.scheme not in _PROTOCOLS:
+        raise _wrong(
+            address, f"has the protocol {parts.scheme!r}; one of {', '.join(_PROTOCOLS)} is required"
+        )
+    if parts.scheme in _INSIDE:
+        return parts.scheme, host, None
+    if not host or parts.path.strip("/") or set(parts.netloc) & set("@ %"):
+        raise _wrong(address, "names no host; PROTOCOL://HOST:PORT is required")
+    return parts.scheme, host, port
+
+
+def check_address(address: str, insecure: Sequence[str] = (), *, what: str = "scheduler") -> None:
+    """Refuse an address of another host without TLS that the user did not name twice in `insecure`."""
+    protocol, host, _ = split_address(address)
+    if protocol in (*_ENCRYPTED, *_INSIDE) or is_this_machine(host):
+        return
+    times = sum(one.strip().strip("[]").lower() == host.lower() for one in insecure)
+    if times >= _TWICE:
+        return
+    hint = f"use tls:// with `tls_ca`, `tls_cert` and `tls_key`; or give `insecure` {host} twice"
+    if times == 1:
+        hint = f"give `insecure` {host} once more: whoever is on that network can run code on the cluster"
+    raise ClusterError(
+        f"{what} {address}: is another host without TLS; TLS or an address of this machine is required",
+        hint=hint,
+        address=address,
     )
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether a host is an address of the loopback device, or the name that all systems give it."""
+    if host.lower().rstrip(".") in ("localhost", "ip6-localhost", "localhost.localdomain"):
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:  # a name: who answers for it is another's to say
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+def read_scheduler(text: str) -> str:
+    """Return the address of a scheduler given as an address, or as the file that Dask writes of it."""
+    path = Path(text)
+    if "://" in text or not (path.suffix == ".json" or path.is_file()):
+        return text
+    if not path.is_file():
+        raise MissingFile(f"scheduler file {path}: does not exist", hint="give tls://HOST:PORT", file=path)
+    try:
+        address = json.loads(path.read_bytes())["address"]
+        if not isinstance(address, str):
+            raise TypeError("no text")
+        return address
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        problem = f"scheduler file {path}: holds no address; what `dask scheduler` writes is"
+        raise InvalidOption(f"{problem} required", option="scheduler", file=path) from error
+
+
+def security(ca: Path | None, cert: Path | None, key: Path | None) -> Security | None:
+    """Return what Dask needs for TLS; None without it."""
+    given = {"tls_ca": ca, "tls_cert": cert, "tls_key": key}
+    if not any(given.values()):
+        return None
+    for option, path in given.items():
+        if path is None:
+            there = next(name for name, one in given.items() if one)
+            raise InvalidOption(f"`{option}` is missing; it is required with `{there}`", option=option)
+        if not path.is_file():
+            raise MissingFile(f"`{option}` {path}: does not exist; a file is required", file=path)
+    from distributed import Security
+
+    try:
+        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(ca))
+        context.load_cert_chain(str(cert), str(key), password=_no_password)
+    except (OSError, ValueError) as error:
+        raise InvalidOption(
+            f"`tls_ca` {ca}, `tls_cert` {cert} and `tls_key` {key}: cannot be used ({first_line(error)})",
+            hint="give the authority's certificate, this machine's and its unencrypted private key, as PEM",
+            option="tls_cert",
+        ) from error
+    return Security(  # type: ignore[no-untyped-call]
+        require_encryption=True,
+        tls_ca_file=str(ca),
+        **{f"tls_{role}_cert": str(cert) for role in ("client", "scheduler", "worker")},
+        **{f"tls_{role}_key": str(key) for role in ("client", "scheduler", "worker")},
+    )
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted")
+
+
+def _wrong(address: str, problem: str) -> InvalidOption:
+    hint = "tls://HOST:PORT, or the file that `dask scheduler` writes"
+    return InvalidOption(f"`scheduler` {address!r}: {problem}", hint=hint, option="scheduler")

@@ -6,11 +6,11 @@ What a stage prints goes to standard error. When the worker dies, so does this p
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import traceback
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +35,6 @@ BUNDLES, STAGES, PUBLISHED = "bundles", "stages", "published"
 INDEX, FILES = "index.json", "files"
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a recipe lies on this worker, all files of its bundle, and what its stages publish."""
-
-    recipe: Path
-    files: Path
-    output: Path
-
-
 def carry_out_request(request: Request, folder: Path, progress: Progress, *, find_only: bool) -> Answer:
     """Carry out a request, or look whether it is done; what goes wrong is an answer."""
     try:
@@ -61,46 +52,42 @@ def carry_out_request(request: Request, folder: Path, progress: Progress, *, fin
 def _carry_out(request: Request, folder: Path, progress: Progress, find_only: bool) -> Answer:
     bundle = msgspec.json.decode((folder / BUNDLES / request.recipe / INDEX).read_bytes(), type=Bundle)
     files, output = folder / BUNDLES / request.recipe / FILES, folder / PUBLISHED / request.recipe
-    place = Place(files / bundle.recipe, files, output)
+    path = files / bundle.recipe
     (output / FOLDER).mkdir(parents=True, exist_ok=True)
     os.utime(output)
     # What the client's user trusts was decided there; here everything named lies within the bundle.
-    recipe = read_recipe(place.recipe, told=silent)
+    recipe = read_recipe(path, told=silent)
     # As one would start it: code of a recipe may open what lies beside it.
-    os.chdir(place.recipe.parent)
+    os.chdir(path.parent)
     stage = _stage(request, folder)
     if kind_of(stage).measures:
-        _publish(stage, output)
-    with trusting(recipe.model.trust), _named_as_on_client(place), moved(bundle.base, files):
+        for artifact in stage.inputs():  # the public names that it is measured by
+            for written in artifact.path.parent.iterdir():
+                with held_folder(output) as temporary:
+                    os.link(written, temporary / written.name)
+                    os.replace(temporary / written.name, output / written.name)
+    with trusting(recipe.model.trust), _named_as_on_client(recipe, files, output), moved(bundle.base, files):
         key = key_of(recipe, stage)
         if key is None:
             return Answer("none")
-        return _stored(request, folder, place, recipe, stage, key, progress, find_only)
+        store = Store(output, folder=folder / STAGES)
+        name = store.name(stage.name, key)
+        if name in request.known and not request.again:
+            return Answer("known", name=name, key=key, was_done=True)
+        if find_only and (request.again or store.find(stage.name, key) is None):
+            return Answer("none")
+
+        def work(temporary: Path) -> None:
+            carry_out(recipe, stage, temporary, output, progress)
+            if kind_of(stage).measures:
+                _name_as_on_client(temporary / key["file"], recipe, files, output)
+
+        return _stored(request, stage, key, store, work)
 
 
-def _stored(
-    request: Request,
-    folder: Path,
-    place: Place,
-    recipe: Recipe,
-    stage: Stage,
-    key: Key,
-    progress: Progress,
-    find_only: bool,
-) -> Answer:
-    """What the client or this worker has of a stage, or what carrying it out gives."""
-    store = Store(place.output, folder=folder / STAGES)
+def _stored(request: Request, stage: Stage, key: Key, store: Store, work: Callable[[Path], object]) -> Answer:
+    """What this worker has of a stage, or what carrying it out gives."""
     name = store.name(stage.name, key)
-    if name in request.known and not request.again:
-        return Answer("known", name=name, key=key, was_done=True)
-    if find_only and (request.again or store.find(stage.name, key) is None):
-        return Answer("none")
-
-    def work(temporary: Path) -> None:
-        carry_out(recipe, stage, temporary, place.output, progress)
-        if kind_of(stage).measures:
-            _name_as_on_client(temporary / key["file"], place, recipe.output)
-
     with open_lock(store.folder / f".{name}.lock") as held:  # another process here may be asked for it, too
         with contextlib.suppress(ImportError):  # Windows
             import fcntl
@@ -132,21 +119,12 @@ def _stage(request: Request, folder: Path) -> Stage:
     return Stage(**values | {"unavailable": tuple(values["unavailable"])})
 
 
-def _publish(stage: Stage, output: Path) -> None:
-    """Give what is measured the public names that it is measured by."""
-    for artifact in stage.inputs():
-        for path in artifact.path.parent.iterdir():
-            with held_folder(output) as temporary:
-                os.link(path, temporary / path.name)
-                os.replace(temporary / path.name, output / path.name)
-
-
 @contextlib.contextmanager
-def _named_as_on_client(place: Place) -> Iterator[None]:
+def _named_as_on_client(recipe: Recipe, files: Path, output: Path) -> Iterator[None]:
     """Have errors say `OUTPUT` and `RECIPE` in place of folders of this worker; the client has its own."""
-    folder = place.recipe.parent
-    beside = str(Path(RECIPE, os.path.relpath(place.files, folder)))
-    names: Mapping[str, str] = {str(place.output): OUTPUT, str(folder): RECIPE, str(place.files): beside}
+    folder = recipe.path.parent
+    beside = str(Path(RECIPE, os.path.relpath(files, folder)))
+    names: Mapping[str, str] = {str(output): OUTPUT, str(folder): RECIPE, str(files): beside}
 
     def there(value: Any) -> Any:
         if isinstance(value, str | Path):
@@ -163,14 +141,14 @@ def _named_as_on_client(place: Place) -> Iterator[None]:
         raise
 
 
-def _name_as_on_client(results: Path, place: Place, output: str) -> None:
+def _name_as_on_client(results: Path, recipe: Recipe, files: Path, output: Path) -> None:
     """Have a file of results name files as they are seen from the recipe's folder."""
-    folder = place.recipe.parent
+    folder = recipe.path.parent
     spellings = [
-        (str(place.output), output),
-        (os.path.relpath(place.output), output),
+        (str(output), recipe.output),
+        (os.path.relpath(output), recipe.output),
         (str(folder), ""),
-        (str(place.files), os.path.relpath(place.files, folder)),
+        (str(files), os.path.relpath(files, folder)),
     ]
     text = results.read_text(encoding="utf-8")
     for here, there in spellings:
@@ -179,25 +157,19 @@ def _name_as_on_client(results: Path, place: Place, output: str) -> None:
     results.write_text(text, encoding="utf-8")
 
 
-class StageSession:
-    """The requests of a worker, see `processes.worker`."""
-
-    def __init__(self, tell: Progress) -> None:
-        self.tell = tell
-
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer one request: `look`, `find` or `carry_out`."""
-        try:
-            if request["do"] == "look":
-                return {"answer": resources_here()}
-            question, find_only = msgspec.convert(request["request"], Request), request["do"] == "find"
-            answer = carry_out_request(question, Path(request["folder"]), self.tell, find_only=find_only)
-            return {"answer": msgspec.to_builtins(answer)}
-        except Exception:
-            traceback.print_exc()
-            raise SystemExit(1) from None  # the task may be tried again in another process
+def answer(tell: Progress, request: dict[str, Any]) -> dict[str, Any]:
+    """Answer one request of a worker: `look`, `find` or `carry_out`; see `processes.worker`."""
+    try:
+        if request["do"] == "look":
+            return {"answer": resources_here()}
+        question, find_only = msgspec.convert(request["request"], Request), request["do"] == "find"
+        done = carry_out_request(question, Path(request["folder"]), tell, find_only=find_only)
+        return {"answer": msgspec.to_builtins(done)}
+    except Exception:
+        traceback.print_exc()
+        raise SystemExit(1) from None  # the task may be tried again in another process
 
 
 if __name__ == "__main__":
     end_first_without_memory()
-    serve(lambda tell: StageSession(tell).answer)
+    serve(lambda tell: functools.partial(answer, tell))

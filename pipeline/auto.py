@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..artifact import read_manifest
-from ..bench.results.row import Row
 from ..data.batches import Data
 from ..errors import InvalidOption, QCompileError
 from ..files import digest_files, write_json, write_text
@@ -36,11 +35,10 @@ from .bench_stages import RESULTS
 from .propose.init import init
 from .propose.model_facts import plain_name
 from .recipe import SIMPLIFIED, ArtifactSection, Recipe, read_recipe
-from .run import RunReport, StageListener, run
+from .run import RunReport, StageListener, on_executor, run
 from .stage import Executor
 from .stages import located
 from .store import FOLDER
-from .trials import on_executor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -56,10 +54,8 @@ class AutoResult:
     """What `auto` found.
 
     Attributes:
-        recommendation: The answer.
         artifact: File of the recommended artifact; None where none is.
         report: What the last run did: stages, artifacts, failures, results and the page.
-        recipe: The recipe.
         notes: What the user should know of the model's export and of the tuning.
         stages: Every step to "done", "skipped" or "failed", in order.
     """
@@ -72,7 +68,6 @@ class AutoResult:
     stages: dict[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the `--json` form."""
         return {
             **self.recommendation.as_json(),
             "file": str(self.artifact) if self.artifact else None,
@@ -160,7 +155,9 @@ class _Auto:
 
     def _init(self) -> None:
         """Write the recipe, unless it is there for the same request: then it may have been edited."""
-        start, request = time.monotonic(), self._request()
+        start = time.monotonic()
+        bare = dataclasses.replace(self.asked, output=None, force=False)
+        request = json.loads(json.dumps({"model": self.model, **options_key(bare)}))
         known = self._state().get("request")
         if self.recipe.exists() and not self.asked.force:
             if known != request:
@@ -203,7 +200,8 @@ class _Auto:
         if not targets or any(one.name == TUNED for one in recipe.artifact):
             return False
         isa = _isa(recipe.artifact)
-        key = _search_key(recipe, report, targets, self.asked.max_drop, isa)
+        model = report.output / f"{recipe.name}{SIMPLIFIED if recipe.model.simplify else '.onnx'}"
+        key = _search_key(recipe, model, targets, self.asked.max_drop, isa)
         found: Any = self._state().get("tuned")
         is_known = (
             isinstance(found, dict)
@@ -211,7 +209,7 @@ class _Auto:
             and all(isinstance(found.get(part), list) for part in ("lines", "notes"))
         )
         if not is_known:
-            found = {"key": key, **self._search(recipe, report, targets, isa)}
+            found = {"key": key, **self._search(recipe, model, targets, isa)}
         self._save({**self._state(), "tuned": found})
         self.notes += map(str, found["notes"])
         self._note("tune", "skipped" if is_known else "done", start)
@@ -222,11 +220,10 @@ class _Auto:
         return True
 
     def _search(
-        self, recipe: Recipe, report: RunReport, targets: Sequence[Target], isa: Isa
+        self, recipe: Recipe, model: Path, targets: Sequence[Target], isa: Isa
     ) -> dict[str, list[str]]:
         """The lines of the mix for the recipe's graph, if any, and notes; a search that fails is a note."""
-        from ..tuning import tune
-        from ..tuning.recipe_file import artifact_lines
+        from ..tuning.tune import artifact_lines, tune
 
         def show(text: str, done: int = 0, total: int | None = None, /) -> None:
             self.progress(f"tune: {text}", done, total)
@@ -235,7 +232,7 @@ class _Auto:
         assert bench is not None, "it was measured"
         try:
             tuned = tune(
-                str(_tuned_model(recipe, report)),
+                str(model),
                 str(located(recipe, recipe.data.evaluation)),
                 folder,
                 max_drop=self.asked.max_drop,
@@ -252,17 +249,13 @@ class _Auto:
             )
         except QCompileError as error:
             return {"lines": [], "notes": [f"tune: {error.message}"]}
-        serves = tuned.best.precision == "int8" and not _is_there(recipe.artifact, tuned.best.in_float)
+        # A mix without layers in float is plain INT8, which the recipe has already.
+        is_there = not tuned.best.in_float and any(one.precision == "int8" for one in recipe.artifact)
+        serves = tuned.best.precision == "int8" and not is_there
         return {
             "lines": artifact_lines(tuned.best, TUNED, isa=isa) if serves else [],
             "notes": [f"tune: {note}" for note in tuned.notes],
         }
-
-    def _request(self) -> dict[str, Any]:
-        """What was asked for, as JSON has it."""
-        bare = dataclasses.replace(self.asked, output=None, force=False)
-        request: dict[str, Any] = json.loads(json.dumps({"model": self.model, **options_key(bare)}))
-        return request
 
     @property
     def _state_file(self) -> Path:
@@ -303,22 +296,19 @@ def worth_tuning(recipe: Recipe, report: RunReport, max_drop: float) -> list[Tar
     rows = {row.name: row for row in report.results.rows}
     floats = [rows[one.name].latency for one in sections if one.precision != "int8" and one.name in rows]
     fastest = min((latency.median_ms for latency in floats if latency), default=float("inf"))
-    if any(_serves(rows.get(one.name), max_drop, fastest) for one in plain):
-        return []
+    for row in filter(None, (rows.get(one.name) for one in plain)):
+        drop = row.accuracy.drop if row.accuracy else None
+        keeps = drop is None or drop.value <= max_drop
+        is_fastest = row.latency is not None and row.latency.median_ms < fastest
+        if keeps and is_fastest and row.speedup and row.speedup.verdict == "faster":
+            return []
     return [target for target in CPU_TARGETS if any(one.target == target for one in plain)]
 
 
-def _tuned_model(recipe: Recipe, report: RunReport) -> Path:
-    return report.output / f"{recipe.name}{SIMPLIFIED if recipe.model.simplify else '.onnx'}"
-
-
-def _search_key(
-    recipe: Recipe, report: RunReport, targets: Sequence[Target], max_drop: float, isa: Isa
-) -> str:
-    """The digest of all that a search depends on."""
+def _search_key(recipe: Recipe, model: Path, targets: Sequence[Target], max_drop: float, isa: Isa) -> str:
     assert recipe.bench is not None, "it was measured"
     settings = {
-        "model": digest_files([_tuned_model(recipe, report)]),
+        "model": digest_files([model]),
         "data": [
             Data(text, (), base=recipe.folder, depends=recipe.data_depends).digest()
             for text in (recipe.data.calibration, recipe.data.evaluation)
@@ -336,16 +326,3 @@ def _isa(artifacts: Sequence[ArtifactSection]) -> Isa:
     """What the INT8 of a recipe is for: the first instruction set that it names."""
     named = (one.isa for one in artifacts if one.precision == "int8" and one.target in CPU_TARGETS)
     return next((isa for isa in named if isa != "auto"), "auto")
-
-
-def _serves(row: Row | None, max_drop: float, fastest_float_ms: float) -> bool:
-    if row is None or row.latency is None or row.speedup is None:
-        return False
-    drop = row.accuracy.drop if row.accuracy else None
-    keeps = drop is None or drop.value <= max_drop
-    return keeps and row.speedup.verdict == "faster" and row.latency.median_ms < fastest_float_ms
-
-
-def _is_there(artifacts: Sequence[ArtifactSection], in_float: frozenset[str]) -> bool:
-    """Whether the mix is plain INT8, which the recipe has already."""
-    return not in_float and any(one.precision == "int8" for one in artifacts)

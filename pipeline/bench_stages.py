@@ -1,28 +1,32 @@
-"""The last stages of a recipe: what was built is measured, and what was measured becomes a page."""
+"""Stages that measure: what was built, for a page, and the trials of `tune`."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec.structs import replace
 
 from ..artifact import tool_versions
+from ..files import read_json, write_json
 from ..model.source import TENSORFLOW_KINDS, Source, digest_source, parse_source
 from ..spec.decode import key as options_key
 from ..spec.decode import shared
 from ..spec.measure import BenchSpec, Budget
 from ..spec.words import TENSORRT_TARGETS, is_own_metric
-from .kinds import ANY, PROCESSOR, named_artifact
-from .recipe import BASELINE, ArtifactSection, Recipe, recipe_source
-from .stage import SOURCE, Job, Key, Needs, Stage
-from .stages import ONNX_TOOLS, located
+from .recipe import BASELINE, Recipe, recipe_source
+from .stage import ANY, PROCESSOR, SOURCE, Job, Key, Made, Needs, Stage, named_artifact
+from .stages import ONNX_TOOLS, given_ranges, located
 from .trust import interpreters
 
 if TYPE_CHECKING:
+    from ..compiler.quantize.sensitivity import LayerSensitivity
     from ..spec.measure import BenchSection
+    from ..tuning.trials import Score, TrialAsk, TrialMaker, TrialSetting
 
 RESULTS = "results.json"
 REPORT = "report.html"
@@ -58,17 +62,22 @@ def bench_work(recipe: Recipe, stage: Stage, job: Job) -> object:
     artifacts |= {name: _shown(output / made.path.name) for name, made in stage.built.items()}
     baseline = section.baseline if section.baseline in artifacts else BASELINE
     function, evaluation = _metric(recipe), located(recipe, recipe.data.evaluation)
+    order = {one.name: at for at, one in enumerate(recipe.artifact)}
+
+    def in_recipe(name: str) -> int:  # last those of a kind, which it does not name
+        return order.get(name, len(order))
+
     unbuilt = [
         Row(
             one.name,
             "",
             one.target,
             one.precision,
-            _runs_on(one),
+            f"GPU {', '.join(one.gpus)}".strip() if one.target.startswith("tensorrt") else "CPU",
             status="not run" if one.name in stage.unavailable else "failed",
             reason=stage.why_not[one.name],
         )
-        for one in _in_order(recipe, stage.why_not)
+        for one in (named_artifact(recipe, name) for name in sorted(stage.why_not, key=in_recipe))
     ]
     if baseline != section.baseline and unbuilt:
         warning = f"the recipe's baseline {section.baseline!r} was not built: {BASELINE!r} is taken"
@@ -156,7 +165,8 @@ def _models(recipe: Recipe, stage: Stage) -> dict[str, Source]:
     """Models that are measured beside the artifacts, on one machine."""
     section = _section(recipe)
     here = stage.machine in (ANY, PROCESSOR) or bool(section.devices)
-    return measured_models(recipe, section.models if here else ())
+    pairs = (text.split("=", 1) for text in (section.models if here else ()))
+    return {name: parse_source(model, base=recipe.folder) for name, model in pairs}
 
 
 def measured_options(
@@ -167,8 +177,7 @@ def measured_options(
     Where no engine of TensorRT runs they are as in keys of 0.2.0, which had no layer times, and no CUDA
     graphs by default: what was measured on a processor is not measured again.
     """
-    assert recipe.bench is not None, "the caller looks first"
-    options = options_key(recipe.bench, without=without)
+    options = options_key(_section(recipe), without=without)
     if not options["layer_times"]:
         del options["layer_times"]
     targets = {named_artifact(recipe, name).target for name in on_gpu}
@@ -206,24 +215,129 @@ def report_key(recipe: Recipe, stage: Stage) -> Key:
     }
 
 
-def _in_order(recipe: Recipe, names: Collection[str]) -> list[ArtifactSection]:
-    """The artifacts of these names in the recipe's order; last those of a kind, which it does not name."""
-    order = {one.name: at for at, one in enumerate(recipe.artifact)}
-    ordered = sorted(names, key=lambda name: order.get(name, len(order)))
-    return [named_artifact(recipe, name) for name in ordered]
-
-
-def measured_models(recipe: Recipe, texts: Sequence[str]) -> dict[str, Source]:
-    """Return `NAME=MODEL` of the recipe, their paths relative to it."""
-    pairs = (text.split("=", 1) for text in texts)
-    return {name: parse_source(model, base=recipe.folder) for name, model in pairs}
-
-
-def _runs_on(one: ArtifactSection) -> str:
-    return " ".join(("GPU", ", ".join(one.gpus))).strip() if one.target.startswith("tensorrt") else "CPU"
-
-
 def _shown(path: Path) -> str:
     """Relative to the working folder where that is shorter: what a user would type."""
     relative = os.path.relpath(path)
     return relative if len(relative) < len(str(path)) else str(path)
+
+
+# The trials of `tune` as stages that any executor carries out: a candidate, and the damage of some layers.
+#
+# They are stages of a recipe of their own, which names model, ranges, data and metric, so they travel as
+# those of any recipe. What differs from trial to trial is the JSON of its stage.
+#
+#     NAME.onnx  NAME.graph.onnx  NAME.trial.json     of "trial", with their manifests
+#     rank-TARGET-2-of-4.json                         of "rank"
+
+
+_SCORE = ".trial.json"
+_makers: dict[str, TrialMaker] = {}
+
+
+def trial_text(setting: TrialSetting, ask: TrialAsk | None = None) -> str:
+    """Return the JSON of a stage: what the recipe does not say of the setting, and the ask of a trial."""
+    shared = {name: getattr(setting, name) for name in ("samples", "method", "exclude", "threads", "isa")}
+    return json.dumps(shared | ({"ask": ask.as_json()} if ask else {}), sort_keys=True)
+
+
+def trial_work(recipe: Recipe, stage: Stage, job: Job) -> object:
+    """One candidate is quantized, built and scored: its artifact, and the score beside it."""
+    from ..tuning.trials import TrialMaker
+
+    ask = ask_of(stage)
+    shared = {name: value for name, value in json.loads(stage.trial).items() if name != "ask"}
+    key = json.dumps([str(recipe.folder), _key(recipe, shared, "onnxruntime")])
+    if key not in _makers:  # a process keeps the float model's outputs for the next trial of a setting
+        _makers.clear()  # they are as large as the data
+        _makers[key] = TrialMaker(_setting(recipe, shared))
+    score = _makers[key].make(ask, job.path.parent, job.progress)
+    write_json(job.path.with_name(f"{ask.name}{_SCORE}"), msgspec.to_builtins(score))
+    return job.path
+
+
+def trial_key(recipe: Recipe, stage: Stage) -> Key:
+    key = _key(recipe, json.loads(stage.trial), _target(stage))
+    return {**key, "shard": stage.shard} if stage.shard else key
+
+
+def trial_needs(_: Recipe, stage: Stage) -> Needs:
+    """The target, and ONNX Runtime, which the float model runs on, and which observes the layers."""
+    return Needs(tuple({"onnxruntime", _target(stage)}))
+
+
+def _target(stage: Stage) -> str:
+    return stage.artifact if stage.kind == "rank" else ask_of(stage).target
+
+
+def rank_work(recipe: Recipe, stage: Stage, job: Job) -> object:
+    """The damage of the layers of one part of the graph."""
+    from ..tuning.trials import rank_part
+
+    part, parts = map(int, stage.shard.split("/"))
+    setting = _setting(recipe, json.loads(stage.trial))
+    ranked = rank_part(setting, stage.artifact, part, parts, progress=job.progress)
+    write_json(job.path, {"layers": [vars(layer) for layer in ranked]})
+    return job.path
+
+
+def read_score(artifact: Path, ask: TrialAsk) -> Score:
+    """Return the score beside the artifact of a trial."""
+    from ..tuning.trials import Score
+
+    value = read_json(artifact.with_name(f"{ask.name}{_SCORE}"), what="the score of a trial")
+    return msgspec.convert(value, Score)
+
+
+def trial_files(artifact: Path, ask: TrialAsk) -> list[Path]:
+    """Return the files of a trial that its user keeps."""
+    found = sorted(artifact.parent.glob("*"))
+    return [one for one in found if one.name.startswith(f"{ask.name}.") and not one.name.endswith(_SCORE)]
+
+
+def read_ranks(path: Path) -> list[LayerSensitivity]:
+    """Return the layers of a part."""
+    from ..compiler.quantize.sensitivity import LayerSensitivity
+
+    return [LayerSensitivity(**one) for one in read_json(path, what="the damage of layers")["layers"]]
+
+
+def ask_of(stage: Stage) -> TrialAsk:
+    """Return what a trial is asked to be."""
+    from ..tuning.trials import read_ask
+
+    return read_ask(json.loads(stage.trial)["ask"])
+
+
+def _setting(recipe: Recipe, shared: Mapping[str, Any]) -> TrialSetting:
+    from ..tuning.trials import TrialSetting
+
+    ranges, metric, own = _named(recipe)
+    model, data = recipe_source(recipe).file, str(located(recipe, recipe.data.evaluation))
+    options = {**shared, "exclude": tuple(shared["exclude"])}
+    return TrialSetting(model, ranges.path, data, own.absolute if own else metric, **options)
+
+
+def _key(recipe: Recipe, told: Mapping[str, Any], target: str) -> Key:
+    from ..data.batches import Data
+    from ..processor import processor
+
+    ranges, metric, own = _named(recipe)
+    data = Data(recipe.data.evaluation, (), base=recipe.folder, depends=recipe.data_depends)
+    return {
+        "model": digest_source(recipe_source(recipe)),
+        "ranges": ranges.digest,
+        "data": data.digest(),
+        "metric": digest_source(own) if own else metric,
+        "trial": dict(told),
+        "processor": processor(),
+        "tools": tool_versions(target, *ONNX_TOOLS),
+    }
+
+
+def _named(recipe: Recipe) -> tuple[Made, str, Source | None]:
+    """What the recipe of a setting names: its ranges, its metric, and the metric's function, if it is one."""
+    ranges, section = given_ranges(recipe), recipe.bench
+    assert ranges is not None, "the recipe of a setting names them"
+    assert section is not None, "the recipe of a setting names its metric"
+    own = parse_source(section.metric, base=recipe.folder) if is_own_metric(section.metric) else None
+    return ranges, section.metric, own

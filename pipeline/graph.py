@@ -11,21 +11,51 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from ..engines.registry import engine
 from ..errors import EngineUnavailable, QCompileError
 from ..machine_memory import out_of_memory
 from ..progress import Progress
-from . import bench_stages, stages, trial_stages
-from .estimate import CORRECTED_SAMPLES, Rule, is_calibrated
-from .kinds import measured_apart, named_artifact
-from .recipe import GRAPH, SIMPLIFIED, Recipe
-from .stage import SOURCE, Done, Executor, Job, Key, Made, Needs, Stage, StageKind
+from . import bench_stages, stages
+from .recipe import GRAPH, SIMPLIFIED, ArtifactSection, Recipe
+from .stage import (
+    SOURCE,
+    Done,
+    Executor,
+    Job,
+    Key,
+    Made,
+    Needs,
+    Rule,
+    Stage,
+    StageKind,
+    measured_apart,
+    named_artifact,
+)
 from .store import Store
 
 T = TypeVar("T")
 
+_CORRECTED_SAMPLES = 32
+
+
+def is_calibrated(artifact: ArtifactSection | None) -> bool:
+    """Whether an artifact is static INT8 or FP8, whose quantization runs the model."""
+    return artifact is not None and artifact.precision in ("int8", "fp8") and artifact.mode == "static"
+
+
+_TRIAL = StageKind(
+    inputs=lambda *_: {},
+    file=lambda _, stage: bench_stages.ask_of(stage).file,
+    key=bench_stages.trial_key,
+    work=bench_stages.trial_work,
+    needs=bench_stages.trial_needs,
+    is_in=lambda *_: False,
+    published=False,
+)
 BUILD = "build"
 """The kind whose files are the artifacts."""
 KINDS: Mapping[str, StageKind] = {
@@ -58,7 +88,7 @@ KINDS: Mapping[str, StageKind] = {
             copies=2,
             writes_weights=False,
         ),
-        is_in=stages.has_ranges,
+        is_in=lambda recipe, _: recipe.has_ranges and any(one.needs_ranges for one in recipe.artifact),
         replaced=stages.given_ranges,
         parts=stages.calibrate_parts,
         ends_run=False,
@@ -71,7 +101,7 @@ KINDS: Mapping[str, StageKind] = {
         needs=lambda recipe, stage: Needs((named_artifact(recipe, stage.artifact).target,), ("onnxruntime",)),
         rule=Rule(
             lambda weights_mb, inference_s, _, artifact: (
-                2 + weights_mb / 50 + is_calibrated(artifact) * 10 * CORRECTED_SAMPLES * inference_s
+                2 + weights_mb / 50 + is_calibrated(artifact) * 10 * _CORRECTED_SAMPLES * inference_s
             ),
             runs_model=is_calibrated,
             memory_mb=400,
@@ -85,7 +115,9 @@ KINDS: Mapping[str, StageKind] = {
     ),
     BUILD: StageKind(
         inputs=stages.build_inputs,
-        file=stages.artifact_file,
+        file=lambda recipe, stage: (
+            f"{stage.artifact}{engine(named_artifact(recipe, stage.artifact).target).suffix}"
+        ),
         key=stages.build_key,
         work=stages.build_work,
         needs=stages.build_needs,
@@ -133,24 +165,8 @@ KINDS: Mapping[str, StageKind] = {
         optional=True,  # the charts' library is an extra
         here=lambda _: True,
     ),
-    "trial": StageKind(
-        inputs=lambda *_: {},
-        file=trial_stages.trial_file,
-        key=trial_stages.trial_key,
-        work=trial_stages.trial_work,
-        needs=trial_stages.trial_needs,
-        is_in=lambda *_: False,
-        published=False,
-    ),
-    "rank": StageKind(
-        inputs=lambda *_: {},
-        file=lambda _, stage: f"{stage.name}.json",
-        key=trial_stages.rank_key,
-        work=trial_stages.rank_work,
-        needs=trial_stages.rank_needs,
-        is_in=lambda *_: False,
-        published=False,
-    ),
+    "trial": _TRIAL,
+    "rank": replace(_TRIAL, file=lambda _, stage: f"{stage.name}.json", work=bench_stages.rank_work),
 }
 """Kind of stage to what there is to know of it, each after those whose files it is given."""
 
@@ -221,7 +237,6 @@ class ThisProcess:
     def do(
         self, recipe: Recipe, stage: Stage, store: Store, *, again: bool, progress: Progress
     ) -> Done | None:
-        """As `Executor.do`."""
         key = key_of(recipe, stage)
         if key is None:
             return None
@@ -235,7 +250,6 @@ class ThisProcess:
         return Done(Made(stored.folder / key["file"], stored.files[key["file"]]), stored.was_done)
 
     def is_done(self, recipe: Recipe, stage: Stage, store: Store) -> bool:
-        """As `Executor.is_done`, by the tools of this machine."""
         key = key_of(recipe, stage)
         return key is not None and store.find(stage.name, key) is not None
 

@@ -2,25 +2,29 @@
 
 The stages are keyed as `run` keys them, and looked up; none runs, and nothing is written. What follows a
 stage that is not done has no key yet, as that holds the digest of what it will be given.
+
+A stage takes what it took last time, else what the rule of its kind says (`graph.KINDS`), with 20 G
+multiply-adds a second and core: a cautious share of what FP32 on ONNX Runtime reached on x86 with AVX-512
+(about 100 G). How near a rule comes was not measured; the last run's figures are better.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import EngineUnavailable
+from ..errors import EngineUnavailable, QCompileError
 from ..progress import Progress, silent
 from ..spec.decode import spec_from_call
 from ..spec.recipes import RunSpec
-from .estimate import Estimate, Scale, by_rule, measured, read_scale
 from .graph import ThisProcess, key_of, kind_of
-from .kinds import named_artifact
-from .recipe import Recipe
+from .recipe import ArtifactSection, Recipe, recipe_source
 from .run import Visit, prepared
-from .stage import Done, Made, Stage
+from .stage import Done, Made, Rule, Scale, Stage, named_artifact
+from .stages import calibration_samples, count_samples
 from .store import FOLDER, Store
 
 if TYPE_CHECKING:
@@ -29,6 +33,65 @@ if TYPE_CHECKING:
     from ..spec.keywords import RunKeywords
 
 State = Literal["done", "changed", "to do"]
+
+
+RATE = 20e9
+"""Multiply-adds per second and core."""
+_MB = 1e6
+_SHARE = {"fp16": 0.5, "bf16": 0.5, "int8": 0.3, "fp8": 0.3, "int4": 0.15, "nvfp4": 0.15}
+"""Size of an artifact's weights against those of FP32."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a stage takes, None where nobody can know yet: "measured" the last time, or by "rule"."""
+
+    seconds: float | None
+    peak_bytes: int | None
+    disk_bytes: int | None
+    source: str
+
+
+def measured(record: Mapping[str, Any]) -> Estimate | None:
+    """Return what a stage took, of its record; None of one that older versions kept."""
+    seconds = record.get("seconds")
+    if not isinstance(seconds, int | float):
+        return None
+    peak = record.get("peak_bytes")
+    size = sum(int(stat[0]) for stat in record.get("stats", {}).values())
+    return Estimate(float(seconds), peak if isinstance(peak, int) else None, size, "measured")
+
+
+def by_rule(rule: Rule | None, scale: Scale, artifact: ArtifactSection | None = None) -> Estimate:
+    """Return what the rule of a kind says of a stage."""
+    weights, work = scale.weight_bytes or 0, scale.multiply_adds
+    if rule is None or (scale.weight_bytes is None and rule.copies):
+        return Estimate(None, None, None, "rule")
+    inference_s = 0.0 if work is None else work / (RATE * scale.cores)
+    unknown = work is None and rule.runs_model(artifact)
+    seconds = None if unknown else rule.seconds(weights / _MB, inference_s, scale, artifact)
+    peak = (rule.memory_mb * _MB + rule.copies * weights) * (scale.rows if rule.of_rows else 1)
+    share = _SHARE.get(artifact.precision, 1.0) if artifact else 1.0
+    return Estimate(seconds, int(peak), int(weights * share if rule.writes_weights else _MB), "rule")
+
+
+def read_scale(recipe: Recipe, model: Path | None, *, needed: bool, progress: Progress) -> Scale:
+    """Return the sizes of a recipe."""
+    from ..model.session import usable_cores
+    from .propose.model_facts import look_at_model
+
+    weights, work = None, None
+    spec = str(model) if model else recipe_source(recipe).absolute
+    inputs = () if model else recipe.model.inputs
+    with contextlib.suppress(QCompileError):  # the run says what is wrong with the model
+        if needed:
+            facts = look_at_model(spec, inputs=inputs, trust=recipe.model.trust, progress=progress)
+            weights, work = facts.weight_bytes or None, facts.multiply_adds or None
+    rows = 1 + sum(not one.target.startswith("tensorrt") for one in recipe.artifact)
+    return Scale(
+        weights, work, usable_cores(), calibration_samples(recipe),
+        count_samples(recipe, recipe.data.evaluation), rows, recipe.bench.max_time_s if recipe.bench else 0.0,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -44,7 +107,6 @@ class PlannedStage:
     estimate: Estimate
 
     def as_json(self) -> dict[str, Any]:
-        """Return the `--json` form."""
         return {"stage": self.name, "state": self.state, "why": self.why, **vars(self.estimate)}
 
 
@@ -72,7 +134,6 @@ class Plan:
         return None if None in values else max((one for one in values if one is not None), default=0)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the `--json` form."""
         return {
             "output": str(self.output),
             "stages": [one.as_json() for one in self.stages],
@@ -116,7 +177,6 @@ class _Looks(ThisProcess):
     def do(
         self, recipe: Recipe, stage: Stage, store: Store, *, again: bool, progress: Progress
     ) -> Done | None:
-        """As `Executor.do`, with `_PENDING` for a stage that it would carry out."""
         kind = kind_of(stage)
         try:
             if not kind.applies(recipe, stage):
@@ -128,7 +188,8 @@ class _Looks(ThisProcess):
         records = store.records(stage.name)
         before: State = "changed" if records else "to do"
         if any(not made.digest for made in stage.inputs()):
-            return self._pending(stage, before, f"follows {next(self._names_to_do())}")
+            first = next(stage.name for stage, state, _ in self.stages if state != "done")
+            return self._pending(stage, before, f"follows {first}")
         key = key_of(recipe, stage)
         assert key is not None, "it was asked whether there is something to do"
         if again:
@@ -144,17 +205,13 @@ class _Looks(ThisProcess):
     def planned(self, recipe: Recipe, store: Store, scale: Scale) -> Iterator[PlannedStage]:
         """Yield the stages with what they take: as measured last time, else by rule."""
         for stage, state, why in self.stages:
-            known = (measured(record) for record in store.records(stage.name))
-            last = next((one for one in known if one is not None), None)
+            last = next(filter(None, map(measured, store.records(stage.name))), None)
             artifact = named_artifact(recipe, stage.artifact) if stage.artifact else None
             yield PlannedStage(stage.name, state, why, last or by_rule(kind_of(stage).rule, scale, artifact))
 
     def _pending(self, stage: Stage, state: State, why: str) -> Done:
         self.stages.append((stage, state, why))
         return _PENDING
-
-    def _names_to_do(self) -> Iterator[str]:
-        return (stage.name for stage, state, _ in self.stages if state != "done")
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str:

@@ -25,6 +25,7 @@ from ..engines.registry import engine
 from ..errors import InvalidOption, RecipeError
 from ..files import manifest_path, read_bytes
 from ..model.source import Source, parse_source
+from ..plain_text import plain_toml
 from ..spec.artifacts import ArtifactSection
 from ..spec.decode import OnDeprecated, Refused, decode, deprecated, shared
 from ..spec.measure import Budget
@@ -35,7 +36,6 @@ from ..tensors import TensorInfo, fill_dynamic, parse_dynamic_axis, parse_input
 
 if TYPE_CHECKING:
     from ..spec.measure import BenchSection
-    from ..spec.models import ModelSection
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -45,7 +45,7 @@ else:
 _MOST_BYTES = 1 << 20
 _MOST_DOTS = 5000
 
-__all__ = ["BASELINE", "ArtifactSection", "Recipe", "read_recipe"]
+__all__ = ["BASELINE", "ArtifactSection", "Recipe", "read_recipe", "tomllib"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,14 +102,39 @@ def parse_recipe(content: bytes, path: Path, *, told: OnDeprecated = deprecated)
 def make_recipe(values: dict[str, Any], path: Path, *, told: OnDeprecated = deprecated) -> Recipe:
     """Return the recipe of these values, which `path` holds or will hold."""
     try:
-        recipe = Recipe(**vars(_decoded(values, told)), path=path)
+        version = values.get("version")
+        if version is not None and version != RECIPE_VERSION:  # what else a newer one holds is not known here
+            raise Refused("version", f"{RECIPE_VERSION} is required", value=version)
+        recipe = Recipe(**vars(decode(RecipeFile, values, on_deprecated=told)), path=path)
+        try:
+            parse_devices(recipe.bench.devices if recipe.bench else ())
+        except InvalidOption as error:
+            problem = error.message.removeprefix("`devices` ")
+            raise Refused("bench.devices", f"holds {problem}", hint=error.hint) from error
+        if recipe.sweep is None:  # of a matrix, the cells say it
+            check_batches(recipe)
         check_names(recipe)
         if recipe.sweep is None:
             require_scales(recipe)
         return recipe
     except Refused as error:
-        message = f"{path}: key '{error.key}' {error.sentence}"
-        raise RecipeError(message, hint=error.hint, file=path, key=error.key) from error
+        raise wrong_key(path, error.key, error.sentence, error.hint) from error
+
+
+def wrong_key(path: Path, key: str, problem: str, hint: str) -> RecipeError:
+    """Return the error of a key of a recipe."""
+    return RecipeError(f"{path}: key '{key}' {problem}", hint=hint, file=path, key=key)
+
+
+def toml(value: object) -> str:
+    """Return a value as TOML spells it: JSON's escapes are among TOML's."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return plain_toml(value)
+    if isinstance(value, Sequence):
+        return f"[{', '.join(map(toml, value))}]"
+    return str(value)
 
 
 def recipe_source(recipe: Recipe) -> Source:
@@ -123,12 +148,8 @@ def recipe_source(recipe: Recipe) -> Source:
 def refuse_matrix(recipe: Recipe) -> None:
     """Refuse a recipe that stands for many."""
     if recipe.sweep is not None:
-        raise RecipeError(
-            f"{recipe.path}: key 'sweep' makes many recipes of one; one without it is required here",
-            hint=f"qcompile sweep {recipe.path}",
-            file=recipe.path,
-            key="sweep",
-        )
+        problem = "makes many recipes of one; one without it is required here"
+        raise wrong_key(recipe.path, "sweep", problem, f"qcompile sweep {recipe.path}")
 
 
 def require_scales(recipe: Recipe) -> None:
@@ -143,28 +164,6 @@ def require_scales(recipe: Recipe) -> None:
     if model.is_file() and graph_precision(read_weightless(model).model) not in ("int8", "fp8"):
         problem = f"is missing; {needing[0]!r} is static INT8, and {model.name} holds no Q/DQ"
         raise Refused("data.calibration", problem)
-
-
-def _decoded(values: dict[str, Any], told: OnDeprecated) -> RecipeFile:
-    version = values.get("version")
-    if version is not None and version != RECIPE_VERSION:  # what else a newer one holds is not known here
-        raise Refused("version", f"{RECIPE_VERSION} is required", value=version)
-    recipe = decode(RecipeFile, values, on_deprecated=told)
-    if recipe.bench:
-        try:
-            parse_devices(recipe.bench.devices)
-        except InvalidOption as error:
-            problem = error.message.removeprefix("`devices` ")
-            raise Refused("bench.devices", f"holds {problem}", hint=error.hint) from error
-    if recipe.sweep is None:  # of a matrix, the cells say it
-        check_batches(recipe)
-    return recipe
-
-
-# The batch sizes that a recipe measures, and whether its model and its engines take them.
-#
-# A TensorRT engine takes the shapes of its optimization profiles and no others, so a recipe that measures a
-# batch outside of them is wrong before anything is built.
 
 
 DEFAULT_MAX = 16
@@ -184,9 +183,15 @@ def measured_batches(bench: BenchSection | None) -> dict[str, int]:
 def check_batches(recipe: RecipeFile) -> None:
     """Refuse a batch size that cannot be measured.
 
-    The batch is the first axis of every input. One that `model.inputs` fixes is fixed for all artifacts.
+    The batch is the first axis of every input. One that `model.inputs` fixes is fixed for all artifacts. A
+    TensorRT engine takes the shapes of its optimization profiles and no others.
     """
-    fixed = _fixed_batches(recipe.model)
+    named = {(name, axis) for name, axis, _ in map(parse_dynamic_axis, recipe.model.dynamic)}
+    fixed = {
+        one.name: one.shape[0]
+        for one in map(parse_input, recipe.model.inputs)
+        if one.shape and isinstance(one.shape[0], int) and (one.name, 0) not in named
+    }
     for key, batch in measured_batches(recipe.bench).items():
         for name, extent in fixed.items():
             if extent != batch:
@@ -221,16 +226,6 @@ def default_shapes(
 def has_shapes(one: ArtifactSection) -> bool:
     """Whether an artifact says which shapes its engine takes."""
     return bool(one.min_shapes or one.opt_shapes or one.max_shapes or one.tensorrt.profiles)
-
-
-def _fixed_batches(model: ModelSection) -> dict[str, int]:
-    named = {(name, axis) for name, axis, _ in map(parse_dynamic_axis, model.dynamic)}
-    inputs = [parse_input(text) for text in model.inputs]
-    return {
-        one.name: one.shape[0]
-        for one in inputs
-        if one.shape and isinstance(one.shape[0], int) and (one.name, 0) not in named
-    }
 
 
 def _profiles(one: ArtifactSection, where: str) -> Iterator[tuple[str, list[Ranges]]]:
@@ -279,7 +274,17 @@ _LONGEST = 200
 
 def published(recipe: RecipeFile) -> Iterator[tuple[str, str, str]]:
     """Yield (file name, key of the recipe that names it, what it is) of all that a run may publish."""
-    for file, key, what in _main_files(recipe):
+    files = [(f"{recipe.name}.onnx", "name", "the exported model")]
+    if recipe.model.simplify:
+        files.append((f"{recipe.name}{SIMPLIFIED}", "name", "the simplified model"))
+    if recipe.data.calibration and not recipe.calibrate.ranges:
+        files.append((f"{recipe.name}.ranges", "name", "the ranges"))
+    for index, one in enumerate(recipe.artifact):
+        key = f"artifact[{index}].name"
+        if engine(one.target).takes == "onnx" and one.precision != "fp32":  # which needs no graph
+            files.append((f"{one.name}{GRAPH}", key, f"the graph of artifact {one.name!r}"))
+        files.append((f"{one.name}{engine(one.target).suffix}", key, f"artifact {one.name!r}"))
+    for file, key, what in files:
         yield file, key, what
         yield manifest_path(Path(file)).name, key, f"the manifest of {what}"
         if file.endswith(".onnx"):
@@ -295,10 +300,12 @@ def check_names(recipe: RecipeFile) -> None:
             raise Refused(key, f"at most {_LONGEST} bytes are required", value=name)
     taken: dict[str, tuple[str, str]] = {}
     for file, key, what in published(recipe):
-        other, others = taken.setdefault(_as_file_systems_see(file), (file, what))
+        # macOS and Windows take names for one that differ by case, or by how a letter is composed.
+        folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", file).casefold())
+        other, others = taken.setdefault(folded, (file, what))
         if others != what:
             problem = f"another name is required: {what} would be {file}, and {others} is {other}"
-            raise Refused(key, problem, value=_value(recipe, key))
+            raise Refused(key, problem, value=dict(named)[key])
 
 
 def check_output(recipe: RecipeFile, folder: Path, output: Path) -> None:
@@ -312,31 +319,3 @@ def check_output(recipe: RecipeFile, folder: Path, output: Path) -> None:
                 hint="give another `output`, or another `name`",
                 option="output",
             )
-
-
-def _main_files(recipe: RecipeFile) -> Iterator[tuple[str, str, str]]:
-    yield f"{recipe.name}.onnx", "name", "the exported model"
-    if recipe.model.simplify:
-        yield f"{recipe.name}{SIMPLIFIED}", "name", "the simplified model"
-    if recipe.data.calibration and not recipe.calibrate.ranges:
-        yield f"{recipe.name}.ranges", "name", "the ranges"
-    for index, one in enumerate(recipe.artifact):
-        key = f"artifact[{index}].name"
-        if _may_be_lowered(one):
-            yield f"{one.name}{GRAPH}", key, f"the graph of artifact {one.name!r}"
-        yield f"{one.name}{engine(one.target).suffix}", key, f"artifact {one.name!r}"
-
-
-def _may_be_lowered(one: ArtifactSection) -> bool:
-    """Whether a graph of its own may be made for it; float32 is built from the model itself."""
-    return engine(one.target).takes == "onnx" and one.precision != "fp32"
-
-
-def _as_file_systems_see(file: str) -> str:
-    """Those of macOS and Windows take names that differ by case, or by how a letter is composed, for one."""
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", file).casefold())
-
-
-def _value(recipe: RecipeFile, key: str) -> str:
-    index = key.removeprefix("artifact[").partition("]")[0]
-    return recipe.artifact[int(index)].name if index.isdecimal() else recipe.name

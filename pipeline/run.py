@@ -9,39 +9,43 @@ the artifacts that need ranges. An error of another stage ends the run.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from ..data.batches import located
 from ..errors import EngineUnavailable, QCompileError, UsageError
 from ..model.archives import trusting
+from ..model.source import parse_source
 from ..progress import Progress, silent
 from ..spec.decode import spec_from_call
 from ..spec.recipes import RunSpec
+from ..spec.words import Target, is_own_metric
+from .bench_stages import read_ranks, read_score, trial_files, trial_text
 from .graph import BUILD, KINDS, ThisProcess, each, kind_of, stages_of
-from .kinds import for_every_kind
-from .recipe import Recipe, check_output, read_recipe, refuse_matrix
-from .stage import SOURCE, Executor, Made, Stage
+from .recipe import Recipe, check_output, make_recipe, read_recipe, refuse_matrix
+from .stage import SOURCE, Executor, Made, Stage, for_every_kind
 from .stages import source_digest
-from .store import Store
+from .store import FOLDER, Store
 from .trust import trusted
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ..bench.results.results import Results
+    from ..compiler.quantize.sensitivity import LayerSensitivity
     from ..spec.keywords import RunKeywords
     from ..spec.measure import Budget
+    from ..tuning.trials import Elsewhere, Score, TrialAsk, TrialSetting
 
 
-class StageListener(Protocol):
-    """Told of every stage when it is over."""
-
-    def __call__(self, stage: str, state: str, seconds: float, /) -> None:
-        """`state` is "done", "skipped" or "failed"."""
+StageListener = Callable[[str, str, float], None]
+"""Told of every stage when it is over: its name, "done", "skipped" or "failed", and its seconds."""
 
 
 @dataclass
@@ -49,14 +53,11 @@ class RunReport:
     """What a run did.
 
     Attributes:
-        output: Folder of the artifacts.
         stages: Stage to "done", "skipped" or "failed", in order.
-        artifacts: Artifact name to its file, of those that were built.
-        digests: Artifact name to the digest of that file.
+        artifacts, digests: Artifact name to its file, and to the digest of it, of those that were built.
         failures: Artifact name to why it was not; a later run tries it again.
         results: What was measured; None for a recipe without `[bench]`.
-        page: The report of it.
-        why_no_page: Why there is none.
+        page: The report of it; `why_no_page` says why there is none.
         budget: Measured artifact to why it may not be recommended, empty where it keeps the budget; None
             without one.
         where: Stage to the worker that did it; empty where all was done in this process.
@@ -177,13 +178,19 @@ class Visit:
 
     @functools.cached_property
     def source_digest(self) -> str:
-        """Digest of the recipe's model."""
         return source_digest(self.recipe)
 
     def drive(self) -> RunReport:
-        """Visit the stages in order."""
         for group in stages_of(self.recipe):
-            branches = [branch for branch in group if self._goes_on(branch[0])]
+            branches = list[list[Stage]]()
+            for branch in group:
+                first = branch[0]
+                if first.kind in self.without or first.artifact in self.report.failures:
+                    continue
+                if replaced := kind_of(first).replaced(self.recipe):  # the recipe names its file
+                    self.made[first.kind, first.artifact] = replaced
+                else:
+                    branches.append(branch)
             errors = each(self.executor, [functools.partial(self._branch, branch) for branch in branches])
             for branch, error in zip(branches, errors, strict=True):
                 name = branch[0].artifact
@@ -199,15 +206,6 @@ class Visit:
         made = self._look(stage)
         assert made is not None, "only a graph may stay as it is"
         return made
-
-    def _goes_on(self, stage: Stage) -> bool:
-        """Whether there is a stage to do: its artifact has not failed, the recipe does not name its file."""
-        if stage.kind in self.without or stage.artifact in self.report.failures:
-            return False
-        replaced = kind_of(stage).replaced(self.recipe)
-        if replaced is not None:
-            self.made[stage.kind, stage.artifact] = replaced
-        return replaced is None
 
     def _branch(self, stages: Sequence[Stage]) -> QCompileError | None:
         """Carry out stages that follow each other; an error that does not end the run is returned."""
@@ -249,7 +247,10 @@ class Visit:
                 stage = replace(
                     stage,
                     built={name: self.made[kind, name] for name in self.report.artifacts},
-                    why_not={name: _reason(error) for name, error in failures.items()},
+                    why_not={
+                        name: "; ".join(filter(None, (error.message, error.hint)))
+                        for name, error in failures.items()
+                    },
                     unavailable=tuple(absent),
                 )
             elif made := self.made.get((kind, stage.artifact if KINDS[kind].per_artifact else "")):
@@ -265,18 +266,20 @@ class Visit:
         parts = kind_of(stage).parts(self.recipe, stage, self.executor, is_done)
         if parts == [stage]:
             return self._look(stage)
-        outcomes = each(self.executor, [functools.partial(self._outcome, part) for part in parts])
-        files = {
-            part.shard or part.machine: _required(made) for part, made in zip(parts, outcomes, strict=True)
-        }
-        return self._look(replace(stage, parts=files))
+        files: dict[str, Made] = {}
+        errors: dict[str, QCompileError] = {}
 
-    def _outcome(self, part: Stage) -> Made | QCompileError:
-        """The file of a part, or its error: the others are done none the less."""
-        try:
-            return self.file_of(part)
-        except QCompileError as error:
-            return error
+        def do(part: Stage) -> None:  # where one fails, the others are done none the less
+            try:
+                files[part.shard or part.machine] = self.file_of(part)
+            except QCompileError as error:
+                errors[part.shard or part.machine] = error
+
+        each(self.executor, [functools.partial(do, part) for part in parts])
+        names = [part.shard or part.machine for part in parts]
+        for name in filter(errors.get, names):
+            raise errors[name]
+        return self._look(replace(stage, parts={name: files[name] for name in names}))
 
     def _look(self, stage: Stage) -> Made | None:
         """Carry out a stage, unless it is done already or there is nothing to do."""
@@ -308,11 +311,57 @@ class Visit:
             self.listener(stage.name, state, time.monotonic() - start)
 
 
-def _reason(error: QCompileError) -> str:
-    return "; ".join(filter(None, (error.message, error.hint)))
+# What `tune` takes as `elsewhere`: its trials as stages of a recipe, visited as those of any other.
 
 
-def _required(made: Made | QCompileError) -> Made:
-    if isinstance(made, QCompileError):
-        raise made
-    return made
+_TRIALS = "trials.toml"
+
+
+def on_executor(
+    executor: Executor, folder: str | Path, *, progress: Progress = silent
+) -> Callable[[TrialSetting], Elsewhere]:
+    """Return what `tune` takes as `elsewhere`."""
+    return lambda setting: StageTrials(executor, setting, Path(folder), progress)
+
+
+class StageTrials:
+    """Has the trials of one setting carried out as stages, in a folder that no other tuning holds."""
+
+    def __init__(self, executor: Executor, setting: TrialSetting, folder: Path, progress: Progress) -> None:
+        self.setting, self.parallel = setting, executor.parallel
+        store = Store(folder, folder=folder / FOLDER)
+        self._visit = Visit(setting_recipe(setting, folder), store, (), executor, progress)
+        self._stack = contextlib.ExitStack()
+        self._stack.enter_context(store.locked())
+
+    def make(self, ask: TrialAsk) -> tuple[Score, list[Path]]:
+        text = trial_text(self.setting, ask)
+        # Two mixes may have one name until it is known which of them counts.
+        name = f"{ask.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        path = self._visit.file_of(Stage(kind="trial", artifact=name, trial=text)).path
+        return read_score(path, ask), trial_files(path, ask)
+
+    def rank(self, target: Target, part: int, parts: int) -> list[LayerSensitivity]:
+        text = trial_text(self.setting)
+        stage = Stage(kind="rank", artifact=target, shard=f"{part}/{parts}", trial=text)
+        return read_ranks(self._visit.file_of(stage).path)
+
+    def close(self) -> None:
+        """Let another tuning have the folder."""
+        self._stack.close()
+
+
+def setting_recipe(setting: TrialSetting, folder: Path) -> Recipe:
+    """Return the recipe that the steps of a setting belong to; it has no file."""
+    own = parse_source(setting.metric).absolute if is_own_metric(setting.metric) else setting.metric
+    values = {
+        "version": 1,
+        "name": "trials",
+        "model": {"source": str(setting.model.resolve()), "simplify": False},
+        "data": {"evaluation": located(setting.data, Path.cwd())},
+        "calibrate": {"ranges": str(setting.ranges.resolve())},
+        "artifact": [{"name": "float", "target": "onnxruntime"}],
+        "bench": {"metric": own},
+        "output": FOLDER,
+    }
+    return make_recipe(values, folder / _TRIALS)

@@ -6,14 +6,18 @@ A `Stage` names its files by their digests, wherever they lie: it can be sent to
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..errors import RecipeError
 from ..progress import Progress
-from .estimate import Rule
-from .recipe import Recipe
+from ..spec.artifacts import ArtifactSection
+from ..spec.decode import Refused
+from ..spec.words import CLUSTER, TENSORRT_TARGETS
+from .recipe import Recipe, check_names, wrong_key
 from .store import Store
 
 SOURCE = "source"
@@ -30,18 +34,16 @@ class Made:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One stage of a recipe.
+    """One stage of a recipe; `kind` is a row of `graph.KINDS`.
 
     Attributes:
-        kind: What is done: a row of `graph.KINDS`.
         artifact: Name of the artifact, of "quantize" and "build"; of "rank" the target.
         shard: "2/8" is the second of eight parts of the data, of "calibrate"; empty for all.
         source_digest: Of the recipe's model, where the stage reads it.
         files: What it is given by role: "model", "ranges", "graph", "results".
         parts: What its parts wrote, by shard or machine, to be put together in place of its work.
-        built: Artifact name to its file, of "bench".
-        why_not: Artifact name to why it was not built, of "bench".
-        unavailable: Those of them whose engine cannot be used.
+        built, why_not: Artifact name to its file, or to why it was not built, of "bench".
+        unavailable: Those that were not built as their engine cannot be used.
         machine: Kind of machine that it must run on, such as "sm90" for one with that GPU; empty for any.
         trial: What `tune` asks for, as JSON, of "trial" and "rank".
     """
@@ -131,6 +133,40 @@ class Executor(Protocol):
         """End what is carried out: `do` raises soon, in whatever thread it is."""
 
 
+@dataclass(frozen=True)
+class Scale:
+    """What the rules count with; None where it is not known.
+
+    Bytes of the FP32 weights, multiply-adds of a sample, cores that may be used, samples that are
+    calibrated on and evaluated, artifacts that are measured here, and the measurement's time limit.
+    """
+
+    weight_bytes: int | None
+    multiply_adds: int | None
+    cores: int
+    calibrated: int
+    evaluated: int
+    rows: int
+    max_time_s: float
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What the stages of a kind take: memory is `memory_mb` and `copies` of the weights, a row for `of_rows`.
+
+    `seconds` is of the weights in MB, the seconds of a sample through the model, the sizes, and the artifact:
+    there are none without multiply-adds where the stage `runs_model`. What `writes_weights` writes them in
+    the precision of its artifact.
+    """
+
+    seconds: Callable[[float, float, Scale, ArtifactSection | None], float]
+    runs_model: Callable[[ArtifactSection | None], bool] = lambda _: False
+    memory_mb: float = 300
+    copies: float = 0
+    writes_weights: bool = True
+    of_rows: bool = False
+
+
 Key = dict[str, Any]
 Parts = Callable[[Recipe, Stage, Executor, Callable[[], bool]], list[Stage]]
 
@@ -141,10 +177,8 @@ class StageKind:
 
     Attributes:
         inputs: Role of each file that a stage is given, to the kind of the stage that writes it.
-        file: Name of the file that it writes.
         key: All that its outcome depends on: digests, options and versions.
-        work: Writes `Job.path`.
-        needs: What a machine must have.
+        work: Writes `Job.path`, whose name `file` gives.
         rule: How long it takes, and how much memory and disk; None for one that `--dry-run` never shows.
         is_in: Whether a recipe has such a stage for the artifact of a name; a trial of `tune` is in none.
         applies: Whether there is something to do, by this machine's engine; False is a graph that stays.
@@ -168,12 +202,136 @@ class StageKind:
     is_in: Callable[[Recipe, str], bool] = lambda *_: True
     applies: Callable[[Recipe, Stage], bool] = lambda *_: True
     replaced: Callable[[Recipe], Made | None] = lambda _: None
-    parts: Callable[[Recipe, Stage, Executor, Callable[[], bool]], list[Stage]] = lambda _, stage, *__: [
-        stage
-    ]
+    parts: Parts = lambda _, stage, *__: [stage]
     per_artifact: bool = False
     ends_run: bool = True
     optional: bool = False
     published: bool = True
     measures: bool = False
     here: Callable[[Stage], bool] = lambda _: False
+
+
+# Kinds of machines: an artifact for every GPU of a cluster, and where each is built and measured.
+#
+# A kind is a compute capability ("sm90"): machines with such a GPU. The empty kind is any machine.
+#
+#     gpus = ["cluster"]   NAME ─▶ NAME-sm86, NAME-sm90      on a cluster with GPUs of these kinds
+
+
+ANY = ""
+PROCESSOR = "cpu"
+"""Name of the measurement without a GPU where there are others."""
+
+
+def for_every_kind(recipe: Recipe, kinds: Sequence[str]) -> Recipe:
+    """Return the recipe with one artifact for each kind in place of each that is for the cluster's GPUs."""
+    clustered = [one for one in recipe.artifact if one.gpus == (CLUSTER,)]
+    if not clustered:
+        return recipe
+    key = f"artifact[{recipe.artifact.index(clustered[0])}].gpus"
+    if not kinds:
+        name = clustered[0].name
+        problem = f"is {CLUSTER!r}; there is no cluster with a GPU for {name!r}"
+        hint = "run it with `scheduler`, or name compute capabilities, such as sm86"
+        raise wrong_key(recipe.path, key, problem, hint)
+    try:
+        for_cluster = {one.name: [for_kind(one, kind) for kind in kinds] for one in clustered}
+        artifacts = (for_cluster.get(one.name, [one]) for one in recipe.artifact)
+        expanded = replace(recipe, artifact=tuple(itertools.chain.from_iterable(artifacts)))
+        check_names(expanded)
+    except Refused as error:
+        raise RecipeError(
+            f"{recipe.path}: with artifacts for {', '.join(kinds)}, key '{error.key}' {error.sentence}",
+            hint=error.hint,
+            file=recipe.path,
+            key=error.key,
+        ) from error
+    return expanded
+
+
+def for_kind(one: ArtifactSection, kind: str) -> ArtifactSection:
+    """Return the artifact of one kind: "NAME-sm86"."""
+    return replace(one, name=f"{one.name}-{kind}", gpus=(kind,))
+
+
+def named_artifact(recipe: Recipe, name: str) -> ArtifactSection:
+    """Return the artifact of a name, also of one that is for the cluster's GPUs and of this kind.
+
+    So a worker reads the recipe as it was written, whatever the cluster has.
+    """
+    for one in recipe.artifact:
+        if one.name == name:
+            return one
+    for one in recipe.artifact:
+        kind = name.removeprefix(f"{one.name}-")
+        if one.gpus == (CLUSTER,) and kind != name:
+            return for_kind(one, kind)
+    raise KeyError(name)
+
+
+def built_on(one: ArtifactSection) -> str:
+    """Return the kind of machine that an artifact must be built on: TensorRT builds for the GPU it finds."""
+    return one.gpus[0] if one.target == "tensorrt" and len(one.gpus) == 1 else ANY
+
+
+def measured_on(
+    recipe: Recipe, built_for: Mapping[str, Sequence[str]], kinds: Sequence[str]
+) -> dict[str, list[str]]:
+    """Return kind of machine to the artifacts that are measured there, beside the baseline.
+
+    An engine goes to each of `kinds`, the cluster's GPUs, that it was built for; where none is there, it
+    stays with the others, where its row says why it does not run. The rest goes where no GPU is needed;
+    where `bench.devices` names a GPU, to the machines with the first kind. The kinds are in order, the one
+    without a GPU first; without any, all is measured together.
+    """
+    section, rest = recipe.bench, kind_of_others(recipe, kinds)
+    assert section is not None, "the caller looks first"
+    groups: dict[str, list[str]] = {}
+    for name, gpus in built_for.items():
+        for kind in [kind for kind in kinds if kind in gpus] or [rest]:
+            groups.setdefault(kind, []).append(name)
+    if not groups or (section.models and rest not in groups):
+        groups[rest] = []
+    return {kind: groups[kind] for kind in sorted(groups)}
+
+
+def kind_of_others(recipe: Recipe, kinds: Sequence[str]) -> str:
+    """Return the kind of machine that measures what is for no kind of GPU."""
+    devices = recipe.bench.devices if recipe.bench else ()
+    return kinds[0] if kinds and any(device != "cpu" for device in devices) else ANY
+
+
+def measured_apart(recipe: Recipe, whole: Stage, kinds: Sequence[str]) -> list[Stage]:
+    """Return the stage that measures all, or one for each kind of machine, that of the processor first.
+
+    The first of them has the rows of what was not built.
+    """
+    targets = {name: named_artifact(recipe, name).target for name in whole.built}
+    built_for = {
+        name: gpus_of(made.path) if targets[name] in TENSORRT_TARGETS else ()
+        for name, made in whole.built.items()
+    }
+    groups = measured_on(recipe, built_for, kinds)
+    if list(groups) == [ANY]:
+        return [whole]
+    assert recipe.bench is not None, "the caller looks first"
+    stages: list[Stage] = []
+    baseline = recipe.bench.baseline
+    for kind, names in groups.items():
+        beside = {baseline} if kind in built_for.get(baseline, ()) or not built_for.get(baseline) else set()
+        stage = replace(
+            whole,
+            machine=kind or PROCESSOR,
+            built={name: made for name, made in whole.built.items() if name in {*names, *beside}},
+        )
+        stages.append(replace(stage, why_not={}, unavailable=()) if stages else stage)
+    return stages
+
+
+def gpus_of(path: Path) -> tuple[str, ...]:
+    """Return the GPUs that an artifact was built for, as its manifest says."""
+    from ..artifact import read_manifest
+
+    manifest = read_manifest(path)
+    listed = manifest.device.get("gpus") if manifest else None
+    return tuple(str(one) for one in listed) if isinstance(listed, list) else ()

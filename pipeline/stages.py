@@ -14,6 +14,7 @@ from ..artifact import accepting, checked_input, known_digest, tool_versions
 from ..data.batches import Data
 from ..engines.gpu import find_gpu
 from ..engines.registry import capabilities, engine, packages_of
+from ..errors import QCompileError
 from ..model.load import digest_preprocessing
 from ..model.source import TENSORFLOW_KINDS, digest_source
 from ..processor import isa_here, processor
@@ -22,16 +23,15 @@ from ..spec.decode import key as options_key
 from ..spec.decode import shared
 from ..spec.engines import BUILT_IN
 from ..spec.models import CalibrateSpec
-from ..spec.tensorrt import AUTO, OFF, TensorRTOptions
+from ..spec.tensorrt import AUTO, OFF
 from ..spec.words import CPU_TARGETS, GraphTarget, Isa
-from .estimate import calibration_samples
-from .kinds import ANY, built_on, named_artifact
 from .recipe import ArtifactSection, Recipe, default_shapes, has_shapes, measured_batches, recipe_source
-from .stage import SOURCE, Executor, Job, Key, Made, Needs, Stage
+from .stage import ANY, SOURCE, Executor, Job, Key, Made, Needs, Stage, built_on, named_artifact
 from .store import FOLDER
 from .trust import interpreters
 
 ONNX_TOOLS = ("onnx", "onnxruntime", "numpy")
+_ASSUMED_SAMPLES = 256
 _OF_THE_SOURCE = ("source", "depends", "trust", "weights", "download", "preprocessing", "simplify")
 """Options of `[model]` whose effect is in the digest of the source, or in a stage of its own."""
 _OF_THE_BUILD = (
@@ -134,6 +134,21 @@ def calibrate_key(recipe: Recipe, stage: Stage) -> Key:
     }
 
 
+def count_samples(recipe: Recipe, spec: str) -> int:
+    """Return the number of samples; 256 where only reading them all would tell."""
+    try:
+        total = Data(spec, (), base=recipe.folder, depends=recipe.data_depends).total if spec else 0
+    except QCompileError:
+        total = None
+    return _ASSUMED_SAMPLES if total is None else total
+
+
+def calibration_samples(recipe: Recipe) -> int:
+    """Return how many samples are calibrated on, as far as that is known without reading them all."""
+    total = count_samples(recipe, recipe.data.calibration)
+    return min(total, recipe.calibrate.samples or total)
+
+
 def calibrate_parts(
     recipe: Recipe, stage: Stage, executor: Executor, is_done: Callable[[], bool]
 ) -> list[Stage]:
@@ -169,11 +184,6 @@ def _calibration_data(recipe: Recipe, stage: Stage) -> Data:
         base=recipe.folder,
         depends=recipe.data_depends,
     )
-
-
-def has_ranges(recipe: Recipe, _: str) -> bool:
-    """Whether an artifact needs ranges that are not in the model as Q/DQ."""
-    return recipe.has_ranges and any(one.needs_ranges for one in recipe.artifact)
 
 
 def given_ranges(recipe: Recipe) -> Made | None:
@@ -238,11 +248,6 @@ def build_applies(recipe: Recipe, stage: Stage) -> bool:
     """Every artifact is built; an engine that is not here is `EngineUnavailable`."""
     one = named_artifact(recipe, stage.artifact)
     return takes_pytorch(one) or bool(capabilities(engine(one.target)))
-
-
-def artifact_file(recipe: Recipe, stage: Stage) -> str:
-    """Return the name of the file of an artifact."""
-    return f"{stage.artifact}{engine(named_artifact(recipe, stage.artifact).target).suffix}"
 
 
 def build_work(recipe: Recipe, stage: Stage, job: Job) -> object:
@@ -337,10 +342,15 @@ def _build_options(recipe: Recipe, one: ArtifactSection) -> dict[str, object]:
 
 def _spec(recipe: Recipe, one: ArtifactSection, ranges: Made | None) -> BuildSpec:
     """What a recipe says of an artifact, with files as the recipe's folder has them."""
+    options = one.tensorrt
+    plugins = tuple(str(recipe.folder / name) for name in options.plugins)
+    cache = options.timing_cache
+    if cache not in (AUTO, OFF):
+        cache = str(recipe.folder / cache)
     return shared(
         BuildSpec,
         one,
-        tensorrt=located_options(recipe, one.tensorrt),
+        tensorrt=replace(options, plugins=plugins, timing_cache=cache),
         ranges=ranges.path if ranges else None,
         data=located(recipe, recipe.data.calibration) if one.calibrator != "ranges" else None,
         inputs=recipe.model.inputs if engine(one.target).takes == "pytorch" else (),
@@ -354,11 +364,3 @@ def located(recipe: Recipe, spec: str) -> str | None:
     from ..data.batches import located as located_data
 
     return located_data(spec, recipe.folder.resolve())
-
-
-def located_options(recipe: Recipe, options: TensorRTOptions) -> TensorRTOptions:
-    """Return TensorRT's options with files as the recipe's folder has them."""
-    plugins = tuple(str(recipe.folder / name) for name in options.plugins)
-    kept = options.timing_cache in (AUTO, OFF)
-    cache = options.timing_cache if kept else str(recipe.folder / options.timing_cache)
-    return replace(options, plugins=plugins, timing_cache=cache)

@@ -36,7 +36,7 @@ from ..files import TEMPORARY, digest_files, held_folder, lock, open_lock, remov
 
 FOLDER = ".qcompile"
 _RECORD = "stage.json"
-_KEPT_DAYS = 14.0
+KEPT_DAYS = 14.0
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Store:
         `publish` gives its files their names in the output folder. `took` has its `seconds` and
         `peak_bytes` where it was carried out elsewhere, and `work` brings the files.
         """
-        final = self._place(stage, key)
+        final = self.folder / self.name(stage, key)
         files = None if again else self._intact(final)
         done = files is not None
         if files is None:
@@ -104,7 +104,8 @@ class Store:
 
     def name(self, stage: str, key: Mapping[str, Any]) -> str:
         """Return the name that a stage of this key has, or would have, in `kept`."""
-        return self._place(stage, key).name
+        digest = hashlib.sha256(json.dumps([stage, key], sort_keys=True).encode()).hexdigest()
+        return f"{stage}-{digest[:16]}"
 
     def kept(self, stage: str) -> list[str]:
         """Return the names of the finished stages of this name that are whole: "build-int8-3f9c…"."""
@@ -118,7 +119,7 @@ class Store:
 
     def find(self, stage: str, key: Mapping[str, Any]) -> Stored | None:
         """Return the finished stage of this key, if it is there; nothing is written."""
-        final = self._place(stage, key)
+        final = self.folder / self.name(stage, key)
         files = self._intact(final)
         return None if files is None else Stored(final, files, was_done=True)
 
@@ -144,13 +145,9 @@ class Store:
             self._publish(final, files)
         return Stored(final, files, done)
 
-    def _place(self, stage: str, key: Mapping[str, Any]) -> Path:
-        digest = hashlib.sha256(json.dumps([stage, key], sort_keys=True).encode()).hexdigest()
-        return self.folder / f"{stage}-{digest[:16]}"
-
     def forget_old(self) -> None:
         """Remove stages that no run has used for two weeks; never those of this run: the clock may jump."""
-        oldest = time.time() - _KEPT_DAYS * 86400
+        oldest = time.time() - KEPT_DAYS * 86400
         for record in self.folder.glob(f"*/{_RECORD}"):
             if record.parent not in self._used and record.stat().st_mtime < oldest:
                 shutil.rmtree(record.parent, ignore_errors=True)
@@ -165,7 +162,12 @@ class Store:
         with held_folder(self.folder) as temporary:
             start = time.monotonic()
             work(temporary)
-            took = took or {"seconds": round(time.monotonic() - start, 3), "peak_bytes": _peak_bytes()}
+            peak_bytes = None
+            with contextlib.suppress(ImportError):  # Windows does not tell
+                import resource
+
+                peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            took = took or {"seconds": round(time.monotonic() - start, 3), "peak_bytes": peak_bytes}
             written = sorted(path for path in temporary.iterdir() if path.is_file())
             for path in written:
                 _sync(path)
@@ -192,10 +194,21 @@ class Store:
         return files
 
     def _publish(self, final: Path, files: Mapping[str, str]) -> None:
-        """Give the files their public names: weights first, manifests last, so that no pair is wrong."""
-        self._remove_former(final, files)
-        synced = False
-        for name in sorted(files, key=_order):
+        """Give the files their public names: weights first, manifests last, so that no pair is wrong.
+
+        Halves of wrong pairs go first, as a kill may come before the other half is in place: the manifest of
+        a file that another takes the place of, and weights beside an ONNX file whose successor holds its own.
+        """
+        for name in files:
+            data, manifest = f"{name}.data", self.output / f"{name}.json"
+            if manifest.name not in files:
+                continue
+            if manifest.is_file() and not os.path.samefile(manifest, final / manifest.name):
+                manifest.unlink()
+            if data not in files:
+                (self.output / data).unlink(missing_ok=True)
+        synced, order = False, {".data": 0, ".json": 2}
+        for name in sorted(files, key=lambda name: (order.get(Path(name).suffix, 1), name)):
             if not synced and f"{name}.json" not in files and name.endswith(".json"):
                 _sync(self.output)  # a manifest appears after its file, also on the disk
                 synced = True
@@ -220,25 +233,6 @@ class Store:
                 ) from error
         _sync(self.output)
 
-    def _remove_former(self, final: Path, files: Mapping[str, str]) -> None:
-        """Remove halves of wrong pairs: a kill may come before the other half is in place.
-
-        That is the manifest of a file that another takes the place of, and the weights of an ONNX file that
-        had them beside it where the new one holds them itself.
-        """
-        for name in files:
-            data, manifest = f"{name}.data", self.output / f"{name}.json"
-            if manifest.name not in files:
-                continue
-            if manifest.is_file() and not os.path.samefile(manifest, final / manifest.name):
-                manifest.unlink()
-            if data not in files:
-                (self.output / data).unlink(missing_ok=True)
-
-
-def _order(name: str) -> tuple[int, str]:
-    return (0 if name.endswith(".data") else 2 if name.endswith(".json") else 1), name
-
 
 @dataclass(frozen=True)
 class _Record:
@@ -252,18 +246,13 @@ class _Record:
 
 
 def _read_record(path: Path) -> dict[str, Any]:
-    """Return the record of a stage."""
     record: dict[str, Any] = json.loads(path.read_bytes())
     msgspec.convert(record, _Record)
     for name in record["files"]:
-        if not _is_plain(name) or name == _RECORD or name not in record["stats"]:
+        plain = name not in ("", ".", "..") and Path(name).name == name and not set(name) & {"\\", "\0"}
+        if not plain or name == _RECORD or name not in record["stats"]:
             raise ValueError(f"{path}: {name!r} is no file of the stage")
     return record
-
-
-def _is_plain(name: str) -> bool:
-    """Whether it is the name of a file in a folder, not a way out of it."""
-    return name not in ("", ".", "..") and Path(name).name == name and not set(name) & {"\\", "\0"}
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -286,15 +275,6 @@ def _sync(path: Path) -> None:
             raise
     finally:
         os.close(number)
-
-
-def _peak_bytes() -> int | None:
-    """The largest memory that this process has had until now; None where the system does not tell."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _stat(path: Path) -> list[int]:

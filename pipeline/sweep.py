@@ -1,27 +1,35 @@
 """`qcompile sweep`: `run` over the recipes that a matrix makes, one results file and one report of all.
 
 recipe with [sweep] ── members ─▶ recipes ── run ─▶ results of each ── join ─▶ results.json
+
+A cell of the matrix is a model, a shape and an artifact: small-b8-onnxruntime-int8. Artifacts of one recipe
+are measured beside each other, so their speed-ups may be compared. What the options forbid together is a cell
+that says why.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
 from ..errors import ClusterError, EngineUnavailable, QCompileError
 from ..progress import Progress, silent
-from ..spec.decode import spec_from_call
+from ..spec.artifacts import ArtifactSection
+from ..spec.decode import Refused, spec_from_call
 from ..spec.recipes import SweepSpec
+from ..spec.sweep import SweepModel, SweepSection, SweepShape, first_taken
+from ..spec.words import BASELINE, TENSORRT_TARGETS
+from ..tensors import format_shape, parse_input
 from .bench_stages import REPORT, RESULTS
 from .graph import ThisProcess, each
-from .matrix import Cell, Member, members
 from .plan import Plan, PlannedStage, plan
-from .recipe import Recipe, read_recipe
+from .recipe import Recipe, check_batches, check_names, has_shapes, read_recipe, require_scales, wrong_key
 from .run import RunReport, StageListener, run
 from .stage import Executor
 from .store import FOLDER, Store
@@ -33,6 +41,178 @@ if TYPE_CHECKING:
     from ..bench.results.results import Results
     from ..bench.results.row import Row
     from ..spec.keywords import SweepKeywords
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One combination of the matrix; its name is unique in the sweep, and the same in every run of it.
+
+    `artifact` is its name in its recipe; `gpu` the kind of GPU that it is built for, empty for this
+    machine's, or none; `why_not` says why the options forbid it, empty where they do not.
+    """
+
+    name: str = ""
+    model: str = ""
+    shape: str = ""
+    artifact: str
+    target: str
+    precision: str
+    gpu: str = ""
+    why_not: str = ""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A model with a shape, "small-b8": its cells, and the recipe of those that are possible, if any."""
+
+    name: str
+    model: str
+    shape: str
+    cells: tuple[Cell, ...]
+    recipe: Recipe | None
+
+
+def members(recipe: Recipe, *, kinds: Sequence[str] = (), only: Sequence[str] = ()) -> list[Member]:
+    """Return what a sweep consists of, one model and shape after the other.
+
+    `kinds` are the workers' GPUs, such as "sm90", for "each" in `sweep.gpus`; `only` are globs, and cells
+    whose name none of them matches are left out. Empty keeps all.
+    """
+    matrix = recipe.sweep
+    if matrix is None:
+        hint = "`qcompile run` builds the artifacts of a recipe without one"
+        raise wrong_key(recipe.path, "sweep", "is missing; a matrix is required", hint)
+    artifacts = list(_artifacts(recipe, matrix, kinds))
+    models = matrix.every_model() or [SweepModel(name=recipe.name, source=recipe.model.source)]
+    shapes: list[SweepShape | None] = [*matrix.read_shapes()] or [None]
+    variants = [_Variant(recipe, model, shape) for model in models for shape in shapes]
+    _check_unique(recipe, "sweep.shapes", [variant.name for variant in variants])
+    _check_unique(recipe, "sweep", [variant.cell(cell).name for variant in variants for cell, _ in artifacts])
+    every = (variant.member(artifacts, matrix.exclude, only) for variant in variants)
+    return [member for member in every if member.cells]
+
+
+def _artifacts(
+    recipe: Recipe, matrix: SweepSection, kinds: Sequence[str]
+) -> Iterator[tuple[Cell, Mapping[str, Any]]]:
+    """The artifacts of the recipe, then those of the matrix: each a cell of no model yet, and its options."""
+    for section in recipe.artifact:
+        gpus = "+".join(section.gpus)
+        cell = Cell(artifact=section.name, target=section.target, precision=section.precision, gpu=gpus)
+        yield cell, vars(section)
+    for item in matrix.combinations(kinds):
+        options: dict[str, Any] = {"target": item.target, "precision": item.precision, "name": item.name}
+        why_not = ""
+        if item.gpu:
+            options["gpus"] = (item.gpu,)
+        elif item.target in TENSORRT_TARGETS and matrix.gpus:
+            why_not = f"sweep.gpus is {', '.join(matrix.gpus)}, and no worker has a GPU"
+        if item.precision == "int4":
+            options["mode"] = "weights"  # the only mode of it
+        yield Cell(artifact=item.name, **vars(item), why_not=why_not), options
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """A model with a shape, before its artifacts."""
+
+    recipe: Recipe
+    model: SweepModel
+    shape: SweepShape | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.model.name}-{self.shape.label}" if self.shape else self.model.name
+
+    def cell(self, cell: Cell) -> Cell:
+        label = self.shape.label if self.shape else ""
+        return replace(cell, name=f"{self.name}-{cell.artifact}", model=self.model.name, shape=label)
+
+    def member(
+        self, artifacts: Sequence[tuple[Cell, Mapping[str, Any]]], exclude: Sequence[str], only: Sequence[str]
+    ) -> Member:
+        cells, sections = [], []
+        for cell, options in artifacts:
+            cell = self.cell(cell)
+            if _matches(cell.name, exclude) or (only and not _matches(cell.name, only)):
+                continue
+            section = cell.why_not or self.section(options)
+            if isinstance(section, ArtifactSection):
+                sections.append(section)
+            else:
+                cell = replace(cell, why_not=section)
+            cells.append(cell)
+        recipe = self.with_artifacts(sections) if sections else None
+        label = self.shape.label if self.shape else ""
+        return Member(self.name, self.model.name, label, tuple(cells), recipe)
+
+    def section(self, options: Mapping[str, Any]) -> ArtifactSection | str:
+        """The artifact, or why it cannot be made."""
+        try:
+            section = ArtifactSection(**options)
+            shape = self.shape
+            if shape and shape.inputs and section.target in TENSORRT_TARGETS and not has_shapes(section):
+                shapes: dict[str, Any] = {  # the least, the measured and the largest of each input
+                    kind: tuple(f"{name}:{format_shape(each[index])}" for name, each in shape.inputs.items())
+                    for index, kind in enumerate(("min_shapes", "opt_shapes", "max_shapes"))
+                }
+                section = replace(section, **shapes)
+            recipe = self.with_artifacts([section])
+            require_scales(recipe)
+            check_batches(recipe)
+        except Refused as error:
+            return f"{error.key} {error.sentence}"
+        return section
+
+    def with_artifacts(self, artifacts: Sequence[ArtifactSection]) -> Recipe:
+        """The ordinary recipe of some artifacts; without the baseline, the model itself is the baseline."""
+        bench = self.parts["bench"]
+        if bench is not None and bench.baseline not in {section.name for section in artifacts}:
+            bench = replace(bench, baseline=BASELINE)
+        parts = {**self.parts, "bench": bench}
+        recipe = replace(self.recipe, **parts, artifact=tuple(artifacts), sweep=None)
+        check_names(recipe)
+        return recipe
+
+    @functools.cached_property
+    def parts(self) -> dict[str, Any]:
+        """Tables of the recipe with the model, its inputs of this shape, its data and its batch."""
+        recipe, shape = self.recipe, self.shape
+        options = {key: value for key, value in vars(self.model).items() if value and key != "name"}
+        data = {key: options.pop(key) for key in ("calibration", "evaluation") if key in options}
+        model = replace(recipe.model, **options)
+        if shape and shape.inputs:
+            model = replace(model, inputs=tuple(_fixed(text, shape) for text in model.inputs))
+        bench = replace(recipe.bench, batch_size=shape.batch) if recipe.bench and shape else recipe.bench
+        return {
+            "name": self.model.name, "model": model, "data": replace(recipe.data, **data), "bench": bench,
+        }  # fmt: skip
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _fixed(text: str, shape: SweepShape) -> str:
+    """An input with the extents of the shape: those that do not vary, and the batch where it is a number."""
+    tensor = parse_input(text)
+    extents = shape.inputs.get(tensor.name)
+    if extents is None or len(extents[1]) != len(tensor.shape):
+        return text
+    low, opt, high = extents
+    named = isinstance(tensor.shape[0], str)
+    axes = [
+        str(axis) if (index == 0 and named) or low[index] != high[index] else str(opt[index])
+        for index, axis in enumerate(tensor.shape)
+    ]
+    return f"{tensor.name}:[{','.join(axes)}]:{tensor.dtype}"
+
+
+def _check_unique(recipe: Recipe, key: str, names: Sequence[str]) -> None:
+    """Refuse two cells, or two folders, of one name; those that differ by case alone are one."""
+    if (index := first_taken(names)) is not None:
+        problem = f"gives two the name {names[index]!r}; other names are required"
+        raise wrong_key(recipe.path, key, problem, "name a model or a shape in another way, as in small=8")
 
 
 def sweep(
@@ -75,7 +255,15 @@ def sweep(
         for member in every:
             _note(report, member, runs.get(member.name, RunReport(folder)))
         parts = {
-            member.name: _renamed(results, member.name)
+            member.name: structs.replace(
+                results,
+                baseline=f"{member.name}-{results.baseline}",
+                rows=[structs.replace(row, name=f"{member.name}-{row.name}") for row in results.rows],
+                machines={
+                    name: structs.replace(machine, baseline=f"{member.name}-{machine.baseline}")
+                    for name, machine in results.machines.items()
+                },
+            )
             for member in every
             if isinstance(done := runs.get(member.name), RunReport) and (results := done.results)
         }
@@ -189,19 +377,6 @@ def _join(report: RunReport, recipe: Recipe, parts: Mapping[str, Results], cells
         report.page = write_report(path, page, recipe.budget)
     except EngineUnavailable as error:  # the charts' library is an extra
         report.why_no_page = error.message
-
-
-def _renamed(results: Results, member: str) -> Results:
-    """Results whose rows have the names of the cells."""
-    return structs.replace(
-        results,
-        baseline=f"{member}-{results.baseline}",
-        rows=[structs.replace(row, name=f"{member}-{row.name}") for row in results.rows],
-        machines={
-            name: structs.replace(machine, baseline=f"{member}-{machine.baseline}")
-            for name, machine in results.machines.items()
-        },
-    )
 
 
 def _row(cell: Cell, report: RunReport) -> Row:

@@ -1,24 +1,12 @@
 """What a recipe names: models, data, code, files and places, marked in the spec and walked here alone.
 
-`portable` spells each anew and finds its files. An option without a mark (`option(..., names=...)`) holds
-words: a shape, a precision, a name. What runs as code, or is written to, lies in the recipe's folder,
-or is trusted.
+`portable` spells each anew, so that no path is absolute; `recipe_files` finds its files, which go along where
+stages are carried out elsewhere. An option without a mark (`option(..., names=...)`) holds words: a shape, a
+precision, a name. What runs as code, or is written to, lies in the recipe's folder, or is trusted.
 
 Who takes a recipe from elsewhere takes its folder: the code in it is part of the recipe. Anything else on the
 machine was not meant by the one who runs it, so a recipe that names it is refused unless the user says
 otherwise with `trust`. A recipe cannot say so itself.
-
-| key                                        | names                                                        |
-|--------------------------------------------|--------------------------------------------------------------|
-| `model.source`, `sweep.models`,            |                                                              |
-| `sweep.model.source`, `bench.models`       | a function, or, with `model.trust`, a file that holds code   |
-| `bench.models`                             | a server, which is sent samples                              |
-| `data.calibration`, `data.evaluation`,     |                                                              |
-| the same of `sweep.model`                  | a function                                                   |
-| `bench.metric`                             | a function                                                   |
-| `model.python`, `bench.python`             | an interpreter                                               |
-| `artifact.tensorrt.plugins`                | a native library                                             |
-| `output`, `artifact.tensorrt.timing_cache` | a place to write to                                          |
 
 A function of an installed package (`http.server:test`) lies outside as well. Links are resolved first.
 """
@@ -26,21 +14,29 @@ A function of an installed package (`http.server:test`) lies outside as well. Li
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
+import os
+import re
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
-from ..data.spelling import FUNCTION, parse_spelling
-from ..errors import QCompileError, RecipeError
-from ..model.source import NAMED, Source, parse_source
+from ..data.kinds import data_files
+from ..data.spelling import FILE_KEYS, FUNCTION, parse_spelling
+from ..errors import QCompileError
+from ..files import manifest_path, require_file, side_files
+from ..model.load import preprocessing_files
+from ..model.source import NAMED, Source, parse_source, source_files
+from ..progress import silent
 from ..spec.option import Named, Option, fields_of
 from ..spec.recipes import RecipeFile
 from ..spec.tensorrt import AUTO, OFF
 from ..spec.words import is_own_metric
-from .recipe import Recipe
+from .recipe import Recipe, parse_recipe, recipe_source, toml, wrong_key
 
 
 @dataclass(frozen=True)
@@ -106,10 +102,7 @@ _CODE, _INTERPRETER, _LIBRARY, _WRITES = "code", "an interpreter", "a native lib
 
 @dataclass(frozen=True)
 class NamedPlace:
-    """What a key names: its kind, for the message, and where it lies, absolute.
-
-    `path` is None for a function of a module that lies outside.
-    """
+    """What a key names, and where it lies; the path is None for a function of a module that lies outside."""
 
     key: str
     what: str
@@ -121,21 +114,22 @@ def trusted(recipe: Recipe, *, trust: bool, output: Path | None, typed: Collecti
     """Return the recipe, with all that its user grants it.
 
     `trust` grants code outside its folder, and `.pt2` and Keras files with code; `output` is the folder
-    that the user gave in place of the recipe's; `typed` are spellings that he typed himself, which need no
-    more trust.
+    that the user gave in place of the recipe's; `typed` are spellings that he typed himself.
     """
     if trust:
         return replace(recipe, model=replace(recipe.model, trust=True))
     for one in named(recipe, output=output):
-        if not _inside(one.path, recipe.folder) and not _is_typed(one, typed):
+        files = {text.partition("?")[0].rpartition(":")[0] for text in typed if one.what == _CODE}
+        resolved = {Path(file).resolve() for file in files if file}
+        is_typed = one.path.resolve() in resolved if one.path else one.text in typed
+        if not _inside(one.path, recipe.folder) and not is_typed:
             where = f": {one.path}" if one.path else ", in an installed package"
-            raise RecipeError(
-                f"{recipe.path}: key '{one.key}' names {one.what} outside of the recipe's folder "
-                f"({one.text}{where}); {_required(one)}",
-                hint="read what it names; if you trust it, give `trust`",
-                file=recipe.path,
-                key=one.key,
+            required = "a folder within it, or `output`," if one.key == "output" else "a file within it"
+            problem = (
+                f"names {one.what} outside of the recipe's folder ({one.text}{where}); {required} is required"
             )
+            hint = "read what it names; if you trust it, give `trust`"
+            raise wrong_key(recipe.path, one.key, f"{problem}; {required} is required", hint)
     return recipe
 
 
@@ -175,8 +169,9 @@ def _located(text: str, folder: Path) -> str:
 def _model(key: str, text: str, recipe: Recipe) -> Iterator[NamedPlace]:
     if text.partition(":")[0] in NAMED and ":" in text:
         return  # a package's own; a folder of Hugging Face's is read without its code
-    source = _source(text, recipe)
-    if source is None:
+    try:
+        source = parse_source(text, base=recipe.folder)
+    except QCompileError:  # the run says what is wrong with it; what is not there does not run
         return
     if source.kind == "file":
         yield NamedPlace(key, _CODE, text, source.file)
@@ -186,13 +181,6 @@ def _model(key: str, text: str, recipe: Recipe) -> Iterator[NamedPlace]:
         yield NamedPlace(key, "a file that may hold code", text, source.file)
 
 
-def _source(text: str, recipe: Recipe) -> Source | None:
-    try:
-        return parse_source(text, base=recipe.folder)
-    except QCompileError:  # the run says what is wrong with it; what is not there does not run
-        return None
-
-
 def _module_path(module: str, folder: Path) -> Path | None:
     """Where the top package of a module lies, which is not imported: inside the folder, or None."""
     spec = None
@@ -200,11 +188,8 @@ def _module_path(module: str, folder: Path) -> Path | None:
         spec = importlib.util.find_spec(module.split(".")[0])
     if spec is None:
         return None
-    places = [
-        *(spec.submodule_search_locations or ()),
-        *([spec.origin] if spec.has_location and spec.origin else ()),
-    ]
-    paths = [Path(place) for place in places]
+    origin = [spec.origin] if spec.has_location and spec.origin else []
+    paths = [Path(place) for place in (*(spec.submodule_search_locations or ()), *origin)]
     # A built-in or frozen module has no place; its origin is a word.
     return paths[0] if paths and all(_inside(path, folder) for path in paths) else None
 
@@ -213,15 +198,188 @@ def _inside(path: Path | None, folder: Path) -> bool:
     return path is not None and path.resolve().is_relative_to(folder.resolve())
 
 
-def _is_typed(one: NamedPlace, typed: Collection[str]) -> bool:
-    """Whether the user typed the very code himself, with whatever path."""
-    if one.path is None:
-        return one.text in typed
-    files = {text.partition("?")[0].rpartition(":")[0] for text in typed}
-    return one.what == _CODE and any(file and Path(file).resolve() == one.path.resolve() for file in files)
+Moved = Callable[[str], str]
+"""Gives a path as it is spelled in the recipe another spelling."""
 
 
-def _required(one: NamedPlace) -> str:
-    if one.key == "output":
-        return "a folder within it, or `output`, is required"
-    return "a file within it is required"
+def portable_text(recipe: Recipe) -> bytes:
+    """Return the text of a recipe without absolute paths; it has the recipe's name in the recipe's folder.
+
+    Interpreters (`model.python`, `bench.python`) and `output` stay as they are.
+    """
+    moved = portable(recipe)
+    with contextlib.suppress(OSError, QCompileError):
+        content = recipe.path.read_bytes()
+        if parse_recipe(content, recipe.path, told=silent) == moved:
+            return content
+    return recipe_text(moved).encode()
+
+
+def portable(recipe: Recipe) -> Recipe:
+    """Return the recipe with every absolute path relative to its folder."""
+
+    def path(text: str) -> str:
+        return relative(text, recipe.folder)
+
+    def model(text: str) -> str:
+        return _moved_model(text, path)
+
+    spelled: Mapping[Named, Callable[[str], str]] = {
+        "model": model,
+        "preprocessing": model,
+        "data": lambda text: _data(text, path),
+        "output": str,
+        "interpreter": str,
+    }
+    return map_names(recipe, lambda name: spelled.get(name.kind, path)(name.text))
+
+
+def relative(text: str, folder: Path) -> str:
+    """Return an absolute path, or one that begins at the home, as seen from a folder; others as they are."""
+    if not text.startswith(("/", "~")):
+        return text
+    found = os.path.relpath(settled(Path(text).expanduser()), folder)
+    return found if found.startswith("..") else f"./{found}"
+
+
+def _moved_model(text: str, path: Moved) -> str:
+    """A MODEL: its path, and the file of `weights=`."""
+    head, mark, query = text.partition("?")
+    kind, colon, name = head.partition(":")
+    head = f"{kind}:{path(name)}" if colon and kind in NAMED else path(head)
+    parts = [_weights(part, path) for part in query.split("&")]
+    return f"{head}{mark}{'&'.join(parts)}"
+
+
+def _weights(part: str, path: Moved) -> str:
+    key, equals, value = part.partition("=")
+    if key != "weights":
+        return part
+    moved = path(unquote(value, errors="surrogateescape"))
+    return part if moved == unquote(value, errors="surrogateescape") else f"{key}{equals}{quote(moved)}"
+
+
+def _data(text: str, path: Moved) -> str:
+    """DATA: its path, and those of its keys. What is escaped in it stays escaped."""
+    head, mark, query = text.partition("?")
+    match = re.fullmatch(r"(\w+:)(.*)", head, re.DOTALL)
+    head = f"{match[1]}{path(match[2])}" if match else path(head)
+    parts = []
+    for part in query.split("&"):
+        key, equals, value = part.partition("=")
+        if key in FILE_KEYS:
+            value = path(value)
+        elif key == "preprocessing":
+            value = _moved_model(value, path)
+        parts.append(f"{key}{equals}{value}")
+    return f"{head}{mark}{'&'.join(parts)}"
+
+
+def recipe_files(recipe: Recipe) -> Iterator[Path]:
+    """Yield the absolute paths of the files that a recipe's stages read; some come twice.
+
+    Links on the way are kept as they are spelled, but for one in front of a `..`. What is not found: a file
+    that a function opens and that does not lie beside it (name it with `depends`), an installed package, a
+    model by name (`timm:`, `hf:NAME`: of each machine's own cache), and interpreters.
+    """
+    yield settled(recipe.path.resolve())
+    for name in names_of(recipe):
+        yield from map(settled, _files_of(name, recipe))
+
+
+def settled(path: Path) -> Path:
+    """Return an absolute path without `..`; links in front of one are resolved, as the system does."""
+    path = path.absolute()
+    parts = path.parts
+    if ".." not in parts:
+        return path
+    end = len(parts) - parts[::-1].index("..")
+    return _resolved(parts[:end]).joinpath(*parts[end:])
+
+
+@functools.lru_cache(maxsize=1024)
+def _resolved(parts: tuple[str, ...]) -> Path:
+    return Path(*parts).resolve()
+
+
+def _files_of(name: Name, recipe: Recipe) -> Iterator[Path]:
+    """The files of one name; those of `model.weights` are the model's."""
+    folder, path = recipe.folder, recipe.folder / name.text
+    if name.key == "model.source":
+        yield from model_files(recipe_source(recipe))
+    elif name.kind == "model":
+        yield from model_files(parse_source(name.text, base=folder))
+    elif name.kind == "preprocessing":
+        yield from preprocessing_files(name.text, base=folder)
+    elif name.kind == "data":
+        yield from data_files(name.text, folder)
+    elif name.kind == "ranges":
+        yield from _with_companions(path)
+    elif name.kind in ("file", "library"):
+        yield require_file(path, what="plugin" if name.kind == "library" else "depends: file")
+    elif name.kind == "cache" and path.is_file():
+        yield path
+
+
+def model_files(source: Source) -> Iterator[Path]:
+    """Yield the files of a MODEL: those that its digest is of, and those that must lie beside it."""
+    if source.kind == "module":
+        return  # of an installed package: each machine has its own
+    yield from source_files(source)
+    if source.kind == "file":
+        yield source.file
+        for marker in sorted(source.file.parent.glob("*/__init__.py")):  # packages that it may import
+            if not marker.parent.name.startswith("."):
+                yield from sorted(marker.parent.rglob("*.py"))
+    elif source.kind == "onnx":
+        yield from _with_companions(source.file)
+        yield from _external(source.file)
+    elif source.kind == "hf" and source.path:
+        yield from (path for path in source.path.iterdir() if path.is_file() and path.name[0] != ".")
+    for path in source_files(source):
+        if manifest_path(path).is_file():
+            yield from _with_companions(path)
+
+
+def _with_companions(path: Path) -> Iterator[Path]:
+    for one in (path, *side_files(path), manifest_path(path)):
+        if one == path or one.is_file():
+            yield one
+
+
+def _external(path: Path) -> Iterator[Path]:
+    """The external data of an ONNX file, as it lies beside the spelled path."""
+    from ..artifact import accepting
+    from ..model.onnx_file import external_files
+    from ..model.weightless import read_weightless
+
+    with accepting(path):
+        found = external_files(path, read_weightless(path).model)
+    for one in found:
+        beside = path.parent / one.relative_to(path.resolve().parent)
+        if beside.is_file():
+            yield beside
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """Return the TOML of a recipe; what has its default is left out."""
+    return "\n".join([*_values(recipe, RecipeFile), *_tables(recipe, RecipeFile, "")]) + "\n"
+
+
+def _tables(values: Any, kind: type, within: str) -> Iterator[str]:
+    for one in fields_of(kind):
+        value = getattr(values, one.name)
+        if one.table is None or value is None:
+            continue
+        for table in value if one.repeated else (value,):
+            name, lines = f"{within}{one.name}", [*_values(table, one.table)]
+            if lines or (not within and (one.optional or one.repeated)):
+                yield from ("", f"[[{name}]]" if one.repeated else f"[{name}]", *lines)
+            yield from _tables(table, one.table, f"{name}.")
+
+
+def _values(values: Any, kind: type) -> Iterator[str]:
+    for one in fields_of(kind):
+        value = getattr(values, one.name)
+        if one.table is None and value is not None and (one.required or value != one.default):
+            yield f"{one.name} = {toml(value)}"

@@ -1,39 +1,206 @@
-"""Trials: each candidate is made once, and its latency is measured; `making` makes them.
+"""Trials: a candidate is quantized, built and scored, here or elsewhere; its latency is measured here.
 
-With an `Elsewhere`, trials are begun before they are asked for. Only those that were asked for count.
+TrialSetting ─▶ TrialMaker ── TrialAsk ─▶ files and Score
+             └▶ Elsewhere  ── TrialAsk ─▶ files and Score, several at a time
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import msgspec
 
 from ..artifact import size_bytes
 from ..bench.benchmark import benchmark
-from ..compiler.quantize.sensitivity import LayerSensitivity
-from ..engines.registry import engine
-from ..errors import QCompileError
-from ..progress import Progress
-from ..spec.words import FloatPrecision, Target
+from ..bench.metrics.accuracy import ScoreSums, accuracy, read_metric
+from ..bench.metrics.metric import Metric, Outputs, Scored, Truth
+from ..bench.outputs import paired
+from ..building import build_lowered
+from ..calibration import Ranges, load_ranges, parse_method
+from ..compiler.quantize.sensitivity import LayerSensitivity, rank_layers
+from ..data.batches import Data
+from ..data.readers import Batch
+from ..engines.registry import capabilities, engine
+from ..errors import DataError, QCompileError
+from ..lowering import lower
+from ..model.graph_rules import graph_target
+from ..model.onnx_file import load_onnx, model_io
+from ..progress import Progress, silent
+from ..spec.artifacts import BuildSpec
+from ..spec.decode import parse_spec
+from ..spec.words import FloatPrecision, Isa, Target
 from ..tensors import Feeds
-from .making import Elsewhere, Score, TrialAsk, TrialMaker, rank_part
+
+_LOOKED_AT = 8  # samples that rank the layers
+
+
+@dataclass(frozen=True)
+class TrialSetting:
+    """What all trials of one tuning share: the float model, its ranges, and at most `samples` of the data.
+
+    `method` is None for the ranges' own; `exclude` are patterns of nodes that stay in float; `threads` of
+    every artifact, 0 for every core; `isa` is what INT8 is for, wherever it is made.
+    """
+
+    model: Path
+    ranges: Path
+    data: str
+    metric: str
+    samples: int | None = None
+    method: str | None = None
+    exclude: tuple[str, ...] = ()
+    threads: int = 0
+    isa: Isa = "auto"
+
+
+@dataclass(frozen=True)
+class TrialAsk:
+    """What one trial is: "fp32", "bf16" or "int8" for a target, and the name of its file.
+
+    For INT8, `in_float` are the layers that are left in float, computed in `float_precision`.
+    """
+
+    name: str
+    target: Target
+    precision: str
+    in_float: frozenset[str] = frozenset()
+    float_precision: FloatPrecision = "fp32"
+
+    @property
+    def file(self) -> str:
+        return f"{self.name}{engine(self.target).suffix}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the form that is sent; the same ask is the same text."""
+        return {**vars(self), "in_float": sorted(self.in_float)}
+
+
+def read_ask(value: Mapping[str, Any]) -> TrialAsk:
+    """Return the ask of `TrialAsk.as_json`."""
+    return msgspec.convert(value, TrialAsk)
+
+
+class Score(msgspec.Struct, frozen=True):
+    """The metric of an artifact, its drop against the float model, and the ends of its paired interval."""
+
+    value: float
+    drop: float
+    low: float | None
+    high: float | None
+
+
+class Elsewhere(Protocol):
+    """Makes trials and ranks layers elsewhere, `parallel` at a time, each from a thread of its own."""
+
+    parallel: int
+
+    def make(self, ask: TrialAsk) -> tuple[Score, Sequence[Path]]:
+        """Make one trial, and return its score, and its files here."""
+
+    def rank(self, target: Target, part: int, parts: int) -> list[LayerSensitivity]:
+        """Return the damage of the layers of one part, of 1 to `parts`, as `rank_part`."""
+
+    def close(self) -> None:
+        """Nothing more is asked for."""
+
+
+class TrialMaker:
+    """Makes trials of one float model in this process; its data has the labels that the metric needs."""
+
+    def __init__(self, setting: TrialSetting, progress: Progress = silent) -> None:
+        self.setting = setting
+        io = model_io(load_onnx(setting.model, external_data=False))
+        self.ranges: Ranges = load_ranges(setting.ranges)
+        metric = read_metric(setting.metric).for_inputs(io.inputs)
+        self.batches: list[Batch] = list(Data(setting.data, io.inputs, limit=setting.samples))
+        if metric.needs_labels and any(batch.labels is None for batch in self.batches):
+            raise DataError(
+                f"{setting.data}: has no labels, and metric {metric.name} needs them",
+                hint="yield (inputs, labels), put `labels` beside the arrays, or give `metric` cosine",
+            )
+        if not self.batches:
+            raise DataError(f"{setting.data}: holds no samples; accuracy needs at least one")
+        progress("run the float model")
+        with engine("onnxruntime").open(str(setting.model), threads=setting.threads) as runner:
+            self.reference: list[Outputs] = [runner.infer(batch.feeds) for batch in self.batches]
+        truths = [Truth(batch.labels, batch.samples, batch.where) for batch in self.batches]
+        self.metric: Metric = metric.resolved(self.reference[0], truths[0])
+        self.scored = [
+            self.metric.score(outputs, outputs, truth)
+            for truth, outputs in zip(truths, self.reference, strict=True)
+        ]
+        self._float = self._sums(self.scored)
+        self.float_value = self._float.value()
+
+    def make(self, ask: TrialAsk, folder: Path, progress: Progress = silent) -> Score:
+        """Build an artifact in a folder and score it."""
+        spec, chosen = self._spec(ask), engine(ask.target)
+        path, graph = folder / ask.file, folder / f"{ask.name}.graph.onnx"
+        lowered = lower(self.setting.model, spec, capabilities(chosen), graph, ranges=self.ranges)
+        progress(f"build {ask.name}")
+        build_lowered(self.setting.model, path, spec, lowered)
+        progress(f"accuracy of {ask.name}")
+        scored = []
+        with chosen.open(str(path), threads=self.setting.threads) as runner:
+            for batch, expected in zip(self.batches, self.reference, strict=True):
+                outputs = paired(expected, runner.infer(batch.feeds))
+                truth = Truth(batch.labels, batch.samples, batch.where)
+                scored.append(self.metric.score(outputs, expected, truth))
+        found = accuracy(self._sums(scored), self._float)
+        assert found.drop is not None, "every artifact is compared with the float model"
+        return Score(found.value, found.drop.value, found.drop.low, found.drop.high)
+
+    def _spec(self, ask: TrialAsk) -> BuildSpec:
+        """What a trial is; what an artifact is worth is measured, also of one that missed its precision."""
+        setting = self.setting
+        options: dict[str, Any] = {"target": ask.target, "precision": ask.precision, "isa": setting.isa}
+        if ask.precision == "int8":
+            options |= {
+                "float_precision": ask.float_precision, "method": setting.method,
+                "exclude": (*setting.exclude, *sorted(ask.in_float)), "correct_bias": False,
+            }  # fmt: skip
+        return parse_spec(BuildSpec, {**options, "threads": setting.threads, "allow_fallback": True})
+
+    def _sums(self, scored: Sequence[Scored]) -> ScoreSums:
+        sums = ScoreSums(self.metric)
+        for batch, own, reference in zip(self.batches, scored, self.scored, strict=True):
+            sums.add(own, reference, batch.samples)
+        return sums
+
+
+def rank_part(
+    setting: TrialSetting, target: Target, part: int = 1, parts: int = 1, *, progress: Progress = silent
+) -> list[LayerSensitivity]:
+    """Return the damage of the layers of one part of the graph, by default of all, the worst first."""
+    model = load_onnx(setting.model)
+    io = model_io(model)
+    fixed = [one.shape[0] for one in io.inputs if one.shape and isinstance(one.shape[0], int)]
+    limit = max([_LOOKED_AT, *fixed])  # at least a batch of a model that takes no smaller one
+    return rank_layers(
+        model,
+        graph_target(target),
+        load_ranges(setting.ranges),
+        Data(setting.data, io.inputs, batch_size=1, limit=limit),
+        method=parse_method(setting.method) if setting.method else None,
+        exclude=setting.exclude,
+        part=(part, parts),
+        progress=progress,
+    )
 
 
 @dataclass
 class Trial:
     """One artifact that was tried, as `TrialAsk` has it.
 
-    Attributes:
-        value: Of the metric: a share for metrics in points, the metric's own units otherwise.
-        drop: What it lost against the float model, in the metric's unit.
-        drop_low, drop_high: Ends of its paired interval; None with too few samples.
-        latency_ms: Median; 0 until it is measured.
-        speedup: Against the float model on the same runtime as the reference.
+    `value` is of the metric: a share for metrics in points, else in its units; `drop` is what it lost against
+    the float model, with the ends of its paired interval (None with too few samples). `latency_ms` is the
+    median, 0 until it is measured; `speedup` is against the float model on the reference's runtime.
     """
 
     name: str
@@ -51,15 +218,9 @@ class Trial:
     size_bytes: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """Return the `--json` form."""
         values = {**vars(self), "in_float": sorted(self.in_float), "file": str(self.path)}
         del values["path"]
         return values
-
-
-def float_ask(target: Target, precision: FloatPrecision) -> TrialAsk:
-    """Return what the float model is asked as, for a target."""
-    return TrialAsk(f"{target}-{precision}", target, precision)
 
 
 class TrialRunner:
@@ -76,12 +237,11 @@ class TrialRunner:
 
     @property
     def parallel(self) -> int:
-        """Trials at a time."""
         return max(1, self.elsewhere.parallel) if self.elsewhere else 1
 
     def in_float(self, target: Target, precision: FloatPrecision) -> Trial:
         """The float model, built for a target."""
-        return self._trial(float_ask(target, precision))
+        return self._trial(TrialAsk(f"{target}-{precision}", target, precision))
 
     def int8(
         self,
@@ -91,55 +251,29 @@ class TrialRunner:
         float_precision: FloatPrecision = "fp32",
     ) -> Trial:
         """INT8 for a target with some layers left in float, computed in `float_precision`; made once."""
-        known = self.find(target, in_float, float_precision=float_precision)
-        if known is not None:
-            return known
-        ask = self.int8_ask(target, in_float, float_precision=float_precision)
-        left = f": {len(in_float)} layers in float" if in_float else ""
-        self.progress(f"quantize {ask.name}{left}")
-        return self._trial(ask)
-
-    def find(
-        self, target: Target, in_float: frozenset[str], *, float_precision: FloatPrecision = "fp32"
-    ) -> Trial | None:
-        """Return the INT8 trial of a mix that was made."""
         mix = (target, "int8", in_float, float_precision)
         for trial in self.trials.values():
             if (trial.target, trial.precision, trial.in_float, trial.float_precision) == mix:
                 return trial
-        return None
-
-    def int8_ask(
-        self,
-        target: Target,
-        in_float: frozenset[str],
-        *,
-        float_precision: FloatPrecision = "fp32",
-        after: int = 0,
-    ) -> TrialAsk:
-        """Return what a mix is asked as, if so many trials of its target are made before it."""
         made = sum((trial.target, trial.precision) == (target, "int8") for trial in self.trials.values())
-        mix = f"-mix{made + after}" if in_float else ""
-        name = f"{target}-int8{mix}" + f"-{float_precision}" * (float_precision != "fp32")
-        return TrialAsk(name, target, "int8", in_float, float_precision)
+        suffix = f"-mix{made}" if in_float else ""
+        name = f"{target}-int8{suffix}" + f"-{float_precision}" * (float_precision != "fp32")
+        ask = TrialAsk(name, target, "int8", in_float, float_precision)
+        left = f": {len(in_float)} layers in float" if in_float else ""
+        self.progress(f"quantize {ask.name}{left}")
+        return self._trial(ask)
 
-    def begin(self, asks: Sequence[TrialAsk], *, instead_of: Collection[Target] = ()) -> None:
-        """Begin to make trials elsewhere; those of `instead_of` that nobody began are given up for them."""
+    def begin(self, targets: Sequence[Target]) -> None:
+        """Begin what is asked for anyhow, where it is made elsewhere: rankings and the first trials."""
         if self._threads is None or self.elsewhere is None:
             return
-        for ask in [one for one in self._begun if one.target in instead_of and one not in asks]:
-            if self._begun[ask].cancel():
-                del self._begun[ask]
-        for ask in asks:
-            if ask not in self._begun:
-                self._begun[ask] = self._threads.submit(self.elsewhere.make, ask)
-
-    def begin_ranking(self, target: Target) -> None:
-        """Begin to rank the layers elsewhere."""
-        if self._threads is not None and self.elsewhere is not None:
+        for target in targets:
             rank, parts = self.elsewhere.rank, self.parallel
             futures = [self._threads.submit(rank, target, part, parts) for part in range(1, parts + 1)]
             self._ranks[target] = futures
+            for precision in (*engine(target).tuned_floats, "int8"):
+                ask = TrialAsk(f"{target}-{precision}", target, precision)
+                self._begun[ask] = self._threads.submit(self.elsewhere.make, ask)
 
     def rank(self, target: Target) -> list[LayerSensitivity]:
         """Return the damage of every layer that would be quantized, the most damaging first."""
@@ -150,16 +284,7 @@ class TrialRunner:
         # Parts follow each other in the graph: of equal damage, the earlier layer stays in front.
         return sorted((one for part in parts for one in part.result()), key=lambda one: -one.noise)
 
-    def settle(self) -> None:
-        """Give up what was begun and not asked for; wait for what cannot be given up."""
-        futures: list[Future[Any]] = list(self._begun.values())
-        futures += [part for parts in self._ranks.values() for part in parts]
-        wait([future for future in futures if not future.cancel()])
-        self._begun.clear()
-        self._ranks.clear()
-
     def close(self) -> None:
-        """Begin nothing more."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
         if self.elsewhere is not None:
@@ -167,7 +292,8 @@ class TrialRunner:
 
     def time(self, trials: Sequence[Trial], *, batch_size: int | None, max_time_s: float) -> None:
         """Measure the latency of trials in interleaved rounds, against the float model on ONNX Runtime."""
-        self.settle()
+        wait([begun for begun in self._begun.values() if not begun.cancel()])  # nobody asked for it
+        self._begun.clear()
         base = next(trial for trial in trials if trial.precision == "fp32")
         results = benchmark(
             {trial.name: str(trial.path) for trial in trials},
@@ -188,31 +314,23 @@ class TrialRunner:
                 trial.speedup = {name: getattr(ratio, name) for name in trial.speedup}
 
     def _trial(self, ask: TrialAsk) -> Trial:
-        score, path = self._scored(ask), self.folder / ask.file
+        path = self.folder / ask.file
+        if self.elsewhere is None:
+            score = self.maker.make(ask, self.folder, self.progress)
+        else:
+            begun = self._begun.pop(ask, None)
+            score, made = self.elsewhere.make(ask) if begun is None else begun.result()
+            files = sorted(made, key=lambda one: one.suffix == ".json")  # manifests last
+            for file in reversed(files):  # a manifest never stands beside a file of another tuning
+                (self.folder / file.name).unlink(missing_ok=True)
+            for file in files:
+                _take(file, self.folder / file.name)
         trial = Trial(
             ask.name, ask.target, ask.precision, ask.in_float, path, score.value, score.drop,
             ask.float_precision, score.low, score.high, size_bytes=size_bytes(path),
         )  # fmt: skip
         self.trials[ask.name] = trial
         return trial
-
-    def _scored(self, ask: TrialAsk) -> Score:
-        if self.elsewhere is None:
-            return self.maker.make(ask, self.folder, self.progress)
-        begun = self._begun.pop(ask, None)
-        score, made = self.elsewhere.make(ask) if begun is None else begun.result()
-        files = sorted(made, key=lambda one: one.suffix == ".json")  # manifests last
-        for path in reversed(files):  # a manifest never stands beside a file of another tuning
-            (self.folder / path.name).unlink(missing_ok=True)
-        for path in files:
-            _take(path, self.folder / path.name)
-        return score
-
-
-def as_table(trials: Mapping[str, Trial]) -> list[dict[str, Any]]:
-    """Return the trials that were timed, the fastest first."""
-    timed = [trial for trial in trials.values() if trial.latency_ms]
-    return [trial.as_json() for trial in sorted(timed, key=lambda trial: trial.latency_ms)]
 
 
 def _take(source: Path, target: Path) -> None:

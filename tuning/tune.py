@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from ..compiler.export import export
 from ..compiler.quantize.calibrate import calibrate
 from ..compiler.quantize.sensitivity import LayerSensitivity
 from ..compiler.simplify.simplify import simplify
+from ..data.batches import seen_from
 from ..engines.build import require_builder
 from ..engines.registry import engine
 from ..errors import DataError, EngineUnavailable, IntentNotReached, InvalidOption, QuantizationError
@@ -22,16 +24,15 @@ from ..model.graph import graph_precision
 from ..model.graph_rules import graph_target
 from ..model.onnx_file import load_onnx
 from ..model.source import parse_source
+from ..plain_text import plain_toml
 from ..processor import isa_here
 from ..progress import Progress, silent
 from ..spec.decode import spec_from_call
 from ..spec.models import CalibrateSpec
 from ..spec.recipes import TuneSpec
 from ..spec.words import CPU_TARGETS, FloatPrecision, Isa, Target
-from .making import Elsewhere, TrialMaker, TrialSetting
-from .recipe_file import recipe_text
-from .search import Keeps, Mix, Possible, fewest_in_float, pareto, search_ahead, searching
-from .trials import Trial, TrialRunner, as_table, float_ask, slower_layers
+from ..svg import Scale, axes, labels, line, mark, picture, polyline, text
+from .trials import Elsewhere, Trial, TrialMaker, TrialRunner, TrialSetting, slower_layers
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -46,15 +47,11 @@ class TuneResult:
     """What `tune` found.
 
     Attributes:
-        best: The fastest trial that keeps the budget; float where no INT8 is faster.
-        trials: Every trial by name.
+        best: The fastest trial that keeps the budget, which `recipe` makes; float where no INT8 is faster.
         front: Names of the trials that no other beats in both latency and accuracy, by latency.
         damage: Target to its layers, the most damaging first.
         float_value: The metric of the float model.
         slow_layers: Layers that cost more time in INT8 than in float, which were taken out.
-        recipe: The recipe that makes `best`.
-        notes: What the user should know.
-        metric: What accuracy is; the chosen one where it was to be chosen.
     """
 
     best: Trial
@@ -68,29 +65,23 @@ class TuneResult:
     metric: str
 
     def as_json(self) -> dict[str, Any]:
-        """Return the `--json` form."""
+        timed = [trial for trial in self.trials.values() if trial.latency_ms]
         return {
             "best": self.best.as_json(),
             "metric": self.metric,
             "float_value": self.float_value,
-            "trials": as_table(self.trials),
+            "trials": [trial.as_json() for trial in sorted(timed, key=lambda trial: trial.latency_ms)],
             "front": self.front,
-            "damage": {
-                target: [
-                    {
-                        "layer": one.layer,
-                        "operator": one.operator,
-                        "noise": one.noise,
-                        "snr_db": one.snr_db if one.noise > 0 else None,  # JSON has no infinity
-                    }
-                    for one in ranked
-                ]
-                for target, ranked in self.damage.items()
-            },
+            "damage": {target: list(map(_damage, ranked)) for target, ranked in self.damage.items()},
             "slow_layers": self.slow_layers,
             "recipe": str(self.recipe),
             "notes": self.notes,
         }
+
+
+def _damage(layer: LayerSensitivity) -> dict[str, Any]:
+    snr_db = layer.snr_db if layer.noise > 0 else None  # JSON has no infinity
+    return {"layer": layer.layer, "operator": layer.operator, "noise": layer.noise, "snr_db": snr_db}
 
 
 def tune(
@@ -132,12 +123,20 @@ def tune(
     method, seen = spec.method or None, spec.calibration or data
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)
-    path = _onnx(model, folder, spec.inputs, progress)
+    source = parse_source(model)
+    path = source.file if source.kind == "onnx" else folder / "model.onnx"
+    if source.kind != "onnx":
+        raw = folder / "exported.onnx"
+        export(source, raw, inputs=spec.inputs, progress=progress)
+        simplify(raw, path, progress=progress)
     proto = load_onnx(path)
     if (precision := graph_precision(proto)) != "fp32":
         raise InvalidOption(f"{path}: its graph is {precision} already", hint="tune the float model instead")
+    ranges, placements = folder / "model.ranges", tuple(sorted(set(map(graph_target, chosen_targets))))
+    wanted = CalibrateSpec(method=method or "auto", targets=placements)
+    calibrate(path, seen, ranges, wanted, progress=progress)
     setting = TrialSetting(
-        path, _ranges(path, seen, folder, method, chosen_targets, progress), data, spec.metric,
+        path, ranges, data, spec.metric,
         spec.samples, method, spec.exclude, spec.threads, isa_here() if isa == "auto" else isa,
     )  # fmt: skip
     maker = TrialMaker(setting, progress)
@@ -148,7 +147,7 @@ def tune(
         run.notes.append(f"accuracy is {maker.metric.note}")
     damage: dict[str, list[LayerSensitivity]] = {}
     with contextlib.closing(bench):
-        run.begin(chosen_targets)
+        bench.begin(chosen_targets)
         for target in chosen_targets:
             damage[target] = bench.rank(target)
             run.try_target(target, damage[target])
@@ -163,6 +162,48 @@ def tune(
     return tuned
 
 
+def fewest_in_float(
+    order: Sequence[str], keeps_budget: Callable[[frozenset[str]], bool], *, tries: int = 8
+) -> frozenset[str] | None:
+    """Return the layers to leave in float, or None if even all of them do not keep the budget.
+
+    Halves the number of layers taken from the front of `order` until the least is found that keeps the
+    budget, as if more layers in float never harmed; then puts back, one by one, those that turn out not to be
+    needed, at most `tries`, from the least damaging on.
+    """
+    if keeps_budget(frozenset()):
+        return frozenset()
+    low, high = 0, len(order)  # `low` layers in float do not keep it
+    if not keeps_budget(frozenset(order)):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        if keeps_budget(frozenset(order[:middle])):
+            high = middle
+        else:
+            low = middle
+    chosen = frozenset(order[:high])
+    # The last one was needed, or one fewer would have kept the budget.
+    for layer in list(reversed(order[: high - 1]))[:tries]:
+        if keeps_budget(chosen - {layer}):
+            chosen -= {layer}
+    return chosen
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Return indices of the points that no other beats in both latency (less) and quality (more).
+
+    They are in order of latency. Of equal points the first stays.
+    """
+    chosen: list[int] = []
+    best = float("-inf")
+    for index in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1], i)):
+        if points[index][1] > best:
+            best = points[index][1]
+            chosen.append(index)
+    return chosen
+
+
 class _Run:
     """The trials of one tuning, in order: float, whole INT8, the least that must stay in float, the time."""
 
@@ -175,7 +216,13 @@ class _Run:
     def try_target(self, target: Target, damage: Sequence[LayerSensitivity]) -> None:
         """Float and INT8 for one target; then the mix that keeps the budget, if the whole does not."""
         self.bench.in_float(target, "fp32")
-        has_bfloat16 = "bf16" in engine(target).tuned_floats and self._in_bfloat16(target)
+        has_bfloat16 = "bf16" in engine(target).tuned_floats
+        if has_bfloat16:
+            try:
+                self.bench.in_float(target, "bf16")
+            except IntentNotReached:
+                self.notes.append(f"{target}: this processor does not compute in bfloat16")
+                has_bfloat16 = False
         self.layers[target] = order = [one.layer for one in damage]
         if not order:
             self.notes.append(f"{target}: nothing of the model can be quantized")
@@ -187,36 +234,11 @@ class _Run:
             trial = self._int8(target, in_float)
             return trial is not None and trial.drop <= self.max_drop
 
-        left = self._search(target, order, keeps_budget)
+        left = fewest_in_float(order, keeps_budget)
         if left is None or len(left) == len(order):
             self.notes.append(f"{target}: no mix keeps the budget; only float does")
         elif left and has_bfloat16:
             self._int8(target, left, float_precision="bf16")
-
-    def begin(self, targets: Sequence[Target]) -> None:
-        """Begin what is asked for anyhow, where it is made elsewhere: rankings and the first trials."""
-        for target in targets:
-            self.bench.begin_ranking(target)
-            self.bench.begin([float_ask(target, precision) for precision in engine(target).tuned_floats])
-            self.bench.begin([self.bench.int8_ask(target, frozenset())])
-
-    def _search(self, target: Target, order: Sequence[str], keeps_budget: Keeps) -> Mix | None:
-        """The fewest layers in float; what the search may ask next is begun where it is made elsewhere."""
-        bench = self.bench
-        if bench.parallel == 1:
-            return fewest_in_float(order, keeps_budget)
-
-        def known(mix: Mix) -> bool | None:
-            trial = bench.find(target, mix)
-            if trial is not None:
-                return trial.drop <= self.max_drop
-            return True if len(mix) == len(order) else None
-
-        def begin(possible: Sequence[Possible]) -> None:
-            asks = [bench.int8_ask(target, one.mix, after=one.after) for one in possible]
-            bench.begin(asks, instead_of=(target,))
-
-        return search_ahead(lambda: searching(order), keeps_budget, begin, known, bench.parallel)
 
     def choose(self) -> Trial:
         """Time what keeps the budget, take out layers that cost time, and return the fastest."""
@@ -270,15 +292,6 @@ class _Run:
                 self.notes.append(f"{note}: {error.message}")
             return None
 
-    def _in_bfloat16(self, target: Target) -> bool:
-        """Try it; the answer is whether this processor computes in it."""
-        try:
-            self.bench.in_float(target, "bf16")
-        except IntentNotReached:
-            self.notes.append(f"{target}: this processor does not compute in bfloat16")
-            return False
-        return True
-
     def _keeps_budget(self, trial: Trial) -> bool:
         return trial.precision == "fp32" or trial.drop <= self.max_drop
 
@@ -309,21 +322,92 @@ def _targets(given: Sequence[str]) -> list[Target]:
     return runnable
 
 
-def _onnx(model: str, folder: Path, inputs: Sequence[str], progress: Progress) -> Path:
-    source = parse_source(model)
-    if source.kind == "onnx":
-        return source.file
-    raw, path = folder / "exported.onnx", folder / "model.onnx"
-    export(source, raw, inputs=inputs, progress=progress)
-    simplify(raw, path, progress=progress)
-    return path
+# A tuning written down: the recipe of the chosen trial, and the plot of all trials.
 
 
-def _ranges(
-    model: Path, data: str, folder: Path, method: str | None, targets: Sequence[str], progress: Progress
-) -> Path:
-    placements = tuple(sorted({graph_target(target) for target in targets}))
-    path = folder / "model.ranges"
-    spec = CalibrateSpec(method=method or "auto", targets=placements)
-    calibrate(model, data, path, spec, progress=progress)
-    return path
+def recipe_text(
+    best: Trial,
+    model: Path,
+    calibration: str,
+    evaluation: str,
+    method: str | None,
+    exclude: Sequence[str],
+    folder: Path,
+    isa: Isa = "auto",
+) -> str:
+    """Return the TOML of a recipe in `folder`, from which `qcompile run` makes the chosen trial again."""
+    lines = [
+        f"# {best.name}: {best.latency_ms:.3g} ms, {best.drop:+.3g} lost. Made by qcompile tune.",
+        "version = 1",
+        f"name = {plain_toml(model.stem)}",
+        "",
+        "[model]",
+        f"source = {plain_toml(os.path.relpath(model, folder))}",
+        "simplify = false # the names of layers below are those of this file",
+        "",
+        "[data]",
+        f"calibration = {plain_toml(seen_from(calibration, folder))}",
+        f"evaluation = {plain_toml(seen_from(evaluation, folder))}",
+        "",
+        "[calibrate]",
+        f"method = {plain_toml(method or 'auto')}",
+        "",
+        *artifact_lines(best, best.name, exclude, isa),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def artifact_lines(best: Trial, name: str, exclude: Sequence[str] = (), isa: Isa = "auto") -> list[str]:
+    """Return the `[[artifact]]` of a trial, for a recipe of the same graph."""
+    lines = [
+        "[[artifact]]",
+        f"name = {plain_toml(name)}",
+        f"target = {plain_toml(best.target)}",
+        f"precision = {plain_toml(best.precision)}",
+    ]
+    if isa != "auto":
+        lines.append(f"isa = {plain_toml(isa)}")
+    if best.float_precision != "fp32":
+        lines.append(f"float_precision = {plain_toml(best.float_precision)}")
+    if best.precision == "int8":
+        lines += ["correct_bias = false # as it was measured", "search = false", "allow_loss = true"]
+    left = [*exclude, *sorted(best.in_float)] if best.precision == "int8" else []
+    if left:
+        lines += ["exclude = [", *(f"    {plain_toml(layer)}," for layer in left), "]"]
+    return lines
+
+
+_FAMILIES = {"int8": "int8", "bf16": "half", "fp32": "float"}
+_PLOT = (60, 50, 560, 330)  # pixels
+
+
+def plot_front(
+    trials: Mapping[str, Trial], best: Trial, front: Sequence[str], path: Path, *, max_drop: float, unit: str
+) -> None:
+    """Draw every trial by latency and drop, and the Pareto front, to `path` (inside `files.writing`)."""
+    timed = sorted((t for t in trials.values() if t.latency_ms), key=lambda t: t.latency_ms)
+    drops = [*(trial.drop for trial in timed), max_drop, 0.0]
+    space = max((max(drops) - min(drops)) * 0.12, 0.05)
+    x = Scale.over([trial.latency_ms for trial in timed] or [1.0])
+    y = Scale(min(drops) - space, max(drops) + space, "symlog" if max(drops) > 10 else "linear")
+    places = {trial.name: (x.at(trial.latency_ms), y.at(trial.drop)) for trial in timed}
+    drawing = axes(x, y, ("latency, ms (median)", f"drop, {unit} (up is better)"))
+    drawing += line((0, y.at(max_drop)), (100, y.at(max_drop)), "mixed", dashes="6 4")
+    drawing += text(100, y.at(max_drop), f"budget {max_drop:g}", shift=(0, -5), anchor="end", colour="mixed")
+    points = [places[trial.name] for trial in timed if trial.name in front]
+    drawing += polyline(points, "muted", width=1.2) if points else ""
+    rows = []
+    for number, trial in enumerate(timed, 1):
+        is_best = trial is best
+        words = f"{trial.latency_ms:.3g} ms  {trial.drop:+.2f}  {trial.name}{'  (best)' if is_best else ''}"
+        size = 1.8 if is_best else 1
+        drawing += mark(_FAMILIES[trial.precision], *places[trial.name], size=size, tip=words)
+        kind = "label" if is_best else ""
+        shift = (0.0, 17.0 * number)
+        rows.append(text(0, 0, f"{number}  {words}", shift=shift, anchor="start", colour="ink", kind=kind))
+    for index, (precision, family) in enumerate(_FAMILIES.items()):
+        at = 100 * (index + 0.5) / len(_FAMILIES) * 0.4
+        drawing += text(at, 0, precision, shift=(10, -31), anchor="start", colour=family)
+    drawing += labels([(*places[trial.name], str(number)) for number, trial in enumerate(timed, 1)], _PLOT[3])
+    panels = [(_PLOT, drawing), ((660, 30, 340, 400), "".join(rows))]
+    path.write_text(picture(panels, (1010, max(440, 17 * len(timed) + 60))), encoding="utf-8")

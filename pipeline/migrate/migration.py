@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +19,8 @@ from ...plain_text import plain
 from ...spec.decode import spec_from_call
 from ...spec.recipes import MigrateSpec
 from ...tensors import format_shape
-from ..propose.init import toml
-from ..recipe import make_recipe
-from .command_line import Invocation, read_command
-from .intent import KINDS, RTX, Fate, Intent, Outcome, Profile
+from ..recipe import parse_recipe, toml
+from .intent import KINDS, RTX, Fate, Intent, Invocation, Outcome, Profile, dashed, read_command
 from .precision import (
     ChosenPrecision,
     ModelFacts,
@@ -44,6 +42,8 @@ Values = dict[str, object]
 Sections = dict[str, Values]
 """Path of a table to its keys; "" is the top, "artifact" the one artifact."""
 _WIDTH = 96
+_FOLDED = "folded before it is calibrated; no option names a layer or a tensor of the file"
+_NOT_FOLDED = "layers and tensors keep the names that the command and its cache use"
 _SKIPS = ("buildOnly", "skipInference")
 _IDLE_WITHOUT = (
     ("gpu_fallback", "dla_core", "without a DLA it changes nothing"),
@@ -85,7 +85,10 @@ def recipe_values(
         artifact["gpus"] = intent.gpus
     profiles = complete_profiles(intent, facts)
     if len(profiles) == 1:
-        artifact |= _shapes(profiles[0])
+        for kind in KINDS:
+            if shapes := profiles[0].get(kind):
+                spelled = [f"{key}:{format_shape(shape)}" for key, shape in shapes.items()]
+                artifact[f"{kind}_shapes"] = spelled
     tensorrt = _build_options(intent, facts, places, profiles, target=target)
     sections: Sections = {
         "": top,
@@ -94,20 +97,25 @@ def recipe_values(
             "source": places.spell(facts.path),
             "simplify": chosen.scales == "data" and "layers" not in artifact,
         },
-        "data": {"calibration": places.spell_data(intent.data)} if chosen.scales == "data" else {},
+        "data": {"calibration": places.moved(intent.data, places.spell)} if chosen.scales == "data" else {},
         "calibrate": _calibration(intent, chosen, places, ranges),
         "artifact": artifact,
         "artifact.tensorrt": tensorrt,
     }
     if intent.measures:
-        sections["bench"] = _bench(intent, profiles)
+        first = profiles[0] if profiles else {}
+        runs_at = intent.runs_at or first.get("opt") or first.get("max") or first.get("min") or {}
+        batches = {shape[0] for shape in runs_at.values() if shape}
+        batch: Values = {"batch_size": batches.pop()} if len(batches) == 1 else {}
+        sections["bench"] = batch | intent.bench
     _settle(intent, facts, sections, engine)
     return sections
 
 
 def recipe_text(sections: Sections, intent: Intent, *, command: str, then: Sequence[str]) -> str:
     """Return the recipe's text: its command, what is not kept, and beside each key the options it keeps."""
-    lines = [WRITTEN_BY, *_wrapped(command)]
+    lines = textwrap.wrap(command, _WIDTH + 1, break_long_words=False, break_on_hyphens=False)
+    lines = [WRITTEN_BY, *(f"#   {plain(line)}" for line in lines)]
     for one in intent.missing:
         lines += [f"# Not kept: {plain(one.flag)}", f"#   {plain(one.note)}"]
     lines += ["# Run it:", *(f"#   {plain(text)}" for text in then)]
@@ -116,17 +124,12 @@ def recipe_text(sections: Sections, intent: Intent, *, command: str, then: Seque
             continue
         lines += ["", f"[[{table}]]" if table == "artifact" else f"[{table}]"] if table else []
         for key, value in values.items():
-            comment = _comment(intent, f"{table}.{key}" if table else key, value)
-            lines.append(f"{key} = {toml(value)}{comment}")
+            flags = intent.flags_of(f"{table}.{key}" if table else key)
+            comment = flags if len(flags) <= _WIDTH else f"{flags[:_WIDTH]}…"
+            if (table, key) == ("model", "simplify"):
+                comment = _FOLDED if value else _NOT_FOLDED
+            lines.append(f"{key} = {toml(value)}" + (f"  # {plain(comment)}" if comment else ""))
     return "\n".join(lines) + "\n"
-
-
-def _shapes(profile: Profile) -> Values:
-    return {
-        f"{kind}_shapes": [f"{name}:{format_shape(shape)}" for name, shape in profile[kind].items()]
-        for kind in KINDS
-        if profile.get(kind)
-    }
 
 
 def _profile_text(profile: Profile) -> str:
@@ -179,14 +182,6 @@ def _calibration(intent: Intent, chosen: ChosenPrecision, places: Places, ranges
     return {}
 
 
-def _bench(intent: Intent, profiles: Sequence[Profile]) -> Values:
-    """`[bench]`; its batch is that of the shapes that inference runs with."""
-    runs_at = intent.runs_at or next((one[kind] for one in profiles[:1] for kind in ("opt", "max", "min")
-                                      if one.get(kind)), {})  # fmt: skip
-    batches = {shape[0] for shape in runs_at.values() if shape}
-    return {**({"batch_size": batches.pop()} if len(batches) == 1 else {}), **intent.bench}
-
-
 def _settle(intent: Intent, facts: ModelFacts, sections: Sections, engine: str) -> None:
     """Say of the remaining options what became of them in this recipe."""
     if intent.engine:
@@ -206,44 +201,16 @@ def _settle(intent: Intent, facts: ModelFacts, sections: Sections, engine: str) 
     for item in [item for item in intent.outcomes if item.fate == "kept"]:
         if bench is None and item.to.partition(".")[0] == "bench" and item.name not in _SKIPS:
             intent.settle(item.name, "unneeded", note="nothing is measured")
-        elif not _is_there(item.to, sections):
+        table, dot, name = item.to.rpartition(".")
+        # A command is no key, and a section may say it by not being there.
+        if item.fate == "kept" and dot and name not in sections.get(table, {}):
             intent.settle(item.name, "unneeded", note="the recipe says it otherwise, or needs nothing for it")
-
-
-def _is_there(key: str, sections: Sections) -> bool:
-    """Whether the recipe has a key; a command is none, and a section may say it by not being there."""
-    table, dot, name = key.rpartition(".")
-    return not dot or name in sections.get(table, {})
 
 
 def _plain(stem: str) -> str:
     """A name that a file and a recipe may have."""
     return re.sub(r"[/\\\0]", "-", stem).lstrip(".")
 
-
-def _comment(intent: Intent, key: str, value: object) -> str:
-    folded = "folded before it is calibrated; no option names a layer or a tensor of the file"
-    kept = "layers and tensors keep the names that the command and its cache use"
-    said = {"model.simplify": folded if value else kept}
-    flags = intent.flags_of(key)
-    text = said.get(key) or (flags if len(flags) <= _WIDTH else f"{flags[:_WIDTH]}…")
-    return f"  # {plain(text)}" if text else ""
-
-
-def _wrapped(command: str) -> list[str]:
-    """The command as comment lines, divided between words."""
-    lines = [""]
-    for word in command.split(" "):
-        if lines[-1] and len(lines[-1]) + len(word) > _WIDTH:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return [f"#   {plain(line)}" for line in lines]
-
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _TF32_OFF, _USES_RTX = "NVIDIA_TF32_OVERRIDE", "POLYGRAPHY_USE_TENSORRT_RTX"
 _VARIABLES: dict[str, tuple[Fate, str, str]] = {
@@ -274,7 +241,6 @@ class Migration:
         return [one for one in self.outcomes if one.fate == "missing"]
 
     def as_json(self) -> dict[str, object]:
-        """Return the `--json` form."""
         return {
             "recipe": str(self.recipe),
             "ranges": str(self.ranges) if self.ranges else None,
@@ -311,7 +277,12 @@ def migrate(
     """
     output, spec = Path(output), spec_from_call(MigrateSpec, spec, options)
     check_output(output)
-    _keep_what_others_wrote(output)
+    if output.is_file() and not output.read_text("utf-8", errors="replace").startswith(WRITTEN_BY):
+        raise InvalidOption(
+            f"`output` {output}: exists already, and `qcompile migrate` did not write it",
+            hint="give another `output`, or move the file away",
+            option="output",
+        )
     call = read_command(_text(command))
     target = spec.target or (RTX if call.variables.get(_USES_RTX, "0") not in ("", "0") else "tensorrt")
     intent = translate(call.tool, call.words, target)
@@ -320,7 +291,7 @@ def migrate(
         intent.gpus = list(spec.gpus)
     places = Places(call, spec.paths, output)
     facts = read_facts(_model(intent, places))
-    intent.data = spec.data or (places.find_data(intent.data) if intent.data else "")
+    intent.data = spec.data or (places.moved(intent.data, places.find) if intent.data else "")
     cache = places.find(intent.cache) if intent.cache else None
     if spec.data and intent.cache:
         intent.revise("calibrate.ranges", "unneeded", "`data` is given in its place")
@@ -329,7 +300,11 @@ def migrate(
     ranges = output.with_suffix(".ranges") if chosen.scales == "cache" else None
     sections = recipe_values(intent, facts, chosen, places, target=target, ranges=ranges)
     engine = output.parent / "out" / f"{sections['artifact']['name']}.engine"
-    then = _then(output, facts.path, engine, intent)
+    then = [shlex.join(["qcompile", "run", str(output)])]
+    if intent.compares is not None:
+        data = [dashed("data"), intent.data] if intent.data else []
+        diff = ["qcompile", "diff", str(facts.path), str(engine), *data, *intent.compares]
+        then.append(shlex.join(diff))
     text = recipe_text(sections, intent, command=call.text, then=then)
     _check(text, output, intent)
     if ranges is not None and cache is not None:
@@ -343,20 +318,10 @@ def migrate(
     return Migration(output, ranges, call.tool, tuple(intent.outcomes), then)
 
 
-def _keep_what_others_wrote(output: Path) -> None:
-    """Refuse to overwrite a recipe that `init`, `auto` or a person wrote."""
-    if output.is_file() and not output.read_text("utf-8", errors="replace").startswith(WRITTEN_BY):
-        raise InvalidOption(
-            f"`output` {output}: exists already, and `qcompile migrate` did not write it",
-            hint="give another `output`, or move the file away",
-            option="output",
-        )
-
-
 def _check(text: str, output: Path, intent: Intent) -> None:
     """Refuse a recipe that cannot run, by the options that it came from: it is not written."""
     try:
-        make_recipe(tomllib.loads(text), output)
+        parse_recipe(text.encode(), output)
     except RecipeError as error:
         key = re.sub(r"\[\d+\]", "", str(error.data["key"]))
         typed = intent.flags_of(key) or f"`{key}`"
@@ -404,11 +369,3 @@ def _surroundings(call: Invocation, intent: Intent) -> None:
             intent.tf32 = False
             fate, to, note = "kept", "artifact.precision", "TF32 is off"
         intent.outcomes.append(Outcome("", f"{name}={value}", fate, to, note))
-
-
-def _then(recipe: Path, model: Path, engine: Path, intent: Intent) -> list[str]:
-    commands = [shlex.join(["qcompile", "run", str(recipe)])]
-    if intent.compares is not None:
-        data = [f"--{'data'}", intent.data] if intent.data else []
-        commands.append(shlex.join(["qcompile", "diff", str(model), str(engine), *data, *intent.compares]))
-    return commands

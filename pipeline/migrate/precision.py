@@ -20,8 +20,7 @@ from typing import Literal
 
 from ...errors import InvalidOption
 from ...tensors import TensorInfo, format_shape
-from .command_line import Invocation
-from .intent import KINDS, Intent, Profile, Shape, wrong
+from .intent import KINDS, Fate, Intent, Invocation, Profile, Shape, wrong
 
 _STAR = "*"
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
@@ -163,22 +162,16 @@ class Places:
             return Path(path)
         return Path(self._start) / path if self._start else Path(path)
 
-    def spell(self, path: Path) -> str:
+    def spell(self, place: str | Path) -> str:
         """Return a path as the recipe spells it: relative to the recipe, unless it was absolute."""
+        path = Path(place)
         if path.is_absolute() or _DRIVE.match(str(path)):
             return str(path)
         return Path(os.path.relpath(path, self.recipe.parent)).as_posix()
 
-    def find_data(self, text: str) -> str:
-        """Return samples of the command as they are here: a file, or file.py:function."""
-        return self._moved(text, self.find)
-
-    def spell_data(self, text: str) -> str:
-        """Return samples as the recipe spells them."""
-        return self._moved(text, lambda script: self.spell(Path(script)))
-
     @staticmethod
-    def _moved(text: str, move: Callable[[str], object]) -> str:
+    def moved(text: str, move: Callable[[str], object]) -> str:
+        """Return samples of the command, a file or file.py:function, with the file elsewhere."""
         script, colon, function = text.rpartition(":")
         if colon and script and function.isidentifier():
             return f"{move(script)}:{function}"
@@ -216,7 +209,13 @@ def choose_precision(intent: Intent, facts: ModelFacts, *, cache: bool) -> Chose
         for name in intent.precisions:
             intent.settle(name, "unneeded", note=_IN_GRAPH)
         return _as_the_file(intent, facts)
-    permitted = _meaningful(intent, facts, has_scales=cache or bool(intent.data))
+    permitted = set(intent.precisions)
+    if "int4" in permitted and facts.precision != "int4":
+        intent.settle("int4", "unneeded", note="the file holds no weights of 4 bits, so it changed nothing")
+        permitted.discard("int4")
+    if "fp8" in permitted and facts.precision != "fp8" and not (cache or intent.data):
+        intent.settle("fp8", "unneeded", note="the file holds no Q/DQ, so it changed nothing")
+        permitted.discard("fp8")
     if intent.best:
         for name in permitted:
             intent.settle(name, "unneeded", note="best permits it")
@@ -232,18 +231,6 @@ def choose_precision(intent: Intent, facts: ModelFacts, *, cache: bool) -> Chose
         intent.settle("bf16", "unneeded", note="a layer has one type in a typed graph, and it is FP16")
         return ChosenPrecision("fp16")
     return ChosenPrecision("bf16") if "bf16" in permitted else _as_the_file(intent, facts)
-
-
-def _meaningful(intent: Intent, facts: ModelFacts, *, has_scales: bool) -> set[str]:
-    """The precisions that are permitted, without those that change nothing for this file."""
-    permitted = set(intent.precisions)
-    if "int4" in permitted and facts.precision != "int4":
-        intent.settle("int4", "unneeded", note="the file holds no weights of 4 bits, so it changed nothing")
-        permitted.discard("int4")
-    if "fp8" in permitted and facts.precision != "fp8" and not has_scales:
-        intent.settle("fp8", "unneeded", note="the file holds no Q/DQ, so it changed nothing")
-        permitted.discard("fp8")
-    return permitted
 
 
 def _as_the_file(intent: Intent, facts: ModelFacts) -> ChosenPrecision:
@@ -290,11 +277,25 @@ def _scales(intent: Intent, facts: ModelFacts, precision: str, *, cache: bool) -
 
 def layer_precisions(intent: Intent, facts: ModelFacts, chosen: ChosenPrecision) -> list[str]:
     """Return `artifact.layers`; what is not kept is said of the options that asked for it."""
-    why_none = _why_no_layers(intent, facts, chosen)
-    if why_none or not intent.layers:
-        fate: Literal["unneeded", "missing"] = "missing" if why_none.startswith("missing: ") else "unneeded"
-        intent.revise(_LAYERS, fate, why_none.removeprefix("missing: ") or "it names no layer")
-        return []
+    cases: tuple[tuple[bool, Fate, str], ...] = (
+        (intent.strong, "unneeded", _IN_GRAPH),
+        (not intent.constraints, "unneeded", "without precision constraints the tool ignores it"),
+        (not intent.layers, "unneeded", "it names no layer"),
+        (
+            facts.precision != "fp32",
+            "missing",
+            f"the file is {facts.precision} already; name the layers and build from the FP32 file",
+        ),
+        (
+            chosen.precision in ("fp32", "tf32"),
+            "missing",
+            "the command permits no lower precision, and TensorRT refuses it",
+        ),
+    )
+    for applies, fate, why in cases:
+        if applies:
+            intent.revise(_LAYERS, fate, why)
+            return []
     halves = {chosen.precision, chosen.float_precision, chosen.precision == "best" and "fp16"} & {
         "fp16",
         "bf16",
@@ -318,18 +319,6 @@ def layer_precisions(intent: Intent, facts: ModelFacts, chosen: ChosenPrecision)
     elif intent.constraints == "prefer":
         intent.revise(_LAYERS, "kept", _PREFER)
     return listed
-
-
-def _why_no_layers(intent: Intent, facts: ModelFacts, chosen: ChosenPrecision) -> str:
-    if intent.strong:
-        return _IN_GRAPH
-    if not intent.constraints:
-        return "without precision constraints the tool ignores it"
-    if facts.precision != "fp32" and intent.layers:
-        return f"missing: the file is {facts.precision} already; name the layers and build from the FP32 file"
-    if chosen.precision in ("fp32", "tf32") and intent.layers:
-        return "missing: the command permits no lower precision, and TensorRT refuses it"
-    return ""
 
 
 def io_formats(intent: Intent, facts: ModelFacts) -> list[str]:

@@ -83,8 +83,7 @@ class Typed:
         return int(self.value)
 
     def wrong(self, problem: str, hint: str = "") -> InvalidOption:
-        """Return the error for its value."""
-        return wrong(self.flag.typed, problem, hint)
+        return wrong(dashed(self.flag.name), problem, hint)
 
 
 _READ: dict[str, Callable[[Typed], object]] = {
@@ -166,9 +165,10 @@ class _Translator:
         self.intent.model = word
 
     def take(self, typed: Typed) -> None:
-        """Translate one option."""
         flag = typed.flag
-        fate, note = flag.for_target(self.target)
+        fate, note = flag.fate, flag.note
+        if self.target == RTX and flag.rtx_fate is not None:
+            fate, note = flag.rtx_fate, flag.rtx_note
         if flag.default and typed.values == (flag.default,):
             fate, note = "unneeded", f"{flag.default} is the default"
         elif fate == "kept":
@@ -202,7 +202,6 @@ class _Translator:
         (self.intent.bench if table == "bench" else self.intent.tensorrt)[key] = value
 
     def finish(self) -> Intent:
-        """Return the intent, once every option is taken."""
         intent = self.intent
         if not intent.runs_tensorrt:
             raise InvalidOption("polygraphy run: runs no TensorRT", hint="there is no engine to migrate")
@@ -210,7 +209,13 @@ class _Translator:
             raise wrong(dashed("profile"), "shapes stand outside of a profile too", "give them after it")
         intent.profiles += [self._numbered[index] for index in sorted(self._numbered)]
         intent.profiles += [self._plain] if self._plain else []
-        self._finish_shapes()
+        # Shapes of inference alone are those of the engine (AllOptions::parse, parse_profile_shapes).
+        name = "shapes" if self.is_trtexec else "input-shapes"
+        if intent.runs_at and not intent.profiles:
+            intent.profiles = [{"opt": intent.runs_at}]
+            intent.settle(name, "kept", "artifact.opt_shapes", "the engine takes no others")
+        elif intent.runs_at and not self.is_trtexec:
+            intent.settle(name, "unneeded", note="the comparison runs at shapes of the profile")
         if self.is_trtexec:
             measuring = any(item.to in _SHOWN and item.fate == "kept" for item in intent.outcomes)
             intent.measures = not intent.skips and (measuring or not intent.engine)
@@ -225,29 +230,20 @@ class _Translator:
             intent.revise("qcompile diff", "unneeded", "one runtime alone is run: nothing is compared")
         return intent
 
-    def _finish_shapes(self) -> None:
-        """Shapes of inference alone are those of the engine (AllOptions::parse, parse_profile_shapes)."""
-        intent, name = self.intent, "shapes" if self.is_trtexec else "input-shapes"
-        if intent.runs_at and not intent.profiles:
-            intent.profiles = [{"opt": intent.runs_at}]
-            intent.settle(name, "kept", "artifact.opt_shapes", "the engine takes no others")
-        elif intent.runs_at and not self.is_trtexec:
-            intent.settle(name, "unneeded", note="the comparison runs at shapes of the profile")
-
     def _pairs(self, typed: Typed) -> list[tuple[str, str]]:
         if self.is_trtexec:
-            return trtexec_pairs(typed.flag.typed, typed.value)
+            return trtexec_pairs(dashed(typed.flag.name), typed.value)
         if not typed.values:
             raise typed.wrong("a value is required")
         return [(name, value) for name, _, value in (text.rpartition(":") for text in typed.values)]
 
     def _shapes_of(self, typed: Typed) -> dict[str, Shape]:
         if self.is_trtexec:
-            return trtexec_shapes(typed.flag.typed, typed.value)
-        return polygraphy_shapes(typed.flag.typed, self._pairs(typed))
+            return trtexec_shapes(dashed(typed.flag.name), typed.value)
+        return polygraphy_shapes(dashed(typed.flag.name), self._pairs(typed))
 
     def _bytes(self, typed: Typed, text: str) -> str:
-        return read_size(typed.flag.typed, text, unit="M" if self.is_trtexec else "")
+        return read_size(dashed(typed.flag.name), text, unit="M" if self.is_trtexec else "")
 
     def _only(self, typed: Typed) -> Said:
         values = [value for text in typed.values for value in text.split(",")]
@@ -375,7 +371,7 @@ class _Translator:
                 "give a share such as 50% as `weight_streaming`"
             )
         if not text.endswith("%"):
-            size = "all" if text == "-2" else read_size(typed.flag.typed, text.removesuffix("B"))
+            size = "all" if text == "-2" else read_size(dashed(typed.flag.name), text.removesuffix("B"))
             text = "0%" if size == "0" else size
         self._set(typed, text)
         return None
@@ -404,7 +400,7 @@ class _Translator:
         self._comparison += [dashed("samples"), str(typed.number)]
 
     def _tolerance(self, typed: Typed) -> None:
-        name = dashed("snr") if typed.flag.name.startswith("snr") else typed.flag.typed
+        name = dashed("snr") if typed.flag.name.startswith("snr") else dashed(typed.flag.name)
         for value in typed.values or (typed.value,):
             self._comparison += [name, value.lstrip(":")]
 

@@ -1,7 +1,4 @@
-"""From MODEL and DATA to a recipe that runs at once.
-
-model_facts, data_facts, machine ─▶ choose, settings ─▶ recipe_text ─▶ init
-"""
+"""From MODEL and DATA to a recipe that runs at once."""
 
 from .init import InitResult, init
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shlex
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,16 +11,27 @@ from typing import TYPE_CHECKING, Any
 from ...errors import EngineUnavailable, InvalidOption
 from ...figures import bytes_text, figure
 from ...files import write_text
+from ...model.session import usable_cores
 from ...model.source import RANDOM, parse_source
-from ...plain_text import plain, plain_toml
+from ...plain_text import plain
+from ...processor import processor
 from ...progress import Progress, silent
 from ...spec.decode import spec_from_call
 from ...spec.first_use import InitSpec
-from ...spec.words import TARGETS
 from ...tensors import Feeds
-from ..recipe import Recipe, make_recipe
-from .choose import CALIBRATION_SAMPLES, Choice, Line, Machine, bench_lines, choose_artifacts, look_at_machine
-from .data_facts import DataFacts, first_sample, look_at_data, relocated
+from ..recipe import Recipe, parse_recipe, toml
+from .choose import (
+    CALIBRATION_SAMPLES,
+    Choice,
+    DataFacts,
+    Line,
+    bench_lines,
+    choose_artifacts,
+    first_sample,
+    look_at_data,
+    look_at_machine,
+    relocated,
+)
 from .model_facts import ModelFacts, look_at_model, seen_from, spelled_from
 
 if TYPE_CHECKING:
@@ -32,42 +42,24 @@ if TYPE_CHECKING:
 SCHEMA = Path(__file__).parents[2] / "docs" / "recipe.schema.json"
 
 
-@dataclass(frozen=True)
-class Proposal:
-    """All that a recipe says.
-
-    Attributes:
-        source: The model as the recipe's folder has it; `calibration` and `evaluation` likewise.
-        model_options: More keys of `[model]`.
-        command: What wrote it.
-    """
-
-    model: ModelFacts
-    data: DataFacts
-    machine: Machine
-    choice: Choice
-    source: str
-    calibration: str
-    evaluation: str
-    model_options: tuple[Line, ...]
-    bench: Sequence[Line]
-    command: str
-
-
-def recipe_text(proposal: Proposal) -> str:
-    """Return the TOML text."""
-    return "\n".join(_written(proposal)) + "\n"
-
-
-def _written(proposal: Proposal) -> Iterable[str]:
-    model, choice = proposal.model, proposal.choice
+def _written(
+    source: str, asked: InitSpec, model: ModelFacts, data: DataFacts, choice: Choice, command: str
+) -> Iterator[str]:
+    folder = asked.output.parent
     if SCHEMA.is_file():  # editors that know taplo's line complete and check the keys
         yield f"#:schema {SCHEMA.as_uri()}"
     yield "# Every choice below is yours to change. Paths are relative to this file. It was written by"
-    yield f"#   {plain(proposal.command)}"
-    yield f"#   model    {plain(_model_words(model))}"
-    yield f"#   machine  {plain(proposal.machine.processor)}, {_counted(proposal.machine.cores, 'core')}"
-    for note in (*model.notes, *proposal.data.notes):
+    yield f"#   {plain(command)}"
+    words = [model.source.spec]
+    if model.parameters:
+        words.append(f"{_large(model.parameters)} weights ({bytes_text(model.weight_bytes)})")
+    if model.multiply_adds:
+        words.append(f"{_large(model.multiply_adds)} multiply-adds a sample")
+    words += [", ".join(sorted(model.kinds))] if model.kinds else []
+    yield f"#   model    {plain('; '.join(' '.join(part.split()) for part in words))}"
+    name, cores = str(processor()["processor"]), usable_cores()
+    yield f"#   machine  {plain(name)}, {_counted(cores, 'core')}"
+    for note in (*model.notes, *data.notes):
         yield f"#   note     {plain(note)}"
     top: list[Line] = [
         ("version", 1, ""),
@@ -75,56 +67,54 @@ def _written(proposal: Proposal) -> Iterable[str]:
         ("output", "out", "artifacts, results.json and report.html"),
     ]
     yield from _table("", top)
-    inputs: list[Line] = [("inputs", list(model.declared), model.why_inputs)] if model.declared else []
-    yield from _table("[model]", [("source", proposal.source, ""), *inputs, *proposal.model_options])
-    yield from _data(proposal)
+    lines: list[Line] = [("source", spelled_from(parse_source(source), folder), "")]
+    if model.declared:
+        lines.append(("inputs", list(model.declared), model.why_inputs))
+    if asked.weights:
+        why = "of its seed" if asked.weights == RANDOM else "in place of the model's own"
+        place = asked.weights if asked.weights == RANDOM else seen_from(folder, Path(asked.weights))
+        lines.append(("weights", place, why))
+    if asked.download:
+        lines.append(("download", True, "the package may download what its cache lacks"))
+    if asked.trust:
+        lines.append(("trust", True, "the model's file may run code when it is loaded"))
+    if not model.is_onnx:
+        lines.append(("simplify", True, "folds and fuses; the outputs stay equal"))
+    yield from _table("[model]", lines)
+    yield from _data(data, folder, choice)
     for one in choice.artifacts:
         yield from _table(f"[[artifact]]  # {plain(one.why)}", [("name", one.name, ""), *one.lines])
-    yield from _table("[bench]", list(proposal.bench))
+    yield from _table("[bench]", bench_lines(model, data, choice.artifacts, asked))
     if choice.left_out:
         yield from ("", "# Left out:")
         yield from (f"#   {plain(one)}" for one in choice.left_out)
 
 
-def _data(proposal: Proposal) -> Iterable[str]:
-    data = proposal.data
+def _data(data: DataFacts, folder: Path, choice: Choice) -> Iterator[str]:
     lines: list[Line] = []
-    if proposal.calibration:
+    if data.calibration:
         why = {
             "divided": "a part of the set, disjoint from the other",
             "same": "the same samples as below; two sets tell the accuracy of INT8 more honestly",
         }.get(data.shared, "samples that the ranges of INT8 are observed on")
-        lines.append(("calibration", proposal.calibration, why))
-    if proposal.evaluation:
+        lines.append(("calibration", relocated(data.calibration, folder), why))
+    if data.evaluation:
         count = "" if data.samples is None else f"{_counted(data.samples, 'sample')}, "
         labels = "with labels" if data.has_labels else "no labels"
-        lines.append(("evaluation", proposal.evaluation, f"{count}{labels}"))
+        lines.append(("evaluation", relocated(data.evaluation, folder), f"{count}{labels}"))
     if lines:
         yield from _table("[data]", lines)
-    if any(("precision", "int8", "") in one.lines for one in proposal.choice.artifacts) and (
-        proposal.calibration
-    ):
+    if data.calibration and any(("precision", "int8", "") in one.lines for one in choice.artifacts):
         why = "more samples seldom change the ranges; 0 takes all"
         yield from _table("[calibrate]", [("samples", CALIBRATION_SAMPLES, why)])
 
 
-def _table(header: str, lines: Sequence[Line]) -> Iterable[str]:
+def _table(header: str, lines: Sequence[Line]) -> Iterator[str]:
     yield ""
     if header:
         yield header
     for key, value, why in lines:
         yield f"{key} = {toml(value)}{f'  # {plain(why)}' if why else ''}"
-
-
-def _model_words(model: ModelFacts) -> str:
-    parts = [model.source.spec]
-    if model.parameters:
-        parts.append(f"{_large(model.parameters)} weights ({bytes_text(model.weight_bytes)})")
-    if model.multiply_adds:
-        parts.append(f"{_large(model.multiply_adds)} multiply-adds a sample")
-    if model.kinds:
-        parts.append(", ".join(sorted(model.kinds)))
-    return "; ".join(" ".join(part.split()) for part in parts)
 
 
 def _large(count: float) -> str:
@@ -140,23 +130,6 @@ def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}" + ("" if count == 1 else "s")
 
 
-def toml(value: object) -> str:
-    """Return a value as TOML spells it: JSON's escapes are among TOML's."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return plain_toml(value)
-    if isinstance(value, Sequence):
-        return f"[{', '.join(map(toml, value))}]"
-    return str(value)
-
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-
 @dataclass(frozen=True)
 class InitResult:
     """What was written, the choice of its artifacts, and what the model and the data tell."""
@@ -169,7 +142,6 @@ class InitResult:
     data: DataFacts
 
     def as_json(self) -> dict[str, Any]:
-        """Return the `--json` form."""
         return {
             "recipe": str(self.path),
             "artifacts": [
@@ -225,59 +197,26 @@ def init(
             option="output",
         )
     command = command or ("qcompile", "init", model)
-    proposal = propose(model, spec, command=command, progress=progress)
-    text = recipe_text(proposal)
-    recipe = make_recipe(tomllib.loads(text), path)  # it must be read back before anybody gets it
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, text)
-    return InitResult(path, recipe, text, proposal.choice, proposal.model, proposal.data)
+    spellings = [samples for samples in (spec.data, spec.calibration, spec.evaluation) if samples]
 
+    def first_feeds(names: Sequence[str]) -> Feeds | None:
+        return next((feeds for samples in spellings if (feeds := first_sample(samples, names))), None)
 
-def propose(source: str, asked: InitSpec, *, command: Sequence[str], progress: Progress) -> Proposal:
-    """Look at model, data and machine, and decide on a recipe."""
-    spellings = [spec for spec in (asked.data, asked.calibration, asked.evaluation) if spec]
-
-    def samples(names: Sequence[str]) -> Feeds | None:
-        return next((feeds for spec in spellings if (feeds := first_sample(spec, names))), None)
-
-    model = look_at_model(
-        source, inputs=asked.inputs, weights=asked.weights, download=asked.download,
-        samples=samples, trust=asked.trust, progress=progress,
+    facts = look_at_model(
+        model, inputs=spec.inputs, weights=spec.weights, download=spec.download,
+        samples=first_feeds, trust=spec.trust, progress=progress,
     )  # fmt: skip
-    data = look_at_data(asked, model.inputs, model.outputs, progress=progress)
+    data = look_at_data(spec, facts.inputs, facts.outputs, progress=progress)
     progress("look at the installation")
-    machine = look_at_machine(TARGETS)
-    choice = choose_artifacts(model, data, machine, targets=asked.asked, gpus=asked.gpus)
+    choice = choose_artifacts(facts, data, look_at_machine(), targets=spec.asked, gpus=spec.gpus)
     if not choice.artifacts:
         raise EngineUnavailable(
             "nothing can be built here: no runtime is installed",
             hint="pip install 'qcompile[cpu]'",
             engine="",
         )
-    folder = asked.output.parent
-    options: list[Line] = []
-    if asked.weights:
-        why = "of its seed" if asked.weights == RANDOM else "in place of the model's own"
-        place = asked.weights if asked.weights == RANDOM else seen_from(folder, Path(asked.weights))
-        options.append(("weights", place, why))
-    if asked.download:
-        options.append(("download", True, "the package may download what its cache lacks"))
-    if asked.trust:
-        options.append(("trust", True, "the model's file may run code when it is loaded"))
-    if not model.is_onnx:
-        options.append(("simplify", True, "folds and fuses; the outputs stay equal"))
-    return Proposal(
-        model,
-        data,
-        machine,
-        choice,
-        spelled_from(parse_source(source), folder),
-        relocated(data.calibration, folder),
-        relocated(data.evaluation, folder),
-        tuple(options),
-        bench_lines(
-            model, data, choice.artifacts,
-            metric=asked.metric, max_drop=asked.max_drop, max_time_s=asked.max_time_s,
-        ),
-        shlex.join(command),
-    )  # fmt: skip
+    text = "\n".join(_written(model, spec, facts, data, choice, shlex.join(command))) + "\n"
+    recipe = parse_recipe(text.encode(), path)  # it must be read back before anybody gets it
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, text)
+    return InitResult(path, recipe, text, choice, facts, data)

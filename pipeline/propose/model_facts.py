@@ -20,6 +20,15 @@ from ...progress import Progress, quiet
 from ...tensors import Feeds, TensorInfo, format_shape
 
 _TRIED_BATCHES = (1, 3)
+_TAKEN = {
+    "Conv1d": "[batch,{0.in_channels},LENGTH]",
+    "Conv2d": "[batch,{0.in_channels},HEIGHT,WIDTH]",
+    "Conv3d": "[batch,{0.in_channels},DEPTH,HEIGHT,WIDTH]",
+    "Linear": "[batch,{0.in_features}]",
+    "Embedding": "[batch,LENGTH]:int64",
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), "[batch,LENGTH,{0.input_size}]"),
+}
+"""Layer of PyTorch to the shape that it takes, as far as it tells."""
 
 
 @dataclass(frozen=True)
@@ -27,16 +36,11 @@ class ModelFacts:
     """What a proposal follows from.
 
     Attributes:
-        name: What its files may be called.
-        inputs: Its inputs; dynamic axes have names.
-        outputs: Name and shape of its outputs, where it was run or the file tells.
-        declared: `inputs` that the recipe must give; empty where the source declares them.
-        why_inputs: Where `declared` comes from.
-        kinds: Which of `layers.KINDS` it holds.
+        inputs, outputs: Dynamic axes have names; outputs only where it was run or the file tells.
+        declared: `inputs` that the recipe must give; empty where the source has them.
+        kinds: Which of `KINDS` it holds.
         precision: Of its graph: "fp32", or "int8" of one that holds Q/DQ.
-        parameters, weight_bytes: Number of its weights, and what they take.
         multiply_adds: Of one sample; 0 where that is not known.
-        notes: What the user should know.
     """
 
     source: Source
@@ -56,24 +60,6 @@ class ModelFacts:
     def is_onnx(self) -> bool:
         """Whether it is a file, with no PyTorch model to compare with."""
         return self.source.kind == "onnx"
-
-    @property
-    def preprocessing(self) -> Any:
-        """How samples become its inputs; None where nobody said."""
-        from ...model.preprocessing import preprocessing_of
-
-        return preprocessing_of(self.inputs)
-
-    @property
-    def fixed_batch(self) -> int | None:
-        """The first extent of its inputs, where that is a number."""
-        fixed = [one.shape[0] for one in self.inputs if one.shape and isinstance(one.shape[0], int)]
-        return int(fixed[0]) if fixed else None
-
-    @property
-    def has_open_axes(self) -> bool:
-        """Whether an axis other than the first is dynamic."""
-        return any(axis for one in self.inputs for axis in one.dynamic_axes)
 
 
 def look_at_model(
@@ -149,6 +135,9 @@ def _look_at_module(
         names = name_outputs((), original.reference)
         outputs = {name: tuple(array.shape) for name, array in zip(names, arrays, strict=True)}
         weights = [*loaded.module.parameters(), *loaded.module.buffers()]
+        parts = loaded.module.modules()
+        modules = [getattr(part, "original_name", "") or type(part).__name__ for part in parts]
+        targets = [node.target for node in _captured(loaded.module)]
         return ModelFacts(
             source,
             plain_name(source),
@@ -156,7 +145,7 @@ def _look_at_module(
             outputs,
             declared,
             why,
-            kinds_of_layers(names_of_layers(loaded.module)),
+            kinds_of_layers([*modules, *map(str, targets)]),
             parameters=sum(one.numel() for one in weights),
             weight_bytes=sum(one.numel() * one.element_size() for one in weights),
             multiply_adds=_multiply_adds(original),
@@ -277,33 +266,16 @@ def input_templates(module: Any, names: Sequence[str]) -> str:
     """Return `inputs` for each argument, with what the first layer says of the only one."""
     if len(names) != 1:
         return " and ".join(f"`inputs` {name}:[batch,...]" for name in names) or "`inputs` NAME:[batch,...]"
-    shape = next((text for part in module.modules() if (text := _taken_by(part))), "[batch,...]")
+    layer = next((part for part in module.modules() if type(part).__name__ in _TAKEN), None)
+    shape = "[batch,...]" if layer is None else _TAKEN[type(layer).__name__].format(layer)
+    if not getattr(layer, "batch_first", True):
+        shape = shape.replace("batch,LENGTH", "LENGTH,batch")
     return f"`inputs` {names[0]}:{shape}"
 
 
-def _taken_by(part: Any) -> str:
-    """The shape that a layer takes, as far as it tells; empty for another."""
-    kind = type(part).__name__
-    if kind in ("Conv1d", "Conv2d", "Conv3d"):
-        axes = {"1": "LENGTH", "2": "HEIGHT,WIDTH", "3": "DEPTH,HEIGHT,WIDTH"}[kind[4]]
-        return f"[batch,{part.in_channels},{axes}]"
-    if kind == "Linear":
-        return f"[batch,{part.in_features}]"
-    if kind == "Embedding":
-        return "[batch,LENGTH]:int64"
-    if kind in ("LSTM", "GRU", "RNN"):
-        order = "batch,LENGTH" if part.batch_first else "LENGTH,batch"
-        return f"[{order},{part.input_size}]"
-    return ""
-
-
-def names_of_layers(module: Any) -> Iterable[str]:
-    """Yield what names the layers of a module, of TorchScript, or of a captured program."""
-    for part in module.modules():
-        yield getattr(part, "original_name", "") or type(part).__name__
-    graph = getattr(module, "graph", None)
-    for node in getattr(graph, "nodes", ()) if hasattr(module, "_in_spec") else ():
-        yield str(node.target)
+def _captured(module: Any) -> Iterable[Any]:
+    """The nodes of a captured program; none of another module."""
+    return getattr(getattr(module, "graph", None), "nodes", ()) if hasattr(module, "_in_spec") else ()
 
 
 def kinds_of_layers(names: Iterable[str]) -> frozenset[str]:
@@ -317,24 +289,18 @@ def captured_inputs(module: Any) -> tuple[str, ...]:
 
     A symbolic first axis is called batch; the same symbol has the same name everywhere.
     """
-    if not hasattr(module, "_in_spec"):
-        return ()
-    values = [
-        (str(node.target), node.meta.get("val")) for node in module.graph.nodes if node.op == "placeholder"
-    ]
-    if any(not hasattr(value, "shape") for _, value in values):
-        return ()  # an argument that is no tensor
     names: dict[str, str] = {}
-    return tuple(_node_text(name, value, names) for name, value in values)
-
-
-def _node_text(name: str, value: Any, names: dict[str, str]) -> str:
-    shape: list[int | str] = []
-    for axis, extent in enumerate(value.shape):
-        if isinstance(extent, int):
-            shape.append(extent)
+    spelled: list[str] = []
+    for node in _captured(module):
+        if node.op != "placeholder":
             continue
-        usual = "batch" if not axis and "batch" not in names.values() else f"{name}_{axis}"
-        shape.append(names.setdefault(str(extent), usual))
-    dtype = str(value.dtype).removeprefix("torch.")
-    return f"{name}:{format_shape(tuple(shape))}" + ("" if dtype == "float32" else f":{dtype}")
+        value, shape = node.meta.get("val"), list[int | str]()
+        if not hasattr(value, "shape"):
+            return ()  # an argument that is no tensor
+        for axis, extent in enumerate(value.shape):
+            usual = "batch" if not axis and "batch" not in names.values() else f"{node.target}_{axis}"
+            shape.append(extent if isinstance(extent, int) else names.setdefault(str(extent), usual))
+        dtype = str(value.dtype).removeprefix("torch.")
+        text = f"{node.target}:{format_shape(tuple(shape))}"
+        spelled.append(text if dtype == "float32" else f"{text}:{dtype}")
+    return tuple(spelled)

@@ -24,7 +24,7 @@ from qcompile.bench.results.results import Results
 from qcompile.bench.results.row import Latency, Row
 from qcompile.cluster.connection import connect
 from qcompile.files import digest_files
-from qcompile.pipeline.trials import on_executor
+from qcompile.pipeline.run import on_executor
 from qcompile.tuning import trials, tune
 
 RECIPE = """

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qcompile.cluster.security import check_address, read_scheduler, security, split_address
+from qcompile.cluster.resources import check_address, read_scheduler, security, split_address
 from qcompile.errors import ClusterError, InvalidOption, MissingFile
 
 ports = st.integers(0, 65535)

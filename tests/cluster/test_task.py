@@ -11,8 +11,7 @@ import psutil
 import pytest
 
 from qcompile.cluster.bundle import StageKilled
-from qcompile.cluster.service import Cancelled
-from qcompile.cluster.task import _in_process, look
+from qcompile.cluster.plugin import Cancelled, _in_process, look
 
 
 @pytest.fixture

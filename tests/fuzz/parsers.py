@@ -49,7 +49,7 @@ from qcompile.model.input_notes import read_notes
 from qcompile.model.named.hf_configuration import processor_of
 from qcompile.model.preprocessing import as_json, read_preprocessing
 from qcompile.model.source import parse_query, parse_source
-from qcompile.pipeline.migrate.command_line import read_command
+from qcompile.pipeline.migrate.intent import read_command
 from qcompile.pipeline.migrate.translate import translate
 from qcompile.pipeline.recipe import parse_recipe
 from qcompile.processes.worker import read_answer

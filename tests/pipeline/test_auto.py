@@ -147,8 +147,8 @@ def test_a_mix_is_searched_where_plain_int8_does_not_serve(
 
 
 def test_a_mix_that_was_found_is_an_artifact_of_the_recipe(tmp_path: Path) -> None:
-    from qcompile.tuning.recipe_file import artifact_lines
     from qcompile.tuning.trials import Trial
+    from qcompile.tuning.tune import artifact_lines
 
     best = Trial("onnxruntime-int8-mix1", "onnxruntime", "int8", frozenset({'a "b"'}), tmp_path, 0.9, 0.1)
     path = tmp_path / "recipe.toml"

@@ -12,13 +12,11 @@ from recipes import artifact
 
 from qcompile.cluster.resources import Facts, place
 from qcompile.errors import DataError, EngineUnavailable
-from qcompile.pipeline.estimate import Rule
 from qcompile.pipeline.graph import KINDS, ThisProcess, key_of, stages_of
-from qcompile.pipeline.kinds import named_artifact
 from qcompile.pipeline.plan import plan
 from qcompile.pipeline.recipe import Recipe, published, read_recipe
 from qcompile.pipeline.run import Visit, run
-from qcompile.pipeline.stage import SOURCE, Job, Key, Made, Needs, Stage, StageKind
+from qcompile.pipeline.stage import SOURCE, Job, Key, Made, Needs, Rule, Stage, StageKind, named_artifact
 from qcompile.pipeline.store import Store
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*/recipe.toml"))

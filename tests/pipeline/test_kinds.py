@@ -20,10 +20,9 @@ from qcompile.bench.results.row import Latency, Row
 from qcompile.errors import InvalidOption, RecipeError
 from qcompile.files import digest_files
 from qcompile.pipeline.graph import key_of
-from qcompile.pipeline.kinds import built_on, for_every_kind, measured_on, named_artifact
 from qcompile.pipeline.recipe import Recipe, read_recipe
 from qcompile.pipeline.run import run
-from qcompile.pipeline.stage import Done, Made, Stage
+from qcompile.pipeline.stage import Done, Made, Stage, built_on, for_every_kind, measured_on, named_artifact
 from qcompile.pipeline.store import Store
 
 ENGINE = {"name": "engine", "target": "tensorrt-rtx", "gpus": ["cluster"]}

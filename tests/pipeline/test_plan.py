@@ -16,12 +16,11 @@ import qcompile
 from qcompile.cli import main
 from qcompile.errors import MissingFile
 from qcompile.files import digest_files
-from qcompile.pipeline.estimate import RATE, Scale, by_rule
 from qcompile.pipeline.graph import KINDS
-from qcompile.pipeline.plan import difference, plan
+from qcompile.pipeline.plan import RATE, by_rule, difference, plan
 from qcompile.pipeline.recipe import Recipe, read_recipe
 from qcompile.pipeline.run import run
-from qcompile.pipeline.stage import Done, Stage
+from qcompile.pipeline.stage import Done, Scale, Stage
 from qcompile.pipeline.store import Store
 
 CPU, INT8 = artifact("cpu"), artifact("cpu-int8", precision="int8")

@@ -20,15 +20,15 @@ from qcompile.calibration.tensorrt_cache import format_cache, read_cache
 from qcompile.engines.base import BuildRequest
 from qcompile.errors import CalibrationError, MissingFile
 from qcompile.pipeline.auto import _isa
+from qcompile.pipeline.bench_stages import trial_text
 from qcompile.pipeline.graph import key_of
-from qcompile.pipeline.portable import portable_text
 from qcompile.pipeline.recipe import Recipe, parse_recipe, read_recipe
 from qcompile.pipeline.run import RunReport
 from qcompile.pipeline.stage import Made, Stage
 from qcompile.pipeline.stages import with_isa
-from qcompile.pipeline.trial_stages import trial_text
-from qcompile.tuning import making
-from qcompile.tuning.making import TrialAsk, TrialMaker, TrialSetting
+from qcompile.pipeline.trust import portable_text
+from qcompile.tuning import trials
+from qcompile.tuning.trials import TrialAsk, TrialMaker, TrialSetting
 
 WriteRecipe = Callable[..., Path]
 INT4 = artifact("w4", precision="int4", mode="weights", block_size=16)
@@ -376,7 +376,7 @@ def test_trials_are_for_the_instruction_set_of_their_setting(
     maker = TrialMaker.__new__(TrialMaker)
     monkeypatch.setattr(maker, "setting", setting, raising=False)
     assert maker._spec(TrialAsk("int8", "onnxruntime", "int8")).isa == "avx2"
-    assert making.TrialSetting(setting.model, setting.ranges, "data.npz", "cosine").isa == "auto"
+    assert trials.TrialSetting(setting.model, setting.ranges, "data.npz", "cosine").isa == "auto"
 
 
 def test_a_search_is_for_the_instruction_set_of_the_recipe(parsed: Callable[..., Recipe]) -> None:

@@ -25,14 +25,13 @@ from sweeps import CELLS, MODELS, RECIPE, Asked, write_sweep
 from qcompile.bench.results.results import load_results
 from qcompile.errors import ClusterError, InvalidOption, RecipeError
 from qcompile.files import digest_files
-from qcompile.pipeline.matrix import members
 from qcompile.pipeline.plan import plan
-from qcompile.pipeline.portable import recipe_text
 from qcompile.pipeline.recipe import Recipe, make_recipe, parse_recipe, read_recipe
 from qcompile.pipeline.run import run
 from qcompile.pipeline.stage import Done, Stage
 from qcompile.pipeline.store import Store
-from qcompile.pipeline.sweep import plan_sweep, sweep
+from qcompile.pipeline.sweep import members, plan_sweep, sweep
+from qcompile.pipeline.trust import recipe_text
 from qcompile.progress import Progress
 from qcompile.reporting.source import read_source
 from qcompile.reporting.summary import summarize

@@ -17,10 +17,17 @@ from recipes import recipe_of
 
 from qcompile.errors import QCompileError, RecipeError
 from qcompile.pipeline.plan import plan
-from qcompile.pipeline.portable import portable, portable_text, relative, settled
 from qcompile.pipeline.recipe import make_recipe, parse_recipe, read_recipe
 from qcompile.pipeline.run import run
-from qcompile.pipeline.trust import interpreters, needs_trust, trusted
+from qcompile.pipeline.trust import (
+    interpreters,
+    needs_trust,
+    portable,
+    portable_text,
+    relative,
+    settled,
+    trusted,
+)
 from qcompile.spec.option import fields_of
 from qcompile.spec.recipes import RecipeFile
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qcompile.pipeline.propose.init import toml
-from qcompile.pipeline.recipe import Recipe, make_recipe
+from qcompile.pipeline.recipe import Recipe, make_recipe, toml
 
 
 def artifact(name: str, target: str = "onnxruntime", precision: str = "fp32", **options: object) -> str:

@@ -1,24 +1,17 @@
-"""The search for the fewest layers in float, ahead and one question after the other, and the front."""
+"""The search for the fewest layers in float, and the front."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from itertools import combinations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qcompile.tuning.search import (
-    Mix,
-    Possible,
-    fewest_in_float,
-    pareto,
-    possible_questions,
-    search_ahead,
-    searching,
-)
+from qcompile.tuning.tune import fewest_in_float, pareto
+
+Mix = frozenset[str]
 
 DAMAGES = st.lists(st.integers(0, 50), min_size=1, max_size=8)
 
@@ -118,74 +111,3 @@ def test_the_front_is_what_no_other_beats(points: list[tuple[float, float]]) -> 
     found = pareto(points)
     assert sorted(found) == expected
     assert [points[i][0] for i in found] == sorted(points[i][0] for i in found)
-
-
-SIZES = st.lists(st.integers(0, 50), max_size=12)
-BUDGETS = st.builds(Budget, SIZES, st.integers(0, 300)) | st.builds(Whim, SIZES, st.integers(0, 10_000))
-
-
-@given(budget=BUDGETS, most=st.integers(1, 9), tries=st.integers(0, 8))
-def test_a_search_ahead_finds_and_asks_what_the_sequential_one_does(
-    budget: Budget, most: int, tries: int
-) -> None:
-    """It finds what is found without, whatever the answers are."""
-    order = budget.order
-    plain = fewest_in_float(order, budget, tries=tries)
-    asked, budget.asked = budget.asked, []
-    begun: list[list[Possible]] = []
-    found = search_ahead(
-        lambda: searching(order, tries=tries),
-        budget,
-        lambda possible: begun.append(list(possible)),
-        lambda mix: True if len(mix) == len(order) else None,
-        most,
-    )
-    assert found == plain
-    assert budget.asked == asked
-    for question, possible in zip(asked, begun, strict=True):
-        assert len(possible) <= most
-        assert len({one.mix for one in possible}) == len(possible)
-        if len(question) < len(order):  # else its answer is known
-            assert possible[0] == Possible(question, 0)
-
-
-@given(budget=BUDGETS, most=st.integers(1, 6))
-def test_a_question_that_comes_is_begun_before_it_is_asked(budget: Budget, most: int) -> None:
-    """With room for both branches, every question but the first was begun while the one before it ran."""
-    order = budget.order
-    begun: list[set[Mix]] = []
-
-    def begin(possible: Sequence[Possible]) -> None:
-        begun.append({one.mix for one in possible})
-
-    answers: dict[Mix, bool] = {}
-
-    def keeps(mix: Mix) -> bool:
-        answers[mix] = budget(mix)
-        return answers[mix]
-
-    search_ahead(lambda: searching(order), keeps, begin, answers.get, 2 + most)
-    for before, question in zip(begun, budget.asked[1:], strict=False):
-        assert question in before
-
-
-def test_the_nearest_questions_of_both_branches_come_first() -> None:
-    order = list("abcdefgh")
-
-    def known(mix: Mix) -> bool | None:
-        return True if len(mix) == len(order) else None
-
-    possible = possible_questions(lambda: searching(order), [], known, 4)
-    assert [(len(one.mix), one.after) for one in possible] == [(0, 0), (4, 1), (2, 2), (6, 2)]
-    following = possible_questions(lambda: searching(order), [False, True, False], known, 3)
-    assert [(sorted(one.mix)[-1], one.after) for one in following] == [("f", 0), ("e", 1), ("g", 1)]
-    assert possible_questions(lambda: searching(order), [True], known, 3) == []
-
-
-@pytest.mark.parametrize("most", [1, 5])
-def test_what_the_maker_of_trials_raises_ends_the_search(most: int) -> None:
-    def stopped(_: Mix) -> bool:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        search_ahead(lambda: searching("ab"), stopped, lambda _: None, lambda _: None, most)

@@ -23,7 +23,7 @@ from qcompile.artifact import is_manifest, load_artifact
 from qcompile.errors import DataError, EngineUnavailable, InvalidOption, QCompileError
 from qcompile.model.graph import weighted_nodes
 from qcompile.model.onnx_file import load_onnx
-from qcompile.tuning import making, trials, tune
+from qcompile.tuning import trials, tune
 from qcompile.tuning.trials import by_layer, compare_times
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
@@ -203,12 +203,12 @@ def test_mixes_that_the_runtime_does_not_execute_are_passed_over(
 
 
 def test_a_mix_is_made_once(tmp_path: Path) -> None:
-    asks: list[making.TrialAsk] = []
+    asks: list[trials.TrialAsk] = []
 
-    def make(ask: making.TrialAsk, folder: Path, _: object) -> making.Score:
+    def make(ask: trials.TrialAsk, folder: Path, _: object) -> trials.Score:
         asks.append(ask)
         (folder / ask.file).write_bytes(b"artifact")
-        return making.Score(0.9, 0.1, 0.0, 0.2)
+        return trials.Score(0.9, 0.1, 0.0, 0.2)
 
     runner = trials.TrialRunner(SimpleNamespace(make=make), tmp_path, lambda *_: None)  # type: ignore[arg-type]
     mix = frozenset({"conv3"})

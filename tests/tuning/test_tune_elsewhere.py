@@ -14,10 +14,10 @@ from hostile_network import Case
 from qcompile.compiler.quantize.sensitivity import LayerSensitivity
 from qcompile.errors import DataError, InvalidOption, QCompileError
 from qcompile.files import digest_files
+from qcompile.pipeline.run import on_executor
 from qcompile.pipeline.store import Store
-from qcompile.pipeline.trials import on_executor
 from qcompile.tuning import TuneResult, tune
-from qcompile.tuning.making import Score, TrialAsk, TrialSetting, rank_part, read_ask
+from qcompile.tuning.trials import Score, TrialAsk, TrialSetting, rank_part, read_ask
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
 

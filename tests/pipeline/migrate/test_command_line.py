@@ -15,8 +15,17 @@ import pytest
 import qcompile.pipeline.migrate
 from qcompile.cli.main import _VERBS
 from qcompile.errors import InvalidOption
-from qcompile.pipeline.migrate.command_line import Invocation, read_command
-from qcompile.pipeline.migrate.intent import TOOLS, Intent, Tool, dashed, find_flag, flags_of, tomllib
+from qcompile.pipeline.migrate.intent import (
+    TOOLS,
+    Intent,
+    Invocation,
+    Tool,
+    dashed,
+    find_flag,
+    flags_of,
+    read_command,
+    tomllib,
+)
 from qcompile.pipeline.migrate.translate import _READ, _Translator, translate
 from qcompile.spec.artifacts import BuildCommand, QuantizeCommand
 from qcompile.spec.measure import BenchCommand, DiffCommand
@@ -289,8 +298,8 @@ def test_whatever_value_an_option_has_it_is_translated_or_refused_in_words(tool:
     values = ["", "1", "-1", "x", "a:b", "a:1x2", "a:[1,2]", "fp16:chw", "'a", ",", ":", "=", "+CUDNN", "a b"]
     for flag in dict.fromkeys(flags_of(tool).values()):
         for value in values:
-            inline = f"{flag.typed}={value}" if value else flag.typed
-            words = [inline] if tool == "trtexec" else ["run", "--trt", flag.typed, *value.split()]
+            inline = f"{dashed(flag.name)}={value}" if value else dashed(flag.name)
+            words = [inline] if tool == "trtexec" else ["run", "--trt", dashed(flag.name), *value.split()]
             try:
                 outcomes = translate(tool, words, target).outcomes
             except InvalidOption:  # any other error fails the test

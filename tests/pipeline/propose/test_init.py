@@ -12,8 +12,7 @@ import qcompile
 from qcompile.data.batches import Data
 from qcompile.errors import InvalidOption
 from qcompile.pipeline.propose import InitResult, init
-from qcompile.pipeline.propose.choose import Machine, choose_artifacts
-from qcompile.pipeline.propose.data_facts import DataFacts
+from qcompile.pipeline.propose.choose import DataFacts, Machine, choose_artifacts
 from qcompile.pipeline.propose.model_facts import ModelFacts
 from qcompile.tensors import TensorInfo
 
