@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from .half.precision import in_mixed_precision, in_own_patterns, layer_precision
 from .int8.corrections import correct_biases, round_weights
 from .int8.dynamic import quantize_dynamic
 from .int8.pair_limits import limits_of
-from .int8.placement import Placement, plan
+from .int8.placement import plan
 from .int8.rewrites import (
     join_biases,
     keep_norms_apart,
@@ -37,7 +37,14 @@ from .int8.rewrites import (
 )
 from .int8.static import activation_limits, executed, quantize_static, require_executed
 from .prepare import prepare_graph
-from .request import Outcome, QuantizeRequest, exactly, match_nodes
+from .request import (
+    Outcome,
+    QuantizeRequest,
+    exactly,
+    match_nodes,
+    nothing_to_quantize,
+    require_reached,
+)
 from .search import best_static
 from .weights.hessians import collect_hessians
 from .weights.rewrite import gptq_inputs, quantize_weights
@@ -113,7 +120,6 @@ def _weights(request: QuantizeRequest) -> Outcome:
         ready,
         bits=4 if request.spec.precision == "int4" else 8,
         block_size=options.block_size,
-        method=options.rounding,
         quant_format=quant_format,
         exclude=left,
         hessians=hessians,
@@ -169,7 +175,11 @@ def _static(request: QuantizeRequest) -> Outcome:
     operators = {node.name: node.op_type for node in ready.graph.node}
     planned = [name for name in placement.nodes if operators[name] in WEIGHTED]
     if not planned:
-        raise _nothing_to_quantize(placement)
+        raise nothing_to_quantize(
+            placement.left_in_float,
+            "no Conv, ConvTranspose, MatMul or Gemm",
+            "choose another target, or keep it in float",
+        )
     limits = activation_limits(ready, placement, request.ranges, chosen)
     shapes = {tensor.name: tuple(tensor.dims) for tensor in ready.graph.initializer}
     pairs = limits_of([node for node in ready.graph.node if node.name in set(planned)], shapes, kernels)
@@ -179,7 +189,7 @@ def _static(request: QuantizeRequest) -> Outcome:
         to_float8(
             result, half_scales="fp16" in (request.spec.floats, *request.spec.layer_precisions.values())
         )
-    _require_reached(planned, [node.name for node in weighted_nodes(result).get(request.spec.precision, ())])
+    require_reached(planned, [node.name for node in weighted_nodes(result).get(request.spec.precision, ())])
     rounded = 0
     if request.spec.rounding == "gptq":
         samples = request.samples(_LEARNT_ON)
@@ -193,7 +203,7 @@ def _static(request: QuantizeRequest) -> Outcome:
     result, kept, missed = in_mixed_precision(request, result, layers)
     if rules.by_onnxruntime:
         keep_layers_apart(result)
-    _require_reached(planned, [node.name for node in weighted_nodes(result).get(request.spec.precision, ())])
+    require_reached(planned, [node.name for node in weighted_nodes(result).get(request.spec.precision, ())])
     proof: dict[str, object] = {
         "nodes_by_precision": count_weighted(result),
         "left_in_float": dict(placement.left_in_float),
@@ -223,26 +233,6 @@ def _static(request: QuantizeRequest) -> Outcome:
         proof["as_executed"] = counts
 
     return Outcome(write, proof, warnings)
-
-
-def _nothing_to_quantize(placement: Placement) -> QuantizationError:
-    left = placement.left_in_float
-    name, reason = next(iter(left.items()), ("", "no Conv, ConvTranspose, MatMul or Gemm"))
-    return QuantizationError(
-        f"nothing to quantize: {f'node {name!r}: ' if name else ''}{reason}",
-        hint="simplify first" if "simplify" in reason else "choose another target, or keep it in float",
-        reasons=dict(left),
-    )
-
-
-def _require_reached(planned: Sequence[str], reached: Sequence[str]) -> None:
-    missed = [name for name in planned if name not in set(reached)]
-    if missed:
-        raise QuantizationError(
-            f"{len(missed)} of {len(planned)} planned nodes stayed in float: {', '.join(missed[:5])}",
-            hint="to leave them in float, exclude them by name",
-            nodes=missed,
-        )
 
 
 def _unfused(proto: onnx.ModelProto) -> list[str]:

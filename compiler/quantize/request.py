@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import fnmatch
 import glob
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...calibration import Ranges
 from ...data.batches import Data
-from ...errors import InvalidOption
+from ...errors import InvalidOption, QuantizationError
 from ...model.graph_rules import graph_rules, targets_where
 from ...progress import Progress, silent
 from ...spec.artifacts import QuantizeSpec
@@ -143,6 +143,31 @@ def check_ranges(request: QuantizeRequest) -> None:
             option="ranges",
         )
     ranges.require_model(request.path, request.digest)
+
+
+def nothing_to_quantize(left: Mapping[str, str], absent: str, hint: str | None = None) -> QuantizationError:
+    """Return the refusal of a model without a node to quantize.
+
+    Args:
+        left: Name to reason, for nodes that stay in float; where there are none, `absent` is the reason.
+    """
+    name, reason = next(iter(left.items()), ("", absent))
+    return QuantizationError(
+        f"nothing to quantize: {f'node {name!r}: ' if name else ''}{reason}",
+        hint="simplify first" if "simplify" in reason else hint,
+        reasons=dict(left),
+    )
+
+
+def require_reached(planned: Collection[str], reached: Collection[str]) -> None:
+    """Refuse a graph in which planned nodes are not quantized."""
+    missed = [name for name in planned if name not in set(reached)]
+    if missed:
+        raise QuantizationError(
+            f"{len(missed)} of {len(planned)} planned nodes stayed in float: {', '.join(missed[:5])}",
+            hint="to leave them in float, exclude them by name",
+            nodes=missed,
+        )
 
 
 def match_nodes(

@@ -87,7 +87,7 @@ def equalized(request: QuantizeRequest, data: Data, path: Path) -> tuple[Quantiz
     """Return the request of the model equalized by its activations, written to `path`, and how many pairs."""
     model = copy_model(request.model)
     axes = equalizable(model)
-    rows = observe_rows(model, request.path, axes, data, LOOKED_AT)
+    rows = observe_rows(model, axes, data, LOOKED_AT)
     rescaled = [name for pair in _Chains(model.graph).pairs() for name in pair.path]
     pairs = equalize(model, {name: seen.amax for name, seen in rows.items()})
     return (balanced(request, model, rescaled, data, path) if pairs else request), pairs

@@ -129,7 +129,7 @@ def smoothable(model: onnx.ModelProto) -> set[str]:
 def smoothed(request: QuantizeRequest, data: Data, path: Path) -> tuple[QuantizeRequest, Smoothed]:
     """Return the request of the model smoothed, written to `path`, and what was done to it."""
     model = copy_model(request.model)
-    observed = observe_rows(model, request.path, dict.fromkeys(smoothable(model), -1), data, LOOKED_AT)
+    observed = observe_rows(model, dict.fromkeys(smoothable(model), -1), data, LOOKED_AT)
     done = smooth(model, observed, symmetric=graph_rules(request.spec.target).symmetric)
     return (balanced(request, model, done.rescaled, data, path) if done.rescaled else request), done
 

@@ -26,7 +26,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from ....calibration import Method, Ranges, parse_method
-from ....errors import CalibrationError, QuantizationError
+from ....errors import CalibrationError
 from ....model.graph import WEIGHTED, attribute, count_weighted, infer_shapes, tensor_values, weighted_nodes
 from ....model.graph_edits import drop_attributes, drop_unused_initializers, set_nodes, store
 from ....model.onnx_file import save_onnx
@@ -35,7 +35,7 @@ from ....spec.words import BlockFormat
 from ...opset.fit import in_newer_opset
 from ..half.precision import in_mixed_precision, layer_precisions
 from ..prepare import prepare_graph
-from ..request import Outcome, QuantizeRequest, match_nodes
+from ..request import Outcome, QuantizeRequest, match_nodes, nothing_to_quantize, require_reached
 from .formats import BLOCK_SIZE, DOMAIN, BlockWeight, quantize_weight, tensor_scale
 
 _FEWEST_AXES, _MOST_AXES = 2, 3
@@ -202,21 +202,12 @@ def quantize_in_blocks(request: QuantizeRequest) -> Outcome:
     excluded |= match_nodes(ready.graph, request.spec.exclude, only=request.spec.only)
     planned, left = plan_blocks(ready, kind, excluded)
     if not planned:
-        name, reason = next(iter(left.items()), ("", "no MatMul or Gemm"))
-        raise QuantizationError(
-            f"nothing to quantize: {f'node {name!r}: ' if name else ''}{reason}",
-            hint="simplify first" if not left else "choose `precision` int8 or fp8, or keep it in float",
-            reasons=left,
-        )
+        other = "choose `precision` int8 or fp8, or keep it in float"
+        raise nothing_to_quantize(left, "no MatMul or Gemm", other if left else "simplify first")
     amax = _amax(ready, planned, request) if kind == "nvfp4" else dict.fromkeys(planned, 0.0)
     graph, kept, missed = in_mixed_precision(request, ready, layers)
     to_blocks(graph, kind, amax)
-    reached = {node.name for node in weighted_nodes(graph).get(kind, ())}
-    lost = [name for name in planned if name not in reached]
-    if lost:
-        raise QuantizationError(
-            f"{len(lost)} of {len(planned)} planned nodes stayed in float: {', '.join(lost[:5])}", nodes=lost
-        )
+    require_reached(planned, [node.name for node in weighted_nodes(graph).get(kind, ())])
     proof: dict[str, object] = {
         "nodes_by_precision": count_weighted(graph),
         "left_in_float": left,

@@ -29,7 +29,6 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
 from ....data.batches import Data
-from ....errors import CalibrationError
 from ....model.graph import attribute, captured_names, consumers, producers, tensor_values, weighted_nodes
 from ....model.graph_edits import set_values
 from ....model.onnx_file import copy_model, load_onnx, opset
@@ -162,7 +161,7 @@ def correct_biases(
     join_biases(reference, exclude=others - gemms)
     upgrade_in_place(reference, opset(quantized))  # the layers of both stand in one graph
     layers = list(_layers(corrected, reference))
-    errors = _measure(reference, corrected, layers, Path(float_model_path), data, progress)
+    errors = _measure(reference, corrected, layers, data, progress)
     for layer in layers:
         layer.bias.add(errors[layer.node.name])
     return corrected, len(layers)
@@ -257,7 +256,6 @@ def _measure(
     reference: onnx.ModelProto,
     quantized: onnx.ModelProto,
     layers: list[_Quantized],
-    path: Path,
     data: Data,
     progress: Progress,
 ) -> dict[str, NDArray[np.float64]]:
@@ -266,24 +264,14 @@ def _measure(
     axes = {layer.error_name: layer.axis for layer in layers}
     sums = {name: np.zeros(1) for name in axes}
     counts = dict.fromkeys(axes, 0)
-    for _, arrays in run_samples(
-        beside, path, list(axes), data, progress=progress, doing="correct biases", integers=False
+    for arrays in run_samples(
+        beside, list(axes), data, progress=progress, doing="correct biases", integers=False
     ):
         for name, array in arrays.items():
             others = tuple(i for i in range(array.ndim) if i != axes[name] % array.ndim)
             sums[name] = sums[name] + array.sum(axis=others, dtype=np.float64)
             counts[name] += array.size // array.shape[axes[name]]
-    errors = {}
-    for layer in layers:
-        mean = sums[layer.error_name] / max(counts[layer.error_name], 1)
-        if not np.isfinite(mean).all():
-            raise CalibrationError(
-                f"node {layer.node.name!r}: its error is NaN or infinite on the samples",
-                hint="check the samples and the float model",
-                node=layer.node.name,
-            )
-        errors[layer.node.name] = mean
-    return errors
+    return {layer.node.name: sums[layer.error_name] / max(counts[layer.error_name], 1) for layer in layers}
 
 
 def _with_quantized_layers(

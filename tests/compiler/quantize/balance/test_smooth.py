@@ -246,7 +246,7 @@ def test_the_largest_magnitude_of_each_channel_is_found(
     limit: int | None, observed: tuple[Path, Floats, Data]
 ) -> None:
     path, x, data = observed
-    found = observe_rows(onnx.load(path), path, {"n": -1, "z": 0, "y": 1}, data, limit)
+    found = observe_rows(onnx.load(path), {"n": -1, "z": 0, "y": 1}, data, limit)
     n, z, y = (np.abs(array) for array in outputs_of(onnx.load(path), x[:limit], "n", "z", "y"))
     np.testing.assert_allclose(found["n"].amax, n.max(axis=(0, 1)), rtol=1e-5)
     np.testing.assert_allclose(found["y"].amax, y.max(axis=(0, 2)), rtol=1e-5)
@@ -261,11 +261,5 @@ def test_values_that_are_not_finite_name_the_tensor_and_the_sample(
     np.savez(tmp_path / "data.npz", x=x)
     said = r"data.npz\[0:8\] sample 5: tensor 'n' becomes NaN"
     with pytest.raises(CalibrationError, match=said) as caught:
-        observe_rows(onnx.load(path), path, {"n": -1}, data)
+        observe_rows(onnx.load(path), {"n": -1}, data)
     assert caught.value.data["tensor"] == "n"
-
-
-def test_a_tensor_that_is_not_there_is_named(observed: tuple[Path, Floats, Data]) -> None:
-    path, _, data = observed
-    with pytest.raises(ModelError, match="no node makes the tensor 'q'"):
-        observe_rows(onnx.load(path), path, {"q": -1}, data)
