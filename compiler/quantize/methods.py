@@ -11,7 +11,7 @@ import onnx
 from ...calibration import Ranges, observe, parse_method
 from ...calibration.taps import choose_taps
 from ...errors import InvalidOption, QuantizationError
-from ...model.graph import WEIGHTED, count_weighted, producers, weighted_nodes, without_weights
+from ...model.graph import WEIGHTED, count_weighted, weighted_nodes, without_weights
 from ...model.graph_edits import name_nodes
 from ...model.graph_rules import NONE, graph_rules
 from ...model.onnx_file import load_onnx, save_onnx
@@ -23,15 +23,15 @@ from ..opset.exact_forms import keep_layers_apart
 from ..opset.fit import in_newer_opset
 from ..opset.lstm_products import closed_lstms, open_lstms, quantize_states
 from .blocks.rewrite import quantize_in_blocks
-from .half.precision import in_mixed_precision, in_own_patterns, layer_precisions, to_half
+from .half.precision import in_mixed_precision, layer_precisions, to_half
 from .int8.corrections import correct_biases, round_weights
 from .int8.dynamic import quantize_dynamic
 from .int8.pair_limits import limits_of
 from .int8.placement import plan
 from .int8.rewrites import (
+    is_table,
     join_biases,
     keep_norms_apart,
-    large_tables,
     quantize_tables,
     to_float8,
 )
@@ -86,8 +86,7 @@ def _half(request: QuantizeRequest) -> Outcome:
     left = match_nodes(named.graph, request.spec.exclude, only=request.spec.only)
     layers = layer_precisions(request, named.graph)
     left |= {name: layer.reason for name, layer in layers.items() if layer.kind == "fp32"}
-    half, kept = to_half(request.model, dtype, block=map(exactly, left), ranges=ranges)
-    kept = {name: left.get(name, reason) for name, reason in kept.items()}
+    half, kept = to_half(request.model, dtype, block=left, ranges=ranges)
     if all(node.name in kept for node in request.model.graph.node if node.name) and kept:
         raise QuantizationError(
             f"{request.path}: no node could become {dtype}: {next(iter(kept.values()))}",
@@ -109,10 +108,9 @@ def _weights(request: QuantizeRequest) -> Outcome:
             option="quant_format",
         )
     excluded = match_nodes(ready.graph, options.exclude, only=options.only)
-    left = [exactly(name) for name in excluded]
     hessians = None
     if options.rounding == "gptq":
-        inputs = gptq_inputs(ready, quant_format=quant_format, exclude=left)
+        inputs = gptq_inputs(ready, quant_format=quant_format, excluded=excluded)
         samples = request.samples(_LEARNT_ON)
         hessians = collect_hessians(request.path, inputs, samples, _LEARNT_ON, request.progress)
         request.progress("round the weights")
@@ -121,10 +119,9 @@ def _weights(request: QuantizeRequest) -> Outcome:
         bits=4 if request.spec.precision == "int4" else 8,
         block_size=options.block_size,
         quant_format=quant_format,
-        exclude=left,
+        excluded=excluded,
         hessians=hessians,
     )
-    proof["left_in_float"] = in_own_patterns(proof["left_in_float"], excluded)
     return Outcome(lambda path: save_onnx(model, path), {**proof, "quant_format": quant_format})
 
 
@@ -134,9 +131,10 @@ def _dynamic(request: QuantizeRequest) -> Outcome:
     def write(path: Path) -> None:
         model = prepare_graph(request.model)
         left = match_nodes(model.graph, request.spec.exclude, only=request.spec.only)
-        tables = large_tables(model, left)
+        stored = {tensor.name: tensor for tensor in model.graph.initializer}
+        tables = {node.name for node in model.graph.node if is_table(node, stored)} - left.keys()
         planned, reached = quantize_dynamic(
-            model, path, exclude=tuple(map(exactly, left)), weight_type=request.spec.weight_type,
+            model, path, excluded=left, weight_type=request.spec.weight_type,
             kernels=saturating_kernels(request.spec.target, request.spec.isa),
         )  # fmt: skip
         made = load_onnx(path)
@@ -171,7 +169,8 @@ def _static(request: QuantizeRequest) -> Outcome:
         multiplies_activations=not kernels.activations,
     )  # fmt: skip
     floats = {**placement.left_in_float, **(closed_lstms(ready) if opens else {})}
-    placement = replace(placement, left_in_float=in_own_patterns(floats, left))
+    floats = {name: left.get(name, reason) for name, reason in floats.items()}
+    placement = replace(placement, left_in_float=floats)
     operators = {node.name: node.op_type for node in ready.graph.node}
     planned = [name for name in placement.nodes if operators[name] in WEIGHTED]
     if not planned:
@@ -193,9 +192,7 @@ def _static(request: QuantizeRequest) -> Outcome:
     rounded = 0
     if request.spec.rounding == "gptq":
         samples = request.samples(_LEARNT_ON)
-        rounded = round_weights(
-            request.path, result, samples, _LEARNT_ON, request.progress, pairs=pairs
-        )  # fmt: skip
+        rounded = round_weights(request.path, result, samples, _LEARNT_ON, request.progress, pairs=pairs)
     corrected = 0
     if request.spec.correct_bias and request.spec.data is not None:
         samples = request.samples(_CORRECTED_ON)
@@ -214,7 +211,7 @@ def _static(request: QuantizeRequest) -> Outcome:
         "lstms": {"opened": opened, "state_products": states},
     }
 
-    warnings = [*_unfused(request.model), *missed, *placement.warnings]
+    warnings = [*_unfused(request.model.graph), *missed, *placement.warnings]
 
     def write(path: Path) -> None:
         save_onnx(result, path)
@@ -235,14 +232,12 @@ def _static(request: QuantizeRequest) -> Outcome:
     return Outcome(write, proof, warnings)
 
 
-def _unfused(proto: onnx.ModelProto) -> list[str]:
+def _unfused(graph: onnx.GraphProto) -> list[str]:
     """A BatchNormalization behind a Conv stays in float, between two conversions: simplify fuses it."""
-    made_by = producers(proto.graph)
-    makers = [made_by.get(n.input[0]) for n in proto.graph.node if n.op_type == "BatchNormalization"]
-    count = sum(maker is not None and maker.op_type == "Conv" for maker in makers)
-    if not count:
-        return []
-    return [f"{count} BatchNormalization behind a Conv stay in float: simplify first, then calibrate"]
+    convolved = {node.output[0] for node in graph.node if node.op_type == "Conv"}
+    count = sum(node.op_type == "BatchNormalization" and node.input[0] in convolved for node in graph.node)
+    text = f"{count} BatchNormalization behind a Conv stay in float: simplify first, then calibrate"
+    return [text] if count else []
 
 
 def _unobserved(proto: onnx.ModelProto, ranges: Ranges) -> list[str]:

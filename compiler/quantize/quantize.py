@@ -107,12 +107,8 @@ def quantize(
                 hint="try another `method`, `exclude` or `layers`, or `qcompile tune`; `allow_loss` keeps it",
             )
         if poor:
-            ask = (
-                ""
-                if spec.data is not None
-                else "; random input may lie outside the ranges: `data` gives samples"
-            )
-            warnings.append(f"{poor}{ask}")
+            ask = "; random input may lie outside the ranges: `data` gives samples"
+            warnings.append(poor if spec.data is not None else f"{poor}{ask}")
         manifest = commit(
             path,
             Manifest(

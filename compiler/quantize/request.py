@@ -13,6 +13,7 @@ from ...calibration import Ranges
 from ...data.batches import Data
 from ...errors import InvalidOption, QuantizationError
 from ...model.graph_rules import graph_rules, targets_where
+from ...model.onnx_file import model_io
 from ...progress import Progress, silent
 from ...spec.artifacts import QuantizeSpec
 from ...spec.words import BLOCK_FORMATS, CALIBRATED, HALVES
@@ -23,17 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class QuantizeRequest:
-    """One quantization.
+    """One quantization of the float model in a file.
 
     Attributes:
-        path: The float ONNX file.
-        model: Its content.
-        digest: Its digest.
-        spec: What is wanted.
         ranges: Observed ranges, for static INT8, and for values beyond float16.
         in_float: Names of nodes that the runtime was found to compute in float, each with the reason: they
             are not quantized.
-        progress: Told of every step.
     """
 
     path: Path
@@ -50,8 +46,6 @@ class QuantizeRequest:
 
     def samples(self, limit: int) -> Data:
         """The first samples of the data."""
-        from ...model.onnx_file import model_io
-
         if self.spec.data is None:
             raise InvalidOption(
                 "`data` is missing; this quantization needs samples", hint="give `data`", option="data"

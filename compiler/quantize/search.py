@@ -19,10 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...calibration import Method, parse_method
 from ...errors import InvalidOption, QuantizationError
@@ -111,13 +109,13 @@ def best_static(request: QuantizeRequest, once: Once) -> Outcome:
         request: Of static INT8, with ranges. Without `search`, without data, or with fixed scales, it is
             quantized as it is.
     """
-    if request.spec.max_damage is not None and request.spec.data is None:
+    spec, ranges = request.spec, request.ranges
+    if spec.max_damage is not None and spec.data is None:
         raise InvalidOption("`max_damage` is measured on samples", hint="give `data`", option="data")
-    if request.spec.max_damage is not None and not request.spec.search:
+    if spec.max_damage is not None and not spec.search:
         raise InvalidOption("`max_damage` needs a search; `search` is off", option="max_damage")
-    if request.spec.data is None or request.ranges is None or request.ranges.fixed:
-        return once(request)
-    if request.spec.precision != "int8" or not request.spec.search:
+    searches = spec.search and spec.precision == "int8" and spec.data is not None
+    if not searches or ranges is None or ranges.fixed:
         return once(request)
     with temporary_folder("search") as folder:
         return _searched(request, once, folder)
@@ -148,7 +146,11 @@ def _searched(request: QuantizeRequest, once: Once, folder: Path) -> Outcome:
     best = folder / "best.onnx"
     outcome.write(best)  # while the folder is there: writing may plan again, from the balanced model
     proof.update({key: value for key, value in outcome.proof.items() if key not in proof})
-    best_model, warnings = load_onnx(best), [*outcome.warnings, *_told(search, kept)]
+    best_model, warnings = load_onnx(best), list(outcome.warnings)
+    if kept and request.spec.max_damage is None:  # nobody named these layers
+        more = f" and {len(kept) - _NAMED} more" if len(kept) > _NAMED else ""
+        layers = f"{', '.join(list(kept)[:_NAMED])}{more}"
+        warnings.append(f"left in float, because `diff` would not let the outputs pass otherwise: {layers}")
     return Outcome(lambda path: save_onnx(best_model, path), proof, warnings)
 
 
@@ -163,23 +165,13 @@ def _kept_in_float(search: _Search) -> dict[str, str]:
     if search.request.spec.allow_loss:
         return {}
     try:
-        return _take_back(search, _passes, f"{_ENOUGH_DB:g} dB", most=0.5)
+        return _take_back(
+            search, lambda judged: judged.snr_db >= _ENOUGH_DB and not judged.failed, f"{_ENOUGH_DB:g} dB",
+            most=0.5,
+        )  # fmt: skip
     except QuantizationError:
         search.best = whole
         return {}
-
-
-def _passes(judged: Judged) -> bool:
-    """Whether `diff` will let the outputs pass; it may look at more samples."""
-    return judged.snr_db >= _ENOUGH_DB and not judged.failed
-
-
-def _told(search: _Search, kept: Mapping[str, str]) -> list[str]:
-    """A warning where layers stay in float that nobody named."""
-    if not kept or search.request.spec.max_damage is not None:
-        return []
-    named = ", ".join(list(kept)[:_NAMED]) + (f" and {len(kept) - _NAMED} more" if len(kept) > _NAMED else "")
-    return [f"left in float, because `diff` would not let the outputs pass otherwise: {named}"]
 
 
 def _method(request: QuantizeRequest) -> Method:
@@ -289,7 +281,6 @@ class Judged:
     """What the outputs of a quantized graph are worth.
 
     Attributes:
-        outputs: The verdict on each.
         snr_db: Signal-to-noise ratio of the worst output of floats, in decibels: -inf where one became NaN or
             infinite that was not, inf where there is none.
         broken: Name of an output that became NaN or infinite.
@@ -332,7 +323,12 @@ class Judge:
         actual = dict(zip(run.names, map(list, outputs), strict=True))
         judged = tuple(judge_outputs(self._expected, actual))
         floats = {name for name, batches in self._expected.items() if batches[0].dtype.kind == "f"}
-        broken = [name for name in floats if any(map(_breaks, self._expected[name], actual[name]))]
+        pairs = {name: zip(self._expected[name], actual[name], strict=True) for name in floats}
+        broken = [
+            name
+            for name, batches in pairs.items()
+            if any(np.any(np.isfinite(expected) & ~np.isfinite(found)) for expected, found in batches)
+        ]
         worst = min((one.snr_db for one in judged if one.output in floats), default=float("inf"))
         return Judged(judged, worst, min(broken, default=""))
 
@@ -347,7 +343,3 @@ def _judging(request: QuantizeRequest) -> list[Feeds]:
         ends.append((seen, batch.feeds))
     first = min(_LEARNT_FROM, max(seen - JUDGED_ON, 0))
     return [feeds for last, feeds in ends if last > first]
-
-
-def _breaks(expected: NDArray[Any], actual: NDArray[Any]) -> bool:
-    return bool(np.any(np.isfinite(expected) & ~np.isfinite(actual)))

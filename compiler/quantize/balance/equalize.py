@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 
 from ....calibration import observe
 from ....data.batches import Data
-from ....errors import ModelError
 from ....model.graph import attribute, captured_names, consumers, producers, tensor_values
 from ....model.graph_edits import set_values, store_constants
 from ....model.onnx_file import copy_model, save_onnx
@@ -64,8 +63,16 @@ def equalize(model: onnx.ModelProto, channel_amax: Mapping[str, NDArray[Any]]) -
     store_constants(model.graph)
     pairs = _Chains(model.graph).pairs()
     for pair in pairs:
-        if pair.between in channel_amax:
-            _scale_by_activations(pair, channel_amax[pair.between])
+        if pair.between not in channel_amax:
+            continue
+        amax = channel_amax[pair.between].astype(float)
+        peaks = (pair.second.peaks * pair.second.factors()).max(axis=1).reshape(-1)
+        depthwise = pair.second.peaks.shape[2] == 1 and pair.second.groups > 1
+        alpha, live = (1.0 if depthwise else 0.5), (amax > 0) & (peaks > 0)
+        factors = np.ones_like(amax)
+        factors[live] = np.exp(alpha * np.log(amax[live]) - (1 - alpha) * np.log(peaks[live]))
+        total = np.clip(pair.second.in_factors * factors, 1 / LARGEST_FACTOR, LARGEST_FACTOR)
+        pair.second.in_factors, pair.first.out_factors = total, 1 / total
     changed = 0
     for pair in pairs:
         total = np.exp2(np.round(np.log2(pair.second.in_factors)))
@@ -142,15 +149,11 @@ class _Layer:
         self.outputs, self.inputs = peaks.shape[0], groups * peaks.shape[1]
         self.out_factors, self.in_factors = np.ones(self.outputs), np.ones(self.inputs)
 
-    def in_peaks(self) -> Floats:
-        peaks: Floats = (self.peaks * self._factors()).max(axis=1).reshape(-1)
-        return peaks
-
     def write(self) -> None:
         if (self.out_factors == 1).all() and (self.in_factors == 1).all():
             return
         values = tensor_values(self.weight)
-        grid = self._factors().reshape(self.outputs, -1)
+        grid = self.factors().reshape(self.outputs, -1)
         by_output = self._by_output(values)
         scaled = by_output * grid.reshape(*grid.shape, *[1] * (values.ndim - 2))
         set_values(self.weight, self._by_output(scaled.astype(values.dtype)))
@@ -161,7 +164,7 @@ class _Layer:
     def _by_output(self, values: NDArray[Any]) -> NDArray[Any]:
         return values if self.axis == 0 else values.T
 
-    def _factors(self) -> Floats:
+    def factors(self) -> Floats:
         out_factors = self.out_factors.reshape(self.groups, -1, 1)
         return out_factors * self.in_factors.reshape(self.groups, 1, -1)
 
@@ -175,22 +178,6 @@ class _Pair:
     between: str
     axis: int
     path: tuple[str, ...]
-
-
-def _scale_by_activations(pair: _Pair, amax: NDArray[Any]) -> None:
-    if amax.shape != (pair.second.inputs,):
-        raise ModelError(
-            f"tensor {pair.between!r}: {amax.shape} channels observed; {pair.second.inputs} are read",
-            hint="observe the model that is equalized",
-            tensor=pair.between,
-        )
-    depthwise = pair.second.peaks.shape[2] == 1 and pair.second.groups > 1
-    alpha, first, second = (1.0 if depthwise else 0.5), amax.astype(float), pair.second.in_peaks()
-    live = (first > 0) & (second > 0)
-    factors = np.ones_like(first)
-    factors[live] = np.exp(alpha * np.log(first[live]) - (1 - alpha) * np.log(second[live]))
-    total = np.clip(pair.second.in_factors * factors, 1 / LARGEST_FACTOR, LARGEST_FACTOR)
-    pair.second.in_factors, pair.first.out_factors = total, 1 / total
 
 
 class _Chains(Uses):
@@ -219,6 +206,7 @@ class _Chains(Uses):
         return pairs
 
     def _layer(self, node: onnx.NodeProto) -> _Layer | None:
+        """The layer of a node, the same at each call; None for other nodes."""
         key = node.output[0] if node.output else ""
         if key not in self.layers:
             self.layers[key] = self._make_layer(node)

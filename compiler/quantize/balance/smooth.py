@@ -47,7 +47,6 @@ from ....calibration.qparams import (
     quantize,
 )
 from ....data.batches import Data
-from ....errors import ModelError
 from ....model.graph import attribute, infer_shapes, producers, tensor_values
 from ....model.graph_edits import name_nodes, set_values, store, store_constants
 from ....model.graph_rules import graph_rules
@@ -99,12 +98,6 @@ def smooth(model: onnx.ModelProto, observed: Mapping[str, Rows], *, symmetric: b
             reason = "it was not observed" if place.tensor in made else "it reads an input of the model"
             result.left_alone |= dict.fromkeys(place.products, reason)
             continue
-        if len(rows.low) != place.channels:
-            raise ModelError(
-                f"tensor {place.tensor!r}: {len(rows.low)} channels observed; {place.channels} are read",
-                hint="observe the model that is smoothed",
-                tensor=place.tensor,
-            )
         arrays = [(tensor_values(stored[name]), axis) for name, axis in place.weights]
         matrices = [array.T if axis else array for array, axis in arrays]
         alpha, factors, gain_db = best_factors(rows, matrices, symmetric=symmetric)

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto
 
 from ....data.batches import Data
 from ....model.graph import attribute, captured_names, consumers, producers, tensor_values, weighted_nodes
@@ -83,7 +83,9 @@ def round_weights(
     for name, node in plan.items():
         float_node = float_nodes[name]
         dequantize = made_by[node.input[1]]
-        tensor = _integers(dequantize, made_by, stored)
+        quantize = made_by.get(dequantize.input[0])  # in front of it floats are stored, else int8
+        is_pair = quantize is not None and quantize.op_type == "QuantizeLinear"
+        tensor = stored.get((quantize if is_pair else dequantize).input[0])
         scales = stored.get(dequantize.input[1])
         if tensor is None or scales is None or list(scales.dims) in ([], [1]) or tensor.name in done:
             continue
@@ -106,16 +108,6 @@ def round_weights(
         _store(tensor, codes, tensor_values(scales), float_node)
         done.add(tensor.name)
     return len(done)
-
-
-def _integers(
-    dequantize: onnx.NodeProto, made_by: dict[str, onnx.NodeProto], stored: dict[str, onnx.TensorProto]
-) -> onnx.TensorProto | None:
-    """The stored weight: int8, or float in front of a pair."""
-    name = dequantize.input[0]
-    if name in made_by and made_by[name].op_type == "QuantizeLinear":
-        name = made_by[name].input[0]
-    return stored.get(name)
 
 
 def _rows(values: NDArray[Any], node: onnx.NodeProto) -> NDArray[np.float32]:
@@ -163,43 +155,37 @@ def correct_biases(
     layers = list(_layers(corrected, reference))
     errors = _measure(reference, corrected, layers, data, progress)
     for layer in layers:
-        layer.bias.add(errors[layer.node.name])
+        layer.correct(errors[layer.node.name])
     return corrected, len(layers)
-
-
-@dataclass
-class _Bias:
-    """The initializer that holds a bias: int32 in units of `scale`, or float in units of 1."""
-
-    tensor: onnx.TensorProto
-    scale: NDArray[Any] | None
-
-    def add(self, correction: NDArray[np.float64]) -> None:
-        values = tensor_values(self.tensor)
-        if self.scale is None:
-            # One number for all channels becomes one for each.
-            total = values + (correction if values.size == 1 else correction.reshape(values.shape))
-        else:
-            steps = np.round(correction / self.scale.astype(np.float64))
-            total = np.clip(values + steps, _INT32.min, _INT32.max)
-        self.tensor.CopyFrom(numpy_helper.from_array(total.astype(values.dtype), self.tensor.name))
 
 
 @dataclass
 class _Quantized:
     """A quantized layer, the output of its float counterpart, its bias, and the axis of its channels.
 
-    The quantized one may write under the name of a Relu that was folded into it.
+    The quantized one may write under the name of a Relu that was folded into it. Its bias is int32 in units
+    of `scale`, or float in units of 1.
     """
 
     node: onnx.NodeProto
     float_output: str
-    bias: _Bias
+    bias: onnx.TensorProto
+    scale: NDArray[Any] | None
     axis: int
 
     @property
     def error_name(self) -> str:
         return f"{self.float_output}/error"
+
+    def correct(self, correction: NDArray[np.float64]) -> None:
+        values = tensor_values(self.bias)
+        if self.scale is None:
+            # One number for all channels becomes one for each.
+            total = values + (correction if values.size == 1 else correction.reshape(values.shape))
+        else:
+            steps = np.round(correction / self.scale.astype(np.float64))
+            total = np.clip(values + steps, _INT32.min, _INT32.max)
+        set_values(self.bias, total)
 
 
 def _layers(quantized: onnx.ModelProto, reference: onnx.ModelProto) -> Iterator[_Quantized]:
@@ -228,18 +214,14 @@ def _layers(quantized: onnx.ModelProto, reference: onnx.ModelProto) -> Iterator[
         name = _bias_name(node, made_by, readers, kept)
         if name not in stored or len(readers[name]) > 1 or name in kept:
             continue
-        if node.op_type == "MatMul" and not _per_channel(stored[name], stored[weight].dims[-1]):
+        extents, channels = [extent for extent in stored[name].dims if extent != 1], stored[weight].dims[-1]
+        per_channel = not extents or (extents == [channels] and stored[name].dims[-1] == channels)
+        if node.op_type == "MatMul" and not per_channel:
             continue  # a value per position, as anchors of boxes are
         dequantize = readers[name][0] if readers[name][0].op_type == "DequantizeLinear" else None
         scale = tensor_values(stored[dequantize.input[1]]) if dequantize is not None else None
         axis = 1 if node.op_type == "Conv" else -1
-        yield _Quantized(node, str(counterpart.output[0]), _Bias(stored[name], scale), axis)
-
-
-def _per_channel(bias: onnx.TensorProto, channels: int) -> bool:
-    """Whether what is added has one value for each channel of the last axis, or one for all."""
-    extents = [extent for extent in bias.dims if extent != 1]
-    return not extents or (extents == [channels] and bias.dims[-1] == channels)
+        yield _Quantized(node, str(counterpart.output[0]), stored[name], scale, axis)
 
 
 def _bias_name(node: onnx.NodeProto, made_by: Any, readers: Any, kept: set[str]) -> str:
@@ -282,32 +264,25 @@ def _with_quantized_layers(
     graph = model.graph
     made_by = producers(quantized.graph)
     stored = {tensor.name: tensor for tensor in quantized.graph.initializer}
-    present = {tensor.name for tensor in graph.initializer}
-    copied: set[str] = set()
+    brought: set[str] = set()
 
     def bring(name: str) -> str:
         """Copy what makes an operand, up to a stored tensor or an activation; return its new name."""
-        if name in stored:
-            if f"quantized/{name}" not in present:
-                tensor = graph.initializer.add()
-                tensor.CopyFrom(stored[name])
-                tensor.name = f"quantized/{name}"
-                present.add(tensor.name)
-            return f"quantized/{name}"
-        maker = made_by.get(name)
-        if maker is None or maker.op_type not in ("QuantizeLinear", "DequantizeLinear"):
+        maker, copied = made_by.get(name), f"quantized/{name}"
+        is_pair = maker is not None and maker.op_type in ("QuantizeLinear", "DequantizeLinear")
+        if name not in stored and not is_pair:
             return name  # an activation, as the float model has it
-        values = stored_weight(maker, stored)
-        if values is not None:
-            if f"quantized/{name}" not in present:
-                set_values(graph.initializer.add(name=f"quantized/{name}", data_type=1), values)
-                present.add(f"quantized/{name}")
-            return f"quantized/{name}"
-        if name not in copied:
-            copied.add(name)
-            operands = [bring(operand) for operand in maker.input]
-            _copy_node(graph, maker, operands, f"quantized/{name}")
-        return f"quantized/{name}"
+        if copied in brought:
+            return copied
+        brought.add(copied)
+        if maker is None:
+            graph.initializer.add().CopyFrom(stored[name])
+            graph.initializer[-1].name = copied
+        elif (values := stored_weight(maker, stored)) is not None:
+            set_values(graph.initializer.add(name=copied, data_type=1), values)
+        else:
+            _copy_node(graph, maker, [bring(operand) for operand in maker.input], copied)
+        return copied
 
     for layer in layers:
         quantized_output = f"quantized/{layer.float_output}"

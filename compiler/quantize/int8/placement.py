@@ -54,16 +54,13 @@ class Placement:
     """The plan of one quantization.
 
     Attributes:
-        target: What it is for.
-        nodes: Names of the nodes to quantize.
         left_in_float: Name to reason, for nodes of weighted operators that are not quantized.
         tables: Names of Gather nodes whose stored table of floats (an embedding) becomes int8.
         fused: Name of an Add to its operand that stays in float, as a convolution's kernel adds to it.
-        warnings: What the user should know of it.
     """
 
     target: GraphTarget
-    nodes: tuple[str, ...]
+    nodes: tuple[str, ...]  # names of those to quantize
     left_in_float: Mapping[str, str] = field(default_factory=dict)
     tables: tuple[str, ...] = ()
     fused: Mapping[str, str] = field(default_factory=dict)
@@ -92,8 +89,7 @@ def plan(
     rules = graph_rules(target)
     excluded = match_nodes(model.graph, exclude)
     weighted_excluded = match_nodes(model.graph, (), only=only) | excluded
-    planner = _Planner(model, target, excluded, weighted_excluded, float8=float8)
-    planner.multiplies_activations = multiplies_activations
+    planner = _Planner(model, target, excluded, weighted_excluded, float8, multiplies_activations)
     if rules.quantizes_chains:
         return planner.run()
     planner.chosen = set(match_nodes(model.graph, (*chosen, *only)))
@@ -117,23 +113,24 @@ class _Planner:
         target: GraphTarget,
         excluded: Mapping[str, str],
         weighted_excluded: Mapping[str, str],
-        *,
         float8: bool,
+        multiplies_activations: bool,
     ) -> None:
         self.model, self.graph, self.target, self.float8 = model, model.graph, target, float8
         self.rules = graph_rules(target)
         self.excluded, self.weighted_excluded = excluded, weighted_excluded
-        self.multiplies_activations = True
+        self.multiplies_activations = multiplies_activations
         self.chosen: set[str] = set()
         self.constants = constant_names(model)
         self.stored = {tensor.name: tensor for tensor in model.graph.initializer}
-        self.shared = _read_elsewhere(model.graph)
+        read = Counter(name for node in model.graph.node for name in node.input)
+        self.shared = {name for name, count in read.items() if count > 1}  # read by more than one node
+        self.shared |= {value.name for value in model.graph.output}
         self.residuals = ResidualAdds(model.graph, self.constants)
-        self.integer: set[str] = set()  # tensors that an integer kernel makes
-        self.planned: set[str] = set()
 
     def run(self) -> Placement:
-        self.integer, self.planned = set(), set()
+        self.integer = set[str]()  # tensors that an integer kernel makes
+        self.planned = set[str]()
         nodes, tables, left = [], [], {}
         fused: dict[str, str] = {}
         for node in self.graph.node:
@@ -165,20 +162,14 @@ class _Planner:
                     self.planned.add(node.name)
                     nodes.append(node.name)
         if self.rules.writes_floats:
-            nodes = self._wanted_by_integers(nodes)
+            # Every kernel writes float for nothing: what no integer kernel reads is left out.
+            readers = consumers(self.graph)
+            for node in reversed(self.graph.node):
+                behind = {reader.name for output in node.output for reader in readers.get(output, ())}
+                if node.op_type not in WEIGHTED and not behind & self.planned:
+                    self.planned.discard(node.name)
+            nodes = [name for name in nodes if name in self.planned]
         return Placement(self.target, tuple(nodes), left, tuple(tables), fused)
-
-    def _wanted_by_integers(self, nodes: list[str]) -> list[str]:
-        """Leave out what no integer kernel reads, where every kernel writes float for nothing."""
-        by_name = {node.name: node for node in self.graph.node}
-        readers = consumers(self.graph)
-        kept = set(nodes)
-        for name in reversed(nodes):
-            node = by_name[name]
-            behind = {reader.name for output in node.output for reader in readers.get(output, ())}
-            if node.op_type not in WEIGHTED and not behind & kept:
-                kept.discard(name)
-        return [name for name in nodes if name in kept]
 
     def _goes_along(self, node: onnx.NodeProto) -> bool:
         """Whether an operator without weights is quantized with those around it."""
@@ -235,12 +226,6 @@ def scaled_tensors(model: onnx.ModelProto, placement: Placement) -> set[str]:
     without = WRITES_FLOAT if graph_rules(placement.target).quantizes_chains else frozenset[str]()
     made = {name for node in nodes if node.op_type not in without for name in node.output}
     return (read | made) - {""}
-
-
-def _read_elsewhere(graph: onnx.GraphProto) -> set[str]:
-    """Tensors that more than one node reads, or that are outputs of the model."""
-    read = Counter(name for node in graph.node for name in node.input)
-    return {name for name, count in read.items() if count > 1} | {v.name for v in graph.output}
 
 
 def _values(node: onnx.NodeProto) -> list[str]:

@@ -212,12 +212,6 @@ def is_table(node: onnx.NodeProto, stored: dict[str, onnx.TensorProto]) -> bool:
     return int(np.prod(table.dims)) >= SMALLEST
 
 
-def large_tables(model: onnx.ModelProto, excluded: Collection[str] = ()) -> set[str]:
-    """Return the names of the nodes for which `is_table` is true, and that are not excluded."""
-    stored = {tensor.name: tensor for tensor in model.graph.initializer}
-    return {node.name for node in model.graph.node if is_table(node, stored)} - set(excluded)
-
-
 def quantize_tables(model: onnx.ModelProto, names: set[str]) -> None:
     """Store the lookup tables of the named nodes, for each of which `is_table` is true, as int8, in place.
 
@@ -327,16 +321,12 @@ def to_float8(model: onnx.ModelProto, *, half_scales: bool = False) -> None:
 
 
 def weight_scales(weight: NDArray[Any], axis: int | None, *, half: bool = False) -> NDArray[np.float32]:
-    """Return `amax / 448` of each channel, or of the whole weight where axis is None.
+    """Return `amax / 448` of each channel, or of the whole weight where axis is None, float32.
 
     It is 1 where all is zero, or so small that float32 would hold the scale with fewer bits.
 
     Args:
-        weight: float32 of any shape.
         half: Whether to round up to the next float16.
-
-    Returns:
-        float32 [weight.shape[axis]], or a scalar.
     """
     amax = channel_amax(weight, axis)
     scales, _ = scale_and_zero_point(-amax, amax, FLOAT8_E4M3)

@@ -120,7 +120,8 @@ def convert(model: torch.nn.Module) -> torch.fx.GraphModule:
         for node in list(converted.graph.nodes):
             module = converted.get_submodule(str(node.target)) if node.op == "call_module" else None
             if isinstance(module, torchao.ActivationFakeQuantize):
-                _require_range(node.args[0].name, module.activation_post_process)
+                observer = module.activation_post_process
+                _require_range(node.args[0].name, float(observer.min_val), float(observer.max_val))
             elif module is not None and node.args[0].op == "get_attr":
                 module(attrgetter(node.args[0].target)(converted))  # the weight may have been loaded
             elif isinstance(module, torch.nn.BatchNorm2d):
@@ -160,8 +161,7 @@ def _finished(model: torch.fx.GraphModule, target: str) -> torch.fx.GraphModule:
     return model
 
 
-def _require_range(name: str, observer: Any) -> None:
-    low, high = float(observer.min_val), float(observer.max_val)
+def _require_range(name: str, low: float, high: float) -> None:
     if low == float("inf"):
         raise QuantizationError(
             f"activation {name!r} was never observed",

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ from ....model.graph_edits import drop_unused_initializers, name_nodes, set_node
 from ....model.onnx_file import opset, tensor_bytes
 from ....spec.opsets import INT4
 from ...opset.fit import upgrade_opset
-from ..request import match_nodes, nothing_to_quantize, require_reached
+from ..request import nothing_to_quantize, require_reached
 from .hessians import hessian_key, hessian_of
 from .rounding import (
     Floats,
@@ -47,7 +48,7 @@ from .rounding import (
     dividing_block,
     gptq,
     nbits_arrays,
-    nbits_row_bytes,
+    nbits_block,
     qdq_arrays,
     qdq_row_bytes,
     round_to_nearest,
@@ -78,7 +79,7 @@ def quantize_weights(
     bits: int,
     block_size: int = DEFAULT_BLOCK,
     quant_format: str = "nbits",
-    exclude: Sequence[str] = (),
+    excluded: Mapping[str, str] = MappingProxyType({}),
     hessians: Mapping[str, NDArray[Any]] | None = None,
 ) -> tuple[onnx.ModelProto, dict[str, object]]:
     """Return the model with its large weights as integers; the given one is left as it is.
@@ -87,7 +88,7 @@ def quantize_weights(
         block_size: Values that share a scale: a power of two from 16 on (to 256 for "nbits"); 0 for one
             scale per output channel.
         quant_format: "nbits" or "qdq", as in the table above.
-        exclude: Names, globs or operator types of nodes that stay in float.
+        excluded: Name to reason, for nodes that stay in float.
         hessians: What `hessians.collect_hessians` found for the tensors of `gptq_inputs`: GPTQ makes up for
             the errors where a product is computed. Without, and for grouped Conv and tables that only Gather
             reads, weights are rounded to nearest, with a search over clipping.
@@ -99,7 +100,7 @@ def quantize_weights(
     power = block_size >= _SMALLEST_BLOCK and not block_size & (block_size - 1)
     if block_size and (not power or (quant_format == "nbits" and block_size > _LARGEST_NBITS_BLOCK)):
         raise InvalidOption(f"block size: {block_size}; 0 or a power of two, 16 to 256 in nbits, is required")
-    planned, left = _plan(model, exclude, form=quant_format, bits=bits, block_size=block_size)
+    planned, left = _plan(model, excluded, form=quant_format, bits=bits, block_size=block_size)
     if not planned:
         raise nothing_to_quantize(left, "no MatMul, Gemm, Conv or Gather reads a stored weight")
     nodes = {node.name: node for node in model.graph.node}
@@ -147,21 +148,23 @@ def quantize_weights(
 
 
 def gptq_inputs(
-    model: onnx.ModelProto, *, quant_format: str = "nbits", exclude: Sequence[str] = ()
+    model: onnx.ModelProto,
+    *,
+    quant_format: str = "nbits",
+    excluded: Mapping[str, str] = MappingProxyType({}),
 ) -> set[str]:
     """Return what `hessians.collect_hessians` is to collect: what `hessians.hessian_key` names."""
     # What one width refuses, the other may take.
-    plans = [_plan(model, exclude, form=quant_format, bits=bits, block_size=0)[0] for bits in (4, 8)]
+    plans = [_plan(model, excluded, form=quant_format, bits=bits, block_size=0)[0] for bits in (4, 8)]
     planned = plans[0].keys() | plans[1].keys()
     keys = (hessian_key(node) for node in model.graph.node if node.name in planned)
     return {key for key in keys if key}
 
 
 def _plan(
-    model: onnx.ModelProto, exclude: Sequence[str], *, form: str, bits: int, block_size: int
+    model: onnx.ModelProto, excluded: Mapping[str, str], *, form: str, bits: int, block_size: int
 ) -> tuple[dict[str, _Weight], dict[str, str]]:
     """Node name to the weight that is quantized, and node name to the reason why none is."""
-    excluded = match_nodes(model.graph, exclude)
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
     floats = {name for name, tensor in stored.items() if tensor.data_type == 1}
     planned: dict[str, _Weight] = {}
@@ -215,8 +218,8 @@ def _wasteful(tensor: onnx.TensorProto, weight: _Weight, *, form: str, bits: int
         return "its weight is empty"
     if form == "qdq" and bits == 4 and rows * columns % 2:
         return "its weight has an odd number of values, which TensorRT refuses in 4 bits"
-    row_bytes = qdq_row_bytes if form == "qdq" else nbits_row_bytes
-    after = rows * row_bytes(columns, bits, block_size)
+    row_bytes = qdq_row_bytes(columns, bits, block_size)
+    after = rows * (row_bytes if form == "qdq" else nbits_block(columns, bits, block_size)[1])
     if after >= rows * columns * 4:
         return f"its weight of {rows * columns * 4} bytes would take {after}"
     return ""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -36,21 +37,13 @@ _DAMPING_TRIES = 4
 
 @dataclass(frozen=True)
 class Rounded:
-    """A weight as integers.
+    """A weight as integers."""
 
-    Attributes:
-        codes: uint8 [N, K], 0 to `2**bits - 1`.
-        scales: float32 [N, ceil(K / block_size)], above 0.
-        zero_points: uint8, as many as scales.
-        bits: 4 or 8.
-        block_size: Values of a row that share a scale, 1 to K.
-    """
-
-    codes: Codes
-    scales: Floats
-    zero_points: Codes
+    codes: Codes  # uint8 [N, K], 0 to `2**bits - 1`
+    scales: Floats  # float32 [N, ceil(K / block_size)], above 0
+    zero_points: Codes  # as many as scales
     bits: int
-    block_size: int
+    block_size: int  # values of a row that share a scale, 1 to K
 
     def dequantized(self) -> Floats:
         """Return float32 [N, K]: what the integers stand for."""
@@ -111,7 +104,6 @@ def gptq(
     Args:
         weight: float32 [N, K], finite.
         hessian: [K, K], `2 X Xᵀ` over the layer's inputs X [K, samples]; any factor gives the same.
-        bits, block_size, symmetric, search: As of `round_to_nearest`.
         damping: Part of the mean of the Hessian's diagonal that is added to the diagonal.
         scales: float32 [N], where a symmetric weight's are given: one for each row, whatever `block_size`.
         room: Of a symmetric weight with scales: from a column and the codes [columns before it, N], the
@@ -156,15 +148,7 @@ def gptq(
 
 
 def fit_blocks(blocks: Floats, *, bits: int, symmetric: bool, search: bool = True) -> tuple[Floats, Floats]:
-    """Return scale and zero point of each block.
-
-    Args:
-        blocks: float32 [blocks, values].
-        bits, symmetric, search: As of `round_to_nearest`.
-
-    Returns:
-        Scales and zero points, float32 [blocks]; the zero points are whole numbers.
-    """
+    """Return scale and zero point, a whole number, of each block, float32 [blocks] of [blocks, values]."""
     scales = np.empty(len(blocks), np.float32)
     zeros = np.empty(len(blocks), np.float32)
     for part in _chunks(blocks):
@@ -177,9 +161,7 @@ def fit_blocks(blocks: Floats, *, bits: int, symmetric: bool, search: bool = Tru
 def packed(codes: Codes, bits: int) -> Codes:
     """Return codes as they are stored: with 4 bits two in a byte along the last axis, the first one low.
 
-    Args:
-        codes: uint8 of any shape; an odd last axis is filled up with a 0.
-        bits: 4 or 8; codes of 8 bits are returned as they are.
+    An odd last axis is filled up with a 0. Codes of 8 bits are returned as they are.
     """
     if bits == 8:
         return codes
@@ -198,7 +180,7 @@ def nbits_arrays(rounded: Rounded) -> tuple[dict[str, NDArray[Any]], int]:
         [N, K * bits / 8].
     """
     rows, columns = rounded.codes.shape
-    size = nbits_block(columns, rounded.bits, rounded.block_size)
+    size, _ = nbits_block(columns, rounded.bits, rounded.block_size)
     count = -(-columns // size)
     times = count if rounded.scales.shape[1] == 1 else 1  # of a row's one scale, each block has a copy
     padded = np.zeros((rows, count * size), np.uint8)
@@ -230,23 +212,14 @@ def qdq_arrays(rounded: Rounded, axis: int) -> tuple[Codes, Floats]:
     return codes, np.ascontiguousarray(scales if axis else scales.T)
 
 
-def nbits_block(columns: int, bits: int, block_size: int) -> int:
-    """Return the block that MatMulNBits is to have; where a row is one block, that which wastes least."""
-    if 0 < block_size < columns:
-        return block_size
-    return min((16, 32, 64, 128, 256), key=lambda size: nbits_row_bytes(columns, bits, size, exact=True))
-
-
-def nbits_row_bytes(columns: int, bits: int, block_size: int, *, exact: bool = False) -> int:
-    """Return the bytes of an output channel in MatMulNBits: full blocks, scales and zero points.
-
-    Args:
-        columns, bits, block_size: As of `nbits_block`, which decides on the block.
-        exact: Whether `block_size` is that block already.
+def nbits_block(columns: int, bits: int, block_size: int) -> tuple[int, int]:
+    """Return the block that MatMulNBits is to have, and the bytes of an output channel with it: full blocks,
+    scales and zero points. Where a row is one block, it is that which wastes least.
     """
-    size = block_size if exact else nbits_block(columns, bits, block_size)
-    blocks = -(-columns // size)
-    return blocks * (size * bits // 8 + 4) + -(-blocks * bits // 8)
+    sizes = (block_size,) if 0 < block_size < columns else (16, 32, 64, 128, 256)
+    counts = {size: -(-columns // size) for size in sizes}
+    taken = {size: n * (size * bits // 8 + 4) + -(-n * bits // 8) for size, n in counts.items()}
+    return min(taken.items(), key=itemgetter(1))
 
 
 def qdq_row_bytes(columns: int, bits: int, block_size: int) -> int:

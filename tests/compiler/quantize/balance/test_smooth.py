@@ -23,7 +23,7 @@ from qcompile.compiler.quantize.balance.smooth import (
     smoothing_factors,
 )
 from qcompile.data.batches import Data
-from qcompile.errors import CalibrationError, ModelError
+from qcompile.errors import CalibrationError
 from qcompile.model.onnx_file import model_io
 
 Floats = NDArray[np.float32]
@@ -217,13 +217,6 @@ def test_a_normalized_output_of_the_model_stays_as_it_is() -> None:
     np.testing.assert_array_equal(stored(model)["g"], outlier)
     np.testing.assert_array_equal(outputs_of(model, x)[0], before[0])
     np.testing.assert_allclose(outputs_of(model, x)[1], before[1], rtol=1e-6)
-
-
-def test_another_number_of_channels_is_an_error() -> None:
-    model = form("a norm before products", 0)
-    five = np.ones(5, np.float32)
-    with pytest.raises(ModelError, match=r"'n': 5 channels observed; 8 are read"):
-        smooth(model, {"n": Rows(-five, five, five[None])})
 
 
 @pytest.fixture

@@ -342,7 +342,9 @@ def test_what_stays_in_float_has_its_reason_and_its_weight(quant_format: str) ->
         [over] g = Gemm<transA=1>(f, u) [times] h = MatMul(g, u) sum = Add(h, w2) y = MatMul(sum, u) }"""
     weights = {"w": normal(40, 40), "w2": normal(8, 8), "u": normal(8, 8), "s": normal(8, 8)[:, :8]}
     model = build(body, **weights)
-    found, proof = quantize_weights(model, bits=8, quant_format=quant_format, exclude=["kept"], block_size=16)
+    found, proof = quantize_weights(
+        model, bits=8, quant_format=quant_format, excluded={"kept": "excluded by 'kept'"}, block_size=16
+    )
     left: Any = proof["left_in_float"]
     reasons = {"kept": "excluded by", "two": "run time", "left": "left operand", "over": "transposed"}
     assert all(text in left[name] for name, text in reasons.items())
@@ -432,7 +434,7 @@ def test_an_old_opset_becomes_21_for_blocks_and_the_weights_are_kept() -> None:
         [first] a = MatMul(x, w) [second] b = MatMul(a, v) s = Constant<value = int64[1] {1}>()
         r = ReduceMean<axes=[1]>(b) y = Add(b, r) }"""
     model = build(body, opset=13, w=normal(80, 80), v=normal(80, 80))
-    found, _ = quantize_weights(model, bits=8, quant_format="qdq", exclude=["second"])
+    found, _ = quantize_weights(model, bits=8, quant_format="qdq", excluded={"second": "excluded"})
     onnx.checker.check_model(found, full_check=True)
     assert [item.version for item in found.opset_import if item.domain == ""] == [21]
     assert [value.name for value in found.graph.input] == ["x"]
