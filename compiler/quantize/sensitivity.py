@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from onnx import helper
 
 from ...calibration import Method, Ranges
 from ...calibration.qparams import INT8, UINT8, choose_qparams, choose_weight_qparams, dequantize, quantize
@@ -21,7 +23,7 @@ from ...data.batches import Data
 from ...files import temporary_folder
 from ...model.graph import WEIGHTED, attribute, consumers, tensor_values
 from ...model.graph_edits import set_nodes, store
-from ...model.graph_rules import SaturatingKernels, graph_rules
+from ...model.graph_rules import GraphRules, SaturatingKernels, graph_rules
 from ...model.judgement import ErrorSums, decibels
 from ...model.onnx_file import copy_model, save_onnx
 from ...model.saturating_kernels import saturating_kernels
@@ -33,9 +35,6 @@ from .int8.pair_limits import pair_limits
 from .int8.placement import WRITES_FLOAT, plan
 from .int8.static import activation_limits
 from .prepare import prepare_graph
-
-if TYPE_CHECKING:
-    import onnx
 
 Limits = Mapping[str, tuple[float, float]]
 _TOGETHER = 32  # layers whose errors are held at once
@@ -89,7 +88,11 @@ def rank_layers(
         rules = graph_rules(target)
         writes_integers = rules.quantizes_chains and not rules.writes_floats
         written = _written_as_integers(ready, layers, planned) if writes_integers else {}
-        save_onnx(_with_errors(ready, layers, limits, target, written, kernels), errors)
+        twins = _Twins(ready, limits, rules, kernels)
+        for layer in layers:
+            twins.add(layer, written.get(layer.name, ""))
+        set_nodes(twins.model.graph, twins.nodes)
+        save_onnx(twins.model, errors)
         save_onnx(_with_injection(ready, layers), injected)
         # That optimizer would round weights that stand between Q/DQ pairs once more, and by tensor.
         first = make_session(errors, session_options(integers=False), without=["WeightBiasQuantization"])
@@ -151,47 +154,32 @@ def _error(name: str) -> str:
     return f"{name}/error"
 
 
-def _with_errors(
-    model: onnx.ModelProto,
-    layers: Sequence[onnx.NodeProto],
-    limits: Limits,
-    target: GraphTarget,
-    written: Mapping[str, str],
-    kernels: SaturatingKernels,
-) -> onnx.ModelProto:
-    """The model with each layer's error as an output: on quantized operands, less the float result."""
-    from onnx import helper
+class _Twins:
+    """The model with each layer's error as an output: on quantized operands, less the float result.
 
-    copy = copy_model(model)
-    graph = copy.graph
-    operands = _Operands(graph, limits, target, kernels)
-    nodes = operands.nodes
-    for layer in layers:
-        twin = type(layer)()
-        twin.CopyFrom(layer)
-        twin.name = f"{layer.name}/quantized"
-        twin.output[0] = twin.name
-        for index in range(min(2, len(twin.input))):
-            twin.input[index] = operands.quantized(layer, index)
-        nodes.append(twin)
-        result = operands.rounded(twin.name, written.get(layer.name, ""))
-        nodes.append(helper.make_node("Sub", [result, layer.output[0]], [_error(layer.name)]))
-        graph.output.append(helper.make_tensor_value_info(_error(layer.name), 1, None))
-    set_nodes(graph, nodes)
-    return copy
-
-
-class _Operands:
-    """Quantized and dequantized again: activations by Q/DQ nodes, weights once and for all."""
+    Activations are quantized and dequantized again by Q/DQ nodes, weights once and for all.
+    """
 
     def __init__(
-        self, graph: onnx.GraphProto, limits: Limits, target: GraphTarget, kernels: SaturatingKernels
+        self, model: onnx.ModelProto, limits: Limits, rules: GraphRules, kernels: SaturatingKernels
     ) -> None:
-        self.graph, self.limits, self.kernels = graph, limits, kernels
-        self.rules = graph_rules(target)
-        self.stored = {tensor.name: tensor for tensor in graph.initializer}
-        self.nodes = list(graph.node)
+        self.model, self.limits, self.rules, self.kernels = copy_model(model), limits, rules, kernels
+        self.graph = self.model.graph
+        self.stored = {tensor.name: tensor for tensor in self.graph.initializer}
+        self.nodes = list(self.graph.node)
         self.made: set[str] = set()
+
+    def add(self, layer: onnx.NodeProto, written: str) -> None:
+        """Add a layer's error; its result is in the scale of the tensor `written`, if that has one."""
+        twin = onnx.NodeProto()
+        twin.CopyFrom(layer)
+        twin.name = twin.output[0] = f"{layer.name}/quantized"
+        for index in range(min(2, len(twin.input))):
+            twin.input[index] = self.quantized(layer, index)
+        self.nodes.append(twin)
+        result = self.rounded(twin.name, written)
+        self.nodes.append(helper.make_node("Sub", [result, layer.output[0]], [_error(layer.name)]))
+        self.graph.output.append(helper.make_tensor_value_info(_error(layer.name), 1, None))
 
     def quantized(self, layer: onnx.NodeProto, index: int) -> str:
         name = str(layer.input[index])
@@ -213,8 +201,6 @@ class _Operands:
 
     def rounded(self, name: str, like: str) -> str:
         """A tensor in the scale of another; itself where that has none."""
-        from onnx import helper
-
         if like not in self.limits:
             return name
         result = f"{name}/rounded"
@@ -234,8 +220,6 @@ class _Operands:
 
 def _with_injection(model: onnx.ModelProto, layers: Sequence[onnx.NodeProto]) -> onnx.ModelProto:
     """The float model with an input behind each layer that is added to its result."""
-    from onnx import helper
-
     copy = copy_model(model)
     graph, names = copy.graph, {layer.name for layer in layers}
     nodes: list[onnx.NodeProto] = []

@@ -27,7 +27,7 @@ Elsewhere a Mul in front of the products does it, which everything else does not
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ class Smoothed:
     Attributes:
         places: Tensor to what was done there: "alpha 0.5, into 'gain', 3.1 dB".
         left_alone: Node to the reason why the tensor that it reads keeps its channels.
-        rescaled: Tensors that hold other values than before, or are new: their ranges are to be observed.
+        rescaled: Tensors whose ranges are to be observed, as they are new or hold other values.
     """
 
     places: dict[str, str] = field(default_factory=dict)
@@ -226,13 +226,12 @@ _HEADS = [0, 2, 1, 3]  # [batch, positions, heads, width] to [batch, heads, posi
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor and the products that read it.
+    """A tensor, whose channels are its last axis, and the products by stored matrices that read it.
 
     Attributes:
-        tensor: Name of the activations; channels are its last axis.
-        products: Names of the nodes that multiply it by a stored matrix.
-        weights: Names of those matrices, each with the axis of the channels that are read: 0 or 1.
-        channels: How many channels there are.
+        products: Names of the nodes.
+        weights: Names of the matrices, each with the axis of the channels that are read: 0 or 1.
+        channels: Number of channels.
         vectors: Stored vectors that take 1/s: gain, bias.
         columns: A stored matrix and the axis of its outputs, which take 1/s; or None.
         rescaled: Tensors that hold other values once 1/s is folded; empty where a Mul is needed.
@@ -373,32 +372,22 @@ class _Finder(Uses):
             name = str(node.input[1] if step == "MatMul" else node.input[0])
             path.append(name)
         bias: tuple[str, ...] = ()
-        for node in self._linear(name):
-            if not self._read_once(name):
+        for _ in range(4):  # Reshape and Add in any order, and then the product
+            node = self.made_by.get(name)
+            if node is None or not self._read_once(name):
                 return None
-            if node.op_type == "Reshape":
-                name = str(node.input[0])
-                path.append(name)
-            elif node.op_type == "Add":
+            if node.op_type in ("MatMul", "Gemm"):
+                return self._matrix(node, channels, bias, tuple(path))
+            name = str(node.input[0])
+            if node.op_type == "Add":
                 vector = next((str(n) for n in node.input if self._own_vector(n, channels)), "")
                 if not vector:
                     return None
                 bias, name = (vector,), next(str(n) for n in node.input if n != vector)
-                path.append(name)
-            else:
-                return self._matrix(node, channels, bias, tuple(path))
+            elif node.op_type != "Reshape":
+                return None
+            path.append(name)
         return None
-
-    def _linear(self, name: str) -> Iterator[onnx.NodeProto]:
-        """Reshape and Add in any order, and then the product."""
-        for _ in range(4):
-            node = self.made_by.get(name)
-            if node is None or node.op_type not in ("Reshape", "Add", "MatMul", "Gemm"):
-                return
-            yield node
-            if node.op_type in ("MatMul", "Gemm"):
-                return
-            name = next((str(n) for n in node.input if n in self.made_by and n not in self.stored), "")
 
     def _matrix(
         self, node: onnx.NodeProto, channels: int, bias: tuple[str, ...], path: tuple[str, ...]

@@ -10,9 +10,8 @@ MXFP8 is a power of two, rounded up, so that nothing is clipped (NVIDIA/Model-Op
 quant_utils.py: `get_weights_scaling_factor_2`, `get_weights_scaling_factor`, `compute_e8m0`). Halves are
 rounded to the even number.
 
-`simulated` writes the same roundings in ONNX's own operators, for ONNX Runtime, which has none that quantizes
-in blocks at run time: a weight becomes the float32 that its
-codes stand for, and an activation is rounded by arithmetic:
+`simulated` writes the same roundings in ONNX's own operators, for ONNX Runtime: a weight becomes the float32
+that its codes stand for, and an activation is rounded by arithmetic:
 
     NVFP4   s = E4M3(amax / 6 / scale) * scale          x' = E2M1(x / s) * s
     MXFP8   s = 2^n, the least that is >= amax / 448    x' = E4M3(x / s) * s
@@ -30,8 +29,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, parser
 
-from ....model.graph import producers, tensor_values
-from ....model.graph_edits import drop_unread, drop_unused_initializers, set_nodes, store
+from ....model.graph import attribute, producers, tensor_values
+from ....model.graph_edits import drop_unread, drop_unused_initializers, refill, set_nodes, store
 from ....model.onnx_file import copy_model
 from ....spec.words import BlockFormat
 
@@ -70,11 +69,7 @@ class BlockWeight:
 
 
 def quantize_weight(weight: NDArray[Any], kind: BlockFormat) -> BlockWeight:
-    """Round a weight to a block format.
-
-    Args:
-        weight: Floats [rows, columns]; the columns are a multiple of the block.
-    """
+    """Round a weight [rows, columns] to a block format; the columns are a multiple of the block."""
     weight = np.asarray(weight, np.float32)
     return _nvfp4(weight) if kind == "nvfp4" else _mxfp8(weight)
 
@@ -113,8 +108,6 @@ def _mxfp8(weight: NDArray[np.float32]) -> BlockWeight:
     return BlockWeight(values, (exponent + E8M0_BIAS).astype(np.uint8), np.float32(1))
 
 
-_SMALLEST_RATIO = 2.0**-126
-
 # E2M1: steps of 0.5 below 2, of 1 below 4, of 2 up to 6. Round takes halves to the even step, as E2M1 does.
 _BLOCKS = """
     as_float = Cast <to = 1> (x)
@@ -133,21 +126,16 @@ _NVFP4 = f"""{_BLOCKS}
     empty = Equal(scales, zero)
     divisors = Where(empty, one, scales)
     steps = Div(blocks, divisors)
-    sign = Sign(steps)
-    any_magnitude = Abs(steps)
-    magnitude = Min(any_magnitude, six)
-    doubled = Mul(magnitude, two)
-    doubled_even = Round(doubled)
-    fine = Div(doubled_even, two)
-    middle = Round(magnitude)
-    halved = Div(magnitude, two)
-    halved_even = Round(halved)
-    coarse = Mul(halved_even, two)
-    below_four = Less(magnitude, four)
-    upper = Where(below_four, middle, coarse)
+    magnitude = Abs(steps)
     below_two = Less(magnitude, two)
-    unsigned = Where(below_two, fine, upper)
-    rounded = Mul(unsigned, sign)
+    below_four = Less(magnitude, four)
+    coarse = Where(below_four, one, two)
+    step = Where(below_two, half, coarse)
+    count = Div(steps, step)
+    even = Round(count)
+    unlimited = Mul(even, step)
+    limited = Min(unlimited, six)
+    rounded = Max(limited, least)
     values = Mul(rounded, scales)
     y = Reshape(values, shape)
 """
@@ -169,8 +157,8 @@ _MXFP8 = f"""{_BLOCKS}
     y = CastLike(floats, x)
 """
 _NUMBERS = {
-    "zero": 0.0, "one": 1.0, "two": 2.0, "four": 4.0, "six": E2M1_MAX, "largest": E4M3_MAX,
-    "tiny": _SMALLEST_RATIO, "ln_two": np.log(2.0),
+    "zero": 0.0, "half": 0.5, "one": 1.0, "two": 2.0, "four": 4.0, "six": E2M1_MAX, "least": -E2M1_MAX,
+    "largest": E4M3_MAX, "tiny": 2.0**-126, "ln_two": np.log(2.0),
 }  # fmt: skip
 
 
@@ -188,18 +176,22 @@ def simulated(model: onnx.ModelProto) -> onnx.ModelProto:
     for node in graph.node:
         if node.op_type == "TRT_MXFP8DequantizeLinear" or _reads_blocks(node, made_by, stored):
             maker = made_by.get(node.input[0])
-            if maker is None:
-                _store_weight(graph, node, stored, made_by)
-            else:
+            if maker is not None:
                 nodes += _rounded(graph, maker, node.output[0])
+                continue
+            of_scales = made_by.get(node.input[1])
+            names = [node.input[1]] if of_scales is None else list(of_scales.input[:2])
+            scales = [tensor_values(stored[name]) for name in names]
+            scale = np.float32(1) if of_scales is None else np.float32(scales[1])
+            weight = BlockWeight(tensor_values(stored[node.input[0]]), scales[0], scale).dequantized()
+            dtype = helper.tensor_dtype_to_np_dtype(attribute(node, "output_dtype", 1))
+            store(graph, node.output[0], weight.astype(dtype))
         elif node.domain != DOMAIN:
             nodes.append(node)
     set_nodes(graph, nodes)
     drop_unread(graph, ("DequantizeLinear",))
     drop_unused_initializers(graph)
-    for index in reversed(range(len(copy.opset_import))):
-        if copy.opset_import[index].domain == DOMAIN:
-            del copy.opset_import[index]
+    refill(copy.opset_import, (entry for entry in copy.opset_import if entry.domain != DOMAIN))
     return copy
 
 
@@ -213,23 +205,6 @@ def _reads_blocks(
     if maker is not None:
         return bool(maker.op_type == "TRT_FP4DynamicQuantize" and maker.output[0] == node.input[0])
     return tensor is not None and bool(tensor.data_type == TensorProto.FLOAT4E2M1)
-
-
-def _store_weight(
-    graph: onnx.GraphProto,
-    node: onnx.NodeProto,
-    stored: dict[str, onnx.TensorProto],
-    made_by: dict[str, onnx.NodeProto],
-) -> None:
-    """Store what a weight's values stand for, under the name of what is dequantized."""
-    scale = made_by.get(node.input[1])
-    names = [node.input[1]] if scale is None else list(scale.input[:2])
-    scales = [tensor_values(stored[name]) for name in names]
-    tensor_scale = np.float32(1) if scale is None else np.float32(scales[1])
-    weight = BlockWeight(tensor_values(stored[node.input[0]]), scales[0], tensor_scale).dequantized()
-    kinds = {item.name: item.i for item in node.attribute}
-    dtype = helper.tensor_dtype_to_np_dtype(kinds.get("output_dtype", 1))
-    store(graph, node.output[0], weight.astype(dtype))
 
 
 def _rounded(graph: onnx.GraphProto, quantize: onnx.NodeProto, output: str) -> list[onnx.NodeProto]:
