@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...calibration import Ranges
 from ...data.batches import Data
-from ...errors import InvalidOption, QuantizationError
+from ...errors import CalibrationError, InvalidOption, QuantizationError
 from ...model.graph_rules import graph_rules, targets_where
 from ...model.onnx_file import model_io
 from ...progress import Progress, silent
@@ -150,6 +150,15 @@ def nothing_to_quantize(left: Mapping[str, str], absent: str, hint: str | None =
         f"nothing to quantize: {f'node {name!r}: ' if name else ''}{reason}",
         hint="simplify first" if "simplify" in reason else hint,
         reasons=dict(left),
+    )
+
+
+def no_range(tensor: str) -> CalibrationError:
+    """Return the refusal of ranges that lack a tensor."""
+    return CalibrationError(
+        f"tensor {tensor!r} needs a scale and has no range",
+        hint="ranges cover the tensors that their targets scale: calibrate for this `target`",
+        tensor=tensor,
     )
 
 

@@ -55,10 +55,10 @@ def equalize(model: onnx.ModelProto, channel_amax: Mapping[str, NDArray[Any]]) -
     A depthwise Conv behind the tensor has a scale for each of its channels, and takes the whole factor,
     s_i = r1_i. Channels of zeros are left alone.
 
+    The model's function is kept to the last bit, but for subnormal numbers.
+
     Args:
-        model: The float model; its function is kept to the last bit, but for subnormal numbers.
-        channel_amax: Tensor of `equalizable` to the largest magnitude of each channel, by
-            `activations.observe_rows`: r1.
+        channel_amax: Tensor of `equalizable` to the largest magnitude of each channel: r1.
     """
     store_constants(model.graph)
     pairs = _Chains(model.graph).pairs()
@@ -183,12 +183,12 @@ class _Pair:
 class _Chains(Uses):
     def __init__(self, graph: onnx.GraphProto) -> None:
         super().__init__(graph, 1, 11)  # float32 and float64
-        self.layers: dict[str, _Layer | None] = {}
+        self.layers = {node.output[0]: self._layer(node) for node in graph.node if node.output}
 
     def pairs(self) -> list[_Pair]:
         pairs = []
         for node in self.graph.node:
-            first = self._layer(node)
+            first = self.layers.get(node.output[0]) if node.output else None
             if first is None:
                 continue
             tensor = str((self._bias_add(node) or node).output[0])
@@ -197,8 +197,10 @@ class _Chains(Uses):
             while (reader := self._only_reader(tensor)) is not None and reader.op_type in passed:
                 tensor = reader.output[0]
                 path.append(tensor)
-            second = self._layer(reader) if reader is not None and reader.input[0] == tensor else None
-            if second is None or reader is None or first.outputs != second.inputs:
+            if reader is None or reader.input[0] != tensor:
+                continue
+            second = self.layers.get(reader.output[0])
+            if second is None or first.outputs != second.inputs:
                 continue
             if (node.op_type == "Conv") == (reader.op_type == "Conv"):  # else channels are another axis
                 axis = 1 if node.op_type == "Conv" else -1
@@ -206,13 +208,6 @@ class _Chains(Uses):
         return pairs
 
     def _layer(self, node: onnx.NodeProto) -> _Layer | None:
-        """The layer of a node, the same at each call; None for other nodes."""
-        key = node.output[0] if node.output else ""
-        if key not in self.layers:
-            self.layers[key] = self._make_layer(node)
-        return self.layers[key]
-
-    def _make_layer(self, node: onnx.NodeProto) -> _Layer | None:
         if node.op_type not in ("Conv", "Gemm", "MatMul") or node.domain not in ("", "ai.onnx"):
             return None
         weight = self.own(node.input[1])

@@ -2,11 +2,10 @@
 
     x ─ MatMul(w)      becomes      x/s ─ MatMul(s·w)
 
-A Transformer's activations have a few channels that are far larger than the rest, always the same ones.
-They take the one scale of the tensor for themselves; weights, with a scale per output channel, have room to
-spare (Xiao et al. 2022, arXiv 2211.10438). Factors are powers of two, so that the float model computes the
-very same numbers as before. The strength is searched for each place by itself, as the paper searches it for
-the model: the one with the least error of the products on observed rows.
+A few channels of a Transformer's activations are far larger than the others, and take the one scale of the
+tensor for themselves; weights, with a scale per output channel, have room to spare (Xiao et al. 2022, arXiv
+2211.10438). Factors are powers of two, so that the float model computes the very same numbers as before. The
+strength of each place is the one with the least error of the products on observed rows.
 
 A place is a tensor `x` and all products `x @ w` with stored weights that read it, directly or through a
 Reshape that keeps its last axis:
@@ -82,10 +81,7 @@ def smooth(model: onnx.ModelProto, observed: Mapping[str, Rows], *, symmetric: b
 
     `s_j = max|X_j|^alpha / max|W_j|^(1-alpha)` (equation 4 of the paper), X the activations and W_j all
     weights that read channel j. A place is left as it is where no strength lowers the error of its products
-    by `LEAST_GAIN_DB`.
-
-    Args:
-        model: The float model; its function is kept to the last bit, but for subnormal numbers.
+    by `LEAST_GAIN_DB`. The model's function is kept to the last bit, but for subnormal numbers.
     """
     store_constants(model.graph)
     name_nodes(model.graph)

@@ -25,8 +25,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from ....calibration import Method, Ranges, parse_method
-from ....errors import CalibrationError
+from ....calibration import parse_method
 from ....model.graph import WEIGHTED, attribute, count_weighted, infer_shapes, tensor_values, weighted_nodes
 from ....model.graph_edits import drop_attributes, drop_unused_initializers, set_nodes, store
 from ....model.onnx_file import save_onnx
@@ -35,8 +34,8 @@ from ....spec.words import BlockFormat
 from ...opset.fit import in_newer_opset
 from ..half.precision import in_mixed_precision, layer_precisions
 from ..prepare import prepare_graph
-from ..request import Outcome, QuantizeRequest, match_nodes, nothing_to_quantize, require_reached
-from .formats import BLOCK_SIZE, DOMAIN, BlockWeight, quantize_weight, tensor_scale
+from ..request import Outcome, QuantizeRequest, match_nodes, no_range, nothing_to_quantize, require_reached
+from .formats import BLOCK_SIZE, DOMAIN, quantize_weight, tensor_scale
 
 _FEWEST_AXES, _MOST_AXES = 2, 3
 
@@ -165,7 +164,11 @@ class _Writer:
             prefix = self._unused(f"{tensor.name}/{self.kind}")
             weight = tensor_values(tensor).astype(np.float32)
             rounded = quantize_weight(weight if rows_first else weight.T, self.kind)
-            self.made[key] = self._dequantized(rounded, prefix, tensor.data_type)
+            values = store(self.graph, f"{prefix}/values", rounded.values)
+            scales, scale = store(self.graph, f"{prefix}/scales", rounded.block_scales), ""
+            if self.kind == "nvfp4":
+                scale = store(self.graph, f"{prefix}/scale", np.asarray(rounded.scale))
+            self.made[key] = self._value(values, scales, scale, prefix, tensor.data_type)
         if node.op_type == "Gemm":
             drop_attributes(node, "transB")
             node.attribute.append(helper.make_attribute("transB", 1))
@@ -175,13 +178,6 @@ class _Writer:
             self.made[turned] = f"{self.made[key]}/turned"
             self._node("Transpose", [self.made[key]], [self.made[turned]], perm=[1, 0])
         return self.made[turned]
-
-    def _dequantized(self, weight: BlockWeight, prefix: str, dtype: int) -> str:
-        values = store(self.graph, f"{prefix}/values", weight.values)
-        scales = store(self.graph, f"{prefix}/scales", weight.block_scales)
-        nvfp4 = self.kind == "nvfp4"
-        scale = store(self.graph, f"{prefix}/scale", np.asarray(weight.scale)) if nvfp4 else ""
-        return self._value(values, scales, scale, prefix, dtype)
 
     def _unused(self, name: str) -> str:
         """A prefix for new names: a tensor that two kinds of readers quantize differently needs two."""
@@ -222,16 +218,10 @@ def _amax(model: onnx.ModelProto, planned: tuple[str, ...], request: QuantizeReq
     assert request.ranges is not None, "check_ranges comes first"
     method = parse_method(request.spec.method) if request.spec.method else None
     read = {node.name: node.input[0] for node in model.graph.node if node.name in set(planned)}
-    limits = {tensor: _limit(request.ranges, tensor, method) for tensor in dict.fromkeys(read.values())}
-    return {name: limits[tensor] for name, tensor in read.items()}
-
-
-def _limit(ranges: Ranges, tensor: str, method: Method | None) -> float:
-    if tensor not in ranges.names():
-        raise CalibrationError(
-            f"tensor {tensor!r} needs a scale and has no range",
-            hint="ranges cover the tensors that their targets scale: calibrate for `target` tensorrt",
-            tensor=tensor,
-        )
-    low, high = ranges.limits(tensor, method, symmetric=True)
-    return max(-low, high)
+    amax: dict[str, float] = {}
+    for tensor in dict.fromkeys(read.values()):
+        if tensor not in request.ranges.names():
+            raise no_range(tensor)
+        low, high = request.ranges.limits(tensor, method, symmetric=True)
+        amax[tensor] = max(-low, high)
+    return {name: amax[tensor] for name, tensor in read.items()}

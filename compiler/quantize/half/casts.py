@@ -3,13 +3,6 @@
 A stored weight is stored again in the other type; a tensor that DequantizeLinear makes is dequantized
 again, so that a quantized layer has its DequantizeLinear right in front of it in either type, which is how
 TensorRT knows that it is INT8; anything else goes through a Cast.
-
-Before that the graph is prepared, without changing what it computes:
-
-1. An opset in which ONNX allows the half type: QuantizeLinear and DequantizeLinear take float16 from 19 on,
-   Conv and pools take bfloat16 from 22 on. It is raised no further than the graph's own operators need.
-2. Weights behind QuantizeLinear are stored as the integers it makes: rounded to half first, some would
-   become other integers.
 """
 
 from __future__ import annotations
@@ -170,10 +163,10 @@ _FEWEST_QUANTA = 16  # of the half type's smallest subnormal number, in a scale 
 
 
 def raise_for(model: onnx.ModelProto, half: HalfType, excluded: Container[str]) -> None:
-    """Raise the model's opset to the lowest in which its operators may be of the half type.
+    """Raise the model's opset in place to the lowest in which its operators may be of the half type.
 
-    Args:
-        model: It is changed; its large weights are not copied, so it may be over protobuf's 2 GB.
+    QuantizeLinear and DequantizeLinear take float16 from 19 on, Conv and pools take bfloat16 from 22 on.
+    Large weights are not copied, so the model may be over protobuf's 2 GB.
     """
     operators = {
         node.op_type for node in model.graph.node if node.domain in ONNX_DOMAINS and node.name not in excluded
@@ -191,10 +184,11 @@ def store_quantized_weights(graph: onnx.GraphProto, half: HalfType, excluded: Co
 
         DequantizeLinear(QuantizeLinear(w, s, z), s, z)    becomes    DequantizeLinear(integers, s', z)
 
-    The integers are those of the float32 graph, and s' is s, except in channels whose scale is subnormal in
-    the half type: those get the next larger number of the half type as their scale, and integers for it.
-    Rounding the scale alone would change the magnitude of the channel by up to 3 %. Scales so small that
-    the next larger number is more than 1/16 larger are left; their pair stays in float32.
+    Rounded to half first, some would become other integers. Here they are those of the float32 graph, and s'
+    is s, except in channels whose scale is subnormal in the half type: those get the next larger number of
+    the half type as their scale, and integers for it. Rounding the scale alone would change the magnitude of
+    the channel by up to 3 %. Scales so small that the next larger number is more than 1/16 larger are left;
+    their pair stays in float32.
     """
     stored = {tensor.name: tensor for tensor in graph.initializer}
     readers = consumers(graph)

@@ -152,10 +152,9 @@ class _Conversion:
             return reason
         if _is_qdq(node) and node.op_type == "QuantizeLinear" and node.input[0] not in self.casts.half:
             return f"it quantizes {node.input[0]!r}, which is float32"
-        if node.op_type in WEIGHTED:
-            behind = [self.kept_dequantizers[n] for n in node.input[:2] if n in self.kept_dequantizers]
-            if behind:
-                return f"{behind[0]!r} in front of it stays in float32"
+        behind = [self.kept_dequantizers[n] for n in node.input[:2] if n in self.kept_dequantizers]
+        if node.op_type in WEIGHTED and behind:
+            return f"{behind[0]!r} in front of it stays in float32"
         read = [name for name, becomes_half in zip(node.input, operands, strict=True) if becomes_half]
         floats = [*read, *(name for name in node.output if name in self.floats)]
         reason = self._divides_by_nothing(node) or self._unfit_values(node, floats)
@@ -182,12 +181,9 @@ class _Conversion:
         first = small.get(node.input[0]) if node.input else None
         if first is not None and node.op_type in _SAME_LEAST:
             self.least[node.output[0]] = float(np.sqrt(first)) if node.op_type == "Sqrt" else first
-        reads = set(node.input[1:]) if node.op_type == "Div" else set(node.input[:1])
-        lost = [
-            name
-            for name, least in small.items()
-            if name in reads and node.op_type in _TO_DIVISORS and least < self.half.smallest_subnormal
-        ]
+        reads = node.input[1:] if node.op_type == "Div" else node.input[:1]
+        reads = reads if node.op_type in _TO_DIVISORS else []
+        lost = [name for name in reads if small.get(name, np.inf) < self.half.smallest_subnormal]
         if node.op_type == "Reciprocal" and first is not None and first < 1 / self.half.largest:
             lost = [node.input[0]]
             self.huge.update(node.output)

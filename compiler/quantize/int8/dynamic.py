@@ -141,7 +141,7 @@ def _give_own_weights(graph: onnx.GraphProto, names: set[str]) -> None:
     an LSTM under the other's feet.
     """
     stored = {tensor.name: tensor for tensor in graph.initializer}
-    readers = consumers(graph)
+    readers, copied = consumers(graph), set[str]()
     for node in graph.node:
         if node.name not in names or node.op_type == "GRU":
             continue
@@ -151,10 +151,8 @@ def _give_own_weights(graph: onnx.GraphProto, names: set[str]) -> None:
             if not (others if node.op_type == "LSTM" else others - names):
                 continue
             own = f"{weight}/{node.name}" if node.op_type == "LSTM" else f"{weight}/products"
-            if own not in stored:
-                stored[own] = graph.initializer.add()
-                stored[own].CopyFrom(stored[weight])
-                stored[own].name = own
+            if own not in copied:
+                copied.add(store(graph, own, numpy_helper.to_array(stored[weight])))
             node.input[index] = own
 
 
@@ -223,9 +221,8 @@ def _gemms_to_matmuls(graph: onnx.GraphProto, names: set[str]) -> None:
         if attribute(node, "transB", 0):
             weight = f"{weight}/transposed"
             if weight not in stored:
-                array = np.ascontiguousarray(numpy_helper.to_array(stored[node.input[1]]).T)
-                stored[weight] = numpy_helper.from_array(array, weight)
-                graph.initializer.append(stored[weight])
+                store(graph, weight, numpy_helper.to_array(stored[node.input[1]]).T)
+                stored[weight] = graph.initializer[-1]
         has_bias = len(node.input) > 2 and bool(node.input[2])
         product = f"{node.output[0]}/product" if has_bias else node.output[0]
         operands = [node.input[0], weight]

@@ -84,9 +84,8 @@ def keep_adds_apart(model: onnx.ModelProto, planned: set[str]) -> None:
     for node in model.graph.node:
         if node.op_type != "Add" or node.name in planned or stored & set(node.input):
             continue
-        before = [made_by.get(name) for name in node.input]
-        products = [one for one in before if one is not None and one.op_type == "MatMul"]
-        if any(one.name in planned and len(shapes.get(one.output[0], ())) == 2 for one in products):
+        flat = [made_by[n] for n in node.input if n in made_by and len(shapes.get(n, ())) == 2]
+        if any(maker.op_type == "MatMul" and maker.name in planned for maker in flat):
             node.op_type = "Sum"
 
 
@@ -148,11 +147,8 @@ def read_floats(graph: onnx.GraphProto, planned: set[str], *, kernels_write_floa
         if source is None and quantize.input[0] not in inputs:
             continue  # a stored weight
         behind = {node.name for node in readers.get(dequantize.output[0], ())}
-        if (
-            source is not None
-            and source.name in planned
-            and not (kernels_write_float and not behind & planned)
-        ):
+        writes_float = kernels_write_float and not behind & planned
+        if source is not None and source.name in planned and not writes_float:
             continue  # its kernel writes the integers itself
         value = quantize.input[0]
         if dequantize.output[0] in outputs and source is not None:
@@ -190,12 +186,10 @@ def keep_norms_apart(graph: onnx.GraphProto) -> None:
     ONNX Runtime would fuse both into SkipLayerNormalization, whose CPU kernel takes eight times as long as
     the two (1.31.1: 0.20 ms against 0.03 ms for 128 x 768 values).
     """
-    made_by = producers(graph)
+    normalized = {node.input[0] for node in graph.node if node.op_type == "LayerNormalization"}
     for node in graph.node:
-        if node.op_type == "LayerNormalization":
-            before = made_by.get(node.input[0])
-            if before is not None and before.op_type == "Add":
-                before.op_type = "Sum"
+        if node.op_type == "Add" and node.output[0] in normalized:
+            node.op_type = "Sum"
 
 
 BLOCK_SIZE = 128
@@ -284,10 +278,9 @@ def unfit_for_float8(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto
 
 
 def to_float8(model: onnx.ModelProto, *, half_scales: bool = False) -> None:
-    """Make float8 of the int8 in a model for TensorRT, in place.
+    """Make float8 of the int8 in a model of opset 19 or newer for TensorRT, in place.
 
     Args:
-        model: From `static.quantize_static` for "tensorrt", of opset 19 or newer.
         half_scales: Whether to round scales up to float16, which they will become: small ones would lose
             precision, and weights must be quantized by what their scales will be.
     """
@@ -304,11 +297,7 @@ def to_float8(model: onnx.ModelProto, *, half_scales: bool = False) -> None:
             weight = numpy_helper.to_array(stored[values])
             axis = attribute(node, "axis", 1) if scale.dims else None
             scales = weight_scales(weight, axis, half=half_scales)
-            rounded = round_to_float8(weight, scales, axis)
-            kind, content = TensorProto.FLOAT8E4M3FN, rounded.tobytes()
-            graph.initializer.append(
-                helper.make_tensor(node.output[0], kind, rounded.shape, content, raw=True)
-            )
+            store(graph, node.output[0], round_to_float8(weight, scales, axis))
             scale.CopyFrom(numpy_helper.from_array(scales, scale.name))
             scaled.add(scale.name)
             graph.node.remove(node)
@@ -335,12 +324,10 @@ def weight_scales(weight: NDArray[Any], axis: int | None, *, half: bool = False)
 
 def _rounded_up(scales: NDArray[Any], *, half: bool) -> NDArray[np.float32]:
     """Scales as float32; as the next float16 where they are to be of it, and it reaches that far."""
-    rounded: NDArray[np.float32] = np.asarray(scales, np.float32)
     if half and (scales <= np.finfo(np.float16).max).all():
         near = scales.astype(np.float16)
-        up = np.where(near < scales, np.nextafter(near, np.float16(np.inf)), near)
-        rounded = np.asarray(up, np.float32)
-    return rounded
+        scales = np.where(near < scales, np.nextafter(near, np.float16(np.inf)), near)
+    return np.asarray(scales, np.float32)
 
 
 def round_to_float8(weight: NDArray[Any], scales: NDArray[Any], axis: int | None) -> NDArray[Any]:

@@ -284,9 +284,8 @@ class TensorRTKernels:
         if not scores or not results:
             return
         reason = None if self.float8 else self._not_fused(scores[0])
-        reason = (
-            "it is attention with an added mask, which Model-Optimizer leaves in float" if masked else reason
-        )
+        if masked:
+            reason = "it is attention with an added mask, which Model-Optimizer leaves in float"
         if reason is not None:
             yield from ((node.name, reason) for node in (*scores, *results))
 

@@ -55,15 +55,12 @@ _CONVOLUTIONS = frozenset(["conv1d", "conv2d", "conv3d"])
 _TRANSPOSED = frozenset(["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"])
 WEIGHTED = _CONVOLUTIONS | _TRANSPOSED | {"linear"}
 _ACTIVATIONS = frozenset(["relu", "relu6", "hardtanh", "clamp", "clamp_min"])
-_ONNX = dict(
-    zip(
-        "linear add batch_norm dropout leaky_relu sigmoid tanh hardswish silu".split(),
-        "Gemm Add BatchNormalization Dropout LeakyRelu Sigmoid Tanh HardSwish HardSwish".split(),
-        strict=True,
-    )
-)
-for _names, _kind in ((_CONVOLUTIONS, "Conv"), (_TRANSPOSED, "ConvTranspose"), (_ACTIVATIONS, "Clip")):
-    _ONNX |= dict.fromkeys(_names, _kind)
+_ONNX = {
+    "linear": "Gemm", "add": "Add", "batch_norm": "BatchNormalization", "dropout": "Dropout",
+    "leaky_relu": "LeakyRelu", "sigmoid": "Sigmoid", "tanh": "Tanh", "hardswish": "HardSwish",
+    "silu": "HardSwish", **dict.fromkeys(_CONVOLUTIONS, "Conv"),
+    **dict.fromkeys(_TRANSPOSED, "ConvTranspose"), **dict.fromkeys(_ACTIVATIONS, "Clip"),
+}  # fmt: skip
 _BETWEEN = _ACTIVATIONS | frozenset(
     """
     add mul cat avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d mean leaky_relu sigmoid
