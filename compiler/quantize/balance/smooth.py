@@ -178,7 +178,11 @@ def smoothing_factors(amax: Floats, peaks: Floats, alpha: float) -> Floats:
 def _move(
     model: onnx.ModelProto, place: Place, factors: Floats, stored: dict[str, onnx.TensorProto]
 ) -> tuple[str, list[str]]:
-    """Multiply the weights by the factors, divide what they read; return what did that, and what changed."""
+    """Multiply the weights by the factors, divide what they read; return what did that, and what changed.
+
+    A Mul stands behind a Reshape, not in front of it, so that QuantizeLinear follows at once: OpenVINO fuses
+    the two then (MulFakeQuantizeFusion), and the Mul costs nothing.
+    """
     for name, axis in place.weights:
         _scale(stored[name], factors, axis)
     for name in place.vectors:
@@ -188,20 +192,6 @@ def _move(
         return f"into the columns of {place.columns[0]!r}", list(place.rescaled)
     if place.vectors:
         return f"into {', '.join(map(repr, place.vectors))}", list(place.rescaled)
-    return "by a multiplication", _insert_mul(model, place, factors)
-
-
-def _scale(tensor: onnx.TensorProto, factors: Floats, axis: int) -> None:
-    values = tensor_values(tensor)
-    set_values(tensor, values * per_channel(factors, axis, values.ndim).astype(values.dtype))
-
-
-def _insert_mul(model: onnx.ModelProto, place: Place, factors: Floats) -> list[str]:
-    """Let the products read their activations times 1/s; return the new tensors.
-
-    The Mul stands behind a Reshape, not in front of it, so that QuantizeLinear follows at once: OpenVINO
-    fuses the two then (MulFakeQuantizeFusion), and the Mul costs nothing.
-    """
     graph, factors_name = model.graph, f"{place.tensor}/factors"
     store(graph, factors_name, (1 / factors).astype(np.float32))
     nodes = {node.name: node for node in graph.node}
@@ -214,7 +204,12 @@ def _insert_mul(model: onnx.ModelProto, place: Place, factors: Floats) -> list[s
             position = next(i for i, n in enumerate(graph.node) if read in n.output)
             graph.node.insert(position + 1, node)
         product.input[0] = smoothed[read]
-    return list(smoothed.values())
+    return "by a multiplication", list(smoothed.values())
+
+
+def _scale(tensor: onnx.TensorProto, factors: Floats, axis: int) -> None:
+    values = tensor_values(tensor)
+    set_values(tensor, values * per_channel(factors, axis, values.ndim).astype(values.dtype))
 
 
 _HEADS = [0, 2, 1, 3]  # [batch, positions, heads, width] to [batch, heads, positions, width], and back

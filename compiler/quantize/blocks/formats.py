@@ -174,8 +174,15 @@ def simulated(model: onnx.ModelProto) -> onnx.ModelProto:
     stored = {tensor.name: tensor for tensor in graph.initializer}
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        if node.op_type == "TRT_MXFP8DequantizeLinear" or _reads_blocks(node, made_by, stored):
-            maker = made_by.get(node.input[0])
+        maker = made_by.get(node.input[0]) if node.input else None
+        dequantizes = node.op_type == "DequantizeLinear"
+        if dequantizes and maker is not None:
+            in_blocks = maker.op_type == "TRT_FP4DynamicQuantize" and maker.output[0] == node.input[0]
+        elif dequantizes and node.input[0] in stored:
+            in_blocks = stored[node.input[0]].data_type == TensorProto.FLOAT4E2M1
+        else:
+            in_blocks = node.op_type == "TRT_MXFP8DequantizeLinear"
+        if in_blocks:
             if maker is not None:
                 nodes += _rounded(graph, maker, node.output[0])
                 continue
@@ -193,18 +200,6 @@ def simulated(model: onnx.ModelProto) -> onnx.ModelProto:
     drop_unused_initializers(graph)
     refill(copy.opset_import, (entry for entry in copy.opset_import if entry.domain != DOMAIN))
     return copy
-
-
-def _reads_blocks(
-    node: onnx.NodeProto, made_by: dict[str, onnx.NodeProto], stored: dict[str, onnx.TensorProto]
-) -> bool:
-    """Whether a DequantizeLinear makes floats of NVFP4's values."""
-    if node.op_type != "DequantizeLinear":
-        return False
-    maker, tensor = made_by.get(node.input[0]), stored.get(node.input[0])
-    if maker is not None:
-        return bool(maker.op_type == "TRT_FP4DynamicQuantize" and maker.output[0] == node.input[0])
-    return tensor is not None and bool(tensor.data_type == TensorProto.FLOAT4E2M1)
 
 
 def _rounded(graph: onnx.GraphProto, quantize: onnx.NodeProto, output: str) -> list[onnx.NodeProto]:

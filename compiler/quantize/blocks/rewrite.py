@@ -26,7 +26,15 @@ import onnx
 from onnx import TensorProto, helper
 
 from ....calibration import parse_method
-from ....model.graph import WEIGHTED, attribute, count_weighted, infer_shapes, tensor_values, weighted_nodes
+from ....model.graph import (
+    ONNX_DOMAINS,
+    WEIGHTED,
+    attribute,
+    count_weighted,
+    infer_shapes,
+    tensor_values,
+    weighted_nodes,
+)
 from ....model.graph_edits import drop_attributes, drop_unused_initializers, set_nodes, store
 from ....model.onnx_file import save_onnx
 from ....spec.opsets import FLOAT4, FLOAT8
@@ -37,30 +45,6 @@ from ..prepare import prepare_graph
 from ..request import Outcome, QuantizeRequest, match_nodes, no_range, nothing_to_quantize, require_reached
 from .formats import BLOCK_SIZE, DOMAIN, quantize_weight, tensor_scale
 
-_FEWEST_AXES, _MOST_AXES = 2, 3
-
-
-def plan_blocks(
-    model: onnx.ModelProto, kind: BlockFormat, excluded: Mapping[str, str]
-) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the names of the products to quantize, and for every other weighted node why it stays in float.
-
-    TensorRT quantizes activations of two or three axes along the last one, in whole blocks
-    (`IDynamicQuantizeLayer` of NvInfer.h, release/10.12; TensorRT-RTX 1.7 refuses others by name).
-    """
-    shapes = infer_shapes(model)
-    stored = {tensor.name: tensor for tensor in model.graph.initializer}
-    planned, left = [], {}
-    for node in model.graph.node:
-        if node.op_type not in WEIGHTED or node.domain not in ("", "ai.onnx"):
-            continue
-        reason = excluded.get(node.name) or _unfit(node, kind, stored, shapes)
-        if reason is None:
-            planned.append(node.name)
-        else:
-            left[node.name] = reason
-    return tuple(planned), left
-
 
 def _unfit(
     node: onnx.NodeProto,
@@ -68,6 +52,11 @@ def _unfit(
     stored: Mapping[str, onnx.TensorProto],
     shapes: Mapping[str, tuple[int | str, ...]],
 ) -> str | None:
+    """Why a weighted node stays in float; None where it is quantized.
+
+    TensorRT quantizes activations of two or three axes along the last one, in whole blocks
+    (`IDynamicQuantizeLayer` of NvInfer.h, release/10.12; TensorRT-RTX 1.7 refuses others by name).
+    """
     if node.op_type not in ("MatMul", "Gemm"):
         return f"TensorRT computes matrix products in {kind}, and no {node.op_type}"
     if node.input[0] in stored:
@@ -80,7 +69,7 @@ def _unfit(
     if len(dims) != 2:
         return f"its weight has {len(dims)} axes; blocks need 2"
     axes = len(shapes.get(node.input[0], ()))
-    if not _FEWEST_AXES <= axes <= _MOST_AXES:
+    if axes not in (2, 3):
         return f"its activation has {axes or 'an unknown number of'} axes; TensorRT takes 2 or 3"
     summed, block = dims[1 if attribute(node, "transB", 0) else 0], BLOCK_SIZE[kind]
     if summed % block:
@@ -196,7 +185,14 @@ def quantize_in_blocks(request: QuantizeRequest) -> Outcome:
     layers = layer_precisions(request, ready.graph)
     excluded = {name: layer.reason for name, layer in layers.items()}
     excluded |= match_nodes(ready.graph, request.spec.exclude, only=request.spec.only)
-    planned, left = plan_blocks(ready, kind, excluded)
+    shapes = infer_shapes(ready)
+    stored = {tensor.name: tensor for tensor in ready.graph.initializer}
+    planned, left = list[str](), dict[str, str]()
+    for node in ready.graph.node:
+        if node.op_type in WEIGHTED and node.domain in ONNX_DOMAINS:
+            reason = excluded.get(node.name) or _unfit(node, kind, stored, shapes)
+            planned += [] if reason else [node.name]
+            left |= {node.name: reason} if reason else {}
     if not planned:
         other = "choose `precision` int8 or fp8, or keep it in float"
         raise nothing_to_quantize(left, "no MatMul or Gemm", other if left else "simplify first")
@@ -213,7 +209,7 @@ def quantize_in_blocks(request: QuantizeRequest) -> Outcome:
     return Outcome(lambda path: save_onnx(graph, path), proof, missed)
 
 
-def _amax(model: onnx.ModelProto, planned: tuple[str, ...], request: QuantizeRequest) -> dict[str, float]:
+def _amax(model: onnx.ModelProto, planned: list[str], request: QuantizeRequest) -> dict[str, float]:
     """Node to the largest magnitude of its activation, by the method that was asked for."""
     assert request.ranges is not None, "check_ranges comes first"
     method = parse_method(request.spec.method) if request.spec.method else None

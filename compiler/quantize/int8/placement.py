@@ -19,7 +19,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+
+import onnx
 
 from ....model.graph import WEIGHTED, constant_names, consumers
 from ....model.graph_rules import graph_rules
@@ -27,10 +28,6 @@ from ....spec.words import GraphTarget
 from ..request import match_nodes
 from .rewrites import is_table, unfit_for_float8
 from .tensorrt import Between, ResidualAdds, TensorRTKernels
-
-if TYPE_CHECKING:
-    import onnx
-
 
 # Operators for which a CPU runtime has a kernel that reads and writes integers (or that only moves data).
 # Softmax and normalizations stay in float: eight bits are too few for their outputs.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -86,7 +86,10 @@ def quantize_static(
             quantizer.model.topological_sort()
             sort_nodes(quantizer.model.model.graph)  # its own sort does not see what subgraphs read
     except ValueError as error:
-        raise _missing_range(error, ranges) from error
+        match = re.search(r"not specified for param (.+?)\. In static mode", str(error))
+        if match and match.group(1) not in ranges:
+            raise no_range(match.group(1)) from error
+        raise QuantizationError(f"ONNX Runtime's quantizer failed: {first_line(error)}") from error
     quantized: onnx.ModelProto = quantizer.model.model
     join_with_convolutions(quantized.graph, placement.fused)
     read_floats(quantized.graph, planned, kernels_write_float=rules.writes_floats)
@@ -177,14 +180,6 @@ def _with_zero_point(model: onnx.ModelProto, placement: Placement) -> set[str]:
                     name = made_by[name].input[0]
                     asymmetric.add(name)
     return asymmetric
-
-
-def _missing_range(error: ValueError, ranges: Iterable[str]) -> Exception:
-    match = re.search(r"not specified for param (.+?)\. In static mode", str(error))
-    name = match.group(1) if match else ""
-    if name and name not in set(ranges):
-        return no_range(name)
-    return QuantizationError(f"ONNX Runtime's quantizer failed: {first_line(error)}")
 
 
 def _check_scales(model: onnx.ModelProto) -> None:

@@ -151,8 +151,12 @@ def fit_blocks(blocks: Floats, *, bits: int, symmetric: bool, search: bool = Tru
     """Return scale and zero point, a whole number, of each block, float32 [blocks] of [blocks, values]."""
     scales = np.empty(len(blocks), np.float32)
     zeros = np.empty(len(blocks), np.float32)
+    shift = 2 ** (bits - 1) if symmetric else 0  # of codes from 0 on
+    scheme = Scheme(-shift, 2**bits - 1 - shift, symmetric=symmetric)
     for part in _chunks(blocks):
-        scales[part], zeros[part] = _full_range(blocks[part], bits, symmetric=symmetric)
+        low, high = blocks[part].min(axis=1), blocks[part].max(axis=1)
+        scales[part], zeros[part] = scale_and_zero_point(low, high, scheme)
+        zeros[part] += shift
         if search:
             scales[part] = _searched(blocks[part], scales[part], zeros[part], bits)
     return scales, zeros
@@ -232,16 +236,6 @@ def dividing_block(columns: int, block_size: int) -> int:
     sizes = range(min(block_size, columns), 0, -1) if block_size else ()
     divisor = next((size for size in sizes if columns % size == 0), 0)
     return divisor if divisor >= 16 else 0
-
-
-def _full_range(blocks: Floats, bits: int, *, symmetric: bool) -> tuple[Floats, Floats]:
-    """The scales and zero points with which no value is clipped, and 0 is exact."""
-    middle = 2 ** (bits - 1)
-    scheme = (
-        Scheme(-middle, middle - 1, symmetric=True) if symmetric else Scheme(0, 2**bits - 1, symmetric=False)
-    )
-    scales, zeros = scale_and_zero_point(blocks.min(axis=1), blocks.max(axis=1), scheme)
-    return scales, zeros + middle if symmetric else zeros
 
 
 def _searched(blocks: Floats, full: Floats, zeros: Floats, bits: int) -> Floats:
