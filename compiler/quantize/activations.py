@@ -26,16 +26,12 @@ _ROWS_OF_SAMPLE = 64
 
 @dataclass
 class Rows:
-    """Some of what a tensor held.
+    """Some of what a tensor held."""
 
-    Attributes:
-        low, high: Smallest and largest value of each channel over all rows seen, float32 [channels].
-        rows: Some of the rows, float32 [rows, channels].
-    """
-
+    # smallest and largest value of each channel over all rows seen, float32 [channels]
     low: NDArray[np.float32]
     high: NDArray[np.float32]
-    rows: NDArray[np.float32]
+    rows: NDArray[np.float32]  # some of the rows, float32 [rows, channels]
 
     @property
     def amax(self) -> NDArray[np.float32]:
@@ -51,9 +47,7 @@ def observe_rows(
 
     Memory holds these tensors for one sample at a time, and `_KEPT_ROWS` rows of each, evenly spaced within
     each sample.
-
-    Args:
-        axes: Tensor to the axis of its channels.
+    `axes` has the axis of each tensor's channels.
     """
     rows_of: dict[str, Rows] = {}
     for arrays in run_samples(model, sorted(axes), data, limit):

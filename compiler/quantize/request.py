@@ -24,19 +24,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class QuantizeRequest:
-    """One quantization of the float model in a file.
-
-    Attributes:
-        ranges: Observed ranges, for static INT8, and for values beyond float16.
-        in_float: Names of nodes that the runtime was found to compute in float, each with the reason: they
-            are not quantized.
-    """
+    """One quantization of the float model in a file."""
 
     path: Path
     model: onnx.ModelProto
     digest: str
     spec: QuantizeSpec
-    ranges: Ranges | None = None
+    ranges: Ranges | None = None  # observed ranges, for static INT8, and for values beyond float16
+    # names of nodes that the runtime was found to compute in float, each with the reason: they are not
+    # quantized
     in_float: Mapping[str, str] = field(default_factory=dict)
     progress: Progress = silent
 

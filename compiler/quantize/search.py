@@ -105,9 +105,7 @@ class _Search:
 def best_static(request: QuantizeRequest, once: Once) -> Outcome:
     """Return the best outcome of static quantization.
 
-    Args:
-        request: Of static INT8, with ranges. Without `search`, without data, or with fixed scales, it is
-            quantized as it is.
+    Without `search`, without data, or with fixed scales, the model is quantized as it is.
     """
     spec, ranges = request.spec, request.ranges
     if spec.max_damage is not None and spec.data is None:
@@ -204,8 +202,7 @@ def _take_back(
 ) -> dict[str, str]:
     """Leave the most damaging layers in float until the outputs are near enough; return why they are.
 
-    Args:
-        most: Share of the layers that may be left in float.
+    A share `most` of the layers may be left in float.
     """
     request = search.request
     assert request.ranges is not None, "best_static asks"
@@ -278,17 +275,13 @@ def reference(request: QuantizeRequest, path: Path) -> OnnxReference:
 
 @dataclass(frozen=True)
 class Judged:
-    """What the outputs of a quantized graph are worth.
-
-    Attributes:
-        snr_db: Signal-to-noise ratio of the worst output of floats, in decibels: -inf where one became NaN or
-            infinite that was not, inf where there is none.
-        broken: Name of an output that became NaN or infinite.
-    """
+    """What the outputs of a quantized graph are worth."""
 
     outputs: tuple[Judgement, ...]
+    # signal-to-noise ratio of the worst output of floats, in decibels: -inf where one became NaN or
+    # infinite that was not, inf where there is none
     snr_db: float
-    broken: str = ""
+    broken: str = ""  # name of an output that became NaN or infinite
 
     @property
     def failed(self) -> list[Judgement]:

@@ -55,10 +55,8 @@ def equalize(model: onnx.ModelProto, channel_amax: Mapping[str, NDArray[Any]]) -
     A depthwise Conv behind the tensor has a scale for each of its channels, and takes the whole factor,
     s_i = r1_i. Channels of zeros are left alone.
 
-    The model's function is kept to the last bit, but for subnormal numbers.
-
-    Args:
-        channel_amax: Tensor of `equalizable` to the largest magnitude of each channel: r1.
+    `channel_amax` has r1 for each tensor of `equalizable`. The model's function is kept to the last bit, but
+    for subnormal numbers.
     """
     store_constants(model.graph)
     pairs = _Chains(model.graph).pairs()

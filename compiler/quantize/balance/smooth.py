@@ -63,16 +63,13 @@ LEAST_GAIN_DB = {True: 0.1, False: 1.0}
 
 @dataclass
 class Smoothed:
-    """What was done to a model.
+    """What was done to a model."""
 
-    Attributes:
-        places: Tensor to what was done there: "alpha 0.5, into 'gain', 3.1 dB".
-        left_alone: Node to the reason why the tensor that it reads keeps its channels.
-        rescaled: Tensors whose ranges are to be observed, as they are new or hold other values.
-    """
-
+    # tensor to what was done there: "alpha 0.5, into 'gain', 3.1 dB"
     places: dict[str, str] = field(default_factory=dict)
+    # node to the reason why the tensor that it reads keeps its channels
     left_alone: dict[str, str] = field(default_factory=dict)
+    # tensors whose ranges are to be observed, as they are new or hold other values
     rescaled: list[str] = field(default_factory=list)
 
 
@@ -217,23 +214,17 @@ _HEADS = [0, 2, 1, 3]  # [batch, positions, heads, width] to [batch, heads, posi
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor, whose channels are its last axis, and the products by stored matrices that read it.
-
-    Attributes:
-        products: Names of the nodes.
-        weights: Names of the matrices, each with the axis of the channels that are read: 0 or 1.
-        channels: Number of channels.
-        vectors: Stored vectors that take 1/s: gain, bias.
-        columns: A stored matrix and the axis of its outputs, which take 1/s; or None.
-        rescaled: Tensors that hold other values once 1/s is folded; empty where a Mul is needed.
-    """
+    """A tensor, whose channels are its last axis, and the products by stored matrices that read it."""
 
     tensor: str
-    products: tuple[str, ...]
+    products: tuple[str, ...]  # names of the nodes
+    # names of the matrices, each with the axis of the channels that are read: 0 or 1
     weights: tuple[tuple[str, int], ...]
-    channels: int
-    vectors: tuple[str, ...] = ()
+    channels: int  # number of channels
+    vectors: tuple[str, ...] = ()  # stored vectors that take 1/s: gain, bias
+    # A stored matrix and the axis of its outputs, which take 1/s; or None
     columns: tuple[str, int] | None = None
+    # tensors that hold other values once 1/s is folded; empty where a Mul is needed
     rescaled: tuple[str, ...] = ()
 
 

@@ -45,17 +45,12 @@ _TINY = float(np.finfo(np.float32).tiny)
 
 @dataclass(frozen=True, eq=False)
 class BlockWeight:
-    """A weight as it is stored.
+    """A weight as it is stored."""
 
-    Attributes:
-        values: float4_e2m1fn or float8_e4m3fn [rows, columns].
-        block_scales: float8_e4m3fn, or uint8 exponents with a bias of 127, [rows, columns / block].
-        scale: Of the block scales, float32; 1 for MXFP8.
-    """
-
-    values: NDArray[Any]
+    values: NDArray[Any]  # float4_e2m1fn or float8_e4m3fn [rows, columns]
+    # float8_e4m3fn, or uint8 exponents with a bias of 127, [rows, columns / block]
     block_scales: NDArray[Any]
-    scale: np.float32
+    scale: np.float32  # of the block scales, float32; 1 for MXFP8
 
     def dequantized(self) -> NDArray[np.float32]:
         """Return the weight that is multiplied, float32 [rows, columns]."""
@@ -163,11 +158,7 @@ _NUMBERS = {
 
 
 def simulated(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of a graph of `rewrite.to_blocks` without operators of TensorRT.
-
-    Args:
-        model: Also one of Model-Optimizer, whose form is the same.
-    """
+    """Return a copy of a graph of `to_blocks`, or of Model-Optimizer, without operators of TensorRT."""
     copy = copy_model(model)
     graph = copy.graph
     made_by = producers(graph)

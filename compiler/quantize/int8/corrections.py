@@ -59,8 +59,7 @@ def round_weights(
     Weights of grouped convolutions, transposed ones and those behind no scale per output channel stay
     rounded to nearest.
 
-    Args:
-        pairs: Weight of the float model to its limits, where two of its products are added in 16 bits.
+    `pairs` has the limits of float weights of which two products are added in 16 bits.
     """
     reference = prepare_graph(load_onnx(float_model_path))
     float_nodes = {node.name: node for node in reference.graph.node if node.op_type in _LAYERS}
@@ -140,11 +139,8 @@ def correct_biases(
 ) -> tuple[onnx.ModelProto, int]:
     """Return a copy of a quantized model with corrected biases, and the number of layers corrected.
 
-    Layers without a bias are left as they are.
-
-    Args:
-        quantized: From `quantize_static`: biases are int32 behind DequantizeLinear, or float,
-            or the vector that an Add behind a MatMul adds.
+    Biases of `quantize_static` are int32 behind DequantizeLinear, or float, or the vector that an Add behind
+    a MatMul adds. Layers without one are left as they are.
     """
     corrected = copy_model(quantized)
     reference = prepare_graph(load_onnx(float_model_path))

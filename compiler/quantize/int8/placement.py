@@ -48,18 +48,15 @@ WRITES_FLOAT = frozenset(["MatMul", "Gemm"])
 
 @dataclass(frozen=True)
 class Placement:
-    """The plan of one quantization.
-
-    Attributes:
-        left_in_float: Name to reason, for nodes of weighted operators that are not quantized.
-        tables: Names of Gather nodes whose stored table of floats (an embedding) becomes int8.
-        fused: Name of an Add to its operand that stays in float, as a convolution's kernel adds to it.
-    """
+    """The plan of one quantization."""
 
     target: GraphTarget
     nodes: tuple[str, ...]  # names of those to quantize
+    # name to reason, for nodes of weighted operators that are not quantized
     left_in_float: Mapping[str, str] = field(default_factory=dict)
+    # names of Gather nodes whose stored table of floats (an embedding) becomes int8
     tables: tuple[str, ...] = ()
+    # name of an Add to its operand that stays in float, as a convolution's kernel adds to it
     fused: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 

@@ -132,9 +132,7 @@ def read_floats(graph: onnx.GraphProto, planned: set[str], *, kernels_write_floa
         norm ─ Q ─ DQ ─┬─ MatMul      becomes      norm ─┬─ Q ─ DQ ─ MatMul
                        └─ Add                            └─ Add
 
-    Args:
-        kernels_write_float: Whether an integer kernel can write floats at no cost, for readers of which
-            none is planned.
+    With `kernels_write_float` an integer kernel writes floats at no cost, where no reader is planned.
     """
     made_by, readers = producers(graph), consumers(graph)
     outputs = {value.name for value in graph.output}
@@ -280,9 +278,8 @@ def unfit_for_float8(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto
 def to_float8(model: onnx.ModelProto, *, half_scales: bool = False) -> None:
     """Make float8 of the int8 in a model of opset 19 or newer for TensorRT, in place.
 
-    Args:
-        half_scales: Whether to round scales up to float16, which they will become: small ones would lose
-            precision, and weights must be quantized by what their scales will be.
+    `half_scales` rounds scales up to float16, which they will become: small ones would lose precision, and
+    weights must be quantized by what their scales will be.
     """
     graph = model.graph
     stored = {tensor.name: tensor for tensor in graph.initializer}
@@ -312,10 +309,8 @@ def to_float8(model: onnx.ModelProto, *, half_scales: bool = False) -> None:
 def weight_scales(weight: NDArray[Any], axis: int | None, *, half: bool = False) -> NDArray[np.float32]:
     """Return `amax / 448` of each channel, or of the whole weight where axis is None, float32.
 
-    It is 1 where all is zero, or so small that float32 would hold the scale with fewer bits.
-
-    Args:
-        half: Whether to round up to the next float16.
+    It is 1 where all is zero, or so small that float32 would hold the scale with fewer bits. `half` rounds it
+    up to the next float16.
     """
     amax = channel_amax(weight, axis)
     scales, _ = scale_and_zero_point(-amax, amax, FLOAT8_E4M3)

@@ -302,9 +302,7 @@ def executed(
     """Return precision to operator to number of the weighted nodes that ONNX Runtime will execute, and the
     planned ones that it computes in float, each with what it computes them in.
 
-    Args:
-        signed: Whether activations are int8, for an ARM processor: on x86 ONNX Runtime fuses those only
-            when it is told to.
+    Activations that are `signed`, for an ARM processor, ONNX Runtime fuses on x86 only when it is told to.
     """
     with temporary_folder("executed") as folder:
         optimized = folder / "optimized.onnx"

@@ -32,11 +32,7 @@ _Arrays = dict[str, NDArray[Any]]
 
 
 def finish_qdq(model: onnx.ModelProto, target: GraphTarget) -> onnx.ModelProto:
-    """Return a copy of a model that was exported with its Q/DQ, complete for a target.
-
-    Args:
-        model: From `torch.onnx.export` of what torchao's `convert_pt2e` returned.
-    """
+    """Return a copy, complete for a target, of what `torch.onnx.export` made of torchao's `convert_pt2e`."""
     rules = graph_rules(target)
     model = copy_model(model)
     graph = model.graph

@@ -125,8 +125,7 @@ class LimitedObserver(MovingAveragePerChannelMinMaxObserver):  # type: ignore[mi
 class TargetQuantizer(Quantizer):  # type: ignore[misc]
     """Annotate a captured model, whose weights are `get_attr` nodes, for one target.
 
-    Args:
-        exclude: Globs of names of modules and weights that stay in float.
+    `exclude` has globs of names of modules and weights that stay in float.
     """
 
     def __init__(self, target: GraphTarget, isa: Isa, exclude: Sequence[str]) -> None:

@@ -69,11 +69,7 @@ def collect_hessians(
 ) -> dict[str, Hessian]:
     """Return `2 X Xᵀ` of each tensor over samples, X being [K, values of the other axes].
 
-    Args:
-        inputs_of: From `gptq_inputs`: `hessian_key` of nodes; the last axis of a tensor is K.
-
-    Returns:
-        Name to float32 [K, K].
+    `inputs_of` has the `hessian_key` of nodes; the last axis of a tensor is K. A Hessian is float32 [K, K].
     """
     weightless = read_weightless(model_path)
     graph = weightless.model.graph

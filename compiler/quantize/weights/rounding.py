@@ -200,12 +200,9 @@ def nbits_arrays(rounded: Rounded) -> tuple[dict[str, NDArray[Any]], int]:
 def qdq_arrays(rounded: Rounded, axis: int) -> tuple[Codes, Floats]:
     """Return what DequantizeLinear reads, of a symmetric weight.
 
-    Args:
-        axis: 1 for a weight stored as [N, K], 0 for [K, N].
-
-    Returns:
-        The signed values in two's complement, packed where they have 4 bits; and the scales: one axis where
-        each output channel has one, else two, in the order of the weight's.
+    They are the signed values in two's complement, packed where they have 4 bits, and the scales: one axis
+    where each output channel has one, else two, in the order of the weight's. `axis` is 1 for a weight stored
+    as [N, K], 0 for [K, N].
     """
     codes, scales = rounded.codes - np.uint8(2 ** (rounded.bits - 1)), rounded.scales
     codes = np.ascontiguousarray(codes if axis else codes.T)
