@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnx
+from numpy.typing import NDArray
 
 from ...calibration import Ranges, observe, parse_method
 from ...calibration.taps import choose_taps
@@ -47,7 +49,7 @@ from .request import (
 )
 from .search import best_static
 from .weights.hessians import collect_hessians
-from .weights.rewrite import gptq_inputs, quantize_weights
+from .weights.rewrite import quantize_weights
 
 _CORRECTED_ON = 32  # samples on which the mean error of every layer is taken
 _LEARNT_ON = 128  # samples for GPTQ
@@ -108,19 +110,20 @@ def _weights(request: QuantizeRequest) -> Outcome:
             option="quant_format",
         )
     excluded = match_nodes(ready.graph, options.exclude, only=options.only)
-    hessians = None
-    if options.rounding == "gptq":
-        inputs = gptq_inputs(ready, quant_format=quant_format, excluded=excluded)
+
+    def hessians(keys: set[str]) -> Mapping[str, NDArray[Any]]:
         samples = request.samples(_LEARNT_ON)
-        hessians = collect_hessians(request.path, inputs, samples, _LEARNT_ON, request.progress)
+        observed = collect_hessians(request.path, keys, samples, _LEARNT_ON, request.progress)
         request.progress("round the weights")
+        return observed
+
     model, proof = quantize_weights(
         ready,
         bits=4 if request.spec.precision == "int4" else 8,
         block_size=options.block_size,
         quant_format=quant_format,
         excluded=excluded,
-        hessians=hessians,
+        hessians=hessians if options.rounding == "gptq" else None,
     )
     return Outcome(lambda path: save_onnx(model, path), {**proof, "quant_format": quant_format})
 

@@ -348,24 +348,22 @@ def normalizations(graph: onnx.GraphProto) -> list[str]:
 
 def _statistics(root: onnx.NodeProto, made_by: dict[str, onnx.NodeProto]) -> list[onnx.NodeProto]:
     """The nodes from the mean to the root; empty where it is the root of something else."""
-    above = made_by.get(root.input[0])
     chain = [root]
+    above = made_by.get(root.input[0])
     if above is not None and above.op_type == "Add":
         chain.append(above)
         above = next((made_by[name] for name in above.input if name in made_by), None)
-    if above is None or above.op_type not in _MEANS:
-        return []
-    square = made_by.get(above.input[0])
-    if square is None or square.op_type not in ("Mul", "Pow"):
-        return []
-    if square.op_type == "Mul" and square.input[0] != square.input[1]:
+    square = made_by.get(above.input[0]) if above is not None and above.op_type in _MEANS else None
+    squares = square is not None and (
+        square.op_type == "Pow" or (square.op_type == "Mul" and square.input[0] == square.input[1])
+    )
+    if above is None or square is None or not squares:
         return []
     chain += [above, square]
     centered = made_by.get(square.input[0])
     if centered is not None and centered.op_type == "Sub":
-        chain.append(centered)
         mean = made_by.get(centered.input[1])
-        chain += [mean] if mean is not None and mean.op_type in _MEANS else []
+        chain += [centered] if mean is None or mean.op_type not in _MEANS else [centered, mean]
     return chain
 
 

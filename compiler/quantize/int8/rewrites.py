@@ -34,7 +34,7 @@ from ....calibration.qparams import (
     quantize,
     scale_and_zero_point,
 )
-from ....model.graph import attribute, consumers, infer_shapes, producers
+from ....model.graph import attribute, consumers, infer_shapes, producers, tensor_values
 from ....model.graph_edits import drop_unread, drop_unused_initializers, set_nodes, store
 
 
@@ -209,23 +209,28 @@ def quantize_tables(model: onnx.ModelProto, names: set[str]) -> None:
 
         Gather(table, ids)      becomes      Reshape(Cast(Gather(int8, ids)) * Gather(scales, ids))
 
-    A scale belongs to a block of one row: rows of a vocabulary differ, and a scale per column would have to
-    fit the largest of tens of thousands. Plain operators do it, which every CPU runtime has.
+    The table is int8 [rows, blocks, block], the scales are float32 [rows, blocks, 1]. A scale belongs to a
+    block of one row: rows of a vocabulary differ, and a scale per column would have to fit the largest of
+    tens of thousands. Plain operators do it, which every CPU runtime has.
     """
     graph = model.graph
     shapes = infer_shapes(model) if names else {}
     stored = {tensor.name: tensor for tensor in graph.initializer}
-    nodes: list[onnx.NodeProto] = []
+    nodes, quantized = list[onnx.NodeProto](), set[str]()
     for node in graph.node:
         nodes.append(node)
         if node.name not in names or node.input[1] not in shapes | stored:
             continue
         table, ids, result, name = node.input[0], node.input[1], node.output[0], node.name
         axes = len(shapes[ids]) if ids in shapes else len(stored[ids].dims)
-        if f"{table}/int8" not in stored:
-            for tensor in _quantized(table, numpy_helper.to_array(stored[table])):
-                stored[tensor.name] = tensor
-                graph.initializer.append(tensor)
+        if f"{table}/int8" not in quantized:
+            values = tensor_values(stored[table])
+            rows, columns = values.shape
+            blocks = values.reshape(-1, BLOCK_SIZE if columns % BLOCK_SIZE == 0 else columns)
+            qparams = choose_weight_qparams(blocks, 0)
+            integers = quantize(blocks, qparams).reshape(rows, -1, blocks.shape[1])
+            quantized.add(store(graph, f"{table}/int8", integers))
+            store(graph, f"{table}/scale", qparams.scale.reshape(rows, -1, 1))
         whole = f"{name}/shape"
         store(graph, whole, np.array([0] * axes + [-1], np.int64))
         node.input[0], node.output[0] = f"{table}/int8", f"{result}/int8"
@@ -238,21 +243,6 @@ def quantize_tables(model: onnx.ModelProto, names: set[str]) -> None:
         ]
     set_nodes(graph, nodes)
     drop_unused_initializers(graph)
-
-
-def _quantized(
-    name: str, values: np.ndarray[tuple[int, int], np.dtype[np.float32]]
-) -> list[onnx.TensorProto]:
-    """int8 [rows, blocks, block] and scales float32 [rows, blocks, 1]; symmetric."""
-    rows, columns = values.shape
-    block = next(size for size in (BLOCK_SIZE, columns) if columns % size == 0)
-    blocks = values.reshape(-1, block)
-    qparams = choose_weight_qparams(blocks, 0)
-    quantized = quantize(blocks, qparams).reshape(rows, -1, block)
-    return [
-        numpy_helper.from_array(quantized, f"{name}/int8"),
-        numpy_helper.from_array(qparams.scale.reshape(rows, -1, 1), f"{name}/scale"),
-    ]
 
 
 _MULTIPLE = 16  # of channels, in the kernels of convolutions

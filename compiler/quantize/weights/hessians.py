@@ -55,7 +55,7 @@ def hessian_of(
     for name in names:
         if name not in hessians:
             raise CalibrationError(
-                f"tensor {name!r}: its Hessian is missing", hint="collect those of gptq_inputs", tensor=name
+                f"tensor {name!r}: its Hessian is missing", hint="collect those of every reader", tensor=name
             )
     return sum((hessians[name] for name in names[1:]), hessians[names[0]]) if names else None
 

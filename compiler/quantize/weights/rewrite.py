@@ -23,7 +23,7 @@ a Gather of integers, so a table's DequantizeLinear is in front; its engine keep
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -80,7 +80,7 @@ def quantize_weights(
     block_size: int = DEFAULT_BLOCK,
     quant_format: str = "nbits",
     excluded: Mapping[str, str] = MappingProxyType({}),
-    hessians: Mapping[str, NDArray[Any]] | None = None,
+    hessians: Callable[[set[str]], Mapping[str, NDArray[Any]]] | None = None,
 ) -> tuple[onnx.ModelProto, dict[str, object]]:
     """Return the model with its large weights as integers; the given one is left as it is.
 
@@ -89,9 +89,9 @@ def quantize_weights(
             scale per output channel.
         quant_format: "nbits" or "qdq", as in the table above.
         excluded: Name to reason, for nodes that stay in float.
-        hessians: What `hessians.collect_hessians` found for the tensors of `gptq_inputs`: GPTQ makes up for
-            the errors where a product is computed. Without, and for grouped Conv and tables that only Gather
-            reads, weights are rounded to nearest, with a search over clipping.
+        hessians: Gives the Hessians of keys of `hessians.hessian_key`: GPTQ makes up for the errors where a
+            product is computed. Without, and for grouped Conv and tables that only Gather reads, weights are
+            rounded to nearest, with a search over clipping.
 
     Returns:
         The model, and the proof: "planned" and "quantized" (operator to number of nodes), "left_in_float"
@@ -104,6 +104,8 @@ def quantize_weights(
     if not planned:
         raise nothing_to_quantize(left, "no MatMul, Gemm, Conv or Gather reads a stored weight")
     nodes = {node.name: node for node in model.graph.node}
+    keys = {hessian_key(nodes[name]) for name in planned} - {""}
+    observed = None if hessians is None else hessians(keys)
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
     result = without_weights(model)  # protobuf and ONNX's converter stop at 2 GB
     result.metadata_props.extend(model.metadata_props)
@@ -118,7 +120,7 @@ def quantize_weights(
     writer = _Writer(result, model)
     for weight in dict.fromkeys(planned.values()):
         readers = [nodes[name] for name, read in planned.items() if read == weight]
-        hessian = None if hessians is None else hessian_of(readers, hessians)
+        hessian = None if observed is None else hessian_of(readers, observed)
         array = _rows(stored[weight.name], weight)
         size = dividing_block(array.shape[1], block_size) if quant_format == "qdq" else block_size
         options: Any = {"bits": bits, "block_size": size, "symmetric": quant_format == "qdq"}
@@ -132,33 +134,19 @@ def quantize_weights(
             writer.store_qdq(weight, rounded)
     writer.replace(planned)
     _restore_weights(result, stored)
-    reached = _reached(result) & planned.keys()
-    require_reached(planned, reached)
+    require_reached(planned, _reached(result))
     names = {weight.name for weight in planned.values()}
     kept = [tensor for tensor in result.graph.initializer if tensor.name in names]
+    operators = dict(Counter(nodes[name].op_type for name in planned))
     return result, {
-        "planned": dict(Counter(nodes[name].op_type for name in planned)),
-        "quantized": dict(Counter(nodes[name].op_type for name in planned)),
+        "planned": operators,
+        "quantized": operators,
         "left_in_float": left,
         "weight_bytes": {
             "before": sum(tensor_bytes(stored[name]) for name in names),
             "after": writer.bytes + sum(map(tensor_bytes, kept)),
         },
     }
-
-
-def gptq_inputs(
-    model: onnx.ModelProto,
-    *,
-    quant_format: str = "nbits",
-    excluded: Mapping[str, str] = MappingProxyType({}),
-) -> set[str]:
-    """Return what `hessians.collect_hessians` is to collect: what `hessians.hessian_key` names."""
-    # What one width refuses, the other may take.
-    plans = [_plan(model, excluded, form=quant_format, bits=bits, block_size=0)[0] for bits in (4, 8)]
-    planned = plans[0].keys() | plans[1].keys()
-    keys = (hessian_key(node) for node in model.graph.node if node.name in planned)
-    return {key for key in keys if key}
 
 
 def _plan(

@@ -18,8 +18,8 @@ from written_models import model_of, normal
 
 from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.compiler.quantize.quantize import quantize
-from qcompile.compiler.quantize.weights.hessians import collect_hessians
-from qcompile.compiler.quantize.weights.rewrite import gptq_inputs, quantize_weights
+from qcompile.compiler.quantize.weights.hessians import collect_hessians, hessian_key
+from qcompile.compiler.quantize.weights.rewrite import quantize_weights
 from qcompile.compiler.quantize.weights.rounding import Rounded, gptq, packed, round_to_nearest
 from qcompile.data.batches import Data
 from qcompile.errors import CalibrationError, InvalidOption, QuantizationError
@@ -381,7 +381,7 @@ def test_nothing_to_quantize_a_missing_hessian_and_a_broken_weight_are_errors(
         quantize_weights(small, bits=4)
     model = prepare_graph(tiny("mlp"))
     with pytest.raises(CalibrationError, match="'r1': its Hessian is missing"):
-        quantize_weights(model, bits=4, hessians={"x": np.eye(16)})
+        quantize_weights(model, bits=4, hessians=lambda _keys: {"x": np.eye(16)})
     broken = build("(float[m,64] x) => (float[m,9] y) { y = MatMul(x, w) }", w=np.full((64, 9), np.nan, "f"))
     with pytest.raises(QuantizationError, match="'w' holds NaN"):
         quantize_weights(broken, bits=4)
@@ -399,8 +399,7 @@ def test_the_hessian_of_a_conv_is_that_of_its_patches(settings: str, tmp_path: P
     body = f"(float[n,3,7,6] x) => (float[n,18,h,v] y) {{ [conv] y = Conv<{settings}>(x, w) }}"
     units = np.eye(18, dtype=np.float32).reshape(18, 3, 3, 2)
     model = build(body, w=units)
-    (name,) = gptq_inputs(model, quant_format="qdq")
-    assert gptq_inputs(model) == set()
+    (name,) = map(hessian_key, model.graph.node)
     path, npz = tmp_path / "m.onnx", tmp_path / "x.npz"
     save_onnx(model, path)
     x = normal(5, 3, 7, 6)
