@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,6 @@ from ...model.onnx_file import load_onnx, save_onnx
 from ...model.random_input import run_on
 from ...processor import why_not_exact
 from ...spec.words import BLOCK_FORMATS
-from ...tensors import Feeds
 from ..check import OnnxReference
 from ..opset.tensorrt_forms import scatter_adds_to_products
 from .balance.equalize import equalized
@@ -299,7 +299,12 @@ class Judge:
             feeds, outputs = run_on(request.model, None, expected)
             self._feeds, batches = [feeds], [outputs]
         else:
-            self._feeds = _judging(request)
+            # Samples behind those that are learnt from; the last of them where there are no more.
+            data = request.samples(_LEARNT_FROM + JUDGED_ON)
+            every = list(data)
+            ends = list(accumulate(1 if data.is_fixed else batch.samples for batch in every))
+            first = min(_LEARNT_FROM, max(ends[-1] - JUDGED_ON, 0))
+            self._feeds = [batch.feeds for last, batch in zip(ends, every, strict=True) if last > first]
             batches = [expected(feeds) for feeds in self._feeds]
         self._expected = dict(zip(expected.names, map(list, zip(*batches, strict=True)), strict=True))
 
@@ -324,15 +329,3 @@ class Judge:
         ]
         worst = min((one.snr_db for one in judged if one.output in floats), default=float("inf"))
         return Judged(judged, worst, min(broken, default=""))
-
-
-def _judging(request: QuantizeRequest) -> list[Feeds]:
-    """Samples behind those that are learnt from; the last of them where there are no more."""
-    data = request.samples(_LEARNT_FROM + JUDGED_ON)
-    ends: list[tuple[int, Feeds]] = []
-    seen = 0
-    for batch in data:
-        seen += 1 if data.is_fixed else batch.samples
-        ends.append((seen, batch.feeds))
-    first = min(_LEARNT_FROM, max(seen - JUDGED_ON, 0))
-    return [feeds for last, feeds in ends if last > first]

@@ -209,14 +209,11 @@ class _Chains(Uses):
         if node.op_type not in ("Conv", "Gemm", "MatMul") or node.domain not in ("", "ai.onnx"):
             return None
         weight = self.own(node.input[1])
-        if (
-            weight is None
-            or (node.op_type != "Conv" and len(weight.dims) != 2)
-            or attribute(node, "transA", 0)
-        ):
+        if weight is None or attribute(node, "transA", 0):
             return None
-        by_output = node.op_type == "Conv" or bool(attribute(node, "transB", 0))
-        axis = 0 if by_output else 1
+        if node.op_type != "Conv" and len(weight.dims) != 2:
+            return None
+        axis = 0 if node.op_type == "Conv" or attribute(node, "transB", 0) else 1
         bias = self._bias_name(node)
         own = self.own(bias) if bias else None
         channels = weight.dims[axis]

@@ -359,7 +359,11 @@ class _Finder(Uses):
             if node is None or not self._read_once(name):
                 return None
             if node.op_type in ("MatMul", "Gemm"):
-                return self._matrix(node, channels, bias, tuple(path))
+                axis = 1 - attribute(node, "transB", 0)
+                bias += tuple(str(vector) for vector in node.input[2:] if vector)
+                fits = not self._unfit(node) and self.stored[node.input[1]].dims[axis] == channels
+                fits = fits and all(self._own_vector(vector, channels) for vector in bias)
+                return ((str(node.input[1]), axis), bias, tuple(path)) if fits else None
             name = str(node.input[0])
             if node.op_type == "Add":
                 vector = next((str(n) for n in node.input if self._own_vector(n, channels)), "")
@@ -370,21 +374,6 @@ class _Finder(Uses):
                 return None
             path.append(name)
         return None
-
-    def _matrix(
-        self, node: onnx.NodeProto, channels: int, bias: tuple[str, ...], path: tuple[str, ...]
-    ) -> tuple[tuple[str, int], tuple[str, ...], tuple[str, ...]] | None:
-        weight = self.stored.get(node.input[1])
-        if weight is None or self._unfit(node):
-            return None
-        axis = 0 if attribute(node, "transB", 0) else 1
-        if weight.dims[axis] != channels or len(node.input) > 3:
-            return None
-        if len(node.input) == 3 and node.input[2]:
-            if not self._own_vector(node.input[2], channels):
-                return None
-            bias = (*bias, str(node.input[2]))
-        return (weight.name, axis), bias, path
 
     def _read_once(self, name: str) -> bool:
         """Whether one node reads a tensor's values; its shape may be asked for."""

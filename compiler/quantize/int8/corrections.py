@@ -88,13 +88,15 @@ def round_weights(
         scales = stored.get(dequantize.input[1])
         if tensor is None or scales is None or list(scales.dims) in ([], [1]) or tensor.name in done:
             continue
-        values = _rows(tensor_values(weights[float_node.input[1]]), float_node)
+        values = tensor_values(weights[float_node.input[1]])
+        by_output = float_node.op_type == "Conv" or attribute(float_node, "transB", 0)
+        rows = values.reshape(len(values), -1) if by_output else values.T  # one per output channel
         hessian = hessian_of([float_node], hessians)
-        if hessian is None or tensor_values(scales).shape != (len(values),):
+        if hessian is None or tensor_values(scales).shape != (len(rows),):
             continue
         limits = pairs.get(float_node.input[1])
         rounded = gptq(
-            values,
+            np.ascontiguousarray(rows, np.float32),
             hessian,
             bits=8,
             block_size=0,
@@ -103,32 +105,12 @@ def round_weights(
             name=tensor.name,
             room=limits.room(tuple(tensor.dims), _MIDDLE) if limits else None,
         )
-        codes = rounded.codes.astype(np.int16) - _MIDDLE
-        _store(tensor, codes, tensor_values(scales), float_node)
+        steps: NDArray[Any] = np.clip(rounded.codes.astype(np.int16) - _MIDDLE, -127, 127)
+        if tensor.data_type != TensorProto.INT8:
+            steps = steps * tensor_values(scales).astype(np.float32)[:, None]
+        set_values(tensor, steps.reshape(tensor.dims) if by_output else steps.T)
         done.add(tensor.name)
     return len(done)
-
-
-def _rows(values: NDArray[Any], node: onnx.NodeProto) -> NDArray[np.float32]:
-    """[N, K]: a row per output channel."""
-    rows = values.reshape(len(values), -1) if _by_output(node) else values.T
-    return np.ascontiguousarray(rows, np.float32)
-
-
-def _by_output(node: onnx.NodeProto) -> bool:
-    return node.op_type == "Conv" or (node.op_type == "Gemm" and bool(attribute(node, "transB", 0)))
-
-
-def _store(
-    tensor: onnx.TensorProto, codes: NDArray[np.int16], scales: NDArray[Any], node: onnx.NodeProto
-) -> None:
-    before = tensor_values(tensor)
-    integer = tensor.data_type == TensorProto.INT8
-    rows: NDArray[Any] = np.clip(codes, -127, 127)
-    if not integer:
-        rows = rows * scales.astype(np.float32)[:, None]
-    values = rows.reshape(before.shape) if _by_output(node) else rows.T
-    set_values(tensor, np.ascontiguousarray(values).astype(before.dtype))
 
 
 _INT32 = np.iinfo(np.int32)

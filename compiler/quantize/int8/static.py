@@ -176,21 +176,17 @@ def _with_zero_point(model: onnx.ModelProto, placement: Placement) -> set[str]:
 
 
 def _check_scales(model: onnx.ModelProto) -> None:
-    scales = {
-        node.input[1]: node.input[0]
-        for node in model.graph.node
-        if node.op_type in ("QuantizeLinear", "DequantizeLinear")
-    }
+    pairs = [node for node in model.graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
+    scaled = {node.input[1]: node.input[0] for node in pairs}
     for tensor in model.graph.initializer:
-        if tensor.name in scales:
-            values = numpy_helper.to_array(tensor)
-            if not (np.isfinite(values).all() and (values > 0).all()):
-                raise QuantizationError(
-                    f"tensor {scales[tensor.name]!r} got a scale of {values.min()}; "
-                    "above zero and finite is required",
-                    hint="exclude its node, or calibrate on more samples",
-                    tensor=scales[tensor.name],
-                )
+        values = numpy_helper.to_array(tensor) if tensor.name in scaled else np.ones(1)
+        if not (np.isfinite(values).all() and (values > 0).all()):
+            raise QuantizationError(
+                f"tensor {scaled[tensor.name]!r} got a scale of {values.min()}; "
+                "above zero and finite is required",
+                hint="exclude its node, or calibrate on more samples",
+                tensor=scaled[tensor.name],
+            )
 
 
 @contextmanager

@@ -96,8 +96,11 @@ def collect_hessians(
                     else array.reshape(-1, features[key])
                 )
         for key in group:
-            total = sums.pop(key).hessian()
-            hessians[key] = total if len(groups) == 1 else _on_disk(total)
+            hessians[key] = total = sums.pop(key).hessian()
+            if len(groups) > 1:  # in a temporary file that goes when the array does
+                with tempfile.TemporaryFile(prefix="qcompile-hessian-") as file:
+                    hessians[key] = np.memmap(file, np.float32, "w+", shape=total.shape)
+                hessians[key][:] = total
     return hessians
 
 
@@ -170,11 +173,3 @@ class _Sum:
             rows = self.waiting[0] if len(self.waiting) == 1 else np.concatenate(self.waiting)
             self.total += rows.T @ rows
             self.waiting.clear()
-
-
-def _on_disk(array: Hessian) -> Hessian:
-    """The same values in a temporary file that goes when the array does."""
-    with tempfile.TemporaryFile(prefix="qcompile-hessian-") as file:
-        mapped: Hessian = np.memmap(file, np.float32, "w+", shape=array.shape)
-    mapped[:] = array
-    return mapped
