@@ -135,12 +135,8 @@ def check_ranges(request: QuantizeRequest) -> None:
     ranges.require_model(request.path, request.digest)
 
 
-def nothing_to_quantize(left: Mapping[str, str], absent: str, hint: str | None = None) -> QuantizationError:
-    """Return the refusal of a model without a node to quantize.
-
-    Args:
-        left: Name to reason, for nodes that stay in float; where there are none, `absent` is the reason.
-    """
+def nothing_to_quantize(left: Mapping[str, str], absent: str, hint: str = "") -> QuantizationError:
+    """Return the refusal of a model whose nodes are `left` in float, each with a reason, or are `absent`."""
     name, reason = next(iter(left.items()), ("", absent))
     return QuantizationError(
         f"nothing to quantize: {f'node {name!r}: ' if name else ''}{reason}",

@@ -24,6 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 from numpy.typing import NDArray
@@ -80,8 +81,6 @@ def tensor_scale(amax: float) -> np.float32:
 
 
 def _nvfp4(weight: NDArray[np.float32]) -> BlockWeight:
-    import ml_dtypes
-
     blocks = weight.reshape(len(weight), -1, BLOCK_SIZE["nvfp4"])
     scale = tensor_scale(float(np.abs(weight).max(initial=0)))
     wanted = np.abs(blocks).max(-1) / np.float32(E2M1_MAX) / scale
@@ -92,8 +91,6 @@ def _nvfp4(weight: NDArray[np.float32]) -> BlockWeight:
 
 
 def _mxfp8(weight: NDArray[np.float32]) -> BlockWeight:
-    import ml_dtypes
-
     blocks = weight.reshape(len(weight), -1, BLOCK_SIZE["mxfp8"])
     mantissa, exponent = np.frexp(np.abs(blocks).max(-1).astype(np.float64) / E4M3_MAX)
     exponent = np.where(mantissa > 0.5, exponent, exponent - 1)  # 2^exponent is no smaller than amax / 448

@@ -88,7 +88,14 @@ def to_blocks(model: onnx.ModelProto, kind: BlockFormat, amax: Mapping[str, floa
         model: Float graph, or one converted to float16 or bfloat16, of opset `LOWEST_OPSET` or newer.
         amax: Name of a planned node to its activation's largest magnitude.
     """
-    _Writer(model, kind, amax).run()
+    writer = _Writer(model.graph, kind)
+    for node in model.graph.node:
+        if node.name in amax:
+            weight = writer.stored[node.input[1]]
+            activation = writer.activation(node.input[0], weight.data_type, amax[node.name])
+            node.input[:2] = [activation, writer.weight(node, weight)]
+        writer.nodes.append(node)
+    set_nodes(model.graph, writer.nodes)
     del model.graph.value_info[:]
     drop_unused_initializers(model.graph)
     if DOMAIN not in {entry.domain for entry in model.opset_import}:
@@ -99,24 +106,14 @@ def to_blocks(model: onnx.ModelProto, kind: BlockFormat, amax: Mapping[str, floa
 class _Writer:
     """One walk over the graph; operands that several products share are quantized once."""
 
-    def __init__(self, model: onnx.ModelProto, kind: BlockFormat, amax: Mapping[str, float]) -> None:
-        self.graph, self.kind, self.amax = model.graph, kind, amax
+    def __init__(self, graph: onnx.GraphProto, kind: BlockFormat) -> None:
+        self.graph, self.kind = graph, kind
         self.block = {"axis": -1, "block_size": BLOCK_SIZE[kind]}
-        self.stored = {tensor.name: tensor for tensor in model.graph.initializer}
+        self.stored = {tensor.name: tensor for tensor in graph.initializer}
         self.nodes: list[onnx.NodeProto] = []
         self.made: dict[tuple[object, ...], str] = {}
 
-    def run(self) -> None:
-        for node in self.graph.node:
-            if node.name in self.amax:
-                weight = self.stored[node.input[1]]
-                activation = self._activation(node.input[0], weight.data_type, self.amax[node.name])
-                node.input[1] = self._weight(node, weight)
-                node.input[0] = activation
-            self.nodes.append(node)
-        set_nodes(self.graph, self.nodes)
-
-    def _activation(self, name: str, dtype: int, amax: float) -> str:
+    def activation(self, name: str, dtype: int, amax: float) -> str:
         key = (name, dtype, amax)
         if key not in self.made:
             prefix, e4m3 = self._unused(f"{name}/{self.kind}"), int(TensorProto.FLOAT8E4M3FN)
@@ -145,7 +142,7 @@ class _Writer:
         self._node("Cast", [f"{prefix}/float"], [f"{prefix}/half"], to=dtype)
         return f"{prefix}/half"
 
-    def _weight(self, node: onnx.NodeProto, tensor: onnx.TensorProto) -> str:
+    def weight(self, node: onnx.NodeProto, tensor: onnx.TensorProto) -> str:
         """Return the weight that the product reads, and let a Gemm read it as [N, K]."""
         rows_first = bool(attribute(node, "transB", 0))
         key = (tensor.name, rows_first)

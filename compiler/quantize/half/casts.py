@@ -11,6 +11,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import ml_dtypes
 import numpy as np
 import onnx
 from numpy.typing import NDArray
@@ -46,8 +47,6 @@ class HalfType:
 
 def half_type(name: Half) -> HalfType:
     """Return the type of a name."""
-    import ml_dtypes
-
     dtype = np.dtype(np.float16 if name == "float16" else ml_dtypes.bfloat16)
     limits = ml_dtypes.finfo(dtype)
     numbers = (limits.max, limits.smallest_normal, limits.smallest_subnormal)
@@ -201,7 +200,10 @@ def store_quantized_weights(graph: onnx.GraphProto, half: HalfType, excluded: Co
             kept.append(node)
             continue
         weight, scale, zero_point = (numpy_helper.to_array(stored[name]) for name in node.input)
-        fitted = _fitted(scale, half)
+        quanta = scale.astype(np.float64) / half.smallest_subnormal
+        larger = np.ceil(quanta) * half.smallest_subnormal
+        rounds_up = (scale < half.smallest_normal) & (quanta >= _FEWEST_QUANTA)
+        fitted = np.where(rounds_up, larger, scale).astype(np.float32)
         limits = np.iinfo(zero_point.dtype)
         axis = attribute(node, "axis", 1)
         integers = quantize(weight, QParams(fitted, zero_point, limits.min, limits.max, axis))
@@ -226,14 +228,6 @@ def _is_plain(
     if stored[node.input[1]].data_type != 1 or len(stored[node.input[1]].dims) > 1:
         return False
     return all(r.op_type == "DequantizeLinear" and r.input[1:] == node.input[1:] for r in readers)
-
-
-def _fitted(scale: NDArray[Any], half: HalfType) -> NDArray[np.float32]:
-    quanta = scale.astype(np.float64) / half.smallest_subnormal
-    larger = np.ceil(quanta) * half.smallest_subnormal
-    ours = (scale < half.smallest_normal) & (quanta >= _FEWEST_QUANTA)
-    fitted: NDArray[np.float32] = np.where(ours, larger, scale).astype(np.float32)
-    return fitted
 
 
 def _first_opset(operator: str, current: int, half: HalfType) -> int:

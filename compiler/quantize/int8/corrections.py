@@ -82,9 +82,10 @@ def round_weights(
     for name, node in plan.items():
         float_node = float_nodes[name]
         dequantize = made_by[node.input[1]]
-        quantize = made_by.get(dequantize.input[0])  # in front of it floats are stored, else int8
-        is_pair = quantize is not None and quantize.op_type == "QuantizeLinear"
-        tensor = stored.get((quantize if is_pair else dequantize).input[0])
+        weight = dequantize.input[0]
+        if weight in made_by and made_by[weight].op_type == "QuantizeLinear":
+            weight = made_by[weight].input[0]  # floats in front of a pair
+        tensor = stored.get(weight)
         scales = stored.get(dequantize.input[1])
         if tensor is None or scales is None or list(scales.dims) in ([], [1]) or tensor.name in done:
             continue

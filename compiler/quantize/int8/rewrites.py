@@ -20,6 +20,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 from numpy.typing import NDArray
@@ -317,8 +318,6 @@ def _rounded_up(scales: NDArray[Any], *, half: bool) -> NDArray[np.float32]:
 
 def round_to_float8(weight: NDArray[Any], scales: NDArray[Any], axis: int | None) -> NDArray[Any]:
     """Return `weight / scale` as the nearest E4M3 numbers, halves to the even one, at most 448."""
-    import ml_dtypes
-
     steps = weight / per_channel(scales, axis, weight.ndim)
     rounded: NDArray[Any] = np.clip(steps, FLOAT8_E4M3.qmin, FLOAT8_E4M3.qmax).astype(ml_dtypes.float8_e4m3fn)
     return rounded

@@ -32,7 +32,7 @@ _REFITS = 2
 _TINY = np.finfo(np.float32).tiny
 _CHUNK_VALUES = 1 << 17  # blocks are fitted so many values at a time, to stay in the processor's cache
 _LAZY_COLUMNS = 128  # of GPTQ: errors reach the columns behind these in one matrix product
-_DAMPING_TRIES = 4
+_DAMPING, _DAMPING_TRIES = 0.01, 4  # part of the mean of the Hessian's diagonal that is added to it
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,6 @@ def gptq(
     bits: int,
     block_size: int,
     symmetric: bool,
-    search: bool = True,
-    damping: float = 0.01,
     name: str = "",
     scales: Floats | None = None,
     room: Room | None = None,
@@ -104,7 +102,6 @@ def gptq(
     Args:
         weight: float32 [N, K], finite.
         hessian: [K, K], `2 X Xᵀ` over the layer's inputs X [K, samples]; any factor gives the same.
-        damping: Part of the mean of the Hessian's diagonal that is added to the diagonal.
         scales: float32 [N], where a symmetric weight's are given: one for each row, whatever `block_size`.
         room: Of a symmetric weight with scales: from a column and the codes [columns before it, N], the
             lowest and the highest step of each row.
@@ -112,7 +109,7 @@ def gptq(
     columns = weight.shape[1]
     size = columns if scales is not None else min(block_size or columns, columns)
     middle = np.full(len(weight), 2 ** (bits - 1), np.float32)
-    factor = _inverse_factor(hessian, columns, damping, name)
+    factor = _inverse_factor(hessian, columns, name)
     left = np.array(weight.T, np.float32, order="C")  # a row per column of the weight
     codes = np.empty(left.shape, np.uint8)
     fitted = []
@@ -120,9 +117,7 @@ def gptq(
         stop = min(start + size, columns)
         block = np.ascontiguousarray(left[start:stop].T)
         block_scales, zeros = (
-            (scales, middle)
-            if scales is not None
-            else fit_blocks(block, bits=bits, symmetric=symmetric, search=search)
+            (scales, middle) if scales is not None else fit_blocks(block, bits=bits, symmetric=symmetric)
         )
         fitted.append((block_scales, zeros))
         for first in range(start, stop, _LAZY_COLUMNS):
@@ -280,7 +275,7 @@ def _chunks(blocks: Floats) -> list[slice]:
     return [slice(start, start + rows) for start in range(0, len(blocks), rows)]
 
 
-def _inverse_factor(hessian: NDArray[Any], columns: int, damping: float, name: str) -> Floats:
+def _inverse_factor(hessian: NDArray[Any], columns: int, name: str) -> Floats:
     """The upper triangular U with `Uᵀ U = H⁻¹`.
 
     With H's rows and columns reversed and factored, `H = R Rᵀ` with an upper triangular R, and `U = R⁻¹`:
@@ -294,7 +289,7 @@ def _inverse_factor(hessian: NDArray[Any], columns: int, damping: float, name: s
     damped = hessian.astype(np.float64)[::-1, ::-1].copy()
     mean = float(damped.trace()) / columns or 1.0  # inputs that are always 0 say nothing: H = identity
     for attempt in range(_DAMPING_TRIES):
-        damped[np.diag_indices(columns)] += mean * damping * 10**attempt
+        damped[np.diag_indices(columns)] += mean * _DAMPING * 10**attempt
         try:
             lower = np.linalg.cholesky(damped)
         except np.linalg.LinAlgError:
