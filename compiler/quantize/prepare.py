@@ -34,18 +34,13 @@ def prepare_graph(model: onnx.ModelProto) -> onnx.ModelProto:
     store_constants(copy.graph)
     _plain_gemms(copy.graph)
     _copy_shared_biases(copy.graph)
-    infer_into(copy)
-    return copy
-
-
-def infer_into(model: onnx.ModelProto) -> None:
-    """Write inferred types and shapes of tensors into the model."""
     try:
-        inferred = onnx.shape_inference.infer_shapes(without_weights(model))
+        inferred = onnx.shape_inference.infer_shapes(without_weights(copy))
     except (onnx.shape_inference.InferenceError, RuntimeError):
-        return  # what is declared remains; a node that needs more is refused where it is used
-    known = {value.name for value in model.graph.value_info}
-    model.graph.value_info.extend(v for v in inferred.graph.value_info if v.name not in known)
+        return copy  # what is declared remains; a node that needs more is refused where it is used
+    known = {value.name for value in copy.graph.value_info}
+    copy.graph.value_info.extend(value for value in inferred.graph.value_info if value.name not in known)
+    return copy
 
 
 def sum_to_add(graph: onnx.GraphProto) -> None:

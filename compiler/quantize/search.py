@@ -1,8 +1,7 @@
 """Search the best static INT8 graph by its output error: method, balancing, layers left in float.
 
-What is best for a tensor need not be best for the model: a method that clips can destroy it, and a factor
-that helps one product may hurt another. Where samples are given, candidates are quantized in turn, and the
-one whose outputs are nearest to the float model's is kept:
+What is best for a tensor need not be best for the model. Where samples are given, candidates are quantized
+in turn, and the one whose outputs are nearest to the float model's is kept:
 
 1. channels evened out: equalized (`balance.equalize`), then smoothed (`balance.smooth`);
 2. biases corrected (`int8.corrections`);

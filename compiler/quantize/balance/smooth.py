@@ -21,7 +21,7 @@ What makes `x` can take the 1/s where nothing else reads it:
 3. A product with its bias, through Reshape, Transpose and the attention's own product (the projection of
    the values): its columns.
 
-Elsewhere a Mul in front of the products does it, which everything else does not see.
+Elsewhere a Mul in front of the products does it.
 """
 
 from __future__ import annotations

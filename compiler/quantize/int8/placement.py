@@ -5,9 +5,7 @@ The target's rules decide (`model.graph_rules`).
 - ONNX Runtime on x86 with VNNI multiplies uint8 activations by int8 weights and adds int32 bias; symmetric
   int8 activations are slower there than float. A product of a stored weight writes float for free, so
   what follows it stays in float; a product of two activations (attention) is faster in float.
-- TensorRT wants symmetric int8 with zero_point 0, float bias, Q/DQ in front of the layers that can use
-  it (`tensorrt_kernels`), on the residual branch of the adds that close one (`residuals`), and at some of
-  what lies between convolutions (`between`).
+- TensorRT wants symmetric int8 with zero_point 0, float bias, and Q/DQ where `tensorrt` says.
 
 What lies between convolutions (adds, pools, concatenations) is quantized where all that it reads is made
 by integer kernels anyway: elsewhere it would cost a conversion and precision, and gain nothing.

@@ -4,16 +4,16 @@
     ...                                        # the usual training loop, a few epochs at a small rate
     model = qcompile.qat.convert(model)        # `qcompile export` writes QuantizeLinear/DequantizeLinear
 
-The model is captured by `torch.export`, as `qcompile export` does: what can be exported can be trained.
-Fake quantization goes where `quantize` would put Q/DQ (`quantizer`).
+What can be exported can be trained: `torch.export` captures it. Fake quantization goes where `quantize` would
+put Q/DQ (`quantizer`).
 
 BatchNorm needs no folding before training. A weight has one scale per output channel, its largest
 magnitude by 127, so rounding commutes with a gain g per channel, `round(g w) = g round(w)`: rounding the
 weight in front of the BatchNorm is rounding the folded weight, whatever the statistics are. `convert` folds
 it into scales and bias, and keeps the integers.
 
-Near the end, ranges and statistics may be frozen, with `freeze(model)`: then the last steps train exactly
-what will run. Without it they follow the data to the end, and `convert` takes them as they are then.
+After `freeze(model)` the last steps train exactly what will run. Without it ranges and statistics follow the
+data to the end.
 """
 
 from __future__ import annotations
