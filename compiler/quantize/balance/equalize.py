@@ -214,18 +214,14 @@ class _Chains(Uses):
         if node.op_type != "Conv" and len(weight.dims) != 2:
             return None
         axis = 0 if node.op_type == "Conv" or attribute(node, "transB", 0) else 1
-        bias = self._bias_name(node)
+        add = self._bias_add(node)
+        bias = next((name for name in add.input if name != node.output[0]), "") if add is not None else ""
+        bias = str(node.input[2]) if len(node.input) > 2 else bias
         own = self.own(bias) if bias else None
         channels = weight.dims[axis]
         if bias and (own is None or own.dims[-1:] != [channels] or np.prod(own.dims) != channels):
             return None
         return _Layer(weight, own, axis, attribute(node, "group", 1))
-
-    def _bias_name(self, node: onnx.NodeProto) -> str:
-        if len(node.input) > 2:
-            return str(node.input[2])
-        add = self._bias_add(node)
-        return next((name for name in add.input if name != node.output[0]), "") if add is not None else ""
 
     def _bias_add(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
         """The Add of a stored vector behind a MatMul."""

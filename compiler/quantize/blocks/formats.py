@@ -67,7 +67,21 @@ class BlockWeight:
 def quantize_weight(weight: NDArray[Any], kind: BlockFormat) -> BlockWeight:
     """Round a weight [rows, columns] to a block format; the columns are a multiple of the block."""
     weight = np.asarray(weight, np.float32)
-    return _nvfp4(weight) if kind == "nvfp4" else _mxfp8(weight)
+    blocks = weight.reshape(len(weight), -1, BLOCK_SIZE[kind])
+    amax = np.abs(blocks).max(-1)
+    if kind == "nvfp4":
+        scale = tensor_scale(float(np.abs(weight).max(initial=0)))
+        scales = np.clip(amax / np.float32(E2M1_MAX) / scale, _E4M3_TINY, E4M3_MAX)
+        block_scales = scales.astype(ml_dtypes.float8_e4m3fn)
+        steps = blocks / (block_scales.astype(np.float32) * scale)[..., None]
+        steps = np.clip(steps, -E2M1_MAX, E2M1_MAX).reshape(weight.shape)
+        return BlockWeight(steps.astype(ml_dtypes.float4_e2m1fn), block_scales, scale)
+    mantissa, exponent = np.frexp(amax.astype(np.float64) / E4M3_MAX)
+    exponent = np.where(mantissa > 0.5, exponent, exponent - 1)  # 2^exponent is no smaller than amax / 448
+    exponent = np.clip(np.where(mantissa > 0, exponent, 0), -E8M0_BIAS, E8M0_BIAS)
+    steps = blocks.astype(np.float64) / np.exp2(exponent.astype(np.float64))[..., None]
+    values = steps.astype(np.float32).reshape(weight.shape).astype(ml_dtypes.float8_e4m3fn)
+    return BlockWeight(values, (exponent + E8M0_BIAS).astype(np.uint8), np.float32(1))
 
 
 def tensor_scale(amax: float) -> np.float32:
@@ -78,26 +92,6 @@ def tensor_scale(amax: float) -> np.float32:
     scale = float(np.float32(amax / (E2M1_MAX * E4M3_MAX)))
     rounded: np.float32 = np.float32(scale if scale >= _TINY else 1)
     return rounded
-
-
-def _nvfp4(weight: NDArray[np.float32]) -> BlockWeight:
-    blocks = weight.reshape(len(weight), -1, BLOCK_SIZE["nvfp4"])
-    scale = tensor_scale(float(np.abs(weight).max(initial=0)))
-    wanted = np.abs(blocks).max(-1) / np.float32(E2M1_MAX) / scale
-    block_scales = np.clip(wanted, _E4M3_TINY, E4M3_MAX).astype(ml_dtypes.float8_e4m3fn)
-    steps = blocks / (block_scales.astype(np.float32) * scale)[..., None]
-    values = np.clip(steps, -E2M1_MAX, E2M1_MAX).reshape(weight.shape).astype(ml_dtypes.float4_e2m1fn)
-    return BlockWeight(values, block_scales, scale)
-
-
-def _mxfp8(weight: NDArray[np.float32]) -> BlockWeight:
-    blocks = weight.reshape(len(weight), -1, BLOCK_SIZE["mxfp8"])
-    mantissa, exponent = np.frexp(np.abs(blocks).max(-1).astype(np.float64) / E4M3_MAX)
-    exponent = np.where(mantissa > 0.5, exponent, exponent - 1)  # 2^exponent is no smaller than amax / 448
-    exponent = np.clip(np.where(mantissa > 0, exponent, 0), -E8M0_BIAS, E8M0_BIAS)
-    steps = blocks.astype(np.float64) / np.exp2(exponent.astype(np.float64))[..., None]
-    values = steps.astype(np.float32).reshape(weight.shape).astype(ml_dtypes.float8_e4m3fn)
-    return BlockWeight(values, (exponent + E8M0_BIAS).astype(np.uint8), np.float32(1))
 
 
 # E2M1: steps of 0.5 below 2, of 1 below 4, of 2 up to 6. Round takes halves to the even step, as E2M1 does.

@@ -43,7 +43,6 @@ from ...opset.fit import upgrade_opset
 from ..request import nothing_to_quantize, require_reached
 from .hessians import hessian_key, hessian_of
 from .rounding import (
-    Floats,
     Rounded,
     dividing_block,
     gptq,
@@ -121,7 +120,10 @@ def quantize_weights(
     for weight in dict.fromkeys(planned.values()):
         readers = [nodes[name] for name, read in planned.items() if read == weight]
         hessian = None if observed is None else hessian_of(readers, observed)
-        array = _rows(stored[weight.name], weight)
+        values = numpy_helper.to_array(stored[weight.name])
+        if not np.isfinite(values).all():
+            raise QuantizationError(f"weight {weight.name!r} holds NaN or infinity", hint="repair the model")
+        array = values.reshape(len(values), -1) if weight.axis else np.ascontiguousarray(values.T)
         size = dividing_block(array.shape[1], block_size) if quant_format == "qdq" else block_size
         options: Any = {"bits": bits, "block_size": size, "symmetric": quant_format == "qdq"}
         if hessian is None:
@@ -211,13 +213,6 @@ def _wasteful(tensor: onnx.TensorProto, weight: _Weight, *, form: str, bits: int
     if after >= rows * columns * 4:
         return f"its weight of {rows * columns * 4} bytes would take {after}"
     return ""
-
-
-def _rows(tensor: onnx.TensorProto, weight: _Weight) -> Floats:
-    array: Floats = numpy_helper.to_array(tensor)
-    if not np.isfinite(array).all():
-        raise QuantizationError(f"weight {tensor.name!r} holds NaN or infinity", hint="repair the model")
-    return array.reshape(len(array), -1) if weight.axis else np.ascontiguousarray(array.T)
 
 
 class _Writer:
