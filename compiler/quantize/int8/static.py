@@ -52,6 +52,13 @@ def quantize_static(
     from onnxruntime.quantization import QuantType
     from onnxruntime.quantization.calibrate import CalibrationMethod, TensorData, TensorsData
 
+    for name, limits in ranges.items():
+        if not np.isfinite(limits).all() or limits[0] > limits[1]:
+            raise QuantizationError(
+                f"tensor {name!r} has the range {limits}; two finite numbers in order are required",
+                hint="calibrate again",
+                tensor=name,
+            )
     values = {
         name: TensorData(lowest=np.float32(low), highest=np.float32(high))
         for name, (low, high) in ranges.items()
