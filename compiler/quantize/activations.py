@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,11 @@ from numpy.typing import NDArray
 from ...calibration.one_by_one import one_by_one
 from ...data.batches import Data
 from ...data.readers import Batch
-from ...errors import CalibrationError, ModelError
+from ...errors import CalibrationError
 from ...files import temporary_folder
 from ...model.onnx_file import copy_model, save_onnx
 from ...model.session import make_session, run_session, session_options
+from ...model.weightless import WeightlessModel
 from ...progress import Progress, silent
 
 _KEPT_ROWS = 1024
@@ -26,16 +26,12 @@ _ROWS_OF_SAMPLE = 64
 
 @dataclass
 class Rows:
-    """Some of what a tensor held.
+    """Some of what a tensor held."""
 
-    Attributes:
-        low, high: Smallest and largest value of each channel over all rows seen, float32 [channels].
-        rows: Some of the rows, float32 [rows, channels].
-    """
-
+    # smallest and largest value of each channel over all rows seen, float32 [channels]
     low: NDArray[np.float32]
     high: NDArray[np.float32]
-    rows: NDArray[np.float32]
+    rows: NDArray[np.float32]  # some of the rows, float32 [rows, channels]
 
     @property
     def amax(self) -> NDArray[np.float32]:
@@ -45,28 +41,20 @@ class Rows:
 
 
 def observe_rows(
-    model: onnx.ModelProto, path: Path, axes: Mapping[str, int], data: Data, limit: int | None = None
+    model: onnx.ModelProto, axes: Mapping[str, int], data: Data, limit: int | None = None
 ) -> dict[str, Rows]:
     """Run the samples; return the extremes of each tensor's channels, and some of its rows.
 
     Memory holds these tensors for one sample at a time, and `_KEPT_ROWS` rows of each, evenly spaced within
     each sample.
-
-    Args:
-        axes: Tensor to the axis of its channels.
+    `axes` has the axis of each tensor's channels.
     """
     rows_of: dict[str, Rows] = {}
-    for where, arrays in run_samples(model, path, sorted(axes), data, limit):
+    for arrays in run_samples(model, sorted(axes), data, limit):
         for name, array in arrays.items():
             rows = np.moveaxis(array, axes[name], -1).reshape(-1, array.shape[axes[name]])
             if not rows.size:
                 continue
-            if not np.isfinite(rows).all():
-                raise CalibrationError(
-                    f"{where}: tensor {name!r} becomes NaN or infinite; finite values are required",
-                    hint="check the sample and the float model",
-                    tensor=name,
-                )
             step = max(1, -(-len(rows) // _ROWS_OF_SAMPLE))
             sample = Rows(rows.min(axis=0), rows.max(axis=0), rows[::step].copy())
             if name not in rows_of:
@@ -79,8 +67,7 @@ def observe_rows(
 
 
 def run_samples(
-    model: onnx.ModelProto,
-    path: Path,
+    model: onnx.ModelProto | WeightlessModel,
     tensors: Collection[str],
     data: Data,
     limit: int | None = None,
@@ -88,42 +75,56 @@ def run_samples(
     *,
     doing: str = "look at channels",
     integers: bool = True,
-) -> Iterator[tuple[str, dict[str, NDArray[Any]]]]:
-    """Yield what some tensors of a model hold, sample by sample, and where the sample came from.
+) -> Iterator[dict[str, NDArray[Any]]]:
+    """Yield what some tensors of a model hold, sample by sample.
 
     Args:
         tensors: Names of float32 tensors, which need not be outputs.
         integers: Whether Q/DQ pairs may become integer kernels; without, they are computed as they are
             written, whatever the kernels of this processor make of them.
+
+    Raises:
+        CalibrationError: If a tensor becomes NaN or infinite.
     """
-    if not tensors:
-        return
-    names = list(tensors)
-    made = {name for node in model.graph.node for name in node.output}
-    absent = [name for name in names if name not in made]
-    if absent:
-        raise ModelError(f"{path}: no node makes the tensor {absent[0]!r}", file=path, tensor=absent[0])
-    session = _session_returning(model, names, integers=integers)
+    proto = model.model if isinstance(model, WeightlessModel) else model
+    inputs = {value.name for value in proto.graph.input}
+    computed = [name for name in tensors if name not in inputs]
+    session = _session_returning(model, computed, integers=integers) if computed else None
     done, total = 0, data.total
     total = limit if total is None or (limit is not None and limit < total) else total
 
     def run(batch: Batch) -> list[NDArray[Any]]:
-        return run_session(session, names, batch.feeds, batch.where)
+        outputs = run_session(session, computed, batch.feeds, batch.where) if computed else []
+        arrays = {**batch.feeds, **dict(zip(computed, outputs, strict=True))}
+        return [arrays[name] for name in tensors]
 
-    for batch in one_by_one(data, run, limit):
-        yield batch.where, dict(zip(names, run(batch), strict=True))
+    for batch in one_by_one(data, run, limit) if tensors else ():
+        arrays = dict(zip(tensors, run(batch), strict=True))
+        for name, array in arrays.items():
+            if not np.isfinite(array).all():
+                raise CalibrationError(
+                    f"{batch.where}: tensor {name!r} becomes NaN or infinite; finite values are required",
+                    hint="check the sample and the float model",
+                    tensor=name,
+                )
+        yield arrays
         done += batch.samples
         progress(doing, done, total)
 
 
-def _session_returning(model: onnx.ModelProto, names: list[str], *, integers: bool) -> Any:
+def _session_returning(model: onnx.ModelProto | WeightlessModel, names: list[str], *, integers: bool) -> Any:
     """A session of the model with these outputs alone."""
-    copy = copy_model(model)
+    copy = copy_model(model.model if isinstance(model, WeightlessModel) else model)
     del copy.graph.output[:]
     kind = onnx.TensorProto.FLOAT
     copy.graph.output.extend(onnx.helper.make_tensor_value_info(name, kind, None) for name in names)
+    options = session_options(integers=integers)
+    if isinstance(model, WeightlessModel):
+        folder_of_weights = str(model.path.resolve().parent)  # they lie in the file itself
+        entry = "session.model_external_initializers_file_folder_path"
+        options.add_session_config_entry(entry, folder_of_weights)
+        return make_session(model.path, options, content=copy.SerializeToString())
     with temporary_folder("channels") as folder:
         file = folder / "model.onnx"
         save_onnx(copy, file)  # a model over 2 GB cannot be handed over as bytes
-        without = [] if integers else ["WeightBiasQuantization"]
-        return make_session(file, session_options(integers=integers), without=without)
+        return make_session(file, options, without=[] if integers else ["WeightBiasQuantization"])

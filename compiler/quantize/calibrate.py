@@ -12,7 +12,7 @@ from ...data.batches import Data
 from ...errors import CalibrationError
 from ...model.graph_edits import name_nodes, store_constants
 from ...model.graph_rules import graph_rules
-from ...model.onnx_file import check_onnx
+from ...model.onnx_file import check_onnx, copy_model
 from ...model.weightless import WeightlessModel, read_weightless
 from ...progress import Progress, silent
 from ...spec.decode import spec_from_call
@@ -95,10 +95,7 @@ def tensors_to_calibrate(model: WeightlessModel, targets: Iterable[GraphTarget] 
 
 def _prepare(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy as `prepare` makes it, as far as the plan looks."""
-    import onnx
-
-    named = onnx.ModelProto()
-    named.CopyFrom(model)
+    named = copy_model(model)
     name_nodes(named.graph)
     sum_to_add(named.graph)
     store_constants(named.graph)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnx
+from numpy.typing import NDArray
 
 from ...calibration import Ranges, observe, parse_method
 from ...calibration.taps import choose_taps
 from ...errors import InvalidOption, QuantizationError
-from ...model.graph import WEIGHTED, count_weighted, producers, weighted_nodes, without_weights
+from ...model.graph import WEIGHTED, count_weighted, weighted_nodes, without_weights
 from ...model.graph_edits import name_nodes
 from ...model.graph_rules import NONE, graph_rules
 from ...model.onnx_file import load_onnx, save_onnx
@@ -23,24 +25,31 @@ from ..opset.exact_forms import keep_layers_apart
 from ..opset.fit import in_newer_opset
 from ..opset.lstm_products import closed_lstms, open_lstms, quantize_states
 from .blocks.rewrite import quantize_in_blocks
-from .half.precision import in_mixed_precision, in_own_patterns, layer_precisions, to_half
+from .half.precision import in_mixed_precision, layer_precisions, to_half
 from .int8.corrections import correct_biases, round_weights
 from .int8.dynamic import quantize_dynamic
 from .int8.pair_limits import limits_of
-from .int8.placement import Placement, plan
+from .int8.placement import plan
 from .int8.rewrites import (
+    is_table,
     join_biases,
     keep_norms_apart,
-    large_tables,
     quantize_tables,
     to_float8,
 )
 from .int8.static import activation_limits, executed, quantize_static, require_executed
 from .prepare import prepare_graph
-from .request import Outcome, QuantizeRequest, exactly, match_nodes
+from .request import (
+    Outcome,
+    QuantizeRequest,
+    exactly,
+    match_nodes,
+    nothing_to_quantize,
+    require_reached,
+)
 from .search import best_static
 from .weights.hessians import collect_hessians
-from .weights.rewrite import gptq_inputs, quantize_weights
+from .weights.rewrite import quantize_weights
 
 _CORRECTED_ON = 32  # samples on which the mean error of every layer is taken
 _LEARNT_ON = 128  # samples for GPTQ
@@ -79,8 +88,7 @@ def _half(request: QuantizeRequest) -> Outcome:
     left = match_nodes(named.graph, request.spec.exclude, only=request.spec.only)
     layers = layer_precisions(request, named.graph)
     left |= {name: layer.reason for name, layer in layers.items() if layer.kind == "fp32"}
-    half, kept = to_half(request.model, dtype, block=map(exactly, left), ranges=ranges)
-    kept = {name: left.get(name, reason) for name, reason in kept.items()}
+    half, kept = to_half(request.model, dtype, block=left, ranges=ranges)
     if all(node.name in kept for node in request.model.graph.node if node.name) and kept:
         raise QuantizationError(
             f"{request.path}: no node could become {dtype}: {next(iter(kept.values()))}",
@@ -102,23 +110,21 @@ def _weights(request: QuantizeRequest) -> Outcome:
             option="quant_format",
         )
     excluded = match_nodes(ready.graph, options.exclude, only=options.only)
-    left = [exactly(name) for name in excluded]
-    hessians = None
-    if options.rounding == "gptq":
-        inputs = gptq_inputs(ready, quant_format=quant_format, exclude=left)
+
+    def hessians(keys: set[str]) -> Mapping[str, NDArray[Any]]:
         samples = request.samples(_LEARNT_ON)
-        hessians = collect_hessians(request.path, inputs, samples, _LEARNT_ON, request.progress)
+        observed = collect_hessians(request.path, keys, samples, _LEARNT_ON, request.progress)
         request.progress("round the weights")
+        return observed
+
     model, proof = quantize_weights(
         ready,
         bits=4 if request.spec.precision == "int4" else 8,
         block_size=options.block_size,
-        method=options.rounding,
         quant_format=quant_format,
-        exclude=left,
-        hessians=hessians,
+        excluded=excluded,
+        hessians=hessians if options.rounding == "gptq" else None,
     )
-    proof["left_in_float"] = in_own_patterns(proof["left_in_float"], excluded)
     return Outcome(lambda path: save_onnx(model, path), {**proof, "quant_format": quant_format})
 
 
@@ -128,9 +134,10 @@ def _dynamic(request: QuantizeRequest) -> Outcome:
     def write(path: Path) -> None:
         model = prepare_graph(request.model)
         left = match_nodes(model.graph, request.spec.exclude, only=request.spec.only)
-        tables = large_tables(model, left)
+        stored = {tensor.name: tensor for tensor in model.graph.initializer}
+        tables = {node.name for node in model.graph.node if is_table(node, stored)} - left.keys()
         planned, reached = quantize_dynamic(
-            model, path, exclude=tuple(map(exactly, left)), weight_type=request.spec.weight_type,
+            model, path, excluded=left, weight_type=request.spec.weight_type,
             kernels=saturating_kernels(request.spec.target, request.spec.isa),
         )  # fmt: skip
         made = load_onnx(path)
@@ -165,11 +172,16 @@ def _static(request: QuantizeRequest) -> Outcome:
         multiplies_activations=not kernels.activations,
     )  # fmt: skip
     floats = {**placement.left_in_float, **(closed_lstms(ready) if opens else {})}
-    placement = replace(placement, left_in_float=in_own_patterns(floats, left))
+    floats = {name: left.get(name, reason) for name, reason in floats.items()}
+    placement = replace(placement, left_in_float=floats)
     operators = {node.name: node.op_type for node in ready.graph.node}
     planned = [name for name in placement.nodes if operators[name] in WEIGHTED]
     if not planned:
-        raise _nothing_to_quantize(placement)
+        raise nothing_to_quantize(
+            placement.left_in_float,
+            "no Conv, ConvTranspose, MatMul or Gemm",
+            "choose another target, or keep it in float",
+        )
     limits = activation_limits(ready, placement, request.ranges, chosen)
     shapes = {tensor.name: tuple(tensor.dims) for tensor in ready.graph.initializer}
     pairs = limits_of([node for node in ready.graph.node if node.name in set(planned)], shapes, kernels)
@@ -179,13 +191,11 @@ def _static(request: QuantizeRequest) -> Outcome:
         to_float8(
             result, half_scales="fp16" in (request.spec.floats, *request.spec.layer_precisions.values())
         )
-    _require_reached(planned, [node.name for node in weighted_nodes(result).get(request.spec.precision, ())])
+    require_reached(planned, [node.name for node in weighted_nodes(result).get(request.spec.precision, ())])
     rounded = 0
     if request.spec.rounding == "gptq":
         samples = request.samples(_LEARNT_ON)
-        rounded = round_weights(
-            request.path, result, samples, _LEARNT_ON, request.progress, pairs=pairs
-        )  # fmt: skip
+        rounded = round_weights(request.path, result, samples, _LEARNT_ON, request.progress, pairs=pairs)
     corrected = 0
     if request.spec.correct_bias and request.spec.data is not None:
         samples = request.samples(_CORRECTED_ON)
@@ -193,7 +203,7 @@ def _static(request: QuantizeRequest) -> Outcome:
     result, kept, missed = in_mixed_precision(request, result, layers)
     if rules.by_onnxruntime:
         keep_layers_apart(result)
-    _require_reached(planned, [node.name for node in weighted_nodes(result).get(request.spec.precision, ())])
+    require_reached(planned, [node.name for node in weighted_nodes(result).get(request.spec.precision, ())])
     proof: dict[str, object] = {
         "nodes_by_precision": count_weighted(result),
         "left_in_float": dict(placement.left_in_float),
@@ -204,7 +214,7 @@ def _static(request: QuantizeRequest) -> Outcome:
         "lstms": {"opened": opened, "state_products": states},
     }
 
-    warnings = [*_unfused(request.model), *missed, *placement.warnings]
+    warnings = [*_unfused(request.model.graph), *missed, *placement.warnings]
 
     def write(path: Path) -> None:
         save_onnx(result, path)
@@ -225,34 +235,12 @@ def _static(request: QuantizeRequest) -> Outcome:
     return Outcome(write, proof, warnings)
 
 
-def _nothing_to_quantize(placement: Placement) -> QuantizationError:
-    left = placement.left_in_float
-    name, reason = next(iter(left.items()), ("", "no Conv, ConvTranspose, MatMul or Gemm"))
-    return QuantizationError(
-        f"nothing to quantize: {f'node {name!r}: ' if name else ''}{reason}",
-        hint="simplify first" if "simplify" in reason else "choose another target, or keep it in float",
-        reasons=dict(left),
-    )
-
-
-def _require_reached(planned: Sequence[str], reached: Sequence[str]) -> None:
-    missed = [name for name in planned if name not in set(reached)]
-    if missed:
-        raise QuantizationError(
-            f"{len(missed)} of {len(planned)} planned nodes stayed in float: {', '.join(missed[:5])}",
-            hint="to leave them in float, exclude them by name",
-            nodes=missed,
-        )
-
-
-def _unfused(proto: onnx.ModelProto) -> list[str]:
+def _unfused(graph: onnx.GraphProto) -> list[str]:
     """A BatchNormalization behind a Conv stays in float, between two conversions: simplify fuses it."""
-    made_by = producers(proto.graph)
-    makers = [made_by.get(n.input[0]) for n in proto.graph.node if n.op_type == "BatchNormalization"]
-    count = sum(maker is not None and maker.op_type == "Conv" for maker in makers)
-    if not count:
-        return []
-    return [f"{count} BatchNormalization behind a Conv stay in float: simplify first, then calibrate"]
+    convolved = {node.output[0] for node in graph.node if node.op_type == "Conv"}
+    count = sum(node.op_type == "BatchNormalization" and node.input[0] in convolved for node in graph.node)
+    text = f"{count} BatchNormalization behind a Conv stay in float: simplify first, then calibrate"
+    return [text] if count else []
 
 
 def _unobserved(proto: onnx.ModelProto, ranges: Ranges) -> list[str]:

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from ...model.graph import attribute, consumers, without_weights
+from ...model.graph import attribute, without_weights
 from ...model.graph_edits import drop_attributes, fix_initializers, name_nodes, store, store_constants
 from ...model.onnx_file import copy_model
 from ...spec.opsets import OLDEST
@@ -34,20 +34,13 @@ def prepare_graph(model: onnx.ModelProto) -> onnx.ModelProto:
     store_constants(copy.graph)
     _plain_gemms(copy.graph)
     _copy_shared_biases(copy.graph)
-    infer_into(copy)
-    return copy
-
-
-def infer_into(model: onnx.ModelProto) -> None:
-    """Write inferred types and shapes of tensors into the model."""
     try:
-        inferred = onnx.shape_inference.infer_shapes(without_weights(model))
+        inferred = onnx.shape_inference.infer_shapes(without_weights(copy))
     except (onnx.shape_inference.InferenceError, RuntimeError):
-        return  # what is declared remains; a node that needs more is refused where it is used
-    known = {value.name for value in model.graph.value_info}
-    for value in inferred.graph.value_info:
-        if value.name not in known:
-            model.graph.value_info.append(value)
+        return copy  # what is declared remains; a node that needs more is refused where it is used
+    known = {value.name for value in copy.graph.value_info}
+    copy.graph.value_info.extend(value for value in inferred.graph.value_info if value.name not in known)
+    return copy
 
 
 def sum_to_add(graph: onnx.GraphProto) -> None:
@@ -81,17 +74,12 @@ def _plain_gemms(graph: onnx.GraphProto) -> None:
 
 def _copy_shared_biases(graph: onnx.GraphProto) -> None:
     stored = {tensor.name: tensor for tensor in graph.initializer}
-    readers = consumers(graph)
     seen: set[str] = set()
     for node in graph.node:
         if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or len(node.input) < 3:
             continue
         bias = node.input[2]
-        if bias not in stored or len(readers[bias]) == 1:
-            continue
-        if bias in seen:
-            copy = graph.initializer.add()
-            copy.CopyFrom(stored[bias])
-            copy.name = f"{bias}/{node.name}"
-            node.input[2] = copy.name
+        if bias in stored and bias in seen:
+            graph.initializer.add().CopyFrom(stored[bias])
+            node.input[2] = graph.initializer[-1].name = f"{bias}/{node.name}"
         seen.add(bias)

@@ -94,6 +94,9 @@ def quantize(
             f"{model}: its graph is {present} already", hint="quantize the float model instead"
         )
     progress(f"quantize to {spec.precision}")
+    method = {}  # what chose the thresholds of static quantization
+    if loaded is not None and spec.mode == "static":
+        method["method"] = "as in the cache" if loaded.fixed else spec.method or str(loaded.method)
     with writing(output) as path:
         outcome = quantize_graph(request)
         outcome.write(path)
@@ -107,12 +110,8 @@ def quantize(
                 hint="try another `method`, `exclude` or `layers`, or `qcompile tune`; `allow_loss` keeps it",
             )
         if poor:
-            ask = (
-                ""
-                if spec.data is not None
-                else "; random input may lie outside the ranges: `data` gives samples"
-            )
-            warnings.append(f"{poor}{ask}")
+            ask = "; random input may lie outside the ranges: `data` gives samples"
+            warnings.append(poor if spec.data is not None else f"{poor}{ask}")
         manifest = commit(
             path,
             Manifest(
@@ -124,20 +123,12 @@ def quantize(
                 sources={"model": digest} | ({"calibration data": loaded.data} if loaded else {}),
                 tools=tool_versions("onnx", "onnxruntime", "numpy"),
                 options=non_default_options(spec, without=("target", "precision")),
-                proof={**_method(request), **outcome.proof, "operators": count_operators(load_onnx(path))},
+                proof={**method, **outcome.proof, "operators": count_operators(load_onnx(path))},
                 checks=[check],
                 warnings=warnings,
             ),
         )
     return Artifact(output, manifest)
-
-
-def _method(request: QuantizeRequest) -> dict[str, str]:
-    """What chose the thresholds of static quantization, for the proof."""
-    ranges = request.ranges
-    if ranges is None or request.spec.mode != "static":
-        return {}
-    return {"method": "as in the cache" if ranges.fixed else request.spec.method or str(ranges.method)}
 
 
 def _compare(request: QuantizeRequest, path: Path) -> tuple[Check, str]:

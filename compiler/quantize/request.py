@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import fnmatch
 import glob
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...calibration import Ranges
 from ...data.batches import Data
-from ...errors import InvalidOption
+from ...errors import CalibrationError, InvalidOption, QuantizationError
 from ...model.graph_rules import graph_rules, targets_where
+from ...model.onnx_file import model_io
 from ...progress import Progress, silent
 from ...spec.artifacts import QuantizeSpec
 from ...spec.words import BLOCK_FORMATS, CALIBRATED, HALVES
@@ -23,24 +24,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class QuantizeRequest:
-    """One quantization.
-
-    Attributes:
-        path: The float ONNX file.
-        model: Its content.
-        digest: Its digest.
-        spec: What is wanted.
-        ranges: Observed ranges, for static INT8, and for values beyond float16.
-        in_float: Names of nodes that the runtime was found to compute in float, each with the reason: they
-            are not quantized.
-        progress: Told of every step.
-    """
+    """One quantization of the float model in a file."""
 
     path: Path
     model: onnx.ModelProto
     digest: str
     spec: QuantizeSpec
-    ranges: Ranges | None = None
+    ranges: Ranges | None = None  # observed ranges, for static INT8, and for values beyond float16
+    # names of nodes that the runtime was found to compute in float, each with the reason: they are not
+    # quantized
     in_float: Mapping[str, str] = field(default_factory=dict)
     progress: Progress = silent
 
@@ -50,8 +42,6 @@ class QuantizeRequest:
 
     def samples(self, limit: int) -> Data:
         """The first samples of the data."""
-        from ...model.onnx_file import model_io
-
         if self.spec.data is None:
             raise InvalidOption(
                 "`data` is missing; this quantization needs samples", hint="give `data`", option="data"
@@ -143,6 +133,36 @@ def check_ranges(request: QuantizeRequest) -> None:
             option="ranges",
         )
     ranges.require_model(request.path, request.digest)
+
+
+def nothing_to_quantize(left: Mapping[str, str], absent: str, hint: str = "") -> QuantizationError:
+    """Return the refusal of a model whose nodes are `left` in float, each with a reason, or are `absent`."""
+    name, reason = next(iter(left.items()), ("", absent))
+    return QuantizationError(
+        f"nothing to quantize: {f'node {name!r}: ' if name else ''}{reason}",
+        hint="simplify first" if "simplify" in reason else hint,
+        reasons=dict(left),
+    )
+
+
+def no_range(tensor: str) -> CalibrationError:
+    """Return the refusal of ranges that lack a tensor."""
+    return CalibrationError(
+        f"tensor {tensor!r} needs a scale and has no range",
+        hint="ranges cover the tensors that their targets scale: calibrate for this `target`",
+        tensor=tensor,
+    )
+
+
+def require_reached(planned: Collection[str], reached: Collection[str]) -> None:
+    """Refuse a graph in which planned nodes are not quantized."""
+    missed = [name for name in planned if name not in set(reached)]
+    if missed:
+        raise QuantizationError(
+            f"{len(missed)} of {len(planned)} planned nodes stayed in float: {', '.join(missed[:5])}",
+            hint="to leave them in float, exclude them by name",
+            nodes=missed,
+        )
 
 
 def match_nodes(

@@ -1,8 +1,7 @@
 """Search the best static INT8 graph by its output error: method, balancing, layers left in float.
 
-What is best for a tensor need not be best for the model: a method that clips can destroy it, and a factor
-that helps one product may hurt another. Where samples are given, candidates are quantized in turn, and the
-one whose outputs are nearest to the float model's is kept:
+What is best for a tensor need not be best for the model. Where samples are given, candidates are quantized
+in turn, and the one whose outputs are nearest to the float model's is kept:
 
 1. channels evened out: equalized (`balance.equalize`), then smoothed (`balance.smooth`);
 2. biases corrected (`int8.corrections`);
@@ -18,11 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...calibration import Method, parse_method
 from ...errors import InvalidOption, QuantizationError
@@ -33,7 +31,6 @@ from ...model.onnx_file import load_onnx, save_onnx
 from ...model.random_input import run_on
 from ...processor import why_not_exact
 from ...spec.words import BLOCK_FORMATS
-from ...tensors import Feeds
 from ..check import OnnxReference
 from ..opset.tensorrt_forms import scatter_adds_to_products
 from .balance.equalize import equalized
@@ -107,17 +104,15 @@ class _Search:
 def best_static(request: QuantizeRequest, once: Once) -> Outcome:
     """Return the best outcome of static quantization.
 
-    Args:
-        request: Of static INT8, with ranges. Without `search`, without data, or with fixed scales, it is
-            quantized as it is.
+    Without `search`, without data, or with fixed scales, the model is quantized as it is.
     """
-    if request.spec.max_damage is not None and request.spec.data is None:
+    spec, ranges = request.spec, request.ranges
+    if spec.max_damage is not None and spec.data is None:
         raise InvalidOption("`max_damage` is measured on samples", hint="give `data`", option="data")
-    if request.spec.max_damage is not None and not request.spec.search:
+    if spec.max_damage is not None and not spec.search:
         raise InvalidOption("`max_damage` needs a search; `search` is off", option="max_damage")
-    if request.spec.data is None or request.ranges is None or request.ranges.fixed:
-        return once(request)
-    if request.spec.precision != "int8" or not request.spec.search:
+    searches = spec.search and spec.precision == "int8" and spec.data is not None
+    if not searches or ranges is None or ranges.fixed:
         return once(request)
     with temporary_folder("search") as folder:
         return _searched(request, once, folder)
@@ -148,7 +143,11 @@ def _searched(request: QuantizeRequest, once: Once, folder: Path) -> Outcome:
     best = folder / "best.onnx"
     outcome.write(best)  # while the folder is there: writing may plan again, from the balanced model
     proof.update({key: value for key, value in outcome.proof.items() if key not in proof})
-    best_model, warnings = load_onnx(best), [*outcome.warnings, *_told(search, kept)]
+    best_model, warnings = load_onnx(best), list(outcome.warnings)
+    if kept and request.spec.max_damage is None:  # nobody named these layers
+        more = f" and {len(kept) - _NAMED} more" if len(kept) > _NAMED else ""
+        layers = f"{', '.join(list(kept)[:_NAMED])}{more}"
+        warnings.append(f"left in float, because `diff` would not let the outputs pass otherwise: {layers}")
     return Outcome(lambda path: save_onnx(best_model, path), proof, warnings)
 
 
@@ -163,23 +162,13 @@ def _kept_in_float(search: _Search) -> dict[str, str]:
     if search.request.spec.allow_loss:
         return {}
     try:
-        return _take_back(search, _passes, f"{_ENOUGH_DB:g} dB", most=0.5)
+        return _take_back(
+            search, lambda judged: judged.snr_db >= _ENOUGH_DB and not judged.failed, f"{_ENOUGH_DB:g} dB",
+            most=0.5,
+        )  # fmt: skip
     except QuantizationError:
         search.best = whole
         return {}
-
-
-def _passes(judged: Judged) -> bool:
-    """Whether `diff` will let the outputs pass; it may look at more samples."""
-    return judged.snr_db >= _ENOUGH_DB and not judged.failed
-
-
-def _told(search: _Search, kept: Mapping[str, str]) -> list[str]:
-    """A warning where layers stay in float that nobody named."""
-    if not kept or search.request.spec.max_damage is not None:
-        return []
-    named = ", ".join(list(kept)[:_NAMED]) + (f" and {len(kept) - _NAMED} more" if len(kept) > _NAMED else "")
-    return [f"left in float, because `diff` would not let the outputs pass otherwise: {named}"]
 
 
 def _method(request: QuantizeRequest) -> Method:
@@ -212,8 +201,7 @@ def _take_back(
 ) -> dict[str, str]:
     """Leave the most damaging layers in float until the outputs are near enough; return why they are.
 
-    Args:
-        most: Share of the layers that may be left in float.
+    A share `most` of the layers may be left in float.
     """
     request = search.request
     assert request.ranges is not None, "best_static asks"
@@ -286,18 +274,13 @@ def reference(request: QuantizeRequest, path: Path) -> OnnxReference:
 
 @dataclass(frozen=True)
 class Judged:
-    """What the outputs of a quantized graph are worth.
-
-    Attributes:
-        outputs: The verdict on each.
-        snr_db: Signal-to-noise ratio of the worst output of floats, in decibels: -inf where one became NaN or
-            infinite that was not, inf where there is none.
-        broken: Name of an output that became NaN or infinite.
-    """
+    """What the outputs of a quantized graph are worth."""
 
     outputs: tuple[Judgement, ...]
+    # signal-to-noise ratio of the worst output of floats, in decibels: -inf where one became NaN or
+    # infinite that was not, inf where there is none
     snr_db: float
-    broken: str = ""
+    broken: str = ""  # name of an output that became NaN or infinite
 
     @property
     def failed(self) -> list[Judgement]:
@@ -315,7 +298,12 @@ class Judge:
             feeds, outputs = run_on(request.model, None, expected)
             self._feeds, batches = [feeds], [outputs]
         else:
-            self._feeds = _judging(request)
+            # Samples behind those that are learnt from; the last of them where there are no more.
+            data = request.samples(_LEARNT_FROM + JUDGED_ON)
+            every = list(data)
+            ends = list(accumulate(1 if data.is_fixed else batch.samples for batch in every))
+            first = min(_LEARNT_FROM, max(ends[-1] - JUDGED_ON, 0))
+            self._feeds = [batch.feeds for last, batch in zip(ends, every, strict=True) if last > first]
             batches = [expected(feeds) for feeds in self._feeds]
         self._expected = dict(zip(expected.names, map(list, zip(*batches, strict=True)), strict=True))
 
@@ -332,22 +320,11 @@ class Judge:
         actual = dict(zip(run.names, map(list, outputs), strict=True))
         judged = tuple(judge_outputs(self._expected, actual))
         floats = {name for name, batches in self._expected.items() if batches[0].dtype.kind == "f"}
-        broken = [name for name in floats if any(map(_breaks, self._expected[name], actual[name]))]
+        pairs = {name: zip(self._expected[name], actual[name], strict=True) for name in floats}
+        broken = [
+            name
+            for name, batches in pairs.items()
+            if any(np.any(np.isfinite(expected) & ~np.isfinite(found)) for expected, found in batches)
+        ]
         worst = min((one.snr_db for one in judged if one.output in floats), default=float("inf"))
         return Judged(judged, worst, min(broken, default=""))
-
-
-def _judging(request: QuantizeRequest) -> list[Feeds]:
-    """Samples behind those that are learnt from; the last of them where there are no more."""
-    data = request.samples(_LEARNT_FROM + JUDGED_ON)
-    ends: list[tuple[int, Feeds]] = []
-    seen = 0
-    for batch in data:
-        seen += 1 if data.is_fixed else batch.samples
-        ends.append((seen, batch.feeds))
-    first = min(_LEARNT_FROM, max(seen - JUDGED_ON, 0))
-    return [feeds for last, feeds in ends if last > first]
-
-
-def _breaks(expected: NDArray[Any], actual: NDArray[Any]) -> bool:
-    return bool(np.any(np.isfinite(expected) & ~np.isfinite(actual)))

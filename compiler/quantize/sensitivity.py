@@ -10,18 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from onnx import helper
 
 from ...calibration import Method, Ranges
 from ...calibration.qparams import INT8, UINT8, choose_qparams, choose_weight_qparams, dequantize, quantize
 from ...data.batches import Data
 from ...files import temporary_folder
-from ...model.graph import WEIGHTED, attribute, consumers
+from ...model.graph import WEIGHTED, attribute, consumers, tensor_values
 from ...model.graph_edits import set_nodes, store
-from ...model.graph_rules import SaturatingKernels, graph_rules
+from ...model.graph_rules import GraphRules, SaturatingKernels, graph_rules
 from ...model.judgement import ErrorSums, decibels
 from ...model.onnx_file import copy_model, save_onnx
 from ...model.saturating_kernels import saturating_kernels
@@ -30,12 +32,9 @@ from ...processor import resolve_isa
 from ...progress import Progress, silent
 from ...spec.words import GraphTarget, Isa
 from .int8.pair_limits import pair_limits
-from .int8.placement import WRITES_FLOAT, Placement, plan
+from .int8.placement import WRITES_FLOAT, plan
 from .int8.static import activation_limits
 from .prepare import prepare_graph
-
-if TYPE_CHECKING:
-    import onnx
 
 Limits = Mapping[str, tuple[float, float]]
 _TOGETHER = 32  # layers whose errors are held at once
@@ -43,17 +42,11 @@ _TOGETHER = 32  # layers whose errors are held at once
 
 @dataclass(frozen=True)
 class LayerSensitivity:
-    """What one layer does to the outputs when it alone is quantized.
+    """What one layer does to the outputs when it alone is quantized."""
 
-    Attributes:
-        layer: Name of the node.
-        operator: Its type.
-        noise: Energy of the outputs' error by energy of the outputs, the mean over samples and outputs.
-    """
-
-    layer: str
+    layer: str  # name of the node
     operator: str
-    noise: float
+    noise: float  # energy of the outputs' error by energy of the outputs, the mean over samples and outputs
 
     @property
     def snr_db(self) -> float:
@@ -84,7 +77,8 @@ def rank_layers(
     kernels = saturating_kernels(target, resolve_isa(isa, target))
     placement = plan(ready, target, exclude=exclude, multiplies_activations=not kernels.activations)
     limits = activation_limits(ready, placement, ranges, method)
-    layers = _layers(ready, placement)
+    planned = set(placement.nodes)
+    layers = [node for node in ready.graph.node if node.name in planned and node.op_type in WEIGHTED]
     names = [layer.name for layer in layers]
     outputs = [value.name for value in ready.graph.output]
     total = np.zeros(len(names))
@@ -93,8 +87,12 @@ def rank_layers(
         errors, injected = folder / "errors.onnx", folder / "injected.onnx"
         rules = graph_rules(target)
         writes_integers = rules.quantizes_chains and not rules.writes_floats
-        written = _written_as_integers(ready, layers, placement) if writes_integers else {}
-        save_onnx(_with_errors(ready, layers, limits, target, written, kernels), errors)
+        written = _written_as_integers(ready, layers, planned) if writes_integers else {}
+        twins = _Twins(ready, limits, rules, kernels)
+        for layer in layers:
+            twins.add(layer, written.get(layer.name, ""))
+        set_nodes(twins.model.graph, twins.nodes)
+        save_onnx(twins.model, errors)
         save_onnx(_with_injection(ready, layers), injected)
         # That optimizer would round weights that stand between Q/DQ pairs once more, and by tensor.
         first = make_session(errors, session_options(integers=False), without=["WeightBiasQuantization"])
@@ -113,11 +111,11 @@ def rank_layers(
                     )
                     total[index] += _noise(clean, noisy)
             samples += 1
-    found_damage = [
+    damage = [
         LayerSensitivity(layer.name, layer.op_type, float(value) / max(samples, 1))
-        for layer, value in list(zip(layers, total, strict=True))[begin:end]
+        for layer, value in zip(layers[begin:end], total[begin:end], strict=True)
     ]
-    return sorted(found_damage, key=lambda one: -one.noise)
+    return sorted(damage, key=lambda layer: -layer.noise)
 
 
 def _noise(clean: Sequence[NDArray[Any]], noisy: Sequence[NDArray[Any]]) -> float:
@@ -131,19 +129,14 @@ def _noise(clean: Sequence[NDArray[Any]], noisy: Sequence[NDArray[Any]]) -> floa
     return float(np.mean(shares)) if shares else 0.0
 
 
-def _layers(model: onnx.ModelProto, placement: Placement) -> list[onnx.NodeProto]:
-    planned = set(placement.nodes)
-    return [node for node in model.graph.node if node.name in planned and node.op_type in WEIGHTED]
-
-
 def _written_as_integers(
-    model: onnx.ModelProto, layers: Sequence[onnx.NodeProto], placement: Placement
+    model: onnx.ModelProto, layers: Sequence[onnx.NodeProto], planned: set[str]
 ) -> dict[str, str]:
     """Layer to the tensor whose scale its results are written in: its own, or that of the Relu behind it.
 
     Kernels that write no floats write integers, whoever reads them: what this costs is the layer's doing.
     """
-    readers, planned = consumers(model.graph), set(placement.nodes)
+    readers = consumers(model.graph)
     written: dict[str, str] = {}
     for layer in layers:
         if layer.op_type not in WRITES_FLOAT:
@@ -161,65 +154,43 @@ def _error(name: str) -> str:
     return f"{name}/error"
 
 
-def _with_errors(
-    model: onnx.ModelProto,
-    layers: Sequence[onnx.NodeProto],
-    limits: Limits,
-    target: GraphTarget,
-    written: Mapping[str, str],
-    kernels: SaturatingKernels,
-) -> onnx.ModelProto:
-    """The model with each layer's error as an output: on quantized operands, less the float result."""
-    from onnx import helper
+class _Twins:
+    """The model with each layer's error as an output: on quantized operands, less the float result.
 
-    copy = copy_model(model)
-    graph = copy.graph
-    operands = _Operands(graph, limits, target, kernels)
-    nodes = list(graph.node)
-    for layer in layers:
-        twin = type(layer)()
-        twin.CopyFrom(layer)
-        twin.name = f"{layer.name}/quantized"
-        twin.output[0] = twin.name
-        for index in range(min(2, len(twin.input))):
-            twin.input[index] = operands.quantized(layer, index, nodes)
-        nodes.append(twin)
-        result = operands.rounded(twin.name, written.get(layer.name, ""), nodes)
-        nodes.append(helper.make_node("Sub", [result, layer.output[0]], [_error(layer.name)]))
-        graph.output.append(helper.make_tensor_value_info(_error(layer.name), 1, None))
-    set_nodes(graph, nodes)
-    return copy
-
-
-class _Operands:
-    """Quantized and dequantized again: activations by Q/DQ nodes, weights once and for all."""
+    Activations are quantized and dequantized again by Q/DQ nodes, weights once and for all.
+    """
 
     def __init__(
-        self, graph: onnx.GraphProto, limits: Limits, target: GraphTarget, kernels: SaturatingKernels
+        self, model: onnx.ModelProto, limits: Limits, rules: GraphRules, kernels: SaturatingKernels
     ) -> None:
-        self.graph, self.limits, self.kernels = graph, limits, kernels
-        self.rules = graph_rules(target)
-        self.stored = {tensor.name: tensor for tensor in graph.initializer}
+        self.model, self.limits, self.rules, self.kernels = copy_model(model), limits, rules, kernels
+        self.graph = self.model.graph
+        self.stored = {tensor.name: tensor for tensor in self.graph.initializer}
+        self.nodes = list(self.graph.node)
         self.made: set[str] = set()
 
-    def quantized(self, layer: onnx.NodeProto, index: int, nodes: list[onnx.NodeProto]) -> str:
+    def add(self, layer: onnx.NodeProto, written: str) -> None:
+        """Add a layer's error; its result is in the scale of the tensor `written`, if that has one."""
+        twin = onnx.NodeProto()
+        twin.CopyFrom(layer)
+        twin.name = twin.output[0] = f"{layer.name}/quantized"
+        for index in range(min(2, len(twin.input))):
+            twin.input[index] = self.quantized(layer, index)
+        self.nodes.append(twin)
+        result = self.rounded(twin.name, written)
+        self.nodes.append(helper.make_node("Sub", [result, layer.output[0]], [_error(layer.name)]))
+        self.graph.output.append(helper.make_tensor_value_info(_error(layer.name), 1, None))
+
+    def quantized(self, layer: onnx.NodeProto, index: int) -> str:
         name = str(layer.input[index])
-        if name in self.stored:
-            return self._weight(layer, name)
-        return self.rounded(name, name, nodes)
-
-    def rounded(self, name: str, like: str, nodes: list[onnx.NodeProto]) -> str:
-        """A tensor in the scale of another; itself where that has none."""
-        return self._activation(name, like, nodes) if like in self.limits else name
-
-    def _weight(self, layer: onnx.NodeProto, name: str) -> str:
-        from onnx import numpy_helper
-
-        axis = _channel_axis(layer)
+        if name not in self.stored:
+            return self.rounded(name, name)
+        by_output = layer.op_type == "Conv" or (layer.op_type == "Gemm" and attribute(layer, "transB", 0))
+        axis = 0 if by_output else 1
         result = f"{name}/rounded{axis}"
         if result not in self.made:
             self.made.add(result)
-            values = numpy_helper.to_array(self.stored[name])
+            values = tensor_values(self.stored[name])
             qparams = choose_weight_qparams(values, axis)
             integers = quantize(values, qparams)
             if pairs := pair_limits(layer, values.shape, self.kernels):
@@ -228,9 +199,10 @@ class _Operands:
             store(self.graph, result, dequantize(integers, qparams))
         return result
 
-    def _activation(self, name: str, like: str, nodes: list[onnx.NodeProto]) -> str:
-        from onnx import helper
-
+    def rounded(self, name: str, like: str) -> str:
+        """A tensor in the scale of another; itself where that has none."""
+        if like not in self.limits:
+            return name
         result = f"{name}/rounded"
         if result not in self.made:
             self.made.add(result)
@@ -241,22 +213,13 @@ class _Operands:
             how = [f"{name}/scale", f"{name}/zero_point"]
             for parameter, value in zip(how, (qparams.scale, qparams.zero_point), strict=True):
                 store(self.graph, parameter, value)
-            nodes.append(helper.make_node("QuantizeLinear", [name, *how], [f"{name}/integer"]))
-            nodes.append(helper.make_node("DequantizeLinear", [f"{name}/integer", *how], [result]))
+            self.nodes.append(helper.make_node("QuantizeLinear", [name, *how], [f"{name}/integer"]))
+            self.nodes.append(helper.make_node("DequantizeLinear", [f"{name}/integer", *how], [result]))
         return result
-
-
-def _channel_axis(layer: onnx.NodeProto) -> int:
-    """Axis of the output channels in a layer's weight."""
-    if layer.op_type == "Conv":
-        return 0
-    return 0 if layer.op_type == "Gemm" and attribute(layer, "transB", 0) else 1
 
 
 def _with_injection(model: onnx.ModelProto, layers: Sequence[onnx.NodeProto]) -> onnx.ModelProto:
     """The float model with an input behind each layer that is added to its result."""
-    from onnx import helper
-
     copy = copy_model(model)
     graph, names = copy.graph, {layer.name for layer in layers}
     nodes: list[onnx.NodeProto] = []

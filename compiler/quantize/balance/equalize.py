@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 
 from ....calibration import observe
 from ....data.batches import Data
-from ....errors import ModelError
 from ....model.graph import attribute, captured_names, consumers, producers, tensor_values
 from ....model.graph_edits import set_values, store_constants
 from ....model.onnx_file import copy_model, save_onnx
@@ -56,16 +55,22 @@ def equalize(model: onnx.ModelProto, channel_amax: Mapping[str, NDArray[Any]]) -
     A depthwise Conv behind the tensor has a scale for each of its channels, and takes the whole factor,
     s_i = r1_i. Channels of zeros are left alone.
 
-    Args:
-        model: The float model; its function is kept to the last bit, but for subnormal numbers.
-        channel_amax: Tensor of `equalizable` to the largest magnitude of each channel, by
-            `activations.observe_rows`: r1.
+    `channel_amax` has r1 for each tensor of `equalizable`. The model's function is kept to the last bit, but
+    for subnormal numbers.
     """
     store_constants(model.graph)
     pairs = _Chains(model.graph).pairs()
     for pair in pairs:
-        if pair.between in channel_amax:
-            _scale_by_activations(pair, channel_amax[pair.between])
+        if pair.between not in channel_amax:
+            continue
+        amax = channel_amax[pair.between].astype(float)
+        peaks = (pair.second.peaks * pair.second.factors()).max(axis=1).reshape(-1)
+        depthwise = pair.second.peaks.shape[2] == 1 and pair.second.groups > 1
+        alpha, live = (1.0 if depthwise else 0.5), (amax > 0) & (peaks > 0)
+        factors = np.ones_like(amax)
+        factors[live] = np.exp(alpha * np.log(amax[live]) - (1 - alpha) * np.log(peaks[live]))
+        total = np.clip(pair.second.in_factors * factors, 1 / LARGEST_FACTOR, LARGEST_FACTOR)
+        pair.second.in_factors, pair.first.out_factors = total, 1 / total
     changed = 0
     for pair in pairs:
         total = np.exp2(np.round(np.log2(pair.second.in_factors)))
@@ -87,7 +92,7 @@ def equalized(request: QuantizeRequest, data: Data, path: Path) -> tuple[Quantiz
     """Return the request of the model equalized by its activations, written to `path`, and how many pairs."""
     model = copy_model(request.model)
     axes = equalizable(model)
-    rows = observe_rows(model, request.path, axes, data, LOOKED_AT)
+    rows = observe_rows(model, axes, data, LOOKED_AT)
     rescaled = [name for pair in _Chains(model.graph).pairs() for name in pair.path]
     pairs = equalize(model, {name: seen.amax for name, seen in rows.items()})
     return (balanced(request, model, rescaled, data, path) if pairs else request), pairs
@@ -142,15 +147,11 @@ class _Layer:
         self.outputs, self.inputs = peaks.shape[0], groups * peaks.shape[1]
         self.out_factors, self.in_factors = np.ones(self.outputs), np.ones(self.inputs)
 
-    def in_peaks(self) -> Floats:
-        peaks: Floats = (self.peaks * self._factors()).max(axis=1).reshape(-1)
-        return peaks
-
     def write(self) -> None:
         if (self.out_factors == 1).all() and (self.in_factors == 1).all():
             return
         values = tensor_values(self.weight)
-        grid = self._factors().reshape(self.outputs, -1)
+        grid = self.factors().reshape(self.outputs, -1)
         by_output = self._by_output(values)
         scaled = by_output * grid.reshape(*grid.shape, *[1] * (values.ndim - 2))
         set_values(self.weight, self._by_output(scaled.astype(values.dtype)))
@@ -161,7 +162,7 @@ class _Layer:
     def _by_output(self, values: NDArray[Any]) -> NDArray[Any]:
         return values if self.axis == 0 else values.T
 
-    def _factors(self) -> Floats:
+    def factors(self) -> Floats:
         out_factors = self.out_factors.reshape(self.groups, -1, 1)
         return out_factors * self.in_factors.reshape(self.groups, 1, -1)
 
@@ -177,31 +178,15 @@ class _Pair:
     path: tuple[str, ...]
 
 
-def _scale_by_activations(pair: _Pair, amax: NDArray[Any]) -> None:
-    if amax.shape != (pair.second.inputs,):
-        raise ModelError(
-            f"tensor {pair.between!r}: {amax.shape} channels observed; {pair.second.inputs} are read",
-            hint="observe the model that is equalized",
-            tensor=pair.between,
-        )
-    depthwise = pair.second.peaks.shape[2] == 1 and pair.second.groups > 1
-    alpha, first, second = (1.0 if depthwise else 0.5), amax.astype(float), pair.second.in_peaks()
-    live = (first > 0) & (second > 0)
-    factors = np.ones_like(first)
-    factors[live] = np.exp(alpha * np.log(first[live]) - (1 - alpha) * np.log(second[live]))
-    total = np.clip(pair.second.in_factors * factors, 1 / LARGEST_FACTOR, LARGEST_FACTOR)
-    pair.second.in_factors, pair.first.out_factors = total, 1 / total
-
-
 class _Chains(Uses):
     def __init__(self, graph: onnx.GraphProto) -> None:
         super().__init__(graph, 1, 11)  # float32 and float64
-        self.layers: dict[str, _Layer | None] = {}
+        self.layers = {node.output[0]: self._layer(node) for node in graph.node if node.output}
 
     def pairs(self) -> list[_Pair]:
         pairs = []
         for node in self.graph.node:
-            first = self._layer(node)
+            first = self.layers.get(node.output[0]) if node.output else None
             if first is None:
                 continue
             tensor = str((self._bias_add(node) or node).output[0])
@@ -210,8 +195,10 @@ class _Chains(Uses):
             while (reader := self._only_reader(tensor)) is not None and reader.op_type in passed:
                 tensor = reader.output[0]
                 path.append(tensor)
-            second = self._layer(reader) if reader is not None and reader.input[0] == tensor else None
-            if second is None or reader is None or first.outputs != second.inputs:
+            if reader is None or reader.input[0] != tensor:
+                continue
+            second = self.layers.get(reader.output[0])
+            if second is None or first.outputs != second.inputs:
                 continue
             if (node.op_type == "Conv") == (reader.op_type == "Conv"):  # else channels are another axis
                 axis = 1 if node.op_type == "Conv" else -1
@@ -219,35 +206,22 @@ class _Chains(Uses):
         return pairs
 
     def _layer(self, node: onnx.NodeProto) -> _Layer | None:
-        key = node.output[0] if node.output else ""
-        if key not in self.layers:
-            self.layers[key] = self._make_layer(node)
-        return self.layers[key]
-
-    def _make_layer(self, node: onnx.NodeProto) -> _Layer | None:
         if node.op_type not in ("Conv", "Gemm", "MatMul") or node.domain not in ("", "ai.onnx"):
             return None
         weight = self.own(node.input[1])
-        if (
-            weight is None
-            or (node.op_type != "Conv" and len(weight.dims) != 2)
-            or attribute(node, "transA", 0)
-        ):
+        if weight is None or attribute(node, "transA", 0):
             return None
-        by_output = node.op_type == "Conv" or bool(attribute(node, "transB", 0))
-        axis = 0 if by_output else 1
-        bias = self._bias_name(node)
+        if node.op_type != "Conv" and len(weight.dims) != 2:
+            return None
+        axis = 0 if node.op_type == "Conv" or attribute(node, "transB", 0) else 1
+        add = self._bias_add(node)
+        bias = next((name for name in add.input if name != node.output[0]), "") if add is not None else ""
+        bias = str(node.input[2]) if len(node.input) > 2 else bias
         own = self.own(bias) if bias else None
         channels = weight.dims[axis]
         if bias and (own is None or own.dims[-1:] != [channels] or np.prod(own.dims) != channels):
             return None
         return _Layer(weight, own, axis, attribute(node, "group", 1))
-
-    def _bias_name(self, node: onnx.NodeProto) -> str:
-        if len(node.input) > 2:
-            return str(node.input[2])
-        add = self._bias_add(node)
-        return next((name for name in add.input if name != node.output[0]), "") if add is not None else ""
 
     def _bias_add(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
         """The Add of a stored vector behind a MatMul."""

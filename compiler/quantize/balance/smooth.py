@@ -2,11 +2,10 @@
 
     x ─ MatMul(w)      becomes      x/s ─ MatMul(s·w)
 
-A Transformer's activations have a few channels that are far larger than the rest, always the same ones.
-They take the one scale of the tensor for themselves; weights, with a scale per output channel, have room to
-spare (Xiao et al. 2022, arXiv 2211.10438). Factors are powers of two, so that the float model computes the
-very same numbers as before. The strength is searched for each place by itself, as the paper searches it for
-the model: the one with the least error of the products on observed rows.
+A few channels of a Transformer's activations are far larger than the others, and take the one scale of the
+tensor for themselves; weights, with a scale per output channel, have room to spare (Xiao et al. 2022, arXiv
+2211.10438). Factors are powers of two, so that the float model computes the very same numbers as before. The
+strength of each place is the one with the least error of the products on observed rows.
 
 A place is a tensor `x` and all products `x @ w` with stored weights that read it, directly or through a
 Reshape that keeps its last axis:
@@ -22,12 +21,12 @@ What makes `x` can take the 1/s where nothing else reads it:
 3. A product with its bias, through Reshape, Transpose and the attention's own product (the projection of
    the values): its columns.
 
-Elsewhere a Mul in front of the products does it, which everything else does not see.
+Elsewhere a Mul in front of the products does it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,6 @@ from ....calibration.qparams import (
     quantize,
 )
 from ....data.batches import Data
-from ....errors import ModelError
 from ....model.graph import attribute, infer_shapes, producers, tensor_values
 from ....model.graph_edits import name_nodes, set_values, store, store_constants
 from ....model.graph_rules import graph_rules
@@ -65,16 +63,13 @@ LEAST_GAIN_DB = {True: 0.1, False: 1.0}
 
 @dataclass
 class Smoothed:
-    """What was done to a model.
+    """What was done to a model."""
 
-    Attributes:
-        places: Tensor to what was done there: "alpha 0.5, into 'gain', 3.1 dB".
-        left_alone: Node to the reason why the tensor that it reads keeps its channels.
-        rescaled: Tensors that hold other values than before, or are new: their ranges are to be observed.
-    """
-
+    # tensor to what was done there: "alpha 0.5, into 'gain', 3.1 dB"
     places: dict[str, str] = field(default_factory=dict)
+    # node to the reason why the tensor that it reads keeps its channels
     left_alone: dict[str, str] = field(default_factory=dict)
+    # tensors whose ranges are to be observed, as they are new or hold other values
     rescaled: list[str] = field(default_factory=list)
 
 
@@ -83,10 +78,7 @@ def smooth(model: onnx.ModelProto, observed: Mapping[str, Rows], *, symmetric: b
 
     `s_j = max|X_j|^alpha / max|W_j|^(1-alpha)` (equation 4 of the paper), X the activations and W_j all
     weights that read channel j. A place is left as it is where no strength lowers the error of its products
-    by `LEAST_GAIN_DB`.
-
-    Args:
-        model: The float model; its function is kept to the last bit, but for subnormal numbers.
+    by `LEAST_GAIN_DB`. The model's function is kept to the last bit, but for subnormal numbers.
     """
     store_constants(model.graph)
     name_nodes(model.graph)
@@ -99,12 +91,6 @@ def smooth(model: onnx.ModelProto, observed: Mapping[str, Rows], *, symmetric: b
             reason = "it was not observed" if place.tensor in made else "it reads an input of the model"
             result.left_alone |= dict.fromkeys(place.products, reason)
             continue
-        if len(rows.low) != place.channels:
-            raise ModelError(
-                f"tensor {place.tensor!r}: {len(rows.low)} channels observed; {place.channels} are read",
-                hint="observe the model that is smoothed",
-                tensor=place.tensor,
-            )
         arrays = [(tensor_values(stored[name]), axis) for name, axis in place.weights]
         matrices = [array.T if axis else array for array, axis in arrays]
         alpha, factors, gain_db = best_factors(rows, matrices, symmetric=symmetric)
@@ -129,7 +115,7 @@ def smoothable(model: onnx.ModelProto) -> set[str]:
 def smoothed(request: QuantizeRequest, data: Data, path: Path) -> tuple[QuantizeRequest, Smoothed]:
     """Return the request of the model smoothed, written to `path`, and what was done to it."""
     model = copy_model(request.model)
-    observed = observe_rows(model, request.path, dict.fromkeys(smoothable(model), -1), data, LOOKED_AT)
+    observed = observe_rows(model, dict.fromkeys(smoothable(model), -1), data, LOOKED_AT)
     done = smooth(model, observed, symmetric=graph_rules(request.spec.target).symmetric)
     return (balanced(request, model, done.rescaled, data, path) if done.rescaled else request), done
 
@@ -189,7 +175,11 @@ def smoothing_factors(amax: Floats, peaks: Floats, alpha: float) -> Floats:
 def _move(
     model: onnx.ModelProto, place: Place, factors: Floats, stored: dict[str, onnx.TensorProto]
 ) -> tuple[str, list[str]]:
-    """Multiply the weights by the factors, divide what they read; return what did that, and what changed."""
+    """Multiply the weights by the factors, divide what they read; return what did that, and what changed.
+
+    A Mul stands behind a Reshape, not in front of it, so that QuantizeLinear follows at once: OpenVINO fuses
+    the two then (MulFakeQuantizeFusion), and the Mul costs nothing.
+    """
     for name, axis in place.weights:
         _scale(stored[name], factors, axis)
     for name in place.vectors:
@@ -199,20 +189,6 @@ def _move(
         return f"into the columns of {place.columns[0]!r}", list(place.rescaled)
     if place.vectors:
         return f"into {', '.join(map(repr, place.vectors))}", list(place.rescaled)
-    return "by a multiplication", _insert_mul(model, place, factors)
-
-
-def _scale(tensor: onnx.TensorProto, factors: Floats, axis: int) -> None:
-    values = tensor_values(tensor)
-    set_values(tensor, values * per_channel(factors, axis, values.ndim).astype(values.dtype))
-
-
-def _insert_mul(model: onnx.ModelProto, place: Place, factors: Floats) -> list[str]:
-    """Let the products read their activations times 1/s; return the new tensors.
-
-    The Mul stands behind a Reshape, not in front of it, so that QuantizeLinear follows at once: OpenVINO
-    fuses the two then (MulFakeQuantizeFusion), and the Mul costs nothing.
-    """
     graph, factors_name = model.graph, f"{place.tensor}/factors"
     store(graph, factors_name, (1 / factors).astype(np.float32))
     nodes = {node.name: node for node in graph.node}
@@ -225,7 +201,12 @@ def _insert_mul(model: onnx.ModelProto, place: Place, factors: Floats) -> list[s
             position = next(i for i, n in enumerate(graph.node) if read in n.output)
             graph.node.insert(position + 1, node)
         product.input[0] = smoothed[read]
-    return list(smoothed.values())
+    return "by a multiplication", list(smoothed.values())
+
+
+def _scale(tensor: onnx.TensorProto, factors: Floats, axis: int) -> None:
+    values = tensor_values(tensor)
+    set_values(tensor, values * per_channel(factors, axis, values.ndim).astype(values.dtype))
 
 
 _HEADS = [0, 2, 1, 3]  # [batch, positions, heads, width] to [batch, heads, positions, width], and back
@@ -233,24 +214,17 @@ _HEADS = [0, 2, 1, 3]  # [batch, positions, heads, width] to [batch, heads, posi
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor and the products that read it.
-
-    Attributes:
-        tensor: Name of the activations; channels are its last axis.
-        products: Names of the nodes that multiply it by a stored matrix.
-        weights: Names of those matrices, each with the axis of the channels that are read: 0 or 1.
-        channels: How many channels there are.
-        vectors: Stored vectors that take 1/s: gain, bias.
-        columns: A stored matrix and the axis of its outputs, which take 1/s; or None.
-        rescaled: Tensors that hold other values once 1/s is folded; empty where a Mul is needed.
-    """
+    """A tensor, whose channels are its last axis, and the products by stored matrices that read it."""
 
     tensor: str
-    products: tuple[str, ...]
+    products: tuple[str, ...]  # names of the nodes
+    # names of the matrices, each with the axis of the channels that are read: 0 or 1
     weights: tuple[tuple[str, int], ...]
-    channels: int
-    vectors: tuple[str, ...] = ()
+    channels: int  # number of channels
+    vectors: tuple[str, ...] = ()  # stored vectors that take 1/s: gain, bias
+    # A stored matrix and the axis of its outputs, which take 1/s; or None
     columns: tuple[str, int] | None = None
+    # tensors that hold other values once 1/s is folded; empty where a Mul is needed
     rescaled: tuple[str, ...] = ()
 
 
@@ -380,47 +354,26 @@ class _Finder(Uses):
             name = str(node.input[1] if step == "MatMul" else node.input[0])
             path.append(name)
         bias: tuple[str, ...] = ()
-        for node in self._linear(name):
-            if not self._read_once(name):
+        for _ in range(4):  # Reshape and Add in any order, and then the product
+            node = self.made_by.get(name)
+            if node is None or not self._read_once(name):
                 return None
-            if node.op_type == "Reshape":
-                name = str(node.input[0])
-                path.append(name)
-            elif node.op_type == "Add":
+            if node.op_type in ("MatMul", "Gemm"):
+                axis = 1 - attribute(node, "transB", 0)
+                bias += tuple(str(vector) for vector in node.input[2:] if vector)
+                fits = not self._unfit(node) and self.stored[node.input[1]].dims[axis] == channels
+                fits = fits and all(self._own_vector(vector, channels) for vector in bias)
+                return ((str(node.input[1]), axis), bias, tuple(path)) if fits else None
+            name = str(node.input[0])
+            if node.op_type == "Add":
                 vector = next((str(n) for n in node.input if self._own_vector(n, channels)), "")
                 if not vector:
                     return None
                 bias, name = (vector,), next(str(n) for n in node.input if n != vector)
-                path.append(name)
-            else:
-                return self._matrix(node, channels, bias, tuple(path))
-        return None
-
-    def _linear(self, name: str) -> Iterator[onnx.NodeProto]:
-        """Reshape and Add in any order, and then the product."""
-        for _ in range(4):
-            node = self.made_by.get(name)
-            if node is None or node.op_type not in ("Reshape", "Add", "MatMul", "Gemm"):
-                return
-            yield node
-            if node.op_type in ("MatMul", "Gemm"):
-                return
-            name = next((str(n) for n in node.input if n in self.made_by and n not in self.stored), "")
-
-    def _matrix(
-        self, node: onnx.NodeProto, channels: int, bias: tuple[str, ...], path: tuple[str, ...]
-    ) -> tuple[tuple[str, int], tuple[str, ...], tuple[str, ...]] | None:
-        weight = self.stored.get(node.input[1])
-        if weight is None or self._unfit(node):
-            return None
-        axis = 0 if attribute(node, "transB", 0) else 1
-        if weight.dims[axis] != channels or len(node.input) > 3:
-            return None
-        if len(node.input) == 3 and node.input[2]:
-            if not self._own_vector(node.input[2], channels):
+            elif node.op_type != "Reshape":
                 return None
-            bias = (*bias, str(node.input[2]))
-        return (weight.name, axis), bias, path
+            path.append(name)
+        return None
 
     def _read_once(self, name: str) -> bool:
         """Whether one node reads a tensor's values; its shape may be asked for."""

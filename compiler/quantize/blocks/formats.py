@@ -10,9 +10,8 @@ MXFP8 is a power of two, rounded up, so that nothing is clipped (NVIDIA/Model-Op
 quant_utils.py: `get_weights_scaling_factor_2`, `get_weights_scaling_factor`, `compute_e8m0`). Halves are
 rounded to the even number.
 
-`simulated` writes the same roundings in ONNX's own operators, for ONNX Runtime, which has none that quantizes
-in blocks at run time: a weight becomes the float32 that its
-codes stand for, and an activation is rounded by arithmetic:
+`simulated` writes the same roundings in ONNX's own operators, for ONNX Runtime: a weight becomes the float32
+that its codes stand for, and an activation is rounded by arithmetic:
 
     NVFP4   s = E4M3(amax / 6 / scale) * scale          x' = E2M1(x / s) * s
     MXFP8   s = 2^n, the least that is >= amax / 448    x' = E4M3(x / s) * s
@@ -25,13 +24,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, parser
 
-from ....model.graph import producers, tensor_values
-from ....model.graph_edits import drop_unread, drop_unused_initializers, set_nodes, store
+from ....model.graph import attribute, producers, tensor_values
+from ....model.graph_edits import drop_unread, drop_unused_initializers, refill, set_nodes, store
 from ....model.onnx_file import copy_model
 from ....spec.words import BlockFormat
 
@@ -46,17 +46,12 @@ _TINY = float(np.finfo(np.float32).tiny)
 
 @dataclass(frozen=True, eq=False)
 class BlockWeight:
-    """A weight as it is stored.
+    """A weight as it is stored."""
 
-    Attributes:
-        values: float4_e2m1fn or float8_e4m3fn [rows, columns].
-        block_scales: float8_e4m3fn, or uint8 exponents with a bias of 127, [rows, columns / block].
-        scale: Of the block scales, float32; 1 for MXFP8.
-    """
-
-    values: NDArray[Any]
+    values: NDArray[Any]  # float4_e2m1fn or float8_e4m3fn [rows, columns]
+    # float8_e4m3fn, or uint8 exponents with a bias of 127, [rows, columns / block]
     block_scales: NDArray[Any]
-    scale: np.float32
+    scale: np.float32  # of the block scales, float32; 1 for MXFP8
 
     def dequantized(self) -> NDArray[np.float32]:
         """Return the weight that is multiplied, float32 [rows, columns]."""
@@ -70,13 +65,23 @@ class BlockWeight:
 
 
 def quantize_weight(weight: NDArray[Any], kind: BlockFormat) -> BlockWeight:
-    """Round a weight to a block format.
-
-    Args:
-        weight: Floats [rows, columns]; the columns are a multiple of the block.
-    """
+    """Round a weight [rows, columns] to a block format; the columns are a multiple of the block."""
     weight = np.asarray(weight, np.float32)
-    return _nvfp4(weight) if kind == "nvfp4" else _mxfp8(weight)
+    blocks = weight.reshape(len(weight), -1, BLOCK_SIZE[kind])
+    amax = np.abs(blocks).max(-1)
+    if kind == "nvfp4":
+        scale = tensor_scale(float(np.abs(weight).max(initial=0)))
+        scales = np.clip(amax / np.float32(E2M1_MAX) / scale, _E4M3_TINY, E4M3_MAX)
+        block_scales = scales.astype(ml_dtypes.float8_e4m3fn)
+        steps = blocks / (block_scales.astype(np.float32) * scale)[..., None]
+        steps = np.clip(steps, -E2M1_MAX, E2M1_MAX).reshape(weight.shape)
+        return BlockWeight(steps.astype(ml_dtypes.float4_e2m1fn), block_scales, scale)
+    mantissa, exponent = np.frexp(amax.astype(np.float64) / E4M3_MAX)
+    exponent = np.where(mantissa > 0.5, exponent, exponent - 1)  # 2^exponent is no smaller than amax / 448
+    exponent = np.clip(np.where(mantissa > 0, exponent, 0), -E8M0_BIAS, E8M0_BIAS)
+    steps = blocks.astype(np.float64) / np.exp2(exponent.astype(np.float64))[..., None]
+    values = steps.astype(np.float32).reshape(weight.shape).astype(ml_dtypes.float8_e4m3fn)
+    return BlockWeight(values, (exponent + E8M0_BIAS).astype(np.uint8), np.float32(1))
 
 
 def tensor_scale(amax: float) -> np.float32:
@@ -88,32 +93,6 @@ def tensor_scale(amax: float) -> np.float32:
     rounded: np.float32 = np.float32(scale if scale >= _TINY else 1)
     return rounded
 
-
-def _nvfp4(weight: NDArray[np.float32]) -> BlockWeight:
-    import ml_dtypes
-
-    blocks = weight.reshape(len(weight), -1, BLOCK_SIZE["nvfp4"])
-    scale = tensor_scale(float(np.abs(weight).max(initial=0)))
-    wanted = np.abs(blocks).max(-1) / np.float32(E2M1_MAX) / scale
-    block_scales = np.clip(wanted, _E4M3_TINY, E4M3_MAX).astype(ml_dtypes.float8_e4m3fn)
-    steps = blocks / (block_scales.astype(np.float32) * scale)[..., None]
-    values = np.clip(steps, -E2M1_MAX, E2M1_MAX).reshape(weight.shape).astype(ml_dtypes.float4_e2m1fn)
-    return BlockWeight(values, block_scales, scale)
-
-
-def _mxfp8(weight: NDArray[np.float32]) -> BlockWeight:
-    import ml_dtypes
-
-    blocks = weight.reshape(len(weight), -1, BLOCK_SIZE["mxfp8"])
-    mantissa, exponent = np.frexp(np.abs(blocks).max(-1).astype(np.float64) / E4M3_MAX)
-    exponent = np.where(mantissa > 0.5, exponent, exponent - 1)  # 2^exponent is no smaller than amax / 448
-    exponent = np.clip(np.where(mantissa > 0, exponent, 0), -E8M0_BIAS, E8M0_BIAS)
-    steps = blocks.astype(np.float64) / np.exp2(exponent.astype(np.float64))[..., None]
-    values = steps.astype(np.float32).reshape(weight.shape).astype(ml_dtypes.float8_e4m3fn)
-    return BlockWeight(values, (exponent + E8M0_BIAS).astype(np.uint8), np.float32(1))
-
-
-_SMALLEST_RATIO = 2.0**-126
 
 # E2M1: steps of 0.5 below 2, of 1 below 4, of 2 up to 6. Round takes halves to the even step, as E2M1 does.
 _BLOCKS = """
@@ -133,21 +112,16 @@ _NVFP4 = f"""{_BLOCKS}
     empty = Equal(scales, zero)
     divisors = Where(empty, one, scales)
     steps = Div(blocks, divisors)
-    sign = Sign(steps)
-    any_magnitude = Abs(steps)
-    magnitude = Min(any_magnitude, six)
-    doubled = Mul(magnitude, two)
-    doubled_even = Round(doubled)
-    fine = Div(doubled_even, two)
-    middle = Round(magnitude)
-    halved = Div(magnitude, two)
-    halved_even = Round(halved)
-    coarse = Mul(halved_even, two)
-    below_four = Less(magnitude, four)
-    upper = Where(below_four, middle, coarse)
+    magnitude = Abs(steps)
     below_two = Less(magnitude, two)
-    unsigned = Where(below_two, fine, upper)
-    rounded = Mul(unsigned, sign)
+    below_four = Less(magnitude, four)
+    coarse = Where(below_four, one, two)
+    step = Where(below_two, half, coarse)
+    count = Div(steps, step)
+    even = Round(count)
+    unlimited = Mul(even, step)
+    limited = Min(unlimited, six)
+    rounded = Max(limited, least)
     values = Mul(rounded, scales)
     y = Reshape(values, shape)
 """
@@ -169,67 +143,45 @@ _MXFP8 = f"""{_BLOCKS}
     y = CastLike(floats, x)
 """
 _NUMBERS = {
-    "zero": 0.0, "one": 1.0, "two": 2.0, "four": 4.0, "six": E2M1_MAX, "largest": E4M3_MAX,
-    "tiny": _SMALLEST_RATIO, "ln_two": np.log(2.0),
+    "zero": 0.0, "half": 0.5, "one": 1.0, "two": 2.0, "four": 4.0, "six": E2M1_MAX, "least": -E2M1_MAX,
+    "largest": E4M3_MAX, "tiny": 2.0**-126, "ln_two": np.log(2.0),
 }  # fmt: skip
 
 
 def simulated(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of a graph of `rewrite.to_blocks` without operators of TensorRT.
-
-    Args:
-        model: Also one of Model-Optimizer, whose form is the same.
-    """
+    """Return a copy of a graph of `to_blocks`, or of Model-Optimizer, without operators of TensorRT."""
     copy = copy_model(model)
     graph = copy.graph
     made_by = producers(graph)
     stored = {tensor.name: tensor for tensor in graph.initializer}
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        if node.op_type == "TRT_MXFP8DequantizeLinear" or _reads_blocks(node, made_by, stored):
-            maker = made_by.get(node.input[0])
-            if maker is None:
-                _store_weight(graph, node, stored, made_by)
-            else:
+        maker = made_by.get(node.input[0]) if node.input else None
+        dequantizes = node.op_type == "DequantizeLinear"
+        if dequantizes and maker is not None:
+            in_blocks = maker.op_type == "TRT_FP4DynamicQuantize" and maker.output[0] == node.input[0]
+        elif dequantizes and node.input[0] in stored:
+            in_blocks = stored[node.input[0]].data_type == TensorProto.FLOAT4E2M1
+        else:
+            in_blocks = node.op_type == "TRT_MXFP8DequantizeLinear"
+        if in_blocks:
+            if maker is not None:
                 nodes += _rounded(graph, maker, node.output[0])
+                continue
+            of_scales = made_by.get(node.input[1])
+            names = [node.input[1]] if of_scales is None else list(of_scales.input[:2])
+            scales = [tensor_values(stored[name]) for name in names]
+            scale = np.float32(1) if of_scales is None else np.float32(scales[1])
+            weight = BlockWeight(tensor_values(stored[node.input[0]]), scales[0], scale).dequantized()
+            dtype = helper.tensor_dtype_to_np_dtype(attribute(node, "output_dtype", 1))
+            store(graph, node.output[0], weight.astype(dtype))
         elif node.domain != DOMAIN:
             nodes.append(node)
     set_nodes(graph, nodes)
     drop_unread(graph, ("DequantizeLinear",))
     drop_unused_initializers(graph)
-    for index in reversed(range(len(copy.opset_import))):
-        if copy.opset_import[index].domain == DOMAIN:
-            del copy.opset_import[index]
+    refill(copy.opset_import, (entry for entry in copy.opset_import if entry.domain != DOMAIN))
     return copy
-
-
-def _reads_blocks(
-    node: onnx.NodeProto, made_by: dict[str, onnx.NodeProto], stored: dict[str, onnx.TensorProto]
-) -> bool:
-    """Whether a DequantizeLinear makes floats of NVFP4's values."""
-    if node.op_type != "DequantizeLinear":
-        return False
-    maker, tensor = made_by.get(node.input[0]), stored.get(node.input[0])
-    if maker is not None:
-        return bool(maker.op_type == "TRT_FP4DynamicQuantize" and maker.output[0] == node.input[0])
-    return tensor is not None and bool(tensor.data_type == TensorProto.FLOAT4E2M1)
-
-
-def _store_weight(
-    graph: onnx.GraphProto,
-    node: onnx.NodeProto,
-    stored: dict[str, onnx.TensorProto],
-    made_by: dict[str, onnx.NodeProto],
-) -> None:
-    """Store what a weight's values stand for, under the name of what is dequantized."""
-    scale = made_by.get(node.input[1])
-    names = [node.input[1]] if scale is None else list(scale.input[:2])
-    scales = [tensor_values(stored[name]) for name in names]
-    tensor_scale = np.float32(1) if scale is None else np.float32(scales[1])
-    weight = BlockWeight(tensor_values(stored[node.input[0]]), scales[0], tensor_scale).dequantized()
-    kinds = {item.name: item.i for item in node.attribute}
-    dtype = helper.tensor_dtype_to_np_dtype(kinds.get("output_dtype", 1))
-    store(graph, node.output[0], weight.astype(dtype))
 
 
 def _rounded(graph: onnx.GraphProto, quantize: onnx.NodeProto, output: str) -> list[onnx.NodeProto]:

@@ -25,9 +25,16 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from ....calibration import Method, Ranges, parse_method
-from ....errors import CalibrationError, QuantizationError
-from ....model.graph import WEIGHTED, attribute, count_weighted, infer_shapes, tensor_values, weighted_nodes
+from ....calibration import parse_method
+from ....model.graph import (
+    ONNX_DOMAINS,
+    WEIGHTED,
+    attribute,
+    count_weighted,
+    infer_shapes,
+    tensor_values,
+    weighted_nodes,
+)
 from ....model.graph_edits import drop_attributes, drop_unused_initializers, set_nodes, store
 from ....model.onnx_file import save_onnx
 from ....spec.opsets import FLOAT4, FLOAT8
@@ -35,32 +42,8 @@ from ....spec.words import BlockFormat
 from ...opset.fit import in_newer_opset
 from ..half.precision import in_mixed_precision, layer_precisions
 from ..prepare import prepare_graph
-from ..request import Outcome, QuantizeRequest, match_nodes
-from .formats import BLOCK_SIZE, DOMAIN, BlockWeight, quantize_weight, tensor_scale
-
-_FEWEST_AXES, _MOST_AXES = 2, 3
-
-
-def plan_blocks(
-    model: onnx.ModelProto, kind: BlockFormat, excluded: Mapping[str, str]
-) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the names of the products to quantize, and for every other weighted node why it stays in float.
-
-    TensorRT quantizes activations of two or three axes along the last one, in whole blocks
-    (`IDynamicQuantizeLayer` of NvInfer.h, release/10.12; TensorRT-RTX 1.7 refuses others by name).
-    """
-    shapes = infer_shapes(model)
-    stored = {tensor.name: tensor for tensor in model.graph.initializer}
-    planned, left = [], {}
-    for node in model.graph.node:
-        if node.op_type not in WEIGHTED or node.domain not in ("", "ai.onnx"):
-            continue
-        reason = excluded.get(node.name) or _unfit(node, kind, stored, shapes)
-        if reason is None:
-            planned.append(node.name)
-        else:
-            left[node.name] = reason
-    return tuple(planned), left
+from ..request import Outcome, QuantizeRequest, match_nodes, no_range, nothing_to_quantize, require_reached
+from .formats import BLOCK_SIZE, DOMAIN, quantize_weight, tensor_scale
 
 
 def _unfit(
@@ -69,6 +52,11 @@ def _unfit(
     stored: Mapping[str, onnx.TensorProto],
     shapes: Mapping[str, tuple[int | str, ...]],
 ) -> str | None:
+    """Why a weighted node stays in float; None where it is quantized.
+
+    TensorRT quantizes activations of two or three axes along the last one, in whole blocks
+    (`IDynamicQuantizeLayer` of NvInfer.h, release/10.12; TensorRT-RTX 1.7 refuses others by name).
+    """
     if node.op_type not in ("MatMul", "Gemm"):
         return f"TensorRT computes matrix products in {kind}, and no {node.op_type}"
     if node.input[0] in stored:
@@ -81,7 +69,7 @@ def _unfit(
     if len(dims) != 2:
         return f"its weight has {len(dims)} axes; blocks need 2"
     axes = len(shapes.get(node.input[0], ()))
-    if not _FEWEST_AXES <= axes <= _MOST_AXES:
+    if axes not in (2, 3):
         return f"its activation has {axes or 'an unknown number of'} axes; TensorRT takes 2 or 3"
     summed, block = dims[1 if attribute(node, "transB", 0) else 0], BLOCK_SIZE[kind]
     if summed % block:
@@ -100,7 +88,14 @@ def to_blocks(model: onnx.ModelProto, kind: BlockFormat, amax: Mapping[str, floa
         model: Float graph, or one converted to float16 or bfloat16, of opset `LOWEST_OPSET` or newer.
         amax: Name of a planned node to its activation's largest magnitude.
     """
-    _Writer(model, kind, amax).run()
+    writer = _Writer(model.graph, kind)
+    for node in model.graph.node:
+        if node.name in amax:
+            weight = writer.stored[node.input[1]]
+            activation = writer.activation(node.input[0], weight.data_type, amax[node.name])
+            node.input[:2] = [activation, writer.weight(node, weight)]
+        writer.nodes.append(node)
+    set_nodes(model.graph, writer.nodes)
     del model.graph.value_info[:]
     drop_unused_initializers(model.graph)
     if DOMAIN not in {entry.domain for entry in model.opset_import}:
@@ -111,24 +106,14 @@ def to_blocks(model: onnx.ModelProto, kind: BlockFormat, amax: Mapping[str, floa
 class _Writer:
     """One walk over the graph; operands that several products share are quantized once."""
 
-    def __init__(self, model: onnx.ModelProto, kind: BlockFormat, amax: Mapping[str, float]) -> None:
-        self.graph, self.kind, self.amax = model.graph, kind, amax
+    def __init__(self, graph: onnx.GraphProto, kind: BlockFormat) -> None:
+        self.graph, self.kind = graph, kind
         self.block = {"axis": -1, "block_size": BLOCK_SIZE[kind]}
-        self.stored = {tensor.name: tensor for tensor in model.graph.initializer}
+        self.stored = {tensor.name: tensor for tensor in graph.initializer}
         self.nodes: list[onnx.NodeProto] = []
         self.made: dict[tuple[object, ...], str] = {}
 
-    def run(self) -> None:
-        for node in self.graph.node:
-            if node.name in self.amax:
-                weight = self.stored[node.input[1]]
-                activation = self._activation(node.input[0], weight.data_type, self.amax[node.name])
-                node.input[1] = self._weight(node, weight)
-                node.input[0] = activation
-            self.nodes.append(node)
-        set_nodes(self.graph, self.nodes)
-
-    def _activation(self, name: str, dtype: int, amax: float) -> str:
+    def activation(self, name: str, dtype: int, amax: float) -> str:
         key = (name, dtype, amax)
         if key not in self.made:
             prefix, e4m3 = self._unused(f"{name}/{self.kind}"), int(TensorProto.FLOAT8E4M3FN)
@@ -157,7 +142,7 @@ class _Writer:
         self._node("Cast", [f"{prefix}/float"], [f"{prefix}/half"], to=dtype)
         return f"{prefix}/half"
 
-    def _weight(self, node: onnx.NodeProto, tensor: onnx.TensorProto) -> str:
+    def weight(self, node: onnx.NodeProto, tensor: onnx.TensorProto) -> str:
         """Return the weight that the product reads, and let a Gemm read it as [N, K]."""
         rows_first = bool(attribute(node, "transB", 0))
         key = (tensor.name, rows_first)
@@ -165,7 +150,11 @@ class _Writer:
             prefix = self._unused(f"{tensor.name}/{self.kind}")
             weight = tensor_values(tensor).astype(np.float32)
             rounded = quantize_weight(weight if rows_first else weight.T, self.kind)
-            self.made[key] = self._dequantized(rounded, prefix, tensor.data_type)
+            values = store(self.graph, f"{prefix}/values", rounded.values)
+            scales, scale = store(self.graph, f"{prefix}/scales", rounded.block_scales), ""
+            if self.kind == "nvfp4":
+                scale = store(self.graph, f"{prefix}/scale", np.asarray(rounded.scale))
+            self.made[key] = self._value(values, scales, scale, prefix, tensor.data_type)
         if node.op_type == "Gemm":
             drop_attributes(node, "transB")
             node.attribute.append(helper.make_attribute("transB", 1))
@@ -175,13 +164,6 @@ class _Writer:
             self.made[turned] = f"{self.made[key]}/turned"
             self._node("Transpose", [self.made[key]], [self.made[turned]], perm=[1, 0])
         return self.made[turned]
-
-    def _dequantized(self, weight: BlockWeight, prefix: str, dtype: int) -> str:
-        values = store(self.graph, f"{prefix}/values", weight.values)
-        scales = store(self.graph, f"{prefix}/scales", weight.block_scales)
-        nvfp4 = self.kind == "nvfp4"
-        scale = store(self.graph, f"{prefix}/scale", np.asarray(weight.scale)) if nvfp4 else ""
-        return self._value(values, scales, scale, prefix, dtype)
 
     def _unused(self, name: str) -> str:
         """A prefix for new names: a tensor that two kinds of readers quantize differently needs two."""
@@ -200,23 +182,21 @@ def quantize_in_blocks(request: QuantizeRequest) -> Outcome:
     layers = layer_precisions(request, ready.graph)
     excluded = {name: layer.reason for name, layer in layers.items()}
     excluded |= match_nodes(ready.graph, request.spec.exclude, only=request.spec.only)
-    planned, left = plan_blocks(ready, kind, excluded)
+    shapes = infer_shapes(ready)
+    stored = {tensor.name: tensor for tensor in ready.graph.initializer}
+    planned, left = list[str](), dict[str, str]()
+    for node in ready.graph.node:
+        if node.op_type in WEIGHTED and node.domain in ONNX_DOMAINS:
+            reason = excluded.get(node.name) or _unfit(node, kind, stored, shapes)
+            planned += [] if reason else [node.name]
+            left |= {node.name: reason} if reason else {}
     if not planned:
-        name, reason = next(iter(left.items()), ("", "no MatMul or Gemm"))
-        raise QuantizationError(
-            f"nothing to quantize: {f'node {name!r}: ' if name else ''}{reason}",
-            hint="simplify first" if not left else "choose `precision` int8 or fp8, or keep it in float",
-            reasons=left,
-        )
+        other = "choose `precision` int8 or fp8, or keep it in float"
+        raise nothing_to_quantize(left, "no MatMul or Gemm", other if left else "simplify first")
     amax = _amax(ready, planned, request) if kind == "nvfp4" else dict.fromkeys(planned, 0.0)
     graph, kept, missed = in_mixed_precision(request, ready, layers)
     to_blocks(graph, kind, amax)
-    reached = {node.name for node in weighted_nodes(graph).get(kind, ())}
-    lost = [name for name in planned if name not in reached]
-    if lost:
-        raise QuantizationError(
-            f"{len(lost)} of {len(planned)} planned nodes stayed in float: {', '.join(lost[:5])}", nodes=lost
-        )
+    require_reached(planned, [node.name for node in weighted_nodes(graph).get(kind, ())])
     proof: dict[str, object] = {
         "nodes_by_precision": count_weighted(graph),
         "left_in_float": left,
@@ -226,21 +206,15 @@ def quantize_in_blocks(request: QuantizeRequest) -> Outcome:
     return Outcome(lambda path: save_onnx(graph, path), proof, missed)
 
 
-def _amax(model: onnx.ModelProto, planned: tuple[str, ...], request: QuantizeRequest) -> dict[str, float]:
+def _amax(model: onnx.ModelProto, planned: list[str], request: QuantizeRequest) -> dict[str, float]:
     """Node to the largest magnitude of its activation, by the method that was asked for."""
     assert request.ranges is not None, "check_ranges comes first"
     method = parse_method(request.spec.method) if request.spec.method else None
     read = {node.name: node.input[0] for node in model.graph.node if node.name in set(planned)}
-    limits = {tensor: _limit(request.ranges, tensor, method) for tensor in dict.fromkeys(read.values())}
-    return {name: limits[tensor] for name, tensor in read.items()}
-
-
-def _limit(ranges: Ranges, tensor: str, method: Method | None) -> float:
-    if tensor not in ranges.names():
-        raise CalibrationError(
-            f"tensor {tensor!r} needs a scale and has no range",
-            hint="ranges cover the tensors that their targets scale: calibrate for `target` tensorrt",
-            tensor=tensor,
-        )
-    low, high = ranges.limits(tensor, method, symmetric=True)
-    return max(-low, high)
+    amax: dict[str, float] = {}
+    for tensor in dict.fromkeys(read.values()):
+        if tensor not in request.ranges.names():
+            raise no_range(tensor)
+        low, high = request.ranges.limits(tensor, method, symmetric=True)
+        amax[tensor] = max(-low, high)
+    return {name: amax[tensor] for name, tensor in read.items()}

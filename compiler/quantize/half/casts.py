@@ -3,28 +3,21 @@
 A stored weight is stored again in the other type; a tensor that DequantizeLinear makes is dequantized
 again, so that a quantized layer has its DequantizeLinear right in front of it in either type, which is how
 TensorRT knows that it is INT8; anything else goes through a Cast.
-
-Before that the graph is prepared, without changing what it computes:
-
-1. An opset in which ONNX allows the half type: QuantizeLinear and DequantizeLinear take float16 from 19 on,
-   Conv and pools take bfloat16 from 22 on. It is raised no further than the graph's own operators need.
-2. Weights behind QuantizeLinear are stored as the integers it makes: rounded to half first, some would
-   become other integers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
+import ml_dtypes
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from ....calibration.qparams import QParams, quantize
-from ....errors import InvalidOption
 from ....model.graph import ONNX_DOMAINS, attribute, consumers, infer_types, subgraphs, tensor_values
 from ....model.graph_edits import drop_unread, drop_unused_initializers, rename_inputs, set_nodes, store
 from ....model.onnx_file import copy_model, opset
@@ -37,23 +30,14 @@ Half = Literal["float16", "bfloat16"]
 
 @dataclass(frozen=True)
 class HalfType:
-    """A float of 16 bits.
-
-    Attributes:
-        name: "float16" or "bfloat16".
-        elem_type: ONNX's number of it.
-        dtype: numpy's type of it, ml_dtypes' for bfloat16.
-        largest: The largest finite number: 65504, or 3.39e38.
-        smallest_normal: Below it precision is lost bit by bit: 6.1e-5, or 1.18e-38.
-        smallest_subnormal: Half of it and less rounds to zero: 6e-8, or 9.2e-41.
-    """
+    """A float of 16 bits."""
 
     name: Half
-    elem_type: int
+    elem_type: int  # of ONNX
     dtype: np.dtype[Any]
-    largest: float
-    smallest_normal: float
-    smallest_subnormal: float
+    largest: float  # 65504, or 3.39e38
+    smallest_normal: float  # below it precision is lost bit by bit: 6.1e-5, or 1.18e-38
+    smallest_subnormal: float  # half of it and less rounds to zero: 6e-8, or 9.2e-41
 
     def rounded(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return the values in this type; halves go to the even number, what is beyond becomes infinite."""
@@ -61,17 +45,13 @@ class HalfType:
             return values.astype(self.dtype)
 
 
-def half_type(name: str) -> HalfType:
+def half_type(name: Half) -> HalfType:
     """Return the type of a name."""
-    import ml_dtypes
-
-    if name not in ("float16", "bfloat16"):
-        raise InvalidOption(f"type {name!r}: float16 or bfloat16 is required")
     dtype = np.dtype(np.float16 if name == "float16" else ml_dtypes.bfloat16)
     limits = ml_dtypes.finfo(dtype)
     numbers = (limits.max, limits.smallest_normal, limits.smallest_subnormal)
     elem_type = TensorProto.DataType.Value(name.upper())
-    return HalfType(cast("Half", name), elem_type, dtype, *map(float, numbers))
+    return HalfType(name, elem_type, dtype, *map(float, numbers))
 
 
 class Casts:
@@ -101,9 +81,13 @@ class Casts:
                 values = self.type.rounded(self.values(name))
                 self.graph.initializer.append(stored_tensor(values, made))
             elif name in self._dequantizers:
-                self._dequantize_again(name, made)
+                node = onnx.NodeProto()
+                node.CopyFrom(self._dequantizers[name])
+                node.name, node.output[0] = f"{node.name}/float32", made
+                self.nodes.append(node)
             else:
-                self._cast(name, made, half=half)
+                read = self._saturated(name) if half and name in self.overflowing else name
+                self._cast(read, made, self.type.elem_type if half else TensorProto.FLOAT)
         return self._forms[key]
 
     def values(self, weight: str) -> NDArray[Any]:
@@ -117,24 +101,25 @@ class Casts:
         self._dequantizers[node.output[0]] = kept
 
     def finish(self) -> None:
-        """Write the nodes into the graph; the model's outputs have the types they had."""
-        self._restore_outputs()
+        """Write the nodes into the graph; the model's outputs have the types they had.
+
+        An output that became half is made under another name and cast back.
+        """
+        for name in [output.name for output in self.graph.output if output.name in self.half]:
+            inner = fresh_name(f"{name}/inner", self._taken)
+            for node in self.nodes:
+                node.output[:] = [inner if made == name else made for made in node.output]
+                node.input[:] = [inner if read == name else read for read in node.input]
+                for graph in subgraphs(node):
+                    rename_inputs(graph, {name: inner})
+            self._cast(inner, name, TensorProto.FLOAT)
         set_nodes(self.graph, self.nodes)
         drop_unread(self.graph, ("DequantizeLinear",))
         drop_unused_initializers(self.graph)
         del self.graph.value_info[:]  # their types are stale; readers infer them again
 
-    def _cast(self, name: str, made: str, *, half: bool) -> None:
-        if half and name in self.overflowing:
-            name = self._saturated(name)
-        to = self.type.elem_type if half else onnx.TensorProto.FLOAT
-        self.nodes.append(onnx.helper.make_node("Cast", [name], [made], name=f"cast/{made}", to=to))
-
-    def _dequantize_again(self, name: str, made: str) -> None:
-        node = onnx.NodeProto()
-        node.CopyFrom(self._dequantizers[name])
-        node.name, node.output[0] = f"{node.name}/float32", made
-        self.nodes.append(node)
+    def _cast(self, name: str, made: str, to: int) -> None:
+        self.nodes.append(helper.make_node("Cast", [name], [made], name=f"cast/{made}", to=to))
 
     def _saturated(self, name: str) -> str:
         """Clip to the half type's range: a mask of -3.4e38 becomes its lowest number, not an infinity that
@@ -145,35 +130,21 @@ class Casts:
             if limit not in stored:
                 self.graph.initializer.append(stored_tensor(np.asarray(value, np.float32), limit))
         clipped = fresh_name(f"{name}/clipped", self._taken)
-        node = onnx.helper.make_node("Clip", [name, *limits], [clipped], name=f"clip/{name}")
-        self.nodes.append(node)
+        self.nodes.append(helper.make_node("Clip", [name, *limits], [clipped], name=f"clip/{name}"))
         return clipped
-
-    def _restore_outputs(self) -> None:
-        """A model output that became half is made under another name and cast back."""
-        for name in [output.name for output in self.graph.output if output.name in self.half]:
-            inner = fresh_name(f"{name}/inner", self._taken)
-            for node in self.nodes:
-                node.output[:] = [inner if made == name else made for made in node.output]
-                node.input[:] = [inner if read == name else read for read in node.input]
-                for graph in subgraphs(node):
-                    rename_inputs(graph, {name: inner})
-            self.nodes.append(
-                onnx.helper.make_node("Cast", [inner], [name], name=f"cast/{name}", to=onnx.TensorProto.FLOAT)
-            )
 
 
 def set_own_type(node: onnx.NodeProto, half: HalfType) -> None:
     """Let a Cast or ConstantOfShape that makes float32 make the half type."""
     for item in node.attribute:
-        if item.name == "to" and item.i == onnx.TensorProto.FLOAT:
+        if item.name == "to" and item.i == TensorProto.FLOAT:
             item.i = half.elem_type
-        elif item.name == "value" and item.t.data_type == onnx.TensorProto.FLOAT:
+        elif item.name == "value" and item.t.data_type == TensorProto.FLOAT:
             values = half.rounded(numpy_helper.to_array(item.t))
             item.t.CopyFrom(stored_tensor(values, item.t.name))
     if node.op_type == "ConstantOfShape" and not node.attribute:
         zero = stored_tensor(np.zeros(1, half.dtype), "")
-        node.attribute.append(onnx.helper.make_attribute("value", zero))
+        node.attribute.append(helper.make_attribute("value", zero))
 
 
 def stored_tensor(values: NDArray[Any], name: str) -> onnx.TensorProto:
@@ -181,7 +152,7 @@ def stored_tensor(values: NDArray[Any], name: str) -> onnx.TensorProto:
     name_of_type = "FLOAT" if values.dtype == np.float32 else values.dtype.name.upper()
     elem_type = TensorProto.DataType.Value(name_of_type)
     raw = np.ascontiguousarray(values).tobytes()
-    return onnx.helper.make_tensor(name, elem_type, values.shape, raw, raw=True)
+    return helper.make_tensor(name, elem_type, values.shape, raw, raw=True)
 
 
 QDQ = ("QuantizeLinear", "DequantizeLinear")
@@ -191,10 +162,10 @@ _FEWEST_QUANTA = 16  # of the half type's smallest subnormal number, in a scale 
 
 
 def raise_for(model: onnx.ModelProto, half: HalfType, excluded: Container[str]) -> None:
-    """Raise the model's opset to the lowest in which its operators may be of the half type.
+    """Raise the model's opset in place to the lowest in which its operators may be of the half type.
 
-    Args:
-        model: It is changed; its large weights are not copied, so it may be over protobuf's 2 GB.
+    QuantizeLinear and DequantizeLinear take float16 from 19 on, Conv and pools take bfloat16 from 22 on.
+    Large weights are not copied, so the model may be over protobuf's 2 GB.
     """
     operators = {
         node.op_type for node in model.graph.node if node.domain in ONNX_DOMAINS and node.name not in excluded
@@ -203,9 +174,8 @@ def raise_for(model: onnx.ModelProto, half: HalfType, excluded: Container[str]) 
         operators &= set(QDQ)  # the others have had float16 from the beginning, or all but
     current = opset(model)
     lowest = max((_first_opset(operator, current, half) for operator in operators), default=current)
-    if lowest <= current:
-        return
-    upgrade_in_place(model, lowest)
+    if lowest > current:
+        upgrade_in_place(model, lowest)
 
 
 def store_quantized_weights(graph: onnx.GraphProto, half: HalfType, excluded: Container[str]) -> None:
@@ -213,10 +183,11 @@ def store_quantized_weights(graph: onnx.GraphProto, half: HalfType, excluded: Co
 
         DequantizeLinear(QuantizeLinear(w, s, z), s, z)    becomes    DequantizeLinear(integers, s', z)
 
-    The integers are those of the float32 graph, and s' is s, except in channels whose scale is subnormal in
-    the half type: those get the next larger number of the half type as their scale, and integers for it.
-    Rounding the scale alone would change the magnitude of the channel by up to 3 %. Scales so small that
-    the next larger number is more than 1/16 larger are left; their pair stays in float32.
+    Rounded to half first, some would become other integers. Here they are those of the float32 graph, and s'
+    is s, except in channels whose scale is subnormal in the half type: those get the next larger number of
+    the half type as their scale, and integers for it. Rounding the scale alone would change the magnitude of
+    the channel by up to 3 %. Scales so small that the next larger number is more than 1/16 larger are left;
+    their pair stays in float32.
     """
     stored = {tensor.name: tensor for tensor in graph.initializer}
     readers = consumers(graph)
@@ -229,7 +200,10 @@ def store_quantized_weights(graph: onnx.GraphProto, half: HalfType, excluded: Co
             kept.append(node)
             continue
         weight, scale, zero_point = (numpy_helper.to_array(stored[name]) for name in node.input)
-        fitted = _fitted(scale, half)
+        quanta = scale.astype(np.float64) / half.smallest_subnormal
+        larger = np.ceil(quanta) * half.smallest_subnormal
+        rounds_up = (scale < half.smallest_normal) & (quanta >= _FEWEST_QUANTA)
+        fitted = np.where(rounds_up, larger, scale).astype(np.float32)
         limits = np.iinfo(zero_point.dtype)
         axis = attribute(node, "axis", 1)
         integers = quantize(weight, QParams(fitted, zero_point, limits.min, limits.max, axis))
@@ -248,20 +222,12 @@ def _is_plain(
     """Whether all is stored, in eight bits, with a scale per tensor or channel that its readers share."""
     if len(node.input) != 3 or any(name not in stored for name in node.input):
         return False
-    kinds = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
+    kinds = (TensorProto.INT8, TensorProto.UINT8)
     if stored[node.input[2]].data_type not in kinds or stored[node.input[0]].data_type != 1:
         return False
     if stored[node.input[1]].data_type != 1 or len(stored[node.input[1]].dims) > 1:
         return False
     return all(r.op_type == "DequantizeLinear" and r.input[1:] == node.input[1:] for r in readers)
-
-
-def _fitted(scale: NDArray[Any], half: HalfType) -> NDArray[np.float32]:
-    quanta = scale.astype(np.float64) / half.smallest_subnormal
-    larger = np.ceil(quanta) * half.smallest_subnormal
-    ours = (scale < half.smallest_normal) & (quanta >= _FEWEST_QUANTA)
-    fitted: NDArray[np.float32] = np.where(ours, larger, scale).astype(np.float32)
-    return fitted
 
 
 def _first_opset(operator: str, current: int, half: HalfType) -> int:

@@ -27,9 +27,10 @@ Precisions of single layers: what patterns ask for, and the halves among what is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ from ....model.graph import (
     WEIGHTED,
     attribute,
     captured_names,
+    consumers,
     infer_types,
     producers,
     subgraphs,
@@ -50,7 +52,7 @@ from ....model.graph import (
 from ....model.graph_edits import fix_initializers, name_nodes, rename_inputs, store_constants
 from ....model.onnx_file import copy_model, load_onnx, opset, save_onnx
 from ....spec.words import HALVES
-from ..request import QuantizeRequest, exactly, match_nodes
+from ..request import QuantizeRequest, match_nodes
 from .casts import (
     OWN_TYPE,
     QDQ,
@@ -73,7 +75,7 @@ def to_half(
     model: onnx.ModelProto,
     dtype: Half = "float16",
     *,
-    block: Iterable[str] = (),
+    block: Mapping[str, str] = MappingProxyType({}),
     ranges: Ranges | None = None,
 ) -> tuple[onnx.ModelProto, dict[str, str]]:
     """Return a half copy of a float32 model, and node name to reason for what stayed in float32.
@@ -83,18 +85,17 @@ def to_half(
 
     Args:
         model: The model, with or without Q/DQ; inputs, outputs and its float32 parts keep their types.
-        block: Names, globs or operator types of nodes that stay in float32.
+        block: Name to reason, for nodes that stay in float32.
     """
     half = half_type(dtype)
     copy = copy_model(model)
     fix_initializers(copy)  # files before IR version 4 list them as inputs, by names that they lose here
     name_nodes(copy.graph)
-    excluded = match_nodes(copy.graph, block)
-    raise_for(copy, half, excluded)
+    raise_for(copy, half, block)
     name_nodes(copy.graph)  # the converter adds nodes of its own
-    store_constants(copy.graph, excluded)
-    store_quantized_weights(copy.graph, half, excluded)
-    conversion = _Conversion(copy, half, excluded, ranges)
+    store_constants(copy.graph, block)
+    store_quantized_weights(copy.graph, half, block)
+    conversion = _Conversion(copy, half, block, ranges)
     conversion.run()
     return copy, conversion.kept
 
@@ -103,7 +104,7 @@ class _Conversion:
     """One walk over a graph in the order of execution."""
 
     def __init__(
-        self, model: onnx.ModelProto, half: HalfType, block: dict[str, str], ranges: Ranges | None
+        self, model: onnx.ModelProto, half: HalfType, block: Mapping[str, str], ranges: Ranges | None
     ) -> None:
         self.model, self.graph, self.half, self.block, self.ranges = model, model.graph, half, block, ranges
         # A TensorRT cache has thresholds, which may clip: they are no largest values.
@@ -151,10 +152,9 @@ class _Conversion:
             return reason
         if _is_qdq(node) and node.op_type == "QuantizeLinear" and node.input[0] not in self.casts.half:
             return f"it quantizes {node.input[0]!r}, which is float32"
-        if node.op_type in WEIGHTED:
-            behind = [self.kept_dequantizers[n] for n in node.input[:2] if n in self.kept_dequantizers]
-            if behind:
-                return f"{behind[0]!r} in front of it stays in float32"
+        behind = [self.kept_dequantizers[n] for n in node.input[:2] if n in self.kept_dequantizers]
+        if node.op_type in WEIGHTED and behind:
+            return f"{behind[0]!r} in front of it stays in float32"
         read = [name for name, becomes_half in zip(node.input, operands, strict=True) if becomes_half]
         floats = [*read, *(name for name in node.output if name in self.floats)]
         reason = self._divides_by_nothing(node) or self._unfit_values(node, floats)
@@ -181,12 +181,9 @@ class _Conversion:
         first = small.get(node.input[0]) if node.input else None
         if first is not None and node.op_type in _SAME_LEAST:
             self.least[node.output[0]] = float(np.sqrt(first)) if node.op_type == "Sqrt" else first
-        reads = set(node.input[1:]) if node.op_type == "Div" else set(node.input[:1])
-        lost = [
-            name
-            for name, least in small.items()
-            if name in reads and node.op_type in _TO_DIVISORS and least < self.half.smallest_subnormal
-        ]
+        reads = node.input[1:] if node.op_type == "Div" else node.input[:1]
+        reads = reads if node.op_type in _TO_DIVISORS else []
+        lost = [name for name in reads if small.get(name, np.inf) < self.half.smallest_subnormal]
         if node.op_type == "Reciprocal" and first is not None and first < 1 / self.half.largest:
             lost = [node.input[0]]
             self.huge.update(node.output)
@@ -306,14 +303,7 @@ def with_half_rest(model: Path, output: Path, precision: str) -> Path:
     """Return the file of a quantized model whose float parts have a precision; the Q/DQ stay as they are.
 
     A weakly typed TensorRT chose FP16 by a flag, for what the Q/DQ leave in float. A strongly typed one takes
-    the types of the graph.
-
-    Args:
-        precision: "fp16" or "bf16"; "fp32" changes nothing.
-
-    Returns:
-        `output`, or `model`: where nothing changes, or it has half types already, which whoever quantized it
-        chose.
+    the types of the graph. It is `model` itself for "fp32", and where it has half types already.
     """
     if precision not in HALVES:
         return model
@@ -324,7 +314,6 @@ def with_half_rest(model: Path, output: Path, precision: str) -> Path:
     return output
 
 
-_SQUARES = ("Mul", "Pow")
 _MEANS = ("ReduceMean", "GlobalAveragePool", "ReduceSum")
 _REASON = "its statistics would overflow or round away"
 
@@ -348,40 +337,33 @@ def normalizations(graph: onnx.GraphProto) -> list[str]:
 
     x ─ ReduceMean ─ Sub ─ Pow or Mul ─ ReduceMean ─ Add epsilon ─ Sqrt ─ Div
     """
-    made_by = producers(graph)
-    found: list[str] = []
+    made_by, readers = producers(graph), consumers(graph)
+    found: list[onnx.NodeProto] = []
     for node in graph.node:
         if node.op_type == "Sqrt" and (inside := _statistics(node, made_by)):
-            found += [one.name for one in inside]
-            root = set(node.output)
-            found += [
-                one.name
-                for one in graph.node
-                if one.op_type in ("Div", "Reciprocal") and root & set(one.input)
-            ]
-    return list(dict.fromkeys(found))
+            behind = readers.get(node.output[0], ())
+            found += [*inside, *(reader for reader in behind if reader.op_type in ("Div", "Reciprocal"))]
+    return list(dict.fromkeys(node.name for node in found))
 
 
 def _statistics(root: onnx.NodeProto, made_by: dict[str, onnx.NodeProto]) -> list[onnx.NodeProto]:
     """The nodes from the mean to the root; empty where it is the root of something else."""
-    above = made_by.get(root.input[0])
     chain = [root]
+    above = made_by.get(root.input[0])
     if above is not None and above.op_type == "Add":
         chain.append(above)
         above = next((made_by[name] for name in above.input if name in made_by), None)
-    if above is None or above.op_type not in _MEANS:
-        return []
-    square = made_by.get(above.input[0])
-    if square is None or square.op_type not in _SQUARES:
-        return []
-    if square.op_type == "Mul" and square.input[0] != square.input[1]:
+    square = made_by.get(above.input[0]) if above is not None and above.op_type in _MEANS else None
+    squares = square is not None and (
+        square.op_type == "Pow" or (square.op_type == "Mul" and square.input[0] == square.input[1])
+    )
+    if above is None or square is None or not squares:
         return []
     chain += [above, square]
     centered = made_by.get(square.input[0])
     if centered is not None and centered.op_type == "Sub":
-        chain.append(centered)
         mean = made_by.get(centered.input[1])
-        chain += [mean] if mean is not None and mean.op_type in _MEANS else []
+        chain += [centered] if mean is None or mean.op_type not in _MEANS else [centered, mean]
     return chain
 
 
@@ -402,12 +384,6 @@ def layer_precisions(request: QuantizeRequest, graph: onnx.GraphProto) -> dict[s
     }
 
 
-def in_own_patterns(left: object, reasons: Mapping[str, str]) -> dict[str, str]:
-    """Name to reason, in the user's own patterns."""
-    assert isinstance(left, Mapping)
-    return {name: reasons.get(name, reason) for name, reason in left.items()}
-
-
 def in_mixed_precision(
     request: QuantizeRequest, model: onnx.ModelProto, layers: Mapping[str, Layer]
 ) -> tuple[onnx.ModelProto, dict[str, str], list[str]]:
@@ -422,14 +398,12 @@ def in_mixed_precision(
     (half,) = halves
     names = [node.name for node in model.graph.node]
     asked = {name for name, layer in layers.items() if layer.kind == half}
+    block = {name: "not among the layers" for name in names if name not in asked}
     if request.spec.floats == half:
-        block = {
-            name: layers[name].reason for name in names if name in layers and layers[name].kind == "fp32"
-        }
-    else:
-        block = {name: "not among the layers" for name in names if name not in asked}
-    mixed, kept = to_half(model, HALVES[half], block=map(exactly, block), ranges=request.ranges)
+        in_float32 = [name for name in block if name in layers and layers[name].kind == "fp32"]
+        block = {name: layers[name].reason for name in in_float32}
+    mixed, kept = to_half(model, HALVES[half], block=block, ranges=request.ranges)
     expected = asked if request.spec.floats != half else kept.keys()
-    kept = {name: block.get(name, reason) for name, reason in kept.items() if name in expected}
+    kept = {name: reason for name, reason in kept.items() if name in expected}
     missed = [f"node {name!r} was to be {half}: {reason}" for name, reason in kept.items() if name in asked]
     return mixed, kept, missed

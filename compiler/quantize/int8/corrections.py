@@ -26,10 +26,9 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto
 
 from ....data.batches import Data
-from ....errors import CalibrationError
 from ....model.graph import attribute, captured_names, consumers, producers, tensor_values, weighted_nodes
 from ....model.graph_edits import set_values
 from ....model.onnx_file import copy_model, load_onnx, opset
@@ -60,8 +59,7 @@ def round_weights(
     Weights of grouped convolutions, transposed ones and those behind no scale per output channel stay
     rounded to nearest.
 
-    Args:
-        pairs: Weight of the float model to its limits, where two of its products are added in 16 bits.
+    `pairs` has the limits of float weights of which two products are added in 16 bits.
     """
     reference = prepare_graph(load_onnx(float_model_path))
     float_nodes = {node.name: node for node in reference.graph.node if node.op_type in _LAYERS}
@@ -84,17 +82,22 @@ def round_weights(
     for name, node in plan.items():
         float_node = float_nodes[name]
         dequantize = made_by[node.input[1]]
-        tensor = _integers(dequantize, made_by, stored)
+        weight = dequantize.input[0]
+        if weight in made_by and made_by[weight].op_type == "QuantizeLinear":
+            weight = made_by[weight].input[0]  # floats in front of a pair
+        tensor = stored.get(weight)
         scales = stored.get(dequantize.input[1])
         if tensor is None or scales is None or list(scales.dims) in ([], [1]) or tensor.name in done:
             continue
-        values = _rows(tensor_values(weights[float_node.input[1]]), float_node)
+        values = tensor_values(weights[float_node.input[1]])
+        by_output = float_node.op_type == "Conv" or attribute(float_node, "transB", 0)
+        rows = values.reshape(len(values), -1) if by_output else values.T  # one per output channel
         hessian = hessian_of([float_node], hessians)
-        if hessian is None or tensor_values(scales).shape != (len(values),):
+        if hessian is None or tensor_values(scales).shape != (len(rows),):
             continue
         limits = pairs.get(float_node.input[1])
         rounded = gptq(
-            values,
+            np.ascontiguousarray(rows, np.float32),
             hessian,
             bits=8,
             block_size=0,
@@ -103,42 +106,12 @@ def round_weights(
             name=tensor.name,
             room=limits.room(tuple(tensor.dims), _MIDDLE) if limits else None,
         )
-        codes = rounded.codes.astype(np.int16) - _MIDDLE
-        _store(tensor, codes, tensor_values(scales), float_node)
+        steps: NDArray[Any] = np.clip(rounded.codes.astype(np.int16) - _MIDDLE, -127, 127)
+        if tensor.data_type != TensorProto.INT8:
+            steps = steps * tensor_values(scales).astype(np.float32)[:, None]
+        set_values(tensor, steps.reshape(tensor.dims) if by_output else steps.T)
         done.add(tensor.name)
     return len(done)
-
-
-def _integers(
-    dequantize: onnx.NodeProto, made_by: dict[str, onnx.NodeProto], stored: dict[str, onnx.TensorProto]
-) -> onnx.TensorProto | None:
-    """The stored weight: int8, or float in front of a pair."""
-    name = dequantize.input[0]
-    if name in made_by and made_by[name].op_type == "QuantizeLinear":
-        name = made_by[name].input[0]
-    return stored.get(name)
-
-
-def _rows(values: NDArray[Any], node: onnx.NodeProto) -> NDArray[np.float32]:
-    """[N, K]: a row per output channel."""
-    rows = values.reshape(len(values), -1) if _by_output(node) else values.T
-    return np.ascontiguousarray(rows, np.float32)
-
-
-def _by_output(node: onnx.NodeProto) -> bool:
-    return node.op_type == "Conv" or (node.op_type == "Gemm" and bool(attribute(node, "transB", 0)))
-
-
-def _store(
-    tensor: onnx.TensorProto, codes: NDArray[np.int16], scales: NDArray[Any], node: onnx.NodeProto
-) -> None:
-    before = tensor_values(tensor)
-    integer = tensor.data_type == TensorProto.INT8
-    rows: NDArray[Any] = np.clip(codes, -127, 127)
-    if not integer:
-        rows = rows * scales.astype(np.float32)[:, None]
-    values = rows.reshape(before.shape) if _by_output(node) else rows.T
-    set_values(tensor, np.ascontiguousarray(values).astype(before.dtype))
 
 
 _INT32 = np.iinfo(np.int32)
@@ -149,11 +122,8 @@ def correct_biases(
 ) -> tuple[onnx.ModelProto, int]:
     """Return a copy of a quantized model with corrected biases, and the number of layers corrected.
 
-    Layers without a bias are left as they are.
-
-    Args:
-        quantized: From `quantize_static`: biases are int32 behind DequantizeLinear, or float,
-            or the vector that an Add behind a MatMul adds.
+    Biases of `quantize_static` are int32 behind DequantizeLinear, or float, or the vector that an Add behind
+    a MatMul adds. Layers without one are left as they are.
     """
     corrected = copy_model(quantized)
     reference = prepare_graph(load_onnx(float_model_path))
@@ -162,45 +132,39 @@ def correct_biases(
     join_biases(reference, exclude=others - gemms)
     upgrade_in_place(reference, opset(quantized))  # the layers of both stand in one graph
     layers = list(_layers(corrected, reference))
-    errors = _measure(reference, corrected, layers, Path(float_model_path), data, progress)
+    errors = _measure(reference, corrected, layers, data, progress)
     for layer in layers:
-        layer.bias.add(errors[layer.node.name])
+        layer.correct(errors[layer.node.name])
     return corrected, len(layers)
-
-
-@dataclass
-class _Bias:
-    """The initializer that holds a bias: int32 in units of `scale`, or float in units of 1."""
-
-    tensor: onnx.TensorProto
-    scale: NDArray[Any] | None
-
-    def add(self, correction: NDArray[np.float64]) -> None:
-        values = tensor_values(self.tensor)
-        if self.scale is None:
-            # One number for all channels becomes one for each.
-            total = values + (correction if values.size == 1 else correction.reshape(values.shape))
-        else:
-            steps = np.round(correction / self.scale.astype(np.float64))
-            total = np.clip(values + steps, _INT32.min, _INT32.max)
-        self.tensor.CopyFrom(numpy_helper.from_array(total.astype(values.dtype), self.tensor.name))
 
 
 @dataclass
 class _Quantized:
     """A quantized layer, the output of its float counterpart, its bias, and the axis of its channels.
 
-    The quantized one may write under the name of a Relu that was folded into it.
+    The quantized one may write under the name of a Relu that was folded into it. Its bias is int32 in units
+    of `scale`, or float in units of 1.
     """
 
     node: onnx.NodeProto
     float_output: str
-    bias: _Bias
+    bias: onnx.TensorProto
+    scale: NDArray[Any] | None
     axis: int
 
     @property
     def error_name(self) -> str:
         return f"{self.float_output}/error"
+
+    def correct(self, correction: NDArray[np.float64]) -> None:
+        values = tensor_values(self.bias)
+        if self.scale is None:
+            # One number for all channels becomes one for each.
+            total = values + (correction if values.size == 1 else correction.reshape(values.shape))
+        else:
+            steps = np.round(correction / self.scale.astype(np.float64))
+            total = np.clip(values + steps, _INT32.min, _INT32.max)
+        set_values(self.bias, total)
 
 
 def _layers(quantized: onnx.ModelProto, reference: onnx.ModelProto) -> Iterator[_Quantized]:
@@ -229,18 +193,14 @@ def _layers(quantized: onnx.ModelProto, reference: onnx.ModelProto) -> Iterator[
         name = _bias_name(node, made_by, readers, kept)
         if name not in stored or len(readers[name]) > 1 or name in kept:
             continue
-        if node.op_type == "MatMul" and not _per_channel(stored[name], stored[weight].dims[-1]):
+        extents, channels = [extent for extent in stored[name].dims if extent != 1], stored[weight].dims[-1]
+        per_channel = not extents or (extents == [channels] and stored[name].dims[-1] == channels)
+        if node.op_type == "MatMul" and not per_channel:
             continue  # a value per position, as anchors of boxes are
         dequantize = readers[name][0] if readers[name][0].op_type == "DequantizeLinear" else None
         scale = tensor_values(stored[dequantize.input[1]]) if dequantize is not None else None
         axis = 1 if node.op_type == "Conv" else -1
-        yield _Quantized(node, str(counterpart.output[0]), _Bias(stored[name], scale), axis)
-
-
-def _per_channel(bias: onnx.TensorProto, channels: int) -> bool:
-    """Whether what is added has one value for each channel of the last axis, or one for all."""
-    extents = [extent for extent in bias.dims if extent != 1]
-    return not extents or (extents == [channels] and bias.dims[-1] == channels)
+        yield _Quantized(node, str(counterpart.output[0]), stored[name], scale, axis)
 
 
 def _bias_name(node: onnx.NodeProto, made_by: Any, readers: Any, kept: set[str]) -> str:
@@ -257,7 +217,6 @@ def _measure(
     reference: onnx.ModelProto,
     quantized: onnx.ModelProto,
     layers: list[_Quantized],
-    path: Path,
     data: Data,
     progress: Progress,
 ) -> dict[str, NDArray[np.float64]]:
@@ -266,24 +225,14 @@ def _measure(
     axes = {layer.error_name: layer.axis for layer in layers}
     sums = {name: np.zeros(1) for name in axes}
     counts = dict.fromkeys(axes, 0)
-    for _, arrays in run_samples(
-        beside, path, list(axes), data, progress=progress, doing="correct biases", integers=False
+    for arrays in run_samples(
+        beside, list(axes), data, progress=progress, doing="correct biases", integers=False
     ):
         for name, array in arrays.items():
             others = tuple(i for i in range(array.ndim) if i != axes[name] % array.ndim)
             sums[name] = sums[name] + array.sum(axis=others, dtype=np.float64)
             counts[name] += array.size // array.shape[axes[name]]
-    errors = {}
-    for layer in layers:
-        mean = sums[layer.error_name] / max(counts[layer.error_name], 1)
-        if not np.isfinite(mean).all():
-            raise CalibrationError(
-                f"node {layer.node.name!r}: its error is NaN or infinite on the samples",
-                hint="check the samples and the float model",
-                node=layer.node.name,
-            )
-        errors[layer.node.name] = mean
-    return errors
+    return {layer.node.name: sums[layer.error_name] / max(counts[layer.error_name], 1) for layer in layers}
 
 
 def _with_quantized_layers(
@@ -294,32 +243,25 @@ def _with_quantized_layers(
     graph = model.graph
     made_by = producers(quantized.graph)
     stored = {tensor.name: tensor for tensor in quantized.graph.initializer}
-    present = {tensor.name for tensor in graph.initializer}
-    copied: set[str] = set()
+    brought: set[str] = set()
 
     def bring(name: str) -> str:
         """Copy what makes an operand, up to a stored tensor or an activation; return its new name."""
-        if name in stored:
-            if f"quantized/{name}" not in present:
-                tensor = graph.initializer.add()
-                tensor.CopyFrom(stored[name])
-                tensor.name = f"quantized/{name}"
-                present.add(tensor.name)
-            return f"quantized/{name}"
-        maker = made_by.get(name)
-        if maker is None or maker.op_type not in ("QuantizeLinear", "DequantizeLinear"):
+        maker, copied = made_by.get(name), f"quantized/{name}"
+        is_pair = maker is not None and maker.op_type in ("QuantizeLinear", "DequantizeLinear")
+        if name not in stored and not is_pair:
             return name  # an activation, as the float model has it
-        values = stored_weight(maker, stored)
-        if values is not None:
-            if f"quantized/{name}" not in present:
-                set_values(graph.initializer.add(name=f"quantized/{name}", data_type=1), values)
-                present.add(f"quantized/{name}")
-            return f"quantized/{name}"
-        if name not in copied:
-            copied.add(name)
-            operands = [bring(operand) for operand in maker.input]
-            _copy_node(graph, maker, operands, f"quantized/{name}")
-        return f"quantized/{name}"
+        if copied in brought:
+            return copied
+        brought.add(copied)
+        if maker is None:
+            graph.initializer.add().CopyFrom(stored[name])
+            graph.initializer[-1].name = copied
+        elif (values := stored_weight(maker, stored)) is not None:
+            set_values(graph.initializer.add(name=copied, data_type=1), values)
+        else:
+            _copy_node(graph, maker, [bring(operand) for operand in maker.input], copied)
+        return copied
 
     for layer in layers:
         quantized_output = f"quantized/{layer.float_output}"

@@ -11,7 +11,7 @@ speed of float. What is reached says so: "GRU (weights only)".
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,16 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
+from onnx.helper import make_node
 
 from ....calibration.qparams import choose_weight_qparams, quantize
-from ....errors import InvalidOption, QuantizationError, first_line
+from ....errors import QuantizationError, first_line
 from ....model.graph import attribute, consumers
 from ....model.graph_edits import drop_unused_initializers, set_nodes, sort_nodes, store
 from ....model.graph_rules import NONE, SaturatingKernels
 from ....model.onnx_file import load_onnx, save_onnx
 from ....progress import quiet
 from ....spec.words import WeightType
-from ..request import match_nodes
 from .pair_limits import product_limits
 
 DYNAMIC_OPERATORS = ("MatMul", "Gemm", "LSTM", "Attention", "GRU")
@@ -41,14 +41,14 @@ def quantize_dynamic(
     model: onnx.ModelProto,
     path: Path,
     *,
-    exclude: tuple[str, ...] = (),
+    excluded: Collection[str] = (),
     weight_type: WeightType = "int8",
     kernels: SaturatingKernels = NONE,
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Write the dynamically quantized model to `path`.
 
     Args:
-        exclude: Names, globs or operator types that stay in float.
+        excluded: Names of nodes that stay in float.
         weight_type: "int8": symmetric, with a scale per output channel. "uint8": with a zero point too;
             x86 processors without VNNI add two products of uint8 by uint8 in int32, in more instructions. A
             GRU's weights are int8 in both, as no integers are multiplied.
@@ -61,11 +61,7 @@ def quantize_dynamic(
     from onnxruntime.quantization import QuantType
     from onnxruntime.quantization import quantize_dynamic as quantize_by_onnxruntime
 
-    types = {"int8": QuantType.QInt8, "uint8": QuantType.QUInt8}
-    if weight_type not in types:
-        raise InvalidOption(f"weight type {weight_type!r}: int8 or uint8 is required")
-    excluded = match_nodes(model.graph, exclude)
-    nodes = _planned(model, set(excluded))
+    nodes = _planned(model, excluded)
     planned = Counter(node.op_type for node in nodes)
     names = {node.name for node in nodes}
     if not planned:
@@ -89,7 +85,7 @@ def quantize_dynamic(
                 path,
                 op_types_to_quantize=sorted({*planned, "MatMul"} - {"Gemm", "GRU"}),
                 per_channel=True,
-                weight_type=types[weight_type],
+                weight_type=QuantType.QInt8 if weight_type == "int8" else QuantType.QUInt8,
                 nodes_to_exclude=sorted(left),
                 extra_options={"MatMulConstBOnly": True},
             )
@@ -145,7 +141,7 @@ def _give_own_weights(graph: onnx.GraphProto, names: set[str]) -> None:
     an LSTM under the other's feet.
     """
     stored = {tensor.name: tensor for tensor in graph.initializer}
-    readers = consumers(graph)
+    readers, copied = consumers(graph), set[str]()
     for node in graph.node:
         if node.name not in names or node.op_type == "GRU":
             continue
@@ -155,10 +151,8 @@ def _give_own_weights(graph: onnx.GraphProto, names: set[str]) -> None:
             if not (others if node.op_type == "LSTM" else others - names):
                 continue
             own = f"{weight}/{node.name}" if node.op_type == "LSTM" else f"{weight}/products"
-            if own not in stored:
-                stored[own] = graph.initializer.add()
-                stored[own].CopyFrom(stored[weight])
-                stored[own].name = own
+            if own not in copied:
+                copied.add(store(graph, own, numpy_helper.to_array(stored[weight])))
             node.input[index] = own
 
 
@@ -173,35 +167,28 @@ def _store_gru_weights(graph: onnx.GraphProto, names: set[str]) -> int:
     """
     stored = {tensor.name: tensor for tensor in graph.initializer}
     nodes: list[onnx.NodeProto] = []
-    widened: dict[str, str] = {}
+    widened: set[str] = set()
     count = 0
     for node in graph.node:
-        if node.op_type == "GRU" and node.name in names:
-            count += 1
-            for index in (1, 2):
-                weight = node.input[index]
-                if weight not in widened:
-                    widened[weight] = _widen(graph, stored[weight], nodes)
-                node.input[index] = widened[weight]
+        planned = node.op_type == "GRU" and node.name in names
+        count += planned
+        for name in dict.fromkeys(node.input[1:3]) if planned else ():
+            if name not in widened:
+                widened.add(name)
+                values = numpy_helper.to_array(stored[name])
+                rows = values.reshape(-1, values.shape[-1])
+                qparams = choose_weight_qparams(rows, 0)
+                store(graph, f"{name}/int8", quantize(rows, qparams).reshape(values.shape))
+                store(graph, f"{name}/scale", qparams.scale.reshape(*values.shape[:-1], 1))
+                factors = [f"{name}/steps", f"{name}/scale"]
+                nodes.append(make_node("Cast", [f"{name}/int8"], factors[:1], f"{name}/cast", to=1))
+                nodes.append(make_node("Mul", factors, [f"{name}/widened"], f"{name}/mul"))
+        if planned:
+            node.input[1:3] = [f"{name}/widened" for name in node.input[1:3]]
         nodes.append(node)
     set_nodes(graph, nodes)
     drop_unused_initializers(graph)
     return count
-
-
-def _widen(graph: onnx.GraphProto, weight: onnx.TensorProto, nodes: list[onnx.NodeProto]) -> str:
-    """Store a weight as int8 and return the tensor that becomes float32 again, by nodes that are added."""
-    values, name = numpy_helper.to_array(weight), weight.name
-    rows = values.reshape(-1, values.shape[-1])
-    qparams = choose_weight_qparams(rows, 0)
-    integers = quantize(rows, qparams).reshape(values.shape)
-    scales = qparams.scale.reshape(*values.shape[:-1], 1)
-    store(graph, f"{name}/int8", integers)
-    store(graph, f"{name}/scale", scales)
-    cast = onnx.helper.make_node("Cast", [f"{name}/int8"], [f"{name}/steps"], f"{name}/cast", to=1)
-    factors = [f"{name}/steps", f"{name}/scale"]
-    nodes += [cast, onnx.helper.make_node("Mul", factors, [f"{name}/widened"], f"{name}/mul")]
-    return f"{name}/widened"
 
 
 def _lstms_to_uint8(model: onnx.ModelProto) -> None:
@@ -209,13 +196,9 @@ def _lstms_to_uint8(model: onnx.ModelProto) -> None:
 
     ONNX Runtime's quantizer knows int8 only for an LSTM, whatever it is told.
     """
-    integers = {
-        name
-        for node in model.graph.node
-        if node.op_type == "DynamicQuantizeLSTM"
-        for index in (1, 2, 9, 11)  # W, R and the zero points of both
-        for name in [node.input[index]]
-    }
+    lstms = [node for node in model.graph.node if node.op_type == "DynamicQuantizeLSTM"]
+    # W, R and the zero points of both
+    integers = {node.input[index] for node in lstms for index in (1, 2, 9, 11)}
     for tensor in model.graph.initializer:
         if tensor.name in integers and tensor.data_type == onnx.TensorProto.INT8:
             shifted = (numpy_helper.to_array(tensor).astype(np.int16) + 128).astype(np.uint8)
@@ -238,22 +221,21 @@ def _gemms_to_matmuls(graph: onnx.GraphProto, names: set[str]) -> None:
         if attribute(node, "transB", 0):
             weight = f"{weight}/transposed"
             if weight not in stored:
-                array = np.ascontiguousarray(numpy_helper.to_array(stored[node.input[1]]).T)
-                stored[weight] = numpy_helper.from_array(array, weight)
-                graph.initializer.append(stored[weight])
+                store(graph, weight, numpy_helper.to_array(stored[node.input[1]]).T)
+                stored[weight] = graph.initializer[-1]
         has_bias = len(node.input) > 2 and bool(node.input[2])
         product = f"{node.output[0]}/product" if has_bias else node.output[0]
         operands = [node.input[0], weight]
-        nodes.append(onnx.helper.make_node("MatMul", operands, [product], name=node.name))
+        nodes.append(make_node("MatMul", operands, [product], name=node.name))
         if has_bias:
             operands = [product, node.input[2]]
             name = f"{node.name}/bias"
-            nodes.append(onnx.helper.make_node("Add", operands, [node.output[0]], name=name))
+            nodes.append(make_node("Add", operands, [node.output[0]], name=name))
     set_nodes(graph, nodes)
     drop_unused_initializers(graph)
 
 
-def _planned(model: onnx.ModelProto, excluded: set[str]) -> list[onnx.NodeProto]:
+def _planned(model: onnx.ModelProto, excluded: Collection[str]) -> list[onnx.NodeProto]:
     """The nodes that can be taken: stored weights, of two axes in a product, no transposed activation."""
     axes = {t.name: len(t.dims) for t in model.graph.initializer if t.data_type == 1}
     nodes = []

@@ -42,11 +42,9 @@ _ROWS = 256  # output channels that are fitted at a time, to stay in the process
 
 @dataclass(frozen=True, eq=False)
 class PairLimits:
-    """Which weights of a layer meet.
+    """Which weights of a layer meet: int [pairs, 2], positions in the depth, each in one pair at most.
 
-    Attributes:
-        axes: The order of the weight's axes in which it is [output channels, depth], neighbours side by side.
-        pairs: int [pairs, 2]: positions in the depth; each stands in one pair at most.
+    With its axes in the order `axes`, a weight is [output channels, depth], neighbours side by side.
     """
 
     axes: tuple[int, ...]
@@ -65,8 +63,7 @@ class PairLimits:
     def least_scales(self, weight: NDArray[Any]) -> NDArray[np.float32]:
         """Return the scale [output channels] with which the largest pair of each channel just fits."""
         sums = _sums(self.rows(weight).astype(np.float64), self.pairs)
-        scales: NDArray[np.float32] = (sums.max(axis=(1, 2), initial=0.0) / LARGEST_SUM).astype(np.float32)
-        return scales
+        return np.asarray(sums.max(axis=(1, 2), initial=0.0) / LARGEST_SUM, np.float32)
 
     def fitted(self, weight: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
         """Return scales [output channels], and the integers of a float weight in its own shape."""
@@ -86,8 +83,7 @@ class PairLimits:
     def room(self, shape: tuple[int, ...], middle: int) -> Room:
         """Return what GPTQ asks for: the lowest and the highest step that the partner of a column leaves.
 
-        Args:
-            middle: The code that stands for 0.
+        The code `middle` stands for 0.
         """
         inner = [1 if axis == self.axes[0] else extent for axis, extent in enumerate(shape)]
         columns = self.rows(np.arange(np.prod(inner)).reshape(inner))[0]  # of GPTQ, in the order of pairs
@@ -133,16 +129,12 @@ def pair_limits(
 def limits_of(
     nodes: Sequence[onnx.NodeProto], shapes: Mapping[str, tuple[int, ...]], kernels: SaturatingKernels
 ) -> dict[str, PairLimits]:
-    """Return the limits of each stored weight, by its name.
+    """Return the limits of each stored weight of integer layers, by its name.
 
-    Args:
-        nodes: The layers that will be integer; those that share a weight are of one kind.
+    Layers that share a weight are of one kind.
     """
-    found = {
-        node.input[1]: pair_limits(node, shapes[node.input[1]], kernels)
-        for node in nodes
-        if node.input[1] in shapes
-    }
+    stored = {node.input[1]: node for node in nodes if node.input[1] in shapes}
+    found = {weight: pair_limits(node, shapes[weight], kernels) for weight, node in stored.items()}
     return {weight: limits for weight, limits in found.items() if limits is not None}
 
 

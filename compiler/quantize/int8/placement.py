@@ -5,9 +5,7 @@ The target's rules decide (`model.graph_rules`).
 - ONNX Runtime on x86 with VNNI multiplies uint8 activations by int8 weights and adds int32 bias; symmetric
   int8 activations are slower there than float. A product of a stored weight writes float for free, so
   what follows it stays in float; a product of two activations (attention) is faster in float.
-- TensorRT wants symmetric int8 with zero_point 0, float bias, Q/DQ in front of the layers that can use
-  it (`tensorrt_kernels`), on the residual branch of the adds that close one (`residuals`), and at some of
-  what lies between convolutions (`between`).
+- TensorRT wants symmetric int8 with zero_point 0, float bias, and Q/DQ where `tensorrt` says.
 
 What lies between convolutions (adds, pools, concatenations) is quantized where all that it reads is made
 by integer kernels anyway: elsewhere it would cost a conversion and precision, and gain nothing.
@@ -19,7 +17,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+
+import onnx
 
 from ....model.graph import WEIGHTED, constant_names, consumers
 from ....model.graph_rules import graph_rules
@@ -27,10 +26,6 @@ from ....spec.words import GraphTarget
 from ..request import match_nodes
 from .rewrites import is_table, unfit_for_float8
 from .tensorrt import Between, ResidualAdds, TensorRTKernels
-
-if TYPE_CHECKING:
-    import onnx
-
 
 # Operators for which a CPU runtime has a kernel that reads and writes integers (or that only moves data).
 # Softmax and normalizations stay in float: eight bits are too few for their outputs.
@@ -51,21 +46,15 @@ WRITES_FLOAT = frozenset(["MatMul", "Gemm"])
 
 @dataclass(frozen=True)
 class Placement:
-    """The plan of one quantization.
-
-    Attributes:
-        target: What it is for.
-        nodes: Names of the nodes to quantize.
-        left_in_float: Name to reason, for nodes of weighted operators that are not quantized.
-        tables: Names of Gather nodes whose stored table of floats (an embedding) becomes int8.
-        fused: Name of an Add to its operand that stays in float, as a convolution's kernel adds to it.
-        warnings: What the user should know of it.
-    """
+    """The plan of one quantization."""
 
     target: GraphTarget
-    nodes: tuple[str, ...]
+    nodes: tuple[str, ...]  # names of those to quantize
+    # name to reason, for nodes of weighted operators that are not quantized
     left_in_float: Mapping[str, str] = field(default_factory=dict)
+    # names of Gather nodes whose stored table of floats (an embedding) becomes int8
     tables: tuple[str, ...] = ()
+    # name of an Add to its operand that stays in float, as a convolution's kernel adds to it
     fused: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -92,8 +81,7 @@ def plan(
     rules = graph_rules(target)
     excluded = match_nodes(model.graph, exclude)
     weighted_excluded = match_nodes(model.graph, (), only=only) | excluded
-    planner = _Planner(model, target, excluded, weighted_excluded, float8=float8)
-    planner.multiplies_activations = multiplies_activations
+    planner = _Planner(model, target, excluded, weighted_excluded, float8, multiplies_activations)
     if rules.quantizes_chains:
         return planner.run()
     planner.chosen = set(match_nodes(model.graph, (*chosen, *only)))
@@ -117,23 +105,24 @@ class _Planner:
         target: GraphTarget,
         excluded: Mapping[str, str],
         weighted_excluded: Mapping[str, str],
-        *,
         float8: bool,
+        multiplies_activations: bool,
     ) -> None:
         self.model, self.graph, self.target, self.float8 = model, model.graph, target, float8
         self.rules = graph_rules(target)
         self.excluded, self.weighted_excluded = excluded, weighted_excluded
-        self.multiplies_activations = True
+        self.multiplies_activations = multiplies_activations
         self.chosen: set[str] = set()
         self.constants = constant_names(model)
         self.stored = {tensor.name: tensor for tensor in model.graph.initializer}
-        self.shared = _read_elsewhere(model.graph)
+        read = Counter(name for node in model.graph.node for name in node.input)
+        self.shared = {name for name, count in read.items() if count > 1}  # read by more than one node
+        self.shared |= {value.name for value in model.graph.output}
         self.residuals = ResidualAdds(model.graph, self.constants)
-        self.integer: set[str] = set()  # tensors that an integer kernel makes
-        self.planned: set[str] = set()
 
     def run(self) -> Placement:
-        self.integer, self.planned = set(), set()
+        self.integer = set[str]()  # tensors that an integer kernel makes
+        self.planned = set[str]()
         nodes, tables, left = [], [], {}
         fused: dict[str, str] = {}
         for node in self.graph.node:
@@ -165,20 +154,14 @@ class _Planner:
                     self.planned.add(node.name)
                     nodes.append(node.name)
         if self.rules.writes_floats:
-            nodes = self._wanted_by_integers(nodes)
+            # Every kernel writes float for nothing: what no integer kernel reads is left out.
+            readers = consumers(self.graph)
+            for node in reversed(self.graph.node):
+                behind = {reader.name for output in node.output for reader in readers.get(output, ())}
+                if node.op_type not in WEIGHTED and not behind & self.planned:
+                    self.planned.discard(node.name)
+            nodes = [name for name in nodes if name in self.planned]
         return Placement(self.target, tuple(nodes), left, tuple(tables), fused)
-
-    def _wanted_by_integers(self, nodes: list[str]) -> list[str]:
-        """Leave out what no integer kernel reads, where every kernel writes float for nothing."""
-        by_name = {node.name: node for node in self.graph.node}
-        readers = consumers(self.graph)
-        kept = set(nodes)
-        for name in reversed(nodes):
-            node = by_name[name]
-            behind = {reader.name for output in node.output for reader in readers.get(output, ())}
-            if node.op_type not in WEIGHTED and not behind & kept:
-                kept.discard(name)
-        return [name for name in nodes if name in kept]
 
     def _goes_along(self, node: onnx.NodeProto) -> bool:
         """Whether an operator without weights is quantized with those around it."""
@@ -235,12 +218,6 @@ def scaled_tensors(model: onnx.ModelProto, placement: Placement) -> set[str]:
     without = WRITES_FLOAT if graph_rules(placement.target).quantizes_chains else frozenset[str]()
     made = {name for node in nodes if node.op_type not in without for name in node.output}
     return (read | made) - {""}
-
-
-def _read_elsewhere(graph: onnx.GraphProto) -> set[str]:
-    """Tensors that more than one node reads, or that are outputs of the model."""
-    read = Counter(name for node in graph.node for name in node.input)
-    return {name for name, count in read.items() if count > 1} | {v.name for v in graph.output}
 
 
 def _values(node: onnx.NodeProto) -> list[str]:

@@ -20,6 +20,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 from numpy.typing import NDArray
@@ -34,7 +35,7 @@ from ....calibration.qparams import (
     quantize,
     scale_and_zero_point,
 )
-from ....model.graph import attribute, consumers, infer_shapes, producers
+from ....model.graph import attribute, consumers, infer_shapes, producers, tensor_values
 from ....model.graph_edits import drop_unread, drop_unused_initializers, set_nodes, store
 
 
@@ -84,9 +85,8 @@ def keep_adds_apart(model: onnx.ModelProto, planned: set[str]) -> None:
     for node in model.graph.node:
         if node.op_type != "Add" or node.name in planned or stored & set(node.input):
             continue
-        before = [made_by.get(name) for name in node.input]
-        products = [one for one in before if one is not None and one.op_type == "MatMul"]
-        if any(one.name in planned and len(shapes.get(one.output[0], ())) == 2 for one in products):
+        flat = [made_by[n] for n in node.input if n in made_by and len(shapes.get(n, ())) == 2]
+        if any(maker.op_type == "MatMul" and maker.name in planned for maker in flat):
             node.op_type = "Sum"
 
 
@@ -133,9 +133,7 @@ def read_floats(graph: onnx.GraphProto, planned: set[str], *, kernels_write_floa
         norm ─ Q ─ DQ ─┬─ MatMul      becomes      norm ─┬─ Q ─ DQ ─ MatMul
                        └─ Add                            └─ Add
 
-    Args:
-        kernels_write_float: Whether an integer kernel can write floats at no cost, for readers of which
-            none is planned.
+    With `kernels_write_float` an integer kernel writes floats at no cost, where no reader is planned.
     """
     made_by, readers = producers(graph), consumers(graph)
     outputs = {value.name for value in graph.output}
@@ -148,11 +146,8 @@ def read_floats(graph: onnx.GraphProto, planned: set[str], *, kernels_write_floa
         if source is None and quantize.input[0] not in inputs:
             continue  # a stored weight
         behind = {node.name for node in readers.get(dequantize.output[0], ())}
-        if (
-            source is not None
-            and source.name in planned
-            and not (kernels_write_float and not behind & planned)
-        ):
+        writes_float = kernels_write_float and not behind & planned
+        if source is not None and source.name in planned and not writes_float:
             continue  # its kernel writes the integers itself
         value = quantize.input[0]
         if dequantize.output[0] in outputs and source is not None:
@@ -190,12 +185,10 @@ def keep_norms_apart(graph: onnx.GraphProto) -> None:
     ONNX Runtime would fuse both into SkipLayerNormalization, whose CPU kernel takes eight times as long as
     the two (1.31.1: 0.20 ms against 0.03 ms for 128 x 768 values).
     """
-    made_by = producers(graph)
+    normalized = {node.input[0] for node in graph.node if node.op_type == "LayerNormalization"}
     for node in graph.node:
-        if node.op_type == "LayerNormalization":
-            before = made_by.get(node.input[0])
-            if before is not None and before.op_type == "Add":
-                before.op_type = "Sum"
+        if node.op_type == "Add" and node.output[0] in normalized:
+            node.op_type = "Sum"
 
 
 BLOCK_SIZE = 128
@@ -212,34 +205,33 @@ def is_table(node: onnx.NodeProto, stored: dict[str, onnx.TensorProto]) -> bool:
     return int(np.prod(table.dims)) >= SMALLEST
 
 
-def large_tables(model: onnx.ModelProto, excluded: Collection[str] = ()) -> set[str]:
-    """Return the names of the nodes for which `is_table` is true, and that are not excluded."""
-    stored = {tensor.name: tensor for tensor in model.graph.initializer}
-    return {node.name for node in model.graph.node if is_table(node, stored)} - set(excluded)
-
-
 def quantize_tables(model: onnx.ModelProto, names: set[str]) -> None:
     """Store the lookup tables of the named nodes, for each of which `is_table` is true, as int8, in place.
 
         Gather(table, ids)      becomes      Reshape(Cast(Gather(int8, ids)) * Gather(scales, ids))
 
-    A scale belongs to a block of one row: rows of a vocabulary differ, and a scale per column would have to
-    fit the largest of tens of thousands. Plain operators do it, which every CPU runtime has.
+    The table is int8 [rows, blocks, block], the scales are float32 [rows, blocks, 1]. A scale belongs to a
+    block of one row: rows of a vocabulary differ, and a scale per column would have to fit the largest of
+    tens of thousands. Plain operators do it, which every CPU runtime has.
     """
     graph = model.graph
     shapes = infer_shapes(model) if names else {}
     stored = {tensor.name: tensor for tensor in graph.initializer}
-    nodes: list[onnx.NodeProto] = []
+    nodes, quantized = list[onnx.NodeProto](), set[str]()
     for node in graph.node:
         nodes.append(node)
         if node.name not in names or node.input[1] not in shapes | stored:
             continue
         table, ids, result, name = node.input[0], node.input[1], node.output[0], node.name
         axes = len(shapes[ids]) if ids in shapes else len(stored[ids].dims)
-        if f"{table}/int8" not in stored:
-            for tensor in _quantized(table, numpy_helper.to_array(stored[table])):
-                stored[tensor.name] = tensor
-                graph.initializer.append(tensor)
+        if f"{table}/int8" not in quantized:
+            values = tensor_values(stored[table])
+            rows, columns = values.shape
+            blocks = values.reshape(-1, BLOCK_SIZE if columns % BLOCK_SIZE == 0 else columns)
+            qparams = choose_weight_qparams(blocks, 0)
+            integers = quantize(blocks, qparams).reshape(rows, -1, blocks.shape[1])
+            quantized.add(store(graph, f"{table}/int8", integers))
+            store(graph, f"{table}/scale", qparams.scale.reshape(rows, -1, 1))
         whole = f"{name}/shape"
         store(graph, whole, np.array([0] * axes + [-1], np.int64))
         node.input[0], node.output[0] = f"{table}/int8", f"{result}/int8"
@@ -252,21 +244,6 @@ def quantize_tables(model: onnx.ModelProto, names: set[str]) -> None:
         ]
     set_nodes(graph, nodes)
     drop_unused_initializers(graph)
-
-
-def _quantized(
-    name: str, values: np.ndarray[tuple[int, int], np.dtype[np.float32]]
-) -> list[onnx.TensorProto]:
-    """int8 [rows, blocks, block] and scales float32 [rows, blocks, 1]; symmetric."""
-    rows, columns = values.shape
-    block = next(size for size in (BLOCK_SIZE, columns) if columns % size == 0)
-    blocks = values.reshape(-1, block)
-    qparams = choose_weight_qparams(blocks, 0)
-    quantized = quantize(blocks, qparams).reshape(rows, -1, block)
-    return [
-        numpy_helper.from_array(quantized, f"{name}/int8"),
-        numpy_helper.from_array(qparams.scale.reshape(rows, -1, 1), f"{name}/scale"),
-    ]
 
 
 _MULTIPLE = 16  # of channels, in the kernels of convolutions
@@ -290,12 +267,10 @@ def unfit_for_float8(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto
 
 
 def to_float8(model: onnx.ModelProto, *, half_scales: bool = False) -> None:
-    """Make float8 of the int8 in a model for TensorRT, in place.
+    """Make float8 of the int8 in a model of opset 19 or newer for TensorRT, in place.
 
-    Args:
-        model: From `static.quantize_static` for "tensorrt", of opset 19 or newer.
-        half_scales: Whether to round scales up to float16, which they will become: small ones would lose
-            precision, and weights must be quantized by what their scales will be.
+    `half_scales` rounds scales up to float16, which they will become: small ones would lose precision, and
+    weights must be quantized by what their scales will be.
     """
     graph = model.graph
     stored = {tensor.name: tensor for tensor in graph.initializer}
@@ -310,11 +285,7 @@ def to_float8(model: onnx.ModelProto, *, half_scales: bool = False) -> None:
             weight = numpy_helper.to_array(stored[values])
             axis = attribute(node, "axis", 1) if scale.dims else None
             scales = weight_scales(weight, axis, half=half_scales)
-            rounded = round_to_float8(weight, scales, axis)
-            kind, content = TensorProto.FLOAT8E4M3FN, rounded.tobytes()
-            graph.initializer.append(
-                helper.make_tensor(node.output[0], kind, rounded.shape, content, raw=True)
-            )
+            store(graph, node.output[0], round_to_float8(weight, scales, axis))
             scale.CopyFrom(numpy_helper.from_array(scales, scale.name))
             scaled.add(scale.name)
             graph.node.remove(node)
@@ -327,16 +298,10 @@ def to_float8(model: onnx.ModelProto, *, half_scales: bool = False) -> None:
 
 
 def weight_scales(weight: NDArray[Any], axis: int | None, *, half: bool = False) -> NDArray[np.float32]:
-    """Return `amax / 448` of each channel, or of the whole weight where axis is None.
+    """Return `amax / 448` of each channel, or of the whole weight where axis is None, float32.
 
-    It is 1 where all is zero, or so small that float32 would hold the scale with fewer bits.
-
-    Args:
-        weight: float32 of any shape.
-        half: Whether to round up to the next float16.
-
-    Returns:
-        float32 [weight.shape[axis]], or a scalar.
+    It is 1 where all is zero, or so small that float32 would hold the scale with fewer bits. `half` rounds it
+    up to the next float16.
     """
     amax = channel_amax(weight, axis)
     scales, _ = scale_and_zero_point(-amax, amax, FLOAT8_E4M3)
@@ -345,18 +310,14 @@ def weight_scales(weight: NDArray[Any], axis: int | None, *, half: bool = False)
 
 def _rounded_up(scales: NDArray[Any], *, half: bool) -> NDArray[np.float32]:
     """Scales as float32; as the next float16 where they are to be of it, and it reaches that far."""
-    rounded: NDArray[np.float32] = np.asarray(scales, np.float32)
     if half and (scales <= np.finfo(np.float16).max).all():
         near = scales.astype(np.float16)
-        up = np.where(near < scales, np.nextafter(near, np.float16(np.inf)), near)
-        rounded = np.asarray(up, np.float32)
-    return rounded
+        scales = np.where(near < scales, np.nextafter(near, np.float16(np.inf)), near)
+    return np.asarray(scales, np.float32)
 
 
 def round_to_float8(weight: NDArray[Any], scales: NDArray[Any], axis: int | None) -> NDArray[Any]:
     """Return `weight / scale` as the nearest E4M3 numbers, halves to the even one, at most 448."""
-    import ml_dtypes
-
     steps = weight / per_channel(scales, axis, weight.ndim)
     rounded: NDArray[Any] = np.clip(steps, FLOAT8_E4M3.qmin, FLOAT8_E4M3.qmax).astype(ml_dtypes.float8_e4m3fn)
     return rounded

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper
 
 from ....calibration import Method, Ranges
 from ....calibration.qparams import INT8, QParams, choose_weight_qparams, quantize
-from ....errors import CalibrationError, EngineUnavailable, QuantizationError, first_line
+from ....errors import EngineUnavailable, QuantizationError, first_line
 from ....files import temporary_folder
 from ....model.graph import count_weighted, producers, weighted_nodes
 from ....model.graph_edits import drop_unused_initializers, sort_nodes
@@ -23,13 +26,11 @@ from ....model.onnx_file import load_onnx
 from ....model.session import SIGNED_ACTIVATIONS, missed_nodes, optimize_file, session_options
 from ....progress import quiet
 from ....spec.words import Isa
+from ..request import no_range
 from .pair_limits import PairLimits
 from .placement import SAME_SCALE, WRITES_FLOAT, Placement, scaled_tensors
 from .rewrites import gather_by_vectors, keep_adds_apart, keep_norms_apart, quantize_tables, read_floats
 from .tensorrt import join_with_convolutions, share_scales
-
-if TYPE_CHECKING:
-    import onnx
 
 
 def quantize_static(
@@ -63,9 +64,10 @@ def quantize_static(
         for name, (low, high) in ranges.items()
     }
     rules = graph_rules(placement.target)
-    operators = sorted({n.op_type for n in model.graph.node if n.name in set(placement.nodes)})
     planned = set(placement.nodes)
-    _mark_inferred(model)
+    operators = sorted({node.op_type for node in model.graph.node if node.name in planned})
+    # The quantizer takes the shapes as inferred, and does not write and read the model again.
+    model.metadata_props.add(key="onnx.infer", value="onnxruntime.quant")
     try:
         with quiet(), all_channels_at_once(pairs) as quantizer_class:
             quantizer = quantizer_class(
@@ -84,7 +86,10 @@ def quantize_static(
             quantizer.model.topological_sort()
             sort_nodes(quantizer.model.model.graph)  # its own sort does not see what subgraphs read
     except ValueError as error:
-        raise _missing_range(error, ranges) from error
+        match = re.search(r"not specified for param (.+?)\. In static mode", str(error))
+        if match and match.group(1) not in ranges:
+            raise no_range(match.group(1)) from error
+        raise QuantizationError(f"ONNX Runtime's quantizer failed: {first_line(error)}") from error
     quantized: onnx.ModelProto = quantizer.model.model
     join_with_convolutions(quantized.graph, placement.fused)
     read_floats(quantized.graph, planned, kernels_write_float=rules.writes_floats)
@@ -177,44 +182,18 @@ def _with_zero_point(model: onnx.ModelProto, placement: Placement) -> set[str]:
     return asymmetric
 
 
-def _mark_inferred(model: onnx.ModelProto) -> None:
-    """Tell the quantizer that shapes are inferred, so that it does not write and read the model again."""
-    entry = model.metadata_props.add()
-    entry.key, entry.value = "onnx.infer", "onnxruntime.quant"
-
-
-def _missing_range(error: ValueError, ranges: Iterable[str]) -> Exception:
-    import re
-
-    match = re.search(r"not specified for param (.+?)\. In static mode", str(error))
-    name = match.group(1) if match else ""
-    if name and name not in set(ranges):
-        return CalibrationError(
-            f"tensor {name!r} needs a scale and has no range",
-            hint="ranges cover the tensors that their targets scale: calibrate for this `target`",
-            tensor=name,
-        )
-    return QuantizationError(f"ONNX Runtime's quantizer failed: {first_line(error)}")
-
-
 def _check_scales(model: onnx.ModelProto) -> None:
-    from onnx import numpy_helper
-
-    scales = {
-        node.input[1]: node.input[0]
-        for node in model.graph.node
-        if node.op_type in ("QuantizeLinear", "DequantizeLinear")
-    }
+    pairs = [node for node in model.graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
+    scaled = {node.input[1]: node.input[0] for node in pairs}
     for tensor in model.graph.initializer:
-        if tensor.name in scales:
-            values = numpy_helper.to_array(tensor)
-            if not (np.isfinite(values).all() and (values > 0).all()):
-                raise QuantizationError(
-                    f"tensor {scales[tensor.name]!r} got a scale of {values.min()}; "
-                    "above zero and finite is required",
-                    hint="exclude its node, or calibrate on more samples",
-                    tensor=scales[tensor.name],
-                )
+        values = numpy_helper.to_array(tensor) if tensor.name in scaled else np.ones(1)
+        if not (np.isfinite(values).all() and (values > 0).all()):
+            raise QuantizationError(
+                f"tensor {scaled[tensor.name]!r} got a scale of {values.min()}; "
+                "above zero and finite is required",
+                hint="exclude its node, or calibrate on more samples",
+                tensor=scaled[tensor.name],
+            )
 
 
 @contextmanager
@@ -229,16 +208,19 @@ def all_channels_at_once(limits: Mapping[str, PairLimits]) -> Iterator[type]:
     import onnxruntime
     from onnxruntime.quantization import qdq_quantizer
 
+    base: Any = qdq_quantizer.QDQQuantizer
     original = getattr(qdq_quantizer, "quantize_onnx_initializer", None)
+    if original is None or not hasattr(base, "_calc_initializer_quant_params"):
+        if limits:
+            raise EngineUnavailable(
+                f"ONNX Runtime {onnxruntime.__version__} quantizes weights in another way than 1.20 to 1.31: "
+                "they cannot be fitted to a processor without VNNI",
+                hint="pip install 'onnxruntime<1.32'",
+                engine="onnxruntime",
+            )
+        yield base
+        return
     fitted: dict[str, NDArray[np.int8]] = {}
-    quantizer = _quantizer_class(qdq_quantizer, limits, fitted)
-    if limits and (original is None or quantizer is qdq_quantizer.QDQQuantizer):
-        raise EngineUnavailable(
-            f"ONNX Runtime {onnxruntime.__version__} quantizes weights in another way than 1.20 to 1.31: "
-            "they cannot be fitted to a processor without VNNI",
-            hint="pip install 'onnxruntime<1.32'",
-            engine="onnxruntime",
-        )
 
     def quantize_initializer(
         weight: onnx.TensorProto,
@@ -249,25 +231,21 @@ def all_channels_at_once(limits: Mapping[str, PairLimits]) -> Iterator[type]:
         *rest: Any,
         **options: Any,
     ) -> Any:
-        import onnx
-
         if weight.name in fitted:
-            return onnx.numpy_helper.from_array(fitted[weight.name], f"{weight.name}_quantized")
-        plain = not rest and not any(options.values()) and weight.data_type == onnx.TensorProto.FLOAT
-        if axis is None or not plain or quant_type != onnx.TensorProto.INT8 or np.any(zero_point):
-            return original(weight, quant_type, zero_point, scale, axis, *rest, **options)  # type: ignore[misc]
-        values = onnx.numpy_helper.to_array(weight)
+            return numpy_helper.from_array(fitted[weight.name], f"{weight.name}_quantized")
+        plain = not rest and not any(options.values()) and weight.data_type == TensorProto.FLOAT
+        if axis is None or not plain or quant_type != TensorProto.INT8 or np.any(zero_point):
+            return original(weight, quant_type, zero_point, scale, axis, *rest, **options)
+        values = numpy_helper.to_array(weight)
         zeros = np.zeros(np.shape(scale), np.int8)
         qparams = QParams(np.asarray(scale), zeros, INT8.qmin, INT8.qmax, axis)
-        return onnx.numpy_helper.from_array(quantize(values, qparams), f"{weight.name}_quantized")
+        return numpy_helper.from_array(quantize(values, qparams), f"{weight.name}_quantized")
 
-    if original is not None:
-        qdq_quantizer.quantize_onnx_initializer = quantize_initializer
+    qdq_quantizer.quantize_onnx_initializer = quantize_initializer
     try:
-        yield quantizer
+        yield _quantizer_class(qdq_quantizer, limits, fitted)
     finally:
-        if original is not None:
-            qdq_quantizer.quantize_onnx_initializer = original
+        qdq_quantizer.quantize_onnx_initializer = original
 
 
 def _quantizer_class(
@@ -275,9 +253,6 @@ def _quantizer_class(
 ) -> type:
     """The class; it writes the integers of weights that have limits to `fitted`."""
     base: Any = module.QDQQuantizer
-    parameters: Any = getattr(module, "QuantizationParams", None)
-    if parameters is None or not hasattr(base, "_calc_initializer_quant_params"):
-        return base  # type: ignore[no-any-return]
 
     class Quantizer(base):  # type: ignore[misc]
         """The scales of weights per channel are computed at once, all others as ever."""
@@ -285,8 +260,6 @@ def _quantizer_class(
         tensors_to_quantize: dict[str, Any]
 
         def _calc_initializer_quant_params(self) -> dict[str, Any]:
-            from onnx import TensorProto, numpy_helper
-
             stored = {tensor.name: tensor for tensor in self.model.initializer()}
             every: dict[str, Any] = self.tensors_to_quantize
             weights = {
@@ -311,7 +284,7 @@ def _quantizer_class(
                 else:
                     chosen = choose_weight_qparams(values, axis)
                     scales, zeros = chosen.scale, chosen.zero_point
-                parameters_of[name] = parameters(
+                parameters_of[name] = module.QuantizationParams(
                     zero_point=zeros, scale=scales, quant_type=self.weight_qType, axis=axis
                 )
             return parameters_of
@@ -325,9 +298,7 @@ def executed(
     """Return precision to operator to number of the weighted nodes that ONNX Runtime will execute, and the
     planned ones that it computes in float, each with what it computes them in.
 
-    Args:
-        signed: Whether activations are int8, for an ARM processor: on x86 ONNX Runtime fuses those only
-            when it is told to.
+    Activations that are `signed`, for an ARM processor, ONNX Runtime fuses on x86 only when it is told to.
     """
     with temporary_folder("executed") as folder:
         optimized = folder / "optimized.onnx"

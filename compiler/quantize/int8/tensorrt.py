@@ -102,8 +102,7 @@ class ResidualAdds:
     def _convolution(self, name: str, planned: Collection[str], *, alone: bool) -> str:
         """The result of the planned convolution that makes a tensor, through what is fused with it; or "".
 
-        Args:
-            alone: Whether nothing else may read what lies between, nor the tensor.
+        `alone` means that nothing else may read what lies between, nor the tensor.
         """
         node, reads = self.made_by.get(name), 1
         while node is not None:
@@ -142,9 +141,7 @@ def join_with_convolutions(graph: onnx.GraphProto, fused: Mapping[str, str]) -> 
 
         conv ─ Q ─ DQ ─ Add        becomes        conv ─ Add
 
-    Args:
-        graph: With Q/DQ on all operands; pairs that nobody reads any more stay.
-        fused: Name of an Add to its operand of `ResidualAdds.fused_operand`.
+    `fused` has the operand of `ResidualAdds.fused_operand` for each Add. Pairs that nobody reads stay.
     """
     made_by = producers(graph)
     for node in graph.node:
@@ -284,9 +281,8 @@ class TensorRTKernels:
         if not scores or not results:
             return
         reason = None if self.float8 else self._not_fused(scores[0])
-        reason = (
-            "it is attention with an added mask, which Model-Optimizer leaves in float" if masked else reason
-        )
+        if masked:
+            reason = "it is attention with an added mask, which Model-Optimizer leaves in float"
         if reason is not None:
             yield from ((node.name, reason) for node in (*scores, *results))
 

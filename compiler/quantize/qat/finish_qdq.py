@@ -10,22 +10,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from onnx.helper import make_node
 
 from ....calibration.qparams import QParams, dequantize
 from ....errors import QuantizationError
-from ....model.graph import attribute, consumers, infer_shapes, producers
+from ....model.graph import attribute, consumers, infer_shapes, producers, tensor_values
 from ....model.graph_edits import drop_unread, drop_unused_initializers, name_nodes, store, store_constants
 from ....model.graph_rules import graph_rules
 from ....model.onnx_file import copy_model
 from ....spec.words import GraphTarget
 from ...opset.exact_forms import keep_layers_apart
-
-if TYPE_CHECKING:
-    import onnx
 
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
 _LARGEST_INT32 = 2**31 - 1
@@ -33,20 +32,13 @@ _Arrays = dict[str, NDArray[Any]]
 
 
 def finish_qdq(model: onnx.ModelProto, target: GraphTarget) -> onnx.ModelProto:
-    """Return a copy of a model that was exported with its Q/DQ, complete for a target.
-
-    Args:
-        model: From `torch.onnx.export` of what torchao's `convert_pt2e` returned.
-        target: What the result is for.
-    """
-    from onnx import numpy_helper
-
+    """Return a copy, complete for a target, of what `torch.onnx.export` made of torchao's `convert_pt2e`."""
     rules = graph_rules(target)
     model = copy_model(model)
     graph = model.graph
     name_nodes(graph)
     store_constants(graph)
-    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    stored = {tensor.name: tensor_values(tensor) for tensor in graph.initializer}
     _fold_transposes(graph, stored)
     if not rules.quantizes_chains:
         _require_zero_points(graph, stored)
@@ -73,7 +65,7 @@ def _fold_transposes(graph: onnx.GraphProto, stored: _Arrays) -> None:
         stored[name] = np.ascontiguousarray(integers.transpose(order))
         axis = order.index(attribute(before, "axis", 1) % integers.ndim)
         operands = [store(graph, name, stored[name]), *before.input[1:]]
-        node.CopyFrom(_node("DequantizeLinear", operands, node.output[0], node.name, axis=axis))
+        node.CopyFrom(make_node("DequantizeLinear", operands, node.output, node.name, axis=axis))
     drop_unread(graph, _PAIR)
 
 
@@ -91,15 +83,12 @@ def _pool_means(model: onnx.ModelProto, stored: _Arrays) -> None:
         axes = stored.get("".join(node.input[1:]), attribute(node, "axes"))
         before, behind = made_by.get(node.input[0]), readers.get(node.output[0], [])
         around = [before.op_type if before is not None else "", *{reader.op_type for reader in behind}]
-        if (
-            around != ["DequantizeLinear", "QuantizeLinear"]
-            or axes is None
-            or sorted(axis % 4 for axis in axes) != [2, 3]
-        ):
+        over_plane = axes is not None and sorted(axis % 4 for axis in axes) == [2, 3]
+        if around != ["DequantizeLinear", "QuantizeLinear"] or not over_plane:
             continue
         name, mean, keeps = node.name, node.output[0], attribute(node, "keepdims", 1)
         pooled = mean if keeps else f"{mean}/pooled"
-        node.CopyFrom(_node("GlobalAveragePool", [node.input[0]], pooled, name))
+        node.CopyFrom(make_node("GlobalAveragePool", node.input[:1], [pooled], name))
         points = list(behind[0].input[1:])
         flattened = (
             ("Flatten", [f"{pooled}/dequantized"], mean),
@@ -107,7 +96,7 @@ def _pool_means(model: onnx.ModelProto, stored: _Arrays) -> None:
             ("QuantizeLinear", [pooled, *points], f"{pooled}/quantized"),
         )
         for operator, operands, output in () if keeps else flattened:
-            graph.node.insert(index + 1, _node(operator, operands, output, f"{operator}/{output}"))
+            graph.node.insert(index + 1, make_node(operator, operands, [output], f"{operator}/{output}"))
 
 
 def _quantize_biases(graph: onnx.GraphProto, stored: _Arrays) -> None:
@@ -136,7 +125,7 @@ def _quantize_biases(graph: onnx.GraphProto, stored: _Arrays) -> None:
             store(graph, f"{name}/zero_point", np.zeros(values.shape, np.int32)),
         ]
         node.input[2] = f"{name}/dequantized"
-        graph.node.insert(index, _node("DequantizeLinear", operands, node.input[2], name, axis=0))
+        graph.node.insert(index, make_node("DequantizeLinear", operands, node.input[2:3], name, axis=0))
 
 
 def _unfold_weights(graph: onnx.GraphProto, stored: _Arrays) -> None:
@@ -148,9 +137,11 @@ def _unfold_weights(graph: onnx.GraphProto, stored: _Arrays) -> None:
         limits, axis = np.iinfo(integers.dtype), attribute(node, "axis", 1)
         qparams = QParams(scale, np.zeros(scale.shape, integers.dtype), limits.min, limits.max, axis)
         floats = store(graph, f"{node.output[0]}/float", dequantize(integers, qparams))
-        node.input[0] = f"{node.output[0]}/quantized"
+        integers_name = f"{node.output[0]}/quantized"
+        node.input[0] = integers_name
         operands = [floats, *node.input[1:]]
-        graph.node.insert(index, _node("QuantizeLinear", operands, node.input[0], node.input[0], axis=axis))
+        quantize = make_node("QuantizeLinear", operands, [integers_name], integers_name, axis=axis)
+        graph.node.insert(index, quantize)
 
 
 def _require_zero_points(graph: onnx.GraphProto, stored: _Arrays) -> None:
@@ -163,9 +154,3 @@ def _require_zero_points(graph: onnx.GraphProto, stored: _Arrays) -> None:
                 hint='train with qcompile.qat.prepare(..., target="tensorrt")',
                 tensor=name,
             )
-
-
-def _node(operator: str, operands: list[str], output: str, name: str, **attributes: Any) -> onnx.NodeProto:
-    import onnx
-
-    return onnx.helper.make_node(operator, operands, [output], name, **attributes)

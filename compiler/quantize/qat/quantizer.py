@@ -21,7 +21,7 @@ from typing import Any
 import onnx
 import torch
 from torch import Tensor
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e import (
     FakeQuantize,
     MovingAverageMinMaxObserver,
@@ -55,15 +55,12 @@ _CONVOLUTIONS = frozenset(["conv1d", "conv2d", "conv3d"])
 _TRANSPOSED = frozenset(["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"])
 WEIGHTED = _CONVOLUTIONS | _TRANSPOSED | {"linear"}
 _ACTIVATIONS = frozenset(["relu", "relu6", "hardtanh", "clamp", "clamp_min"])
-_ONNX = dict(
-    zip(
-        "linear add batch_norm dropout leaky_relu sigmoid tanh hardswish silu".split(),
-        "Gemm Add BatchNormalization Dropout LeakyRelu Sigmoid Tanh HardSwish HardSwish".split(),
-        strict=True,
-    )
-)
-for _names, _kind in ((_CONVOLUTIONS, "Conv"), (_TRANSPOSED, "ConvTranspose"), (_ACTIVATIONS, "Clip")):
-    _ONNX |= dict.fromkeys(_names, _kind)
+_ONNX = {
+    "linear": "Gemm", "add": "Add", "batch_norm": "BatchNormalization", "dropout": "Dropout",
+    "leaky_relu": "LeakyRelu", "sigmoid": "Sigmoid", "tanh": "Tanh", "hardswish": "HardSwish",
+    "silu": "HardSwish", **dict.fromkeys(_CONVOLUTIONS, "Conv"),
+    **dict.fromkeys(_TRANSPOSED, "ConvTranspose"), **dict.fromkeys(_ACTIVATIONS, "Clip"),
+}  # fmt: skip
 _BETWEEN = _ACTIVATIONS | frozenset(
     """
     add mul cat avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d mean leaky_relu sigmoid
@@ -128,10 +125,7 @@ class LimitedObserver(MovingAveragePerChannelMinMaxObserver):  # type: ignore[mi
 class TargetQuantizer(Quantizer):  # type: ignore[misc]
     """Annotate a captured model, whose weights are `get_attr` nodes, for one target.
 
-    Args:
-        target: What the artifact is for, such as "onnxruntime".
-        isa: What an artifact for ONNX Runtime will run on.
-        exclude: Globs of names of modules and weights that stay in float.
+    `exclude` has globs of names of modules and weights that stay in float.
     """
 
     def __init__(self, target: GraphTarget, isa: Isa, exclude: Sequence[str]) -> None:
@@ -149,7 +143,7 @@ class TargetQuantizer(Quantizer):  # type: ignore[misc]
         self._activation = QuantizationSpec(dtype, constructor, *limits, scheme)
 
     def annotate(self, model: GraphModule) -> GraphModule:
-        """Write what is rounded into the nodes, by the rules at the top of the file."""
+        """Write what is rounded into the nodes."""
         graph = _as_onnx(model)
         layers = {layer.name: layer for layer in graph.node}
         residuals = ResidualAdds(graph, [node.name for node in model.graph.nodes if node.op == "get_attr"])
@@ -281,11 +275,7 @@ def _as_onnx(model: GraphModule) -> onnx.GraphProto:
 
 
 def capture(model: torch.nn.Module, example_inputs: Any, dynamic_shapes: Any) -> GraphModule:
-    """Capture a model as a graph in which no operator changes its operand.
-
-    Raises:
-        ExportError: As `prepare`.
-    """
+    """Capture a model as a graph in which no operator changes its operand."""
     keywords = dict(example_inputs) if isinstance(example_inputs, Mapping) else {}
     single = isinstance(example_inputs, Tensor)
     arguments = () if keywords else (example_inputs,) if single else tuple(example_inputs)
@@ -299,7 +289,12 @@ def capture(model: torch.nn.Module, example_inputs: Any, dynamic_shapes: Any) ->
             program = torch.export.export(
                 copied, arguments, keywords, dynamic_shapes=dynamic_shapes, strict=False
             )
-            rates = _mark_dropouts(program.graph)
+            rates = []  # kinds and rates of dropouts, each of which becomes `alias_copy`: PyTorch drops it
+            for node in program.graph.nodes:
+                name = operator(node).removesuffix("_")
+                if name in _DROPOUTS:
+                    rates.append((name, node.args[1]))
+                    node.target, node.args = torch.ops.aten.alias_copy.default, node.args[:1]
             captured = program.run_decompositions({}).module(check_guards=False)
     except Exception as error:
         raise ExportError(
@@ -318,17 +313,6 @@ def _doubled(value: Any) -> Any:
 
 def _first_axis(value: Any) -> Any:
     return {0: torch.export.Dim.AUTO} if isinstance(value, torch.Tensor) and value.dim() else None
-
-
-def _mark_dropouts(graph: Graph) -> list[tuple[str, float]]:
-    """Return kinds and rates of dropouts in order; each becomes `alias_copy`, as PyTorch drops it itself."""
-    rates = []
-    for node in graph.nodes:
-        name = operator(node).removesuffix("_")
-        if name in _DROPOUTS:
-            rates.append((name, node.args[1]))
-            node.target, node.args = torch.ops.aten.alias_copy.default, node.args[:1]
-    return rates
 
 
 def _follow_mode(model: GraphModule, rates: Sequence[tuple[str, float]]) -> None:

@@ -4,16 +4,16 @@
     ...                                        # the usual training loop, a few epochs at a small rate
     model = qcompile.qat.convert(model)        # `qcompile export` writes QuantizeLinear/DequantizeLinear
 
-The model is captured by `torch.export`, as `qcompile export` does: what can be exported can be trained.
-Fake quantization goes where `quantize` would put Q/DQ (`quantizer`).
+What can be exported can be trained: `torch.export` captures it. Fake quantization goes where `quantize` would
+put Q/DQ (`quantizer`).
 
 BatchNorm needs no folding before training. A weight has one scale per output channel, its largest
 magnitude by 127, so rounding commutes with a gain g per channel, `round(g w) = g round(w)`: rounding the
 weight in front of the BatchNorm is rounding the folded weight, whatever the statistics are. `convert` folds
 it into scales and bias, and keeps the integers.
 
-Near the end, ranges and statistics may be frozen, with `freeze(model)`: then the last steps train exactly
-what will run. Without it they follow the data to the end, and `convert` takes them as they are then.
+After `freeze(model)` the last steps train exactly what will run. Without it ranges and statistics follow the
+data to the end.
 """
 
 from __future__ import annotations
@@ -120,7 +120,8 @@ def convert(model: torch.nn.Module) -> torch.fx.GraphModule:
         for node in list(converted.graph.nodes):
             module = converted.get_submodule(str(node.target)) if node.op == "call_module" else None
             if isinstance(module, torchao.ActivationFakeQuantize):
-                _require_range(node.args[0].name, module.activation_post_process)
+                observer = module.activation_post_process
+                _require_range(node.args[0].name, float(observer.min_val), float(observer.max_val))
             elif module is not None and node.args[0].op == "get_attr":
                 module(attrgetter(node.args[0].target)(converted))  # the weight may have been loaded
             elif isinstance(module, torch.nn.BatchNorm2d):
@@ -160,8 +161,7 @@ def _finished(model: torch.fx.GraphModule, target: str) -> torch.fx.GraphModule:
     return model
 
 
-def _require_range(name: str, observer: Any) -> None:
-    low, high = float(observer.min_val), float(observer.max_val)
+def _require_range(name: str, low: float, high: float) -> None:
     if low == float("inf"):
         raise QuantizationError(
             f"activation {name!r} was never observed",

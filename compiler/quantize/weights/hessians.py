@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,13 @@ import onnx
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from ....calibration.one_by_one import one_by_one
 from ....data.batches import Data
-from ....data.readers import Batch
-from ....errors import CalibrationError, DataError
-from ....model.graph import attribute, constant_names, constant_tensor, infer_types, producers
-from ....model.session import make_session, run_session, session_options
-from ....model.weightless import WeightlessModel, read_weightless
+from ....errors import CalibrationError
+from ....model.graph import attribute, producers
+from ....model.graph_edits import store_constants
+from ....model.weightless import read_weightless
 from ....progress import Progress, silent
+from ..activations import run_samples
 
 Hessian = NDArray[np.float32]
 
@@ -56,7 +55,7 @@ def hessian_of(
     for name in names:
         if name not in hessians:
             raise CalibrationError(
-                f"tensor {name!r}: its Hessian is missing", hint="collect those of gptq_inputs", tensor=name
+                f"tensor {name!r}: its Hessian is missing", hint="collect those of every reader", tensor=name
             )
     return sum((hessians[name] for name in names[1:]), hessians[names[0]]) if names else None
 
@@ -70,97 +69,45 @@ def collect_hessians(
 ) -> dict[str, Hessian]:
     """Return `2 X Xᵀ` of each tensor over samples, X being [K, values of the other axes].
 
-    Args:
-        inputs_of: From `gptq_inputs`: `hessian_key` of nodes; the last axis of a tensor is K.
-
-    Returns:
-        Name to float32 [K, K].
+    `inputs_of` has the `hessian_key` of nodes; the last axis of a tensor is K. A Hessian is float32 [K, K].
     """
     weightless = read_weightless(model_path)
-    tensors = sorted(set(inputs_of))
-    if not tensors:
-        return {}
-    _check_tensors(weightless.model, tensors, model_path)
-    progress("prepare the model")
-    tapped = _Tapped(weightless, tensors)
-    features = tapped.features(next(one_by_one(data, tapped.arrays)))
+    graph = weightless.model.graph
+    store_constants(graph)
+    weights = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    keys, made_by = set(inputs_of), producers(graph)
+    readers = [n for n in graph.node if hessian_key(n) in keys and len(weights.get(n.input[1], ())) > 1]
+    features = {hessian_key(node): _features(node, weights[node.input[1]]) for node in readers}
+    convs = {key: made_by[key.removeprefix(_PATCHES)] for key in features if key.startswith(_PATCHES)}
     groups = _groups(features)
     hessians: dict[str, Hessian] = {}
     for number, group in enumerate(groups):
-        if len(groups) > 1:
-            tapped = _Tapped(weightless, group)
-        sums = {name: _Sum(name, features[name]) for name in group}
+        sums = {key: _Sum(features[key]) for key in group}
         text = f"collect Hessians ({number + 1} of {len(groups)})" if len(groups) > 1 else "collect Hessians"
-        samples = 0
-        for batch in one_by_one(data, tapped.arrays, limit):
-            _check_feeds(batch)
-            for name, rows in tapped.run(batch):
-                sums[name].add(rows, batch.where)
-            samples += batch.samples
-            progress(text, samples, limit)
-        for name in group:
-            total = sums.pop(name).hessian()
-            hessians[name] = total if len(groups) == 1 else _on_disk(total)
+        sources = {key: convs[key].input[0] if key in convs else key for key in group}
+        tensors = list(dict.fromkeys(sources.values()))
+        for arrays in run_samples(weightless, tensors, data, limit, progress, doing=text):
+            for key, source in sources.items():
+                array = arrays[source]
+                conv = convs.get(key)
+                sums[key].add(
+                    _patches(array, conv, weights[conv.input[1]][2:])
+                    if conv is not None
+                    else array.reshape(-1, features[key])
+                )
+        for key in group:
+            hessians[key] = total = sums.pop(key).hessian()
+            if len(groups) > 1:  # in a temporary file that goes when the array does
+                with tempfile.TemporaryFile(prefix="qcompile-hessian-") as file:
+                    hessians[key] = np.memmap(file, np.float32, "w+", shape=total.shape)
+                hessians[key][:] = total
     return hessians
 
 
-class _Tapped:
-    """A session whose outputs are the named tensors; those that are inputs are taken from the feeds."""
-
-    def __init__(self, weightless: WeightlessModel, names: list[str]) -> None:
-        model = onnx.ModelProto()
-        model.CopyFrom(weightless.model)
-        inputs = {value.name for value in model.graph.input}
-        self.path, self.names = weightless.path, names
-        made_by = producers(weightless.model.graph)
-        self.convs = {name: made_by[_tensor(name)] for name in names if name.startswith(_PATCHES)}
-        self.kernels = _kernels(weightless.model, self.convs)
-        self.sources = {name: self.convs[name].input[0] if name in self.convs else name for name in names}
-        self.computed = [name for name in dict.fromkeys(self.sources.values()) if name not in inputs]
-        del model.graph.output[:]
-        for name in self.computed:
-            value = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
-            model.graph.output.append(value)
-        self.session: Any = None
-        if self.computed:
-            options = session_options()
-            folder = str(weightless.path.resolve().parent)  # its weights lie in the file itself
-            options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
-            self.session = make_session(weightless.path, options, content=model.SerializeToString())
-
-    def run(self, batch: Batch) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        """Yield (name, [values, K]) of one inference."""
-        arrays: dict[str, Any] = dict(batch.feeds)
-        if self.session is not None:
-            subject = f"{self.path} at {batch.where}"
-            outputs = run_session(self.session, self.computed, batch.feeds, subject)
-            arrays.update(zip(self.computed, outputs, strict=True))
-        for name, source in self.sources.items():
-            array = arrays[source]
-            if name in self.convs:
-                yield name, _patches(array, self.convs[name], self.kernels[name])
-            else:
-                yield name, array.reshape(-1, array.shape[-1] if array.ndim else 1)
-
-    def arrays(self, batch: Batch) -> list[NDArray[np.float32]]:
-        return [rows for _, rows in self.run(batch)]
-
-    def features(self, batch: Batch) -> dict[str, int]:
-        return {name: rows.shape[1] for name, rows in self.run(batch)}
-
-
-def _tensor(name: str) -> str:
-    return name.removeprefix(_PATCHES)
-
-
-def _kernels(model: onnx.ModelProto, convs: dict[str, onnx.NodeProto]) -> dict[str, tuple[int, ...]]:
-    """The spatial extents of each Conv's weight."""
-    extents = {tensor.name: tuple(tensor.dims[2:]) for tensor in model.graph.initializer}
-    for node in model.graph.node:
-        tensor = constant_tensor(node)
-        if tensor is not None:
-            extents[node.output[0]] = tuple(tensor.dims[2:])
-    return {name: extents[node.input[1]] for name, node in convs.items()}
+def _features(node: onnx.NodeProto, weight: tuple[int, ...]) -> int:
+    """K of a product's weight: [K, N], or [N, K, ...] of a transposed one and of a Conv."""
+    by_output = node.op_type == "Conv" or attribute(node, "transB", 0)
+    return math.prod(weight[1:]) if by_output else weight[-2]
 
 
 def _patches(
@@ -207,25 +154,11 @@ def _groups(features: dict[str, int]) -> list[list[str]]:
 class _Sum:
     """`2 X Xᵀ` of one tensor. A sample of a few values would cost as much as one of hundreds: they wait."""
 
-    def __init__(self, name: str, features: int) -> None:
-        self.name, self.features = name, features
+    def __init__(self, features: int) -> None:
         self.total = np.zeros((features, features), np.float32)
         self.waiting: list[NDArray[np.float32]] = []
 
-    def add(self, rows: NDArray[np.float32], where: str) -> None:
-        if rows.shape[1] != self.features:
-            raise CalibrationError(
-                f"tensor {self.name!r}: last axis of {rows.shape[1]} at {where}; {self.features} before",
-                tensor=self.name,
-                sample=where,
-            )
-        if not np.isfinite(rows).all():
-            raise CalibrationError(
-                f"tensor {_tensor(self.name)!r}: NaN or infinity at {where}, although the input is finite",
-                hint="the model overflows on this sample; check its preprocessing",
-                tensor=self.name,
-                sample=where,
-            )
+    def add(self, rows: NDArray[np.float32]) -> None:
         self.waiting.append(rows)
         if sum(map(len, self.waiting)) >= _ROWS:
             self._flush()
@@ -240,35 +173,3 @@ class _Sum:
             rows = self.waiting[0] if len(self.waiting) == 1 else np.concatenate(self.waiting)
             self.total += rows.T @ rows
             self.waiting.clear()
-
-
-def _check_feeds(batch: Batch) -> None:
-    for name, array in batch.feeds.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise DataError(
-                f"{batch.where}: input {name!r} holds NaN or infinity",
-                hint="clean the sample, or leave it out",
-                tensor=name,
-                sample=batch.where,
-            )
-
-
-def _check_tensors(model: onnx.ModelProto, names: list[str], path: Path) -> None:
-    types, constants = infer_types(model), constant_names(model)
-    made = {name for node in model.graph.node for name in node.output}
-    made |= {value.name for value in model.graph.input}
-    tensors = [_tensor(name) for name in names]
-    for name in tensors:
-        if name not in made or name in constants or types.get(name, "float32") != "float32":
-            what = "not in the model" if name not in made else "no float32 activation"
-            raise CalibrationError(
-                f"{path}: tensor {name!r} is {what}", hint="take the names from this very model", tensor=name
-            )
-
-
-def _on_disk(array: Hessian) -> Hessian:
-    """The same values in a temporary file that goes when the array does."""
-    with tempfile.TemporaryFile(prefix="qcompile-hessian-") as file:
-        mapped: Hessian = np.memmap(file, np.float32, "w+", shape=array.shape)
-    mapped[:] = array
-    return mapped

@@ -23,8 +23,9 @@ a Gather of integers, so a table's DequantizeLinear is in front; its engine keep
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -39,15 +40,14 @@ from ....model.graph_edits import drop_unused_initializers, name_nodes, set_node
 from ....model.onnx_file import opset, tensor_bytes
 from ....spec.opsets import INT4
 from ...opset.fit import upgrade_opset
-from ..request import match_nodes
+from ..request import nothing_to_quantize, require_reached
 from .hessians import hessian_key, hessian_of
 from .rounding import (
-    Floats,
     Rounded,
     dividing_block,
     gptq,
     nbits_arrays,
-    nbits_row_bytes,
+    nbits_block,
     qdq_arrays,
     qdq_row_bytes,
     round_to_nearest,
@@ -77,67 +77,72 @@ def quantize_weights(
     *,
     bits: int,
     block_size: int = DEFAULT_BLOCK,
-    method: str = "rtn",
     quant_format: str = "nbits",
-    exclude: Sequence[str] = (),
-    hessians: Mapping[str, NDArray[Any]] | None = None,
+    excluded: Mapping[str, str] = MappingProxyType({}),
+    hessians: Callable[[set[str]], Mapping[str, NDArray[Any]]] | None = None,
 ) -> tuple[onnx.ModelProto, dict[str, object]]:
     """Return the model with its large weights as integers; the given one is left as it is.
 
     Args:
         block_size: Values that share a scale: a power of two from 16 on (to 256 for "nbits"); 0 for one
             scale per output channel.
-        method: "rtn" rounds to nearest, with a search over clipping; "gptq" makes up for the errors where
-            a product is computed (grouped Conv and tables that only Gather reads are rounded to nearest).
         quant_format: "nbits" or "qdq", as in the table above.
-        exclude: Names, globs or operator types of nodes that stay in float.
-        hessians: For "gptq": what `hessians.collect_hessians` found for the tensors of `gptq_inputs`.
+        excluded: Name to reason, for nodes that stay in float.
+        hessians: Gives the Hessians of keys of `hessians.hessian_key`: GPTQ makes up for the errors where a
+            product is computed. Without, and for grouped Conv and tables that only Gather reads, weights are
+            rounded to nearest, with a search over clipping.
 
     Returns:
         The model, and the proof: "planned" and "quantized" (operator to number of nodes), "left_in_float"
         (name to reason), "weight_bytes" ("before" and "after", of the weights concerned).
     """
-    _check_options(bits, block_size, method, quant_format, hessians)
-    planned, left = _plan(model, exclude, form=quant_format, bits=bits, block_size=block_size)
+    power = block_size >= _SMALLEST_BLOCK and not block_size & (block_size - 1)
+    if block_size and (not power or (quant_format == "nbits" and block_size > _LARGEST_NBITS_BLOCK)):
+        raise InvalidOption(f"block size: {block_size}; 0 or a power of two, 16 to 256 in nbits, is required")
+    planned, left = _plan(model, excluded, form=quant_format, bits=bits, block_size=block_size)
     if not planned:
-        name, reason = next(iter(left.items()), ("", "no MatMul, Gemm, Conv or Gather reads a stored weight"))
-        reason = f"node {name!r}: {reason}" if name else reason
-        raise QuantizationError(f"nothing to quantize: {reason}", reasons=dict(left))
+        raise nothing_to_quantize(left, "no MatMul, Gemm, Conv or Gather reads a stored weight")
     nodes = {node.name: node for node in model.graph.node}
+    keys = {hessian_key(nodes[name]) for name in planned} - {""}
+    observed = None if hessians is None else hessians(keys)
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
     result = without_weights(model)  # protobuf and ONNX's converter stop at 2 GB
     result.metadata_props.extend(model.metadata_props)
     result.graph.sparse_initializer.extend(model.graph.sparse_initializer)
-    if quant_format == "qdq":
+    if quant_format == "nbits":
+        if not opset(result, "com.microsoft"):
+            result.opset_import.add(domain="com.microsoft", version=1)
+    else:
         result = upgrade_opset(result, INT4)
         result.ir_version = max(result.ir_version, _QDQ_IR)
         name_nodes(result.graph)  # the converter's own have none
-    writer: _NBits | _Qdq = (_NBits if quant_format == "nbits" else _Qdq)(result, model)
+    writer = _Writer(result, model)
     for weight in dict.fromkeys(planned.values()):
         readers = [nodes[name] for name, read in planned.items() if read == weight]
-        hessian = hessian_of(readers, hessians or {}) if method == "gptq" else None
-        array = _rows(stored[weight.name], weight)
+        hessian = None if observed is None else hessian_of(readers, observed)
+        values = numpy_helper.to_array(stored[weight.name])
+        if not np.isfinite(values).all():
+            raise QuantizationError(f"weight {weight.name!r} holds NaN or infinity", hint="repair the model")
+        array = values.reshape(len(values), -1) if weight.axis else np.ascontiguousarray(values.T)
         size = dividing_block(array.shape[1], block_size) if quant_format == "qdq" else block_size
         options: Any = {"bits": bits, "block_size": size, "symmetric": quant_format == "qdq"}
         if hessian is None:
             rounded = round_to_nearest(array, **options)
         else:
             rounded = gptq(array, hessian, name=weight.name, **options)
-        writer.store(weight, rounded, readers)
+        if quant_format == "nbits":
+            writer.store_nbits(weight, rounded, readers)
+        else:
+            writer.store_qdq(weight, rounded)
     writer.replace(planned)
     _restore_weights(result, stored)
-    reached = _reached(result) & planned.keys()
-    if missed := sorted(planned.keys() - reached):
-        raise QuantizationError(
-            f"{len(missed)} of {len(planned)} planned nodes stayed in float: {', '.join(missed[:5])}",
-            hint="to leave them in float, exclude them by name",
-            nodes=missed,
-        )
+    require_reached(planned, _reached(result))
     names = {weight.name for weight in planned.values()}
     kept = [tensor for tensor in result.graph.initializer if tensor.name in names]
+    operators = dict(Counter(nodes[name].op_type for name in planned))
     return result, {
-        "planned": dict(Counter(nodes[name].op_type for name in planned)),
-        "quantized": dict(Counter(nodes[name].op_type for name in planned if name in reached)),
+        "planned": operators,
+        "quantized": operators,
         "left_in_float": left,
         "weight_bytes": {
             "before": sum(tensor_bytes(stored[name]) for name in names),
@@ -146,41 +151,10 @@ def quantize_weights(
     }
 
 
-def gptq_inputs(
-    model: onnx.ModelProto, *, quant_format: str = "nbits", exclude: Sequence[str] = ()
-) -> set[str]:
-    """Return what `hessians.collect_hessians` is to collect for the method "gptq".
-
-    Args:
-        quant_format, exclude: As of `quantize_weights`.
-
-    Returns:
-        What `hessians.hessian_key` names.
-    """
-    # What one width refuses, the other may take.
-    plans = [_plan(model, exclude, form=quant_format, bits=bits, block_size=0)[0] for bits in (4, 8)]
-    planned = plans[0].keys() | plans[1].keys()
-    keys = (hessian_key(node) for node in model.graph.node if node.name in planned)
-    return {key for key in keys if key}
-
-
-def _check_options(bits: int, block_size: int, method: str, form: str, hessians: object) -> None:
-    if bits not in (4, 8):
-        raise InvalidOption(f"bits: {bits}; 4 or 8 is required")
-    if method not in ("rtn", "gptq") or form not in ("nbits", "qdq"):
-        raise InvalidOption(f"method {method!r}, form {form!r}: rtn or gptq, and nbits or qdq, are required")
-    power = block_size >= _SMALLEST_BLOCK and not block_size & (block_size - 1)
-    if block_size and (not power or (form == "nbits" and block_size > _LARGEST_NBITS_BLOCK)):
-        raise InvalidOption(f"block size: {block_size}; 0 or a power of two, 16 to 256 in nbits, is required")
-    if method == "gptq" and hessians is None:
-        raise InvalidOption("gptq needs Hessians of the activations", hint="give samples, or choose rtn")
-
-
 def _plan(
-    model: onnx.ModelProto, exclude: Sequence[str], *, form: str, bits: int, block_size: int
+    model: onnx.ModelProto, excluded: Mapping[str, str], *, form: str, bits: int, block_size: int
 ) -> tuple[dict[str, _Weight], dict[str, str]]:
     """Node name to the weight that is quantized, and node name to the reason why none is."""
-    excluded = match_nodes(model.graph, exclude)
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
     floats = {name for name, tensor in stored.items() if tensor.data_type == 1}
     planned: dict[str, _Weight] = {}
@@ -192,7 +166,8 @@ def _plan(
             continue  # it picks from a shape or an activation
         reason = excluded.get(node.name) or _unfit(node, stored, form)
         if not reason:
-            weight = _weight_of(node)
+            rows_first = node.op_type in ("Gather", "Conv") or bool(attribute(node, "transB", 0))
+            weight = _Weight(node.input[0 if node.op_type == "Gather" else 1], int(rows_first))
             reason = _wasteful(stored[weight.name], weight, form=form, bits=bits, block_size=block_size)
             if node.op_type == "Gather" and form == "nbits" and bits == 4 and stored[weight.name].dims[1] % 2:
                 reason = "its rows have an odd number of values, and two share a byte"
@@ -233,24 +208,11 @@ def _wasteful(tensor: onnx.TensorProto, weight: _Weight, *, form: str, bits: int
         return "its weight is empty"
     if form == "qdq" and bits == 4 and rows * columns % 2:
         return "its weight has an odd number of values, which TensorRT refuses in 4 bits"
-    row_bytes = qdq_row_bytes if form == "qdq" else nbits_row_bytes
-    after = rows * row_bytes(columns, bits, block_size)
+    row_bytes = qdq_row_bytes(columns, bits, block_size)
+    after = rows * (row_bytes if form == "qdq" else nbits_block(columns, bits, block_size)[1])
     if after >= rows * columns * 4:
         return f"its weight of {rows * columns * 4} bytes would take {after}"
     return ""
-
-
-def _weight_of(node: onnx.NodeProto) -> _Weight:
-    if node.op_type in ("Gather", "Conv"):
-        return _Weight(node.input[0 if node.op_type == "Gather" else 1], 1)
-    return _Weight(node.input[1], int(bool(attribute(node, "transB", 0))))
-
-
-def _rows(tensor: onnx.TensorProto, weight: _Weight) -> Floats:
-    array: Floats = numpy_helper.to_array(tensor)
-    if not np.isfinite(array).all():
-        raise QuantizationError(f"weight {tensor.name!r} holds NaN or infinity", hint="repair the model")
-    return array.reshape(len(array), -1) if weight.axis else np.ascontiguousarray(array.T)
 
 
 class _Writer:
@@ -260,25 +222,17 @@ class _Writer:
         self.graph = result.graph
         self.extents = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
         self.bytes = 0
+        self.settings: dict[_Weight, dict[str, int]] = {}  # of ONNX Runtime's operators
+        self.dequantizers: list[onnx.NodeProto] = []
 
-    def add(self, name: str, kind: int, shape: Sequence[int], array: NDArray[Any]) -> str:
+    def _add(self, name: str, kind: int, shape: Sequence[int], array: NDArray[Any]) -> str:
         content = np.ascontiguousarray(array).tobytes()
         self.graph.initializer.append(onnx.helper.make_tensor(name, kind, shape, content, raw=True))
         self.bytes += len(content)
         return name
 
-
-class _NBits(_Writer):
-    """ONNX Runtime's operators, which read the integers themselves."""
-
-    def __init__(self, result: onnx.ModelProto, model: onnx.ModelProto) -> None:
-        super().__init__(result, model)
-        self.settings: dict[_Weight, dict[str, int]] = {}
-        if not opset(result, "com.microsoft"):
-            result.opset_import.add(domain="com.microsoft", version=1)
-
-    def store(self, weight: _Weight, rounded: Rounded, readers: Sequence[onnx.NodeProto]) -> None:
-        """Add what the readers of a weight will read."""
+    def store_nbits(self, weight: _Weight, rounded: Rounded, readers: Sequence[onnx.NodeProto]) -> None:
+        """Add what ONNX Runtime's operators in place of the readers will read."""
         arrays, size = nbits_arrays(rounded)
         self.settings[weight] = {"bits": rounded.bits, "block_size": size}
         looked_up = [node.op_type == "Gather" for node in readers]
@@ -286,17 +240,44 @@ class _NBits(_Writer):
         for name, array in arrays.items():
             if used.get(name, True):
                 kind = 1 if array.dtype == np.float32 else 2
-                self.add(f"{weight.prefix}/{name}", kind, array.shape, array)
+                self._add(f"{weight.prefix}/{name}", kind, array.shape, array)
+
+    def store_qdq(self, weight: _Weight, rounded: Rounded) -> None:
+        """Add a DequantizeLinear and what it reads."""
+        codes, scales = qdq_arrays(rounded, weight.axis)
+        dims = shape = self.extents[weight.name]
+        settings = {"axis": 1 - weight.axis}
+        if scales.ndim > 1:
+            shape = rounded.codes.shape[:: 1 if weight.axis else -1]
+            settings = {"axis": weight.axis, "block_size": rounded.block_size}
+        kind = TensorProto.INT4 if rounded.bits == 4 else TensorProto.INT8
+        operands = [
+            self._add(f"{weight.prefix}/int{rounded.bits}", kind, shape, codes),
+            self._add(f"{weight.prefix}/scale", TensorProto.FLOAT, scales.shape, scales),
+        ]
+        made = f"{weight.prefix}/dequantized"
+        flat = made if shape == dims else f"{made}/flat"
+        name = f"dequantize/{weight.prefix}"
+        self.dequantizers.append(make_node("DequantizeLinear", operands, [flat], name, **settings))
+        if shape != dims:
+            target = self._add(f"{weight.prefix}/shape", TensorProto.INT64, [len(dims)], np.asarray(dims))
+            reshape = make_node("Reshape", [flat, target], [made], f"reshape/{weight.prefix}")
+            self.dequantizers.append(reshape)
 
     def replace(self, planned: Mapping[str, _Weight]) -> None:
-        """Let the planned nodes read it."""
-        kept: list[onnx.NodeProto] = []
+        """Let the planned nodes read what was stored."""
+        kept = list(self.dequantizers)
         for node in self.graph.node:
             weight = planned.get(node.name)
-            kept += [node] if weight is None else self._replacement(node, weight)
+            if weight in self.settings:
+                kept += self._nbits(node, weight)
+                continue
+            if weight is not None:
+                node.input[0 if node.op_type == "Gather" else 1] = f"{weight.prefix}/dequantized"
+            kept.append(node)
         set_nodes(self.graph, kept)
 
-    def _replacement(self, node: onnx.NodeProto, weight: _Weight) -> list[onnx.NodeProto]:
+    def _nbits(self, node: onnx.NodeProto, weight: _Weight) -> list[onnx.NodeProto]:
         foreign: dict[str, Any] = {"name": node.name, "domain": "com.microsoft", **self.settings[weight]}
         shared = [f"{weight.prefix}/scale", f"{weight.prefix}/zero_point"]
         if node.op_type == "Gather":
@@ -313,44 +294,6 @@ class _NBits(_Writer):
         if product != node.output[0]:
             made.append(make_node("Add", [product, bias], list(node.output), f"{node.name}/bias"))
         return made
-
-
-class _Qdq(_Writer):
-    """ONNX's DequantizeLinear, between the integers and the operators as they were."""
-
-    def __init__(self, result: onnx.ModelProto, model: onnx.ModelProto) -> None:
-        super().__init__(result, model)
-        self.made: list[onnx.NodeProto] = []
-
-    def store(self, weight: _Weight, rounded: Rounded, readers: Sequence[onnx.NodeProto]) -> None:
-        """Add what the readers of a weight will read."""
-        codes, scales = qdq_arrays(rounded, weight.axis)
-        dims = self.extents[weight.name]
-        shape = (
-            (rounded.codes.shape if weight.axis else rounded.codes.shape[::-1]) if scales.ndim > 1 else dims
-        )
-        blocks = {"axis": weight.axis, "block_size": rounded.block_size}
-        settings = blocks if scales.ndim > 1 else {"axis": 1 - weight.axis}
-        kind = TensorProto.INT4 if rounded.bits == 4 else TensorProto.INT8
-        operands = [
-            self.add(f"{weight.prefix}/int{rounded.bits}", kind, shape, codes),
-            self.add(f"{weight.prefix}/scale", TensorProto.FLOAT, scales.shape, scales),
-        ]
-        made = f"{weight.prefix}/dequantized"
-        flat = made if shape == dims else f"{made}/flat"
-        name = f"dequantize/{weight.prefix}"
-        self.made.append(make_node("DequantizeLinear", operands, [flat], name, **settings))
-        if shape != dims:
-            target = self.add(f"{weight.prefix}/shape", TensorProto.INT64, [len(dims)], np.asarray(dims))
-            self.made.append(make_node("Reshape", [flat, target], [made], f"reshape/{weight.prefix}"))
-
-    def replace(self, planned: Mapping[str, _Weight]) -> None:
-        """Let the planned nodes read it."""
-        kept = list(self.graph.node)
-        for node in kept:
-            if node.name in planned:
-                node.input[0 if node.op_type == "Gather" else 1] = f"{planned[node.name].prefix}/dequantized"
-        set_nodes(self.graph, [*self.made, *kept])
 
 
 def _restore_weights(model: onnx.ModelProto, stored: Mapping[str, onnx.TensorProto]) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -31,26 +32,18 @@ _REFITS = 2
 _TINY = np.finfo(np.float32).tiny
 _CHUNK_VALUES = 1 << 17  # blocks are fitted so many values at a time, to stay in the processor's cache
 _LAZY_COLUMNS = 128  # of GPTQ: errors reach the columns behind these in one matrix product
-_DAMPING_TRIES = 4
+_DAMPING, _DAMPING_TRIES = 0.01, 4  # part of the mean of the Hessian's diagonal that is added to it
 
 
 @dataclass(frozen=True)
 class Rounded:
-    """A weight as integers.
+    """A weight as integers."""
 
-    Attributes:
-        codes: uint8 [N, K], 0 to `2**bits - 1`.
-        scales: float32 [N, ceil(K / block_size)], above 0.
-        zero_points: uint8, as many as scales.
-        bits: 4 or 8.
-        block_size: Values of a row that share a scale, 1 to K.
-    """
-
-    codes: Codes
-    scales: Floats
-    zero_points: Codes
+    codes: Codes  # uint8 [N, K], 0 to `2**bits - 1`
+    scales: Floats  # float32 [N, ceil(K / block_size)], above 0
+    zero_points: Codes  # as many as scales
     bits: int
-    block_size: int
+    block_size: int  # values of a row that share a scale, 1 to K
 
     def dequantized(self) -> Floats:
         """Return float32 [N, K]: what the integers stand for."""
@@ -94,8 +87,6 @@ def gptq(
     bits: int,
     block_size: int,
     symmetric: bool,
-    search: bool = True,
-    damping: float = 0.01,
     name: str = "",
     scales: Floats | None = None,
     room: Room | None = None,
@@ -111,8 +102,6 @@ def gptq(
     Args:
         weight: float32 [N, K], finite.
         hessian: [K, K], `2 X Xᵀ` over the layer's inputs X [K, samples]; any factor gives the same.
-        bits, block_size, symmetric, search: As of `round_to_nearest`.
-        damping: Part of the mean of the Hessian's diagonal that is added to the diagonal.
         scales: float32 [N], where a symmetric weight's are given: one for each row, whatever `block_size`.
         room: Of a symmetric weight with scales: from a column and the codes [columns before it, N], the
             lowest and the highest step of each row.
@@ -120,7 +109,7 @@ def gptq(
     columns = weight.shape[1]
     size = columns if scales is not None else min(block_size or columns, columns)
     middle = np.full(len(weight), 2 ** (bits - 1), np.float32)
-    factor = _inverse_factor(hessian, columns, damping, name)
+    factor = _inverse_factor(hessian, columns, name)
     left = np.array(weight.T, np.float32, order="C")  # a row per column of the weight
     codes = np.empty(left.shape, np.uint8)
     fitted = []
@@ -128,9 +117,7 @@ def gptq(
         stop = min(start + size, columns)
         block = np.ascontiguousarray(left[start:stop].T)
         block_scales, zeros = (
-            (scales, middle)
-            if scales is not None
-            else fit_blocks(block, bits=bits, symmetric=symmetric, search=search)
+            (scales, middle) if scales is not None else fit_blocks(block, bits=bits, symmetric=symmetric)
         )
         fitted.append((block_scales, zeros))
         for first in range(start, stop, _LAZY_COLUMNS):
@@ -156,19 +143,15 @@ def gptq(
 
 
 def fit_blocks(blocks: Floats, *, bits: int, symmetric: bool, search: bool = True) -> tuple[Floats, Floats]:
-    """Return scale and zero point of each block.
-
-    Args:
-        blocks: float32 [blocks, values].
-        bits, symmetric, search: As of `round_to_nearest`.
-
-    Returns:
-        Scales and zero points, float32 [blocks]; the zero points are whole numbers.
-    """
+    """Return scale and zero point, a whole number, of each block, float32 [blocks] of [blocks, values]."""
     scales = np.empty(len(blocks), np.float32)
     zeros = np.empty(len(blocks), np.float32)
+    shift = 2 ** (bits - 1) if symmetric else 0  # of codes from 0 on
+    scheme = Scheme(-shift, 2**bits - 1 - shift, symmetric=symmetric)
     for part in _chunks(blocks):
-        scales[part], zeros[part] = _full_range(blocks[part], bits, symmetric=symmetric)
+        low, high = blocks[part].min(axis=1), blocks[part].max(axis=1)
+        scales[part], zeros[part] = scale_and_zero_point(low, high, scheme)
+        zeros[part] += shift
         if search:
             scales[part] = _searched(blocks[part], scales[part], zeros[part], bits)
     return scales, zeros
@@ -177,9 +160,7 @@ def fit_blocks(blocks: Floats, *, bits: int, symmetric: bool, search: bool = Tru
 def packed(codes: Codes, bits: int) -> Codes:
     """Return codes as they are stored: with 4 bits two in a byte along the last axis, the first one low.
 
-    Args:
-        codes: uint8 of any shape; an odd last axis is filled up with a 0.
-        bits: 4 or 8; codes of 8 bits are returned as they are.
+    An odd last axis is filled up with a 0. Codes of 8 bits are returned as they are.
     """
     if bits == 8:
         return codes
@@ -198,7 +179,7 @@ def nbits_arrays(rounded: Rounded) -> tuple[dict[str, NDArray[Any]], int]:
         [N, K * bits / 8].
     """
     rows, columns = rounded.codes.shape
-    size = nbits_block(columns, rounded.bits, rounded.block_size)
+    size, _ = nbits_block(columns, rounded.bits, rounded.block_size)
     count = -(-columns // size)
     times = count if rounded.scales.shape[1] == 1 else 1  # of a row's one scale, each block has a copy
     padded = np.zeros((rows, count * size), np.uint8)
@@ -214,12 +195,9 @@ def nbits_arrays(rounded: Rounded) -> tuple[dict[str, NDArray[Any]], int]:
 def qdq_arrays(rounded: Rounded, axis: int) -> tuple[Codes, Floats]:
     """Return what DequantizeLinear reads, of a symmetric weight.
 
-    Args:
-        axis: 1 for a weight stored as [N, K], 0 for [K, N].
-
-    Returns:
-        The signed values in two's complement, packed where they have 4 bits; and the scales: one axis where
-        each output channel has one, else two, in the order of the weight's.
+    They are the signed values in two's complement, packed where they have 4 bits, and the scales: one axis
+    where each output channel has one, else two, in the order of the weight's. `axis` is 1 for a weight stored
+    as [N, K], 0 for [K, N].
     """
     codes, scales = rounded.codes - np.uint8(2 ** (rounded.bits - 1)), rounded.scales
     codes = np.ascontiguousarray(codes if axis else codes.T)
@@ -230,23 +208,14 @@ def qdq_arrays(rounded: Rounded, axis: int) -> tuple[Codes, Floats]:
     return codes, np.ascontiguousarray(scales if axis else scales.T)
 
 
-def nbits_block(columns: int, bits: int, block_size: int) -> int:
-    """Return the block that MatMulNBits is to have; where a row is one block, that which wastes least."""
-    if 0 < block_size < columns:
-        return block_size
-    return min((16, 32, 64, 128, 256), key=lambda size: nbits_row_bytes(columns, bits, size, exact=True))
-
-
-def nbits_row_bytes(columns: int, bits: int, block_size: int, *, exact: bool = False) -> int:
-    """Return the bytes of an output channel in MatMulNBits: full blocks, scales and zero points.
-
-    Args:
-        columns, bits, block_size: As of `nbits_block`, which decides on the block.
-        exact: Whether `block_size` is that block already.
+def nbits_block(columns: int, bits: int, block_size: int) -> tuple[int, int]:
+    """Return the block that MatMulNBits is to have, and the bytes of an output channel with it: full blocks,
+    scales and zero points. Where a row is one block, it is that which wastes least.
     """
-    size = block_size if exact else nbits_block(columns, bits, block_size)
-    blocks = -(-columns // size)
-    return blocks * (size * bits // 8 + 4) + -(-blocks * bits // 8)
+    sizes = (block_size,) if 0 < block_size < columns else (16, 32, 64, 128, 256)
+    counts = {size: -(-columns // size) for size in sizes}
+    taken = {size: n * (size * bits // 8 + 4) + -(-n * bits // 8) for size, n in counts.items()}
+    return min(taken.items(), key=itemgetter(1))
 
 
 def qdq_row_bytes(columns: int, bits: int, block_size: int) -> int:
@@ -259,16 +228,6 @@ def dividing_block(columns: int, block_size: int) -> int:
     sizes = range(min(block_size, columns), 0, -1) if block_size else ()
     divisor = next((size for size in sizes if columns % size == 0), 0)
     return divisor if divisor >= 16 else 0
-
-
-def _full_range(blocks: Floats, bits: int, *, symmetric: bool) -> tuple[Floats, Floats]:
-    """The scales and zero points with which no value is clipped, and 0 is exact."""
-    middle = 2 ** (bits - 1)
-    scheme = (
-        Scheme(-middle, middle - 1, symmetric=True) if symmetric else Scheme(0, 2**bits - 1, symmetric=False)
-    )
-    scales, zeros = scale_and_zero_point(blocks.min(axis=1), blocks.max(axis=1), scheme)
-    return scales, zeros + middle if symmetric else zeros
 
 
 def _searched(blocks: Floats, full: Floats, zeros: Floats, bits: int) -> Floats:
@@ -316,7 +275,7 @@ def _chunks(blocks: Floats) -> list[slice]:
     return [slice(start, start + rows) for start in range(0, len(blocks), rows)]
 
 
-def _inverse_factor(hessian: NDArray[Any], columns: int, damping: float, name: str) -> Floats:
+def _inverse_factor(hessian: NDArray[Any], columns: int, name: str) -> Floats:
     """The upper triangular U with `Uᵀ U = H⁻¹`.
 
     With H's rows and columns reversed and factored, `H = R Rᵀ` with an upper triangular R, and `U = R⁻¹`:
@@ -330,7 +289,7 @@ def _inverse_factor(hessian: NDArray[Any], columns: int, damping: float, name: s
     damped = hessian.astype(np.float64)[::-1, ::-1].copy()
     mean = float(damped.trace()) / columns or 1.0  # inputs that are always 0 say nothing: H = identity
     for attempt in range(_DAMPING_TRIES):
-        damped[np.diag_indices(columns)] += mean * damping * 10**attempt
+        damped[np.diag_indices(columns)] += mean * _DAMPING * 10**attempt
         try:
             lower = np.linalg.cholesky(damped)
         except np.linalg.LinAlgError:

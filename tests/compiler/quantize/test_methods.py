@@ -20,7 +20,7 @@ from qcompile.compiler.opset.fit import upgrade_opset
 from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.compiler.quantize.quantize import quantize
 from qcompile.compiler.quantize.weights import hessians
-from qcompile.compiler.quantize.weights.rewrite import gptq_inputs
+from qcompile.compiler.quantize.weights.hessians import hessian_key
 from qcompile.data.batches import Data
 from qcompile.errors import InvalidOption, UnsupportedOperator
 from qcompile.model.onnx_file import load_onnx, model_io, opset
@@ -230,7 +230,7 @@ def test_hessians_beyond_the_budget_take_several_passes_and_are_the_same(
     path, npz = tiny_file("mlp"), tmp_path / "x.npz"
     np.savez(npz, x=np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32))
     model = load_onnx(path)
-    names = gptq_inputs(prepare_graph(model))
+    names = {hessian_key(node) for node in model.graph.node} - {""}
     assert len(names) > 1
 
     def collected() -> dict[str, hessians.Hessian]:

@@ -274,7 +274,7 @@ def test_rows_that_meet_in_the_model_are_run_together(name: str, tmp_path: Path)
     batches[0][:2] = 0  # two samples of zeros are the same alone and together, whatever the model does
     path, data = model_and_data(MODELS[name], batches, tmp_path)
     whole = np.concatenate([outputs_of(path, batch, "a")[0] for batch in batches])
-    found = observe_rows(onnx.load(path), path, {"a": -1}, data)["a"].amax
+    found = observe_rows(onnx.load(path), {"a": -1}, data)["a"].amax
     np.testing.assert_allclose(found, np.abs(whole).max(axis=0), rtol=1e-5)
     hessian = collect_hessians(path, ["a"], data, limit=100)["a"]
     np.testing.assert_allclose(hessian, 2 * whole.T @ whole, rtol=1e-4, atol=1e-4)
@@ -283,5 +283,5 @@ def test_rows_that_meet_in_the_model_are_run_together(name: str, tmp_path: Path)
 @pytest.mark.parametrize("limit", [None, 1, 7, 9])
 def test_samples_of_a_batch_axis_are_run_one_by_one(limit: int | None, tmp_path: Path) -> None:
     path, data = model_and_data("a = Relu(x) y = MatMul(a, w)", [normal(7, 4), normal(5, 4)], tmp_path)
-    extents = [arrays["a"].shape[0] for _, arrays in run_samples(onnx.load(path), path, ["a"], data, limit)]
+    extents = [arrays["a"].shape[0] for arrays in run_samples(onnx.load(path), ["a"], data, limit)]
     assert extents == [1] * (limit or 12)

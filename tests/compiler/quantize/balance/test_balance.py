@@ -18,7 +18,6 @@ from written_models import model_of, normal, outputs_of, stored
 import qcompile
 from qcompile.compiler.check import OnnxReference
 from qcompile.compiler.quantize.balance.equalize import equalizable, equalize
-from qcompile.errors import ModelError
 from qcompile.model.graph_edits import store_constants
 from qcompile.model.judgement import output_error
 from qcompile.spec.words import GraphTarget
@@ -211,9 +210,3 @@ def test_an_output_of_the_model_and_shared_weights_are_left_alone() -> None:
     assert not equalizable(model_of(shared, w=w))
     returned = f"({X} x) => ({X} c, {X} y) {{ c = Conv(x, w) y = Conv(c, v) }}"
     assert not equalizable(model_of(returned, w=w, v=w[::-1].copy()))
-
-
-def test_another_number_of_channels_is_an_error() -> None:
-    model = pointwise([8.0, 0.5], [0.5, 8.0])
-    with pytest.raises(ModelError, match=r"'r': \(3,\) channels observed; 2 are read"):
-        equalize(model, {"r": np.ones(3, np.float32)})

@@ -15,6 +15,7 @@ from written_models import model_of, normal, outputs_of, stored
 
 from qcompile.compiler.quantize.int8.dynamic import WeightType, quantize_dynamic
 from qcompile.compiler.quantize.prepare import prepare_graph
+from qcompile.compiler.quantize.request import match_nodes
 from qcompile.errors import QuantizationError
 from qcompile.model.judgement import output_error
 from qcompile.model.saturating_kernels import saturating_kernels
@@ -58,8 +59,9 @@ def quantized(
 ) -> tuple[onnx.ModelProto, dict[str, int], dict[str, int]]:
     """Prepare and quantize for this processor; return the written model, what was planned and reached."""
     kernels = saturating_kernels("onnxruntime", isa_here())
+    ready = prepare_graph(model)
     planned, reached = quantize_dynamic(
-        prepare_graph(model), path, exclude=exclude, weight_type=weight_type, kernels=kernels
+        ready, path, excluded=match_nodes(ready.graph, exclude), weight_type=weight_type, kernels=kernels
     )
     written = onnx.load(path)
     onnx.checker.check_model(written)
