@@ -9,7 +9,7 @@ from typing import cast
 from ..errors import ArtifactError
 from ..processor import isa_here, isa_of, overflows, why_not_exact
 from ..spec.words import CPU_TARGETS, FORMER_ISAS, ISAS, Isa
-from .manifest import Manifest, read_manifest
+from .artifact import Manifest, read_manifest
 
 _EXACT = "with `isa` avx2, which every x86 processor computes exactly"
 BUILD_AGAIN = f"build it again here, or {_EXACT}"

@@ -22,21 +22,28 @@ from ..spec.measure import BenchOptions, BenchSpec
 from ..spec.option import fields_of
 from ..spec.words import CUDA_GRAPH
 from ..tensors import format_shape, samples_in
-from .interpreters import parse_interpreters
-from .measuring.environment import Effort, environment, noise, state
-from .measuring.gpu_metrics import measure_energy, measure_gpu_latencies, measure_layer_times
-from .measuring.nvml import process_memory_bytes
+from .measuring.environment import Effort, environment, noise, process_memory_bytes, state
 from .measuring.rounds import Decided, TimingSeries, measure
-from .measuring.sweep import sweep_at_once, sweep_batches
-from .metrics.accuracy import read_metric
-from .metrics.quality import check_evaluation, described_inputs, measure_made_difference, measure_quality
-from .outputs import save_feeds, shared_io, timing_feeds
+from .measuring.side_figures import (
+    measure_energy,
+    measure_gpu_latencies,
+    measure_layer_times,
+    sweep_at_once,
+    sweep_batches,
+)
+from .metrics.accuracy import (
+    check_evaluation,
+    described_inputs,
+    measure_made_difference,
+    measure_quality,
+    read_metric,
+)
+from .outputs import parse_interpreters, save_feeds, shared_io, timing_feeds
 from .recorder import Recorder
 from .results.results import BenchInterrupted, Results, earlier_runs, join_results, now, save_results
 from .results.row import Row
-from .runnables import choose_runnables, row_of
-from .statistics.speedup import CONFIDENCE
-from .worker_pool import WorkerPool
+from .runnables import WorkerPool, choose_runnables, row_of
+from .statistics import CONFIDENCE
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -1,9 +1,13 @@
-"""Runnable artifacts, the input that they share, and their outputs, each from a process of its own."""
+"""The interpreters that run engines: TensorRT often lives in another environment than PyTorch.
+
+Runnable artifacts, the input that they share, and their outputs, each from a process of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,7 @@ from ..data.batches import Data
 from ..engines.base import Place
 from ..engines.load import engine_of
 from ..engines.registry import engine
-from ..errors import DataError, EngineUnavailable, InvalidOption
+from ..errors import DataError, EngineUnavailable, InvalidOption, MissingFile, WorkerError
 from ..files import temporary_folder
 from ..model.archives import check_program
 from ..model.graph import WeightsHeld, graph_precision, weights_of_graph
@@ -26,7 +30,61 @@ from ..model.source import NAMED, parse_source
 from ..processes.arrays import load_arrays, save_arrays
 from ..processes.worker import Worker
 from ..tensors import Feeds, ModelIO, TensorInfo, format_shape, parse_input, samples_in
-from .interpreters import Interpreters
+
+
+@dataclass
+class Interpreters:
+    """Engine to the interpreter that runs it, and what these have said.
+
+    Attributes:
+        by_engine: Engine's name to an executable: a Python, or a script that runs one with the arguments
+            it is given.
+    """
+
+    by_engine: dict[str, str] = field(default_factory=dict)
+    _answers: dict[str, str] = field(default_factory=dict)
+
+    def python(self, engine_name: str) -> str:
+        """Return the interpreter of an engine; empty for this one."""
+        return self.by_engine.get(engine_name, "")
+
+    def why_not_run(self, engine_name: str) -> str:
+        """Return why an engine cannot run in its interpreter; empty when it can. Asks once, in a worker."""
+        if engine_name not in self._answers:
+            python = self.python(engine_name)
+            try:
+                with Worker(f"{engine_name} in {python}", threads=0, python=python) as worker:
+                    answer = worker.ask("why_not", engine=engine_name)
+            except WorkerError as error:
+                raise InvalidOption(
+                    f"`python` {engine_name}={python}: cannot serve a worker: {error.message}",
+                    hint="it needs Python 3.10 or newer with numpy, onnx, msgspec and the runtime; "
+                    'a script must pass its arguments on: exec python "$@"',
+                    option="python",
+                ) from error
+            reason, fix = str(answer["why_not"]), str(answer["fix"])
+            self._answers[engine_name] = f"{reason}; {fix}" if reason and fix else reason
+        return self._answers[engine_name]
+
+
+def parse_interpreters(texts: Iterable[str]) -> Interpreters:
+    """Read `ENGINE=INTERPRETER`, such as `tensorrt=/opt/trt/bin/python`."""
+    by_engine: dict[str, str] = {}
+    for text in texts:
+        name, equals, python = text.partition("=")
+        if not (name and equals and python):
+            raise InvalidOption(
+                f"`python` {text!r}: ENGINE=INTERPRETER is required, as tensorrt=/opt/trt/bin/python",
+                option="python",
+            )
+        engine(name)  # or it says which there are
+        if name in by_engine:
+            raise InvalidOption(f"`python` {name}: is given twice", option="python")
+        path = shutil.which(python)
+        if path is None:
+            raise MissingFile(f"`python` {text}: there is no executable {python}", file=python)
+        by_engine[name] = path
+    return Interpreters(by_engine)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from ..errors import ArtifactError, InvalidOption, QCompileError
 from ..model.graph import WeightsHeld
 from .measuring.rounds import TimingSeries
 from .results.row import Accuracy, ColdStart, Curve, CurvePoint, Difference, Latency, Row, WarmUp
-from .statistics.speedup import percentile, speedup
+from .statistics import percentile, speedup
 
 _QUANTILES = 101
 _FEW_LAUNCHES = 3

@@ -33,13 +33,17 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..errors import EngineUnavailable, InvalidOption
+from ..errors import EngineUnavailable, InvalidOption, ModelError, first_line
 from ..processes.serve import serve
+
+if TYPE_CHECKING:
+    from ..engines.base import InFlight
+    from ..tensors import Feeds
 
 _LAYERS_JOB = "..comparison.layers.job"  # served here, known only by name: comparison/ is built on bench/
 _REST_LIMIT_S = 0.5
@@ -101,8 +105,6 @@ class WorkerSession:
         return {"ns": durations[discard:].tolist(), "at_rest": at_rest}
 
     def do_clients(self, request: dict[str, Any]) -> dict[str, Any]:
-        from .measuring.concurrent import time_clients
-
         with contextlib.ExitStack() as stack:
             runners = [self.runner]
             for _ in range(1, request["clients"]):
@@ -111,8 +113,6 @@ class WorkerSession:
         return {"ns": durations_ns, "wall_ns": wall_ns, "at_rest": _wait_for_rest()}
 
     def do_in_flight(self, request: dict[str, Any]) -> dict[str, Any]:
-        from .measuring.concurrent import time_in_flight
-
         with self.runner.in_flight(self.feeds, request["streams"]) as inferences:
             durations_ns, wall_ns = time_in_flight(inferences, request["seconds"])
         return {"ns": durations_ns, "wall_ns": wall_ns, "at_rest": _wait_for_rest()}
@@ -248,6 +248,93 @@ def _packages() -> dict[str, str]:
     from .measuring.environment import measured_packages
 
     return tool_versions(*(name for name, module in measured_packages().items() if module in sys.modules))
+
+
+def time_clients(runners: Sequence[Any], feeds: Feeds, seconds: float) -> tuple[list[int], int]:
+    """Let one client per runner call in a closed loop.
+
+    Args:
+        runners: One per client; the same one again where it takes calls from several threads.
+        feeds: What every call is given.
+        seconds: Begin no call after this.
+
+    Returns:
+        The nanoseconds of every call, and those from the common start to the end of the last call.
+    """
+    calls = [runner.prepare(feeds) for runner in runners]
+    for call in calls:
+        call()
+    gate = threading.Barrier(len(calls) + 1)
+    durations_ns: list[list[int]] = [[] for _ in calls]
+    failures: list[Exception] = []
+    deadline = 0
+
+    def client(call: Any, durations: list[int]) -> None:
+        clock = time.perf_counter_ns
+        gate.wait()
+        try:
+            now = clock()
+            while now < deadline or not durations:
+                start = now
+                call()
+                now = clock()
+                durations.append(now - start)
+        except Exception as error:  # a runtime may raise anything; it is raised again by the caller
+            failures.append(error)
+
+    threads = [
+        threading.Thread(target=client, args=pair, daemon=True)
+        for pair in zip(calls, durations_ns, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    begin = time.perf_counter_ns()
+    deadline = begin + int(seconds * 1e9)
+    gate.wait()
+    for thread in threads:
+        thread.join()
+    wall_ns = time.perf_counter_ns() - begin
+    if failures:
+        raise ModelError(f"{len(calls)} clients: a call fails: {first_line(failures[0])}") from failures[0]
+    return [ns for durations in durations_ns for ns in durations], wall_ns
+
+
+_WARM_UP_ROUNDS = 3
+
+
+def time_in_flight(inferences: Sequence[InFlight], seconds: float) -> tuple[list[int], int]:
+    """Keep all inferences under way: as soon as the oldest is done, it is started again.
+
+    Returns:
+        The nanoseconds of each inference, from its start until its outputs were waited for, and those from
+        the first start to the end of the last.
+    """
+    for _ in range(_WARM_UP_ROUNDS):
+        for one in inferences:
+            one.start()
+        for one in inferences:
+            one.wait()
+    clock = time.perf_counter_ns
+    durations_ns: list[int] = []
+    begin = clock()
+    deadline = begin + int(seconds * 1e9)
+    started_ns = []
+    for one in inferences:
+        started_ns.append(clock())
+        one.start()
+    now = begin
+    while now < deadline:
+        for index, one in enumerate(inferences):
+            one.wait()
+            now = clock()
+            durations_ns.append(now - started_ns[index])
+            started_ns[index] = now
+            one.start()
+    for index, one in enumerate(inferences):
+        one.wait()
+        now = clock()
+        durations_ns.append(now - started_ns[index])
+    return durations_ns, now - begin
 
 
 if __name__ == "__main__":

@@ -169,7 +169,7 @@ def gpu_table(results: Results) -> Table | None:
 
 def regression_table(regression: Regression) -> Table:
     """Return the table of two runs, one row per artifact; without verdicts across machines."""
-    from ..bench.statistics.speedup import CONFIDENCE
+    from ..bench.statistics import CONFIDENCE
 
     old, new = regression.machines
     what = "speed-up against the own baseline" if regression.relative else "latency"

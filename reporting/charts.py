@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from .. import svg
 from ..bench.results.render import speedup_text
 from ..bench.results.row import Curve, CurvePoint, Interval, Unit
-from ..bench.statistics.bootstrap import CONFIDENCE as DROP_CONFIDENCE
-from ..bench.statistics.speedup import Speedup
+from ..bench.statistics import DROP_CONFIDENCE, Speedup
 from ..calibration.plot import TensorSummary, histogram_plane
 from ..calibration.ranges import Ranges
 from ..figures import DASH, bytes_text, drop_interval, drop_text, figure, number, shortened, times

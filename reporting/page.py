@@ -16,7 +16,6 @@ from ..spec.looking import ReportSpec
 from ..spec.measure import Budget
 from ..svg import FAMILY_MARKS
 from ..version import __version__
-from .parts import Section
 from .sections_inside import (
     calibration_section,
     environment_section,
@@ -36,7 +35,7 @@ from .sections_measured import (
     sweep_section,
     tradeoff_section,
 )  # fmt: skip
-from .source import FAMILIES, ReportedArtifact, Source, read_source
+from .source import FAMILIES, ReportedArtifact, Section, Source, read_source
 from .summary import summarize
 
 if TYPE_CHECKING:

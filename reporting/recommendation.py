@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..bench.results.render import RUNTIMES, speedup_text
-from ..bench.statistics.speedup import Speedup
+from ..bench.statistics import Speedup
 from ..figures import accuracy_text, bytes_text, drop_interval, drop_text, figure, times
 from ..spec.measure import Budget
 from ..spec.words import BASELINE

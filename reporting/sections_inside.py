@@ -17,8 +17,7 @@ from .charts import (
     layers_by_precision,
     precision_chart,
 )
-from .parts import Block, Cell, Drawn, Section, Table, row_of
-from .source import Source
+from .source import Block, Cell, Drawn, Section, Source, Table, row_of
 
 if TYPE_CHECKING:
     from ..comparison.layers.outcome import LayerDiff

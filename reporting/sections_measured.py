@@ -9,8 +9,7 @@ from msgspec.structs import astuple
 
 from ..bench.results.render import columns_of, interval_words
 from ..bench.results.row import Curve
-from ..bench.statistics.bootstrap import CONFIDENCE as DROP_CONFIDENCE
-from ..bench.statistics.speedup import SMALLEST_DIFFERENCE
+from ..bench.statistics import DROP_CONFIDENCE, SMALLEST_DIFFERENCE
 from ..figures import DASH, drop_text, figure
 from .charts import (
     curve,
@@ -22,8 +21,7 @@ from .charts import (
     pareto_chart,
     speedup_chart,
 )
-from .parts import Cell, Drawn, Section, Table, row_of
-from .source import ReportedArtifact, Source
+from .source import Cell, Drawn, ReportedArtifact, Section, Source, Table, row_of
 
 _SWEEPS: dict[Curve, tuple[str, str]] = {
     "batches": ("batch size", "`batch_sizes` 1,8,32"),

@@ -18,8 +18,7 @@ from msgspec import structs
 
 from ..bench.results.render import interval_words, speedup_text
 from ..bench.results.row import Interval, Row
-from ..bench.statistics.bootstrap import CONFIDENCE as DROP_CONFIDENCE
-from ..bench.statistics.speedup import Speedup, speedup
+from ..bench.statistics import DROP_CONFIDENCE, Speedup, speedup
 from ..errors import InvalidOption
 from ..figures import accuracy_text, bytes_text, decibels, drop_interval, drop_text, figure, times
 from ..spec.measure import Budget

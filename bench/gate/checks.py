@@ -10,7 +10,7 @@ from typing import Literal
 from ...figures import accuracy_text, bytes_text, decibels, drop_interval, drop_text, figure
 from ..measuring.rounds import TimingSeries
 from ..results.row import Interval, Row
-from ..statistics.speedup import CONFIDENCE, FEWEST_ROUNDS, Launches, half_width, ratio_level
+from ..statistics import CONFIDENCE, FEWEST_ROUNDS, Launches, half_width, ratio_level
 
 Kind = Literal["run", "latency", "size", "accuracy", "outputs"]
 State = Literal["passed", "failed", "undecided", "skipped"]

@@ -21,7 +21,7 @@ from ...data.readers import require_package
 from ...errors import DataError
 from ...model.preprocessing import Preprocessing, Task, preprocessing_of
 from ...tensors import TensorInfo
-from ..statistics.bootstrap import RESAMPLES
+from ..statistics import RESAMPLES
 
 Floats = NDArray[np.float64]
 Outputs = Mapping[str, NDArray[Any]]

@@ -51,8 +51,7 @@ from .classes import F1, EntityF1, MeanIoU, TopK, is_iob2
 from .detection import MeanAveragePrecision
 from .language import Divergence, ErrorRate, Perplexity
 from .metric import Metric, Outputs, Scored, Truth, are_classes, first_output
-from .ranking import DEFAULT_K, Ndcg, Neighbours, Spearman
-from .values import OwnMetric, Similarity, cosine, mean_squared_error
+from .values import DEFAULT_K, Ndcg, Neighbours, OwnMetric, Similarity, Spearman, cosine, mean_squared_error
 
 Make = Callable[[str, str], Metric]
 """The spelling, and what stands behind its colon, to the metric."""

@@ -19,7 +19,7 @@ from ...spec.decode import spec_from_call
 from ...spec.measure import CompareSpec
 from ...spec.words import CUDA_GRAPH
 from ..measuring.environment import machine_of, machine_text
-from ..statistics.speedup import FEWEST_ROUNDS, Launches, Speedup, level_of, logarithms, speedup_with_interval
+from ..statistics import FEWEST_ROUNDS, Launches, Speedup, level_of, logarithms, speedup_with_interval
 from .results import Results
 from .row import Row, Unit
 

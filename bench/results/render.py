@@ -27,8 +27,7 @@ from ...files import write_text
 from ...plain_text import plain
 from ...spec.engines import rows
 from ..measuring.environment import machine_text
-from ..statistics.bootstrap import CONFIDENCE as DROP_CONFIDENCE
-from ..statistics.speedup import CONFIDENCE, Speedup
+from ..statistics import CONFIDENCE, DROP_CONFIDENCE, Speedup
 from .results import Results
 from .row import Row
 

@@ -17,7 +17,7 @@ from msgspec.structs import force_setattr
 
 from ...figures import number
 from ...spec.words import METRICS, is_own_metric
-from ..statistics.speedup import Positive, Speedup, split_launches, verdict_of
+from ..statistics import Positive, Speedup, split_launches, verdict_of
 
 Status = Literal["measured", "not run", "failed"]
 Unit = Literal["points", "units"]

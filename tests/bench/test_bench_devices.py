@@ -13,15 +13,14 @@ from commands import MakePath
 
 import qcompile
 from qcompile.bench import benchmark as every_gpu
-from qcompile.bench.interpreters import Interpreters
-from qcompile.bench.measuring.gpu_metrics import measure_gpu_latencies
-from qcompile.bench.measuring.sweep import sweep_at_once
+from qcompile.bench.measuring.side_figures import measure_gpu_latencies, sweep_at_once
+from qcompile.bench.outputs import Interpreters
 from qcompile.bench.recorder import Recorder
 from qcompile.bench.results.render import render
 from qcompile.bench.results.results import BenchInterrupted, Results, load_results
 from qcompile.bench.results.row import Row
 from qcompile.bench.runnables import choose_runnables, row_of
-from qcompile.bench.statistics.speedup import Speedup
+from qcompile.bench.statistics import Speedup
 from qcompile.engines import gpu as driver
 from qcompile.engines.gpu import Gpu, find_gpus, parse_devices, why_no_gpu
 from qcompile.errors import EngineUnavailable, InvalidOption

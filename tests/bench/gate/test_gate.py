@@ -35,7 +35,7 @@ from qcompile.bench.gate.checks import (
     size_check,
     slowdown,
 )
-from qcompile.bench.gate.result import GateResult, PairResult, junit, markdown
+from qcompile.bench.gate.gate import GateResult, PairResult, junit, markdown
 from qcompile.bench.measuring.rounds import TimingSeries, measure
 from qcompile.bench.results.row import Accuracy, Difference, Interval, Latency, Row
 from qcompile.spec.measure import BenchOptions
