@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -145,7 +145,9 @@ def benchmark(
                 measure_energy(workers, recorder, timed, samples_in(feeds), progress)
             sweep_batches(workers, recorder, swept, folder, progress)
             if swept and (spec.clients or spec.streams or spec.layer_times):
-                _feed_again(workers, recorder, folder / "feeds.npz")
+                for name, worker in workers.items():
+                    if recorder.can_be_asked(name):
+                        recorder.attempt(name, partial(worker.ask, "feed", path=str(folder / "feeds.npz")))
             at_once = {"clients": spec.clients, "streams": spec.streams}
             sweep_at_once(workers, recorder, at_once, samples_in(feeds), progress)
             if spec.layer_times:
@@ -228,7 +230,7 @@ def _measure(
     pool.count_usage()
     for name, worker in pool.workers.items():
         if timed[name].failure is None:
-            memory = recorder.attempt(name, partial(_memory, worker, pool.device(name)))
+            memory = recorder.attempt(name, partial(_memory, worker, recorder[name].device))
             if memory is not None:
                 recorder.change(name, **memory)
     effort = Effort(seconds, pool.cpu_s + time.process_time() - own_s, pool.switches, pool.cpu_s)
@@ -241,12 +243,6 @@ def _memory(worker: Worker, device: str) -> dict[str, int | None]:
     gpu = parse_device(device)
     on_gpu = None if gpu is None else process_memory_bytes(worker.pid, gpu)
     return {"peak_memory_bytes": worker.ask("memory")["peak_bytes"], "gpu_memory_bytes": on_gpu}
-
-
-def _feed_again(workers: Mapping[str, Worker], recorder: Recorder, path: Path) -> None:
-    for name, worker in workers.items():
-        if recorder.can_be_asked(name):
-            recorder.attempt(name, partial(worker.ask, "feed", path=str(path)))
 
 
 def measure_every_gpu(
@@ -277,7 +273,15 @@ def measure_every_gpu(
         except BenchInterrupted as interrupted:
             parts[device], stopped = interrupted.results, interrupted
             break
-        artifacts = _on_the_others(parts[device], asked, {row.name for row in unbuilt})
+        alone = {*(text.partition("=")[0] for text in asked.models), *(row.name for row in unbuilt)}
+        modes = ("eager",) if asked.cuda_graph else ("eager", CUDA_GRAPH)  # without rows that are added
+        artifacts = {
+            row.name: row.artifact
+            for row in parts[device].rows
+            if row.mode in modes
+            and row.name not in alone
+            and (row.device != "cpu" or row.name == parts[device].baseline)
+        }
         asked, unbuilt = replace(asked, baseline=parts[device].baseline), ()
     results = join_results(parts, history=earlier_runs(history or spec.output))
     if spec.output is not None:
@@ -285,16 +289,3 @@ def measure_every_gpu(
     if stopped is not None:
         raise BenchInterrupted(results) from stopped
     return results
-
-
-def _on_the_others(first: Results, spec: BenchSpec, unbuilt: Collection[str]) -> dict[str, str]:
-    """Name to artifact for further GPUs: what ran on the first, and the baseline."""
-    alone = {text.partition("=")[0] for text in spec.models}
-    modes = ("eager",) if spec.cuda_graph else ("eager", CUDA_GRAPH)  # without rows that are added
-    return {
-        row.name: row.artifact
-        for row in first.rows
-        if row.mode in modes
-        and row.name not in {*alone, *unbuilt}
-        and (row.device != "cpu" or row.name == first.baseline)
-    }

@@ -177,10 +177,6 @@ class WorkerPool:
         self.cpu_s, self.switches = 0.0, 0
         """Processor time and lost cores of all workers, of the first launch since `mark_usage`."""
 
-    def device(self, name: str) -> str:
-        """Return where an artifact runs: "cpu" or "cuda:0"."""
-        return next(runnable.device for runnable in self._runnables if runnable.name == name)
-
     def __enter__(self) -> WorkerPool:
         return self
 
@@ -259,7 +255,10 @@ class WorkerPool:
             worker.freeze()
         if not self._launches:
             cold_start = ColdStart(began, answer["load_ns"] / 1e6, fed["first_ns"] / 1e6)
-            self._recorder.started(runnable.name, cold_start, answer["contains"], answer["packages"])
+            self._recorder.change(
+                runnable.name, cold_start=cold_start, load_ms=cold_start.load_ms,
+                contains=answer["contains"], packages=answer["packages"],
+            )  # fmt: skip
             if answer["weights"]:
                 self._recorder.weights(runnable.name, WeightsHeld(**answer["weights"]))
             self._recorder.warn(runnable.name, *answer["notes"])
@@ -271,4 +270,5 @@ class WorkerPool:
         self._runnables = [plain if one is runnable else one for one in self._runnables]
         self._start(plain)
         if self._recorder.is_measured(plain.name):
-            self._recorder.without_graph(plain.name, error)
+            self._recorder.change(plain.name, mode="eager")
+            self._recorder.warn(plain.name, f"measured without a CUDA graph: {error.message}")

@@ -70,7 +70,10 @@ def write_report(
         The path of the report.
     """
     path = Path(output)
-    check_page(path)
+    if path.suffix not in SUFFIXES:
+        raise InvalidOption(f"`output` {path}: {' or '.join(SUFFIXES)} is required", option="output")
+    check_output(path)
+    template("page.html")
     asked = spec_from_call(ReportSpec, spec or budget, options)
     source = read_source(
         Path(results_path), layers=asked.layers, ranges=asked.ranges, recipe=asked.recipe, budget=asked
@@ -80,19 +83,15 @@ def write_report(
 
 
 def render(source: Source, *, name: str) -> str:
-    """Return the page.
-
-    Args:
-        source: What it shows.
-        name: Of the results file.
-    """
+    """Return the page; `name` is that of the results file."""
     summary = summarize(source)
     every = sections(source, summary.chosen)
+    used = {subject.family for subject in source.subjects}
     return template("page.html").render(
         summary=summary,
         sections=[section for section in every if not section.missing],
         left_out=[section for section in every if section.missing],
-        families=_families(source),
+        families={family: text for family, text in FAMILIES.items() if family in used},
         facts=_facts(source),
         results=name,
         created=str(source.results.created),
@@ -145,22 +144,7 @@ def template(name: str) -> Template:
 
 
 def style() -> str:
-    """Return the style of every page."""
-    return (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
-
-
-def check_page(path: Path) -> None:
-    """Refuse an output that can be no page."""
-    if path.suffix not in SUFFIXES:
-        raise InvalidOption(f"`output` {path}: {' or '.join(SUFFIXES)} is required", option="output")
-    check_output(path)
-    template("page.html")
-
-
-def _families(source: Source) -> dict[str, str]:
-    """The precisions that occur, for the key of colours."""
-    used = {subject.family for subject in source.subjects}
-    return {family: text for family, text in FAMILIES.items() if family in used}
+    return Path(__file__).with_name("style.css").read_text(encoding="utf-8")
 
 
 def _facts(source: Source) -> list[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ..bench.results.render import RUNTIMES, speedup_text
+from ..bench.results.row import Interval
 from ..bench.statistics import Speedup
 from ..figures import accuracy_text, bytes_text, drop_interval, drop_text, figure, times
 from ..spec.measure import Budget
@@ -21,13 +23,10 @@ class Recommendation:
     """What `auto` ends with.
 
     Attributes:
-        artifact: Name of the artifact to use; empty where none is faster within the budget.
-        nearest: Where there is none: the one that comes nearest.
-        sentence: The answer.
+        artifact, nearest: The artifact to use; where none is faster within the budget, what comes nearest.
         over_baseline, over_onnx: Speed-up over the baseline and over FP32 on ONNX Runtime, as `value`, `low`,
             `high` and `verdict`; None where there is none.
         others: Every other artifact to why it is not the one.
-        caveats: What may make this wrong.
     """
 
     artifact: str
@@ -44,13 +43,7 @@ class Recommendation:
 
 
 def recommend(results_path: Path, *, budget: Budget = NO_BUDGET) -> Recommendation:
-    """Return what to use of what was measured.
-
-    Args:
-        results_path: `results.json` of `bench` or `run`.
-        budget: What the artifact may take; by default any size and latency, and no drop in accuracy that its
-            interval shows.
-    """
+    """Return what to use of what `bench` or `run` measured, within a budget."""
     source = read_source(results_path, budget=budget)
     summary = summarize(source)
     chosen = summary.chosen
@@ -61,12 +54,24 @@ def recommend(results_path: Path, *, budget: Budget = NO_BUDGET) -> Recommendati
         for one in source.subjects
         if one is not chosen and not one.is_baseline and one.name != BASELINE
     }
-    onnx = _onnx_fp32(source)
+    # FP32 on ONNX Runtime on the processor is about twice as fast as PyTorch, and the fairer comparison.
+    fitting = (
+        one for one in source.measured
+        if one.row.engine == "onnxruntime" and one.family == "float" and one.row.device == "cpu"
+    )  # fmt: skip
+    onnx = next(fitting, None)
     over_onnx = faster(chosen, onnx) if onnx is not None and onnx is not chosen else None
+    groups: dict[str, list[str]] = {}
+    for name, reason in others.items():
+        groups.setdefault(reason, []).append(name)
+    against = "".join(
+        f"{', ' if index else '; '}not {listed(names)} ({reason})"
+        for index, (reason, names) in enumerate(groups.items())
+    )
     return Recommendation(
         chosen.name,
         "",
-        f"Use {_described(chosen)}: {_gains(source, chosen, onnx, over_onnx)}{_grouped(others)}.",
+        f"Use {_described(chosen)}: {_gains(source, chosen, onnx, over_onnx)}{against}.",
         chosen.speedup.as_json() if chosen.speedup else None,
         over_onnx.as_json() if over_onnx else None,
         others,
@@ -78,7 +83,7 @@ def _none(source: Source, headline: str, caveats: Sequence[str]) -> Recommendati
     """Nothing is faster within the budget: what comes nearest, and what speaks against it."""
     others = [one for one in source.measured if not one.is_baseline and one.name != BASELINE]
     quick = [one for one in others if one.verdict == "faster"]
-    near = min(quick, key=_largest_drop, default=None) or max(others, key=_speed, default=None)
+    near = min(quick, key=_largest_drop, default=None) or max(others, key=_gain, default=None)
     reasons = {one.name: why_not(one, source.budget) or "not surely faster" for one in others}
     text = headline.rstrip(".")
     if near is not None:
@@ -117,42 +122,17 @@ def _gains(
 
 
 def _why_not_this(one: ReportedArtifact, chosen: ReportedArtifact, budget: Budget) -> str:
-    """Why another artifact is not recommended."""
     if not one.is_measured:
         return "failed" if one.row.status == "failed" else "could not run here"
-    reason = why_not(one, budget)
-    if reason:
-        return reason
     ratio = faster(chosen, one)
-    if ratio is not None and ratio.verdict == "no difference":
-        return "no faster"
-    return "slower"
+    is_equal = ratio is not None and ratio.verdict == "no difference"
+    return why_not(one, budget) or ("no faster" if is_equal else "slower")
 
 
-def _grouped(others: dict[str, str]) -> str:
-    """The reasons, each with all that it holds for."""
-    groups: dict[str, list[str]] = {}
-    for name, reason in others.items():
-        groups.setdefault(reason, []).append(name)
-    said = [f"{listed(names)} ({reason})" for reason, names in groups.items()]
-    return f"; not {', not '.join(said)}" if said else ""
-
-
-def _onnx_fp32(source: Source) -> ReportedArtifact | None:
-    """FP32 on ONNX Runtime on the processor: about twice as fast as PyTorch, and the fairer comparison."""
-    fitting = (
-        one for one in source.measured
-        if one.row.engine == "onnxruntime" and one.family == "float" and one.row.device == "cpu"
-    )  # fmt: skip
-    return next(fitting, None)
+def _gain(one: ReportedArtifact) -> float:
+    return one.speedup.value if one.speedup else 0.0
 
 
 def _largest_drop(one: ReportedArtifact) -> tuple[float, float]:
-    drop = one.drop
-    if drop is None:
-        return float("inf"), -_speed(one)
-    return drop.value if drop.high is None else drop.high, -_speed(one)
-
-
-def _speed(one: ReportedArtifact) -> float:
-    return one.speedup.value if one.speedup else 0.0
+    drop = one.drop or Interval(math.inf)
+    return drop.value if drop.high is None else drop.high, -_gain(one)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _OF_THE_RUN = ("before", "after", "noise")
 _ELSEWHERE = ("command", "recipe")
+_EMPTY: tuple[object, ...] = (None, "", [], {})
 _UNITS = {
     "_bytes": "", "_mhz": ", MHz", "_ms": ", ms", "_us": ", µs", "_s": ", s", "_1min": ", 1 minute",
     "_c": ", °C", "_w": ", W",
@@ -31,7 +32,6 @@ _UNITS = {
 
 
 def precision_section(source: Source) -> Section:
-    """In which precision layers run."""
     chart = precision_chart(source.subjects)
     if not chart:
         return Section(missing="no artifact has a manifest that tells its layers' precisions")
@@ -48,23 +48,18 @@ def precision_section(source: Source) -> Section:
 
 
 def times_section(source: Source) -> Section:
-    """Which layers take the time."""
     timed = [s for s in source.measured if s.row.layer_times_ms]
     if not timed:
         return Section(missing="layer times were not measured (`layer_times`)")
-    tables = [
-        Table(
-            f"{s.label}: medians by the runtime's profiler, which slows the layers.",
-            ("layer", "ms", "share"),
-            [[*map(Cell, cells)] for cells in slowest_layers(s.row)],
-        )
-        for s in timed
-    ]
+    tables = []
+    for s in timed:
+        caption = f"{s.label}: medians by the runtime's profiler, which slows the layers."
+        rows = [[*map(Cell, cells)] for cells in slowest_layers(s.row)]
+        tables.append(Table(caption, ("layer", "ms", "share"), rows))
     return Section(tables=tables)
 
 
 def layers_section(source: Source) -> Section:
-    """Where outputs begin to differ."""
     if not source.layers:
         missing = "no layer differences were given (`qcompile diff` writes layers.json, `layers` takes it)"
         return Section(missing=missing)
@@ -73,8 +68,12 @@ def layers_section(source: Source) -> Section:
         chart = errors_chart(diff)
         if not chart:
             continue
-        shown = min(len(diff.layers), WORST_TENSORS)
-        note = f"The worst {shown} of {len(diff.layers)} compared tensors. {_first_bad(diff)}"
+        shown, bad = min(len(diff.layers), WORST_TENSORS), diff.first_bad
+        first = "None of them diverges."
+        if bad and bad.tensor:
+            node = f", node {bad.node}" if bad.node else ""
+            first = f"The first that diverges is {bad.tensor} ({words(bad.operator)}{node})."
+        note = f"The worst {shown} of {len(diff.layers)} compared tensors. {first}"
         charts.append(Drawn(chart, f"{diff.artifact} against {diff.reference}", note))
         tables.append(_errors(file, diff))
     if not charts:
@@ -83,7 +82,6 @@ def layers_section(source: Source) -> Section:
 
 
 def calibration_section(source: Source) -> Section:
-    """The histograms that lose most."""
     if source.ranges is None:
         return Section(missing="no ranges were given (`ranges` takes a ranges file)")
     summaries = summarize(source.ranges)
@@ -98,25 +96,14 @@ def calibration_section(source: Source) -> Section:
         Drawn(
             histogram_chart(source.ranges, one),
             one.tensor,
-            f"{_snr(one.snr_db)} after quantization, {one.clipped:.2%} of the values clipped. Thresholds: "
+            f"{'no error' if number(one.snr_db) is None else f'{figure(one.snr_db)} dB'} after quantization, "
+            f"{one.clipped:.2%} of the values clipped. Thresholds: "
             + ", ".join(f"{method} {figure(amax)}" for method, amax in one.amax.items())
             + ".",
         )
         for one in summaries[:WORST_HISTOGRAMS]
     ]
     return Section(lead, charts, pairs=True, lines={method: LINES[method] for method in summaries[0].amax})
-
-
-def _snr(value: float) -> str:
-    return "no error" if number(value) is None else f"{figure(value)} dB"
-
-
-def _first_bad(diff: LayerDiff) -> str:
-    bad = diff.first_bad
-    if not bad or not bad.tensor:
-        return "None of them diverges."
-    node = f", node {bad.node}" if bad.node else ""
-    return f"The first that diverges is {bad.tensor} ({words(bad.operator)}{node})."
 
 
 def _errors(file: str, diff: LayerDiff) -> Table:
@@ -158,8 +145,8 @@ def environment_section(source: Source) -> Section:
         items = [str(reason) for reason in noise.get("reasons") or ()]
     else:
         lead, items = "Whether the run was quiet was not recorded.", []
-    fixed = {key: value for key, value in environment.items() if key not in _OF_THE_RUN and not _empty(value)}
-    states = {key: _flat(_mapping(environment.get(key))) for key in ("before", "after")}
+    fixed = {k: value for k, value in environment.items() if k not in _OF_THE_RUN and value not in _EMPTY}
+    states = {key: _flat(environment.get(key) or {}) for key in ("before", "after")}
     tables = _values("The machine and the versions.", value=fixed)
     tables += _values("Before and after measuring.", **states)
     if not tables:
@@ -176,7 +163,7 @@ def reproduce_section(source: Source) -> Section:
         blocks.append(Block("Command", shlex.join(map(str, command))))
     if source.recipe:
         blocks.append(Block("Recipe", source.recipe))
-    fixed = {key: value for key, value in settings.items() if key not in _ELSEWHERE and not _empty(value)}
+    fixed = {key: value for key, value in settings.items() if key not in _ELSEWHERE and value not in _EMPTY}
     tables = _values("Settings of the measuring.", value=fixed)
     if not blocks and not tables:
         return Section(missing="the results hold no settings")
@@ -205,14 +192,6 @@ def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _empty(value: object) -> bool:
-    return value is None or value == "" or value == [] or value == {}
 
 
 def _name(key: str) -> str:

@@ -47,35 +47,35 @@ def results_section(source: Source, chosen: ReportedArtifact | None) -> Section:
     table = Table(f"{caption}.", columns, [_result(subject, chosen) for subject in source.subjects])
     contains = sorted({s.row.contains for s in source.measured if s.row.contains})
     lead = f"A latency contains: {'; '.join(contains)}." if contains else ""
-    return Section(lead, tables=[table, _further(source)])
+    details = columns_of("details")
+    further = Table(
+        "Saved: the share of the baseline's. Difference: absolute, from the baseline's outputs.",
+        ["method", *(column.title_in("details") for column in details)],
+        [row_of(s, *(getattr(s.text, column.key) for column in details)) for s in source.measured],
+        folded=True,
+    )
+    return Section(lead, tables=[table, further])
 
 
 def speed_section(source: Source) -> Section:
-    """Speed-ups with their intervals."""
     base = source.baseline.label if source.baseline else ""
     shown = interval_words(source.results.confidence)
     chart = speedup_chart(source.measured, base, shown)
     if not chart:
         return Section(missing="no artifact was compared with the baseline")
+    counts = [s.speedup.launches for s in source.measured if s.speedup]
+    least, most = min(counts), max(counts)
+    mean = f"mean over {most if least == most else f'{least} to {most}'} launches"
+    mark = mean if most > 1 else "median of one launch's rounds"
     note = (
-        f"The mark is the {_launches(source)}, the bar its {shown}. "
+        f"The mark is the {mark}, the bar its {shown}. "
         f"A difference is claimed where all of the bar is {SMALLEST_DIFFERENCE:.0%} or more beyond the line."
     )
     drawn = Drawn(chart, f"Speed-up against {base}", note)
     return Section(charts=[drawn], precisions=True)
 
 
-def _launches(source: Source) -> str:
-    """How often the artifacts were started: what the intervals rest on."""
-    counts = [s.speedup.launches for s in source.measured if s.speedup]
-    least, most = min(counts), max(counts)
-    if most == 1:
-        return "median of one launch's rounds"
-    return f"mean over {most if least == most else f'{least} to {most}'} launches"
-
-
 def latency_section(source: Source) -> Section:
-    """Where every call lies."""
     chart = latency_chart(source.measured)
     if not chart:
         return Section(missing="the results hold no quantiles of the calls (files of version 1 have none)")
@@ -93,7 +93,6 @@ def latency_section(source: Source) -> Section:
 
 
 def tradeoff_section(source: Source) -> Section:
-    """Accuracy, latency and size at once."""
     chart = pareto_chart(source.measured)
     if not chart:
         return Section(missing="at least two artifacts with a latency and an accuracy or a size are needed")
@@ -108,7 +107,6 @@ def tradeoff_section(source: Source) -> Section:
 
 
 def accuracy_section(source: Source) -> Section:
-    """Drops with their intervals, agreement, classes."""
     dropped = [s for s in source.measured if s.drop is not None]
     metric = dropped[0].row.accuracy.metric if dropped and dropped[0].row.accuracy else ""
     chart = drop_chart(dropped, metric)
@@ -162,7 +160,6 @@ def sweep_section(source: Source, key: Curve) -> Section:
 
 
 def costs_section(source: Source) -> Section:
-    """Start, memory, energy."""
     powers = [s.row.energy for s in source.measured if s.row.energy]
     unavailable = sorted({power.unavailable for power in powers if power.unavailable})
     columns = columns_of("costs")
@@ -212,37 +209,19 @@ def _result(subject: ReportedArtifact, chosen: ReportedArtifact | None) -> list[
     if not subject.is_measured:
         status = "no latency" if row.status == "measured" else row.status
         cells["latency"] = Cell(DASH, status)
-    else:
-        cells |= {
-            "latency": Cell(text.latency, " · ".join(text.tail.split())),
-            "speedup": _speedup(subject),
-            "drop": _drop(subject),
-        }
-    return [name, *cells.values()]
-
-
-def _further(source: Source) -> Table:
-    """What comparisons of quantization show besides, folded."""
-    columns = columns_of("details")
-    rows = [row_of(s, *(getattr(s.text, column.key) for column in columns)) for s in source.measured]
-    caption = "Saved: the share of the baseline's. Difference: absolute, from the baseline's outputs."
-    titles = ["method", *(column.title_in("details") for column in columns)]
-    return Table(caption, titles, rows, folded=True)
-
-
-def _speedup(subject: ReportedArtifact) -> Cell:
-    text = subject.text
-    if subject.is_baseline:
-        return Cell(text.speedup, "baseline")
+        return [name, *cells.values()]
     tone = {"faster": "good", "slower": "bad"}.get(subject.verdict, "")
-    return Cell(text.speedup, "\n".join(filter(None, (text.interval, text.verdict))), tone=tone)
-
-
-def _drop(subject: ReportedArtifact) -> Cell:
-    drop, text = subject.drop, subject.text
-    if drop is None or subject.is_baseline:
-        return Cell(DASH)
-    return Cell(text.drop, text.drop_interval, tone="bad" if drop.low and drop.low > 0 else "")
+    compared = "\n".join(filter(None, (text.interval, text.verdict)))
+    drop, cells["drop"] = subject.drop, Cell(DASH)
+    if drop is not None and not subject.is_baseline:
+        is_worse = drop.low is not None and drop.low > 0
+        cells["drop"] = Cell(text.drop, text.drop_interval, tone="bad" if is_worse else "")
+    cells["latency"] = Cell(text.latency, " · ".join(text.tail.split()))
+    is_baseline = subject.is_baseline
+    cells["speedup"] = (
+        Cell(text.speedup, "baseline") if is_baseline else Cell(text.speedup, compared, tone=tone)
+    )
+    return [name, *cells.values()]
 
 
 def _classes(subject: ReportedArtifact) -> Table | None:

@@ -54,7 +54,6 @@ class ReportedArtifact:
 
     @property
     def name(self) -> str:
-        """Its name."""
         return self.row.name
 
     @property
@@ -74,12 +73,10 @@ class ReportedArtifact:
 
     @property
     def is_measured(self) -> bool:
-        """Whether it has a latency that may be shown."""
         return self.row.status == "measured" and self.row.latency is not None
 
     @property
     def latency_ms(self) -> float | None:
-        """Median; None where it was not measured."""
         return self.row.latency.median_ms if self.row.latency else None
 
     @property
@@ -99,12 +96,10 @@ class ReportedArtifact:
 
     @property
     def drop_unit(self) -> Unit:
-        """What the drop is counted in."""
         return self.row.accuracy.unit if self.row.accuracy else "points"
 
     @property
     def size_bytes(self) -> int | None:
-        """File with its side files; None where there is none."""
         return self.row.size_bytes or None
 
 
@@ -123,12 +118,10 @@ class Source:
 
     @property
     def measured(self) -> list[ReportedArtifact]:
-        """The artifacts with a latency."""
         return [subject for subject in self.subjects if subject.is_measured]
 
     @property
     def baseline(self) -> ReportedArtifact | None:
-        """What the others are compared with."""
         return next((subject for subject in self.subjects if subject.is_baseline), None)
 
     def baseline_of(self, subject: ReportedArtifact) -> ReportedArtifact | None:
@@ -145,7 +138,6 @@ def read_source(
     recipe: Path | None = None,
     budget: Budget = NO_BUDGET,
 ) -> Source:
-    """Read every file of a report."""
     from ..calibration import load_ranges
     from ..comparison.layers.outcome import load_layers
 
@@ -205,16 +197,7 @@ def row_of(subject: ReportedArtifact, *texts: str) -> list[Cell]:
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
-
-    Attributes:
-        caption: What it shows.
-        columns: Headers.
-        rows: Cells; as many as columns.
-        words: Columns whose cells are words; the others are figures, aligned on the right.
-        folded: Whether it is shown only when it is asked for.
-        narrow: Whether its rows are names with values, close to each other.
-    """
+    """A table; the columns `words` hold no figures, rows of a `narrow` one lie close to each other."""
 
     caption: str
     columns: Sequence[str]
@@ -238,11 +221,7 @@ class Section:
     """A section of the page.
 
     Attributes:
-        lead: What it says, in a sentence or two.
-        charts, tables, blocks: In that order.
-        signs: Artifacts whose numbers and signs the charts use.
-        precisions: Whether the colours of precisions are explained.
-        items: Lines of a list.
+        signs: Artifacts whose numbers the charts use; `precisions` says that their colours are explained.
         pairs: Whether charts stand two beside each other.
         lines: Name of a line to its colour and its dashes, as SVG spells them.
         missing: Why there is nothing; the section is then one line at the end of the page.

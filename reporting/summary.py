@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -29,8 +30,7 @@ _NOTICEABLE_POINTS = 1.0
 """An interval of a drop that reaches so far says little: more samples are needed."""
 
 
-@dataclass(frozen=True)
-class Fact:
+class Fact(NamedTuple):
     """One figure of the glance: what it is, its value, and what stands below it."""
 
     label: str
@@ -40,16 +40,8 @@ class Fact:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a reader who reads nothing else should know.
-
-    Attributes:
-        chosen: The recommended artifact; None where nothing was measured.
-        headline: One sentence.
-        facts: Speed, size and accuracy of the chosen one.
-        reasons: Why it, and what the others would give.
-        caveats: What may make this wrong.
-        title: What stands in place of a chosen one.
-    """
+    """What a reader who reads nothing else should know: the recommended artifact, its figures, why it, what
+    may make this wrong; and what stands in place of a chosen one."""
 
     chosen: ReportedArtifact | None
     headline: str
@@ -62,7 +54,14 @@ class Summary:
 def summarize(source: Source) -> Summary:
     """Choose an artifact and say why; of a sweep, one for each model and shape."""
     if source.results.settings.get("sweep") and len(source.results.machines) > 1:
-        return _of_each(source)
+        reasons = []
+        for name, machine in source.results.machines.items():  # a speed-up counts within its own
+            subjects = [subject for subject in source.subjects if subject.row.machine == name]
+            results = structs.replace(source.results, baseline=machine.baseline, machines={})
+            one = summarize(replace(source, subjects=subjects, results=results))
+            reasons.append(f"{name}: {f'{one.chosen.label}. ' if one.chosen else ''}{one.headline}")
+        headline = "One recommendation for each model and shape."
+        return Summary(None, headline, (), reasons, _caveats(source, None), title="Recommendations")
     measured = source.measured
     if not measured:
         return Summary(None, "Nothing was measured.", caveats=_caveats(source, None))
@@ -70,7 +69,7 @@ def summarize(source: Source) -> Summary:
     if base not in measured:
         headline = "The baseline was not measured: there is nothing to compare the others with."
         return Summary(None, headline, caveats=_caveats(source, None))
-    kept = within_budget(source)
+    kept = [subject for subject in measured if why_not(subject, source.budget) is None]
     if not kept:
         reasons = [f"{one.label}: {why_not(one, source.budget)}." for one in measured]
         return Summary(None, "No artifact keeps the budget.", (), reasons, _caveats(source, None))
@@ -88,30 +87,8 @@ def summarize(source: Source) -> Summary:
     )
 
 
-def _of_each(source: Source) -> Summary:
-    """What is recommended of each measurement: a speed-up counts within its own."""
-    reasons = []
-    for name, machine in source.results.machines.items():
-        subjects = [subject for subject in source.subjects if subject.row.machine == name]
-        results = structs.replace(source.results, baseline=machine.baseline, machines={})
-        one = summarize(replace(source, subjects=subjects, results=results))
-        reasons.append(f"{name}: {f'{one.chosen.label}. ' if one.chosen else ''}{one.headline}")
-    headline = "One recommendation for each model and shape."
-    return Summary(None, headline, (), reasons, _caveats(source, None), title="Recommendations")
-
-
-def within_budget(source: Source) -> list[ReportedArtifact]:
-    """Return the measured artifacts that may be recommended; the baseline, too, if it keeps the budget."""
-    return [subject for subject in source.measured if why_not(subject, source.budget) is None]
-
-
 def why_not(subject: ReportedArtifact, budget: Budget = NO_BUDGET) -> str | None:
-    """Return why an artifact may not be recommended; None where nothing speaks against it.
-
-    Args:
-        subject: The artifact.
-        budget: What it may take; without `max_drop`, its accuracy may not drop by anything that is shown.
-    """
+    """Return why an artifact may not be recommended; None where nothing speaks against it."""
     if exceeded := excesses(budget, subject.row):
         return f"it exceeds the budget: {'; '.join(exceeded)}"
     if subject.is_baseline:
@@ -132,11 +109,10 @@ def why_not(subject: ReportedArtifact, budget: Budget = NO_BUDGET) -> str | None
 
 
 def excesses(budget: Budget, row: Row) -> tuple[str, ...]:
-    """Return what an artifact exceeds, in words; empty where it keeps both limits of size and latency.
+    """Return which limits of size and latency an artifact exceeds, in words.
 
-    The figures themselves are compared with the limits, not their intervals: a file has one size, and a
-    latency limit is for the machine at hand. What was not measured is not known to be kept: it counts as
-    exceeded. The limit of the drop in accuracy is `why_not`'s.
+    The figures themselves are compared, not their intervals: a file has one size, and a latency limit is for
+    the machine at hand. What was not measured counts as exceeded.
     """
     latency_ms = row.latency.median_ms if row.latency else None
     size_mb = row.size_bytes / _BYTES_PER_MB if row.size_bytes is not None else None
@@ -190,7 +166,10 @@ def _smallest_of_fastest(
     if not kept:
         return None, []
     fastest = max(kept, key=_speed)
-    ties = [subject for subject in kept if subject is not fastest and _equally_fast(subject, fastest)]
+    ties = [
+        subject for subject in kept
+        if subject is not fastest and (ratio := faster(subject, fastest)) and ratio.verdict == "no difference"
+    ]  # fmt: skip
     sized = [subject for subject in (fastest, *ties) if subject.size_bytes is not None]
     if fastest.size_bytes is None or not sized:
         return fastest, ties
@@ -200,11 +179,6 @@ def _smallest_of_fastest(
 
 def _speed(subject: ReportedArtifact) -> float:
     return 1.0 if subject.speedup is None else subject.speedup.value
-
-
-def _equally_fast(one: ReportedArtifact, other: ReportedArtifact) -> bool:
-    ratio = faster(one, other)
-    return ratio is not None and ratio.verdict == "no difference"
 
 
 def _headline(source: Source, chosen: ReportedArtifact, measured: int) -> str:
@@ -253,16 +227,13 @@ def _facts(source: Source, chosen: ReportedArtifact) -> list[Fact]:
     if accuracy is not None and chosen.drop is not None:
         unit = chosen.drop_unit
         shown = drop_interval(chosen.drop.low, chosen.drop.high, unit)
-        detail = "the baseline" if chosen.is_baseline else _drop_words(chosen.drop.value, shown, unit)
+        drop = f"drop {drop_text(chosen.drop.value, unit)} {shown} {unit}".replace("  ", " ")
+        detail = "the baseline" if chosen.is_baseline else drop
         facts.append(Fact(accuracy.metric, accuracy_text(accuracy.value, unit), detail))
     else:
         detail = f"output SNR {decibels(difference.snr_db)}" if difference else ""
         facts.append(Fact("accuracy", "not measured", detail))
     return facts
-
-
-def _drop_words(value: float, shown: str, unit: str) -> str:
-    return f"drop {drop_text(value, unit)} {shown} {unit}".replace("  ", " ")
 
 
 def _reasons(

@@ -1,13 +1,11 @@
-"""The outcome of a gate: its checks, whether all that was required holds; as XML and Markdown.
-
-`qcompile gate`: two versions measured in one job, and whether the new one may replace the old one.
-"""
+"""`qcompile gate`: two versions measured in one job, whether the new one may replace the old one, and why."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -26,8 +24,8 @@ from ..benchmark import benchmark
 from ..measuring.environment import environment, machine_text
 from ..outputs import Interpreters, describe, parse_interpreters, short_name
 from ..results.render import markdown_cell
-from ..results.results import Results, now
-from .checks import Check, GateRule, Limits, Slowdown, State, checks_of, slowdown
+from ..results.results import now
+from .checks import Check, Slowdown, State, checks_of, is_decided, slowdown
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -40,16 +38,9 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class PairResult:
-    """The checks of one pair.
+    """The checks of one pair, in the order of `checks.Kind`.
 
-    Attributes:
-        name: Of the artifact.
-        old, new: Paths or MODEL spellings.
-        slowdown: Of the new version; None where it was not measured.
-        checks: In the order of `checks.Kind`.
-        seconds: That the pair took.
-        warnings: What the rows say of the measuring.
-        disturbed: What else used the machine meanwhile, and what to do about it.
+    `warnings` is what the rows say of the measuring, `disturbed` what else used the machine meanwhile.
     """
 
     name: str
@@ -69,20 +60,10 @@ class PairResult:
 
 @dataclass(frozen=True)
 class GateResult:
-    """The outcome of a gate; true when nothing fails.
-
-    Attributes:
-        pairs: What was judged.
-        limits: What was required.
-        added: Artifacts that only the new folder holds.
-        machine: Where it ran, in words.
-        threads: Of every artifact.
-        created: When, ISO 8601 in UTC.
-        seconds: That it took.
-    """
+    """The outcome of a gate; true when nothing fails. `added` are artifacts of the new folder alone."""
 
     pairs: Sequence[PairResult]
-    limits: Limits
+    limits: GateOptions
     added: Sequence[str]
     machine: str
     threads: int
@@ -122,8 +103,8 @@ class GateResult:
             "threads": self.threads,
             "seconds": round(self.seconds, 3),
             "limits": {
-                "max_slower_percent": round(100.0 * self.limits.max_slower, 6),
-                "max_larger_percent": round(100.0 * self.limits.max_larger, 6),
+                "max_slower_percent": round(self.limits.max_slower, 6),
+                "max_larger_percent": round(self.limits.max_larger, 6),
                 "max_drop": self.limits.max_drop,
                 "outputs": self.limits.outputs,
                 "strict": self.limits.strict,
@@ -140,9 +121,6 @@ class GateResult:
 # class is the artifact and the name is the check.
 
 
-_SUITE = "qcompile gate"
-
-
 def save_junit(result: GateResult, path: Path) -> None:
     """Write the XML."""
     write_text(path, junit(result))
@@ -152,7 +130,7 @@ def junit(result: GateResult) -> str:
     """Return the XML. What is undecided is skipped, with its reason; with `strict` it is a failure."""
     cases = list(result.checks())
     about = {
-        "name": _SUITE,
+        "name": "qcompile gate",
         "tests": str(len(cases)),
         "failures": str(sum(result.fails(check) for _, check in cases)),
         "errors": "0",
@@ -160,9 +138,8 @@ def junit(result: GateResult) -> str:
     }
     skipped = str(sum(_is_skipped(result, check) for _, check in cases))
     root = ElementTree.Element("testsuites", about)
-    suite = ElementTree.SubElement(
-        root, "testsuite", about | {"skipped": skipped, "timestamp": result.created}
-    )
+    about |= {"skipped": skipped, "timestamp": result.created}
+    suite = ElementTree.SubElement(root, "testsuite", about)
     properties = ElementTree.SubElement(suite, "properties")
     for name, value in (("machine", result.machine), ("threads", str(result.threads))):
         ElementTree.SubElement(properties, "property", name=name, value=plain(value))
@@ -230,7 +207,6 @@ def notes_of(result: GateResult) -> list[str]:
     return [*notes, *(f"{name}: only the new folder has it; not judged" for name in result.added)]
 
 
-_OLD, _NEW = "old", "new"
 _ANY_WIDTH = 1.0 - 1e-9  # of an interval: the rule ends the measuring, so no row warns of a wide one
 
 
@@ -270,14 +246,16 @@ def gate(
         )
     began = time.monotonic()
     pairs, added = find_pairs(old, new)
-    limits = Limits(
-        spec.max_slower / 100.0, spec.max_larger / 100.0, spec.max_drop, spec.outputs, spec.strict
-    )
-    bench = shared(BenchSpec, spec, baseline=_OLD, precision_target=_ANY_WIDTH, devices=devices)
-    measuring = _Measuring(
-        limits, parse_interpreters(spec.python), bench, len(pairs) > 1, spec.skip_identical, progress
-    )
-    results = [measuring.judge(pair) for pair in pairs]
+    bench = shared(BenchSpec, spec, baseline="old", precision_target=_ANY_WIDTH, devices=devices)
+    pythons = parse_interpreters(spec.python)
+    results = []
+    for pair in pairs:
+        try:
+            results.append(_judge(pair, spec, bench, pythons, progress))
+        except QCompileError as error:
+            if len(pairs) == 1:
+                raise
+            results.append(_without_figures(pair, "failed", error.message, error.hint))
     not_run = [pair.checks[0].text for pair in results if pair.is_skipped]
     if len(not_run) == len(results):
         raise EngineUnavailable(
@@ -286,80 +264,50 @@ def gate(
         )
     threads = spec.threads or usable_cores()
     machine = machine_text(environment(threads, 0))
-    return GateResult(results, limits, added, machine, threads, now(), time.monotonic() - began)
+    return GateResult(results, spec, added, machine, threads, now(), time.monotonic() - began)
 
 
-@dataclass(frozen=True)
-class _Measuring:
-    """How the pairs of one gate are measured."""
-
-    limits: Limits
-    pythons: Interpreters
-    spec: BenchSpec
-    is_one_of_many: bool
-    skip_identical: bool
-    progress: Progress
-
-    def judge(self, pair: Pair) -> PairResult:
-        """Measure a pair. What cannot run here is skipped; a new version that is gone or broken fails."""
-        began = time.monotonic()
-        if not pair.new:
-            return _without_figures(pair, "failed", "the new folder has no such artifact")
-        if self.skip_identical and is_identical(pair):
-            return _without_figures(pair, "passed", "the files are the same byte for byte; not measured")
-        try:
-            why_not = describe(pair.old, trust=self.spec.trust, pythons=self.pythons).why_not
-            if why_not:
-                return _without_figures(pair, "skipped", f"it cannot run here: {why_not}")
-            results = self._measure(pair)
-        except QCompileError as error:
-            if not self.is_one_of_many:
-                raise
-            return _without_figures(pair, "failed", error.message, error.hint)
-        return self._judged(pair, results, time.monotonic() - began)
-
-    def _measure(self, pair: Pair) -> Results:
-        return benchmark(
-            {_OLD: pair.old, _NEW: pair.new},
-            self.spec,
-            decided=GateRule(_OLD, _NEW, self.limits.max_slower),
-            compare_made=True,
-            progress=lambda text, *counts: self.progress(f"{pair.name}: {text}", *counts),
-        )
-
-    def _judged(self, pair: Pair, results: Results, seconds: float) -> PairResult:
-        old, new = results.row(_OLD), results.row(_NEW)
-        for row in (old, new):
-            if row.status != "measured":
-                return _without_figures(pair, "failed", f"the {row.name} version: {row.reason}")
-        has_data = (self.spec.data or self.spec.evaluation) is not None
-        noise = results.environment.get("noise") or {}
-        told = [f"{row.name} version: {text}" for row in (old, new) for text in row.warnings]
-        return PairResult(
-            pair.name, pair.old, pair.new,
-            slowdown(old.launches_ms, new.launches_ms),
-            checks_of(old, new, self.limits, has_data=has_data),
-            seconds,
-            told,
-            noise.get("reasons", ()),
-        )  # fmt: skip
+def _judge(
+    pair: Pair, spec: GateOptions, bench: BenchSpec, pythons: Interpreters, progress: Progress
+) -> PairResult:
+    """Measure a pair. What cannot run here is skipped; a new version that is gone or broken fails."""
+    began = time.monotonic()
+    if not pair.new:
+        return _without_figures(pair, "failed", "the new folder has no such artifact")
+    if spec.skip_identical and is_identical(pair):
+        return _without_figures(pair, "passed", "the files are the same byte for byte; not measured")
+    why_not = describe(pair.old, trust=spec.trust, pythons=pythons).why_not
+    if why_not:
+        return _without_figures(pair, "skipped", f"it cannot run here: {why_not}")
+    results = benchmark(
+        {"old": pair.old, "new": pair.new},
+        bench,
+        decided=partial(is_decided, spec.max_slower / 100.0),
+        compare_made=True,
+        progress=lambda text, *counts: progress(f"{pair.name}: {text}", *counts),
+    )
+    old, new = results.row("old"), results.row("new")
+    for row in (old, new):
+        if row.status != "measured":
+            return _without_figures(pair, "failed", f"the {row.name} version: {row.reason}")
+    noise = results.environment.get("noise") or {}
+    return PairResult(
+        pair.name, pair.old, pair.new,
+        slowdown(old.launches_ms, new.launches_ms),
+        checks_of(old, new, spec, has_data=(spec.data or spec.evaluation) is not None),
+        time.monotonic() - began,
+        [f"{row.name} version: {text}" for row in (old, new) for text in row.warnings],
+        noise.get("reasons", ()),
+    )  # fmt: skip
 
 
 def _without_figures(pair: Pair, state: State, text: str, hint: str = "") -> PairResult:
     return PairResult(pair.name, pair.old, pair.new, None, [Check("run", state, text=text, hint=hint)])
 
 
-_BUILT = "build"  # the stage whose files are run; the others lie beside them
-
-
 @dataclass(frozen=True)
 class Pair:
-    """Two versions of one artifact.
-
-    Attributes:
-        name: For tables and reports.
-        old, new: Paths or MODEL spellings; `new` is empty where the new folder has no such artifact.
-    """
+    """Two versions of one artifact, as paths or MODEL spellings; `new` is empty where there is none."""
 
     name: str
     old: str
@@ -397,7 +345,9 @@ def built_artifacts(folder: Path) -> dict[str, Path]:
         path = beside.with_suffix("")
         if path.is_file() and is_manifest(beside):
             manifest = read_manifest(path)
-            if manifest is not None and manifest.stage == _BUILT:
+            if (
+                manifest is not None and manifest.stage == "build"
+            ):  # the files of others lie beside those that run
                 found[path.name] = path
     return found
 

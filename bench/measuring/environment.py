@@ -133,14 +133,8 @@ _FEWEST_ROUNDS = 9  # three thirds of three
 
 @dataclass(frozen=True)
 class Effort:
-    """What the measuring itself has used.
-
-    Attributes:
-        seconds: From the first state to the second.
-        cpu_s: Processor time of the workers and of this process.
-        involuntary_switches: Times that the system took a core away from a worker's thread.
-        worker_cpu_s: Processor time of the workers alone.
-    """
+    """What the measuring has used between two states: processor time of all and of the workers alone, and how
+    often the system took a core away from a worker's thread."""
 
     seconds: float
     cpu_s: float
@@ -156,20 +150,23 @@ def noise(
     *,
     governor: str | None = None,
 ) -> dict[str, Any]:
-    """Return `{"noisy", "reasons"}`.
-
-    Args:
-        before, after: From `environment.state`.
-        effort: What the measuring used between them.
-        baseline_medians_ms: Of the baseline's rounds.
-        governor: Of the processor's clock.
-    """
-    reasons = [
-        *_other_work(before, after, effort),
-        *_drift(baseline_medians_ms),
-        *_clock(before, after, governor),
-        *_gpu(before.get("gpu"), after.get("gpu")),
-    ]
+    """Return `{"noisy", "reasons"}` of two states, what was used between them, and the baseline's rounds."""
+    reasons = [*_other_work(before, after, effort), *_clock(before, after, governor)]
+    if len(baseline_medians_ms) >= _FEWEST_ROUNDS:
+        third = len(baseline_medians_ms) // 3
+        change = median(baseline_medians_ms[-third:]) / median(baseline_medians_ms[:third]) - 1.0
+        if abs(change) > _DRIFT:
+            became = f"{abs(change):.0%} {'slower' if change > 0 else 'faster'}"
+            reasons.append(
+                f"the baseline became {became} while it was measured: "
+                "let the machine cool down or settle, then measure again"
+            )
+    throttled = {reason for one in (before, after) for reason in (one.get("gpu") or {}).get("throttled", ())}
+    if throttled:
+        causes = ", ".join(sorted(throttled))
+        reasons.append(
+            f"the GPU was throttled ({causes}): cool it, raise its power limit, or lock lower clocks"
+        )
     return {"noisy": bool(reasons), "reasons": reasons}
 
 
@@ -204,21 +201,6 @@ def _other_work(before: Mapping[str, Any], after: Mapping[str, Any], effort: Eff
     return reasons
 
 
-def _drift(medians_ms: Sequence[float]) -> list[str]:
-    if len(medians_ms) < _FEWEST_ROUNDS:
-        return []
-    third = len(medians_ms) // 3
-    first, last = median(medians_ms[:third]), median(medians_ms[-third:])
-    change = last / first - 1.0
-    if abs(change) <= _DRIFT:
-        return []
-    became = f"{abs(change):.0%} {'slower' if change > 0 else 'faster'}"
-    return [
-        f"the baseline became {became} while it was measured: "
-        "let the machine cool down or settle, then measure again"
-    ]
-
-
 def _clock(before: Mapping[str, Any], after: Mapping[str, Any], governor: str | None) -> list[str]:
     reasons = []
     first, second = before.get("frequency_mhz"), after.get("frequency_mhz")
@@ -236,15 +218,6 @@ def _clock(before: Mapping[str, Any], after: Mapping[str, Any], governor: str | 
     return reasons
 
 
-def _gpu(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> list[str]:
-    reasons = sorted({*(before or {}).get("throttled", ()), *(after or {}).get("throttled", ())})
-    if not reasons:
-        return []
-    return [
-        f"the GPU was throttled ({', '.join(reasons)}): cool it, raise its power limit, or lock lower clocks"
-    ]
-
-
 _INSTALL = "pip install 'qcompile[cpu]'"
 _THROTTLING = {  # nvmlClocksThrottleReasons: those that mean the GPU is slower than it could be
     0x04: "power cap",
@@ -260,14 +233,7 @@ class NvmlError(Exception):
 
 
 class Nvml:
-    """NVML, initialized, and a GPU.
-
-    Args:
-        gpu: Its number, as CUDA counts: NVML counts in another order, and ignores CUDA_VISIBLE_DEVICES.
-
-    Raises:
-        NvmlError: If there is no NVML or no such GPU.
-    """
+    """NVML, and a GPU by CUDA's number: NVML counts in another order, and ignores CUDA_VISIBLE_DEVICES."""
 
     def __init__(self, gpu: int = 0) -> None:
         try:

@@ -1,18 +1,12 @@
-"""Figures beside the latency: times by the GPU's clock, energy, and the time of each layer.
-
-Curves: latency and throughput over batch sizes, clients that call at once, and inferences in flight.
-
-Each point is one second after a short warm-up; the points of all artifacts are taken in turn.
-"""
+"""Figures beside the latency: times by the GPU's clock, energy, times of layers, and curves over batch sizes,
+clients that call at once, and inferences in flight, each point one second after a short warm-up."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from ...engines.gpu import parse_device
 from ...errors import QCompileError, WorkerError
@@ -34,9 +28,7 @@ def measure_gpu_latencies(workers: Mapping[str, Worker], recorder: Recorder) -> 
         row = recorder[name]
         has_clock = row.engine == "pytorch" or row.engine.startswith("tensorrt")
         if recorder.is_measured(name) and row.device != "cpu" and has_clock:
-            latency = recorder.attempt(name, partial(_gpu_latency, worker))
-            if latency is not None:
-                recorder.change(name, gpu_latency=latency)
+            recorder.attempt(name, partial(_gpu_latency, worker), "gpu_latency")
 
 
 def measure_energy(
@@ -59,9 +51,7 @@ def measure_energy(
             samples=samples,
             gpu=parse_device(recorder[name].device),
         )
-        energy = recorder.attempt(name, step)
-        if energy is not None:
-            recorder.change(name, energy=energy)
+        recorder.attempt(name, step, "energy")
 
 
 def _gpu_latency(worker: Worker) -> GpuLatency:
@@ -82,11 +72,7 @@ RUN_S = 2.0  # NVML renews its counter some ten times a second
 
 
 def energy_per_sample(worker: Worker, *, call_ns: float, samples: int, gpu: int | None) -> Energy:
-    """Run an artifact for two seconds between two readings of a counter.
-
-    Returns:
-        The energy, or why there is none.
-    """
+    """Run an artifact for two seconds between two readings of a counter; return the energy, or why not."""
     read, source, why_not = rapl_counter() if gpu is None else _gpu_counter(gpu)
     if read is None:
         return Energy(unavailable=why_not)
@@ -179,11 +165,12 @@ def sweep_batches(
 
         def step(name: str, worker: Worker, path: Path = path, batch_size: int = batch_size) -> None:
             worker.ask("feed", path=str(path))
-            call_ns = warm(worker)
+            time_calls = partial(_time_calls, worker)
+            call_ns = warm_up(time_calls, limit_s=_WARM_UP_S).call_ns
             calls = max(int(POINT_S * 1e9 / call_ns), _FEWEST_CALLS)
-            durations, _ = ask_timing(worker, "time", calls * call_ns / 1e9, iterations=calls)
+            durations, _ = ask_timing(worker, calls * call_ns / 1e9, iterations=calls)
             throughput_per_s = batch_size * len(durations) / (sum(durations) / 1e9)
-            recorder.point(name, "batches", _point("batch_size", batch_size, durations, throughput_per_s))
+            _add_point(recorder, name, "batches", "batch_size", batch_size, durations, throughput_per_s)
 
         progress(f"batch size {batch_size}")
         each_worker(workers, recorder, f"batch size {batch_size}", step)
@@ -206,18 +193,17 @@ def sweep_at_once(
         _, _, words = _AT_ONCE[option]
         for count in counts:
             progress(f"{count} {words}")
-            step = functools.partial(_at_once, recorder, option, count, samples)
+            step = partial(_at_once, recorder, option, count, samples)
             each_worker(workers if option == "clients" else on_gpu, recorder, f"{count} {words}", step)
 
 
 def _at_once(recorder: Recorder, option: str, count: int, samples: int, name: str, worker: Worker) -> None:
     do, curve, _ = _AT_ONCE[option]
-    arguments: dict[str, Any] = {option: count, "seconds": POINT_S}
-    answer = worker.ask(do, **arguments)
+    answer = worker.ask(do, seconds=POINT_S, **{option: count})
     if not answer["at_rest"]:
         worker.freeze()
     throughput_per_s = samples * len(answer["ns"]) / (answer["wall_ns"] / 1e9)
-    recorder.point(name, curve, _point(option, count, answer["ns"], throughput_per_s))
+    _add_point(recorder, name, curve, option, count, answer["ns"], throughput_per_s)
 
 
 def each_worker(
@@ -235,23 +221,21 @@ def each_worker(
         except QCompileError as error:
             recorder.warn(name, f"{what}: {error.message.removeprefix(f'{name}: ')}")
             if isinstance(error, WorkerError):
-                recorder.died(name, error)
+                recorder.change(name, output_tail=str(error.data.get("output", "")) or error.message)
                 worker.kill()
 
 
-def _point(axis: str, count: int, durations_ns: Sequence[int], throughput_per_s: float) -> CurvePoint:
+def _add_point(
+    recorder: Recorder, name: str, curve: Curve, axis: str, count: int, durations_ns: Sequence[int],
+    throughput_per_s: float,
+) -> None:  # fmt: skip
     latency = latency_of([ns / 1e6 for ns in durations_ns])
-    return CurvePoint(
+    point = CurvePoint(
         median_ms=latency.median_ms, p90_ms=latency.p90_ms, p99_ms=latency.p99_ms,
         throughput_per_s=throughput_per_s, **{axis: count},
     )  # fmt: skip
+    recorder.change(name, **{curve: (*getattr(recorder[name], curve), point)})
 
 
-def warm(worker: Worker) -> float:
-    """Call until the latency is stable, or for two seconds; returns the nanoseconds of a call."""
-
-    def time_calls(iterations: int) -> list[int]:
-        durations_ns: list[int] = worker.ask("time", iterations=iterations, rest=False)["ns"]
-        return durations_ns
-
-    return warm_up(time_calls, limit_s=_WARM_UP_S).call_ns
+def _time_calls(worker: Worker, iterations: int) -> list[int]:
+    return list(worker.ask("time", iterations=iterations, rest=False)["ns"])

@@ -98,30 +98,17 @@ def accuracy(sums: ScoreSums, baseline: ScoreSums) -> Accuracy:
         sums.units, lambda weights: metric.drop(theirs(weights), mine(weights)), count=metric.resamples
     )
     low, high = (None, None) if interval is None else (interval[0] + 0.0, interval[1] + 0.0)
-    return Accuracy(
-        metric.name,
-        value,
-        drop,
-        low,
-        high,
-        sums.samples,
-        sums.agreement,
-        _class_changes(baseline.by_class, sums.by_class) or None,
-        metric.higher_is_better,
-    )
-
-
-def _class_changes(
-    baseline: Mapping[int, tuple[float, int]], values: Mapping[int, tuple[float, int]]
-) -> tuple[ClassChange, ...]:
-    """The classes whose value changed most, first."""
+    values = sums.by_class
     changes = [
         ClassChange(label, before, values[label][0], samples)
-        for label, (before, samples) in baseline.items()
+        for label, (before, samples) in baseline.by_class.items()
         if label in values
     ]
-    changes.sort(key=lambda one: (-abs(one.value - one.baseline), one.label))
-    return tuple(changes[:MOST_CLASSES_LISTED])
+    changes.sort(key=lambda change: (-abs(change.value - change.baseline), change.label))
+    return Accuracy(
+        metric.name, value, drop, low, high, sums.samples, sums.agreement,
+        tuple(changes[:MOST_CLASSES_LISTED]) or None, metric.higher_is_better,
+    )  # fmt: skip
 
 
 @dataclass
@@ -185,7 +172,7 @@ def measure_made_difference(workers: Mapping[str, Worker], recorder: Recorder, f
         answers = Answers(None, difference)
         recorder.attempt(name, partial(_look_at, worker, feeds, reference, None, truth, answers))
         if recorder.is_measured(name):
-            recorder.difference(name, difference.result())
+            recorder.change(name, difference=difference.result())
 
 
 def _evaluate_batches(
@@ -219,12 +206,10 @@ def _conclude(answers: Mapping[str, Answers], recorder: Recorder) -> None:
     base = answers[recorder.base].sums
     for name, answer in answers.items():
         if answer.difference is not None:
-            recorder.difference(name, answer.difference.result())
+            recorder.change(name, difference=answer.difference.result())
         if answer.sums is None or base is None:
             continue
-        result = recorder.attempt(name, partial(accuracy, answer.sums, base))
-        if result is not None:
-            recorder.accuracy(name, result)
+        recorder.attempt(name, partial(accuracy, answer.sums, base), "accuracy")
 
 
 def _look_at(

@@ -1,10 +1,5 @@
-"""A metric: the numbers that are kept of each sample, and a value computed from them for any weights.
-
-Outputs are looked at batch by batch and forgotten. What stays is one table of numbers, a row or several for
-each sample. A value follows from the table and from how often each sample counts: 1 for the value itself,
-0, 1, 2, ... for a resample. Tables of parts of the data, joined in the order of the data, are the table of
-all of it.
-"""
+"""A metric: a table of numbers, a row or several for each sample, and a value computed from it and from how
+often each sample counts: 1 for the value itself, 0, 1, 2, ... for a resample."""
 
 from __future__ import annotations
 
@@ -35,13 +30,7 @@ _CLASSES_LAST: tuple[Task, ...] = ("token-classification", "language-model", "sp
 
 @dataclass(frozen=True)
 class Truth:
-    """What is known about a batch.
-
-    Attributes:
-        labels: Classes or targets, first axis the samples; None without.
-        samples: How many samples it holds.
-        where: Where it came from, for messages.
-    """
+    """What is known about a batch: classes or targets, first axis the samples; and where it came from."""
 
     labels: NDArray[Any] | None
     samples: int
@@ -54,10 +43,8 @@ class Scored:
 
     Attributes:
         table: [rows, columns]; a metric says what its columns are.
-        counts: How many rows each unit has; None for one each. A unit is a sample, or a batch where only the
-            batch has a value.
-        predictions: What is predicted of each sample, position or pixel, such as a class; None where nothing
-            is predicted. It is compared with the baseline's, and forgotten.
+        counts: Rows of each unit, a sample, or a batch where only the batch has a value; None for one each.
+        predictions: Of each sample, position or pixel, such as a class; compared with the baseline's.
     """
 
     table: NDArray[Any]
@@ -93,10 +80,7 @@ class Metric(ABC):
     """A number that says how good outputs are.
 
     Attributes:
-        name: As the user spelled it.
         unit: What a drop is counted in: points are hundredths of a share.
-        higher_is_better: Whether more is better.
-        needs_labels: Whether it means nothing without labels.
         resamples: How often the samples are drawn for the interval of a drop.
         undefined: Why there is no value where `values` says NaN.
         note: What was taken for granted, for people: which form the outputs have, which metric was chosen.
@@ -125,11 +109,6 @@ class Metric(ABC):
         metric = copy.copy(self)
         metric.inputs, metric.preprocessing = tuple(inputs), preprocessing_of(inputs)
         return metric
-
-    @property
-    def class_names(self) -> Sequence[str]:
-        """The model's names of its classes; empty where nobody said."""
-        return self.preprocessing.classes if self.preprocessing else ()
 
     @property
     def classes_last(self) -> bool:

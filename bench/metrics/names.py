@@ -1,36 +1,4 @@
-"""Read the spelling of a metric.
-
-| metric                  | value                                                                        |
-|-------------------------|------------------------------------------------------------------------------|
-| `top1`, `top5`          | share of labels among the largest scores (`classes.TopK`)                     |
-| `f1[:AVERAGE]`          | F1 of classes, of token classes, or of entities (`classes.F1`, `EntityF1`)      |
-| `miou`                  | mean intersection over union of classes (`classes.MeanIoU`)                   |
-| `map[:50]`              | COCO's mean average precision (`detection`)                      |
-| `wer`, `cer`            | word and character error rate (`language.ErrorRate`)                          |
-| `ndcg[:K]`, `spearman`  | rankings (`ranking`)                                                          |
-| `neighbours[:K]`        | nearest neighbours kept (`ranking.Neighbours`)                             |
-| `perplexity`, `kl`      | distributions (`language`)                                                    |
-| `cosine`, `mse`         | against targets, or the baseline's outputs (`values.Similarity`)              |
-| `file.py:function`      | what the user's function says (`values.OwnMetric`)                            |
-| `auto`                  | the one that follows from the model's task, the labels and the first outputs  |
-
-`auto` chooses:
-
-| labels                                                      | metric                                    |
-|-------------------------------------------------------------|-------------------------------------------|
-| none                                                        | `kl` of a language model, else `cosine`   |
-| texts                                                       | `wer`                                     |
-| boxes [images, most, 5 to 7]                                | `map`                                     |
-| classes of each pixel [images, height, width]               | `miou`                                    |
-| classes of each token, language model                       | `perplexity`                              |
-| classes of each token, classes named O, B-..., I-...        | `f1:entities`                             |
-| classes of each token, token classification                 | `f1`                                      |
-| one class per sample or position                            | `top1`                                    |
-| whole numbers of the shape of the scores [batch, items]     | `ndcg`                                    |
-| one number per sample, and so the output; embedding         | `spearman`                                |
-| others of embeddings: whole numbers, or not                 | `cosine`, `neighbours`                    |
-| other numbers                                               | `mse`                                     |
-"""
+"""Read the spelling of a metric; `docs/measuring.md` has the table of them, and what `auto` chooses."""
 
 from __future__ import annotations
 
@@ -81,7 +49,14 @@ def read_metric(text: str, *, base: Path | None = None, inputs: Sequence[TensorI
     name, colon, parameter = text.partition(":")
     if name in _MAKERS and (not colon or name in METRIC_PARAMETERS):
         if colon and not re.fullmatch(METRIC_PARAMETERS[name][1], parameter):
-            raise _wrong_parameter(text, name, parameter)
+            known = METRIC_PARAMETERS[name][1].split("|")
+            if len(known) == 1:
+                raise InvalidOption(f"metric {text!r}: {name}:K with K from 1 is required", option="metric")
+            raise InvalidOption(
+                f"metric {text!r}: {name} or {name}: followed by {', '.join(known)} is required",
+                hint=_nearest(parameter, known, f"{name}:"),
+                option="metric",
+            )
         return _MAKERS[name](text, parameter).for_inputs(inputs)
     if not colon:
         raise InvalidOption(
@@ -90,17 +65,6 @@ def read_metric(text: str, *, base: Path | None = None, inputs: Sequence[TensorI
             option="metric",
         )
     return OwnMetric(text, base=base)
-
-
-def _wrong_parameter(text: str, name: str, parameter: str) -> InvalidOption:
-    known = METRIC_PARAMETERS[name][1].split("|")
-    if len(known) == 1:
-        return InvalidOption(f"metric {text!r}: {name}:K with K from 1 is required", option="metric")
-    return InvalidOption(
-        f"metric {text!r}: {name} or {name}: followed by {', '.join(known)} is required",
-        hint=_nearest(parameter, known, f"{name}:"),
-        option="metric",
-    )
 
 
 def _nearest(text: str, known: Sequence[str], prefix: str = "") -> str:
@@ -120,7 +84,6 @@ class Automatic(Metric):
         return metric
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
-        """See `Metric.score`; `resolved` is asked first, as each batch might choose another metric."""
         raise NotImplementedError("resolve it with the first batch")
 
 

@@ -54,7 +54,6 @@ class Similarity(Metric):
         self.unit, self.higher_is_better, self.needs_labels = unit, higher_is_better, False
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
-        """See `Metric.score`; several outputs of a sample count alike."""
         values = []
         for name, actual, expected in _pairs(outputs, reference, truth):
             if not actual.ndim or len(actual) != truth.samples:
@@ -65,7 +64,8 @@ class Similarity(Metric):
                 )
             require_numbers(name, actual, truth.where, finite=True)
             require_numbers(f"{name} (expected)", expected, truth.where, finite=True)
-            values.append(self._compare(_rows(actual), _rows(expected)))
+            sides = (side.reshape(len(side), -1).astype(np.float64) for side in (actual, expected))
+            values.append(self._compare(*sides))
         mean = np.mean(values, axis=0)
         return Scored(np.stack([mean, np.ones(len(mean))], axis=1))
 
@@ -90,7 +90,6 @@ class OwnMetric(Metric):
         self.higher_is_better = better
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
-        """See `Metric.score`."""
         # Copies: what a function changes in place is compared with other artifacts afterwards.
         own = {name: array.copy() for name, array in outputs.items()}
         returned = call(lambda: self._function(own, truth.labels), self._source)
@@ -117,10 +116,6 @@ def _scale(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     largest = np.abs(rows).max(axis=1, keepdims=True, initial=0.0)
     scale: NDArray[np.float64] = np.ldexp(1.0, np.frexp(largest)[1] - 1)
     return scale
-
-
-def _rows(array: NDArray[Any]) -> NDArray[np.float64]:
-    return array.reshape(len(array), -1).astype(np.float64)
 
 
 def _pairs(
@@ -270,7 +265,6 @@ class Neighbours(Metric):
         return Scored(np.concatenate([reference[name], outputs[name]], axis=1).astype(np.float32))
 
     def values(self, scored: Scored) -> Values:
-        """See `Metric.values`."""
         if scored.units <= self._k:
             raise DataError(
                 f"{self.name}: {scored.units} samples; more than {self._k} are required",
