@@ -1,12 +1,8 @@
-"""The manifest of an artifact: what it holds, and how it is read from a file that anybody may have written.
+"""An artifact and its manifest: what it is, made from what, by what, for what, and verified how.
 
-`Manifest` is the file, key for key behind `schema_version`; every field is typed when it is read, with what
-others read inside `proof`, `device` and `options`. A manifest is self-attested: it finds accidents, and no
-attackers.
-
-An artifact and its manifest: what it is, made from what, by what, for what, and verified how.
-
-`model.engine` lies beside `model.engine.json`; `files` writes both as one.
+`model.engine` lies beside `model.engine.json`; `files` writes both as one. `Manifest` is the file, key for
+key behind `schema_version`; every field is typed when it is read. A manifest is self-attested: it finds
+accidents, and no attackers.
 """
 
 from __future__ import annotations
@@ -202,7 +198,6 @@ class Manifest:
         return current | ({"calibrator": "ranges"} if calibrator == "ours" else {})
 
     def as_json(self) -> dict[str, object]:
-        """Return the form written to disk."""
         values = vars(self) | {
             "io": self.io.as_json() if self.io else None,
             "checks": [dataclasses.asdict(check) for check in self.checks],
@@ -236,12 +231,7 @@ def is_manifest(path: Path) -> bool:
 
 
 def decode_manifest(value: Any, file: Path) -> Manifest:
-    """Return the manifest that JSON holds.
-
-    Args:
-        value: What `json` read.
-        file: The file it was read from, for messages.
-    """
+    """Return the manifest that JSON of a file holds."""
     version = value.get("schema_version") if isinstance(value, dict) else None
     if type(version) is int and version != SCHEMA_VERSION:
         raise ArtifactError(
@@ -256,7 +246,7 @@ def decode_manifest(value: Any, file: Path) -> Manifest:
             raise ValueError(f"Object missing required field `{missing[0]}`")
         if manifest.kind == "engine":
             msgspec.convert(value, OfEngine)
-        proof = {name: _in_todays_words(one) for name, one in manifest.proof.items()}
+        proof = {name: _with_unreported(counts) for name, counts in manifest.proof.items()}
         msgspec.convert(value | {"proof": proof}, Read)
         return dataclasses.replace(
             manifest, proof=proof, checks=tuple(manifest.checks), warnings=tuple(manifest.warnings)
@@ -267,7 +257,7 @@ def decode_manifest(value: Any, file: Path) -> Manifest:
         ) from error
 
 
-def _in_todays_words(counts: object) -> object:
+def _with_unreported(counts: object) -> object:
     """Layers by precision, where layers of unknown precision were "untold" in older manifests."""
     if not isinstance(counts, dict) or not isinstance(counts.get("untold"), dict):
         return counts
@@ -294,12 +284,7 @@ def _check_text(value: object) -> None:
 
 @dataclass(frozen=True)
 class Artifact:
-    """A file on disk with its manifest.
-
-    Attributes:
-        path: The file; its manifest lies beside it as `NAME.json`.
-        manifest: What is known of it.
-    """
+    """A file on disk, and the manifest that lies beside it as `NAME.json`."""
 
     path: Path
     manifest: Manifest
@@ -323,12 +308,7 @@ def commit(written: Path, manifest: Manifest) -> Manifest:
 
 
 def load_artifact(path: Path) -> Artifact:
-    """Return an artifact whose file is what its manifest says.
-
-    Raises:
-        MissingFile: If the file is not there.
-        ArtifactError: If it has no manifest, or the digest differs.
-    """
+    """Return an artifact whose file is what its manifest says; `ArtifactError` without one."""
     require_file(path)
     manifest = read_manifest(path)
     if manifest is None:
@@ -345,11 +325,7 @@ def checked_input(path: Path, *, what: str = "file") -> Path:
     """Return the path of an input, after a look at the manifest that lies beside it, if one does.
 
     Everything that opens a model, ranges or an artifact calls it. A file is digested once: while size and
-    times stay the same, it is the same.
-
-    Args:
-        path: The file.
-        what: What it should be, for the message.
+    times stay the same, it is the same. The message calls it `what`.
     """
     require_file(path, what=what)
     if not manifest_path(path).is_file() or _version_of([path, *side_files(path)]) in _accepted:
@@ -426,7 +402,6 @@ def digest_artifact(path: Path) -> str:
 
 
 def size_bytes(path: Path) -> int:
-    """Return the size of an artifact with its side files."""
     return sum(item.stat().st_size for item in (path, *side_files(path)))
 
 

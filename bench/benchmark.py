@@ -15,6 +15,7 @@ from ..errors import EngineUnavailable
 from ..files import temporary_folder
 from ..model.archives import trusting
 from ..model.session import usable_cores
+from ..processes.arrays import save_arrays
 from ..processes.worker import Worker
 from ..progress import Progress, silent
 from ..spec.decode import spec_from_call
@@ -38,7 +39,7 @@ from .metrics.accuracy import (
     measure_quality,
     read_metric,
 )
-from .outputs import parse_interpreters, save_feeds, shared_io, timing_feeds
+from .outputs import parse_interpreters, shared_io, timing_feeds
 from .recorder import Recorder
 from .results.results import BenchInterrupted, Results, earlier_runs, join_results, now, save_results
 from .results.row import Row
@@ -116,7 +117,7 @@ def benchmark(
     try:
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(temporary_folder("bench"))
-            save_feeds(feeds, folder / "feeds.npz")
+            save_arrays(folder / "feeds.npz", feeds)
             pool = stack.enter_context(
                 WorkerPool(
                     runnables, recorder, folder / "feeds.npz", threads=threads, timeout_s=spec.timeout_s,

@@ -34,12 +34,7 @@ from ..tensors import Feeds, ModelIO, TensorInfo, format_shape, parse_input, sam
 
 @dataclass
 class Interpreters:
-    """Engine to the interpreter that runs it, and what these have said.
-
-    Attributes:
-        by_engine: Engine's name to an executable: a Python, or a script that runs one with the arguments
-            it is given.
-    """
+    """Engine to the interpreter that runs it, a Python or a script that starts one, and what these say."""
 
     by_engine: dict[str, str] = field(default_factory=dict)
     _answers: dict[str, str] = field(default_factory=dict)
@@ -89,25 +84,17 @@ def parse_interpreters(texts: Iterable[str]) -> Interpreters:
 
 @dataclass(frozen=True)
 class RunnableArtifact:
-    """An artifact or MODEL to be run.
+    """An artifact (a path) or MODEL to be run; empty fields and None are what is not known, or not needed.
 
     Attributes:
-        name: Short and unique name.
-        artifact: Path or MODEL spelling.
-        engine: Name of its engine.
-        precision: "fp32", "fp16" or "int8".
-        io: Declared inputs and outputs; None where a MODEL declares none.
         runs_on: "CPU", "GPU", or the GPUs it was built for.
-        size_bytes: None for a MODEL.
         why_not: Why it cannot run here; empty when it can.
         python: Interpreter that runs it; empty for this one.
         mode: How PyTorch runs a MODEL, see `engines.pytorch.MODES`; or `words.CUDA_GRAPH`.
         device: Where it is run: "cpu", or the GPU as "cuda:0".
         places: Where it could be: what was optimized for a processor runs on no GPU.
         layers_by_precision: Precision to operator to number of layers, as the manifest proves it.
-        made: Makes input for it; None where it is no ONNX file.
-        weights: What its graph holds; None where it is no ONNX file.
-        warnings: What to know of it before it is measured.
+        made, weights: Makes input for it, and what its graph holds; None where it is no ONNX file.
         falls_back: Whether it runs without a CUDA graph where it cannot be captured, as trtexec does
             (samples/common/sampleInference.cpp of 11.1, createEnqueueFunction).
     """
@@ -134,14 +121,7 @@ class RunnableArtifact:
 def describe(
     artifact: str, *, name: str = "", trust: bool = False, pythons: Interpreters | None = None
 ) -> RunnableArtifact:
-    """Look at an artifact or MODEL without running it; a file must be what its manifest says.
-
-    Args:
-        artifact: Path or MODEL spelling.
-        name: Short and unique name; made of the path otherwise.
-        trust: Take a file that is not what its manifest says, or an engine without one, all the same.
-        pythons: Other interpreters for some engines, which are then asked whether they can run.
-    """
+    """Look at an artifact or MODEL without running it; a file must be what its manifest says, or trusted."""
     runtime = engine_of(artifact, trust=trust)
     path = Path(artifact)
     if trust:
@@ -305,7 +285,6 @@ def collect_outputs(
 
 
 def require_runnable(runnable: RunnableArtifact) -> None:
-    """Refuse what cannot run here."""
     if runnable.why_not:
         raise EngineUnavailable(
             f"{runnable.artifact}: cannot run here: {runnable.why_not}",
@@ -334,7 +313,7 @@ def infer_all(worker: Worker, feeds: Sequence[Feeds]) -> Iterator[dict[str, np.n
     with temporary_folder("outputs") as folder:
         for batch in feeds:
             path, output = folder / "feeds.npz", folder / "outputs.npz"
-            save_feeds(batch, path)
+            save_arrays(path, batch)
             worker.ask("infer", path=str(path), output=str(output))
             yield load_arrays(output)
 
@@ -350,11 +329,6 @@ def paired(
             f"outputs {', '.join(outputs)}; as many as the baseline's are required: {', '.join(reference)}"
         )
     return dict(zip(reference, outputs.values(), strict=True))
-
-
-def save_feeds(feeds: Feeds, path: Path) -> None:
-    """Write feeds for a worker."""
-    save_arrays(path, feeds)
 
 
 def _example_io(runnables: Sequence[RunnableArtifact]) -> ModelIO | None:

@@ -31,15 +31,12 @@ class Recorder:
 
     @property
     def rows(self) -> list[Row]:
-        """All rows as they are now."""
         return list(self._rows.values())
 
     def is_measured(self, name: str) -> bool:
-        """Whether an artifact can run here, and has not failed."""
         return self._rows[name].status == "measured"
 
     def can_be_asked(self, name: str) -> bool:
-        """Whether its worker still lives."""
         return self.is_measured(name) and not self._rows[name].output_tail
 
     def attempt(self, name: str, step: Callable[[], T], figure: str = "") -> T | None:
@@ -61,7 +58,6 @@ class Recorder:
         self.change(name, status="failed", reason=reason, output_tail=tail)
 
     def warn(self, name: str, *texts: str) -> None:
-        """Add what the user should know."""
         self.change(name, warnings=(*self._rows[name].warnings, *texts))
 
     def weights(self, name: str, held: WeightsHeld) -> None:
@@ -109,7 +105,6 @@ class Recorder:
                 )
 
     def change(self, name: str, **fields: Any) -> None:
-        """Record figures of a row."""
         self._rows[name] = replace(self._rows[name], **fields)
 
     def _latency(self, name: str, series: TimingSeries, samples: int) -> None:

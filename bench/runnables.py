@@ -109,7 +109,6 @@ def _precision(model: RunnableArtifact, mode: str) -> str:
 
 
 def _is_plan(runnable: RunnableArtifact) -> bool:
-    """Whether an artifact is an engine of TensorRT."""
     return runnable.engine.startswith("tensorrt")
 
 
@@ -186,11 +185,7 @@ class WorkerPool:
         self._stack.__exit__(kind, error, trace)
 
     def start(self) -> float:
-        """Start and load one worker after the other, so that load times do not disturb each other.
-
-        Returns:
-            Seconds that it took.
-        """
+        """Start and load one worker after the other, undisturbed; return the seconds that it took."""
         began = time.monotonic()
         for runnable in self._runnables:
             if self._recorder.is_measured(runnable.name):

@@ -62,7 +62,6 @@ class WorkerSession:
         self.feeds: dict[str, Any] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer one request."""
         handler = getattr(self, f"do_{request['do']}")
         return handler(request) or {}
 
@@ -251,12 +250,7 @@ def _packages() -> dict[str, str]:
 
 
 def time_clients(runners: Sequence[Any], feeds: Feeds, seconds: float) -> tuple[list[int], int]:
-    """Let one client per runner call in a closed loop.
-
-    Args:
-        runners: One per client; the same one again where it takes calls from several threads.
-        feeds: What every call is given.
-        seconds: Begin no call after this.
+    """Let one client per runner call in a closed loop; a runner may serve several threads.
 
     Returns:
         The nanoseconds of every call, and those from the common start to the end of the last call.

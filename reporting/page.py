@@ -16,25 +16,23 @@ from ..spec.looking import ReportSpec
 from ..spec.measure import Budget
 from ..svg import FAMILY_MARKS
 from ..version import __version__
-from .sections_inside import (
+from .sections import (
+    accuracy_section,
     calibration_section,
+    costs_section,
     environment_section,
     failures_section,
+    history_section,
+    latency_section,
     layers_section,
     precision_section,
     reproduce_section,
-    times_section,
-)  # fmt: skip
-from .sections_measured import (
-    accuracy_section,
-    costs_section,
-    history_section,
-    latency_section,
     results_section,
     speed_section,
     sweep_section,
+    times_section,
     tradeoff_section,
-)  # fmt: skip
+)  # fmt: skip  # fmt: skip
 from .source import FAMILIES, ReportedArtifact, Section, Source, read_source
 from .summary import summarize
 
@@ -125,7 +123,6 @@ def sections(source: Source, chosen: ReportedArtifact | None) -> list[Section]:
 
 
 def template(name: str) -> Template:
-    """Return a template of this folder."""
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ImportError as error:
@@ -148,7 +145,6 @@ def style() -> str:
 
 
 def _facts(source: Source) -> list[str]:
-    """What was measured on what, in a line."""
     settings, environment = source.results.settings, source.results.environment
     inputs: Mapping[str, Any] = settings.get("inputs") or {}
     threads = settings.get("threads")

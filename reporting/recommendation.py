@@ -38,7 +38,6 @@ class Recommendation:
     caveats: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the `--json` form."""
         return asdict(self)
 
 

@@ -40,13 +40,7 @@ FAMILIES: dict[Family, str] = {
 
 @dataclass(frozen=True)
 class ReportedArtifact:
-    """One artifact of the report.
-
-    Attributes:
-        number: 1, 2, ...: what charts call it.
-        row: Everything the results say of it.
-        is_baseline: Whether the others, of its machine, are compared with it.
-    """
+    """One artifact of the report; charts call it by its number, 1, 2, ..."""
 
     number: int
     row: Row
@@ -58,7 +52,6 @@ class ReportedArtifact:
 
     @property
     def label(self) -> str:
-        """Its name, as long as a line may be."""
         return shortened(self.row.name, LONGEST_NAME)
 
     @property
@@ -191,7 +184,6 @@ class Cell:
 
 
 def row_of(subject: ReportedArtifact, *texts: str) -> list[Cell]:
-    """Return an artifact and figures of it."""
     return [Cell(subject.label, subject=subject), *map(Cell, texts)]
 
 

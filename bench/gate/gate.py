@@ -54,7 +54,6 @@ class PairResult:
 
     @property
     def is_skipped(self) -> bool:
-        """Whether the pair could not run here."""
         return any(check.kind == "run" and check.state == "skipped" for check in self.checks)
 
 
@@ -74,7 +73,6 @@ class GateResult:
         return not any(self.fails(check) for _, check in self.checks())
 
     def checks(self) -> Iterator[tuple[PairResult, Check]]:
-        """Yield every check with its pair."""
         return ((pair, check) for pair in self.pairs for check in pair.checks)
 
     def fails(self, check: Check) -> bool:
@@ -84,7 +82,6 @@ class GateResult:
 
     @property
     def words(self) -> str:
-        """The outcome as one line."""
         failed = sum(self.fails(check) for _, check in self.checks())
         undecided = sum(check.state == "undecided" for _, check in self.checks())
         count = f"{len(self.pairs)} artifact{'' if len(self.pairs) == 1 else 's'}"
@@ -93,7 +90,6 @@ class GateResult:
         return f"{verdict}, {count}{left}, {self.seconds:.0f} s"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the `--json` form."""
         return {
             "kind": KIND,
             "schema_version": SCHEMA_VERSION,
@@ -122,7 +118,6 @@ class GateResult:
 
 
 def save_junit(result: GateResult, path: Path) -> None:
-    """Write the XML."""
     write_text(path, junit(result))
 
 
@@ -177,7 +172,6 @@ WORDS: dict[State, str] = {
 
 
 def save_markdown(result: GateResult, path: Path) -> None:
-    """Write the Markdown."""
     write_text(path, markdown(result))
 
 

@@ -77,7 +77,6 @@ def machine_of(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def machine_text(environment: Mapping[str, Any]) -> str:
-    """Return the machine in one line."""
     cores = environment.get("cores_usable") or environment.get("cores")
     gpu = f", {environment['gpu']}" if environment.get("gpu") else ""
     return f"{environment.get('processor')}, {cores} cores{gpu}"
@@ -88,7 +87,6 @@ def _affinity() -> list[int] | None:
 
 
 def _frequency_mhz() -> float | None:
-    """Mean over the usable cores."""
     files = [f"/sys/devices/system/cpu/cpu{n}/cpufreq/scaling_cur_freq" for n in _affinity() or ()]
     clocks_mhz = [int(text) / 1e3 for text in map(_read, files) if text]
     if not clocks_mhz:

@@ -138,15 +138,12 @@ def measure(
         workers: Name to worker of the first launch, the baseline among them.
         relaunch: Ends these and starts new ones of all that have not failed; it sets `failure` of those that
             do not start.
-        baseline: Name of the baseline.
         timed: Name to where its times go; what is there when this is interrupted is whole.
         options: `max_time_s`: no launch is begun that would not end before this, and no round after it, but
             the first eight; launches behind the first and their warm-up are contained. `precision_target`:
             stop once the interval of every speed-up is narrower (0.02: two percent).
         launch_s: What a launch takes, before the first of them was timed.
-        progress: Told launch and round, and the widest interval once there is one.
         decided: Asked at the end of a launch whether to stop, in place of `precision_target`.
-        clock: Seconds that pass.
     """
     budget = _Budget(options, launch_s, decided)
     orders = rounds(list(workers))  # go on over launches, so that all of them together are balanced
@@ -212,7 +209,6 @@ class _Budget:
         base: TimingSeries,
         now_s: float,
     ) -> _Step:
-        """Return what follows `count` rounds of a launch."""
         enough = max(len(one.round_medians_ms) for one in timed.values()) >= FEWEST_ROUNDS
         over = now_s - self.start_s > self.options.max_time_s or base.failure is not None
         if all(one.failure for one in timed.values()) or (enough and over):
@@ -248,7 +244,6 @@ def ask_timing(worker: Worker, expected_s: float, **arguments: Any) -> tuple[lis
 
 
 def _warm_up(worker: Worker, max_time_s: float, clock: Callable[[], float], timed: TimingSeries) -> None:
-    """Run until warm, and learn how many calls fill a block."""
     longest_ns = 0
 
     def time_calls(iterations: int) -> list[int]:

@@ -10,10 +10,10 @@ from statistics import median
 
 from ...engines.gpu import parse_device
 from ...errors import QCompileError, WorkerError
+from ...processes.arrays import save_arrays
 from ...processes.worker import Worker
 from ...progress import Progress
 from ...tensors import Feeds
-from ..outputs import save_feeds
 from ..recorder import Recorder, latency_of
 from ..results.row import Curve, CurvePoint, Energy, GpuLatency
 from .environment import find_nvml
@@ -158,10 +158,9 @@ def sweep_batches(
     folder: Path,
     progress: Progress,
 ) -> None:
-    """Measure every artifact over batch sizes."""
     for batch_size, feeds in feeds_of.items():
         path = folder / f"batch-{batch_size}.npz"
-        save_feeds(feeds, path)
+        save_arrays(path, feeds)
 
         def step(name: str, worker: Worker, path: Path = path, batch_size: int = batch_size) -> None:
             worker.ask("feed", path=str(path))

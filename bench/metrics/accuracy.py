@@ -55,7 +55,6 @@ class ScoreSums:
 
     @property
     def units(self) -> int:
-        """What is drawn again and again: samples, or batches."""
         return sum(part.units for part in self.scored)
 
     @property
@@ -75,7 +74,6 @@ class ScoreSums:
         return self._values
 
     def value(self) -> float:
-        """Return the metric over everything added."""
         value = float(self.values()(np.ones((1, self.units)))[0]) if self.scored else np.nan
         if np.isnan(value):
             raise DataError(f"{self.metric.name}: {self.metric.undefined}")
@@ -202,7 +200,6 @@ def _evaluate_batches(
 
 
 def _conclude(answers: Mapping[str, Answers], recorder: Recorder) -> None:
-    """Record the accuracy and the difference of every artifact."""
     base = answers[recorder.base].sums
     for name, answer in answers.items():
         if answer.difference is not None:
@@ -215,7 +212,6 @@ def _conclude(answers: Mapping[str, Answers], recorder: Recorder) -> None:
 def _look_at(
     worker: Worker, feeds: Feeds, reference: Outputs, scored: Scored | None, truth: Truth, answers: Answers
 ) -> None:
-    """One batch of one artifact: run, compared, scored, forgotten."""
     outputs = paired(reference, _infer(worker, feeds))
     if answers.difference is not None:
         answers.difference.add(reference, outputs)

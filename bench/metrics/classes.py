@@ -157,7 +157,6 @@ class MeanIoU(_ClassMetric):
 def _class_map(
     name: str, output: NDArray[Any], labels: NDArray[np.int64], where: str
 ) -> tuple[NDArray[np.int64], int | None]:
-    """The predicted class of each pixel, and the number of classes where the output says it."""
     is_map = labels.ndim > 1
     if is_map and output.ndim == labels.ndim + 1 and (output.shape[0], *output.shape[2:]) == labels.shape:
         if output.shape[1] > 1:

@@ -308,6 +308,5 @@ def suppressed(
 
 
 def _corners(boxes: NDArray[Any]) -> Floats:
-    """cx, cy, width, height to x1, y1, x2, y2."""
     centre, half = boxes[..., :2].astype(np.float64), boxes[..., 2:].astype(np.float64) / 2.0
     return np.concatenate([centre - half, centre + half], axis=-1)

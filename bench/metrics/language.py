@@ -114,7 +114,6 @@ class Divergence(Metric):
 
 
 def is_distribution(values: NDArray[Any]) -> bool:
-    """Return whether the last axis holds probabilities."""
     if not values.size or values.min() < 0:
         return False
     sums = values.sum(axis=-1, dtype=np.float64)
@@ -160,7 +159,6 @@ class ErrorRate(Metric):
         return Scored(np.array(rows, np.float64).reshape(-1, 2), None, np.array(hypotheses, dtype=str))
 
     def _errors(self, reference: str, hypothesis: str) -> tuple[int, int]:
-        """Errors, and the words or characters of the reference."""
         import jiwer
 
         if not reference.strip():  # jiwer 3 refuses it; jiwer 4 counts what is there as insertions
@@ -218,5 +216,4 @@ def ctc_text(classes: NDArray[np.int64], vocabulary: Sequence[str], blank: int) 
 
 
 def as_text(value: Any) -> str:
-    """Return a text of an array of texts or of bytes."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

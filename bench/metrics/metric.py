@@ -53,12 +53,10 @@ class Scored:
 
     @property
     def units(self) -> int:
-        """What is drawn again and again: samples, or batches."""
         return len(self.table) if self.counts is None else len(self.counts)
 
     @property
     def unit_of_row(self) -> NDArray[np.int64]:
-        """The number of each row's unit."""
         return np.repeat(np.arange(self.units), 1 if self.counts is None else self.counts)
 
     def sums(self, columns: slice) -> Floats:
@@ -71,7 +69,6 @@ class Scored:
 
 
 def joined(parts: Sequence[Scored]) -> Scored:
-    """Return one table of all batches."""
     counts = [np.bincount(part.unit_of_row, minlength=part.units) for part in parts]
     return Scored(np.concatenate([part.table for part in parts]), np.concatenate(counts))
 
@@ -105,7 +102,6 @@ class Metric(ABC):
         self.name = name
 
     def for_inputs(self, inputs: Sequence[TensorInfo]) -> Metric:
-        """Return the metric of a model with these inputs."""
         metric = copy.copy(self)
         metric.inputs, metric.preprocessing = tuple(inputs), preprocessing_of(inputs)
         return metric
@@ -132,7 +128,6 @@ class Metric(ABC):
         return lambda weights: self.finished(divide(*(weights @ sums).T))
 
     def finished(self, values: Floats) -> Floats:
-        """Return the value of a mean."""
         return values
 
     def classes(self, scored: Scored) -> dict[int, tuple[float, int]]:
@@ -153,7 +148,6 @@ def divide(numerator: NDArray[np.float64], denominator: NDArray[np.float64]) -> 
 
 
 def first_output(outputs: Outputs, where: str) -> tuple[str, NDArray[Any]]:
-    """Return the first output, which holds the scores."""
     for name, array in outputs.items():
         return name, array
     raise DataError(f"{where}: there are no outputs; at least one is required")
@@ -172,7 +166,6 @@ def require_numbers(name: str, array: NDArray[Any], where: str, *, finite: bool)
 
 
 def class_labels(truth: Truth, metric: str) -> NDArray[np.int64]:
-    """Return the labels as whole numbers."""
     if truth.labels is None:
         raise DataError(
             f"{truth.where}: has no labels; {metric} needs them",
@@ -215,7 +208,6 @@ def scores_over_labels(
 
 
 def require_classes(labels: NDArray[np.int64], classes: int, where: str) -> None:
-    """Refuse labels that are no index of a class."""
     wrong = labels[(labels < 0) | (labels >= classes)]
     if wrong.size:
         raise DataError(

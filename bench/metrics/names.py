@@ -88,7 +88,6 @@ class Automatic(Metric):
 
 
 def choose(outputs: Outputs, truth: Truth, inputs: Sequence[TensorInfo]) -> tuple[str, str]:
-    """Return the metric and the reason for it."""
     said = preprocessing_of(inputs)
     task, classes = (said.task, said.classes) if said else ("", ())
     if truth.labels is None:

@@ -101,7 +101,6 @@ def _verdict(
     precision: str,
     tolerances: Tolerances,
 ) -> tuple[bool, str]:
-    """Whether an output passes, and what is required."""
     atol, rtol, snr_db = tolerances.of(output.rows.name)
     if snr_db is not None:
         return _polygraphy_snr(expected, actual, snr_db), f"SNR ≥ {snr_db:g} dB"
@@ -168,7 +167,6 @@ class _OutputSums:
         return -math.inf if self.mismatch else self.sums.snr_db
 
     def verdict(self, precision: str) -> tuple[bool, str]:
-        """Whether the output passes, and what is required."""
         if self.mismatch:
             return False, self.mismatch
         if precision in BY_SIGNAL:

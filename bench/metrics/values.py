@@ -121,7 +121,6 @@ def _scale(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 def _pairs(
     outputs: Outputs, reference: Outputs, truth: Truth
 ) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
-    """Name, actual and expected values of each comparison."""
     name, first = first_output(outputs, truth.where)
     labels = None if truth.labels is None else np.asarray(truth.labels)
     if labels is not None:
@@ -290,7 +289,6 @@ def kept_neighbours(baseline: NDArray[np.float32], artifact: NDArray[np.float32]
 
 
 def _nearest(embeddings: Floats, samples: NDArray[np.int64], k: int) -> NDArray[np.int64]:
-    """The `k` nearest others of some samples, [samples, k], nearest first."""
     # Rounded, so that equal embeddings are equally near however the product was computed.
     similarity = np.round(embeddings[samples] @ embeddings.T, 12)
     similarity[np.arange(len(samples)), samples] = -np.inf

@@ -141,14 +141,12 @@ class Accuracy(Struct, frozen=True):
 
     @property
     def drop(self) -> Interval | None:
-        """The drop with its interval."""
         if self.drop_points is UNSET:
             return None
         return Interval(self.drop_points, *(None if end is UNSET else end for end in (self.low, self.high)))
 
     @property
     def unit(self) -> Unit:
-        """What the drop is counted in."""
         return unit_of(self.metric)
 
     def gain_on(self, before: Accuracy) -> float | None:
@@ -224,7 +222,6 @@ class CurvePoint(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def count(self) -> int:
-        """The number that the curve is over."""
         return self.batch_size or self.clients or self.streams or 0
 
 
@@ -340,7 +337,9 @@ def upgrade(entry: Any) -> Any:
     value |= {key: entry[key] for key in _REQUIRED if key in entry}
     if str(entry.get("engine")).startswith("tensorrt"):
         value.setdefault("device", "cuda:0")  # older files tell no device, and engines ran on a GPU then, too
-    value |= {axis: _curve(value.get(axis), count) for axis, count in _AXES.items()}
+    for axis, count in _AXES.items():
+        groups = (_group(CurvePoint, point) for point in value.get(axis) or () if isinstance(point, Mapping))
+        value[axis] = [group for group in groups if group and not _is_nothing(group.get(count, 0))]
     latency = _group(Latency, value.get("latency_ms"))
     return value | {
         "latency_ms": latency,
@@ -362,11 +361,6 @@ def _group(kind: type[Struct], table: Any, **defaults: Any) -> Any:
         return table  # None, or what the types refuse
     present = defaults | _positive(kind, _present(table))
     return present if _keys(kind)[0] <= present.keys() else None
-
-
-def _curve(points: Any, axis: str) -> list[Any]:
-    groups = (_group(CurvePoint, point) for point in points or () if isinstance(point, Mapping))
-    return [group for group in groups if group and not _is_nothing(group.get(axis, 0))]
 
 
 def _quantiles(values: Any) -> Any:
