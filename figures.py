@@ -45,8 +45,7 @@ def saved(ratio: float | None) -> str:
     """Return what is saved where something is `ratio` times smaller: "74.9%" of 4; negative where it grew."""
     if ratio is None:
         return DASH
-    percent = _fixed((1.0 - 1.0 / ratio) * 100.0, 1)
-    return f"{percent}%"
+    return f"{_fixed((1.0 - 1.0 / ratio) * 100.0, 1)}%"
 
 
 def decibels(snr_db: float | None) -> str:

@@ -16,14 +16,13 @@ from ..files import temporary_folder
 from ..model.archives import trusting
 from ..model.session import usable_cores
 from ..processes.arrays import save_arrays
-from ..processes.worker import Worker
 from ..progress import Progress, silent
 from ..spec.decode import spec_from_call
 from ..spec.measure import BenchOptions, BenchSpec
 from ..spec.option import fields_of
 from ..spec.words import CUDA_GRAPH
 from ..tensors import format_shape, samples_in
-from .measuring.environment import Effort, environment, noise, process_memory_bytes, state
+from .measuring.environment import Effort, environment, find_nvml, noise, state
 from .measuring.rounds import Decided, TimingSeries, measure
 from .measuring.side_figures import (
     measure_energy,
@@ -39,7 +38,7 @@ from .metrics.accuracy import (
     measure_quality,
     read_metric,
 )
-from .outputs import parse_interpreters, shared_io, timing_feeds
+from .outputs import shared_io, timing_feeds
 from .recorder import Recorder
 from .results.results import BenchInterrupted, Results, earlier_runs, join_results, now, save_results
 from .results.row import Row
@@ -98,11 +97,7 @@ def benchmark(
     quality = scored if spec.evaluation is not None else None
     numbers = parse_devices(spec.devices)
     gpu = next((number for number in numbers if number is not None), 0)
-    runnables, base = choose_runnables(
-        artifacts, spec.baseline, trust=spec.trust, pythons=parse_interpreters(spec.python),
-        torch_modes=spec.torch_modes, models=dict(text.split("=", 1) for text in spec.models),
-        devices=numbers, cuda_graph=spec.cuda_graph, in_flight=bool(spec.streams),
-    )  # fmt: skip
+    runnables, base = choose_runnables(artifacts, spec, numbers)
     threads = spec.threads or usable_cores()
     with trusting(spec.trust):
         io = shared_io(runnables, spec.inputs)
@@ -118,12 +113,8 @@ def benchmark(
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(temporary_folder("bench"))
             save_arrays(folder / "feeds.npz", feeds)
-            pool = stack.enter_context(
-                WorkerPool(
-                    runnables, recorder, folder / "feeds.npz", threads=threads, timeout_s=spec.timeout_s,
-                    progress=progress,
-                )
-            )  # fmt: skip
+            pool = WorkerPool(runnables, recorder, folder / "feeds.npz", spec, progress)
+            stack.callback(pool.close)
             launch_s = pool.start()
             if spec.evaluation is not None and quality is not None:
                 quality = quality.for_inputs(described_inputs(io, runnables))
@@ -231,19 +222,16 @@ def _measure(
     pool.count_usage()
     for name, worker in pool.workers.items():
         if timed[name].failure is None:
-            memory = recorder.attempt(name, partial(_memory, worker, recorder[name].device))
+            memory = recorder.attempt(name, partial(worker.ask, "memory"))
             if memory is not None:
-                recorder.change(name, **memory)
+                number = parse_device(recorder[name].device)
+                nvml = None if number is None else find_nvml(number)[0]
+                on_gpu = nvml.process_memory_bytes(worker.pid) if nvml else None
+                recorder.change(name, peak_memory_bytes=memory["peak_bytes"], gpu_memory_bytes=on_gpu)
     effort = Effort(seconds, pool.cpu_s + time.process_time() - own_s, pool.switches, pool.cpu_s)
     base_ms = timed[recorder.base].round_medians_ms
     judged = noise(before, after, effort, base_ms, governor=surroundings.get("governor"))
     return {"before": before | {"load_average_1min": load_average}, "after": after, "noise": judged}
-
-
-def _memory(worker: Worker, device: str) -> dict[str, int | None]:
-    gpu = parse_device(device)
-    on_gpu = None if gpu is None else process_memory_bytes(worker.pid, gpu)
-    return {"peak_memory_bytes": worker.ask("memory")["peak_bytes"], "gpu_memory_bytes": on_gpu}
 
 
 def measure_every_gpu(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..artifact import Manifest, accept, checked_input, read_manifest, size_bytes
+from ..artifact import accept, checked_input, read_manifest, size_bytes
 from ..data.batches import Data
 from ..engines.base import Place
 from ..engines.load import engine_of
@@ -119,7 +119,7 @@ class RunnableArtifact:
 
 
 def describe(
-    artifact: str, *, name: str = "", trust: bool = False, pythons: Interpreters | None = None
+    artifact: str, name: str = "", *, trust: bool = False, pythons: Interpreters | None = None
 ) -> RunnableArtifact:
     """Look at an artifact or MODEL without running it; a file must be what its manifest says, or trusted."""
     runtime = engine_of(artifact, trust=trust)
@@ -132,6 +132,7 @@ def describe(
         check_program(path)  # its worker will trust it
     manifest = read_manifest(path) if path.is_file() else None
     io, precision, runs_on, layers, made, weights = None, "fp32", "CPU", None, None, None
+    warnings: tuple[str, ...] = ()
     if path.suffix == ".onnx":
         proto = load_onnx(path)
         io, precision, made = model_io(proto), graph_precision(proto), RandomInput(proto)
@@ -143,6 +144,12 @@ def describe(
         if manifest.kind == "engine":
             gpus = manifest.device.get("gpus")
             runs_on = "GPU " + ", ".join(map(str, gpus if isinstance(gpus, list) else []))
+        target = manifest.target or ""
+        if manifest.stage == "quantize" and target.startswith("tensorrt") and target != runtime:
+            warnings = (
+                f"it was quantized for {target}, and {runtime} runs it: its accuracy says something, its "
+                f"speed does not; quantize with `target` {runtime} for this processor",
+            )
     places = engine(runtime).places
     if runtime == "onnxruntime" and manifest and manifest.stage == "build":
         places = ("cpu",)
@@ -161,19 +168,7 @@ def describe(
         layers_by_precision=dict(layers) if isinstance(layers, Mapping) else None,
         made=made,
         weights=weights,
-        warnings=_elsewhere(manifest, runtime),
-    )
-
-
-def _elsewhere(manifest: Manifest | None, runtime: str) -> tuple[str, ...]:
-    """Say of a graph whose Q/DQ were placed for TensorRT that another runtime runs it."""
-    if manifest is None or manifest.stage != "quantize" or manifest.target in (None, "", runtime):
-        return ()
-    if not manifest.target.startswith("tensorrt"):
-        return ()
-    return (
-        f"it was quantized for {manifest.target}, and {runtime} runs it: its accuracy says something, its "
-        f"speed does not; quantize with `target` {runtime} for this processor",
+        warnings=warnings,
     )
 
 

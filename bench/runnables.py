@@ -1,7 +1,4 @@
-"""Choose the artifacts of a benchmark and its baseline.
-
-The workers of one bench: one process per artifact, started one after the other, launch after launch.
-"""
+"""Choose the artifacts of a benchmark and its baseline, and run each in a process, launch after launch."""
 
 from __future__ import annotations
 
@@ -10,39 +7,31 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 
 from ..engines.gpu import device_text
 from ..errors import InvalidOption, ModelError, QCompileError
 from ..model.graph import WeightsHeld
+from ..model.session import usable_cores
 from ..processes.worker import Worker
 from ..progress import Progress
+from ..spec.measure import BenchSpec
 from ..spec.words import CUDA_GRAPH
 from .measuring.rounds import TimingSeries
-from .outputs import Interpreters, RunnableArtifact, describe, short_name, start
+from .outputs import RunnableArtifact, describe, parse_interpreters, short_name, start
 from .recorder import Recorder
 from .results.row import ColdStart, Row
 
 
 def choose_runnables(
-    artifacts: Sequence[str] | Mapping[str, str],
-    baseline: str,
-    *,
-    trust: bool,
-    pythons: Interpreters,
-    torch_modes: Sequence[str],
-    models: Mapping[str, str] | None = None,
-    devices: Sequence[int | None] = (),
-    cuda_graph: bool | None = None,
-    in_flight: bool = False,
+    artifacts: Sequence[str] | Mapping[str, str], spec: BenchSpec, devices: Sequence[int | None] = ()
 ) -> tuple[list[RunnableArtifact], str]:
     """Return what is measured, the baseline first, and the baseline's name.
 
     Every MODEL among the artifacts comes once more in each of `torch_modes`, those of `models` do not. Every
     artifact comes once more on each further one of `devices` that its engine runs on, and engines of TensorRT
-    with CUDA graphs as `cuda_graph` says. `in_flight` says that something on a GPU is required. Other
-    arguments are those of `benchmark`.
+    with CUDA graphs as `cuda_graph` says.
     """
+    baseline, cuda_graph, pythons = spec.baseline, spec.cuda_graph, parse_interpreters(spec.python)
     named = dict(artifacts) if isinstance(artifacts, Mapping) else {}
     if not isinstance(artifacts, Mapping):
         for artifact in artifacts:
@@ -57,14 +46,18 @@ def choose_runnables(
         if base in named:
             base = f"{base} (baseline)"
         named = {base: baseline, **named}
-    alone = dict(models or {})
+    alone = dict(text.split("=", 1) for text in spec.models)
     if twice := sorted(alone.keys() & named.keys()):
         raise InvalidOption(f"`models`: the name {twice[0]!r} is taken", option="models")
     listed, as_they_are = (
         [
-            _with_graph(placed, falls_back=True) if cuda_graph is None and _is_plan(placed) else placed
+            replace(placed, mode=CUDA_GRAPH, falls_back=True)
+            if cuda_graph is None and _is_plan(placed)
+            else placed
             for name, artifact in group.items()
-            for placed in _on_devices(describe(artifact, name=name, trust=trust, pythons=pythons), devices)
+            for placed in _on_devices(
+                describe(artifact, name=name, trust=spec.trust, pythons=pythons), devices
+            )
         ]
         for group in (named, alone)
     )
@@ -73,13 +66,12 @@ def choose_runnables(
     if chosen.why_not:
         raise InvalidOption(f"baseline {baseline}: cannot run here: {chosen.why_not}")
     in_modes = [one for one in listed if one.engine == "pytorch"]
-    if torch_modes and not in_modes:
+    if spec.torch_modes and not in_modes:
         raise InvalidOption("`torch_modes`: no artifact is a PyTorch MODEL", option="torch_modes")
-    for mode in dict.fromkeys(torch_modes):
+    for mode in dict.fromkeys(spec.torch_modes):
         runnables += [
             replace(one, name=f"{one.name} ({mode})", mode=mode, precision=_precision(one, mode))
             for one in in_modes
-            if mode != "eager"
         ]
     if cuda_graph:
         plans = [runnable for runnable in runnables if _is_plan(runnable)]
@@ -89,8 +81,8 @@ def choose_runnables(
                 hint="build one with `target` tensorrt; for PyTorch there is `torch_modes` compile",
                 option="cuda_graph",
             )
-        runnables += [replace(_with_graph(plan), name=f"{plan.name} (CUDA graph)") for plan in plans]
-    if in_flight and not any(runnable.device.startswith("cuda") for runnable in runnables):
+        runnables += [replace(plan, mode=CUDA_GRAPH, name=f"{plan.name} (CUDA graph)") for plan in plans]
+    if spec.streams and not any(runnable.device.startswith("cuda") for runnable in runnables):
         raise InvalidOption(
             "`streams`: inferences are in flight on a GPU, and no artifact runs on one",
             hint="give `devices` cuda, or an engine of TensorRT; for the processor there is `clients`",
@@ -110,11 +102,6 @@ def _precision(model: RunnableArtifact, mode: str) -> str:
 
 def _is_plan(runnable: RunnableArtifact) -> bool:
     return runnable.engine.startswith("tensorrt")
-
-
-def _with_graph(plan: RunnableArtifact, *, falls_back: bool = False) -> RunnableArtifact:
-    """The engine with CUDA graphs; one that falls back runs without where it cannot be captured."""
-    return replace(plan, mode=CUDA_GRAPH, falls_back=falls_back)
 
 
 def _on_devices(runnable: RunnableArtifact, devices: Sequence[int | None]) -> list[RunnableArtifact]:
@@ -154,20 +141,19 @@ def row_of(runnable: RunnableArtifact) -> Row:
 
 
 class WorkerPool:
-    """The workers of all artifacts that can run here. A context manager; leaving it ends them."""
+    """The workers of all artifacts that can run here."""
 
     def __init__(
         self,
         runnables: Sequence[RunnableArtifact],
         recorder: Recorder,
         feeds: Path,
-        *,
-        threads: int,
-        timeout_s: float,
+        spec: BenchSpec,
         progress: Progress,
     ) -> None:
         self._runnables, self._recorder, self._feeds = runnables, recorder, feeds
-        self._threads, self._timeout_s, self._progress = threads, timeout_s, progress
+        self._threads, self._timeout_s = spec.threads or usable_cores(), spec.timeout_s
+        self._progress = progress
         self._stack = contextlib.ExitStack()
         self._used: dict[str, tuple[float, int]] = {}
         self._launches = 0
@@ -176,13 +162,9 @@ class WorkerPool:
         self.cpu_s, self.switches = 0.0, 0
         """Processor time and lost cores of all workers, of the first launch since `mark_usage`."""
 
-    def __enter__(self) -> WorkerPool:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
+    def close(self) -> None:
+        """End all workers."""
+        self._stack.close()
 
     def start(self) -> float:
         """Start and load one worker after the other, undisturbed; return the seconds that it took."""
@@ -218,7 +200,6 @@ class WorkerPool:
                 self._used[name] = answer["cpu_s"], answer["involuntary_switches"]
 
     def count_usage(self) -> None:
-        """Add what the workers have used since `mark_usage`."""
         for name, (cpu_s, switches) in self._used.items():
             if self.timed[name].failure is None:
                 with contextlib.suppress(QCompileError):

@@ -79,12 +79,17 @@ class WorkerSession:
         start = time.perf_counter_ns()
         self.runner = self._open()
         spent = time.perf_counter_ns() - start
+
+        from ..artifact import tool_versions
+        from .measuring.environment import measured_packages
+
+        packages = measured_packages()  # that could be what it measures
         return {
             "load_ns": spent,
             "io": self.runner.io.as_json(),
             "contains": self.runner.contains,
             "notes": list(self.runner.notes),
-            "packages": _packages(),
+            "packages": tool_versions(*(name for name, module in packages.items() if module in sys.modules)),
             "weights": self.runner.weights and vars(self.runner.weights),
         }
 
@@ -107,7 +112,10 @@ class WorkerSession:
         with contextlib.ExitStack() as stack:
             runners = [self.runner]
             for _ in range(1, request["clients"]):
-                runners.append(self._for_another_client(stack))
+                runner = self.runner
+                if hasattr(runner, "share"):  # for one thread: another shares its engine, or loads it
+                    runner = stack.enter_context(runner.share() if runner.can_be_shared else self._open())
+                runners.append(runner)
             durations_ns, wall_ns = time_clients(runners, self.feeds, request["seconds"])
         return {"ns": durations_ns, "wall_ns": wall_ns, "at_rest": _wait_for_rest()}
 
@@ -158,17 +166,6 @@ class WorkerSession:
         children = resource.getrusage(resource.RUSAGE_CHILDREN)  # compilers, once they have ended
         cpu_s = time.process_time() + children.ru_utime + children.ru_stime
         return {"cpu_s": cpu_s, "involuntary_switches": switches}
-
-    def _for_another_client(self, stack: contextlib.ExitStack) -> Any:
-        """A runner for one more thread: the same, unless it is for one alone.
-
-        Such a one shares the engine, with a stream, a context and buffers of its own; where the engine allows
-        no second context, it is loaded again.
-        """
-        if not hasattr(self.runner, "share"):
-            return self.runner
-        other = self.runner.share() if self.runner.can_be_shared else self._open()
-        return stack.enter_context(other)
 
     def _open(self) -> Any:
         from ..spec.words import CUDA_GRAPH
@@ -239,14 +236,6 @@ def _wants_to_run() -> bool:
         if state == "R" and int(thread.parent.name) != own:
             return True
     return False
-
-
-def _packages() -> dict[str, str]:
-    """Versions of the packages that this process has loaded, and could be what it measures."""
-    from ..artifact import tool_versions
-    from .measuring.environment import measured_packages
-
-    return tool_versions(*(name for name, module in measured_packages().items() if module in sys.modules))
 
 
 def time_clients(runners: Sequence[Any], feeds: Feeds, seconds: float) -> tuple[list[int], int]:

@@ -100,7 +100,6 @@ def _cells(row: Row, baseline: str, *, wide: bool) -> list[str]:
 
 
 def reasons(results: Results) -> list[str]:
-    """Return why artifacts have no numbers, one line per reason."""
     why: dict[str, list[str]] = {}
     for row in results.rows:
         if row.status != "measured":
@@ -122,7 +121,6 @@ def curve_table(results: Results, curve: Curve) -> Table | None:
 
 
 def layer_tables(results: Results) -> list[Table]:
-    """Return the slowest layers of each artifact whose runtime tells their times."""
     from ..bench.results.render import slowest_layers
 
     tables = []
@@ -199,7 +197,6 @@ def difference_table(difference: Comparison) -> Table:
 
 
 def accuracy_line(found: AccuracyComparison) -> str:
-    """Return what both sides reach, the drop with its interval, and the verdict where there is a limit."""
     values = " and ".join(accuracy_text(value, found.unit) for value in (found.reference, found.artifact))
     ends = drop_interval(found.low, found.high, found.unit)
     drop = f"{drop_text(found.drop, found.unit)} {ends}".rstrip()

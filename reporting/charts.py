@@ -169,7 +169,16 @@ def curve(subject: ReportedArtifact, key: Curve) -> list[CurvePoint]:
 
 def history_chart(runs: Sequence[Mapping[str, Any]], subjects: Sequence[ReportedArtifact]) -> str:
     """Draw the speed-up of every artifact over runs, oldest first; empty for fewer than two runs."""
-    histories = [(s, points) for s in subjects if len(points := _over_time(runs, s.name)) > 1]
+    histories: list[tuple[ReportedArtifact, list[tuple[int, float, float | None, float | None]]]] = []
+    for s in subjects:
+        entries = [(index, (run.get("artifacts") or {}).get(s.name) or {}) for index, run in enumerate(runs)]
+        points = [
+            (index, value, number(entry.get("low")), number(entry.get("high")))
+            for index, entry in entries
+            if (value := number(entry.get("speedup"))) is not None and value > 0
+        ]
+        if len(points) > 1:
+            histories.append((s, points))
     if not histories:
         return ""
     ends = [end for _, points in histories for point in points for end in point[1:] if end]
@@ -201,7 +210,6 @@ def layers_by_precision(subject: ReportedArtifact) -> Counts:
 
 
 def precision_chart(subjects: Sequence[ReportedArtifact]) -> str:
-    """Draw the share of layers in each precision; empty where no artifact's manifest has a proof."""
     rows: list[Row] = []
     for s, layers in ((subject, layers_by_precision(subject)) for subject in subjects):
         counts = {precision: sum(kinds.values()) for precision, kinds in layers.items()}
@@ -242,7 +250,6 @@ def errors_chart(diff: LayerDiff) -> str:
 
 
 def histogram_chart(ranges: Ranges, summary: TensorSummary) -> str:
-    """Draw a tensor's histogram with the thresholds of every method."""
     told = f"Histogram of {summary.tensor}: {figure(summary.min)} to {figure(summary.max)}"
     return _plane(histogram_plane(ranges, summary), 150, told)
 
@@ -357,15 +364,3 @@ def _drop_words(drop: Interval, unit: Unit) -> str:
 def _bounds(intervals: Sequence[Interval | Speedup], reference: float) -> Point:
     ends = [end for one in intervals for end in (one.value, one.low, one.high) if end is not None]
     return min([*ends, reference]), max([*ends, reference])
-
-
-def _over_time(
-    runs: Sequence[Mapping[str, Any]], name: str
-) -> list[tuple[int, float, float | None, float | None]]:
-    points = []
-    for index, run in enumerate(runs):
-        entry = (run.get("artifacts") or {}).get(name) or {}
-        value = number(entry.get("speedup"))
-        if value is not None and value > 0:
-            points.append((index, value, number(entry.get("low")), number(entry.get("high"))))
-    return points

@@ -32,7 +32,7 @@ from .charts import (
 from .source import Block, Cell, Drawn, ReportedArtifact, Section, Source, Table, row_of
 
 if TYPE_CHECKING:
-    from ..comparison.layers.outcome import LayerDiff
+    pass
 
 _SWEEPS: dict[Curve, tuple[str, str]] = {
     "batches": ("batch size", "`batch_sizes` 1,8,32"),
@@ -304,7 +304,16 @@ def layers_section(source: Source) -> Section:
             first = f"The first that diverges is {bad.tensor} ({words(bad.operator)}{node})."
         note = f"The worst {shown} of {len(diff.layers)} compared tensors. {first}"
         charts.append(Drawn(chart, f"{diff.artifact} against {diff.reference}", note))
-        tables.append(_errors(file, diff))
+        rows = [
+            [
+                Cell(layer.tensor, layer.node), Cell(layer.operator or DASH), Cell(decibels(layer.snr_db)),
+                Cell(figure(number(layer.max_abs_error))), Cell(figure(number(layer.max_abs))),
+            ]
+            for layer in diff.layers[:WORST_TENSORS]
+        ]  # fmt: skip
+        columns = ("tensor", "operator", "SNR", "largest error", "largest value")
+        caption = f"{file}: tensors, the worst first."
+        tables.append(Table(caption, columns, rows, words=(0, 1), folded=True))
     if not charts:
         return Section(missing="the files of layers hold no tensors")
     return Section(charts=charts, tables=tables)
@@ -333,18 +342,6 @@ def calibration_section(source: Source) -> Section:
         for one in summaries[:WORST_HISTOGRAMS]
     ]
     return Section(lead, charts, pairs=True, lines={method: LINES[method] for method in summaries[0].amax})
-
-
-def _errors(file: str, diff: LayerDiff) -> Table:
-    rows = [
-        [
-            Cell(layer.tensor, layer.node), Cell(layer.operator or DASH), Cell(decibels(layer.snr_db)),
-            Cell(figure(number(layer.max_abs_error))), Cell(figure(number(layer.max_abs))),
-        ]
-        for layer in diff.layers[:WORST_TENSORS]
-    ]  # fmt: skip
-    columns = ("tensor", "operator", "SNR", "largest error", "largest value")
-    return Table(f"{file}: tensors, the worst first.", columns, rows, words=(0, 1), folded=True)
 
 
 def failures_section(source: Source) -> Section:

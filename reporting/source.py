@@ -30,12 +30,8 @@ _LOW = ("fp8", "float8", "mxfp8", "int4", "uint4", "fp4", "float4", "nvfp4")
 
 Family = Literal["float", "half", "int8", "low", "mixed"]
 FAMILIES: dict[Family, str] = {
-    "float": "FP32",
-    "half": "FP16, BF16",
-    "int8": "INT8",
-    "low": "FP8, INT4",
-    "mixed": "other",
-}
+    "float": "FP32", "half": "FP16, BF16", "int8": "INT8", "low": "FP8, INT4", "mixed": "other",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -11,19 +11,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
-from ..bench.results.render import interval_words, speedup_text
+from ..bench.results.render import RUNTIMES, interval_words, speedup_text
 from ..bench.results.row import Interval, Row
 from ..bench.statistics import DROP_CONFIDENCE, Speedup, speedup
 from ..errors import InvalidOption
 from ..figures import accuracy_text, bytes_text, decibels, drop_interval, drop_text, figure, times
 from ..spec.measure import Budget
-from .source import NO_BUDGET, ReportedArtifact, Source
+from ..spec.words import BASELINE
+from .source import NO_BUDGET, ReportedArtifact, Source, read_source
 
 _BYTES_PER_MB = 1e6
 _NOTICEABLE_POINTS = 1.0
@@ -75,8 +78,8 @@ def summarize(source: Source) -> Summary:
         return Summary(None, "No artifact keeps the budget.", (), reasons, _caveats(source, None))
     # A baseline that exceeds the budget is no reason to refuse what is not faster than it.
     quick = [one for one in kept if one.is_baseline or one.verdict == "faster" or base not in kept]
-    chosen, equals = _smallest_of_fastest(quick)
-    if chosen is None or chosen.is_baseline:
+    chosen, equals = _smallest_of_fastest(quick) if quick else (base, [])
+    if chosen.is_baseline:
         chosen = base
     return Summary(
         chosen,
@@ -116,26 +119,19 @@ def excesses(budget: Budget, row: Row) -> tuple[str, ...]:
     """
     latency_ms = row.latency.median_ms if row.latency else None
     size_mb = row.size_bytes / _BYTES_PER_MB if row.size_bytes is not None else None
-    exceeded = (
-        _excess("size", "MB", size_mb, budget.max_size_mb, "it has no file whose size is known"),
-        _excess("latency", "ms", latency_ms, budget.max_latency_ms, "its latency was not measured"),
+    limits = (
+        ("size", "MB", size_mb, budget.max_size_mb, "it has no file whose size is known"),
+        ("latency", "ms", latency_ms, budget.max_latency_ms, "its latency was not measured"),
     )
-    return tuple(text for text in exceeded if text)
-
-
-def _excess(name: str, unit: str, value: float | None, limit: float | None, unknown: str) -> str:
-    if limit is None:
-        return ""
-    if value is None:
-        return unknown
-    return "" if value <= limit else f"{name} {figure(value)} {unit}, at most {figure(limit)}"
+    return tuple(
+        unknown if value is None else f"{name} {figure(value)} {unit}, at most {figure(limit)}"
+        for name, unit, value, limit, unknown in limits
+        if limit is not None and (value is None or value > limit)
+    )
 
 
 def _undecided(subject: ReportedArtifact, drop: Interval, max_drop: float) -> str:
-    """The drop is within the budget, the upper end of its interval is not: more samples would tell.
-
-    The width of an interval falls with the root of the number of samples.
-    """
+    """More samples would tell: the width of an interval falls with the root of their number."""
     assert drop.high is not None, "without an interval, the drop decides"
     unit = subject.drop_unit
     samples = subject.row.accuracy.samples if subject.row.accuracy else None
@@ -159,19 +155,18 @@ def faster(one: ReportedArtifact, other: ReportedArtifact) -> Speedup | None:
         return None
 
 
-def _smallest_of_fastest(
-    kept: Sequence[ReportedArtifact],
-) -> tuple[ReportedArtifact | None, list[ReportedArtifact]]:
+_Choice = tuple[ReportedArtifact, list[ReportedArtifact]]
+
+
+def _smallest_of_fastest(kept: Sequence[ReportedArtifact]) -> _Choice:
     """The fastest artifact, or the smallest of those without a significant difference; and those others."""
-    if not kept:
-        return None, []
     fastest = max(kept, key=_speed)
     ties = [
         subject for subject in kept
         if subject is not fastest and (ratio := faster(subject, fastest)) and ratio.verdict == "no difference"
     ]  # fmt: skip
     sized = [subject for subject in (fastest, *ties) if subject.size_bytes is not None]
-    if fastest.size_bytes is None or not sized:
+    if fastest.size_bytes is None:
         return fastest, ties
     chosen = min(sized, key=lambda subject: (subject.size_bytes or 0.0, -_speed(subject)))
     return chosen, [subject for subject in (fastest, *ties) if subject is not chosen]
@@ -210,14 +205,12 @@ def _budget(source: Source) -> str:
 
 def _facts(source: Source, chosen: ReportedArtifact) -> list[Fact]:
     base = source.baseline_of(chosen)
-    facts = []
     latency = f"{figure(chosen.latency_ms)} ms a call"
+    facts = [Fact("median latency", f"{figure(chosen.latency_ms)} ms", "the baseline")]
     if chosen.speedup and base:
         value, shown = speedup_text(chosen.speedup)
         shown += f", {interval_words(source.results.confidence)}"
-        facts.append(Fact(f"speed-up against {base.label}", value, f"{shown} · {latency}"))
-    else:
-        facts.append(Fact("median latency", f"{figure(chosen.latency_ms)} ms", "the baseline"))
+        facts = [Fact(f"speed-up against {base.label}", value, f"{shown} · {latency}")]
     reduction = chosen.row.size_ratio
     compared = "" if chosen.size_bytes is not None else "a model in Python has no file of its own"
     if reduction and reduction > 1.005 and not chosen.is_baseline:
@@ -230,10 +223,9 @@ def _facts(source: Source, chosen: ReportedArtifact) -> list[Fact]:
         drop = f"drop {drop_text(chosen.drop.value, unit)} {shown} {unit}".replace("  ", " ")
         detail = "the baseline" if chosen.is_baseline else drop
         facts.append(Fact(accuracy.metric, accuracy_text(accuracy.value, unit), detail))
-    else:
-        detail = f"output SNR {decibels(difference.snr_db)}" if difference else ""
-        facts.append(Fact("accuracy", "not measured", detail))
-    return facts
+        return facts
+    detail = f"output SNR {decibels(difference.snr_db)}" if difference else ""
+    return [*facts, Fact("accuracy", "not measured", detail)]
 
 
 def _reasons(
@@ -246,9 +238,7 @@ def _reasons(
     others = len(source.measured) - 1
     if chosen.is_baseline:
         slow = [s.label for s in kept if not s.is_baseline]
-        if slow:
-            sentences.append(f"No loss of accuracy, but no significant speed-up: {listed(slow)}.")
-        return sentences
+        return [f"No loss of accuracy, but no significant speed-up: {listed(slow)}."] if slow else []
     if equals:
         told = listed([f"{s.label} ({bytes_text(s.size_bytes)})" for s in equals])
         smallest = any((s.size_bytes or 0.0) > (chosen.size_bytes or 0.0) for s in equals)
@@ -341,3 +331,119 @@ def listed(names: Sequence[str]) -> str:
     if len(names) > len(shown):
         shown.append(f"{len(names) - len(shown)} more")
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What `auto` ends with.
+
+    Attributes:
+        artifact, nearest: The artifact to use; where none is faster within the budget, what comes nearest.
+        over_baseline, over_onnx: Speed-up over the baseline and over FP32 on ONNX Runtime, as `value`, `low`,
+            `high` and `verdict`; None where there is none.
+        others: Every other artifact to why it is not the one.
+    """
+
+    artifact: str
+    nearest: str
+    sentence: str
+    over_baseline: dict[str, Any] | None
+    over_onnx: dict[str, Any] | None
+    others: dict[str, str]
+    caveats: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def recommend(results_path: Path, *, budget: Budget = NO_BUDGET) -> Recommendation:
+    """Return what to use of what `bench` or `run` measured, within a budget."""
+    source = read_source(results_path, budget=budget)
+    summary = summarize(source)
+    chosen = summary.chosen
+    if chosen is None or chosen.is_baseline:
+        return _none(source, summary.headline, summary.caveats)
+    others = {
+        one.name: _why_not_this(one, chosen, source.budget)
+        for one in source.subjects
+        if one is not chosen and not one.is_baseline and one.name != BASELINE
+    }
+    # FP32 on ONNX Runtime on the processor is about twice as fast as PyTorch, and the fairer comparison.
+    floats = (one for one in source.measured if one.row.engine == "onnxruntime" and one.family == "float")
+    onnx = next((one for one in floats if one.row.device == "cpu"), None)
+    over_onnx = faster(chosen, onnx) if onnx is not None and onnx is not chosen else None
+    groups: dict[str, list[str]] = {}
+    for name, reason in others.items():
+        groups.setdefault(reason, []).append(name)
+    against = "".join(
+        f"{', ' if index else '; '}not {listed(names)} ({reason})"
+        for index, (reason, names) in enumerate(groups.items())
+    )
+    return Recommendation(
+        chosen.name,
+        "",
+        f"Use {_described(chosen)}: {_gains(source, chosen, onnx, over_onnx)}{against}.",
+        chosen.speedup.as_json() if chosen.speedup else None,
+        over_onnx.as_json() if over_onnx else None,
+        others,
+        tuple(summary.caveats),
+    )
+
+
+def _none(source: Source, headline: str, caveats: Sequence[str]) -> Recommendation:
+    """Nothing is faster within the budget: what comes nearest, and what speaks against it."""
+    others = [one for one in source.measured if not one.is_baseline and one.name != BASELINE]
+    quick = [one for one in others if one.verdict == "faster"]
+    near = min(quick, key=_largest_drop, default=None) or max(others, key=_gain, default=None)
+    reasons = {one.name: why_not(one, source.budget) or "not surely faster" for one in others}
+    text = headline.rstrip(".")
+    if near is not None:
+        speed = " ".join(speedup_text(near.speedup)) if near.speedup else figure(near.latency_ms) + " ms"
+        text += f"; nearest is {_described(near)}, {speed}, but {reasons[near.name]}"
+    return Recommendation("", near.name if near else "", f"{text}.", None, None, reasons, tuple(caveats))
+
+
+def _described(one: ReportedArtifact) -> str:
+    runtime = RUNTIMES.get(one.row.engine, one.row.engine)
+    return f"{one.label} ({one.row.precision} on {runtime})"
+
+
+def _gains(
+    source: Source, chosen: ReportedArtifact, onnx: ReportedArtifact | None, over_onnx: Speedup | None
+) -> str:
+    base = source.baseline_of(chosen)
+    assert base is not None, "the chosen was compared with it"
+    assert chosen.speedup is not None, "the chosen is faster than the baseline"
+    parts = [f"{' '.join(speedup_text(chosen.speedup))} as fast as {base.label}"]
+    if over_onnx is not None and onnx is not None:
+        parts[0] += f" and {' '.join(speedup_text(over_onnx))} as fast as {onnx.label}"
+    accuracy, drop, unit = chosen.row.accuracy, chosen.drop, chosen.drop_unit
+    if accuracy is not None and drop is not None:
+        ends = drop_interval(drop.low, drop.high, unit)
+        few = "" if ends else f" ({accuracy.samples or 'too few'} samples: too few for an interval)"
+        value = accuracy_text(accuracy.value, unit)
+        lost = f"{drop_text(drop.value, unit)} {unit} {ends}".strip()
+        parts.append(f"{accuracy.metric} {value}, {lost} lost{few}")
+    else:
+        parts.append("accuracy not measured")
+    ratio = chosen.row.size_ratio
+    smaller = f" ({times(ratio)} smaller)" if ratio and ratio > 1.005 else ""
+    parts.append(f"{bytes_text(chosen.size_bytes)}{smaller}")
+    return ", ".join(parts)
+
+
+def _why_not_this(one: ReportedArtifact, chosen: ReportedArtifact, budget: Budget) -> str:
+    if not one.is_measured:
+        return "failed" if one.row.status == "failed" else "could not run here"
+    ratio = faster(chosen, one)
+    is_equal = ratio is not None and ratio.verdict == "no difference"
+    return why_not(one, budget) or ("no faster" if is_equal else "slower")
+
+
+def _gain(one: ReportedArtifact) -> float:
+    return one.speedup.value if one.speedup else 0.0
+
+
+def _largest_drop(one: ReportedArtifact) -> tuple[float, float]:
+    drop = one.drop or Interval(math.inf)
+    return drop.value if drop.high is None else drop.high, -_gain(one)

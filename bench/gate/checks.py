@@ -48,20 +48,20 @@ def checks_of(old: Row, new: Row, limits: GateOptions, *, has_data: bool) -> lis
 
 def latency_check(old: Row, new: Row, limits: GateOptions) -> Check:
     """Return whether the new version is slower than the limit."""
-    shown = [f"{figure(row.latency.median_ms if row.latency else None)} ms" for row in (old, new)]
+    before, after = (f"{figure(row.latency.median_ms if row.latency else None)} ms" for row in (old, new))
     ratio = slowdown(old.launches_ms, new.launches_ms)
     if ratio is None:
         why = "too few rounds for an interval"
-        return Check("latency", "undecided", *shown, "", why, "raise `max_time_s`")
+        return Check("latency", "undecided", before, after, "", why, "raise `max_time_s`")
     change = interval_text(ratio)
     text = f"latency changes by {change}; at most +{limits.max_slower:.3g}% is allowed"
     decision = decide(ratio, limits.max_slower / 100.0)
     if decision != "undecided":
-        return Check("latency", "failed" if decision == "slower" else "passed", *shown, change, text)
+        return Check("latency", "failed" if decision == "slower" else "passed", before, after, change, text)
     count = "1 launch does" if ratio.launches == 1 else f"{ratio.launches} launches do"
     text += f"; {count} not decide"
     hint = "raise `max_time_s`, or measure where less else runs; `threads` 1 where cores are busy"
-    return Check("latency", "undecided", *shown, change, text, hint)
+    return Check("latency", "undecided", before, after, change, text, hint)
 
 
 def size_check(old: Row, new: Row, limits: GateOptions) -> Check | None:
@@ -133,8 +133,8 @@ def outputs_check(old: Row, new: Row, limits: GateOptions, *, has_data: bool) ->
 def interval_text(found: Slowdown) -> str:
     """Return a slowdown with its interval; all three as percentages, or all as factors."""
     values = (found.value, found.low, found.high)
-    shown = [change_text(value, of=values) for value in values]
-    return f"{shown[0]} [{shown[1]}, {shown[2]}]"
+    value, low, high = (change_text(ratio, of=values) for ratio in values)
+    return f"{value} [{low}, {high}]"
 
 
 def change_text(ratio: float, of: Sequence[float] = ()) -> str:
@@ -148,7 +148,7 @@ def change_text(ratio: float, of: Sequence[float] = ()) -> str:
 #
 # Old and new run in the rounds of the same launches, so a launch gives one number: the median over its rounds
 # of `log(new / old)`. The launches are the samples: two processes of one file differ for as long as they live
-# (see `statistics.speedup`). Student's interval of their mean, with the moderated variance, is compared with
+# (see `statistics`). Student's interval of their mean, with the moderated variance, is compared with
 # the limit after each launch:
 #
 # 1. all of it beyond the limit: slower;

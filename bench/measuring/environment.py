@@ -313,9 +313,3 @@ def find_nvml(gpu: int = 0) -> tuple[Nvml | None, str]:
         return Nvml(gpu), ""
     except NvmlError as error:
         return None, str(error)
-
-
-def process_memory_bytes(pid: int, gpu: int = 0) -> int | None:
-    """Return what a process has on a GPU; None where there is none or nobody tells."""
-    nvml, _ = find_nvml(gpu)
-    return nvml.process_memory_bytes(pid) if nvml else None

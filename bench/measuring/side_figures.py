@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from ...engines.gpu import parse_device
 from ...errors import QCompileError, WorkerError
@@ -62,11 +63,7 @@ def _gpu_latency(worker: Worker) -> GpuLatency:
     return GpuLatency(compute, transfers, enqueue)
 
 
-# Energy of an inference: from NVML for a GPU, from RAPL for a processor, where they can be read.
-#
-# Counters of the whole board or package: idle power is contained, and whatever else runs.
-
-
+# Energy is that of counters of the whole board (NVML) or package (RAPL): whatever else runs is contained.
 POWERCAP = Path("/sys/class/powercap")
 RUN_S = 2.0  # NVML renews its counter some ten times a second
 
@@ -198,7 +195,8 @@ def sweep_at_once(
 
 def _at_once(recorder: Recorder, option: str, count: int, samples: int, name: str, worker: Worker) -> None:
     do, curve, _ = _AT_ONCE[option]
-    answer = worker.ask(do, seconds=POINT_S, **{option: count})
+    arguments: dict[str, Any] = {option: count, "seconds": POINT_S}
+    answer = worker.ask(do, **arguments)
     if not answer["at_rest"]:
         worker.freeze()
     throughput_per_s = samples * len(answer["ns"]) / (answer["wall_ns"] / 1e9)

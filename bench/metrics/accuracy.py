@@ -153,10 +153,31 @@ def measure_quality(
     base = recorder.base
     samples = Data(data, io.inputs)
     recorder.warn(base, *(f"evaluation: {note}" for note in samples.notes()))
-    names = [name for name in workers if name != base]
-    answers = _evaluate_batches(workers, recorder, samples, metric, names)
-    if answers is not None:  # without the baseline's outputs there is nothing to compare with
-        _conclude(answers, recorder)
+    answers = {base: Answers(ScoreSums(metric) if metric else None, None)}
+    for name in workers:
+        if name != base and recorder.is_measured(name):
+            difference = RunningDifference(recorder[name].precision)
+            answers[name] = Answers(ScoreSums(metric) if metric else None, difference)
+    base_sums = answers[base].sums
+    for batch in samples:
+        truth = Truth(batch.labels, batch.samples, batch.where)
+        reference = recorder.attempt(base, partial(_infer, workers[base], batch.feeds))
+        if reference is None:
+            return  # there is nothing to compare with
+        scored = metric.score(reference, reference, truth) if metric else None
+        if scored and base_sums is not None:
+            base_sums.add(scored, scored, truth.samples)
+        for name, answer in answers.items():
+            if name != base and recorder.is_measured(name):
+                step = partial(_look_at, workers[name], batch.feeds, reference, scored, truth, answer)
+                recorder.attempt(name, step)
+    for name, answer in answers.items():
+        if not recorder.is_measured(name):
+            continue
+        if answer.difference is not None:
+            recorder.change(name, difference=answer.difference.result())
+        if answer.sums is not None and base_sums is not None:
+            recorder.attempt(name, partial(accuracy, answer.sums, base_sums), "accuracy")
 
 
 def measure_made_difference(workers: Mapping[str, Worker], recorder: Recorder, feeds: Feeds) -> None:
@@ -171,42 +192,6 @@ def measure_made_difference(workers: Mapping[str, Worker], recorder: Recorder, f
         recorder.attempt(name, partial(_look_at, worker, feeds, reference, None, truth, answers))
         if recorder.is_measured(name):
             recorder.change(name, difference=difference.result())
-
-
-def _evaluate_batches(
-    workers: Mapping[str, Worker], recorder: Recorder, data: Data, metric: Metric | None, names: Sequence[str]
-) -> dict[str, Answers] | None:
-    """Return what is kept of the answers of the baseline and of artifacts; None where the baseline failed."""
-    base = recorder.base
-    answers: dict[str, Answers] = {}
-    for name in (base, *names):
-        if recorder.is_measured(name):
-            difference = None if name == base else RunningDifference(recorder[name].precision)
-            answers[name] = Answers(ScoreSums(metric) if metric else None, difference)
-    for batch in data:
-        truth = Truth(batch.labels, batch.samples, batch.where)
-        reference = recorder.attempt(base, partial(_infer, workers[base], batch.feeds))
-        if reference is None:
-            return None
-        scored = metric.score(reference, reference, truth) if metric else None
-        sums = answers[base].sums
-        if scored and sums is not None:
-            sums.add(scored, scored, truth.samples)
-        for name in names:
-            if recorder.is_measured(name):
-                step = partial(_look_at, workers[name], batch.feeds, reference, scored, truth, answers[name])
-                recorder.attempt(name, step)
-    return {name: answer for name, answer in answers.items() if recorder.is_measured(name)}
-
-
-def _conclude(answers: Mapping[str, Answers], recorder: Recorder) -> None:
-    base = answers[recorder.base].sums
-    for name, answer in answers.items():
-        if answer.difference is not None:
-            recorder.change(name, difference=answer.difference.result())
-        if answer.sums is None or base is None:
-            continue
-        recorder.attempt(name, partial(accuracy, answer.sums, base), "accuracy")
 
 
 def _look_at(

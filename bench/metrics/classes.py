@@ -93,11 +93,9 @@ class _ClassMetric(Metric):
     """A mean of values of classes, each of counts over the data: class, right, predicted, labelled."""
 
     def each(self, right: Floats, predicted: Floats, true: Floats) -> Floats:
-        """Return the value of each class; NaN where nothing counts."""
         raise NotImplementedError
 
     def average(self, right: Floats, predicted: Floats, true: Floats, labels: Floats) -> Floats:
-        """Return the values of counts [resamples, classes]; `labels` are the classes."""
         raise NotImplementedError
 
     def values(self, scored: Scored) -> Values:

@@ -21,10 +21,8 @@ from .language import Divergence, ErrorRate, Perplexity
 from .metric import Metric, Outputs, Scored, Truth, are_classes, first_output
 from .values import DEFAULT_K, Ndcg, Neighbours, OwnMetric, Similarity, Spearman, cosine, mean_squared_error
 
-Make = Callable[[str, str], Metric]
-"""The spelling, and what stands behind its colon, to the metric."""
-
-_MAKERS: Mapping[str, Make] = {
+# The spelling, and what stands behind its colon, to the metric.
+_MAKERS: Mapping[str, Callable[[str, str], Metric]] = {
     "top1": lambda text, _: TopK(text, 1),
     "top5": lambda text, _: TopK(text, 5),
     "f1": lambda text, kind: EntityF1(text) if kind == "entities" else F1(text, kind or "macro"),

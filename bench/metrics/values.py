@@ -9,6 +9,7 @@ Metrics of rankings: nDCG by scikit-learn, Spearman's correlation by scipy, and 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -95,7 +96,13 @@ class OwnMetric(Metric):
         returned = call(lambda: self._function(own, truth.labels), self._source)
         if hasattr(returned, "detach"):  # a torch tensor, without importing torch
             returned = returned.detach().cpu().numpy()
-        values = _numbers(returned)
+        values = None
+        is_number = isinstance(returned, int | float | np.generic | np.ndarray | list | tuple)
+        if is_number and not isinstance(returned, bool):
+            with contextlib.suppress(ValueError):  # lists of different lengths
+                values = np.asarray(returned)
+        if values is not None:
+            values = values.astype(np.float64) if values.dtype.kind in "fiub" else None
         if values is None or values.shape not in ((), (truth.samples,)):
             shown = type(returned).__name__ if values is None else f"an array of shape {values.shape}"
             raise DataError(
@@ -144,19 +151,6 @@ def _pairs(
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(extent for extent in shape[1:] if extent != 1)
-
-
-def _numbers(returned: Any) -> NDArray[np.float64] | None:
-    """What a user's function returned, as an array; None if it is no numbers."""
-    if isinstance(returned, bool) or not isinstance(
-        returned, int | float | np.generic | np.ndarray | list | tuple
-    ):
-        return None
-    try:
-        values = np.asarray(returned)
-    except ValueError:  # lists of different lengths
-        return None
-    return values.astype(np.float64) if values.dtype.kind in "fiub" else None
 
 
 DEFAULT_K = 10
@@ -283,13 +277,12 @@ def kept_neighbours(baseline: NDArray[np.float32], artifact: NDArray[np.float32]
     samples, shares = len(baseline), []
     rows = max(1, _BLOCK // samples)
     for start in range(0, samples, rows):
-        theirs, mine = (_nearest(side, np.arange(start, min(start + rows, samples)), k) for side in sides)
+        block, nearest = np.arange(start, min(start + rows, samples)), []
+        for side in sides:
+            # Rounded, so that equal embeddings are equally near however the product was computed.
+            similarity = np.round(side[block] @ side.T, 12)
+            similarity[np.arange(len(block)), block] = -np.inf
+            nearest.append(np.argsort(-similarity, axis=1, kind="stable")[:, :k])
+        theirs, mine = nearest
         shares.append((theirs[:, :, None] == mine[:, None, :]).any(axis=2).mean(axis=1))
     return np.concatenate(shares)
-
-
-def _nearest(embeddings: Floats, samples: NDArray[np.int64], k: int) -> NDArray[np.int64]:
-    # Rounded, so that equal embeddings are equally near however the product was computed.
-    similarity = np.round(embeddings[samples] @ embeddings.T, 12)
-    similarity[np.arange(len(samples)), samples] = -np.inf
-    return np.argsort(-similarity, axis=1, kind="stable")[:, :k]

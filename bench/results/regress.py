@@ -179,7 +179,11 @@ def _change(
         gain=after.accuracy.gain_on(before.accuracy) if before.accuracy and after.accuracy else None,
         unit=after.accuracy.unit if after.accuracy else "points",
     )
-    places = [_place(row) for row in (before, after)]
+    graphs = ["with CUDA graphs" if row.mode == CUDA_GRAPH else "" for row in (before, after)]
+    places = [
+        " ".join(filter(None, (row.machine, row.device, graph)))
+        for row, graph in zip((before, after), graphs, strict=True)
+    ]
     if places[0] != places[1]:
         reason = f"ran on {places[0]}, and now on {places[1]}"
         return replace(change, reason=reason, broken=(reason,) if limits else ())
@@ -191,12 +195,6 @@ def _change(
     except InvalidOption as error:
         change = replace(change, reason=error.message)
     return replace(change, broken=tuple(limit.text for limit in limits if _breaks(change, limit)))
-
-
-def _place(row: Row) -> str:
-    """Where a row ran: figures of two places say nothing of what changed."""
-    graph = "with CUDA graphs" if row.mode == CUDA_GRAPH else ""
-    return " ".join(filter(None, (row.machine, row.device, graph)))
 
 
 def _launches(results: Results, row: Row, relative: bool) -> Launches:
@@ -216,7 +214,7 @@ def _machines(results: Results) -> list[dict[str, Any]]:
 
 
 def _differing(old: Results, new: Results, machines: tuple[str, str]) -> str:
-    """Name what differs between two machines that read alike; empty where their texts differ already."""
+    """Name what differs between two machines that read alike."""
     if machines[0] != machines[1]:
         return ""
     first, second = _machines(old), _machines(new)

@@ -341,9 +341,15 @@ def upgrade(entry: Any) -> Any:
         groups = (_group(CurvePoint, point) for point in value.get(axis) or () if isinstance(point, Mapping))
         value[axis] = [group for group in groups if group and not _is_nothing(group.get(count, 0))]
     latency = _group(Latency, value.get("latency_ms"))
+    quantiles, times = value.get("latency_quantiles_ms", ()), value.get("layer_times_ms", {})
+    if isinstance(quantiles, list | tuple):  # all 101 of them, or none
+        whole = len([*filter(number, quantiles)]) == len(quantiles) == _QUANTILES
+        quantiles = sorted(quantiles) if whole else ()
+    if isinstance(times, Mapping):
+        times = {name: ms for name, ms in _present(times).items() if not _is_nothing(ms)}
     return value | {
         "latency_ms": latency,
-        "latency_quantiles_ms": _quantiles(value.get("latency_quantiles_ms", ())) if latency else (),
+        "latency_quantiles_ms": quantiles if latency else (),
         "gpu_latency_ms": _group(GpuLatency, value.get("gpu_latency_ms")),
         "cold_start_ms": _group(ColdStart, value.get("cold_start_ms")),
         "warm_up": _group(WarmUp, value.get("warm_up"), stable=False),
@@ -351,7 +357,7 @@ def upgrade(entry: Any) -> Any:
         "accuracy": _accuracy(value.get("accuracy")),
         "difference": _difference(value.get("difference")),
         "energy": _group(Energy, value.get("energy")) or None,
-        "layer_times_ms": _times(value.get("layer_times_ms", {})),
+        "layer_times_ms": times,
     }
 
 
@@ -361,13 +367,6 @@ def _group(kind: type[Struct], table: Any, **defaults: Any) -> Any:
         return table  # None, or what the types refuse
     present = defaults | _positive(kind, _present(table))
     return present if _keys(kind)[0] <= present.keys() else None
-
-
-def _quantiles(values: Any) -> Any:
-    """All 101 of them, or none."""
-    if not isinstance(values, list | tuple):
-        return values
-    return sorted(values) if len([*filter(number, values)]) == len(values) == _QUANTILES else ()
 
 
 def _speedup(table: Any) -> Any:
@@ -396,12 +395,6 @@ def _difference(table: Any) -> Any:
     if "snr_db" not in value and "state" not in value and "max_abs_error" in value:
         value["state"] = "equal" if value["max_abs_error"] == 0.0 else "not finite"
     return value
-
-
-def _times(table: Any) -> Any:
-    if not isinstance(table, Mapping):
-        return table
-    return {name: ms for name, ms in _present(table).items() if not _is_nothing(ms)}
 
 
 def _present(figures: Mapping[str, Any]) -> dict[str, Any]:
