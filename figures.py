@@ -45,8 +45,7 @@ def saved(ratio: float | None) -> str:
     """Return what is saved where something is `ratio` times smaller: "74.9%" of 4; negative where it grew."""
     if ratio is None:
         return DASH
-    percent = _fixed((1.0 - 1.0 / ratio) * 100.0, 1)
-    return f"{percent}%"
+    return f"{_fixed((1.0 - 1.0 / ratio) * 100.0, 1)}%"
 
 
 def decibels(snr_db: float | None) -> str:
@@ -114,15 +113,20 @@ def words(value: object) -> str:
     return str(value)
 
 
+_NOT_AS_IS = (float, dict, list, tuple)
+
+
 def finite(value: Any) -> Any:
     """Return a value for JSON: null in place of what is not finite, lists in place of tuples."""
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) if isinstance(item, _NOT_AS_IS) else item for key, item in value.items()}
     if isinstance(value, list | tuple):
         if {*map(type, value)} == {float} and math.isfinite(sum(value)):
             return [*value]  # as round after round is, at the speed of C
         return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return value
 
 
 def clean(value: Any) -> Any:

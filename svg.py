@@ -52,12 +52,9 @@ _AROUND = tuple(
 
 @dataclass(frozen=True)
 class Scale:
-    """Values to places, 0 to 100 percent from the left or from the top.
+    """Values to places, 0 to 100 percent from the left or, where it grows up, from the top.
 
-    Attributes:
-        low, high: Ends of the axis.
-        kind: "symlog" is linear from -1 to 1 and logarithmic beyond.
-        grows_up: Whether `high` is at 0 percent, the top.
+    "symlog" is linear from -1 to 1 and logarithmic beyond.
     """
 
     low: float
@@ -76,20 +73,21 @@ class Scale:
         return cls(max(low - space, 0.0), high + space, "linear", grows_up)
 
     def at(self, value: float) -> float:
-        """Return the place of a value in percent."""
         start, end = self._level(self.low), self._level(self.high)
         share = (self._level(value) - start) / ((end - start) or 1.0)
         return 100.0 * (1.0 - share if self.grows_up else share)
 
     def ticks(self, most: int = 6) -> list[float]:
-        """Return at most `most` round numbers on the axis."""
         if self.kind == "log":
             numbers = next((n for steps in _LOG_STEPS if len(n := self._decades(steps)) <= most), [])
             numbers = numbers or self._decades((1,))
             return numbers[:: math.ceil(len(numbers) / most) or 1]
         if self.kind == "symlog":
             return [float(tick) for tick in _SYMLOG_TICKS if self.low <= tick <= self.high]
-        step = _round_step((self.high - self.low) / most)
+        # The smallest of 1, 2, 2.5, 5 times a power of ten that is not below a share of the axis.
+        least = (self.high - self.low) / most
+        power = 10.0 ** math.floor(math.log10(max(least, 1e-300)))
+        step = next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= least * (1 - 1e-9))
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         return [float(f"{index * step:.12g}") for index in range(first, last + 1)]
 
@@ -117,7 +115,6 @@ def plain(value: float) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return text as SVG and HTML hold it."""
     return html.escape(clean(text))
 
 
@@ -130,35 +127,29 @@ def line(
     start: Point, end: Point, colour: str = "rule", *, width: float = 1, dashes: str = "", tip: str = "",
     opacity: float | str = "",
 ) -> str:  # fmt: skip
-    """Return a straight line between two places."""
     style = _style(stroke=colour, stroke_width=width, stroke_dasharray=dashes, opacity=opacity)
     places = f'x1="{start[0]:.2f}%" y1="{start[1]:.2f}%" x2="{end[0]:.2f}%" y2="{end[1]:.2f}%"'
     return tipped(f"<line {places} {style}/>", tip)
 
 
 def polyline(points: Iterable[Point], colour: str, *, width: float, dashes: str = "") -> str:
-    """Return a line through places."""
     return _stretched(points, fill="none", stroke=colour, stroke_width=width, stroke_dasharray=dashes)
 
 
 def area(points: Iterable[Point], colour: str, *, opacity: float, tip: str = "") -> str:
-    """Return a filled outline."""
     return tipped(_stretched(points, fill=colour, opacity=opacity), tip)
 
 
 def bar(x: float, width: float, colour: str, *, opacity: float = 1, tip: str = "") -> str:
-    """Return a bar across a row, from `x` percent on."""
     place = f'x="{x:.2f}%" y="22%" width="{width:.2f}%" height="56%"'
     return tipped(f"<rect {place} {_style(fill=colour, opacity=opacity)}/>", tip)
 
 
 def circle(at: Point, radius: float, **style: object) -> str:
-    """Return a circle with a radius in pixels."""
     return f'<circle cx="{at[0]:.2f}%" cy="{at[1]:.2f}%" r="{radius:.1f}" {_style(**style)}/>'
 
 
 def mark(family: str, x: float, y: float, *, size: float = 1, tip: str = "") -> str:
-    """Return the shape of a group of precisions."""
     shape = f'<path d="{FAMILY_MARKS[family]}" {_style(fill=family)} transform="scale({size:g})"/>'
     return tipped(f'<svg x="{x:.2f}%" y="{y:.2f}%" overflow="visible">{shape}</svg>', tip)
 
@@ -174,14 +165,7 @@ def text(
 
 
 def axes(x: Scale, y: Scale, words: tuple[str, str], *, form: str = "{}", names: Sequence[str] = ()) -> str:
-    """Return the grid, ticks and words of a plane.
-
-    Args:
-        x, y: Its scales.
-        words: Below the x axis, and above the y axis, where it needs no turned head.
-        form: Of the numbers of the y axis.
-        names: Words of the x axis at 0, 1, ... in place of numbers.
-    """
+    """Return the grid, ticks and words of a plane; `names` stand on the x axis at 0, 1, ... for numbers."""
     across = [(x.at(tick), plain(tick)) for tick in x.ticks(5)]
     if names:
         step = math.ceil(len(names) / 4)
@@ -201,15 +185,11 @@ def labels(
 ) -> str:
     """Write labels beside points, each where it covers no point and no other label at any width of the plot.
 
-    Args:
-        points: Places in percent, and texts.
-        height: Of the plot, in pixels.
-        radii: Of the points, in pixels; 4 by default.
-        minor: The same, smaller; left out where there is no room, on phones first.
+    Height and radii (4 by default) are in pixels. Minor labels are left out where there is no room, on phones
+    first.
     """
-    sized = [
-        (*point, radius, 11.0) for point, radius in zip(points, radii or [4.0] * len(points), strict=True)
-    ]
+    around = radii or [4.0] * len(points)
+    sized = [(*point, radius, 11.0) for point, radius in zip(points, around, strict=True)]
     sized += [(*point, 4.0, 9.5) for point in minor]
     taken: dict[float, list[Box]] = {
         width: [(x * width / 100, y * height / 100, radius, radius) for x, y, _, radius, _ in sized]
@@ -264,12 +244,6 @@ def _stretched(points: Iterable[Point], **style: object) -> str:
         '<svg width="100%" height="100%" viewBox="0 0 100 100" preserveAspectRatio="none" overflow="visible">'
         f'<path d="{path}" vector-effect="non-scaling-stroke" {_style(**style)}/></svg>'
     )
-
-
-def _round_step(least: float) -> float:
-    """The smallest of 1, 2, 2.5, 5 times a power of ten that is not below `least`."""
-    power = 10.0 ** math.floor(math.log10(max(least, 1e-300)))
-    return next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= least * (1 - 1e-9))
 
 
 def _is_free(box: Box, taken: Iterable[Box], width: float) -> bool:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
 from ..errors import ArtifactError
 from ..processor import isa_here, isa_of, overflows, why_not_exact
 from ..spec.words import CPU_TARGETS, FORMER_ISAS, ISAS, Isa
-from .manifest import Manifest, read_manifest
+from .artifact import Manifest, read_manifest
 
 _EXACT = "with `isa` avx2, which every x86 processor computes exactly"
 BUILD_AGAIN = f"build it again here, or {_EXACT}"
@@ -22,11 +21,7 @@ _OF_0_2: Isa = "avx512-vnni"
 def int8_isa(manifest: Manifest | None) -> Isa:
     """Return what an artifact's INT8 is for: by its options, its device, or its version.
 
-    Args:
-        manifest: Of any version; None for a file without one.
-
-    Returns:
-        "auto" where nothing tells, or no product of the artifact is of two integers of 8 bits.
+    It is "auto" where nothing tells, or no product of the artifact is of two integers of 8 bits.
     """
     if (
         manifest is None
@@ -44,7 +39,10 @@ def int8_isa(manifest: Manifest | None) -> Isa:
             return cast(Isa, isa)
     if manifest.stage == "quantize" and manifest.target:
         return _OF_0_2
-    return _by_features(device) if manifest.stage == "build" else "auto"
+    features = device.get("features")
+    if manifest.stage != "build" or not isinstance(features, list) or not features:
+        return "auto"
+    return isa_of(features, arm=str(device.get("architecture")).startswith(("arm", "aarch")))
 
 
 def carried_isa(model: Path) -> dict[str, object]:
@@ -56,23 +54,9 @@ def carried_isa(model: Path) -> dict[str, object]:
 def require_exact(
     path: str | Path, manifest: Manifest | None, *, on: Isa = "auto", hint: str = BUILD_AGAIN
 ) -> None:
-    """Refuse an artifact whose INT8 overflows on an instruction set.
-
-    Args:
-        path: Of the artifact.
-        manifest: Its manifest.
-        on: The instruction set that it is to run on; "auto" is this processor's.
-        hint: The way out.
-    """
+    """Refuse an artifact whose INT8 overflows on an instruction set; "auto" is this processor's."""
     isa = int8_isa(manifest)
     if not overflows(isa, isa_here() if on == "auto" else on):
         return
     reason = why_not_exact(isa) or f"its INT8 is for {isa}; on {on} products would overflow, added in 16 bits"
     raise ArtifactError(f"{path}: {reason}", hint=hint, file=path)
-
-
-def _by_features(device: Mapping[str, object]) -> Isa:
-    features = device.get("features")
-    if not isinstance(features, list) or not features:
-        return "auto"
-    return isa_of(features, arm=str(device.get("architecture")).startswith(("arm", "aarch")))

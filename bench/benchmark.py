@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,28 +15,35 @@ from ..errors import EngineUnavailable
 from ..files import temporary_folder
 from ..model.archives import trusting
 from ..model.session import usable_cores
-from ..processes.worker import Worker
+from ..processes.arrays import save_arrays
 from ..progress import Progress, silent
 from ..spec.decode import spec_from_call
 from ..spec.measure import BenchOptions, BenchSpec
 from ..spec.option import fields_of
 from ..spec.words import CUDA_GRAPH
 from ..tensors import format_shape, samples_in
-from .interpreters import parse_interpreters
-from .measuring.environment import Effort, environment, noise, state
-from .measuring.gpu_metrics import measure_energy, measure_gpu_latencies, measure_layer_times
-from .measuring.nvml import process_memory_bytes
+from .measuring.environment import Effort, environment, find_nvml, noise, state
 from .measuring.rounds import Decided, TimingSeries, measure
-from .measuring.sweep import sweep_at_once, sweep_batches
-from .metrics.accuracy import read_metric
-from .metrics.quality import check_evaluation, described_inputs, measure_made_difference, measure_quality
-from .outputs import save_feeds, shared_io, timing_feeds
+from .measuring.side_figures import (
+    measure_energy,
+    measure_gpu_latencies,
+    measure_layer_times,
+    sweep_at_once,
+    sweep_batches,
+)
+from .metrics.accuracy import (
+    check_evaluation,
+    described_inputs,
+    measure_made_difference,
+    measure_quality,
+    read_metric,
+)
+from .outputs import shared_io, timing_feeds
 from .recorder import Recorder
 from .results.results import BenchInterrupted, Results, earlier_runs, join_results, now, save_results
 from .results.row import Row
-from .runnables import choose_runnables, row_of
-from .statistics.speedup import CONFIDENCE
-from .worker_pool import WorkerPool
+from .runnables import WorkerPool, choose_runnables, row_of
+from .statistics import CONFIDENCE
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -90,11 +97,7 @@ def benchmark(
     quality = scored if spec.evaluation is not None else None
     numbers = parse_devices(spec.devices)
     gpu = next((number for number in numbers if number is not None), 0)
-    runnables, base = choose_runnables(
-        artifacts, spec.baseline, trust=spec.trust, pythons=parse_interpreters(spec.python),
-        torch_modes=spec.torch_modes, models=dict(text.split("=", 1) for text in spec.models),
-        devices=numbers, cuda_graph=spec.cuda_graph, in_flight=bool(spec.streams),
-    )  # fmt: skip
+    runnables, base = choose_runnables(artifacts, spec, numbers)
     threads = spec.threads or usable_cores()
     with trusting(spec.trust):
         io = shared_io(runnables, spec.inputs)
@@ -109,13 +112,9 @@ def benchmark(
     try:
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(temporary_folder("bench"))
-            save_feeds(feeds, folder / "feeds.npz")
-            pool = stack.enter_context(
-                WorkerPool(
-                    runnables, recorder, folder / "feeds.npz", threads=threads, timeout_s=spec.timeout_s,
-                    progress=progress,
-                )
-            )  # fmt: skip
+            save_arrays(folder / "feeds.npz", feeds)
+            pool = WorkerPool(runnables, recorder, folder / "feeds.npz", spec, progress)
+            stack.callback(pool.close)
             launch_s = pool.start()
             if spec.evaluation is not None and quality is not None:
                 quality = quality.for_inputs(described_inputs(io, runnables))
@@ -138,7 +137,9 @@ def benchmark(
                 measure_energy(workers, recorder, timed, samples_in(feeds), progress)
             sweep_batches(workers, recorder, swept, folder, progress)
             if swept and (spec.clients or spec.streams or spec.layer_times):
-                _feed_again(workers, recorder, folder / "feeds.npz")
+                for name, worker in workers.items():
+                    if recorder.can_be_asked(name):
+                        recorder.attempt(name, partial(worker.ask, "feed", path=str(folder / "feeds.npz")))
             at_once = {"clients": spec.clients, "streams": spec.streams}
             sweep_at_once(workers, recorder, at_once, samples_in(feeds), progress)
             if spec.layer_times:
@@ -221,25 +222,16 @@ def _measure(
     pool.count_usage()
     for name, worker in pool.workers.items():
         if timed[name].failure is None:
-            memory = recorder.attempt(name, partial(_memory, worker, pool.device(name)))
+            memory = recorder.attempt(name, partial(worker.ask, "memory"))
             if memory is not None:
-                recorder.change(name, **memory)
+                number = parse_device(recorder[name].device)
+                nvml = None if number is None else find_nvml(number)[0]
+                on_gpu = nvml.process_memory_bytes(worker.pid) if nvml else None
+                recorder.change(name, peak_memory_bytes=memory["peak_bytes"], gpu_memory_bytes=on_gpu)
     effort = Effort(seconds, pool.cpu_s + time.process_time() - own_s, pool.switches, pool.cpu_s)
     base_ms = timed[recorder.base].round_medians_ms
     judged = noise(before, after, effort, base_ms, governor=surroundings.get("governor"))
     return {"before": before | {"load_average_1min": load_average}, "after": after, "noise": judged}
-
-
-def _memory(worker: Worker, device: str) -> dict[str, int | None]:
-    gpu = parse_device(device)
-    on_gpu = None if gpu is None else process_memory_bytes(worker.pid, gpu)
-    return {"peak_memory_bytes": worker.ask("memory")["peak_bytes"], "gpu_memory_bytes": on_gpu}
-
-
-def _feed_again(workers: Mapping[str, Worker], recorder: Recorder, path: Path) -> None:
-    for name, worker in workers.items():
-        if recorder.can_be_asked(name):
-            recorder.attempt(name, partial(worker.ask, "feed", path=str(path)))
 
 
 def measure_every_gpu(
@@ -270,7 +262,15 @@ def measure_every_gpu(
         except BenchInterrupted as interrupted:
             parts[device], stopped = interrupted.results, interrupted
             break
-        artifacts = _on_the_others(parts[device], asked, {row.name for row in unbuilt})
+        alone = {*(text.partition("=")[0] for text in asked.models), *(row.name for row in unbuilt)}
+        modes = ("eager",) if asked.cuda_graph else ("eager", CUDA_GRAPH)  # without rows that are added
+        artifacts = {
+            row.name: row.artifact
+            for row in parts[device].rows
+            if row.mode in modes
+            and row.name not in alone
+            and (row.device != "cpu" or row.name == parts[device].baseline)
+        }
         asked, unbuilt = replace(asked, baseline=parts[device].baseline), ()
     results = join_results(parts, history=earlier_runs(history or spec.output))
     if spec.output is not None:
@@ -278,16 +278,3 @@ def measure_every_gpu(
     if stopped is not None:
         raise BenchInterrupted(results) from stopped
     return results
-
-
-def _on_the_others(first: Results, spec: BenchSpec, unbuilt: Collection[str]) -> dict[str, str]:
-    """Name to artifact for further GPUs: what ran on the first, and the baseline."""
-    alone = {text.partition("=")[0] for text in spec.models}
-    modes = ("eager",) if spec.cuda_graph else ("eager", CUDA_GRAPH)  # without rows that are added
-    return {
-        row.name: row.artifact
-        for row in first.rows
-        if row.mode in modes
-        and row.name not in {*alone, *unbuilt}
-        and (row.device != "cpu" or row.name == first.baseline)
-    }

@@ -1,21 +1,25 @@
-"""Runnable artifacts, the input that they share, and their outputs, each from a process of its own."""
+"""The interpreters that run engines: TensorRT often lives in another environment than PyTorch.
+
+Runnable artifacts, the input that they share, and their outputs, each from a process of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..artifact import Manifest, accept, checked_input, read_manifest, size_bytes
+from ..artifact import accept, checked_input, read_manifest, size_bytes
 from ..data.batches import Data
 from ..engines.base import Place
 from ..engines.load import engine_of
 from ..engines.registry import engine
-from ..errors import DataError, EngineUnavailable, InvalidOption
+from ..errors import DataError, EngineUnavailable, InvalidOption, MissingFile, WorkerError
 from ..files import temporary_folder
 from ..model.archives import check_program
 from ..model.graph import WeightsHeld, graph_precision, weights_of_graph
@@ -26,30 +30,71 @@ from ..model.source import NAMED, parse_source
 from ..processes.arrays import load_arrays, save_arrays
 from ..processes.worker import Worker
 from ..tensors import Feeds, ModelIO, TensorInfo, format_shape, parse_input, samples_in
-from .interpreters import Interpreters
+
+
+@dataclass
+class Interpreters:
+    """Engine to the interpreter that runs it, a Python or a script that starts one, and what these say."""
+
+    by_engine: dict[str, str] = field(default_factory=dict)
+    _answers: dict[str, str] = field(default_factory=dict)
+
+    def python(self, engine_name: str) -> str:
+        """Return the interpreter of an engine; empty for this one."""
+        return self.by_engine.get(engine_name, "")
+
+    def why_not_run(self, engine_name: str) -> str:
+        """Return why an engine cannot run in its interpreter; empty when it can. Asks once, in a worker."""
+        if engine_name not in self._answers:
+            python = self.python(engine_name)
+            try:
+                with Worker(f"{engine_name} in {python}", threads=0, python=python) as worker:
+                    answer = worker.ask("why_not", engine=engine_name)
+            except WorkerError as error:
+                raise InvalidOption(
+                    f"`python` {engine_name}={python}: cannot serve a worker: {error.message}",
+                    hint="it needs Python 3.10 or newer with numpy, onnx, msgspec and the runtime; "
+                    'a script must pass its arguments on: exec python "$@"',
+                    option="python",
+                ) from error
+            reason, fix = str(answer["why_not"]), str(answer["fix"])
+            self._answers[engine_name] = f"{reason}; {fix}" if reason and fix else reason
+        return self._answers[engine_name]
+
+
+def parse_interpreters(texts: Iterable[str]) -> Interpreters:
+    """Read `ENGINE=INTERPRETER`, such as `tensorrt=/opt/trt/bin/python`."""
+    by_engine: dict[str, str] = {}
+    for text in texts:
+        name, equals, python = text.partition("=")
+        if not (name and equals and python):
+            raise InvalidOption(
+                f"`python` {text!r}: ENGINE=INTERPRETER is required, as tensorrt=/opt/trt/bin/python",
+                option="python",
+            )
+        engine(name)  # or it says which there are
+        if name in by_engine:
+            raise InvalidOption(f"`python` {name}: is given twice", option="python")
+        path = shutil.which(python)
+        if path is None:
+            raise MissingFile(f"`python` {text}: there is no executable {python}", file=python)
+        by_engine[name] = path
+    return Interpreters(by_engine)
 
 
 @dataclass(frozen=True)
 class RunnableArtifact:
-    """An artifact or MODEL to be run.
+    """An artifact (a path) or MODEL to be run; empty fields and None are what is not known, or not needed.
 
     Attributes:
-        name: Short and unique name.
-        artifact: Path or MODEL spelling.
-        engine: Name of its engine.
-        precision: "fp32", "fp16" or "int8".
-        io: Declared inputs and outputs; None where a MODEL declares none.
         runs_on: "CPU", "GPU", or the GPUs it was built for.
-        size_bytes: None for a MODEL.
         why_not: Why it cannot run here; empty when it can.
         python: Interpreter that runs it; empty for this one.
         mode: How PyTorch runs a MODEL, see `engines.pytorch.MODES`; or `words.CUDA_GRAPH`.
         device: Where it is run: "cpu", or the GPU as "cuda:0".
         places: Where it could be: what was optimized for a processor runs on no GPU.
         layers_by_precision: Precision to operator to number of layers, as the manifest proves it.
-        made: Makes input for it; None where it is no ONNX file.
-        weights: What its graph holds; None where it is no ONNX file.
-        warnings: What to know of it before it is measured.
+        made, weights: Makes input for it, and what its graph holds; None where it is no ONNX file.
         falls_back: Whether it runs without a CUDA graph where it cannot be captured, as trtexec does
             (samples/common/sampleInference.cpp of 11.1, createEnqueueFunction).
     """
@@ -74,16 +119,9 @@ class RunnableArtifact:
 
 
 def describe(
-    artifact: str, *, name: str = "", trust: bool = False, pythons: Interpreters | None = None
+    artifact: str, name: str = "", *, trust: bool = False, pythons: Interpreters | None = None
 ) -> RunnableArtifact:
-    """Look at an artifact or MODEL without running it; a file must be what its manifest says.
-
-    Args:
-        artifact: Path or MODEL spelling.
-        name: Short and unique name; made of the path otherwise.
-        trust: Take a file that is not what its manifest says, or an engine without one, all the same.
-        pythons: Other interpreters for some engines, which are then asked whether they can run.
-    """
+    """Look at an artifact or MODEL without running it; a file must be what its manifest says, or trusted."""
     runtime = engine_of(artifact, trust=trust)
     path = Path(artifact)
     if trust:
@@ -94,6 +132,7 @@ def describe(
         check_program(path)  # its worker will trust it
     manifest = read_manifest(path) if path.is_file() else None
     io, precision, runs_on, layers, made, weights = None, "fp32", "CPU", None, None, None
+    warnings: tuple[str, ...] = ()
     if path.suffix == ".onnx":
         proto = load_onnx(path)
         io, precision, made = model_io(proto), graph_precision(proto), RandomInput(proto)
@@ -105,6 +144,12 @@ def describe(
         if manifest.kind == "engine":
             gpus = manifest.device.get("gpus")
             runs_on = "GPU " + ", ".join(map(str, gpus if isinstance(gpus, list) else []))
+        target = manifest.target or ""
+        if manifest.stage == "quantize" and target.startswith("tensorrt") and target != runtime:
+            warnings = (
+                f"it was quantized for {target}, and {runtime} runs it: its accuracy says something, its "
+                f"speed does not; quantize with `target` {runtime} for this processor",
+            )
     places = engine(runtime).places
     if runtime == "onnxruntime" and manifest and manifest.stage == "build":
         places = ("cpu",)
@@ -123,19 +168,7 @@ def describe(
         layers_by_precision=dict(layers) if isinstance(layers, Mapping) else None,
         made=made,
         weights=weights,
-        warnings=_elsewhere(manifest, runtime),
-    )
-
-
-def _elsewhere(manifest: Manifest | None, runtime: str) -> tuple[str, ...]:
-    """Say of a graph whose Q/DQ were placed for TensorRT that another runtime runs it."""
-    if manifest is None or manifest.stage != "quantize" or manifest.target in (None, "", runtime):
-        return ()
-    if not manifest.target.startswith("tensorrt"):
-        return ()
-    return (
-        f"it was quantized for {manifest.target}, and {runtime} runs it: its accuracy says something, its "
-        f"speed does not; quantize with `target` {runtime} for this processor",
+        warnings=warnings,
     )
 
 
@@ -247,7 +280,6 @@ def collect_outputs(
 
 
 def require_runnable(runnable: RunnableArtifact) -> None:
-    """Refuse what cannot run here."""
     if runnable.why_not:
         raise EngineUnavailable(
             f"{runnable.artifact}: cannot run here: {runnable.why_not}",
@@ -276,7 +308,7 @@ def infer_all(worker: Worker, feeds: Sequence[Feeds]) -> Iterator[dict[str, np.n
     with temporary_folder("outputs") as folder:
         for batch in feeds:
             path, output = folder / "feeds.npz", folder / "outputs.npz"
-            save_feeds(batch, path)
+            save_arrays(path, batch)
             worker.ask("infer", path=str(path), output=str(output))
             yield load_arrays(output)
 
@@ -292,11 +324,6 @@ def paired(
             f"outputs {', '.join(outputs)}; as many as the baseline's are required: {', '.join(reference)}"
         )
     return dict(zip(reference, outputs.values(), strict=True))
-
-
-def save_feeds(feeds: Feeds, path: Path) -> None:
-    """Write feeds for a worker."""
-    save_arrays(path, feeds)
 
 
 def _example_io(runnables: Sequence[RunnableArtifact]) -> ModelIO | None:

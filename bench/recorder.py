@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from ..errors import ArtifactError, InvalidOption, QCompileError
 from ..model.graph import WeightsHeld
 from .measuring.rounds import TimingSeries
-from .results.row import Accuracy, ColdStart, Curve, CurvePoint, Difference, Latency, Row, WarmUp
-from .statistics.speedup import percentile, speedup
+from .results.row import Latency, Row, WarmUp
+from .statistics import percentile, speedup
 
 _QUANTILES = 101
 _FEW_LAUNCHES = 3
@@ -31,24 +31,24 @@ class Recorder:
 
     @property
     def rows(self) -> list[Row]:
-        """All rows as they are now."""
         return list(self._rows.values())
 
     def is_measured(self, name: str) -> bool:
-        """Whether an artifact can run here, and has not failed."""
         return self._rows[name].status == "measured"
 
     def can_be_asked(self, name: str) -> bool:
-        """Whether its worker still lives."""
         return self.is_measured(name) and not self._rows[name].output_tail
 
-    def attempt(self, name: str, step: Callable[[], T]) -> T | None:
-        """Carry out a step of one artifact; where it fails, its row says so, and the answer is None."""
+    def attempt(self, name: str, step: Callable[[], T], figure: str = "") -> T | None:
+        """Carry out a step, whose answer is a figure of the row; where it fails the row says so: None."""
         try:
-            return step()
+            answer = step()
         except QCompileError as error:
             self.failed(name, error)
             return None
+        if figure:
+            self.change(name, **{figure: answer})
+        return answer
 
     def failed(self, name: str, error: QCompileError) -> None:
         """Record why an artifact has no figures, and what its worker said last."""
@@ -58,19 +58,7 @@ class Recorder:
         self.change(name, status="failed", reason=reason, output_tail=tail)
 
     def warn(self, name: str, *texts: str) -> None:
-        """Add what the user should know."""
         self.change(name, warnings=(*self._rows[name].warnings, *texts))
-
-    def started(self, name: str, cold_start: ColdStart, contains: str, packages: Mapping[str, str]) -> None:
-        """Record a first start."""
-        self.change(
-            name, cold_start=cold_start, load_ms=cold_start.load_ms, contains=contains, packages=packages
-        )
-
-    def without_graph(self, name: str, error: QCompileError) -> None:
-        """Record that an engine runs without a CUDA graph, and why it cannot be captured."""
-        self.change(name, mode="eager")
-        self.warn(name, f"measured without a CUDA graph: {error.message}")
 
     def weights(self, name: str, held: WeightsHeld) -> None:
         """Record what an artifact says of its weights, once it is loaded."""
@@ -88,22 +76,6 @@ class Recorder:
                 self._latency(name, one, samples)
                 if name != self.base and series[self.base].failure is None:
                     self._speedup(name, series[self.base], one)
-
-    def difference(self, name: str, difference: Difference) -> None:
-        """Record the difference from the baseline's outputs."""
-        self.change(name, difference=difference)
-
-    def accuracy(self, name: str, accuracy: Accuracy) -> None:
-        """Record the accuracy over the evaluation data."""
-        self.change(name, accuracy=accuracy)
-
-    def point(self, name: str, curve: Curve, point: CurvePoint) -> None:
-        """Add a point to a curve."""
-        self.change(name, **{curve: (*getattr(self._rows[name], curve), point)})
-
-    def died(self, name: str, error: QCompileError) -> None:
-        """Record that a worker is gone whose other figures stand."""
-        self.change(name, output_tail=str(error.data.get("output", "")) or error.message)
 
     def conclude(self, precision_target: float) -> None:
         """Record what the rows say of each other: sizes, wide intervals, speed-ups between devices."""
@@ -133,7 +105,6 @@ class Recorder:
                 )
 
     def change(self, name: str, **fields: Any) -> None:
-        """Record figures of a row."""
         self._rows[name] = replace(self._rows[name], **fields)
 
     def _latency(self, name: str, series: TimingSeries, samples: int) -> None:
@@ -143,7 +114,7 @@ class Recorder:
             name,
             latency=latency_of(latencies),
             throughput_per_s=samples * len(latencies) / (sum(latencies) / 1e3),
-            latency_quantiles_ms=quantiles_of(latencies),
+            latency_quantiles_ms=tuple(np.quantile(latencies, np.linspace(0.0, 1.0, _QUANTILES)).tolist()),
             round_medians_ms=tuple(series.round_medians_ms),
             launch_rounds=tuple(map(len, series.launches_ms)),
             warm_up=shown and WarmUp(shown.calls, shown.seconds, shown.stable),
@@ -187,9 +158,3 @@ def latency_of(latencies_ms: Sequence[float]) -> Latency:
         max_ms=max(latencies_ms),
         calls=len(latencies_ms),
     )
-
-
-def quantiles_of(latencies_ms: Sequence[float]) -> tuple[float, ...]:
-    """Return 0%, 1%, ... 100% of calls."""
-    quantiles = np.quantile(np.asarray(latencies_ms), np.linspace(0.0, 1.0, _QUANTILES))
-    return tuple(float(value) for value in quantiles)

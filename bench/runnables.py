@@ -1,37 +1,37 @@
-"""Choose the artifacts of a benchmark and its baseline."""
+"""Choose the artifacts of a benchmark and its baseline, and run each in a process, launch after launch."""
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from ..engines.gpu import device_text
-from ..errors import InvalidOption
+from ..errors import InvalidOption, ModelError, QCompileError
+from ..model.graph import WeightsHeld
+from ..model.session import usable_cores
+from ..processes.worker import Worker
+from ..progress import Progress
+from ..spec.measure import BenchSpec
 from ..spec.words import CUDA_GRAPH
-from .interpreters import Interpreters
-from .outputs import RunnableArtifact, describe, short_name
-from .results.row import Row
+from .measuring.rounds import TimingSeries
+from .outputs import RunnableArtifact, describe, parse_interpreters, short_name, start
+from .recorder import Recorder
+from .results.row import ColdStart, Row
 
 
 def choose_runnables(
-    artifacts: Sequence[str] | Mapping[str, str],
-    baseline: str,
-    *,
-    trust: bool,
-    pythons: Interpreters,
-    torch_modes: Sequence[str],
-    models: Mapping[str, str] | None = None,
-    devices: Sequence[int | None] = (),
-    cuda_graph: bool | None = None,
-    in_flight: bool = False,
+    artifacts: Sequence[str] | Mapping[str, str], spec: BenchSpec, devices: Sequence[int | None] = ()
 ) -> tuple[list[RunnableArtifact], str]:
     """Return what is measured, the baseline first, and the baseline's name.
 
     Every MODEL among the artifacts comes once more in each of `torch_modes`, those of `models` do not. Every
     artifact comes once more on each further one of `devices` that its engine runs on, and engines of TensorRT
-    with CUDA graphs as `cuda_graph` says. `in_flight` says that something on a GPU is required. Other
-    arguments are those of `benchmark`.
+    with CUDA graphs as `cuda_graph` says.
     """
+    baseline, cuda_graph, pythons = spec.baseline, spec.cuda_graph, parse_interpreters(spec.python)
     named = dict(artifacts) if isinstance(artifacts, Mapping) else {}
     if not isinstance(artifacts, Mapping):
         for artifact in artifacts:
@@ -46,14 +46,18 @@ def choose_runnables(
         if base in named:
             base = f"{base} (baseline)"
         named = {base: baseline, **named}
-    alone = dict(models or {})
+    alone = dict(text.split("=", 1) for text in spec.models)
     if twice := sorted(alone.keys() & named.keys()):
         raise InvalidOption(f"`models`: the name {twice[0]!r} is taken", option="models")
     listed, as_they_are = (
         [
-            _with_graph(placed, falls_back=True) if cuda_graph is None and _is_plan(placed) else placed
+            replace(placed, mode=CUDA_GRAPH, falls_back=True)
+            if cuda_graph is None and _is_plan(placed)
+            else placed
             for name, artifact in group.items()
-            for placed in _on_devices(describe(artifact, name=name, trust=trust, pythons=pythons), devices)
+            for placed in _on_devices(
+                describe(artifact, name=name, trust=spec.trust, pythons=pythons), devices
+            )
         ]
         for group in (named, alone)
     )
@@ -62,13 +66,12 @@ def choose_runnables(
     if chosen.why_not:
         raise InvalidOption(f"baseline {baseline}: cannot run here: {chosen.why_not}")
     in_modes = [one for one in listed if one.engine == "pytorch"]
-    if torch_modes and not in_modes:
+    if spec.torch_modes and not in_modes:
         raise InvalidOption("`torch_modes`: no artifact is a PyTorch MODEL", option="torch_modes")
-    for mode in dict.fromkeys(torch_modes):
+    for mode in dict.fromkeys(spec.torch_modes):
         runnables += [
             replace(one, name=f"{one.name} ({mode})", mode=mode, precision=_precision(one, mode))
             for one in in_modes
-            if mode != "eager"
         ]
     if cuda_graph:
         plans = [runnable for runnable in runnables if _is_plan(runnable)]
@@ -78,8 +81,8 @@ def choose_runnables(
                 hint="build one with `target` tensorrt; for PyTorch there is `torch_modes` compile",
                 option="cuda_graph",
             )
-        runnables += [replace(_with_graph(plan), name=f"{plan.name} (CUDA graph)") for plan in plans]
-    if in_flight and not any(runnable.device.startswith("cuda") for runnable in runnables):
+        runnables += [replace(plan, mode=CUDA_GRAPH, name=f"{plan.name} (CUDA graph)") for plan in plans]
+    if spec.streams and not any(runnable.device.startswith("cuda") for runnable in runnables):
         raise InvalidOption(
             "`streams`: inferences are in flight on a GPU, and no artifact runs on one",
             hint="give `devices` cuda, or an engine of TensorRT; for the processor there is `clients`",
@@ -98,13 +101,7 @@ def _precision(model: RunnableArtifact, mode: str) -> str:
 
 
 def _is_plan(runnable: RunnableArtifact) -> bool:
-    """Whether an artifact is an engine of TensorRT."""
     return runnable.engine.startswith("tensorrt")
-
-
-def _with_graph(plan: RunnableArtifact, *, falls_back: bool = False) -> RunnableArtifact:
-    """The engine with CUDA graphs; one that falls back runs without where it cannot be captured."""
-    return replace(plan, mode=CUDA_GRAPH, falls_back=falls_back)
 
 
 def _on_devices(runnable: RunnableArtifact, devices: Sequence[int | None]) -> list[RunnableArtifact]:
@@ -141,3 +138,113 @@ def row_of(runnable: RunnableArtifact) -> Row:
         weights_bytes=runnable.weights.bytes if runnable.weights else None,
         warnings=runnable.warnings,
     )
+
+
+class WorkerPool:
+    """The workers of all artifacts that can run here."""
+
+    def __init__(
+        self,
+        runnables: Sequence[RunnableArtifact],
+        recorder: Recorder,
+        feeds: Path,
+        spec: BenchSpec,
+        progress: Progress,
+    ) -> None:
+        self._runnables, self._recorder, self._feeds = runnables, recorder, feeds
+        self._threads, self._timeout_s = spec.threads or usable_cores(), spec.timeout_s
+        self._progress = progress
+        self._stack = contextlib.ExitStack()
+        self._used: dict[str, tuple[float, int]] = {}
+        self._launches = 0
+        self.workers: dict[str, Worker] = {}
+        self.timed: dict[str, TimingSeries] = {}
+        self.cpu_s, self.switches = 0.0, 0
+        """Processor time and lost cores of all workers, of the first launch since `mark_usage`."""
+
+    def close(self) -> None:
+        """End all workers."""
+        self._stack.close()
+
+    def start(self) -> float:
+        """Start and load one worker after the other, undisturbed; return the seconds that it took."""
+        began = time.monotonic()
+        for runnable in self._runnables:
+            if self._recorder.is_measured(runnable.name):
+                self._start(runnable)
+        self.timed = {name: TimingSeries() for name in self.workers}
+        return time.monotonic() - began
+
+    def relaunch(self) -> Mapping[str, Worker]:
+        """End all workers, and start those again that have not failed; one that does not start has then."""
+        self.count_usage()
+        self._stack.close()
+        self.workers.clear()
+        self._launches += 1
+        for runnable in self._runnables:
+            timed = self.timed.get(runnable.name)
+            if timed is not None and timed.failure is None:
+                try:
+                    self._start(runnable)
+                except QCompileError as error:
+                    timed.failure = error
+        self._used = dict.fromkeys(self.workers, (0.0, 0))  # their start was ours too
+        return self.workers
+
+    def mark_usage(self) -> None:
+        """Remember what the workers have used until now: it does not count."""
+        self._used = {}
+        for name, worker in self.workers.items():
+            with contextlib.suppress(QCompileError):  # one that has failed is reported elsewhere
+                answer = worker.ask("usage")
+                self._used[name] = answer["cpu_s"], answer["involuntary_switches"]
+
+    def count_usage(self) -> None:
+        for name, (cpu_s, switches) in self._used.items():
+            if self.timed[name].failure is None:
+                with contextlib.suppress(QCompileError):
+                    answer = self.workers[name].ask("usage")
+                    self.cpu_s += answer["cpu_s"] - cpu_s
+                    self.switches += answer["involuntary_switches"] - switches
+        self._used = {}
+
+    def _start(self, runnable: RunnableArtifact) -> None:
+        again = f" again ({self._launches + 1})" if self._launches else ""
+        self._progress(f"load {runnable.name}{again}")
+        worker = self._stack.enter_context(
+            Worker(runnable.name, threads=self._threads, python=runnable.python, timeout_s=self._timeout_s)
+        )
+        try:
+            began = worker.hello()["started_ms"]
+            answer = start(worker, runnable, self._runnables, self._threads)
+            fed = worker.ask("feed", path=str(self._feeds))
+        except QCompileError as error:
+            worker.kill()
+            if runnable.falls_back and isinstance(error, ModelError) and not self._launches:
+                self._start_without_graph(runnable, error)
+                return
+            if self._launches or runnable.name == self._recorder.base:
+                raise
+            self._recorder.failed(runnable.name, error)
+            return
+        if not fed["at_rest"]:
+            worker.freeze()
+        if not self._launches:
+            cold_start = ColdStart(began, answer["load_ns"] / 1e6, fed["first_ns"] / 1e6)
+            self._recorder.change(
+                runnable.name, cold_start=cold_start, load_ms=cold_start.load_ms,
+                contains=answer["contains"], packages=answer["packages"],
+            )  # fmt: skip
+            if answer["weights"]:
+                self._recorder.weights(runnable.name, WeightsHeld(**answer["weights"]))
+            self._recorder.warn(runnable.name, *answer["notes"])
+        self.workers[runnable.name] = worker
+
+    def _start_without_graph(self, runnable: RunnableArtifact, error: ModelError) -> None:
+        """Start an engine plainly, in a process that has seen no capture, now and in all further launches."""
+        plain = replace(runnable, mode="eager", falls_back=False)
+        self._runnables = [plain if one is runnable else one for one in self._runnables]
+        self._start(plain)
+        if self._recorder.is_measured(plain.name):
+            self._recorder.change(plain.name, mode="eager")
+            self._recorder.warn(plain.name, f"measured without a CUDA graph: {error.message}")

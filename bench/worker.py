@@ -33,13 +33,17 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..errors import EngineUnavailable, InvalidOption
+from ..errors import EngineUnavailable, InvalidOption, ModelError, first_line
 from ..processes.serve import serve
+
+if TYPE_CHECKING:
+    from ..engines.base import InFlight
+    from ..tensors import Feeds
 
 _LAYERS_JOB = "..comparison.layers.job"  # served here, known only by name: comparison/ is built on bench/
 _REST_LIMIT_S = 0.5
@@ -58,7 +62,6 @@ class WorkerSession:
         self.feeds: dict[str, Any] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer one request."""
         handler = getattr(self, f"do_{request['do']}")
         return handler(request) or {}
 
@@ -76,12 +79,17 @@ class WorkerSession:
         start = time.perf_counter_ns()
         self.runner = self._open()
         spent = time.perf_counter_ns() - start
+
+        from ..artifact import tool_versions
+        from .measuring.environment import measured_packages
+
+        packages = measured_packages()  # that could be what it measures
         return {
             "load_ns": spent,
             "io": self.runner.io.as_json(),
             "contains": self.runner.contains,
             "notes": list(self.runner.notes),
-            "packages": _packages(),
+            "packages": tool_versions(*(name for name, module in packages.items() if module in sys.modules)),
             "weights": self.runner.weights and vars(self.runner.weights),
         }
 
@@ -101,18 +109,17 @@ class WorkerSession:
         return {"ns": durations[discard:].tolist(), "at_rest": at_rest}
 
     def do_clients(self, request: dict[str, Any]) -> dict[str, Any]:
-        from .measuring.concurrent import time_clients
-
         with contextlib.ExitStack() as stack:
             runners = [self.runner]
             for _ in range(1, request["clients"]):
-                runners.append(self._for_another_client(stack))
+                runner = self.runner
+                if hasattr(runner, "share"):  # for one thread: another shares its engine, or loads it
+                    runner = stack.enter_context(runner.share() if runner.can_be_shared else self._open())
+                runners.append(runner)
             durations_ns, wall_ns = time_clients(runners, self.feeds, request["seconds"])
         return {"ns": durations_ns, "wall_ns": wall_ns, "at_rest": _wait_for_rest()}
 
     def do_in_flight(self, request: dict[str, Any]) -> dict[str, Any]:
-        from .measuring.concurrent import time_in_flight
-
         with self.runner.in_flight(self.feeds, request["streams"]) as inferences:
             durations_ns, wall_ns = time_in_flight(inferences, request["seconds"])
         return {"ns": durations_ns, "wall_ns": wall_ns, "at_rest": _wait_for_rest()}
@@ -159,17 +166,6 @@ class WorkerSession:
         children = resource.getrusage(resource.RUSAGE_CHILDREN)  # compilers, once they have ended
         cpu_s = time.process_time() + children.ru_utime + children.ru_stime
         return {"cpu_s": cpu_s, "involuntary_switches": switches}
-
-    def _for_another_client(self, stack: contextlib.ExitStack) -> Any:
-        """A runner for one more thread: the same, unless it is for one alone.
-
-        Such a one shares the engine, with a stream, a context and buffers of its own; where the engine allows
-        no second context, it is loaded again.
-        """
-        if not hasattr(self.runner, "share"):
-            return self.runner
-        other = self.runner.share() if self.runner.can_be_shared else self._open()
-        return stack.enter_context(other)
 
     def _open(self) -> Any:
         from ..spec.words import CUDA_GRAPH
@@ -242,12 +238,86 @@ def _wants_to_run() -> bool:
     return False
 
 
-def _packages() -> dict[str, str]:
-    """Versions of the packages that this process has loaded, and could be what it measures."""
-    from ..artifact import tool_versions
-    from .measuring.environment import measured_packages
+def time_clients(runners: Sequence[Any], feeds: Feeds, seconds: float) -> tuple[list[int], int]:
+    """Let one client per runner call in a closed loop; a runner may serve several threads.
 
-    return tool_versions(*(name for name, module in measured_packages().items() if module in sys.modules))
+    Returns:
+        The nanoseconds of every call, and those from the common start to the end of the last call.
+    """
+    calls = [runner.prepare(feeds) for runner in runners]
+    for call in calls:
+        call()
+    gate = threading.Barrier(len(calls) + 1)
+    durations_ns: list[list[int]] = [[] for _ in calls]
+    failures: list[Exception] = []
+    deadline = 0
+
+    def client(call: Any, durations: list[int]) -> None:
+        clock = time.perf_counter_ns
+        gate.wait()
+        try:
+            now = clock()
+            while now < deadline or not durations:
+                start = now
+                call()
+                now = clock()
+                durations.append(now - start)
+        except Exception as error:  # a runtime may raise anything; it is raised again by the caller
+            failures.append(error)
+
+    threads = [
+        threading.Thread(target=client, args=pair, daemon=True)
+        for pair in zip(calls, durations_ns, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    begin = time.perf_counter_ns()
+    deadline = begin + int(seconds * 1e9)
+    gate.wait()
+    for thread in threads:
+        thread.join()
+    wall_ns = time.perf_counter_ns() - begin
+    if failures:
+        raise ModelError(f"{len(calls)} clients: a call fails: {first_line(failures[0])}") from failures[0]
+    return [ns for durations in durations_ns for ns in durations], wall_ns
+
+
+_WARM_UP_ROUNDS = 3
+
+
+def time_in_flight(inferences: Sequence[InFlight], seconds: float) -> tuple[list[int], int]:
+    """Keep all inferences under way: as soon as the oldest is done, it is started again.
+
+    Returns:
+        The nanoseconds of each inference, from its start until its outputs were waited for, and those from
+        the first start to the end of the last.
+    """
+    for _ in range(_WARM_UP_ROUNDS):
+        for one in inferences:
+            one.start()
+        for one in inferences:
+            one.wait()
+    clock = time.perf_counter_ns
+    durations_ns: list[int] = []
+    begin = clock()
+    deadline = begin + int(seconds * 1e9)
+    started_ns = []
+    for one in inferences:
+        started_ns.append(clock())
+        one.start()
+    now = begin
+    while now < deadline:
+        for index, one in enumerate(inferences):
+            one.wait()
+            now = clock()
+            durations_ns.append(now - started_ns[index])
+            started_ns[index] = now
+            one.start()
+    for index, one in enumerate(inferences):
+        one.wait()
+        now = clock()
+        durations_ns.append(now - started_ns[index])
+    return durations_ns, now - begin
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import qcompile
-from qcompile.bench.statistics.speedup import speedup
+from qcompile.bench.statistics import speedup
 from qcompile.engines.base import Runner
 from qcompile.processes.worker import Worker
 from qcompile.tensors import ModelIO

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import qcompile
-from qcompile.bench.statistics.speedup import speedup
+from qcompile.bench.statistics import speedup
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "benchmarks/digits_resnet18"

@@ -287,7 +287,7 @@ class Child:
 
 def measure(name: str, rounds: int) -> None:
     """Measure one row and print it."""
-    from qcompile.bench.statistics.speedup import speedup
+    from qcompile.bench.statistics import speedup
     from qcompile.model.judgement import output_error
 
     row = ROWS[name]

@@ -15,7 +15,7 @@ from .verb import Verb, verb
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..bench.gate.result import GateResult
+    from ..bench.gate.gate import GateResult
 
 _ARGUMENTS = "qcompile.bench.arguments"
 _MEASURE = "measure"
@@ -127,7 +127,7 @@ for _command in (measure, compare):
 def gate(session: Session, given: GateCommand) -> int:
     """Print the table of checks, and why one failed."""
     from ..bench.gate.gate import gate as judge
-    from ..bench.gate.result import notes_of, save_junit, save_markdown
+    from ..bench.gate.gate import notes_of, save_junit, save_markdown
     from ..files import check_output
 
     for path in (given.junit, given.markdown):
@@ -155,7 +155,7 @@ def gate(session: Session, given: GateCommand) -> int:
 
 def gate_table(result: GateResult) -> Table:
     """Return the table of a gate, one row for each check."""
-    from ..bench.gate.result import cells_of
+    from ..bench.gate.gate import cells_of
 
     table = make_table(
         f"{result.machine} · {result.threads} threads", "artifact", "check", "old", "new", "change", "verdict"

@@ -14,7 +14,7 @@ from .session import Session
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..bench.results.regress import Change, Regression
+    from ..bench.results.regress import Regression
     from ..bench.results.results import Results
     from ..bench.results.row import Curve, Row
     from ..comparison.diff import AccuracyComparison, Comparison
@@ -25,13 +25,7 @@ _WIDE = 150
 
 
 def make_table(title: str, *columns: str, text: bool = False) -> Table:
-    """Return an empty table.
-
-    Args:
-        title: Line above it; empty for none.
-        columns: Headers.
-        text: Whether columns after the first hold words, not figures to be aligned on the right.
-    """
+    """Return an empty table; `text` says that columns after the first hold words, not figures."""
     from rich.table import Table
     from rich.text import Text
 
@@ -45,11 +39,7 @@ def make_table(title: str, *columns: str, text: bool = False) -> Table:
 def add_row(table: Table, name: str, *cells: str, below: str = "") -> None:
     """Add a row of plain text: brackets in `qcompile[torch]` or `[2.1, 2.3]` are no markup.
 
-    Args:
-        table: What it is added to.
-        name: The first cell, of one line.
-        cells: The others; they may have several lines.
-        below: What follows the name, from a line end or a space on.
+    `below` follows the name, from a line end or a space on.
     """
     from rich.text import Text
 
@@ -110,18 +100,11 @@ def _cells(row: Row, baseline: str, *, wide: bool) -> list[str]:
 
 
 def reasons(results: Results) -> list[str]:
-    """Return why artifacts have no numbers, one line per reason."""
     why: dict[str, list[str]] = {}
     for row in results.rows:
         if row.status != "measured":
             why.setdefault(f"{row.status}: {row.reason}", []).append(row.name)
     return [f"{', '.join(names)}: {reason}" for reason, names in why.items()]
-
-
-def noise_lines(results: Results) -> list[str]:
-    """Return what disturbed the run and what to do about it; nothing for a quiet one."""
-    noise = results.environment.get("noise") or {}
-    return [f"noisy: {reason}" for reason in noise.get("reasons", ())]
 
 
 def curve_table(results: Results, curve: Curve) -> Table | None:
@@ -138,7 +121,6 @@ def curve_table(results: Results, curve: Curve) -> Table | None:
 
 
 def layer_tables(results: Results) -> list[Table]:
-    """Return the slowest layers of each artifact whose runtime tells their times."""
     from ..bench.results.render import slowest_layers
 
     tables = []
@@ -169,7 +151,8 @@ def gpu_table(results: Results) -> Table | None:
 
 def regression_table(regression: Regression) -> Table:
     """Return the table of two runs, one row per artifact; without verdicts across machines."""
-    from ..bench.statistics.speedup import CONFIDENCE
+    from ..bench.results.render import speedup_text
+    from ..bench.statistics import CONFIDENCE
 
     old, new = regression.machines
     what = "speed-up against the own baseline" if regression.relative else "latency"
@@ -179,27 +162,21 @@ def regression_table(regression: Regression) -> Table:
         "artifact", "old ms", "new ms", "speed-up", "verdict", "size", "accuracy gain",
     )  # fmt: skip
     for change in regression.changes:
-        add_row(table, *_change_cells(change))
+        ratio, gain = change.speedup, change.gain
+        add_row(
+            table,
+            change.name,
+            figure(change.old_ms),
+            figure(change.new_ms),
+            " ".join(speedup_text(ratio)) if ratio else DASH,
+            ratio.verdict if ratio else DASH,
+            times(change.size_ratio),
+            DASH if gain is None else f"{drop_text(gain, change.unit)} {change.unit}",
+        )
     return table
 
 
-def _change_cells(change: Change) -> list[str]:
-    from ..bench.results.render import speedup_text
-
-    ratio = change.speedup
-    return [
-        change.name,
-        figure(change.old_ms),
-        figure(change.new_ms),
-        DASH if ratio is None else " ".join(speedup_text(ratio)),
-        DASH if ratio is None else ratio.verdict,
-        times(change.size_ratio),
-        DASH if change.gain is None else f"{drop_text(change.gain, change.unit)} {change.unit}",
-    ]
-
-
 def difference_table(difference: Comparison) -> Table:
-    """Return the table of a comparison, one row per output."""
     table = make_table(
         f"{difference.artifact} against {difference.reference}: {difference.samples} samples, "
         f"judged as {difference.precision}",
@@ -220,7 +197,6 @@ def difference_table(difference: Comparison) -> Table:
 
 
 def accuracy_line(found: AccuracyComparison) -> str:
-    """Return what both sides reach, the drop with its interval, and the verdict where there is a limit."""
     values = " and ".join(accuracy_text(value, found.unit) for value in (found.reference, found.artifact))
     ends = drop_interval(found.low, found.high, found.unit)
     drop = f"{drop_text(found.drop, found.unit)} {ends}".rstrip()
@@ -246,7 +222,6 @@ def present_artifact(session: Session, artifact: Artifact, *details: str) -> Non
 
 
 def present_io(session: Session, io: ModelIO) -> None:
-    """Print a line for each input and output."""
     for word, tensors in (("in ", io.inputs), ("out", io.outputs)):
         for tensor in tensors:
             session.say(f"  {word} {tensor}")
@@ -280,4 +255,6 @@ def present_results(session: Session, results: Results) -> None:
         session.note(line)
     if results.settings.get("metric_note"):
         session.note(f"accuracy is {results.settings['metric_note']}")
-    session.warn([*noise_lines(results), *warning_lines(results)])
+    noise = results.environment.get("noise") or {}
+    noisy = [f"noisy: {reason}" for reason in noise.get("reasons", ())]
+    session.warn([*noisy, *warning_lines(results)])

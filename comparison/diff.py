@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..bench.metrics.accuracy import ScoreSums, accuracy, read_metric
+from ..bench.metrics.accuracy import ScoreSums, accuracy, described_inputs, read_metric
 from ..bench.metrics.metric import Outputs, Truth
 from ..bench.metrics.output_verdict import OutputDifference, Tolerances, judge
-from ..bench.metrics.quality import described_inputs
 from ..bench.outputs import (
     RunnableArtifact,
     collect_outputs,

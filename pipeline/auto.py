@@ -26,7 +26,7 @@ from ..files import digest_files, write_json, write_text
 from ..model.source import parse_source
 from ..processor import isa_here
 from ..progress import Progress, silent
-from ..reporting.recommendation import Recommendation, recommend
+from ..reporting.summary import Recommendation, recommend
 from ..spec.decode import key as options_key
 from ..spec.decode import shared, spec_from_call
 from ..spec.first_use import AutoSpec, InitSpec

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from .. import svg
 from ..bench.results.render import speedup_text
 from ..bench.results.row import Curve, CurvePoint, Interval, Unit
-from ..bench.statistics.bootstrap import CONFIDENCE as DROP_CONFIDENCE
-from ..bench.statistics.speedup import Speedup
+from ..bench.statistics import DROP_CONFIDENCE, Speedup
 from ..calibration.plot import TensorSummary, histogram_plane
 from ..calibration.ranges import Ranges
 from ..figures import DASH, bytes_text, drop_interval, drop_text, figure, number, shortened, times
@@ -91,10 +90,13 @@ def pareto_chart(subjects: Sequence[ReportedArtifact]) -> str:
         y = Scale(low - max(space, 0.5), high * 1.5, "symlog")
     places = {s.number: (x.at(s.latency_ms or 0.0), y.at(heights[s.number])) for s in shown}
     marks = [line((0, y.at(0)), (100, y.at(0)), "ink")] if by_drop else []
-    marks.append(svg.polyline(_staircase([places[s.number] for s in best]), "muted", width=1.2, dashes="4 3"))
-    radii = []
-    for s in shown:
-        radii.append(max(_LARGEST_RADIUS * math.sqrt((s.size_bytes or 0.0) / largest), _SMALLEST_RADIUS))
+    steps: list[Point] = []  # from left to right, those that are higher up than all before
+    for place in sorted(places[s.number] for s in best):
+        if not steps or place[1] < steps[-1][1]:
+            steps.append(place)
+    marks.append(svg.polyline(steps, "muted", width=1.2, dashes="4 3"))
+    areas = [(s.size_bytes or 0.0) / largest for s in shown]
+    radii = [max(_LARGEST_RADIUS * math.sqrt(share), _SMALLEST_RADIUS) for share in areas]
     for s, radius in sorted(zip(shown, radii, strict=True), key=lambda pair: -pair[1]):
         at, words = places[s.number], [s.name, f"{figure(s.latency_ms)} ms", bytes_text(s.size_bytes)]
         if s.drop:
@@ -135,13 +137,7 @@ def pareto_front(subjects: Sequence[ReportedArtifact]) -> list[ReportedArtifact]
 
 
 def curves_chart(subjects: Sequence[ReportedArtifact], key: Curve, word: str) -> str:
-    """Draw throughput against latency, a point per batch size, number of clients, or number in flight.
-
-    Args:
-        subjects: All.
-        key: Which curve of a row.
-        word: What its points are counted in.
-    """
+    """Draw throughput against latency, a point per batch size, number of clients, or number in flight."""
     curves = [(subject, points) for subject in subjects if (points := curve(subject, key))]
     if not curves:
         return ""
@@ -155,7 +151,7 @@ def curves_chart(subjects: Sequence[ReportedArtifact], key: Curve, word: str) ->
     for s, points in curves:
         speeds = [f"{figure(p.median_ms)} ms, {figure(p.throughput_per_s)} samples/s" for p in points]
         tips = [f"{s.name}, {word} {p.count}: {speed}" for p, speed in zip(points, speeds, strict=True)]
-        lines.append((s, [label(p, tip) for p, tip in zip(points, tips, strict=True)]))
+        lines.append((s, [*map(label, points, tips)]))
     highest = max((points for _, points in curves), key=lambda points: points[-1].throughput_per_s)
     told = "; ".join(
         f"{s.name} up to {figure(max(point.throughput_per_s for point in points))} samples/s"
@@ -167,14 +163,22 @@ def curves_chart(subjects: Sequence[ReportedArtifact], key: Curve, word: str) ->
 
 
 def curve(subject: ReportedArtifact, key: Curve) -> list[CurvePoint]:
-    """Return the points of a curve in order of the count."""
     points: tuple[CurvePoint, ...] = getattr(subject.row, key)
     return sorted(points, key=lambda point: point.count)
 
 
 def history_chart(runs: Sequence[Mapping[str, Any]], subjects: Sequence[ReportedArtifact]) -> str:
     """Draw the speed-up of every artifact over runs, oldest first; empty for fewer than two runs."""
-    histories = [(s, points) for s in subjects if len(points := _over_time(runs, s.name)) > 1]
+    histories: list[tuple[ReportedArtifact, list[tuple[int, float, float | None, float | None]]]] = []
+    for s in subjects:
+        entries = [(index, (run.get("artifacts") or {}).get(s.name) or {}) for index, run in enumerate(runs)]
+        points = [
+            (index, value, number(entry.get("low")), number(entry.get("high")))
+            for index, entry in entries
+            if (value := number(entry.get("speedup"))) is not None and value > 0
+        ]
+        if len(points) > 1:
+            histories.append((s, points))
     if not histories:
         return ""
     ends = [end for _, points in histories for point in points for end in point[1:] if end]
@@ -206,7 +210,6 @@ def layers_by_precision(subject: ReportedArtifact) -> Counts:
 
 
 def precision_chart(subjects: Sequence[ReportedArtifact]) -> str:
-    """Draw the share of layers in each precision; empty where no artifact's manifest has a proof."""
     rows: list[Row] = []
     for s, layers in ((subject, layers_by_precision(subject)) for subject in subjects):
         counts = {precision: sum(kinds.values()) for precision, kinds in layers.items()}
@@ -247,17 +250,14 @@ def errors_chart(diff: LayerDiff) -> str:
 
 
 def histogram_chart(ranges: Ranges, summary: TensorSummary) -> str:
-    """Draw a tensor's histogram with the thresholds of every method."""
     told = f"Histogram of {summary.tensor}: {figure(summary.min)} to {figure(summary.max)}"
     return _plane(histogram_plane(ranges, summary), 150, told)
 
 
 def density(values: Sequence[float], *, logarithmic: bool) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return places between the 1st and 99th percentile, and how densely calls lie there, 1 at most.
+    """Return places between the 1st and 99th of 101 quantiles, and how densely calls lie there, 1 at most.
 
-    Args:
-        values: 101 quantiles, in order.
-        logarithmic: Whether density is per factor, not per millisecond: as the axis shows it.
+    On a logarithmic axis density is per factor, not per millisecond.
     """
     positions = np.log(values) if logarithmic else np.asarray(values, np.float64)
     low, high = positions[1], positions[99]
@@ -357,15 +357,6 @@ def _whisker(x: float, y: Scale, low: float | None, high: float | None, family: 
     return "" if low is None or high is None else line((x, y.at(low)), (x, y.at(high)), family, **style)
 
 
-def _staircase(places: Sequence[Point]) -> list[Point]:
-    """From left to right, those that are higher up than all before."""
-    steps: list[Point] = []
-    for place in sorted(places):
-        if not steps or place[1] < steps[-1][1]:
-            steps.append(place)
-    return steps
-
-
 def _drop_words(drop: Interval, unit: Unit) -> str:
     return f"{drop_text(drop.value, unit)} {drop_interval(drop.low, drop.high, unit)}".strip()
 
@@ -373,15 +364,3 @@ def _drop_words(drop: Interval, unit: Unit) -> str:
 def _bounds(intervals: Sequence[Interval | Speedup], reference: float) -> Point:
     ends = [end for one in intervals for end in (one.value, one.low, one.high) if end is not None]
     return min([*ends, reference]), max([*ends, reference])
-
-
-def _over_time(
-    runs: Sequence[Mapping[str, Any]], name: str
-) -> list[tuple[int, float, float | None, float | None]]:
-    points = []
-    for index, run in enumerate(runs):
-        entry = (run.get("artifacts") or {}).get(name) or {}
-        value = number(entry.get("speedup"))
-        if value is not None and value > 0:
-            points.append((index, value, number(entry.get("low")), number(entry.get("high"))))
-    return points

@@ -21,14 +21,13 @@ _QUANTIZED = ("int8", "fp8", "nvfp4", "mxfp8")
 
 _OTHERS = {
     "qcompile.layers": (
-        "layers that `qcompile diff` compared",
-        "qcompile report shows it with `layers`, beside results",
+        "layers that `qcompile diff` compared", "qcompile report shows it with `layers`, beside results",
     ),
     "qcompile.sweep": (
         "results of a sweep of version 0.2.0",
         "run the sweep again: finished stages are kept, and it writes results.json",
     ),
-}
+}  # fmt: skip
 """Kinds of JSON files that other commands read: what they are, and what shows them."""
 
 
@@ -51,7 +50,9 @@ def inspect(
     kind = _kind(path)
     facts: dict[str, Any] = {"file": str(path), "kind": kind, "size_bytes": size_bytes(path)}
     if kind == "results":
-        return facts | _results(path)
+        from ..bench.results.results import load_results
+
+        return facts | {"results": load_results(path).as_json()}
     manifest = read_manifest(path)
     if manifest:
         facts["manifest"] = manifest.as_json()
@@ -140,9 +141,3 @@ def _ranges(path: Path) -> dict[str, Any]:
         "skipped": dict(ranges.skipped),
         "has_checksum": ranges.is_verified,
     }
-
-
-def _results(path: Path) -> dict[str, Any]:
-    from ..bench.results.results import load_results
-
-    return {"results": load_results(path).as_json()}

@@ -16,27 +16,24 @@ from ..spec.looking import ReportSpec
 from ..spec.measure import Budget
 from ..svg import FAMILY_MARKS
 from ..version import __version__
-from .parts import Section
-from .sections_inside import (
+from .sections import (
+    accuracy_section,
     calibration_section,
+    costs_section,
     environment_section,
     failures_section,
+    history_section,
+    latency_section,
     layers_section,
     precision_section,
     reproduce_section,
-    times_section,
-)  # fmt: skip
-from .sections_measured import (
-    accuracy_section,
-    costs_section,
-    history_section,
-    latency_section,
     results_section,
     speed_section,
     sweep_section,
+    times_section,
     tradeoff_section,
-)  # fmt: skip
-from .source import FAMILIES, ReportedArtifact, Source, read_source
+)  # fmt: skip  # fmt: skip
+from .source import FAMILIES, ReportedArtifact, Section, Source, read_source
 from .summary import summarize
 
 if TYPE_CHECKING:
@@ -71,7 +68,10 @@ def write_report(
         The path of the report.
     """
     path = Path(output)
-    check_page(path)
+    if path.suffix not in SUFFIXES:
+        raise InvalidOption(f"`output` {path}: {' or '.join(SUFFIXES)} is required", option="output")
+    check_output(path)
+    template("page.html")
     asked = spec_from_call(ReportSpec, spec or budget, options)
     source = read_source(
         Path(results_path), layers=asked.layers, ranges=asked.ranges, recipe=asked.recipe, budget=asked
@@ -81,19 +81,15 @@ def write_report(
 
 
 def render(source: Source, *, name: str) -> str:
-    """Return the page.
-
-    Args:
-        source: What it shows.
-        name: Of the results file.
-    """
+    """Return the page; `name` is that of the results file."""
     summary = summarize(source)
     every = sections(source, summary.chosen)
+    used = {subject.family for subject in source.subjects}
     return template("page.html").render(
         summary=summary,
         sections=[section for section in every if not section.missing],
         left_out=[section for section in every if section.missing],
-        families=_families(source),
+        families={family: text for family, text in FAMILIES.items() if family in used},
         facts=_facts(source),
         results=name,
         created=str(source.results.created),
@@ -127,7 +123,6 @@ def sections(source: Source, chosen: ReportedArtifact | None) -> list[Section]:
 
 
 def template(name: str) -> Template:
-    """Return a template of this folder."""
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ImportError as error:
@@ -146,26 +141,10 @@ def template(name: str) -> Template:
 
 
 def style() -> str:
-    """Return the style of every page."""
-    return (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
-
-
-def check_page(path: Path) -> None:
-    """Refuse an output that can be no page."""
-    if path.suffix not in SUFFIXES:
-        raise InvalidOption(f"`output` {path}: {' or '.join(SUFFIXES)} is required", option="output")
-    check_output(path)
-    template("page.html")
-
-
-def _families(source: Source) -> dict[str, str]:
-    """The precisions that occur, for the key of colours."""
-    used = {subject.family for subject in source.subjects}
-    return {family: text for family, text in FAMILIES.items() if family in used}
+    return Path(__file__).with_name("style.css").read_text(encoding="utf-8")
 
 
 def _facts(source: Source) -> list[str]:
-    """What was measured on what, in a line."""
     settings, environment = source.results.settings, source.results.environment
     inputs: Mapping[str, Any] = settings.get("inputs") or {}
     threads = settings.get("threads")

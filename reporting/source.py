@@ -1,9 +1,12 @@
-"""Read the inputs of a report: results, and the files of layers, ranges and recipe given with it."""
+"""Read the inputs of a report: results, and the files of layers, ranges and recipe given with it.
+
+Parts of a section: charts with captions, tables, lists, blocks of text to copy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Literal
@@ -11,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from ..bench.results.render import render
 from ..bench.results.results import Results, load_results, read_results
 from ..bench.results.row import Interval, Row, Unit
-from ..bench.statistics.speedup import Speedup
+from ..bench.statistics import Speedup
 from ..figures import clean, shortened
 from ..files import require_file
 from ..spec.measure import Budget
@@ -27,23 +30,13 @@ _LOW = ("fp8", "float8", "mxfp8", "int4", "uint4", "fp4", "float4", "nvfp4")
 
 Family = Literal["float", "half", "int8", "low", "mixed"]
 FAMILIES: dict[Family, str] = {
-    "float": "FP32",
-    "half": "FP16, BF16",
-    "int8": "INT8",
-    "low": "FP8, INT4",
-    "mixed": "other",
-}
+    "float": "FP32", "half": "FP16, BF16", "int8": "INT8", "low": "FP8, INT4", "mixed": "other",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class ReportedArtifact:
-    """One artifact of the report.
-
-    Attributes:
-        number: 1, 2, ...: what charts call it.
-        row: Everything the results say of it.
-        is_baseline: Whether the others, of its machine, are compared with it.
-    """
+    """One artifact of the report; charts call it by its number, 1, 2, ..."""
 
     number: int
     row: Row
@@ -51,12 +44,10 @@ class ReportedArtifact:
 
     @property
     def name(self) -> str:
-        """Its name."""
         return self.row.name
 
     @property
     def label(self) -> str:
-        """Its name, as long as a line may be."""
         return shortened(self.row.name, LONGEST_NAME)
 
     @property
@@ -71,12 +62,10 @@ class ReportedArtifact:
 
     @property
     def is_measured(self) -> bool:
-        """Whether it has a latency that may be shown."""
         return self.row.status == "measured" and self.row.latency is not None
 
     @property
     def latency_ms(self) -> float | None:
-        """Median; None where it was not measured."""
         return self.row.latency.median_ms if self.row.latency else None
 
     @property
@@ -96,12 +85,10 @@ class ReportedArtifact:
 
     @property
     def drop_unit(self) -> Unit:
-        """What the drop is counted in."""
         return self.row.accuracy.unit if self.row.accuracy else "points"
 
     @property
     def size_bytes(self) -> int | None:
-        """File with its side files; None where there is none."""
         return self.row.size_bytes or None
 
 
@@ -120,12 +107,10 @@ class Source:
 
     @property
     def measured(self) -> list[ReportedArtifact]:
-        """The artifacts with a latency."""
         return [subject for subject in self.subjects if subject.is_measured]
 
     @property
     def baseline(self) -> ReportedArtifact | None:
-        """What the others are compared with."""
         return next((subject for subject in self.subjects if subject.is_baseline), None)
 
     def baseline_of(self, subject: ReportedArtifact) -> ReportedArtifact | None:
@@ -142,7 +127,6 @@ def read_source(
     recipe: Path | None = None,
     budget: Budget = NO_BUDGET,
 ) -> Source:
-    """Read every file of a report."""
     from ..calibration import load_ranges
     from ..comparison.layers.outcome import load_layers
 
@@ -174,3 +158,73 @@ def family_of(precision: str) -> Family:
     if name in ("int8", "uint8"):
         return "int8"
     return "low" if name.startswith(_LOW) else "mixed"
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A chart, as HTML, with its words: a title and what to read from it."""
+
+    chart: str
+    title: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table: its text, a smaller line below, the artifact whose sign stands before it."""
+
+    text: str
+    below: str = ""
+    subject: ReportedArtifact | None = None
+    tone: str = ""
+
+
+def row_of(subject: ReportedArtifact, *texts: str) -> list[Cell]:
+    return [Cell(subject.label, subject=subject), *map(Cell, texts)]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; the columns `words` hold no figures, rows of a `narrow` one lie close to each other."""
+
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    words: Sequence[int] = (0,)
+    folded: bool = False
+    narrow: bool = False
+
+
+@dataclass(frozen=True)
+class Block:
+    """Text to be copied."""
+
+    title: str
+    text: str
+    folded: bool = False
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the page.
+
+    Attributes:
+        signs: Artifacts whose numbers the charts use; `precisions` says that their colours are explained.
+        pairs: Whether charts stand two beside each other.
+        lines: Name of a line to its colour and its dashes, as SVG spells them.
+        missing: Why there is nothing; the section is then one line at the end of the page.
+        name, title: Its anchor and its heading, which `page.sections` knows.
+    """
+
+    lead: str = ""
+    charts: Sequence[Drawn] = ()
+    tables: Sequence[Table] = ()
+    blocks: Sequence[Block] = ()
+    signs: Sequence[ReportedArtifact] = ()
+    precisions: bool = False
+    items: Sequence[str] = ()
+    pairs: bool = False
+    lines: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    missing: str = ""
+    name: str = ""
+    title: str = ""

@@ -11,27 +11,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
-from ..bench.results.render import interval_words, speedup_text
+from ..bench.results.render import RUNTIMES, interval_words, speedup_text
 from ..bench.results.row import Interval, Row
-from ..bench.statistics.bootstrap import CONFIDENCE as DROP_CONFIDENCE
-from ..bench.statistics.speedup import Speedup, speedup
+from ..bench.statistics import DROP_CONFIDENCE, Speedup, speedup
 from ..errors import InvalidOption
 from ..figures import accuracy_text, bytes_text, decibels, drop_interval, drop_text, figure, times
 from ..spec.measure import Budget
-from .source import NO_BUDGET, ReportedArtifact, Source
+from ..spec.words import BASELINE
+from .source import NO_BUDGET, ReportedArtifact, Source, read_source
 
 _BYTES_PER_MB = 1e6
 _NOTICEABLE_POINTS = 1.0
 """An interval of a drop that reaches so far says little: more samples are needed."""
 
 
-@dataclass(frozen=True)
-class Fact:
+class Fact(NamedTuple):
     """One figure of the glance: what it is, its value, and what stands below it."""
 
     label: str
@@ -41,16 +43,8 @@ class Fact:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a reader who reads nothing else should know.
-
-    Attributes:
-        chosen: The recommended artifact; None where nothing was measured.
-        headline: One sentence.
-        facts: Speed, size and accuracy of the chosen one.
-        reasons: Why it, and what the others would give.
-        caveats: What may make this wrong.
-        title: What stands in place of a chosen one.
-    """
+    """What a reader who reads nothing else should know: the recommended artifact, its figures, why it, what
+    may make this wrong; and what stands in place of a chosen one."""
 
     chosen: ReportedArtifact | None
     headline: str
@@ -63,7 +57,14 @@ class Summary:
 def summarize(source: Source) -> Summary:
     """Choose an artifact and say why; of a sweep, one for each model and shape."""
     if source.results.settings.get("sweep") and len(source.results.machines) > 1:
-        return _of_each(source)
+        reasons = []
+        for name, machine in source.results.machines.items():  # a speed-up counts within its own
+            subjects = [subject for subject in source.subjects if subject.row.machine == name]
+            results = structs.replace(source.results, baseline=machine.baseline, machines={})
+            one = summarize(replace(source, subjects=subjects, results=results))
+            reasons.append(f"{name}: {f'{one.chosen.label}. ' if one.chosen else ''}{one.headline}")
+        headline = "One recommendation for each model and shape."
+        return Summary(None, headline, (), reasons, _caveats(source, None), title="Recommendations")
     measured = source.measured
     if not measured:
         return Summary(None, "Nothing was measured.", caveats=_caveats(source, None))
@@ -71,14 +72,14 @@ def summarize(source: Source) -> Summary:
     if base not in measured:
         headline = "The baseline was not measured: there is nothing to compare the others with."
         return Summary(None, headline, caveats=_caveats(source, None))
-    kept = within_budget(source)
+    kept = [subject for subject in measured if why_not(subject, source.budget) is None]
     if not kept:
         reasons = [f"{one.label}: {why_not(one, source.budget)}." for one in measured]
         return Summary(None, "No artifact keeps the budget.", (), reasons, _caveats(source, None))
     # A baseline that exceeds the budget is no reason to refuse what is not faster than it.
     quick = [one for one in kept if one.is_baseline or one.verdict == "faster" or base not in kept]
-    chosen, equals = _smallest_of_fastest(quick)
-    if chosen is None or chosen.is_baseline:
+    chosen, equals = _smallest_of_fastest(quick) if quick else (base, [])
+    if chosen.is_baseline:
         chosen = base
     return Summary(
         chosen,
@@ -89,30 +90,8 @@ def summarize(source: Source) -> Summary:
     )
 
 
-def _of_each(source: Source) -> Summary:
-    """What is recommended of each measurement: a speed-up counts within its own."""
-    reasons = []
-    for name, machine in source.results.machines.items():
-        subjects = [subject for subject in source.subjects if subject.row.machine == name]
-        results = structs.replace(source.results, baseline=machine.baseline, machines={})
-        one = summarize(replace(source, subjects=subjects, results=results))
-        reasons.append(f"{name}: {f'{one.chosen.label}. ' if one.chosen else ''}{one.headline}")
-    headline = "One recommendation for each model and shape."
-    return Summary(None, headline, (), reasons, _caveats(source, None), title="Recommendations")
-
-
-def within_budget(source: Source) -> list[ReportedArtifact]:
-    """Return the measured artifacts that may be recommended; the baseline, too, if it keeps the budget."""
-    return [subject for subject in source.measured if why_not(subject, source.budget) is None]
-
-
 def why_not(subject: ReportedArtifact, budget: Budget = NO_BUDGET) -> str | None:
-    """Return why an artifact may not be recommended; None where nothing speaks against it.
-
-    Args:
-        subject: The artifact.
-        budget: What it may take; without `max_drop`, its accuracy may not drop by anything that is shown.
-    """
+    """Return why an artifact may not be recommended; None where nothing speaks against it."""
     if exceeded := excesses(budget, subject.row):
         return f"it exceeds the budget: {'; '.join(exceeded)}"
     if subject.is_baseline:
@@ -133,34 +112,26 @@ def why_not(subject: ReportedArtifact, budget: Budget = NO_BUDGET) -> str | None
 
 
 def excesses(budget: Budget, row: Row) -> tuple[str, ...]:
-    """Return what an artifact exceeds, in words; empty where it keeps both limits of size and latency.
+    """Return which limits of size and latency an artifact exceeds, in words.
 
-    The figures themselves are compared with the limits, not their intervals: a file has one size, and a
-    latency limit is for the machine at hand. What was not measured is not known to be kept: it counts as
-    exceeded. The limit of the drop in accuracy is `why_not`'s.
+    The figures themselves are compared, not their intervals: a file has one size, and a latency limit is for
+    the machine at hand. What was not measured counts as exceeded.
     """
     latency_ms = row.latency.median_ms if row.latency else None
     size_mb = row.size_bytes / _BYTES_PER_MB if row.size_bytes is not None else None
-    exceeded = (
-        _excess("size", "MB", size_mb, budget.max_size_mb, "it has no file whose size is known"),
-        _excess("latency", "ms", latency_ms, budget.max_latency_ms, "its latency was not measured"),
+    limits = (
+        ("size", "MB", size_mb, budget.max_size_mb, "it has no file whose size is known"),
+        ("latency", "ms", latency_ms, budget.max_latency_ms, "its latency was not measured"),
     )
-    return tuple(text for text in exceeded if text)
-
-
-def _excess(name: str, unit: str, value: float | None, limit: float | None, unknown: str) -> str:
-    if limit is None:
-        return ""
-    if value is None:
-        return unknown
-    return "" if value <= limit else f"{name} {figure(value)} {unit}, at most {figure(limit)}"
+    return tuple(
+        unknown if value is None else f"{name} {figure(value)} {unit}, at most {figure(limit)}"
+        for name, unit, value, limit, unknown in limits
+        if limit is not None and (value is None or value > limit)
+    )
 
 
 def _undecided(subject: ReportedArtifact, drop: Interval, max_drop: float) -> str:
-    """The drop is within the budget, the upper end of its interval is not: more samples would tell.
-
-    The width of an interval falls with the root of the number of samples.
-    """
+    """More samples would tell: the width of an interval falls with the root of their number."""
     assert drop.high is not None, "without an interval, the drop decides"
     unit = subject.drop_unit
     samples = subject.row.accuracy.samples if subject.row.accuracy else None
@@ -184,16 +155,18 @@ def faster(one: ReportedArtifact, other: ReportedArtifact) -> Speedup | None:
         return None
 
 
-def _smallest_of_fastest(
-    kept: Sequence[ReportedArtifact],
-) -> tuple[ReportedArtifact | None, list[ReportedArtifact]]:
+_Choice = tuple[ReportedArtifact, list[ReportedArtifact]]
+
+
+def _smallest_of_fastest(kept: Sequence[ReportedArtifact]) -> _Choice:
     """The fastest artifact, or the smallest of those without a significant difference; and those others."""
-    if not kept:
-        return None, []
     fastest = max(kept, key=_speed)
-    ties = [subject for subject in kept if subject is not fastest and _equally_fast(subject, fastest)]
+    ties = [
+        subject for subject in kept
+        if subject is not fastest and (ratio := faster(subject, fastest)) and ratio.verdict == "no difference"
+    ]  # fmt: skip
     sized = [subject for subject in (fastest, *ties) if subject.size_bytes is not None]
-    if fastest.size_bytes is None or not sized:
+    if fastest.size_bytes is None:
         return fastest, ties
     chosen = min(sized, key=lambda subject: (subject.size_bytes or 0.0, -_speed(subject)))
     return chosen, [subject for subject in (fastest, *ties) if subject is not chosen]
@@ -201,11 +174,6 @@ def _smallest_of_fastest(
 
 def _speed(subject: ReportedArtifact) -> float:
     return 1.0 if subject.speedup is None else subject.speedup.value
-
-
-def _equally_fast(one: ReportedArtifact, other: ReportedArtifact) -> bool:
-    ratio = faster(one, other)
-    return ratio is not None and ratio.verdict == "no difference"
 
 
 def _headline(source: Source, chosen: ReportedArtifact, measured: int) -> str:
@@ -237,14 +205,12 @@ def _budget(source: Source) -> str:
 
 def _facts(source: Source, chosen: ReportedArtifact) -> list[Fact]:
     base = source.baseline_of(chosen)
-    facts = []
     latency = f"{figure(chosen.latency_ms)} ms a call"
+    facts = [Fact("median latency", f"{figure(chosen.latency_ms)} ms", "the baseline")]
     if chosen.speedup and base:
         value, shown = speedup_text(chosen.speedup)
         shown += f", {interval_words(source.results.confidence)}"
-        facts.append(Fact(f"speed-up against {base.label}", value, f"{shown} · {latency}"))
-    else:
-        facts.append(Fact("median latency", f"{figure(chosen.latency_ms)} ms", "the baseline"))
+        facts = [Fact(f"speed-up against {base.label}", value, f"{shown} · {latency}")]
     reduction = chosen.row.size_ratio
     compared = "" if chosen.size_bytes is not None else "a model in Python has no file of its own"
     if reduction and reduction > 1.005 and not chosen.is_baseline:
@@ -254,16 +220,12 @@ def _facts(source: Source, chosen: ReportedArtifact) -> list[Fact]:
     if accuracy is not None and chosen.drop is not None:
         unit = chosen.drop_unit
         shown = drop_interval(chosen.drop.low, chosen.drop.high, unit)
-        detail = "the baseline" if chosen.is_baseline else _drop_words(chosen.drop.value, shown, unit)
+        drop = f"drop {drop_text(chosen.drop.value, unit)} {shown} {unit}".replace("  ", " ")
+        detail = "the baseline" if chosen.is_baseline else drop
         facts.append(Fact(accuracy.metric, accuracy_text(accuracy.value, unit), detail))
-    else:
-        detail = f"output SNR {decibels(difference.snr_db)}" if difference else ""
-        facts.append(Fact("accuracy", "not measured", detail))
-    return facts
-
-
-def _drop_words(value: float, shown: str, unit: str) -> str:
-    return f"drop {drop_text(value, unit)} {shown} {unit}".replace("  ", " ")
+        return facts
+    detail = f"output SNR {decibels(difference.snr_db)}" if difference else ""
+    return [*facts, Fact("accuracy", "not measured", detail)]
 
 
 def _reasons(
@@ -276,9 +238,7 @@ def _reasons(
     others = len(source.measured) - 1
     if chosen.is_baseline:
         slow = [s.label for s in kept if not s.is_baseline]
-        if slow:
-            sentences.append(f"No loss of accuracy, but no significant speed-up: {listed(slow)}.")
-        return sentences
+        return [f"No loss of accuracy, but no significant speed-up: {listed(slow)}."] if slow else []
     if equals:
         told = listed([f"{s.label} ({bytes_text(s.size_bytes)})" for s in equals])
         smallest = any((s.size_bytes or 0.0) > (chosen.size_bytes or 0.0) for s in equals)
@@ -371,3 +331,119 @@ def listed(names: Sequence[str]) -> str:
     if len(names) > len(shown):
         shown.append(f"{len(names) - len(shown)} more")
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What `auto` ends with.
+
+    Attributes:
+        artifact, nearest: The artifact to use; where none is faster within the budget, what comes nearest.
+        over_baseline, over_onnx: Speed-up over the baseline and over FP32 on ONNX Runtime, as `value`, `low`,
+            `high` and `verdict`; None where there is none.
+        others: Every other artifact to why it is not the one.
+    """
+
+    artifact: str
+    nearest: str
+    sentence: str
+    over_baseline: dict[str, Any] | None
+    over_onnx: dict[str, Any] | None
+    others: dict[str, str]
+    caveats: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def recommend(results_path: Path, *, budget: Budget = NO_BUDGET) -> Recommendation:
+    """Return what to use of what `bench` or `run` measured, within a budget."""
+    source = read_source(results_path, budget=budget)
+    summary = summarize(source)
+    chosen = summary.chosen
+    if chosen is None or chosen.is_baseline:
+        return _none(source, summary.headline, summary.caveats)
+    others = {
+        one.name: _why_not_this(one, chosen, source.budget)
+        for one in source.subjects
+        if one is not chosen and not one.is_baseline and one.name != BASELINE
+    }
+    # FP32 on ONNX Runtime on the processor is about twice as fast as PyTorch, and the fairer comparison.
+    floats = (one for one in source.measured if one.row.engine == "onnxruntime" and one.family == "float")
+    onnx = next((one for one in floats if one.row.device == "cpu"), None)
+    over_onnx = faster(chosen, onnx) if onnx is not None and onnx is not chosen else None
+    groups: dict[str, list[str]] = {}
+    for name, reason in others.items():
+        groups.setdefault(reason, []).append(name)
+    against = "".join(
+        f"{', ' if index else '; '}not {listed(names)} ({reason})"
+        for index, (reason, names) in enumerate(groups.items())
+    )
+    return Recommendation(
+        chosen.name,
+        "",
+        f"Use {_described(chosen)}: {_gains(source, chosen, onnx, over_onnx)}{against}.",
+        chosen.speedup.as_json() if chosen.speedup else None,
+        over_onnx.as_json() if over_onnx else None,
+        others,
+        tuple(summary.caveats),
+    )
+
+
+def _none(source: Source, headline: str, caveats: Sequence[str]) -> Recommendation:
+    """Nothing is faster within the budget: what comes nearest, and what speaks against it."""
+    others = [one for one in source.measured if not one.is_baseline and one.name != BASELINE]
+    quick = [one for one in others if one.verdict == "faster"]
+    near = min(quick, key=_largest_drop, default=None) or max(others, key=_gain, default=None)
+    reasons = {one.name: why_not(one, source.budget) or "not surely faster" for one in others}
+    text = headline.rstrip(".")
+    if near is not None:
+        speed = " ".join(speedup_text(near.speedup)) if near.speedup else figure(near.latency_ms) + " ms"
+        text += f"; nearest is {_described(near)}, {speed}, but {reasons[near.name]}"
+    return Recommendation("", near.name if near else "", f"{text}.", None, None, reasons, tuple(caveats))
+
+
+def _described(one: ReportedArtifact) -> str:
+    runtime = RUNTIMES.get(one.row.engine, one.row.engine)
+    return f"{one.label} ({one.row.precision} on {runtime})"
+
+
+def _gains(
+    source: Source, chosen: ReportedArtifact, onnx: ReportedArtifact | None, over_onnx: Speedup | None
+) -> str:
+    base = source.baseline_of(chosen)
+    assert base is not None, "the chosen was compared with it"
+    assert chosen.speedup is not None, "the chosen is faster than the baseline"
+    parts = [f"{' '.join(speedup_text(chosen.speedup))} as fast as {base.label}"]
+    if over_onnx is not None and onnx is not None:
+        parts[0] += f" and {' '.join(speedup_text(over_onnx))} as fast as {onnx.label}"
+    accuracy, drop, unit = chosen.row.accuracy, chosen.drop, chosen.drop_unit
+    if accuracy is not None and drop is not None:
+        ends = drop_interval(drop.low, drop.high, unit)
+        few = "" if ends else f" ({accuracy.samples or 'too few'} samples: too few for an interval)"
+        value = accuracy_text(accuracy.value, unit)
+        lost = f"{drop_text(drop.value, unit)} {unit} {ends}".strip()
+        parts.append(f"{accuracy.metric} {value}, {lost} lost{few}")
+    else:
+        parts.append("accuracy not measured")
+    ratio = chosen.row.size_ratio
+    smaller = f" ({times(ratio)} smaller)" if ratio and ratio > 1.005 else ""
+    parts.append(f"{bytes_text(chosen.size_bytes)}{smaller}")
+    return ", ".join(parts)
+
+
+def _why_not_this(one: ReportedArtifact, chosen: ReportedArtifact, budget: Budget) -> str:
+    if not one.is_measured:
+        return "failed" if one.row.status == "failed" else "could not run here"
+    ratio = faster(chosen, one)
+    is_equal = ratio is not None and ratio.verdict == "no difference"
+    return why_not(one, budget) or ("no faster" if is_equal else "slower")
+
+
+def _gain(one: ReportedArtifact) -> float:
+    return one.speedup.value if one.speedup else 0.0
+
+
+def _largest_drop(one: ReportedArtifact) -> tuple[float, float]:
+    drop = one.drop or Interval(math.inf)
+    return drop.value if drop.high is None else drop.high, -_gain(one)

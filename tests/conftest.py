@@ -137,14 +137,13 @@ def build() -> nn.Module:
 @pytest.fixture
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bench in this process times a tenth of the usual: for tests that do not look at exact figures."""
-    from qcompile.bench.measuring import rounds, sweep, warm_up
+    from qcompile.bench.measuring import rounds, side_figures
 
     monkeypatch.setattr(rounds, "BLOCK_S", 0.015)
-    monkeypatch.setattr(warm_up, "_BLOCK_S", 0.0025)
-    monkeypatch.setattr(warm_up, "LEAST_S", 0.03)
-    monkeypatch.setattr(warm_up, "LIMIT_S", 0.2)
+    monkeypatch.setattr(rounds, "_WARM_UP_BLOCK_S", 0.0025)
+    monkeypatch.setattr(rounds, "LEAST_S", 0.03)
     monkeypatch.setattr(rounds, "LIMIT_S", 0.2)
-    monkeypatch.setattr(sweep, "POINT_S", 0.2)
+    monkeypatch.setattr(side_figures, "POINT_S", 0.2)
 
 
 HALVES = {"avx512_bf16", "amx_bf16", "bf16", "avx512_fp16", "amx_fp16", "asimdhp"}

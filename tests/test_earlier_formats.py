@@ -47,7 +47,7 @@ def of_recipe(path: Path) -> int:
 
 
 FORMATS: dict[str, tuple[str, Callable[[Path], int]]] = {
-    "artifact/manifest.py SCHEMA_VERSION": ("formats/*/int8.onnx.json", of_json),
+    "artifact/artifact.py SCHEMA_VERSION": ("formats/*/int8.onnx.json", of_json),
     "bench/results/results.py SCHEMA_VERSION": ("formats/*/results.json", of_json),
     "calibration/ranges_file.py FORMAT_VERSION": ("formats/*/*.ranges", of_metadata),
     "calibration/ranges_file.py _FIXED_VERSION": ("formats/*/*.ranges", of_metadata),
@@ -55,7 +55,7 @@ FORMATS: dict[str, tuple[str, Callable[[Path], int]]] = {
     "spec/recipes.py RECIPE_VERSION": ("recipe-*.toml", of_recipe),
 }
 """File and name of each constant, the files of its format, and their versions."""
-PRINTED = {"bench/gate/result.py SCHEMA_VERSION"}
+PRINTED = {"bench/gate/gate.py SCHEMA_VERSION"}
 """What `--json` prints, and nothing reads again."""
 
 

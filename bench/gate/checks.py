@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...figures import accuracy_text, bytes_text, decibels, drop_interval, drop_text, figure
+from ...spec.measure import GateOptions
 from ..measuring.rounds import TimingSeries
 from ..results.row import Interval, Row
-from ..statistics.speedup import CONFIDENCE, FEWEST_ROUNDS, Launches, half_width, ratio_level
+from ..statistics import CONFIDENCE, FEWEST_ROUNDS, Launches, half_width, ratio_level
 
 Kind = Literal["run", "latency", "size", "accuracy", "outputs"]
 State = Literal["passed", "failed", "undecided", "skipped"]
@@ -19,34 +20,10 @@ FLOATS = ("fp64", "fp32", "tf32", "fp16", "bf16")
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What a new version must keep.
-
-    Attributes:
-        max_slower, max_larger: Shares: 0.02 is 2%.
-        max_drop: Points, or units of the metric; None: the interval of the drop must contain 0 or less.
-        outputs: "same", "any", or "auto" (see `outputs_check`).
-        strict: Whether what is undecided or skipped fails too.
-    """
-
-    max_slower: float
-    max_larger: float
-    max_drop: float | None
-    outputs: Literal["auto", "same", "any"]
-    strict: bool
-
-
-@dataclass(frozen=True)
 class Check:
-    """One question about a pair, and its answer.
+    """One question about a pair, and its answer: figures and change in words, one sentence, the next step.
 
-    Attributes:
-        kind: What was asked.
-        state: The answer; "undecided" where time or samples did not suffice, "skipped" where nobody asked.
-        old, new: The figures, in words; empty where there are none.
-        change: How the new one differs, in words.
-        text: One sentence: what was found and what is required.
-        hint: The next step.
+    "undecided" is where time or samples did not suffice, "skipped" where nobody asked.
     """
 
     kind: Kind
@@ -58,56 +35,49 @@ class Check:
     hint: str = ""
 
 
-def checks_of(old: Row, new: Row, limits: Limits, *, has_data: bool) -> list[Check]:
+def checks_of(old: Row, new: Row, limits: GateOptions, *, has_data: bool) -> list[Check]:
     """Return the checks of two measured rows, the old one the baseline of the other."""
-    found = slowdown(old.launches_ms, new.launches_ms)
     possible = (
-        latency_check(old, new, found, limits),
+        latency_check(old, new, limits),
         size_check(old, new, limits),
         accuracy_check(old, new, limits),
         outputs_check(old, new, limits, has_data=has_data),
     )
-    return [one for one in possible if one is not None]
+    return [check for check in possible if check is not None]
 
 
-def latency_check(old: Row, new: Row, found: Slowdown | None, limits: Limits) -> Check:
-    """Return whether the new version is slower than the limit; see `rule`."""
-    shown_old, shown_new = (
-        f"{figure(row.latency.median_ms if row.latency else None)} ms" for row in (old, new)
-    )
-    limit = percent(limits.max_slower)
-    if found is None:
+def latency_check(old: Row, new: Row, limits: GateOptions) -> Check:
+    """Return whether the new version is slower than the limit."""
+    before, after = (f"{figure(row.latency.median_ms if row.latency else None)} ms" for row in (old, new))
+    ratio = slowdown(old.launches_ms, new.launches_ms)
+    if ratio is None:
         why = "too few rounds for an interval"
-        return Check("latency", "undecided", shown_old, shown_new, "", why, "raise `max_time_s`")
-    change = interval_text(found)
-    text = f"latency changes by {change}; at most +{limit} is allowed"
-    decision = decide(found, limits.max_slower)
+        return Check("latency", "undecided", before, after, "", why, "raise `max_time_s`")
+    change = interval_text(ratio)
+    text = f"latency changes by {change}; at most +{limits.max_slower:.3g}% is allowed"
+    decision = decide(ratio, limits.max_slower / 100.0)
     if decision != "undecided":
-        return Check(
-            "latency", "failed" if decision == "slower" else "passed", shown_old, shown_new, change, text
-        )
-    count = "1 launch does" if found.launches == 1 else f"{found.launches} launches do"
+        return Check("latency", "failed" if decision == "slower" else "passed", before, after, change, text)
+    count = "1 launch does" if ratio.launches == 1 else f"{ratio.launches} launches do"
     text += f"; {count} not decide"
     hint = "raise `max_time_s`, or measure where less else runs; `threads` 1 where cores are busy"
-    return Check("latency", "undecided", shown_old, shown_new, change, text, hint)
+    return Check("latency", "undecided", before, after, change, text, hint)
 
 
-def size_check(old: Row, new: Row, limits: Limits) -> Check | None:
+def size_check(old: Row, new: Row, limits: GateOptions) -> Check | None:
     """Return whether the new file, or the weights of a MODEL, are larger; None of unknown sizes."""
-    sizes = (
-        (old.size_bytes, new.size_bytes)
-        if old.size_bytes and new.size_bytes
-        else (old.weights_bytes, new.weights_bytes)
-    )
-    if not sizes[0] or not sizes[1]:
+    before, after = old.size_bytes, new.size_bytes
+    if not before or not after:
+        before, after = old.weights_bytes, new.weights_bytes
+    if not before or not after:
         return None
-    ratio = sizes[1] / sizes[0]
-    state: State = "failed" if ratio > 1.0 + limits.max_larger else "passed"
-    text = f"size changes by {change_text(ratio)}; at most +{percent(limits.max_larger)} is allowed"
-    return Check("size", state, bytes_text(sizes[0]), bytes_text(sizes[1]), change_text(ratio), text)
+    ratio = after / before
+    state: State = "failed" if ratio > 1.0 + limits.max_larger / 100.0 else "passed"
+    text = f"size changes by {change_text(ratio)}; at most +{limits.max_larger:.3g}% is allowed"
+    return Check("size", state, bytes_text(before), bytes_text(after), change_text(ratio), text)
 
 
-def accuracy_check(old: Row, new: Row, limits: Limits) -> Check | None:
+def accuracy_check(old: Row, new: Row, limits: GateOptions) -> Check | None:
     """Return whether the new version is less accurate; None where no accuracy was measured."""
     before, after = old.accuracy, new.accuracy
     if before is None or after is None:
@@ -130,7 +100,7 @@ def accuracy_check(old: Row, new: Row, limits: Limits) -> Check | None:
     return Check("accuracy", state, shown_old, shown_new, f"drop {shown} {unit}", text, hint)
 
 
-def outputs_check(old: Row, new: Row, limits: Limits, *, has_data: bool) -> Check | None:
+def outputs_check(old: Row, new: Row, limits: GateOptions, *, has_data: bool) -> Check | None:
     """Return whether the outputs are the same; None where they were not compared.
 
     With "auto" they decide where no accuracy does, both versions have one precision, and the samples say
@@ -140,8 +110,8 @@ def outputs_check(old: Row, new: Row, limits: Limits, *, has_data: bool) -> Chec
     if difference is None:
         return None
     change = f"SNR {decibels(difference.snr_db)}"
-    said = difference.criterion  # of other shapes it is a whole sentence
-    required = said if said.endswith("found") else f"{said} is required"
+    required = difference.criterion  # of other shapes it is a whole sentence
+    required += "" if required.endswith("found") else " is required"
     text = f"outputs {'agree' if difference.passed else 'differ'}: {change}; {required}"
     if difference.passed:
         return Check("outputs", "passed", "", "", change, text)
@@ -160,16 +130,11 @@ def outputs_check(old: Row, new: Row, limits: Limits, *, has_data: bool) -> Chec
     return Check("outputs", "failed", "", "", change, text)
 
 
-def percent(share: float) -> str:
-    """Return a share as "2%"."""
-    return f"{100.0 * share:.3g}%"
-
-
 def interval_text(found: Slowdown) -> str:
     """Return a slowdown with its interval; all three as percentages, or all as factors."""
     values = (found.value, found.low, found.high)
-    shown = [change_text(value, of=values) for value in values]
-    return f"{shown[0]} [{shown[1]}, {shown[2]}]"
+    value, low, high = (change_text(ratio, of=values) for ratio in values)
+    return f"{value} [{low}, {high}]"
 
 
 def change_text(ratio: float, of: Sequence[float] = ()) -> str:
@@ -183,7 +148,7 @@ def change_text(ratio: float, of: Sequence[float] = ()) -> str:
 #
 # Old and new run in the rounds of the same launches, so a launch gives one number: the median over its rounds
 # of `log(new / old)`. The launches are the samples: two processes of one file differ for as long as they live
-# (see `statistics.speedup`). Student's interval of their mean, with the moderated variance, is compared with
+# (see `statistics`). Student's interval of their mean, with the moderated variance, is compared with
 # the limit after each launch:
 #
 # 1. all of it beyond the limit: slower;
@@ -212,13 +177,7 @@ Decision = Literal["slower", "not slower", "undecided"]
 
 @dataclass(frozen=True)
 class Slowdown:
-    """How many times longer the new version takes.
-
-    Attributes:
-        value: Geometric mean over launches of the median over rounds of new time / old time.
-        low, high: Its interval, which `decide` compares with the limit.
-        launches, rounds: How many counted.
-    """
+    """Geometric mean over launches of the median over rounds of new time / old time, and its interval."""
 
     value: float
     low: float
@@ -239,12 +198,7 @@ def slowdown(old_ms: Launches, new_ms: Launches) -> Slowdown | None:
 
 
 def decide(found: Slowdown | None, limit: float) -> Decision:
-    """Return what an interval says of a limit.
-
-    Args:
-        found: Slowdown with its interval; None is undecided.
-        limit: Share by which the new version may be slower: 0.02 is 2%.
-    """
+    """Return what an interval says of the share by which the new version may be slower: 0.02 is 2%."""
     if found is None:
         return "undecided"
     if found.low > 1.0 + limit:
@@ -252,23 +206,7 @@ def decide(found: Slowdown | None, limit: float) -> Decision:
     return "not slower" if found.high < 1.0 + limit else "undecided"
 
 
-@dataclass(frozen=True)
-class GateRule:
-    """The rule of one gate, as `measure` asks it.
-
-    Attributes:
-        old, new: Names of the two in what was timed.
-        limit: As of `decide`.
-    """
-
-    old: str
-    new: str
-    limit: float
-
-    def __call__(self, timed: Mapping[str, TimingSeries], /) -> bool:
-        """Return whether the launches decide, or are as many as the rule is made for."""
-        old_ms, new_ms = timed[self.old].launches_ms, timed[self.new].launches_ms
-        found = slowdown(old_ms, new_ms)
-        return decide(found, self.limit) != "undecided" or (
-            found is not None and found.launches >= MOST_LAUNCHES
-        )
+def is_decided(limit: float, timed: Mapping[str, TimingSeries], /) -> bool:
+    """Whether the launches of "old" and "new" decide, or are as many as the rule is made for."""
+    ratio = slowdown(timed["old"].launches_ms, timed["new"].launches_ms)
+    return ratio is not None and (decide(ratio, limit) != "undecided" or ratio.launches >= MOST_LAUNCHES)

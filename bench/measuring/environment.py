@@ -1,20 +1,27 @@
-"""Describe the machine and the versions that a benchmark ran with."""
+"""Describe the machine and the versions that a benchmark ran with.
+
+Read state, memory and energy of an NVIDIA GPU from NVML (package nvidia-ml-py).
+
+Names and units are those of https://docs.nvidia.com/deploy/nvml-api/. Nothing here changes a setting.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from ...artifact import tool_versions
+from ...engines.gpu import bus_id
 from ...engines.registry import names, packages_of
+from ...errors import first_line
 from ...machine_memory import machine_bytes
 from ...processor import processor
-from .nvml import find_nvml
 
 
 def measured_packages() -> dict[str, str]:
@@ -70,7 +77,6 @@ def machine_of(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def machine_text(environment: Mapping[str, Any]) -> str:
-    """Return the machine in one line."""
     cores = environment.get("cores_usable") or environment.get("cores")
     gpu = f", {environment['gpu']}" if environment.get("gpu") else ""
     return f"{environment.get('processor')}, {cores} cores{gpu}"
@@ -81,7 +87,6 @@ def _affinity() -> list[int] | None:
 
 
 def _frequency_mhz() -> float | None:
-    """Mean over the usable cores."""
     files = [f"/sys/devices/system/cpu/cpu{n}/cpufreq/scaling_cur_freq" for n in _affinity() or ()]
     clocks_mhz = [int(text) / 1e3 for text in map(_read, files) if text]
     if not clocks_mhz:
@@ -126,14 +131,8 @@ _FEWEST_ROUNDS = 9  # three thirds of three
 
 @dataclass(frozen=True)
 class Effort:
-    """What the measuring itself has used.
-
-    Attributes:
-        seconds: From the first state to the second.
-        cpu_s: Processor time of the workers and of this process.
-        involuntary_switches: Times that the system took a core away from a worker's thread.
-        worker_cpu_s: Processor time of the workers alone.
-    """
+    """What the measuring has used between two states: processor time of all and of the workers alone, and how
+    often the system took a core away from a worker's thread."""
 
     seconds: float
     cpu_s: float
@@ -149,20 +148,23 @@ def noise(
     *,
     governor: str | None = None,
 ) -> dict[str, Any]:
-    """Return `{"noisy", "reasons"}`.
-
-    Args:
-        before, after: From `environment.state`.
-        effort: What the measuring used between them.
-        baseline_medians_ms: Of the baseline's rounds.
-        governor: Of the processor's clock.
-    """
-    reasons = [
-        *_other_work(before, after, effort),
-        *_drift(baseline_medians_ms),
-        *_clock(before, after, governor),
-        *_gpu(before.get("gpu"), after.get("gpu")),
-    ]
+    """Return `{"noisy", "reasons"}` of two states, what was used between them, and the baseline's rounds."""
+    reasons = [*_other_work(before, after, effort), *_clock(before, after, governor)]
+    if len(baseline_medians_ms) >= _FEWEST_ROUNDS:
+        third = len(baseline_medians_ms) // 3
+        change = median(baseline_medians_ms[-third:]) / median(baseline_medians_ms[:third]) - 1.0
+        if abs(change) > _DRIFT:
+            became = f"{abs(change):.0%} {'slower' if change > 0 else 'faster'}"
+            reasons.append(
+                f"the baseline became {became} while it was measured: "
+                "let the machine cool down or settle, then measure again"
+            )
+    throttled = {reason for one in (before, after) for reason in (one.get("gpu") or {}).get("throttled", ())}
+    if throttled:
+        causes = ", ".join(sorted(throttled))
+        reasons.append(
+            f"the GPU was throttled ({causes}): cool it, raise its power limit, or lock lower clocks"
+        )
     return {"noisy": bool(reasons), "reasons": reasons}
 
 
@@ -197,21 +199,6 @@ def _other_work(before: Mapping[str, Any], after: Mapping[str, Any], effort: Eff
     return reasons
 
 
-def _drift(medians_ms: Sequence[float]) -> list[str]:
-    if len(medians_ms) < _FEWEST_ROUNDS:
-        return []
-    third = len(medians_ms) // 3
-    first, last = median(medians_ms[:third]), median(medians_ms[-third:])
-    change = last / first - 1.0
-    if abs(change) <= _DRIFT:
-        return []
-    became = f"{abs(change):.0%} {'slower' if change > 0 else 'faster'}"
-    return [
-        f"the baseline became {became} while it was measured: "
-        "let the machine cool down or settle, then measure again"
-    ]
-
-
 def _clock(before: Mapping[str, Any], after: Mapping[str, Any], governor: str | None) -> list[str]:
     reasons = []
     first, second = before.get("frequency_mhz"), after.get("frequency_mhz")
@@ -229,10 +216,100 @@ def _clock(before: Mapping[str, Any], after: Mapping[str, Any], governor: str | 
     return reasons
 
 
-def _gpu(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> list[str]:
-    reasons = sorted({*(before or {}).get("throttled", ()), *(after or {}).get("throttled", ())})
-    if not reasons:
-        return []
-    return [
-        f"the GPU was throttled ({', '.join(reasons)}): cool it, raise its power limit, or lock lower clocks"
-    ]
+_INSTALL = "pip install 'qcompile[cpu]'"
+_THROTTLING = {  # nvmlClocksThrottleReasons: those that mean the GPU is slower than it could be
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+
+
+class NvmlError(Exception):
+    """NVML is missing, or a function of it failed; the message says which and why."""
+
+
+class Nvml:
+    """NVML, and a GPU by CUDA's number: NVML counts in another order, and ignores CUDA_VISIBLE_DEVICES."""
+
+    def __init__(self, gpu: int = 0) -> None:
+        try:
+            import pynvml
+        except ImportError as error:
+            raise NvmlError(f"nvidia-ml-py is missing; {_INSTALL}") from error
+        self._nvml: Any = pynvml
+        self._call("nvmlInit")
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        named, place = visible[gpu].strip() if gpu < len(visible) else "", bus_id(gpu)
+        if named.startswith("MIG-") or (named.startswith("GPU-") and not place):
+            # A slice of a GPU has no place of its own.
+            self._device = self._call("nvmlDeviceGetHandleByUUID", named)
+        elif place:
+            self._device = self._call("nvmlDeviceGetHandleByPciBusId", place)
+        else:
+            index = int(named) if named.isdigit() else gpu
+            self._device = self._call("nvmlDeviceGetHandleByIndex", index)
+
+    def about(self) -> dict[str, object]:
+        """Return what does not change: name, driver, memory_bytes."""
+        return {
+            "gpu": self._call("nvmlDeviceGetName", self._device),
+            "driver": self._call("nvmlSystemGetDriverVersion"),
+            "gpu_memory_bytes": self._call("nvmlDeviceGetMemoryInfo", self._device).total,
+        }
+
+    def state(self) -> dict[str, object]:
+        """Return what changes: clocks, power, temperature, memory in use, and why it is throttled.
+
+        A value that this GPU does not tell is None.
+        """
+        # The name before driver 535; later drivers keep it.
+        reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+        power = self._ask("nvmlDeviceGetPowerUsage")
+        return {
+            "sm_clock_mhz": self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
+            "memory_clock_mhz": self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM),
+            "power_w": None if power is None else power / 1e3,
+            "temperature_c": self._ask("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU),
+            "memory_used_bytes": self._call("nvmlDeviceGetMemoryInfo", self._device).used,
+            "throttled": [text for bit, text in _THROTTLING.items() if (reasons or 0) & bit],
+        }
+
+    def energy_mj(self) -> float | None:
+        """Return the millijoules of the whole board since the driver was loaded; None before Volta."""
+        return self._ask("nvmlDeviceGetTotalEnergyConsumption")
+
+    def process_memory_bytes(self, pid: int) -> int | None:
+        """Return what a process has on the GPU; None where NVML does not see it, as in a container."""
+        try:
+            processes = self._call("nvmlDeviceGetComputeRunningProcesses", self._device)
+        except NvmlError:
+            return None
+        return next((one.usedGpuMemory for one in processes if one.pid == pid), None)
+
+    def _ask(self, function: str, *arguments: Any) -> int | None:
+        try:
+            return int(self._call(function, self._device, *arguments))
+        except NvmlError:
+            return None  # some boards do not tell; NVML says NOT_SUPPORTED
+
+    def _call(self, function: str, *arguments: Any) -> Any:
+        call: Callable[..., Any] = getattr(self._nvml, function)
+        try:
+            return call(*arguments)
+        except self._nvml.NVMLError_LibraryNotFound as error:
+            raise NvmlError("no NVIDIA driver (libnvidia-ml.so.1 is missing)") from error
+        except self._nvml.NVMLError_FunctionNotFound as error:
+            raise NvmlError(f"{function}: this driver does not have it") from error
+        except self._nvml.NVMLError as error:
+            raise NvmlError(f"{function}: {first_line(error)} ({error.value})") from error
+
+
+@functools.cache
+def find_nvml(gpu: int = 0) -> tuple[Nvml | None, str]:
+    """Return NVML for a GPU and an empty text, or None and why it cannot be used."""
+    try:
+        return Nvml(gpu), ""
+    except NvmlError as error:
+        return None, str(error)

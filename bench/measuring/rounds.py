@@ -1,5 +1,9 @@
 """Launches and rounds: every artifact is started several times, and runs one block per round, in balanced
-order, until the intervals are narrow."""
+order, until the intervals are narrow.
+
+A launch warms up until Pettitt's test finds no point in the later half of the block medians where the level
+changes (Pettitt 1979, "A non-parametric approach to the change-point problem", Applied Statistics 28).
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,67 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, cycle
 from statistics import median
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ...errors import QCompileError
 from ...processes.worker import Worker
 from ...spec.measure import BenchOptions
-from ..statistics.speedup import FEWEST_ROUNDS, ratio_level, speedup_with_interval
-from .warm_up import LIMIT_S, TimedWarmUp, warm_up
+from ..results.row import WarmUp
+from ..statistics import FEWEST_ROUNDS, ratio_level, speedup_with_interval
+
+LIMIT_S = 10.0
+LEAST_S = 0.3
+_WARM_UP_BLOCK_S = 0.025
+_WINDOW = 12  # with fewer blocks, the test cannot reach the significance below
+_SIGNIFICANCE = 0.05
+
+
+class TimedWarmUp(WarmUp, frozen=True):
+    """A warm-up, and the latency of a call at its end in nanoseconds."""
+
+    call_ns: float
+
+
+def warm_up(
+    time_calls: Callable[[int], Sequence[int]],
+    *,
+    limit_s: float = LIMIT_S,
+    clock: Callable[[], float] = time.monotonic,
+) -> TimedWarmUp:
+    """Call until the latency is stable; `time_calls` makes so many calls, in so many nanoseconds each."""
+    begin = clock()
+    medians: list[float] = []
+    calls, iterations = 0, 1
+    while True:
+        durations = time_calls(iterations)
+        calls += len(durations)
+        medians.append(median(durations))
+        iterations = max(round(_WARM_UP_BLOCK_S * 1e9 / max(min(medians[-_WINDOW:]), 1.0)), 1)
+        spent = clock() - begin
+        stable = spent >= LEAST_S and is_stable(medians)
+        if stable or spent >= limit_s:
+            return TimedWarmUp(calls, spent, stable, min(medians[-_WINDOW:]))
+
+
+def is_stable(medians: Sequence[float]) -> bool:
+    """Return whether the later half of block medians, at least 12 of them, shows no change of level."""
+    window = medians[-max(_WINDOW, len(medians) // 2) :]
+    return len(window) >= _WINDOW and change_significance(window) > _SIGNIFICANCE
+
+
+def change_significance(values: Sequence[float]) -> float:
+    """Return the significance of the likeliest change of level, in [0, 1]; small where there is one.
+
+    Pettitt's approximation `2 exp(-6 K**2 / (n**3 + n**2))`, K the largest of the rank sums
+    `sum of sign(x_i - x_j)` over all i up to t and j behind it.
+    """
+    n = len(values)
+    rank_sum, largest = 0, 0
+    for t in range(n):
+        rank_sum += sum(int(values[t] > other) - int(values[t] < other) for other in values)
+        largest = max(largest, abs(rank_sum))
+    return min(2.0 * math.exp(-6.0 * largest**2 / (n**3 + n**2)), 1.0)
+
 
 BLOCK_S = 0.15  # long against the clock and the scheduler, short enough for many rounds
 FEWEST_LAUNCHES = 5  # to stop early: few can lie close together by chance, and would be believed
@@ -33,23 +91,14 @@ _LEAST_PATIENCE_S = 30.0
 Workers = Mapping[str, Worker]
 
 
-class Decided(Protocol):
-    """A rule of its own for when enough was measured."""
-
-    def __call__(self, timed: Mapping[str, TimingSeries], /) -> bool:
-        """Return whether to stop, of what was timed until now."""
-
-
 @dataclass
 class TimingSeries:
     """What was timed of one artifact.
 
     Attributes:
         iterations: Calls per block.
-        warm_up: How it warmed up in its last launch; None before.
-        unsettled: How it did in a launch whose latency did not settle.
-        launches_ms: Of each launch the median of each block.
-        latencies_ms: Every timed call.
+        warm_up, unsettled: Of its last launch, and of a launch whose latency did not settle.
+        launches_ms: Of each launch the median of each block; `latencies_ms` has every timed call.
         failure: Set when it failed in the middle; it is left out of further rounds.
         keeps_spinning: Whether its threads went on spinning after a block, so that it was frozen in between.
     """
@@ -89,15 +138,12 @@ def measure(
         workers: Name to worker of the first launch, the baseline among them.
         relaunch: Ends these and starts new ones of all that have not failed; it sets `failure` of those that
             do not start.
-        baseline: Name of the baseline.
         timed: Name to where its times go; what is there when this is interrupted is whole.
         options: `max_time_s`: no launch is begun that would not end before this, and no round after it, but
             the first eight; launches behind the first and their warm-up are contained. `precision_target`:
             stop once the interval of every speed-up is narrower (0.02: two percent).
         launch_s: What a launch takes, before the first of them was timed.
-        progress: Told launch and round, and the widest interval once there is one.
         decided: Asked at the end of a launch whether to stop, in place of `precision_target`.
-        clock: Seconds that pass.
     """
     budget = _Budget(options, launch_s, decided)
     orders = rounds(list(workers))  # go on over launches, so that all of them together are balanced
@@ -123,6 +169,8 @@ def measure(
         workers = relaunch()
 
 
+Decided = Callable[[Mapping[str, TimingSeries]], bool]
+"""A rule of its own for when enough was measured: whether to stop, of what was timed until now."""
 _Step = Literal["round", "launch", "end"]
 
 
@@ -138,14 +186,8 @@ class _Uncertainty:
 
 @dataclass
 class _Budget:
-    """What to do with the time there is.
-
-    Attributes:
-        options, decided: As `measure` is given them.
-        launch_s: What the last launch took, from the end of the one before until it was warm.
-        start_s: When the first launch was warm.
-        warm_s: When the last one was.
-    """
+    """What to do with the time there is: `launch_s` is what the last launch took until it was warm,
+    `start_s` and `warm_s` are when the first launch and the last one were."""
 
     options: BenchOptions
     launch_s: float
@@ -167,7 +209,6 @@ class _Budget:
         base: TimingSeries,
         now_s: float,
     ) -> _Step:
-        """Return what follows `count` rounds of a launch."""
         enough = max(len(one.round_medians_ms) for one in timed.values()) >= FEWEST_ROUNDS
         over = now_s - self.start_s > self.options.max_time_s or base.failure is not None
         if all(one.failure for one in timed.values()) or (enough and over):
@@ -175,9 +216,11 @@ class _Budget:
         round_s = (now_s - self.warm_s) / count
         share_s = self.options.max_time_s / FEWEST_LAUNCHES
         slow = count >= _FEWEST_SLOW_ROUNDS and now_s - self.warm_s > share_s
-        if not slow and count < self._best_rounds(round_s, uncertainty.variance):
+        # Rounds a launch that leave the least uncertainty for the time (Kalibera and Jones 2013, 6.3).
+        best = math.sqrt(uncertainty.variance * self.launch_s / round_s) if round_s > 0.0 else 0.0
+        if not slow and count < max(best, _FEWEST_LAUNCH_ROUNDS):
             return "round"
-        if enough and self._sure(launch, uncertainty, timed):
+        if enough and self._is_sure(launch, uncertainty, timed):
             return "end"
         left_s = self.start_s + self.options.max_time_s - now_s
         if self.launch_s + _FEWEST_SLOW_ROUNDS * round_s < left_s:
@@ -185,44 +228,31 @@ class _Budget:
         # Further rounds of this launch would say nothing new, unless it is the only one.
         return "end" if launch > 1 and enough else "round"
 
-    def _sure(self, launch: int, uncertainty: _Uncertainty, timed: Mapping[str, TimingSeries]) -> bool:
+    def _is_sure(self, launch: int, uncertainty: _Uncertainty, timed: Mapping[str, TimingSeries]) -> bool:
         if self.decided is not None:
             return self.decided(timed)
         counted = min(launch, uncertainty.launches)
         return counted >= FEWEST_LAUNCHES and uncertainty.widest <= self.options.precision_target
 
-    def _best_rounds(self, round_s: float, variance: float) -> float:
-        """Rounds a launch that leave the least uncertainty for the time (Kalibera and Jones 2013, 6.3)."""
-        best = math.sqrt(variance * self.launch_s / round_s) if round_s > 0.0 else 0.0
-        return max(best, _FEWEST_LAUNCH_ROUNDS)
 
-
-def ask_timing(worker: Worker, do: str, expected_s: float, **arguments: Any) -> tuple[list[int], bool]:
-    """Ask for timed calls; a worker that is not at rest afterwards is frozen until it is asked again.
-
-    Returns:
-        Nanoseconds of each call, and whether the worker's threads came to rest.
-    """
-    answer = worker.ask(do, timeout_s=_patience_s(expected_s), **arguments)
+def ask_timing(worker: Worker, expected_s: float, **arguments: Any) -> tuple[list[int], bool]:
+    """Return the nanoseconds of calls, and whether the worker came to rest; one that did not is frozen."""
+    answer = worker.ask("time", timeout_s=_patience_s(expected_s), **arguments)
     if not answer["at_rest"]:
         worker.freeze()
     return answer["ns"], answer["at_rest"]
 
 
 def _warm_up(worker: Worker, max_time_s: float, clock: Callable[[], float], timed: TimingSeries) -> None:
-    """Run until warm, and learn how many calls fill a block."""
-
     longest_ns = 0
 
     def time_calls(iterations: int) -> list[int]:
         nonlocal longest_ns
         # The very first call may take as long as a compiler does.
         patience_s = _patience_s(iterations * longest_ns / 1e9) if longest_ns else None
-        durations_ns: list[int] = worker.ask("time", timeout_s=patience_s, iterations=iterations, rest=False)[
-            "ns"
-        ]
-        longest_ns = max(longest_ns, *durations_ns)
-        return durations_ns
+        answer = worker.ask("time", timeout_s=patience_s, iterations=iterations, rest=False)
+        longest_ns = max(longest_ns, *answer["ns"])
+        return list(answer["ns"])
 
     timed.warm_up = warm_up(time_calls, limit_s=min(LIMIT_S, max_time_s), clock=clock)
     if not timed.warm_up.stable:
@@ -230,7 +260,7 @@ def _warm_up(worker: Worker, max_time_s: float, clock: Callable[[], float], time
     timed.iterations = max(int(BLOCK_S * 1e9 / timed.warm_up.call_ns), _FEWEST_CALLS)
     expected_s = (timed.iterations + _DISCARD) * timed.warm_up.call_ns / 1e9
     # The first block does not count, as little as the warm-up does: it shows whether it comes to rest.
-    _, at_rest = ask_timing(worker, "time", expected_s, iterations=1)
+    _, at_rest = ask_timing(worker, expected_s, iterations=1)
     timed.keeps_spinning |= not at_rest
 
 
@@ -241,7 +271,7 @@ def _patience_s(expected_s: float) -> float:
 def _block(worker: Worker, timed: TimingSeries) -> None:
     assert timed.warm_up is not None
     expected_s = (timed.iterations + _DISCARD) * timed.warm_up.call_ns / 1e9
-    durations, at_rest = ask_timing(worker, "time", expected_s, iterations=timed.iterations, discard=_DISCARD)
+    durations, at_rest = ask_timing(worker, expected_s, iterations=timed.iterations, discard=_DISCARD)
     timed.keeps_spinning |= not at_rest
     latencies = [ns / 1e6 for ns in durations]
     timed.latencies_ms.extend(latencies)
@@ -284,7 +314,8 @@ T = TypeVar("T")
 def balanced_orders(items: Sequence[T]) -> list[list[T]]:
     """Return the orders of one balanced cycle: `n` of `n` items, or `2 n` for odd `n`."""
     n = len(items)
-    first = _zigzag(n)
+    # 0, n-1, 1, n-2, ...: the steps between neighbours are all different.
+    first = [n - 1 - place // 2 if place % 2 else place // 2 for place in range(n)]
     rows = [[items[(place + shift) % n] for place in first] for shift in range(n)]
     return rows + [row[::-1] for row in rows] if n % 2 and n > 1 else rows
 
@@ -292,14 +323,3 @@ def balanced_orders(items: Sequence[T]) -> list[list[T]]:
 def rounds(items: Sequence[T]) -> Iterator[list[T]]:
     """Yield the orders of round after round, without end."""
     return chain.from_iterable(cycle([balanced_orders(items)]))
-
-
-def _zigzag(n: int) -> list[int]:
-    """0, n-1, 1, n-2, ...: the steps between neighbours are all different."""
-    low, high, order = 0, n - 1, []
-    while low <= high:
-        order.append(low)
-        if low != high:
-            order.append(high)
-        low, high = low + 1, high - 1
-    return order

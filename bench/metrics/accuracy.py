@@ -3,20 +3,31 @@
 `metrics.names` lists the metrics. A drop is positive where the artifact is worse, whichever way the metric
 counts. It is in points (hundredths of a share) for shares, and in the metric's own units otherwise
 (`results.row.unit_of`).
+
+Measure accuracy and output differences of all artifacts over the evaluation data.
+
+All workers run the same batch before the next is read, so what is in memory does not grow with the data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
+from ...data.batches import Data
 from ...errors import DataError
+from ...processes.worker import Worker
+from ...tensors import Feeds, ModelIO, TensorInfo, samples_in
+from ..outputs import RunnableArtifact, infer_all, paired
+from ..recorder import Recorder
 from ..results.row import Accuracy, ClassChange
-from ..statistics.bootstrap import require_pairs, resampled_interval
-from .metric import Metric, Scored, Values, joined
+from ..statistics import require_pairs, resampled_interval
+from .metric import Metric, Outputs, Scored, Truth, Values, joined
 from .names import read_metric
+from .output_verdict import RunningDifference
 
 __all__ = ["MOST_CLASSES_LISTED", "ScoreSums", "accuracy", "read_metric"]
 
@@ -44,7 +55,6 @@ class ScoreSums:
 
     @property
     def units(self) -> int:
-        """What is drawn again and again: samples, or batches."""
         return sum(part.units for part in self.scored)
 
     @property
@@ -64,7 +74,6 @@ class ScoreSums:
         return self._values
 
     def value(self) -> float:
-        """Return the metric over everything added."""
         value = float(self.values()(np.ones((1, self.units)))[0]) if self.scored else np.nan
         if np.isnan(value):
             raise DataError(f"{self.metric.name}: {self.metric.undefined}")
@@ -87,27 +96,114 @@ def accuracy(sums: ScoreSums, baseline: ScoreSums) -> Accuracy:
         sums.units, lambda weights: metric.drop(theirs(weights), mine(weights)), count=metric.resamples
     )
     low, high = (None, None) if interval is None else (interval[0] + 0.0, interval[1] + 0.0)
-    return Accuracy(
-        metric.name,
-        value,
-        drop,
-        low,
-        high,
-        sums.samples,
-        sums.agreement,
-        _class_changes(baseline.by_class, sums.by_class) or None,
-        metric.higher_is_better,
-    )
-
-
-def _class_changes(
-    baseline: Mapping[int, tuple[float, int]], values: Mapping[int, tuple[float, int]]
-) -> tuple[ClassChange, ...]:
-    """The classes whose value changed most, first."""
+    values = sums.by_class
     changes = [
         ClassChange(label, before, values[label][0], samples)
-        for label, (before, samples) in baseline.items()
+        for label, (before, samples) in baseline.by_class.items()
         if label in values
     ]
-    changes.sort(key=lambda one: (-abs(one.value - one.baseline), one.label))
-    return tuple(changes[:MOST_CLASSES_LISTED])
+    changes.sort(key=lambda change: (-abs(change.value - change.baseline), change.label))
+    return Accuracy(
+        metric.name, value, drop, low, high, sums.samples, sums.agreement,
+        tuple(changes[:MOST_CLASSES_LISTED]) or None, metric.higher_is_better,
+    )  # fmt: skip
+
+
+@dataclass
+class Answers:
+    """What is kept of an artifact: scores where there is a metric, its difference from the baseline."""
+
+    sums: ScoreSums | None
+    difference: RunningDifference | None
+
+
+def described_inputs(io: ModelIO, runnables: Sequence[RunnableArtifact]) -> Sequence[TensorInfo]:
+    """Return inputs that say how samples become them: what is run, or one artifact's."""
+    known = [io, *(one.io for one in runnables if one.io is not None)]
+    said = (one.inputs for one in known if any(tensor.preprocessing for tensor in one.inputs))
+    return next(said, io.inputs)
+
+
+def check_evaluation(worker: Worker, io: ModelIO, data: str, metric: Metric) -> Metric:
+    """Score the baseline's first batch: what is wrong with labels or metric is said before measuring.
+
+    Returns the metric; the chosen one where `metric` is to choose.
+    """
+    batch = next(iter(Data(data, io.inputs)))
+    if metric.needs_labels and batch.labels is None:
+        raise DataError(
+            f"{data}: has no labels, and {metric.name} needs them",
+            hint="yield (inputs, labels), put `labels` beside the arrays, or give `metric` cosine",
+        )
+    outputs = _infer(worker, batch.feeds)
+    truth = Truth(batch.labels, batch.samples, batch.where)
+    metric = metric.resolved(outputs, truth)
+    metric.score(outputs, outputs, truth)
+    return metric
+
+
+def measure_quality(
+    workers: Mapping[str, Worker], recorder: Recorder, io: ModelIO, data: str, metric: Metric | None
+) -> None:
+    """Measure accuracy and difference of every artifact whose row is measured, over evaluation samples.
+
+    `workers` are the running artifacts by name, the baseline among them. Without a metric outputs alone are
+    compared. The failure of an artifact is its own.
+    """
+    base = recorder.base
+    samples = Data(data, io.inputs)
+    recorder.warn(base, *(f"evaluation: {note}" for note in samples.notes()))
+    answers = {base: Answers(ScoreSums(metric) if metric else None, None)}
+    for name in workers:
+        if name != base and recorder.is_measured(name):
+            difference = RunningDifference(recorder[name].precision)
+            answers[name] = Answers(ScoreSums(metric) if metric else None, difference)
+    base_sums = answers[base].sums
+    for batch in samples:
+        truth = Truth(batch.labels, batch.samples, batch.where)
+        reference = recorder.attempt(base, partial(_infer, workers[base], batch.feeds))
+        if reference is None:
+            return  # there is nothing to compare with
+        scored = metric.score(reference, reference, truth) if metric else None
+        if scored and base_sums is not None:
+            base_sums.add(scored, scored, truth.samples)
+        for name, answer in answers.items():
+            if name != base and recorder.is_measured(name):
+                step = partial(_look_at, workers[name], batch.feeds, reference, scored, truth, answer)
+                recorder.attempt(name, step)
+    for name, answer in answers.items():
+        if not recorder.is_measured(name):
+            continue
+        if answer.difference is not None:
+            recorder.change(name, difference=answer.difference.result())
+        if answer.sums is not None and base_sums is not None:
+            recorder.attempt(name, partial(accuracy, answer.sums, base_sums), "accuracy")
+
+
+def measure_made_difference(workers: Mapping[str, Worker], recorder: Recorder, feeds: Feeds) -> None:
+    """Measure the difference of outputs on one made input, for want of data."""
+    reference = recorder.attempt(recorder.base, partial(_infer, workers[recorder.base], feeds))
+    truth = Truth(None, samples_in(feeds), "made input")
+    for name, worker in workers.items():
+        if reference is None or name == recorder.base or not recorder.is_measured(name):
+            continue
+        difference = RunningDifference(recorder[name].precision)
+        answers = Answers(None, difference)
+        recorder.attempt(name, partial(_look_at, worker, feeds, reference, None, truth, answers))
+        if recorder.is_measured(name):
+            recorder.change(name, difference=difference.result())
+
+
+def _look_at(
+    worker: Worker, feeds: Feeds, reference: Outputs, scored: Scored | None, truth: Truth, answers: Answers
+) -> None:
+    outputs = paired(reference, _infer(worker, feeds))
+    if answers.difference is not None:
+        answers.difference.add(reference, outputs)
+    if answers.sums is not None and scored is not None:
+        answers.sums.add(answers.sums.metric.score(outputs, reference, truth), scored, truth.samples)
+
+
+def _infer(worker: Worker, feeds: Feeds) -> Outputs:
+    [outputs] = infer_all(worker, [feeds])
+    return outputs

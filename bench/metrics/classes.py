@@ -69,7 +69,13 @@ class TopK(Metric):
         require_numbers(name, scores, truth.where, finite=False)
         counted = labels != IGNORED_POSITION if scores.ndim > 2 else np.ones(labels.shape, bool)
         require_classes(labels[counted], scores.shape[1], truth.where)
-        right = (_rank(scores, np.where(counted, labels, 0)) < self.k) & counted
+        at = np.where(counted, labels, 0)[:, None]
+        score = np.take_along_axis(scores, at, axis=1)
+        index = np.arange(scores.shape[1]).reshape(1, -1, *[1] * (scores.ndim - 2))
+        rank = ((scores > score) | ((scores == score) & (index < at))).sum(
+            axis=1
+        )  # without sorting the others
+        right = (rank < self.k) & counted
         predictions = scores.argmax(axis=1)
         return _class_counts(scores.shape[1], (labels, right), (labels, counted), predictions=predictions)
 
@@ -83,24 +89,13 @@ class TopK(Metric):
         }
 
 
-def _rank(scores: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many classes stand before the label's, without sorting the others."""
-    at = labels[:, None]
-    score = np.take_along_axis(scores, at, axis=1)
-    index = np.arange(scores.shape[1]).reshape(1, -1, *[1] * (scores.ndim - 2))
-    before: NDArray[np.int64] = ((scores > score) | ((scores == score) & (index < at))).sum(axis=1)
-    return before
-
-
 class _ClassMetric(Metric):
     """A mean of values of classes, each of counts over the data: class, right, predicted, labelled."""
 
     def each(self, right: Floats, predicted: Floats, true: Floats) -> Floats:
-        """Return the value of each class; NaN where nothing counts."""
         raise NotImplementedError
 
     def average(self, right: Floats, predicted: Floats, true: Floats, labels: Floats) -> Floats:
-        """Return the values of counts [resamples, classes]; `labels` are the classes."""
         raise NotImplementedError
 
     def values(self, scored: Scored) -> Values:
@@ -120,10 +115,8 @@ class _ClassMetric(Metric):
         table, values = scored.table, {}
         for label in np.unique(table[table[:, 3] > 0, 0]):
             rows = table[table[:, 0] == label, 1:]
-            values[int(label)] = (
-                float(self.each(*rows.sum(axis=0)[:, None])[0]),
-                int((rows[:, 2] > 0).sum()),
-            )
+            value = float(self.each(*rows.sum(axis=0)[:, None])[0])
+            values[int(label)] = (value, int((rows[:, 2] > 0).sum()))
         return values
 
 
@@ -162,7 +155,6 @@ class MeanIoU(_ClassMetric):
 def _class_map(
     name: str, output: NDArray[Any], labels: NDArray[np.int64], where: str
 ) -> tuple[NDArray[np.int64], int | None]:
-    """The predicted class of each pixel, and the number of classes where the output says it."""
     is_map = labels.ndim > 1
     if is_map and output.ndim == labels.ndim + 1 and (output.shape[0], *output.shape[2:]) == labels.shape:
         if output.shape[1] > 1:
@@ -243,11 +235,10 @@ class EntityF1(Metric):
     undefined = "no entity is labelled or predicted; at least one is required"
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
-        """See `Metric.score`."""
         from seqeval.metrics.sequence_labeling import get_entities
 
-        tags = np.array(self.class_names, dtype=str)
-        if not is_iob2(self.class_names):
+        tags = np.array(self.preprocessing.classes if self.preprocessing else (), dtype=str)
+        if not is_iob2(tags.tolist()):
             shown = f"the classes are named {', '.join(tags[:8])}" if len(tags) else ""
             raise DataError(
                 f"{self.name}: {shown or 'no classes are named'}; "

@@ -82,7 +82,6 @@ class MeanAveragePrecision(Metric):
         return values if classes else lambda weights: np.full(len(weights), np.nan)
 
     def classes(self, scored: Scored) -> dict[int, tuple[float, int]]:
-        """See `Metric.classes`: the average precision of each class."""
         ones = np.ones((1, scored.units))
         return {
             label: (float(_average_precision(ones, *curve)[0]), int(np.count_nonzero(curve[0])))
@@ -268,15 +267,10 @@ def _rows_or_yolo(outputs: Outputs, samples: int, classes: int) -> tuple[str, li
             ]
     for name, array in arrays.items():
         middle, last = array.shape[1:]
+        layouts = [(middle < last, 4)] if min(middle, last) > 4 else []
         if classes:
-            layouts = [
-                (t, first)
-                for first in (4, 5)
-                for t, n in ((False, last), (True, middle))
-                if n == first + classes
-            ]
-        else:
-            layouts = [(middle < last, 4)] if min(middle, last) > 4 else []
+            sizes = [(False, last, 4), (True, middle, 4), (False, last, 5), (True, middle, 5)]
+            layouts = [(is_row, first) for is_row, size, first in sizes if size == first + classes]
         if array.dtype.kind == "f" and layouts:
             transposed, first = layouts[0]
             shape = f"[images, {first} + classes, n]" if transposed else f"[images, n, {first} + classes]"
@@ -296,17 +290,13 @@ def _yolo_image(rows: Floats, first: int) -> Detections:
 def suppressed(
     boxes: Floats, scores: Floats, classes: NDArray[np.int64], overlap: float = _LARGEST_OVERLAP
 ) -> NDArray[np.int64]:
-    """Return the indices of detections that overlap no better one of their class, by falling score.
-
-    Boxes are [n, 4]: x1, y1, x2, y2. `overlap` is the intersection over union above which the box of the
-    lower score goes.
-    """
+    """Return the indices of detections, by falling score, whose boxes (x1, y1, x2, y2) overlap no better one
+    of their class by more than this intersection over union."""
     from pycocotools.mask import iou
 
     order = np.argsort(-scores, kind="stable")[:_MOST_CANDIDATES]
-    placed = np.concatenate([boxes[order, :2], boxes[order, 2:] - boxes[order, :2]], axis=1).astype(
-        np.float64
-    )
+    corners = boxes[order].astype(np.float64)
+    placed = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
     stays = np.ones(len(order), bool)
     for index in range(len(order)):
         behind = np.flatnonzero(stays & (classes[order] == classes[order[index]]))
@@ -318,6 +308,5 @@ def suppressed(
 
 
 def _corners(boxes: NDArray[Any]) -> Floats:
-    """cx, cy, width, height to x1, y1, x2, y2."""
     centre, half = boxes[..., :2].astype(np.float64), boxes[..., 2:].astype(np.float64) / 2.0
     return np.concatenate([centre - half, centre + half], axis=-1)

@@ -114,7 +114,6 @@ class Divergence(Metric):
 
 
 def is_distribution(values: NDArray[Any]) -> bool:
-    """Return whether the last axis holds probabilities."""
     if not values.size or values.min() < 0:
         return False
     sums = values.sum(axis=-1, dtype=np.float64)
@@ -146,13 +145,20 @@ class ErrorRate(Metric):
     undefined = "the references hold no word; at least one is required"
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
-        references = _references(truth, self.name)
+        if truth.labels is None:
+            raise DataError(f"{truth.where}: has no labels; {self.name} needs the text of each sample")
+        labels = np.asarray(truth.labels)
+        if labels.dtype.kind not in "USO" or labels.size != truth.samples:
+            raise DataError(
+                f"{truth.where}: labels of type {labels.dtype} and shape {labels.shape}; a text for each of "
+                f"the {truth.samples} samples is required"
+            )
+        references = [as_text(text) for text in labels.ravel()]
         hypotheses = self._hypotheses(outputs, truth)
         rows = [self._errors(*pair) for pair in zip(references, hypotheses, strict=True)]
         return Scored(np.array(rows, np.float64).reshape(-1, 2), None, np.array(hypotheses, dtype=str))
 
     def _errors(self, reference: str, hypothesis: str) -> tuple[int, int]:
-        """Errors, and the words or characters of the reference."""
         import jiwer
 
         if not reference.strip():  # jiwer 3 refuses it; jiwer 4 counts what is there as insertions
@@ -210,17 +216,4 @@ def ctc_text(classes: NDArray[np.int64], vocabulary: Sequence[str], blank: int) 
 
 
 def as_text(value: Any) -> str:
-    """Return a text of an array of texts or of bytes."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
-def _references(truth: Truth, metric: str) -> list[str]:
-    if truth.labels is None:
-        raise DataError(f"{truth.where}: has no labels; {metric} needs the text of each sample")
-    labels = np.asarray(truth.labels)
-    if labels.dtype.kind not in "USO" or labels.size != truth.samples:
-        raise DataError(
-            f"{truth.where}: labels of type {labels.dtype} and shape {labels.shape}; a text for each of "
-            f"the {truth.samples} samples is required"
-        )
-    return [as_text(one) for one in labels.ravel()]

@@ -1,10 +1,5 @@
-"""A metric: the numbers that are kept of each sample, and a value computed from them for any weights.
-
-Outputs are looked at batch by batch and forgotten. What stays is one table of numbers, a row or several for
-each sample. A value follows from the table and from how often each sample counts: 1 for the value itself,
-0, 1, 2, ... for a resample. Tables of parts of the data, joined in the order of the data, are the table of
-all of it.
-"""
+"""A metric: a table of numbers, a row or several for each sample, and a value computed from it and from how
+often each sample counts: 1 for the value itself, 0, 1, 2, ... for a resample."""
 
 from __future__ import annotations
 
@@ -21,7 +16,7 @@ from ...data.readers import require_package
 from ...errors import DataError
 from ...model.preprocessing import Preprocessing, Task, preprocessing_of
 from ...tensors import TensorInfo
-from ..statistics.bootstrap import RESAMPLES
+from ..statistics import RESAMPLES
 
 Floats = NDArray[np.float64]
 Outputs = Mapping[str, NDArray[Any]]
@@ -35,13 +30,7 @@ _CLASSES_LAST: tuple[Task, ...] = ("token-classification", "language-model", "sp
 
 @dataclass(frozen=True)
 class Truth:
-    """What is known about a batch.
-
-    Attributes:
-        labels: Classes or targets, first axis the samples; None without.
-        samples: How many samples it holds.
-        where: Where it came from, for messages.
-    """
+    """What is known about a batch: classes or targets, first axis the samples; and where it came from."""
 
     labels: NDArray[Any] | None
     samples: int
@@ -54,10 +43,8 @@ class Scored:
 
     Attributes:
         table: [rows, columns]; a metric says what its columns are.
-        counts: How many rows each unit has; None for one each. A unit is a sample, or a batch where only the
-            batch has a value.
-        predictions: What is predicted of each sample, position or pixel, such as a class; None where nothing
-            is predicted. It is compared with the baseline's, and forgotten.
+        counts: Rows of each unit, a sample, or a batch where only the batch has a value; None for one each.
+        predictions: Of each sample, position or pixel, such as a class; compared with the baseline's.
     """
 
     table: NDArray[Any]
@@ -66,12 +53,10 @@ class Scored:
 
     @property
     def units(self) -> int:
-        """What is drawn again and again: samples, or batches."""
         return len(self.table) if self.counts is None else len(self.counts)
 
     @property
     def unit_of_row(self) -> NDArray[np.int64]:
-        """The number of each row's unit."""
         return np.repeat(np.arange(self.units), 1 if self.counts is None else self.counts)
 
     def sums(self, columns: slice) -> Floats:
@@ -84,7 +69,6 @@ class Scored:
 
 
 def joined(parts: Sequence[Scored]) -> Scored:
-    """Return one table of all batches."""
     counts = [np.bincount(part.unit_of_row, minlength=part.units) for part in parts]
     return Scored(np.concatenate([part.table for part in parts]), np.concatenate(counts))
 
@@ -93,10 +77,7 @@ class Metric(ABC):
     """A number that says how good outputs are.
 
     Attributes:
-        name: As the user spelled it.
         unit: What a drop is counted in: points are hundredths of a share.
-        higher_is_better: Whether more is better.
-        needs_labels: Whether it means nothing without labels.
         resamples: How often the samples are drawn for the interval of a drop.
         undefined: Why there is no value where `values` says NaN.
         note: What was taken for granted, for people: which form the outputs have, which metric was chosen.
@@ -121,15 +102,9 @@ class Metric(ABC):
         self.name = name
 
     def for_inputs(self, inputs: Sequence[TensorInfo]) -> Metric:
-        """Return the metric of a model with these inputs."""
         metric = copy.copy(self)
         metric.inputs, metric.preprocessing = tuple(inputs), preprocessing_of(inputs)
         return metric
-
-    @property
-    def class_names(self) -> Sequence[str]:
-        """The model's names of its classes; empty where nobody said."""
-        return self.preprocessing.classes if self.preprocessing else ()
 
     @property
     def classes_last(self) -> bool:
@@ -153,7 +128,6 @@ class Metric(ABC):
         return lambda weights: self.finished(divide(*(weights @ sums).T))
 
     def finished(self, values: Floats) -> Floats:
-        """Return the value of a mean."""
         return values
 
     def classes(self, scored: Scored) -> dict[int, tuple[float, int]]:
@@ -174,7 +148,6 @@ def divide(numerator: NDArray[np.float64], denominator: NDArray[np.float64]) -> 
 
 
 def first_output(outputs: Outputs, where: str) -> tuple[str, NDArray[Any]]:
-    """Return the first output, which holds the scores."""
     for name, array in outputs.items():
         return name, array
     raise DataError(f"{where}: there are no outputs; at least one is required")
@@ -193,7 +166,6 @@ def require_numbers(name: str, array: NDArray[Any], where: str, *, finite: bool)
 
 
 def class_labels(truth: Truth, metric: str) -> NDArray[np.int64]:
-    """Return the labels as whole numbers."""
     if truth.labels is None:
         raise DataError(
             f"{truth.where}: has no labels; {metric} needs them",
@@ -236,7 +208,6 @@ def scores_over_labels(
 
 
 def require_classes(labels: NDArray[np.int64], classes: int, where: str) -> None:
-    """Refuse labels that are no index of a class."""
     wrong = labels[(labels < 0) | (labels >= classes)]
     if wrong.size:
         raise DataError(

@@ -1,36 +1,4 @@
-"""Read the spelling of a metric.
-
-| metric                  | value                                                                        |
-|-------------------------|------------------------------------------------------------------------------|
-| `top1`, `top5`          | share of labels among the largest scores (`classes.TopK`)                     |
-| `f1[:AVERAGE]`          | F1 of classes, of token classes, or of entities (`classes.F1`, `EntityF1`)      |
-| `miou`                  | mean intersection over union of classes (`classes.MeanIoU`)                   |
-| `map[:50]`              | COCO's mean average precision (`detection`)                      |
-| `wer`, `cer`            | word and character error rate (`language.ErrorRate`)                          |
-| `ndcg[:K]`, `spearman`  | rankings (`ranking`)                                                          |
-| `neighbours[:K]`        | nearest neighbours kept (`ranking.Neighbours`)                             |
-| `perplexity`, `kl`      | distributions (`language`)                                                    |
-| `cosine`, `mse`         | against targets, or the baseline's outputs (`values.Similarity`)              |
-| `file.py:function`      | what the user's function says (`values.OwnMetric`)                            |
-| `auto`                  | the one that follows from the model's task, the labels and the first outputs  |
-
-`auto` chooses:
-
-| labels                                                      | metric                                    |
-|-------------------------------------------------------------|-------------------------------------------|
-| none                                                        | `kl` of a language model, else `cosine`   |
-| texts                                                       | `wer`                                     |
-| boxes [images, most, 5 to 7]                                | `map`                                     |
-| classes of each pixel [images, height, width]               | `miou`                                    |
-| classes of each token, language model                       | `perplexity`                              |
-| classes of each token, classes named O, B-..., I-...        | `f1:entities`                             |
-| classes of each token, token classification                 | `f1`                                      |
-| one class per sample or position                            | `top1`                                    |
-| whole numbers of the shape of the scores [batch, items]     | `ndcg`                                    |
-| one number per sample, and so the output; embedding         | `spearman`                                |
-| others of embeddings: whole numbers, or not                 | `cosine`, `neighbours`                    |
-| other numbers                                               | `mse`                                     |
-"""
+"""Read the spelling of a metric; `docs/measuring.md` has the table of them, and what `auto` chooses."""
 
 from __future__ import annotations
 
@@ -51,13 +19,10 @@ from .classes import F1, EntityF1, MeanIoU, TopK, is_iob2
 from .detection import MeanAveragePrecision
 from .language import Divergence, ErrorRate, Perplexity
 from .metric import Metric, Outputs, Scored, Truth, are_classes, first_output
-from .ranking import DEFAULT_K, Ndcg, Neighbours, Spearman
-from .values import OwnMetric, Similarity, cosine, mean_squared_error
+from .values import DEFAULT_K, Ndcg, Neighbours, OwnMetric, Similarity, Spearman, cosine, mean_squared_error
 
-Make = Callable[[str, str], Metric]
-"""The spelling, and what stands behind its colon, to the metric."""
-
-_MAKERS: Mapping[str, Make] = {
+# The spelling, and what stands behind its colon, to the metric.
+_MAKERS: Mapping[str, Callable[[str, str], Metric]] = {
     "top1": lambda text, _: TopK(text, 1),
     "top5": lambda text, _: TopK(text, 5),
     "f1": lambda text, kind: EntityF1(text) if kind == "entities" else F1(text, kind or "macro"),
@@ -82,7 +47,14 @@ def read_metric(text: str, *, base: Path | None = None, inputs: Sequence[TensorI
     name, colon, parameter = text.partition(":")
     if name in _MAKERS and (not colon or name in METRIC_PARAMETERS):
         if colon and not re.fullmatch(METRIC_PARAMETERS[name][1], parameter):
-            raise _wrong_parameter(text, name, parameter)
+            known = METRIC_PARAMETERS[name][1].split("|")
+            if len(known) == 1:
+                raise InvalidOption(f"metric {text!r}: {name}:K with K from 1 is required", option="metric")
+            raise InvalidOption(
+                f"metric {text!r}: {name} or {name}: followed by {', '.join(known)} is required",
+                hint=_nearest(parameter, known, f"{name}:"),
+                option="metric",
+            )
         return _MAKERS[name](text, parameter).for_inputs(inputs)
     if not colon:
         raise InvalidOption(
@@ -91,17 +63,6 @@ def read_metric(text: str, *, base: Path | None = None, inputs: Sequence[TensorI
             option="metric",
         )
     return OwnMetric(text, base=base)
-
-
-def _wrong_parameter(text: str, name: str, parameter: str) -> InvalidOption:
-    known = METRIC_PARAMETERS[name][1].split("|")
-    if len(known) == 1:
-        return InvalidOption(f"metric {text!r}: {name}:K with K from 1 is required", option="metric")
-    return InvalidOption(
-        f"metric {text!r}: {name} or {name}: followed by {', '.join(known)} is required",
-        hint=_nearest(parameter, known, f"{name}:"),
-        option="metric",
-    )
 
 
 def _nearest(text: str, known: Sequence[str], prefix: str = "") -> str:
@@ -121,12 +82,10 @@ class Automatic(Metric):
         return metric
 
     def score(self, outputs: Outputs, reference: Outputs, truth: Truth) -> Scored:
-        """See `Metric.score`; `resolved` is asked first, as each batch might choose another metric."""
         raise NotImplementedError("resolve it with the first batch")
 
 
 def choose(outputs: Outputs, truth: Truth, inputs: Sequence[TensorInfo]) -> tuple[str, str]:
-    """Return the metric and the reason for it."""
     said = preprocessing_of(inputs)
     task, classes = (said.task, said.classes) if said else ("", ())
     if truth.labels is None:

@@ -38,14 +38,11 @@ class Tolerances:
 
 @dataclass(frozen=True)
 class OutputDifference:
-    """The verdict on one output.
+    """The verdict on one output, and what was required, in words.
 
     Attributes:
-        output: Its name.
         passed: Polygraphy's verdict (tolerances on every batch, the signal-to-noise ratio on all together),
             and the agreement for INT8.
-        criterion: What was required, in words.
-        max_abs_error, snr_db: Of all batches together.
         agreement: Of classes: the share of rows with the same argmax.
         cosine: Of embeddings: the mean cosine of the rows.
         rule: What the output was taken for: "classes", "embedding" or "signal".
@@ -104,7 +101,6 @@ def _verdict(
     precision: str,
     tolerances: Tolerances,
 ) -> tuple[bool, str]:
-    """Whether an output passes, and what is required."""
     atol, rtol, snr_db = tolerances.of(output.rows.name)
     if snr_db is not None:
         return _polygraphy_snr(expected, actual, snr_db), f"SNR ≥ {snr_db:g} dB"
@@ -113,23 +109,17 @@ def _verdict(
             return output.rows.verdict(loud=_polygraphy_snr(expected, actual, SNR_DB))
         atol, rtol = default_tolerances(precision, output.sums.max_abs)
     atol, rtol = atol or 0.0, rtol or 0.0
-    return _polygraphy_simple(expected, actual, atol, rtol), f"atol {atol:.3g}, rtol {rtol:g}"
+    from polygraphy.comparator import SimpleCompareFunc
+
+    # Its rtol is relative to the second side, which is the reference here.
+    compare = SimpleCompareFunc(atol=atol, rtol=rtol, infinities_compare_equal=True)
+    return _compare(actual, expected, compare), f"atol {atol:.3g}, rtol {rtol:g}"
 
 
 def default_tolerances(precision: str, max_abs: float) -> tuple[float, float]:
     """Return the absolute and relative tolerance of a float precision."""
     kind = precision if precision in RTOL else "fp32"
     return ATOL_SHARE[kind] * max_abs, RTOL[kind]
-
-
-def _polygraphy_simple(
-    expected: list[NDArray[Any]], output: list[NDArray[Any]], atol: float, rtol: float
-) -> bool:
-    from polygraphy.comparator import SimpleCompareFunc
-
-    # Its rtol is relative to the second side, which is the reference here.
-    compare = SimpleCompareFunc(atol=atol, rtol=rtol, infinities_compare_equal=True)
-    return _compare(output, expected, compare)
 
 
 def _polygraphy_snr(expected: list[NDArray[Any]], output: list[NDArray[Any]], limit: float) -> bool:
@@ -177,7 +167,6 @@ class _OutputSums:
         return -math.inf if self.mismatch else self.sums.snr_db
 
     def verdict(self, precision: str) -> tuple[bool, str]:
-        """Whether the output passes, and what is required."""
         if self.mismatch:
             return False, self.mismatch
         if precision in BY_SIGNAL:

@@ -1,25 +1,24 @@
 """Compare new results with old ones: latency, size and accuracy against limits.
 
-The two runs share no rounds, so their levels are two means over launches (see `launches`), and the interval
-is that of their difference. The verdict follows from it as in `compare`.
-
-What the interval cannot contain is that the machine itself was slower that day. `relative` compares the
-speed-ups against each run's own baseline instead: what slows both down is then left out.
+The two runs share no rounds, so their levels are two means over launches, and the interval is that of their
+difference. It cannot contain that the machine itself was slower that day: `relative` compares the speed-ups
+against each run's own baseline instead.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ...errors import InvalidOption
 from ...spec.decode import spec_from_call
 from ...spec.measure import CompareSpec
 from ...spec.words import CUDA_GRAPH
 from ..measuring.environment import machine_of, machine_text
-from ..statistics.speedup import FEWEST_ROUNDS, Launches, Speedup, level_of, logarithms, speedup_with_interval
+from ..statistics import FEWEST_ROUNDS, Launches, Speedup, level_of, logarithms, speedup_with_interval
 from .results import Results
 from .row import Row, Unit
 
@@ -33,8 +32,7 @@ Kind = Literal["slower", "larger", "accuracy"]
 KINDS: tuple[Kind, ...] = ("slower", "larger", "accuracy")
 
 
-@dataclass(frozen=True)
-class Limit:
+class Limit(NamedTuple):
     """What must not happen: slower or larger by more than a share, or accuracy lost in points."""
 
     kind: Kind
@@ -47,13 +45,9 @@ class Change:
     """One artifact in both results.
 
     Attributes:
-        name: Of the artifact.
-        old_ms, new_ms: Median latencies.
-        speedup: Of new against old: 0.95 is 5% slower. None where it cannot be.
+        speedup: Of new against old: 0.95 is 5% slower. None where it cannot be; `reason` says why.
         size_ratio: New file by old; None for a MODEL.
         gain: How much better the accuracy is, in `unit`; negative where it is worse.
-        unit: Points, or units of the metric.
-        reason: Why there is no comparison.
         broken: The limits that this breaks, as they were given.
     """
 
@@ -68,7 +62,6 @@ class Change:
     broken: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the `--json` form; `accuracy_points` is null for a metric of other units."""
         return {
             "name": self.name,
             "old_ms": self.old_ms,
@@ -84,14 +77,7 @@ class Change:
 
 @dataclass
 class Regression:
-    """The comparison of two runs; true when no limit is broken.
-
-    Attributes:
-        changes: One per artifact of either run, the new run's first.
-        same_machine: Whether both were measured on the same kind of machine.
-        machines: The old and the new, in words.
-        relative: Whether speed-ups against the own baseline were compared.
-    """
+    """The comparison of two runs, the new run's artifacts first; true when no limit is broken."""
 
     changes: list[Change]
     same_machine: bool
@@ -102,7 +88,6 @@ class Regression:
         return not any(change.broken for change in self.changes)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the `--json` form."""
         return {
             "passed": bool(self),
             "same_machine": self.same_machine,
@@ -119,14 +104,7 @@ def compare_results(
     /,
     **options: Unpack[CompareKeywords],
 ) -> Regression:
-    """Compare two runs.
-
-    Args:
-        old: What is compared with.
-        new: What is judged.
-        spec: How. With limits, an artifact that was measured before and is not now fails too.
-        options: Fields of `CompareSpec` by name, in place of those of `spec`.
-    """
+    """Compare two runs; with limits, an artifact that was measured before and is not now fails too."""
     spec = spec_from_call(CompareSpec, spec, options)
     limits = [parse_limit(text) for text in spec.limits]
     relative, across_machines = spec.relative, spec.across_machines
@@ -201,7 +179,11 @@ def _change(
         gain=after.accuracy.gain_on(before.accuracy) if before.accuracy and after.accuracy else None,
         unit=after.accuracy.unit if after.accuracy else "points",
     )
-    places = [_place(row) for row in (before, after)]
+    graphs = ["with CUDA graphs" if row.mode == CUDA_GRAPH else "" for row in (before, after)]
+    places = [
+        " ".join(filter(None, (row.machine, row.device, graph)))
+        for row, graph in zip((before, after), graphs, strict=True)
+    ]
     if places[0] != places[1]:
         reason = f"ran on {places[0]}, and now on {places[1]}"
         return replace(change, reason=reason, broken=(reason,) if limits else ())
@@ -213,12 +195,6 @@ def _change(
     except InvalidOption as error:
         change = replace(change, reason=error.message)
     return replace(change, broken=tuple(limit.text for limit in limits if _breaks(change, limit)))
-
-
-def _place(row: Row) -> str:
-    """Where a row ran: figures of two places say nothing of what changed."""
-    graph = "with CUDA graphs" if row.mode == CUDA_GRAPH else ""
-    return " ".join(filter(None, (row.machine, row.device, graph)))
 
 
 def _launches(results: Results, row: Row, relative: bool) -> Launches:
@@ -233,27 +209,25 @@ def _launches(results: Results, row: Row, relative: bool) -> Launches:
 
 
 def _machines(results: Results) -> list[dict[str, Any]]:
-    """What each machine has, in the order of the results."""
-    measured = [one.environment for one in results.machines.values()]
+    measured = [machine.environment for machine in results.machines.values()]
     return [machine_of(environment) for environment in measured or [results.environment]]
 
 
 def _differing(old: Results, new: Results, machines: tuple[str, str]) -> str:
-    """Name what differs between two machines that read alike; empty where their texts differ already."""
+    """Name what differs between two machines that read alike."""
     if machines[0] != machines[1]:
         return ""
     first, second = _machines(old), _machines(new)
     if len(first) != len(second):
         return f" ({len(first)} and {len(second)} machines)"
-    names = [name for name in first[0] if any(a[name] != b[name] for a, b in zip(first, second, strict=True))]
-    told = []
-    for name in names:
-        a, b = next((a[name], b[name]) for a, b in zip(first, second, strict=True) if a[name] != b[name])
-        if isinstance(a, list) and isinstance(b, list):
-            told.append(f"{name}: {', '.join(sorted(map(str, set(a) ^ set(b))))} in one alone")
-        else:
-            told.append(f"{name}: {a} and {b}")
-    return f" ({'; '.join(told)})"
+    differences = []
+    for name in first[0]:
+        pairs = ((a[name], b[name]) for a, b in zip(first, second, strict=True) if a[name] != b[name])
+        for a, b in itertools.islice(pairs, 1):
+            is_list = isinstance(a, list) and isinstance(b, list)
+            alone = ", ".join(sorted(map(str, {*a} ^ {*b}))) if is_list else ""
+            differences.append(f"{name}: {f'{alone} in one alone' if is_list else f'{a} and {b}'}")
+    return f" ({'; '.join(differences)})"
 
 
 def _breaks(change: Change, limit: Limit) -> bool:

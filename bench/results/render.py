@@ -27,8 +27,7 @@ from ...files import write_text
 from ...plain_text import plain
 from ...spec.engines import rows
 from ..measuring.environment import machine_text
-from ..statistics.bootstrap import CONFIDENCE as DROP_CONFIDENCE
-from ..statistics.speedup import CONFIDENCE, Speedup
+from ..statistics import CONFIDENCE, DROP_CONFIDENCE, Speedup
 from .results import Results
 from .row import Row
 
@@ -57,7 +56,6 @@ def _speedup(row: Row, is_baseline: bool) -> str:
 
 
 def _tail(row: Row) -> str:
-    """The 90th and 99th percentile."""
     ends = (row.latency.p90_ms, row.latency.p99_ms) if row.latency else (None,)
     return "" if None in ends else " ".join(map(figure, ends))
 
@@ -71,12 +69,7 @@ def _verdict(row: Row) -> str:
     return row.speedup.verdict if row.speedup and row.speedup.verdict != "faster" else ""
 
 
-def _accuracy(row: Row) -> str:
-    return accuracy_text(row.accuracy.value, row.accuracy.unit) if row.accuracy else DASH
-
-
 def _drop(row: Row) -> tuple[str, str]:
-    """The drop, and its interval."""
     if row.accuracy is None or (drop := row.accuracy.drop) is None:
         return DASH, ""
     unit = row.accuracy.unit
@@ -84,7 +77,6 @@ def _drop(row: Row) -> tuple[str, str]:
 
 
 def _difference(row: Row) -> str:
-    """Signal-to-noise ratio of the outputs, and whether they fail."""
     if row.difference is None:
         return DASH
     text = decibels(row.difference.snr_db)
@@ -110,12 +102,10 @@ class Column:
 
     Attributes:
         key: Its name, by which `render` has the text.
-        title: What stands above it.
-        text: Text of a row that is the baseline, or is not: a dash where nothing was measured, empty where
-            the figure does not apply.
-        numbers: Keys of the row's JSON form that CSV has in its place.
-        places: Tables that show it. CSV has all.
-        rank: Place from the left; CSV has the order of `COLUMNS`.
+        text: Of a row that is the baseline, or is not: a dash where nothing was measured, empty where the
+            figure does not apply.
+        numbers: Keys of the row's JSON form that CSV has in its place, in the order of `COLUMNS`.
+        places, rank: Tables that show it, and its place from the left. CSV has all.
         titles: Titles of tables that have another; "narrow" is the terminal's of two lines.
         of_file: Whether it is known of what was not measured, too.
     """
@@ -130,7 +120,6 @@ class Column:
     of_file: bool = False
 
     def title_in(self, place: Place | Literal["narrow"]) -> str:
-        """Return what stands above it in a table."""
         return self.titles.get(place, self.title)
 
 
@@ -206,7 +195,9 @@ COLUMNS: tuple[Column, ...] = (
         places=("markdown",), rank=13,
     ),
     Column(
-        "accuracy", "accuracy", lambda row, _: _accuracy(row), "accuracy.metric accuracy.value",
+        "accuracy", "accuracy",
+        lambda row, _: accuracy_text(row.accuracy.value, row.accuracy.unit) if row.accuracy else DASH,
+        "accuracy.metric accuracy.value",
         ("terminal", "markdown", "report"), 50,
         {"terminal": "accuracy, drop", "narrow": "accuracy\ndrop"},
     ),
@@ -216,9 +207,7 @@ COLUMNS: tuple[Column, ...] = (
         ("report",), 51,
     ),
     Column("drop_interval", "interval", lambda row, _: _drop(row)[1], places=()),
-    Column(
-        "lost", "drop", lambda row, _: _line(*_drop(row)), places=("markdown",), rank=51
-    ),
+    Column("lost", "drop", lambda row, _: _line(*_drop(row)), places=("markdown",), rank=51),
     Column(
         "difference", "output SNR", lambda row, _: _difference(row),
         "difference.snr_db difference.state", ("terminal",), 52, {"narrow": "output\nSNR"},
@@ -255,12 +244,10 @@ COLUMNS: tuple[Column, ...] = (
 
 
 def columns_of(place: Place) -> list[Column]:
-    """Return the columns of a table, from the left."""
     return sorted((one for one in COLUMNS if place in one.places), key=lambda column: column.rank)
 
 
 def render(row: Row, baseline: str) -> SimpleNamespace:
-    """Return the texts of a row, by the keys of `COLUMNS`."""
     return SimpleNamespace(**{one.key: one.text(row, row.name == baseline) for one in COLUMNS})
 
 
@@ -336,7 +323,6 @@ def _csv_cell(value: Mapping[str, Any], group: str, part: str = "") -> Any:
 
 
 def save_markdown(results: Results, path: Path) -> None:
-    """Write the table, and beneath it the machine, the input and whether the run was disturbed."""
     write_text(path, markdown(results))
 
 
@@ -345,8 +331,10 @@ def markdown(results: Results) -> str:
     table = markdown_table(results)
     settings = results.settings
     shapes = ", ".join(f"{name}:{shape}" for name, shape in (settings.get("inputs") or {}).items())
+    named = [f"{name}: {machine_text(one.environment)}" for name, one in results.machines.items()]
+    machines = "; ".join(named) or machine_text(results.environment)
     about = (
-        f"{_machines(results)}, {settings.get('threads')} threads, input {shapes}; "
+        f"{machines}, {settings.get('threads')} threads, input {shapes}; "
         f"speed-up against {results.baseline} with its {interval_words(results.confidence)}"
     )
     if any(row.accuracy for row in results.rows):
@@ -358,7 +346,6 @@ def markdown(results: Results) -> str:
 
 
 def markdown_table(results: Results) -> str:
-    """Return the table alone."""
     rows = sorted(results.rows, key=lambda row: row.name != results.baseline)
     titles = [column.title_in("markdown") for column in columns_of("markdown")]
     lines: list[Sequence[str]] = [titles, ["---"] + ["---:"] * (len(titles) - 1)]
@@ -372,12 +359,6 @@ def markdown_table(results: Results) -> str:
 def markdown_cell(text: str) -> str:
     """Return a text of strangers as a cell of a table shows it: no markup of it counts."""
     return plain(text).translate(_MARKUP)
-
-
-def _machines(results: Results) -> str:
-    """The machine, or each by its name."""
-    named = [f"{name}: {machine_text(one.environment)}" for name, one in results.machines.items()]
-    return "; ".join(named) or machine_text(results.environment)
 
 
 def _cells(text: SimpleNamespace) -> list[str]:

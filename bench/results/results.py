@@ -70,7 +70,6 @@ class Results(Struct, frozen=True, kw_only=True, tag_field="kind", tag=KIND):
         return measured.baseline if measured else self.baseline
 
     def row(self, name: str) -> Row:
-        """Return the row of an artifact."""
         for row in self.rows:
             if row.name == name:
                 return row
@@ -82,7 +81,6 @@ class Results(Struct, frozen=True, kw_only=True, tag_field="kind", tag=KIND):
         return float(self.settings.get("confidence", _OLDER_CONFIDENCE))
 
     def as_json(self) -> dict[str, Any]:
-        """Return the content of `results.json`."""
         value: dict[str, Any] = finite(msgspec.to_builtins(self))
         if not self.machines:
             del value["machines"]
@@ -98,22 +96,18 @@ class BenchInterrupted(KeyboardInterrupt):
 
 
 def now() -> str:
-    """Return this moment, ISO 8601 in UTC."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def save_results(results: Results, path: Path) -> None:
-    """Write results atomically."""
     write_json(path, results.as_json())
 
 
 def load_results(path: Path) -> Results:
-    """Read results, of version 1 too."""
     return parse_results(require_file(path, what="results").read_bytes(), path)
 
 
 def parse_results(content: bytes, path: Path) -> Results:
-    """Return the results that a file holds."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -287,14 +281,10 @@ def _depth(value: object) -> int:
 
 
 def join_results(parts: Mapping[str, Results], *, history: Sequence[dict[str, Any]] = ()) -> Results:
-    """Return one results of several measurements.
+    """Return one results of several measurements, by their machine, such as "sm90" or "cuda:1".
 
     The first part keeps the names of its rows, and its settings and environment are those of the whole. A row
     of another part whose name is taken gets that of its machine: the baseline is measured on each.
-
-    Args:
-        parts: Machine, such as "sm90" or "cuda:1", to what was measured there; at least one.
-        history: Of the file that they become.
     """
     (first_name, first), *_ = parts.items()
     if len(parts) == 1:
@@ -309,6 +299,9 @@ def join_results(parts: Mapping[str, Results], *, history: Sequence[dict[str, An
             replace(row, name=names[row.name], machine=_joined(part_name, row.machine))
             for row in results.rows
         ]
+    noise = {name: results.environment.get("noise") or {} for name, results in parts.items()}
+    noisy = any(one.get("noisy") for one in noise.values())
+    reasons = [f"{name}: {reason}" for name, one in noise.items() for reason in one.get("reasons", ())]
     return replace(
         first,
         baseline=machines[_joined(first_name, next(iter(first.machines), ""))].baseline,
@@ -317,7 +310,7 @@ def join_results(parts: Mapping[str, Results], *, history: Sequence[dict[str, An
         history=[*history],
         created=max(one.created for one in parts.values()),
         interrupted=any(one.interrupted for one in parts.values()),
-        environment={**first.environment, "noise": _noise(parts)},
+        environment={**first.environment, "noise": {"noisy": noisy, "reasons": reasons}},
     )
 
 
@@ -329,10 +322,3 @@ def _free(name: str, machine: str, taken: set[str]) -> str:
     while name in taken:
         name = f"{name} ({machine})"
     return name
-
-
-def _noise(parts: Mapping[str, Results]) -> dict[str, Any]:
-    """What disturbed any of them, with its machine."""
-    found = {name: results.environment.get("noise") or {} for name, results in parts.items()}
-    reasons = [f"{name}: {reason}" for name, noise in found.items() for reason in noise.get("reasons", ())]
-    return {"noisy": any(noise.get("noisy") for noise in found.values()), "reasons": reasons}

@@ -17,7 +17,7 @@ from msgspec.structs import force_setattr
 
 from ...figures import number
 from ...spec.words import METRICS, is_own_metric
-from ..statistics.speedup import Positive, Speedup, split_launches, verdict_of
+from ..statistics import Positive, Speedup, split_launches, verdict_of
 
 Status = Literal["measured", "not run", "failed"]
 Unit = Literal["points", "units"]
@@ -141,14 +141,12 @@ class Accuracy(Struct, frozen=True):
 
     @property
     def drop(self) -> Interval | None:
-        """The drop with its interval."""
         if self.drop_points is UNSET:
             return None
         return Interval(self.drop_points, *(None if end is UNSET else end for end in (self.low, self.high)))
 
     @property
     def unit(self) -> Unit:
-        """What the drop is counted in."""
         return unit_of(self.metric)
 
     def gain_on(self, before: Accuracy) -> float | None:
@@ -224,7 +222,6 @@ class CurvePoint(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def count(self) -> int:
-        """The number that the curve is over."""
         return self.batch_size or self.clients or self.streams or 0
 
 
@@ -340,11 +337,19 @@ def upgrade(entry: Any) -> Any:
     value |= {key: entry[key] for key in _REQUIRED if key in entry}
     if str(entry.get("engine")).startswith("tensorrt"):
         value.setdefault("device", "cuda:0")  # older files tell no device, and engines ran on a GPU then, too
-    value |= {axis: _curve(value.get(axis), count) for axis, count in _AXES.items()}
+    for axis, count in _AXES.items():
+        groups = (_group(CurvePoint, point) for point in value.get(axis) or () if isinstance(point, Mapping))
+        value[axis] = [group for group in groups if group and not _is_nothing(group.get(count, 0))]
     latency = _group(Latency, value.get("latency_ms"))
+    quantiles, times = value.get("latency_quantiles_ms", ()), value.get("layer_times_ms", {})
+    if isinstance(quantiles, list | tuple):  # all 101 of them, or none
+        whole = len([*filter(number, quantiles)]) == len(quantiles) == _QUANTILES
+        quantiles = sorted(quantiles) if whole else ()
+    if isinstance(times, Mapping):
+        times = {name: ms for name, ms in _present(times).items() if not _is_nothing(ms)}
     return value | {
         "latency_ms": latency,
-        "latency_quantiles_ms": _quantiles(value.get("latency_quantiles_ms", ())) if latency else (),
+        "latency_quantiles_ms": quantiles if latency else (),
         "gpu_latency_ms": _group(GpuLatency, value.get("gpu_latency_ms")),
         "cold_start_ms": _group(ColdStart, value.get("cold_start_ms")),
         "warm_up": _group(WarmUp, value.get("warm_up"), stable=False),
@@ -352,7 +357,7 @@ def upgrade(entry: Any) -> Any:
         "accuracy": _accuracy(value.get("accuracy")),
         "difference": _difference(value.get("difference")),
         "energy": _group(Energy, value.get("energy")) or None,
-        "layer_times_ms": _times(value.get("layer_times_ms", {})),
+        "layer_times_ms": times,
     }
 
 
@@ -362,18 +367,6 @@ def _group(kind: type[Struct], table: Any, **defaults: Any) -> Any:
         return table  # None, or what the types refuse
     present = defaults | _positive(kind, _present(table))
     return present if _keys(kind)[0] <= present.keys() else None
-
-
-def _curve(points: Any, axis: str) -> list[Any]:
-    groups = (_group(CurvePoint, point) for point in points or () if isinstance(point, Mapping))
-    return [group for group in groups if group and not _is_nothing(group.get(axis, 0))]
-
-
-def _quantiles(values: Any) -> Any:
-    """All 101 of them, or none."""
-    if not isinstance(values, list | tuple):
-        return values
-    return sorted(values) if len([*filter(number, values)]) == len(values) == _QUANTILES else ()
 
 
 def _speedup(table: Any) -> Any:
@@ -402,12 +395,6 @@ def _difference(table: Any) -> Any:
     if "snr_db" not in value and "state" not in value and "max_abs_error" in value:
         value["state"] = "equal" if value["max_abs_error"] == 0.0 else "not finite"
     return value
-
-
-def _times(table: Any) -> Any:
-    if not isinstance(table, Mapping):
-        return table
-    return {name: ms for name, ms in _present(table).items() if not _is_nothing(ms)}
 
 
 def _present(figures: Mapping[str, Any]) -> dict[str, Any]:

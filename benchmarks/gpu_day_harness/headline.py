@@ -176,7 +176,7 @@ def _table(day: Day, network: str, batch: int, workers: dict[str, Any]) -> None:
 
 def _row(title: str, rounds_ms: Mapping[str, list[float]]) -> dict[str, Any]:
     """Latency, and how many times faster than the baseline; with its interval after enough rounds."""
-    from qcompile.bench.statistics.speedup import FEWEST_ROUNDS, speedup
+    from qcompile.bench.statistics import FEWEST_ROUNDS, speedup
 
     times, base = rounds_ms[title], rounds_ms.get(BASELINE, [])
     row: dict[str, Any] = {"row": title, "latency_ms": float(np.median(times)), "rounds": len(times)}

@@ -13,15 +13,13 @@ from commands import MakePath
 
 import qcompile
 from qcompile.bench import benchmark as every_gpu
-from qcompile.bench.interpreters import Interpreters
-from qcompile.bench.measuring.gpu_metrics import measure_gpu_latencies
-from qcompile.bench.measuring.sweep import sweep_at_once
+from qcompile.bench.measuring.side_figures import measure_gpu_latencies, sweep_at_once
 from qcompile.bench.recorder import Recorder
 from qcompile.bench.results.render import render
 from qcompile.bench.results.results import BenchInterrupted, Results, load_results
 from qcompile.bench.results.row import Row
 from qcompile.bench.runnables import choose_runnables, row_of
-from qcompile.bench.statistics.speedup import Speedup
+from qcompile.bench.statistics import Speedup
 from qcompile.engines import gpu as driver
 from qcompile.engines.gpu import Gpu, find_gpus, parse_devices, why_no_gpu
 from qcompile.errors import EngineUnavailable, InvalidOption
@@ -35,10 +33,8 @@ without_gpu = pytest.mark.skipif(not why_no_gpu(), reason="a GPU is here")
 
 def placed(artifacts: dict[str, str], *devices: int | None, modes: tuple[str, ...] = ()) -> dict[str, str]:
     """Name of each artifact to its device."""
-    runnables, _ = choose_runnables(
-        artifacts, next(iter(artifacts)), trust=False, pythons=Interpreters(), torch_modes=modes,
-        devices=devices,
-    )  # fmt: skip
+    spec = BenchSpec(baseline=next(iter(artifacts)), torch_modes=modes)  # type: ignore[arg-type]
+    runnables, _ = choose_runnables(artifacts, spec, devices)
     return {runnable.name: runnable.device for runnable in runnables}
 
 
@@ -67,10 +63,8 @@ def test_every_artifact_runs_on_each_device_that_can_run_it(
 def test_engines_come_once_more_with_cuda_graphs(tiny_file: MakePath, tmp_path: Path) -> None:
     model = tiny_file("mlp")
     plan = qcompile.build(model, tmp_path / "m.engine", target="tensorrt-rtx", gpus=["sm86"]).path
-    runnables, base = choose_runnables(
-        {"onnx": str(model), "plan": str(plan)}, "onnx", trust=False, pythons=Interpreters(), torch_modes=(),
-        cuda_graph=True, in_flight=True,
-    )  # fmt: skip
+    spec = BenchSpec(baseline="onnx", cuda_graph=True, streams=(1,))
+    runnables, base = choose_runnables({"onnx": str(model), "plan": str(plan)}, spec)
     assert base == "onnx"
     assert [(one.name, one.mode) for one in runnables] == [
         ("onnx", "eager"), ("plan", "eager"), ("plan (CUDA graph)", "cuda-graph"),

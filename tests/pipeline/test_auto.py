@@ -13,7 +13,7 @@ from executors import Noting
 import qcompile
 from qcompile.bench.results.results import Results
 from qcompile.bench.results.row import Accuracy, Latency, Row
-from qcompile.bench.statistics.speedup import Speedup
+from qcompile.bench.statistics import Speedup
 from qcompile.cli import main
 from qcompile.errors import InvalidOption
 from qcompile.pipeline.auto import TUNED, AutoResult, worth_tuning

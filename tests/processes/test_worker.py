@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from onnx import helper
 
 import qcompile
-from qcompile.bench.interpreters import parse_interpreters
+from qcompile.bench.outputs import parse_interpreters
 from qcompile.comparison.layers import layer_diff
 from qcompile.errors import DataError, InvalidOption, MissingFile, QCompileError, WorkerError
 from qcompile.processes.arrays import load_array, load_arrays, save_arrays

@@ -14,7 +14,7 @@ from msgspec.structs import astuple, replace
 from report_results import layers_json, results_json, write
 
 from qcompile.bench.results.row import Accuracy, Interval, Latency, Row, upgrade
-from qcompile.bench.statistics.speedup import Speedup, verdict_of
+from qcompile.bench.statistics import Speedup, verdict_of
 from qcompile.reporting.charts import (
     curve,
     curves_chart,

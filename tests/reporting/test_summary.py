@@ -11,9 +11,8 @@ from report_results import recommendable as artifact
 from report_results import results_json, results_of, write
 
 from qcompile.bench.results.row import Latency, Row
-from qcompile.reporting.recommendation import Recommendation, recommend
 from qcompile.reporting.source import read_source
-from qcompile.reporting.summary import Summary, excesses, faster, summarize
+from qcompile.reporting.summary import Recommendation, Summary, excesses, faster, recommend, summarize
 from qcompile.spec.measure import Budget
 
 ROUNDS = 25

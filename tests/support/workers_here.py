@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qcompile.bench import worker, worker_pool
+from qcompile.bench import runnables, worker
 from qcompile.processes.serve import failure
 from qcompile.processes.worker import error_from_answer
 
@@ -64,6 +64,6 @@ class WorkerHere:
 def install(monkeypatch: pytest.MonkeyPatch) -> WorkersHere:
     """Let a bench start its workers here."""
     made = WorkersHere()
-    monkeypatch.setattr(worker_pool, "Worker", made)
+    monkeypatch.setattr(runnables, "Worker", made)
     monkeypatch.setattr(worker, "_wait_for_rest", lambda: True)
     return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,8 +23,6 @@ from qcompile.bench.gate.checks import (
     MOST_LAUNCHES,
     Check,
     Decision,
-    GateRule,
-    Limits,
     Slowdown,
     State,
     accuracy_check,
@@ -31,16 +30,17 @@ from qcompile.bench.gate.checks import (
     checks_of,
     decide,
     interval_text,
+    is_decided,
     outputs_check,
     size_check,
     slowdown,
 )
-from qcompile.bench.gate.result import GateResult, PairResult, junit, markdown
+from qcompile.bench.gate.gate import GateResult, PairResult, junit, markdown
 from qcompile.bench.measuring.rounds import TimingSeries, measure
 from qcompile.bench.results.row import Accuracy, Difference, Interval, Latency, Row
-from qcompile.spec.measure import BenchOptions
+from qcompile.spec.measure import BenchOptions, GateOptions
 
-LIMITS = Limits(0.02, 0.01, None, "auto", False)
+LIMITS = GateOptions(evaluation="labels")
 OLD = Row("old", "a.onnx", "onnxruntime", size_bytes=1000)
 NEW = Row("new", "b.onnx", "onnxruntime", size_bytes=1000)
 
@@ -118,7 +118,7 @@ def test_outputs_decide_where_they_say_something(
     differs = Difference(passed=False, output="y", snr_db=3.0, max_abs_error=1.0, criterion="SNR of 15 dB")
     old = structs.replace(OLD, precision=precisions[0])
     new = structs.replace(NEW, precision=precisions[1], difference=differs)
-    limits = Limits(0.02, 0.01, None, rule, False)  # type: ignore[arg-type]
+    limits = GateOptions(outputs=rule)  # type: ignore[arg-type]
     check = outputs_check(old, new, limits, has_data=has_data)
     assert check.state == state
     agrees = outputs_check(
@@ -164,7 +164,7 @@ SCHEMA = {
 
 
 def result(*, name: str = "a.onnx", checks: tuple[Check, ...] = CHECKS, strict: bool = False) -> GateResult:
-    limits = Limits(0.02, 0.01, None, "auto", strict)
+    limits = GateOptions(strict=strict)
     pair = PairResult(name, "old/a.onnx", "new/a.onnx", None, checks, seconds=1.5)
     return GateResult([pair], limits, ["b.onnx"], "a processor", 1, "2026-01-01T00:00:00+00:00", 12.25)
 
@@ -356,7 +356,8 @@ def test_measuring_ends_when_the_rule_decides_or_has_looked_often_enough(
     now_s = iter(range(1, 10**6))  # so slow a clock that the first launch has rounds enough for an interval
     measure(
         workers, lambda: workers, "old", timed, BenchOptions(max_time_s=1e9, precision_target=0.5),
-        progress=lambda _: None, decided=GateRule("old", "new", LIMIT), clock=lambda: next(now_s) * 0.1,
+        progress=lambda _: None, decided=functools.partial(is_decided, LIMIT),
+        clock=lambda: next(now_s) * 0.1,
     )  # fmt: skip
     assert len(timed["new"].launches_ms) == launches
     found = slowdown(timed["old"].launches_ms, timed["new"].launches_ms)
@@ -370,7 +371,7 @@ def gates(machine: str, slower: float) -> tuple[list[Decision], float]:
     ended = [
         simulate(
             MACHINES[machine], 5000 + number, call_s, launch_s=LAUNCH_S, max_time_s=MAX_TIME_S,
-            precision_target=0.5, decided=GateRule("old", "new", LIMIT),
+            precision_target=0.5, decided=functools.partial(is_decided, LIMIT),
         )
         for number in range(GATES)
     ]  # fmt: skip

@@ -13,10 +13,18 @@ from typing import Any
 import pynvml
 import pytest
 
-from qcompile.bench.measuring import nvml as nvml_module
-from qcompile.bench.measuring.environment import Effort, environment, machine_of, noise, state
-from qcompile.bench.measuring.gpu_metrics import POWERCAP, rapl_counter
-from qcompile.bench.measuring.nvml import Nvml, NvmlError, find_nvml
+from qcompile.bench.measuring import environment as nvml_module
+from qcompile.bench.measuring.environment import (
+    Effort,
+    Nvml,
+    NvmlError,
+    environment,
+    find_nvml,
+    machine_of,
+    noise,
+    state,
+)
+from qcompile.bench.measuring.side_figures import POWERCAP, rapl_counter
 from qcompile.engines.gpu import why_no_gpu
 
 QUIET: dict[str, Any] = {

@@ -16,9 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qcompile.bench.measuring.concurrent import time_clients, time_in_flight
-from qcompile.bench.measuring.rounds import balanced_orders, rounds
-from qcompile.bench.measuring.warm_up import LIMIT_S, change_significance, is_stable, warm_up
+from qcompile.bench.measuring.rounds import (
+    LIMIT_S,
+    balanced_orders,
+    change_significance,
+    is_stable,
+    rounds,
+    warm_up,
+)
+from qcompile.bench.worker import time_clients, time_in_flight
 from qcompile.engines.base import InFlight, Runner
 from qcompile.errors import InvalidOption, ModelError
 

@@ -27,13 +27,12 @@ from numpy.typing import NDArray
 from scoring import inputs_of
 
 import qcompile
-from qcompile.bench.metrics.accuracy import ScoreSums, accuracy, read_metric
+from qcompile.bench.metrics.accuracy import ScoreSums, accuracy, described_inputs, read_metric
 from qcompile.bench.metrics.detection import MeanAveragePrecision
 from qcompile.bench.metrics.metric import Truth
-from qcompile.bench.metrics.quality import described_inputs
 from qcompile.bench.outputs import describe, shared_io
 from qcompile.bench.results.row import Accuracy, unit_of
-from qcompile.bench.statistics.bootstrap import CONFIDENCE, FEWEST_UNITS, RESAMPLES
+from qcompile.bench.statistics import DROP_CONFIDENCE, FEWEST_UNITS, RESAMPLES
 from qcompile.cli.main import group
 from qcompile.data.batches import Data
 from qcompile.engines.registry import engine
@@ -83,7 +82,9 @@ def test_what_the_table_says_of_a_metric_holds(name: str) -> None:
 
 def test_the_stated_interval_is_the_one_that_is_computed() -> None:
     text = " ".join(SECTION.split())
-    assert f"The {CONFIDENCE:.0%} interval of a drop is a paired bootstrap: {RESAMPLES} resamples" in text
+    assert (
+        f"The {DROP_CONFIDENCE:.0%} interval of a drop is a paired bootstrap: {RESAMPLES} resamples" in text
+    )
     assert f"({MeanAveragePrecision('map').resamples} for `map`)" in text
     assert FEWEST_UNITS == 10
     assert "Fewer than ten samples have no interval" in text

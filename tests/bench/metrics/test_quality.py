@@ -11,8 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
-from qcompile.bench.metrics.accuracy import read_metric
-from qcompile.bench.metrics.quality import check_evaluation, measure_quality
+from qcompile.bench.metrics.accuracy import check_evaluation, measure_quality, read_metric
 from qcompile.bench.outputs import describe, start
 from qcompile.bench.recorder import Recorder
 from qcompile.bench.results.row import Row

@@ -13,7 +13,7 @@ from scipy.stats import spearmanr
 from scoring import expanded, scored, value
 from sklearn.metrics import ndcg_score
 
-from qcompile.bench.metrics import ranking as neighbours
+from qcompile.bench.metrics import values as neighbours
 from qcompile.bench.metrics.accuracy import read_metric
 from qcompile.bench.metrics.metric import Truth, joined
 from qcompile.errors import DataError

@@ -15,7 +15,7 @@ from msgspec import structs
 from qcompile.bench.results.regress import compare_results, parse_limit, unpaired_speedup
 from qcompile.bench.results.results import Results
 from qcompile.bench.results.row import Accuracy, Latency, Row
-from qcompile.bench.statistics.speedup import CONFIDENCE, half_width, level_of
+from qcompile.bench.statistics import CONFIDENCE, half_width, level_of
 from qcompile.errors import InvalidOption
 
 HERE = {"processor": "some", "architecture": "x86_64", "features": ["avx2"], "cores_usable": 2, "gpu": None}

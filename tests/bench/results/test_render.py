@@ -24,9 +24,9 @@ from qcompile.bench.results.render import (
 )
 from qcompile.bench.results.results import Results, load_results, save_results
 from qcompile.bench.results.row import Accuracy, Difference, Energy, Latency, Row
-from qcompile.bench.statistics.speedup import CONFIDENCE, SMALLEST_DIFFERENCE, Speedup, verdict_of
+from qcompile.bench.statistics import CONFIDENCE, SMALLEST_DIFFERENCE, Speedup, verdict_of
 from qcompile.cli.tables import results_table
-from qcompile.reporting.sections_measured import accuracy_section, results_section
+from qcompile.reporting.sections import accuracy_section, results_section
 from qcompile.reporting.source import ReportedArtifact, Source, read_source
 from qcompile.spec.words import METRICS
 

@@ -35,7 +35,7 @@ from qcompile.bench.results.row import Row
 from qcompile.cli.tables import results_table
 from qcompile.errors import ArtifactError
 from qcompile.reporting import write_report
-from qcompile.reporting.recommendation import recommend
+from qcompile.reporting.summary import recommend
 
 DATA = Path(__file__).parents[2] / "samples/bench"
 SAMPLE = json.loads((DATA / "results.version-2.json").read_text())

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from qcompile.bench.metrics.classes import MeanIoU
-from qcompile.bench.statistics.bootstrap import FEWEST_UNITS, require_pairs, resampled_interval, resamples
+from qcompile.bench.statistics import FEWEST_UNITS, require_pairs, resampled_interval, resamples
 from qcompile.errors import DataError
 
 Array = NDArray[Any]

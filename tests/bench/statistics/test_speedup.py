@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from qcompile.bench.statistics.speedup import (
+from qcompile.bench.statistics import (
     CONFIDENCE,
     PRIOR_DEGREES,
     PRIOR_SPREAD,

@@ -19,7 +19,7 @@ from engines_on_gpu import build, open_runner, values
 from onnx import parser
 from onnx.reference import ReferenceEvaluator
 
-from qcompile.bench.measuring.concurrent import time_in_flight
+from qcompile.bench.worker import time_in_flight
 from qcompile.engines.pytorch import PyTorch
 from qcompile.engines.tensorrt.runner.cuda import PrimaryContext
 from qcompile.errors import DataError, InvalidOption, ModelError

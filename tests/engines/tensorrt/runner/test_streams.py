@@ -13,7 +13,6 @@ from tensorrt_simulation import PYTORCHS, Simulation, values
 
 import qcompile.engines
 from qcompile.bench import worker
-from qcompile.bench.measuring import concurrent
 from qcompile.errors import DataError, InvalidOption, ModelError
 from qcompile.processes.arrays import save_arrays
 
@@ -150,7 +149,7 @@ def test_clients_share_one_engine_and_have_contexts_of_their_own(
             np.testing.assert_array_equal(runner.infer(feeds)["y"], -feeds["x"])
         return [1, 2], 3
 
-    monkeypatch.setattr(concurrent, "time_clients", time_clients)
+    monkeypatch.setattr(worker, "time_clients", time_clients)
     serve(session, newest)
     answer = session.answer({"do": "clients", "clients": 4, "seconds": 0.01})
     assert (answer["ns"], answer["wall_ns"]) == ([1, 2], 3)
@@ -165,7 +164,7 @@ def test_before_8_6_each_client_loads_the_engine_and_in_flight_is_refused(
 ) -> None:
     serve(session, oldest)
     monkeypatch.setattr(session, "_open", lambda: oldest.open("negate"))
-    monkeypatch.setattr(concurrent, "time_clients", lambda *_: ([oldest.gpu.live["engine"]], 1))
+    monkeypatch.setattr(worker, "time_clients", lambda *_: ([oldest.gpu.live["engine"]], 1))
     assert session.answer({"do": "clients", "clients": 3, "seconds": 0.01})["ns"] == [3]
     with pytest.raises(InvalidOption, match="needs an optimization profile of its own"):
         session.answer({"do": "in_flight", "streams": 2, "seconds": 0.01})

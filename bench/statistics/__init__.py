@@ -1,1 +1,0 @@
-"""Levels, ratios, and their confidence intervals."""
