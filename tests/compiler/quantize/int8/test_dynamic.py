@@ -16,8 +16,8 @@ from written_models import model_of, normal, outputs_of, stored
 from qcompile.compiler.quantize.int8.dynamic import WeightType, quantize_dynamic
 from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.errors import QuantizationError
+from qcompile.model.graph_rules import saturating_kernels
 from qcompile.model.judgement import output_error
-from qcompile.model.saturating_kernels import saturating_kernels
 from qcompile.processor import isa_here
 
 HIDDEN = 4
