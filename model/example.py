@@ -95,6 +95,11 @@ def traced_extents(
     return given, frozenset(guessed)
 
 
+def shapes_at(inputs: Sequence[TensorInfo], extents: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of inputs whose dynamic axes have these extents."""
+    return {t.name: tuple(d if isinstance(d, int) else extents[d] for d in t.shape) for t in inputs}
+
+
 def _usual(tensor: TensorInfo, axis: int, name: str, rung: int) -> int:
     image, length = RUNGS[rung]
     if _IMAGE.fullmatch(name):
@@ -214,10 +219,9 @@ def make_example(
     }
     sources = [values, data or {}]
     extents, guessed = traced_extents(tensors, numbers, sources, rung)
-    shapes = {t.name: tuple(d if isinstance(d, int) else extents[d] for d in t.shape) for t in tensors}
     return Example(
         tensors,
-        _with_values(tensors, shapes, sources, 0),
+        _with_values(tensors, shapes_at(tensors, extents), sources, 0),
         takes_keywords(loaded.module, tensors),
         frozenset(t.name for t in tensors if all(_unfit(t, source) for source in sources)),
         guessed,

@@ -13,6 +13,7 @@ from ..artifact import checked_input
 from ..errors import EngineUnavailable, InvalidOption, ModelError
 from ..files import digest_files, read_json, require_file
 from ..progress import quiet
+from .example import shapes_at, traced_extents
 from .named.description import Description, declare_torchvision_operators
 from .preprocessing import PRESETS, Preprocessing, preprocessing_of, read_preprocessing
 from .pytorch import (
@@ -24,6 +25,7 @@ from .pytorch import (
     load_torchscript,
     load_weights,
 )
+from .random_input import random_feeds
 from .source import (
     NAMED,
     RANDOM,
@@ -37,7 +39,6 @@ from .source import (
 from .user_code import call, load_function
 
 _PACKAGES: dict[SourceKind, str] = {"torchvision": "torchvision", "timm": "timm", "hf": "transformers"}
-_DOMAIN_SEED = 0
 
 
 def load_torch(source: Source, device: str = "cpu") -> LoadedModel:
@@ -157,9 +158,14 @@ def load_named(source: Source) -> LoadedModel:
             torch.manual_seed(options.seed)
             module = load(source, description)
         if options.file:
-            load_weights(inner_module(module), Path(options.file), source.spec)
+            # The package's own module, whose names of tensors a file of weights has.
+            wrapped = type(module).__module__.startswith(f"{__package__}.named.")
+            inner = getattr(module, "module", None) or getattr(module, "inner", None) if wrapped else None
+            load_weights(inner or module, Path(options.file), source.spec)
         module = module.eval().requires_grad_(False)
-    example = {name: torch.from_numpy(array) for name, array in description.example(_DOMAIN_SEED).items()}
+    shapes = shapes_at(description.inputs, traced_extents(description.inputs, {}, ())[0])
+    feeds = random_feeds(description.inputs, shapes=shapes, domains=description.domains)
+    example = {name: torch.from_numpy(array) for name, array in feeds.items()}
     sees = source.kind != "hf" or any(tensor.name == "pixel_values" for tensor in description.inputs)
     warnings = [text for text in (warning if sees else "", *description.notes) if text]
     if options.weights == RANDOM:
@@ -202,12 +208,3 @@ def _import(source: Source) -> str:
             engine="pytorch",
         ) from error
     return warning
-
-
-def inner_module(module: Any) -> Any:
-    """Return the package's own module, whose names of tensors a file of weights has."""
-    for name in ("module", "inner"):
-        inner = getattr(module, name, None)
-        if type(module).__module__.startswith(f"{__package__}.named.") and inner is not None:
-            return inner
-    return module

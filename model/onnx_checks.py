@@ -202,6 +202,9 @@ def read_external(tensor: onnx.TensorProto, folder: Path) -> bytes:
 
 def check_model(model: onnx.ModelProto, path: Path) -> None:
     """Check a model that was read from a file. Its weights may lie elsewhere, or be gone."""
+    if not model.graph.node and not model.graph.output:
+        message = f"{path}: holds no graph ({path.stat().st_size} bytes)"
+        raise ModelError(message, hint="copy or export the file again", file=path)
     try:
         for text in _texts(model):
             if isinstance(text, bytes):  # on which code that expects text fails anywhere

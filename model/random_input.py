@@ -62,10 +62,12 @@ class Domain:
     Attributes:
         kind: See the table above.
         bounds: Of indices: each is below all of these; a text is the extent of the dynamic axis of that name.
+        excluded: Indices that are not drawn: of padding, of the end of a text.
     """
 
     kind: Kind = "normal"
     bounds: tuple[Dim, ...] = ()
+    excluded: tuple[int, ...] = ()
 
 
 def read_domains(model: onnx.ModelProto) -> dict[str, Domain]:
@@ -348,7 +350,10 @@ def _values(
     generator: np.random.Generator,
 ) -> NDArray[Any]:
     if domain.kind == "index":
-        return generator.integers(0, max(_bound(domain, extents), 1), shape)
+        most = max(_bound(domain, extents), 1)
+        if domain.excluded:
+            return generator.choice(np.setdiff1d(np.arange(most), domain.excluded), shape)
+        return generator.integers(0, most, shape)
     if domain.kind == "position":
         highest = _bound(domain, extents) if domain.bounds else shape[-1] if shape else 1
         line = np.minimum(np.arange(shape[-1] if shape else 1), max(highest - 1, 0))

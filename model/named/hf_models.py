@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from .hf_configuration import (
     Choice,
     audio_preprocessing,
     choose,
-    classes,
+    extents_of,
     find_folder,
     image_preprocessing,
     image_size,
@@ -66,17 +66,8 @@ _OFFSET = frozenset(
 )
 """Types of models whose positions begin behind the padding token's number."""
 
-_MASKS = ("attention_mask",)
-_ZEROS = ("token_type_ids",)
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Inputs in order, the values that they take, and what the user should know."""
-
-    tensors: tuple[TensorInfo, ...]
-    domains: Mapping[str, Domain]
-    notes: tuple[str, ...] = ()
+Inputs = tuple[tuple[TensorInfo, ...], Mapping[str, Domain], tuple[str, ...]]
+"""Inputs in order, the values that they take, and what the user should know."""
 
 
 def read_inputs(source: Source, choice: Choice, config: Any, folder: Path) -> Inputs:
@@ -89,12 +80,12 @@ def read_inputs(source: Source, choice: Choice, config: Any, folder: Path) -> In
         sound = with_preprocessing(
             _sound(main, config), audio_preprocessing(source, choice, config, folder, main)
         )
-        return Inputs((sound,), {})
+        return (sound,), {}, ()
     text = _text(source, choice, config, folder, taken)
     if "pixel_values" not in taken:
         return text
-    image = _image(source, choice, config, folder)
-    return Inputs((*text.tensors, *image.tensors), {**text.domains, **image.domains}, image.notes)
+    images, _, notes = _image(source, choice, config, folder)
+    return (*text[0], *images), text[1], notes
 
 
 def _text(source: Source, choice: Choice, config: Any, folder: Path, taken: Mapping[str, Any]) -> Inputs:
@@ -118,8 +109,8 @@ def _text(source: Source, choice: Choice, config: Any, folder: Path, taken: Mapp
     ]
     excluded = tuple(number for number in special if isinstance(number, int))
     vocabulary = int(getattr(inner, "vocab_size", 0) or 1000)
-    domains = {name: Domain("mask") for name in _MASKS} | {name: Domain("zeros") for name in _ZEROS}
-    return Inputs(tensors, {**domains, "input_ids": Domain("ids", vocabulary, excluded)})
+    tokens = Domain("index", (vocabulary,), excluded)
+    return tensors, {"input_ids": tokens, "token_type_ids": Domain("index", (1,))}, ()
 
 
 def _most_tokens(config: Any) -> int | None:
@@ -137,12 +128,12 @@ def _image(source: Source, choice: Choice, config: Any, folder: Path) -> Inputs:
     height, width = _extents(source, inner, folder)
     preprocessing, notes = image_preprocessing(source, choice, config, folder, (height, width), channels)
     tensor = image_input("pixel_values", height, width, channels)
-    return Inputs((with_preprocessing(tensor, preprocessing),), {}, notes)
+    return (with_preprocessing(tensor, preprocessing),), {}, notes
 
 
 def _extents(source: Source, config: Any, folder: Path) -> tuple[int, int]:
     """Of the spelling, the image processor, or the configuration, where convolutions note a nominal size."""
-    own = _pair(getattr(config, "image_size", None))
+    own = extents_of(getattr(config, "image_size", None))
     asked = tuple(source.options.size)
     if asked and own and asked != own and source.options.weights == RANDOM:
         square = isinstance(config.image_size, int) and asked[0] == asked[1]
@@ -151,19 +142,13 @@ def _extents(source: Source, config: Any, folder: Path) -> tuple[int, int]:
     return found[0], found[1]
 
 
-def _pair(value: Any) -> tuple[int, int] | None:
-    if isinstance(value, int) and value:
-        return value, value
-    if isinstance(value, list | tuple) and len(value) == 2:
-        return int(value[0]), int(value[1])
-    return None
-
-
 def _sound(name: str, config: Any) -> TensorInfo:
     """A waveform [batch, samples], or features of it."""
     mels = getattr(config, "num_mel_bins", None)
     if getattr(config, "conv_kernel", None) and name == "input_values":
-        least = _receptive_field(config)
+        least = 1  # samples of which the convolutions make one frame
+        for kernel, stride in zip(reversed(config.conv_kernel), reversed(config.conv_stride), strict=True):
+            least = (least - 1) * int(stride) + int(kernel)
         return TensorInfo(
             name, "float32", ("batch", "samples"), (AxisExtents(1, least, None, max(16 * least, 6400)),)
         )
@@ -175,31 +160,13 @@ def _sound(name: str, config: Any) -> TensorInfo:
     return TensorInfo(name, "float32", ("batch", "frames", int(width)), (AxisExtents(1, 1, None, 64),))
 
 
-def _receptive_field(config: Any) -> int:
-    """Samples of which the convolutions make one frame."""
-    samples = 1
-    for kernel, stride in zip(reversed(config.conv_kernel), reversed(config.conv_stride), strict=True):
-        samples = (samples - 1) * stride + kernel
-    return int(samples)
-
-
 def describe_hf(source: Source) -> Description:
     """Return what the configuration and the processors of a model say."""
     folder = find_folder(source, weights=False)
     config = _config(source, folder)
     choice = choose(source, config)
-    inputs = read_inputs(source, choice, config, folder)
-    name = source.path.name if source.path else source.name
-    return Description(
-        source.kind,
-        name,
-        choice.head.task or choice.name,
-        inputs.tensors,
-        (),
-        classes(config) if choice.head.classifies else (),
-        inputs.domains,
-        inputs.notes,
-    )
+    tensors, domains, notes = read_inputs(source, choice, config, folder)
+    return Description(choice.name, tensors, (), domains, notes)
 
 
 def load_hf(source: Source, description: Description) -> Any:

@@ -43,7 +43,7 @@ def describe_timm(source: Source) -> Description:
         preprocessing = replace(_preprocessing(source, config, height, width), task=task, classes=classes)
     tensor = with_preprocessing(image_input(_INPUT, height, width, channels), preprocessing)
     outputs = ("features",) if task == "embedding" else ("logits",)
-    return Description(source.kind, name, task, (tensor,), outputs, classes)
+    return Description(task, (tensor,), outputs)
 
 
 def _task(source: Source, config: dict[str, Any]) -> Task:
@@ -66,11 +66,11 @@ def _classes(source: Source, config: dict[str, Any]) -> tuple[str, ...]:
     return tuple(ImageNetInfo(subset).label_names()) if subset else ()
 
 
-def load_timm(source: Source, description: Description) -> Any:
+def load_timm(source: Source, _: Description) -> Any:
     """Return the module."""
     import timm
 
-    options, name = source.options, description.name
+    options, name = source.options, source.name
     arguments = _arguments(source, timm.get_pretrained_cfg(name))
     if options.weights:
         return timm.create_model(name, pretrained=False, **arguments)
@@ -105,6 +105,12 @@ def _preprocessing(source: Source, config: dict[str, Any], height: int, width: i
 
     size = (config.get("input_size") or (3, height, width))[0]
     data = resolve_data_config({"input_size": (size, height, width)}, pretrained_cfg=config)
+    # What is resized before the crop, as `timm.data.transforms_factory` does it for evaluation.
+    share = float(data.get("crop_pct") or 1.0)
+    whole = (int(height / share), int(width / share))
+    resized: dict[str, Any] = {"resize": (whole[0],) if height == width else (max(whole),)}
+    if data.get("crop_mode") in ("squash", "border"):
+        resized = {"resize": whole} if data["crop_mode"] == "squash" else {"letterbox": True}
     return ImagePreprocessing(
         source=f"timm:{source.name}",
         input=_INPUT,
@@ -114,19 +120,8 @@ def _preprocessing(source: Source, config: dict[str, Any], height: int, width: i
         mean=tuple(map(float, data["mean"])),
         std=tuple(map(float, data["std"])),
         channels=cast("Any", size),
-        **_crop(data, height, width),
+        **resized,
     )
-
-
-def _crop(data: dict[str, Any], height: int, width: int) -> dict[str, Any]:
-    """What is resized before the crop, as `timm.data.transforms_factory` does it for evaluation."""
-    share = float(data.get("crop_pct") or 1.0)
-    whole = (int(height / share), int(width / share))
-    if data.get("crop_mode") == "squash":
-        return {"resize": whole}
-    if data.get("crop_mode") == "border":
-        return {"letterbox": True}
-    return {"resize": (whole[0],) if height == width else (max(whole),)}
 
 
 def _cached(source: Source, cfg: Any) -> dict[str, Any]:
