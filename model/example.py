@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,14 +16,9 @@ from .input_notes import AxisRange
 from .pytorch import LoadedModel, import_torch
 from .pytorch import flat_outputs as flat_outputs
 from .pytorch import name_outputs as name_outputs
-from .random_input import random_feeds
+from .random_input import EXTENTS, LENGTH, random_feeds, usual_extent
 
 BATCH = 2  # 0 and 1 are specialized by torch.export: a dynamic axis must be traced with 2 or more
-RUNGS = ((64, 16), (224, 64), (32, 8), (128, 128), (256, 512), (64, 2048), (384, 16000), (2, 2))
-"""Extents (of images, of lengths) where only names of axes are known; the next where the model raises."""
-
-_IMAGE = re.compile(r"(?i)(.*_)?(h|w|height|width|rows|columns)")
-_LENGTH = re.compile(r"(?i)(.*_)?(t|time|l|len|length|seq|sequence|seq_len|tokens|frames|samples)")
 
 
 def asked_ranges(inputs: Sequence[TensorInfo]) -> dict[str, AxisRange]:
@@ -53,7 +47,7 @@ def traced_extents(
     values: Sequence[Feeds],
     rung: int = 0,
 ) -> tuple[dict[str, int], frozenset[str]]:
-    """Return axis name to the extent to trace with, and the names whose extents are of `RUNGS`.
+    """Return axis name to the extent to trace with, and the names whose extents are guessed.
 
     Extents are 2 or more, within the ranges that were asked for.
 
@@ -61,7 +55,7 @@ def traced_extents(
         inputs: What the model takes; dynamic axes by name.
         numbers: (input, axis) to the number that stood there before `--dynamic` named the axis.
         values: Arrays of inputs, the most telling first: of the example, of the data.
-        rung: Which of `RUNGS` serves where nothing is known.
+        rung: Which of `EXTENTS` serves where nothing is known.
     """
     given: dict[str, int] = {}
     for tensor in inputs:
@@ -88,7 +82,8 @@ def traced_extents(
     for tensor in inputs:
         for axis, name in tensor.dynamic_axes.items():
             if name not in given:
-                given[name] = _usual(tensor, axis, name, rung)
+                is_batch = axis == 0 and not LENGTH.fullmatch(name)
+                given[name] = BATCH if is_batch else usual_extent(tensor, axis, rung)
                 if given[name] != BATCH:
                     guessed.add(name)
             given[name] = max(ranges.get(name, AxisRange()).nearest(given[name]), BATCH)
@@ -98,17 +93,6 @@ def traced_extents(
 def shapes_at(inputs: Sequence[TensorInfo], extents: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of inputs whose dynamic axes have these extents."""
     return {t.name: tuple(d if isinstance(d, int) else extents[d] for d in t.shape) for t in inputs}
-
-
-def _usual(tensor: TensorInfo, axis: int, name: str, rung: int) -> int:
-    image, length = RUNGS[rung]
-    if _IMAGE.fullmatch(name):
-        return image
-    if _LENGTH.fullmatch(name):
-        return length
-    if axis == 0:
-        return BATCH
-    return image if "float" in tensor.dtype and len(tensor.shape) >= 4 and axis >= 2 else length
 
 
 CHECK_EXTENTS = (1, 3)
@@ -199,8 +183,17 @@ def make_example(
         inputs: `NAME:SHAPE[:DTYPE]` each; empty for those of the model's own example.
         dynamic: `INPUT:AXIS=NAME` each.
     """
-    given = tuple(parse_input(item) if isinstance(item, str) else item for item in inputs)
-    given = _with_preprocessing(given, loaded) or loaded.inputs
+    # A model by name knows how samples become the inputs that the user spelled.
+    known = {tensor.name: tensor.preprocessing for tensor in loaded.inputs}
+    spelled = tuple(parse_input(item) if isinstance(item, str) else item for item in inputs)
+    given = (
+        loaded.inputs
+        if not spelled
+        else tuple(
+            replace(tensor, preprocessing=tensor.preprocessing or known.get(tensor.name))
+            for tensor in spelled
+        )
+    )
     values = _values(loaded)
     if not given and not values:
         raise InvalidOption(
@@ -229,14 +222,6 @@ def make_example(
     )
 
 
-def _with_preprocessing(given: tuple[TensorInfo, ...], loaded: LoadedModel) -> tuple[TensorInfo, ...]:
-    """The inputs that the user spelled, with how samples become them where a model by name knows it."""
-    known = {tensor.name: tensor.preprocessing for tensor in loaded.inputs}
-    return tuple(
-        replace(tensor, preprocessing=tensor.preprocessing or known.get(tensor.name)) for tensor in given
-    )
-
-
 def examples(
     loaded: LoadedModel, inputs: Sequence[str | TensorInfo], dynamic: Sequence[str], data: Feeds | None
 ) -> list[Example]:
@@ -244,7 +229,7 @@ def examples(
     first = make_example(loaded, inputs, dynamic, data=data)
     if not first.guessed:
         return [first]
-    more = range(1, len(RUNGS))
+    more = range(1, len(EXTENTS))
     return [first, *(make_example(loaded, inputs, dynamic, data=data, rung=rung) for rung in more)]
 
 

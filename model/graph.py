@@ -22,22 +22,9 @@ if TYPE_CHECKING:
 _BEHIND = ("Cast", "Transpose", "Reshape", "Identity")
 
 
-def block_formats(
-    operands: Iterable[str], made_by: Mapping[str, onnx.NodeProto], types: Mapping[str, str]
-) -> set[str]:
-    """Return the block formats of operands: "nvfp4", "mxfp8", and "" for an operand of another kind.
-
-    Args:
-        made_by: Tensor name to the node that makes it.
-        types: Tensor name to dtype, for stored tensors at least.
-    """
-    return {_format(name, made_by, types) for name in operands} or {""}
-
-
-def _format(name: str, made_by: Mapping[str, onnx.NodeProto], types: Mapping[str, str]) -> str:
-    node = made_by.get(name)
-    while node is not None and node.op_type in _BEHIND:
-        node = made_by.get(node.input[0])
+def _block_format(name: str, made_by: Mapping[str, onnx.NodeProto], types: Mapping[str, str]) -> str:
+    """The format of an operand in blocks, "nvfp4" or "mxfp8"; empty for an operand of another kind."""
+    node = _maker(name, made_by, _BEHIND)
     if node is None:
         return ""
     if node.op_type == "TRT_MXFP8DequantizeLinear":
@@ -46,6 +33,14 @@ def _format(name: str, made_by: Mapping[str, onnx.NodeProto], types: Mapping[str
     dynamic = maker is not None and maker.op_type == "TRT_FP4DynamicQuantize"
     stored = node.op_type == "DequantizeLinear" and types.get(node.input[0]) == "float4_e2m1fn"
     return "nvfp4" if dynamic or stored else ""
+
+
+def _maker(name: str, made_by: Mapping[str, onnx.NodeProto], behind: Iterable[str]) -> onnx.NodeProto | None:
+    """The node that makes a tensor, in front of operators of these types; None where it is stored."""
+    node = made_by.get(name)
+    while node is not None and node.op_type in behind:
+        node = made_by.get(node.input[0])
+    return node
 
 
 WEIGHTED = frozenset(["Conv", "ConvTranspose", "MatMul", "Gemm"])
@@ -235,7 +230,7 @@ def weighted_nodes(model: onnx.ModelProto, *, as_executed: bool = False) -> dict
         elif node.op_type in WEIGHTED or node.op_type in _FUSED:
             operands = [made_by.get(name) for name in node.input[:2]]
             dequantized = all(m is not None and m.op_type in _DEQUANTIZERS for m in operands)
-            blocks = block_formats([*node.input[:2]], made_by, types)
+            blocks = {_block_format(name, made_by, types) for name in node.input[:2]}
             if len(blocks) == 1 and blocks != {""}:
                 by_precision.setdefault(blocks.pop(), []).append(node)
             elif dequantized and not as_executed and node.op_type not in _RECURRENT:
@@ -253,9 +248,7 @@ def _reads_int4(
     node: onnx.NodeProto, made_by: Mapping[str, onnx.NodeProto], types: Mapping[str, str]
 ) -> bool:
     """Whether the weight of a product or convolution is dequantized from 4 bits, and perhaps reshaped."""
-    maker = made_by.get(node.input[1]) if node.op_type in WEIGHTED else None
-    while maker is not None and maker.op_type in ("Reshape", "Transpose"):
-        maker = made_by.get(maker.input[0])
+    maker = _maker(node.input[1], made_by, ("Reshape", "Transpose")) if node.op_type in WEIGHTED else None
     if maker is None or maker.op_type not in _DEQUANTIZERS:
         return False
     return (_DEQUANTIZERS[maker.op_type] or types.get(maker.input[0], "")) in ("int4", "uint4")

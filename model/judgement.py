@@ -170,20 +170,19 @@ def judge_by_precision(
     """
     if precision in BY_SIGNAL:
         return judge_outputs(reference, actual)
-    return [_within(name, reference[name], actual[name], precision) for name in reference]
-
-
-def _within(name: str, expected: Batches, actual: Batches, precision: str) -> Judgement:
-    kind = precision if precision in RTOL else "fp32"
-    sums, beyond = ErrorSums(), 0.0
-    for a, b in zip(expected, actual, strict=True):
-        if a.shape != b.shape:
-            raise ValueError(f"shapes differ: {a.shape} and {b.shape}")
-        values, error = sums.add(a, b)
-        # An element fails only beyond both tolerances, not beyond their sum (Polygraphy).
-        beyond = max(beyond, float(error[error > RTOL[kind] * np.abs(values)].max(initial=0.0)))
-    atol = ATOL_SHARE[kind] * sums.max_abs
-    return Judgement(name, beyond <= atol, f"atol {atol:.3g}, rtol {RTOL[kind]:g}", sums.snr_db, None, None)
+    kind, judgements = precision if precision in RTOL else "fp32", []
+    for name, expected in reference.items():
+        sums, beyond = ErrorSums(), 0.0
+        for a, b in zip(expected, actual[name], strict=True):
+            if a.shape != b.shape:
+                raise ValueError(f"shapes differ: {a.shape} and {b.shape}")
+            values, error = sums.add(a, b)
+            # An element fails only beyond both tolerances, not beyond their sum (Polygraphy).
+            beyond = max(beyond, float(error[error > RTOL[kind] * np.abs(values)].max(initial=0.0)))
+        atol = ATOL_SHARE[kind] * sums.max_abs
+        criterion = f"atol {atol:.3g}, rtol {RTOL[kind]:g}"
+        judgements.append(Judgement(name, beyond <= atol, criterion, sums.snr_db, None, None))
+    return judgements
 
 
 def judge_outputs(reference: Mapping[str, Batches], actual: Mapping[str, Batches]) -> list[Judgement]:
@@ -223,28 +222,6 @@ def flips_by_chance(flips: int, rows: int) -> float:
 
 FLOAT_RTOL = 1e-3
 """Largest error, as a share of the reference's largest magnitude, that counts as equal in float32."""
-
-
-@dataclass(frozen=True)
-class OutputError:
-    """The distance of one output from its reference.
-
-    Attributes:
-        max_abs_error: Largest absolute difference.
-        max_abs: Largest magnitude of the reference.
-        snr_db: Signal-to-noise ratio in decibels; `inf` when equal.
-        agreement: Share of rows with the same argmax over the last axis; None for scalars.
-    """
-
-    max_abs_error: float
-    max_abs: float
-    snr_db: float
-    agreement: float | None
-
-    @property
-    def close(self) -> bool:
-        """Whether the difference is what float32 rounding explains."""
-        return self.max_abs_error <= FLOAT_RTOL * self.max_abs + 1e-6
 
 
 @dataclass
@@ -287,13 +264,18 @@ class ErrorSums:
 
     @property
     def snr_db(self) -> float:
-        """Signal-to-noise ratio, see `decibels`."""
+        """Signal-to-noise ratio: `10 log10(Σ ref² / Σ (ref − out)²)`, see `decibels`."""
         return decibels(self.signal, self.noise)
 
     @property
     def mean_abs_error(self) -> float:
         """Mean absolute error over all elements; 0 where nothing was compared."""
         return self.abs_error / self.elements if self.elements else 0.0
+
+    @property
+    def close(self) -> bool:
+        """Whether the difference is what float32 rounding explains."""
+        return self.max_abs_error <= FLOAT_RTOL * self.max_abs + 1e-6
 
     def as_json(self) -> dict[str, Any]:
         """Return the form in which a worker answers; infinities are spelled as JSON cannot, by name."""
@@ -306,28 +288,13 @@ class ErrorSums:
         return ErrorSums(**numbers)
 
 
-def output_error(reference: NDArray[Any], output: NDArray[Any]) -> OutputError:
-    """Compare one output with its reference of the same shape; see `ErrorSums`.
-
-    `snr = 10 log10(Σ ref² / Σ (ref − out)²)`. The error of texts is the share that differs.
-    """
+def output_error(reference: NDArray[Any], output: NDArray[Any]) -> ErrorSums:
+    """Compare one output with its reference of the same shape."""
     if reference.shape != output.shape:
         raise ValueError(f"shapes differ: {reference.shape} and {output.shape}")
     sums = ErrorSums()
     sums.add(reference, output)
-    if reference.dtype.kind in "OUS":
-        wrong = sums.noise / sums.elements if sums.elements else 0.0
-        return OutputError(wrong, 1.0, sums.snr_db, 1.0 - wrong)
-    agreement = None
-    if reference.ndim and reference.size:
-        a, b = reference.astype(np.float64), output.astype(np.float64)
-        agreement = float(np.mean(a.argmax(-1) == b.argmax(-1)))
-    return OutputError(sums.max_abs_error, sums.max_abs, sums.snr_db, agreement)
-
-
-def worst(pairs: Mapping[str, OutputError]) -> tuple[str, OutputError]:
-    """Return the output with the lowest signal-to-noise ratio."""
-    return min(pairs.items(), key=lambda item: item[1].snr_db)
+    return sums
 
 
 def decibels(signal: float, noise: float) -> float:

@@ -24,7 +24,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..tensors import TensorInfo, fill_dynamic
+from ..tensors import fill_dynamic
 from .graph import attribute, infer_shapes, without_weights
 from .graph_edits import refill
 from .input_notes import read_notes
@@ -84,7 +84,13 @@ def known_shapes(model: onnx.ModelProto) -> dict[str, Shape]:
     """Return tensor name to its extents, where all are known; dynamic axes are the example's."""
     light = without_weights(model)
     notes = read_notes(model)
-    examples = {tensor.name: _example(tensor, notes) for tensor in model_io(model).inputs}
+    examples = {}
+    for tensor in model_io(model).inputs:
+        filled = examples[tensor.name] = fill_dynamic(tensor, 1)
+        noted = notes[tensor.name].example if tensor.name in notes else ()
+        if len(noted) == len(filled):
+            dims = zip(tensor.shape, noted, strict=True)
+            examples[tensor.name] = tuple(dim if isinstance(dim, int) else extent for dim, extent in dims)
     symbols: dict[str, int] = {}
     for value in light.graph.input:
         dimensions = value.type.tensor_type.shape.dim
@@ -132,17 +138,6 @@ def _extent(text: str, symbols: Mapping[str, int]) -> int | None:
         return value_of(ast.parse(text, mode="eval").body)
     except (KeyError, SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None
-
-
-def _example(tensor: TensorInfo, notes: Mapping[str, object]) -> Shape:
-    filled = fill_dynamic(tensor, 1)
-    example = getattr(notes.get(tensor.name), "example", ())
-    if len(example) != len(filled):
-        return filled
-    return tuple(
-        extent if isinstance(extent, int) else int(noted)
-        for extent, noted in zip(tensor.shape, example, strict=True)
-    )
 
 
 def _convolution(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int | None:
@@ -205,17 +200,13 @@ def tensor_core_advice(model: onnx.ModelProto, precision: str = "fp16") -> dict[
         sizes = _sizes(node, shapes)
         if sizes is not None:
             is_depthwise = attribute(node, "group", 1) > 1 and sizes["K"] == 1
-            advice[node.name] = "depthwise" if is_depthwise else _padding(sizes, ALIGNMENT[precision])
+            multiple, whole = ALIGNMENT[precision], {n: s for n, s in sizes.items() if isinstance(s, int)}
+            padded = {name: -(-size // multiple) * multiple for name, size in whole.items()}
+            odd = [f"{name} {whole[name]} -> {size}" for name, size in padded.items() if size != whole[name]]
+            share = math.prod(whole.values()) / math.prod(padded.values())
+            needed = f"{', '.join(odd)}, {1 - share:.1%} zeros" if odd else "fits"
+            advice[node.name] = "depthwise" if is_depthwise else needed
     return advice
-
-
-def _padding(sizes: Mapping[str, int | str], multiple: int) -> str:
-    padded = {name: -(-size // multiple) * multiple for name, size in sizes.items() if isinstance(size, int)}
-    odd = [f"{name} {sizes[name]} -> {size}" for name, size in padded.items() if size != sizes[name]]
-    share = 1.0
-    for name, size in padded.items():
-        share *= int(sizes[name]) / size
-    return f"{', '.join(odd)}, {1 - share:.1%} zeros" if odd else "fits"
 
 
 def _sizes(node: onnx.NodeProto, shapes: Shapes) -> dict[str, int | str] | None:

@@ -124,7 +124,11 @@ class _Trace:
             current = waiting.pop()
             for node in self.readers.get(current, ()):
                 yield node, current
-                if _keeps(node, current):
+                keeps = node.op_type in _KEEP_VALUE and (
+                    node.op_type in ("Concat", "Min", "Max")
+                    or current in (node.input[1:] if node.op_type == "Where" else node.input[:1])
+                )
+                if keeps:
                     new = [output for output in node.output if output and output not in seen]
                     seen.update(new)
                     waiting += new
@@ -172,29 +176,16 @@ def _depth(trace: _Trace, node: onnx.NodeProto) -> tuple[Dim, ...]:
     return () if number is None else (number,)
 
 
-def _first_axis(trace: _Trace, node: onnx.NodeProto) -> tuple[Dim, ...]:
-    return trace.shape(node.input[0])[:1]
-
-
 _SELECT: Mapping[str, tuple[int, Callable[[_Trace, onnx.NodeProto], tuple[Dim, ...]]]] = {
     "Gather": (1, _along_axis),
     "GatherElements": (1, _along_axis),
     "ScatterElements": (1, _along_axis),
     "GatherND": (1, _leading),
     "ScatterND": (1, _leading),
-    "RoiAlign": (2, _first_axis),
+    "RoiAlign": (2, lambda trace, node: trace.shape(node.input[0])[:1]),
     "OneHot": (0, _depth),
 }
 """Operator to which of its operands selects, and the extents that it selects from."""
-
-
-def _keeps(node: onnx.NodeProto, name: str) -> bool:
-    """Whether a node's outputs hold the values of this operand."""
-    if node.op_type not in _KEEP_VALUE:
-        return False
-    if node.op_type == "Where":
-        return name in node.input[1:]
-    return node.op_type in ("Concat", "Min", "Max") or node.input[0] == name
 
 
 def _is_mask_use(use: tuple[onnx.NodeProto, str]) -> bool:
@@ -206,8 +197,12 @@ def _is_mask_use(use: tuple[onnx.NodeProto, str]) -> bool:
 
 Result = TypeVar("Result")
 
-_GUESSES = ((64, 16), (224, 64), (128, 128), (32, 32), (48, 1024), (256, 16000), (1, 1))
+EXTENTS = (
+    (64, 16), (224, 64), (32, 8), (128, 128), (48, 1024), (256, 512), (64, 2048), (384, 16000), (1, 1),
+)  # fmt: skip
 """Extents of image axes and of other axes that are tried where nothing is known, the cheap ones first."""
+_IMAGE = re.compile(r"(?i)(.*_)?(h|w|height|width|rows|columns)")
+LENGTH = re.compile(r"(?i)(.*_)?(t|time|l|len|length|seq|sequence|seq_len|tokens|frames|samples)")
 
 _PADDED = 4  # a quarter of a row of a mask is padding
 _WAYS_OUT = (
@@ -304,7 +299,7 @@ class RandomInput:
             QCompileError: What `run` raised at first, with the input that was made up, if it takes none.
         """
         first: QCompileError | None = None
-        last = len(_GUESSES) if self.is_guess else self._guess + 1
+        last = len(EXTENTS) if self.is_guess else self._guess + 1
         for guess in range(self._guess, last):
             self._guess = guess
             feeds = self.feeds(batch, seed=seed)
@@ -316,7 +311,10 @@ class RandomInput:
                 first = first or error
         self._guess = 0
         assert first is not None, "there is one guess at least"
-        raise _told(first, self.feeds(batch, seed=seed)) from first
+        arrays = self.feeds(batch, seed=seed).items()
+        shapes = ", ".join(f"{name}:{format_shape(array.shape)}:{array.dtype}" for name, array in arrays)
+        message = f"{first.message} (the input was made up: {shapes})"
+        raise type(first)(message, hint=_WAYS_OUT, **first.data) from first
 
     def _shape(self, tensor: TensorInfo, batch: int) -> tuple[int, ...]:
         note = self._notes.get(tensor.name)
@@ -328,18 +326,23 @@ class RandomInput:
             elif axis == 0 and self.has_batch:
                 extent = batch
             else:
-                extent = known[axis] if known else self._guessed(tensor, axis)
+                extent = known[axis] if known else usual_extent(tensor, axis, self._guess)
             if note and not isinstance(dim, int) and axis in note.axes:
                 extent = note.axes[axis].nearest(extent)
             shape.append(extent)
         return tuple(shape)
 
-    def _guessed(self, tensor: TensorInfo, axis: int) -> int:
-        image, other = _GUESSES[self._guess]
-        spatial = len(tensor.shape) in (4, 5) and ("float" in tensor.dtype or tensor.dtype == "uint8")
-        channels_last = spatial and isinstance(tensor.shape[-1], int) and tensor.shape[-1] <= 4
-        is_image = spatial and (axis in (1, 2) if channels_last else axis >= len(tensor.shape) - 2)
-        return image if is_image else other
+
+def usual_extent(tensor: TensorInfo, axis: int, guess: int) -> int:
+    """Return what `EXTENTS` guesses of an axis: an image's or a length, by its name, else by its place."""
+    image, length = EXTENTS[guess]
+    name = str(tensor.shape[axis])
+    if _IMAGE.fullmatch(name) or LENGTH.fullmatch(name):
+        return image if _IMAGE.fullmatch(name) else length
+    spatial = len(tensor.shape) in (4, 5) and ("float" in tensor.dtype or tensor.dtype == "uint8")
+    channels_last = spatial and isinstance(tensor.shape[-1], int) and tensor.shape[-1] <= 4
+    is_image = spatial and (axis in (1, 2) if channels_last else axis >= len(tensor.shape) - 2)
+    return image if is_image else length
 
 
 def _values(
@@ -359,10 +362,12 @@ def _values(
         line = np.minimum(np.arange(shape[-1] if shape else 1), max(highest - 1, 0))
         return np.broadcast_to(line, shape) if shape else line[0]
     if domain.kind == "mask":
-        return _mask(shape)
+        values = np.ones(shape, np.int8)
+        if shape and shape[-1] > 1:  # a padded tail; no row is empty
+            values[..., shape[-1] - max(shape[-1] // _PADDED, 1) :] = 0
+        return values
     if domain.kind == "length":
-        longest = max((extent for extent in extents.values()), default=1)
-        return np.full(shape, longest)
+        return np.full(shape, max(extents.values(), default=1))
     if domain.kind == "boxes":
         return _boxes(shape, generator)
     if domain.kind == "image":
@@ -377,21 +382,7 @@ def _bound(domain: Domain, extents: Mapping[str, int]) -> int:
     return min(dim if isinstance(dim, int) else extents.get(dim, 2) for dim in domain.bounds)
 
 
-def _mask(shape: tuple[int, ...]) -> NDArray[Any]:
-    """Ones, and a padded tail along the last axis; no row is empty."""
-    values = np.ones(shape, np.int8)
-    if shape and shape[-1] > 1:
-        values[..., shape[-1] - max(shape[-1] // _PADDED, 1) :] = 0
-    return values
-
-
 def _boxes(shape: tuple[int, ...], generator: np.random.Generator) -> NDArray[Any]:
     """Corners x1, y1, x2, y2 with x1 < x2 and y1 < y2, within 32 x 32."""
     corners = generator.uniform(0.0, 16.0, (*shape[:-1], 2))
     return np.concatenate([corners, corners + generator.uniform(4.0, 16.0, (*shape[:-1], 2))], axis=-1)
-
-
-def _told(error: QCompileError, feeds: Feeds) -> QCompileError:
-    """The error with the input that was made up, and the way to real input."""
-    shapes = ", ".join(f"{name}:{format_shape(array.shape)}:{array.dtype}" for name, array in feeds.items())
-    return type(error)(f"{error.message} (the input was made up: {shapes})", hint=_WAYS_OUT, **error.data)

@@ -285,7 +285,19 @@ PAD_FUSION = "Pad_Fusion"
 
 def zero_padded_pools(model: onnx.ModelProto) -> list[str]:
     """Return the names of the MaxPools behind a Pad of 0, or of a value that is not known."""
-    return [name for graph in every_graph(model.graph) for name in _pools_of(graph)]
+    names: list[str] = []
+    for graph in every_graph(model.graph):
+        pads = (node for node in graph.node if node.op_type == "Pad" and node.domain in ONNX_DOMAINS)
+        padded = {pad.output[0]: pad for pad in pads if attribute(pad, "mode", "constant") == "constant"}
+        stored = {tensor.name: tensor for tensor in graph.initializer} | _constants(graph)
+        names += [
+            node.name or node.output[0]
+            for node in graph.node
+            if node.op_type == "MaxPool"
+            and node.input[0] in padded
+            and _is_zero(padded[node.input[0]], stored)
+        ]
+    return names
 
 
 def optimizers_that_lose_zeros(path: Path) -> tuple[str, ...]:
@@ -300,18 +312,6 @@ def optimizers_that_lose_zeros(path: Path) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=256)
 def _optimizers(path: Path, _changed: int, _size: int) -> tuple[str, ...]:
     return (PAD_FUSION,) if zero_padded_pools(read_weightless(path).model) else ()
-
-
-def _pools_of(graph: onnx.GraphProto) -> list[str]:
-    pads = (node for node in graph.node if node.op_type == "Pad" and node.domain in ONNX_DOMAINS)
-    padded = {pad.output[0]: pad for pad in pads if attribute(pad, "mode", "constant") == "constant"}
-    stored = {tensor.name: tensor for tensor in graph.initializer}
-    stored |= _constants(graph)
-    return [
-        node.name or node.output[0]
-        for node in graph.node
-        if node.op_type == "MaxPool" and node.input[0] in padded and _is_zero(padded[node.input[0]], stored)
-    ]
 
 
 def _is_zero(pad: onnx.NodeProto, stored: dict[str, onnx.TensorProto]) -> bool:
@@ -347,7 +347,9 @@ def missed_nodes(
                 if kind != precision:
                     missed[origin] = kind
             elif kind != precision:
-                strangers |= _is_made(node)
+                # The optimizer made it: it gives it no name of the file.
+                is_made = not node.name or node.op_type.startswith("Fused")
+                strangers |= is_made or _RENAMED.match(node.name) is not None
     left = [node.name for node in planned if node.name not in located]
     return missed, left if strangers else []
 
@@ -363,8 +365,3 @@ def _origin(node: onnx.NodeProto, names: dict[str, str]) -> str | None:
                 break
             name = match.group(1)
     return None
-
-
-def _is_made(node: onnx.NodeProto) -> bool:
-    """Whether the optimizer made a node: it gives it no name of the file."""
-    return not node.name or node.op_type.startswith("Fused") or _RENAMED.match(node.name) is not None
