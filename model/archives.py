@@ -82,20 +82,18 @@ def check_archive(path: Path, *, what: str, hint: str) -> None:
 
 def check_names(archive: zipfile.ZipFile, path: Path, hint: str = "") -> None:
     """Refuse members outside of the archive, that come twice, or that unpack to too much."""
-    members = archive.infolist()
+    members, problem = archive.infolist(), ""
     for name, count in Counter(member.orig_filename for member in members).items():
         parts = PurePosixPath(name.replace("\\", "/")).parts
         if ".." in parts or name.startswith(("/", "\\")) or "\0" in name:
-            raise ModelError(f"{path}: member {name!r} lies outside of the archive", hint=hint, file=path)
-        if count > 1:
-            raise ModelError(f"{path}: holds member {name!r} more than once", hint=hint, file=path)
+            problem = problem or f"member {name!r} lies outside of the archive"
+        elif count > 1:
+            problem = problem or f"holds member {name!r} more than once"
     size, unpacked = path.stat().st_size, sum(member.file_size for member in members)
-    if unpacked > max(MOST_RATIO * size, FREE_BYTES):
-        raise ModelError(
-            f"{path}: its {size} bytes unpack to {unpacked}; at most {MOST_RATIO} times that is supported",
-            hint=hint,
-            file=path,
-        )
+    if not problem and unpacked > max(MOST_RATIO * size, FREE_BYTES):
+        problem = f"its {size} bytes unpack to {unpacked}; at most {MOST_RATIO} times that is supported"
+    if problem:
+        raise ModelError(f"{path}: {problem}", hint=hint, file=path)
 
 
 _trusted: ContextVar[bool] = ContextVar("qcompile_trusted", default=False)
@@ -191,7 +189,13 @@ def _as_both_readers_see(path: Path) -> Iterator[Members]:
 
 
 def _check_members(members: Members, path: Path) -> None:
-    pickled = _pickled_by_configuration(members)
+    entries: list[dict[str, Any]] = []
+    for name, read in members.items():
+        if name.endswith("_config.json"):
+            json.loads(read().decode("utf-8"), object_hook=entries.append)
+    # Files of tensors that are pickled: subclasses of Tensor.
+    paths = (str(entry.get("path_name")) for entry in entries if entry.get("use_pickle"))
+    pickled = {PurePosixPath(path).name for path in paths}
     for name, read in members.items():
         last = PurePosixPath(name).name
         if "aotinductor/" in name:
@@ -212,15 +216,6 @@ def _check_members(members: Members, path: Path) -> None:
                 file=path,
                 member=name,
             )
-
-
-def _pickled_by_configuration(members: Members) -> set[str]:
-    """Names of the files of tensors that are pickled: subclasses of Tensor."""
-    entries: list[dict[str, Any]] = []
-    for name, read in members.items():
-        if name.endswith("_config.json"):
-            json.loads(read().decode("utf-8"), object_hook=entries.append)
-    return {PurePosixPath(str(entry.get("path_name"))).name for entry in entries if entry.get("use_pickle")}
 
 
 def _unsafe(content: bytes) -> str:

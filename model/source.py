@@ -335,14 +335,22 @@ def digest_source(source: Source, *, depends: Sequence[Path] = ()) -> str:
     do not. What lies elsewhere is named with `depends`.
     """
     files = source_files(source, depends=depends)
-    if source.is_named:
-        return _digest_named(source, files)
+    names = hashlib.sha256("\n".join(path.name for path in files).encode()).hexdigest()
+    digest = f"{digest_files(files)}:{names[:16]}"
+    if source.is_named:  # the package's version says what a name is, and which file its own weights lie in
+        package = "transformers" if source.kind == "hf" else source.kind
+        weights = "file" if source.options.file else source.options.weights
+        query = replace(source.options, weights=weights, download=False).query
+        head = hub_cache() / f"models--{source.name.replace('/', '--')}" / "refs" / "main"
+        is_cached = source.kind == "hf" and not source.path and not weights and head.is_file()
+        revision = head.read_text().strip() if is_cached else ""
+        name = "" if source.path else source.name
+        return f"{digest}:{source.kind}:{name}{query}:{_package_version(package)}:{revision}"
     if source.kind == "module":
         version = hashlib.sha256(_package_version(source.module).encode()).hexdigest()
-        name = f"{source.module}:{source.function}"
-        return f"{digest_files(files)}:{_digest_names(files)}:{version[:16]}:{name}"
+        return f"{digest}:{version[:16]}:{source.module}:{source.function}"
     if source.kind in ("file", "savedmodel"):
-        return f"{digest_files(files)}:{_digest_names(files)}:{source.function}"
+        return f"{digest}:{source.function}"
     return digest_files(files)
 
 
@@ -352,39 +360,20 @@ def source_files(source: Source, *, depends: Sequence[Path] = ()) -> list[Path]:
     if source.options.file:
         files.append(require_file(Path(source.options.file), what="weights"))
     if source.is_named:
-        return [
-            *files,
-            *(sorted([*_keyed_files(source.path), *source.path.glob("*.model")]) if source.path else []),
-        ]
-    if source.kind == "module":
+        if source.path:
+            files += sorted([*_keyed_files(source.path), *source.path.glob("*.model")])
+    elif source.kind == "module":
         spec = importlib.util.find_spec(source.module.split(".")[0])
         origin = Path(spec.origin) if spec and spec.origin else None
-        return [
-            *files,
-            *(_keyed_files(origin.parent) if origin and "site-packages" not in origin.parts else []),
-        ]
-    if source.kind == "file":
-        return [*files, *_keyed_files(source.file.parent)]
-    if source.kind == "savedmodel":
-        return [*files, *sorted(path for path in source.file.rglob("*") if path.is_file())]
-    return [checked_input(source.file, what="model"), *files]
-
-
-def _digest_named(source: Source, files: list[Path]) -> str:
-    """The package's version says what a name is, and which file its own weights lie in."""
-    packages = {"hf": "transformers"}.get(source.kind, source.kind)
-    options = replace(source.options, weights="file" if source.options.file else source.options.weights)
-    options = replace(options, download=False)
-    said = f"{source.kind}:{'' if source.path else source.name}{options.query}:{_package_version(packages)}"
-    revision = "" if source.path or source.kind != "hf" or source.options.weights else _revision(source.name)
-    return f"{digest_files(files)}:{_digest_names(files)}:{said}:{revision}"
-
-
-def _revision(name: str) -> str:
-    """The commit of a model in the local cache of Hugging Face; empty where it is not there."""
-
-    head = hub_cache() / f"models--{name.replace('/', '--')}" / "refs" / "main"
-    return head.read_text().strip() if head.is_file() else ""
+        if origin and "site-packages" not in origin.parts:
+            files += _keyed_files(origin.parent)
+    elif source.kind == "file":
+        files += _keyed_files(source.file.parent)
+    elif source.kind == "savedmodel":
+        files += sorted(path for path in source.file.rglob("*") if path.is_file())
+    else:
+        files.insert(0, checked_input(source.file, what="model"))
+    return files
 
 
 def _is_saved_model(path: Path) -> bool:
@@ -396,10 +385,6 @@ def _keyed_files(folder: Path) -> list[Path]:
     # What was written there by other stages is no part of the source: it would change with every run.
     made = {path for path in folder.glob("*.json") if is_manifest(path)}
     return sorted(files - made - {path.with_suffix("") for path in made})
-
-
-def _digest_names(files: Sequence[Path]) -> str:
-    return hashlib.sha256("\n".join(path.name for path in files).encode()).hexdigest()[:16]
 
 
 def _package_version(module: str) -> str:

@@ -69,52 +69,35 @@ def strip_source_paths(model: onnx.ModelProto) -> bool:
     A module that was imported from a file gets its name. Names of nodes, tensors and functions stay
     as they are. Return whether anything was removed.
     """
-    changed = _strip_entries(model.metadata_props) | _strip_text(model)
     graphs = list(graphs_of(model))
-    holders: list[Any] = [*graphs, *model.functions, *every_node(model)]
+    holders: list[Any] = [model, *graphs, *model.functions, *every_node(model)]
     for graph in graphs:
         for values in (graph.input, graph.output, graph.value_info, graph.initializer):
             holders += values
     for function in model.functions:
         holders += function.value_info
+    changed = False
     for message in holders:
-        changed |= _strip_entries(message.metadata_props) | _strip_text(message)
+        for index in reversed(range(len(message.metadata_props))):
+            if message.metadata_props[index].key in _TRACES:
+                del message.metadata_props[index]
+                changed = True
+        for entry in message.metadata_props:
+            # The folder of a tokenizer is where samples are read with it.
+            shorter = entry.value if entry.key == KEY else without_folders(with_file_names(entry.value))
+            if shorter != entry.value:
+                entry.value, changed = shorter, True
+        if (
+            message.doc_string
+            and (text := without_folders(with_file_names(message.doc_string))) != message.doc_string
+        ):
+            message.doc_string, changed = text, True
     return changed
-
-
-def _strip_entries(entries: Any) -> bool:
-    kept = [entry for entry in entries if entry.key not in _TRACES]
-    changed = len(kept) < len(entries)
-    if changed:
-        values = [(entry.key, entry.value) for entry in kept]
-        del entries[:]
-        for key, value in values:
-            entries.add(key=key, value=value)
-    for entry in entries:
-        if entry.key == KEY:  # the folder of a tokenizer is where samples are read with it
-            continue
-        shorter = with_file_names(entry.value)
-        if "/" in shorter or "\\" in shorter:
-            shorter = without_folders(shorter)
-        if shorter != entry.value:
-            entry.value, changed = shorter, True
-    return changed
-
-
-def _strip_text(message: Any) -> bool:
-    text = message.doc_string
-    if not text:
-        return False
-    shorter = without_folders(with_file_names(text))
-    if shorter == text:
-        return False
-    message.doc_string = shorter
-    return True
 
 
 def without_folders(text: str) -> str:
     """Return a text whose absolute paths have lost their folders: `/home/ann/net.py` becomes `net.py`."""
-    return _PATH.sub("", text)
+    return _PATH.sub("", text) if "/" in text or "\\" in text else text
 
 
 _VARIABLE = "QCOMPILE_MOVED"
