@@ -1,8 +1,8 @@
 """Folders of images with classes, maps or boxes: decoding, resize, crop and normalization as in training.
 
 Pillow decodes. Palettes, RGBA and CMYK are converted as torchvision's loader does (`convert("RGB")`: alpha
-is dropped). Grey of 16 bits keeps its upper 8 bits, where Pillow alone would clip it to white. The
-orientation in EXIF is not applied, as in torchvision and timm.
+is dropped). Grey of 16 bits keeps its upper 8 bits. The orientation in EXIF is not applied, as in torchvision
+and timm.
 
 | step       | as                                                                                        |
 |------------|-------------------------------------------------------------------------------------------|
@@ -11,15 +11,12 @@ orientation in EXIF is not applied, as in torchvision and timm.
 | letterbox  | resized to fit, then padded with `fill` on both sides evenly, the odd pixel after         |
 | normalize  | `ToTensor` and `Normalize`: float32, divided by 255, less the mean, divided by the std    |
 
-`masks=FOLDER` holds a PNG for each image: at the same path, or anywhere by the same name. A pixel's value
-is its class: grey values, or indices into a palette, as in PASCAL VOC. A map is resized and cropped as its
-image, by nearest neighbour; what is padded is 255.
+A map of `masks=FOLDER` is resized and cropped as its image, by nearest neighbour; what is padded is 255.
 
-`annotations=FILE` is a JSON of COCO's form (`instances_val2017.json`). A label is float32 [boxes, 7]:
-class, x1, y1, x2, y2 in pixels of the model's input, iscrowd, and the area in those pixels. A batch is
-padded with boxes of class -1. Boxes are resized, shifted and clipped as their image; one that a crop leaves
-nothing of is left out. Classes are the categories in the order of their ids, counted from 0, or the model's
-where it has every category's name.
+`annotations=FILE` is a JSON of COCO's form. A label is float32 [boxes, 7]: class, x1, y1, x2, y2 in pixels of
+the model's input, iscrowd, and the area in those pixels. A batch is padded with boxes of class -1. Boxes are
+clipped; one that a crop leaves nothing of is left out. Classes are the categories in the order of their ids,
+counted from 0, or the model's where it has every category's name.
 """
 
 from __future__ import annotations

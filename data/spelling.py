@@ -1,21 +1,8 @@
-"""Parse the spelling of DATA: `[KIND:]PATH[?key=value&...]`, or `file.py:function`.
+"""Parse the spelling of DATA (docs/data.md): `[KIND:]PATH[?key=value&...]`, or `file.py:function`.
 
-| kind                   | PATH is                                                                           |
-|------------------------|-----------------------------------------------------------------------------------|
-| `images`               | a folder of images, in folders of classes or not                                  |
-| `text`, `jsonl`, `csv` | a text file, one sample a line; JSON lines; comma or tab-separated columns        |
-| `audio`                | a folder of recordings, as `datasets` reads it (`audiofolder`)                    |
-| `datasets`             | a folder of `save_to_disk`, parquet or arrow files, `imagefolder`, `audiofolder`  |
-| `polygraphy`           | the JSON that Polygraphy saves inputs in                                          |
-| `npz`, `npy`, `arrays` | arrays of numpy; a folder of such files                                           |
-
-Without a kind, it is found from what lies at the path (`kinds`). How the parts are told apart:
-
-- The query begins at the first `?`. In PATH and in values, `%3F` stands for `?`, `%26` for `&` and `%25` for
-  `%`.
-- A kind is a known word before the first `:`. A path that begins with such a word and a colon is written with
-  `./` in front of it.
-- `file.py:name` and `package.module:name` are functions, as for MODEL.
+The query begins at the first `?`. In PATH and in values, `%3F` stands for `?`, `%26` for `&` and `%25` for
+`%`. A kind is a known word before the first `:`; a path that begins with such a word and a colon is written
+with `./` in front of it. Without a kind, it is found from what lies at the path (`kinds`).
 """
 
 from __future__ import annotations

@@ -1,23 +1,9 @@
 """Refuse a damaged archive, and code in an archive that loading would run, before its package reads it.
 
-`torch.jit.load` and `torch.export.load` check no CRC-32: a weight with a byte changed is exported, and
-computes something else. The sums find accidents; who changes a file on purpose writes new ones.
-
-`torch.export.save` writes a zip: the graph and the places of the weights as JSON, raw tensors, and the
-example inputs as a pickle of tensors. `torch.export.load` (PyTorch 2.13) unpickles without restraint what
-follows, and evaluates or calls what the JSON names:
-
-| member                                        | is refused unless trusted where                            |
-|-----------------------------------------------|------------------------------------------------------------|
-| `*.pt`; tensors that a configuration pickles; | PyTorch's unpickler of weights alone does not take it      |
-| `serialized_*.json` of PyTorch before 2.8     |                                                            |
-| `custom_obj_*`, `opaque_obj_*`                | it is there                                                |
-| `data/aotinductor/*`                          | it is there: native code                                   |
-| `models/*.json`                               | an expression or a target is more than a program has       |
-| `code/*.py` of TorchScript                    | it calls an operator that reads or writes files            |
-
-PyTorch evaluates the expressions of sizes (`sympy.sympify`, which is `eval`), and looks the targets of nodes
-up by name in `torch`, where `torch.os.system` is found, too. `torch.jit.load` runs `__setstate__` of classes.
+`torch.jit.load` and `torch.export.load` check no CRC-32. The sums find accidents; who changes a file on
+purpose writes new ones. `torch.export.load` (PyTorch 2.13) unpickles members without restraint, evaluates the
+expressions of sizes (`sympy.sympify`, which is `eval`), and looks the targets of nodes up by name in `torch`,
+where `torch.os.system` is found, too. `torch.jit.load` runs `__setstate__` of classes.
 """
 
 from __future__ import annotations

@@ -2,11 +2,6 @@
 
 They work on protobuf messages, as do ONNX Runtime's quantizer, ONNX's converter and its shape inference,
 which the rewrites alternate with. CONTRIBUTING.md says what onnx-ir would cost.
-
-`cut` leaves what lies before tensors, with them as the outputs:
-
-x ─▶ Conv ─▶ Relu ─▶ Conv ─▶ Add ─▶ y        cut at the Relu's tensor        x ─▶ Conv ─▶ Relu ─▶ r
-               └───────────────▲
 """
 
 from __future__ import annotations

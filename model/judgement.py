@@ -1,15 +1,8 @@
 """Rules that decide whether an artifact's outputs match its model's, output by output.
 
-What counts as equal depends on the precision:
-
-| precision  | default                                                                              |
-|------------|--------------------------------------------------------------------------------------|
-| fp32       | each element within 1e-3 relative, or 1e-4 of the output's largest magnitude          |
-| tf32, fp16 | each element within 1e-2 relative, or 1e-2 of the output's largest magnitude          |
-| bf16       | each element within 5e-2 relative, or 5e-2 of the output's largest magnitude          |
-| int8, ...  | by what the output is, see below; FP8, INT4, NVFP4 and MXFP8 as INT8                  |
-
-INT8 has steps of a 256th of the range: no element-wise tolerance says whether it is good.
+In fp32, tf32, fp16 and bf16 each element must be within `RTOL` relative, or within `ATOL_SHARE` of the
+output's largest magnitude. INT8, FP8, INT4, NVFP4 and MXFP8 have steps of a 256th of the range and more: no
+element-wise tolerance says whether they are good, but what the output is:
 
 | an output is   | where                                                     | and passes with               |
 |----------------|-----------------------------------------------------------|-------------------------------|
@@ -18,9 +11,8 @@ INT8 has steps of a 256th of the range: no element-wise tolerance says whether i
 | `labels`       | it holds whole numbers, such as the class of each box     | the same value in 95%         |
 | a `signal`     | it is anything else                                       | 15 dB                         |
 
-A feature map, a box or a hidden state has no argmax that means anything. The argmax of few rows is judged as
-few: it fails where an artifact that agrees in 95% of all rows would do as badly in less than 5% of such
-samples (the upper tail of the binomial distribution of its flips).
+The argmax of few rows fails where an artifact that agrees in 95% of all rows would do as badly in less than
+5% of such samples (the upper tail of the binomial distribution of its flips).
 """
 
 from __future__ import annotations
@@ -55,11 +47,8 @@ Batches = Sequence[NDArray[Any]]
 class RowAgreement:
     """The rows of one output, batch by batch; nothing is kept.
 
-    Attributes:
-        name: Of the output.
-        given: What the output is, where the user said so.
-        same, rows: Rows with the same argmax over the last axis, of so many; of labels, equal elements.
-        cosines: Sum of the cosines of the rows.
+    `same` of `rows` have the same argmax over the last axis; of labels, equal elements. `given` is what the
+    user says that the output is; `cosines` is the sum over the rows.
     """
 
     name: str
@@ -162,12 +151,7 @@ def lowest_db(precision: str) -> float:
 def judge_by_precision(
     reference: Mapping[str, Batches], actual: Mapping[str, Batches], precision: str
 ) -> list[Judgement]:
-    """Judge every output of an artifact by the rule of its precision, as `diff` does.
-
-    Args:
-        reference: Output name to its batches, of the model.
-        actual: The artifact's, of the same names and shapes.
-    """
+    """Judge every output of an artifact (name to batches) by the rule of its precision, as `diff` does."""
     if precision in BY_SIGNAL:
         return judge_outputs(reference, actual)
     kind, judgements = precision if precision in RTOL else "fp32", []
@@ -231,11 +215,7 @@ class ErrorSums:
     NaN and infinities that stand at the same place are equal; anything else against them is an infinite
     error. Texts are equal (1) or not (0).
 
-    Attributes:
-        signal, noise: Sums of squares of the reference, and of the error.
-        max_abs, max_abs_error: Largest magnitude of the reference, and of the error.
-        elements: How many were compared.
-        abs_error: Sum of the absolute errors.
+    `signal` and `noise` are sums of squares, of the reference and of the error; `max_abs` is the reference's.
     """
 
     signal: float = 0.0
@@ -246,11 +226,9 @@ class ErrorSums:
     abs_error: float = 0.0
 
     def add(self, reference: NDArray[Any], output: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Add elements of both sides, in the same order.
+        """Add elements of both sides; return the reference's values and absolute errors, flat, in float64.
 
-        Returns:
-            The reference's values and the absolute errors, flat and in float64; where the reference is not
-            finite its value is 0.
+        Where the reference is not finite its value is 0.
         """
         values, error = _values_and_errors(reference, output)
         with np.errstate(over="ignore"):

@@ -1,19 +1,12 @@
 """Count the multiply-adds of each node: the weight of a layer in a precision proof.
 
 Extents come from ONNX's shape inference, with the inputs as the file's notes say (`input_notes`) and every
-other dynamic axis 1. One multiply-add is one product added to a sum:
+other dynamic axis 1. One multiply-add is one product added to a sum.
 
-    Conv                 outputs x (input channels / groups) x kernel
-    ConvTranspose        inputs  x (output channels / groups) x kernel
-    MatMul, Gemm         outputs x inner extent
-    LSTM, GRU, RNN       steps x batch x (values of W and of R)
-
-`tensor_core_advice` names sizes that do not fit Tensor Cores, for `inspect --nodes`.
-
-Kernels of Tensor Cores read operands 16 bytes at a time. So channels of a convolution, and K and N of a
-product of M x K by K x N, should be multiples of 16 bytes (NVIDIA, "Matrix Multiplication Background User's
-Guide"; TensorRT's "Best Practices" ask for 32 of INT8, and pad others implicitly). It is computed from sizes,
-not measured: cuBLAS 11 and later run other sizes too, less efficiently, and memory can be the limit.
+`tensor_core_advice` names sizes that do not fit Tensor Cores, for `inspect --nodes`: channels of a
+convolution, and K and N of a product of M x K by K x N, should be multiples of 16 bytes (NVIDIA, "Matrix
+Multiplication Background User's Guide"; TensorRT's "Best Practices" ask for 32 of INT8, and pad others
+implicitly). It is computed, not measured: cuBLAS 11 and later run other sizes too, less efficiently.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """Refuse an ONNX model that is damaged, or beyond what qcompile takes, before anything else reads it.
 
-ONNX's own checker finds names that nothing makes, nodes out of order, and attributes that do not fit. It
-looks at a copy without weights. Here is what it lets pass, and what readers in Python fail on: texts that are
-no UTF-8, versions, inputs that are no tensors, and stored tensors. A file that crashes a parser is for the
-watched child (`processes/`).
-
-A file can claim any extent for a stored tensor, and any place for its data. Claims are compared with what is
-there, in front of whatever would allocate or open it. External data lie in a regular file inside the model's
-folder, and no link leads out of it: a stranger's model must not make us read `/etc/passwd`.
+ONNX's own checker looks at a copy without weights. Here is what it lets pass, and what readers in Python fail
+on: texts that are no UTF-8, versions, inputs that are no tensors, and stored tensors. Claims of extents and
+places are compared with what is there, in front of whatever would allocate or open it. External data lie in a
+regular file inside the model's folder, and no link leads out of it: a stranger's model must not make us read
+`/etc/passwd`. A file that crashes a parser is for the watched child (`processes/`).
 """
 
 from __future__ import annotations

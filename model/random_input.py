@@ -1,7 +1,6 @@
 """Generate random input of a model that is valid, for checks and benchmarks without user data.
 
-A mask with an empty row, an index beyond its table or an image of one pixel says nothing of a model, or makes
-it fail. The nodes that read an input tell what values it takes, `input_notes` from the file which extents.
+The nodes that read an input tell what values it takes, `input_notes` from the file which extents.
 
 | domain     | an input is it where                                                                          |
 |------------|-----------------------------------------------------------------------------------------------|
@@ -12,9 +11,6 @@ it fail. The nodes that read an input tell what values it takes, `input_notes` f
 | `length`   | it is named so: how much of an axis is filled                                                 |
 | `image`    | bytes of three axes or more                                                                   |
 | `normal`   | all else: standard normal floats, integers of 0 and 1                                         |
-
-An index is followed through operators that keep its value (`Cast`, `Reshape`, `Slice`, …) to the table it
-reads, whose extent is its bound.
 """
 
 from __future__ import annotations
@@ -118,7 +114,7 @@ class _Trace:
         return named
 
     def _uses(self, name: str) -> Iterator[tuple[onnx.NodeProto, str]]:
-        """Every node that a value reaches unchanged, with the name that it has there."""
+        """Every node that a value reaches unchanged (`_KEEP_VALUE`), with the name that it has there."""
         waiting, seen = [name], {name}
         while waiting:
             current = waiting.pop()

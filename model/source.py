@@ -1,38 +1,9 @@
-"""Parse the spellings of MODEL, and compute the digest that detects changes of a model.
+"""Parse the spellings of MODEL (docs/models.md), and compute the digest that detects changes of a model.
 
-| spelling                   | is                                                         |
-|----------------------------|------------------------------------------------------------|
-| `torchvision:resnet18`     | a model of torchvision by its name                         |
-| `timm:resnet18`            | a model of timm by its name                                |
-| `hf:NAME`, `hf:FOLDER`     | a model of transformers: in the local cache, or a folder   |
-| `model.py:build`           | a function in a file, returning an `nn.Module`             |
-| `package.module:function`  | a function in an installed package                         |
-| `model.pt2`                | a program saved by `torch.export.save`                     |
-| `model.pt`, `.torchscript` | a TorchScript archive (`torch.jit.save`)                   |
-| `model.onnx`               | an ONNX file                                               |
-| `model.keras`, `.h5`       | a Keras model; by tf2onnx                                  |
-| `model.tflite`             | a TensorFlow Lite model; by tf2onnx                        |
-| `folder`, `folder:name`    | a TensorFlow SavedModel, and its signature; by tf2onnx     |
-
-What follows a `?` are options: `timm:resnet18?weights=random&classes=10`. `weights` and `download` are
-options of `export` and `[model]`, too.
-
-| key              | says                                                                               |
-|------------------|------------------------------------------------------------------------------------|
-| `weights=random` | random weights of `seed`; else a .safetensors, or a state dict of `torch.save`     |
-| `download=1`     | the package may download what its cache lacks                                      |
-| `classes=N`      | classes of a classifier, with weights that are random or of a file                 |
-| `size=H[xW]`     | extents of its images                                                              |
-| `task=TASK`      | head of a transformers model, where its configuration names another one or none    |
-| `seed=N`         | of random weights                                                                  |
-
-Functions (`model.py:build`) take `weights` alone. A character of a path that has a meaning here is written
-as in an address: `%26` for `&`, `%3F` for `?`, `%25` for `%`.
-
-The function takes no argument and returns the module, or `(module, example)` where the example is a
-tuple or a dict of the arguments of `forward`: tensors, or dicts, dataclasses, tuples and lists of them, whose
-inputs are then named by path (`batch.image`, `features_0`). Nothing here unpickles a checkpoint: a file of
-pickled weights is refused, and so is a `.pt2` that holds more than weights and operators (`archives`).
+A function takes no argument and returns the module, or `(module, example)` where the example is a tuple or a
+dict of the arguments of `forward`: tensors, or dicts, dataclasses, tuples and lists of them, whose inputs are
+then named by path (`batch.image`, `features_0`). Nothing here unpickles a checkpoint: a file of pickled
+weights is refused, and so is a `.pt2` that holds more than weights and operators (`archives`).
 """
 
 from __future__ import annotations
@@ -59,16 +30,7 @@ _MOST_DIGITS = 19  # of an int64
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What a spelling says beside the name; defaults where it says nothing.
-
-    Attributes:
-        weights: Empty for the package's own, "random", or a file.
-        download: Whether the package may download.
-        classes: Number of classes; 0 for the model's own.
-        size: Height and width of its images; empty for the model's own.
-        task: Of a transformers model; empty for what its configuration says.
-        seed: Of random weights.
-    """
+    """What a spelling says beside the name; empty and 0 for the model's own. `size`: height and width."""
 
     weights: str = ""
     download: bool = False

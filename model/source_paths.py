@@ -1,19 +1,13 @@
 """Take out of an ONNX model what it tells of the machine that wrote it: stack traces and absolute paths.
 
-PyTorch's exporters note for every node which line of which file it comes from. An artifact that is shipped
-would tell the names of users and folders, and lines of source code. Module paths (`layer4.1.conv2`) stay:
-errors name them. Classes stay too, under the name of their file: the name that a module was imported by
-differs from folder to folder, and two machines would write different bytes.
-
-`module_name` names the module of a user's file so that no two files share it, `with_file_names` undoes that:
-
-qcompile_source_3f9c01ab77de_net     /home/ann/net.py, with this content
-net                                  what an exported model says in its place
+Module paths (`layer4.1.conv2`) stay: errors name them. Classes stay under the name of their file:
+`module_name` names the module of a user's file so that no two files share it
+(`qcompile_source_3f9c01ab77de_net`), `with_file_names` undoes that, so that two machines write the same
+bytes.
 
 `moved`, `path_there` and `path_here` serve folders that lie elsewhere here than on the machine that a recipe
 is from, as on a worker of a cluster. An ONNX file names the folder of its model's tokenizer as that machine
-does, wherever it was exported, so that it is the same file; who reads the tokenizer elsewhere looks for it in
-the folder that stands for it there. Processes that are started meanwhile do the same.
+does; who reads the tokenizer looks in the folder that stands for it here, and so do child processes.
 """
 
 from __future__ import annotations
@@ -87,11 +81,9 @@ def strip_source_paths(model: onnx.ModelProto) -> bool:
             shorter = entry.value if entry.key == KEY else without_folders(with_file_names(entry.value))
             if shorter != entry.value:
                 entry.value, changed = shorter, True
-        if (
-            message.doc_string
-            and (text := without_folders(with_file_names(message.doc_string))) != message.doc_string
-        ):
-            message.doc_string, changed = text, True
+        shorter = without_folders(with_file_names(message.doc_string))
+        if shorter != message.doc_string:
+            message.doc_string, changed = shorter, True
     return changed
 
 

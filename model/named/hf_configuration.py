@@ -92,12 +92,9 @@ def _snapshot(source: Source, *, weights: bool) -> Path:
 
 @dataclass(frozen=True)
 class Head:
-    """A kind of model in transformers.
+    """A kind of model in transformers: its Auto class, the endings of its classes' names.
 
-    Attributes:
-        auto: The class that finds it for a configuration.
-        endings: How the names of its classes end.
-        classifies: Whether its number of classes is a choice (`num_labels`).
+    `classifies` says whether its number of classes is a choice (`num_labels`).
     """
 
     auto: str
@@ -127,11 +124,7 @@ HEADS: dict[str, Head] = {
 
 @dataclass(frozen=True)
 class Choice:
-    """What a configuration becomes: a key of `HEADS`, and the class, which takes the configuration.
-
-    Attributes:
-        encoder: Whether its encoder alone is taken: the model generates with a decoder.
-    """
+    """A key of `HEADS`, the class, and whether its encoder alone is taken: it generates with a decoder."""
 
     name: str
     model: Any
