@@ -34,8 +34,18 @@ from ..errors import DataError, MissingFile, first_line
 from ..files import digest_files, nearest_name, require_file
 from ..model.preprocessing import ImagePreprocessing, is_channels_last
 from ..tensors import TensorInfo
-from .folders import list_files, list_images, split_folder
-from .readers import Batch, Reader, Sample, SampleSet, digest_contents, digest_texts, require_package
+from .readers import (
+    Batch,
+    Reader,
+    Sample,
+    SampleSet,
+    digest_contents,
+    digest_texts,
+    list_files,
+    list_images,
+    require_package,
+    split_folder,
+)
 from .spelling import Spelling
 from .table import class_numbers, preprocessing_for
 
@@ -240,7 +250,14 @@ class AnnotatedImages(ImageFolder):
                 numbers = {number: named[name] for number, name in self.categories.items()}
 
         def label(index: int, size: tuple[int, int]) -> NDArray[np.float32]:
-            return _placed_boxes(self._boxes_of(index, numbers), size, placement(preprocessing, *size))
+            """The boxes [n, 7] of an image of this width and height, in pixels of the model's input."""
+            where, boxes = placement(preprocessing, *size), self._boxes_of(index, numbers)
+            ratio = np.array([where.resized[0] / size[0], where.resized[1] / size[1]])
+            corners = boxes[:, 1:5].reshape(-1, 2, 2) * ratio + np.array(where.offset)
+            boxes[:, 1:5] = np.clip(corners, 0, np.array(where.size)).reshape(-1, 4)
+            boxes[:, 6] *= ratio.prod()
+            inside = (boxes[:, 3] > boxes[:, 1]) & (boxes[:, 4] > boxes[:, 2])
+            return np.asarray(boxes[inside], np.float32)
 
         return _BoxReader(to_input, self.file, label, notes)
 
@@ -253,17 +270,6 @@ class _BoxReader(ImageReader):
         for row, sample in enumerate(samples):
             labels[row, : len(sample.label)] = sample.label
         return replace(super().join([replace(sample, label=None) for sample in samples]), labels=labels)
-
-
-def _placed_boxes(boxes: NDArray[Any], size: tuple[int, int], where: Placement) -> NDArray[np.float32]:
-    """Boxes [n, 7] of an image of this width and height in pixels of the model's input."""
-    ratio = np.array([where.resized[0] / size[0], where.resized[1] / size[1]])
-    placed = boxes.copy()
-    corners = boxes[:, 1:5].reshape(-1, 2, 2) * ratio + np.array(where.offset)
-    placed[:, 1:5] = np.clip(corners, 0, np.array(where.size)).reshape(-1, 4)
-    placed[:, 6] = boxes[:, 6] * ratio.prod()
-    inside = (placed[:, 3] > placed[:, 1]) & (placed[:, 4] > placed[:, 2])
-    return np.asarray(placed[inside], np.float32)
 
 
 def _read_annotations(path: Path) -> dict[str, Any]:

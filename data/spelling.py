@@ -144,7 +144,13 @@ class Spelling:
     def located(self, base: Path) -> Spelling:
         """Return it with absolute paths; a key's file is looked for in the data's folder, then in `base`."""
         path = absolute_path(self.path, base)
-        query = {key: _located_value(key, value, path, base) for key, value in self.query.items()}
+        query = dict(self.query)
+        for key, value in query.items():
+            if _is_path(key, value):
+                beside = absolute_path(value, path if path.is_dir() else path.parent)
+                query[key] = str(beside if beside.exists() else absolute_path(value, base))
+            elif key == "preprocessing" and ":" in value:
+                query[key] = parse_source(value, base=base).absolute  # a folder of hf:
         return replace(self, path=str(path), query=query)
 
     def seen_from(self, folder: Path) -> Spelling:
@@ -157,7 +163,14 @@ class Spelling:
 
     def keyed(self) -> list[str]:
         """Return what decides how samples are read: kind and query, files by their content."""
-        return [self.kind, *(f"{key}={_content(key, value)}" for key, value in sorted(self.query.items()))]
+        texts = [self.kind]
+        for key, value in sorted(self.query.items()):
+            if key == "preprocessing":
+                value = digest_preprocessing(value)
+            elif key in FILE_KEYS:  # a folder's files are the samples'
+                value = digest_files([Path(value)]) if Path(value).is_file() else ""
+            texts.append(f"{key}={value}")
+        return texts
 
 
 def parse_spelling(spec: str) -> Spelling:
@@ -214,23 +227,6 @@ def _is_function(head: str) -> bool:
 
 def _is_path(key: str, value: str) -> bool:
     return key in FILE_KEYS or (key == "preprocessing" and value.endswith(".json"))
-
-
-def _located_value(key: str, value: str, data: Path, base: Path) -> str:
-    if _is_path(key, value):
-        beside = absolute_path(value, data if data.is_dir() else data.parent)
-        return str(beside if beside.exists() else absolute_path(value, base))
-    if key == "preprocessing" and ":" in value:
-        return parse_source(value, base=base).absolute  # a folder of hf:
-    return value
-
-
-def _content(key: str, value: str) -> str:
-    if key == "preprocessing":
-        return digest_preprocessing(value)
-    if key not in FILE_KEYS:
-        return value
-    return digest_files([Path(value)]) if Path(value).is_file() else ""  # a folder's files are the samples'
 
 
 def _escape(text: str) -> str:

@@ -224,7 +224,14 @@ def weighted_nodes(model: onnx.ModelProto, *, as_executed: bool = False) -> dict
     for node in model.graph.node:
         if node.op_type in _INTEGER:
             by_precision["int8"].append(node)
-        elif node.op_type == "MatMulNBits" or (not as_executed and _reads_int4(node, made_by, types)):
+            continue
+        # A weight that is dequantized from 4 bits, and perhaps reshaped.
+        may_read_int4 = node.op_type in WEIGHTED and not as_executed
+        maker = _maker(node.input[1], made_by, ("Reshape", "Transpose")) if may_read_int4 else None
+        weight = ""
+        if maker is not None and maker.op_type in _DEQUANTIZERS:
+            weight = _DEQUANTIZERS[maker.op_type] or types.get(maker.input[0], "")
+        if node.op_type == "MatMulNBits" or weight in ("int4", "uint4"):
             bits = attribute(node, "bits", 4)
             by_precision.setdefault("int8" if bits == 8 else "int4", []).append(node)
         elif node.op_type in WEIGHTED or node.op_type in _FUSED:
@@ -242,16 +249,6 @@ def weighted_nodes(model: onnx.ModelProto, *, as_executed: bool = False) -> dict
                 halves = [_HALVES[types[name]] for name in node.input[:2] if types.get(name) in _HALVES]
                 by_precision[halves[0] if halves else "fp32"].append(node)
     return by_precision
-
-
-def _reads_int4(
-    node: onnx.NodeProto, made_by: Mapping[str, onnx.NodeProto], types: Mapping[str, str]
-) -> bool:
-    """Whether the weight of a product or convolution is dequantized from 4 bits, and perhaps reshaped."""
-    maker = _maker(node.input[1], made_by, ("Reshape", "Transpose")) if node.op_type in WEIGHTED else None
-    if maker is None or maker.op_type not in _DEQUANTIZERS:
-        return False
-    return (_DEQUANTIZERS[maker.op_type] or types.get(maker.input[0], "")) in ("int4", "uint4")
 
 
 def count_weighted(model: onnx.ModelProto, *, as_executed: bool = False) -> dict[str, dict[str, int]]:

@@ -222,21 +222,15 @@ def _requantized_nodes(
         if activation is None or not _dequantizes(activation) or _extent(activation.input[1], stored) != 1:
             continue
         if weight is None or weight.op_type in _FOLDED:
-            if _is_stored_float(node.input[1], made_by, stored):
+            name = node.input[1]  # stored as float32, or folded to one that is
+            while name not in stored and name in made_by and made_by[name].op_type in _FOLDED:
+                name = made_by[name].input[0]
+            if name in stored and stored[name].data_type == _FLOAT:
                 yield node
         elif _dequantizes(weight):
             bias = stored.get(node.input[2]) if len(node.input) > 2 else None
             if bias is not None and _overflows(bias, activation, weight, stored):
                 yield node
-
-
-def _is_stored_float(
-    name: str, made_by: Mapping[str, onnx.NodeProto], stored: Mapping[str, onnx.TensorProto]
-) -> bool:
-    """Whether a tensor is stored as float32, or folded to one that is."""
-    while name not in stored and name in made_by and made_by[name].op_type in _FOLDED:
-        name = made_by[name].input[0]
-    return name in stored and stored[name].data_type == _FLOAT
 
 
 def _overflows(

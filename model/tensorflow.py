@@ -81,7 +81,13 @@ def convert(
     """
     path, config = source.file.resolve(), {}
     if path.suffix == ".keras":  # needs no TensorFlow
-        config = _keras_config(path)
+        check_archive(path, what="a Keras file", hint="save it again: model.save('model.keras')")
+        try:
+            with zipfile.ZipFile(path) as archive:
+                config = json.loads(archive.read("config.json"))
+        except (KeyError, ValueError, RecursionError) as error:
+            message = f"{path}: not a Keras file: no config.json that can be read ({error})"
+            raise ModelError(message, hint=_PLAIN, file=path) from error
         _refuse_code(path, config)
     versions = tensorflow_versions(python)
     if missing := " and ".join(name for name in ("tensorflow", "tf2onnx") if name not in versions):
@@ -129,17 +135,6 @@ def _run(command: list[str], folder: Path, label: str) -> str:
             )
         output.seek(0)
         return output.read().decode(errors="replace")
-
-
-def _keras_config(path: Path) -> Any:
-    check_archive(path, what="a Keras file", hint="save it again: model.save('model.keras')")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return json.loads(archive.read("config.json"))
-    except (KeyError, ValueError, RecursionError) as error:
-        raise ModelError(
-            f"{path}: not a Keras file: no config.json that can be read ({error})", hint=_PLAIN, file=path
-        ) from error
 
 
 def _refuse_code(path: Path, config: Any) -> None:
