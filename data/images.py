@@ -90,18 +90,18 @@ class ImageFolder(SampleSet):
         return f"{digest_contents(files)}:{digest_texts(texts)}:{classes}"
 
     def reader(self, inputs: Sequence[TensorInfo]) -> Reader:
-        to_input, classes = image_input(inputs, self.spelling), self.classes()
+        target, classes = image_input(inputs, self.spelling), self.classes()
         if classes is None:
-            return ImageReader(to_input, self.file)
-        numbers, notes = class_numbers(classes, to_input.preprocessing.classes)
-        return ImageReader(to_input, self.file, lambda index, _: numbers[classes[index]], notes)
+            return ImageReader(target, self.file)
+        numbers, notes = class_numbers(classes, target[0].classes)
+        return ImageReader(target, self.file, lambda index, _: numbers[classes[index]], notes)
 
 
 class ImageReader(Reader):
     """Decodes images.
 
     Args:
-        to_input: Makes the model's input of an image.
+        target: How an image becomes which input, from `image_input`.
         file: Returns a sample's file, or its content, and where it is, for messages.
         label: Returns the label of a sample, whose image has this width and height.
         notes: What a user should know of the labels.
@@ -109,17 +109,22 @@ class ImageReader(Reader):
 
     def __init__(
         self,
-        to_input: ImageInput,
+        target: tuple[ImagePreprocessing, TensorInfo],
         file: Callable[[int], tuple[Path | IO[bytes], str]],
         label: Callable[[int, tuple[int, int]], Any] = lambda *_: None,
         notes: Sequence[str] = (),
     ) -> None:
-        self._input, self._file, self._label, self.notes = to_input, file, label, notes
+        (self._preprocessing, self._tensor), self._file = target, file
+        self._label, self.notes = label, notes
 
     def read(self, index: int) -> Sample:
         source, where = self._file(index)
-        image = decode(source, self._input.mode, where)
-        return Sample(self._input(image), self._label(index, image.size), where)
+        channels = self._preprocessing.channels
+        image = decode(source, "RGB" if channels == 3 else "L", where)
+        array = as_input(image, self._preprocessing)
+        array = array.transpose(1, 2, 0) if is_channels_last(self._tensor, channels) else array
+        feeds = {self._tensor.name: np.ascontiguousarray(array, self._tensor.dtype)}
+        return Sample(feeds, self._label(index, image.size), where)
 
 
 class MaskedImages(ImageFolder):
@@ -143,12 +148,12 @@ class MaskedImages(ImageFolder):
         return f"{digest_contents(files)}:{digest_texts(self.names[index] for index in order())}"
 
     def reader(self, inputs: Sequence[TensorInfo]) -> Reader:
-        to_input = image_input(inputs, self.spelling)
+        target = image_input(inputs, self.spelling)
 
         def label(index: int, size: tuple[int, int]) -> NDArray[np.int64]:
-            return read_mask(self.masks[index], size, to_input.preprocessing)
+            return read_mask(self.masks[index], size, target[0])
 
-        return ImageReader(to_input, self.file, label)
+        return ImageReader(target, self.file, label)
 
 
 def read_mask(path: Path, size: tuple[int, int], preprocessing: ImagePreprocessing) -> NDArray[np.int64]:
@@ -241,8 +246,8 @@ class AnnotatedImages(ImageFolder):
         return np.asarray(rows, np.float64).reshape(-1, _BOX_COLUMNS)
 
     def reader(self, inputs: Sequence[TensorInfo]) -> Reader:
-        to_input, notes = image_input(inputs, self.spelling), list[str]()
-        preprocessing, names = to_input.preprocessing, list(self.categories.values())
+        target, notes = image_input(inputs, self.spelling), list[str]()
+        preprocessing, names = target[0], list(self.categories.values())
         numbers = {number: place for place, number in enumerate(self.categories)}
         if preprocessing.classes:
             named, notes = class_numbers(names, preprocessing.classes, what="categories")
@@ -259,7 +264,7 @@ class AnnotatedImages(ImageFolder):
             inside = (boxes[:, 3] > boxes[:, 1]) & (boxes[:, 4] > boxes[:, 2])
             return np.asarray(boxes[inside], np.float32)
 
-        return _BoxReader(to_input, self.file, label, notes)
+        return _BoxReader(target, self.file, label, notes)
 
 
 class _BoxReader(ImageReader):
@@ -324,14 +329,14 @@ def _converted(image: Any, mode: str) -> Image.Image:
     return converted
 
 
-def image_input(inputs: Sequence[TensorInfo], spelling: Spelling) -> ImageInput:
-    """Return what makes the model's input of images: as the spelling says, else as the model itself does."""
+def image_input(inputs: Sequence[TensorInfo], spelling: Spelling) -> tuple[ImagePreprocessing, TensorInfo]:
+    """Return how images become which input: as the spelling says, else as the model itself does."""
     names = "imagenet (or cifar10, timm:NAME, torchvision:NAME, hf:NAME_OR_FOLDER, FILE.json)"
     preprocessing = preprocessing_for(inputs, spelling, ImagePreprocessing, what="images", names=names)
     name = preprocessing.input
     for tensor in inputs:
         if tensor.name == name and len(tensor.shape) == 4 and tensor.dtype in ("float32", "float16"):
-            return ImageInput(preprocessing, tensor)
+            return preprocessing, tensor
     shapes = ", ".join(map(str, inputs)) or "none"
     raise DataError(
         f"data {spelling.spec!r}: input {name!r} of four axes, float32 or float16, is required for images; "
@@ -339,21 +344,6 @@ def image_input(inputs: Sequence[TensorInfo], spelling: Spelling) -> ImageInput:
         hint="give the samples as arrays (.npz) or by a function",
         tensor=name,
     )
-
-
-class ImageInput:
-    """Makes a model's input of a decoded image, by its preprocessing."""
-
-    def __init__(self, preprocessing: ImagePreprocessing, tensor: TensorInfo) -> None:
-        self.preprocessing, self.tensor = preprocessing, tensor
-        self.mode = "RGB" if preprocessing.channels == 3 else "L"
-        self._channels_last = is_channels_last(tensor, preprocessing.channels)
-
-    def __call__(self, image: Image.Image) -> dict[str, Any]:
-        """Return the feed of the input, without the axis of samples."""
-        array = as_input(image, self.preprocessing)
-        array = array.transpose(1, 2, 0) if self._channels_last else array
-        return {self.tensor.name: np.ascontiguousarray(array, self.tensor.dtype)}
 
 
 @dataclass(frozen=True)

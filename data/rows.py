@@ -148,9 +148,9 @@ class RowSet(SampleSet):
         table = self.table
         if table.media != "Image":
             return (AudioReader if table.media else TextReader)(table, inputs, self.spelling)
-        to_input = image_input(inputs, self.spelling)
-        labels, notes = table.labels(to_input.preprocessing.classes)
-        return ImageReader(to_input, table.file, lambda row, _: labels[row] if labels else None, notes)
+        target = image_input(inputs, self.spelling)
+        labels, notes = table.labels(target[0].classes)
+        return ImageReader(target, table.file, lambda row, _: labels[row] if labels else None, notes)
 
 
 def _of_split(files: Sequence[Path], path: Path, split: str, spec: str) -> list[Path]:

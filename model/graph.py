@@ -188,6 +188,16 @@ def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
     return None
 
 
+def stored_tensors(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    """Return name to tensor, of the initializers and the Constant nodes of a graph."""
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        tensor = constant_tensor(node)
+        if tensor is not None:
+            stored[node.output[0]] = tensor
+    return stored
+
+
 def captured_names(node: onnx.NodeProto) -> set[str]:
     """Return names from outside that the subgraphs of a node read."""
     names: set[str] = set()
@@ -325,12 +335,7 @@ def weights_of_graph(model: onnx.ModelProto) -> WeightsHeld:
             for index in _SCALES.get(node.op_type, ())
             if index < len(node.input)
         }
-        stored = {tensor.name: tensor for tensor in graph.initializer}
-        for node in graph.node:
-            tensor = constant_tensor(node)
-            if tensor is not None:
-                stored[node.output[0]] = tensor
-        for name, tensor in stored.items():
+        for name, tensor in stored_tensors(graph).items():
             size += tensor_bytes(tensor)
             if name not in scales and dtype_name(tensor.data_type) not in _NO_WEIGHTS:
                 parameters += packed.get(name) or math.prod(tensor.dims)

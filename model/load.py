@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import importlib.util
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -137,7 +137,8 @@ def describe_named(source: Source) -> Description:
     """Return task, inputs, preprocessing and outputs of a model by name, without its weights."""
     _import(source)
     with quiet():
-        return _package(source)[0](source)
+        description: Description = _package(source).describe(source)
+    return description
 
 
 def load_named(source: Source) -> LoadedModel:
@@ -151,12 +152,12 @@ def load_named(source: Source) -> LoadedModel:
             "or FILE is required",
             hint="leave classes out",
         )
-    describe, load = _package(source)
+    package = _package(source)
     with quiet():
-        description = describe(source)
+        description: Description = package.describe(source)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(options.seed)
-            module = load(source, description)
+            module = package.load(source, description)
         if options.file:
             # The package's own module, whose names of tensors a file of weights has.
             wrapped = type(module).__module__.startswith(f"{__package__}.named.")
@@ -175,19 +176,9 @@ def load_named(source: Source) -> LoadedModel:
     )
 
 
-def _package(source: Source) -> tuple[Callable[[Source], Description], Callable[[Source, Description], Any]]:
+def _package(source: Source) -> Any:
     """What describes and what loads a model of a package."""
-    if source.kind == "torchvision":
-        from .named.torchvision_models import describe_torchvision, load_torchvision
-
-        return describe_torchvision, load_torchvision
-    if source.kind == "timm":
-        from .named.timm_models import describe_timm, load_timm
-
-        return describe_timm, load_timm
-    from .named.hf_models import describe_hf, load_hf
-
-    return describe_hf, load_hf
+    return importlib.import_module(f".named.{source.kind}_models", __package__)
 
 
 def _import(source: Source) -> str:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, EngineUnavailable, QCompileError
 from ..tensors import Dim, Feeds, TensorInfo, fill_dynamic, format_shape
-from .graph import attribute, constant_tensor, consumers, infer_shapes
+from .graph import attribute, consumers, infer_shapes, stored_tensors, tensor_values
 from .input_notes import read_notes
 from .onnx_file import model_io
 
@@ -95,8 +95,7 @@ class _Trace:
         self.readers = consumers(model.graph)
         self.shapes: dict[str, tuple[Dim, ...]] = dict(infer_shapes(model))
         self.shapes.update({tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer})
-        self.stored = {tensor.name: tensor for tensor in model.graph.initializer}
-        self.constants = {node.output[0]: node for node in model.graph.node if node.op_type == "Constant"}
+        self.stored = stored_tensors(model.graph)
 
     def domain(self, tensor: TensorInfo) -> Domain:
         named = named_domain(tensor)
@@ -143,15 +142,11 @@ class _Trace:
 
     def number(self, name: str) -> int | None:
         """The value of a stored scalar."""
-        from onnx import numpy_helper
-
         tensor = self.stored.get(name)
-        if tensor is None and name in self.constants:
-            tensor = constant_tensor(self.constants[name])
         if tensor is None or tensor.external_data:
             return None
-        values = numpy_helper.to_array(tensor)
-        return int(values.reshape(-1)[0]) if values.size == 1 and np.isfinite(values).all() else None
+        values = tensor_values(tensor)
+        return int(values.item()) if values.size == 1 and np.isfinite(values).all() else None
 
 
 def _along_axis(trace: _Trace, node: onnx.NodeProto) -> tuple[Dim, ...]:

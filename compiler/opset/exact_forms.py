@@ -245,7 +245,7 @@ def find_requantized(model: onnx.ModelProto) -> list[str]:
 
 def keep_layers_apart(model: onnx.ModelProto) -> list[str]:
     """Write a Sum in front of each such layer, in place; return their names."""
-    found = requantized(model)
+    found = list(requantized(model))
     names = [node_name(node) for _, node in found]
     for graph, layer in found:
         made, apart = layer.output[0], f"{layer.output[0]}/apart"

@@ -160,7 +160,7 @@ def _sound(name: str, config: Any) -> TensorInfo:
     return TensorInfo(name, "float32", ("batch", "frames", int(width)), (AxisExtents(1, 1, None, 64),))
 
 
-def describe_hf(source: Source) -> Description:
+def describe(source: Source) -> Description:
     """Return what the configuration and the processors of a model say."""
     folder = find_folder(source, weights=False)
     config = _config(source, folder)
@@ -169,7 +169,7 @@ def describe_hf(source: Source) -> Description:
     return Description(choice.name, tensors, (), domains, notes)
 
 
-def load_hf(source: Source, description: Description) -> Any:
+def load(source: Source, description: Description) -> Any:
     """Return the module; it takes tensors by position, in the order of the description."""
     random = bool(source.options.weights)
     folder = find_folder(source, weights=not random)

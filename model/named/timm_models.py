@@ -25,7 +25,7 @@ _INPUT = "x"
 _IMAGENET = 1000
 
 
-def describe_timm(source: Source) -> Description:
+def describe(source: Source) -> Description:
     """Return what timm's configuration says of a model; no network is made."""
     import timm
 
@@ -66,7 +66,7 @@ def _classes(source: Source, config: dict[str, Any]) -> tuple[str, ...]:
     return tuple(ImageNetInfo(subset).label_names()) if subset else ()
 
 
-def load_timm(source: Source, _: Description) -> Any:
+def load(source: Source, _: Description) -> Any:
     """Return the module."""
     import timm
 

@@ -99,7 +99,7 @@ _MODULES = {"segmentation": "semantic-segmentation", "detection": "object-detect
             "video": "video-classification", "optical_flow": "optical-flow"}  # fmt: skip
 
 
-def describe_torchvision(source: Source) -> Description:
+def describe(source: Source) -> Description:
     """Return what torchvision says of a model; no network is made."""
     entry, weights = _entry(source)
     preset = weights.transforms() if weights is not None else None
@@ -125,7 +125,7 @@ def describe_torchvision(source: Source) -> Description:
     return Description(task, (tensor,), (output,))
 
 
-def load_torchvision(source: Source, description: Description) -> Any:
+def load(source: Source, description: Description) -> Any:
     """Return the module, its outputs as tensors."""
     entry, weights = _entry(source)
     arguments = _arguments(source, entry, description)
@@ -252,26 +252,24 @@ def _local_weights(source: Source, weights: Any) -> Iterator[None]:
     if not cached.is_file():
         if not source.options.download:
             raise not_cached(source.spec, cached.name, torch_cache())
-        _download(source, weights.url, cached)
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        hub = import_torch().hub
+        digest = hub.HASH_REGEX.search(cached.name)
+        try:
+            hub.download_url_to_file(
+                weights.url, str(cached), digest.group(1) if digest else None, progress=False
+            )
+        except Exception as error:  # of the network, of the file system, or of the digest
+            raise ModelError(
+                f"{source.spec}: {weights.url} cannot be downloaded: {first_line(error)}",
+                hint=f"put the file into {cached.parent}, or give `weights` random, or `weights` FILE",
+            ) from error
     state = read_weights(cached)
     weights.get_state_dict = lambda *_args, **_named: state  # in place of one that unpickles
     try:
         yield
     finally:
         del weights.get_state_dict
-
-
-def _download(source: Source, url: str, cached: Any) -> None:
-    torch = import_torch()
-    cached.parent.mkdir(parents=True, exist_ok=True)
-    digest = torch.hub.HASH_REGEX.search(cached.name)
-    try:
-        torch.hub.download_url_to_file(url, str(cached), digest.group(1) if digest else None, progress=False)
-    except Exception as error:  # of the network, of the file system, or of the digest
-        raise ModelError(
-            f"{source.spec}: {url} cannot be downloaded: {first_line(error)}",
-            hint=f"put the file into {cached.parent}, or give `weights` random, or `weights` FILE",
-        ) from error
 
 
 def _parameters(entry: Any) -> set[str]:
