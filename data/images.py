@@ -98,14 +98,7 @@ class ImageFolder(SampleSet):
 
 
 class ImageReader(Reader):
-    """Decodes images.
-
-    Args:
-        target: How an image becomes which input, from `image_input`.
-        file: Returns a sample's file, or its content, and where it is, for messages.
-        label: Returns the label of a sample, whose image has this width and height.
-        notes: What a user should know of the labels.
-    """
+    """Decodes images for what `image_input` returned; `label` takes the image's width and height, too."""
 
     def __init__(
         self,

@@ -46,13 +46,7 @@ _SPLITS = {
 
 @dataclass(frozen=True)
 class Batch:
-    """Feeds of one inference.
-
-    Attributes:
-        feeds: Input name to array.
-        labels: One label per sample, if the data has them.
-        where: Where it came from, for messages: "data.npz[8:16]", "folder/0003.npy", "f batch 3".
-    """
+    """Feeds of one inference, a label per sample if the data has them, and where they are, for messages."""
 
     feeds: Feeds
     labels: NDArray[Any] | None
@@ -92,13 +86,7 @@ def extent_of(shapes: Shapes) -> int:
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample, without the axis of samples.
-
-    Attributes:
-        feeds: Input name to array; what `Reader.join` takes, where inputs are made batch by batch.
-        label: A number, a text or an array; None without.
-        where: A file, or a file and a line, for messages.
-    """
+    """One sample, without the axis of samples; `feeds` are what `Reader.join` takes."""
 
     feeds: dict[str, Any]
     label: Any
@@ -106,12 +94,7 @@ class Sample:
 
 
 class Reader:
-    """Makes a model's inputs of samples.
-
-    Attributes:
-        notes: What a user should know of how it makes them.
-        threads: How many read at once; None for as many as there are cores, at most 8.
-    """
+    """Makes a model's inputs of samples, by `threads` at once; None: as many as cores, at most 8."""
 
     notes: Sequence[str] = ()
     threads: int | None = None

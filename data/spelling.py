@@ -45,14 +45,7 @@ _ESCAPED_MARK = "a `?` that belongs to the path is written %3F"
 
 @dataclass(frozen=True)
 class Query:
-    """Which samples of a set, in which order.
-
-    Attributes:
-        samples: Draw so many at random; None takes all, in their own order.
-        seed: Of the drawing, and of the halves.
-        balanced: Draw as many of each class as of any other, where there are labels; else as they come.
-        part: One of two disjoint halves; empty for the whole.
-    """
+    """Which samples of a set: so many drawn at random, balanced over classes, of a half (`PARTS`) or all."""
 
     samples: int | None = None
     seed: int = 0
@@ -95,14 +88,7 @@ def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
 
 @dataclass(frozen=True)
 class Spelling:
-    """A parsed spelling.
-
-    Attributes:
-        spec: As the user wrote it.
-        kind: A key of `KEYS`, "function", or empty where it is to be found from the path.
-        path: The path, unescaped; for a function the whole spelling.
-        query: Key to value, unescaped, in the order written.
-    """
+    """A parsed spelling, unescaped; a function's `path` is the whole; an empty `kind` is not known yet."""
 
     spec: str = field(compare=False)
     kind: str

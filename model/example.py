@@ -100,15 +100,10 @@ CHECK_EXTENTS = (1, 3)
 
 @dataclass(frozen=True)
 class Example:
-    """What the exporter is given.
+    """What the exporter is given: inputs, and arrays to trace with, for keyword arguments where `by_name`.
 
-    Attributes:
-        inputs: The model's inputs; dynamic axes by name.
-        feeds: Arrays to trace with.
-        by_name: Whether the inputs are keyword arguments of `forward`, else positional.
-        made: Inputs whose values were made up: neither the example nor data has them.
-        guessed: Dynamic axes whose extents were made up.
-        ranges: Axis name to the range that was asked for.
+    Neither the example nor data has the values of the inputs in `made`; `guessed` are dynamic axes whose
+    extents were made up.
     """
 
     inputs: tuple[TensorInfo, ...]

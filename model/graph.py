@@ -307,12 +307,9 @@ _NO_WEIGHTS = ("bool", "string", "undefined", "int64")  # shapes, axes and indic
 
 @dataclass(frozen=True)
 class WeightsHeld:
-    """The weights of an artifact or a module.
+    """The weights of an artifact or a module: how many values, and the bytes of all stored tensors.
 
-    Attributes:
-        parameters: Number of values, without scales, zero points, shapes and indices; 0 where none is known.
-        bytes: What all stored tensors take, scales and buffers included.
-        precision: "int8", "fp16" or "bf16" where the weights say it; empty otherwise.
+    Scales, zero points, shapes and indices are no `parameters`. `precision` is empty where no weight says it.
     """
 
     parameters: int

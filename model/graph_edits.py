@@ -200,13 +200,9 @@ def cut(model: onnx.ModelProto, names: Sequence[str]) -> dict[str, str]:
         elem_type = onnx.TensorProto.DataType.Value(_AS_OUTPUT[kind])
         graph.output.append(onnx.helper.make_tensor_value_info(output, elem_type, shapes.get(name)))
         outputs[name] = output
-    _keep(graph, needed)
-    drop_unused_initializers(graph)
-    return outputs
-
-
-def _keep(graph: onnx.GraphProto, needed: set[str]) -> None:
-    """Drop the inputs and the noted types of tensors that are gone, and the types of outputs."""
+    # The inputs and the noted types of tensors that are gone go, and the types of outputs.
     refill(graph.input, (value for value in graph.input if value.name in needed))
     inner = needed - {value.name for value in graph.output}
     refill(graph.value_info, (value for value in graph.value_info if value.name in inner))
+    drop_unused_initializers(graph)
+    return outputs

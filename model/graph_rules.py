@@ -25,14 +25,8 @@ Order = Literal["", "flat", "taps"]
 class SaturatingKernels:
     """The order in which the kernels of each kind of layer pair products; empty where none saturates.
 
-    Attributes:
-        dense: Convolutions of one group.
-        grouped: Convolutions of several groups.
-        depthwise: Convolutions with one channel in and out of each group.
-        products: MatMul and Gemm by a stored weight.
-        activations: MatMul of two activations.
-        dynamic: MatMulInteger, whose activations get their scale at run time.
-        recurrent: DynamicQuantizeLSTM.
+    Convolutions are dense, grouped, or depthwise: one channel in and out of each group. `products` are MatMul
+    and Gemm by a stored weight, `dynamic` is MatMulInteger, `recurrent` DynamicQuantizeLSTM.
     """
 
     dense: Order = ""

@@ -48,11 +48,9 @@ def multiply_adds(model: onnx.ModelProto) -> dict[str, int]:
     shapes = known_shapes(model)
     counts: dict[str, int] = {}
     for node in model.graph.node:
-        count = _COUNTS.get(node.op_type)
-        if count is not None:
-            total = count(node, shapes)
-            if total is not None:
-                counts[node.name] = total
+        total = _count(node, shapes)
+        if total is not None:
+            counts[node.name] = total
     return counts
 
 
@@ -133,43 +131,21 @@ def _extent(text: str, symbols: Mapping[str, int]) -> int | None:
         return None
 
 
-def _convolution(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int | None:
-    weight, made = shapes.get(node.input[1]), shapes.get(node.output[0])
-    return None if weight is None or made is None else math.prod(made) * math.prod(weight[1:])
-
-
-def _transposed(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int | None:
-    weight, read = shapes.get(node.input[1]), shapes.get(node.input[0])
-    return None if weight is None or read is None else math.prod(read) * math.prod(weight[1:])
-
-
-def _product(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int | None:
-    left, made = shapes.get(node.input[0]), shapes.get(node.output[0])
-    if not left or made is None:
-        return None
-    inner = left[0] if node.op_type == "Gemm" and attribute(node, "transA", 0) else left[-1]
-    return math.prod(made) * inner
-
-
-def _recurrent(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int | None:
-    read = shapes.get(node.input[0])
-    weights = [shapes.get(name) for name in node.input[1:3]]
-    if read is None or len(read) != 3 or None in weights:
-        return None
-    return read[0] * read[1] * sum(math.prod(weight) for weight in weights if weight is not None)
-
-
-_COUNTS: Mapping[str, Callable[[onnx.NodeProto, Mapping[str, Shape]], int | None]] = {
-    "Conv": _convolution,
-    "ConvInteger": _convolution,
-    "ConvTranspose": _transposed,
-    "MatMul": _product,
-    "MatMulInteger": _product,
-    "Gemm": _product,
-    "LSTM": _recurrent,
-    "GRU": _recurrent,
-    "RNN": _recurrent,
-}
+def _count(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int | None:
+    """The multiply-adds of a node; None where it multiplies nothing, or extents are not known."""
+    names = (*node.input[:3], "", "", "")
+    read, weight, state = (shapes.get(name) for name in names[:3])
+    result = shapes.get(node.output[0])
+    if node.op_type in ("Conv", "ConvInteger", "ConvTranspose"):
+        outer = read if node.op_type == "ConvTranspose" else result
+        return None if weight is None or outer is None else math.prod(outer) * math.prod(weight[1:])
+    if node.op_type in ("MatMul", "MatMulInteger", "Gemm") and read and result is not None:
+        is_transposed = node.op_type == "Gemm" and attribute(node, "transA", 0)
+        return math.prod(result) * (read[0] if is_transposed else read[-1])
+    if node.op_type in ("LSTM", "GRU", "RNN") and weight is not None and state is not None:
+        if read is not None and len(read) == 3:
+            return read[0] * read[1] * (math.prod(weight) + math.prod(state))
+    return None
 
 
 ALIGNMENT: Mapping[str, int] = {

@@ -23,10 +23,7 @@ class Slot(str):
 class NestedInputs(nn.Module):
     """A module whose inputs are plain tensors, by position; its own `forward` is called with the structure.
 
-    Args:
-        arguments: Positional arguments, each tensor replaced by its `Slot`.
-        keywords: Keyword arguments, likewise.
-        input_names: Names of the tensors, in order.
+    Each tensor of `arguments` and `keywords` is replaced by its `Slot`.
     """
 
     def __init__(

@@ -32,13 +32,7 @@ Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "ham
 
 @dataclass(frozen=True, kw_only=True)
 class _Preprocessing:
-    """What all kinds say.
-
-    Attributes:
-        source: Where it comes from, for people: "timm:resnet18", "imagenet".
-        task: What the model's outputs are.
-        classes: Names of the classes, by index; empty where unknown.
-    """
+    """What all kinds say: where it comes from, for people ("timm:resnet18"), and what the outputs are."""
 
     source: str = ""
     task: Task = ""
@@ -211,12 +205,9 @@ def is_channels_last(tensor: TensorInfo, channels: int) -> bool:
 def scaled_resize(
     resize: tuple[int, ...], before: tuple[int, int], after: tuple[int, int]
 ) -> tuple[int, ...]:
-    """Return the extents of the resize before the crop, for another crop of the same share of the image.
+    """Return what is resized to in front of a crop of `after`, of the same share of the image as `before`.
 
-    Args:
-        resize: For the crop `before`; empty for none.
-        before: Height and width of the crop that it was made for.
-        after: Of the one that is asked for.
+    Both are height and width; `resize` is empty for none.
     """
     if before == after or not resize:
         return resize

@@ -29,7 +29,6 @@ from .archives import (
     check_archive,
     check_torchscript,
     is_archive,
-    is_trusted,
     not_a_program,
     program_checked,
 )
@@ -235,8 +234,7 @@ def load_torchscript(path: Path, device: str) -> torch.nn.Module:
             file=path,
         )
     try:
-        if not is_trusted():
-            check_torchscript(path)
+        check_torchscript(path)
         with quiet():  # it warns of its own deprecation
             return torch.jit.load(str(path), map_location=device).eval()  # type: ignore[no-any-return]
     except RuntimeError as error:

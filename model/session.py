@@ -111,11 +111,8 @@ def make_session(
 ) -> Any:
     """Return a session of a file, on the processor unless other providers are given.
 
-    Args:
-        content: What to read in place of the file, which then only names it.
-        without: Names of optimizers that are left out, besides those that would change what is computed.
-        providers: As `InferenceSession` takes them, the first choice first.
-        error: Type to raise when ONNX Runtime refuses the file.
+    `content` is read in place of the file, which then only names it. The optimizers `without` are left out,
+    besides those that would change what is computed.
     """
     onnxruntime = import_onnxruntime()
     unoptimized = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -153,12 +150,7 @@ def optimize_file(
     without: Sequence[str] = (),
     error: type[QCompileError] = ModelError,
 ) -> None:
-    """Write the graph as ONNX Runtime's optimizer leaves it.
-
-    Args:
-        options: From `session_options`; they are changed.
-        large: Whether the model is too large for one file.
-    """
+    """Write the graph as ONNX Runtime's optimizer leaves it; `options` are changed."""
     options.optimized_model_filepath = str(output)
     if large:
         options.add_session_config_entry(

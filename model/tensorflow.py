@@ -73,11 +73,7 @@ def convert(
     """Write the ONNX file that tf2onnx makes of a model by an interpreter; return package to version.
 
     Inputs and outputs have the names of its layers or its signature; `names` are others for the outputs.
-
-    Args:
-        source: Of kind "savedmodel", "keras" or "tflite".
-        opset: ONNX opset, at most `NEWEST_BY_TF2ONNX`.
-        trust: Whether a SavedModel may touch files.
+    With `trust` a SavedModel may touch files. The opset is at most `NEWEST_BY_TF2ONNX`.
     """
     path, config = source.file.resolve(), {}
     if path.suffix == ".keras":  # needs no TensorFlow

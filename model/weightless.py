@@ -33,12 +33,9 @@ Buffer = bytes | mmap.mmap
 
 @dataclass(frozen=True)
 class WeightlessModel:
-    """What a file holds but for its weights.
+    """What a file holds but for its weights; initializers are not among the inputs.
 
-    Attributes:
-        path: The file.
-        model: Its graph, initializers not among the inputs. Large weights that are stored in the file
-            refer to it as their external data: location, offset and length.
+    Large weights that are stored in the file refer to it as their external data: location, offset and length.
     """
 
     path: Path

@@ -26,14 +26,7 @@ _GRACE_S = 2.0
 
 
 class Worker(Child):
-    """A child that answers requests.
-
-    Args:
-        threads: Threads of the runtime, set before any library is loaded.
-        python: Interpreter to run it with, or a script that runs one.
-        timeout_s: Longest wait for one answer.
-        variables: Of its environment, as for `Child`.
-    """
+    """A child that answers requests, each within `timeout_s`; `threads` is set before libraries load."""
 
     def __init__(
         self,

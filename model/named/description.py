@@ -77,12 +77,8 @@ def interpolation(value: Any) -> Interpolation:
 class Description:
     """A named model without its weights.
 
-    Attributes:
-        task: What its outputs are, such as "image-classification"; empty where unknown.
-        inputs: In the order of `forward`; dynamic axes by name with their extents, and how samples become it.
-        outputs: Suggested names; empty for the model's own.
-        domains: Input to the values that it takes, for the example, where its name does not tell.
-        notes: What the user should know of it.
+    `task` is what its outputs are, empty where unknown. Inputs are in the order of `forward`, dynamic axes
+    by name. `domains` are the values of inputs whose names do not tell; `notes` are for the user.
     """
 
     task: str

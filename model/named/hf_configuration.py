@@ -55,11 +55,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def processor_of(folder: Path, part: str) -> dict[str, Any]:
-    """Return what a folder says of its processor.
-
-    Args:
-        part: "image_processor" or "feature_extractor", which newer files keep below that name.
-    """
+    """Return what a folder says of its "image_processor" or "feature_extractor"; newer files nest it."""
     whole = read_json(folder, "processor_config.json")
     inner = whole.get(part)
     if isinstance(inner, dict):

@@ -199,7 +199,8 @@ def _config(source: Source, folder: Path) -> Any:
             hint="install a newer transformers, or write a function: file.py:function",
             file=folder / "config.json",
         ) from error
-    for part in _parts(config):
+    inner = [getattr(config, name, None) for name in ("text_config", "vision_config", "encoder", "decoder")]
+    for part in (config, *(part for part in inner if hasattr(part, "to_dict"))):
         for name, value in (("use_cache", False), ("return_dict", True)):
             if hasattr(part, name):
                 setattr(part, name, value)
@@ -208,12 +209,6 @@ def _config(source: Source, folder: Path) -> Any:
             raise InvalidOption(f"model {source.spec}: has no classes to choose")
         config.num_labels = source.options.classes
     return config
-
-
-def _parts(config: Any) -> list[Any]:
-    """A configuration and those within it."""
-    inner = [getattr(config, name, None) for name in ("text_config", "vision_config", "encoder", "decoder")]
-    return [config, *(part for part in inner if hasattr(part, "to_dict"))]
 
 
 def _random(source: Source, choice: Choice, config: Any) -> Any:
