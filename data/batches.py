@@ -34,11 +34,8 @@ class Data:
     """Samples that can be read again and again.
 
     Args:
-        spec: A spelling, see `spelling`.
-        inputs: The inputs of the model that will be fed.
         batch_size: Samples fed at once; a fixed first axis of the model decides over it.
         limit: Stop after this many samples; None reads all.
-        base: Folder that relative paths start from.
         depends: Files elsewhere that a function reads, for the digest.
     """
 

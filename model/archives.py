@@ -43,11 +43,7 @@ def is_archive(path: Path) -> bool:
 
 
 def check_archive(path: Path, *, what: str, hint: str) -> None:
-    """Read every member of a zip archive once, and compare it with its CRC-32.
-
-    Args:
-        what: What it should be, for messages: "a TorchScript archive".
-    """
+    """Read every member of a zip archive once, and compare it with its CRC-32."""
     member, problem = "", "its directory is damaged"
     try:
         with zipfile.ZipFile(path) as archive:
@@ -241,19 +237,14 @@ def foreign_code(program: bytes) -> str:
     for key, value in entries:
         if key == "expr_str" and isinstance(value, str) and not _is_size(value):
             return f"the expression {value[:80]!r}"
-        if key == "target" and isinstance(value, str) and not _is_operator(value):
+        if key != "target" or not isinstance(value, str):
+            continue
+        # Names that PyTorch does not look up are those of inputs and parameters.
+        looked_up = value.startswith(("#", *(f"{name}." for name in _LOOKED_UP)))
+        is_operator = not looked_up or any(pattern.fullmatch(value) for pattern in _TARGETS)
+        if not is_operator or _TOUCHES_FILES.fullmatch(value):
             return f"a call of {value[:80]!r}"
     return ""
-
-
-def _is_operator(target: str) -> bool:
-    """Whether a target is one; names that PyTorch does not look up are those of inputs and parameters."""
-    if _TOUCHES_FILES.fullmatch(target):
-        return False
-    if not target.startswith((*_LOOKED_UP, "#")):
-        return True
-    looked_up = target.startswith(tuple(f"{name}." for name in _LOOKED_UP))
-    return not looked_up or any(pattern.fullmatch(target) for pattern in _TARGETS)
 
 
 def _is_size(expression: str) -> bool:

@@ -147,11 +147,7 @@ class Example:
         return self.at({t.shape[0]: extent for t in self.inputs if t.shape and isinstance(t.shape[0], str)})
 
     def at(self, extents: Mapping[str, int], *, seed: int | None = None) -> Feeds:
-        """Return feeds with other extents on some dynamic axes: values repeated or cut, made ones made again.
-
-        Args:
-            extents: Axis name to extent; the others stay as traced.
-        """
+        """Return feeds with other extents on some axes: values repeated or cut, made ones made again."""
         shapes = {
             tensor.name: tuple(
                 extents.get(tensor.dynamic_axes.get(axis, ""), extent)
@@ -174,9 +170,7 @@ def make_example(
 ) -> Example:
     """Decide on inputs: as given, with the values of the model's own example, of the data, or made up.
 
-    Args:
-        inputs: `NAME:SHAPE[:DTYPE]` each; empty for those of the model's own example.
-        dynamic: `INPUT:AXIS=NAME` each.
+    Without `inputs` (`NAME:SHAPE[:DTYPE]`) they are those of its example; `dynamic` is `INPUT:AXIS=NAME`.
     """
     # A model by name knows how samples become the inputs that the user spelled.
     known = {tensor.name: tensor.preprocessing for tensor in loaded.inputs}
@@ -198,7 +192,7 @@ def make_example(
             option="inputs",
         )
     given = in_order(loaded.module, _merged(loaded, given, values))
-    tensors = _with_dynamic_axes(tuple(_with_names(tensor) for tensor in given), dynamic)
+    tensors = _with_dynamic_axes(given, dynamic)
     numbers = {
         (after.name, axis): dim
         for before, after in zip(given, tensors, strict=True)
@@ -302,13 +296,6 @@ def _merged(loaded: LoadedModel, given: Sequence[TensorInfo], values: Feeds) -> 
     return (*merged, *(tensor for tensor in own if nested and tensor.name not in spelled))
 
 
-def _with_names(tensor: TensorInfo) -> TensorInfo:
-    """The tensor with names for its nameless dynamic axes ("?")."""
-    names = (parse_dynamic_axis(f"{tensor.name}:{axis}")[2] for axis in range(len(tensor.shape)))
-    shape = tuple(name if dim == "?" else dim for dim, name in zip(tensor.shape, names, strict=True))
-    return replace(tensor, shape=shape)
-
-
 def _nested_names(module: Any) -> list[str]:
     """Names of the inputs of a module whose structure was taken apart; empty for any other."""
     from .nested import NestedInputs
@@ -317,7 +304,11 @@ def _nested_names(module: Any) -> list[str]:
 
 
 def _with_dynamic_axes(tensors: Sequence[TensorInfo], dynamic: Sequence[str]) -> tuple[TensorInfo, ...]:
-    by_name = {tensor.name: tensor for tensor in tensors}
+    by_name = {}
+    for tensor in tensors:  # nameless dynamic axes ("?") get names
+        names = (parse_dynamic_axis(f"{tensor.name}:{axis}")[2] for axis in range(len(tensor.shape)))
+        named = (name if dim == "?" else dim for dim, name in zip(tensor.shape, names, strict=True))
+        by_name[tensor.name] = replace(tensor, shape=tuple(named))
     for text in dynamic:
         name, axis, label = parse_dynamic_axis(text)
         if name not in by_name:

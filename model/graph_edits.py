@@ -78,11 +78,7 @@ def store_constants(graph: onnx.GraphProto, excluded: Container[str] = ()) -> No
 
 
 def drop_unread(graph: onnx.GraphProto, operators: Container[str] | None = None) -> None:
-    """Remove nodes of ONNX's own operators that nothing reads, here and in subgraphs, and those in front.
-
-    Args:
-        operators: Types of the nodes that may go; None takes all.
-    """
+    """Remove nodes of ONNX's own operators, or of these, that nothing reads, here and in subgraphs."""
     removed = True
     while removed:
         removed = False
@@ -168,12 +164,7 @@ _AS_OUTPUT = {"float32": "FLOAT", "float16": "FLOAT16"}
 
 
 def cut(model: onnx.ModelProto, names: Sequence[str]) -> dict[str, str]:
-    """Leave of a model what tensors need, with these as its outputs; return tensor to output.
-
-    Args:
-        model: It is changed. Inputs, nodes and weights that nothing needs any more go.
-        names: Tensors of its outermost graph.
-    """
+    """Leave of a model what tensors of its outermost graph need, as its outputs; return tensor to output."""
     import onnx
 
     types, shapes = infer_types(model), infer_shapes(model)

@@ -107,11 +107,7 @@ class GraphRules:
 
 
 def graph_target(engine: str) -> GraphTarget:
-    """Return what a graph for an engine is placed for: engines of one family can take the same.
-
-    Raises:
-        InvalidOption: If there is no such engine, or it reads no ONNX.
-    """
+    """Return what a graph for an engine is placed for: engines of one family can take the same."""
     row = rows().get(engine)
     if row is None or not row.placed_for:
         raise _unknown(engine)
@@ -119,12 +115,7 @@ def graph_target(engine: str) -> GraphTarget:
 
 
 def graph_rules(target: GraphTarget) -> GraphRules:
-    """Return the rules of the graphs for an engine.
-
-    Raises:
-        InvalidOption: If no graph is placed for it.
-        EngineUnavailable: If its folder cannot be imported.
-    """
+    """Return the rules of the graphs for an engine."""
     if target not in GRAPH_TARGETS:
         raise _unknown(target)
     rules = rows()[target].load().rules

@@ -76,11 +76,7 @@ def load_torch(source: Source, device: str = "cpu") -> LoadedModel:
 
 
 def find_preprocessing(name: str, *, base: Path | None = None) -> Preprocessing:
-    """Return the preprocessing of a name, of a model by name, or of a file as `as_json` writes it.
-
-    Args:
-        name: "imagenet", "cifar10", "timm:NAME", "torchvision:NAME", "hf:NAME_OR_FOLDER" or "FILE.json".
-    """
+    """Return the preprocessing of a preset, of a model by name, or of a file as `as_json` writes it."""
     if name in PRESETS:
         return PRESETS[name]
     if _is_model(name):

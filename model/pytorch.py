@@ -61,9 +61,8 @@ class LoadedModel:
         module: Takes tensors; an example with nested structures was taken apart (`nested.NestedInputs`).
         example: The tensors of `forward`'s arguments, by position or by name.
         was_training: Whether it came in training mode, in which it would compute something else.
-        inputs: Of a model by name: its inputs, dynamic axes with their ranges, and how samples become them.
+        inputs: Of a model by name.
         output_names: Suggested ones; empty for those of the structure that `forward` returns.
-        warnings: What the user should know of it.
     """
 
     module: torch.nn.Module

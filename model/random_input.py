@@ -104,7 +104,16 @@ class _Trace:
             bounds = tuple(dict.fromkeys(bound for node, name in uses for bound in self._bounds(node, name)))
             if bounds:
                 return Domain("position" if named.kind == "position" else "index", bounds)
-            if named.kind == "normal" and len(tensor.shape) > 1 and any(map(_is_mask_use, uses)):
+            if (
+                named.kind == "normal"
+                and len(tensor.shape) > 1
+                and any(
+                    node.op_type in _AS_MASK
+                    or (node.op_type == "Cast" and attribute(node, "to", 0) == 9)  # TensorProto.BOOL
+                    or (node.op_type == "Where" and node.input[0] == name)
+                    for node, name in uses
+                )
+            ):
                 return Domain("mask")
         if "float" in tensor.dtype and any(
             n.op_type == "RoiAlign" and n.input[1] == name for n, name in uses
@@ -179,13 +188,6 @@ _SELECT: Mapping[str, tuple[int, Callable[[_Trace, onnx.NodeProto], tuple[Dim, .
 """Operator to which of its operands selects, and the extents that it selects from."""
 
 
-def _is_mask_use(use: tuple[onnx.NodeProto, str]) -> bool:
-    node, name = use
-    if node.op_type == "Cast":
-        return bool(attribute(node, "to", 0) == 9)  # TensorProto.BOOL
-    return node.op_type in _AS_MASK or (node.op_type == "Where" and node.input[0] == name)
-
-
 Result = TypeVar("Result")
 
 EXTENTS = (
@@ -209,12 +211,9 @@ def random_feeds(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     domains: Mapping[str, Domain] | None = None,
 ) -> Feeds:
-    """Return random input: standard normal floats, and whole numbers as their domain says.
+    """Return random input: every dynamic axis of `extent`, but for the inputs with `shapes`.
 
-    Args:
-        extent: For every dynamic axis.
-        shapes: Shapes to use for some inputs instead.
-        domains: What values inputs take; otherwise what their names and types tell.
+    What values inputs take is what `domains` say, else their names and types.
     """
     generator = np.random.default_rng(seed)
     chosen = {t.name: (shapes or {}).get(t.name) or fill_dynamic(t, extent) for t in inputs}
@@ -283,11 +282,8 @@ class RandomInput:
     def run(self, run: Callable[[Feeds], Result], batch: int = 1, *, seed: int = 0) -> tuple[Feeds, Result]:
         """Return input that the model takes, and what it gives; other extents are tried where none are known.
 
-        Later calls of `feeds` keep to the extents that were found.
-
-        Raises:
-            DataError: If an input cannot be made up.
-            QCompileError: What `run` raised at first, with the input that was made up, if it takes none.
+        Later calls of `feeds` keep to the extents that were found. If it takes none, the first error of `run`
+        is raised, with the input that was made up.
         """
         first: QCompileError | None = None
         last = len(EXTENTS) if self.is_guess else self._guess + 1

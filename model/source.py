@@ -65,11 +65,7 @@ class SourceOptions:
 
 
 def parse_query(query: str, spec: str, known: tuple[str, ...] = ()) -> SourceOptions:
-    """Read `key=value&key=value`.
-
-    Args:
-        known: Keys that this kind of source takes; empty for all.
-    """
+    """Read `key=value&key=value`, of these keys alone; empty takes all."""
     takes = known or tuple(_KEYS)
     values: dict[str, Any] = {}
     for part in query.split("&"):
@@ -147,14 +143,8 @@ _KEYED_SUFFIXES = ".py .safetensors .pt .pth .pt2 .bin .npz .npy .onnx .json .ya
 class Source:
     """A parsed MODEL or data spelling.
 
-    Attributes:
-        spec: As the user wrote it.
-        kind: What it is.
-        path: The file, absent for "module"; the folder of an "hf" that is one.
-        module: The dotted module of "module".
-        function: The function of "file" and "module"; the signature of "savedmodel", empty for its own.
-        name: The model's name, of a named one.
-        options: What follows the `?`; a file of weights by its absolute path.
+    `function` of a SavedModel is its signature; the `path` of an "hf" is its folder, if it is one. A file of
+    weights is in the options by its absolute path.
     """
 
     spec: str
@@ -192,12 +182,7 @@ class Source:
 
 
 def parse_source(spec: str, *, base: Path | None = None, weights: str = "", download: bool = False) -> Source:
-    """Read a MODEL spelling; relative paths are taken from `base`.
-
-    Args:
-        weights: "random" or a file, as if it stood in the spelling.
-        download: Whether the package of a named model may download, likewise.
-    """
+    """Read a MODEL spelling; `weights` and `download` count as if they stood in it."""
     head, mark, query = spec.partition("?")
     kind, colon, name = head.partition(":")
     if instead := removed_source(spec):

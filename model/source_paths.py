@@ -97,12 +97,7 @@ _VARIABLE = "QCOMPILE_MOVED"
 
 @contextmanager
 def moved(there: str, here: Path) -> Iterator[None]:
-    """Have a folder of another machine stand for one of this machine while the block runs.
-
-    Args:
-        there: Absolute path on the machine that the recipe is from; empty changes nothing.
-        here: The folder that holds the same files.
-    """
+    """Have `here` stand for the absolute path `there` of the machine that a recipe is from; empty: none."""
     before = os.environ.get(_VARIABLE)
     if there:
         os.environ[_VARIABLE] = json.dumps([there, str(here.resolve())])

@@ -88,9 +88,12 @@ class Description:
     notes: tuple[str, ...] = ()
 
 
-def image_input(name: str, height: int, width: int, channels: int = 3) -> TensorInfo:
+def image_input(
+    name: str, height: int, width: int, preprocessing: Preprocessing | None, channels: int = 3
+) -> TensorInfo:
     """Return an input [batch, channels, height, width]."""
-    return TensorInfo(name, "float32", ("batch", channels, height, width))
+    tensor = TensorInfo(name, "float32", ("batch", channels, height, width))
+    return with_preprocessing(tensor, preprocessing)
 
 
 def with_preprocessing(tensor: TensorInfo, preprocessing: Preprocessing | None) -> TensorInfo:

@@ -15,8 +15,9 @@ from ...errors import InvalidOption, ModelError, first_line
 from ...tensors import AxisExtents, TensorInfo
 from ..nested import NestedInputs, Slot
 from ..pytorch import import_torch
+from ..random_input import Domain
 from ..source import RANDOM, Source
-from .description import Description, Domain, image_input, network, with_preprocessing
+from .description import Description, image_input, network, with_preprocessing
 from .hf_configuration import (
     AUDIO_INPUTS,
     Choice,
@@ -41,23 +42,19 @@ class PlainModel(NestedInputs):
         self.left_out = tuple(left_out)
 
     def forward(self, *tensors: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Run the model."""
-        return kept_outputs(super().forward(*tensors), self.left_out)
-
-
-def kept_outputs(outputs: Any, left_out: Sequence[str] = ()) -> dict[str, torch.Tensor]:
-    """Return the tensors of what a model returned: logits, boxes and embeddings where there are some."""
-    if isinstance(outputs, torch.Tensor):
-        return {"output": outputs}
-    if not isinstance(outputs, Mapping):
-        return {f"output_{i}": item for i, item in enumerate(outputs) if isinstance(item, torch.Tensor)}
-    tensors = {
-        name: value
-        for name, value in outputs.items()
-        if isinstance(value, torch.Tensor) and name not in (*_NOT_RETURNED, *left_out)
-    }
-    told = {name: value for name, value in tensors.items() if any(word in name for word in _TOLD)}
-    return told or tensors
+        """Run the model; logits, boxes and embeddings are returned where there are some."""
+        outputs = super().forward(*tensors)
+        if isinstance(outputs, torch.Tensor):
+            return {"output": outputs}
+        if not isinstance(outputs, Mapping):
+            return {f"output_{i}": item for i, item in enumerate(outputs) if isinstance(item, torch.Tensor)}
+        named = {
+            name: value
+            for name, value in outputs.items()
+            if isinstance(value, torch.Tensor) and name not in (*_NOT_RETURNED, *self.left_out)
+        }
+        answers = {name: value for name, value in named.items() if any(word in name for word in _TOLD)}
+        return answers or named
 
 
 _OFFSET = frozenset(
@@ -90,7 +87,11 @@ def read_inputs(source: Source, choice: Choice, config: Any, folder: Path) -> In
 
 def _text(source: Source, choice: Choice, config: Any, folder: Path, taken: Mapping[str, Any]) -> Inputs:
     inner = config.get_text_config() if hasattr(config, "get_text_config") else config
-    limit = _most_tokens(inner)
+    positions = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+    most = next((int(getattr(inner, name)) for name in positions if getattr(inner, name, None)), 0)
+    if getattr(inner, "model_type", "") in _OFFSET:
+        most -= (getattr(inner, "pad_token_id", None) or 0) + 1
+    limit = most if most > 0 else None  # the longest text: of learned positions, where the model has some
     preprocessing = text_preprocessing(source, choice, config, folder, limit)
     names = preprocessing.inputs if preprocessing else ("input_ids", "attention_mask", "token_type_ids")
     several = getattr(inner, "type_vocab_size", 0) or 0
@@ -113,22 +114,12 @@ def _text(source: Source, choice: Choice, config: Any, folder: Path, taken: Mapp
     return tensors, {"input_ids": tokens, "token_type_ids": Domain("index", (1,))}, ()
 
 
-def _most_tokens(config: Any) -> int | None:
-    """The longest text: of learned positions, where the model has some."""
-    names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
-    most = next((int(getattr(config, name)) for name in names if getattr(config, name, None)), 0)
-    if getattr(config, "model_type", "") in _OFFSET:
-        most -= (getattr(config, "pad_token_id", None) or 0) + 1
-    return most if most > 0 else None
-
-
 def _image(source: Source, choice: Choice, config: Any, folder: Path) -> Inputs:
     inner = getattr(config, "vision_config", None) or config
     channels = int(getattr(inner, "num_channels", 3) or 3)
     height, width = _extents(source, inner, folder)
     preprocessing, notes = image_preprocessing(source, choice, config, folder, (height, width), channels)
-    tensor = image_input("pixel_values", height, width, channels)
-    return (with_preprocessing(tensor, preprocessing),), {}, notes
+    return (image_input("pixel_values", height, width, preprocessing, channels),), {}, notes
 
 
 def _extents(source: Source, config: Any, folder: Path) -> tuple[int, int]:
@@ -176,9 +167,17 @@ def load(source: Source, description: Description) -> Any:
     config = _config(source, folder)
     choice = choose(source, config)
     read_inputs(source, choice, config, folder)  # an asked-for size goes into the configuration
-    model, untrained = (
-        (_random(source, choice, config), False) if random else _trained(source, choice, config, folder)
-    )
+    if random:
+        untrained = False
+        try:
+            model = choice.model(config)
+        except Exception as error:  # what a constructor refuses, it says in its own way
+            raise ModelError(
+                f"{source.spec}: {choice.model.__name__} cannot be made: {type(error).__name__}: "
+                f"{first_line(error)}"
+            ) from error
+    else:
+        model, untrained = _trained(source, choice, config, folder)
     if choice.encoder:
         model = model.get_encoder()
     left_out = ("pooler_output",) if untrained else ()
@@ -209,16 +208,6 @@ def _config(source: Source, folder: Path) -> Any:
             raise InvalidOption(f"model {source.spec}: has no classes to choose")
         config.num_labels = source.options.classes
     return config
-
-
-def _random(source: Source, choice: Choice, config: Any) -> Any:
-    try:
-        return choice.model(config)
-    except Exception as error:  # what a constructor refuses, it says in its own way
-        raise ModelError(
-            f"{source.spec}: {choice.model.__name__} cannot be made: {type(error).__name__}: "
-            f"{first_line(error)}"
-        ) from error
 
 
 def _trained(source: Source, choice: Choice, config: Any, folder: Path) -> tuple[Any, bool]:

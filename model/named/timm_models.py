@@ -18,7 +18,6 @@ from .description import (
     not_cached,
     torch_cache,
     unknown_name,
-    with_preprocessing,
 )
 
 _INPUT = "x"
@@ -41,7 +40,7 @@ def describe(source: Source) -> Description:
     preprocessing = None
     if channels in (1, 3):
         preprocessing = replace(_preprocessing(source, config, height, width), task=task, classes=classes)
-    tensor = with_preprocessing(image_input(_INPUT, height, width, channels), preprocessing)
+    tensor = image_input(_INPUT, height, width, preprocessing, channels)
     outputs = ("features",) if task == "embedding" else ("logits",)
     return Description(task, (tensor,), outputs)
 
@@ -128,25 +127,18 @@ def _cached(source: Source, cfg: Any) -> dict[str, Any]:
     """The arguments with which `create_model` takes the weights of the local caches, and no others."""
     if cfg is None or not (cfg.url or cfg.hf_hub_id or cfg.file):
         raise ModelError(f"{source.spec}: timm has no weights for it", hint="give `weights` random or FILE")
-    path, folder = _cached_file(cfg)
-    if path is None:
-        raise not_cached(source.spec, "the file of its weights", folder)
-    if cfg.custom_load:
-        return {"pretrained_cfg_overlay": {"file": str(path)}}
-    return {"pretrained_cfg_overlay": {"state_dict": read_weights(path)}}
-
-
-def _cached_file(cfg: Any) -> tuple[Path | None, Path]:
+    path, folder = Path(), hub_cache()
     if cfg.hf_hub_id:
         from huggingface_hub import try_to_load_from_cache
 
         names = [cfg.hf_hub_filename] if cfg.hf_hub_filename else ["model.safetensors", "pytorch_model.bin"]
-        for name in names:
-            found = try_to_load_from_cache(cfg.hf_hub_id, name, cache_dir=hub_cache())
-            if isinstance(found, str):
-                return Path(found), hub_cache()
-    if cfg.url:
+        files = (try_to_load_from_cache(cfg.hf_hub_id, name, cache_dir=folder) for name in names)
+        path = next((Path(file) for file in files if isinstance(file, str)), path)
+    if cfg.url and not path.name:
         path = torch_cache() / cfg.url.rsplit("/", 1)[-1]
-        if path.is_file() or not cfg.hf_hub_id:
-            return (path if path.is_file() else None), torch_cache()
-    return None, hub_cache()
+        folder = folder if cfg.hf_hub_id else torch_cache()
+    if not path.is_file():
+        raise not_cached(source.spec, "the file of its weights", folder)
+    if cfg.custom_load:
+        return {"pretrained_cfg_overlay": {"file": str(path)}}
+    return {"pretrained_cfg_overlay": {"state_dict": read_weights(path)}}

@@ -23,7 +23,6 @@ from .description import (
     not_cached,
     torch_cache,
     unknown_name,
-    with_preprocessing,
 )
 
 
@@ -182,7 +181,7 @@ def _image(source: Source, preset: Any, task: Task, classes: tuple[str, ...]) ->
             made, source=f"torchvision:{source.name}", interpolation=interpolation(preset.interpolation),
             mean=tuple(preset.mean), std=tuple(preset.std),
         )  # fmt: skip
-    return with_preprocessing(image_input(_INPUT, height, width), made)
+    return image_input(_INPUT, height, width, made)
 
 
 def _detection(source: Source, entry: Any, classes: tuple[str, ...]) -> Description:
@@ -205,7 +204,7 @@ def _detection(source: Source, entry: Any, classes: tuple[str, ...]) -> Descript
         source=f"torchvision:{source.name}", task="object-detection", classes=classes, input=_INPUT,
         height=height, width=width, mean=mean, std=std,
     )  # fmt: skip
-    tensor = with_preprocessing(image_input(_INPUT, height, width), preprocessing)
+    tensor = image_input(_INPUT, height, width, preprocessing)
     return Description(
         "object-detection", (tensor,), ("boxes", "scores"),
         notes=(
