@@ -1,9 +1,8 @@
 """Arrays in files: `.npz`, `.npy`, folders of them, and Polygraphy's JSON. Nothing is unpickled.
 
-Rows of `.npy` files and of uncompressed `.npz` files are mapped; a compressed array is held in memory. A
-file of a folder, and an inference of Polygraphy's, is a batch as it lies, or the samples that it can be
-split into. Samples have no names: where keys choose among them, a sample is identified by its number, and
-read in stored order.
+Rows of `.npy` files and of uncompressed `.npz` files are mapped. A file of a folder, and an inference of
+Polygraphy's, is a batch as it lies, or the samples that it can be split into. Where keys choose among
+samples, a sample is identified by its number, and read in stored order.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
 """Read DATA batch by batch, and check it against the model's inputs.
 
-`spelling` says how DATA is spelled. A function yields dicts, tuples or arrays (numpy or torch), or returns a
-DataLoader; a tuple one longer than the model's inputs ends with the labels, and a dict may hold `labels`.
-Arrays must have the model's dtype: nothing is converted silently.
+A function yields dicts, tuples or arrays (numpy or torch), or returns a DataLoader; a tuple one longer than
+the model's inputs ends with the labels, and a dict may hold `labels`. Arrays must have the model's dtype.
+Samples of arrays and functions come as they lie, and a limit takes the first. Others, and arrays where a key
+asks for it, are drawn:
 
-Samples of arrays and functions come as they lie, and a limit takes the first. Samples of every other kind,
-and of arrays where a key asks for it, are drawn:
-
-- A half holds the samples whose names hash to it. It depends on a sample's name and the seed alone, so the
-  halves are disjoint and complete, and a sample stays in its half when others are added or removed. The
-  halves are about equally large. Where one half of a small set would be empty, the samples are dealt out in
-  turn.
+- A half holds the samples whose names hash to it. It depends on a sample's name and the seed alone, so a
+  sample stays in its half when others are added or removed. Where one half of a small set would be empty, the
+  samples are dealt out in turn.
 - A draw takes one sample of each class at a time, in an order that the seed decides. Every beginning of a
   draw is balanced too, so reading only its first samples is a smaller draw.
 """
@@ -37,11 +34,8 @@ class Data:
     """Samples that can be read again and again.
 
     Args:
-        spec: A spelling, see `spelling`.
-        inputs: The inputs of the model that will be fed.
         batch_size: Samples fed at once; a fixed first axis of the model decides over it.
         limit: Stop after this many samples; None reads all.
-        base: Folder that relative paths start from.
         depends: Files elsewhere that a function reads, for the digest.
     """
 

@@ -1,8 +1,8 @@
 """Folders of images with classes, maps or boxes: decoding, resize, crop and normalization as in training.
 
 Pillow decodes. Palettes, RGBA and CMYK are converted as torchvision's loader does (`convert("RGB")`: alpha
-is dropped). Grey of 16 bits keeps its upper 8 bits, where Pillow alone would clip it to white. The
-orientation in EXIF is not applied, as in torchvision and timm.
+is dropped). Grey of 16 bits keeps its upper 8 bits. The orientation in EXIF is not applied, as in torchvision
+and timm.
 
 | step       | as                                                                                        |
 |------------|-------------------------------------------------------------------------------------------|
@@ -11,15 +11,12 @@ orientation in EXIF is not applied, as in torchvision and timm.
 | letterbox  | resized to fit, then padded with `fill` on both sides evenly, the odd pixel after         |
 | normalize  | `ToTensor` and `Normalize`: float32, divided by 255, less the mean, divided by the std    |
 
-`masks=FOLDER` holds a PNG for each image: at the same path, or anywhere by the same name. A pixel's value
-is its class: grey values, or indices into a palette, as in PASCAL VOC. A map is resized and cropped as its
-image, by nearest neighbour; what is padded is 255.
+A map of `masks=FOLDER` is resized and cropped as its image, by nearest neighbour; what is padded is 255.
 
-`annotations=FILE` is a JSON of COCO's form (`instances_val2017.json`). A label is float32 [boxes, 7]:
-class, x1, y1, x2, y2 in pixels of the model's input, iscrowd, and the area in those pixels. A batch is
-padded with boxes of class -1. Boxes are resized, shifted and clipped as their image; one that a crop leaves
-nothing of is left out. Classes are the categories in the order of their ids, counted from 0, or the model's
-where it has every category's name.
+`annotations=FILE` is a JSON of COCO's form. A label is float32 [boxes, 7]: class, x1, y1, x2, y2 in pixels of
+the model's input, iscrowd, and the area in those pixels. A batch is padded with boxes of class -1. Boxes are
+clipped; one that a crop leaves nothing of is left out. Classes are the categories in the order of their ids,
+counted from 0, or the model's where it has every category's name.
 """
 
 from __future__ import annotations
@@ -37,8 +34,18 @@ from ..errors import DataError, MissingFile, first_line
 from ..files import digest_files, nearest_name, require_file
 from ..model.preprocessing import ImagePreprocessing, is_channels_last
 from ..tensors import TensorInfo
-from .folders import list_files, list_images, split_folder
-from .readers import Batch, Reader, Sample, SampleSet, digest_contents, digest_texts, require_package
+from .readers import (
+    Batch,
+    Reader,
+    Sample,
+    SampleSet,
+    digest_contents,
+    digest_texts,
+    list_files,
+    list_images,
+    require_package,
+    split_folder,
+)
 from .spelling import Spelling
 from .table import class_numbers, preprocessing_for
 
@@ -83,36 +90,34 @@ class ImageFolder(SampleSet):
         return f"{digest_contents(files)}:{digest_texts(texts)}:{classes}"
 
     def reader(self, inputs: Sequence[TensorInfo]) -> Reader:
-        to_input, classes = image_input(inputs, self.spelling), self.classes()
+        target, classes = image_input(inputs, self.spelling), self.classes()
         if classes is None:
-            return ImageReader(to_input, self.file)
-        numbers, notes = class_numbers(classes, to_input.preprocessing.classes)
-        return ImageReader(to_input, self.file, lambda index, _: numbers[classes[index]], notes)
+            return ImageReader(target, self.file)
+        numbers, notes = class_numbers(classes, target[0].classes)
+        return ImageReader(target, self.file, lambda index, _: numbers[classes[index]], notes)
 
 
 class ImageReader(Reader):
-    """Decodes images.
-
-    Args:
-        to_input: Makes the model's input of an image.
-        file: Returns a sample's file, or its content, and where it is, for messages.
-        label: Returns the label of a sample, whose image has this width and height.
-        notes: What a user should know of the labels.
-    """
+    """Decodes images for what `image_input` returned; `label` takes the image's width and height, too."""
 
     def __init__(
         self,
-        to_input: ImageInput,
+        target: tuple[ImagePreprocessing, TensorInfo],
         file: Callable[[int], tuple[Path | IO[bytes], str]],
         label: Callable[[int, tuple[int, int]], Any] = lambda *_: None,
         notes: Sequence[str] = (),
     ) -> None:
-        self._input, self._file, self._label, self.notes = to_input, file, label, notes
+        (self._preprocessing, self._tensor), self._file = target, file
+        self._label, self.notes = label, notes
 
     def read(self, index: int) -> Sample:
         source, where = self._file(index)
-        image = decode(source, self._input.mode, where)
-        return Sample(self._input(image), self._label(index, image.size), where)
+        channels = self._preprocessing.channels
+        image = decode(source, "RGB" if channels == 3 else "L", where)
+        array = as_input(image, self._preprocessing)
+        array = array.transpose(1, 2, 0) if is_channels_last(self._tensor, channels) else array
+        feeds = {self._tensor.name: np.ascontiguousarray(array, self._tensor.dtype)}
+        return Sample(feeds, self._label(index, image.size), where)
 
 
 class MaskedImages(ImageFolder):
@@ -136,12 +141,12 @@ class MaskedImages(ImageFolder):
         return f"{digest_contents(files)}:{digest_texts(self.names[index] for index in order())}"
 
     def reader(self, inputs: Sequence[TensorInfo]) -> Reader:
-        to_input = image_input(inputs, self.spelling)
+        target = image_input(inputs, self.spelling)
 
         def label(index: int, size: tuple[int, int]) -> NDArray[np.int64]:
-            return read_mask(self.masks[index], size, to_input.preprocessing)
+            return read_mask(self.masks[index], size, target[0])
 
-        return ImageReader(to_input, self.file, label)
+        return ImageReader(target, self.file, label)
 
 
 def read_mask(path: Path, size: tuple[int, int], preprocessing: ImagePreprocessing) -> NDArray[np.int64]:
@@ -234,8 +239,8 @@ class AnnotatedImages(ImageFolder):
         return np.asarray(rows, np.float64).reshape(-1, _BOX_COLUMNS)
 
     def reader(self, inputs: Sequence[TensorInfo]) -> Reader:
-        to_input, notes = image_input(inputs, self.spelling), list[str]()
-        preprocessing, names = to_input.preprocessing, list(self.categories.values())
+        target, notes = image_input(inputs, self.spelling), list[str]()
+        preprocessing, names = target[0], list(self.categories.values())
         numbers = {number: place for place, number in enumerate(self.categories)}
         if preprocessing.classes:
             named, notes = class_numbers(names, preprocessing.classes, what="categories")
@@ -243,9 +248,16 @@ class AnnotatedImages(ImageFolder):
                 numbers = {number: named[name] for number, name in self.categories.items()}
 
         def label(index: int, size: tuple[int, int]) -> NDArray[np.float32]:
-            return _placed_boxes(self._boxes_of(index, numbers), size, placement(preprocessing, *size))
+            """The boxes [n, 7] of an image of this width and height, in pixels of the model's input."""
+            where, boxes = placement(preprocessing, *size), self._boxes_of(index, numbers)
+            ratio = np.array([where.resized[0] / size[0], where.resized[1] / size[1]])
+            corners = boxes[:, 1:5].reshape(-1, 2, 2) * ratio + np.array(where.offset)
+            boxes[:, 1:5] = np.clip(corners, 0, np.array(where.size)).reshape(-1, 4)
+            boxes[:, 6] *= ratio.prod()
+            inside = (boxes[:, 3] > boxes[:, 1]) & (boxes[:, 4] > boxes[:, 2])
+            return np.asarray(boxes[inside], np.float32)
 
-        return _BoxReader(to_input, self.file, label, notes)
+        return _BoxReader(target, self.file, label, notes)
 
 
 class _BoxReader(ImageReader):
@@ -256,17 +268,6 @@ class _BoxReader(ImageReader):
         for row, sample in enumerate(samples):
             labels[row, : len(sample.label)] = sample.label
         return replace(super().join([replace(sample, label=None) for sample in samples]), labels=labels)
-
-
-def _placed_boxes(boxes: NDArray[Any], size: tuple[int, int], where: Placement) -> NDArray[np.float32]:
-    """Boxes [n, 7] of an image of this width and height in pixels of the model's input."""
-    ratio = np.array([where.resized[0] / size[0], where.resized[1] / size[1]])
-    placed = boxes.copy()
-    corners = boxes[:, 1:5].reshape(-1, 2, 2) * ratio + np.array(where.offset)
-    placed[:, 1:5] = np.clip(corners, 0, np.array(where.size)).reshape(-1, 4)
-    placed[:, 6] = boxes[:, 6] * ratio.prod()
-    inside = (placed[:, 3] > placed[:, 1]) & (placed[:, 4] > placed[:, 2])
-    return np.asarray(placed[inside], np.float32)
 
 
 def _read_annotations(path: Path) -> dict[str, Any]:
@@ -321,14 +322,14 @@ def _converted(image: Any, mode: str) -> Image.Image:
     return converted
 
 
-def image_input(inputs: Sequence[TensorInfo], spelling: Spelling) -> ImageInput:
-    """Return what makes the model's input of images: as the spelling says, else as the model itself does."""
+def image_input(inputs: Sequence[TensorInfo], spelling: Spelling) -> tuple[ImagePreprocessing, TensorInfo]:
+    """Return how images become which input: as the spelling says, else as the model itself does."""
     names = "imagenet (or cifar10, timm:NAME, torchvision:NAME, hf:NAME_OR_FOLDER, FILE.json)"
     preprocessing = preprocessing_for(inputs, spelling, ImagePreprocessing, what="images", names=names)
     name = preprocessing.input
     for tensor in inputs:
         if tensor.name == name and len(tensor.shape) == 4 and tensor.dtype in ("float32", "float16"):
-            return ImageInput(preprocessing, tensor)
+            return preprocessing, tensor
     shapes = ", ".join(map(str, inputs)) or "none"
     raise DataError(
         f"data {spelling.spec!r}: input {name!r} of four axes, float32 or float16, is required for images; "
@@ -336,21 +337,6 @@ def image_input(inputs: Sequence[TensorInfo], spelling: Spelling) -> ImageInput:
         hint="give the samples as arrays (.npz) or by a function",
         tensor=name,
     )
-
-
-class ImageInput:
-    """Makes a model's input of a decoded image, by its preprocessing."""
-
-    def __init__(self, preprocessing: ImagePreprocessing, tensor: TensorInfo) -> None:
-        self.preprocessing, self.tensor = preprocessing, tensor
-        self.mode = "RGB" if preprocessing.channels == 3 else "L"
-        self._channels_last = is_channels_last(tensor, preprocessing.channels)
-
-    def __call__(self, image: Image.Image) -> dict[str, Any]:
-        """Return the feed of the input, without the axis of samples."""
-        array = as_input(image, self.preprocessing)
-        array = array.transpose(1, 2, 0) if self._channels_last else array
-        return {self.tensor.name: np.ascontiguousarray(array, self.tensor.dtype)}
 
 
 @dataclass(frozen=True)

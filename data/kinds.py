@@ -15,9 +15,8 @@ from ..model.source import parse_source, source_files
 from ..spec.removed import removed_source
 from ..tensors import TensorInfo
 from .arrays import ArraySet
-from .folders import IMAGES, METADATA, RECORDINGS, TABLES, list_files, split_folder
 from .images import AnnotatedImages, ImageFolder, MaskedImages
-from .readers import SampleSet
+from .readers import IMAGES, METADATA, RECORDINGS, TABLES, SampleSet, list_files, split_folder
 from .rows import RowSet
 from .spelling import FILE_KEYS, FUNCTION, KEYS, Spelling, parse_spelling
 

@@ -1,12 +1,10 @@
 """Texts and recordings as a model's inputs, by its tokenizer or feature extractor, batch by batch.
 
 Each batch of texts is padded to its longest, and further to the preprocessing's multiple. `bucket=true` puts
-texts of like padded length together, so that batches hold less padding; `bucket=64` makes every length a
-multiple of 64 besides, so that fewer shapes occur. Labels of words become labels of their first tokens.
-
-The channels of a recording are averaged. Another rate is changed by scipy's polyphase filter
-(`scipy.signal.resample_poly`). Without a feature extractor the waveform is the input; shorter ones are padded
-with zeros behind, after normalizing.
+texts of like padded length together; `bucket=64` makes every length a multiple of 64 besides. Labels of words
+become labels of their first tokens. The channels of a recording are averaged; another rate is changed by
+scipy's polyphase filter (`scipy.signal.resample_poly`). Without a feature extractor the waveform is the
+input.
 """
 
 from __future__ import annotations
@@ -126,7 +124,12 @@ class TextReader(Reader):
         arrays, words = self._tokenized([sample.feeds["text"] for sample in samples])
         labels = None
         if isinstance(samples[0].label, list):
-            labels = labels_of_tokens([sample.label for sample in samples], words)
+            # The first token of each word has its label, all others none.
+            labels = np.full((len(words), len(words[0])), IGNORED, np.int64)
+            for row, (sample, word_of) in enumerate(zip(samples, words, strict=True)):
+                for column, word in enumerate(word_of):
+                    if word is not None and word != (word_of[column - 1] if column else None):
+                        labels[row, column] = sample.label[word]
         elif samples[0].label is None and self.preprocessing.task == "language-model":
             labels = np.where(arrays["attention_mask"] == 1, arrays["input_ids"], IGNORED)
         if "position_ids" in self.preprocessing.inputs:
@@ -192,18 +195,6 @@ class TextReader(Reader):
             return self._longest
         multiple = self.preprocessing.multiple
         return min(-(-max(length, 1) // multiple) * multiple, max(self._longest, length))
-
-
-def labels_of_tokens(
-    labels: Sequence[Sequence[int]], words: Sequence[Sequence[int | None]]
-) -> NDArray[np.int64]:
-    """Return int64 [n, length]: the first token of each word has its label, all others `IGNORED`."""
-    aligned = np.full((len(words), len(words[0])), IGNORED, np.int64)
-    for row, (of_words, word_of) in enumerate(zip(labels, words, strict=True)):
-        for column, word in enumerate(word_of):
-            if word is not None and word != (word_of[column - 1] if column else None):
-                aligned[row, column] = of_words[word]
-    return aligned
 
 
 class AudioReader(Reader):
@@ -296,18 +287,14 @@ def decode_audio(
     samples = np.concatenate(parts)
     if not len(samples):
         raise DataError(f"{where}: holds no samples", hint="remove or replace the file", file=where)
-    return _resampled(samples, stored_hz, rate_hz)[: round(max_seconds * rate_hz)]
+    if stored_hz != rate_hz:
+        require_package("scipy", "scipy", "resamples recordings")
+        require_address_space(_SCIPY_BYTES, "load scipy, which resamples recordings")
+        from scipy.signal import resample_poly
 
-
-def _resampled(samples: NDArray[np.float32], stored_hz: int, rate_hz: int) -> NDArray[np.float32]:
-    if stored_hz == rate_hz:
-        return samples
-    require_package("scipy", "scipy", "resamples recordings")
-    require_address_space(_SCIPY_BYTES, "load scipy, which resamples recordings")
-    from scipy.signal import resample_poly
-
-    ratio = resampling_ratio(stored_hz, rate_hz)
-    return np.asarray(resample_poly(samples, ratio.numerator, ratio.denominator), np.float32)
+        ratio = resampling_ratio(stored_hz, rate_hz)
+        samples = np.asarray(resample_poly(samples, ratio.numerator, ratio.denominator), np.float32)
+    return samples[: round(max_seconds * rate_hz)]
 
 
 def resampling_ratio(stored_hz: int, rate_hz: int) -> Fraction:

@@ -1,4 +1,4 @@
-"""Samples and batches: a reader makes a model's inputs of numbered samples, or a function yields batches."""
+"""Samples, batches, files: a reader makes a model's inputs of numbered samples, a function yields batches."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..artifact import known_digest
-from ..errors import DataError, EngineUnavailable, QCompileError, first_line
+from ..errors import DataError, EngineUnavailable, InvalidOption, QCompileError, first_line
 from ..model.session import granted_cores
 from ..model.source import Source
 from ..model.user_code import beside, call, load_function, where_raised
 from ..tensors import Feeds, TensorInfo, samples_in
+from .spelling import Spelling
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -32,17 +33,20 @@ LABELS = "labels"
 MOST_THREADS = 8
 AHEAD = 2
 """Samples that are decoded, or being decoded, per thread, before the first of them is taken."""
+IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
+RECORDINGS = (".wav", ".flac", ".ogg")
+METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+"""Labels and texts of the files beside it, as `imagefolder` and `audiofolder` of `datasets` read them."""
+TABLES = (".parquet", ".arrow")
+_BESIDE = (".csv", ".json", ".txt", ".md")
+_SPLITS = {
+    "train": ("train", "training"), "validation": ("validation", "val", "valid"), "test": ("test", "testing"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Feeds of one inference.
-
-    Attributes:
-        feeds: Input name to array.
-        labels: One label per sample, if the data has them.
-        where: Where it came from, for messages: "data.npz[8:16]", "folder/0003.npy", "f batch 3".
-    """
+    """Feeds of one inference, a label per sample if the data has them, and where they are, for messages."""
 
     feeds: Feeds
     labels: NDArray[Any] | None
@@ -82,13 +86,7 @@ def extent_of(shapes: Shapes) -> int:
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample, without the axis of samples.
-
-    Attributes:
-        feeds: Input name to array; what `Reader.join` takes, where inputs are made batch by batch.
-        label: A number, a text or an array; None without.
-        where: A file, or a file and a line, for messages.
-    """
+    """One sample, without the axis of samples; `feeds` are what `Reader.join` takes."""
 
     feeds: dict[str, Any]
     label: Any
@@ -96,12 +94,7 @@ class Sample:
 
 
 class Reader:
-    """Makes a model's inputs of samples.
-
-    Attributes:
-        notes: What a user should know of how it makes them.
-        threads: How many read at once; None for as many as there are cores, at most 8.
-    """
+    """Makes a model's inputs of samples, by `threads` at once; None: as many as cores, at most 8."""
 
     notes: Sequence[str] = ()
     threads: int | None = None
@@ -287,3 +280,58 @@ def _array(value: Any, where: str) -> NDArray[Any]:
             hint="yield a dict of arrays, a tuple of arrays, or (inputs, labels)",
         )
     return np.asarray(value)
+
+
+def list_files(root: Path) -> Iterator[str]:
+    """Yield the paths of all files below a folder, relative to it, with `/`, sorted folder by folder.
+
+    Names that begin with a dot are left out. Links are followed, but not into a folder that they lie in.
+    """
+    yield from _below(root, "", (os.path.realpath(root),))
+
+
+def _below(folder: Path, prefix: str, above: tuple[str, ...]) -> Iterator[str]:
+    with os.scandir(folder) as scanned:
+        entries = sorted(
+            (entry for entry in scanned if not entry.name.startswith(".")), key=lambda entry: entry.name
+        )
+    for entry in entries:
+        if entry.is_file():
+            yield prefix + entry.name
+        elif entry.is_dir():
+            real = os.path.realpath(entry.path) if entry.is_symlink() else entry.path
+            if real not in above:
+                yield from _below(folder / entry.name, f"{prefix}{entry.name}/", (*above, real))
+
+
+def list_images(root: Path) -> tuple[list[str], list[str]]:
+    """Return the images below a folder, relative to it, and what was left out."""
+    files = list(list_files(root))
+    names = [name for name in files if name.lower().endswith(IMAGES)]
+    if not names:
+        raise DataError(
+            f"{root}: holds no image; at least one file {', '.join(sorted(IMAGES))} is required", file=root
+        )
+    others = sum(not name.lower().endswith((*IMAGES, *_BESIDE)) for name in files)
+    return names, [f"{others} files in {root} are no images, and are left out"] if others else []
+
+
+def split_folder(spelling: Spelling) -> Path:
+    """Return the folder of the split that a spelling names; its own folder without splits."""
+    root, split, spec = Path(spelling.path), spelling.query.get("split", ""), spelling.spec
+    present = sorted(path.name for path in root.iterdir() if path.is_dir())
+    spellings = {name: names for names in _SPLITS.values() for name in names}
+    if not split:
+        if len(present) > 1 and all(name.lower() in spellings for name in present):
+            raise InvalidOption(
+                f"data {spec!r}: holds {', '.join(present)}; one of them is required",
+                hint=f"add ?split={present[0]}, or name the folder {root / present[0]}",
+            )
+        return root
+    for name in (split, *spellings.get(split, ())):
+        if name in present:
+            return root / name
+    raise InvalidOption(
+        f"data {spec!r}: split={split}: no folder of this name in {root}; "
+        f"found {', '.join(present[:8]) or 'none'}"
+    )

@@ -20,10 +20,21 @@ from typing import Any
 from ..errors import DataError, InvalidOption, QCompileError, first_line
 from ..progress import quiet
 from ..tensors import TensorInfo
-from .folders import IMAGES, METADATA, RECORDINGS, TABLES, list_files, split_folder
 from .images import ImageReader, image_input
 from .processors import AudioReader, TextReader
-from .readers import Reader, SampleSet, digest_contents, digest_texts, require_package
+from .readers import (
+    IMAGES,
+    METADATA,
+    RECORDINGS,
+    TABLES,
+    Reader,
+    SampleSet,
+    digest_contents,
+    digest_texts,
+    list_files,
+    require_package,
+    split_folder,
+)
 from .spelling import Spelling
 from .table import Table, _undecoded, load_rows
 
@@ -67,9 +78,11 @@ class RowSet(SampleSet):
         except QCompileError:
             raise
         except Exception as error:  # pyarrow's and datasets' own types, OSError, KeyError, ...
-            raise DataError(
-                f"{self.root}: cannot be read by datasets ({_cause(error)})", file=self.root
-            ) from error
+            cause: BaseException = error  # the builders' own say only that there was one
+            while cause.__cause__ is not None:
+                cause = cause.__cause__
+            message = f"{self.root}: cannot be read by datasets ({first_line(cause)})"
+            raise DataError(message, file=self.root) from error
         if not len(table):
             raise DataError(f"{self.root}: holds no samples; at least one is required", file=self.root)
         return table
@@ -135,9 +148,9 @@ class RowSet(SampleSet):
         table = self.table
         if table.media != "Image":
             return (AudioReader if table.media else TextReader)(table, inputs, self.spelling)
-        to_input = image_input(inputs, self.spelling)
-        labels, notes = table.labels(to_input.preprocessing.classes)
-        return ImageReader(to_input, table.file, lambda row, _: labels[row] if labels else None, notes)
+        target = image_input(inputs, self.spelling)
+        labels, notes = table.labels(target[0].classes)
+        return ImageReader(target, table.file, lambda row, _: labels[row] if labels else None, notes)
 
 
 def _of_split(files: Sequence[Path], path: Path, split: str, spec: str) -> list[Path]:
@@ -163,13 +176,6 @@ def _chosen(split: str, splits: Sequence[str], spec: str) -> str:
         hint = "" if split else f"add ?split={named[0]}"
         raise InvalidOption(f"data {spec!r}: {what}", hint=hint)
     return split or splits[0]
-
-
-def _cause(error: BaseException) -> str:
-    """The first line of the innermost error: the builders' own say only that there was one."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return first_line(error)
 
 
 def _plain(value: Any) -> str:

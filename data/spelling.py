@@ -1,21 +1,8 @@
-"""Parse the spelling of DATA: `[KIND:]PATH[?key=value&...]`, or `file.py:function`.
+"""Parse the spelling of DATA (docs/data.md): `[KIND:]PATH[?key=value&...]`, or `file.py:function`.
 
-| kind                   | PATH is                                                                           |
-|------------------------|-----------------------------------------------------------------------------------|
-| `images`               | a folder of images, in folders of classes or not                                  |
-| `text`, `jsonl`, `csv` | a text file, one sample a line; JSON lines; comma or tab-separated columns        |
-| `audio`                | a folder of recordings, as `datasets` reads it (`audiofolder`)                    |
-| `datasets`             | a folder of `save_to_disk`, parquet or arrow files, `imagefolder`, `audiofolder`  |
-| `polygraphy`           | the JSON that Polygraphy saves inputs in                                          |
-| `npz`, `npy`, `arrays` | arrays of numpy; a folder of such files                                           |
-
-Without a kind, it is found from what lies at the path (`kinds`). How the parts are told apart:
-
-- The query begins at the first `?`. In PATH and in values, `%3F` stands for `?`, `%26` for `&` and `%25` for
-  `%`.
-- A kind is a known word before the first `:`. A path that begins with such a word and a colon is written with
-  `./` in front of it.
-- `file.py:name` and `package.module:name` are functions, as for MODEL.
+The query begins at the first `?`. In PATH and in values, `%3F` stands for `?`, `%26` for `&` and `%25` for
+`%`. A kind is a known word before the first `:`; a path that begins with such a word and a colon is written
+with `./` in front of it. Without a kind, it is found from what lies at the path (`kinds`).
 """
 
 from __future__ import annotations
@@ -58,14 +45,7 @@ _ESCAPED_MARK = "a `?` that belongs to the path is written %3F"
 
 @dataclass(frozen=True)
 class Query:
-    """Which samples of a set, in which order.
-
-    Attributes:
-        samples: Draw so many at random; None takes all, in their own order.
-        seed: Of the drawing, and of the halves.
-        balanced: Draw as many of each class as of any other, where there are labels; else as they come.
-        part: One of two disjoint halves; empty for the whole.
-    """
+    """Which samples of a set: so many drawn at random, balanced over classes, of a half (`PARTS`) or all."""
 
     samples: int | None = None
     seed: int = 0
@@ -108,14 +88,7 @@ def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
 
 @dataclass(frozen=True)
 class Spelling:
-    """A parsed spelling.
-
-    Attributes:
-        spec: As the user wrote it.
-        kind: A key of `KEYS`, "function", or empty where it is to be found from the path.
-        path: The path, unescaped; for a function the whole spelling.
-        query: Key to value, unescaped, in the order written.
-    """
+    """A parsed spelling, unescaped; a function's `path` is the whole; an empty `kind` is not known yet."""
 
     spec: str = field(compare=False)
     kind: str
@@ -157,7 +130,13 @@ class Spelling:
     def located(self, base: Path) -> Spelling:
         """Return it with absolute paths; a key's file is looked for in the data's folder, then in `base`."""
         path = absolute_path(self.path, base)
-        query = {key: _located_value(key, value, path, base) for key, value in self.query.items()}
+        query = dict(self.query)
+        for key, value in query.items():
+            if _is_path(key, value):
+                beside = absolute_path(value, path if path.is_dir() else path.parent)
+                query[key] = str(beside if beside.exists() else absolute_path(value, base))
+            elif key == "preprocessing" and ":" in value:
+                query[key] = parse_source(value, base=base).absolute  # a folder of hf:
         return replace(self, path=str(path), query=query)
 
     def seen_from(self, folder: Path) -> Spelling:
@@ -170,7 +149,14 @@ class Spelling:
 
     def keyed(self) -> list[str]:
         """Return what decides how samples are read: kind and query, files by their content."""
-        return [self.kind, *(f"{key}={_content(key, value)}" for key, value in sorted(self.query.items()))]
+        texts = [self.kind]
+        for key, value in sorted(self.query.items()):
+            if key == "preprocessing":
+                value = digest_preprocessing(value)
+            elif key in FILE_KEYS:  # a folder's files are the samples'
+                value = digest_files([Path(value)]) if Path(value).is_file() else ""
+            texts.append(f"{key}={value}")
+        return texts
 
 
 def parse_spelling(spec: str) -> Spelling:
@@ -227,23 +213,6 @@ def _is_function(head: str) -> bool:
 
 def _is_path(key: str, value: str) -> bool:
     return key in FILE_KEYS or (key == "preprocessing" and value.endswith(".json"))
-
-
-def _located_value(key: str, value: str, data: Path, base: Path) -> str:
-    if _is_path(key, value):
-        beside = absolute_path(value, data if data.is_dir() else data.parent)
-        return str(beside if beside.exists() else absolute_path(value, base))
-    if key == "preprocessing" and ":" in value:
-        return parse_source(value, base=base).absolute  # a folder of hf:
-    return value
-
-
-def _content(key: str, value: str) -> str:
-    if key == "preprocessing":
-        return digest_preprocessing(value)
-    if key not in FILE_KEYS:
-        return value
-    return digest_files([Path(value)]) if Path(value).is_file() else ""  # a folder's files are the samples'
 
 
 def _escape(text: str) -> str:

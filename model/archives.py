@@ -1,23 +1,9 @@
 """Refuse a damaged archive, and code in an archive that loading would run, before its package reads it.
 
-`torch.jit.load` and `torch.export.load` check no CRC-32: a weight with a byte changed is exported, and
-computes something else. The sums find accidents; who changes a file on purpose writes new ones.
-
-`torch.export.save` writes a zip: the graph and the places of the weights as JSON, raw tensors, and the
-example inputs as a pickle of tensors. `torch.export.load` (PyTorch 2.13) unpickles without restraint what
-follows, and evaluates or calls what the JSON names:
-
-| member                                        | is refused unless trusted where                            |
-|-----------------------------------------------|------------------------------------------------------------|
-| `*.pt`; tensors that a configuration pickles; | PyTorch's unpickler of weights alone does not take it      |
-| `serialized_*.json` of PyTorch before 2.8     |                                                            |
-| `custom_obj_*`, `opaque_obj_*`                | it is there                                                |
-| `data/aotinductor/*`                          | it is there: native code                                   |
-| `models/*.json`                               | an expression or a target is more than a program has       |
-| `code/*.py` of TorchScript                    | it calls an operator that reads or writes files            |
-
-PyTorch evaluates the expressions of sizes (`sympy.sympify`, which is `eval`), and looks the targets of nodes
-up by name in `torch`, where `torch.os.system` is found, too. `torch.jit.load` runs `__setstate__` of classes.
+`torch.jit.load` and `torch.export.load` check no CRC-32. The sums find accidents; who changes a file on
+purpose writes new ones. `torch.export.load` (PyTorch 2.13) unpickles members without restraint, evaluates the
+expressions of sizes (`sympy.sympify`, which is `eval`), and looks the targets of nodes up by name in `torch`,
+where `torch.os.system` is found, too. `torch.jit.load` runs `__setstate__` of classes.
 """
 
 from __future__ import annotations
@@ -57,11 +43,7 @@ def is_archive(path: Path) -> bool:
 
 
 def check_archive(path: Path, *, what: str, hint: str) -> None:
-    """Read every member of a zip archive once, and compare it with its CRC-32.
-
-    Args:
-        what: What it should be, for messages: "a TorchScript archive".
-    """
+    """Read every member of a zip archive once, and compare it with its CRC-32."""
     member, problem = "", "its directory is damaged"
     try:
         with zipfile.ZipFile(path) as archive:
@@ -82,20 +64,18 @@ def check_archive(path: Path, *, what: str, hint: str) -> None:
 
 def check_names(archive: zipfile.ZipFile, path: Path, hint: str = "") -> None:
     """Refuse members outside of the archive, that come twice, or that unpack to too much."""
-    members = archive.infolist()
+    members, problem = archive.infolist(), ""
     for name, count in Counter(member.orig_filename for member in members).items():
         parts = PurePosixPath(name.replace("\\", "/")).parts
         if ".." in parts or name.startswith(("/", "\\")) or "\0" in name:
-            raise ModelError(f"{path}: member {name!r} lies outside of the archive", hint=hint, file=path)
-        if count > 1:
-            raise ModelError(f"{path}: holds member {name!r} more than once", hint=hint, file=path)
+            problem = problem or f"member {name!r} lies outside of the archive"
+        elif count > 1:
+            problem = problem or f"holds member {name!r} more than once"
     size, unpacked = path.stat().st_size, sum(member.file_size for member in members)
-    if unpacked > max(MOST_RATIO * size, FREE_BYTES):
-        raise ModelError(
-            f"{path}: its {size} bytes unpack to {unpacked}; at most {MOST_RATIO} times that is supported",
-            hint=hint,
-            file=path,
-        )
+    if not problem and unpacked > max(MOST_RATIO * size, FREE_BYTES):
+        problem = f"its {size} bytes unpack to {unpacked}; at most {MOST_RATIO} times that is supported"
+    if problem:
+        raise ModelError(f"{path}: {problem}", hint=hint, file=path)
 
 
 _trusted: ContextVar[bool] = ContextVar("qcompile_trusted", default=False)
@@ -136,11 +116,6 @@ def trusting(trust: bool = True) -> Iterator[None]:
         yield
     finally:
         _trusted.reset(before)
-
-
-def is_trusted() -> bool:
-    """Return whether what loads now is trusted."""
-    return _trusted.get()
 
 
 @contextlib.contextmanager
@@ -191,7 +166,13 @@ def _as_both_readers_see(path: Path) -> Iterator[Members]:
 
 
 def _check_members(members: Members, path: Path) -> None:
-    pickled = _pickled_by_configuration(members)
+    entries: list[dict[str, Any]] = []
+    for name, read in members.items():
+        if name.endswith("_config.json"):
+            json.loads(read().decode("utf-8"), object_hook=entries.append)
+    # Files of tensors that are pickled: subclasses of Tensor.
+    paths = (str(entry.get("path_name")) for entry in entries if entry.get("use_pickle"))
+    pickled = {PurePosixPath(path).name for path in paths}
     for name, read in members.items():
         last = PurePosixPath(name).name
         if "aotinductor/" in name:
@@ -214,15 +195,6 @@ def _check_members(members: Members, path: Path) -> None:
             )
 
 
-def _pickled_by_configuration(members: Members) -> set[str]:
-    """Names of the files of tensors that are pickled: subclasses of Tensor."""
-    entries: list[dict[str, Any]] = []
-    for name, read in members.items():
-        if name.endswith("_config.json"):
-            json.loads(read().decode("utf-8"), object_hook=entries.append)
-    return {PurePosixPath(str(entry.get("path_name"))).name for entry in entries if entry.get("use_pickle")}
-
-
 def _unsafe(content: bytes) -> str:
     """What a pickle holds beside tensors; empty where PyTorch's unpickler of weights takes it."""
     if not content:
@@ -239,6 +211,8 @@ def _unsafe(content: bytes) -> str:
 
 def check_torchscript(path: Path) -> None:
     """Refuse a TorchScript archive whose code touches files; nothing of it is run."""
+    if _trusted.get():
+        return
     if not is_archive(path):  # another format that PyTorch takes, with a zip behind it
         raise ModelError(f"{path}: does not begin as a TorchScript archive", file=path)
     for members in _as_both_readers_see(path):
@@ -263,19 +237,14 @@ def foreign_code(program: bytes) -> str:
     for key, value in entries:
         if key == "expr_str" and isinstance(value, str) and not _is_size(value):
             return f"the expression {value[:80]!r}"
-        if key == "target" and isinstance(value, str) and not _is_operator(value):
+        if key != "target" or not isinstance(value, str):
+            continue
+        # Names that PyTorch does not look up are those of inputs and parameters.
+        looked_up = value.startswith(("#", *(f"{name}." for name in _LOOKED_UP)))
+        is_operator = not looked_up or any(pattern.fullmatch(value) for pattern in _TARGETS)
+        if not is_operator or _TOUCHES_FILES.fullmatch(value):
             return f"a call of {value[:80]!r}"
     return ""
-
-
-def _is_operator(target: str) -> bool:
-    """Whether a target is one; names that PyTorch does not look up are those of inputs and parameters."""
-    if _TOUCHES_FILES.fullmatch(target):
-        return False
-    if not target.startswith((*_LOOKED_UP, "#")):
-        return True
-    looked_up = target.startswith(tuple(f"{name}." for name in _LOOKED_UP))
-    return not looked_up or any(pattern.fullmatch(target) for pattern in _TARGETS)
 
 
 def _is_size(expression: str) -> bool:

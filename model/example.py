@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,14 +16,9 @@ from .input_notes import AxisRange
 from .pytorch import LoadedModel, import_torch
 from .pytorch import flat_outputs as flat_outputs
 from .pytorch import name_outputs as name_outputs
-from .random_input import random_feeds
+from .random_input import EXTENTS, LENGTH, random_feeds, usual_extent
 
 BATCH = 2  # 0 and 1 are specialized by torch.export: a dynamic axis must be traced with 2 or more
-RUNGS = ((64, 16), (224, 64), (32, 8), (128, 128), (256, 512), (64, 2048), (384, 16000), (2, 2))
-"""Extents (of images, of lengths) where only names of axes are known; the next where the model raises."""
-
-_IMAGE = re.compile(r"(?i)(.*_)?(h|w|height|width|rows|columns)")
-_LENGTH = re.compile(r"(?i)(.*_)?(t|time|l|len|length|seq|sequence|seq_len|tokens|frames|samples)")
 
 
 def asked_ranges(inputs: Sequence[TensorInfo]) -> dict[str, AxisRange]:
@@ -53,7 +47,7 @@ def traced_extents(
     values: Sequence[Feeds],
     rung: int = 0,
 ) -> tuple[dict[str, int], frozenset[str]]:
-    """Return axis name to the extent to trace with, and the names whose extents are of `RUNGS`.
+    """Return axis name to the extent to trace with, and the names whose extents are guessed.
 
     Extents are 2 or more, within the ranges that were asked for.
 
@@ -61,7 +55,7 @@ def traced_extents(
         inputs: What the model takes; dynamic axes by name.
         numbers: (input, axis) to the number that stood there before `--dynamic` named the axis.
         values: Arrays of inputs, the most telling first: of the example, of the data.
-        rung: Which of `RUNGS` serves where nothing is known.
+        rung: Which of `EXTENTS` serves where nothing is known.
     """
     given: dict[str, int] = {}
     for tensor in inputs:
@@ -88,22 +82,17 @@ def traced_extents(
     for tensor in inputs:
         for axis, name in tensor.dynamic_axes.items():
             if name not in given:
-                given[name] = _usual(tensor, axis, name, rung)
+                is_batch = axis == 0 and not LENGTH.fullmatch(name)
+                given[name] = BATCH if is_batch else usual_extent(tensor, axis, rung)
                 if given[name] != BATCH:
                     guessed.add(name)
             given[name] = max(ranges.get(name, AxisRange()).nearest(given[name]), BATCH)
     return given, frozenset(guessed)
 
 
-def _usual(tensor: TensorInfo, axis: int, name: str, rung: int) -> int:
-    image, length = RUNGS[rung]
-    if _IMAGE.fullmatch(name):
-        return image
-    if _LENGTH.fullmatch(name):
-        return length
-    if axis == 0:
-        return BATCH
-    return image if "float" in tensor.dtype and len(tensor.shape) >= 4 and axis >= 2 else length
+def shapes_at(inputs: Sequence[TensorInfo], extents: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of inputs whose dynamic axes have these extents."""
+    return {t.name: tuple(d if isinstance(d, int) else extents[d] for d in t.shape) for t in inputs}
 
 
 CHECK_EXTENTS = (1, 3)
@@ -111,15 +100,10 @@ CHECK_EXTENTS = (1, 3)
 
 @dataclass(frozen=True)
 class Example:
-    """What the exporter is given.
+    """What the exporter is given: inputs, and arrays to trace with, for keyword arguments where `by_name`.
 
-    Attributes:
-        inputs: The model's inputs; dynamic axes by name.
-        feeds: Arrays to trace with.
-        by_name: Whether the inputs are keyword arguments of `forward`, else positional.
-        made: Inputs whose values were made up: neither the example nor data has them.
-        guessed: Dynamic axes whose extents were made up.
-        ranges: Axis name to the range that was asked for.
+    Neither the example nor data has the values of the inputs in `made`; `guessed` are dynamic axes whose
+    extents were made up.
     """
 
     inputs: tuple[TensorInfo, ...]
@@ -163,11 +147,7 @@ class Example:
         return self.at({t.shape[0]: extent for t in self.inputs if t.shape and isinstance(t.shape[0], str)})
 
     def at(self, extents: Mapping[str, int], *, seed: int | None = None) -> Feeds:
-        """Return feeds with other extents on some dynamic axes: values repeated or cut, made ones made again.
-
-        Args:
-            extents: Axis name to extent; the others stay as traced.
-        """
+        """Return feeds with other extents on some axes: values repeated or cut, made ones made again."""
         shapes = {
             tensor.name: tuple(
                 extents.get(tensor.dynamic_axes.get(axis, ""), extent)
@@ -190,12 +170,19 @@ def make_example(
 ) -> Example:
     """Decide on inputs: as given, with the values of the model's own example, of the data, or made up.
 
-    Args:
-        inputs: `NAME:SHAPE[:DTYPE]` each; empty for those of the model's own example.
-        dynamic: `INPUT:AXIS=NAME` each.
+    Without `inputs` (`NAME:SHAPE[:DTYPE]`) they are those of its example; `dynamic` is `INPUT:AXIS=NAME`.
     """
-    given = tuple(parse_input(item) if isinstance(item, str) else item for item in inputs)
-    given = _with_preprocessing(given, loaded) or loaded.inputs
+    # A model by name knows how samples become the inputs that the user spelled.
+    known = {tensor.name: tensor.preprocessing for tensor in loaded.inputs}
+    spelled = tuple(parse_input(item) if isinstance(item, str) else item for item in inputs)
+    given = (
+        loaded.inputs
+        if not spelled
+        else tuple(
+            replace(tensor, preprocessing=tensor.preprocessing or known.get(tensor.name))
+            for tensor in spelled
+        )
+    )
     values = _values(loaded)
     if not given and not values:
         raise InvalidOption(
@@ -205,7 +192,7 @@ def make_example(
             option="inputs",
         )
     given = in_order(loaded.module, _merged(loaded, given, values))
-    tensors = _with_dynamic_axes(tuple(_with_names(tensor) for tensor in given), dynamic)
+    tensors = _with_dynamic_axes(given, dynamic)
     numbers = {
         (after.name, axis): dim
         for before, after in zip(given, tensors, strict=True)
@@ -214,22 +201,13 @@ def make_example(
     }
     sources = [values, data or {}]
     extents, guessed = traced_extents(tensors, numbers, sources, rung)
-    shapes = {t.name: tuple(d if isinstance(d, int) else extents[d] for d in t.shape) for t in tensors}
     return Example(
         tensors,
-        _with_values(tensors, shapes, sources, 0),
+        _with_values(tensors, shapes_at(tensors, extents), sources, 0),
         takes_keywords(loaded.module, tensors),
         frozenset(t.name for t in tensors if all(_unfit(t, source) for source in sources)),
         guessed,
         asked_ranges(tensors),
-    )
-
-
-def _with_preprocessing(given: tuple[TensorInfo, ...], loaded: LoadedModel) -> tuple[TensorInfo, ...]:
-    """The inputs that the user spelled, with how samples become them where a model by name knows it."""
-    known = {tensor.name: tensor.preprocessing for tensor in loaded.inputs}
-    return tuple(
-        replace(tensor, preprocessing=tensor.preprocessing or known.get(tensor.name)) for tensor in given
     )
 
 
@@ -240,7 +218,7 @@ def examples(
     first = make_example(loaded, inputs, dynamic, data=data)
     if not first.guessed:
         return [first]
-    more = range(1, len(RUNGS))
+    more = range(1, len(EXTENTS))
     return [first, *(make_example(loaded, inputs, dynamic, data=data, rung=rung) for rung in more)]
 
 
@@ -318,13 +296,6 @@ def _merged(loaded: LoadedModel, given: Sequence[TensorInfo], values: Feeds) -> 
     return (*merged, *(tensor for tensor in own if nested and tensor.name not in spelled))
 
 
-def _with_names(tensor: TensorInfo) -> TensorInfo:
-    """The tensor with names for its nameless dynamic axes ("?")."""
-    names = (parse_dynamic_axis(f"{tensor.name}:{axis}")[2] for axis in range(len(tensor.shape)))
-    shape = tuple(name if dim == "?" else dim for dim, name in zip(tensor.shape, names, strict=True))
-    return replace(tensor, shape=shape)
-
-
 def _nested_names(module: Any) -> list[str]:
     """Names of the inputs of a module whose structure was taken apart; empty for any other."""
     from .nested import NestedInputs
@@ -333,7 +304,11 @@ def _nested_names(module: Any) -> list[str]:
 
 
 def _with_dynamic_axes(tensors: Sequence[TensorInfo], dynamic: Sequence[str]) -> tuple[TensorInfo, ...]:
-    by_name = {tensor.name: tensor for tensor in tensors}
+    by_name = {}
+    for tensor in tensors:  # nameless dynamic axes ("?") get names
+        names = (parse_dynamic_axis(f"{tensor.name}:{axis}")[2] for axis in range(len(tensor.shape)))
+        named = (name if dim == "?" else dim for dim, name in zip(tensor.shape, names, strict=True))
+        by_name[tensor.name] = replace(tensor, shape=tuple(named))
     for text in dynamic:
         name, axis, label = parse_dynamic_axis(text)
         if name not in by_name:

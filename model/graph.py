@@ -22,22 +22,9 @@ if TYPE_CHECKING:
 _BEHIND = ("Cast", "Transpose", "Reshape", "Identity")
 
 
-def block_formats(
-    operands: Iterable[str], made_by: Mapping[str, onnx.NodeProto], types: Mapping[str, str]
-) -> set[str]:
-    """Return the block formats of operands: "nvfp4", "mxfp8", and "" for an operand of another kind.
-
-    Args:
-        made_by: Tensor name to the node that makes it.
-        types: Tensor name to dtype, for stored tensors at least.
-    """
-    return {_format(name, made_by, types) for name in operands} or {""}
-
-
-def _format(name: str, made_by: Mapping[str, onnx.NodeProto], types: Mapping[str, str]) -> str:
-    node = made_by.get(name)
-    while node is not None and node.op_type in _BEHIND:
-        node = made_by.get(node.input[0])
+def _block_format(name: str, made_by: Mapping[str, onnx.NodeProto], types: Mapping[str, str]) -> str:
+    """The format of an operand in blocks, "nvfp4" or "mxfp8"; empty for an operand of another kind."""
+    node = _maker(name, made_by, _BEHIND)
     if node is None:
         return ""
     if node.op_type == "TRT_MXFP8DequantizeLinear":
@@ -46,6 +33,14 @@ def _format(name: str, made_by: Mapping[str, onnx.NodeProto], types: Mapping[str
     dynamic = maker is not None and maker.op_type == "TRT_FP4DynamicQuantize"
     stored = node.op_type == "DequantizeLinear" and types.get(node.input[0]) == "float4_e2m1fn"
     return "nvfp4" if dynamic or stored else ""
+
+
+def _maker(name: str, made_by: Mapping[str, onnx.NodeProto], behind: Iterable[str]) -> onnx.NodeProto | None:
+    """The node that makes a tensor, in front of operators of these types; None where it is stored."""
+    node = made_by.get(name)
+    while node is not None and node.op_type in behind:
+        node = made_by.get(node.input[0])
+    return node
 
 
 WEIGHTED = frozenset(["Conv", "ConvTranspose", "MatMul", "Gemm"])
@@ -193,6 +188,16 @@ def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
     return None
 
 
+def stored_tensors(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    """Return name to tensor, of the initializers and the Constant nodes of a graph."""
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        tensor = constant_tensor(node)
+        if tensor is not None:
+            stored[node.output[0]] = tensor
+    return stored
+
+
 def captured_names(node: onnx.NodeProto) -> set[str]:
     """Return names from outside that the subgraphs of a node read."""
     names: set[str] = set()
@@ -229,13 +234,20 @@ def weighted_nodes(model: onnx.ModelProto, *, as_executed: bool = False) -> dict
     for node in model.graph.node:
         if node.op_type in _INTEGER:
             by_precision["int8"].append(node)
-        elif node.op_type == "MatMulNBits" or (not as_executed and _reads_int4(node, made_by, types)):
+            continue
+        # A weight that is dequantized from 4 bits, and perhaps reshaped.
+        may_read_int4 = node.op_type in WEIGHTED and not as_executed
+        maker = _maker(node.input[1], made_by, ("Reshape", "Transpose")) if may_read_int4 else None
+        weight = ""
+        if maker is not None and maker.op_type in _DEQUANTIZERS:
+            weight = _DEQUANTIZERS[maker.op_type] or types.get(maker.input[0], "")
+        if node.op_type == "MatMulNBits" or weight in ("int4", "uint4"):
             bits = attribute(node, "bits", 4)
             by_precision.setdefault("int8" if bits == 8 else "int4", []).append(node)
         elif node.op_type in WEIGHTED or node.op_type in _FUSED:
             operands = [made_by.get(name) for name in node.input[:2]]
             dequantized = all(m is not None and m.op_type in _DEQUANTIZERS for m in operands)
-            blocks = block_formats([*node.input[:2]], made_by, types)
+            blocks = {_block_format(name, made_by, types) for name in node.input[:2]}
             if len(blocks) == 1 and blocks != {""}:
                 by_precision.setdefault(blocks.pop(), []).append(node)
             elif dequantized and not as_executed and node.op_type not in _RECURRENT:
@@ -247,18 +259,6 @@ def weighted_nodes(model: onnx.ModelProto, *, as_executed: bool = False) -> dict
                 halves = [_HALVES[types[name]] for name in node.input[:2] if types.get(name) in _HALVES]
                 by_precision[halves[0] if halves else "fp32"].append(node)
     return by_precision
-
-
-def _reads_int4(
-    node: onnx.NodeProto, made_by: Mapping[str, onnx.NodeProto], types: Mapping[str, str]
-) -> bool:
-    """Whether the weight of a product or convolution is dequantized from 4 bits, and perhaps reshaped."""
-    maker = made_by.get(node.input[1]) if node.op_type in WEIGHTED else None
-    while maker is not None and maker.op_type in ("Reshape", "Transpose"):
-        maker = made_by.get(maker.input[0])
-    if maker is None or maker.op_type not in _DEQUANTIZERS:
-        return False
-    return (_DEQUANTIZERS[maker.op_type] or types.get(maker.input[0], "")) in ("int4", "uint4")
 
 
 def count_weighted(model: onnx.ModelProto, *, as_executed: bool = False) -> dict[str, dict[str, int]]:
@@ -307,12 +307,9 @@ _NO_WEIGHTS = ("bool", "string", "undefined", "int64")  # shapes, axes and indic
 
 @dataclass(frozen=True)
 class WeightsHeld:
-    """The weights of an artifact or a module.
+    """The weights of an artifact or a module: how many values, and the bytes of all stored tensors.
 
-    Attributes:
-        parameters: Number of values, without scales, zero points, shapes and indices; 0 where none is known.
-        bytes: What all stored tensors take, scales and buffers included.
-        precision: "int8", "fp16" or "bf16" where the weights say it; empty otherwise.
+    Scales, zero points, shapes and indices are no `parameters`. `precision` is empty where no weight says it.
     """
 
     parameters: int
@@ -335,12 +332,7 @@ def weights_of_graph(model: onnx.ModelProto) -> WeightsHeld:
             for index in _SCALES.get(node.op_type, ())
             if index < len(node.input)
         }
-        stored = {tensor.name: tensor for tensor in graph.initializer}
-        for node in graph.node:
-            tensor = constant_tensor(node)
-            if tensor is not None:
-                stored[node.output[0]] = tensor
-        for name, tensor in stored.items():
+        for name, tensor in stored_tensors(graph).items():
             size += tensor_bytes(tensor)
             if name not in scales and dtype_name(tensor.data_type) not in _NO_WEIGHTS:
                 parameters += packed.get(name) or math.prod(tensor.dims)

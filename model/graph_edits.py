@@ -2,11 +2,6 @@
 
 They work on protobuf messages, as do ONNX Runtime's quantizer, ONNX's converter and its shape inference,
 which the rewrites alternate with. CONTRIBUTING.md says what onnx-ir would cost.
-
-`cut` leaves what lies before tensors, with them as the outputs:
-
-x ─▶ Conv ─▶ Relu ─▶ Conv ─▶ Add ─▶ y        cut at the Relu's tensor        x ─▶ Conv ─▶ Relu ─▶ r
-               └───────────────▲
 """
 
 from __future__ import annotations
@@ -83,11 +78,7 @@ def store_constants(graph: onnx.GraphProto, excluded: Container[str] = ()) -> No
 
 
 def drop_unread(graph: onnx.GraphProto, operators: Container[str] | None = None) -> None:
-    """Remove nodes of ONNX's own operators that nothing reads, here and in subgraphs, and those in front.
-
-    Args:
-        operators: Types of the nodes that may go; None takes all.
-    """
+    """Remove nodes of ONNX's own operators, or of these, that nothing reads, here and in subgraphs."""
     removed = True
     while removed:
         removed = False
@@ -173,12 +164,7 @@ _AS_OUTPUT = {"float32": "FLOAT", "float16": "FLOAT16"}
 
 
 def cut(model: onnx.ModelProto, names: Sequence[str]) -> dict[str, str]:
-    """Leave of a model what tensors need, with these as its outputs; return tensor to output.
-
-    Args:
-        model: It is changed. Inputs, nodes and weights that nothing needs any more go.
-        names: Tensors of its outermost graph.
-    """
+    """Leave of a model what tensors of its outermost graph need, as its outputs; return tensor to output."""
     import onnx
 
     types, shapes = infer_types(model), infer_shapes(model)
@@ -205,13 +191,9 @@ def cut(model: onnx.ModelProto, names: Sequence[str]) -> dict[str, str]:
         elem_type = onnx.TensorProto.DataType.Value(_AS_OUTPUT[kind])
         graph.output.append(onnx.helper.make_tensor_value_info(output, elem_type, shapes.get(name)))
         outputs[name] = output
-    _keep(graph, needed)
-    drop_unused_initializers(graph)
-    return outputs
-
-
-def _keep(graph: onnx.GraphProto, needed: set[str]) -> None:
-    """Drop the inputs and the noted types of tensors that are gone, and the types of outputs."""
+    # The inputs and the noted types of tensors that are gone go, and the types of outputs.
     refill(graph.input, (value for value in graph.input if value.name in needed))
     inner = needed - {value.name for value in graph.output}
     refill(graph.value_info, (value for value in graph.value_info if value.name in inner))
+    drop_unused_initializers(graph)
+    return outputs

@@ -1,22 +1,22 @@
-"""What the graph quantized for a runtime looks like: data that each engine's folder holds."""
+"""What the graph quantized for a runtime looks like: data that each engine's folder holds.
+
+x86 without VNNI multiplies uint8 by int8 with `vpmaddubsw`: two neighbouring products are added in int16,
+which saturates at 32,767, before sums go on in int32: 2 * 255 * 127 = 64,770 becomes 32,767.
+Which neighbours meet depends on the order in which a kernel reads weights:
+
+    flat    kernel positions, then channels: (0, 1), (2, 3), ... of all; pairs may cross positions
+    taps    the channels of one kernel position: (0, 1), (2, 3), ...; an odd last channel is alone
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal
-
-from numpy.typing import NDArray
+from typing import Literal
 
 from ..errors import InvalidOption
 from ..spec.engines import rows
 from ..spec.words import ARM_ISAS, GRAPH_TARGETS, GraphPrecision, GraphTarget, Isa
-
-if TYPE_CHECKING:
-    import onnx
-
-    RunModel = Callable[[onnx.ModelProto, Mapping[str, NDArray[Any]]], dict[str, NDArray[Any]]]
-
 
 Order = Literal["", "flat", "taps"]
 
@@ -25,14 +25,8 @@ Order = Literal["", "flat", "taps"]
 class SaturatingKernels:
     """The order in which the kernels of each kind of layer pair products; empty where none saturates.
 
-    Attributes:
-        dense: Convolutions of one group.
-        grouped: Convolutions of several groups.
-        depthwise: Convolutions with one channel in and out of each group.
-        products: MatMul and Gemm by a stored weight.
-        activations: MatMul of two activations.
-        dynamic: MatMulInteger, whose activations get their scale at run time.
-        recurrent: DynamicQuantizeLSTM.
+    Convolutions are dense, grouped, or depthwise: one channel in and out of each group. `products` are MatMul
+    and Gemm by a stored weight, `dynamic` is MatMulInteger, `recurrent` DynamicQuantizeLSTM.
     """
 
     dense: Order = ""
@@ -80,8 +74,7 @@ class GraphRules:
         reads_nbits: Whether it reads ONNX Runtime's operator for blocks of weights.
         formats: Precisions that it multiplies beyond int8, int4, fp16 and bf16.
         why_no_halves: Why the float parts of an INT8 graph cannot be halves; empty where they can.
-        saturates: Instruction set to its kernels that add two products in 16 bits, as they were recorded.
-        run: Runs a model on it, to see which kernels saturate here; None where none does.
+        saturates: Instruction set to its kernels that add two products in 16 bits, as recorded of it.
     """
 
     weighted: frozenset[str] = frozenset(["Conv", "ConvTranspose", "MatMul", "Gemm"])
@@ -98,7 +91,6 @@ class GraphRules:
     formats: tuple[GraphPrecision, ...] = ()
     why_no_halves: str = ""
     saturates: Mapping[Isa, SaturatingKernels] = field(default_factory=dict)
-    run: RunModel | None = None
 
     @property
     def symmetric(self) -> bool:
@@ -115,11 +107,7 @@ class GraphRules:
 
 
 def graph_target(engine: str) -> GraphTarget:
-    """Return what a graph for an engine is placed for: engines of one family can take the same.
-
-    Raises:
-        InvalidOption: If there is no such engine, or it reads no ONNX.
-    """
+    """Return what a graph for an engine is placed for: engines of one family can take the same."""
     row = rows().get(engine)
     if row is None or not row.placed_for:
         raise _unknown(engine)
@@ -127,17 +115,17 @@ def graph_target(engine: str) -> GraphTarget:
 
 
 def graph_rules(target: GraphTarget) -> GraphRules:
-    """Return the rules of the graphs for an engine.
-
-    Raises:
-        InvalidOption: If no graph is placed for it.
-        EngineUnavailable: If its folder cannot be imported.
-    """
+    """Return the rules of the graphs for an engine."""
     if target not in GRAPH_TARGETS:
         raise _unknown(target)
     rules = rows()[target].load().rules
     assert isinstance(rules, GraphRules), f"engine {target}"  # its class has checked it
     return rules
+
+
+def saturating_kernels(target: GraphTarget, isa: Isa) -> SaturatingKernels:
+    """Return what saturates on an instruction set, not "auto"."""
+    return graph_rules(target).saturates.get(isa, NONE)
 
 
 def targets_where(test: Callable[[GraphRules], object]) -> str:

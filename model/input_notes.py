@@ -1,12 +1,10 @@
 """Notes in an ONNX file about its inputs beyond their types: suitable extents, and their ranges.
 
-ONNX has a name for a dynamic axis and nothing else. `export` knows more: the extents that the model was
-traced with, and the limits that PyTorch found (`32 <= height <= 512`, a multiple of 8). Both are kept in the
-file's `metadata_props` under `qcompile.inputs`, as JSON, and every later stage makes input that fits:
+`export` knows the extents that the model was traced with, and the limits that PyTorch found (`32 <= height <=
+512`, a multiple of 8). Both are in the file's `metadata_props` under `qcompile.inputs`, as JSON, beside how a
+sample becomes the input (`model.preprocessing`), where it is known:
 
     {"image": {"example": [2, 3, 64, 64], "axes": {"2": {"min": 32, "max": 512, "multiple": 8}}}}
-
-`"preprocessing"` beside them says how a sample becomes the input (`model.preprocessing`), where it is known.
 
 Files from elsewhere have no such entry, and a damaged one is taken for none: random input is all it decides.
 """

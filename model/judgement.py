@@ -1,15 +1,8 @@
 """Rules that decide whether an artifact's outputs match its model's, output by output.
 
-What counts as equal depends on the precision:
-
-| precision  | default                                                                              |
-|------------|--------------------------------------------------------------------------------------|
-| fp32       | each element within 1e-3 relative, or 1e-4 of the output's largest magnitude          |
-| tf32, fp16 | each element within 1e-2 relative, or 1e-2 of the output's largest magnitude          |
-| bf16       | each element within 5e-2 relative, or 5e-2 of the output's largest magnitude          |
-| int8, ...  | by what the output is, see below; FP8, INT4, NVFP4 and MXFP8 as INT8                  |
-
-INT8 has steps of a 256th of the range: no element-wise tolerance says whether it is good.
+In fp32, tf32, fp16 and bf16 each element must be within `RTOL` relative, or within `ATOL_SHARE` of the
+output's largest magnitude. INT8, FP8, INT4, NVFP4 and MXFP8 have steps of a 256th of the range and more: no
+element-wise tolerance says whether they are good, but what the output is:
 
 | an output is   | where                                                     | and passes with               |
 |----------------|-----------------------------------------------------------|-------------------------------|
@@ -18,9 +11,8 @@ INT8 has steps of a 256th of the range: no element-wise tolerance says whether i
 | `labels`       | it holds whole numbers, such as the class of each box     | the same value in 95%         |
 | a `signal`     | it is anything else                                       | 15 dB                         |
 
-A feature map, a box or a hidden state has no argmax that means anything. The argmax of few rows is judged as
-few: it fails where an artifact that agrees in 95% of all rows would do as badly in less than 5% of such
-samples (the upper tail of the binomial distribution of its flips).
+The argmax of few rows fails where an artifact that agrees in 95% of all rows would do as badly in less than
+5% of such samples (the upper tail of the binomial distribution of its flips).
 """
 
 from __future__ import annotations
@@ -55,11 +47,8 @@ Batches = Sequence[NDArray[Any]]
 class RowAgreement:
     """The rows of one output, batch by batch; nothing is kept.
 
-    Attributes:
-        name: Of the output.
-        given: What the output is, where the user said so.
-        same, rows: Rows with the same argmax over the last axis, of so many; of labels, equal elements.
-        cosines: Sum of the cosines of the rows.
+    `same` of `rows` have the same argmax over the last axis; of labels, equal elements. `given` is what the
+    user says that the output is; `cosines` is the sum over the rows.
     """
 
     name: str
@@ -162,28 +151,22 @@ def lowest_db(precision: str) -> float:
 def judge_by_precision(
     reference: Mapping[str, Batches], actual: Mapping[str, Batches], precision: str
 ) -> list[Judgement]:
-    """Judge every output of an artifact by the rule of its precision, as `diff` does.
-
-    Args:
-        reference: Output name to its batches, of the model.
-        actual: The artifact's, of the same names and shapes.
-    """
+    """Judge every output of an artifact (name to batches) by the rule of its precision, as `diff` does."""
     if precision in BY_SIGNAL:
         return judge_outputs(reference, actual)
-    return [_within(name, reference[name], actual[name], precision) for name in reference]
-
-
-def _within(name: str, expected: Batches, actual: Batches, precision: str) -> Judgement:
-    kind = precision if precision in RTOL else "fp32"
-    sums, beyond = ErrorSums(), 0.0
-    for a, b in zip(expected, actual, strict=True):
-        if a.shape != b.shape:
-            raise ValueError(f"shapes differ: {a.shape} and {b.shape}")
-        values, error = sums.add(a, b)
-        # An element fails only beyond both tolerances, not beyond their sum (Polygraphy).
-        beyond = max(beyond, float(error[error > RTOL[kind] * np.abs(values)].max(initial=0.0)))
-    atol = ATOL_SHARE[kind] * sums.max_abs
-    return Judgement(name, beyond <= atol, f"atol {atol:.3g}, rtol {RTOL[kind]:g}", sums.snr_db, None, None)
+    kind, judgements = precision if precision in RTOL else "fp32", []
+    for name, expected in reference.items():
+        sums, beyond = ErrorSums(), 0.0
+        for a, b in zip(expected, actual[name], strict=True):
+            if a.shape != b.shape:
+                raise ValueError(f"shapes differ: {a.shape} and {b.shape}")
+            values, error = sums.add(a, b)
+            # An element fails only beyond both tolerances, not beyond their sum (Polygraphy).
+            beyond = max(beyond, float(error[error > RTOL[kind] * np.abs(values)].max(initial=0.0)))
+        atol = ATOL_SHARE[kind] * sums.max_abs
+        criterion = f"atol {atol:.3g}, rtol {RTOL[kind]:g}"
+        judgements.append(Judgement(name, beyond <= atol, criterion, sums.snr_db, None, None))
+    return judgements
 
 
 def judge_outputs(reference: Mapping[str, Batches], actual: Mapping[str, Batches]) -> list[Judgement]:
@@ -225,28 +208,6 @@ FLOAT_RTOL = 1e-3
 """Largest error, as a share of the reference's largest magnitude, that counts as equal in float32."""
 
 
-@dataclass(frozen=True)
-class OutputError:
-    """The distance of one output from its reference.
-
-    Attributes:
-        max_abs_error: Largest absolute difference.
-        max_abs: Largest magnitude of the reference.
-        snr_db: Signal-to-noise ratio in decibels; `inf` when equal.
-        agreement: Share of rows with the same argmax over the last axis; None for scalars.
-    """
-
-    max_abs_error: float
-    max_abs: float
-    snr_db: float
-    agreement: float | None
-
-    @property
-    def close(self) -> bool:
-        """Whether the difference is what float32 rounding explains."""
-        return self.max_abs_error <= FLOAT_RTOL * self.max_abs + 1e-6
-
-
 @dataclass
 class ErrorSums:
     """The distance of an output from its reference, summed up piece by piece; nothing else is kept.
@@ -254,11 +215,7 @@ class ErrorSums:
     NaN and infinities that stand at the same place are equal; anything else against them is an infinite
     error. Texts are equal (1) or not (0).
 
-    Attributes:
-        signal, noise: Sums of squares of the reference, and of the error.
-        max_abs, max_abs_error: Largest magnitude of the reference, and of the error.
-        elements: How many were compared.
-        abs_error: Sum of the absolute errors.
+    `signal` and `noise` are sums of squares, of the reference and of the error; `max_abs` is the reference's.
     """
 
     signal: float = 0.0
@@ -269,11 +226,9 @@ class ErrorSums:
     abs_error: float = 0.0
 
     def add(self, reference: NDArray[Any], output: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Add elements of both sides, in the same order.
+        """Add elements of both sides; return the reference's values and absolute errors, flat, in float64.
 
-        Returns:
-            The reference's values and the absolute errors, flat and in float64; where the reference is not
-            finite its value is 0.
+        Where the reference is not finite its value is 0.
         """
         values, error = _values_and_errors(reference, output)
         with np.errstate(over="ignore"):
@@ -287,13 +242,18 @@ class ErrorSums:
 
     @property
     def snr_db(self) -> float:
-        """Signal-to-noise ratio, see `decibels`."""
+        """Signal-to-noise ratio: `10 log10(Σ ref² / Σ (ref − out)²)`, see `decibels`."""
         return decibels(self.signal, self.noise)
 
     @property
     def mean_abs_error(self) -> float:
         """Mean absolute error over all elements; 0 where nothing was compared."""
         return self.abs_error / self.elements if self.elements else 0.0
+
+    @property
+    def close(self) -> bool:
+        """Whether the difference is what float32 rounding explains."""
+        return self.max_abs_error <= FLOAT_RTOL * self.max_abs + 1e-6
 
     def as_json(self) -> dict[str, Any]:
         """Return the form in which a worker answers; infinities are spelled as JSON cannot, by name."""
@@ -306,28 +266,13 @@ class ErrorSums:
         return ErrorSums(**numbers)
 
 
-def output_error(reference: NDArray[Any], output: NDArray[Any]) -> OutputError:
-    """Compare one output with its reference of the same shape; see `ErrorSums`.
-
-    `snr = 10 log10(Σ ref² / Σ (ref − out)²)`. The error of texts is the share that differs.
-    """
+def output_error(reference: NDArray[Any], output: NDArray[Any]) -> ErrorSums:
+    """Compare one output with its reference of the same shape."""
     if reference.shape != output.shape:
         raise ValueError(f"shapes differ: {reference.shape} and {output.shape}")
     sums = ErrorSums()
     sums.add(reference, output)
-    if reference.dtype.kind in "OUS":
-        wrong = sums.noise / sums.elements if sums.elements else 0.0
-        return OutputError(wrong, 1.0, sums.snr_db, 1.0 - wrong)
-    agreement = None
-    if reference.ndim and reference.size:
-        a, b = reference.astype(np.float64), output.astype(np.float64)
-        agreement = float(np.mean(a.argmax(-1) == b.argmax(-1)))
-    return OutputError(sums.max_abs_error, sums.max_abs, sums.snr_db, agreement)
-
-
-def worst(pairs: Mapping[str, OutputError]) -> tuple[str, OutputError]:
-    """Return the output with the lowest signal-to-noise ratio."""
-    return min(pairs.items(), key=lambda item: item[1].snr_db)
+    return sums
 
 
 def decibels(signal: float, noise: float) -> float:

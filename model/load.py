@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import importlib.util
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from ..artifact import checked_input
 from ..errors import EngineUnavailable, InvalidOption, ModelError
 from ..files import digest_files, read_json, require_file
 from ..progress import quiet
+from .example import shapes_at, traced_extents
 from .named.description import Description, declare_torchvision_operators
 from .preprocessing import PRESETS, Preprocessing, preprocessing_of, read_preprocessing
 from .pytorch import (
@@ -24,6 +25,7 @@ from .pytorch import (
     load_torchscript,
     load_weights,
 )
+from .random_input import random_feeds
 from .source import (
     NAMED,
     RANDOM,
@@ -37,7 +39,6 @@ from .source import (
 from .user_code import call, load_function
 
 _PACKAGES: dict[SourceKind, str] = {"torchvision": "torchvision", "timm": "timm", "hf": "transformers"}
-_DOMAIN_SEED = 0
 
 
 def load_torch(source: Source, device: str = "cpu") -> LoadedModel:
@@ -75,11 +76,7 @@ def load_torch(source: Source, device: str = "cpu") -> LoadedModel:
 
 
 def find_preprocessing(name: str, *, base: Path | None = None) -> Preprocessing:
-    """Return the preprocessing of a name, of a model by name, or of a file as `as_json` writes it.
-
-    Args:
-        name: "imagenet", "cifar10", "timm:NAME", "torchvision:NAME", "hf:NAME_OR_FOLDER" or "FILE.json".
-    """
+    """Return the preprocessing of a preset, of a model by name, or of a file as `as_json` writes it."""
     if name in PRESETS:
         return PRESETS[name]
     if _is_model(name):
@@ -136,7 +133,8 @@ def describe_named(source: Source) -> Description:
     """Return task, inputs, preprocessing and outputs of a model by name, without its weights."""
     _import(source)
     with quiet():
-        return _package(source)[0](source)
+        description: Description = _package(source).describe(source)
+    return description
 
 
 def load_named(source: Source) -> LoadedModel:
@@ -150,16 +148,21 @@ def load_named(source: Source) -> LoadedModel:
             "or FILE is required",
             hint="leave classes out",
         )
-    describe, load = _package(source)
+    package = _package(source)
     with quiet():
-        description = describe(source)
+        description: Description = package.describe(source)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(options.seed)
-            module = load(source, description)
+            module = package.load(source, description)
         if options.file:
-            load_weights(inner_module(module), Path(options.file), source.spec)
+            # The package's own module, whose names of tensors a file of weights has.
+            wrapped = type(module).__module__.startswith(f"{__package__}.named.")
+            inner = getattr(module, "module", None) or getattr(module, "inner", None) if wrapped else None
+            load_weights(inner or module, Path(options.file), source.spec)
         module = module.eval().requires_grad_(False)
-    example = {name: torch.from_numpy(array) for name, array in description.example(_DOMAIN_SEED).items()}
+    shapes = shapes_at(description.inputs, traced_extents(description.inputs, {}, ())[0])
+    feeds = random_feeds(description.inputs, shapes=shapes, domains=description.domains)
+    example = {name: torch.from_numpy(array) for name, array in feeds.items()}
     sees = source.kind != "hf" or any(tensor.name == "pixel_values" for tensor in description.inputs)
     warnings = [text for text in (warning if sees else "", *description.notes) if text]
     if options.weights == RANDOM:
@@ -169,19 +172,9 @@ def load_named(source: Source) -> LoadedModel:
     )
 
 
-def _package(source: Source) -> tuple[Callable[[Source], Description], Callable[[Source, Description], Any]]:
+def _package(source: Source) -> Any:
     """What describes and what loads a model of a package."""
-    if source.kind == "torchvision":
-        from .named.torchvision_models import describe_torchvision, load_torchvision
-
-        return describe_torchvision, load_torchvision
-    if source.kind == "timm":
-        from .named.timm_models import describe_timm, load_timm
-
-        return describe_timm, load_timm
-    from .named.hf_models import describe_hf, load_hf
-
-    return describe_hf, load_hf
+    return importlib.import_module(f".named.{source.kind}_models", __package__)
 
 
 def _import(source: Source) -> str:
@@ -202,12 +195,3 @@ def _import(source: Source) -> str:
             engine="pytorch",
         ) from error
     return warning
-
-
-def inner_module(module: Any) -> Any:
-    """Return the package's own module, whose names of tensors a file of weights has."""
-    for name in ("module", "inner"):
-        inner = getattr(module, name, None)
-        if type(module).__module__.startswith(f"{__package__}.named.") and inner is not None:
-            return inner
-    return module

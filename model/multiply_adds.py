@@ -1,19 +1,12 @@
 """Count the multiply-adds of each node: the weight of a layer in a precision proof.
 
 Extents come from ONNX's shape inference, with the inputs as the file's notes say (`input_notes`) and every
-other dynamic axis 1. One multiply-add is one product added to a sum:
+other dynamic axis 1. One multiply-add is one product added to a sum.
 
-    Conv                 outputs x (input channels / groups) x kernel
-    ConvTranspose        inputs  x (output channels / groups) x kernel
-    MatMul, Gemm         outputs x inner extent
-    LSTM, GRU, RNN       steps x batch x (values of W and of R)
-
-`tensor_core_advice` names sizes that do not fit Tensor Cores, for `inspect --nodes`.
-
-Kernels of Tensor Cores read operands 16 bytes at a time. So channels of a convolution, and K and N of a
-product of M x K by K x N, should be multiples of 16 bytes (NVIDIA, "Matrix Multiplication Background User's
-Guide"; TensorRT's "Best Practices" ask for 32 of INT8, and pad others implicitly). It is computed from sizes,
-not measured: cuBLAS 11 and later run other sizes too, less efficiently, and memory can be the limit.
+`tensor_core_advice` names sizes that do not fit Tensor Cores, for `inspect --nodes`: channels of a
+convolution, and K and N of a product of M x K by K x N, should be multiples of 16 bytes (NVIDIA, "Matrix
+Multiplication Background User's Guide"; TensorRT's "Best Practices" ask for 32 of INT8, and pad others
+implicitly). It is computed, not measured: cuBLAS 11 and later run other sizes too, less efficiently.
 """
 
 from __future__ import annotations
@@ -24,7 +17,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..tensors import TensorInfo, fill_dynamic
+from ..tensors import fill_dynamic
 from .graph import attribute, infer_shapes, without_weights
 from .graph_edits import refill
 from .input_notes import read_notes
@@ -55,11 +48,9 @@ def multiply_adds(model: onnx.ModelProto) -> dict[str, int]:
     shapes = known_shapes(model)
     counts: dict[str, int] = {}
     for node in model.graph.node:
-        count = _COUNTS.get(node.op_type)
-        if count is not None:
-            total = count(node, shapes)
-            if total is not None:
-                counts[node.name] = total
+        total = _count(node, shapes)
+        if total is not None:
+            counts[node.name] = total
     return counts
 
 
@@ -84,7 +75,13 @@ def known_shapes(model: onnx.ModelProto) -> dict[str, Shape]:
     """Return tensor name to its extents, where all are known; dynamic axes are the example's."""
     light = without_weights(model)
     notes = read_notes(model)
-    examples = {tensor.name: _example(tensor, notes) for tensor in model_io(model).inputs}
+    examples = {}
+    for tensor in model_io(model).inputs:
+        filled = examples[tensor.name] = fill_dynamic(tensor, 1)
+        noted = notes[tensor.name].example if tensor.name in notes else ()
+        if len(noted) == len(filled):
+            dims = zip(tensor.shape, noted, strict=True)
+            examples[tensor.name] = tuple(dim if isinstance(dim, int) else extent for dim, extent in dims)
     symbols: dict[str, int] = {}
     for value in light.graph.input:
         dimensions = value.type.tensor_type.shape.dim
@@ -134,54 +131,20 @@ def _extent(text: str, symbols: Mapping[str, int]) -> int | None:
         return None
 
 
-def _example(tensor: TensorInfo, notes: Mapping[str, object]) -> Shape:
-    filled = fill_dynamic(tensor, 1)
-    example = getattr(notes.get(tensor.name), "example", ())
-    if len(example) != len(filled):
-        return filled
-    return tuple(
-        extent if isinstance(extent, int) else int(noted)
-        for extent, noted in zip(tensor.shape, example, strict=True)
-    )
-
-
-def _convolution(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int | None:
-    weight, made = shapes.get(node.input[1]), shapes.get(node.output[0])
-    return None if weight is None or made is None else math.prod(made) * math.prod(weight[1:])
-
-
-def _transposed(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int | None:
-    weight, read = shapes.get(node.input[1]), shapes.get(node.input[0])
-    return None if weight is None or read is None else math.prod(read) * math.prod(weight[1:])
-
-
-def _product(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int | None:
-    left, made = shapes.get(node.input[0]), shapes.get(node.output[0])
-    if not left or made is None:
+def _count(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int | None:
+    """The multiply-adds of a node; None where it multiplies nothing, or extents are not known."""
+    names = (*node.input[:3], "", "", "")
+    read, weight, state = (shapes.get(name) for name in names[:3])
+    result = shapes.get(node.output[0])
+    if node.op_type in ("Conv", "ConvInteger", "ConvTranspose"):
+        outer = read if node.op_type == "ConvTranspose" else result
+        return None if weight is None or outer is None else math.prod(outer) * math.prod(weight[1:])
+    if node.op_type in ("MatMul", "MatMulInteger", "Gemm") and read and result is not None:
+        is_transposed = node.op_type == "Gemm" and attribute(node, "transA", 0)
+        return math.prod(result) * (read[0] if is_transposed else read[-1])
+    if node.op_type not in ("LSTM", "GRU", "RNN") or read is None or weight is None or state is None:
         return None
-    inner = left[0] if node.op_type == "Gemm" and attribute(node, "transA", 0) else left[-1]
-    return math.prod(made) * inner
-
-
-def _recurrent(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int | None:
-    read = shapes.get(node.input[0])
-    weights = [shapes.get(name) for name in node.input[1:3]]
-    if read is None or len(read) != 3 or None in weights:
-        return None
-    return read[0] * read[1] * sum(math.prod(weight) for weight in weights if weight is not None)
-
-
-_COUNTS: Mapping[str, Callable[[onnx.NodeProto, Mapping[str, Shape]], int | None]] = {
-    "Conv": _convolution,
-    "ConvInteger": _convolution,
-    "ConvTranspose": _transposed,
-    "MatMul": _product,
-    "MatMulInteger": _product,
-    "Gemm": _product,
-    "LSTM": _recurrent,
-    "GRU": _recurrent,
-    "RNN": _recurrent,
-}
+    return read[0] * read[1] * (math.prod(weight) + math.prod(state)) if len(read) == 3 else None
 
 
 ALIGNMENT: Mapping[str, int] = {
@@ -205,17 +168,13 @@ def tensor_core_advice(model: onnx.ModelProto, precision: str = "fp16") -> dict[
         sizes = _sizes(node, shapes)
         if sizes is not None:
             is_depthwise = attribute(node, "group", 1) > 1 and sizes["K"] == 1
-            advice[node.name] = "depthwise" if is_depthwise else _padding(sizes, ALIGNMENT[precision])
+            multiple, whole = ALIGNMENT[precision], {n: s for n, s in sizes.items() if isinstance(s, int)}
+            padded = {name: -(-size // multiple) * multiple for name, size in whole.items()}
+            odd = [f"{name} {whole[name]} -> {size}" for name, size in padded.items() if size != whole[name]]
+            share = math.prod(whole.values()) / math.prod(padded.values())
+            needed = f"{', '.join(odd)}, {1 - share:.1%} zeros" if odd else "fits"
+            advice[node.name] = "depthwise" if is_depthwise else needed
     return advice
-
-
-def _padding(sizes: Mapping[str, int | str], multiple: int) -> str:
-    padded = {name: -(-size // multiple) * multiple for name, size in sizes.items() if isinstance(size, int)}
-    odd = [f"{name} {sizes[name]} -> {size}" for name, size in padded.items() if size != sizes[name]]
-    share = 1.0
-    for name, size in padded.items():
-        share *= int(sizes[name]) / size
-    return f"{', '.join(odd)}, {1 - share:.1%} zeros" if odd else "fits"
 
 
 def _sizes(node: onnx.NodeProto, shapes: Shapes) -> dict[str, int | str] | None:

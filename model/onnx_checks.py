@@ -1,13 +1,10 @@
 """Refuse an ONNX model that is damaged, or beyond what qcompile takes, before anything else reads it.
 
-ONNX's own checker finds names that nothing makes, nodes out of order, and attributes that do not fit. It
-looks at a copy without weights. Here is what it lets pass, and what readers in Python fail on: texts that are
-no UTF-8, versions, inputs that are no tensors, and stored tensors. A file that crashes a parser is for the
-watched child (`processes/`).
-
-A file can claim any extent for a stored tensor, and any place for its data. Claims are compared with what is
-there, in front of whatever would allocate or open it. External data lie in a regular file inside the model's
-folder, and no link leads out of it: a stranger's model must not make us read `/etc/passwd`.
+ONNX's own checker looks at a copy without weights. Here is what it lets pass, and what readers in Python fail
+on: texts that are no UTF-8, versions, inputs that are no tensors, and stored tensors. Claims of extents and
+places are compared with what is there, in front of whatever would allocate or open it. External data lie in a
+regular file inside the model's folder, and no link leads out of it: a stranger's model must not make us read
+`/etc/passwd`. A file that crashes a parser is for the watched child (`processes/`).
 """
 
 from __future__ import annotations
@@ -202,6 +199,9 @@ def read_external(tensor: onnx.TensorProto, folder: Path) -> bytes:
 
 def check_model(model: onnx.ModelProto, path: Path) -> None:
     """Check a model that was read from a file. Its weights may lie elsewhere, or be gone."""
+    if not model.graph.node and not model.graph.output:
+        message = f"{path}: holds no graph ({path.stat().st_size} bytes)"
+        raise ModelError(message, hint="copy or export the file again", file=path)
     try:
         for text in _texts(model):
             if isinstance(text, bytes):  # on which code that expects text fails anywhere

@@ -5,10 +5,12 @@ Models over 2 GB, protobuf's limit, keep their weights in `NAME.onnx.data` besid
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..artifact import checked_input, known_digest
 from ..errors import ModelError
@@ -28,33 +30,30 @@ EXTERNAL_DATA_BYTES = (1 << 31) - (1 << 26)
 def load_onnx(path: Path, *, external_data: bool = True) -> onnx.ModelProto:
     """Return the model, by default with weights that lie in other files."""
     checked_input(path, what="model")
-    model = parse_onnx(read_bytes(path, what="model"), path)
+    import onnx
+
+    content = read_bytes(path, what="model")
+    with reading_onnx(path):
+        model = onnx.load_model_from_string(content)
+    check_model(model, path)
     if external_data:
         add_external_data(model, path)
     return model
 
 
-def parse_onnx(content: bytes, path: Path) -> onnx.ModelProto:
-    """Return the model that was read from a file."""
-    import onnx
+@contextlib.contextmanager
+def reading_onnx(path: Path) -> Iterator[None]:
+    """Name the file where what is decoded of it is no model."""
     from google.protobuf.message import DecodeError
 
     try:
-        model = onnx.load_model_from_string(content)
-    except (DecodeError, UnicodeDecodeError, ValueError) as error:
+        yield
+    except (DecodeError, UnicodeDecodeError, ValueError, IndexError) as error:
         raise ModelError(
             f"{path}: not an ONNX model, or cut off ({error})",
             hint="copy or export the file again",
             file=path,
         ) from error
-    if not model.graph.node and not model.graph.output:
-        raise ModelError(
-            f"{path}: holds no graph ({path.stat().st_size} bytes)",
-            hint="copy or export the file again",
-            file=path,
-        )
-    check_model(model, path)
-    return model
 
 
 def add_external_data(model: onnx.ModelProto, path: Path) -> None:
@@ -146,24 +145,13 @@ def copy_model(model: onnx.ModelProto) -> onnx.ModelProto:
     import onnx
 
     copy = onnx.ModelProto()
-    for field, value in model.ListFields():
-        if field.name != "graph":
-            _copy_field(copy, field.name, value)
-    for field, value in model.graph.ListFields():
-        if field.name != "initializer":
-            _copy_field(copy.graph, field.name, value)
+    for target, source, separate in ((copy, model, "graph"), (copy.graph, model.graph, "initializer")):
+        for field, value in source.ListFields():
+            if field.name != separate:
+                target.MergeFrom(type(source)(**{field.name: value}))
     for tensor in model.graph.initializer:
         copy.graph.initializer.add().CopyFrom(tensor)
     return copy
-
-
-def _copy_field(target: Any, name: str, value: Any) -> None:
-    if isinstance(value, bool | int | float | str | bytes):
-        setattr(target, name, value)
-    elif hasattr(value, "CopyFrom"):
-        getattr(target, name).CopyFrom(value)
-    else:
-        getattr(target, name).extend(value)
 
 
 def model_io(model: onnx.ModelProto) -> ModelIO:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -32,13 +32,7 @@ Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "ham
 
 @dataclass(frozen=True, kw_only=True)
 class _Preprocessing:
-    """What all kinds say.
-
-    Attributes:
-        source: Where it comes from, for people: "timm:resnet18", "imagenet".
-        task: What the model's outputs are.
-        classes: Names of the classes, by index; empty where unknown.
-    """
+    """What all kinds say: where it comes from, for people ("timm:resnet18"), and what the outputs are."""
 
     source: str = ""
     task: Task = ""
@@ -122,11 +116,7 @@ class AudioPreprocessing(_Preprocessing):
 
 
 Preprocessing = ImagePreprocessing | TextPreprocessing | AudioPreprocessing
-_KINDS: Mapping[str, type[Preprocessing]] = {
-    "image": ImagePreprocessing,
-    "text": TextPreprocessing,
-    "audio": AudioPreprocessing,
-}
+_KINDS: Mapping[str, type[Preprocessing]] = {kind.kind: kind for kind in get_args(Preprocessing)}
 
 
 def as_json(preprocessing: Preprocessing) -> dict[str, Any]:
@@ -184,8 +174,21 @@ def fit_preprocessing(said: Preprocessing, inputs: Sequence[TensorInfo]) -> dict
     resized to before a crop grows or shrinks with them.
     """
     if isinstance(said, ImagePreprocessing):
-        tensor = _image_input(said, inputs)
-        return {tensor.name: _to_extents(replace(said, input=tensor.name), tensor)}
+        images = [one for one in inputs if len(one.shape) == 4]
+        chosen = [one for one in images if one.name == said.input] or images
+        if len(chosen) != 1:
+            raise _refused(said, inputs, "one input of four axes")
+        [tensor] = chosen
+        last = is_channels_last(tensor, said.channels)
+        channels = tensor.shape[3 if last else 1]
+        if isinstance(channels, int) and channels != said.channels:
+            raise _refused(said, inputs, f"an input of {said.channels} channels")
+        own = (said.height, said.width)
+        axes = zip(tensor.shape[1:3] if last else tensor.shape[2:4], own, strict=True)
+        height, width = (axis if isinstance(axis, int) else extent for axis, extent in axes)
+        resize = scaled_resize(said.resize, own, (height, width))
+        fitted = replace(said, input=tensor.name, height=height, width=width, resize=resize)
+        return {tensor.name: fitted}
     names = tuple(one.name for one in inputs if one.name in said.inputs)
     if not names and len(inputs) == 1 and isinstance(said, AudioPreprocessing):
         names = (inputs[0].name,)
@@ -199,37 +202,12 @@ def is_channels_last(tensor: TensorInfo, channels: int) -> bool:
     return tensor.shape[3] == channels and tensor.shape[1] != channels
 
 
-def _image_input(said: ImagePreprocessing, inputs: Sequence[TensorInfo]) -> TensorInfo:
-    images = [one for one in inputs if len(one.shape) == 4]
-    named = [one for one in images if one.name == said.input]
-    chosen = named or images
-    if len(chosen) != 1:
-        raise _refused(said, inputs, "one input of four axes")
-    channels = chosen[0].shape[3 if is_channels_last(chosen[0], said.channels) else 1]
-    if isinstance(channels, int) and channels != said.channels:
-        raise _refused(said, inputs, f"an input of {said.channels} channels")
-    return chosen[0]
-
-
-def _to_extents(said: ImagePreprocessing, tensor: TensorInfo) -> ImagePreprocessing:
-    axes = tensor.shape[1:3] if is_channels_last(tensor, said.channels) else tensor.shape[2:4]
-    own = (said.height, said.width)
-    height, width = (
-        axis if isinstance(axis, int) else extent for axis, extent in zip(axes, own, strict=True)
-    )
-    resize = scaled_resize(said.resize, own, (height, width))
-    return replace(said, height=height, width=width, resize=resize)
-
-
 def scaled_resize(
     resize: tuple[int, ...], before: tuple[int, int], after: tuple[int, int]
 ) -> tuple[int, ...]:
-    """Return the extents of the resize before the crop, for another crop of the same share of the image.
+    """Return what is resized to in front of a crop of `after`, of the same share of the image as `before`.
 
-    Args:
-        resize: For the crop `before`; empty for none.
-        before: Height and width of the crop that it was made for.
-        after: Of the one that is asked for.
+    Both are height and width; `resize` is empty for none.
     """
     if before == after or not resize:
         return resize

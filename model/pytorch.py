@@ -29,7 +29,6 @@ from .archives import (
     check_archive,
     check_torchscript,
     is_archive,
-    is_trusted,
     not_a_program,
     program_checked,
 )
@@ -62,9 +61,8 @@ class LoadedModel:
         module: Takes tensors; an example with nested structures was taken apart (`nested.NestedInputs`).
         example: The tensors of `forward`'s arguments, by position or by name.
         was_training: Whether it came in training mode, in which it would compute something else.
-        inputs: Of a model by name: its inputs, dynamic axes with their ranges, and how samples become them.
+        inputs: Of a model by name.
         output_names: Suggested ones; empty for those of the structure that `forward` returns.
-        warnings: What the user should know of it.
     """
 
     module: torch.nn.Module
@@ -83,7 +81,17 @@ _WRAPPED = ("state_dict", "model_state_dict", "model", "weights")
 def read_weights(path: Path) -> dict[str, Any]:
     """Return the tensors of a file by name."""
     require_file(path, what="weights")
-    values = _read_safetensors(path) if path.suffix == ".safetensors" else _read_state_dict(path)
+    if path.suffix == ".safetensors":
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            values: Mapping[str, Any] = load_file(path)
+        except (SafetensorError, OSError, ValueError) as error:
+            message = f"{path}: not a safetensors file that can be read ({first_line(error)})"
+            raise ModelError(message, file=path) from error
+    else:
+        values = _read_state_dict(path)
     torch = import_torch()
     others = [name for name, value in values.items() if not isinstance(value, torch.Tensor)]
     if others or not values:
@@ -102,9 +110,11 @@ def load_weights(module: Any, path: Path, label: str) -> None:
     Names that all begin with `module.` or `_orig_mod.`, as DistributedDataParallel and `torch.compile` write
     them, lose that beginning.
     """
-    given = _without_prefix(read_weights(path), module)
-    own = module.state_dict()
-    problems = _problems(own, given, _tied(own))
+    values, own = read_weights(path), module.state_dict()
+    for prefix in ("module.", "_orig_mod."):
+        if all(name.startswith(prefix) for name in values) and not any(n.startswith(prefix) for n in own):
+            values = {name.removeprefix(prefix): value for name, value in values.items()}
+    problems = _misfits(own, values)
     if problems:
         raise ModelError(
             f"{label}: {path} does not fit the model: {'; '.join(problems)}",
@@ -112,22 +122,9 @@ def load_weights(module: Any, path: Path, label: str) -> None:
             file=path,
         )
     try:
-        module.load_state_dict(given, strict=False)
+        module.load_state_dict(values, strict=False)
     except RuntimeError as error:
         raise ModelError(f"{label}: {path} cannot be loaded: {first_line(error)}", file=path) from error
-
-
-def _read_safetensors(path: Path) -> dict[str, Any]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        values: dict[str, Any] = load_file(path)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ModelError(
-            f"{path}: not a safetensors file that can be read ({first_line(error)})", file=path
-        ) from error
-    return values
 
 
 def _read_state_dict(path: Path) -> Mapping[str, Any]:
@@ -153,40 +150,28 @@ def _read_state_dict(path: Path) -> Mapping[str, Any]:
     return values
 
 
-def _without_prefix(values: dict[str, Any], module: Any) -> dict[str, Any]:
-    own = module.state_dict().keys()
-    for prefix in ("module.", "_orig_mod."):
-        if all(name.startswith(prefix) for name in values) and not any(n.startswith(prefix) for n in own):
-            values = {name.removeprefix(prefix): value for name, value in values.items()}
-    return values
-
-
-def _tied(own: Mapping[str, Any]) -> dict[str, frozenset[str]]:
-    """Name to the names of the same memory: a file may hold one of them alone."""
-    by_place: dict[Any, set[str]] = {}
+def _misfits(own: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
+    """What of a file does not fit; of names of the same memory it may hold one alone."""
+    tied: dict[Any, set[str]] = {}
     for name, value in own.items():
-        if value.numel():
-            by_place.setdefault((value.data_ptr(), tuple(value.shape), value.stride()), set()).add(name)
-    return {name: frozenset(names) for names in by_place.values() for name in names}
-
-
-def _problems(
-    own: Mapping[str, Any], given: Mapping[str, Any], tied: Mapping[str, frozenset[str]]
-) -> list[str]:
-    missing = [name for name in own if name not in given and not any(o in given for o in tied.get(name, ()))]
-    unexpected = [name for name in given if name not in own]
+        place = (value.data_ptr(), tuple(value.shape), value.stride()) if value.numel() else name
+        tied.setdefault(place, set()).add(name)
     mismatched = [
-        f"{name} ({'x'.join(map(str, given[name].shape))} in place of {'x'.join(map(str, own[name].shape))})"
-        for name in own
-        if name in given and own[name].shape != given[name].shape
+        f"{name} ({'x'.join(map(str, values[name].shape))} in place of {'x'.join(map(str, value.shape))})"
+        for name, value in own.items()
+        if name in values and value.shape != values[name].shape
     ]
-    kinds = (("missing", missing), ("unexpected", unexpected), ("of another shape", mismatched))
-    return [f"{kind}: {_shown(names)}" for kind, names in kinds if names]
-
-
-def _shown(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    missing = {name for names in tied.values() if not names & values.keys() for name in names}
+    kinds = {
+        "missing": [name for name in own if name in missing],
+        "unexpected": [name for name in values if name not in own],
+        "of another shape": mismatched,
+    }
+    problems = []
+    for kind, names in kinds.items():
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        problems += [f"{kind}: {', '.join(names[:_SHOWN])}{more}"] if names else []
+    return problems
 
 
 _TRAINING = re.compile("Dropout|DropPath|StochasticDepth|BatchNorm|InstanceNorm|RReLU")
@@ -237,27 +222,22 @@ def load_torchscript(path: Path, device: str) -> torch.nn.Module:
     if is_archive(path):
         hint = "copy it again, or save it with torch.jit.save; its sums must be on (set_crc32_options)"
         check_archive(path, what="a TorchScript archive", hint=hint)
-    if not _is_torchscript(path):
+    names = []  # TorchScript archives are zip files with a `code/` folder; checkpoints have none
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    if not any("/code/" in name for name in names):
         raise ModelError(
             f"{path}: not a TorchScript archive; a checkpoint of pickled weights is never unpickled",
             hint="write a function that builds the module and loads the weights: model.py:build",
             file=path,
         )
     try:
-        if not is_trusted():
-            check_torchscript(path)
+        check_torchscript(path)
         with quiet():  # it warns of its own deprecation
             return torch.jit.load(str(path), map_location=device).eval()  # type: ignore[no-any-return]
     except RuntimeError as error:
         raise ModelError(f"{path}: PyTorch cannot load it ({first_line(error)})", file=path) from error
-
-
-def _is_torchscript(path: Path) -> bool:
-    """TorchScript archives are zip files with a `code/` folder; checkpoints have none."""
-    if not zipfile.is_zipfile(path):
-        return False
-    with zipfile.ZipFile(path) as archive:
-        return any("/code/" in name for name in archive.namelist())
 
 
 class ForeignOutput(ExportError):

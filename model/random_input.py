@@ -1,7 +1,6 @@
 """Generate random input of a model that is valid, for checks and benchmarks without user data.
 
-A mask with an empty row, an index beyond its table or an image of one pixel says nothing of a model, or makes
-it fail. The nodes that read an input tell what values it takes, `input_notes` from the file which extents.
+The nodes that read an input tell what values it takes, `input_notes` from the file which extents.
 
 | domain     | an input is it where                                                                          |
 |------------|-----------------------------------------------------------------------------------------------|
@@ -12,9 +11,6 @@ it fail. The nodes that read an input tell what values it takes, `input_notes` f
 | `length`   | it is named so: how much of an axis is filled                                                 |
 | `image`    | bytes of three axes or more                                                                   |
 | `normal`   | all else: standard normal floats, integers of 0 and 1                                         |
-
-An index is followed through operators that keep its value (`Cast`, `Reshape`, `Slice`, …) to the table it
-reads, whose extent is its bound.
 """
 
 from __future__ import annotations
@@ -29,7 +25,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, EngineUnavailable, QCompileError
 from ..tensors import Dim, Feeds, TensorInfo, fill_dynamic, format_shape
-from .graph import attribute, constant_tensor, consumers, infer_shapes
+from .graph import attribute, consumers, infer_shapes, stored_tensors, tensor_values
 from .input_notes import read_notes
 from .onnx_file import model_io
 
@@ -62,10 +58,12 @@ class Domain:
     Attributes:
         kind: See the table above.
         bounds: Of indices: each is below all of these; a text is the extent of the dynamic axis of that name.
+        excluded: Indices that are not drawn: of padding, of the end of a text.
     """
 
     kind: Kind = "normal"
     bounds: tuple[Dim, ...] = ()
+    excluded: tuple[int, ...] = ()
 
 
 def read_domains(model: onnx.ModelProto) -> dict[str, Domain]:
@@ -97,8 +95,7 @@ class _Trace:
         self.readers = consumers(model.graph)
         self.shapes: dict[str, tuple[Dim, ...]] = dict(infer_shapes(model))
         self.shapes.update({tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer})
-        self.stored = {tensor.name: tensor for tensor in model.graph.initializer}
-        self.constants = {node.output[0]: node for node in model.graph.node if node.op_type == "Constant"}
+        self.stored = stored_tensors(model.graph)
 
     def domain(self, tensor: TensorInfo) -> Domain:
         named = named_domain(tensor)
@@ -107,7 +104,16 @@ class _Trace:
             bounds = tuple(dict.fromkeys(bound for node, name in uses for bound in self._bounds(node, name)))
             if bounds:
                 return Domain("position" if named.kind == "position" else "index", bounds)
-            if named.kind == "normal" and len(tensor.shape) > 1 and any(map(_is_mask_use, uses)):
+            if (
+                named.kind == "normal"
+                and len(tensor.shape) > 1
+                and any(
+                    node.op_type in _AS_MASK
+                    or (node.op_type == "Cast" and attribute(node, "to", 0) == 9)  # TensorProto.BOOL
+                    or (node.op_type == "Where" and node.input[0] == name)
+                    for node, name in uses
+                )
+            ):
                 return Domain("mask")
         if "float" in tensor.dtype and any(
             n.op_type == "RoiAlign" and n.input[1] == name for n, name in uses
@@ -116,13 +122,17 @@ class _Trace:
         return named
 
     def _uses(self, name: str) -> Iterator[tuple[onnx.NodeProto, str]]:
-        """Every node that a value reaches unchanged, with the name that it has there."""
+        """Every node that a value reaches unchanged (`_KEEP_VALUE`), with the name that it has there."""
         waiting, seen = [name], {name}
         while waiting:
             current = waiting.pop()
             for node in self.readers.get(current, ()):
                 yield node, current
-                if _keeps(node, current):
+                keeps = node.op_type in _KEEP_VALUE and (
+                    node.op_type in ("Concat", "Min", "Max")
+                    or current in (node.input[1:] if node.op_type == "Where" else node.input[:1])
+                )
+                if keeps:
                     new = [output for output in node.output if output and output not in seen]
                     seen.update(new)
                     waiting += new
@@ -141,15 +151,11 @@ class _Trace:
 
     def number(self, name: str) -> int | None:
         """The value of a stored scalar."""
-        from onnx import numpy_helper
-
         tensor = self.stored.get(name)
-        if tensor is None and name in self.constants:
-            tensor = constant_tensor(self.constants[name])
         if tensor is None or tensor.external_data:
             return None
-        values = numpy_helper.to_array(tensor)
-        return int(values.reshape(-1)[0]) if values.size == 1 and np.isfinite(values).all() else None
+        values = tensor_values(tensor)
+        return int(values.item()) if values.size == 1 and np.isfinite(values).all() else None
 
 
 def _along_axis(trace: _Trace, node: onnx.NodeProto) -> tuple[Dim, ...]:
@@ -170,42 +176,26 @@ def _depth(trace: _Trace, node: onnx.NodeProto) -> tuple[Dim, ...]:
     return () if number is None else (number,)
 
 
-def _first_axis(trace: _Trace, node: onnx.NodeProto) -> tuple[Dim, ...]:
-    return trace.shape(node.input[0])[:1]
-
-
 _SELECT: Mapping[str, tuple[int, Callable[[_Trace, onnx.NodeProto], tuple[Dim, ...]]]] = {
     "Gather": (1, _along_axis),
     "GatherElements": (1, _along_axis),
     "ScatterElements": (1, _along_axis),
     "GatherND": (1, _leading),
     "ScatterND": (1, _leading),
-    "RoiAlign": (2, _first_axis),
+    "RoiAlign": (2, lambda trace, node: trace.shape(node.input[0])[:1]),
     "OneHot": (0, _depth),
 }
 """Operator to which of its operands selects, and the extents that it selects from."""
 
 
-def _keeps(node: onnx.NodeProto, name: str) -> bool:
-    """Whether a node's outputs hold the values of this operand."""
-    if node.op_type not in _KEEP_VALUE:
-        return False
-    if node.op_type == "Where":
-        return name in node.input[1:]
-    return node.op_type in ("Concat", "Min", "Max") or node.input[0] == name
-
-
-def _is_mask_use(use: tuple[onnx.NodeProto, str]) -> bool:
-    node, name = use
-    if node.op_type == "Cast":
-        return bool(attribute(node, "to", 0) == 9)  # TensorProto.BOOL
-    return node.op_type in _AS_MASK or (node.op_type == "Where" and node.input[0] == name)
-
-
 Result = TypeVar("Result")
 
-_GUESSES = ((64, 16), (224, 64), (128, 128), (32, 32), (48, 1024), (256, 16000), (1, 1))
+EXTENTS = (
+    (64, 16), (224, 64), (32, 8), (128, 128), (48, 1024), (256, 512), (64, 2048), (384, 16000), (1, 1),
+)  # fmt: skip
 """Extents of image axes and of other axes that are tried where nothing is known, the cheap ones first."""
+_IMAGE = re.compile(r"(?i)(.*_)?(h|w|height|width|rows|columns)")
+LENGTH = re.compile(r"(?i)(.*_)?(t|time|l|len|length|seq|sequence|seq_len|tokens|frames|samples)")
 
 _PADDED = 4  # a quarter of a row of a mask is padding
 _WAYS_OUT = (
@@ -221,12 +211,9 @@ def random_feeds(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     domains: Mapping[str, Domain] | None = None,
 ) -> Feeds:
-    """Return random input: standard normal floats, and whole numbers as their domain says.
+    """Return random input: every dynamic axis of `extent`, but for the inputs with `shapes`.
 
-    Args:
-        extent: For every dynamic axis.
-        shapes: Shapes to use for some inputs instead.
-        domains: What values inputs take; otherwise what their names and types tell.
+    What values inputs take is what `domains` say, else their names and types.
     """
     generator = np.random.default_rng(seed)
     chosen = {t.name: (shapes or {}).get(t.name) or fill_dynamic(t, extent) for t in inputs}
@@ -295,14 +282,11 @@ class RandomInput:
     def run(self, run: Callable[[Feeds], Result], batch: int = 1, *, seed: int = 0) -> tuple[Feeds, Result]:
         """Return input that the model takes, and what it gives; other extents are tried where none are known.
 
-        Later calls of `feeds` keep to the extents that were found.
-
-        Raises:
-            DataError: If an input cannot be made up.
-            QCompileError: What `run` raised at first, with the input that was made up, if it takes none.
+        Later calls of `feeds` keep to the extents that were found. If it takes none, the first error of `run`
+        is raised, with the input that was made up.
         """
         first: QCompileError | None = None
-        last = len(_GUESSES) if self.is_guess else self._guess + 1
+        last = len(EXTENTS) if self.is_guess else self._guess + 1
         for guess in range(self._guess, last):
             self._guess = guess
             feeds = self.feeds(batch, seed=seed)
@@ -314,7 +298,10 @@ class RandomInput:
                 first = first or error
         self._guess = 0
         assert first is not None, "there is one guess at least"
-        raise _told(first, self.feeds(batch, seed=seed)) from first
+        arrays = self.feeds(batch, seed=seed).items()
+        shapes = ", ".join(f"{name}:{format_shape(array.shape)}:{array.dtype}" for name, array in arrays)
+        message = f"{first.message} (the input was made up: {shapes})"
+        raise type(first)(message, hint=_WAYS_OUT, **first.data) from first
 
     def _shape(self, tensor: TensorInfo, batch: int) -> tuple[int, ...]:
         note = self._notes.get(tensor.name)
@@ -326,18 +313,23 @@ class RandomInput:
             elif axis == 0 and self.has_batch:
                 extent = batch
             else:
-                extent = known[axis] if known else self._guessed(tensor, axis)
+                extent = known[axis] if known else usual_extent(tensor, axis, self._guess)
             if note and not isinstance(dim, int) and axis in note.axes:
                 extent = note.axes[axis].nearest(extent)
             shape.append(extent)
         return tuple(shape)
 
-    def _guessed(self, tensor: TensorInfo, axis: int) -> int:
-        image, other = _GUESSES[self._guess]
-        spatial = len(tensor.shape) in (4, 5) and ("float" in tensor.dtype or tensor.dtype == "uint8")
-        channels_last = spatial and isinstance(tensor.shape[-1], int) and tensor.shape[-1] <= 4
-        is_image = spatial and (axis in (1, 2) if channels_last else axis >= len(tensor.shape) - 2)
-        return image if is_image else other
+
+def usual_extent(tensor: TensorInfo, axis: int, guess: int) -> int:
+    """Return what `EXTENTS` guesses of an axis: an image's or a length, by its name, else by its place."""
+    image, length = EXTENTS[guess]
+    name = str(tensor.shape[axis])
+    if _IMAGE.fullmatch(name) or LENGTH.fullmatch(name):
+        return image if _IMAGE.fullmatch(name) else length
+    spatial = len(tensor.shape) in (4, 5) and ("float" in tensor.dtype or tensor.dtype == "uint8")
+    channels_last = spatial and isinstance(tensor.shape[-1], int) and tensor.shape[-1] <= 4
+    is_image = spatial and (axis in (1, 2) if channels_last else axis >= len(tensor.shape) - 2)
+    return image if is_image else length
 
 
 def _values(
@@ -348,16 +340,21 @@ def _values(
     generator: np.random.Generator,
 ) -> NDArray[Any]:
     if domain.kind == "index":
-        return generator.integers(0, max(_bound(domain, extents), 1), shape)
+        most = max(_bound(domain, extents), 1)
+        if domain.excluded:
+            return generator.choice(np.setdiff1d(np.arange(most), domain.excluded), shape)
+        return generator.integers(0, most, shape)
     if domain.kind == "position":
         highest = _bound(domain, extents) if domain.bounds else shape[-1] if shape else 1
         line = np.minimum(np.arange(shape[-1] if shape else 1), max(highest - 1, 0))
         return np.broadcast_to(line, shape) if shape else line[0]
     if domain.kind == "mask":
-        return _mask(shape)
+        values = np.ones(shape, np.int8)
+        if shape and shape[-1] > 1:  # a padded tail; no row is empty
+            values[..., shape[-1] - max(shape[-1] // _PADDED, 1) :] = 0
+        return values
     if domain.kind == "length":
-        longest = max((extent for extent in extents.values()), default=1)
-        return np.full(shape, longest)
+        return np.full(shape, max(extents.values(), default=1))
     if domain.kind == "boxes":
         return _boxes(shape, generator)
     if domain.kind == "image":
@@ -372,21 +369,7 @@ def _bound(domain: Domain, extents: Mapping[str, int]) -> int:
     return min(dim if isinstance(dim, int) else extents.get(dim, 2) for dim in domain.bounds)
 
 
-def _mask(shape: tuple[int, ...]) -> NDArray[Any]:
-    """Ones, and a padded tail along the last axis; no row is empty."""
-    values = np.ones(shape, np.int8)
-    if shape and shape[-1] > 1:
-        values[..., shape[-1] - max(shape[-1] // _PADDED, 1) :] = 0
-    return values
-
-
 def _boxes(shape: tuple[int, ...], generator: np.random.Generator) -> NDArray[Any]:
     """Corners x1, y1, x2, y2 with x1 < x2 and y1 < y2, within 32 x 32."""
     corners = generator.uniform(0.0, 16.0, (*shape[:-1], 2))
     return np.concatenate([corners, corners + generator.uniform(4.0, 16.0, (*shape[:-1], 2))], axis=-1)
-
-
-def _told(error: QCompileError, feeds: Feeds) -> QCompileError:
-    """The error with the input that was made up, and the way to real input."""
-    shapes = ", ".join(f"{name}:{format_shape(array.shape)}:{array.dtype}" for name, array in feeds.items())
-    return type(error)(f"{error.message} (the input was made up: {shapes})", hint=_WAYS_OUT, **error.data)

@@ -36,7 +36,7 @@ from .graph import (
     tensor_values,
 )
 from .graph_edits import drop_unread, drop_unused_initializers, set_nodes, set_values, store, store_constants
-from .onnx_file import copy_model
+from .onnx_file import copy_model, dtype_name
 
 if TYPE_CHECKING:
     import onnx
@@ -67,7 +67,9 @@ def rounds_activations(model: onnx.ModelProto) -> bool:
 def is_random(model: onnx.ModelProto) -> bool:
     """Return whether a graph may compute something else each time: it draws numbers."""
     graphs = list(every_graph(model.graph))
-    off = {""} | {t.name for graph in graphs for t in graph.initializer if _is_false(t)}
+    stored = [tensor for graph in graphs for tensor in graph.initializer]
+    bools = (tensor for tensor in stored if dtype_name(tensor.data_type) == "bool")
+    off = {"", *(tensor.name for tensor in bools if not tensor_values(tensor).any())}
     return any(
         node.op_type.startswith("Random")
         or node.op_type in _RANDOM
@@ -75,12 +77,6 @@ def is_random(model: onnx.ModelProto) -> bool:
         for graph in graphs
         for node in graph.node
     )
-
-
-def _is_false(tensor: onnx.TensorProto) -> bool:
-    import onnx
-
-    return tensor.data_type == onnx.TensorProto.BOOL and not tensor_values(tensor).any()
 
 
 def without_saturation(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -93,18 +89,13 @@ def without_saturation(model: onnx.ModelProto) -> onnx.ModelProto:
     stored = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         for weight, zero_point in _SATURATING.get(node.op_type, ()):
-            if len(node.input) > weight and _is_int8(stored.get(node.input[weight])):
+            tensor = stored.get(_at(node, weight))
+            if tensor is not None and dtype_name(tensor.data_type) == "int8":
                 node.input.extend([""] * (zero_point + 1 - len(node.input)))
                 node.input[weight] = _shifted(graph, stored, node.input[weight])
                 node.input[zero_point] = _shifted(graph, stored, node.input[zero_point])
     drop_unused_initializers(graph)
     return result
-
-
-def _is_int8(tensor: onnx.TensorProto | None) -> bool:
-    import onnx
-
-    return tensor is not None and tensor.data_type == onnx.TensorProto.INT8
 
 
 def _shifted(graph: onnx.GraphProto, stored: Stored, name: str) -> str:

@@ -41,9 +41,9 @@ from ..tensors import Feeds, format_shape
 from .graph import (
     ONNX_DOMAINS,
     attribute,
-    constant_tensor,
     every_graph,
     producers,
+    stored_tensors,
     tensor_values,
     weighted_nodes,
 )
@@ -111,11 +111,8 @@ def make_session(
 ) -> Any:
     """Return a session of a file, on the processor unless other providers are given.
 
-    Args:
-        content: What to read in place of the file, which then only names it.
-        without: Names of optimizers that are left out, besides those that would change what is computed.
-        providers: As `InferenceSession` takes them, the first choice first.
-        error: Type to raise when ONNX Runtime refuses the file.
+    `content` is read in place of the file, which then only names it. The optimizers `without` are left out,
+    besides those that would change what is computed.
     """
     onnxruntime = import_onnxruntime()
     unoptimized = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -153,12 +150,7 @@ def optimize_file(
     without: Sequence[str] = (),
     error: type[QCompileError] = ModelError,
 ) -> None:
-    """Write the graph as ONNX Runtime's optimizer leaves it.
-
-    Args:
-        options: From `session_options`; they are changed.
-        large: Whether the model is too large for one file.
-    """
+    """Write the graph as ONNX Runtime's optimizer leaves it; `options` are changed."""
     options.optimized_model_filepath = str(output)
     if large:
         options.add_session_config_entry(
@@ -201,42 +193,31 @@ _FOLDED = ("Constant", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze
 _LARGEST_INT32 = 2.0**31 - 1
 
 
-def requantized(model: onnx.ModelProto) -> list[tuple[onnx.GraphProto, onnx.NodeProto]]:
-    """Return the layers, each with the graph that holds it; a bias that is not loaded counts as small."""
+def requantized(model: onnx.ModelProto) -> Iterator[tuple[onnx.GraphProto, onnx.NodeProto]]:
+    """Yield the layers, each with the graph that holds it; a bias that is not loaded counts as small."""
     stored: dict[str, onnx.TensorProto] = {}
-    graphs = list(every_graph(model.graph))
-    for graph in graphs:
-        stored |= {tensor.name: tensor for tensor in graph.initializer}
-        stored |= _constants(graph)
-    return [(graph, node) for graph in graphs for node in _requantized_nodes(graph, stored)]
-
-
-def _requantized_nodes(
-    graph: onnx.GraphProto, stored: Mapping[str, onnx.TensorProto]
-) -> Iterator[onnx.NodeProto]:
-    made_by = producers(graph)
-    for node in graph.node:
-        if node.op_type not in _LAYERS or node.domain not in ONNX_DOMAINS:
-            continue
-        activation, weight = made_by.get(node.input[0]), made_by.get(node.input[1])
-        if activation is None or not _dequantizes(activation) or _extent(activation.input[1], stored) != 1:
-            continue
-        if weight is None or weight.op_type in _FOLDED:
-            if _is_stored_float(node.input[1], made_by, stored):
-                yield node
-        elif _dequantizes(weight):
-            bias = stored.get(node.input[2]) if len(node.input) > 2 else None
-            if bias is not None and _overflows(bias, activation, weight, stored):
-                yield node
-
-
-def _is_stored_float(
-    name: str, made_by: Mapping[str, onnx.NodeProto], stored: Mapping[str, onnx.TensorProto]
-) -> bool:
-    """Whether a tensor is stored as float32, or folded to one that is."""
-    while name not in stored and name in made_by and made_by[name].op_type in _FOLDED:
-        name = made_by[name].input[0]
-    return name in stored and stored[name].data_type == _FLOAT
+    for graph in every_graph(model.graph):
+        stored |= stored_tensors(graph)
+        made_by = producers(graph)
+        for node in graph.node:
+            if node.op_type not in _LAYERS or node.domain not in ONNX_DOMAINS:
+                continue
+            activation, weight = made_by.get(node.input[0]), made_by.get(node.input[1])
+            if activation is None or not _dequantizes(activation):
+                continue
+            scale = activation.input[1]
+            if scale in stored and math.prod(stored[scale].dims) != 1:
+                continue
+            if weight is None or weight.op_type in _FOLDED:
+                name = node.input[1]  # stored as float32, or folded to one that is
+                while name not in stored and name in made_by and made_by[name].op_type in _FOLDED:
+                    name = made_by[name].input[0]
+                if name in stored and stored[name].data_type == _FLOAT:
+                    yield graph, node
+            elif _dequantizes(weight):
+                bias = stored.get(node.input[2]) if len(node.input) > 2 else None
+                if bias is not None and _overflows(bias, activation, weight, stored):
+                    yield graph, node
 
 
 def _overflows(
@@ -245,11 +226,11 @@ def _overflows(
     """Whether a bias cannot be stored as int32 in the scale of its products."""
     if bias.data_type in (_FLOAT16, _BFLOAT16):
         return True
-    scales = [stored.get(node.input[1]) for node in (activation, weight)]
-    values = [_values(tensor) for tensor in (bias, *scales)]
-    if any(one is None for one in values):
+    tensors = [bias, stored.get(activation.input[1]), stored.get(weight.input[1])]
+    loaded = [one for one in tensors if one and one.data_type == _FLOAT and not one.external_data]
+    if len(loaded) < len(tensors):
         return False
-    b, x, w = values
+    b, x, w = (tensor_values(one).astype(np.float64).reshape(-1) for one in loaded)
     with np.errstate(divide="ignore", invalid="ignore"):
         try:
             quotient = np.abs(b) / (x * w)
@@ -258,25 +239,8 @@ def _overflows(
     return bool(np.any(quotient > _LARGEST_INT32))
 
 
-def _values(tensor: onnx.TensorProto | None) -> Any:
-    """Values as float64, one axis at most; None where they are not loaded."""
-    if tensor is None or tensor.data_type != _FLOAT or tensor.external_data:
-        return None
-    return tensor_values(tensor).astype(np.float64).reshape(-1)
-
-
 def _dequantizes(node: Any) -> bool:
     return node is not None and node.op_type == "DequantizeLinear" and node.domain in ONNX_DOMAINS
-
-
-def _extent(name: str, stored: Mapping[str, onnx.TensorProto]) -> int:
-    """How many values a stored tensor has; 1 where it is not stored, as most scales are one."""
-    return math.prod(stored[name].dims) if name in stored else 1
-
-
-def _constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
-    tensors = {node.output[0]: constant_tensor(node) for node in graph.node if node.op_type == "Constant"}
-    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
 PAD_FUSION = "Pad_Fusion"
@@ -285,7 +249,19 @@ PAD_FUSION = "Pad_Fusion"
 
 def zero_padded_pools(model: onnx.ModelProto) -> list[str]:
     """Return the names of the MaxPools behind a Pad of 0, or of a value that is not known."""
-    return [name for graph in every_graph(model.graph) for name in _pools_of(graph)]
+    names: list[str] = []
+    for graph in every_graph(model.graph):
+        pads = (node for node in graph.node if node.op_type == "Pad" and node.domain in ONNX_DOMAINS)
+        padded = {pad.output[0]: pad for pad in pads if attribute(pad, "mode", "constant") == "constant"}
+        stored = stored_tensors(graph)
+        names += [
+            node.name or node.output[0]
+            for node in graph.node
+            if node.op_type == "MaxPool"
+            and node.input[0] in padded
+            and _is_zero(padded[node.input[0]], stored)
+        ]
+    return names
 
 
 def optimizers_that_lose_zeros(path: Path) -> tuple[str, ...]:
@@ -300,18 +276,6 @@ def optimizers_that_lose_zeros(path: Path) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=256)
 def _optimizers(path: Path, _changed: int, _size: int) -> tuple[str, ...]:
     return (PAD_FUSION,) if zero_padded_pools(read_weightless(path).model) else ()
-
-
-def _pools_of(graph: onnx.GraphProto) -> list[str]:
-    pads = (node for node in graph.node if node.op_type == "Pad" and node.domain in ONNX_DOMAINS)
-    padded = {pad.output[0]: pad for pad in pads if attribute(pad, "mode", "constant") == "constant"}
-    stored = {tensor.name: tensor for tensor in graph.initializer}
-    stored |= _constants(graph)
-    return [
-        node.name or node.output[0]
-        for node in graph.node
-        if node.op_type == "MaxPool" and node.input[0] in padded and _is_zero(padded[node.input[0]], stored)
-    ]
 
 
 def _is_zero(pad: onnx.NodeProto, stored: dict[str, onnx.TensorProto]) -> bool:
@@ -347,7 +311,9 @@ def missed_nodes(
                 if kind != precision:
                     missed[origin] = kind
             elif kind != precision:
-                strangers |= _is_made(node)
+                # The optimizer made it: it gives it no name of the file.
+                is_made = not node.name or node.op_type.startswith("Fused")
+                strangers |= is_made or _RENAMED.match(node.name) is not None
     left = [node.name for node in planned if node.name not in located]
     return missed, left if strangers else []
 
@@ -363,8 +329,3 @@ def _origin(node: onnx.NodeProto, names: dict[str, str]) -> str | None:
                 break
             name = match.group(1)
     return None
-
-
-def _is_made(node: onnx.NodeProto) -> bool:
-    """Whether the optimizer made a node: it gives it no name of the file."""
-    return not node.name or node.op_type.startswith("Fused") or _RENAMED.match(node.name) is not None

@@ -1,38 +1,9 @@
-"""Parse the spellings of MODEL, and compute the digest that detects changes of a model.
+"""Parse the spellings of MODEL (docs/models.md), and compute the digest that detects changes of a model.
 
-| spelling                   | is                                                         |
-|----------------------------|------------------------------------------------------------|
-| `torchvision:resnet18`     | a model of torchvision by its name                         |
-| `timm:resnet18`            | a model of timm by its name                                |
-| `hf:NAME`, `hf:FOLDER`     | a model of transformers: in the local cache, or a folder   |
-| `model.py:build`           | a function in a file, returning an `nn.Module`             |
-| `package.module:function`  | a function in an installed package                         |
-| `model.pt2`                | a program saved by `torch.export.save`                     |
-| `model.pt`, `.torchscript` | a TorchScript archive (`torch.jit.save`)                   |
-| `model.onnx`               | an ONNX file                                               |
-| `model.keras`, `.h5`       | a Keras model; by tf2onnx                                  |
-| `model.tflite`             | a TensorFlow Lite model; by tf2onnx                        |
-| `folder`, `folder:name`    | a TensorFlow SavedModel, and its signature; by tf2onnx     |
-
-What follows a `?` are options: `timm:resnet18?weights=random&classes=10`. `weights` and `download` are
-options of `export` and `[model]`, too.
-
-| key              | says                                                                               |
-|------------------|------------------------------------------------------------------------------------|
-| `weights=random` | random weights of `seed`; else a .safetensors, or a state dict of `torch.save`     |
-| `download=1`     | the package may download what its cache lacks                                      |
-| `classes=N`      | classes of a classifier, with weights that are random or of a file                 |
-| `size=H[xW]`     | extents of its images                                                              |
-| `task=TASK`      | head of a transformers model, where its configuration names another one or none    |
-| `seed=N`         | of random weights                                                                  |
-
-Functions (`model.py:build`) take `weights` alone. A character of a path that has a meaning here is written
-as in an address: `%26` for `&`, `%3F` for `?`, `%25` for `%`.
-
-The function takes no argument and returns the module, or `(module, example)` where the example is a
-tuple or a dict of the arguments of `forward`: tensors, or dicts, dataclasses, tuples and lists of them, whose
-inputs are then named by path (`batch.image`, `features_0`). Nothing here unpickles a checkpoint: a file of
-pickled weights is refused, and so is a `.pt2` that holds more than weights and operators (`archives`).
+A function takes no argument and returns the module, or `(module, example)` where the example is a tuple or a
+dict of the arguments of `forward`: tensors, or dicts, dataclasses, tuples and lists of them, whose inputs are
+then named by path (`batch.image`, `features_0`). Nothing here unpickles a checkpoint: a file of pickled
+weights is refused, and so is a `.pt2` that holds more than weights and operators (`archives`).
 """
 
 from __future__ import annotations
@@ -59,16 +30,7 @@ _MOST_DIGITS = 19  # of an int64
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What a spelling says beside the name; defaults where it says nothing.
-
-    Attributes:
-        weights: Empty for the package's own, "random", or a file.
-        download: Whether the package may download.
-        classes: Number of classes; 0 for the model's own.
-        size: Height and width of its images; empty for the model's own.
-        task: Of a transformers model; empty for what its configuration says.
-        seed: Of random weights.
-    """
+    """What a spelling says beside the name; empty and 0 for the model's own. `size`: height and width."""
 
     weights: str = ""
     download: bool = False
@@ -103,11 +65,7 @@ class SourceOptions:
 
 
 def parse_query(query: str, spec: str, known: tuple[str, ...] = ()) -> SourceOptions:
-    """Read `key=value&key=value`.
-
-    Args:
-        known: Keys that this kind of source takes; empty for all.
-    """
+    """Read `key=value&key=value`, of these keys alone; empty takes all."""
     takes = known or tuple(_KEYS)
     values: dict[str, Any] = {}
     for part in query.split("&"):
@@ -185,14 +143,8 @@ _KEYED_SUFFIXES = ".py .safetensors .pt .pth .pt2 .bin .npz .npy .onnx .json .ya
 class Source:
     """A parsed MODEL or data spelling.
 
-    Attributes:
-        spec: As the user wrote it.
-        kind: What it is.
-        path: The file, absent for "module"; the folder of an "hf" that is one.
-        module: The dotted module of "module".
-        function: The function of "file" and "module"; the signature of "savedmodel", empty for its own.
-        name: The model's name, of a named one.
-        options: What follows the `?`; a file of weights by its absolute path.
+    `function` of a SavedModel is its signature; the `path` of an "hf" is its folder, if it is one. A file of
+    weights is in the options by its absolute path.
     """
 
     spec: str
@@ -230,12 +182,7 @@ class Source:
 
 
 def parse_source(spec: str, *, base: Path | None = None, weights: str = "", download: bool = False) -> Source:
-    """Read a MODEL spelling; relative paths are taken from `base`.
-
-    Args:
-        weights: "random" or a file, as if it stood in the spelling.
-        download: Whether the package of a named model may download, likewise.
-    """
+    """Read a MODEL spelling; `weights` and `download` count as if they stood in it."""
     head, mark, query = spec.partition("?")
     kind, colon, name = head.partition(":")
     if instead := removed_source(spec):
@@ -335,14 +282,22 @@ def digest_source(source: Source, *, depends: Sequence[Path] = ()) -> str:
     do not. What lies elsewhere is named with `depends`.
     """
     files = source_files(source, depends=depends)
-    if source.is_named:
-        return _digest_named(source, files)
+    names = hashlib.sha256("\n".join(path.name for path in files).encode()).hexdigest()
+    digest = f"{digest_files(files)}:{names[:16]}"
+    if source.is_named:  # the package's version says what a name is, and which file its own weights lie in
+        package = "transformers" if source.kind == "hf" else source.kind
+        weights = "file" if source.options.file else source.options.weights
+        query = replace(source.options, weights=weights, download=False).query
+        head = hub_cache() / f"models--{source.name.replace('/', '--')}" / "refs" / "main"
+        is_cached = source.kind == "hf" and not source.path and not weights and head.is_file()
+        revision = head.read_text().strip() if is_cached else ""
+        name = "" if source.path else source.name
+        return f"{digest}:{source.kind}:{name}{query}:{_package_version(package)}:{revision}"
     if source.kind == "module":
         version = hashlib.sha256(_package_version(source.module).encode()).hexdigest()
-        name = f"{source.module}:{source.function}"
-        return f"{digest_files(files)}:{_digest_names(files)}:{version[:16]}:{name}"
+        return f"{digest}:{version[:16]}:{source.module}:{source.function}"
     if source.kind in ("file", "savedmodel"):
-        return f"{digest_files(files)}:{_digest_names(files)}:{source.function}"
+        return f"{digest}:{source.function}"
     return digest_files(files)
 
 
@@ -352,39 +307,20 @@ def source_files(source: Source, *, depends: Sequence[Path] = ()) -> list[Path]:
     if source.options.file:
         files.append(require_file(Path(source.options.file), what="weights"))
     if source.is_named:
-        return [
-            *files,
-            *(sorted([*_keyed_files(source.path), *source.path.glob("*.model")]) if source.path else []),
-        ]
-    if source.kind == "module":
+        if source.path:
+            files += sorted([*_keyed_files(source.path), *source.path.glob("*.model")])
+    elif source.kind == "module":
         spec = importlib.util.find_spec(source.module.split(".")[0])
         origin = Path(spec.origin) if spec and spec.origin else None
-        return [
-            *files,
-            *(_keyed_files(origin.parent) if origin and "site-packages" not in origin.parts else []),
-        ]
-    if source.kind == "file":
-        return [*files, *_keyed_files(source.file.parent)]
-    if source.kind == "savedmodel":
-        return [*files, *sorted(path for path in source.file.rglob("*") if path.is_file())]
-    return [checked_input(source.file, what="model"), *files]
-
-
-def _digest_named(source: Source, files: list[Path]) -> str:
-    """The package's version says what a name is, and which file its own weights lie in."""
-    packages = {"hf": "transformers"}.get(source.kind, source.kind)
-    options = replace(source.options, weights="file" if source.options.file else source.options.weights)
-    options = replace(options, download=False)
-    said = f"{source.kind}:{'' if source.path else source.name}{options.query}:{_package_version(packages)}"
-    revision = "" if source.path or source.kind != "hf" or source.options.weights else _revision(source.name)
-    return f"{digest_files(files)}:{_digest_names(files)}:{said}:{revision}"
-
-
-def _revision(name: str) -> str:
-    """The commit of a model in the local cache of Hugging Face; empty where it is not there."""
-
-    head = hub_cache() / f"models--{name.replace('/', '--')}" / "refs" / "main"
-    return head.read_text().strip() if head.is_file() else ""
+        if origin and "site-packages" not in origin.parts:
+            files += _keyed_files(origin.parent)
+    elif source.kind == "file":
+        files += _keyed_files(source.file.parent)
+    elif source.kind == "savedmodel":
+        files += sorted(path for path in source.file.rglob("*") if path.is_file())
+    else:
+        files.insert(0, checked_input(source.file, what="model"))
+    return files
 
 
 def _is_saved_model(path: Path) -> bool:
@@ -396,10 +332,6 @@ def _keyed_files(folder: Path) -> list[Path]:
     # What was written there by other stages is no part of the source: it would change with every run.
     made = {path for path in folder.glob("*.json") if is_manifest(path)}
     return sorted(files - made - {path.with_suffix("") for path in made})
-
-
-def _digest_names(files: Sequence[Path]) -> str:
-    return hashlib.sha256("\n".join(path.name for path in files).encode()).hexdigest()[:16]
 
 
 def _package_version(module: str) -> str:

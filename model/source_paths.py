@@ -1,19 +1,13 @@
 """Take out of an ONNX model what it tells of the machine that wrote it: stack traces and absolute paths.
 
-PyTorch's exporters note for every node which line of which file it comes from. An artifact that is shipped
-would tell the names of users and folders, and lines of source code. Module paths (`layer4.1.conv2`) stay:
-errors name them. Classes stay too, under the name of their file: the name that a module was imported by
-differs from folder to folder, and two machines would write different bytes.
-
-`module_name` names the module of a user's file so that no two files share it, `with_file_names` undoes that:
-
-qcompile_source_3f9c01ab77de_net     /home/ann/net.py, with this content
-net                                  what an exported model says in its place
+Module paths (`layer4.1.conv2`) stay: errors name them. Classes stay under the name of their file:
+`module_name` names the module of a user's file so that no two files share it
+(`qcompile_source_3f9c01ab77de_net`), `with_file_names` undoes that, so that two machines write the same
+bytes.
 
 `moved`, `path_there` and `path_here` serve folders that lie elsewhere here than on the machine that a recipe
 is from, as on a worker of a cluster. An ONNX file names the folder of its model's tokenizer as that machine
-does, wherever it was exported, so that it is the same file; who reads the tokenizer elsewhere looks for it in
-the folder that stands for it there. Processes that are started meanwhile do the same.
+does; who reads the tokenizer looks in the folder that stands for it here, and so do child processes.
 """
 
 from __future__ import annotations
@@ -69,52 +63,33 @@ def strip_source_paths(model: onnx.ModelProto) -> bool:
     A module that was imported from a file gets its name. Names of nodes, tensors and functions stay
     as they are. Return whether anything was removed.
     """
-    changed = _strip_entries(model.metadata_props) | _strip_text(model)
     graphs = list(graphs_of(model))
-    holders: list[Any] = [*graphs, *model.functions, *every_node(model)]
+    holders: list[Any] = [model, *graphs, *model.functions, *every_node(model)]
     for graph in graphs:
         for values in (graph.input, graph.output, graph.value_info, graph.initializer):
             holders += values
     for function in model.functions:
         holders += function.value_info
+    changed = False
     for message in holders:
-        changed |= _strip_entries(message.metadata_props) | _strip_text(message)
+        for index in reversed(range(len(message.metadata_props))):
+            if message.metadata_props[index].key in _TRACES:
+                del message.metadata_props[index]
+                changed = True
+        for entry in message.metadata_props:
+            # The folder of a tokenizer is where samples are read with it.
+            shorter = entry.value if entry.key == KEY else without_folders(with_file_names(entry.value))
+            if shorter != entry.value:
+                entry.value, changed = shorter, True
+        shorter = without_folders(with_file_names(message.doc_string))
+        if shorter != message.doc_string:
+            message.doc_string, changed = shorter, True
     return changed
-
-
-def _strip_entries(entries: Any) -> bool:
-    kept = [entry for entry in entries if entry.key not in _TRACES]
-    changed = len(kept) < len(entries)
-    if changed:
-        values = [(entry.key, entry.value) for entry in kept]
-        del entries[:]
-        for key, value in values:
-            entries.add(key=key, value=value)
-    for entry in entries:
-        if entry.key == KEY:  # the folder of a tokenizer is where samples are read with it
-            continue
-        shorter = with_file_names(entry.value)
-        if "/" in shorter or "\\" in shorter:
-            shorter = without_folders(shorter)
-        if shorter != entry.value:
-            entry.value, changed = shorter, True
-    return changed
-
-
-def _strip_text(message: Any) -> bool:
-    text = message.doc_string
-    if not text:
-        return False
-    shorter = without_folders(with_file_names(text))
-    if shorter == text:
-        return False
-    message.doc_string = shorter
-    return True
 
 
 def without_folders(text: str) -> str:
     """Return a text whose absolute paths have lost their folders: `/home/ann/net.py` becomes `net.py`."""
-    return _PATH.sub("", text)
+    return _PATH.sub("", text) if "/" in text or "\\" in text else text
 
 
 _VARIABLE = "QCOMPILE_MOVED"
@@ -122,12 +97,7 @@ _VARIABLE = "QCOMPILE_MOVED"
 
 @contextmanager
 def moved(there: str, here: Path) -> Iterator[None]:
-    """Have a folder of another machine stand for one of this machine while the block runs.
-
-    Args:
-        there: Absolute path on the machine that the recipe is from; empty changes nothing.
-        here: The folder that holds the same files.
-    """
+    """Have `here` stand for the absolute path `there` of the machine that a recipe is from; empty: none."""
     before = os.environ.get(_VARIABLE)
     if there:
         os.environ[_VARIABLE] = json.dumps([there, str(here.resolve())])

@@ -73,15 +73,17 @@ def convert(
     """Write the ONNX file that tf2onnx makes of a model by an interpreter; return package to version.
 
     Inputs and outputs have the names of its layers or its signature; `names` are others for the outputs.
-
-    Args:
-        source: Of kind "savedmodel", "keras" or "tflite".
-        opset: ONNX opset, at most `NEWEST_BY_TF2ONNX`.
-        trust: Whether a SavedModel may touch files.
+    With `trust` a SavedModel may touch files. The opset is at most `NEWEST_BY_TF2ONNX`.
     """
     path, config = source.file.resolve(), {}
     if path.suffix == ".keras":  # needs no TensorFlow
-        config = _keras_config(path)
+        check_archive(path, what="a Keras file", hint="save it again: model.save('model.keras')")
+        try:
+            with zipfile.ZipFile(path) as archive:
+                config = json.loads(archive.read("config.json"))
+        except (KeyError, ValueError, RecursionError) as error:
+            message = f"{path}: not a Keras file: no config.json that can be read ({error})"
+            raise ModelError(message, hint=_PLAIN, file=path) from error
         _refuse_code(path, config)
     versions = tensorflow_versions(python)
     if missing := " and ".join(name for name in ("tensorflow", "tf2onnx") if name not in versions):
@@ -129,17 +131,6 @@ def _run(command: list[str], folder: Path, label: str) -> str:
             )
         output.seek(0)
         return output.read().decode(errors="replace")
-
-
-def _keras_config(path: Path) -> Any:
-    check_archive(path, what="a Keras file", hint="save it again: model.save('model.keras')")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return json.loads(archive.read("config.json"))
-    except (KeyError, ValueError, RecursionError) as error:
-        raise ModelError(
-            f"{path}: not a Keras file: no config.json that can be read ({error})", hint=_PLAIN, file=path
-        ) from error
 
 
 def _refuse_code(path: Path, config: Any) -> None:

@@ -28,7 +28,13 @@ def load_function(source: Source) -> Callable[[], Any]:
     if source.kind == "file":
         module = _import_file(source)
     else:
-        module = _import_module(source)
+        try:
+            module = importlib.import_module(source.module)
+        except Exception as error:
+            raise ModelError(
+                f"{source.spec}: importing {source.module} raised {type(error).__name__}: {error}",
+                hint="install the package, or write file.py:function",
+            ) from error
     function = getattr(module, source.function, None)
     if not callable(function):
         names = [name for name in vars(module) if callable(getattr(module, name))]
@@ -107,8 +113,16 @@ def beside(source: Source) -> Iterator[None]:
         return
     folder = str(source.path.resolve().parent)
     if _FOLDERS[-1:] != [folder]:
-        _forget_others(folder)
-    aside = _take_out({name for name in _importable(folder) if _is_foreign(name, folder)})
+        for name, module in list(sys.modules.items()):
+            origin = os.path.dirname(getattr(module, "__file__", None) or "")
+            if origin in _FOLDERS and origin != folder and not name.startswith(PREFIX):
+                del sys.modules[name]
+        _FOLDERS[:] = [*(other for other in _FOLDERS if other != folder), folder]
+    try:
+        importable = _listed(folder, os.stat(folder).st_mtime_ns)
+    except OSError:  # it is there no more
+        importable = ()
+    aside = _take_out({name for name in importable if _is_foreign(name, folder)})
     sys.modules.update(_NAMESAKES.pop(folder, {}))
     sys.path.insert(0, folder)
     try:
@@ -120,26 +134,9 @@ def beside(source: Source) -> Iterator[None]:
             sys.modules.update(aside)
 
 
-def _forget_others(folder: str) -> None:
-    for name, module in list(sys.modules.items()):
-        origin = os.path.dirname(getattr(module, "__file__", None) or "")
-        if origin in _FOLDERS and origin != folder and not name.startswith(PREFIX):
-            del sys.modules[name]
-    if folder in _FOLDERS:
-        _FOLDERS.remove(folder)
-    _FOLDERS.append(folder)
-
-
-def _importable(folder: str) -> tuple[str, ...]:
-    """Return the names of the modules and packages in a folder; none where it is there no more."""
-    try:
-        return _listed(folder, os.stat(folder).st_mtime_ns)
-    except OSError:
-        return ()
-
-
 @functools.lru_cache(maxsize=64)
 def _listed(folder: str, _changed_ns: int) -> tuple[str, ...]:
+    """The names of the modules and packages in a folder."""
     # A generator asks for every batch. The folder is read again where it has changed.
     with os.scandir(folder) as entries:
         return tuple(
@@ -164,13 +161,3 @@ def _take_out(names: set[str]) -> dict[str, ModuleType]:
         return {}
     taken = [name for name in sys.modules if name.partition(".")[0] in names]
     return {name: sys.modules.pop(name) for name in taken}
-
-
-def _import_module(source: Source) -> Any:
-    try:
-        return importlib.import_module(source.module)
-    except Exception as error:
-        raise ModelError(
-            f"{source.spec}: importing {source.module} raised {type(error).__name__}: {error}",
-            hint="install the package, or write file.py:function",
-        ) from error

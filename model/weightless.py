@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..artifact import checked_input
-from ..errors import ModelError
 from ..tensors import ModelIO
 from .graph_edits import fix_initializers
-from .onnx_file import digest_model, model_io, parse_onnx
+from .onnx_checks import check_model
+from .onnx_file import digest_model, model_io, reading_onnx
 
 if TYPE_CHECKING:
     import onnx
@@ -33,12 +33,9 @@ Buffer = bytes | mmap.mmap
 
 @dataclass(frozen=True)
 class WeightlessModel:
-    """What a file holds but for its weights.
+    """What a file holds but for its weights; initializers are not among the inputs.
 
-    Attributes:
-        path: The file.
-        model: Its graph, initializers not among the inputs. Large weights that are stored in the file
-            refer to it as their external data: location, offset and length.
+    Large weights that are stored in the file refer to it as their external data: location, offset and length.
     """
 
     path: Path
@@ -56,19 +53,18 @@ class WeightlessModel:
 
 def read_weightless(path: Path) -> WeightlessModel:
     """Read a file."""
+    import onnx
+
     checked_input(path, what="model")
-    if not path.stat().st_size:  # an empty file cannot be mapped
-        return WeightlessModel(path, parse_onnx(b"", path))
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        try:
-            light = _without_weights(content, path.resolve().name)
-        except (IndexError, ValueError) as error:
-            raise ModelError(
-                f"{path}: not an ONNX model, or cut off ({error})",
-                hint="copy or export the file again",
-                file=path,
-            ) from error
-    model = parse_onnx(light, path)
+    model = onnx.ModelProto()
+    if path.stat().st_size:  # an empty file cannot be mapped
+        with (
+            reading_onnx(path),
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
+            _read_into(model, content, path.resolve().name)
+    check_model(model, path)
     fix_initializers(model)
     return WeightlessModel(path, model)
 
@@ -78,38 +74,33 @@ def fingerprint(path: Path) -> str:
     return read_weightless(path).fingerprint()
 
 
-def _without_weights(content: Buffer, name: str) -> bytes:
-    """The serialized model with the raw data of large initializers replaced by where it lies."""
-    parts: list[bytes] = []
+def _read_into(model: onnx.ModelProto, content: Buffer, name: str) -> None:
+    """Fill a model; the raw data of large initializers are replaced by where they lie."""
     for field, kind, start, value, end in _fields(content, 0, len(content)):
         if (field, kind) != (_GRAPH, _BYTES):
-            parts.append(content[start:end])
+            model.MergeFromString(content[start:end])
             continue
-        graph = b"".join(
-            _message(_INITIALIZER, _reference(content, inner_value, inner_end, name))
-            if (inner, inner_kind) == (_INITIALIZER, _BYTES) and inner_end - inner_value > KEPT_BYTES
-            else content[inner_start:inner_end]
-            for inner, inner_kind, inner_start, inner_value, inner_end in _fields(content, value, end)
-        )
-        parts.append(_message(_GRAPH, graph))
-    return b"".join(parts)
+        model.graph.SetInParent()
+        for inner, inner_kind, inner_start, inner_value, inner_end in _fields(content, value, end):
+            is_large = inner_end - inner_value > KEPT_BYTES
+            if (inner, inner_kind) == (_INITIALIZER, _BYTES) and is_large:
+                _refer(model.graph.initializer.add(), content, inner_value, inner_end, name)
+            else:
+                model.graph.MergeFromString(content[inner_start:inner_end])
 
 
-def _reference(content: Buffer, start: int, end: int, name: str) -> bytes:
-    """A serialized TensorProto whose raw data is external; as it is where it has none."""
-    from onnx import TensorProto
-
-    parts: list[bytes] = []
-    place = b""
+def _refer(tensor: onnx.TensorProto, content: Buffer, start: int, end: int, name: str) -> None:
+    """Fill a tensor, its large raw data external."""
+    place: tuple[int, int] | None = None
     for field, kind, field_start, value, field_end in _fields(content, start, end):
         if field == _RAW_DATA and kind == _BYTES and field_end - value > KEPT_BYTES:
-            added = TensorProto(data_location=TensorProto.EXTERNAL)
-            for key, text in (("location", name), ("offset", value), ("length", field_end - value)):
-                added.external_data.add(key=key, value=str(text))
-            place = added.SerializeToString()
+            place = value, field_end - value
         else:
-            parts.append(content[field_start:field_end])
-    return b"".join([*parts, place])  # last: a file may say `data_location: DEFAULT`, and the last one counts
+            tensor.MergeFromString(content[field_start:field_end])
+    if place is not None:  # last: a file may say `data_location: DEFAULT`, and the last one counts
+        tensor.data_location = tensor.EXTERNAL
+        for key, text in (("location", name), ("offset", place[0]), ("length", place[1])):
+            tensor.external_data.add(key=key, value=str(text))
 
 
 def _fields(content: Buffer, start: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
@@ -145,17 +136,3 @@ def _varint(content: Buffer, position: int) -> tuple[int, int]:
         shift += 7
         if shift > 63:
             raise ValueError(f"no number at byte {position}")
-
-
-def _message(field: int, content: bytes) -> bytes:
-    """A field that holds a message."""
-    return _number(field << 3 | _BYTES) + _number(len(content)) + content
-
-
-def _number(value: int) -> bytes:
-    encoded = bytearray()
-    while value >= 0x80:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)

@@ -18,7 +18,11 @@ _MARK = ":"
 
 def save_arrays(path: str | Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Write arrays of any names; a name with `/` or `..` is a name in the archive, never a path."""
-    stored = {f"{_MARK}{name}{_MARK}": _without_objects(array) for name, array in arrays.items()}
+    stored = {}
+    for name, array in arrays.items():
+        # Texts, which ONNX Runtime returns as objects, become numpy's own type of texts.
+        texts = array.dtype.kind == "O" and all(isinstance(one, str) for one in array.flat)
+        stored[f"{_MARK}{name}{_MARK}"] = array.astype(str) if texts else array
     np.savez(path, allow_pickle=False, **stored)
 
 
@@ -34,12 +38,6 @@ def load_array(path: str | Path, name: str) -> NDArray[Any]:
         key = next((key for key in stored.files if _name(key) == name), name)
         array: NDArray[Any] = stored[key]
         return array
-
-
-def _without_objects(array: NDArray[Any]) -> NDArray[Any]:
-    """Texts, which ONNX Runtime returns as objects, as numpy's own type of texts."""
-    texts = array.dtype.kind == "O" and all(isinstance(one, str) for one in array.flat)
-    return array.astype(str) if texts else array
 
 
 def _name(key: str) -> str:

@@ -23,7 +23,10 @@ def serve(session: Callable[[Callable[..., None]], Answer]) -> None:
     `session` takes a function that reports progress, and returns what answers one request.
     """
     die_with_caller()
-    leave_ending_to_caller()
+    for name in ("SIGTERM", "SIGHUP"):  # Slurm sends them to all processes, and the caller ends this one
+        if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) is signal.SIG_DFL:
+            # A function, not SIG_IGN, which processes that are started here would inherit.
+            signal.signal(getattr(signal, name), lambda *_: None)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
@@ -45,16 +48,6 @@ def failure(error: Exception) -> dict[str, Any]:
     shown = (storage_error(error) if isinstance(error, OSError) else None) or error
     message, hint = (shown.message, shown.hint) if isinstance(shown, QCompileError) else (str(shown), "")
     return {"ok": False, "type": type(shown).__name__, "message": message, "hint": hint}
-
-
-def leave_ending_to_caller() -> None:
-    """Let SIGTERM and SIGHUP pass: Slurm sends them to all processes, and the caller ends this one.
-
-    A function, not SIG_IGN, which processes that are started here would inherit.
-    """
-    for name in ("SIGTERM", "SIGHUP"):
-        if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) is signal.SIG_DFL:
-            signal.signal(getattr(signal, name), lambda *_: None)
 
 
 def die_with_caller() -> None:

@@ -26,14 +26,7 @@ _GRACE_S = 2.0
 
 
 class Worker(Child):
-    """A child that answers requests.
-
-    Args:
-        threads: Threads of the runtime, set before any library is loaded.
-        python: Interpreter to run it with, or a script that runs one.
-        timeout_s: Longest wait for one answer.
-        variables: Of its environment, as for `Child`.
-    """
+    """A child that answers requests, each within `timeout_s`; `threads` is set before libraries load."""
 
     def __init__(
         self,
@@ -98,8 +91,13 @@ class Worker(Child):
         raise error_from_answer(answer, self.name, self.last_output())
 
     def _receive(self, do: str, wait_s: float, check: Callable[[], None] | None) -> dict[str, Any]:
+        def next_line(seconds: float) -> bytes | None:
+            with contextlib.suppress(queue.Empty):
+                return self._answers.get(timeout=seconds)
+            return None
+
         try:
-            line = self.watch(self._next_line, time_s=wait_s, check=check)
+            line = self.watch(next_line, time_s=wait_s, check=check)
         except TimeExceeded:
             self.kill()  # it would go on using the processor, and answer the next request with this one
             raise self._error(f"gave no answer to {do!r} for {wait_s:.0f} s") from None
@@ -110,12 +108,6 @@ class Worker(Child):
             self.kill()  # what it would say next is no better
             raise self._error(f"answered {do!r} with {line[:80]!r}")
         return answer
-
-    def _next_line(self, wait_s: float) -> bytes | None:
-        try:
-            return self._answers.get(timeout=wait_s)
-        except queue.Empty:
-            return None
 
     def close(self) -> None:
         """End the process: by closing its input, then by force. Does nothing when it was closed before."""

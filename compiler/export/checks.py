@@ -13,10 +13,11 @@ import numpy as np
 from ...artifact import Check
 from ...data.batches import Data
 from ...errors import ExportError, ModelError, first_line
-from ...model.example import CHECK_EXTENTS, RUNGS, Example, examples, flat_outputs, make_example
+from ...model.example import CHECK_EXTENTS, Example, examples, flat_outputs, make_example
 from ...model.input_notes import AxisRange
 from ...model.preprocessing import Preprocessing
 from ...model.pytorch import ForeignOutput, LoadedModel, flat_tensors
+from ...model.random_input import EXTENTS
 from ...progress import Progress, quiet
 from ...tensors import Feeds, TensorInfo, format_shape
 from ..check import OnnxReference, Outputs, compare_outputs
@@ -116,7 +117,7 @@ def _first_that_runs(loaded: LoadedModel, tried: Iterator[Example], label: str) 
         except ModelError as error:
             refused.append(error)
     if len(refused) > 1:
-        others = ", ".join(f"{image}/{length}" for image, length in RUNGS[1:])
+        others = ", ".join(f"{image}/{length}" for image, length in EXTENTS[1:])
         refused[0].message += f" (nor does it run with other extents, of images/of lengths: {others})"
     raise refused[0]
 

@@ -69,7 +69,7 @@ KNOWN_FAULTS: tuple[KnownFault, ...] = (
 
 def optimizers_to_leave_out(path: Path) -> tuple[str, ...]:
     """Return the names of the optimizers that would change what a file computes."""
-    return (WEIGHT_BIAS_QUANTIZATION,) if requantized(read_weightless(path).model) else ()
+    return (WEIGHT_BIAS_QUANTIZATION,) if any(requantized(read_weightless(path).model)) else ()
 
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"

@@ -14,18 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from ...errors import InvalidOption, ModelError
-from ...tensors import AxisExtents, Feeds, TensorInfo
+from ...tensors import TensorInfo
 from ..preprocessing import Interpolation, Preprocessing, as_json
 from ..pytorch import import_torch
+from ..random_input import Domain
 from ..source import Source
-
-if TYPE_CHECKING:
-    from ..source import SourceKind
 
 
 def torch_cache() -> Path:
@@ -77,83 +73,27 @@ def interpolation(value: Any) -> Interpolation:
     return next((known for known in _PILLOW if known == name), "bilinear")
 
 
-BATCH = 2
-
-
 @dataclass(frozen=True)
 class Description:
     """A named model without its weights.
 
-    Attributes:
-        kind: Its package.
-        name: Its name there; of a folder, the folder's.
-        task: What its outputs are, such as "image-classification"; empty where unknown.
-        inputs: In the order of `forward`; dynamic axes by name with their extents, and how samples become it.
-        outputs: Suggested names; empty for the model's own.
-        classes: Names of its classes, where they are known.
-        domains: Input to the values that it takes, for the example.
-        notes: What the user should know of it.
+    `task` is what its outputs are, empty where unknown. Inputs are in the order of `forward`, dynamic axes
+    by name. `domains` are the values of inputs whose names do not tell; `notes` are for the user.
     """
 
-    kind: SourceKind
-    name: str
     task: str
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[str, ...] = ()
-    classes: tuple[str, ...] = ()
     domains: Mapping[str, Domain] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    def example(self, seed: int = 0) -> Feeds:
-        """Return valid values of the inputs, at the extents that they are traced with."""
-        random = np.random.default_rng(seed)
-        lengths = {t.name: tuple(extent(t, axis) for axis in range(len(t.shape))) for t in self.inputs}
-        return {t.name: self.domains.get(t.name, Domain()).values(t, lengths[t.name], random)
-                for t in self.inputs}  # fmt: skip
 
-
-@dataclass(frozen=True)
-class Domain:
-    """The values of an input.
-
-    Attributes:
-        kind: "normal" floats, "ids" of tokens, a "mask" of ones with a padded tail, or "zeros".
-        below: Ids are below it.
-        excluded: Ids that are none of a text: padding, end.
-    """
-
-    kind: str = "normal"
-    below: int = 0
-    excluded: tuple[int, ...] = ()
-
-    def values(self, tensor: TensorInfo, shape: tuple[int, ...], random: np.random.Generator) -> Any:
-        """Return an array of the tensor's type."""
-        if self.kind == "ids":
-            allowed = [number for number in range(min(self.below, 50000)) if number not in self.excluded]
-            return random.choice(np.asarray(allowed or [0]), shape).astype(tensor.dtype)
-        if self.kind == "mask":
-            mask = np.ones(shape, tensor.dtype)
-            if len(shape) == 2 and shape[0] > 1:
-                mask[-1, shape[1] - shape[1] // 4 :] = 0
-            return mask
-        if self.kind == "zeros":
-            return np.zeros(shape, tensor.dtype)
-        return random.standard_normal(shape).astype(tensor.dtype)
-
-
-def extent(tensor: TensorInfo, axis: int) -> int:
-    """Return the extent that an axis of an input is traced with."""
-    dim = tensor.shape[axis]
-    if isinstance(dim, int):
-        return dim
-    said = next((one for one in tensor.extents if one.axis == axis), AxisExtents(axis))
-    traced = said.traced or (BATCH if axis == 0 else 16)
-    return traced if said.maximum is None else min(traced, said.maximum)
-
-
-def image_input(name: str, height: int, width: int, channels: int = 3) -> TensorInfo:
+def image_input(
+    name: str, height: int, width: int, preprocessing: Preprocessing | None, channels: int = 3
+) -> TensorInfo:
     """Return an input [batch, channels, height, width]."""
-    return TensorInfo(name, "float32", ("batch", channels, height, width))
+    tensor = TensorInfo(name, "float32", ("batch", channels, height, width))
+    return with_preprocessing(tensor, preprocessing)
 
 
 def with_preprocessing(tensor: TensorInfo, preprocessing: Preprocessing | None) -> TensorInfo:
@@ -166,39 +106,35 @@ _KEPT: list[Any] = []  # a library ends with its object
 _reason_declared = ""
 
 
-def mismatch() -> str:
-    """Return why torchvision's operators do not load beside this PyTorch; empty where they do.
+def declare_torchvision_operators() -> str:
+    """Make `import torchvision` work where its operators do not load; return a warning that names why.
 
-    Empty, too, where either package is missing.
+    Nothing is done where they load, where torchvision is missing, or where they are declared already.
     """
-    library = _library()
+    global _reason_declared
+    torch, spec = import_torch(), importlib.util.find_spec("torchvision")
+    if _KEPT or hasattr(torch.ops.torchvision, "nms") or spec is None or spec.origin is None:
+        return _reason_declared
+    folder = Path(spec.origin).parent
+    library = next((path for pattern in ("_C*.so", "_C*.pyd") for path in folder.glob(pattern)), None)
     if library is None:
         return ""
-    torch = import_torch()
     try:
         torch.ops.load_library(str(library))
     except OSError:
         versions = f"torchvision {importlib.metadata.version('torchvision')}, torch {torch.__version__}"
-        return f"torchvision's operators do not load beside this PyTorch ({versions})"
-    return ""
+        _reason_declared = (
+            f"torchvision's operators do not load beside this PyTorch ({versions}); nms is computed in "
+            "Python, other operators of torchvision.ops are not there"
+        )
+        declared = torch.library.Library("torchvision", "DEF")
+        _KEPT.append(declared)
+        for name in ("nms", "qnms"):
+            declared.define(f"{name}{_SIGNATURE}")
+            declared.impl(name, suppress, "CPU")
+        from torchvision import extension
 
-
-def declare_torchvision_operators() -> str:
-    """Make `import torchvision` work where its operators do not load.
-
-    Nothing is done where they load, where torchvision is missing, or where they are declared already.
-
-    Returns:
-        A warning that names the mismatch; empty where there is none.
-    """
-    global _reason_declared
-    if not _KEPT and not hasattr(import_torch().ops.torchvision, "nms"):
-        reason = mismatch()
-        if reason:
-            _define()
-            _reason_declared = (
-                f"{reason}; nms is computed in Python, other operators of torchvision.ops are not there"
-            )
+        extension._has_ops = lambda: True  # it would refuse to call them
     return _reason_declared
 
 
@@ -224,24 +160,3 @@ def suppress(boxes: Any, scores: Any, iou_threshold: float) -> Any:
             index for index, value in zip(order, overlap.tolist(), strict=True) if value <= iou_threshold
         ]
     return torch.tensor(kept, dtype=torch.int64)
-
-
-def _define() -> None:
-    torch = import_torch()
-    library = torch.library.Library("torchvision", "DEF")
-    _KEPT.append(library)
-    for name in ("nms", "qnms"):
-        library.define(f"{name}{_SIGNATURE}")
-        library.impl(name, suppress, "CPU")
-    from torchvision import extension
-
-    extension._has_ops = lambda: True  # it would refuse to call them
-
-
-def _library() -> Path | None:
-    """torchvision's compiled operators; None where torchvision is missing."""
-    found = importlib.util.find_spec("torchvision")
-    if found is None or found.origin is None:
-        return None
-    folder = Path(found.origin).parent
-    return next((path for pattern in ("_C*.so", "_C*.pyd") for path in folder.glob(pattern)), None)

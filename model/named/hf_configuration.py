@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from ...errors import InvalidOption, ModelError, first_line
 from ...progress import quiet
@@ -55,11 +55,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def processor_of(folder: Path, part: str) -> dict[str, Any]:
-    """Return what a folder says of its processor.
-
-    Args:
-        part: "image_processor" or "feature_extractor", which newer files keep below that name.
-    """
+    """Return what a folder says of its "image_processor" or "feature_extractor"; newer files nest it."""
     whole = read_json(folder, "processor_config.json")
     inner = whole.get(part)
     if isinstance(inner, dict):
@@ -92,62 +88,56 @@ def _snapshot(source: Source, *, weights: bool) -> Path:
 
 @dataclass(frozen=True)
 class Head:
-    """A kind of model in transformers.
+    """A kind of model in transformers: its Auto class, the endings of its classes' names.
 
-    Attributes:
-        auto: The class that finds it for a configuration.
-        task: As `model.preprocessing` names it; empty where it has no name there.
-        endings: How the names of its classes end.
-        classifies: Whether its number of classes is a choice (`num_labels`).
+    `classifies` says whether its number of classes is a choice (`num_labels`).
     """
 
     auto: str
-    task: str
     endings: tuple[str, ...]
     classifies: bool = False
 
 
 HEADS: dict[str, Head] = {
-    "text-classification": Head(
-        "AutoModelForSequenceClassification", "text-classification", ("ForSequenceClassification",), True),
-    "token-classification": Head(
-        "AutoModelForTokenClassification", "token-classification", ("ForTokenClassification",), True),
-    "question-answering": Head("AutoModelForQuestionAnswering", "", ("ForQuestionAnswering",)),
-    "masked-language-model": Head("AutoModelForMaskedLM", "", ("ForMaskedLM", "ForPreTraining")),
-    "language-model": Head("AutoModelForCausalLM", "language-model", ("ForCausalLM", "LMHeadModel")),
+    "text-classification": Head("AutoModelForSequenceClassification", ("ForSequenceClassification",), True),
+    "token-classification": Head("AutoModelForTokenClassification", ("ForTokenClassification",), True),
+    "question-answering": Head("AutoModelForQuestionAnswering", ("ForQuestionAnswering",)),
+    "masked-language-model": Head("AutoModelForMaskedLM", ("ForMaskedLM", "ForPreTraining")),
+    "language-model": Head("AutoModelForCausalLM", ("ForCausalLM", "LMHeadModel")),
     "image-classification": Head(
-        "AutoModelForImageClassification", "image-classification",
-        ("ForImageClassification", "ForImageClassificationWithTeacher"), True),
-    "semantic-segmentation": Head(
-        "AutoModelForSemanticSegmentation", "semantic-segmentation", ("ForSemanticSegmentation",), True),
-    "object-detection": Head(
-        "AutoModelForObjectDetection", "object-detection", ("ForObjectDetection",), True),
+        "AutoModelForImageClassification", ("ForImageClassification", "ForImageClassificationWithTeacher"),
+        True),
+    "semantic-segmentation": Head("AutoModelForSemanticSegmentation", ("ForSemanticSegmentation",), True),
+    "object-detection": Head("AutoModelForObjectDetection", ("ForObjectDetection",), True),
     "instance-segmentation": Head(
-        "AutoModelForUniversalSegmentation", "",
-        ("ForUniversalSegmentation", "ForInstanceSegmentation"), True),
-    "depth-estimation": Head("AutoModelForDepthEstimation", "", ("ForDepthEstimation",)),
-    "speech-recognition": Head("AutoModelForCTC", "speech-recognition", ("ForCTC",)),
-    "audio-classification": Head(
-        "AutoModelForAudioClassification", "audio-classification", ("ForAudioClassification",), True),
-    "embedding": Head("AutoModel", "embedding", ("Model", "ModelWithProjection", "EncoderModel", "Encoder")),
+        "AutoModelForUniversalSegmentation", ("ForUniversalSegmentation", "ForInstanceSegmentation"), True),
+    "depth-estimation": Head("AutoModelForDepthEstimation", ("ForDepthEstimation",)),
+    "speech-recognition": Head("AutoModelForCTC", ("ForCTC",)),
+    "audio-classification": Head("AutoModelForAudioClassification", ("ForAudioClassification",), True),
+    "embedding": Head("AutoModel", ("Model", "ModelWithProjection", "EncoderModel", "Encoder")),
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a configuration becomes.
+    """A key of `HEADS`, the class, and whether its encoder alone is taken: it generates with a decoder."""
 
-    Attributes:
-        head: The kind of model.
-        name: Its key in `HEADS`.
-        model: The class; takes a configuration.
-        encoder: Whether its encoder alone is taken: the model generates with a decoder.
-    """
-
-    head: Head
     name: str
     model: Any
     encoder: bool = False
+
+    @property
+    def head(self) -> Head:
+        """The kind of model."""
+        return HEADS[self.name]
+
+    def described(self, source: Source, config: Any) -> dict[str, Any]:
+        """Return what every preprocessing says of the model."""
+        return {
+            "source": f"hf:{source.path.name if source.path else source.name}",
+            "task": self.name if self.name in get_args(Task) else "",
+            "classes": classes(config),
+        }
 
 
 def choose(source: Source, config: Any) -> Choice:
@@ -163,7 +153,7 @@ def choose(source: Source, config: Any) -> Choice:
         )
     if asked:
         encoder = asked == "embedding" and bool(getattr(config, "is_encoder_decoder", False))
-        return Choice(HEADS[asked], asked, _of_auto(source, config, asked), encoder)
+        return Choice(asked, _of_auto(source, config, asked), encoder)
     model = getattr(transformers, named, None)
     if named and model is None:
         raise ModelError(
@@ -171,7 +161,11 @@ def choose(source: Source, config: Any) -> Choice:
             "is never run",
             hint="write a function that returns the module: file.py:function",
         )
-    name = _by_ending(named) if model is not None else "embedding"
+    name: str | None = "embedding"
+    if model is not None:  # the longest ending wins: `ForCausalLM` before `Model`
+        endings = ((ending, key) for key, head in HEADS.items() for ending in head.endings)
+        fitting = [(ending, key) for ending, key in endings if named.endswith(ending)]
+        name = max(fitting, key=lambda pair: len(pair[0]), default=("", None))[1]
     if name == "text-classification" and getattr(model, "main_input_name", "") in AUDIO_INPUTS:
         name = "audio-classification"
     if name is None or (_decodes(config, model) and name != "text-classification"):
@@ -180,7 +174,7 @@ def choose(source: Source, config: Any) -> Choice:
             f"{source.spec}: {what}; one of these is required: {', '.join(HEADS)}",
             hint="give ?task=embedding for its encoder alone, or write a function: file.py:function",
         )
-    return Choice(HEADS[name], name, model or _of_auto(source, config, name))
+    return Choice(name, model or _of_auto(source, config, name))
 
 
 def _of_auto(source: Source, config: Any, name: str) -> Any:
@@ -196,14 +190,6 @@ def _of_auto(source: Source, config: Any, name: str) -> Any:
             hint="choose another task",
         ) from None
     return found[0] if isinstance(found, tuple | list) else found
-
-
-def _by_ending(name: str) -> str | None:
-    """The longest ending wins: `ForCausalLM` before `Model`."""
-    endings = sorted(
-        ((e, key) for key, head in HEADS.items() for e in head.endings), key=lambda p: -len(p[0])
-    )
-    return next((key for ending, key in endings if name.endswith(ending)), None)
 
 
 def _decodes(config: Any, model: Any) -> bool:
@@ -231,7 +217,7 @@ def image_size(folder: Path) -> tuple[int, int] | None:
     size = said.get("size")
     if isinstance(size, dict) and "longest_edge" in size:
         return None
-    return (_extents(said.get("crop_size")) if said.get("do_center_crop") else None) or _extents(size)
+    return (extents_of(said.get("crop_size")) if said.get("do_center_crop") else None) or extents_of(size)
 
 
 def image_preprocessing(
@@ -251,9 +237,7 @@ def image_preprocessing(
         std = tuple(value * value for value in std)
     resize = _resize(said, extents)
     made = ImagePreprocessing(
-        source=_spelled(source),
-        task=cast("Task", choice.head.task),
-        classes=classes(config),
+        **choice.described(source, config),
         input="pixel_values",
         height=extents[0],
         width=extents[1],
@@ -269,7 +253,7 @@ def image_preprocessing(
 
 
 def _resize(said: Mapping[str, Any], extents: tuple[int, int]) -> dict[str, Any]:
-    own = _extents(said.get("crop_size")) or _extents(said.get("size")) or extents
+    own = extents_of(said.get("crop_size")) or extents_of(said.get("size")) or extents
     size = said.get("size")
     if isinstance(size, dict) and "longest_edge" in size:
         return {"letterbox": True}
@@ -277,7 +261,7 @@ def _resize(said: Mapping[str, Any], extents: tuple[int, int]) -> dict[str, Any]
         edge = size.get("shortest_edge") if isinstance(size, dict) else size
         if isinstance(edge, int) and str(said.get("image_processor_type", "")).startswith("Levit"):
             edge = int(edge / _SHARE)  # it resizes to 256 where its size says 224
-        before = (int(edge),) if isinstance(edge, int) else (_extents(size) or ())
+        before = (int(edge),) if isinstance(edge, int) else (extents_of(size) or ())
         return {"resize": scaled_resize(tuple(before), own, extents)}
     if "crop_pct" in said and isinstance(size, dict) and "shortest_edge" in size:
         if size["shortest_edge"] >= _UNCROPPED:
@@ -287,15 +271,15 @@ def _resize(said: Mapping[str, Any], extents: tuple[int, int]) -> dict[str, Any]
     return {}
 
 
-def _extents(size: Any) -> tuple[int, int] | None:
+def extents_of(size: Any) -> tuple[int, int] | None:
+    """Return height and width that a number, a pair, or a processor's dict says."""
+    if isinstance(size, dict):
+        edge = size.get("shortest_edge")
+        size = (size["height"], size["width"]) if "height" in size and "width" in size else edge and int(edge)
     if isinstance(size, int):
-        return size, size
-    if not isinstance(size, dict):
-        return None
-    if "height" in size and "width" in size:
-        return int(size["height"]), int(size["width"])
-    edge = size.get("shortest_edge")
-    return (int(edge), int(edge)) if edge else None
+        return (size, size) if size else None
+    pair = isinstance(size, list | tuple) and len(size) == 2
+    return (int(size[0]), int(size[1])) if pair else None
 
 
 def text_preprocessing(
@@ -317,9 +301,7 @@ def text_preprocessing(
     sentence = read_json(folder, "sentence_bert_config.json").get("max_seq_length")
     limits = [own, _MOST_TOKENS, *([limit] if limit else []), *([int(sentence)] if sentence else [])]
     return TextPreprocessing(
-        source=_spelled(source),
-        task=cast("Task", choice.head.task),
-        classes=classes(config),
+        **choice.described(source, config),
         tokenizer=path_there(folder.resolve()),
         inputs=tuple(tokenizer.model_input_names),
         max_length=min(limits),
@@ -336,11 +318,9 @@ def audio_preprocessing(
     waveform = "Wav2Vec2FeatureExtractor" in str(
         said.get("feature_extractor_type", "Wav2Vec2FeatureExtractor")
     )
-    vocabulary, blank = _vocabulary(folder, config) if choice.head.task == "speech-recognition" else ((), 0)
+    vocabulary, blank = _vocabulary(folder, config) if choice.name == "speech-recognition" else ((), 0)
     return AudioPreprocessing(
-        source=_spelled(source),
-        task=cast("Task", choice.head.task),
-        classes=classes(config) if choice.head.classifies else (),
+        **(choice.described(source, config) | ({} if choice.head.classifies else {"classes": ()})),
         inputs=(main,),
         extractor="" if waveform else path_there(folder.resolve()),
         rate_hz=int(said.get("sampling_rate", 16000)),
@@ -373,7 +353,3 @@ def classes(config: Any) -> tuple[str, ...]:
     names = getattr(config, "id2label", None) or {}
     ordered = tuple(str(names[key]) for key in sorted(names, key=int))
     return () if all(name == f"LABEL_{index}" for index, name in enumerate(ordered)) else ordered
-
-
-def _spelled(source: Source) -> str:
-    return f"hf:{source.path.name if source.path else source.name}"

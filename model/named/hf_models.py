@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,15 @@ from ...errors import InvalidOption, ModelError, first_line
 from ...tensors import AxisExtents, TensorInfo
 from ..nested import NestedInputs, Slot
 from ..pytorch import import_torch
+from ..random_input import Domain
 from ..source import RANDOM, Source
-from .description import Description, Domain, image_input, network, with_preprocessing
+from .description import Description, image_input, network, with_preprocessing
 from .hf_configuration import (
     AUDIO_INPUTS,
     Choice,
     audio_preprocessing,
     choose,
-    classes,
+    extents_of,
     find_folder,
     image_preprocessing,
     image_size,
@@ -41,23 +42,19 @@ class PlainModel(NestedInputs):
         self.left_out = tuple(left_out)
 
     def forward(self, *tensors: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Run the model."""
-        return kept_outputs(super().forward(*tensors), self.left_out)
-
-
-def kept_outputs(outputs: Any, left_out: Sequence[str] = ()) -> dict[str, torch.Tensor]:
-    """Return the tensors of what a model returned: logits, boxes and embeddings where there are some."""
-    if isinstance(outputs, torch.Tensor):
-        return {"output": outputs}
-    if not isinstance(outputs, Mapping):
-        return {f"output_{i}": item for i, item in enumerate(outputs) if isinstance(item, torch.Tensor)}
-    tensors = {
-        name: value
-        for name, value in outputs.items()
-        if isinstance(value, torch.Tensor) and name not in (*_NOT_RETURNED, *left_out)
-    }
-    told = {name: value for name, value in tensors.items() if any(word in name for word in _TOLD)}
-    return told or tensors
+        """Run the model; logits, boxes and embeddings are returned where there are some."""
+        outputs = super().forward(*tensors)
+        if isinstance(outputs, torch.Tensor):
+            return {"output": outputs}
+        if not isinstance(outputs, Mapping):
+            return {f"output_{i}": item for i, item in enumerate(outputs) if isinstance(item, torch.Tensor)}
+        named = {
+            name: value
+            for name, value in outputs.items()
+            if isinstance(value, torch.Tensor) and name not in (*_NOT_RETURNED, *self.left_out)
+        }
+        answers = {name: value for name, value in named.items() if any(word in name for word in _TOLD)}
+        return answers or named
 
 
 _OFFSET = frozenset(
@@ -66,17 +63,8 @@ _OFFSET = frozenset(
 )
 """Types of models whose positions begin behind the padding token's number."""
 
-_MASKS = ("attention_mask",)
-_ZEROS = ("token_type_ids",)
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Inputs in order, the values that they take, and what the user should know."""
-
-    tensors: tuple[TensorInfo, ...]
-    domains: Mapping[str, Domain]
-    notes: tuple[str, ...] = ()
+Inputs = tuple[tuple[TensorInfo, ...], Mapping[str, Domain], tuple[str, ...]]
+"""Inputs in order, the values that they take, and what the user should know."""
 
 
 def read_inputs(source: Source, choice: Choice, config: Any, folder: Path) -> Inputs:
@@ -89,17 +77,21 @@ def read_inputs(source: Source, choice: Choice, config: Any, folder: Path) -> In
         sound = with_preprocessing(
             _sound(main, config), audio_preprocessing(source, choice, config, folder, main)
         )
-        return Inputs((sound,), {})
+        return (sound,), {}, ()
     text = _text(source, choice, config, folder, taken)
     if "pixel_values" not in taken:
         return text
-    image = _image(source, choice, config, folder)
-    return Inputs((*text.tensors, *image.tensors), {**text.domains, **image.domains}, image.notes)
+    images, _, notes = _image(source, choice, config, folder)
+    return (*text[0], *images), text[1], notes
 
 
 def _text(source: Source, choice: Choice, config: Any, folder: Path, taken: Mapping[str, Any]) -> Inputs:
     inner = config.get_text_config() if hasattr(config, "get_text_config") else config
-    limit = _most_tokens(inner)
+    positions = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+    most = next((int(getattr(inner, name)) for name in positions if getattr(inner, name, None)), 0)
+    if getattr(inner, "model_type", "") in _OFFSET:
+        most -= (getattr(inner, "pad_token_id", None) or 0) + 1
+    limit = most if most > 0 else None  # the longest text: of learned positions, where the model has some
     preprocessing = text_preprocessing(source, choice, config, folder, limit)
     names = preprocessing.inputs if preprocessing else ("input_ids", "attention_mask", "token_type_ids")
     several = getattr(inner, "type_vocab_size", 0) or 0
@@ -118,17 +110,8 @@ def _text(source: Source, choice: Choice, config: Any, folder: Path, taken: Mapp
     ]
     excluded = tuple(number for number in special if isinstance(number, int))
     vocabulary = int(getattr(inner, "vocab_size", 0) or 1000)
-    domains = {name: Domain("mask") for name in _MASKS} | {name: Domain("zeros") for name in _ZEROS}
-    return Inputs(tensors, {**domains, "input_ids": Domain("ids", vocabulary, excluded)})
-
-
-def _most_tokens(config: Any) -> int | None:
-    """The longest text: of learned positions, where the model has some."""
-    names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
-    most = next((int(getattr(config, name)) for name in names if getattr(config, name, None)), 0)
-    if getattr(config, "model_type", "") in _OFFSET:
-        most -= (getattr(config, "pad_token_id", None) or 0) + 1
-    return most if most > 0 else None
+    tokens = Domain("index", (vocabulary,), excluded)
+    return tensors, {"input_ids": tokens, "token_type_ids": Domain("index", (1,))}, ()
 
 
 def _image(source: Source, choice: Choice, config: Any, folder: Path) -> Inputs:
@@ -136,13 +119,12 @@ def _image(source: Source, choice: Choice, config: Any, folder: Path) -> Inputs:
     channels = int(getattr(inner, "num_channels", 3) or 3)
     height, width = _extents(source, inner, folder)
     preprocessing, notes = image_preprocessing(source, choice, config, folder, (height, width), channels)
-    tensor = image_input("pixel_values", height, width, channels)
-    return Inputs((with_preprocessing(tensor, preprocessing),), {}, notes)
+    return (image_input("pixel_values", height, width, preprocessing, channels),), {}, notes
 
 
 def _extents(source: Source, config: Any, folder: Path) -> tuple[int, int]:
     """Of the spelling, the image processor, or the configuration, where convolutions note a nominal size."""
-    own = _pair(getattr(config, "image_size", None))
+    own = extents_of(getattr(config, "image_size", None))
     asked = tuple(source.options.size)
     if asked and own and asked != own and source.options.weights == RANDOM:
         square = isinstance(config.image_size, int) and asked[0] == asked[1]
@@ -151,19 +133,13 @@ def _extents(source: Source, config: Any, folder: Path) -> tuple[int, int]:
     return found[0], found[1]
 
 
-def _pair(value: Any) -> tuple[int, int] | None:
-    if isinstance(value, int) and value:
-        return value, value
-    if isinstance(value, list | tuple) and len(value) == 2:
-        return int(value[0]), int(value[1])
-    return None
-
-
 def _sound(name: str, config: Any) -> TensorInfo:
     """A waveform [batch, samples], or features of it."""
     mels = getattr(config, "num_mel_bins", None)
     if getattr(config, "conv_kernel", None) and name == "input_values":
-        least = _receptive_field(config)
+        least = 1  # samples of which the convolutions make one frame
+        for kernel, stride in zip(reversed(config.conv_kernel), reversed(config.conv_stride), strict=True):
+            least = (least - 1) * int(stride) + int(kernel)
         return TensorInfo(
             name, "float32", ("batch", "samples"), (AxisExtents(1, least, None, max(16 * least, 6400)),)
         )
@@ -175,43 +151,33 @@ def _sound(name: str, config: Any) -> TensorInfo:
     return TensorInfo(name, "float32", ("batch", "frames", int(width)), (AxisExtents(1, 1, None, 64),))
 
 
-def _receptive_field(config: Any) -> int:
-    """Samples of which the convolutions make one frame."""
-    samples = 1
-    for kernel, stride in zip(reversed(config.conv_kernel), reversed(config.conv_stride), strict=True):
-        samples = (samples - 1) * stride + kernel
-    return int(samples)
-
-
-def describe_hf(source: Source) -> Description:
+def describe(source: Source) -> Description:
     """Return what the configuration and the processors of a model say."""
     folder = find_folder(source, weights=False)
     config = _config(source, folder)
     choice = choose(source, config)
-    inputs = read_inputs(source, choice, config, folder)
-    name = source.path.name if source.path else source.name
-    return Description(
-        source.kind,
-        name,
-        choice.head.task or choice.name,
-        inputs.tensors,
-        (),
-        classes(config) if choice.head.classifies else (),
-        inputs.domains,
-        inputs.notes,
-    )
+    tensors, domains, notes = read_inputs(source, choice, config, folder)
+    return Description(choice.name, tensors, (), domains, notes)
 
 
-def load_hf(source: Source, description: Description) -> Any:
+def load(source: Source, description: Description) -> Any:
     """Return the module; it takes tensors by position, in the order of the description."""
     random = bool(source.options.weights)
     folder = find_folder(source, weights=not random)
     config = _config(source, folder)
     choice = choose(source, config)
     read_inputs(source, choice, config, folder)  # an asked-for size goes into the configuration
-    model, untrained = (
-        (_random(source, choice, config), False) if random else _trained(source, choice, config, folder)
-    )
+    if random:
+        untrained = False
+        try:
+            model = choice.model(config)
+        except Exception as error:  # what a constructor refuses, it says in its own way
+            raise ModelError(
+                f"{source.spec}: {choice.model.__name__} cannot be made: {type(error).__name__}: "
+                f"{first_line(error)}"
+            ) from error
+    else:
+        model, untrained = _trained(source, choice, config, folder)
     if choice.encoder:
         model = model.get_encoder()
     left_out = ("pooler_output",) if untrained else ()
@@ -232,7 +198,8 @@ def _config(source: Source, folder: Path) -> Any:
             hint="install a newer transformers, or write a function: file.py:function",
             file=folder / "config.json",
         ) from error
-    for part in _parts(config):
+    inner = [getattr(config, name, None) for name in ("text_config", "vision_config", "encoder", "decoder")]
+    for part in (config, *(part for part in inner if hasattr(part, "to_dict"))):
         for name, value in (("use_cache", False), ("return_dict", True)):
             if hasattr(part, name):
                 setattr(part, name, value)
@@ -241,22 +208,6 @@ def _config(source: Source, folder: Path) -> Any:
             raise InvalidOption(f"model {source.spec}: has no classes to choose")
         config.num_labels = source.options.classes
     return config
-
-
-def _parts(config: Any) -> list[Any]:
-    """A configuration and those within it."""
-    inner = [getattr(config, name, None) for name in ("text_config", "vision_config", "encoder", "decoder")]
-    return [config, *(part for part in inner if hasattr(part, "to_dict"))]
-
-
-def _random(source: Source, choice: Choice, config: Any) -> Any:
-    try:
-        return choice.model(config)
-    except Exception as error:  # what a constructor refuses, it says in its own way
-        raise ModelError(
-            f"{source.spec}: {choice.model.__name__} cannot be made: {type(error).__name__}: "
-            f"{first_line(error)}"
-        ) from error
 
 
 def _trained(source: Source, choice: Choice, config: Any, folder: Path) -> tuple[Any, bool]:

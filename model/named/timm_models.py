@@ -18,14 +18,13 @@ from .description import (
     not_cached,
     torch_cache,
     unknown_name,
-    with_preprocessing,
 )
 
 _INPUT = "x"
 _IMAGENET = 1000
 
 
-def describe_timm(source: Source) -> Description:
+def describe(source: Source) -> Description:
     """Return what timm's configuration says of a model; no network is made."""
     import timm
 
@@ -41,9 +40,9 @@ def describe_timm(source: Source) -> Description:
     preprocessing = None
     if channels in (1, 3):
         preprocessing = replace(_preprocessing(source, config, height, width), task=task, classes=classes)
-    tensor = with_preprocessing(image_input(_INPUT, height, width, channels), preprocessing)
+    tensor = image_input(_INPUT, height, width, preprocessing, channels)
     outputs = ("features",) if task == "embedding" else ("logits",)
-    return Description(source.kind, name, task, (tensor,), outputs, classes)
+    return Description(task, (tensor,), outputs)
 
 
 def _task(source: Source, config: dict[str, Any]) -> Task:
@@ -66,11 +65,11 @@ def _classes(source: Source, config: dict[str, Any]) -> tuple[str, ...]:
     return tuple(ImageNetInfo(subset).label_names()) if subset else ()
 
 
-def load_timm(source: Source, description: Description) -> Any:
+def load(source: Source, _: Description) -> Any:
     """Return the module."""
     import timm
 
-    options, name = source.options, description.name
+    options, name = source.options, source.name
     arguments = _arguments(source, timm.get_pretrained_cfg(name))
     if options.weights:
         return timm.create_model(name, pretrained=False, **arguments)
@@ -105,6 +104,12 @@ def _preprocessing(source: Source, config: dict[str, Any], height: int, width: i
 
     size = (config.get("input_size") or (3, height, width))[0]
     data = resolve_data_config({"input_size": (size, height, width)}, pretrained_cfg=config)
+    # What is resized before the crop, as `timm.data.transforms_factory` does it for evaluation.
+    share = float(data.get("crop_pct") or 1.0)
+    whole = (int(height / share), int(width / share))
+    resized: dict[str, Any] = {"resize": (whole[0],) if height == width else (max(whole),)}
+    if data.get("crop_mode") in ("squash", "border"):
+        resized = {"resize": whole} if data["crop_mode"] == "squash" else {"letterbox": True}
     return ImagePreprocessing(
         source=f"timm:{source.name}",
         input=_INPUT,
@@ -114,44 +119,26 @@ def _preprocessing(source: Source, config: dict[str, Any], height: int, width: i
         mean=tuple(map(float, data["mean"])),
         std=tuple(map(float, data["std"])),
         channels=cast("Any", size),
-        **_crop(data, height, width),
+        **resized,
     )
-
-
-def _crop(data: dict[str, Any], height: int, width: int) -> dict[str, Any]:
-    """What is resized before the crop, as `timm.data.transforms_factory` does it for evaluation."""
-    share = float(data.get("crop_pct") or 1.0)
-    whole = (int(height / share), int(width / share))
-    if data.get("crop_mode") == "squash":
-        return {"resize": whole}
-    if data.get("crop_mode") == "border":
-        return {"letterbox": True}
-    return {"resize": (whole[0],) if height == width else (max(whole),)}
 
 
 def _cached(source: Source, cfg: Any) -> dict[str, Any]:
     """The arguments with which `create_model` takes the weights of the local caches, and no others."""
     if cfg is None or not (cfg.url or cfg.hf_hub_id or cfg.file):
         raise ModelError(f"{source.spec}: timm has no weights for it", hint="give `weights` random or FILE")
-    path, folder = _cached_file(cfg)
-    if path is None:
-        raise not_cached(source.spec, "the file of its weights", folder)
-    if cfg.custom_load:
-        return {"pretrained_cfg_overlay": {"file": str(path)}}
-    return {"pretrained_cfg_overlay": {"state_dict": read_weights(path)}}
-
-
-def _cached_file(cfg: Any) -> tuple[Path | None, Path]:
+    path, folder = Path(), hub_cache()
     if cfg.hf_hub_id:
         from huggingface_hub import try_to_load_from_cache
 
         names = [cfg.hf_hub_filename] if cfg.hf_hub_filename else ["model.safetensors", "pytorch_model.bin"]
-        for name in names:
-            found = try_to_load_from_cache(cfg.hf_hub_id, name, cache_dir=hub_cache())
-            if isinstance(found, str):
-                return Path(found), hub_cache()
-    if cfg.url:
+        files = (try_to_load_from_cache(cfg.hf_hub_id, name, cache_dir=folder) for name in names)
+        path = next((Path(file) for file in files if isinstance(file, str)), path)
+    if cfg.url and not path.name:
         path = torch_cache() / cfg.url.rsplit("/", 1)[-1]
-        if path.is_file() or not cfg.hf_hub_id:
-            return (path if path.is_file() else None), torch_cache()
-    return None, hub_cache()
+        folder = folder if cfg.hf_hub_id else torch_cache()
+    if not path.is_file():
+        raise not_cached(source.spec, "the file of its weights", folder)
+    if cfg.custom_load:
+        return {"pretrained_cfg_overlay": {"file": str(path)}}
+    return {"pretrained_cfg_overlay": {"state_dict": read_weights(path)}}

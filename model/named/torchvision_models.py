@@ -23,7 +23,6 @@ from .description import (
     not_cached,
     torch_cache,
     unknown_name,
-    with_preprocessing,
 )
 
 
@@ -81,6 +80,7 @@ class OneStage(nn.Module):
 
 
 _INPUT = "x"
+_IMAGENET = cast("ImagePreprocessing", PRESETS["imagenet"])
 _VIDEO_FRAMES = 16
 _DETECTOR_SIZES = {"ssd300_vgg16": 300, "ssdlite320_mobilenet_v3_large": 320}
 _MEANS = {
@@ -94,13 +94,16 @@ _PRESETS = {
     "VideoClassification": "video-classification",
     "OpticalFlow": "optical-flow",
 }
+_MODULES = {"segmentation": "semantic-segmentation", "detection": "object-detection",
+            "video": "video-classification", "optical_flow": "optical-flow"}  # fmt: skip
 
 
-def describe_torchvision(source: Source) -> Description:
+def describe(source: Source) -> Description:
     """Return what torchvision says of a model; no network is made."""
     entry, weights = _entry(source)
     preset = weights.transforms() if weights is not None else None
-    task = _PRESETS.get(type(preset).__name__, "") or _by_module(entry)
+    modules = (_MODULES[part] for part in entry.__module__.split(".") if part in _MODULES)
+    task = _PRESETS.get(type(preset).__name__, "") or next(modules, "image-classification")
     classes = tuple(weights.meta.get("categories", ())) if weights is not None else ()
     if task == "optical-flow":
         raise InvalidOption(
@@ -113,15 +116,15 @@ def describe_torchvision(source: Source) -> Description:
     if task == "video-classification":
         extents = source.options.size or tuple(preset.crop_size if preset is not None else (112, 112))
         video = TensorInfo(_INPUT, "float32", ("batch", 3, _VIDEO_FRAMES, *extents))
-        return Description(source.kind, source.name, "", (video,), ("logits",), classes)
+        return Description("", (video,), ("logits",))
     if task == "object-detection":
         return _detection(source, entry, classes)
     tensor = _image(source, preset, cast("Task", task), classes)
     output = "out" if task == "semantic-segmentation" else "logits"
-    return Description(source.kind, source.name, task, (tensor,), (output,), classes)
+    return Description(task, (tensor,), (output,))
 
 
-def load_torchvision(source: Source, description: Description) -> Any:
+def load(source: Source, description: Description) -> Any:
     """Return the module, its outputs as tensors."""
     entry, weights = _entry(source)
     arguments = _arguments(source, entry, description)
@@ -160,13 +163,6 @@ def _entry(source: Source) -> tuple[Any, Any]:
     return entry, default or (found[0] if found else None)
 
 
-def _by_module(entry: Any) -> str:
-    parts = entry.__module__.split(".")
-    named = {"segmentation": "semantic-segmentation", "detection": "object-detection",
-             "video": "video-classification", "optical_flow": "optical-flow"}  # fmt: skip
-    return next((task for part, task in named.items() if part in parts), "image-classification")
-
-
 def _image(source: Source, preset: Any, task: Task, classes: tuple[str, ...]) -> TensorInfo:
     resize: tuple[int, ...] = ()
     if task == "semantic-segmentation":
@@ -176,20 +172,16 @@ def _image(source: Source, preset: Any, task: Task, classes: tuple[str, ...]) ->
         side = int(preset.crop_size[0]) if preset is not None else 224
         own, resize = (side, side), tuple(map(int, preset.resize_size)) if preset is not None else (256,)
     height, width = source.options.size or own
-    if preset is None:
-        usual = PRESETS["imagenet"]
-        assert isinstance(usual, ImagePreprocessing)
+    made = replace(
+        _IMAGENET, task=task, classes=classes, input=_INPUT, height=height, width=width,
+        resize=scaled_resize(resize, own, (height, width)),
+    )  # fmt: skip
+    if preset is not None:
         made = replace(
-            usual, task=task, input=_INPUT, height=height, width=width,
-            resize=scaled_resize(usual.resize, (224, 224), (height, width)),
+            made, source=f"torchvision:{source.name}", interpolation=interpolation(preset.interpolation),
+            mean=tuple(preset.mean), std=tuple(preset.std),
         )  # fmt: skip
-    else:
-        made = ImagePreprocessing(
-            source=f"torchvision:{source.name}", task=task, classes=classes, input=_INPUT, height=height,
-            width=width, resize=scaled_resize(resize, own, (height, width)),
-            interpolation=interpolation(preset.interpolation), mean=tuple(preset.mean), std=tuple(preset.std),
-        )  # fmt: skip
-    return with_preprocessing(image_input(_INPUT, height, width), made)
+    return image_input(_INPUT, height, width, made)
 
 
 def _detection(source: Source, entry: Any, classes: tuple[str, ...]) -> Description:
@@ -207,16 +199,14 @@ def _detection(source: Source, entry: Any, classes: tuple[str, ...]) -> Descript
         )
     side = _DETECTOR_SIZES.get(source.name, 800)
     height, width = source.options.size or (side, side)
-    usual = PRESETS["imagenet"]
-    assert isinstance(usual, ImagePreprocessing)
-    mean, std = _MEANS.get(source.name, (usual.mean, usual.std))
+    mean, std = _MEANS.get(source.name, (_IMAGENET.mean, _IMAGENET.std))
     preprocessing = ImagePreprocessing(
         source=f"torchvision:{source.name}", task="object-detection", classes=classes, input=_INPUT,
         height=height, width=width, mean=mean, std=std,
     )  # fmt: skip
-    tensor = with_preprocessing(image_input(_INPUT, height, width), preprocessing)
+    tensor = image_input(_INPUT, height, width, preprocessing)
     return Description(
-        source.kind, source.name, "object-detection", (tensor,), ("boxes", "scores"), classes,
+        "object-detection", (tensor,), ("boxes", "scores"),
         notes=(
             "returns boxes [batch, anchors, 4] in pixels of its input and scores [batch, anchors, classes], "
             "before the suppression of overlapping ones",
@@ -261,26 +251,24 @@ def _local_weights(source: Source, weights: Any) -> Iterator[None]:
     if not cached.is_file():
         if not source.options.download:
             raise not_cached(source.spec, cached.name, torch_cache())
-        _download(source, weights.url, cached)
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        hub = import_torch().hub
+        digest = hub.HASH_REGEX.search(cached.name)
+        try:
+            hub.download_url_to_file(
+                weights.url, str(cached), digest.group(1) if digest else None, progress=False
+            )
+        except Exception as error:  # of the network, of the file system, or of the digest
+            raise ModelError(
+                f"{source.spec}: {weights.url} cannot be downloaded: {first_line(error)}",
+                hint=f"put the file into {cached.parent}, or give `weights` random, or `weights` FILE",
+            ) from error
     state = read_weights(cached)
     weights.get_state_dict = lambda *_args, **_named: state  # in place of one that unpickles
     try:
         yield
     finally:
         del weights.get_state_dict
-
-
-def _download(source: Source, url: str, cached: Any) -> None:
-    torch = import_torch()
-    cached.parent.mkdir(parents=True, exist_ok=True)
-    digest = torch.hub.HASH_REGEX.search(cached.name)
-    try:
-        torch.hub.download_url_to_file(url, str(cached), digest.group(1) if digest else None, progress=False)
-    except Exception as error:  # of the network, of the file system, or of the digest
-        raise ModelError(
-            f"{source.spec}: {url} cannot be downloaded: {first_line(error)}",
-            hint=f"put the file into {cached.parent}, or give `weights` random, or `weights` FILE",
-        ) from error
 
 
 def _parameters(entry: Any) -> set[str]:

@@ -17,7 +17,7 @@ largest pair: of the float weights p and q,
 Where rounding takes a pair beyond the limit, the weight that was rounded up most is rounded down. GPTQ asks
 for the room that the partner of a weight leaves.
 
-Which weights are neighbours is what `model.saturating_kernels` found of the runtime.
+Which weights are neighbours is what the runtime's rules hold (`GraphRules.saturates`).
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from qcompile.compiler.export import export
 from qcompile.data.images import as_input
 from qcompile.data.processors import load_processor
 from qcompile.errors import DataError, InvalidOption
+from qcompile.model.example import shapes_at, traced_extents
 from qcompile.model.load import describe_named, find_preprocessing, load_torch
 from qcompile.model.named.description import declare_torchvision_operators, suppress
 from qcompile.model.onnx_file import model_io
@@ -35,6 +36,7 @@ from qcompile.model.preprocessing import (
     TextPreprocessing,
     preprocessing_of,
 )
+from qcompile.model.random_input import random_feeds
 from qcompile.model.source import parse_source
 from qcompile.model.source_paths import moved
 from qcompile.progress import quiet
@@ -144,10 +146,11 @@ def test_ranges_and_values_suit_the_model(folder_of: Any) -> None:
     ids = described.inputs[0]
     [extents] = ids.extents
     assert (extents.axis, extents.minimum, extents.maximum) == (1, 1, 38), "40 less padding's 2"
-    feeds = described.example()
+    shapes = shapes_at(described.inputs, traced_extents(described.inputs, {}, ())[0])
+    feeds = random_feeds(described.inputs, shapes=shapes, domains=described.domains)
     assert feeds["input_ids"].max() < 64
     assert not np.isin(feeds["input_ids"], [1, 2, 3]).any(), "padding, begin and end are no words"
-    assert feeds["attention_mask"].tolist() == [[1] * 16, [1] * 12 + [0] * 4]
+    assert feeds["attention_mask"].tolist() == [[1] * 12 + [0] * 4] * 2
 
 
 def test_another_size_keeps_the_share_of_the_image_and_a_name_is_a_preprocessing() -> None:
