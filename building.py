@@ -44,9 +44,6 @@ def build(
         progress: Told of every step.
         options: Fields of `BuildSpec` by name, in place of those of `spec`.
 
-    Returns:
-        The artifact and its manifest with the proof.
-
     Raises:
         InvalidOption: If an option is wrong, or the graph has not the precision and cannot be given it.
         EngineUnavailable: If the runtime cannot build here, with the reason.
@@ -68,11 +65,13 @@ def plan(
     **options: Unpack[BuildKeywords],
 ) -> dict[str, object]:
     """Prepare, parse and check everything that `build` would, and return what would be built."""
-    from .engines.build import plan_engine
+    from .engines.registry import engine
 
     asked = spec_from_call(BuildSpec, spec, options)
     with trusting(asked.trust), _lowered(model, asked, progress) as lowered:
-        return plan_engine(request_for(model, asked, lowered, Path("dry-run"), progress))
+        request = request_for(model, asked, lowered, Path("dry-run"), progress)
+        planned = engine(asked.target).plan(request)
+        return {"target": asked.target, "precision": request.precision, **planned}
 
 
 def build_lowered(
@@ -96,19 +95,18 @@ def request_for(
     from .engines.base import BuildRequest
     from .engines.registry import engine
 
-    gpus = tuple(dict.fromkeys(gpu.lower() for gpu in spec.gpus))
+    same_floats = spec.floats == lowered.float_precision
+    lowered_spec = replace(
+        spec,
+        precision=lowered.precision,
+        float_precision=spec.float_precision if same_floats else lowered.float_precision,
+        gpus=tuple(dict.fromkeys(gpu.lower() for gpu in spec.gpus)),
+        isa=resolve_isa(spec.isa, spec.target),
+    )
     return BuildRequest(
         lowered.path,
         output,
-        replace(
-            spec,
-            precision=lowered.precision,
-            float_precision=spec.float_precision
-            if spec.floats == lowered.float_precision
-            else lowered.float_precision,
-            gpus=gpus,
-            isa=resolve_isa(spec.isa, spec.target),
-        ),
+        lowered_spec,
         source=str(model),
         layers=lowered.layers,
         tf32=spec.precision == "best",
@@ -132,9 +130,6 @@ def refit(
             converted as the build converted it), the quantized one for INT8 and FP8.
         output: Engine to write; may be the same file.
         progress: Told of every step.
-
-    Returns:
-        The engine and its manifest.
 
     Raises:
         InvalidOption: If it is no TensorRT engine.

@@ -71,14 +71,8 @@ Outputs = dict[str, list[NDArray[Any]]]
 
 @dataclass(frozen=True)
 class Execution:
-    """How an engine makes an artifact of a graph, and the ways to load it.
-
-    Attributes:
-        runtime: Its name, for messages.
-        make: Writes the artifact of a graph's file: (graph, artifact).
-        ways: Words to what opens an artifact so, the way of this package first.
-        halves: "fp16" or "bf16" where the runtime was told to compute float32 in it.
-    """
+    """How a runtime makes an artifact of a graph's file, and the ways to load it, in words, that of this
+    package first; `halves` is "fp16" or "bf16" where it was told to compute float32 in it."""
 
     runtime: str
     make: Callable[[Path, Path], None]
@@ -142,9 +136,8 @@ class Deviation:
     def excess(self, *, integers: bool, noise_db: float | None) -> float:
         """Return what execution adds as a share of what is allowed; above 1 it fails.
 
-        Args:
-            integers: Whether the artifact rounds to integers at all, so that the floor counts.
-            noise_db: Signal-to-noise ratio that computing floats may cost; None where they are of 32 bits.
+        The floor counts where the artifact rounds to `integers` at all; `noise_db` is the signal-to-noise
+        ratio that computing floats may cost, None where they are of 32 bits.
         """
         added = self.total - self.quantization
         if added <= 0:
@@ -161,14 +154,9 @@ class Deviation:
         """Return how far the output is from its graph, and that from the one without roundings."""
         if self.labels:
             return f"output {name!r}: {self.error:.0f} of {self.elements} elements differ from its graph"
-        equal = (
-            "equal to its graph"
-            if not self.error
-            else f"{decibels(self.signal, self.error):.1f} dB from its graph"
-        )
-        if not self.quantization:
-            return f"output {name!r}: {equal}"
-        return f"output {name!r}: {equal}, which has {decibels(self.signal, self.quantization):.1f} dB"
+        equal = f"{decibels(self.signal, self.error):.1f} dB from" if self.error else "equal to"
+        quantized = f", which has {decibels(self.signal, self.quantization):.1f} dB"
+        return f"output {name!r}: {equal} its graph{quantized if self.quantization else ''}"
 
 
 def check_values(
@@ -176,12 +164,7 @@ def check_values(
 ) -> Values:
     """Compare an artifact with its graph, in every way in which it is loaded.
 
-    Args:
-        request: What was built.
-        graph: Which the engine was given.
-        artifact: What it made.
-        execution: How it makes and loads artifacts.
-        feeds: Input that it takes, whose extents random input gets beside the request's samples.
+    Random input beside the request's samples has the extents of `feeds`, which the artifact takes.
     """
     if rounds_activations(graph) and (reason := why_not_exact(request.spec.isa)):
         warning = f"values are not checked here: {reason}; check them with `qcompile diff` where it runs"

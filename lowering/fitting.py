@@ -59,11 +59,7 @@ _EVERY = "all"
 
 @dataclass(frozen=True)
 class Fitted:
-    """A graph that a reader takes.
-
-    Attributes:
-        worked_around: Known fault to the names of the nodes that were rewritten because of it.
-    """
+    """A graph that a reader takes; nodes were rewritten to work around known faults."""
 
     path: Path
     worked_around: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -71,12 +67,7 @@ class Fitted:
 
 
 class Fitting:
-    """What fits the graphs of one build.
-
-    Args:
-        model: The user's float model, on which rewrites are compared.
-        needed: The precision of the graph.
-    """
+    """What fits the graphs of one build; rewrites are compared on `model`, the user's float model."""
 
     def __init__(
         self,
@@ -94,24 +85,17 @@ class Fitting:
     def fit(self, graph: Path) -> Fitted:
         """Write a graph that the reader takes."""
         self.warnings = []
-        graph = self._with_io_types(graph)
+        types = {name: dtype for name, (dtype, _) in self.spec.tensorrt.tensor_formats.items() if dtype}
+        graph = self._saved(set_io_types(load_onnx(graph), types)) if types else graph
         graph = self._without_lacking(graph)
         graph = self._in_older_opset(graph)
         graph = self._without_missing(graph)
         graph = with_kernel_shapes(graph, self.path, self.spec.target)
-        self._tell_of_foreign(graph)
-        return self._without_faults(graph)
-
-    def _tell_of_foreign(self, graph: Path) -> None:
-        """Say which of TensorRT's operators are left, with which nothing but TensorRT can be compared."""
         if left := find_trt_operators(read_weightless(graph).model):
             self.warnings.append(
                 f"ONNX Runtime has no {', '.join(left)}: what the engine computes cannot be compared with it"
             )
-
-    def _with_io_types(self, graph: Path) -> Path:
-        types = {name: dtype for name, (dtype, _) in self.spec.tensorrt.tensor_formats.items() if dtype}
-        return self._saved(set_io_types(load_onnx(graph), types)) if types else graph
+        return self._without_faults(graph)
 
     def _without_lacking(self, graph: Path) -> Path:
         """Write forms of operators that the reader lacks in others, where they can be."""
@@ -181,7 +165,14 @@ class Fitting:
         for fault in faults:
             left = FAULTY_GRAPHS[fault.name].find(light) if fault.name in found else []
             if left and fault.action != "warn":
-                raise self._refusal(fault, left)
+                way = fault.hint or "write it with other operators in the model"
+                reader = self.capabilities.reader
+                raise UnsupportedOperator(
+                    f"{self.model}: {reader} computes {', '.join(left)} wrongly: {fault}",
+                    hint=f"{way}; `ignore_faults` {fault.name} builds it as it is",
+                    operator=fault.operator,
+                    node=left[0],
+                )
             if left:
                 self.warnings.append(f"known fault {fault}: {', '.join(left)}")
             elif fault.name in found:
@@ -200,21 +191,8 @@ class Fitting:
             and fault.profiles <= len(spec.tensorrt.profiles)
         ]
 
-    def _refusal(self, fault: KnownFault, nodes: Sequence[str]) -> UnsupportedOperator:
-        way = fault.hint or "write it with other operators in the model"
-        return UnsupportedOperator(
-            f"{self.model}: {self.capabilities.reader} computes {', '.join(nodes)} wrongly: {fault}",
-            hint=f"{way}; `ignore_faults` {fault.name} builds it as it is",
-            operator=fault.operator,
-            node=nodes[0],
-        )
-
     def _compare(self, change: Cure, path: Path | None = None) -> list[str]:
-        """Compare a file, by default the float model, with what a change makes of it.
-
-        Returns:
-            What could not be compared.
-        """
+        """Compare a file, by default the float model, with what a change makes; return what cannot be."""
         path = path or self.model
         model = load_onnx(path)
         change(model)
@@ -268,10 +246,8 @@ def constraints_of(
 ) -> tuple[dict[str, str], Path, list[str]]:
     """Return node of the graph to the precision it must have, the graph, and what the user should know.
 
-    Args:
-        output: Where it is written with a name for each node, after which layers are named.
-        needed: The precision of the graph; another than the spec's where the engine chooses.
-        ranges: Observed values of activations.
+    The graph is written to `output` with a name for each node, after which layers are named; its precision,
+    `needed`, is another than the spec's where the engine chooses.
     """
     named = _named(model, spec, capabilities, needed)
     half = half_left_to_engine(spec, capabilities)
@@ -284,7 +260,13 @@ def constraints_of(
     protected = nodes_to_protect(proto, HALVES[half], ranges=observed)
     names = [node.name for node in proto.graph.node]
     save_onnx(proto, output)
-    asked = {name: kind for layer, kind in named.items() for name in _nodes_of(layer, names)}
+    asked: dict[str, str] = {}
+    for (
+        layer,
+        kind,
+    ) in named.items():  # a node of the model is itself in the graph, or those it was written in
+        parts = [layer] if layer in names else [name for name in names if name.startswith(f"{layer}/")]
+        asked |= dict.fromkeys(parts or [layer], kind)
     blind = half == "fp16" and observed is None
     return dict.fromkeys(protected, "fp32") | asked, output, [_BLIND] * blind
 
@@ -321,8 +303,3 @@ def _named(model: Path, spec: BuildSpec, capabilities: Capabilities, needed: str
     above = dict.fromkeys(match_nodes(graph, spec.exclude, only=spec.only), "fp32")
     layers = spec.layer_precisions.items()
     return above | {name: kind for pattern, kind in layers for name in match_nodes(graph, [pattern])}
-
-
-def _nodes_of(asked: str, names: Sequence[str]) -> list[str]:
-    """A node of the model as it is in the graph: itself, or those that it was written out in."""
-    return [asked] if asked in names else [name for name in names if name.startswith(f"{asked}/")] or [asked]

@@ -54,11 +54,9 @@ class LoweredGraph:
     Attributes:
         path: The ONNX file, the model itself where nothing had to change; or a MODEL spelling.
         precision: What is built: never "best".
-        float_precision: What INT8 and FP8 leave in float is computed in.
         layers: Name of a node to the precision it must have: constraints for an engine that chooses types.
         planned: Names of the layers that were to be quantized before the engine was asked.
         left_in_float: Those of them that it computes in float, with what it said; they are not quantized.
-        warnings: What the user should know.
         worked_around: Known fault of the engine to the nodes that were rewritten because of it.
     """
 
@@ -112,19 +110,10 @@ def lower(
     keep: bool = False,
     progress: Progress = silent,
 ) -> LoweredGraph:
-    """Make the graph that an engine needs.
+    """Make the graph that an engine needs of an ONNX file, or of a MODEL where the engine takes PyTorch.
 
-    Args:
-        model: ONNX file; a MODEL spelling where the engine takes PyTorch.
-        spec: What the artifact is to be.
-        capabilities: Of the engine of the spec's target.
-        output: ONNX file to write, with a manifest from which `load_lowered` reads the result.
-        ranges: In place of the file that the spec names.
-        keep: Write it even where the model itself is what the engine needs.
-        progress: Told of every step.
-
-    Returns:
-        The graph; its path is the model where that is what the engine needs, and `keep` is not set.
+    It is written to `output`, with a manifest from which `load_lowered` reads the result; where the model
+    itself is what the engine needs, only with `keep`. `ranges` are in place of the file that the spec names.
     """
     from ..engines.registry import engine
 
@@ -174,7 +163,8 @@ def _decided(
                 hint="`qcompile tune` measures which precision is fastest within an accuracy",
                 option="precision",
             )
-        quantized = has_ranges or bool(spec.calibrator) or _precision_of(model) == "int8"
+        present = graph_precision(read_weightless(Path(model)).model)
+        quantized = has_ranges or bool(spec.calibrator) or present == "int8"
         return replace(
             spec, precision="int8" if quantized else "fp16", float_precision="fp16" if quantized else "fp32"
         )
@@ -191,10 +181,6 @@ def _decided(
             option="precision",
         )
     return spec
-
-
-def _precision_of(model: str | Path) -> str:
-    return graph_precision(read_weightless(Path(model)).model)
 
 
 class _Lowering:
@@ -230,7 +216,9 @@ class _Lowering:
             half = self.capabilities.in_graph.get(self.spec.floats, "fp32")
             given = with_half_rest(self.model, self.path, half) if self.static else self.model
             graph = self._fitted(given)
-        elif self.needed == "int8" and self._is_asked():
+        elif (
+            self.needed == "int8" and self.static and self.capabilities.tells_missed and not self.spec.strict
+        ):
             graph, planned, left = self._quantized_as_told()
         else:
             graph = self._typed(data=self.spec.data)
@@ -241,7 +229,10 @@ class _Lowering:
         if (keep or graph != source) and graph != self.path:
             save_onnx(load_onnx(graph), self.path)
             graph = self.path
-        warnings = [*self.manifest.warnings, *self._unlearnt()] if self.manifest else []
+        warnings = list(self.manifest.warnings) if self.manifest else []
+        if self.manifest and self.static and self.needed == "int8" and self.spec.data is None:
+            lost = "biases were not corrected, and " if self.spec.correct_bias else ""
+            warnings.append(f"no data was given: {lost}what INT8 loses was judged on random input")
         warnings += [*self.fitted.warnings, *told]
         lowered = LoweredGraph(
             str(output if graph == self.path else graph),
@@ -258,7 +249,7 @@ class _Lowering:
         if spec.calibrator:
             return False
         named = [*spec.layer_precisions, *spec.exclude, *spec.only] if needed != "fp32" else []
-        present = _precision_of(model)
+        present = graph_precision(read_weightless(model).model)
         if present == needed and not named:
             return False
         if present != "fp32":
@@ -279,9 +270,6 @@ class _Lowering:
                 option="ranges",
             )
         return True
-
-    def _is_asked(self) -> bool:
-        return self.static and self.capabilities.tells_missed and not self.spec.strict
 
     def _typed(self, left: Mapping[str, str] = MappingProxyType({}), *, data: str | None = None) -> Path:
         """Quantize or cast the model, and fit the graph to the engine."""
@@ -350,13 +338,6 @@ class _Lowering:
         """Fit the graph to what reads it, and note what was worked around."""
         self.fitted = self.fitting.fit(graph)
         return self.fitted.path
-
-    def _unlearnt(self) -> list[str]:
-        """What static INT8 lacks without data."""
-        if not (self.static and self.needed == "int8" and self.spec.data is None):
-            return []
-        lost = "biases were not corrected, and " if self.spec.correct_bias else ""
-        return [f"no data was given: {lost}what INT8 loses was judged on random input"]
 
     def _record(self, lowered: LoweredGraph, source: Path) -> None:
         """Write the manifest of the graph: that of its quantization, and what the graph does not say."""
