@@ -161,11 +161,9 @@ _ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
     120: ("Blackwell (RTX)", _BLACKWELL),
     121: ("Blackwell (Spark)", _BLACKWELL),
 }
-_NEEDS = {
-    "fp32": "", "tf32": "TF32", "fp16": "FP16", "bf16": "BF16", "int8": "INT8", "fp8": "FP8",
-    "nvfp4": "FP4", "mxfp8": "FP4",
-}  # fmt: skip
-"""Precision to the type that its GPU has; MXFP8's blocks came with FP4, with compute capability 10.0."""
+_BLOCKS_NEED = {"fp32": "", "nvfp4": "FP4", "mxfp8": "FP4"}
+"""Precision to the type that its GPU has, where the names differ; MXFP8's blocks came with FP4, with compute
+capability 10.0."""
 _INT4_WEIGHTS = 80
 """TensorRT-RTX Support Matrix: products of INT4 weights ("WoQ GEMM") from 8.6 on, not on 7.5."""
 
@@ -189,7 +187,7 @@ class GpuTypes:
         """Return why it does not multiply in a precision; empty where it does."""
         if precision == "int4":
             return "" if self.number >= _INT4_WEIGHTS else f"{self.capability} has no product of INT4 weights"
-        needed = _NEEDS[precision]
+        needed = _BLOCKS_NEED.get(precision, precision.upper())
         if not needed or needed in self.types:
             return ""
         first = min((number for number, row in _ROWS.items() if needed in row[1]), default=0)

@@ -20,14 +20,8 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class Gpu:
-    """A CUDA device.
-
-    Attributes:
-        name: Such as "NVIDIA H200".
-        architecture: Compute capability, such as "sm90".
-        memory_bytes: All of its memory.
-        cuda: The newest CUDA its driver runs, such as "12.8".
-    """
+    """A CUDA device, such as an "NVIDIA H200" of compute capability "sm90", all of its memory, and the newest
+    CUDA its driver runs, such as "12.8"."""
 
     name: str
     architecture: str
@@ -36,12 +30,8 @@ class Gpu:
 
     def as_json(self) -> dict[str, object]:
         """Return the form kept in manifests."""
-        return {
-            "gpu": self.name,
-            "gpus": [self.architecture],
-            "memory_bytes": self.memory_bytes,
-            "cuda": self.cuda,
-        }
+        sizes = {"memory_bytes": self.memory_bytes, "cuda": self.cuda}
+        return {"gpu": self.name, "gpus": [self.architecture], **sizes}
 
 
 def parse_device(text: str) -> int | None:

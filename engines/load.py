@@ -73,11 +73,9 @@ def load(
 
 
 def engine_of(artifact: str, *, trust: bool = False) -> str:
-    """Return the name of the engine that runs an artifact: by its manifest, else by its ending.
+    """Return the name of the engine that runs an artifact, by its manifest, else by its ending.
 
-    Args:
-        artifact: A file or a MODEL.
-        trust: Whether an engine without a manifest may be taken for what its first bytes say.
+    An engine without a manifest is only with `trust` taken for what its first bytes say.
     """
     path = Path(artifact)
     if path.suffix in (".engine", ".plan"):

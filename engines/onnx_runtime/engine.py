@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,8 +127,13 @@ class OnnxRuntime(Engine):
         values = check_values(request, before, request.output, execution, feeds)
         counts = count_weighted(after, as_executed=True)
         asked = weighted_nodes(before).get(request.precision, [])
-        layers = _planned(asked, after, request.precision)
-        reached = len(asked) - len(layers.missed) - len(layers.unreported)
+        missed, unreported = missed_nodes(asked, after, request.precision)
+        layers = Planned(
+            [node.name for node in asked],
+            {name: f"ONNX Runtime computes it in {kind}" for name, kind in missed.items()},
+            dict.fromkeys(unreported, "ONNX Runtime's optimizer gave it another name"),
+        )
+        reached = len(asked) - len(missed) - len(unreported)
         return BuildOutcome(
             kind="onnx",
             io=model_io(before),
@@ -152,9 +157,7 @@ class OnnxRuntime(Engine):
 
     def _session(self, path: Path, threads: int, *, optimized: bool = False, profile: str = "") -> Any:
         """Load an artifact; with `profile`, ONNX Runtime writes a profile whose file's name begins so."""
-        reason = self.why_not_run()
-        if reason:
-            raise EngineUnavailable(reason, hint=self.fix(), engine=self.name, reason=reason)
+        self.require_here()
         options = session_options(threads)
         without: tuple[str, ...] = ()
         manifest = read_manifest(path)
@@ -176,19 +179,10 @@ class OnnxRuntime(Engine):
         self, artifact: str, run: DeviceRun, *, threads: int = 0, io: ModelIO | None = None
     ) -> Runner:
         run.require_plain(self.name)
-        reason = self.why_not_run_on_gpu(run.device)
-        if reason:
-            raise EngineUnavailable(
-                f"{artifact}: cannot run on GPU {run.device} here: {reason}",
-                hint=self.fix()
-                or (
-                    "pip uninstall -y onnxruntime && pip install onnxruntime-gpu, or give `devices` cpu"
-                    if why_no_cuda_provider()
-                    else "run it on a machine with an NVIDIA GPU, or give `devices` cpu"
-                ),
-                engine=self.name,
-                reason=reason,
-            )
+        way_out = "run it on a machine with an NVIDIA GPU"
+        if not self.why_not_run() and why_no_cuda_provider():
+            way_out = "pip uninstall -y onnxruntime && pip install onnxruntime-gpu"
+        self.require_here(artifact, run.device, f"{way_out}, or give `devices` cpu")
         return open_with_cuda(Path(artifact), run.device, threads)
 
     @contextmanager
@@ -245,15 +239,6 @@ def _infer_tapped(session: Any, shown: Mapping[str, str], feeds: Feeds) -> dict[
     return dict(zip(shown, fetched, strict=True))
 
 
-def _planned(asked: Sequence[onnx.NodeProto], after: onnx.ModelProto, precision: str) -> Planned:
-    missed, unreported = missed_nodes(asked, after, precision)
-    return Planned(
-        tuple(node.name for node in asked),
-        {name: f"ONNX Runtime computes it in {kind}" for name, kind in missed.items()},
-        dict.fromkeys(unreported, "ONNX Runtime's optimizer gave it another name"),
-    )
-
-
 def _require_same_device(path: Path, device: Any, tools: dict[str, str]) -> None:
     import onnxruntime
 
@@ -272,7 +257,12 @@ def _require_same_device(path: Path, device: Any, tools: dict[str, str]) -> None
             file=path,
         )
     blocks, other = (_blocks(features) for features in (device.get("features"), processor()["features"]))
-    if blocks and other and blocks != other and _holds_layouts(path):
+    if (
+        blocks
+        and other
+        and blocks != other
+        and any(name.startswith(_LAYOUTS) for name in count_operators(load_onnx(path, external_data=False)))
+    ):
         portable = "" if device.get("isa") == isa_here() else f", or there with `isa` {isa_here()}"
         raise ArtifactError(
             f"{path}: holds convolutions in blocks of {blocks} channels, of the processor that built it; "
@@ -287,8 +277,3 @@ def _blocks(features: object) -> int:
     if not isinstance(features, list) or "avx2" not in features:
         return 0
     return 16 if _BLOCKS_OF_16 in features else 8
-
-
-def _holds_layouts(path: Path) -> bool:
-    """Whether a file holds tensors in blocks of channels."""
-    return any(name.startswith(_LAYOUTS) for name in count_operators(load_onnx(path, external_data=False)))

@@ -55,16 +55,14 @@ def _tensor(value: Any) -> TensorInfo:
     return TensorInfo(value.name, _DTYPES.get(kind, kind), shape)
 
 
+# Seen with 1.21.1, 1.23.2 and 1.31.1; model/session.py has the three cases.
 KNOWN_FAULTS: tuple[KnownFault, ...] = (
-    KnownFault(
-        "requantized-layer",
-        "Conv, ConvTranspose or Gemm",
-        ("microsoft/onnxruntime 22889", "microsoft/onnxruntime 22969"),
-        "between Q/DQ gets weights of int8 where the graph has floats, or a bias of int32 that overflows",
-        "rewrite",  # seen with 1.21.1, 1.23.2 and 1.31.1; model/session.py has the three cases
-        versions={"onnxruntime": ("1.21", "")},
-    ),
-)
+    KnownFault("requantized-layer", "Conv, ConvTranspose or Gemm",
+               ("microsoft/onnxruntime 22889", "microsoft/onnxruntime 22969"),
+               "between Q/DQ gets weights of int8 where the graph has floats, or a bias of int32 that "
+               "overflows",
+               "rewrite", versions={"onnxruntime": ("1.21", "")}),
+)  # fmt: skip
 
 
 def optimizers_to_leave_out(path: Path) -> tuple[str, ...]:
@@ -121,11 +119,7 @@ def open_with_cuda(path: Path, device: int, threads: int) -> OnnxRuntimeRunner:
 
 
 def placement_notes(operators: Mapping[str, Counter[str]]) -> tuple[str, ...]:
-    """Return what a user must know of where nodes run.
-
-    Args:
-        operators: Provider to the operators of its nodes, counted; empty where that is not told.
-    """
+    """Return what a user must know of where nodes run: provider to operators, empty where none is told."""
     if not operators:
         return ("this ONNX Runtime does not tell which nodes it left to the processor; 1.24 and newer do",)
     notes = []

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...artifact import Check, read_manifest
-from ...errors import ArtifactError, BuildError, EngineUnavailable, IntentNotReached
+from ...errors import ArtifactError, BuildError, IntentNotReached
 from ...files import temporary_folder
 from ...model.graph import weighted_nodes
 from ...model.onnx_file import load_onnx, model_io, save_onnx
@@ -81,7 +81,11 @@ class OpenVino(Engine):
         feeds, computed = self._ask(before, request.output, request)
         values, nodes = self._values(before, request, feeds), weighted_nodes(before)
         asked = nodes["int8" if request.precision == "int8" else "fp32"]
-        told = {node.name: computed[node.name] for node in asked}
+        others = {
+            node.name: computed[node.name]
+            for node in asked
+            if computed[node.name].precision != request.precision
+        }
         reached = [one for one in computed.values() if one.precision == request.precision]
         isa = resolve_isa(request.spec.isa, self.name)
         return BuildOutcome(
@@ -96,13 +100,9 @@ class OpenVino(Engine):
             checks=[Check("runs after loading again", True, request.sampled), *values.checks],
             warnings=[*why_unchecked(isa), *values.warnings],
             layers=Planned(
-                tuple(told),
-                {
-                    name: one.detail
-                    for name, one in told.items()
-                    if one.precision not in (request.precision, UNREPORTED)
-                },
-                {name: one.detail for name, one in told.items() if one.precision == UNREPORTED},
+                [node.name for node in asked],
+                {name: one.detail for name, one in others.items() if one.precision != UNREPORTED},
+                {name: one.detail for name, one in others.items() if one.precision == UNREPORTED},
             ),
         )
 
@@ -129,12 +129,12 @@ class OpenVino(Engine):
             return runner.kernel_times(feeds)
 
     def _opened(self, path: Path, threads: int, *, profile: bool = False) -> OpenVinoRunner:
-        missing = self.why_not_run()
-        if missing:
-            raise EngineUnavailable(missing, hint=self.fix(), engine=self.name, reason=missing)
-        precision = _as_built(path)
-        emulated = why_emulated(precision)
-        if emulated:
+        self.require_here()
+        precision, manifest = "fp32", read_manifest(path)  # float32 of a foreign file
+        if manifest is not None:
+            floats = str(manifest.current_options.get("float_precision") or "fp32")
+            precision = _computed_in(manifest.precision, floats)
+        if emulated := why_emulated(precision):
             raise ArtifactError(
                 f"{path}: computes in {precision}: {emulated}",
                 hint="build it for this machine in another precision",
@@ -178,7 +178,11 @@ class OpenVino(Engine):
         import openvino
 
         io = model_io(load_onnx(path, external_data=False))  # what is damaged is refused before it is read
-        _require_dtypes(io, shown or path)
+        for tensor in io.inputs:
+            if tensor.dtype.startswith(_NO_ARRAYS):
+                problem = f"input {tensor.name!r} is {tensor.dtype}, of which OpenVINO takes no array"
+                hint = "give the model a float32 or int8 input, and cast it inside"
+                raise BuildError(f"{shown or path}: {problem}", hint=hint, tensor=tensor.name)
         core = openvino.Core()
         try:
             model = core.read_model(path)
@@ -198,17 +202,6 @@ class OpenVino(Engine):
         return OpenVinoRunner(core, model, settings, io, path, dynamic=dynamic)
 
 
-def _require_dtypes(io: ModelIO, shown: str | Path) -> None:
-    """Refuse inputs whose element type OpenVINO's binding takes no array of."""
-    for tensor in io.inputs:
-        if tensor.dtype.startswith(_NO_ARRAYS):
-            raise BuildError(
-                f"{shown}: input {tensor.name!r} is {tensor.dtype}, of which OpenVINO takes no array",
-                hint="give the model a float32 or int8 input, and cast it inside",
-                tensor=tensor.name,
-            )
-
-
 def _counted(
     nodes: Mapping[str, Sequence[onnx.NodeProto]], computed: Mapping[str, Computed]
 ) -> dict[str, dict[str, int]]:
@@ -217,15 +210,6 @@ def _counted(
         layers = counts.setdefault(computed[node.name].precision, {})
         layers[node.op_type] = layers.get(node.op_type, 0) + 1
     return counts
-
-
-def _as_built(path: Path) -> str:
-    """The precision of the float parts of an artifact; of a foreign file, float32."""
-    manifest = read_manifest(path)
-    if manifest is None:
-        return "fp32"
-    options = manifest.current_options
-    return _computed_in(manifest.precision, str(options.get("float_precision") or "fp32"))
 
 
 def _computed_in(precision: str, float_precision: str) -> str:

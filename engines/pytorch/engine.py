@@ -17,11 +17,11 @@ from ...model.source import parse_source
 from ...processor import processor
 from ...progress import quiet
 from ...spec.words import Precision
-from ...tensors import Dim, Feeds, ModelIO, TensorInfo
+from ...tensors import Dim, ModelIO, TensorInfo
 from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Runner
 from ..gpu import why_not_gpu
 from ..words import Proposal
-from .runner import MODES, PyTorchRunner
+from .runner import MODES, PyTorchRunner, trace
 from .words import PACKAGES, PROPOSALS, TRITON
 
 
@@ -85,16 +85,11 @@ class PyTorch(Engine):
         if mode not in MODES:
             raise InvalidOption(f"PyTorch mode {mode!r} is unknown; known are {', '.join(MODES)}")
         torch = import_torch()
-        reason = "" if device is None else self.why_not_run_on_gpu(device)
-        if reason:
-            raise EngineUnavailable(
-                f"{artifact}: cannot run on GPU {device} here: {reason}",
-                hint="install a PyTorch with CUDA (https://pytorch.org/get-started), or give `devices` cpu"
-                if torch.version.cuda is None
-                else "run it on a machine with an NVIDIA GPU, or give `devices` cpu",
-                engine=self.name,
-                reason=reason,
-            )
+        if device is not None:
+            way_out = "run it on a machine with an NVIDIA GPU"
+            if torch.version.cuda is None:
+                way_out = "install a PyTorch with CUDA (https://pytorch.org/get-started)"
+            self.require_here(artifact, device, f"{way_out}, or give `devices` cpu")
         if threads:
             torch.set_num_threads(threads)
         source = parse_source(artifact)
@@ -131,13 +126,7 @@ class TorchScript(PyTorch):
         stored = io.BytesIO()  # on a full disk its writer ends the process (torch 2.13: std::terminate)
         try:
             with quiet(), torch.no_grad():
-                traced = torch.jit.trace(
-                    loaded.module,
-                    None if keywords else arguments,
-                    example_kwarg_inputs=keywords or None,
-                    strict=False,
-                )
-                frozen = torch.jit.freeze(traced.eval())
+                frozen = torch.jit.freeze(trace(torch, loaded.module, arguments, keywords).eval())
                 torch.jit.save(frozen, stored)
         except Exception as error:  # tracing runs the user's code, which may raise anything
             raise BuildError(f"{request.model}: cannot be traced: {first_line(error)}") from error
@@ -164,7 +153,14 @@ def _compare(module: Any, example: Example, path: str, label: str) -> tuple[tupl
     lowest = float("inf")
     for feeds in (example.feeds, negated, other):
         expected = flat_outputs(example.call(module, feeds))[1]
-        for a, b in zip(expected, _run_trace(runner, feeds, label), strict=True):
+        try:
+            outputs_of_trace = runner.infer(feeds).values()
+        except ModelError as error:
+            raise BuildError(
+                f"{label}: the traced program fails on another input: {error.message}",
+                hint="forward() depends on extents that a trace freezes",
+            ) from error
+        for a, b in zip(expected, outputs_of_trace, strict=True):
             error = output_error(a, b) if a.shape == b.shape else None
             if error is None or not error.close:
                 raise BuildError(
@@ -179,16 +175,6 @@ def _compare(module: Any, example: Example, path: str, label: str) -> tuple[tupl
     )
     detail = "equal" if lowest == float("inf") else f"{lowest:.1f} dB or better"
     return outputs, Check("same outputs as PyTorch", True, detail)
-
-
-def _run_trace(runner: PyTorchRunner, feeds: Feeds, label: str) -> list[NDArray[Any]]:
-    try:
-        return list(runner.infer(feeds).values())
-    except ModelError as error:
-        raise BuildError(
-            f"{label}: the traced program fails on another input: {error.message}",
-            hint="forward() depends on extents that a trace freezes",
-        ) from error
 
 
 def _shape(array: NDArray[Any], *, dynamic: bool) -> tuple[Dim, ...]:

@@ -39,13 +39,7 @@ class PyTorchRunner(Runner):
 
     Every mode but eager converts the module for the shapes of the feeds, once for each set of shapes, and
     must then compute what eager does; those in 16 bits round, so that only their outputs tell how far off
-    they are.
-
-    Args:
-        module: In evaluation mode, on the device already.
-        io: Its inputs and outputs, where they are known.
-        mode: How it is run.
-        device: Number of the GPU it is on; None for the processor.
+    they are. The module is in evaluation mode, and on the GPU of that number already.
     """
 
     contains = "host to host: one forward()"
@@ -86,17 +80,12 @@ class PyTorchRunner(Runner):
     def prepare(self, feeds: Feeds, *, on_device: bool = False) -> Callable[[], Any]:
         """Return the call that copies, runs and copies back.
 
-        On a GPU what it returns is in memory of its own, which the next call writes again.
-
-        Args:
-            feeds: Input to array.
-            on_device: Of a GPU: copy the feeds there once, here, and leave the outputs there.
+        On a GPU what it returns is in memory of its own, which the next call writes again. With `on_device`
+        the feeds are copied there once, here, and the outputs stay there.
         """
         if self._device is not None:
             call = self._gpu_call(feeds)
-            if on_device:
-                call.upload()
-            return call.run_on_device if on_device else call.run
+            return call.on_device() if on_device else call.run
         module, arguments, keywords = self._prepared(feeds)
         inference_mode = self._torch.inference_mode
 
@@ -168,12 +157,7 @@ def _convert(torch: Any, module: Any, mode: Mode, arguments: Any, keywords: Any)
             elif mode == "script":
                 converted = torch.jit.script(module)
             else:
-                converted = torch.jit.trace(
-                    module,
-                    None if keywords else arguments,
-                    example_kwarg_inputs=keywords or None,
-                    strict=False,
-                )
+                converted = trace(torch, module, arguments, keywords)
                 converted = torch.jit.freeze(converted) if mode == "freeze" else converted
         with quiet(), torch.inference_mode():
             # The first calls of TorchScript profile and optimize; its result may change with the second.
@@ -187,6 +171,12 @@ def _convert(torch: Any, module: Any, mode: Mode, arguments: Any, keywords: Any)
     if not all(a.shape == b.shape and output_error(a, b).close for a, b in pairs):
         raise ModelError(f"PyTorch mode {mode}: computes something else than eager does on the same input")
     return converted
+
+
+def trace(torch: Any, module: Any, arguments: Any, keywords: Any) -> Any:
+    """Return a module as a traced TorchScript program."""
+    positional = None if keywords else arguments
+    return torch.jit.trace(module, positional, example_kwarg_inputs=keywords or None, strict=False)
 
 
 def _rounding(torch: Any, device: Any) -> tuple[str, ...]:
@@ -234,11 +224,8 @@ def _cast(torch: Any, value: Any, dtype: Any) -> Any:
 
 
 class GpuCall:
-    """A module with its feeds, on a stream and with page-locked memory of its own.
-
-    Engines of TensorRT run the same way: only copies from and to page-locked memory are asynchronous, and
-    only latencies of the same copies can be compared. The module is on the GPU already; its arguments are on
-    the host, and are copied to page-locked memory here.
+    """A module with its feeds, on a stream and with page-locked memory of its own, as engines of TensorRT
+    run: only latencies of the same copies can be compared.
 
     `outputs` is what `forward` returned, its tensors on the host, once `wait` has returned; the next run
     writes the same memory.
@@ -273,18 +260,19 @@ class GpuCall:
         self.wait()
         return self.outputs
 
-    def upload(self) -> None:
-        """Copy the inputs to the device, where they stay."""
+    def on_device(self) -> Callable[[], Any]:
+        """Copy the inputs to the device, and return the call that runs, and leaves the outputs there."""
         with self._on_stream():
             self._upload()
         self.wait()
 
-    def run_on_device(self) -> Any:
-        """Run on the inputs that are on the device, and return the outputs there."""
-        with self._on_stream():
-            self._forward()
-        self.wait()
-        return self._result
+        def run() -> Any:
+            with self._on_stream():
+                self._forward()
+            self.wait()
+            return self._result
+
+        return run
 
     def times(self, iterations: int) -> GpuTimes:
         make_event = partial(self._torch.cuda.Event, enable_timing=True)

@@ -42,13 +42,8 @@ def _has(name: str) -> property:
 
 @dataclass(frozen=True)
 class Adapter:
-    """One installed TensorRT.
-
-    Attributes:
-        module: The imported Python module.
-        target: "tensorrt" or "tensorrt-rtx".
-        weak: Whether types are left to TensorRT although the graph's could bind it.
-    """
+    """One installed TensorRT, by its module, for "tensorrt" or "tensorrt-rtx"; `weak` types are left to it
+    although the graph's could bind it."""
 
     module: Any
     target: str

@@ -14,7 +14,7 @@ from ...spec.words import BLOCK_FORMATS, PRECISIONS, Precision
 from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Runner
 from ..gpu import find_gpu, why_no_gpu, why_not_gpu
-from ..words import KnownFault, Proposal, TritonBackend, faults_of
+from ..words import KnownFault, Proposal, TritonBackend
 from .adapter import load_adapter
 from .known_faults import KNOWN_FAULTS
 from .plan import (
@@ -88,7 +88,8 @@ class TensorRT(Engine):
 
     def known_faults(self) -> Sequence[KnownFault]:
         adapter, gpu = load_adapter(self.name), find_gpu()
-        return faults_of(KNOWN_FAULTS, adapter.target, adapter.version, gpu.architecture if gpu else "")
+        here = gpu.architecture if gpu else ""
+        return [fault for fault in KNOWN_FAULTS if fault.affects(adapter.target, adapter.version, here)]
 
     def check(self, spec: BuildSpec) -> None:
         adapter = load_adapter(self.name).typed(spec.tensorrt.typing)

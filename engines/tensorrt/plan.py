@@ -182,12 +182,11 @@ def dequantized_products(adapter: Adapter, precision: str) -> list[str]:
     Found in engines of 1.7.1 for sm120: their generated programs make float16 of both operands
     (docs/tensorrt_builds.md).
     """
-    if precision != "mxfp8" or not adapter.is_rtx:
-        return []
-    return [
+    text = (
         f"{adapter.name} stores MXFP8 and multiplies floats: engines of 1.7.1 dequantize both operands; "
         "`precision` nvfp4 and fp8 have products of their own"
-    ]
+    )
+    return [text] if precision == "mxfp8" and adapter.is_rtx else []
 
 
 _ENTRY_POINTS = ("getCreators", "getPluginCreators")
@@ -198,11 +197,8 @@ _ENTRY_POINTS = ("getCreators", "getPluginCreators")
 class PlanNeeds:
     """What a plan needs beside TensorRT, as the options of its build spell it.
 
-    Attributes:
-        host_code: Whether it holds host code that may run: of a file that is known to be what its manifest
-            says, that was just built, or that the user trusts.
-        weights_on_gpu: `weight_streaming`.
-        allocation: `allocation_strategy`.
+    `host_code` that it holds may run: of a file that is known to be what its manifest says, that was just
+    built, or that the user trusts. `weights_on_gpu` is `weight_streaming`, `allocation` its strategy.
     """
 
     plugins: Sequence[str] = ()
@@ -226,11 +222,8 @@ class OpenPlan:
 
 
 def needs_of(manifest: Manifest | None) -> PlanNeeds:
-    """Return what a file's manifest says it needs.
-
-    The caller has compared both, or the user trusts the file (`engines.load`). One without manifest is loaded
-    only if the user trusts it, and may then hold host code.
-    """
+    """Return what a file's manifest says it needs; one without is loaded (`engines.load`) only if the user
+    trusts it, and may then hold host code."""
     return PlanNeeds(host_code=True) if manifest is None else needs_of_options(manifest.options)
 
 

@@ -10,10 +10,7 @@ PACKAGES = {"tensorrt": "tensorrt"}
 RTX_PACKAGES = {"tensorrt-rtx": "tensorrt_rtx"}
 
 RULES = GraphRules(
-    zero_points="none",
-    quantizes_chains=False,
-    opens_lstms=True,
-    formats=("fp8", *BLOCK_FORMATS),
+    zero_points="none", quantizes_chains=False, opens_lstms=True, formats=("fp8", *BLOCK_FORMATS)
 )
 
 TRITON = TritonBackend(

@@ -50,12 +50,8 @@ _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 @dataclass
 class Prepared:
-    """A network that is parsed and configured, ready to be built.
-
-    The parser holds the weights until the build. `monitor` is None where TensorRT has none, `timing_cache`
-    for none, `gpu` where none is here, `feeder` without a calibrator; `warnings` are what the build was not
-    given, and named layers that are not there.
-    """
+    """A network that is parsed and configured; the parser holds the weights until it is built. The warnings
+    are of what the build was not given, and of named layers that are not there."""
 
     builder: Any
     network: Any
@@ -232,15 +228,13 @@ def _weak(adapter: Adapter, request: BuildRequest) -> bool:
 
 
 def make_monitor(module: Any, progress: Progress) -> Any:
-    """Return an `IProgressMonitor` that tells `progress` and keeps in `raised` what that raises.
+    """Return an `IProgressMonitor` that passes the outermost phase on.
 
-    `before_each_step` may be set to what raises in place of it, such as a Ctrl-C that was deferred.
+    What is raised meanwhile, such as by `before_each_step` (a Ctrl-C that was deferred), must not cross
+    TensorRT's C++: it is kept in `raised`, the build is cancelled, and the caller raises it.
     """
 
     class Monitor(module.IProgressMonitor):  # type: ignore[misc]
-        """Passes the outermost phase on. What is raised meanwhile (Ctrl-C) must not cross TensorRT's
-        C++: it is kept, the build is cancelled, and the caller raises it."""
-
         def __init__(self) -> None:
             module.IProgressMonitor.__init__(self)
             self.totals: dict[str, int] = {}
@@ -272,10 +266,8 @@ def make_monitor(module: Any, progress: Progress) -> Any:
 def interrupt_deferred() -> Iterator[Callable[[], None]]:
     """Take note of Ctrl-C in the block, and handle it at its end; a second one ends the process at once.
 
-    So with SIGTERM and SIGHUP, where Python code handles them. A signal that is ignored stays ignored.
-
-    Yields:
-        A function that handles it where there was one, which raises: for a callback that can pass it on.
+    So with SIGTERM and SIGHUP, where Python code handles them; one that is ignored stays so. The function
+    that is yielded handles a signal earlier, which raises: for a callback that can pass it on.
     """
     came: list[int] = []
     before: dict[int, Callable[[int, FrameType | None], object]] = {}

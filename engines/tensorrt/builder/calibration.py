@@ -50,13 +50,9 @@ _CLASSES = {"entropy": "IInt8EntropyCalibrator2", "minmax": "IInt8MinMaxCalibrat
 class Feeder:
     """Copies batches to the device, one at a time; what TensorRT's calibrator calls.
 
-    Attributes:
-        first: The first batch, whose shapes TensorRT calibrates at; `batches` are all, the first too.
-        kind: Which of TensorRT's calibrators asks for them, "entropy" or "minmax".
-        inputs: The network's inputs, known once it is parsed.
-        raised: What went wrong meanwhile; TensorRT saw the end of the data, and the engine is worthless.
-        cache: What TensorRT wrote: its own scales.
-        before_each_step: May raise, such as a Ctrl-C that was deferred.
+    TensorRT calibrates at the shapes of the first batch; `batches` are all, the first too. Its inputs are
+    known once the network is parsed. `raised` went wrong meanwhile: the engine is worthless. `cache` are
+    TensorRT's own scales; `before_each_step` may raise, such as a Ctrl-C that was deferred.
     """
 
     first: Batch
@@ -171,18 +167,15 @@ class CalibrationInput:
         array = np.asarray(batch.feeds[self.name])
         values = None if self.values is None else tuple(int(value) for value in array.reshape(-1))
         converted = convert(array, self.dtype)
+        first_batch = "which is the first batch's"
         if array.shape != self.shape:
-            first_shape = f"which is the first batch's, {format_shape(self.shape)}"
-            problem = (
-                f"has shape {format_shape(array.shape)}; TensorRT calibrates at one shape, {first_shape}"
-            )
+            expected = f"TensorRT calibrates at one shape, {first_batch}, {format_shape(self.shape)}"
+            problem = f"has shape {format_shape(array.shape)}; {expected}"
         elif converted is None:
             problem = f"is {array.dtype} with values that {self.dtype}, which TensorRT reads, does not hold"
         elif values != self.values:
             shape, first = (", ".join(map(str, extents or ())) for extents in (values, self.values))
-            problem = (
-                f"holds the shape {shape}; TensorRT calibrates at one, which is the first batch's, {first}"
-            )
+            problem = f"holds the shape {shape}; TensorRT calibrates at one, {first_batch}, {first}"
         else:
             return converted
         problem = f"{batch.where}: input {self.name!r} {problem}"
@@ -190,10 +183,7 @@ class CalibrationInput:
         raise DataError(problem, hint=hint, tensor=self.name, sample=batch.where)
 
     def as_range(self) -> InputRange:
-        """Return the one shape, or the one value, of a calibration profile.
-
-        An input whose values are shapes has a range of values (Polygraphy: backend/trt/profile.py, `to_trt`).
-        """
+        """Return the shape, or the value, of a calibration profile (Polygraphy: backend/trt/profile.py)."""
         extents = self.shape if self.values is None else self.values
         return InputRange(self.name, extents, extents, extents, of_values=self.values is not None)
 

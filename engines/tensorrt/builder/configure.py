@@ -51,7 +51,13 @@ def configure(adapter: Adapter, builder: Any, config: Any, log: Log, options: Te
             problem = f"`dla_core` {options.dla_core}: this machine has {builder.num_DLA_cores} DLA cores"
             raise InvalidOption(problem, hint="leave it out: the GPU is used", option="dla_core")
         config.default_device_type, config.DLA_core = module.DeviceType.DLA, options.dla_core
-    for option, flag in _flags(adapter, options):
+    subject = "`strip_weights`" if options.strip_weights else "`refit`"
+    strip_flags = adapter.strip_flags(refit=options.refit, strip=options.strip_weights)
+    enabled = [flag_name for flag_name in _FLAGS if getattr(options, flag_name)]
+    for option, flag in [
+        *((subject, flag) for flag in strip_flags),
+        *((f"`{flag}`", adapter.flag(flag.upper(), f"`{flag}`")) for flag in enabled),
+    ]:
         with setting(log, option, name):
             config.set_flag(flag)
         if not config.get_flag(flag):
@@ -88,17 +94,6 @@ def verbosity(adapter: Adapter, name: str) -> Any:
     return getattr(adapter.module.ProfilingVerbosity, _VERBOSITY[name])
 
 
-def _flags(adapter: Adapter, options: TensorRTOptions) -> list[tuple[str, Any]]:
-    """The builder flags that the options ask for, each with the option's name."""
-    subject = "`strip_weights`" if options.strip_weights else "`refit`"
-    flags = adapter.strip_flags(refit=options.refit, strip=options.strip_weights)
-    enabled = [name for name in _FLAGS if getattr(options, name)]
-    return [
-        *((subject, flag) for flag in flags),
-        *((f"`{name}`", adapter.flag(name.upper(), f"`{name}`")) for name in enabled),
-    ]
-
-
 def build_routes(config: Any) -> dict[str, str]:
     """Return the options that a `build_route` may be made of, each with its values; {} before 11.1.
 
@@ -119,8 +114,7 @@ def add_profiles(builder: Any, config: Any, profiles: Sequence[Sequence[InputRan
 
 def set_calibration_profile(builder: Any, config: Any, ranges: Sequence[InputRange]) -> None:
     """TensorRT calibrates at the OPT shape of a profile; this one has the shapes of the data only."""
-    profile = _profile(builder, ranges)
-    if not config.set_calibration_profile(profile):
+    if not config.set_calibration_profile(_profile(builder, ranges)):
         raise BuildError(f"TensorRT refuses the calibration profile ({', '.join(map(_spelled, ranges))})")
 
 
@@ -137,9 +131,8 @@ def _profile(builder: Any, ranges: Sequence[InputRange]) -> Any:
         try:
             set_range(item.name, item.min, item.opt, item.max)
         except (RuntimeError, TypeError, ValueError) as error:
-            raise BuildError(
-                f"TensorRT refuses the range of {_spelled(item)}: {first_line(error)}"
-            ) from error
+            problem = f"TensorRT refuses the range of {_spelled(item)}: {first_line(error)}"
+            raise BuildError(problem) from error
     return profile
 
 
@@ -195,9 +188,8 @@ def _parsed(text: str, option: str) -> dict[str, Shapes]:
         for of_kind, shape in zip(shapes.values(), spellings, strict=True):
             extents = parse_shape(shape, option=option)
             if any(isinstance(extent, str) for extent in extents):
-                raise InvalidOption(
-                    f"{option}: input {name!r}: {format_shape(extents)} is not made of numbers"
-                )
+                shown = format_shape(extents)
+                raise InvalidOption(f"{option}: input {name!r}: {shown} is not made of numbers")
             of_kind[name] = tuple(int(extent) for extent in extents)
     return {**shapes}
 
@@ -225,10 +217,8 @@ def _check_shapes(
         for name, shape in shapes.items():
             tensor = next((tensor for tensor in inputs if tensor.name == name), None)
             if tensor is None:
-                known = ", ".join(tensor.name for tensor in inputs)
-                raise InvalidOption(
-                    f"{option or f'`{kind}_shapes`'}: no input {name!r}; the inputs are {known}"
-                )
+                option, known = option or f"`{kind}_shapes`", ", ".join(tensor.name for tensor in inputs)
+                raise InvalidOption(f"{option}: no input {name!r}; the inputs are {known}")
             count = tensor.shape[0] if tensor.shape else 1
             if name in shape_tensors and len(shape) != count:
                 raise InvalidOption(
@@ -236,10 +226,8 @@ def _check_shapes(
                     hint="give the least, usual and largest values it holds",
                 )
             if name not in shape_tensors and not tensor.accepts(shape):
-                raise InvalidOption(
-                    f"input {name!r}: {kind} shape {format_shape(shape)} does not fit "
-                    f"{format_shape(tensor.shape)}"
-                )
+                misfit = f"{format_shape(shape)} does not fit {format_shape(tensor.shape)}"
+                raise InvalidOption(f"input {name!r}: {kind} shape {misfit}")
 
 
 def _range(
@@ -289,9 +277,8 @@ def _from_note(tensor: TensorInfo, note: InputNote) -> InputRange:
         if isinstance(extent, int):
             shapes.append((extent, extent, extent))
             continue
-        usual = (
-            (_DEFAULT_OPT, _DEFAULT_MAX) if axis == 0 and example <= _DEFAULT_MAX else (example, 2 * example)
-        )
+        is_batch = axis == 0 and example <= _DEFAULT_MAX
+        usual = (_DEFAULT_OPT, _DEFAULT_MAX) if is_batch else (example, 2 * example)
         opt, high = (limits.nearest(number) for number in usual)
         if axis and limits.maximum is not None:
             high = limits.nearest(limits.maximum)

@@ -94,10 +94,8 @@ def set_formats(adapter: Adapter, network: Any, log: Log, formats: Mapping[str, 
         if not spelled:
             continue
         if spelled.upper() not in members:
-            known = ", ".join(sorted(member.lower() for member in members))
-            raise InvalidOption(
-                f"`io_formats` {name}: {adapter.name} has no format {spelled!r}; it has {known}"
-            )
+            known = f"format {spelled!r}; it has {', '.join(sorted(members)).lower()}"
+            raise InvalidOption(f"`io_formats` {name}: {adapter.name} has no {known}")
         with setting(log, f"`io_formats` {name}={spelled}", adapter.name):
             tensors[name].allowed_formats = 1 << int(members[spelled.upper()])
 
@@ -132,8 +130,7 @@ def keep_layers(adapter: Adapter, network: Any, config: Any, log: Log, request: 
         raise InvalidOption(f"`layers`: the network has no layer {', '.join(named)}", option="layers")
     for name, layers_of_node in by_node.items():
         for layer in layers_of_node:
-            if _computes_floats(layer):
-                _force(adapter, layer, layers[name], log)
+            _force(adapter, layer, layers[name], log)
     flag = "PREFER" if spec.tensorrt.precision_constraints == "prefer" else "OBEY"
     config.set_flag(adapter.flag(f"{flag}_PRECISION_CONSTRAINTS", "`layers`"))
     if not missing:
@@ -157,26 +154,23 @@ def _layers_by_node(network: Any, names: Collection[str]) -> dict[str, list[Any]
     return made
 
 
-def _computes_floats(layer: Any) -> bool:
-    """Whether a layer's outputs are floats, and no shape."""
+def _force(adapter: Adapter, layer: Any, precision: str, log: Log) -> None:
+    """Force a layer whose outputs are floats, and no shape; others are left alone."""
+    kind, option = _TYPES[precision], f"`layers` {layer.name}={precision}"
     outputs = [*map(layer.get_output, range(layer.num_outputs))]
     first = [layer.get_input(0)] if layer.num_inputs else []
     if any(tensor is not None and tensor.is_shape_tensor for tensor in (*first, *outputs)):
-        return False
-    return any(member_name(tensor.dtype) in FLOATS for tensor in outputs)
-
-
-def _force(adapter: Adapter, layer: Any, precision: str, log: Log) -> None:
-    kind, option = _TYPES[precision], f"`layers` {layer.name}={precision}"
+        return
+    floats = [index for index, tensor in enumerate(outputs) if member_name(tensor.dtype) in FLOATS]
+    if not floats:
+        return
     if not hasattr(adapter.module.DataType, kind):
         raise adapter.lacks(option, f"type {kind}")
     dtype = getattr(adapter.module.DataType, kind)
     with setting(log, option, adapter.name):
         layer.precision = dtype
-        if precision != "int8":  # an int8 output would need a range of its own
-            for index in range(layer.num_outputs):
-                if member_name(layer.get_output(index).dtype) in FLOATS:
-                    layer.set_output_type(index, dtype)
+        for index in floats if precision != "int8" else ():  # an int8 output would need a range of its own
+            layer.set_output_type(index, dtype)
 
 
 def marks_unfused(adapter: Adapter) -> bool:

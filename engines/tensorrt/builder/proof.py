@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ....model.graph import weighted_nodes
 from ....model.weightless import read_weightless
@@ -19,10 +19,6 @@ from ...base import BuildRequest, Planned
 from ..adapter import Adapter, member_name
 from .inspector import UNREPORTED, EngineLayer, Inspection, in_metadata
 from .network import layer_outputs
-
-if TYPE_CHECKING:
-    import onnx
-
 
 _COMPUTES = ("CONVOLUTION", "DECONVOLUTION", "MATRIX_MULTIPLY")
 _MOVES = ("SHUFFLE", "IDENTITY", "SQUEEZE", "UNSQUEEZE", "SLICE")
@@ -110,10 +106,20 @@ def judge(planned: Sequence[ComputeLayer], precision: str, inspections: Sequence
     problem = next((one.problem for one in inspections if one.problem), "")
     has_blocks = any(home.is_block for inspection in inspections for home in inspection.layers)
     for layer in planned:
-        homes = [_homes(layer, inspection.layers) for inspection in inspections]
-        told = {home.precision for some in homes for home in some} - {UNREPORTED}
+        homes = [home for inspection in inspections for home in _homes(layer, inspection.layers)]
+        told = {home.precision for home in homes} - {UNREPORTED}
         if not told:
-            verdict.unreported[layer.name] = _why_not(homes, problem, has_blocks=has_blocks)
+            if any(home.is_block for home in homes):
+                reason = "inside a fused block, of which TensorRT tells no precision"
+            elif homes:
+                reason = "TensorRT tells no type of it"
+            elif problem:
+                reason = f"TensorRT's inspector: {problem}"
+            elif has_blocks:
+                reason = "inside a fused block, which names its ends alone"
+            else:
+                reason = "the engine does not name it"
+            verdict.unreported[layer.name] = reason
         elif told == {precision}:
             verdict.reached.append(layer.name)
         else:
@@ -129,17 +135,6 @@ def _homes(layer: ComputeLayer, layers: Sequence[EngineLayer]) -> list[EngineLay
     homes = [home for home in layers if home.members.has(layer.name, layer.node)]
     products = [home for home in homes if home.multiplies and not home.is_block]
     return products or [home for home in homes if home.is_block] or homes
-
-
-def _why_not(homes: Sequence[Sequence[EngineLayer]], problem: str, *, has_blocks: bool) -> str:
-    found = [home for some in homes for home in some]
-    if any(home.is_block for home in found):
-        return "inside a fused block, of which TensorRT tells no precision"
-    if found:
-        return "TensorRT tells no type of it"
-    if problem:
-        return f"TensorRT's inspector: {problem}"
-    return "inside a fused block, which names its ends alone" if has_blocks else "the engine does not name it"
 
 
 _BY_WEIGHTS_ALONE = "int4"
@@ -162,9 +157,8 @@ def prove(
 ) -> tuple[Planned, int, int, dict[str, object]]:
     """Compare the request with the network, and with the engine's words in each profile, where a GPU is here.
 
-    Returns:
-        The planned layers by name; how many should compute in the precision, and how many do: the engine
-        tells it, or, where none can be asked, the strong types; the proof for the manifest.
+    Returned are the planned layers by name; how many should compute in the precision, and how many do, by the
+    engine's words or, where none can be asked, strong types; the proof for the manifest.
     """
     precision = "fp32" if request.precision == "tf32" else request.precision
     in_graph = adapter.graph_precision(request.precision)
@@ -177,7 +171,12 @@ def prove(
     ]
     planned_names = tuple(dict.fromkeys(layer.name for layer in planned))
     nodes = () if chooses else weighted_nodes(read_weightless(Path(request.model)).model).get(in_graph, ())
-    lost = _lost(nodes, layers, planned_names, missing=len(nodes) - len(planned))
+    # The parser may name a layer otherwise: where it has as many in the precision, no node is lost.
+    states = {layer.name: f"in TensorRT's network it is {layer.precision}" for layer in layers}
+    absent = [node.name for node in nodes if node.name not in planned_names]
+    absent.sort(key=lambda name: name not in states)
+    missing = max(len(nodes) - len(planned), 0)
+    lost = {name: states.get(name, "not in TensorRT's network") for name in absent[:missing]}
     if (not inspections and not chooses) or precision == _BY_WEIGHTS_ALONE:
         verdict = Verdict(reached=[layer.name for layer in planned])
     elif not inspections:
@@ -201,19 +200,6 @@ def prove(
     names, missed = (*planned_names, *lost), {**lost, **fell_back}
     by_name = Planned(names, missed, verdict.unreported, not binding, evidence)
     return by_name, max(len(nodes), len(planned)), len(verdict.reached), proof
-
-
-def _lost(
-    nodes: Sequence[onnx.NodeProto], layers: Sequence[ComputeLayer], planned: Sequence[str], *, missing: int
-) -> dict[str, str]:
-    """Nodes of the graph that the parsed network has in another precision, or not at all.
-
-    The parser may name a layer otherwise: where it has as many in the precision, none is lost.
-    """
-    states = {layer.name: f"in TensorRT's network it is {layer.precision}" for layer in layers}
-    absent = [node.name for node in nodes if node.name not in planned]
-    absent.sort(key=lambda name: name not in states)
-    return {name: states.get(name, "not in TensorRT's network") for name in absent[: max(missing, 0)]}
 
 
 def _why(name: str, kind: str, precision: str, weak: bool) -> str:

@@ -54,8 +54,8 @@ def refit_plan(
         needs = replace(needs_of(artifact.manifest), weights_on_gpu="")  # nothing runs here
         opened = open_plan(adapter, engine_file.read_bytes(), needs, subject=str(engine_file))
         if not opened.engine.refittable:
-            hint = "build it with `refit`"
-            raise ArtifactError(f"{engine_file}: takes no new weights", hint=hint, file=engine_file)
+            problem = f"{engine_file}: takes no new weights"
+            raise ArtifactError(problem, hint="build it with `refit`", file=engine_file)
         progress("refit")
         _refit(adapter, opened, graph, source)
         if hasattr(adapter.module, "SerializationFlag"):

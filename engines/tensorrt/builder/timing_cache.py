@@ -30,11 +30,8 @@ from ..log import Log, listening, plain
 
 @dataclass(frozen=True)
 class CacheFile:
-    """A file of kernel timings.
-
-    One that `is_ours`, named by device and version, is replaced where it cannot be read. One that the user
-    named may be another device's, and is left as it is.
-    """
+    """A file of kernel timings. One that `is_ours`, named by device and version, is replaced where it cannot
+    be read; one that the user named may be another device's, and is left as it is."""
 
     path: Path
     is_ours: bool
@@ -138,7 +135,6 @@ def _complaint(heard: Log) -> str:
 
 
 def _read(path: Path) -> bytes:
-    """The file's content; nothing where there is none."""
     try:
         return path.read_bytes()
     except FileNotFoundError:

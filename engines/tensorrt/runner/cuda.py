@@ -99,30 +99,13 @@ class Cuda:
         """Copy from the device, and wait; with a stream enqueue it, to page-locked memory."""
         self._copy("cuMemcpyDtoH", target.ctypes.data, source, target.nbytes, stream=stream)
 
-    def copy_on_device(self, target: int, source: int, size_bytes: int, stream: Stream) -> None:
-        self._copy("cuMemcpyDtoD", target, source, size_bytes, stream=stream)
-
     def _copy(self, function: str, *arguments: int, stream: Stream | None) -> None:
         ending, last = ("", ()) if stream is None else ("Async", (stream.handle,))
         self.call(function + ending, *arguments, *last)
 
-    def wait_for_stream(self, stream: Stream, producer: int) -> None:
-        """Let a stream wait for the work enqueued on another one so far; the host does not wait.
-
-        `producer` is the handle of any stream of this context; 1 is the legacy default one, 2 the thread's.
-        """
-        event = Event(self)
-        self.call("cuEventRecord", event.handle, producer)
-        stream.wait_for_event(event)
-
     def synchronize(self, stream: int | None = None) -> None:
         """Let the host wait for the work on a stream, by its handle, or on all of the context."""
         self.call("cuCtxSynchronize") if stream is None else self.call("cuStreamSynchronize", stream)
-
-    def device_of(self, address: int) -> int:
-        """Return the number of the device whose memory an address is in."""
-        kind = self.driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-        return int(self.call("cuPointerGetAttribute", kind, address))
 
 
 _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "f": ctypes.c_float, "c": ctypes.c_char_p}
@@ -328,15 +311,18 @@ class PrimaryContext:
     def active(self, doing: str) -> Iterator[None]:
         """Make the context current in the block, and translate CUDA's errors, which say what it does.
 
-        The frames of an error that the block calls lose their locals here: whoever keeps the error would
-        keep memory of the device and TensorRT's objects with them.
+        The finished frames of an error, and of what caused it in the block, lose their locals here: whoever
+        keeps the error would keep memory of the device and TensorRT's objects with them.
         """
         outer = sys.exc_info()[1]
         self.cuda.push(self._handle)
         try:
             yield
         except BaseException as error:
-            _forget_locals(error, outer)
+            chained: BaseException | None = error
+            while chained is not None and chained is not outer:
+                clear_frames(chained.__traceback__)
+                chained = chained.__cause__ or chained.__context__
             if isinstance(error, OutOfMemory):
                 problem = f"{self.subject}: {doing}: not enough memory on CUDA device {self.device}"
                 hint = "free memory on the GPU, or give a smaller batch"
@@ -364,11 +350,3 @@ def current_device(device: int, subject: str) -> Iterator[None]:
             raise
     with active:
         yield
-
-
-def _forget_locals(error: BaseException, outer: BaseException | None) -> None:
-    """Clear the finished frames of an error and of what caused it, up to what was being handled before."""
-    chained: BaseException | None = error
-    while chained is not None and chained is not outer:
-        clear_frames(chained.__traceback__)
-        chained = chained.__cause__ or chained.__context__

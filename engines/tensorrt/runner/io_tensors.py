@@ -31,10 +31,8 @@ _INT32 = np.iinfo(np.int32)
 
 @dataclass(frozen=True)
 class IOTensor:
-    """An input or output; an extent of -1 is dynamic.
-
-    `on_host` says that TensorRT reads or writes it on the host: values that shapes depend on.
-    """
+    """An input or output; an extent of -1 is dynamic. Values that shapes depend on are read or written
+    `on_host`."""
 
     name: str
     dtype: np.dtype[Any]
@@ -121,9 +119,17 @@ class WideIntegers:
         self.io = ModelIO(tuple(map(self._widened, engine.inputs)), tuple(map(self._widened, engine.outputs)))
 
     def narrow(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            name: _narrowed(name, value) if name in self._wide else value for name, value in values.items()
-        }
+        narrow = dict(values)
+        for name in (name for name in values if name in self._wide):
+            value = values[name]
+            if not isinstance(value, np.ndarray):
+                hint = "give a numpy array, or convert it to int32 and build from a model that declares it"
+                raise refused_input(name, "is int64 on the device, and int32 in this engine", hint)
+            if value.size and (value.min() < _INT32.min or value.max() > _INT32.max):
+                problem = f"holds {value.min()} to {value.max()}; the engine has 32 bits"
+                raise refused_input(name, problem, "TensorRT 10 has 64-bit integers")
+            narrow[name] = value.astype(np.int32)
+        return narrow
 
     def widen(self, outputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         return {
@@ -132,16 +138,6 @@ class WideIntegers:
 
     def _widened(self, tensor: TensorInfo) -> TensorInfo:
         return replace(tensor, dtype="int64") if tensor.name in self._wide else tensor
-
-
-def _narrowed(name: str, value: Any) -> Any:
-    if not isinstance(value, np.ndarray):
-        hint = "give a numpy array, or convert it to int32 and build from a model that declares it"
-        raise refused_input(name, "is int64 on the device, and int32 in this engine", hint)
-    if value.size and (value.min() < _INT32.min or value.max() > _INT32.max):
-        problem = f"holds {value.min()} to {value.max()}; the engine has 32 bits"
-        raise refused_input(name, problem, "TensorRT 10 has 64-bit integers")
-    return value.astype(np.int32)
 
 
 DeclaredProfiles = Sequence[Mapping[str, Mapping[str, Sequence[int]]]]

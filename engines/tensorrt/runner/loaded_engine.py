@@ -26,11 +26,8 @@ GRAPH_HINT = "leave cuda_graph off"
 
 @dataclass(frozen=True)
 class EngineUse:
-    """How an engine is loaded.
-
-    The profiles are its manifest's, with the values of shape inputs; `runtime_cache` says whether kernels
-    that TensorRT-RTX compiles are kept beside it; the digest is one that was checked.
-    """
+    """How an engine is loaded: the profiles are its manifest's, with the values of shape inputs; kernels that
+    TensorRT-RTX compiles are kept beside it with `runtime_cache`; the digest is one that was checked."""
 
     device: int = 0
     cuda_graph: bool = False
@@ -167,14 +164,11 @@ class LoadedEngine:
             if self._holders:
                 return
         with self.context.active("freeing"):
-            self._free()
-
-    def _free(self) -> None:
-        try:
-            if self._cache is not None and self._cache_file is not None:
-                self._cache_file.save(self._cache)
-        finally:
-            self._config = self._cache = self._opened = None
+            try:
+                if self._cache is not None and self._cache_file is not None:
+                    self._cache_file.save(self._cache)
+            finally:
+                self._config = self._cache = self._opened = None
 
 
 SUFFIX = ".runtime_cache"

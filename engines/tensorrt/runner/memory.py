@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ....errors import DataError, ModelError, first_line
 from ....tensors import format_shape
-from .cuda import Cuda, CudaError, PrimaryContext, Stream
+from .cuda import Cuda, CudaError, Event, PrimaryContext, Stream
 from .io_tensors import extended_dtype, numpy_dtype, refused_input
 
 ALIGNMENT_BYTES = 256
@@ -102,11 +102,10 @@ def raw(array: NDArray[Any]) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class DeviceArray:
-    """One output in the memory of its runner, for libraries that know `__cuda_array_interface__`.
+    """One output in the memory of its runner, row-major: `torch.as_tensor(array, device="cuda")` shows it.
 
-    Nothing is copied: `torch.as_tensor(array, device="cuda")` shows the same memory. It holds this output
-    until the runner is used again or closed; then this object says so, and what was made of it shows
-    whatever is there. Its elements are row-major.
+    It holds this output until the runner is used again or closed; then this object says so, and what was made
+    of it shows whatever is there.
     """
 
     _address: int
@@ -194,26 +193,30 @@ def read_device_input(name: str, value: Any, context: PrimaryContext, stream: St
     if address:
         _check_place(name, address, context)
     if interface["version"] >= 3 and interface.get("stream") is not None:
-        context.cuda.wait_for_stream(stream, int(interface["stream"]))
+        written = Event(
+            context.cuda
+        )  # the handle is of any stream; 1 is the legacy default one, 2 the thread's
+        context.cuda.call("cuEventRecord", written.handle, int(interface["stream"]))
+        stream.wait_for_event(written)
     elif interface["version"] < 3:
         context.cuda.synchronize()
     return DeviceInput(address, shape, dtype, value)
 
 
 def _check_place(name: str, address: int, context: PrimaryContext) -> None:
-    at = f"lies at {address:#x}"
+    at, kinds = f"lies at {address:#x}", context.cuda.driver.CUpointer_attribute
     try:
-        device = context.cuda.device_of(address)
+        of_address = kinds.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        device = int(context.cuda.call("cuPointerGetAttribute", of_address, address))
     except CudaError as error:
         raise refused_input(name, f"{at}, outside the memory of CUDA devices ({error})") from error
     if device != context.device:
         problem = f"is on CUDA device {device}; {context.device} is required"
         raise refused_input(name, problem, "copy it there, or load the engine for that device")
     if address % ALIGNMENT_BYTES:
-        problem = (
-            f"{at}; TensorRT requires a multiple of {ALIGNMENT_BYTES} (IExecutionContext::setTensorAddress)"
-        )
-        raise refused_input(name, problem, "give a copy, such as tensor.clone(), in place of a slice")
+        required = f"a multiple of {ALIGNMENT_BYTES} (IExecutionContext::setTensorAddress)"
+        hint = "give a copy, such as tensor.clone(), in place of a slice"
+        raise refused_input(name, f"{at}; TensorRT requires {required}", hint)
 
 
 def _check_dense(name: str, shape: tuple[int, ...], strides: tuple[float, ...]) -> None:
@@ -222,10 +225,9 @@ def _check_dense(name: str, shape: tuple[int, ...], strides: tuple[float, ...]) 
     expected = 1
     for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
         if extent != 1 and stride != expected:
-            problem = (
-                f"of shape {format_shape(shape)} is strided on the device; row-major without gaps is required"
-            )
-            raise refused_input(name, problem, "give .contiguous() or its like; nothing is copied silently")
+            strided = f"of shape {format_shape(shape)} is strided on the device"
+            hint = "give .contiguous() or its like; nothing is copied silently"
+            raise refused_input(name, f"{strided}; row-major without gaps is required", hint)
         expected *= extent
 
 
@@ -283,9 +285,8 @@ def make_output_allocator(module: Any, buffer: DeviceBuffer) -> Any:
         def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int:
             try:
                 if alignment and ALIGNMENT_BYTES % alignment:
-                    raise ModelError(
-                        f"output {tensor_name!r}: TensorRT asks for alignment to {alignment} bytes"
-                    )
+                    problem = f"TensorRT asks for alignment to {alignment} bytes"
+                    raise ModelError(f"output {tensor_name!r}: {problem}")
                 return buffer.reserve(size)
             except BaseException as error:  # Ctrl-C too
                 self._keep(error)
@@ -324,10 +325,10 @@ def make_listener(module: Any, context: PrimaryContext, wanted: Collection[str])
             if name not in wanted:
                 return True
             try:
-                dtype = numpy_dtype(type, name)
-            except ModelError:  # such as four bits
-                return True
-            try:
+                try:
+                    dtype = numpy_dtype(type, name)
+                except ModelError:  # such as four bits
+                    return True
                 array = np.empty(tuple(int(extent) for extent in shape), dtype)
                 context.cuda.synchronize(stream)
                 if array.nbytes and location == module.TensorLocation.HOST:
@@ -349,15 +350,12 @@ def listening(execution_context: Any, listener: Any) -> Iterator[None]:
     Bindings before 10.12 do not keep the listener alive.
     """
 
-    def switch(*, on: bool) -> None:
-        execution_context.set_all_tensors_debug_state(on)
+    with contextlib.ExitStack() as stack:
+        execution_context.set_debug_listener(listener)
+        stack.callback(execution_context.set_debug_listener, None)
+        execution_context.set_all_tensors_debug_state(True)
+        stack.callback(execution_context.set_all_tensors_debug_state, False)
         if hasattr(execution_context, "unfused_tensors_debug_state"):
-            execution_context.unfused_tensors_debug_state = on
-
-    execution_context.set_debug_listener(listener)
-    switch(on=True)
-    try:
+            execution_context.unfused_tensors_debug_state = True
+            stack.callback(setattr, execution_context, "unfused_tensors_debug_state", False)
         yield
-    finally:
-        switch(on=False)
-        execution_context.set_debug_listener(None)
