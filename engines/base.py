@@ -236,6 +236,8 @@ class Engine(ABC):
     """What `tune` computes float parts in, float32 first."""
     triton: TritonBackend | None = None
     """What serves its artifacts; None where Triton has no backend for it."""
+    offered: tuple[Proposal, ...] = ()
+    """What a recipe may have of it, where that is not one artifact in fp32 and one in int8."""
 
     def __init_subclass__(cls) -> None:
         """Refuse an engine that lacks what others read of it."""
@@ -252,7 +254,7 @@ class Engine(ABC):
     def proposals(self) -> tuple[Proposal, ...]:
         """Return the artifacts that a recipe may have of it."""
         title = rows()[self.name].title
-        return (
+        return self.offered or (
             Proposal(f"{self.name}-fp32", "fp32", f"what {title} gains in float", "float alone"),
             Proposal(f"{self.name}-int8", "int8", f"8-bit weights and activations on {title}", "static"),
         )

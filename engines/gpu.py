@@ -29,7 +29,6 @@ class Gpu:
     cuda: str
 
     def as_json(self) -> dict[str, object]:
-        """Return the form kept in manifests."""
         sizes = {"memory_bytes": self.memory_bytes, "cuda": self.cuda}
         return {"gpu": self.name, "gpus": [self.architecture], **sizes}
 
@@ -61,7 +60,6 @@ def is_every_gpu(texts: Sequence[str]) -> bool:
 
 
 def device_text(number: int | None) -> str:
-    """Return how a device is spelled: "cpu" or "cuda:0"."""
     return "cpu" if number is None else f"cuda:{number}"
 
 
@@ -99,7 +97,6 @@ def find_gpu(index: int = 0) -> Gpu | None:
 
 
 def find_gpus() -> list[Gpu]:
-    """Return every device, in CUDA's order."""
     found: list[Gpu] = []
     while len(found) < _MOST and (gpu := find_gpu(len(found))):
         found.append(gpu)

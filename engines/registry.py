@@ -16,7 +16,6 @@ from .words import KnownFault
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all engines."""
     return tuple(rows())
 
 
@@ -34,11 +33,9 @@ def engine(name: str) -> Engine:
     """
     if name not in rows():
         near = difflib.get_close_matches(name, names(), n=1)
-        raise InvalidOption(
-            f"target {name!r} is unknown; known are {', '.join(names())}",
-            hint=f"did you mean {near[0]!r}?" if near else "",
-            option="target",
-        )
+        hint = f"did you mean {near[0]!r}?" if near else ""
+        problem = f"target {name!r} is unknown; known are {', '.join(names())}"
+        raise InvalidOption(problem, hint=hint, option="target")
     home = rows()[name].load()
     problem = ""
     if not (isinstance(home, type) and issubclass(home, Engine)):

@@ -1,8 +1,7 @@
 """Prove the values of an artifact on this processor: what it computes is what its graph says.
 
-The proof of types counts kernels. It does not see a kernel, or a rewrite, that computes something else. So
-the artifact runs on samples, in every way in which it is loaded. Three outputs are compared, as sums over
-all samples: `ref` of the graph as written, `plain` of the graph without the roundings of activations
+The artifact runs on samples, in every way in which it is loaded. Three outputs are compared, as sums over all
+samples: `ref` of the graph as written, `plain` of the graph without the roundings of activations
 (`model.reference_forms`), `out` of the artifact.
 
     q = Σ|ref − plain|²        what rounding costs
@@ -18,11 +17,9 @@ The floor is what it costs to round an output once to 8 bits: max(n / 12, 1) * (
 largest magnitude amax. In a tiny model all roundings may be 0 by chance, and a right kernel may round to the
 neighbouring integer. The noise is that of the precision that floats are computed in (`judgement.lowest_db`).
 
-Where an output fails, prefixes of the graph are built and compared by the same rule. The first one that fails
-names the layer.
-
-Two outputs that round independently have errors whose sums over few samples differ by chance. Of a Visformer
-with random weights on OpenVINO, e is up to 1.4 q for single samples, and 0.06 q for 16.
+Where an output fails, prefixes of the graph are built and compared by the same rule; the first one that fails
+names the layer. Errors that round independently differ over few samples by chance: of a Visformer with random
+weights on OpenVINO, e is up to 1.4 q for single samples, and 0.06 q for 16.
 """
 
 from __future__ import annotations
@@ -92,24 +89,15 @@ class Values:
 
 @dataclass
 class Deviation:
-    """Sums over all samples of one output, see the module; of labels, numbers of elements that differ.
-
-    Attributes:
-        elements: How many were compared.
-        amax, signal: Largest magnitude and sum of squares of `ref`.
-        quantization: Σ|ref − plain|².
-        total: Σ|out − plain|².
-        error: Σ|out − ref|².
-        labels: Whether its elements are no floats.
-    """
+    """Sums over all samples of one output, see the module; of labels, numbers of elements that differ."""
 
     elements: int = 0
-    amax: float = 0.0
-    signal: float = 0.0
-    quantization: float = 0.0
-    total: float = 0.0
-    error: float = 0.0
-    labels: bool = False
+    amax: float = 0.0  # largest magnitude of ref
+    signal: float = 0.0  # Σ|ref|²
+    quantization: float = 0.0  # Σ|ref − plain|²
+    total: float = 0.0  # Σ|out − plain|²
+    error: float = 0.0  # Σ|out − ref|²
+    labels: bool = False  # whether its elements are no floats
 
     def add(self, ref: NDArray[Any], plain: NDArray[Any], out: NDArray[Any]) -> None:
         """Add a batch. `out` must be finite where `ref` is, and else equal to it."""
@@ -371,7 +359,6 @@ def _result(
 
 
 def _ancestors(tensor: str, made_by: Mapping[str, onnx.NodeProto]) -> set[str]:
-    """Names of the nodes that a tensor is made of."""
     names: set[str] = set()
     waiting = [tensor]
     while waiting:

@@ -104,5 +104,4 @@ class KnownFault:
 
 
 def version_numbers(version: str, count: int = 2) -> tuple[int, ...]:
-    """Return the first numbers of a version."""
     return tuple(int(part) for part in version.split(".")[:count] if part.isdecimal())
