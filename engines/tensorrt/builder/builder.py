@@ -40,8 +40,17 @@ from .configure import (
     verbosity,
 )
 from .inspector import Inspection, inspect_plan, twin_differs
-from .network import keep_layers, mark_debug_tensors, network_inputs, parse, set_formats
-from .proof import ComputeLayer, by_precision, compute_layers, prove
+from .network import (
+    ComputeLayer,
+    by_precision,
+    compute_layers,
+    keep_layers,
+    mark_debug_tensors,
+    network_inputs,
+    parse,
+    prove,
+    set_formats,
+)
 from .refit import weights_digest
 from .timing_cache import CacheFile, cache_file, keep_timings, merge_cache, use_cache
 
@@ -203,7 +212,6 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
 
 
 def _built(adapter: Adapter, request: BuildRequest, prepared: Prepared) -> Any:
-    """Build and write the plan."""
     request.progress("build")
     watchers = [watcher for watcher in (prepared.monitor, prepared.feeder) if watcher is not None]
     with interrupt_deferred() as raise_if_interrupted:

@@ -53,11 +53,10 @@ def configure(adapter: Adapter, builder: Any, config: Any, log: Log, options: Te
         config.default_device_type, config.DLA_core = module.DeviceType.DLA, options.dla_core
     subject = "`strip_weights`" if options.strip_weights else "`refit`"
     strip_flags = adapter.strip_flags(refit=options.refit, strip=options.strip_weights)
-    enabled = [flag_name for flag_name in _FLAGS if getattr(options, flag_name)]
-    for option, flag in [
-        *((subject, flag) for flag in strip_flags),
-        *((f"`{flag}`", adapter.flag(flag.upper(), f"`{flag}`")) for flag in enabled),
-    ]:
+    flags = [(subject, flag) for flag in strip_flags]
+    enabled = [f"`{flag_name}`" for flag_name in _FLAGS if getattr(options, flag_name)]
+    flags += [(option, adapter.flag(option.strip("`").upper(), option)) for option in enabled]
+    for option, flag in flags:
         with setting(log, option, name):
             config.set_flag(flag)
         if not config.get_flag(flag):
@@ -90,7 +89,6 @@ def _attributes(adapter: Adapter, config: Any, options: TensorRTOptions) -> Iter
 
 
 def verbosity(adapter: Adapter, name: str) -> Any:
-    """Return the profiling verbosity of `profiling_verbosity`."""
     return getattr(adapter.module.ProfilingVerbosity, _VERBOSITY[name])
 
 
@@ -105,7 +103,6 @@ def build_routes(config: Any) -> dict[str, str]:
 
 
 def add_profiles(builder: Any, config: Any, profiles: Sequence[Sequence[InputRange]]) -> None:
-    """Add optimization profiles."""
     for number, ranges in enumerate(profiles, 1):
         if config.add_optimization_profile(_profile(builder, ranges)) < 0:
             spelled = ", ".join(map(_spelled, ranges))
@@ -203,11 +200,10 @@ def _check_shared_axes(inputs: Sequence[TensorInfo], ranges: Sequence[InputRange
             limits = item.min[axis], item.opt[axis], item.max[axis]
             where, known = first.setdefault(name, (item.name, limits))
             if known != limits and name != "?":
-                raise InvalidOption(
-                    f"axis {name!r}: {'/'.join(map(str, known))} (min/opt/max) in input {where!r}, "
-                    f"{'/'.join(map(str, limits))} in input {item.name!r}; one axis has one range",
-                    hint="give both inputs the same extents there",
-                )
+                here, there = ("/".join(map(str, extents)) for extents in (limits, known))
+                problem = f"{there} (min/opt/max) in input {where!r}, {here} in input {item.name!r}"
+                hint = "give both inputs the same extents there"
+                raise InvalidOption(f"axis {name!r}: {problem}; one axis has one range", hint=hint)
 
 
 def _check_shapes(
@@ -221,10 +217,8 @@ def _check_shapes(
                 raise InvalidOption(f"{option}: no input {name!r}; the inputs are {known}")
             count = tensor.shape[0] if tensor.shape else 1
             if name in shape_tensors and len(shape) != count:
-                raise InvalidOption(
-                    f"input {name!r} holds a shape of {count} values; its {kind} has {len(shape)}",
-                    hint="give the least, usual and largest values it holds",
-                )
+                problem = f"input {name!r} holds a shape of {count} values; its {kind} has {len(shape)}"
+                raise InvalidOption(problem, hint="give the least, usual and largest values it holds")
             if name not in shape_tensors and not tensor.accepts(shape):
                 misfit = f"{format_shape(shape)} does not fit {format_shape(tensor.shape)}"
                 raise InvalidOption(f"input {name!r}: {kind} shape {misfit}")
@@ -242,30 +236,24 @@ def _range(
     low, opt, high = (given[kind].get(tensor.name) for kind in ("min", "opt", "max"))
     if low is None and opt is None and high is None:
         if of_values:
-            raise InvalidOption(
-                f"input {tensor.name!r}: its values are a shape, and no ranges for them are given",
-                hint="give the values with `min_shapes`, `opt_shapes` and `max_shapes`, or `profiles`",
-            )
-        noted = note is not None and len(note.example) == len(tensor.shape)
-        if set(tensor.dynamic_axes) != {0} and not noted:
-            raise InvalidOption(
-                f"input {tensor.name!r}: axes {sorted(tensor.dynamic_axes)} of "
-                f"{format_shape(tensor.shape)} are dynamic and no shapes are given",
-                hint="give `min_shapes`, `opt_shapes` and `max_shapes`",
-            )
-        if noted and note is not None:
+            problem = "its values are a shape, and no ranges for them are given"
+            hint = "give the values with `min_shapes`, `opt_shapes` and `max_shapes`, or `profiles`"
+            raise InvalidOption(f"input {tensor.name!r}: {problem}", hint=hint)
+        if note is not None and len(note.example) == len(tensor.shape):
             return _from_note(tensor, note)
+        if set(tensor.dynamic_axes) != {0}:
+            axes = f"axes {sorted(tensor.dynamic_axes)} of {format_shape(tensor.shape)}"
+            problem = f"input {tensor.name!r}: {axes} are dynamic and no shapes are given"
+            raise InvalidOption(problem, hint="give `min_shapes`, `opt_shapes` and `max_shapes`")
         low, opt, high = (fill_dynamic(tensor, n) for n in (1, _DEFAULT_OPT, _DEFAULT_MAX))
     opt = opt or high or low
     assert opt is not None
     low, high = low or opt, high or opt
     for smaller, larger, words in ((low, opt, ("min", "opt")), (opt, high, ("opt", "max"))):
         if any(a > b for a, b in zip(smaller, larger, strict=True)):
-            raise InvalidOption(
-                f"input {tensor.name!r}: {words[0]} shape {format_shape(smaller)} is above "
-                f"{words[1]} {format_shape(larger)}",
-                hint=f"raise `{words[1]}_shapes` or lower `{words[0]}_shapes`",
-            )
+            above = f"{format_shape(smaller)} is above {words[1]} {format_shape(larger)}"
+            hint = f"raise `{words[1]}_shapes` or lower `{words[0]}_shapes`"
+            raise InvalidOption(f"input {tensor.name!r}: {words[0]} shape {above}", hint=hint)
     return InputRange(tensor.name, low, opt, high, of_values)
 
 

@@ -266,10 +266,8 @@ def inspect_plan(
     engine = opened.engine
     context = engine.create_execution_context() if profiles else None
     if profiles and context is None:
-        raise BuildError(
-            f"the engine just built cannot run here: {opened.said()}",
-            hint="lower `max_shapes`, or end what else uses the GPU",
-        )
+        problem = f"the engine just built cannot run here: {opened.said()}"
+        raise BuildError(problem, hint="lower `max_shapes`, or end what else uses the GPU")
     inspector = engine.create_engine_inspector()
     stat = getattr(adapter.module, "EngineStat", None)  # from 10 on
     inspections = []

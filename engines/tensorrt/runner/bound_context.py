@@ -60,8 +60,9 @@ class BoundContext:
         self.binding = object()
         buffers = {tensor.name: self._device[tensor.name] for tensor in self._loaded.outputs}
         for name, value in values.items():
-            for output, buffer in buffers.items() if isinstance(value, DeviceInput) else ():
-                if 0 <= value.address - buffer.address < buffer.size_bytes:
+            address = value.address if isinstance(value, DeviceInput) else -1
+            for output, buffer in buffers.items():
+                if 0 <= address - buffer.address < buffer.size_bytes:
                     problem = f"is this runner's own output {output!r}, which the run would write"
                     raise refused_input(name, f"{problem} while it reads", "give a copy of it")
         is_new = self._choose(profile, feed_shapes)
@@ -82,7 +83,6 @@ class BoundContext:
         self._upload()
 
     def start(self, *, upload: bool = True, to_host: bool = True) -> None:
-        """Enqueue copies to the device, the run, and copies back."""
         self._under_way = True
         if upload:
             self._upload()
@@ -118,7 +118,6 @@ class BoundContext:
         return arrays
 
     def gpu_times(self, iterations: int) -> GpuTimes:
-        """Run with events between copies and kernels."""
         self._under_way = True
         phases = self._upload, self._enqueue, self._download
         return time_runs(iterations, lambda: Event(self._cuda), self._stream, *phases)

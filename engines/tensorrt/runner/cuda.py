@@ -130,7 +130,6 @@ _ENDINGS = {"cuGraphInstantiate": "WithFlags"} | dict.fromkeys(
 
 
 def load_library() -> Any:
-    """Return libcuda."""
     return ctypes.CDLL("libcuda.so.1")
 
 
@@ -197,15 +196,12 @@ def load_cuda() -> Cuda:
     try:
         from cuda.bindings import driver
     except Exception as error:
-        raise ImportError(
-            f"neither cuda-bindings nor PyCUDA can be imported ({first_line(error)}; {reason})"
-        ) from error
+        problem = f"neither cuda-bindings nor PyCUDA can be imported ({first_line(error)}; {reason})"
+        raise ImportError(problem) from error
     return Cuda(driver)
 
 
 class Stream:
-    """A stream beside the default one."""
-
     def __init__(self, cuda: Cuda) -> None:
         self._cuda, self.handle = cuda, int(cuda.call("cuStreamCreate", _NON_BLOCKING))
         cuda.owned(self, "cuStreamDestroy", self.handle)
@@ -226,7 +222,6 @@ class Event:
         cuda.owned(self, "cuEventDestroy", self.handle)
 
     def record(self, stream: Stream) -> None:
-        """Let it happen behind the work on a stream."""
         self._cuda.call("cuEventRecord", self.handle, stream.handle)
 
     def synchronize(self) -> None:
@@ -267,7 +262,6 @@ class CudaGraph:
         self._cuda.call("cuGraphLaunch", self._executable, self._stream.handle)
 
     def free(self) -> None:
-        """Free it; it cannot be launched afterwards."""
         self._cuda.call("cuGraphExecDestroy", self._executable)
 
 

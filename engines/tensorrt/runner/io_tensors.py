@@ -48,7 +48,6 @@ class IOTensor:
 
 
 def read_tensors(adapter: Adapter, engine: Any, path: Path) -> tuple[IOTensor, ...]:
-    """Return the inputs and outputs of an engine, in its order."""
     module = adapter.module
     tensors = []
     for index in range(engine.num_io_tensors):
@@ -76,7 +75,6 @@ def model_io(tensors: Sequence[IOTensor]) -> ModelIO:
 
 
 def numpy_dtype(member: Any, name: str, where: str = "") -> np.dtype[Any]:
-    """Return numpy's type for a `DataType` of TensorRT."""
     kind = member_name(member)
     if kind in _NUMPY:
         return np.dtype(_NUMPY[kind])
@@ -88,7 +86,6 @@ def numpy_dtype(member: Any, name: str, where: str = "") -> np.dtype[Any]:
 
 
 def refused_input(name: str, problem: str, hint: str = "") -> DataError:
-    """Return the error of a feed that cannot be taken."""
     return DataError(f"feeds: input {name!r} {problem}", hint=hint, tensor=name)
 
 
@@ -153,7 +150,6 @@ class FeedShapes:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal for shapes that run alike."""
         return tuple(sorted(self.shapes.items())), tuple(sorted(self.values.items()))
 
 
@@ -168,11 +164,9 @@ class InputRange:
     of_values: bool = False
 
     def as_json(self) -> dict[str, list[int]]:
-        """Return the form kept in manifests."""
         return {"min": list(self.min), "opt": list(self.opt), "max": list(self.max)}
 
     def holds(self, feed_shapes: FeedShapes) -> bool:
-        """Whether each extent or value is within its range."""
         feed = (feed_shapes.values if self.of_values else feed_shapes.shapes)[self.name]
         return len(feed) == len(self.min) and all(
             low <= value <= high for low, value, high in zip(self.min, feed, self.max, strict=True)
@@ -239,14 +233,10 @@ def fitting_profiles(profiles: Sequence[Profile], feed_shapes: FeedShapes) -> li
             problem = f"feeds: input {name!r} {feed}, outside the engine's optimization profiles; {required}"
             raise DataError(problem, hint="build with wider `min_shapes` and `max_shapes`", tensor=name)
     shapes = ", ".join(f"{name}:{format_shape(shape)}" for name, shape in feed_shapes.shapes.items())
-    required = "; or ".join(
-        ", ".join(f"{item.name} {item}" for item in profile.ranges) for profile in profiles
-    )
-    raise DataError(
-        f"feeds: each input fits an optimization profile, but no profile fits all of {shapes}; "
-        f"required: {required}",
-        hint="build with a profile for these shapes together",
-    )
+    each = [", ".join(f"{item.name} {item}" for item in profile.ranges) for profile in profiles]
+    problem = f"feeds: each input fits an optimization profile, but no profile fits all of {shapes}"
+    hint = "build with a profile for these shapes together"
+    raise DataError(f"{problem}; required: {'; or '.join(each)}", hint=hint)
 
 
 def _range(name: str, extents: Sequence[Any], *, of_values: bool) -> InputRange:

@@ -1,12 +1,11 @@
 """Memory of an inference, on the GPU and page-locked, and what TensorRT calls back to use it.
 
-Buffers are reused while they are large enough. A copy is asynchronous only from and to page-locked memory.
-Arrays on the GPU are read and shown by `__cuda_array_interface__` (PyTorch, CuPy, Numba), without a copy:
+A copy is asynchronous only from and to page-locked memory. Arrays on the GPU are read and shown by
+`__cuda_array_interface__` (PyTorch, CuPy, Numba), without a copy:
 https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html. All of it needs an active context.
 
-TensorRT calls its profiler, output allocators and debug listener while an engine runs. No exception may cross
-its C++, and its bindings print and drop one (python/src/infer/pyCore.cpp): the first is kept here, and raised
-once TensorRT has returned.
+No exception of a profiler, output allocator or debug listener may cross TensorRT's C++, whose bindings print
+and drop one (python/src/infer/pyCore.cpp): the first is kept, and raised once TensorRT has returned.
 """
 
 from __future__ import annotations
@@ -52,7 +51,6 @@ class DeviceBuffer:
         return self.address
 
     def free(self) -> None:
-        """Free it; it can be reserved again."""
         release, self._release = self._release, None
         self.address = self.size_bytes = 0
         if release is not None:
@@ -90,7 +88,6 @@ class HostBuffer:
         return 0 if self._bytes is None else int(self._bytes.ctypes.data)
 
     def free(self) -> None:
-        """Let go of it; it can be viewed again."""
         self._bytes = None
 
 
@@ -116,13 +113,10 @@ class DeviceArray:
 
     @property
     def address(self) -> int:
-        """Where it begins."""
         if not self._is_valid():
-            raise DataError(
-                f"output of shape {self.shape} on the device: its runner was used again or closed since; "
-                "it is valid until then",
-                hint="copy it before, with copy_to_host() or on the device",
-            )
+            problem = f"output of shape {self.shape} on the device: its runner was used again or closed since"
+            hint = "copy it before, with copy_to_host() or on the device"
+            raise DataError(f"{problem}; it is valid until then", hint=hint)
         return self._address
 
     @property
@@ -137,7 +131,6 @@ class DeviceArray:
         }  # fmt: skip
 
     def copy_to_host(self) -> NDArray[Any]:
-        """Return a copy on the host."""
         address = self.address
         array = np.empty(self.shape, self.dtype)
         if array.nbytes:

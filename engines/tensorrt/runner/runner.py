@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ from .bound_context import BoundContext, Values
 from .cuda import Event, OutOfMemory, Stream
 from .io_tensors import FeedShapes, Profile, WideIntegers, fitting_profiles, model_io, refused_input
 from .loaded_engine import EngineUse, LoadedEngine
-from .memory import DeviceArray, DeviceInput, make_listener, read_device_input
+from .memory import DeviceInput, make_listener, read_device_input
 
 _WARMUP = 2
 _ENQUEUE = "execute_async_v3"
@@ -199,21 +199,12 @@ class TensorRTRunner(Runner):
 
     @property
     def can_be_shared(self) -> bool:
-        """Whether `share` is possible."""
         return self._loaded.contexts_share_profiles
 
     def __enter__(self) -> TensorRTRunner:
         return self
 
-    @overload
-    def infer(self, feeds: Feeds, *, on_device: Literal[False] = False) -> dict[str, NDArray[Any]]: ...
-
-    @overload
-    def infer(self, feeds: Feeds, *, on_device: Literal[True]) -> dict[str, DeviceArray]: ...
-
-    def infer(
-        self, feeds: Feeds, *, on_device: bool = False
-    ) -> dict[str, NDArray[Any]] | dict[str, DeviceArray]:
+    def infer(self, feeds: Feeds, *, on_device: bool = False) -> dict[str, Any]:
         """Run once on arrays on the host or on the device, and return copies that outlive the runner; with
         `on_device` the outputs on the GPU, valid until this runner is used again or closed."""
         self._require_open()
@@ -332,7 +323,6 @@ class TensorRTRunner(Runner):
             raise ModelError(f"{self._path}: its runner is closed", hint="load it again")
 
     def _bind(self, feeds: Feeds, *, stream: int = 0, graph: bool = True) -> BoundContext:
-        """Check the feeds and bind them on a stream."""
         values, feed_shapes = self._check(feeds)
         slot, profile = self._slots.choose(stream, feed_shapes)
         self._after_producers(slot, values)
