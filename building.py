@@ -146,9 +146,8 @@ def refit(
     path = Path(engine)
     manifest = load_artifact(path).manifest
     if manifest.target not in MODULES:
-        raise InvalidOption(
-            f"{path}: is for {manifest.target or 'no target'}; an engine of TensorRT is required"
-        )
+        target = manifest.target or "no target"
+        raise InvalidOption(f"{path}: is for {target}; an engine of TensorRT is required")
     # Where the layers' types are in the quantized graph, the model has them already.
     names = ("layers", "exclude", "only") if manifest.precision in ("fp16", "bf16") else ()
     spec = _spec_of(manifest, only=(*names, "float_precision", "io_formats", "typing", "ignore_faults"))
@@ -176,16 +175,13 @@ def engine_graph(
     manifest = read_manifest(path)  # the file itself is not opened here
     if manifest is None or manifest.target not in MODULES:
         found = f"is for {manifest.target or 'no target'}" if manifest else "has no manifest"
-        raise ArtifactError(
-            f"{path}: {found}; an engine of TensorRT with its manifest is required",
-            hint="give what `qcompile build` made, with its .json beside it",
-            file=path,
-        )
+        hint = "give what `qcompile build` made, with its .json beside it"
+        problem = f"{path}: {found}; an engine of TensorRT with its manifest is required"
+        raise ArtifactError(problem, hint=hint, file=path)
     if manifest.options.get("calibrator"):
-        raise InvalidOption(
-            f"{path}: TensorRT was given scales or calibrated, which a manifest does not keep",
-            hint="build it from a file with Q/DQ, which `qcompile quantize` writes",
-        )
+        problem = f"{path}: TensorRT was given scales or calibrated, which a manifest does not keep"
+        hint = "build it from a file with Q/DQ, which `qcompile quantize` writes"
+        raise InvalidOption(problem, hint=hint)
     hint = "give the ONNX file that TensorRT parsed: for INT8 and FP8 the quantized one"
     parsed, digest = manifest.sources.get("graph"), fingerprint(Path(model))
     if digest not in (parsed, manifest.sources.get("model")):
@@ -197,11 +193,8 @@ def engine_graph(
             if fingerprint(Path(lowered.path)) != parsed:
                 raise InvalidOption("another graph comes out than the engine was built from")
         except InvalidOption as error:
-            raise InvalidOption(
-                f"{path}: its graph cannot be made again from {model}: {error.message}",
-                hint=hint,
-                option="graph",
-            ) from error
+            problem = f"{path}: its graph cannot be made again from {model}: {error.message}"
+            raise InvalidOption(problem, hint=hint, option="graph") from error
         yield lowered, spec
 
 

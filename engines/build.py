@@ -6,9 +6,9 @@ same. In this order:
 1. Nothing planned, or nothing reached or unreported: fails. An artifact that is float32 although another
    precision was asked for never passes.
 2. More than 10% missed, or one layer with `strict`: fails.
-3. More than half is unreported, and nothing else is known of it: fails, for then nothing is proven. Types
-   that bind the runtime prove it. Of a runtime that tells nothing of what it fuses, as TensorRT of
-   Transformers, it is a warning, except with `strict`.
+3. More than half is unreported, and nothing else is known of it: fails. Types that bind the runtime prove it.
+   Of a runtime that tells nothing of what it fuses, as TensorRT of Transformers, it is a warning, except with
+   `strict`.
 4. Less is missed or unreported: a warning that names the layers. Binding types need none.
 
 Passes of a runtime can fail on a few layers of a valid graph, with an error that names none of them. Groups
@@ -122,13 +122,11 @@ def _manifest(
 
 
 def require_builder(target: str) -> Engine:
-    """Return an engine that can build here."""
     chosen = engine(target)
     reason = chosen.why_not_build()
     if reason:
-        raise EngineUnavailable(
-            f"target {target} cannot build here: {reason}", hint=chosen.fix(), engine=target, reason=reason
-        )
+        problem = f"target {target} cannot build here: {reason}"
+        raise EngineUnavailable(problem, hint=chosen.fix(), engine=target, reason=reason)
     return chosen
 
 
@@ -256,26 +254,25 @@ def missed_or_refused(
 
     layers = [layer for layer in planned if layer not in left]
 
+    def is_taken(model: str) -> bool:
+        try:
+            engine.missed_layers(replace(request, model=model))
+        except BuildError:
+            return False
+        return True
+
     def takes(some: Sequence[str]) -> bool:
         request.progress("find the layers that it refuses")
         others = dict.fromkeys([layer for layer in layers if layer not in some], "is not tried yet")
-        return _is_taken(engine, replace(request, model=str(without({**left, **others}))))
+        return is_taken(str(without({**left, **others})))
 
-    if not layers or not _is_taken(engine, replace(request, model=request.source)):
+    if not layers or not is_taken(request.source):
         raise refusal
     refused = refused_layers(layers, takes)
     if refused is None or len(refused) == len(layers):
         raise refusal
     reason = f"{engine.name} refuses the graph with it in INT8: {refusal.message.rpartition(': ')[2]}"
     return dict.fromkeys(refused, reason)
-
-
-def _is_taken(engine: Engine, request: BuildRequest) -> bool:
-    try:
-        engine.missed_layers(request)
-    except BuildError:
-        return False
-    return True
 
 
 def refused_layers(

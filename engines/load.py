@@ -84,12 +84,9 @@ def engine_of(artifact: str, *, trust: bool = False) -> str:
         if manifest is not None:
             return manifest.target
         if not trust:
-            raise ArtifactError(
-                f"{path}: has no manifest ({manifest_path(path).name}), which says what built it; "
-                "an engine is executable code",
-                hint="build it with `qcompile build`, or give `trust` if you know where it comes from",
-                file=path,
-            )
+            problem = f"has no manifest ({manifest_path(path).name}), which says what built it"
+            hint = "build it with `qcompile build`, or give `trust` if you know where it comes from"
+            raise ArtifactError(f"{path}: {problem}; an engine is executable code", hint=hint, file=path)
         from .tensorrt.plan import target_of
 
         with path.open("rb") as file:

@@ -34,7 +34,7 @@ from ..processor import resolve_isa
 from ..progress import Progress, silent
 from ..spec.artifacts import with_floats
 from ..spec.words import CALIBRATED, WAY_OUT, FloatPrecision, Precision
-from .fitting import Fitted, Fitting, constraints_of, half_left_to_engine
+from .fitting import Fitting, half_left_to_engine
 
 if TYPE_CHECKING:
     from ..calibration import Ranges
@@ -83,9 +83,8 @@ def load_lowered(path: Path) -> LoweredGraph:
             raise ValueError("nothing is said")
         return msgspec.convert({**record, "path": str(path)}, LoweredGraph)
     except ValueError as error:
-        raise ArtifactError(
-            f"{path}: its manifest does not say how it was lowered ({error})", hint="make it again", file=path
-        ) from error
+        problem = f"{path}: its manifest does not say how it was lowered ({error})"
+        raise ArtifactError(problem, hint="make it again", file=path) from error
 
 
 def writes_types(spec: ArtifactOptions, capabilities: Capabilities) -> bool:
@@ -94,10 +93,8 @@ def writes_types(spec: ArtifactOptions, capabilities: Capabilities) -> bool:
         return False
     if spec.precision == "best" or half_left_to_engine(spec, capabilities):
         return True  # what the data shows of a half type becomes constraints
-    weak = spec.tensorrt.typing == "weak"
-    return (
-        spec.precision in capabilities.in_graph and capabilities.needed(spec.precision, weak=weak) != "fp32"
-    )
+    weak, precision = spec.tensorrt.typing == "weak", spec.precision
+    return precision in capabilities.in_graph and capabilities.needed(precision, weak=weak) != "fp32"
 
 
 def lower(
@@ -158,51 +155,34 @@ def _decided(
     """The spec with one precision: "best" is decided by what there is to build from."""
     if spec.precision == "best":
         if not capabilities.has_best:
-            raise InvalidOption(
-                f"`precision` best: is for tensorrt and tensorrt-rtx; target {spec.target} was asked for",
-                hint="`qcompile tune` measures which precision is fastest within an accuracy",
-                option="precision",
-            )
+            problem = f"is for tensorrt and tensorrt-rtx; target {spec.target} was asked for"
+            hint = "`qcompile tune` measures which precision is fastest within an accuracy"
+            raise InvalidOption(f"`precision` best: {problem}", hint=hint, option="precision")
         present = graph_precision(read_weightless(Path(model)).model)
         quantized = has_ranges or bool(spec.calibrator) or present == "int8"
-        return replace(
-            spec, precision="int8" if quantized else "fp16", float_precision="fp16" if quantized else "fp32"
-        )
+        if quantized:
+            return replace(spec, precision="int8", float_precision="fp16")
+        return replace(spec, precision="fp16", float_precision="fp32")
     if spec.layers and spec.precision in _FLOATS:
-        raise InvalidOption(
-            f"`layers`: no precision is higher than {spec.precision}",
-            hint="ask for the lower precision, and name the layers that stay above it",
-            option="layers",
-        )
+        hint = "ask for the lower precision, and name the layers that stay above it"
+        problem = f"no precision is higher than {spec.precision}"
+        raise InvalidOption(f"`layers`: {problem}", hint=hint, option="layers")
     if spec.precision not in capabilities.in_graph:
-        raise InvalidOption(
-            f"`precision` {spec.precision}: target {spec.target} has {', '.join(capabilities.in_graph)}",
-            hint=WAY_OUT.get(spec.precision, ""),
-            option="precision",
-        )
+        problem = f"target {spec.target} has {', '.join(capabilities.in_graph)}"
+        hint = WAY_OUT.get(spec.precision, "")
+        raise InvalidOption(f"`precision` {spec.precision}: {problem}", hint=hint, option="precision")
     return spec
 
 
-class _Lowering:
+class _Lowering(Fitting):
     """One model on its way to a graph at `path`, which every step reads and writes again."""
 
-    def __init__(
-        self,
-        model: Path,
-        spec: BuildSpec,
-        ranges: Path | Ranges | None,
-        capabilities: Capabilities,
-        path: Path,
-        progress: Progress,
-    ) -> None:
-        self.model, self.spec, self.ranges, self.capabilities = model, spec, ranges, capabilities
-        self.path, self.progress = path, progress
-        weak = spec.tensorrt.typing == "weak"
-        self.needed = "fp32" if spec.calibrator else capabilities.needed(spec.precision, weak=weak)
-        self.static = self.needed in CALIBRATED and spec.mode == "static"
-        self.manifest: Manifest | None = None
-        self.fitting = Fitting(model, spec, capabilities, self.needed, path, progress)
-        self.fitted = Fitted(model)
+    manifest: Manifest | None = None
+    """Of the quantization, where there was one."""
+
+    @property
+    def static(self) -> bool:
+        return self.needed in CALIBRATED and self.spec.mode == "static"
 
     def run(self, output: Path, source: Path, *, keep: bool) -> LoweredGraph:
         """Make the graph; `source` is the user's file, from which the model may have been rewritten."""
@@ -215,17 +195,14 @@ class _Lowering:
 
             half = self.capabilities.in_graph.get(self.spec.floats, "fp32")
             given = with_half_rest(self.model, self.path, half) if self.static else self.model
-            graph = self._fitted(given)
+            graph = self.fit(given)
         elif (
             self.needed == "int8" and self.static and self.capabilities.tells_missed and not self.spec.strict
         ):
             graph, planned, left = self._quantized_as_told()
         else:
             graph = self._typed(data=self.spec.data)
-        layers, graph, told = constraints_of(
-            self.model, self.spec, self.capabilities, graph, self.path,
-            needed=self.needed, ranges=self.ranges,
-        )  # fmt: skip
+        layers, graph = self.constrained(graph)
         if (keep or graph != source) and graph != self.path:
             save_onnx(load_onnx(graph), self.path)
             graph = self.path
@@ -233,11 +210,9 @@ class _Lowering:
         if self.manifest and self.static and self.needed == "int8" and self.spec.data is None:
             lost = "biases were not corrected, and " if self.spec.correct_bias else ""
             warnings.append(f"no data was given: {lost}what INT8 loses was judged on random input")
-        warnings += [*self.fitted.warnings, *told]
         lowered = LoweredGraph(
-            str(output if graph == self.path else graph),
-            self.spec.one_precision, self.spec.floats, layers, planned, left, warnings,
-            self.fitted.worked_around,
+            str(output if graph == self.path else graph), self.spec.one_precision, self.spec.floats, layers,
+            planned, left, [*warnings, *self.warnings], self.worked_around,
         )  # fmt: skip
         if graph == self.path:
             self._record(lowered, source)
@@ -254,21 +229,15 @@ class _Lowering:
             return False
         if present != "fp32":
             asked = f"{needed} with {', '.join(named)} in another" if named else needed
-            raise InvalidOption(
-                f"{model}: its graph is {present} already; {asked} was asked for",
-                hint=f"give `precision` {present}, or build from the float model",
-            )
+            hint = f"give `precision` {present}, or build from the float model"
+            raise InvalidOption(f"{model}: its graph is {present} already; {asked} was asked for", hint=hint)
         if needed == "int4" and spec.mode != "weights":
-            raise InvalidOption(
-                f"{model}: holds no weights of 4 bits, and int4 was asked for",
-                hint="quantize it first, with `mode` weights and `precision` int4",
-            )
+            hint = "quantize it first, with `mode` weights and `precision` int4"
+            raise InvalidOption(f"{model}: holds no weights of 4 bits, and int4 was asked for", hint=hint)
         if self.static and self.ranges is None:
-            raise InvalidOption(
-                f"{model}: holds no quantized layer, and {needed} was asked for",
-                hint="quantize it first, or give `ranges` (`qcompile calibrate` writes them)",
-                option="ranges",
-            )
+            problem = f"{model}: holds no quantized layer, and {needed} was asked for"
+            hint = "quantize it first, or give `ranges` (`qcompile calibrate` writes them)"
+            raise InvalidOption(problem, hint=hint, option="ranges")
         return True
 
     def _typed(self, left: Mapping[str, str] = MappingProxyType({}), *, data: str | None = None) -> Path:
@@ -280,14 +249,13 @@ class _Lowering:
 
         spec = self.spec
         waits = self.static and data is None and spec.data is not None  # for the data, which comes last
+        floats = self.capabilities.in_graph.get(spec.floats, spec.floats)
         asked = shared(
             QuantizeSpec,
             spec,
             target=graph_target(spec.target),
             precision=self.needed,
-            float_precision="auto"
-            if spec.float_precision == "auto"
-            else self.capabilities.in_graph.get(spec.floats, spec.floats),
+            float_precision="auto" if spec.float_precision == "auto" else floats,
             method=spec.method if self.static else "",
             rounding="rtn" if waits else spec.rounding,
             ranges=None,
@@ -303,7 +271,7 @@ class _Lowering:
         ).manifest
         # The file is changed from here on; `_record` writes the manifest of what it becomes.
         manifest_path(self.path).unlink(missing_ok=True)
-        return self._fitted(self.path)
+        return self.fit(self.path)
 
     def _quantized_as_told(self) -> tuple[Path, Sequence[str], Mapping[str, str]]:
         """Ask the engine which quantized layers it computes in float, and quantize again without them.
@@ -333,11 +301,6 @@ class _Lowering:
         if spec.data is not None:
             graph = self._typed(left, data=spec.data)
         return graph, planned, left
-
-    def _fitted(self, graph: Path) -> Path:
-        """Fit the graph to what reads it, and note what was worked around."""
-        self.fitted = self.fitting.fit(graph)
-        return self.fitted.path
 
     def _record(self, lowered: LoweredGraph, source: Path) -> None:
         """Write the manifest of the graph: that of its quantization, and what the graph does not say."""
