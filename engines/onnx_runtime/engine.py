@@ -37,13 +37,13 @@ from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Planned
 from ..gpu import why_not_gpu
 from ..taps import with_others
 from ..values import Execution, check_values
-from ..words import FOUR_BITS, Proposal, Verdict
-from .order import put_in_order
+from ..words import FOUR_BITS, Verdict
 from .runner import (
     KNOWN_FAULTS,
     OnnxRuntimeRunner,
     open_with_cuda,
     optimizers_to_leave_out,
+    put_in_order,
     why_no_cuda_provider,
 )
 from .words import PACKAGES, PROPOSALS, RULES, TRITON
@@ -70,6 +70,7 @@ class OnnxRuntime(Engine):
     rules = RULES
     faults = KNOWN_FAULTS
     triton = TRITON
+    offered = PROPOSALS
     places: tuple[Place, ...] = ("cpu", "cuda")
 
     def why_not_run_on_gpu(self, device: int = 0) -> str:
@@ -83,9 +84,6 @@ class OnnxRuntime(Engine):
         if precision == "bf16":
             return "no", "its CPU provider has no bf16 kernels for most operators", ""
         return FOUR_BITS if precision == "int4" else None
-
-    def proposals(self) -> tuple[Proposal, ...]:
-        return PROPOSALS
 
     def build(self, request: BuildRequest) -> BuildOutcome:
         import onnxruntime
@@ -209,10 +207,8 @@ class OnnxRuntime(Engine):
         self, artifact: str, feeds: Feeds, *, threads: int = 0, device: int | None = None
     ) -> dict[str, float]:
         if device is not None:
-            raise EngineUnavailable(
-                f"{self.name} tells no time of single layers on a GPU: its profile has the host's",
-                engine=self.name,
-            )
+            problem = f"{self.name} tells no time of single layers on a GPU: its profile has the host's"
+            raise EngineUnavailable(problem, engine=self.name)
         times: dict[str, list[float]] = {}
         with temporary_folder("profile") as folder:
             session = self._session(Path(artifact), threads, profile=f"{folder}/profile")
@@ -242,34 +238,23 @@ def _infer_tapped(session: Any, shown: Mapping[str, str], feeds: Feeds) -> dict[
 def _require_same_device(path: Path, device: Any, tools: dict[str, str]) -> None:
     import onnxruntime
 
-    built = tools.get("onnxruntime", "")
-    if built != onnxruntime.__version__:
-        raise ArtifactError(
-            f"{path}: optimized by ONNX Runtime {built}; this is {onnxruntime.__version__}",
-            hint="build it again with this version",
-            file=path,
-        )
-    missing = missing_features(device)
-    if missing:
-        raise ArtifactError(
-            f"{path}: optimized for a processor with {', '.join(missing)}, which this one lacks",
-            hint="build it again on this machine",
-            file=path,
-        )
+    built, problem, hint = tools.get("onnxruntime", ""), "", "build it again on this machine"
     blocks, other = (_blocks(features) for features in (device.get("features"), processor()["features"]))
-    if (
-        blocks
-        and other
-        and blocks != other
-        and any(name.startswith(_LAYOUTS) for name in count_operators(load_onnx(path, external_data=False)))
-    ):
-        portable = "" if device.get("isa") == isa_here() else f", or there with `isa` {isa_here()}"
-        raise ArtifactError(
-            f"{path}: holds convolutions in blocks of {blocks} channels, of the processor that built it; "
-            f"ONNX Runtime would read them in blocks of {other} here, and compute other values",
-            hint=f"build it again on this machine{portable}",
-            file=path,
-        )
+    if built != onnxruntime.__version__:
+        problem = f"optimized by ONNX Runtime {built}; this is {onnxruntime.__version__}"
+        hint = "build it again with this version"
+    elif missing := missing_features(device):
+        problem = f"optimized for a processor with {', '.join(missing)}, which this one lacks"
+    elif blocks and other and blocks != other:
+        operators = count_operators(load_onnx(path, external_data=False))
+        if any(name.startswith(_LAYOUTS) for name in operators):
+            hint += "" if device.get("isa") == isa_here() else f", or there with `isa` {isa_here()}"
+            problem = (
+                f"holds convolutions in blocks of {blocks} channels, of the processor that built it; "
+                f"ONNX Runtime would read them in blocks of {other} here, and compute other values"
+            )
+    if problem:
+        raise ArtifactError(f"{path}: {problem}", hint=hint, file=path)
 
 
 def _blocks(features: object) -> int:

@@ -21,7 +21,6 @@ PACKAGES = dict.fromkeys(
 
 
 def run_model(model: onnx.ModelProto, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return the outputs of a small model, on one thread."""
     session = import_onnxruntime().InferenceSession(
         model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"]
     )

@@ -10,12 +10,10 @@ node's kernel is looked for in this order, among the kernels that multiply:
 3. one that is named after what alone reads the node's result: a bias, an activation;
 4. one that is not taken, has no name that is in the file, and reads what the node reads.
 
-A block of several nodes ("Subgraph"; attention is one) multiplies as well. Most blocks hold element-wise
-operators alone, so it is asked last: by the node's own name, or by that of what reads the node's result,
-where the block holds or reads both operands.
-
-A bidirectional recurrent node becomes a kernel for each direction, under names of OpenVINO's own. Where all
-such kernels compute in one precision, it is the node's.
+5. a block of several nodes ("Subgraph"; attention is one): by the node's own name, or by that of what reads
+   its result, where the block holds or reads both operands. Most blocks are of element-wise operators alone;
+6. of a bidirectional recurrent node a kernel for each direction, under names of OpenVINO's own: where all
+   such kernels compute in one precision, it is the node's.
 """
 
 from __future__ import annotations
@@ -81,7 +79,6 @@ class Computed:
 def computed_by(
     graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto], kernels: Sequence[Kernel]
 ) -> dict[str, Computed]:
-    """Return node name to what computes it."""
     search = _Search(graph, kernels)
     computed: dict[str, Computed] = {}
     for match in (
@@ -230,7 +227,6 @@ def _one(kernels: Iterable[Kernel]) -> Kernel | None:
 
 
 def read_kernels(compiled: Any) -> list[Kernel]:
-    """Return what a compiled model executes, in order."""
     kernels = []
     for operator in compiled.get_runtime_model().get_ordered_ops():
         about = operator.get_rt_info()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from numpy.typing import NDArray
-
 from ...artifact import Check, read_manifest
 from ...errors import BuildError, EngineUnavailable, InvalidOption, ModelError, first_line
 from ...model.example import CHECK_EXTENTS, Example, flat_outputs, make_example, name_outputs
@@ -20,7 +18,6 @@ from ...spec.words import Precision
 from ...tensors import Dim, ModelIO, TensorInfo
 from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Runner
 from ..gpu import why_not_gpu
-from ..words import Proposal
 from .runner import MODES, PyTorchRunner, trace
 from .words import PACKAGES, PROPOSALS, TRITON
 
@@ -81,7 +78,6 @@ class PyTorch(Engine):
         io: ModelIO | None = None,
         device: int | None = None,
     ) -> PyTorchRunner:
-        """Load a MODEL to be run in one of `MODES`, on the processor or on a GPU."""
         if mode not in MODES:
             raise InvalidOption(f"PyTorch mode {mode!r} is unknown; known are {', '.join(MODES)}")
         torch = import_torch()
@@ -108,9 +104,7 @@ class TorchScript(PyTorch):
     name = "torchscript"
     suffix = ".pt"
     triton = TRITON
-
-    def proposals(self) -> tuple[Proposal, ...]:
-        return PROPOSALS
+    offered = PROPOSALS
 
     def why_not_build(self) -> str:
         return self.why_not_run()
@@ -155,11 +149,9 @@ def _compare(module: Any, example: Example, path: str, label: str) -> tuple[tupl
         expected = flat_outputs(example.call(module, feeds))[1]
         try:
             outputs_of_trace = runner.infer(feeds).values()
-        except ModelError as error:
-            raise BuildError(
-                f"{label}: the traced program fails on another input: {error.message}",
-                hint="forward() depends on extents that a trace freezes",
-            ) from error
+        except ModelError as failure:
+            problem = f"{label}: the traced program fails on another input: {failure.message}"
+            raise BuildError(problem, hint="forward() depends on extents that a trace freezes") from failure
         for a, b in zip(expected, outputs_of_trace, strict=True):
             error = output_error(a, b) if a.shape == b.shape else None
             if error is None or not error.close:
@@ -169,14 +161,10 @@ def _compare(module: Any, example: Example, path: str, label: str) -> tuple[tupl
                     hint="forward() is random, or depends on values or extents that a trace freezes",
                 )
             lowest = min(lowest, error.snr_db)
+    batch: tuple[Dim, ...] = ("?",) if example.has_dynamic_batch else ()
     outputs = tuple(
-        TensorInfo(name, str(array.dtype), _shape(array, dynamic=example.has_dynamic_batch))
+        TensorInfo(name, str(array.dtype), (*batch[: array.ndim], *array.shape[len(batch) :]))
         for name, array in zip(names, arrays, strict=True)
     )
     detail = "equal" if lowest == float("inf") else f"{lowest:.1f} dB or better"
     return outputs, Check("same outputs as PyTorch", True, detail)
-
-
-def _shape(array: NDArray[Any], *, dynamic: bool) -> tuple[Dim, ...]:
-    first: tuple[Dim, ...] = ("?",) if dynamic and array.ndim else tuple(array.shape[:1])
-    return (*first, *array.shape[1:])
