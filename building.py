@@ -44,9 +44,6 @@ def build(
         progress: Told of every step.
         options: Fields of `BuildSpec` by name, in place of those of `spec`.
 
-    Returns:
-        The artifact and its manifest with the proof.
-
     Raises:
         InvalidOption: If an option is wrong, or the graph has not the precision and cannot be given it.
         EngineUnavailable: If the runtime cannot build here, with the reason.
@@ -68,11 +65,13 @@ def plan(
     **options: Unpack[BuildKeywords],
 ) -> dict[str, object]:
     """Prepare, parse and check everything that `build` would, and return what would be built."""
-    from .engines.build import plan_engine
+    from .engines.registry import engine
 
     asked = spec_from_call(BuildSpec, spec, options)
     with trusting(asked.trust), _lowered(model, asked, progress) as lowered:
-        return plan_engine(request_for(model, asked, lowered, Path("dry-run"), progress))
+        request = request_for(model, asked, lowered, Path("dry-run"), progress)
+        planned = engine(asked.target).plan(request)
+        return {"target": asked.target, "precision": request.precision, **planned}
 
 
 def build_lowered(
@@ -96,19 +95,18 @@ def request_for(
     from .engines.base import BuildRequest
     from .engines.registry import engine
 
-    gpus = tuple(dict.fromkeys(gpu.lower() for gpu in spec.gpus))
+    same_floats = spec.floats == lowered.float_precision
+    lowered_spec = replace(
+        spec,
+        precision=lowered.precision,
+        float_precision=spec.float_precision if same_floats else lowered.float_precision,
+        gpus=tuple(dict.fromkeys(gpu.lower() for gpu in spec.gpus)),
+        isa=resolve_isa(spec.isa, spec.target),
+    )
     return BuildRequest(
         lowered.path,
         output,
-        replace(
-            spec,
-            precision=lowered.precision,
-            float_precision=spec.float_precision
-            if spec.floats == lowered.float_precision
-            else lowered.float_precision,
-            gpus=gpus,
-            isa=resolve_isa(spec.isa, spec.target),
-        ),
+        lowered_spec,
         source=str(model),
         layers=lowered.layers,
         tf32=spec.precision == "best",
@@ -133,9 +131,6 @@ def refit(
         output: Engine to write; may be the same file.
         progress: Told of every step.
 
-    Returns:
-        The engine and its manifest.
-
     Raises:
         InvalidOption: If it is no TensorRT engine.
         EngineUnavailable: If there is no GPU.
@@ -151,9 +146,8 @@ def refit(
     path = Path(engine)
     manifest = load_artifact(path).manifest
     if manifest.target not in MODULES:
-        raise InvalidOption(
-            f"{path}: is for {manifest.target or 'no target'}; an engine of TensorRT is required"
-        )
+        target = manifest.target or "no target"
+        raise InvalidOption(f"{path}: is for {target}; an engine of TensorRT is required")
     # Where the layers' types are in the quantized graph, the model has them already.
     names = ("layers", "exclude", "only") if manifest.precision in ("fp16", "bf16") else ()
     spec = _spec_of(manifest, only=(*names, "float_precision", "io_formats", "typing", "ignore_faults"))
@@ -181,16 +175,13 @@ def engine_graph(
     manifest = read_manifest(path)  # the file itself is not opened here
     if manifest is None or manifest.target not in MODULES:
         found = f"is for {manifest.target or 'no target'}" if manifest else "has no manifest"
-        raise ArtifactError(
-            f"{path}: {found}; an engine of TensorRT with its manifest is required",
-            hint="give what `qcompile build` made, with its .json beside it",
-            file=path,
-        )
+        hint = "give what `qcompile build` made, with its .json beside it"
+        problem = f"{path}: {found}; an engine of TensorRT with its manifest is required"
+        raise ArtifactError(problem, hint=hint, file=path)
     if manifest.options.get("calibrator"):
-        raise InvalidOption(
-            f"{path}: TensorRT was given scales or calibrated, which a manifest does not keep",
-            hint="build it from a file with Q/DQ, which `qcompile quantize` writes",
-        )
+        problem = f"{path}: TensorRT was given scales or calibrated, which a manifest does not keep"
+        hint = "build it from a file with Q/DQ, which `qcompile quantize` writes"
+        raise InvalidOption(problem, hint=hint)
     hint = "give the ONNX file that TensorRT parsed: for INT8 and FP8 the quantized one"
     parsed, digest = manifest.sources.get("graph"), fingerprint(Path(model))
     if digest not in (parsed, manifest.sources.get("model")):
@@ -202,11 +193,8 @@ def engine_graph(
             if fingerprint(Path(lowered.path)) != parsed:
                 raise InvalidOption("another graph comes out than the engine was built from")
         except InvalidOption as error:
-            raise InvalidOption(
-                f"{path}: its graph cannot be made again from {model}: {error.message}",
-                hint=hint,
-                option="graph",
-            ) from error
+            problem = f"{path}: its graph cannot be made again from {model}: {error.message}"
+            raise InvalidOption(problem, hint=hint, option="graph") from error
         yield lowered, spec
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from ..spec.engines import rows
 from ..spec.words import FloatPrecision, Precision
 from ..tensors import Feeds, ModelIO
 from .taps import run_from_file
-from .words import KnownFault, Proposal, TritonBackend, Verdict, faults_of
+from .words import KnownFault, Proposal, TritonBackend, Verdict
 
 if TYPE_CHECKING:
     import onnx
@@ -37,23 +37,15 @@ Place = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What a builder is asked for.
+    """What a builder is asked for; the graph's own facts are as in `lowering.LoweredGraph`.
 
     Attributes:
         model: The file to build from (ONNX), or a MODEL spelling where the engine takes PyTorch.
-        output: Where to write, inside `files.writing`.
         spec: What was asked for; its precision is never "best".
         source: What the user gave, where `model` was made from it; for messages and the manifest.
-        layers: Name of a node to the precision it must have, where the runtime chooses types.
         tf32: Whether products of float32 may round to 10 bits of mantissa, whatever the precision.
-        planned: Names of the layers that were to be quantized before the runtime was asked.
-        left_in_float: Those of them that it computes in float, with what it said; they are not quantized.
-        worked_around: Known fault of the runtime to the nodes that were rewritten because of it.
         samples: Real input to check the artifact on, batch by batch; without any it is random.
-        warnings: What was found while the graph was made, for the manifest.
-        debug_tensors: Tensors that an engine of TensorRT can show while it runs; None for all that are not
-            fused.
-        progress: Told of every step.
+        debug_tensors: What an engine of TensorRT can show while it runs; None for all that is not fused.
     """
 
     model: str
@@ -72,7 +64,6 @@ class BuildRequest:
 
     @property
     def precision(self) -> Precision:
-        """What is built."""
         return self.spec.one_precision
 
     @property
@@ -88,14 +79,10 @@ class BuildRequest:
 
 @dataclass(frozen=True)
 class Planned:
-    """The layers that an artifact should compute in its precision, by name.
+    """The layers that an artifact should compute in its precision.
 
-    Attributes:
-        names: All of them.
-        missed: Name to what computes it instead, for those that did not reach it.
-        unreported: Name to why that is not known, for those of which the runtime does not tell.
-        unproven: Whether the unreported ones can be in another precision: not where their types are binding.
-        evidence: What that was concluded from, in words; empty where nothing is known.
+    Those that `missed` it, to what computes them instead; those `unreported`, to why that is not known. They
+    are `unproven` unless their types are binding, which `evidence` says in words.
     """
 
     names: Sequence[str]
@@ -107,22 +94,16 @@ class Planned:
 
 @dataclass(frozen=True)
 class BuildOutcome:
-    """What a builder made.
+    """What a builder made, and what its manifest says of it.
 
     Attributes:
         kind: "onnx", "engine" or "torchscript".
-        io: Inputs and outputs of the artifact.
         planned: Weighted nodes that the model file holds in the asked precision.
         reached: Weighted layers of the built artifact in that precision.
-        proof: What was found inside, for the manifest.
-        device: What it was built for.
         versions: Package to version, where the runtime tells its own better than its package does.
         layers: The planned layers by name; None where the runtime names none.
         failure: Why its outputs are not what they should be; empty where they are, or it was not run.
-        hint: What to do about the failure, where the engine knows.
         calibration_cache: What the runtime's own calibrator wrote.
-        checks: Verifications that were carried out.
-        warnings: What the user should know.
     """
 
     kind: str
@@ -142,14 +123,8 @@ class BuildOutcome:
 
 @dataclass(frozen=True)
 class DeviceRun:
-    """How an artifact runs on a GPU.
-
-    Attributes:
-        device: Its number.
-        streams: Contexts that can run at once, each on a stream of its own.
-        cuda_graph: Whether an inference is captured once and replayed.
-        runtime_cache: Whether kernels that TensorRT-RTX compiles are kept in a file beside the engine.
-    """
+    """How an artifact runs on a GPU: in so many contexts at once, each on its stream; with an inference that
+    is captured once and replayed; with the kernels that TensorRT-RTX compiles kept beside the engine."""
 
     device: int = 0
     streams: int = 1
@@ -157,23 +132,14 @@ class DeviceRun:
     runtime_cache: bool = True
 
     def require_plain(self, engine_name: str) -> None:
-        """Refuse what an engine that runs one inference at a time has no use for.
-
-        Raises:
-            InvalidOption: If several streams or a CUDA graph are asked for.
-        """
+        """Refuse what an engine that runs one inference at a time has no use for."""
         if self.streams != 1 or self.cuda_graph:
             raise InvalidOption(f"streams and cuda_graph: engine {engine_name} has no use for them")
 
 
-@dataclass(frozen=True)
-class InFlight:
-    """One of several inferences that are under way at once.
-
-    Attributes:
-        start: Enqueues copies to the device, the run and copies back; returns at once.
-        wait: Waits until its outputs are there.
-    """
+class InFlight(NamedTuple):
+    """One of several inferences that are under way at once: `start` enqueues copies and run, and returns at
+    once; `wait` waits until its outputs are there."""
 
     start: Callable[[], None]
     wait: Callable[[], None]
@@ -192,14 +158,9 @@ class Runner(ABC):
 
     @abstractmethod
     def infer(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
-        """Run once.
+        """Run once: input name to array in, output name to array out, as `io` declares them.
 
-        Args:
-            feeds: Input name to array, of the declared shape (any extent on dynamic axes) and exactly of the
-                declared dtype; nothing is converted.
-
-        Returns:
-            Output name to array, of the shapes and dtypes that `io.outputs` declares.
+        Any extent is taken on dynamic axes; dtypes must be exactly those declared: nothing is converted.
 
         Raises:
             DataError: If a name, a shape or a dtype of the feeds does not fit.
@@ -222,11 +183,8 @@ class Runner(ABC):
         """Return a callable without arguments that runs once on these feeds; checks happen here."""
 
     def in_flight(self, feeds: Feeds, count: int) -> AbstractContextManager[Sequence[InFlight]]:
-        """Return a context manager of `count` inferences that can be under way at once, used by one thread.
-
-        Raises:
-            InvalidOption: If this runtime runs one after the other.
-        """
+        """Return a context manager of `count` inferences that can be under way at once, used by one thread;
+        refused where this runtime runs one after the other."""
         raise InvalidOption("`streams`: this runtime has one inference under way at a time", option="streams")
 
     @abstractmethod
@@ -280,6 +238,8 @@ class Engine(ABC):
     """What `tune` computes float parts in, float32 first."""
     triton: TritonBackend | None = None
     """What serves its artifacts; None where Triton has no backend for it."""
+    offered: tuple[Proposal, ...] = ()
+    """What a recipe may have of it, where that is not one artifact in fp32 and one in int8."""
 
     def __init_subclass__(cls) -> None:
         """Refuse an engine that lacks what others read of it."""
@@ -296,7 +256,7 @@ class Engine(ABC):
     def proposals(self) -> tuple[Proposal, ...]:
         """Return the artifacts that a recipe may have of it."""
         title = rows()[self.name].title
-        return (
+        return self.offered or (
             Proposal(f"{self.name}-fp32", "fp32", f"what {title} gains in float", "float alone"),
             Proposal(f"{self.name}-int8", "int8", f"8-bit weights and activations on {title}", "static"),
         )
@@ -318,6 +278,14 @@ class Engine(ABC):
         """Return why it cannot run on that GPU here; empty when it can."""
         return f"{self.name} runs on no GPU"
 
+    def require_here(self, subject: str = "", device: int | None = None, hint: str = "") -> None:
+        """Refuse where it cannot run here, or not on a GPU; the fix is the hint, or else what is given."""
+        reason = self.why_not_run() if device is None else self.why_not_run_on_gpu(device)
+        if reason:
+            place = f"{subject}: cannot run {'' if device is None else f'on GPU {device} '}here: "
+            text = f"{place if subject else ''}{reason}"
+            raise EngineUnavailable(text, hint=self.fix() or hint, engine=self.name, reason=reason)
+
     def fix(self) -> str:
         """Return what the user can do about either; empty when nothing is needed."""
         package = f"'qcompile[{self.extra}]'" if self.extra else next(iter(self.packages))
@@ -329,9 +297,6 @@ class Engine(ABC):
 
     def check(self, spec: BuildSpec) -> None:  # noqa: B027 (most take all that the spec lets pass)
         """Refuse what the version or the processor here does not have, before any work.
-
-        Args:
-            spec: What is to be built; its precision is never "best".
 
         Raises:
             InvalidOption: Naming the version.
@@ -349,7 +314,7 @@ class Engine(ABC):
     def known_faults(self) -> Sequence[KnownFault]:
         """Return what it is known to compute wrongly here: all of `faults` where no version is installed."""
         _, *versions = tool_versions(*self.packages).values()  # the first is qcompile's
-        return faults_of(self.faults, self.name, versions[0]) if versions else self.faults
+        return [fault for fault in self.faults if not versions or fault.affects(self.name, versions[0])]
 
     def graph_precision_if_weak(self, precision: Precision) -> Precision | None:
         """Return `graph_precision` for weak types; None where it does not have them beside strong ones."""
@@ -369,28 +334,15 @@ class Engine(ABC):
         """
 
     def missed_layers(self, request: BuildRequest) -> Mapping[str, str]:
-        """Return the quantized layers of a graph that this runtime would compute in float here.
+        """Return the quantized layers of a graph that this runtime would compute in float here, to what does.
 
-        It is asked before the build, so that the graph is quantized again without them. An engine that tells
-        only what it has built returns nothing.
-
-        Args:
-            request: With the quantized graph; nothing is written to its output.
-
-        Returns:
-            Name of each node to what computes it.
-
-        Raises:
-            BuildError: If the runtime refuses the model.
+        It is asked before the build, so that the graph is quantized again without them, and writes nothing.
+        An engine that tells only what it has built returns nothing. Refuses a model as `build` does.
         """
         return {}
 
     def plan(self, request: BuildRequest) -> dict[str, object]:
-        """Check a request as `build` does, without building, and return what would be built.
-
-        Raises:
-            InvalidOption: If this engine can only find out by building.
-        """
+        """Check a request as `build` does, and say what it would build; refused where only a build tells."""
         raise InvalidOption(f"`dry_run`: target {self.name} cannot tell before it builds", option="dry_run")
 
     def open_tapped(
@@ -404,11 +356,8 @@ class Engine(ABC):
     ) -> AbstractContextManager[Callable[[Feeds], dict[str, Any]]]:
         """Return a context manager of a function from feeds to tapped tensors and outputs.
 
-        Args:
-            weightless: The artifact; `model` is its graph with more outputs.
-            outputs: Tensor that is tapped to the output that holds it.
-            threads: As of `open`.
-            folder: Where files of this run may lie.
+        `weightless` is the artifact, `model` its graph with more outputs, `outputs` tapped tensor to output;
+        files of this run may lie in `folder`.
         """
         return run_from_file(partial(self.open, threads=threads), weightless, model, outputs, folder)
 
@@ -417,14 +366,7 @@ class Engine(ABC):
     ) -> dict[str, float]:
         """Return name of each kernel, which begins with its node's, to its median time in milliseconds.
 
-        Args:
-            artifact: As `open` takes it.
-            feeds: What it is run on.
-            threads: As of `open`.
-            device: Number of the GPU; None for the place where its engine runs by itself.
-
-        Raises:
-            EngineUnavailable: If this runtime tells no times.
+        It runs on that GPU, or with None where the engine runs by itself. Refused where no times are told.
         """
         raise EngineUnavailable(f"{self.name} tells no time of single layers", engine=self.name)
 
@@ -440,10 +382,5 @@ class Engine(ABC):
     def open_on_gpu(
         self, artifact: str, run: DeviceRun, *, threads: int = 0, io: ModelIO | None = None
     ) -> Runner:
-        """Load an artifact on a certain GPU; some engines run on several streams, or with CUDA graphs, too.
-
-        Raises:
-            InvalidOption: If this engine runs on no GPU, or knows no streams and CUDA graphs.
-            EngineUnavailable, ArtifactError: As `open`.
-        """
+        """Load an artifact, as `open` does, on a certain GPU; refused where the engine runs on none."""
         raise InvalidOption(f"device, streams and cuda_graph: engine {self.name} has no use for them")

@@ -6,14 +6,14 @@ same. In this order:
 1. Nothing planned, or nothing reached or unreported: fails. An artifact that is float32 although another
    precision was asked for never passes.
 2. More than 10% missed, or one layer with `strict`: fails.
-3. More than half is unreported, and nothing else is known of it: fails, for then nothing is proven. Types
-   that bind the runtime prove it. Of a runtime that tells nothing of what it fuses, as TensorRT of
-   Transformers, it is a warning, except with `strict`.
+3. More than half is unreported, and nothing else is known of it: fails. Types that bind the runtime prove it.
+   Of a runtime that tells nothing of what it fuses, as TensorRT of Transformers, it is a warning, except with
+   `strict`.
 4. Less is missed or unreported: a warning that names the layers. Binding types need none.
 
-Passes of a runtime can fail on a few layers of a graph that is valid ONNX, with an error that names none of
-them. Groups of layers are offered to it, halved where they are refused: n layers of which k are refused
-cost about 2 k log2(n / k) trials, each of which quantizes and compiles.
+Passes of a runtime can fail on a few layers of a valid graph, with an error that names none of them. Groups
+of layers are offered to it, halved where they are refused: n layers of which k are refused cost about
+2 k log2(n / k) trials, each of which quantizes and compiles.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..model.onnx_file import load_onnx
 from ..model.source import digest_source, parse_source
 from ..model.weightless import fingerprint
 from ..spec.decode import non_default_options
-from .base import BuildOutcome, BuildRequest, Engine, Planned
+from .base import BuildOutcome, BuildRequest, Engine
 from .registry import engine
 
 _OWN_FIELDS = ("target", "precision")
@@ -40,15 +40,10 @@ _TRIALS = 48
 
 
 def build_engine(request: BuildRequest) -> Artifact:
-    """Build from a graph that has the right precision already.
-
-    Returns:
-        The artifact and its manifest.
-    """
-    spec = request.spec
+    """Build from a graph that has the right precision already."""
+    spec, final = request.spec, Path(request.output)
     chosen = require_builder(spec.target)
     chosen.check(spec)
-    final = Path(request.output)
     with writing(final) as path:
         outcome = _build(chosen, request, path)
         graph = load_onnx(Path(request.model), external_data=False) if chosen.takes == "onnx" else None
@@ -94,11 +89,7 @@ def keep_rejected(path: Path, final: Path, manifest: Manifest | None) -> str:
 
 
 def _manifest(
-    chosen: Engine,
-    request: BuildRequest,
-    outcome: BuildOutcome,
-    weighed: Weighed,
-    counts: Mapping[str, int],
+    chosen: Engine, request: BuildRequest, outcome: BuildOutcome, weighed: Weighed, counts: Mapping[str, int]
 ) -> Manifest:
     spec, of_onnx = request.spec, ("onnx",) if chosen.takes == "onnx" else ()
     return Manifest(
@@ -110,10 +101,7 @@ def _manifest(
         sources={"model": _digest(request.source or request.model), "graph": _digest(request.model)},
         tools={**tool_versions(*chosen.packages, *of_onnx), **outcome.versions},
         device=outcome.device,
-        options={
-            **non_default_options(spec, without=_OWN_FIELDS),
-            **({"tf32": True} if request.tf32 else {}),
-        },
+        options=non_default_options(spec, without=_OWN_FIELDS) | ({"tf32": True} if request.tf32 else {}),
         proof={
             **outcome.proof,
             **weighed.proof,
@@ -133,22 +121,12 @@ def _manifest(
     )
 
 
-def plan_engine(request: BuildRequest) -> dict[str, object]:
-    """Check everything that `build_engine` would, and return what it would build."""
-    spec = request.spec
-    chosen = require_builder(spec.target)
-    chosen.check(spec)
-    return {"target": spec.target, "precision": request.precision, **chosen.plan(request)}
-
-
 def require_builder(target: str) -> Engine:
-    """Return an engine that can build here."""
     chosen = engine(target)
     reason = chosen.why_not_build()
     if reason:
-        raise EngineUnavailable(
-            f"target {target} cannot build here: {reason}", hint=chosen.fix(), engine=target, reason=reason
-        )
+        problem = f"target {target} cannot build here: {reason}"
+        raise EngineUnavailable(problem, hint=chosen.fix(), engine=target, reason=reason)
     return chosen
 
 
@@ -158,24 +136,21 @@ def _left_out(request: BuildRequest, counts: Mapping[str, int]) -> list[str]:
     if not left:
         return []
     share, counted = shares([*left, *(name for name in request.planned if name not in left)], counts)
-    total = sum(share[name] for name in left)
-    return [
-        f"{len(left)} of {len(share)} layers stay in float, {total:.1%} of their {counted}: "
-        f"{named(left, share)}"
-    ]
+    of_all = f"{len(left)} of {len(share)} layers stay in float, {sum(share[name] for name in left):.1%}"
+    return [f"{of_all} of their {counted}: {named(left, share)}"]
 
 
 def _way_out(weighed: Weighed, outcome: BuildOutcome) -> str:
     if not weighed.failure:
-        return outcome.hint or (
+        hint = (
             "keep layers in float32 (`layers` NAME=fp32), choose another precision, or give `allow_fallback`"
         )
+        return outcome.hint or hint
+    way_out = "choose another precision or target, or give `allow_fallback`"
     if weighed.proof.get("missed"):
-        return (
-            "leave the layers that missed in float (`exclude` in quantize, or `layers` NAME=fp32), choose "
-            "another precision or target, or give `allow_fallback`"
-        )
-    return "choose another precision or target, or give `allow_fallback`"
+        named_layers = "(`exclude` in quantize, or `layers` NAME=fp32)"
+        return f"leave the layers that missed in float {named_layers}, {way_out}"
+    return way_out
 
 
 def _digest(model: str) -> str:
@@ -198,29 +173,23 @@ def weigh(
 ) -> Weighed:
     """Weigh what was planned against what was reached.
 
-    Args:
-        precision: What was asked for.
-        outcome: What the builder made.
-        multiply_adds: Node name to its multiply-adds, as far as they are known.
-        strict: Whether one layer that missed is enough to fail, and flags prove nothing.
+    The multiply-adds are those of nodes by name, as far as they are known. With `strict` one layer that
+    missed is enough to fail, and flags prove nothing.
     """
-    unreported = outcome.layers.unreported if outcome.layers is not None else {}
-    if (outcome.reached < 1 and not unreported) or outcome.planned < 1:
+    layers, text = outcome.layers, _reached_text(precision, outcome)
+    if (outcome.reached < 1 and not (layers and layers.unreported)) or outcome.planned < 1:
         layers_found = outcome.proof.get("layers_by_precision")
         if precision == "fp32" and isinstance(layers_found, dict) and not any(layers_found.values()):
             return Weighed("")  # nothing in it computes
-        return Weighed(_told(precision, outcome) + _named_by(outcome.layers))
-    if outcome.layers is None:
-        missed, text = outcome.planned - outcome.reached, _told(precision, outcome)
-        if missed > 0 and (strict or missed / outcome.planned > ALLOWED_SHARE):
+        unproven_layers = {**layers.missed, **layers.unreported} if layers else {}
+        if layers and unproven_layers:
+            text += f": {named(unproven_layers, shares(layers.names, {})[0])}"
+        return Weighed(text)
+    if layers is None:
+        missing = outcome.planned - outcome.reached
+        if missing > 0 and (strict or missing / outcome.planned > ALLOWED_SHARE):
             return Weighed(text)
-        return Weighed("", (text,) if missed > 0 else ())
-    return _by_name(precision, outcome, outcome.layers, multiply_adds, strict=strict)
-
-
-def _by_name(
-    precision: str, outcome: BuildOutcome, layers: Planned, multiply_adds: Mapping[str, int], *, strict: bool
-) -> Weighed:
+        return Weighed("", (text,) if missing > 0 else ())
     share, counted = shares(layers.names, multiply_adds)
     missed = sum(share[name] for name in layers.missed)
     unreported = sum(share[name] for name in layers.unreported)
@@ -236,8 +205,7 @@ def _by_name(
     texts = []
     if layers.missed:
         texts.append(
-            f"{_told(precision, outcome)}; {missed:.1%} of the planned {counted} missed it: "
-            f"{named(layers.missed, share)}"
+            f"{text}; {missed:.1%} of the planned {counted} missed it: {named(layers.missed, share)}"
         )
     if unproven:
         known = f"; {layers.evidence}" if layers.evidence else ""
@@ -256,14 +224,7 @@ def _listed(layers: Mapping[str, str], share: Mapping[str, float]) -> dict[str, 
     return {name: {"reason": reason, "share": round(share[name], 6)} for name, reason in layers.items()}
 
 
-def _named_by(layers: Planned | None) -> str:
-    if layers is None or not (layers.missed or layers.unreported):
-        return ""
-    share, _ = shares(layers.names, {})
-    return f": {named({**layers.missed, **layers.unreported}, share)}"
-
-
-def _told(precision: str, outcome: BuildOutcome) -> str:
+def _reached_text(precision: str, outcome: BuildOutcome) -> str:
     layers, counts = outcome.proof.get("layers_by_precision"), "no layers were found"
     if isinstance(layers, dict):
         each = [f"{sum(kinds.values())} in {name}" for name, kinds in layers.items() if kinds]
@@ -283,12 +244,8 @@ def missed_or_refused(
 ) -> Mapping[str, str]:
     """Return the layers that an engine computes in float, or for which it refuses the graph, with reasons.
 
-    Args:
-        engine: Which tells what it makes of a graph.
-        request: With the quantized graph; its source is the float model.
-        planned: Names of the layers that were to be quantized.
-        left: Those of them that are in float already, with reasons.
-        without: Quantizes with the layers it is given left in float, and returns the graph.
+    The request's source is the float model; `left` are layers that are in float already; `without` quantizes
+    with the layers it is given left in float, and returns the graph.
     """
     try:
         return engine.missed_layers(request)
@@ -297,12 +254,19 @@ def missed_or_refused(
 
     layers = [layer for layer in planned if layer not in left]
 
+    def is_taken(model: str) -> bool:
+        try:
+            engine.missed_layers(replace(request, model=model))
+        except BuildError:
+            return False
+        return True
+
     def takes(some: Sequence[str]) -> bool:
         request.progress("find the layers that it refuses")
         others = dict.fromkeys([layer for layer in layers if layer not in some], "is not tried yet")
-        return _is_taken(engine, replace(request, model=str(without({**left, **others}))))
+        return is_taken(str(without({**left, **others})))
 
-    if not layers or not _is_taken(engine, replace(request, model=request.source)):
+    if not layers or not is_taken(request.source):
         raise refusal
     refused = refused_layers(layers, takes)
     if refused is None or len(refused) == len(layers):
@@ -311,27 +275,16 @@ def missed_or_refused(
     return dict.fromkeys(refused, reason)
 
 
-def _is_taken(engine: Engine, request: BuildRequest) -> bool:
-    try:
-        engine.missed_layers(request)
-    except BuildError:
-        return False
-    return True
-
-
 def refused_layers(
     layers: Sequence[str], takes: Callable[[Sequence[str]], bool], *, trials: int = _TRIALS
 ) -> list[str] | None:
     """Return layers without which the runtime takes the graph; None where so many trials do not find them.
 
-    Args:
-        layers: Names, in the order of execution. All together are refused.
-        takes: Whether the graph is taken with these layers alone as planned, and the others in float.
-        trials: How often `takes` may be called.
+    All together are refused. `takes` says whether the graph is taken with these layers alone as planned.
     """
     taken: list[str] = []
     refused: list[str] = []
-    groups = [list(half) for half in _halves(layers)]
+    groups = _halves(layers)
     for _ in range(trials):
         if not groups:
             return refused

@@ -53,10 +53,9 @@ class TargetState:
     why_not_run_on_gpu: str = ""
     fix: str = ""
 
-    @classmethod
-    def of(cls, one: Engine) -> TargetState:
-        """Ask an engine, whose runtime is imported."""
-        return cls(one.name, one.why_not_build(), one.why_not_run(), one.why_not_run_on_gpu(), one.fix())
+
+def target_state(one: Engine) -> TargetState:
+    return TargetState(one.name, one.why_not_build(), one.why_not_run(), one.why_not_run_on_gpu(), one.fix())
 
 
 @dataclass(frozen=True)
@@ -161,11 +160,9 @@ _ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
     120: ("Blackwell (RTX)", _BLACKWELL),
     121: ("Blackwell (Spark)", _BLACKWELL),
 }
-_NEEDS = {
-    "fp32": "", "tf32": "TF32", "fp16": "FP16", "bf16": "BF16", "int8": "INT8", "fp8": "FP8",
-    "nvfp4": "FP4", "mxfp8": "FP4",
-}  # fmt: skip
-"""Precision to the type that its GPU has; MXFP8's blocks came with FP4, with compute capability 10.0."""
+_BLOCKS_NEED = {"fp32": "", "nvfp4": "FP4", "mxfp8": "FP4"}
+"""Precision to the type that its GPU has, where the names differ; MXFP8's blocks came with FP4, with compute
+capability 10.0."""
 _INT4_WEIGHTS = 80
 """TensorRT-RTX Support Matrix: products of INT4 weights ("WoQ GEMM") from 8.6 on, not on 7.5."""
 
@@ -182,14 +179,13 @@ class GpuTypes:
 
     @property
     def number(self) -> int:
-        """86 of "sm86"."""
         return int(self.capability.removeprefix("sm"))
 
     def why_not(self, precision: str) -> str:
         """Return why it does not multiply in a precision; empty where it does."""
         if precision == "int4":
             return "" if self.number >= _INT4_WEIGHTS else f"{self.capability} has no product of INT4 weights"
-        needed = _NEEDS[precision]
+        needed = _BLOCKS_NEED.get(precision, precision.upper())
         if not needed or needed in self.types:
             return ""
         first = min((number for number, row in _ROWS.items() if needed in row[1]), default=0)
@@ -197,18 +193,13 @@ class GpuTypes:
 
 
 def gpu_types(capability: str) -> GpuTypes:
-    """Return what a compute capability ("sm86", "86" or "8.6") has; the GPU need not be here.
-
-    Raises:
-        InvalidOption: If it is no compute capability, or older than those known.
-    """
+    """Return what a compute capability ("sm86", "86" or "8.6") has; the GPU need not be here."""
     match = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)[a-z]?", capability.strip().lower(), re.ASCII)
     number = int(match[1]) * 10 + int(match[2]) if match else 0
     below = [known for known in _ROWS if known <= number]
     if not below or number >= 1000:
-        raise InvalidOption(
-            f"`gpus` {capability}: a compute capability from sm50 on is required, such as sm86", option="gpus"
-        )
+        problem = f"`gpus` {capability}: a compute capability from sm50 on is required, such as sm86"
+        raise InvalidOption(problem, option="gpus")
     note = "" if below[-1] == number else f"not in the tables: as sm{below[-1]}"
     return GpuTypes(f"sm{number}", *_ROWS[below[-1]], note)
 
@@ -252,7 +243,6 @@ Requirements = Callable[[str], Sequence[str] | None]  # of an installed distribu
 
 
 def installed_version(package: str) -> str:
-    """Return the version of an installed distribution; empty where it is not installed."""
     return tool_versions(package).get(package, "")
 
 
@@ -269,7 +259,6 @@ class ExtraState:
 
 
 def extra_states(version_of: Versions = installed_version, asks: Requirements = requires) -> list[ExtraState]:
-    """Return the state of every extra."""
     states = []
     for extra, packages in extras().items():
         present = {name: next(filter(version_of, (name, *_INSTEAD.get(name, ()))), "") for name in packages}
@@ -352,7 +341,7 @@ def doctor(spec: DoctorCommand | None = None, /, **options: Unpack[DoctorKeyword
     """
     spec = spec_from_call(DoctorCommand, spec, options)
     asked = [gpu_types(text) for text in spec.gpus]
-    targets, here = [TargetState.of(engine(name)) for name in names()], find_gpus()
+    targets, here = [target_state(engine(name)) for name in names()], find_gpus()
     shown = asked or [gpu_types(name) for name in dict.fromkeys(gpu.architecture for gpu in here)]
     of_extras = (name for packages in extras().values() for name in packages)
     packages = ["onnx", "numpy", "safetensors", *of_extras, *packages_of(names())]

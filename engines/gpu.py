@@ -20,14 +20,8 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class Gpu:
-    """A CUDA device.
-
-    Attributes:
-        name: Such as "NVIDIA H200".
-        architecture: Compute capability, such as "sm90".
-        memory_bytes: All of its memory.
-        cuda: The newest CUDA its driver runs, such as "12.8".
-    """
+    """A CUDA device, such as an "NVIDIA H200" of compute capability "sm90", all of its memory, and the newest
+    CUDA its driver runs, such as "12.8"."""
 
     name: str
     architecture: str
@@ -35,13 +29,8 @@ class Gpu:
     cuda: str
 
     def as_json(self) -> dict[str, object]:
-        """Return the form kept in manifests."""
-        return {
-            "gpu": self.name,
-            "gpus": [self.architecture],
-            "memory_bytes": self.memory_bytes,
-            "cuda": self.cuda,
-        }
+        sizes = {"memory_bytes": self.memory_bytes, "cuda": self.cuda}
+        return {"gpu": self.name, "gpus": [self.architecture], **sizes}
 
 
 def parse_device(text: str) -> int | None:
@@ -71,7 +60,6 @@ def is_every_gpu(texts: Sequence[str]) -> bool:
 
 
 def device_text(number: int | None) -> str:
-    """Return how a device is spelled: "cpu" or "cuda:0"."""
     return "cpu" if number is None else f"cuda:{number}"
 
 
@@ -109,7 +97,6 @@ def find_gpu(index: int = 0) -> Gpu | None:
 
 
 def find_gpus() -> list[Gpu]:
-    """Return every device, in CUDA's order."""
     found: list[Gpu] = []
     while len(found) < _MOST and (gpu := find_gpu(len(found))):
         found.append(gpu)

@@ -17,16 +17,13 @@ _NS_PER_MS = 1_000_000
 class GpuTimes:
     """Durations of inferences on one stream, each int64 nanoseconds, shape [iterations].
 
-    One inference is enqueued behind the one that the device computes, so that it finds its work there.
     CUDA events resolve about half a microsecond (cuEventElapsedTime).
 
     Attributes:
-        compute: By CUDA events, from after the last copy to the device until before the first copy from it:
-            the kernels. Gaps between them are contained where the host takes longer to enqueue an inference
-            than the device to compute one: compare with `enqueue`.
-        with_transfers: By CUDA events, from before the first copy to the device until after the last copy
-            from it. Inputs that were on the device are copied for a CUDA graph alone. Filling page-locked
-            memory with the feeds, and copies out of it, are not contained.
+        compute: By events between the copies: the kernels, and gaps between them where the host takes longer
+            to enqueue an inference than the device to compute one: compare with `enqueue`.
+        with_transfers: By events around the copies, but not filling page-locked memory with the feeds, nor
+            copies out of it. Inputs that were on the device are copied for a CUDA graph alone.
         enqueue: By the host's clock, inside `execute_async_v3`, the launch of the CUDA graph, or `forward()`.
     """
 
@@ -47,12 +44,6 @@ def time_runs(
 
     trtexec: samples/common/sampleInference.cpp of 10.16, `IterationBase`, whose depth is 2 and whose `sync`
     waits for an event. More in flight would fill the driver's queue of launches, on which an enqueue waits.
-
-    Args:
-        iterations: How many.
-        make_event: Makes an event that is recorded with its time.
-        stream: What events are recorded on.
-        upload: Enqueues the copies to the device; `compute` the kernels; `download` the copies from it.
     """
     events = [[make_event() for _ in range(4)] for _ in range(2)]
     times = np.zeros((3, iterations), np.int64)

@@ -73,11 +73,9 @@ def load(
 
 
 def engine_of(artifact: str, *, trust: bool = False) -> str:
-    """Return the name of the engine that runs an artifact: by its manifest, else by its ending.
+    """Return the name of the engine that runs an artifact, by its manifest, else by its ending.
 
-    Args:
-        artifact: A file or a MODEL.
-        trust: Whether an engine without a manifest may be taken for what its first bytes say.
+    An engine without a manifest is only with `trust` taken for what its first bytes say.
     """
     path = Path(artifact)
     if path.suffix in (".engine", ".plan"):
@@ -86,12 +84,9 @@ def engine_of(artifact: str, *, trust: bool = False) -> str:
         if manifest is not None:
             return manifest.target
         if not trust:
-            raise ArtifactError(
-                f"{path}: has no manifest ({manifest_path(path).name}), which says what built it; "
-                "an engine is executable code",
-                hint="build it with `qcompile build`, or give `trust` if you know where it comes from",
-                file=path,
-            )
+            problem = f"has no manifest ({manifest_path(path).name}), which says what built it"
+            hint = "build it with `qcompile build`, or give `trust` if you know where it comes from"
+            raise ArtifactError(f"{path}: {problem}; an engine is executable code", hint=hint, file=path)
         from .tensorrt.plan import target_of
 
         with path.open("rb") as file:

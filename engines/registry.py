@@ -16,7 +16,6 @@ from .words import KnownFault
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all engines."""
     return tuple(rows())
 
 
@@ -34,11 +33,9 @@ def engine(name: str) -> Engine:
     """
     if name not in rows():
         near = difflib.get_close_matches(name, names(), n=1)
-        raise InvalidOption(
-            f"target {name!r} is unknown; known are {', '.join(names())}",
-            hint=f"did you mean {near[0]!r}?" if near else "",
-            option="target",
-        )
+        hint = f"did you mean {near[0]!r}?" if near else ""
+        problem = f"target {name!r} is unknown; known are {', '.join(names())}"
+        raise InvalidOption(problem, hint=hint, option="target")
     home = rows()[name].load()
     problem = ""
     if not (isinstance(home, type) and issubclass(home, Engine)):
@@ -55,20 +52,11 @@ def engine(name: str) -> Engine:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What decides which graph an engine needs.
+    """What decides which graph an engine needs; what `Engine` has under the same name is as there.
 
     Attributes:
-        target: Name of the engine.
-        takes: "onnx" or "pytorch".
         in_graph: Each precision that it can be asked for, to the precision that the graph must have for it.
-        lacks: Operators that it refuses, sorted.
-        highest_opset: Newest opset that it reads; None for any.
-        reader: What reads the graph, with its version where that decides, for messages.
-        operators: All that it reads, sorted; None for all of ONNX, or where that is not known.
-        faults: What it is known to compute wrongly.
         in_graph_if_weak: As `in_graph` where types are left to it on purpose; empty where that cannot be.
-        keeps_layers: Whether single layers can be kept in a precision where it chooses the types.
-        has_best: Whether it can be asked for precision "best".
         tells_missed: Whether it tells, before the build, which quantized layers it would compute in float.
     """
 

@@ -38,7 +38,10 @@ def run_from_file(
     place.mkdir()
     path = weightless.path.resolve()
     for file in [path, *external_files(path, weightless.model)]:
-        _link(file, place / file.name)
+        try:  # runtimes need not follow a symbolic link out of the folder
+            os.link(file, place / file.name)
+        except OSError:  # another file system, or one without links
+            shutil.copyfile(file, place / file.name)
     tapped = place / "tapped.onnx"
     onnx.save(model, str(tapped))
     if (manifest := read_manifest(path)) is not None:
@@ -57,11 +60,3 @@ def with_others(outputs: Mapping[str, str], every: Iterable[Any]) -> dict[str, s
     """Return tensor to output, for those that are tapped and for the graph's outputs beside them."""
     taps = set(outputs.values())
     return {**outputs, **{output.name: output.name for output in every if output.name not in taps}}
-
-
-def _link(file: Path, beside: Path) -> None:
-    """Let a file lie in another folder too; runtimes need not follow a symbolic link out of the folder."""
-    try:
-        os.link(file, beside)
-    except OSError:  # another file system, or one without links
-        shutil.copyfile(file, beside)

@@ -1,8 +1,7 @@
 """Prove the values of an artifact on this processor: what it computes is what its graph says.
 
-The proof of types counts kernels. It does not see a kernel, or a rewrite, that computes something else. So
-the artifact runs on samples, in every way in which it is loaded. Three outputs are compared, as sums over
-all samples: `ref` of the graph as written, `plain` of the graph without the roundings of activations
+The artifact runs on samples, in every way in which it is loaded. Three outputs are compared, as sums over all
+samples: `ref` of the graph as written, `plain` of the graph without the roundings of activations
 (`model.reference_forms`), `out` of the artifact.
 
     q = Σ|ref − plain|²        what rounding costs
@@ -18,11 +17,9 @@ The floor is what it costs to round an output once to 8 bits: max(n / 12, 1) * (
 largest magnitude amax. In a tiny model all roundings may be 0 by chance, and a right kernel may round to the
 neighbouring integer. The noise is that of the precision that floats are computed in (`judgement.lowest_db`).
 
-Where an output fails, prefixes of the graph are built and compared by the same rule. The first one that fails
-names the layer.
-
-Two outputs that round independently have errors whose sums over few samples differ by chance. Of a Visformer
-with random weights on OpenVINO, e is up to 1.4 q for single samples, and 0.06 q for 16.
+Where an output fails, prefixes of the graph are built and compared by the same rule; the first one that fails
+names the layer. Errors that round independently differ over few samples by chance: of a Visformer with random
+weights on OpenVINO, e is up to 1.4 q for single samples, and 0.06 q for 16.
 """
 
 from __future__ import annotations
@@ -71,14 +68,8 @@ Outputs = dict[str, list[NDArray[Any]]]
 
 @dataclass(frozen=True)
 class Execution:
-    """How an engine makes an artifact of a graph, and the ways to load it.
-
-    Attributes:
-        runtime: Its name, for messages.
-        make: Writes the artifact of a graph's file: (graph, artifact).
-        ways: Words to what opens an artifact so, the way of this package first.
-        halves: "fp16" or "bf16" where the runtime was told to compute float32 in it.
-    """
+    """How a runtime makes an artifact of a graph's file, and the ways to load it, in words, that of this
+    package first; `halves` is "fp16" or "bf16" where it was told to compute float32 in it."""
 
     runtime: str
     make: Callable[[Path, Path], None]
@@ -98,24 +89,15 @@ class Values:
 
 @dataclass
 class Deviation:
-    """Sums over all samples of one output, see the module; of labels, numbers of elements that differ.
-
-    Attributes:
-        elements: How many were compared.
-        amax, signal: Largest magnitude and sum of squares of `ref`.
-        quantization: Σ|ref − plain|².
-        total: Σ|out − plain|².
-        error: Σ|out − ref|².
-        labels: Whether its elements are no floats.
-    """
+    """Sums over all samples of one output, see the module; of labels, numbers of elements that differ."""
 
     elements: int = 0
-    amax: float = 0.0
-    signal: float = 0.0
-    quantization: float = 0.0
-    total: float = 0.0
-    error: float = 0.0
-    labels: bool = False
+    amax: float = 0.0  # largest magnitude of ref
+    signal: float = 0.0  # Σ|ref|²
+    quantization: float = 0.0  # Σ|ref − plain|²
+    total: float = 0.0  # Σ|out − plain|²
+    error: float = 0.0  # Σ|out − ref|²
+    labels: bool = False  # whether its elements are no floats
 
     def add(self, ref: NDArray[Any], plain: NDArray[Any], out: NDArray[Any]) -> None:
         """Add a batch. `out` must be finite where `ref` is, and else equal to it."""
@@ -142,9 +124,8 @@ class Deviation:
     def excess(self, *, integers: bool, noise_db: float | None) -> float:
         """Return what execution adds as a share of what is allowed; above 1 it fails.
 
-        Args:
-            integers: Whether the artifact rounds to integers at all, so that the floor counts.
-            noise_db: Signal-to-noise ratio that computing floats may cost; None where they are of 32 bits.
+        The floor counts where the artifact rounds to `integers` at all; `noise_db` is the signal-to-noise
+        ratio that computing floats may cost, None where they are of 32 bits.
         """
         added = self.total - self.quantization
         if added <= 0:
@@ -161,14 +142,9 @@ class Deviation:
         """Return how far the output is from its graph, and that from the one without roundings."""
         if self.labels:
             return f"output {name!r}: {self.error:.0f} of {self.elements} elements differ from its graph"
-        equal = (
-            "equal to its graph"
-            if not self.error
-            else f"{decibels(self.signal, self.error):.1f} dB from its graph"
-        )
-        if not self.quantization:
-            return f"output {name!r}: {equal}"
-        return f"output {name!r}: {equal}, which has {decibels(self.signal, self.quantization):.1f} dB"
+        equal = f"{decibels(self.signal, self.error):.1f} dB from" if self.error else "equal to"
+        quantized = f", which has {decibels(self.signal, self.quantization):.1f} dB"
+        return f"output {name!r}: {equal} its graph{quantized if self.quantization else ''}"
 
 
 def check_values(
@@ -176,12 +152,7 @@ def check_values(
 ) -> Values:
     """Compare an artifact with its graph, in every way in which it is loaded.
 
-    Args:
-        request: What was built.
-        graph: Which the engine was given.
-        artifact: What it made.
-        execution: How it makes and loads artifacts.
-        feeds: Input that it takes, whose extents random input gets beside the request's samples.
+    Random input beside the request's samples has the extents of `feeds`, which the artifact takes.
     """
     if rounds_activations(graph) and (reason := why_not_exact(request.spec.isa)):
         warning = f"values are not checked here: {reason}; check them with `qcompile diff` where it runs"
@@ -388,7 +359,6 @@ def _result(
 
 
 def _ancestors(tensor: str, made_by: Mapping[str, onnx.NodeProto]) -> set[str]:
-    """Names of the nodes that a tensor is made of."""
     names: set[str] = set()
     waiting = [tensor]
     while waiting:

@@ -3,7 +3,7 @@ runtime computes wrongly."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,15 +21,11 @@ When = Literal["float", "float alone", "static", "dynamic", "bf16", "named"]
 
 @dataclass(frozen=True)
 class Proposal:
-    """An artifact that a recipe may have.
+    """An artifact that a recipe may have, and why, for the recipe's comment.
 
-    Attributes:
-        name: Its name in the recipe.
-        precision: What it computes in.
-        why: The reason, for the recipe's comment.
-        when: For a "float" model; for one of which no static INT8 is proposed ("float alone"); for "static"
-            or "dynamic" INT8; for a processor that multiplies in "bf16"; or where its target is "named".
-        mode: How it is quantized, where that is not static.
+    It is proposed `when` a model is "float", or one of which no static INT8 is proposed ("float alone"); for
+    "static" or "dynamic" INT8; for a processor that multiplies in "bf16"; or where its target is "named". Its
+    `mode` of quantization is empty for static.
     """
 
     name: str
@@ -44,15 +40,12 @@ class TritonBackend:
     """One of Triton's backends.
 
     Attributes:
-        name: As Triton calls it.
-        platform: As `platform` spells it; empty where the backend has none.
-        file: Name of the model in a version's folder.
+        platform: As Triton's `platform` spells it; empty where the backend has none.
+        file: Name of the model in a version's folder; the one it looks for by itself is `default_file`.
         dtypes: numpy's names of the types that it takes.
         kinds: Where instances can run; the first is where its artifacts were checked.
-        default_file: The name it looks for by itself, where that is another.
         batches: Whether its dynamic batch is any batch up to the largest.
         infers_extents: Whether it infers extents that a file leaves open, and wants just these configured.
-        note: What the user should know.
     """
 
     name: str
@@ -77,17 +70,12 @@ TRITON_TYPES = {
 
 @dataclass(frozen=True)
 class KnownFault:
-    """One of them.
+    """An operator that a runtime computes wrongly, and what is done about it.
 
     Attributes:
-        name: How it is spelled in an option, and in manifests.
-        operator: The operator that is computed wrongly.
-        issues: Where it is reported or can be read.
         what: What the runtime does, as the end of a sentence that begins with the operator.
-        action: What is done about it.
         versions: Target to the first version that has it, and the first without: "" where there is no bound.
-        precisions: The precisions that are affected; empty for all.
-        gpus: The GPUs that are affected, such as "sm120"; empty for all.
+        precisions: The precisions that are affected, as `gpus` such as "sm120"; empty for all.
         profiles: How many optimization profiles it takes.
         hint: The way out where the build is refused.
     """
@@ -104,7 +92,7 @@ class KnownFault:
     hint: str = ""
 
     def affects(self, target: str, version: str, gpu: str = "") -> bool:
-        """Whether a version has it, on a GPU such as "sm86"."""
+        """Whether a version such as "10.16.1.11" has it, on a GPU such as "sm120" or, empty, any."""
         if target not in self.versions or (self.gpus and gpu not in self.gpus):
             return False
         since, until = self.versions[target]
@@ -115,13 +103,5 @@ class KnownFault:
         return f"{self.name}: {self.operator} {self.what} ({'; '.join(self.issues)})"
 
 
-def faults_of(
-    faults: Iterable[KnownFault], target: str, version: str, gpu: str = ""
-) -> tuple[KnownFault, ...]:
-    """Return those of a version such as "10.16.1.11", on a GPU such as "sm120" or, empty, any."""
-    return tuple(fault for fault in faults if fault.affects(target, version, gpu))
-
-
 def version_numbers(version: str, count: int = 2) -> tuple[int, ...]:
-    """Return the first numbers of a version."""
     return tuple(int(part) for part in version.split(".")[:count] if part.isdecimal())

@@ -5,16 +5,13 @@
 What was rewritten for the last two is compared with what it was, in ONNX Runtime, at 80 dB. What is rewritten
 in a quantized graph alone is compared there, at 30 dB, as a value between two integers may go either way.
 
-Which layers must have which precision, where the engine chooses the types: its constraints.
-
-what the user names (`layers`, `exclude`, `only`)     as it is named
-what half precision would break                       float32, as where the graph has the types
+Where the engine chooses the types, its constraints are the layers that the user names (`layers`, `exclude`,
+`only`), and float32 for what half precision would break.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,7 +37,7 @@ from ..files import temporary_folder
 from ..model.graph import ONNX_DOMAINS, every_graph
 from ..model.onnx_file import load_onnx, opset, save_onnx
 from ..model.weightless import read_weightless
-from ..progress import Progress, silent
+from ..progress import Progress
 from ..spec.opsets import BFLOAT16_LAYERS, INT4
 from ..spec.words import HALVES
 
@@ -54,64 +51,48 @@ if TYPE_CHECKING:
 
 _OPSETS_OF_TYPES = {"bf16": BFLOAT16_LAYERS, "int4": INT4}
 """Opsets from which ONNX has a type for the operators that need it; parsers that list the type read it."""
-_EVERY = "all"
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """A graph that a reader takes.
-
-    Attributes:
-        worked_around: Known fault to the names of the nodes that were rewritten because of it.
-    """
-
-    path: Path
-    worked_around: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    warnings: Sequence[str] = ()
+_FLOATS = ("fp32", "tf32")
+_LOOKED_AT = 16  # samples in which FP16 looks for activations that overflow
+_BLIND = "no data was given: values beyond float16's 65504 were not looked for"
 
 
 class Fitting:
-    """What fits the graphs of one build.
+    """What fits the graphs of one build; rewrites are compared on `model`, the user's float model.
 
-    Args:
-        model: The user's float model, on which rewrites are compared.
-        needed: The precision of the graph.
+    After each `fit` its `warnings` say what the user should know, and `worked_around` which nodes were
+    rewritten because of a known fault.
     """
 
     def __init__(
         self,
         model: Path,
         spec: BuildSpec,
+        ranges: Path | Ranges | None,
         capabilities: Capabilities,
-        needed: str,
         path: Path,
-        progress: Progress = silent,
+        progress: Progress,
     ) -> None:
-        self.model, self.spec, self.capabilities, self.needed = model, spec, capabilities, needed
+        self.model, self.spec, self.ranges, self.capabilities = model, spec, ranges, capabilities
         self.path, self.progress = path, progress
+        weak = spec.tensorrt.typing == "weak"
+        self.needed = "fp32" if spec.calibrator else capabilities.needed(spec.precision, weak=weak)
         self.warnings: list[str] = []
+        self.worked_around: dict[str, Sequence[str]] = {}
 
-    def fit(self, graph: Path) -> Fitted:
+    def fit(self, graph: Path) -> Path:
         """Write a graph that the reader takes."""
-        self.warnings = []
-        graph = self._with_io_types(graph)
+        self.warnings, self.worked_around = [], {}
+        types = {name: dtype for name, (dtype, _) in self.spec.tensorrt.tensor_formats.items() if dtype}
+        graph = self._saved(set_io_types(load_onnx(graph), types)) if types else graph
         graph = self._without_lacking(graph)
         graph = self._in_older_opset(graph)
         graph = self._without_missing(graph)
         graph = with_kernel_shapes(graph, self.path, self.spec.target)
-        self._tell_of_foreign(graph)
-        return self._without_faults(graph)
-
-    def _tell_of_foreign(self, graph: Path) -> None:
-        """Say which of TensorRT's operators are left, with which nothing but TensorRT can be compared."""
         if left := find_trt_operators(read_weightless(graph).model):
             self.warnings.append(
                 f"ONNX Runtime has no {', '.join(left)}: what the engine computes cannot be compared with it"
             )
-
-    def _with_io_types(self, graph: Path) -> Path:
-        types = {name: dtype for name, (dtype, _) in self.spec.tensorrt.tensor_formats.items() if dtype}
-        return self._saved(set_io_types(load_onnx(graph), types)) if types else graph
+        return self._without_faults(graph)
 
     def _without_lacking(self, graph: Path) -> Path:
         """Write forms of operators that the reader lacks in others, where they can be."""
@@ -160,13 +141,13 @@ class Fitting:
             require_operators(light, operators, self.capabilities.reader, str(self.model))
         return graph
 
-    def _without_faults(self, graph: Path) -> Fitted:
+    def _without_faults(self, graph: Path) -> Path:
         """Rewrite what the engine is known to compute wrongly, refuse it, or warn of it."""
-        faults, cured = self._faults(), dict[str, Sequence[str]]()
+        faults = self._faults()
         light = read_weightless(graph).model
         found = {fault.name: names for fault in faults if (names := FAULTY_GRAPHS[fault.name].find(light))}
         if not found:
-            return Fitted(graph, warnings=self.warnings)
+            return graph
         cures = [name for name in FAULTY_GRAPHS if name in found and FAULTY_GRAPHS[name].cure]
         for quantized in (False, True):
             names = [name for name in cures if FAULTY_GRAPHS[name].quantized == quantized]
@@ -181,12 +162,75 @@ class Fitting:
         for fault in faults:
             left = FAULTY_GRAPHS[fault.name].find(light) if fault.name in found else []
             if left and fault.action != "warn":
-                raise self._refusal(fault, left)
+                way = fault.hint or "write it with other operators in the model"
+                reader = self.capabilities.reader
+                problem = f"{self.model}: {reader} computes {', '.join(left)} wrongly: {fault}"
+                hint = f"{way}; `ignore_faults` {fault.name} builds it as it is"
+                raise UnsupportedOperator(problem, hint=hint, operator=fault.operator, node=left[0])
             if left:
                 self.warnings.append(f"known fault {fault}: {', '.join(left)}")
             elif fault.name in found:
-                cured[fault.name] = found[fault.name]
-        return Fitted(graph, cured, list(dict.fromkeys(self.warnings)))
+                self.worked_around[fault.name] = found[fault.name]
+        self.warnings = list(dict.fromkeys(self.warnings))
+        return graph
+
+    def constrained(self, graph: Path) -> tuple[dict[str, str], Path]:
+        """Return node of the graph to the precision it must have, and the graph.
+
+        Where the engine chooses the types of half precision, each node of the graph gets a name, after which
+        layers are named.
+        """
+        named = self._named()
+        half = half_left_to_engine(self.spec, self.capabilities)
+        if not half:
+            return named, graph
+        from ..compiler.quantize.half.precision import nodes_to_protect
+
+        proto = load_onnx(graph)
+        observed = self._observed() if half == "fp16" else None  # bf16 reaches as far as float32
+        protected = nodes_to_protect(proto, HALVES[half], ranges=observed)
+        names = [node.name for node in proto.graph.node]
+        asked: dict[str, str] = {}
+        for layer, kind in named.items():
+            # A node of the model is in the graph itself, or those that it was written out in are.
+            parts = [layer] if layer in names else [name for name in names if name.startswith(f"{layer}/")]
+            asked |= dict.fromkeys(parts or [layer], kind)
+        if half == "fp16" and observed is None:
+            self.warnings.append(_BLIND)
+        return dict.fromkeys(protected, "fp32") | asked, self._saved(proto)
+
+    def _observed(self) -> Ranges | None:
+        """The ranges that were given, or those of the first samples; None without either."""
+        from ..calibration import Ranges, load_ranges, observe
+        from ..calibration.tensorrt_cache import is_cache
+
+        ranges, data = self.ranges, self.spec.data
+        if isinstance(ranges, Ranges):
+            return ranges
+        if ranges is not None and not is_cache(ranges):
+            return load_ranges(ranges)
+        if data is None:
+            return None
+        inputs = read_weightless(self.model).io.inputs  # the graph's may be of other types
+        return observe(self.model, Data(data, inputs, batch_size=1, limit=_LOOKED_AT), infinite=True)
+
+    def _named(self) -> dict[str, str]:
+        """Node of the model to precision, of what the user named."""
+        from ..compiler.quantize.request import match_nodes
+
+        spec = self.spec
+        if spec.precision in _FLOATS or self.needed == spec.precision:
+            return {}
+        if not (spec.layers or spec.exclude or spec.only):
+            return {}
+        if not self.capabilities.keeps_layers:
+            problem = f"{spec.precision} for {spec.target}: it chooses the types of all layers by itself"
+            hint = "leave `layers` and `exclude` out, or choose another precision or target"
+            raise InvalidOption(problem, hint=hint)
+        graph = read_weightless(self.model).model.graph
+        above = dict.fromkeys(match_nodes(graph, spec.exclude, only=spec.only), "fp32")
+        layers = spec.layer_precisions.items()
+        return above | {name: kind for pattern, kind in layers for name in match_nodes(graph, [pattern])}
 
     def _faults(self) -> list[KnownFault]:
         """Those of this version and precision that are not ignored."""
@@ -195,26 +239,13 @@ class Fitting:
         return [
             fault
             for fault in self.capabilities.faults
-            if not {fault.name, _EVERY} & {*ignored}
+            if not {fault.name, "all"} & {*ignored}
             and (not fault.precisions or computed & {*fault.precisions})
             and fault.profiles <= len(spec.tensorrt.profiles)
         ]
 
-    def _refusal(self, fault: KnownFault, nodes: Sequence[str]) -> UnsupportedOperator:
-        way = fault.hint or "write it with other operators in the model"
-        return UnsupportedOperator(
-            f"{self.model}: {self.capabilities.reader} computes {', '.join(nodes)} wrongly: {fault}",
-            hint=f"{way}; `ignore_faults` {fault.name} builds it as it is",
-            operator=fault.operator,
-            node=nodes[0],
-        )
-
     def _compare(self, change: Cure, path: Path | None = None) -> list[str]:
-        """Compare a file, by default the float model, with what a change makes of it.
-
-        Returns:
-            What could not be compared.
-        """
+        """Compare a file, by default the float model, with what a change makes; return what cannot be."""
         path = path or self.model
         model = load_onnx(path)
         change(model)
@@ -241,11 +272,6 @@ def _operators(graph: Path) -> set[str]:
     return {node.op_type for inner in graphs for node in inner.node if node.domain in ONNX_DOMAINS}
 
 
-_FLOATS = ("fp32", "tf32")
-_LOOKED_AT = 16  # samples in which FP16 looks for activations that overflow
-_BLIND = "no data was given: values beyond float16's 65504 were not looked for"
-
-
 def half_left_to_engine(spec: ArtifactOptions, capabilities: Capabilities) -> str:
     """Return the half precision whose layers the engine chooses, "fp16" or "bf16"; empty for none."""
     half = spec.precision if spec.precision in HALVES else spec.floats
@@ -254,75 +280,3 @@ def half_left_to_engine(spec: ArtifactOptions, capabilities: Capabilities) -> st
     weak = spec.tensorrt.typing == "weak"
     chooses = bool(spec.calibrator) or capabilities.needed(half, weak=weak) == "fp32"
     return half if chooses else ""
-
-
-def constraints_of(
-    model: Path,
-    spec: BuildSpec,
-    capabilities: Capabilities,
-    graph: Path,
-    output: Path,
-    *,
-    needed: str,
-    ranges: Path | Ranges | None,
-) -> tuple[dict[str, str], Path, list[str]]:
-    """Return node of the graph to the precision it must have, the graph, and what the user should know.
-
-    Args:
-        output: Where it is written with a name for each node, after which layers are named.
-        needed: The precision of the graph; another than the spec's where the engine chooses.
-        ranges: Observed values of activations.
-    """
-    named = _named(model, spec, capabilities, needed)
-    half = half_left_to_engine(spec, capabilities)
-    if not half:
-        return named, graph, []
-    from ..compiler.quantize.half.precision import nodes_to_protect
-
-    proto = load_onnx(graph)
-    observed = _observed(model, spec, ranges) if half == "fp16" else None  # bf16 reaches as far as float32
-    protected = nodes_to_protect(proto, HALVES[half], ranges=observed)
-    names = [node.name for node in proto.graph.node]
-    save_onnx(proto, output)
-    asked = {name: kind for layer, kind in named.items() for name in _nodes_of(layer, names)}
-    blind = half == "fp16" and observed is None
-    return dict.fromkeys(protected, "fp32") | asked, output, [_BLIND] * blind
-
-
-def _observed(model: Path, spec: BuildSpec, ranges: Path | Ranges | None) -> Ranges | None:
-    """The ranges that were given, or those of the first samples; None without either."""
-    from ..calibration import Ranges, load_ranges, observe
-    from ..calibration.tensorrt_cache import is_cache
-
-    if isinstance(ranges, Ranges):
-        return ranges
-    if ranges is not None and not is_cache(ranges):
-        return load_ranges(ranges)
-    if spec.data is None:
-        return None
-    inputs = read_weightless(model).io.inputs  # the graph's may be of other types
-    return observe(model, Data(spec.data, inputs, batch_size=1, limit=_LOOKED_AT), infinite=True)
-
-
-def _named(model: Path, spec: BuildSpec, capabilities: Capabilities, needed: str) -> dict[str, str]:
-    """Node of the model to precision, of what the user named."""
-    from ..compiler.quantize.request import match_nodes
-
-    if spec.precision in _FLOATS or needed == spec.precision:
-        return {}
-    if not (spec.layers or spec.exclude or spec.only):
-        return {}
-    if not capabilities.keeps_layers:
-        raise InvalidOption(
-            f"{spec.precision} for {spec.target}: it chooses the types of all layers by itself",
-            hint="leave `layers` and `exclude` out, or choose another precision or target",
-        )
-    graph = read_weightless(model).model.graph
-    above = dict.fromkeys(match_nodes(graph, spec.exclude, only=spec.only), "fp32")
-    layers = spec.layer_precisions.items()
-    return above | {name: kind for pattern, kind in layers for name in match_nodes(graph, [pattern])}
-
-
-def _nodes_of(asked: str, names: Sequence[str]) -> list[str]:
-    """A node of the model as it is in the graph: itself, or those that it was written out in."""
-    return [asked] if asked in names else [name for name in names if name.startswith(f"{asked}/")] or [asked]

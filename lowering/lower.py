@@ -34,7 +34,7 @@ from ..processor import resolve_isa
 from ..progress import Progress, silent
 from ..spec.artifacts import with_floats
 from ..spec.words import CALIBRATED, WAY_OUT, FloatPrecision, Precision
-from .fitting import Fitted, Fitting, constraints_of, half_left_to_engine
+from .fitting import Fitting, half_left_to_engine
 
 if TYPE_CHECKING:
     from ..calibration import Ranges
@@ -54,11 +54,9 @@ class LoweredGraph:
     Attributes:
         path: The ONNX file, the model itself where nothing had to change; or a MODEL spelling.
         precision: What is built: never "best".
-        float_precision: What INT8 and FP8 leave in float is computed in.
         layers: Name of a node to the precision it must have: constraints for an engine that chooses types.
         planned: Names of the layers that were to be quantized before the engine was asked.
         left_in_float: Those of them that it computes in float, with what it said; they are not quantized.
-        warnings: What the user should know.
         worked_around: Known fault of the engine to the nodes that were rewritten because of it.
     """
 
@@ -85,9 +83,8 @@ def load_lowered(path: Path) -> LoweredGraph:
             raise ValueError("nothing is said")
         return msgspec.convert({**record, "path": str(path)}, LoweredGraph)
     except ValueError as error:
-        raise ArtifactError(
-            f"{path}: its manifest does not say how it was lowered ({error})", hint="make it again", file=path
-        ) from error
+        problem = f"{path}: its manifest does not say how it was lowered ({error})"
+        raise ArtifactError(problem, hint="make it again", file=path) from error
 
 
 def writes_types(spec: ArtifactOptions, capabilities: Capabilities) -> bool:
@@ -96,10 +93,8 @@ def writes_types(spec: ArtifactOptions, capabilities: Capabilities) -> bool:
         return False
     if spec.precision == "best" or half_left_to_engine(spec, capabilities):
         return True  # what the data shows of a half type becomes constraints
-    weak = spec.tensorrt.typing == "weak"
-    return (
-        spec.precision in capabilities.in_graph and capabilities.needed(spec.precision, weak=weak) != "fp32"
-    )
+    weak, precision = spec.tensorrt.typing == "weak", spec.precision
+    return precision in capabilities.in_graph and capabilities.needed(precision, weak=weak) != "fp32"
 
 
 def lower(
@@ -112,19 +107,10 @@ def lower(
     keep: bool = False,
     progress: Progress = silent,
 ) -> LoweredGraph:
-    """Make the graph that an engine needs.
+    """Make the graph that an engine needs of an ONNX file, or of a MODEL where the engine takes PyTorch.
 
-    Args:
-        model: ONNX file; a MODEL spelling where the engine takes PyTorch.
-        spec: What the artifact is to be.
-        capabilities: Of the engine of the spec's target.
-        output: ONNX file to write, with a manifest from which `load_lowered` reads the result.
-        ranges: In place of the file that the spec names.
-        keep: Write it even where the model itself is what the engine needs.
-        progress: Told of every step.
-
-    Returns:
-        The graph; its path is the model where that is what the engine needs, and `keep` is not set.
+    It is written to `output`, with a manifest from which `load_lowered` reads the result; where the model
+    itself is what the engine needs, only with `keep`. `ranges` are in place of the file that the spec names.
     """
     from ..engines.registry import engine
 
@@ -169,54 +155,34 @@ def _decided(
     """The spec with one precision: "best" is decided by what there is to build from."""
     if spec.precision == "best":
         if not capabilities.has_best:
-            raise InvalidOption(
-                f"`precision` best: is for tensorrt and tensorrt-rtx; target {spec.target} was asked for",
-                hint="`qcompile tune` measures which precision is fastest within an accuracy",
-                option="precision",
-            )
-        quantized = has_ranges or bool(spec.calibrator) or _precision_of(model) == "int8"
-        return replace(
-            spec, precision="int8" if quantized else "fp16", float_precision="fp16" if quantized else "fp32"
-        )
+            problem = f"is for tensorrt and tensorrt-rtx; target {spec.target} was asked for"
+            hint = "`qcompile tune` measures which precision is fastest within an accuracy"
+            raise InvalidOption(f"`precision` best: {problem}", hint=hint, option="precision")
+        present = graph_precision(read_weightless(Path(model)).model)
+        quantized = has_ranges or bool(spec.calibrator) or present == "int8"
+        if quantized:
+            return replace(spec, precision="int8", float_precision="fp16")
+        return replace(spec, precision="fp16", float_precision="fp32")
     if spec.layers and spec.precision in _FLOATS:
-        raise InvalidOption(
-            f"`layers`: no precision is higher than {spec.precision}",
-            hint="ask for the lower precision, and name the layers that stay above it",
-            option="layers",
-        )
+        hint = "ask for the lower precision, and name the layers that stay above it"
+        problem = f"no precision is higher than {spec.precision}"
+        raise InvalidOption(f"`layers`: {problem}", hint=hint, option="layers")
     if spec.precision not in capabilities.in_graph:
-        raise InvalidOption(
-            f"`precision` {spec.precision}: target {spec.target} has {', '.join(capabilities.in_graph)}",
-            hint=WAY_OUT.get(spec.precision, ""),
-            option="precision",
-        )
+        problem = f"target {spec.target} has {', '.join(capabilities.in_graph)}"
+        hint = WAY_OUT.get(spec.precision, "")
+        raise InvalidOption(f"`precision` {spec.precision}: {problem}", hint=hint, option="precision")
     return spec
 
 
-def _precision_of(model: str | Path) -> str:
-    return graph_precision(read_weightless(Path(model)).model)
-
-
-class _Lowering:
+class _Lowering(Fitting):
     """One model on its way to a graph at `path`, which every step reads and writes again."""
 
-    def __init__(
-        self,
-        model: Path,
-        spec: BuildSpec,
-        ranges: Path | Ranges | None,
-        capabilities: Capabilities,
-        path: Path,
-        progress: Progress,
-    ) -> None:
-        self.model, self.spec, self.ranges, self.capabilities = model, spec, ranges, capabilities
-        self.path, self.progress = path, progress
-        weak = spec.tensorrt.typing == "weak"
-        self.needed = "fp32" if spec.calibrator else capabilities.needed(spec.precision, weak=weak)
-        self.static = self.needed in CALIBRATED and spec.mode == "static"
-        self.manifest: Manifest | None = None
-        self.fitting = Fitting(model, spec, capabilities, self.needed, path, progress)
-        self.fitted = Fitted(model)
+    manifest: Manifest | None = None
+    """Of the quantization, where there was one."""
+
+    @property
+    def static(self) -> bool:
+        return self.needed in CALIBRATED and self.spec.mode == "static"
 
     def run(self, output: Path, source: Path, *, keep: bool) -> LoweredGraph:
         """Make the graph; `source` is the user's file, from which the model may have been rewritten."""
@@ -229,24 +195,24 @@ class _Lowering:
 
             half = self.capabilities.in_graph.get(self.spec.floats, "fp32")
             given = with_half_rest(self.model, self.path, half) if self.static else self.model
-            graph = self._fitted(given)
-        elif self.needed == "int8" and self._is_asked():
+            graph = self.fit(given)
+        elif (
+            self.needed == "int8" and self.static and self.capabilities.tells_missed and not self.spec.strict
+        ):
             graph, planned, left = self._quantized_as_told()
         else:
             graph = self._typed(data=self.spec.data)
-        layers, graph, told = constraints_of(
-            self.model, self.spec, self.capabilities, graph, self.path,
-            needed=self.needed, ranges=self.ranges,
-        )  # fmt: skip
+        layers, graph = self.constrained(graph)
         if (keep or graph != source) and graph != self.path:
             save_onnx(load_onnx(graph), self.path)
             graph = self.path
-        warnings = [*self.manifest.warnings, *self._unlearnt()] if self.manifest else []
-        warnings += [*self.fitted.warnings, *told]
+        warnings = list(self.manifest.warnings) if self.manifest else []
+        if self.manifest and self.static and self.needed == "int8" and self.spec.data is None:
+            lost = "biases were not corrected, and " if self.spec.correct_bias else ""
+            warnings.append(f"no data was given: {lost}what INT8 loses was judged on random input")
         lowered = LoweredGraph(
-            str(output if graph == self.path else graph),
-            self.spec.one_precision, self.spec.floats, layers, planned, left, warnings,
-            self.fitted.worked_around,
+            str(output if graph == self.path else graph), self.spec.one_precision, self.spec.floats, layers,
+            planned, left, [*warnings, *self.warnings], self.worked_around,
         )  # fmt: skip
         if graph == self.path:
             self._record(lowered, source)
@@ -258,30 +224,21 @@ class _Lowering:
         if spec.calibrator:
             return False
         named = [*spec.layer_precisions, *spec.exclude, *spec.only] if needed != "fp32" else []
-        present = _precision_of(model)
+        present = graph_precision(read_weightless(model).model)
         if present == needed and not named:
             return False
         if present != "fp32":
             asked = f"{needed} with {', '.join(named)} in another" if named else needed
-            raise InvalidOption(
-                f"{model}: its graph is {present} already; {asked} was asked for",
-                hint=f"give `precision` {present}, or build from the float model",
-            )
+            hint = f"give `precision` {present}, or build from the float model"
+            raise InvalidOption(f"{model}: its graph is {present} already; {asked} was asked for", hint=hint)
         if needed == "int4" and spec.mode != "weights":
-            raise InvalidOption(
-                f"{model}: holds no weights of 4 bits, and int4 was asked for",
-                hint="quantize it first, with `mode` weights and `precision` int4",
-            )
+            hint = "quantize it first, with `mode` weights and `precision` int4"
+            raise InvalidOption(f"{model}: holds no weights of 4 bits, and int4 was asked for", hint=hint)
         if self.static and self.ranges is None:
-            raise InvalidOption(
-                f"{model}: holds no quantized layer, and {needed} was asked for",
-                hint="quantize it first, or give `ranges` (`qcompile calibrate` writes them)",
-                option="ranges",
-            )
+            problem = f"{model}: holds no quantized layer, and {needed} was asked for"
+            hint = "quantize it first, or give `ranges` (`qcompile calibrate` writes them)"
+            raise InvalidOption(problem, hint=hint, option="ranges")
         return True
-
-    def _is_asked(self) -> bool:
-        return self.static and self.capabilities.tells_missed and not self.spec.strict
 
     def _typed(self, left: Mapping[str, str] = MappingProxyType({}), *, data: str | None = None) -> Path:
         """Quantize or cast the model, and fit the graph to the engine."""
@@ -292,14 +249,13 @@ class _Lowering:
 
         spec = self.spec
         waits = self.static and data is None and spec.data is not None  # for the data, which comes last
+        floats = self.capabilities.in_graph.get(spec.floats, spec.floats)
         asked = shared(
             QuantizeSpec,
             spec,
             target=graph_target(spec.target),
             precision=self.needed,
-            float_precision="auto"
-            if spec.float_precision == "auto"
-            else self.capabilities.in_graph.get(spec.floats, spec.floats),
+            float_precision="auto" if spec.float_precision == "auto" else floats,
             method=spec.method if self.static else "",
             rounding="rtn" if waits else spec.rounding,
             ranges=None,
@@ -315,7 +271,7 @@ class _Lowering:
         ).manifest
         # The file is changed from here on; `_record` writes the manifest of what it becomes.
         manifest_path(self.path).unlink(missing_ok=True)
-        return self._fitted(self.path)
+        return self.fit(self.path)
 
     def _quantized_as_told(self) -> tuple[Path, Sequence[str], Mapping[str, str]]:
         """Ask the engine which quantized layers it computes in float, and quantize again without them.
@@ -345,18 +301,6 @@ class _Lowering:
         if spec.data is not None:
             graph = self._typed(left, data=spec.data)
         return graph, planned, left
-
-    def _fitted(self, graph: Path) -> Path:
-        """Fit the graph to what reads it, and note what was worked around."""
-        self.fitted = self.fitting.fit(graph)
-        return self.fitted.path
-
-    def _unlearnt(self) -> list[str]:
-        """What static INT8 lacks without data."""
-        if not (self.static and self.needed == "int8" and self.spec.data is None):
-            return []
-        lost = "biases were not corrected, and " if self.spec.correct_bias else ""
-        return [f"no data was given: {lost}what INT8 loses was judged on random input"]
 
     def _record(self, lowered: LoweredGraph, source: Path) -> None:
         """Write the manifest of the graph: that of its quantization, and what the graph does not say."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,13 +37,13 @@ from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Planned
 from ..gpu import why_not_gpu
 from ..taps import with_others
 from ..values import Execution, check_values
-from ..words import FOUR_BITS, Proposal, Verdict
-from .order import put_in_order
+from ..words import FOUR_BITS, Verdict
 from .runner import (
     KNOWN_FAULTS,
     OnnxRuntimeRunner,
     open_with_cuda,
     optimizers_to_leave_out,
+    put_in_order,
     why_no_cuda_provider,
 )
 from .words import PACKAGES, PROPOSALS, RULES, TRITON
@@ -70,6 +70,7 @@ class OnnxRuntime(Engine):
     rules = RULES
     faults = KNOWN_FAULTS
     triton = TRITON
+    offered = PROPOSALS
     places: tuple[Place, ...] = ("cpu", "cuda")
 
     def why_not_run_on_gpu(self, device: int = 0) -> str:
@@ -83,9 +84,6 @@ class OnnxRuntime(Engine):
         if precision == "bf16":
             return "no", "its CPU provider has no bf16 kernels for most operators", ""
         return FOUR_BITS if precision == "int4" else None
-
-    def proposals(self) -> tuple[Proposal, ...]:
-        return PROPOSALS
 
     def build(self, request: BuildRequest) -> BuildOutcome:
         import onnxruntime
@@ -127,8 +125,13 @@ class OnnxRuntime(Engine):
         values = check_values(request, before, request.output, execution, feeds)
         counts = count_weighted(after, as_executed=True)
         asked = weighted_nodes(before).get(request.precision, [])
-        layers = _planned(asked, after, request.precision)
-        reached = len(asked) - len(layers.missed) - len(layers.unreported)
+        missed, unreported = missed_nodes(asked, after, request.precision)
+        layers = Planned(
+            [node.name for node in asked],
+            {name: f"ONNX Runtime computes it in {kind}" for name, kind in missed.items()},
+            dict.fromkeys(unreported, "ONNX Runtime's optimizer gave it another name"),
+        )
+        reached = len(asked) - len(missed) - len(unreported)
         return BuildOutcome(
             kind="onnx",
             io=model_io(before),
@@ -152,9 +155,7 @@ class OnnxRuntime(Engine):
 
     def _session(self, path: Path, threads: int, *, optimized: bool = False, profile: str = "") -> Any:
         """Load an artifact; with `profile`, ONNX Runtime writes a profile whose file's name begins so."""
-        reason = self.why_not_run()
-        if reason:
-            raise EngineUnavailable(reason, hint=self.fix(), engine=self.name, reason=reason)
+        self.require_here()
         options = session_options(threads)
         without: tuple[str, ...] = ()
         manifest = read_manifest(path)
@@ -176,19 +177,10 @@ class OnnxRuntime(Engine):
         self, artifact: str, run: DeviceRun, *, threads: int = 0, io: ModelIO | None = None
     ) -> Runner:
         run.require_plain(self.name)
-        reason = self.why_not_run_on_gpu(run.device)
-        if reason:
-            raise EngineUnavailable(
-                f"{artifact}: cannot run on GPU {run.device} here: {reason}",
-                hint=self.fix()
-                or (
-                    "pip uninstall -y onnxruntime && pip install onnxruntime-gpu, or give `devices` cpu"
-                    if why_no_cuda_provider()
-                    else "run it on a machine with an NVIDIA GPU, or give `devices` cpu"
-                ),
-                engine=self.name,
-                reason=reason,
-            )
+        way_out = "run it on a machine with an NVIDIA GPU"
+        if not self.why_not_run() and why_no_cuda_provider():
+            way_out = "pip uninstall -y onnxruntime && pip install onnxruntime-gpu"
+        self.require_here(artifact, run.device, f"{way_out}, or give `devices` cpu")
         return open_with_cuda(Path(artifact), run.device, threads)
 
     @contextmanager
@@ -215,10 +207,8 @@ class OnnxRuntime(Engine):
         self, artifact: str, feeds: Feeds, *, threads: int = 0, device: int | None = None
     ) -> dict[str, float]:
         if device is not None:
-            raise EngineUnavailable(
-                f"{self.name} tells no time of single layers on a GPU: its profile has the host's",
-                engine=self.name,
-            )
+            problem = f"{self.name} tells no time of single layers on a GPU: its profile has the host's"
+            raise EngineUnavailable(problem, engine=self.name)
         times: dict[str, list[float]] = {}
         with temporary_folder("profile") as folder:
             session = self._session(Path(artifact), threads, profile=f"{folder}/profile")
@@ -245,41 +235,26 @@ def _infer_tapped(session: Any, shown: Mapping[str, str], feeds: Feeds) -> dict[
     return dict(zip(shown, fetched, strict=True))
 
 
-def _planned(asked: Sequence[onnx.NodeProto], after: onnx.ModelProto, precision: str) -> Planned:
-    missed, unreported = missed_nodes(asked, after, precision)
-    return Planned(
-        tuple(node.name for node in asked),
-        {name: f"ONNX Runtime computes it in {kind}" for name, kind in missed.items()},
-        dict.fromkeys(unreported, "ONNX Runtime's optimizer gave it another name"),
-    )
-
-
 def _require_same_device(path: Path, device: Any, tools: dict[str, str]) -> None:
     import onnxruntime
 
-    built = tools.get("onnxruntime", "")
-    if built != onnxruntime.__version__:
-        raise ArtifactError(
-            f"{path}: optimized by ONNX Runtime {built}; this is {onnxruntime.__version__}",
-            hint="build it again with this version",
-            file=path,
-        )
-    missing = missing_features(device)
-    if missing:
-        raise ArtifactError(
-            f"{path}: optimized for a processor with {', '.join(missing)}, which this one lacks",
-            hint="build it again on this machine",
-            file=path,
-        )
+    built, problem, hint = tools.get("onnxruntime", ""), "", "build it again on this machine"
     blocks, other = (_blocks(features) for features in (device.get("features"), processor()["features"]))
-    if blocks and other and blocks != other and _holds_layouts(path):
-        portable = "" if device.get("isa") == isa_here() else f", or there with `isa` {isa_here()}"
-        raise ArtifactError(
-            f"{path}: holds convolutions in blocks of {blocks} channels, of the processor that built it; "
-            f"ONNX Runtime would read them in blocks of {other} here, and compute other values",
-            hint=f"build it again on this machine{portable}",
-            file=path,
-        )
+    if built != onnxruntime.__version__:
+        problem = f"optimized by ONNX Runtime {built}; this is {onnxruntime.__version__}"
+        hint = "build it again with this version"
+    elif missing := missing_features(device):
+        problem = f"optimized for a processor with {', '.join(missing)}, which this one lacks"
+    elif blocks and other and blocks != other:
+        operators = count_operators(load_onnx(path, external_data=False))
+        if any(name.startswith(_LAYOUTS) for name in operators):
+            hint += "" if device.get("isa") == isa_here() else f", or there with `isa` {isa_here()}"
+            problem = (
+                f"holds convolutions in blocks of {blocks} channels, of the processor that built it; "
+                f"ONNX Runtime would read them in blocks of {other} here, and compute other values"
+            )
+    if problem:
+        raise ArtifactError(f"{path}: {problem}", hint=hint, file=path)
 
 
 def _blocks(features: object) -> int:
@@ -287,8 +262,3 @@ def _blocks(features: object) -> int:
     if not isinstance(features, list) or "avx2" not in features:
         return 0
     return 16 if _BLOCKS_OF_16 in features else 8
-
-
-def _holds_layouts(path: Path) -> bool:
-    """Whether a file holds tensors in blocks of channels."""
-    return any(name.startswith(_LAYOUTS) for name in count_operators(load_onnx(path, external_data=False)))

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
 from ...artifact import read_manifest
 from ...errors import ArtifactError, BuildError, EngineUnavailable, ModelError, first_line
+from ...model.graph import captured_names
 from ...model.session import WEIGHT_BIAS_QUANTIZATION, make_session, requantized, session_options
 from ...model.weightless import read_weightless
 from ...tensors import Dim, Feeds, ModelIO, TensorInfo, check_feeds
 from ..base import Runner
 from ..words import KnownFault
+
+if TYPE_CHECKING:
+    import onnx
 
 _DTYPES = {"float": "float32", "double": "float64"}
 
@@ -55,16 +61,14 @@ def _tensor(value: Any) -> TensorInfo:
     return TensorInfo(value.name, _DTYPES.get(kind, kind), shape)
 
 
+# Seen with 1.21.1, 1.23.2 and 1.31.1; model/session.py has the three cases.
 KNOWN_FAULTS: tuple[KnownFault, ...] = (
-    KnownFault(
-        "requantized-layer",
-        "Conv, ConvTranspose or Gemm",
-        ("microsoft/onnxruntime 22889", "microsoft/onnxruntime 22969"),
-        "between Q/DQ gets weights of int8 where the graph has floats, or a bias of int32 that overflows",
-        "rewrite",  # seen with 1.21.1, 1.23.2 and 1.31.1; model/session.py has the three cases
-        versions={"onnxruntime": ("1.21", "")},
-    ),
-)
+    KnownFault("requantized-layer", "Conv, ConvTranspose or Gemm",
+               ("microsoft/onnxruntime 22889", "microsoft/onnxruntime 22969"),
+               "between Q/DQ gets weights of int8 where the graph has floats, or a bias of int32 that "
+               "overflows",
+               "rewrite", versions={"onnxruntime": ("1.21", "")}),
+)  # fmt: skip
 
 
 def optimizers_to_leave_out(path: Path) -> tuple[str, ...]:
@@ -78,7 +82,6 @@ _SHOWN = 4
 
 
 def why_no_cuda_provider() -> str:
-    """Return why the installed ONNX Runtime cannot use NVIDIA GPUs; empty when it can."""
     import onnxruntime
 
     if CUDA in onnxruntime.get_available_providers():
@@ -92,11 +95,8 @@ def open_with_cuda(path: Path, device: int, threads: int) -> OnnxRuntimeRunner:
 
     manifest = read_manifest(path)
     if manifest and manifest.stage == "build":
-        raise ArtifactError(
-            f"{path}: was optimized for a processor",
-            hint="on a GPU give the file that it was built from",
-            file=path,
-        )
+        hint = "on a GPU give the file that it was built from"
+        raise ArtifactError(f"{path}: was optimized for a processor", hint=hint, file=path)
     if hasattr(onnxruntime, "preload_dlls"):
         onnxruntime.preload_dlls()  # CUDA and cuDNN of the nvidia-* packages, where the loader does not look
     options = session_options(threads)
@@ -106,13 +106,10 @@ def open_with_cuda(path: Path, device: int, threads: int) -> OnnxRuntimeRunner:
         path, options, without=optimizers_to_leave_out(path), providers=providers, error=BuildError
     )
     if CUDA not in session.get_providers():
-        raise EngineUnavailable(
-            f"{path}: ONNX Runtime's CUDA provider does not start, so the processor would compute all",
-            hint="its CUDA or cuDNN libraries are missing or of another version: "
-            "pip install 'onnxruntime-gpu[cuda,cudnn]'",
-            engine="onnxruntime",
-            reason="the CUDA provider does not start",
-        )
+        reason, libraries = "the CUDA provider does not start", "its CUDA or cuDNN libraries are missing"
+        problem = f"{path}: ONNX Runtime's CUDA provider does not start, so the processor would compute all"
+        hint = f"{libraries} or of another version: pip install 'onnxruntime-gpu[cuda,cudnn]'"
+        raise EngineUnavailable(problem, hint=hint, engine="onnxruntime", reason=reason)
     session.disable_fallback()  # an error on the GPU must not turn it into a run on the processor
     runner = OnnxRuntimeRunner(session)
     runner.contains = "host to host: session.run(), which copies from pageable memory to the GPU, and back"
@@ -121,11 +118,7 @@ def open_with_cuda(path: Path, device: int, threads: int) -> OnnxRuntimeRunner:
 
 
 def placement_notes(operators: Mapping[str, Counter[str]]) -> tuple[str, ...]:
-    """Return what a user must know of where nodes run.
-
-    Args:
-        operators: Provider to the operators of its nodes, counted; empty where that is not told.
-    """
+    """Return what a user must know of where nodes run: provider to operators, empty where none is told."""
     if not operators:
         return ("this ONNX Runtime does not tell which nodes it left to the processor; 1.24 and newer do",)
     notes = []
@@ -156,3 +149,66 @@ def _listed(operators: Counter[str]) -> str:
     counted = operators.most_common()
     text = ", ".join(f"{name} ({count})" for name, count in counted[:_SHOWN])
     return f"{text}, ..." if len(counted) > _SHOWN else text
+
+
+_NUMBERED = re.compile(r"(.*)_token_\d+", re.S)
+"""A name that `Graph::GenerateNodeName` or `GenerateNodeArgName` made; the first of a kind has no number."""
+
+
+def put_in_order(optimized: onnx.ModelProto, model: onnx.ModelProto) -> bool:
+    """Sort the nodes, each behind what it reads, and number those of the optimizer in that order, in place.
+
+    ONNX Runtime orders and numbers the nodes that change the layout (`GenerateNodeName("ReorderOutput")`,
+    onnxruntime/core/optimizer/nchwc_transformer.cc) differently in each process: four builds of ShuffleNet
+    had four digests (seen with 1.31.1). The names of `model`, which was optimized, stay. Returned is whether
+    the optimizer has numbered anything; else nothing is changed.
+    """
+    graph = optimized.graph
+    given = {name for node in model.graph.node for name in (node.name, *node.output)}
+    given |= {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
+    made = {name for node in graph.node for name in (node.name, *node.output)} - given
+    kinds = {match[1] for name in made if (match := _NUMBERED.fullmatch(name))}
+    if not kinds:
+        return False
+    ordered = _ordered(graph)
+    names = (name for node in ordered for name in (node.name, *node.output) if name in made)
+    renamed: dict[str, str] = {}
+    numbers = itertools.count()
+    for name in dict.fromkeys(names):
+        match = _NUMBERED.fullmatch(name)
+        kind = match[1] if match else name
+        if kind in kinds:
+            spelled = (f"{kind}_token_{number}" for number in numbers)
+            renamed[name] = next(new for new in spelled if new not in given)  # weights are numbered, too
+    for node in ordered:
+        node.name = renamed.get(node.name, node.name)
+        for tensors in (node.input, node.output):
+            tensors[:] = [renamed.get(name, name) for name in tensors]
+    for value in graph.value_info:
+        value.name = renamed.get(value.name, value.name)
+    values = sorted(graph.value_info, key=lambda value: value.name)
+    for field, items in ((graph.node, ordered), (graph.value_info, values)):
+        copies = [type(item).FromString(item.SerializeToString()) for item in items]
+        del field[:]
+        field.extend(copies)
+    return True
+
+
+def _ordered(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """The nodes, each behind those whose outputs it reads, beginning with what the first output needs."""
+    made_by = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
+    read = [
+        [made_by[name] for name in (*node.input, *captured_names(node)) if name in made_by]
+        for node in graph.node
+    ]
+    ordered: dict[int, onnx.NodeProto] = {}
+    waiting = [made_by[value.name] for value in reversed(graph.output) if value.name in made_by]
+    while waiting:
+        index = waiting[-1]
+        missing = [other for other in read[index] if other not in ordered]
+        if missing and index not in ordered:
+            waiting.extend(reversed(missing))
+            continue
+        waiting.pop()
+        ordered.setdefault(index, graph.node[index])
+    return list(ordered.values())

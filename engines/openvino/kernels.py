@@ -10,17 +10,16 @@ node's kernel is looked for in this order, among the kernels that multiply:
 3. one that is named after what alone reads the node's result: a bias, an activation;
 4. one that is not taken, has no name that is in the file, and reads what the node reads.
 
-A block of several nodes ("Subgraph"; attention is one) multiplies as well. Most blocks hold element-wise
-operators alone, so it is asked last: by the node's own name, or by that of what reads the node's result,
-where the block holds or reads both operands.
-
-A bidirectional recurrent node becomes a kernel for each direction, under names of OpenVINO's own. Where all
-such kernels compute in one precision, it is the node's.
+5. a block of several nodes ("Subgraph"; attention is one): by the node's own name, or by that of what reads
+   its result, where the block holds or reads both operands. Most blocks are of element-wise operators alone;
+6. of a bidirectional recurrent node a kernel for each direction, under names of OpenVINO's own: where all
+   such kernels compute in one precision, it is the node's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     import onnx
 
 UNREPORTED = "unreported"
+_FACTS = ("layerType", "runtimePrecision", "primitiveType", "originalLayersNames", "outputPrecisions")
 _PRECISIONS = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "i8": "int8", "u8": "int8"}
 _BLOCK = "Subgraph"
 _MULTIPLIES = frozenset(
@@ -49,13 +49,8 @@ _SUFFIXES = ("/WithoutBiases", "/DequantizationMultiply", "/DequantizationSubtra
 class Kernel:
     """One node of the graph that OpenVINO executes.
 
-    Attributes:
-        name: OpenVINO's, which several kernels may share.
-        kind: "FullyConnected", "Convolution", "Subgraph", ...
-        primitive: Its implementation, such as "brgemm_avx512_i8".
-        names: Of the file's nodes that it was made of, as far as that is told.
-        inputs: Keys of the kernels whose results it reads.
-        writes: Precision of its first result.
+    Several may share OpenVINO's name. `names` are of the file's nodes that it was made of, as far as that is
+    told; `inputs` keys of the kernels whose results it reads; `writes` the precision of its first result.
     """
 
     key: str
@@ -70,7 +65,7 @@ class Kernel:
     @property
     def nodes(self) -> set[str]:
         """Its names without what OpenVINO's passes put behind them."""
-        return {_plain(name) for name in self.names}
+        return {re.split("|".join(_SUFFIXES), name)[0] for name in self.names}
 
 
 @dataclass(frozen=True)
@@ -81,15 +76,9 @@ class Computed:
     detail: str
 
 
-def read_kernels(compiled: Any) -> list[Kernel]:
-    """Return what a compiled model executes, in order."""
-    return [_kernel(operator) for operator in compiled.get_runtime_model().get_ordered_ops()]
-
-
 def computed_by(
     graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto], kernels: Sequence[Kernel]
 ) -> dict[str, Computed]:
-    """Return node name to what computes it."""
     search = _Search(graph, kernels)
     computed: dict[str, Computed] = {}
     for match in (
@@ -100,7 +89,11 @@ def computed_by(
             if node.name not in computed:
                 kernel = match(node)
                 if kernel is not None:
-                    computed[node.name] = _computed(kernel, search.precision(kernel, node))
+                    precision = search.precision(kernel, node)
+                    detail = f"computes it in {precision} ({kernel.primitive})"
+                    if precision == UNREPORTED:
+                        detail = f"tells no precision of {kernel.name} ({kernel.primitive})"
+                    computed[node.name] = Computed(precision, f"OpenVINO {detail}")
                     search.taken.add(kernel.key)
     unreported = Computed(UNREPORTED, "OpenVINO does not tell what computes it")
     return {node.name: computed.get(node.name, unreported) for node in nodes}
@@ -115,7 +108,11 @@ class _Search:
         self.kernels = {kernel.key: kernel for kernel in kernels}
         self.products = [kernel for kernel in kernels if kernel.kind in _MULTIPLIES]
         self.blocks = [kernel for kernel in kernels if kernel.kind == _BLOCK]
-        self.read = {kernel.key: self._names_read(kernel) for kernel in (*self.products, *self.blocks)}
+        # Names of all that a kernel reads, also through kernels that only move data.
+        self.read = {
+            kernel.key: {name for key in kernel.inputs for name in self._names_of(self.kernels[key])}
+            for kernel in (*self.products, *self.blocks)
+        }
         self.taken: set[str] = set()
 
     def by_name(self, node: onnx.NodeProto) -> Kernel | None:
@@ -139,8 +136,7 @@ class _Search:
         operands = self._operands(node)
         return self._free(
             lambda kernel: (
-                not kernel.nodes & self.in_file
-                and all(self.read[kernel.key] & operand for operand in operands)
+                not kernel.nodes & self.in_file and all(self.read[kernel.key] & names for names in operands)
             )
         )
 
@@ -148,8 +144,8 @@ class _Search:
         if node.op_type not in ("MatMul", "Gemm"):
             return None
         own = {node.name, node.output[0]}
-        named = [kernel for kernel in self.blocks if _inside(kernel) & own]
-        if named:
+        own |= {f"{name}/WithoutBiases" for name in own}  # not the scales that came from other kernels
+        if named := [kernel for kernel in self.blocks if kernel.names & own]:
             return _one(named)
         behind = set(self._followers(node))
         operands = self._operands(node)
@@ -211,10 +207,6 @@ class _Search:
         reading = [reader for name in names for reader in self.readers.get(name, ())]
         return len({node.name for node in reading if node.op_type in WEIGHTED}) > 1
 
-    def _names_read(self, kernel: Kernel) -> set[str]:
-        """Names of all that a kernel reads, also through kernels that only move data."""
-        return {name for key in kernel.inputs for name in self._names_of(self.kernels[key])}
-
     def _names_of(self, kernel: Kernel) -> set[str]:
         names: set[str] = set()
         seen: set[str] = set()
@@ -234,37 +226,16 @@ def _one(kernels: Iterable[Kernel]) -> Kernel | None:
     return candidates[0] if len({kernel.precision for kernel in candidates}) == 1 else None
 
 
-def _computed(kernel: Kernel, precision: str) -> Computed:
-    if precision == UNREPORTED:
-        return Computed(UNREPORTED, f"OpenVINO tells no precision of {kernel.name} ({kernel.primitive})")
-    return Computed(precision, f"OpenVINO computes it in {precision} ({kernel.primitive})")
-
-
-def _inside(kernel: Kernel) -> set[str]:
-    """Names of what a block was made of, but not of the scales that came from other kernels."""
-    return {name.removesuffix("/WithoutBiases") for name in kernel.names}
-
-
-def _plain(name: str) -> str:
-    for suffix in _SUFFIXES:
-        name = name.split(suffix)[0]
-    return name
-
-
-def _kernel(operator: Any) -> Kernel:
-    about: Mapping[str, Any] = operator.get_rt_info()
-    told = str(about["originalLayersNames"].value)
-    return Kernel(
-        operator.get_name(),
-        operator.get_friendly_name(),
-        str(about["layerType"].value),
-        _precision(about["runtimePrecision"]),
-        str(about["primitiveType"].value),
-        frozenset(name for name in told.split(",") if name),
-        tuple(value.get_node().get_name() for value in operator.input_values()),
-        _precision(about["outputPrecisions"]),
-    )
-
-
-def _precision(told: Any) -> str:
-    return _PRECISIONS.get(str(told.value).split(",")[0].lower(), UNREPORTED)
+def read_kernels(compiled: Any) -> list[Kernel]:
+    kernels = []
+    for operator in compiled.get_runtime_model().get_ordered_ops():
+        about = operator.get_rt_info()
+        kind, runs_in, primitive, names, writes = (str(about[key].value) for key in _FACTS)
+        precisions = (_PRECISIONS.get(types.split(",")[0].lower(), UNREPORTED) for types in (runs_in, writes))
+        inputs = tuple(value.get_node().get_name() for value in operator.input_values())
+        of_nodes = frozenset(filter(None, names.split(",")))
+        key, name = operator.get_name(), operator.get_friendly_name()
+        kernels.append(
+            Kernel(key, name, kind, next(precisions), primitive, of_nodes, inputs, next(precisions))
+        )
+    return kernels

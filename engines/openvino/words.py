@@ -48,28 +48,16 @@ def _fault(name: str, operator: str, what: str, *precisions: str) -> KnownFault:
     )
 
 
+_PRODUCTS = "Conv, ConvTranspose, MatMul or Gemm"
 KNOWN_FAULTS: tuple[KnownFault, ...] = (
-    _fault(
-        "reduced-axes",
-        "ReduceL1, ReduceLogSum and ReduceLogSumExp",
-        "before opset 18 reduce all axes, whichever are named",
-    ),
-    _fault(
-        "quantized-extremum",
-        "ReduceMax or ReduceMin",
-        "in front of a QuantizeLinear is rounded to an integer of 0 to 255 first",
-        "int8",
-    ),
-    _fault(
-        "merged-bias",
-        "Conv, ConvTranspose, MatMul or Gemm",
-        "with dynamic shapes, read by a QuantizeLinear and elsewhere, has channel 0's bias in all channels",
-        "int8",
-    ),
-    _fault(
-        "moved-scale",
-        "Conv, ConvTranspose, MatMul or Gemm",
-        "without bias and with a dynamic batch in front of a Reshape is scaled along another axis",
-        "int8",
-    ),
-)
+    _fault("reduced-axes", "ReduceL1, ReduceLogSum and ReduceLogSumExp",
+           "before opset 18 reduce all axes, whichever are named"),
+    _fault("quantized-extremum", "ReduceMax or ReduceMin",
+           "in front of a QuantizeLinear is rounded to an integer of 0 to 255 first", "int8"),
+    _fault("merged-bias", _PRODUCTS,
+           "with dynamic shapes, read by a QuantizeLinear and elsewhere, has channel 0's bias in all "
+           "channels", "int8"),
+    _fault("moved-scale", _PRODUCTS,
+           "without bias and with a dynamic batch in front of a Reshape is scaled along another axis",
+           "int8"),
+)  # fmt: skip

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from numpy.typing import NDArray
-
 from ...artifact import Check, read_manifest
 from ...errors import BuildError, EngineUnavailable, InvalidOption, ModelError, first_line
 from ...model.example import CHECK_EXTENTS, Example, flat_outputs, make_example, name_outputs
@@ -17,11 +15,10 @@ from ...model.source import parse_source
 from ...processor import processor
 from ...progress import quiet
 from ...spec.words import Precision
-from ...tensors import Dim, Feeds, ModelIO, TensorInfo
+from ...tensors import Dim, ModelIO, TensorInfo
 from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Runner
 from ..gpu import why_not_gpu
-from ..words import Proposal
-from .runner import MODES, PyTorchRunner
+from .runner import MODES, PyTorchRunner, trace
 from .words import PACKAGES, PROPOSALS, TRITON
 
 
@@ -81,20 +78,14 @@ class PyTorch(Engine):
         io: ModelIO | None = None,
         device: int | None = None,
     ) -> PyTorchRunner:
-        """Load a MODEL to be run in one of `MODES`, on the processor or on a GPU."""
         if mode not in MODES:
             raise InvalidOption(f"PyTorch mode {mode!r} is unknown; known are {', '.join(MODES)}")
         torch = import_torch()
-        reason = "" if device is None else self.why_not_run_on_gpu(device)
-        if reason:
-            raise EngineUnavailable(
-                f"{artifact}: cannot run on GPU {device} here: {reason}",
-                hint="install a PyTorch with CUDA (https://pytorch.org/get-started), or give `devices` cpu"
-                if torch.version.cuda is None
-                else "run it on a machine with an NVIDIA GPU, or give `devices` cpu",
-                engine=self.name,
-                reason=reason,
-            )
+        if device is not None:
+            way_out = "run it on a machine with an NVIDIA GPU"
+            if torch.version.cuda is None:
+                way_out = "install a PyTorch with CUDA (https://pytorch.org/get-started)"
+            self.require_here(artifact, device, f"{way_out}, or give `devices` cpu")
         if threads:
             torch.set_num_threads(threads)
         source = parse_source(artifact)
@@ -113,9 +104,7 @@ class TorchScript(PyTorch):
     name = "torchscript"
     suffix = ".pt"
     triton = TRITON
-
-    def proposals(self) -> tuple[Proposal, ...]:
-        return PROPOSALS
+    offered = PROPOSALS
 
     def why_not_build(self) -> str:
         return self.why_not_run()
@@ -131,13 +120,7 @@ class TorchScript(PyTorch):
         stored = io.BytesIO()  # on a full disk its writer ends the process (torch 2.13: std::terminate)
         try:
             with quiet(), torch.no_grad():
-                traced = torch.jit.trace(
-                    loaded.module,
-                    None if keywords else arguments,
-                    example_kwarg_inputs=keywords or None,
-                    strict=False,
-                )
-                frozen = torch.jit.freeze(traced.eval())
+                frozen = torch.jit.freeze(trace(torch, loaded.module, arguments, keywords).eval())
                 torch.jit.save(frozen, stored)
         except Exception as error:  # tracing runs the user's code, which may raise anything
             raise BuildError(f"{request.model}: cannot be traced: {first_line(error)}") from error
@@ -164,7 +147,12 @@ def _compare(module: Any, example: Example, path: str, label: str) -> tuple[tupl
     lowest = float("inf")
     for feeds in (example.feeds, negated, other):
         expected = flat_outputs(example.call(module, feeds))[1]
-        for a, b in zip(expected, _run_trace(runner, feeds, label), strict=True):
+        try:
+            outputs_of_trace = runner.infer(feeds).values()
+        except ModelError as failure:
+            problem = f"{label}: the traced program fails on another input: {failure.message}"
+            raise BuildError(problem, hint="forward() depends on extents that a trace freezes") from failure
+        for a, b in zip(expected, outputs_of_trace, strict=True):
             error = output_error(a, b) if a.shape == b.shape else None
             if error is None or not error.close:
                 raise BuildError(
@@ -173,24 +161,10 @@ def _compare(module: Any, example: Example, path: str, label: str) -> tuple[tupl
                     hint="forward() is random, or depends on values or extents that a trace freezes",
                 )
             lowest = min(lowest, error.snr_db)
+    batch: tuple[Dim, ...] = ("?",) if example.has_dynamic_batch else ()
     outputs = tuple(
-        TensorInfo(name, str(array.dtype), _shape(array, dynamic=example.has_dynamic_batch))
+        TensorInfo(name, str(array.dtype), (*batch[: array.ndim], *array.shape[len(batch) :]))
         for name, array in zip(names, arrays, strict=True)
     )
     detail = "equal" if lowest == float("inf") else f"{lowest:.1f} dB or better"
     return outputs, Check("same outputs as PyTorch", True, detail)
-
-
-def _run_trace(runner: PyTorchRunner, feeds: Feeds, label: str) -> list[NDArray[Any]]:
-    try:
-        return list(runner.infer(feeds).values())
-    except ModelError as error:
-        raise BuildError(
-            f"{label}: the traced program fails on another input: {error.message}",
-            hint="forward() depends on extents that a trace freezes",
-        ) from error
-
-
-def _shape(array: NDArray[Any], *, dynamic: bool) -> tuple[Dim, ...]:
-    first: tuple[Dim, ...] = ("?",) if dynamic and array.ndim else tuple(array.shape[:1])
-    return (*first, *array.shape[1:])

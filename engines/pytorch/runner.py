@@ -1,4 +1,4 @@
-"""Run a PyTorch module, eagerly or in another mode, on the processor or on a GPU."""
+"""Run a PyTorch module, eagerly or in another mode, on the processor or on a GPU, and weigh its weights."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ...errors import DataError, InvalidOption, ModelError, first_line
 from ...model.example import Example, flat_outputs, in_order, name_outputs, takes_keywords
+from ...model.graph import WeightsHeld
 from ...model.judgement import output_error
 from ...model.pytorch import import_torch
 from ...progress import quiet
@@ -18,7 +19,6 @@ from ...spec.words import TORCH_MODES, TorchMode
 from ...tensors import Feeds, ModelIO, TensorInfo, check_feeds
 from ..base import InFlight, Runner
 from ..gpu_times import GpuTimes, time_runs
-from .weights import weights_of_module
 
 Mode = Literal["eager", TorchMode]
 MODES: tuple[Mode, ...] = ("eager", *TORCH_MODES)
@@ -39,13 +39,7 @@ class PyTorchRunner(Runner):
 
     Every mode but eager converts the module for the shapes of the feeds, once for each set of shapes, and
     must then compute what eager does; those in 16 bits round, so that only their outputs tell how far off
-    they are.
-
-    Args:
-        module: In evaluation mode, on the device already.
-        io: Its inputs and outputs, where they are known.
-        mode: How it is run.
-        device: Number of the GPU it is on; None for the processor.
+    they are. The module is in evaluation mode, and on the GPU of that number already.
     """
 
     contains = "host to host: one forward()"
@@ -86,17 +80,12 @@ class PyTorchRunner(Runner):
     def prepare(self, feeds: Feeds, *, on_device: bool = False) -> Callable[[], Any]:
         """Return the call that copies, runs and copies back.
 
-        On a GPU what it returns is in memory of its own, which the next call writes again.
-
-        Args:
-            feeds: Input to array.
-            on_device: Of a GPU: copy the feeds there once, here, and leave the outputs there.
+        On a GPU what it returns is in memory of its own, which the next call writes again. With `on_device`
+        the feeds are copied there once, here, and the outputs stay there.
         """
         if self._device is not None:
             call = self._gpu_call(feeds)
-            if on_device:
-                call.upload()
-            return call.run_on_device if on_device else call.run
+            return call.on_device() if on_device else call.run
         module, arguments, keywords = self._prepared(feeds)
         inference_mode = self._torch.inference_mode
 
@@ -107,12 +96,10 @@ class PyTorchRunner(Runner):
         return run
 
     def gpu_times(self, feeds: Feeds, iterations: int) -> GpuTimes:
-        """Run `iterations` times and return durations by CUDA events; `GpuTimes` says what each contains."""
         return self._gpu_call(feeds).times(iterations)
 
     @contextmanager
     def in_flight(self, feeds: Feeds, count: int) -> Iterator[Sequence[InFlight]]:
-        """Yield `count` inferences, each on a stream of its own."""
         calls = [self._gpu_call(feeds) for _ in range(count)]
         yield [InFlight(call.start, call.wait) for call in calls]
         for call in calls:
@@ -168,25 +155,23 @@ def _convert(torch: Any, module: Any, mode: Mode, arguments: Any, keywords: Any)
             elif mode == "script":
                 converted = torch.jit.script(module)
             else:
-                converted = torch.jit.trace(
-                    module,
-                    None if keywords else arguments,
-                    example_kwarg_inputs=keywords or None,
-                    strict=False,
-                )
+                converted = trace(torch, module, arguments, keywords)
                 converted = torch.jit.freeze(converted) if mode == "freeze" else converted
         with quiet(), torch.inference_mode():
             # The first calls of TorchScript profile and optimize; its result may change with the second.
             actual = [converted(*arguments, **keywords) for _ in range(2)][-1]
     except Exception as error:  # tracing and compiling run the user's code, which may raise anything
-        raise ModelError(
-            f"PyTorch mode {mode}: fails: {first_line(error)}",
-            hint="leave `torch_modes` out, or choose another mode",
-        ) from error
+        hint = "leave `torch_modes` out, or choose another mode"
+        raise ModelError(f"PyTorch mode {mode}: fails: {first_line(error)}", hint=hint) from error
     pairs = zip(flat_outputs(expected)[1], flat_outputs(actual)[1], strict=True)
     if not all(a.shape == b.shape and output_error(a, b).close for a, b in pairs):
         raise ModelError(f"PyTorch mode {mode}: computes something else than eager does on the same input")
     return converted
+
+
+def trace(torch: Any, module: Any, arguments: Any, keywords: Any) -> Any:
+    positional = None if keywords else arguments
+    return torch.jit.trace(module, positional, example_kwarg_inputs=keywords or None, strict=False)
 
 
 def _rounding(torch: Any, device: Any) -> tuple[str, ...]:
@@ -234,11 +219,8 @@ def _cast(torch: Any, value: Any, dtype: Any) -> Any:
 
 
 class GpuCall:
-    """A module with its feeds, on a stream and with page-locked memory of its own.
-
-    Engines of TensorRT run the same way: only copies from and to page-locked memory are asynchronous, and
-    only latencies of the same copies can be compared. The module is on the GPU already; its arguments are on
-    the host, and are copied to page-locked memory here.
+    """A module with its feeds, on a stream and with page-locked memory of its own, as engines of TensorRT
+    run: only latencies of the same copies can be compared.
 
     `outputs` is what `forward` returned, its tensors on the host, once `wait` has returned; the next run
     writes the same memory.
@@ -259,7 +241,6 @@ class GpuCall:
         self._stream = torch.cuda.Stream(device)
 
     def start(self) -> None:
-        """Enqueue copies to the device, `forward`, and copies back."""
         with self._on_stream():
             self._upload()
             self._forward()
@@ -273,18 +254,19 @@ class GpuCall:
         self.wait()
         return self.outputs
 
-    def upload(self) -> None:
-        """Copy the inputs to the device, where they stay."""
+    def on_device(self) -> Callable[[], Any]:
+        """Copy the inputs to the device, and return the call that runs, and leaves the outputs there."""
         with self._on_stream():
             self._upload()
         self.wait()
 
-    def run_on_device(self) -> Any:
-        """Run on the inputs that are on the device, and return the outputs there."""
-        with self._on_stream():
-            self._forward()
-        self.wait()
-        return self._result
+        def run() -> Any:
+            with self._on_stream():
+                self._forward()
+            self.wait()
+            return self._result
+
+        return run
 
     def times(self, iterations: int) -> GpuTimes:
         make_event = partial(self._torch.cuda.Event, enable_timing=True)
@@ -334,3 +316,90 @@ class GpuCall:
             kept = self._torch.empty_like(tensor, device="cpu").pin_memory()
             self._pinned[index] = kept
         return kept
+
+
+_INTEGER = ("torch.qint8", "torch.quint8", "torch.qint32", "torch.int8", "torch.uint8")
+_HALVES = {"torch.float16": "fp16", "torch.bfloat16": "bf16"}
+
+
+def weights_of_module(torch: Any, module: Any) -> WeightsHeld:
+    """Return the weights of a module.
+
+    `parameters()` alone would not do: quantized modules of torch.ao hold theirs packed, outside of it, and
+    would seem to have lost them. Counted are parameters, integer tensors, what the state holds beside
+    parameters and buffers (the packed weights), and the constants of a TorchScript graph. Scales and zero
+    points, which are scalars or buffers, and running means are bytes, but no parameters.
+    """
+    module = getattr(module, "_orig_mod", module)  # what torch.compile has wrapped
+    if isinstance(module, torch.jit.ScriptModule):
+        return _of_script(torch, module)
+    parameters = dict(module.named_parameters())
+    buffers = {name for name, _ in module.named_buffers()}
+    used = _used(torch, module)
+    count, size, types = 0, 0, set()
+    seen: set[int] = set()
+    for name, value in {**module.state_dict(), **parameters}.items():
+        for tensor in _tensors(torch, value):
+            if id(tensor) in seen or not (used is None or name.startswith(used)):
+                continue
+            seen.add(id(tensor))
+            size += sum(part.numel() * part.element_size() for part in _parts(tensor))
+            integer = any(str(part.dtype) in _INTEGER and part.ndim > 1 for part in _parts(tensor))
+            packed = name not in parameters and name not in buffers
+            if name in parameters or integer or (packed and tensor.numel() > 1):
+                count += tensor.numel()
+                types |= {"int8"} if integer else {_HALVES.get(str(tensor.dtype), "fp32")}
+    return WeightsHeld(count, size, _precision(module, types))
+
+
+def _precision(module: Any, types: set[str]) -> str:
+    simulated = any(type(part).__name__.endswith("FakeQuantize") for part in module.modules())
+    if "int8" in types or simulated:
+        return "int8"
+    return next(iter(types)) if len(types) == 1 and types != {"fp32"} else ""
+
+
+def _used(torch: Any, module: Any) -> tuple[str, ...] | None:
+    """Names that a graph reads; None for all: what torchao's conversion folds leaves the original behind."""
+    if not isinstance(module, torch.fx.GraphModule):
+        return None
+    nodes = [node for node in module.graph.nodes if node.op in ("get_attr", "call_module")]
+    return tuple(node.target if node.op == "get_attr" else f"{node.target}." for node in nodes)
+
+
+def _of_script(torch: Any, module: Any) -> WeightsHeld:
+    """The parameters of a TorchScript module; of a frozen one, the constants of its graph."""
+    stored = [*module.state_dict().values()]
+    count = sum(tensor.numel() for tensor in module.parameters())
+    try:
+        graph = module.inlined_graph  # its nodes live as long as it does
+        nodes = graph.findAllNodes("prim::Constant")
+    except RuntimeError:  # it has no `forward` of its own
+        nodes = []
+    for node in nodes:
+        kind = node.output().type().kind()
+        constant = node.output().toIValue() if kind == "TensorType" else None
+        if isinstance(constant, torch.Tensor):
+            stored.append(constant)
+            count += constant.numel() if constant.ndim and constant.is_floating_point() else 0
+    return WeightsHeld(count, sum(tensor.numel() * tensor.element_size() for tensor in stored))
+
+
+def _tensors(torch: Any, value: object) -> Iterator[Any]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(torch, item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(torch, item)
+
+
+def _parts(tensor: Any) -> list[Any]:
+    """The tensors that a subclass, such as one of torchao's, is made of; the tensor itself otherwise."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        return [tensor]
+    names, _ = flatten()
+    return [part for name in names for part in _parts(getattr(tensor, name))]

@@ -1,8 +1,7 @@
 """Differences between TensorRT's versions. No other file asks for a version.
 
-docs/tensorrt.md has the table ("Differences between versions"). Each row is read from the module itself: a
-name that is there is used. Only what no name tells is decided by which module it is: TensorRT-RTX keeps names
-that do nothing there. The parsers' operators and opsets are data (`parser_operators`).
+docs/tensorrt.md has the table ("Differences between versions"). A name that the module has is used. Only what
+no name tells is decided by which module it is: TensorRT-RTX keeps names that do nothing there.
 
 Contexts may share a profile from 8.6 on: there if the engine was built with the preview feature
 PROFILE_SHARING_0806, of which NvInferRuntime.h of 10 says "the default value for this flag is on and can not
@@ -42,13 +41,8 @@ def _has(name: str) -> property:
 
 @dataclass(frozen=True)
 class Adapter:
-    """One installed TensorRT.
-
-    Attributes:
-        module: The imported Python module.
-        target: "tensorrt" or "tensorrt-rtx".
-        weak: Whether types are left to TensorRT although the graph's could bind it.
-    """
+    """One installed TensorRT, by its module, for "tensorrt" or "tensorrt-rtx"; `weak` types are left to it
+    although the graph's could bind it."""
 
     module: Any
     target: str
@@ -66,7 +60,6 @@ class Adapter:
 
     @property
     def name(self) -> str:
-        """The module and its version, for messages."""
         return f"{self.module.__name__} {self.version}"
 
     @property
@@ -127,7 +120,6 @@ class Adapter:
         return hasattr(self.module, "IInt8EntropyCalibrator2") and hasattr(self.module.BuilderFlag, "INT8")
 
     def require_calibrators(self) -> None:
-        """Refuse where TensorRT has no calibrators of its own any more."""
         if not self.has_calibrators():
             problem = f"`calibrator`: {self.name} has no INT8 calibrators; its INT8 is in the graph, as Q/DQ"
             hint = "leave `calibrator` out and give `ranges` FILE"
@@ -155,11 +147,9 @@ class Adapter:
         if self.strongly_typed and not weak:
             return []
         if precision not in _WEAK_FLAGS:
-            raise InvalidOption(
-                f"`precision` {precision}: {self.name} has no flag for it, and no strongly typed networks",
-                hint="use TensorRT 10 or newer, or another precision",
-                option="precision",
-            )
+            lacking = "flag for it, and no strongly typed networks"
+            hint = "use TensorRT 10 or newer, or another precision"
+            raise self.lacks(f"`precision` {precision}", lacking, hint)
         also = _WEAK_FLAGS[floats] if precision == "int8" else ()
         return [self.flag(name, f"`precision` {precision}") for name in (*_WEAK_FLAGS[precision], *also)]
 
@@ -173,7 +163,6 @@ class Adapter:
         return precision if self.strongly_typed or precision in _IN_GRAPH else "fp32"
 
     def flag(self, name: str, option: str) -> Any:
-        """Return a builder flag."""
         if not hasattr(self.module.BuilderFlag, name):
             raise self.lacks(option, f"builder flag {name}")
         return getattr(self.module.BuilderFlag, name)
@@ -181,7 +170,6 @@ class Adapter:
     def lacks(
         self, option: str, what: str, hint: str = "leave it out, or use another version"
     ) -> InvalidOption:
-        """Return the error for an option that this version does not have."""
         return InvalidOption(f"{option}: {self.name} has no {what}", hint=hint, option=option.split()[0])
 
     def set_gpus(self, config: Any, gpus: Sequence[str]) -> None:
@@ -189,17 +177,14 @@ class Adapter:
         if not gpus:
             return
         if not self.builds_ahead_of_time:
-            raise InvalidOption(
-                f"`gpus`: TensorRT {self.version} builds only for the GPU in this machine",
-                hint="leave `gpus` out, or use `target` tensorrt-rtx",
-            )
+            problem = f"`gpus`: TensorRT {self.version} builds only for the GPU in this machine"
+            raise InvalidOption(problem, hint="leave `gpus` out, or use `target` tensorrt-rtx")
         known = self.compute_capabilities()
         config.num_compute_capabilities = len(gpus)
         for index, gpu in enumerate(gpus):
             config.set_compute_capability(known[gpu.upper()], index)
 
     def compute_capabilities(self) -> dict[str, Any]:
-        """Return the GPUs that can be built for, "SM86" to TensorRT's value."""
         members: dict[str, Any] = self.module.ComputeCapability.__members__
         return {name: value for name, value in members.items() if name.startswith("SM")}
 
@@ -220,7 +205,6 @@ class Adapter:
             raise self.lacks("`dla_core`", "support for DLA", hint)
 
     def hardware_level(self, name: str) -> Any:
-        """Return the hardware compatibility level for "ampere+" or "same-sm"."""
         option = "`hardware_compatible`"
         if self.is_rtx:
             raise self.lacks(option, "such levels; its engines are for the GPUs of `gpus`", "give `gpus`")
@@ -230,7 +214,6 @@ class Adapter:
         return getattr(levels, _HARDWARE[name])
 
     def require_config(self, attribute: str, option: str) -> None:
-        """Refuse an option whose attribute the builder configuration does not have."""
         if not hasattr(self.module.IBuilderConfig, attribute):
             raise self.lacks(option, f"IBuilderConfig.{attribute}")
 
@@ -289,7 +272,6 @@ def member_name(value: Any) -> str:
 
 
 def load_adapter(target: str) -> Adapter:
-    """Import a TensorRT."""
     try:
         module = importlib.import_module(MODULES[target])
     except Exception as error:  # besides ImportError: missing libraries raise RuntimeError or OSError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ...spec.words import BLOCK_FORMATS, PRECISIONS, Precision
 from ...tensors import Feeds, ModelIO
 from ..base import BuildOutcome, BuildRequest, DeviceRun, Engine, Place, Runner
 from ..gpu import find_gpu, why_no_gpu, why_not_gpu
-from ..words import KnownFault, Proposal, TritonBackend, faults_of
+from ..words import KnownFault, TritonBackend
 from .adapter import load_adapter
 from .known_faults import KNOWN_FAULTS
 from .plan import (
@@ -41,6 +42,7 @@ class TensorRT(Engine):
     extra = "tensorrt"
     rules = RULES
     triton: TritonBackend | None = TRITON
+    offered = proposals("trt")
     keeps_layers = True
     has_best = True
     needs_gpu_to_build = True
@@ -69,9 +71,6 @@ class TensorRT(Engine):
             return f"run it on a machine with an NVIDIA GPU{ahead}"
         return "pip install 'qcompile[cuda]'" if _why_not(load_cuda) else ""
 
-    def proposals(self) -> tuple[Proposal, ...]:
-        return proposals("trt")
-
     def graph_precision(self, precision: Precision) -> Precision:
         return load_adapter(self.name).graph_precision(precision)
 
@@ -88,7 +87,8 @@ class TensorRT(Engine):
 
     def known_faults(self) -> Sequence[KnownFault]:
         adapter, gpu = load_adapter(self.name), find_gpu()
-        return faults_of(KNOWN_FAULTS, adapter.target, adapter.version, gpu.architecture if gpu else "")
+        here = gpu.architecture if gpu else ""
+        return [fault for fault in KNOWN_FAULTS if fault.affects(adapter.target, adapter.version, here)]
 
     def check(self, spec: BuildSpec) -> None:
         adapter = load_adapter(self.name).typed(spec.tensorrt.typing)
@@ -100,10 +100,8 @@ class TensorRT(Engine):
         known = [fault.name for fault in KNOWN_FAULTS]
         for name in spec.tensorrt.ignore_faults:
             if name not in (*known, "all"):
-                raise InvalidOption(
-                    f"`ignore_faults` {name}: there is no such known fault; there are {', '.join(known)}",
-                    option="ignore_faults",
-                )
+                problem = f"`ignore_faults` {name}: there is no such known fault"
+                raise InvalidOption(f"{problem}; there are {', '.join(known)}", option="ignore_faults")
         if spec.tensorrt.dla_core >= 0:
             adapter.require_dla()
         if spec.calibrator:
@@ -128,8 +126,11 @@ class TensorRT(Engine):
         if not request.spec.gpus:  # else it is for GPUs that need not be here
             # No runtime cache: what is written beside a file that is being built becomes a part of it.
             profiles, needs = _profiles(outcome.proof), needs_of_options(vars(options))
-            use, io = EngineUse(options.device, profiles=profiles, needs=needs), outcome.io
-            outcome = verified(outcome, request, lambda: self._opened(request.output, use, io))
+            use = EngineUse(options.device, profiles=profiles, needs=needs)
+            runner = partial(
+                TensorRTRunner, load_adapter(self.name), request.output, use, declared=outcome.io
+            )
+            outcome = verified(outcome, request, runner)
         slow = dequantized_products(adapter, request.precision)
         return replace(outcome, warnings=(*outcome.warnings, *slow))
 
@@ -155,20 +156,15 @@ class TensorRT(Engine):
         path = Path(artifact)
         reason, gpu = self.why_not_run_on_gpu(run.device), find_gpu(run.device)
         if reason or gpu is None:
-            raise EngineUnavailable(
-                f"{path}: cannot run here: {reason}", hint=self.fix(), engine=self.name, reason=reason
-            )
+            problem = f"{path}: cannot run here: {reason}"
+            raise EngineUnavailable(problem, hint=self.fix(), engine=self.name, reason=reason)
         manifest = read_manifest(path)
         use = EngineUse(run.device, run.cuda_graph, runtime_cache=run.runtime_cache, needs=needs_of(manifest))
         if manifest is not None:
             check_loadable(path, manifest, load_adapter(self.name), gpu)
             use = replace(use, profiles=_profiles(manifest.proof), digest=manifest.digest)
-        return self._opened(path, use, manifest.io if manifest else None, streams=run.streams)
-
-    def _opened(
-        self, path: Path, use: EngineUse, declared: ModelIO | None, *, streams: int = 1
-    ) -> TensorRTRunner:
-        return TensorRTRunner(load_adapter(self.name), path, use, streams=streams, declared=declared)
+        declared = manifest.io if manifest else None
+        return TensorRTRunner(load_adapter(self.name), path, use, streams=run.streams, declared=declared)
 
     def kernel_times(
         self, artifact: str, feeds: Feeds, *, threads: int = 0, device: int | None = None
@@ -177,7 +173,7 @@ class TensorRT(Engine):
             return runner.layer_times(feeds)
 
     def _why_not_import(self) -> str:
-        return _why_not(lambda: load_adapter(self.name))
+        return _why_not(partial(load_adapter, self.name))
 
 
 class TensorRTRTX(TensorRT):
@@ -188,10 +184,8 @@ class TensorRTRTX(TensorRT):
     packages = RTX_PACKAGES
     extra = "tensorrt-rtx"
     triton = None  # its backend loads plans of TensorRT itself
+    offered = proposals("rtx")
     keeps_rejected = False  # it builds in seconds
-
-    def proposals(self) -> tuple[Proposal, ...]:
-        return proposals("rtx")
 
     def _for_gpu_here(self, request: BuildRequest) -> BuildRequest:
         if not request.spec.gpus and why_no_gpu():

@@ -1,11 +1,10 @@
 """TensorRT's log: one logger for the whole process, and what it said while somebody listened.
 
 TensorRT keeps one logger. Another one that a builder, runtime or refitter is given while any of them lives
-is ignored, with the warning "The logger passed into createInferRuntime differs from one already registered
-for an existing builder, runtime, or refitter" (NVIDIA/TensorRT issue 1475; TensorRT-RTX 1.7.1 says it too),
-and what is said goes to the first. The library of plugins keeps the pointer that `init_libnvinfer_plugins`
-was given (plugin/api/inferPlugin.cpp of release/8.6, `nvinfer1::plugin::gLogger`), and its Python binding
-keeps nothing alive (python/src/infer/pyPlugin.cpp). So the logger must be one, and must outlive everything.
+is ignored with a warning, and what is said goes to the first (NVIDIA/TensorRT issue 1475; TensorRT-RTX 1.7.1
+too). The library of plugins keeps the pointer that `init_libnvinfer_plugins` was given
+(plugin/api/inferPlugin.cpp of release/8.6, `nvinfer1::plugin::gLogger`), and its Python binding keeps nothing
+alive (python/src/infer/pyPlugin.cpp). So the logger must be one, and must outlive everything.
 
 Messages of objects that are used at the same time, in several threads, reach all who listen.
 """
@@ -37,13 +36,8 @@ _making = threading.Lock()
 
 
 class Log:
-    """What TensorRT says as long as this object lives.
-
-    Attributes:
-        logger: The `ILogger` to give to TensorRT, the same for every `Log` of a module.
-        errors: Messages of severity ERROR and INTERNAL_ERROR, in order.
-        warnings: Messages of severity WARNING, each once.
-    """
+    """What TensorRT says as long as this object lives: errors in order, warnings each once; the `ILogger` to
+    give to TensorRT is the same for every `Log` of a module."""
 
     def __init__(self, logger: Any) -> None:
         self.logger = logger
@@ -51,7 +45,6 @@ class Log:
         self.warnings: list[str] = []
 
     def add(self, message: str, *, is_error: bool) -> None:
-        """Keep a message."""
         kept = self.errors if is_error else self.warnings
         if is_error or message not in kept:
             kept.append(message)
@@ -157,7 +150,6 @@ _EXPLANATIONS: Sequence[tuple[str, str, str]] = (
 
 
 def build_failure(log: Log, subject: str, otherwise: str) -> BuildError:
-    """Return the error of a build that gave no engine."""
     for pattern, meaning, hint in _EXPLANATIONS:  # causes first: the last error is often a consequence
         for message in log.errors:
             if re.search(pattern, message, re.IGNORECASE):

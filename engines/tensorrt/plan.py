@@ -4,11 +4,9 @@ Engines are checked by their manifests, before TensorRT loads them and aborts. T
 verification, the runner and a refit all come through `open_plan`: what one can load, all can:
 
 1. The logger is the process's own (`log`).
-2. TensorRT's own plugins are registered before a plan is read: an engine of 8.5 holds InstanceNormalization,
-   and so GroupNormalization, as the plugin InstanceNormalization_TRT (onnx-tensorrt 8.5-GA,
-   builtin_op_importers.cpp), which a process that has not called `init_libnvinfer_plugins` cannot read
-   ("Cannot deserialize plugin since corresponding IPluginCreator not found in Plugin Registry", onnx-tensorrt
-   issue 597). Polygraphy's `EngineFromBytes` calls it each time, too.
+2. TensorRT's own plugins are registered before a plan is read, as Polygraphy's `EngineFromBytes` does: an
+   engine of 8.5 holds InstanceNormalization as a plugin (onnx-tensorrt 8.5-GA, builtin_op_importers.cpp),
+   which a process that has not called `init_libnvinfer_plugins` cannot read (onnx-tensorrt issue 597).
 3. The user's libraries of plugins are loaded, their creators into the runtime's registry where they are made
    for that (trtexec: samples/common/sampleEngines.cpp, `LazilyDeserializedEngine::get`).
 4. Version-compatible plans carry TensorRT's lean runtime, which is host code: the runtime loads them only if
@@ -50,26 +48,21 @@ def check_loadable(path: Path, manifest: Manifest, adapter: Adapter, gpu: Gpu) -
 
 
 def check_version_and_gpu(path: Path, manifest: Manifest, adapter: Adapter, gpu: Gpu) -> None:
-    """Refuse an engine of another TensorRT or another GPU."""
     built_by = str(manifest.tools.get(adapter.package, ""))
     if not _same_version(built_by, adapter.version, carries_runtime(manifest.options)):
-        raise ArtifactError(
-            f"{path}: was built by {adapter.package} {built_by or 'of unknown version'}; "
-            f"here is {adapter.version}",
-            hint="build it here, install that version, or build with `version_compatible`",
-            file=path,
-        )
+        builder = f"{adapter.package} {built_by or 'of unknown version'}"
+        problem = f"{path}: was built by {builder}; here is {adapter.version}"
+        hint = "build it here, install that version, or build with `version_compatible`"
+        raise ArtifactError(problem, hint=hint, file=path)
     listed = manifest.device.get("gpus")
     gpus = [str(name) for name in listed] if isinstance(listed, list) else []
     portable = manifest.options.get("hardware_compatible") == "ampere+"
     if gpu.architecture not in gpus and not (portable and _capability(gpu.architecture) >= _AMPERE):
-        name = manifest.device.get("gpu")
-        raise ArtifactError(
-            f"{path}: was built for {', '.join(gpus) or 'an unknown GPU'}"
-            f"{f' ({name})' if name else ''}; here is {gpu.name} ({gpu.architecture})",
-            hint="build it for this GPU, or with `hardware_compatible` ampere+",
-            file=path,
-        )
+        named = f" ({manifest.device['gpu']})" if manifest.device.get("gpu") else ""
+        built_for = f"{', '.join(gpus) or 'an unknown GPU'}{named}"
+        problem = f"{path}: was built for {built_for}; here is {gpu.name} ({gpu.architecture})"
+        hint = "build it for this GPU, or with `hardware_compatible` ampere+"
+        raise ArtifactError(problem, hint=hint, file=path)
 
 
 def _capability(gpu: str) -> int:
@@ -79,7 +72,6 @@ def _capability(gpu: str) -> int:
 
 
 def target_of(plan: bytes) -> str:
-    """Return the target that reads a plan, by its first bytes."""
     return "tensorrt-rtx" if plan.startswith(_RTX_MAGIC) else "tensorrt"
 
 
@@ -152,16 +144,13 @@ _FIRST_CAPABILITY = 100
 
 
 def check_block_format(adapter: Adapter, precision: str, gpus: Sequence[str], device: int = 0) -> None:
-    """Refuse a block format that this TensorRT or one of the GPUs does not have.
+    """Refuse a block format that this TensorRT, or one of the GPUs (none for that of this machine), lacks.
 
     - Types: `DataType.FP4` is in NvInferRuntime.h from release/10.8 on, `E8M0` from release/10.12 on.
       TensorRT-RTX 1.7 has both. The module is asked, not its version.
     - GPUs: both begin with compute capability 10.0 (TensorRT-RTX support matrix on docs.nvidia.com: FP4 on
       12.0 and 12.1, not on 8.9; TransformerEngine, support_matrix: both from 10.0). TensorRT-RTX 1.7 refuses
-      NVFP4 for sm89 itself ("HW-specific datatypes: fp4_e2m1"). MXFP8 it would build, as dequantizations
-      in front of a product of floats.
-
-    `gpus` are compute capabilities to build for, such as "sm120"; none for the GPU `device` of this machine.
+      NVFP4 for sm89 itself; MXFP8 it would build, as dequantizations in front of a product of floats.
     """
     kind, since = _TYPES[precision]
     if not hasattr(adapter.module.DataType, kind):
@@ -182,12 +171,11 @@ def dequantized_products(adapter: Adapter, precision: str) -> list[str]:
     Found in engines of 1.7.1 for sm120: their generated programs make float16 of both operands
     (docs/tensorrt_builds.md).
     """
-    if precision != "mxfp8" or not adapter.is_rtx:
-        return []
-    return [
+    text = (
         f"{adapter.name} stores MXFP8 and multiplies floats: engines of 1.7.1 dequantize both operands; "
         "`precision` nvfp4 and fp8 have products of their own"
-    ]
+    )
+    return [text] if precision == "mxfp8" and adapter.is_rtx else []
 
 
 _ENTRY_POINTS = ("getCreators", "getPluginCreators")
@@ -198,11 +186,8 @@ _ENTRY_POINTS = ("getCreators", "getPluginCreators")
 class PlanNeeds:
     """What a plan needs beside TensorRT, as the options of its build spell it.
 
-    Attributes:
-        host_code: Whether it holds host code that may run: of a file that is known to be what its manifest
-            says, that was just built, or that the user trusts.
-        weights_on_gpu: `weight_streaming`.
-        allocation: `allocation_strategy`.
+    `host_code` that it holds may run: of a file that is known to be what its manifest says, that was just
+    built, or that the user trusts. `weights_on_gpu` is `weight_streaming`, `allocation` its strategy.
     """
 
     plugins: Sequence[str] = ()
@@ -221,21 +206,16 @@ class OpenPlan:
     engine: Any
 
     def said(self) -> str:
-        """Return TensorRT's last error."""
         return last_error(self.log, "no reason given")
 
 
 def needs_of(manifest: Manifest | None) -> PlanNeeds:
-    """Return what a file's manifest says it needs.
-
-    The caller has compared both, or the user trusts the file (`engines.load`). One without manifest is loaded
-    only if the user trusts it, and may then hold host code.
-    """
+    """Return what a file's manifest says it needs; one without is loaded (`engines.load`) only if the user
+    trusts it, and may then hold host code."""
     return PlanNeeds(host_code=True) if manifest is None else needs_of_options(manifest.options)
 
 
 def needs_of_options(options: Mapping[str, Any]) -> PlanNeeds:
-    """Return what an engine needs that was built with options."""
     return PlanNeeds(
         tuple(str(path) for path in options.get("plugins") or ()),
         carries_runtime(options),
@@ -252,25 +232,21 @@ def open_plan(adapter: Adapter, plan: Any, needs: PlanNeeds, *, subject: str) ->
     try:
         register_plugins(adapter, runtime, log, needs.plugins)
     except (MissingFile, InvalidOption) as error:
-        raise ArtifactError(
-            f"{subject}: needs a library of plugins that cannot be loaded here: {error.message}",
-            hint="put it where it was when the engine was built, or build the engine again",
-        ) from error
+        problem = f"{subject}: needs a library of plugins that cannot be loaded here: {error.message}"
+        hint = "put it where it was when the engine was built, or build the engine again"
+        raise ArtifactError(problem, hint=hint) from error
     if needs.host_code and hasattr(adapter.module.Runtime, "engine_host_code_allowed"):
         runtime.engine_host_code_allowed = True
     if needs.dla_core >= 0:
         if needs.dla_core >= runtime.num_DLA_cores:
-            raise ArtifactError(
-                f"{subject}: is for DLA core {needs.dla_core}; this machine has {runtime.num_DLA_cores}",
-                hint="run it on the machine it was built on, or build it without `dla_core`",
-            )
+            problem = f"{subject}: is for DLA core {needs.dla_core}; this machine has {runtime.num_DLA_cores}"
+            hint = "run it on the machine it was built on, or build it without `dla_core`"
+            raise ArtifactError(problem, hint=hint)
         runtime.DLA_core = needs.dla_core
     engine = runtime.deserialize_cuda_engine(plan)
     if engine is None:
-        raise ArtifactError(
-            f"{subject}: {adapter.name} cannot load it: {last_error(log, 'no reason given')}",
-            hint="build it again with this version, for this GPU",
-        )
+        problem = f"{subject}: {adapter.name} cannot load it: {last_error(log, 'no reason given')}"
+        raise ArtifactError(problem, hint="build it again with this version, for this GPU")
     opened = OpenPlan(log, runtime, engine)
     if needs.weights_on_gpu:
         _stream_weights(opened, needs.weights_on_gpu, subject)
@@ -288,10 +264,8 @@ def _stream_weights(opened: OpenPlan, on_gpu: str, subject: str) -> None:
     budget = weights_on_gpu(on_gpu, engine.streamable_weights_size)
     engine.weight_streaming_budget_v2 = budget
     if engine.weight_streaming_budget_v2 != budget:
-        raise ArtifactError(
-            f"{subject}: {budget} bytes of weights cannot be kept on the GPU: {opened.said()}",
-            hint="build it with a smaller `weight_streaming`",
-        )
+        problem = f"{subject}: {budget} bytes of weights cannot be kept on the GPU: {opened.said()}"
+        raise ArtifactError(problem, hint="build it with a smaller `weight_streaming`")
 
 
 def register_plugins(adapter: Adapter, owner: Any, log: Log, libraries: Sequence[str]) -> None:
@@ -317,5 +291,4 @@ def register_plugins(adapter: Adapter, owner: Any, log: Log, libraries: Sequence
 
 
 def open_library(path: str) -> Any:
-    """Load a library into the process, where it stays."""
     return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)

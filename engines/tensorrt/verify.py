@@ -21,7 +21,7 @@ import numpy as np
 
 from ...artifact import Check
 from ...errors import BuildError, DataError, EngineUnavailable, QCompileError
-from ...model.judgement import BY_SIGNAL, Judgement, judge_by_precision, lowest_db
+from ...model.judgement import BY_SIGNAL, judge_by_precision, lowest_db
 from ...model.random_input import random_feeds, read_domains
 from ...model.session import make_session, run_session, session_options
 from ...model.weightless import read_weightless
@@ -130,8 +130,12 @@ def _require_finite(runs: _Runs, request: BuildRequest) -> None:
 
 def _judged(outcome: BuildOutcome, request: BuildRequest, runs: _Runs) -> BuildOutcome:
     on = ", ".join(runs.words)
+    expected, actual = (
+        {name: [outputs[name] for outputs in batches] for name in batches[0]}
+        for batches in (runs.expected, runs.outputs)
+    )
     try:
-        judged = judge_by_precision(_batches(runs.expected), _batches(runs.outputs), request.precision)
+        judged = judge_by_precision(expected, actual, request.precision)
     except ValueError as error:
         check = Check("same outputs as ONNX Runtime", False, f"{error}, on {on}")
         return replace(outcome, checks=(*outcome.checks, check), failure=f"its outputs' {error}")
@@ -142,7 +146,15 @@ def _judged(outcome: BuildOutcome, request: BuildRequest, runs: _Runs) -> BuildO
         f"on {on}; {output.criterion} is required"
         for output in failed
     }
-    wrong = [output.output for output in failed if _is_wrong(output, request, runs)]
+    # Beyond its limit in most of its elements, on input that shows it.
+    shown = request.sample is not None or not (request.precision in BY_SIGNAL and request.spec.calibrator)
+    wrong = [
+        output.output
+        for output in failed
+        if shown
+        and not output.snr_db >= lowest_db(request.precision)
+        and runs.expected[0][output.output].dtype.kind == "f"
+    ]
     detail = f"{lowest.snr_db:.1f} dB at output {lowest.output!r} on {on}"
     return replace(
         outcome,
@@ -151,18 +163,6 @@ def _judged(outcome: BuildOutcome, request: BuildRequest, runs: _Runs) -> BuildO
         warnings=(*outcome.warnings, *(text for name, text in texts.items() if name not in wrong)),
         failure="; ".join(texts[name] for name in wrong),
     )
-
-
-def _is_wrong(one: Judgement, request: BuildRequest, runs: _Runs) -> bool:
-    """Whether an output beyond its limit is so for most of its elements, on input that shows it."""
-    if runs.expected[0][one.output].dtype.kind != "f" or one.snr_db >= lowest_db(request.precision):
-        return False
-    calibrated = request.precision in BY_SIGNAL and bool(request.spec.calibrator)
-    return not calibrated or request.sample is not None
-
-
-def _batches(runs: Sequence[Outputs]) -> dict[str, list[Any]]:
-    return {name: [outputs[name] for outputs in runs] for name in runs[0]}
 
 
 def _not_run(outcome: BuildOutcome, reason: str) -> BuildOutcome:
@@ -175,11 +175,8 @@ ONNX Runtime computes them, too, unoptimized and on the processor."""
 
 
 def trial_inputs(outcome: BuildOutcome, request: BuildRequest) -> list[tuple[str, Feeds]]:
-    """Return inputs and what each is in words ("the data", "random input at OPT").
-
-    They are the user's first batch, where there is one, then random input at OPT of every profile, and at
-    its smallest and largest shapes where these are cheap; one random input where no shape is dynamic.
-    """
+    """Return inputs and what each is in words: the user's first batch, where there is one, then random input
+    at OPT of every profile, and at its smallest and largest shapes where these are cheap."""
     inputs, domains = outcome.io.inputs, read_domains(read_weightless(Path(request.model)).model)
     data = {} if request.sample is None else _as_declared(request.sample, outcome)
     trials = [("the data", data)] if data else []
@@ -224,7 +221,8 @@ def _places(profiles: Any, inputs: Sequence[TensorInfo]) -> Iterator[tuple[str, 
         yield f"random input at OPT{of}", opt
         if all(0 not in extents for extents in smallest.values()):
             yield f"random input at MIN{of}", smallest
-        if _elements(largest) <= min(_CHEAP_TIMES * _elements(opt), _CHEAP_ELEMENTS):
+        most, usual = (sum(map(math.prod, extents.values())) for extents in (largest, opt))
+        if most <= min(_CHEAP_TIMES * usual, _CHEAP_ELEMENTS):
             yield f"random input at MAX{of}", largest
         elif pair := _of_two(inputs, opt, largest):
             yield f"random input at OPT{of} in a batch of 2", pair
@@ -245,7 +243,3 @@ def _of_two(
         name: tuple(2 if axis in axes[name] else extent for axis, extent in enumerate(extents))
         for name, extents in opt.items()
     }
-
-
-def _elements(shapes: Mapping[str, tuple[int, ...]]) -> int:
-    return sum(map(math.prod, shapes.values()))

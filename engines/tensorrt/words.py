@@ -10,10 +10,7 @@ PACKAGES = {"tensorrt": "tensorrt"}
 RTX_PACKAGES = {"tensorrt-rtx": "tensorrt_rtx"}
 
 RULES = GraphRules(
-    zero_points="none",
-    quantizes_chains=False,
-    opens_lstms=True,
-    formats=("fp8", *BLOCK_FORMATS),
+    zero_points="none", quantizes_chains=False, opens_lstms=True, formats=("fp8", *BLOCK_FORMATS)
 )
 
 TRITON = TritonBackend(
@@ -24,7 +21,6 @@ TRITON = TritonBackend(
 
 
 def proposals(prefix: str) -> tuple[Proposal, ...]:
-    """Return the artifacts of a recipe, whose names begin so."""
     return (
         Proposal(f"{prefix}-fp16", "fp16", "half the size, Tensor Cores", "float"),
         Proposal(f"{prefix}-int8", "int8", "a quarter of the size, INT8 Tensor Cores", "static"),

@@ -20,8 +20,8 @@ from saturation_probe import probe
 import qcompile
 from qcompile.artifact import Artifact
 from qcompile.engines.load import engine_of
+from qcompile.engines.openvino.engine import OpenVinoRunner
 from qcompile.engines.openvino.kernels import Kernel
-from qcompile.engines.openvino.runner import OpenVinoRunner
 from qcompile.engines.registry import engine
 from qcompile.errors import ArtifactError, BuildError, DataError, IntentNotReached, QCompileError
 from qcompile.model.judgement import output_error

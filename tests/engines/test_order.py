@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 from onnx import parser
 
-from qcompile.engines.onnx_runtime.order import put_in_order
+from qcompile.engines.onnx_runtime.runner import put_in_order
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]> g (float[n] x, bool b) => (float[n] y, float[n] z)'
 WEIGHT = "<float[1] reorder_token_0 = {2}>"

@@ -24,7 +24,7 @@ from qcompile.engines.base import BuildRequest
 from qcompile.engines.build import build_engine
 from qcompile.engines.pytorch import MODES, PyTorch, PyTorchRunner
 from qcompile.engines.pytorch import runner as home
-from qcompile.engines.pytorch.weights import weights_of_module
+from qcompile.engines.pytorch.runner import weights_of_module
 from qcompile.errors import BuildError, DataError, InvalidOption, ModelError
 from qcompile.model.load import load_torch
 from qcompile.model.source import parse_source

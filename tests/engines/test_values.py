@@ -298,7 +298,7 @@ def test_a_file_that_a_plain_loader_cannot_run_fails_the_build(
     tiny_file: MakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("openvino")
-    from qcompile.engines.openvino.runner import OpenVinoRunner
+    from qcompile.engines.openvino.engine import OpenVinoRunner
 
     infer = OpenVinoRunner.infer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from qcompile.engines.tensorrt.builder.proof import by_precision, compute_layers
+from qcompile.engines.tensorrt.builder.network import by_precision, compute_layers
 
 
 def rtx_build(model: onnx.ModelProto, gpu: str) -> tuple[dict[str, dict[str, int]], bytes]:

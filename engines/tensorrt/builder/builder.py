@@ -40,8 +40,17 @@ from .configure import (
     verbosity,
 )
 from .inspector import Inspection, inspect_plan, twin_differs
-from .network import keep_layers, mark_debug_tensors, network_inputs, parse, set_formats
-from .proof import ComputeLayer, by_precision, compute_layers, prove
+from .network import (
+    ComputeLayer,
+    by_precision,
+    compute_layers,
+    keep_layers,
+    mark_debug_tensors,
+    network_inputs,
+    parse,
+    prove,
+    set_formats,
+)
 from .refit import weights_digest
 from .timing_cache import CacheFile, cache_file, keep_timings, merge_cache, use_cache
 
@@ -50,12 +59,8 @@ _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 @dataclass
 class Prepared:
-    """A network that is parsed and configured, ready to be built.
-
-    The parser holds the weights until the build. `monitor` is None where TensorRT has none, `timing_cache`
-    for none, `gpu` where none is here, `feeder` without a calibrator; `warnings` are what the build was not
-    given, and named layers that are not there.
-    """
+    """A network that is parsed and configured; the parser holds the weights until it is built. The warnings
+    are of what the build was not given, and of named layers that are not there."""
 
     builder: Any
     network: Any
@@ -207,7 +212,6 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
 
 
 def _built(adapter: Adapter, request: BuildRequest, prepared: Prepared) -> Any:
-    """Build and write the plan."""
     request.progress("build")
     watchers = [watcher for watcher in (prepared.monitor, prepared.feeder) if watcher is not None]
     with interrupt_deferred() as raise_if_interrupted:
@@ -232,15 +236,13 @@ def _weak(adapter: Adapter, request: BuildRequest) -> bool:
 
 
 def make_monitor(module: Any, progress: Progress) -> Any:
-    """Return an `IProgressMonitor` that tells `progress` and keeps in `raised` what that raises.
+    """Return an `IProgressMonitor` that passes the outermost phase on.
 
-    `before_each_step` may be set to what raises in place of it, such as a Ctrl-C that was deferred.
+    What is raised meanwhile, such as by `before_each_step` (a Ctrl-C that was deferred), must not cross
+    TensorRT's C++: it is kept in `raised`, the build is cancelled, and the caller raises it.
     """
 
     class Monitor(module.IProgressMonitor):  # type: ignore[misc]
-        """Passes the outermost phase on. What is raised meanwhile (Ctrl-C) must not cross TensorRT's
-        C++: it is kept, the build is cancelled, and the caller raises it."""
-
         def __init__(self) -> None:
             module.IProgressMonitor.__init__(self)
             self.totals: dict[str, int] = {}
@@ -272,10 +274,8 @@ def make_monitor(module: Any, progress: Progress) -> Any:
 def interrupt_deferred() -> Iterator[Callable[[], None]]:
     """Take note of Ctrl-C in the block, and handle it at its end; a second one ends the process at once.
 
-    So with SIGTERM and SIGHUP, where Python code handles them. A signal that is ignored stays ignored.
-
-    Yields:
-        A function that handles it where there was one, which raises: for a callback that can pass it on.
+    So with SIGTERM and SIGHUP, where Python code handles them; one that is ignored stays so. The function
+    that is yielded handles a signal earlier, which raises: for a callback that can pass it on.
     """
     came: list[int] = []
     before: dict[int, Callable[[int, FrameType | None], object]] = {}

@@ -1,18 +1,15 @@
 """Scales of a float graph that TensorRT itself quantizes (8.5 to 10): of a ranges file, or of calibrators.
 
-Ranges are set on the network's tensors (`ITensor.set_dynamic_range`, as sampleINT8API does). A calibration
-cache made of them would do the same only if its header is what TensorRT expects; otherwise TensorRT asks for
-batches, gets none, and fails or builds without scales (NVIDIA/TensorRT issue 1378).
+Ranges are set on the network's tensors (`ITensor.set_dynamic_range`, as sampleINT8API does): a calibration
+cache made of them works only with the header that TensorRT expects (NVIDIA/TensorRT issue 1378). A calibrator
+answers "none" at the end of the data; an error in between, which must not look like it, is kept, and the
+builder raises it and throws the engine away.
 
-A calibrator is asked for a batch after the other and answers "none" at the end of the data. An error in
-between must not look like the end: it is kept, and the builder raises it and throws the engine away.
-
-TensorRT copies nothing and checks nothing: it reads a buffer at the address it is given
-(`IInt8Calibrator::getBatch`, NvInfer.h), of float32 unless the network's input is an integer of 32 or 64 bits
-or a bool, whatever float the input is (Polygraphy, backend/trt/calibrator.py of release/10.16,
-`set_input_metadata`: "TensorRT requires non-index calibration inputs to be provided in float32"; issue 4196
-of NVIDIA/TensorRT). The network's types are not always the model's: TensorRT 8 has no 64-bit integers
-(onnx-tensorrt 8.5-GA, onnx2trt_utils.cpp, `convertDtype`).
+TensorRT checks nothing: it reads a buffer at the address it is given (`IInt8Calibrator::getBatch` of
+NvInfer.h), of float32 unless the network's input is an integer of 32 or 64 bits or a bool (Polygraphy,
+backend/trt/calibrator.py of release/10.16, `set_input_metadata`; issue 4196 of NVIDIA/TensorRT).
+The network's types are not always the model's: TensorRT 8 has no 64-bit integers (onnx-tensorrt 8.5-GA,
+onnx2trt_utils.cpp, `convertDtype`).
 """
 
 from __future__ import annotations
@@ -50,13 +47,9 @@ _CLASSES = {"entropy": "IInt8EntropyCalibrator2", "minmax": "IInt8MinMaxCalibrat
 class Feeder:
     """Copies batches to the device, one at a time; what TensorRT's calibrator calls.
 
-    Attributes:
-        first: The first batch, whose shapes TensorRT calibrates at; `batches` are all, the first too.
-        kind: Which of TensorRT's calibrators asks for them, "entropy" or "minmax".
-        inputs: The network's inputs, known once it is parsed.
-        raised: What went wrong meanwhile; TensorRT saw the end of the data, and the engine is worthless.
-        cache: What TensorRT wrote: its own scales.
-        before_each_step: May raise, such as a Ctrl-C that was deferred.
+    TensorRT calibrates at the shapes of the first batch; `batches` are all, the first too. Its inputs are
+    known once the network is parsed. `raised` went wrong meanwhile: the engine is worthless. `cache` are
+    TensorRT's own scales; `before_each_step` may raise, such as a Ctrl-C that was deferred.
     """
 
     first: Batch
@@ -111,7 +104,6 @@ class Device:
 
 
 def make_calibrator(adapter: Adapter, feeder: Feeder) -> Any:
-    """Return an object of TensorRT's calibrator class that takes its batches from a feeder."""
     base: Any = getattr(adapter.module, _CLASSES[feeder.kind])
 
     class FedCalibrator(base):  # type: ignore[misc]
@@ -171,18 +163,15 @@ class CalibrationInput:
         array = np.asarray(batch.feeds[self.name])
         values = None if self.values is None else tuple(int(value) for value in array.reshape(-1))
         converted = convert(array, self.dtype)
+        first_batch = "which is the first batch's"
         if array.shape != self.shape:
-            first_shape = f"which is the first batch's, {format_shape(self.shape)}"
-            problem = (
-                f"has shape {format_shape(array.shape)}; TensorRT calibrates at one shape, {first_shape}"
-            )
+            expected = f"TensorRT calibrates at one shape, {first_batch}, {format_shape(self.shape)}"
+            problem = f"has shape {format_shape(array.shape)}; {expected}"
         elif converted is None:
             problem = f"is {array.dtype} with values that {self.dtype}, which TensorRT reads, does not hold"
         elif values != self.values:
             shape, first = (", ".join(map(str, extents or ())) for extents in (values, self.values))
-            problem = (
-                f"holds the shape {shape}; TensorRT calibrates at one, which is the first batch's, {first}"
-            )
+            problem = f"holds the shape {shape}; TensorRT calibrates at one, {first_batch}, {first}"
         else:
             return converted
         problem = f"{batch.where}: input {self.name!r} {problem}"
@@ -190,10 +179,7 @@ class CalibrationInput:
         raise DataError(problem, hint=hint, tensor=self.name, sample=batch.where)
 
     def as_range(self) -> InputRange:
-        """Return the one shape, or the one value, of a calibration profile.
-
-        An input whose values are shapes has a range of values (Polygraphy: backend/trt/profile.py, `to_trt`).
-        """
+        """Return the shape, or the value, of a calibration profile (Polygraphy: backend/trt/profile.py)."""
         extents = self.shape if self.values is None else self.values
         return InputRange(self.name, extents, extents, extents, of_values=self.values is not None)
 
@@ -214,7 +200,6 @@ def convert(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
 
 
 def calibration_inputs(adapter: Adapter, network: Any, first: Batch) -> dict[str, CalibrationInput]:
-    """Return the inputs of a parsed network, at the shapes of the first sample."""
     return {tensor.name: _input(adapter, tensor, first) for tensor in network_inputs(network)}
 
 
@@ -273,7 +258,6 @@ def scaling(adapter: Adapter, request: BuildRequest) -> Iterator[Scales]:
 
 
 def set_ranges(adapter: Adapter, network: Any, log: Log, amax: Mapping[str, float]) -> None:
-    """Set the dynamic range of every tensor that has one."""
     every = [*network_inputs(network), *(tensor for tensor, _ in layer_outputs(network))]
     tensors = [item for item in every if member_name(item.dtype) in FLOATS and item.name in amax]
     refused: list[str] = []
@@ -283,9 +267,7 @@ def set_ranges(adapter: Adapter, network: Any, log: Log, amax: Mapping[str, floa
             if not tensor.set_dynamic_range(-limit, limit):
                 refused.append(tensor.name)
     if refused:
-        raise CalibrationError(
-            f"{adapter.name} takes no range for {len(refused)} tensors: {', '.join(refused[:_SHOWN])}",
-            tensor=refused[0],
-        )
+        problem = f"takes no range for {len(refused)} tensors: {', '.join(refused[:_SHOWN])}"
+        raise CalibrationError(f"{adapter.name} {problem}", tensor=refused[0])
     if not tensors:
         raise CalibrationError("the parsed network has none of the tensors that the ranges are of")

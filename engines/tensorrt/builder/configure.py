@@ -51,7 +51,12 @@ def configure(adapter: Adapter, builder: Any, config: Any, log: Log, options: Te
             problem = f"`dla_core` {options.dla_core}: this machine has {builder.num_DLA_cores} DLA cores"
             raise InvalidOption(problem, hint="leave it out: the GPU is used", option="dla_core")
         config.default_device_type, config.DLA_core = module.DeviceType.DLA, options.dla_core
-    for option, flag in _flags(adapter, options):
+    subject = "`strip_weights`" if options.strip_weights else "`refit`"
+    strip_flags = adapter.strip_flags(refit=options.refit, strip=options.strip_weights)
+    flags = [(subject, flag) for flag in strip_flags]
+    enabled = [f"`{flag_name}`" for flag_name in _FLAGS if getattr(options, flag_name)]
+    flags += [(option, adapter.flag(option.strip("`").upper(), option)) for option in enabled]
+    for option, flag in flags:
         with setting(log, option, name):
             config.set_flag(flag)
         if not config.get_flag(flag):
@@ -84,19 +89,7 @@ def _attributes(adapter: Adapter, config: Any, options: TensorRTOptions) -> Iter
 
 
 def verbosity(adapter: Adapter, name: str) -> Any:
-    """Return the profiling verbosity of `profiling_verbosity`."""
     return getattr(adapter.module.ProfilingVerbosity, _VERBOSITY[name])
-
-
-def _flags(adapter: Adapter, options: TensorRTOptions) -> list[tuple[str, Any]]:
-    """The builder flags that the options ask for, each with the option's name."""
-    subject = "`strip_weights`" if options.strip_weights else "`refit`"
-    flags = adapter.strip_flags(refit=options.refit, strip=options.strip_weights)
-    enabled = [name for name in _FLAGS if getattr(options, name)]
-    return [
-        *((subject, flag) for flag in flags),
-        *((f"`{name}`", adapter.flag(name.upper(), f"`{name}`")) for name in enabled),
-    ]
 
 
 def build_routes(config: Any) -> dict[str, str]:
@@ -110,7 +103,6 @@ def build_routes(config: Any) -> dict[str, str]:
 
 
 def add_profiles(builder: Any, config: Any, profiles: Sequence[Sequence[InputRange]]) -> None:
-    """Add optimization profiles."""
     for number, ranges in enumerate(profiles, 1):
         if config.add_optimization_profile(_profile(builder, ranges)) < 0:
             spelled = ", ".join(map(_spelled, ranges))
@@ -119,8 +111,7 @@ def add_profiles(builder: Any, config: Any, profiles: Sequence[Sequence[InputRan
 
 def set_calibration_profile(builder: Any, config: Any, ranges: Sequence[InputRange]) -> None:
     """TensorRT calibrates at the OPT shape of a profile; this one has the shapes of the data only."""
-    profile = _profile(builder, ranges)
-    if not config.set_calibration_profile(profile):
+    if not config.set_calibration_profile(_profile(builder, ranges)):
         raise BuildError(f"TensorRT refuses the calibration profile ({', '.join(map(_spelled, ranges))})")
 
 
@@ -137,9 +128,8 @@ def _profile(builder: Any, ranges: Sequence[InputRange]) -> Any:
         try:
             set_range(item.name, item.min, item.opt, item.max)
         except (RuntimeError, TypeError, ValueError) as error:
-            raise BuildError(
-                f"TensorRT refuses the range of {_spelled(item)}: {first_line(error)}"
-            ) from error
+            problem = f"TensorRT refuses the range of {_spelled(item)}: {first_line(error)}"
+            raise BuildError(problem) from error
     return profile
 
 
@@ -195,9 +185,8 @@ def _parsed(text: str, option: str) -> dict[str, Shapes]:
         for of_kind, shape in zip(shapes.values(), spellings, strict=True):
             extents = parse_shape(shape, option=option)
             if any(isinstance(extent, str) for extent in extents):
-                raise InvalidOption(
-                    f"{option}: input {name!r}: {format_shape(extents)} is not made of numbers"
-                )
+                shown = format_shape(extents)
+                raise InvalidOption(f"{option}: input {name!r}: {shown} is not made of numbers")
             of_kind[name] = tuple(int(extent) for extent in extents)
     return {**shapes}
 
@@ -211,11 +200,10 @@ def _check_shared_axes(inputs: Sequence[TensorInfo], ranges: Sequence[InputRange
             limits = item.min[axis], item.opt[axis], item.max[axis]
             where, known = first.setdefault(name, (item.name, limits))
             if known != limits and name != "?":
-                raise InvalidOption(
-                    f"axis {name!r}: {'/'.join(map(str, known))} (min/opt/max) in input {where!r}, "
-                    f"{'/'.join(map(str, limits))} in input {item.name!r}; one axis has one range",
-                    hint="give both inputs the same extents there",
-                )
+                here, there = ("/".join(map(str, extents)) for extents in (limits, known))
+                problem = f"{there} (min/opt/max) in input {where!r}, {here} in input {item.name!r}"
+                hint = "give both inputs the same extents there"
+                raise InvalidOption(f"axis {name!r}: {problem}; one axis has one range", hint=hint)
 
 
 def _check_shapes(
@@ -225,21 +213,15 @@ def _check_shapes(
         for name, shape in shapes.items():
             tensor = next((tensor for tensor in inputs if tensor.name == name), None)
             if tensor is None:
-                known = ", ".join(tensor.name for tensor in inputs)
-                raise InvalidOption(
-                    f"{option or f'`{kind}_shapes`'}: no input {name!r}; the inputs are {known}"
-                )
+                option, known = option or f"`{kind}_shapes`", ", ".join(tensor.name for tensor in inputs)
+                raise InvalidOption(f"{option}: no input {name!r}; the inputs are {known}")
             count = tensor.shape[0] if tensor.shape else 1
             if name in shape_tensors and len(shape) != count:
-                raise InvalidOption(
-                    f"input {name!r} holds a shape of {count} values; its {kind} has {len(shape)}",
-                    hint="give the least, usual and largest values it holds",
-                )
+                problem = f"input {name!r} holds a shape of {count} values; its {kind} has {len(shape)}"
+                raise InvalidOption(problem, hint="give the least, usual and largest values it holds")
             if name not in shape_tensors and not tensor.accepts(shape):
-                raise InvalidOption(
-                    f"input {name!r}: {kind} shape {format_shape(shape)} does not fit "
-                    f"{format_shape(tensor.shape)}"
-                )
+                misfit = f"{format_shape(shape)} does not fit {format_shape(tensor.shape)}"
+                raise InvalidOption(f"input {name!r}: {kind} shape {misfit}")
 
 
 def _range(
@@ -254,30 +236,24 @@ def _range(
     low, opt, high = (given[kind].get(tensor.name) for kind in ("min", "opt", "max"))
     if low is None and opt is None and high is None:
         if of_values:
-            raise InvalidOption(
-                f"input {tensor.name!r}: its values are a shape, and no ranges for them are given",
-                hint="give the values with `min_shapes`, `opt_shapes` and `max_shapes`, or `profiles`",
-            )
-        noted = note is not None and len(note.example) == len(tensor.shape)
-        if set(tensor.dynamic_axes) != {0} and not noted:
-            raise InvalidOption(
-                f"input {tensor.name!r}: axes {sorted(tensor.dynamic_axes)} of "
-                f"{format_shape(tensor.shape)} are dynamic and no shapes are given",
-                hint="give `min_shapes`, `opt_shapes` and `max_shapes`",
-            )
-        if noted and note is not None:
+            problem = "its values are a shape, and no ranges for them are given"
+            hint = "give the values with `min_shapes`, `opt_shapes` and `max_shapes`, or `profiles`"
+            raise InvalidOption(f"input {tensor.name!r}: {problem}", hint=hint)
+        if note is not None and len(note.example) == len(tensor.shape):
             return _from_note(tensor, note)
+        if set(tensor.dynamic_axes) != {0}:
+            axes = f"axes {sorted(tensor.dynamic_axes)} of {format_shape(tensor.shape)}"
+            problem = f"input {tensor.name!r}: {axes} are dynamic and no shapes are given"
+            raise InvalidOption(problem, hint="give `min_shapes`, `opt_shapes` and `max_shapes`")
         low, opt, high = (fill_dynamic(tensor, n) for n in (1, _DEFAULT_OPT, _DEFAULT_MAX))
     opt = opt or high or low
     assert opt is not None
     low, high = low or opt, high or opt
     for smaller, larger, words in ((low, opt, ("min", "opt")), (opt, high, ("opt", "max"))):
         if any(a > b for a, b in zip(smaller, larger, strict=True)):
-            raise InvalidOption(
-                f"input {tensor.name!r}: {words[0]} shape {format_shape(smaller)} is above "
-                f"{words[1]} {format_shape(larger)}",
-                hint=f"raise `{words[1]}_shapes` or lower `{words[0]}_shapes`",
-            )
+            above = f"{format_shape(smaller)} is above {words[1]} {format_shape(larger)}"
+            hint = f"raise `{words[1]}_shapes` or lower `{words[0]}_shapes`"
+            raise InvalidOption(f"input {tensor.name!r}: {words[0]} shape {above}", hint=hint)
     return InputRange(tensor.name, low, opt, high, of_values)
 
 
@@ -289,9 +265,8 @@ def _from_note(tensor: TensorInfo, note: InputNote) -> InputRange:
         if isinstance(extent, int):
             shapes.append((extent, extent, extent))
             continue
-        usual = (
-            (_DEFAULT_OPT, _DEFAULT_MAX) if axis == 0 and example <= _DEFAULT_MAX else (example, 2 * example)
-        )
+        is_batch = axis == 0 and example <= _DEFAULT_MAX
+        usual = (_DEFAULT_OPT, _DEFAULT_MAX) if is_batch else (example, 2 * example)
         opt, high = (limits.nearest(number) for number in usual)
         if axis and limits.maximum is not None:
             high = limits.nearest(limits.maximum)

@@ -97,10 +97,9 @@ class Members:
 class EngineLayer:
     """One layer of an engine; what is not told of it is empty.
 
-    Its name is of the network's layers that it is made of, or of a block; its kind TensorRT's, such as
-    "CaskConvolution"; its precision that of its first input, its weights or its kernel, as far as one is
-    told, "unreported" of others, and of blocks: what goes in and comes out is not what is computed inside.
-    The tactic is the kernel's name.
+    Its kind is TensorRT's, such as "CaskConvolution", its tactic the kernel's name. Its precision is that of
+    its first input, its weights or its kernel, as far as one is told; "unreported" of others, and of blocks:
+    what goes in and comes out is not what is computed inside.
     """
 
     name: str
@@ -128,9 +127,8 @@ class EngineLayer:
 class Inspection:
     """What the inspector tells of an engine, in one of its profiles.
 
-    The layers are those that compute, in order; `moving` counts those that only copy, reformat, wait or hold
-    constants, `count` all; `problem` is why not everything is known. `memory_bytes` is what one execution
-    context needs on the device; `weights_bytes` is None where TensorRT does not tell.
+    The layers are those that compute; `moving` counts those that only copy, reformat, wait or hold constants,
+    `count` all; `problem` is why not everything is known. `memory_bytes` are of one execution context.
     """
 
     layers: Sequence[EngineLayer] = ()
@@ -170,7 +168,8 @@ def read_layers(answer: object, profile: int = 0) -> Inspection:
     entries = value.get("Layers") if isinstance(value, dict) else value
     if not isinstance(entries, list):
         return Inspection(problem="its answer holds no list of layers")
-    profiles = [profile_of(_name(entry)) for entry in entries]
+    numbers = [_PROFILE.search(_name(entry)) for entry in entries]
+    profiles = [int(number[1][:9]) if number else 0 for number in numbers]
     chosen = profile if profile in profiles else 0
     layers, moving, unreadable = [], 0, 0
     for entry, its_profile in zip(entries, profiles, strict=True):
@@ -200,24 +199,20 @@ def decoded(answer: object) -> tuple[Any, str]:
 
 
 def _layer(entry: dict[str, Any]) -> EngineLayer:
+    """A layer, with the type of its first input; where that depends on shapes, of the weights or operands."""
     name, kind, tactic = _name(entry), _text(entry, "LayerType"), _text(entry, "TacticName")
     layer = EngineLayer(name, kind, UNREPORTED, tactic, members(name, _text(entry, "Metadata")))
-    return layer if layer.is_block else replace(layer, precision=_told(entry, tactic))
-
-
-def _told(entry: dict[str, Any], tactic: str) -> str:
-    """The type of the first input; where it depends on shapes, of the weights, or the kernel's operands."""
+    if layer.is_block:
+        return layer
     inputs = entry.get("Inputs")
     first = inputs[0] if isinstance(inputs, list) and inputs else {}
     sources = [first.get(key) for key in _TYPE_KEYS] if isinstance(first, dict) else []
     weights = [entry.get(key) for key in _WEIGHT_KEYS]
     sources += [one.get("Type") for one in weights if isinstance(one, dict)]
-    for spelled in sources:
-        precision = spelled_precision(spelled)
-        if precision != UNREPORTED:
-            return precision
     operands = _OPERANDS.search(tactic)
-    return _OF_OPERANDS.get(operands.group(1), UNREPORTED) if operands else UNREPORTED
+    precisions = [*map(spelled_precision, sources), _OF_OPERANDS.get(operands[1] if operands else "")]
+    told = (precision for precision in precisions if precision not in (None, UNREPORTED))
+    return replace(layer, precision=next(told, UNREPORTED))
 
 
 def spelled_precision(spelled: object) -> str:
@@ -248,12 +243,6 @@ def members(name: str, metadata: str = "") -> Members:
     return Members(frozenset(_parts(plain)), nodes)
 
 
-def profile_of(name: str) -> int:
-    """Return the profile that a layer belongs to: 0 where its name tells none."""
-    found = _PROFILE.search(name)
-    return int(found.group(1)[:9]) if found else 0
-
-
 def in_metadata(layer: Any) -> str:
     """Return the ONNX node that a network layer's metadata names first; empty where it names none (8.5)."""
     found = _NODE.search(getattr(layer, "metadata", ""))
@@ -277,10 +266,8 @@ def inspect_plan(
     engine = opened.engine
     context = engine.create_execution_context() if profiles else None
     if profiles and context is None:
-        raise BuildError(
-            f"the engine just built cannot run here: {opened.said()}",
-            hint="lower `max_shapes`, or end what else uses the GPU",
-        )
+        problem = f"the engine just built cannot run here: {opened.said()}"
+        raise BuildError(problem, hint="lower `max_shapes`, or end what else uses the GPU")
     inspector = engine.create_engine_inspector()
     stat = getattr(adapter.module, "EngineStat", None)  # from 10 on
     inspections = []
@@ -303,12 +290,11 @@ def twin_differs(adapter: Adapter, plan: Any, needs: PlanNeeds, twin: Inspection
     """Return a warning where an engine is not made as the detailed twin that was inspected in its place."""
     engine = _opened(adapter, plan, needs).engine
     layers, memory = int(engine.num_layers), adapter.memory_bytes(engine)
-    if (layers, memory) == (twin.count, twin.memory_bytes):
-        return []
-    return [
+    text = (
         f"the engine has {layers} layers and needs {memory} bytes; the detailed one that was inspected has "
         f"{twin.count} and needs {twin.memory_bytes}: TensorRT chose other kernels"
-    ]
+    )
+    return [] if (layers, memory) == (twin.count, twin.memory_bytes) else [text]
 
 
 def _opened(adapter: Adapter, plan: Any, needs: PlanNeeds) -> OpenPlan:

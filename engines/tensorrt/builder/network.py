@@ -1,27 +1,30 @@
-"""Parse an ONNX file into TensorRT's network, with errors that name the node, and mark tensors in it.
+"""Parse an ONNX file into TensorRT's network, and compare the precision of its layers with the request.
 
-Debug tensors are what an engine can show while it runs (TensorRT 10 and newer). `markDebug` keeps a tensor
-out of fusions; `markUnfusedTensorsAsDebugTensors` (10.12 and newer) does not, and shows what the builder left
-unfused, by the names that the inspector has (NvInfer.h, release/10.16).
+In a strongly typed network the types of tensors are binding: what is read from the parsed network, without
+a GPU, is what will run. In a weakly typed one TensorRT chooses, and the built engine is asked (`inspector`)
+in each of its profiles.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....errors import BuildError, InvalidOption, UnsupportedOperator
+from ....model.graph import weighted_nodes
 from ....model.onnx_file import load_onnx, opset
-from ...base import BuildRequest
+from ....model.weightless import read_weightless
+from ...base import BuildRequest, Planned
 from ..adapter import Adapter, member_name
 from ..log import Log, last_error, setting
-from .inspector import in_metadata
+from .inspector import UNREPORTED, EngineLayer, Inspection, in_metadata
 
 if TYPE_CHECKING:
     import onnx
-
 
 FLOATS = ("FLOAT", "HALF", "BF16")
 _TYPES = {"fp32": "FLOAT", "fp16": "HALF", "bf16": "BF16", "int8": "INT8"}
@@ -94,21 +97,17 @@ def set_formats(adapter: Adapter, network: Any, log: Log, formats: Mapping[str, 
         if not spelled:
             continue
         if spelled.upper() not in members:
-            known = ", ".join(sorted(member.lower() for member in members))
-            raise InvalidOption(
-                f"`io_formats` {name}: {adapter.name} has no format {spelled!r}; it has {known}"
-            )
+            known = f"format {spelled!r}; it has {', '.join(sorted(members)).lower()}"
+            raise InvalidOption(f"`io_formats` {name}: {adapter.name} has no {known}")
         with setting(log, f"`io_formats` {name}={spelled}", adapter.name):
             tensors[name].allowed_formats = 1 << int(members[spelled.upper()])
 
 
 def network_inputs(network: Any) -> list[Any]:
-    """Return the input tensors of a network."""
     return [*map(network.get_input, range(network.num_inputs))]
 
 
 def layer_outputs(network: Any) -> list[tuple[Any, Any]]:
-    """Return each tensor that a layer of a network computes, and the layer."""
     layers = map(network.get_layer, range(network.num_layers))
     return [(layer.get_output(index), layer) for layer in layers for index in range(layer.num_outputs)]
 
@@ -132,8 +131,7 @@ def keep_layers(adapter: Adapter, network: Any, config: Any, log: Log, request: 
         raise InvalidOption(f"`layers`: the network has no layer {', '.join(named)}", option="layers")
     for name, layers_of_node in by_node.items():
         for layer in layers_of_node:
-            if _computes_floats(layer):
-                _force(adapter, layer, layers[name], log)
+            _force(adapter, layer, layers[name], log)
     flag = "PREFER" if spec.tensorrt.precision_constraints == "prefer" else "OBEY"
     config.set_flag(adapter.flag(f"{flag}_PRECISION_CONSTRAINTS", "`layers`"))
     if not missing:
@@ -157,26 +155,23 @@ def _layers_by_node(network: Any, names: Collection[str]) -> dict[str, list[Any]
     return made
 
 
-def _computes_floats(layer: Any) -> bool:
-    """Whether a layer's outputs are floats, and no shape."""
+def _force(adapter: Adapter, layer: Any, precision: str, log: Log) -> None:
+    """Force a layer whose outputs are floats, and no shape; others are left alone."""
+    kind, option = _TYPES[precision], f"`layers` {layer.name}={precision}"
     outputs = [*map(layer.get_output, range(layer.num_outputs))]
     first = [layer.get_input(0)] if layer.num_inputs else []
     if any(tensor is not None and tensor.is_shape_tensor for tensor in (*first, *outputs)):
-        return False
-    return any(member_name(tensor.dtype) in FLOATS for tensor in outputs)
-
-
-def _force(adapter: Adapter, layer: Any, precision: str, log: Log) -> None:
-    kind, option = _TYPES[precision], f"`layers` {layer.name}={precision}"
+        return
+    floats = [index for index, tensor in enumerate(outputs) if member_name(tensor.dtype) in FLOATS]
+    if not floats:
+        return
     if not hasattr(adapter.module.DataType, kind):
         raise adapter.lacks(option, f"type {kind}")
     dtype = getattr(adapter.module.DataType, kind)
     with setting(log, option, adapter.name):
         layer.precision = dtype
-        if precision != "int8":  # an int8 output would need a range of its own
-            for index in range(layer.num_outputs):
-                if member_name(layer.get_output(index).dtype) in FLOATS:
-                    layer.set_output_type(index, dtype)
+        for index in floats if precision != "int8" else ():  # an int8 output would need a range of its own
+            layer.set_output_type(index, dtype)
 
 
 def marks_unfused(adapter: Adapter) -> bool:
@@ -185,7 +180,11 @@ def marks_unfused(adapter: Adapter) -> bool:
 
 
 def mark_debug_tensors(adapter: Adapter, network: Any, names: Sequence[str] | None) -> None:
-    """Mark tensors by their names, or with None those that will not be fused."""
+    """Mark what an engine can show while it runs: tensors by name, or with None those that will not be fused.
+
+    `markDebug` keeps a tensor out of fusions; `markUnfusedTensorsAsDebugTensors` (10.12 and newer) does not,
+    and shows what the builder left unfused, by the names that the inspector has (NvInfer.h, release/10.16).
+    """
     if names is None:
         if not marks_unfused(adapter) or not network.mark_unfused_tensors_as_debug_tensors():
             raise InvalidOption(f"debug tensors: {adapter.name} marks no unfused tensors")
@@ -197,3 +196,194 @@ def mark_debug_tensors(adapter: Adapter, network: Any, names: Sequence[str] | No
     for tensor, _ in layer_outputs(network):
         if tensor.name in names and not network.mark_debug(tensor):
             raise InvalidOption(f"debug tensors: {adapter.name} does not mark {tensor.name!r}")
+
+
+_COMPUTES = ("CONVOLUTION", "DECONVOLUTION", "MATRIX_MULTIPLY")
+_MOVES = ("SHUFFLE", "IDENTITY", "SQUEEZE", "UNSQUEEZE", "SLICE")
+_NAMES = {
+    "FLOAT": "fp32", "HALF": "fp16", "BF16": "bf16", "INT8": "int8", "FP8": "fp8", "INT4": "int4",
+    "FP4": "nvfp4", "E8M0": "mxfp8",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ComputeLayer:
+    """A layer of a network that does arithmetic: the parser's name, "CONVOLUTION", "DECONVOLUTION" or
+    "MATRIX_MULTIPLY", the precision of its operands in the network, and the ONNX node that it was made of,
+    empty where the network does not tell (8.5)."""
+
+    name: str
+    kind: str
+    precision: str
+    node: str = ""
+
+
+def compute_layers(network: Any) -> list[ComputeLayer]:
+    """Return the layers that do the arithmetic, with the types of the network.
+
+    A layer computes in INT8, FP8, NVFP4 or MXFP8 when each operand comes from a DEQUANTIZE layer, through
+    layers that only move data, and for NVFP4 a CAST (as Model-Optimizer writes it); "int4" are
+    weights of 4 bits alone; all others compute in the type of their first operand.
+    """
+    made_by = {tensor.name: layer for tensor, layer in layer_outputs(network) if tensor is not None}
+    return [
+        ComputeLayer(layer.name, kind, _precision(layer, made_by), in_metadata(layer))
+        for layer in map(network.get_layer, range(network.num_layers))
+        if (kind := member_name(layer.type)) in _COMPUTES
+    ]
+
+
+def by_precision(layers: Sequence[ComputeLayer]) -> dict[str, dict[str, int]]:
+    """Return precision to kind of layer to count."""
+    precisions: dict[str, Counter[str]] = {}
+    for layer in layers:
+        precisions.setdefault(layer.precision, Counter())[layer.kind] += 1
+    return {precision: dict(counts) for precision, counts in precisions.items()}
+
+
+def _precision(layer: Any, made_by: dict[str, Any]) -> str:
+    operands = [layer.get_input(index) for index in range(min(layer.num_inputs, 2))]
+    operands = [tensor for tensor in operands if tensor is not None]
+    stored = [_stored_type(tensor, made_by) for tensor in operands]
+    if len(stored) == 2 and stored[1] == "INT4":
+        return "int4"
+    dtype = stored[0] if len(stored) == 2 and all(stored) else member_name(operands[0].dtype)
+    return _NAMES.get(dtype, dtype.lower())
+
+
+def _stored_type(tensor: Any, made_by: dict[str, Any]) -> str:
+    """The type of what a tensor is dequantized from, of MXFP8 that of its scales; empty for other tensors."""
+    layer, cast = made_by.get(tensor.name), False
+    while layer is not None and (kind := member_name(layer.type)) in (*_MOVES, "CAST"):
+        cast = cast or kind == "CAST"
+        layer = made_by.get(layer.get_input(0).name)
+    if layer is None or member_name(layer.type) != "DEQUANTIZE":
+        return ""
+    stored = member_name(layer.get_input(0).dtype)
+    if stored == "FP8" and member_name(layer.get_input(1).dtype) == "E8M0":
+        stored = "E8M0"
+    return "" if cast and stored != "FP4" else stored
+
+
+@dataclass
+class Verdict:
+    """Network layers that reached a precision in the engine; those that fell back, to the precision that the
+    inspector tells; those of which it tells nothing, to the reason."""
+
+    reached: list[str] = field(default_factory=list)
+    fell_back: dict[str, str] = field(default_factory=dict)
+    unreported: dict[str, str] = field(default_factory=dict)
+
+
+def judge(planned: Sequence[ComputeLayer], precision: str, inspections: Sequence[Inspection]) -> Verdict:
+    """Compare the layers that should compute in a precision with what the engine tells of them.
+
+    A layer has reached it when it has in every profile that tells.
+    """
+    verdict = Verdict()
+    problem = next((one.problem for one in inspections if one.problem), "")
+    has_blocks = any(home.is_block for inspection in inspections for home in inspection.layers)
+    for layer in planned:
+        homes = [home for inspection in inspections for home in _homes(layer, inspection.layers)]
+        told = {home.precision for home in homes} - {UNREPORTED}
+        if not told:
+            if any(home.is_block for home in homes):
+                reason = "inside a fused block, of which TensorRT tells no precision"
+            elif homes:
+                reason = "TensorRT tells no type of it"
+            elif problem:
+                reason = f"TensorRT's inspector: {problem}"
+            elif has_blocks:
+                reason = "inside a fused block, which names its ends alone"
+            else:
+                reason = "the engine does not name it"
+            verdict.unreported[layer.name] = reason
+        elif told == {precision}:
+            verdict.reached.append(layer.name)
+        else:
+            verdict.fell_back[layer.name] = ", ".join(sorted(told - {precision}))
+    return verdict
+
+
+def _homes(layer: ComputeLayer, layers: Sequence[EngineLayer]) -> list[EngineLayer]:
+    """The engine's layers that multiply for a layer of the network.
+
+    Its name is on others, too: on a kernel that adds its bias (from 10 on), or on the block that it is in.
+    """
+    homes = [home for home in layers if home.members.has(layer.name, layer.node)]
+    products = [home for home in homes if home.multiplies and not home.is_block]
+    return products or [home for home in homes if home.is_block] or homes
+
+
+_BY_WEIGHTS_ALONE = "int4"
+"""Products of such layers are of floats: the engine tells the floats' type."""
+_FLOATS = ("fp32", "fp16", "bf16")
+_TOLD_AS = {"nvfp4": "fp4", "mxfp8": "fp8"}
+"""How the inspector can spell block formats: by the types of their values in NvInferRuntimeBase.h."""
+_BINDING = "no other type is permitted: the network's are binding, or no flag allows one"
+_ASKED = "Q/DQ or flags ask for it, and TensorRT tells no types inside what it fuses"
+_UNASKED = "no GPU is here to ask the engine"
+
+
+def prove(
+    adapter: Adapter,
+    request: BuildRequest,
+    layers: Sequence[ComputeLayer],
+    inspections: Sequence[Inspection],
+    *,
+    weak: bool,
+) -> tuple[Planned, int, int, dict[str, object]]:
+    """Compare the request with the network, and with the engine's words in each profile, where a GPU is here.
+
+    Returned are the planned layers by name; how many should compute in the precision, and how many do, by the
+    engine's words or, where none can be asked, strong types; the proof for the manifest.
+    """
+    precision = "fp32" if request.precision == "tf32" else request.precision
+    in_graph = adapter.graph_precision(request.precision)
+    chooses = weak and (in_graph != precision or bool(request.spec.calibrator))
+    planned = [
+        layer
+        for layer in layers
+        if request.layers.get(layer.name, precision) == precision
+        and (chooses or layer.precision == precision)
+    ]
+    planned_names = tuple(dict.fromkeys(layer.name for layer in planned))
+    nodes = () if chooses else weighted_nodes(read_weightless(Path(request.model)).model).get(in_graph, ())
+    # The parser may name a layer otherwise: where it has as many in the precision, no node is lost.
+    states = {layer.name: f"in TensorRT's network it is {layer.precision}" for layer in layers}
+    absent = [node.name for node in nodes if node.name not in planned_names]
+    absent.sort(key=lambda name: name not in states)
+    missing = max(len(nodes) - len(planned), 0)
+    lost = {name: states.get(name, "not in TensorRT's network") for name in absent[:missing]}
+    if (not inspections and not chooses) or precision == _BY_WEIGHTS_ALONE:
+        verdict = Verdict(reached=[layer.name for layer in planned])
+    elif not inspections:
+        verdict = Verdict(unreported=dict.fromkeys(planned_names, _UNASKED))
+    else:
+        verdict = judge(planned, _TOLD_AS.get(precision, precision), inspections)
+    told = dict.fromkeys(verdict.unreported, UNREPORTED)
+    told |= dict.fromkeys(verdict.reached, precision) | verdict.fell_back
+    fell_back = {name: _why(name, kind, precision, weak) for name, kind in verdict.fell_back.items()}
+    binding = precision in _FLOATS and not chooses
+    evidence = (_BINDING if binding else _ASKED) if verdict.unreported else ""
+    counted = [replace(layer, precision=told.get(layer.name, layer.precision)) for layer in layers]
+    if request.precision == "tf32":
+        counted = [replace(one, precision="tf32") if one.precision == "fp32" else one for one in counted]
+    proof: dict[str, object] = {
+        "layers_by_precision": by_precision(counted),
+        "typing": "weak" if weak else "strong",
+    }
+    if inspections:
+        proof |= {"fell_back": fell_back, **inspections[0].as_json()}
+    names, missed = (*planned_names, *lost), {**lost, **fell_back}
+    by_name = Planned(names, missed, verdict.unreported, not binding, evidence)
+    return by_name, max(len(nodes), len(planned)), len(verdict.reached), proof
+
+
+def _why(name: str, kind: str, precision: str, weak: bool) -> str:
+    if weak:
+        forced = f"`layers` '{name}={precision}' forces it"
+        return f"{kind}: it had no {precision} kernel or timed it slower; {forced}"
+    if precision in _FLOATS:
+        return f"{kind}: the inspector tells it, although the network's type is {precision}"
+    return f"{kind}: TensorRT did not fuse its Q/DQ into a {precision} kernel"

@@ -22,6 +22,7 @@ from ..plan import OpenPlan, check_version_and_gpu, needs_of, open_plan
 from ..runner.cuda import current_device
 
 _SHOWN = 5
+_SAME_MODEL = "the model must be the one the engine was built from, with other weights"
 
 
 def refit_plan(
@@ -54,8 +55,8 @@ def refit_plan(
         needs = replace(needs_of(artifact.manifest), weights_on_gpu="")  # nothing runs here
         opened = open_plan(adapter, engine_file.read_bytes(), needs, subject=str(engine_file))
         if not opened.engine.refittable:
-            hint = "build it with `refit`"
-            raise ArtifactError(f"{engine_file}: takes no new weights", hint=hint, file=engine_file)
+            problem = f"{engine_file}: takes no new weights"
+            raise ArtifactError(problem, hint="build it with `refit`", file=engine_file)
         progress("refit")
         _refit(adapter, opened, graph, source)
         if hasattr(adapter.module, "SerializationFlag"):
@@ -89,10 +90,7 @@ def _refit(adapter: Adapter, opened: OpenPlan, graph: Path, source: str) -> None
         if not parser.refit_from_file(str(graph)):
             errors = [" ".join(str(parser.get_error(i).desc()).split()) for i in range(parser.num_errors)]
             reasons = "; ".join(errors[:_SHOWN]) or opened.said()
-            raise BuildError(
-                f"{source}: {adapter.name} refuses its weights: {reasons}",
-                hint="the model must be the one the engine was built from, with other weights",
-            )
+            raise BuildError(f"{source}: {adapter.name} refuses its weights: {reasons}", hint=_SAME_MODEL)
     else:
         # Before 10 no parser refits, and weights go by the names of the initializers.
         weights = {tensor.name: tensor_values(tensor) for tensor in load_onnx(graph).graph.initializer}
@@ -100,11 +98,9 @@ def _refit(adapter: Adapter, opened: OpenPlan, graph: Path, source: str) -> None
         unknown = [name for name in there if not refitter.set_named_weights(name, weights[name])]
     missing = list(refitter.get_missing_weights()) + unknown
     if missing:
-        raise BuildError(
-            f"{source}: gives no weights for {', '.join(missing[:_SHOWN])}"
-            + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""),
-            hint="the model must be the one the engine was built from, with other weights",
-        )
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        shown = f"{', '.join(missing[:_SHOWN])}{more}"
+        raise BuildError(f"{source}: gives no weights for {shown}", hint=_SAME_MODEL)
     if not refitter.refit_cuda_engine():
         raise BuildError(f"{source}: {adapter.name} cannot refit: {opened.said()}")
 

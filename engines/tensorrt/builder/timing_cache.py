@@ -3,12 +3,10 @@
 Builds that run at once may share a file: it is read when a build begins, and when one ends, what others
 wrote meanwhile is merged in under a lock.
 
-A cache saves time and is worth no engine: where TensorRT does not take one, a warning says so, and the
-kernels are timed anew. That need not be the user's fault: TensorRT 8.5 without cuDNN cannot read what it
-wrote itself ("Myelin error from unknown graph", "The timing cache will not be used!", KataGo issue 739). An
-empty cache is made of such bytes, which `set_timing_cache` may take: TensorRT's log decides, as neither
-trtexec 8.5 (samples/common/sampleEngines.cpp, `networkToSerializedEngine`) nor Polygraphy
-(backend/trt/config.py) asks what it returns.
+Where TensorRT does not take a cache, a warning says so, and the kernels are timed anew: TensorRT 8.5 without
+cuDNN cannot read what it wrote itself (KataGo issue 739). It makes an empty cache of such bytes, which
+`set_timing_cache` may take: TensorRT's log decides, as neither trtexec 8.5 (samples/common/sampleEngines.cpp,
+`networkToSerializedEngine`) nor Polygraphy (backend/trt/config.py) asks what it returns.
 """
 
 from __future__ import annotations
@@ -30,11 +28,8 @@ from ..log import Log, listening, plain
 
 @dataclass(frozen=True)
 class CacheFile:
-    """A file of kernel timings.
-
-    One that `is_ours`, named by device and version, is replaced where it cannot be read. One that the user
-    named may be another device's, and is left as it is.
-    """
+    """A file of kernel timings. One that `is_ours`, named by device and version, is replaced where it cannot
+    be read; one that the user named may be another device's, and is left as it is."""
 
     path: Path
     is_ours: bool
@@ -97,7 +92,6 @@ def merge_cache(config: Any, log: Log, file: CacheFile | None) -> tuple[str, ...
 
 
 def _merge(config: Any, log: Log, file: CacheFile) -> str:
-    """Write the file; returns why it was not written."""
     measured = config.get_timing_cache()
     if measured is None:
         return "TensorRT has no timing cache of this build"
@@ -138,7 +132,6 @@ def _complaint(heard: Log) -> str:
 
 
 def _read(path: Path) -> bytes:
-    """The file's content; nothing where there is none."""
     try:
         return path.read_bytes()
     except FileNotFoundError:

@@ -58,7 +58,13 @@ class BoundContext:
         """Take the feeds: choose profile and shapes, copy to page-locked memory, set every address."""
         self.synchronize()
         self.binding = object()
-        self._refuse_own_outputs(values)
+        buffers = {tensor.name: self._device[tensor.name] for tensor in self._loaded.outputs}
+        for name, value in values.items():
+            address = value.address if isinstance(value, DeviceInput) else -1
+            for output, buffer in buffers.items():
+                if 0 <= address - buffer.address < buffer.size_bytes:
+                    problem = f"is this runner's own output {output!r}, which the run would write"
+                    raise refused_input(name, f"{problem} while it reads", "give a copy of it")
         is_new = self._choose(profile, feed_shapes)
         self._uploads, self._owners, self._device_copies = [], [], {}
         for tensor in self._loaded.inputs:
@@ -77,7 +83,6 @@ class BoundContext:
         self._upload()
 
     def start(self, *, upload: bool = True, to_host: bool = True) -> None:
-        """Enqueue copies to the device, the run, and copies back."""
         self._under_way = True
         if upload:
             self._upload()
@@ -113,7 +118,6 @@ class BoundContext:
         return arrays
 
     def gpu_times(self, iterations: int) -> GpuTimes:
-        """Run with events between copies and kernels."""
         self._under_way = True
         phases = self._upload, self._enqueue, self._download
         return time_runs(iterations, lambda: Event(self._cuda), self._stream, *phases)
@@ -161,16 +165,6 @@ class BoundContext:
         graph, self._graph = self._graph, None
         if graph is not None:
             graph.free()
-
-    def _refuse_own_outputs(self, values: Values) -> None:
-        for name, value in values.items():
-            if not isinstance(value, DeviceInput):
-                continue
-            for tensor in self._loaded.outputs:
-                buffer = self._device[tensor.name]
-                if 0 <= value.address - buffer.address < buffer.size_bytes:
-                    problem = f"is this runner's own output {tensor.name!r}, which the run would write"
-                    raise refused_input(name, f"{problem} while it reads", "give a copy of it")
 
     def _choose(self, profile: Profile, feed_shapes: FeedShapes) -> bool:
         """Choose profile and shapes; returns whether they are not those of before."""
@@ -253,7 +247,8 @@ class BoundContext:
         for name in self._uploads:
             self._cuda.copy_to_device(self._device[name].address, self._host[name].used, self._stream)
         for name, value in self._device_copies.items():
-            self._cuda.copy_on_device(self._device[name].address, value.address, value.nbytes, self._stream)
+            target, stream = self._device[name].address, self._stream.handle
+            self._cuda.call("cuMemcpyDtoDAsync", target, value.address, value.nbytes, stream)
 
     def _enqueue(self) -> None:
         if self._graph is not None:
@@ -275,9 +270,8 @@ class BoundContext:
                 shape = self._shape_after_run(tensor)
                 self._on_host[tensor.name] = self._host[tensor.name].view(shape, tensor.dtype)
             if self._on_host[tensor.name].nbytes and not tensor.on_host:
-                self._cuda.copy_to_host(
-                    self._host[tensor.name].used, self._device[tensor.name].address, self._stream
-                )
+                target, source = self._host[tensor.name].used, self._device[tensor.name].address
+                self._cuda.copy_to_host(target, source, self._stream)
 
     def _shape_after_run(self, tensor: IOTensor) -> tuple[int, ...]:
         if tensor.name not in self._allocators:

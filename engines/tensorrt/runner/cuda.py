@@ -99,30 +99,13 @@ class Cuda:
         """Copy from the device, and wait; with a stream enqueue it, to page-locked memory."""
         self._copy("cuMemcpyDtoH", target.ctypes.data, source, target.nbytes, stream=stream)
 
-    def copy_on_device(self, target: int, source: int, size_bytes: int, stream: Stream) -> None:
-        self._copy("cuMemcpyDtoD", target, source, size_bytes, stream=stream)
-
     def _copy(self, function: str, *arguments: int, stream: Stream | None) -> None:
         ending, last = ("", ()) if stream is None else ("Async", (stream.handle,))
         self.call(function + ending, *arguments, *last)
 
-    def wait_for_stream(self, stream: Stream, producer: int) -> None:
-        """Let a stream wait for the work enqueued on another one so far; the host does not wait.
-
-        `producer` is the handle of any stream of this context; 1 is the legacy default one, 2 the thread's.
-        """
-        event = Event(self)
-        self.call("cuEventRecord", event.handle, producer)
-        stream.wait_for_event(event)
-
     def synchronize(self, stream: int | None = None) -> None:
         """Let the host wait for the work on a stream, by its handle, or on all of the context."""
         self.call("cuCtxSynchronize") if stream is None else self.call("cuStreamSynchronize", stream)
-
-    def device_of(self, address: int) -> int:
-        """Return the number of the device whose memory an address is in."""
-        kind = self.driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-        return int(self.call("cuPointerGetAttribute", kind, address))
 
 
 _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "f": ctypes.c_float, "c": ctypes.c_char_p}
@@ -147,7 +130,6 @@ _ENDINGS = {"cuGraphInstantiate": "WithFlags"} | dict.fromkeys(
 
 
 def load_library() -> Any:
-    """Return libcuda."""
     return ctypes.CDLL("libcuda.so.1")
 
 
@@ -214,15 +196,12 @@ def load_cuda() -> Cuda:
     try:
         from cuda.bindings import driver
     except Exception as error:
-        raise ImportError(
-            f"neither cuda-bindings nor PyCUDA can be imported ({first_line(error)}; {reason})"
-        ) from error
+        problem = f"neither cuda-bindings nor PyCUDA can be imported ({first_line(error)}; {reason})"
+        raise ImportError(problem) from error
     return Cuda(driver)
 
 
 class Stream:
-    """A stream beside the default one."""
-
     def __init__(self, cuda: Cuda) -> None:
         self._cuda, self.handle = cuda, int(cuda.call("cuStreamCreate", _NON_BLOCKING))
         cuda.owned(self, "cuStreamDestroy", self.handle)
@@ -243,7 +222,6 @@ class Event:
         cuda.owned(self, "cuEventDestroy", self.handle)
 
     def record(self, stream: Stream) -> None:
-        """Let it happen behind the work on a stream."""
         self._cuda.call("cuEventRecord", self.handle, stream.handle)
 
     def synchronize(self) -> None:
@@ -284,7 +262,6 @@ class CudaGraph:
         self._cuda.call("cuGraphLaunch", self._executable, self._stream.handle)
 
     def free(self) -> None:
-        """Free it; it cannot be launched afterwards."""
         self._cuda.call("cuGraphExecDestroy", self._executable)
 
 
@@ -328,15 +305,18 @@ class PrimaryContext:
     def active(self, doing: str) -> Iterator[None]:
         """Make the context current in the block, and translate CUDA's errors, which say what it does.
 
-        The frames of an error that the block calls lose their locals here: whoever keeps the error would
-        keep memory of the device and TensorRT's objects with them.
+        The finished frames of an error, and of what caused it in the block, lose their locals here: whoever
+        keeps the error would keep memory of the device and TensorRT's objects with them.
         """
         outer = sys.exc_info()[1]
         self.cuda.push(self._handle)
         try:
             yield
         except BaseException as error:
-            _forget_locals(error, outer)
+            chained: BaseException | None = error
+            while chained is not None and chained is not outer:
+                clear_frames(chained.__traceback__)
+                chained = chained.__cause__ or chained.__context__
             if isinstance(error, OutOfMemory):
                 problem = f"{self.subject}: {doing}: not enough memory on CUDA device {self.device}"
                 hint = "free memory on the GPU, or give a smaller batch"
@@ -364,11 +344,3 @@ def current_device(device: int, subject: str) -> Iterator[None]:
             raise
     with active:
         yield
-
-
-def _forget_locals(error: BaseException, outer: BaseException | None) -> None:
-    """Clear the finished frames of an error and of what caused it, up to what was being handled before."""
-    chained: BaseException | None = error
-    while chained is not None and chained is not outer:
-        clear_frames(chained.__traceback__)
-        chained = chained.__cause__ or chained.__context__

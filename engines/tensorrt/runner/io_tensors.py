@@ -31,10 +31,8 @@ _INT32 = np.iinfo(np.int32)
 
 @dataclass(frozen=True)
 class IOTensor:
-    """An input or output; an extent of -1 is dynamic.
-
-    `on_host` says that TensorRT reads or writes it on the host: values that shapes depend on.
-    """
+    """An input or output; an extent of -1 is dynamic. Values that shapes depend on are read or written
+    `on_host`."""
 
     name: str
     dtype: np.dtype[Any]
@@ -50,7 +48,6 @@ class IOTensor:
 
 
 def read_tensors(adapter: Adapter, engine: Any, path: Path) -> tuple[IOTensor, ...]:
-    """Return the inputs and outputs of an engine, in its order."""
     module = adapter.module
     tensors = []
     for index in range(engine.num_io_tensors):
@@ -78,7 +75,6 @@ def model_io(tensors: Sequence[IOTensor]) -> ModelIO:
 
 
 def numpy_dtype(member: Any, name: str, where: str = "") -> np.dtype[Any]:
-    """Return numpy's type for a `DataType` of TensorRT."""
     kind = member_name(member)
     if kind in _NUMPY:
         return np.dtype(_NUMPY[kind])
@@ -90,7 +86,6 @@ def numpy_dtype(member: Any, name: str, where: str = "") -> np.dtype[Any]:
 
 
 def refused_input(name: str, problem: str, hint: str = "") -> DataError:
-    """Return the error of a feed that cannot be taken."""
     return DataError(f"feeds: input {name!r} {problem}", hint=hint, tensor=name)
 
 
@@ -121,9 +116,17 @@ class WideIntegers:
         self.io = ModelIO(tuple(map(self._widened, engine.inputs)), tuple(map(self._widened, engine.outputs)))
 
     def narrow(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            name: _narrowed(name, value) if name in self._wide else value for name, value in values.items()
-        }
+        narrow = dict(values)
+        for name in (name for name in values if name in self._wide):
+            value = values[name]
+            if not isinstance(value, np.ndarray):
+                hint = "give a numpy array, or convert it to int32 and build from a model that declares it"
+                raise refused_input(name, "is int64 on the device, and int32 in this engine", hint)
+            if value.size and (value.min() < _INT32.min or value.max() > _INT32.max):
+                problem = f"holds {value.min()} to {value.max()}; the engine has 32 bits"
+                raise refused_input(name, problem, "TensorRT 10 has 64-bit integers")
+            narrow[name] = value.astype(np.int32)
+        return narrow
 
     def widen(self, outputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         return {
@@ -132,16 +135,6 @@ class WideIntegers:
 
     def _widened(self, tensor: TensorInfo) -> TensorInfo:
         return replace(tensor, dtype="int64") if tensor.name in self._wide else tensor
-
-
-def _narrowed(name: str, value: Any) -> Any:
-    if not isinstance(value, np.ndarray):
-        hint = "give a numpy array, or convert it to int32 and build from a model that declares it"
-        raise refused_input(name, "is int64 on the device, and int32 in this engine", hint)
-    if value.size and (value.min() < _INT32.min or value.max() > _INT32.max):
-        problem = f"holds {value.min()} to {value.max()}; the engine has 32 bits"
-        raise refused_input(name, problem, "TensorRT 10 has 64-bit integers")
-    return value.astype(np.int32)
 
 
 DeclaredProfiles = Sequence[Mapping[str, Mapping[str, Sequence[int]]]]
@@ -157,7 +150,6 @@ class FeedShapes:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal for shapes that run alike."""
         return tuple(sorted(self.shapes.items())), tuple(sorted(self.values.items()))
 
 
@@ -172,11 +164,9 @@ class InputRange:
     of_values: bool = False
 
     def as_json(self) -> dict[str, list[int]]:
-        """Return the form kept in manifests."""
         return {"min": list(self.min), "opt": list(self.opt), "max": list(self.max)}
 
     def holds(self, feed_shapes: FeedShapes) -> bool:
-        """Whether each extent or value is within its range."""
         feed = (feed_shapes.values if self.of_values else feed_shapes.shapes)[self.name]
         return len(feed) == len(self.min) and all(
             low <= value <= high for low, value, high in zip(self.min, feed, self.max, strict=True)
@@ -243,14 +233,10 @@ def fitting_profiles(profiles: Sequence[Profile], feed_shapes: FeedShapes) -> li
             problem = f"feeds: input {name!r} {feed}, outside the engine's optimization profiles; {required}"
             raise DataError(problem, hint="build with wider `min_shapes` and `max_shapes`", tensor=name)
     shapes = ", ".join(f"{name}:{format_shape(shape)}" for name, shape in feed_shapes.shapes.items())
-    required = "; or ".join(
-        ", ".join(f"{item.name} {item}" for item in profile.ranges) for profile in profiles
-    )
-    raise DataError(
-        f"feeds: each input fits an optimization profile, but no profile fits all of {shapes}; "
-        f"required: {required}",
-        hint="build with a profile for these shapes together",
-    )
+    each = [", ".join(f"{item.name} {item}" for item in profile.ranges) for profile in profiles]
+    problem = f"feeds: each input fits an optimization profile, but no profile fits all of {shapes}"
+    hint = "build with a profile for these shapes together"
+    raise DataError(f"{problem}; required: {'; or '.join(each)}", hint=hint)
 
 
 def _range(name: str, extents: Sequence[Any], *, of_values: bool) -> InputRange:

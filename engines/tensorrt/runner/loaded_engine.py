@@ -26,11 +26,8 @@ GRAPH_HINT = "leave cuda_graph off"
 
 @dataclass(frozen=True)
 class EngineUse:
-    """How an engine is loaded.
-
-    The profiles are its manifest's, with the values of shape inputs; `runtime_cache` says whether kernels
-    that TensorRT-RTX compiles are kept beside it; the digest is one that was checked.
-    """
+    """How an engine is loaded: the profiles are its manifest's, with the values of shape inputs; kernels that
+    TensorRT-RTX compiles are kept beside it with `runtime_cache`; the digest is one that was checked."""
 
     device: int = 0
     cuda_graph: bool = False
@@ -98,9 +95,8 @@ class LoadedEngine:
             strategy = module.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
             self._config.cuda_graph_strategy = strategy
             if self._config.cuda_graph_strategy != strategy:
-                raise ModelError(
-                    f"{self.path}: TensorRT-RTX takes no CUDA graphs here: {self.said()}", hint=GRAPH_HINT
-                )
+                problem = f"TensorRT-RTX takes no CUDA graphs here: {self.said()}"
+                raise ModelError(f"{self.path}: {problem}", hint=GRAPH_HINT)
         if self._cache_file is not None:
             self._cache = self._config.create_runtime_cache()
             self._cache_file.load(self._cache)
@@ -152,29 +148,22 @@ class LoadedEngine:
             raise ModelError(f"{self.path}: {refusal}: {self.said()}")
 
     def hold(self) -> LoadedEngine:
-        """Return this for another holder."""
         with self._lock:
             self._holders += 1
         return self
 
     def release(self) -> None:
-        """Let go of it: the last holder writes the runtime cache, and frees engine and runtime.
-
-        The execution contexts of the holder must have been freed.
-        """
+        """Let go of it, its contexts freed: the last holder writes the runtime cache and frees all."""
         with self._lock:
             self._holders -= 1
             if self._holders:
                 return
         with self.context.active("freeing"):
-            self._free()
-
-    def _free(self) -> None:
-        try:
-            if self._cache is not None and self._cache_file is not None:
-                self._cache_file.save(self._cache)
-        finally:
-            self._config = self._cache = self._opened = None
+            try:
+                if self._cache is not None and self._cache_file is not None:
+                    self._cache_file.save(self._cache)
+            finally:
+                self._config = self._cache = self._opened = None
 
 
 SUFFIX = ".runtime_cache"
@@ -204,9 +193,9 @@ class RuntimeCacheFile:
         except OSError as error:
             self.note = f"{self.path}: cannot be read ({error.strerror}); kernels are compiled again"
             return
-        blob = self._blob(content)
+        blob = content.removeprefix(_MAGIC).partition(b"\n")[2]
         reason = "it is of another engine or version, or damaged"
-        if blob is not None:
+        if content == self._header(blob) + blob:
             if cache.deserialize(blob):
                 self._blob_digest = _digest(blob)
                 self.note = f"kernels are those of {self.path.name}; the first start without it compiles them"
@@ -220,24 +209,16 @@ class RuntimeCacheFile:
         blob = b"" if serialized is None else bytes(serialized)
         if not blob or _digest(blob) == self._blob_digest:
             return
-        header = json.dumps({**self._about, "sha256": _digest(blob)}).encode()
         try:
             with writing(self.path) as temporary:
-                temporary.write_bytes(_MAGIC + header + b"\n" + blob)
+                temporary.write_bytes(self._header(blob) + blob)
         except (OSError, InvalidOption, StorageError):
             return  # a cache is no result: where it cannot be kept, the next process compiles again
         self._blob_digest = _digest(blob)
 
-    def _blob(self, content: bytes) -> bytes | None:
-        """What TensorRT-RTX wrote; None where the header does not vouch for it."""
-        if not content.startswith(_MAGIC):
-            return None
-        header, _, blob = content[len(_MAGIC) :].partition(b"\n")
-        try:
-            about = json.loads(header)
-        except (ValueError, RecursionError):
-            return None
-        return blob if about == {**self._about, "sha256": _digest(blob)} else None
+    def _header(self, blob: bytes) -> bytes:
+        """What stands before the bytes that TensorRT-RTX wrote."""
+        return _MAGIC + json.dumps({**self._about, "sha256": _digest(blob)}).encode() + b"\n"
 
 
 def _digest(blob: bytes) -> str:

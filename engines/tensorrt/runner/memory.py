@@ -1,12 +1,11 @@
 """Memory of an inference, on the GPU and page-locked, and what TensorRT calls back to use it.
 
-Buffers are reused while they are large enough. A copy is asynchronous only from and to page-locked memory.
-Arrays on the GPU are read and shown by `__cuda_array_interface__` (PyTorch, CuPy, Numba), without a copy:
+A copy is asynchronous only from and to page-locked memory. Arrays on the GPU are read and shown by
+`__cuda_array_interface__` (PyTorch, CuPy, Numba), without a copy:
 https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html. All of it needs an active context.
 
-TensorRT calls its profiler, output allocators and debug listener while an engine runs. No exception may cross
-its C++, and its bindings print and drop one (python/src/infer/pyCore.cpp): the first is kept here, and raised
-once TensorRT has returned.
+No exception of a profiler, output allocator or debug listener may cross TensorRT's C++, whose bindings print
+and drop one (python/src/infer/pyCore.cpp): the first is kept, and raised once TensorRT has returned.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 
 from ....errors import DataError, ModelError, first_line
 from ....tensors import format_shape
-from .cuda import Cuda, CudaError, PrimaryContext, Stream
+from .cuda import Cuda, CudaError, Event, PrimaryContext, Stream
 from .io_tensors import extended_dtype, numpy_dtype, refused_input
 
 ALIGNMENT_BYTES = 256
@@ -52,7 +51,6 @@ class DeviceBuffer:
         return self.address
 
     def free(self) -> None:
-        """Free it; it can be reserved again."""
         release, self._release = self._release, None
         self.address = self.size_bytes = 0
         if release is not None:
@@ -90,7 +88,6 @@ class HostBuffer:
         return 0 if self._bytes is None else int(self._bytes.ctypes.data)
 
     def free(self) -> None:
-        """Let go of it; it can be viewed again."""
         self._bytes = None
 
 
@@ -102,11 +99,10 @@ def raw(array: NDArray[Any]) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class DeviceArray:
-    """One output in the memory of its runner, for libraries that know `__cuda_array_interface__`.
+    """One output in the memory of its runner, row-major: `torch.as_tensor(array, device="cuda")` shows it.
 
-    Nothing is copied: `torch.as_tensor(array, device="cuda")` shows the same memory. It holds this output
-    until the runner is used again or closed; then this object says so, and what was made of it shows
-    whatever is there. Its elements are row-major.
+    It holds this output until the runner is used again or closed; then this object says so, and what was made
+    of it shows whatever is there.
     """
 
     _address: int
@@ -117,13 +113,10 @@ class DeviceArray:
 
     @property
     def address(self) -> int:
-        """Where it begins."""
         if not self._is_valid():
-            raise DataError(
-                f"output of shape {self.shape} on the device: its runner was used again or closed since; "
-                "it is valid until then",
-                hint="copy it before, with copy_to_host() or on the device",
-            )
+            problem = f"output of shape {self.shape} on the device: its runner was used again or closed since"
+            hint = "copy it before, with copy_to_host() or on the device"
+            raise DataError(f"{problem}; it is valid until then", hint=hint)
         return self._address
 
     @property
@@ -138,7 +131,6 @@ class DeviceArray:
         }  # fmt: skip
 
     def copy_to_host(self) -> NDArray[Any]:
-        """Return a copy on the host."""
         address = self.address
         array = np.empty(self.shape, self.dtype)
         if array.nbytes:
@@ -194,26 +186,30 @@ def read_device_input(name: str, value: Any, context: PrimaryContext, stream: St
     if address:
         _check_place(name, address, context)
     if interface["version"] >= 3 and interface.get("stream") is not None:
-        context.cuda.wait_for_stream(stream, int(interface["stream"]))
+        written = Event(
+            context.cuda
+        )  # the handle is of any stream; 1 is the legacy default one, 2 the thread's
+        context.cuda.call("cuEventRecord", written.handle, int(interface["stream"]))
+        stream.wait_for_event(written)
     elif interface["version"] < 3:
         context.cuda.synchronize()
     return DeviceInput(address, shape, dtype, value)
 
 
 def _check_place(name: str, address: int, context: PrimaryContext) -> None:
-    at = f"lies at {address:#x}"
+    at, kinds = f"lies at {address:#x}", context.cuda.driver.CUpointer_attribute
     try:
-        device = context.cuda.device_of(address)
+        of_address = kinds.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        device = int(context.cuda.call("cuPointerGetAttribute", of_address, address))
     except CudaError as error:
         raise refused_input(name, f"{at}, outside the memory of CUDA devices ({error})") from error
     if device != context.device:
         problem = f"is on CUDA device {device}; {context.device} is required"
         raise refused_input(name, problem, "copy it there, or load the engine for that device")
     if address % ALIGNMENT_BYTES:
-        problem = (
-            f"{at}; TensorRT requires a multiple of {ALIGNMENT_BYTES} (IExecutionContext::setTensorAddress)"
-        )
-        raise refused_input(name, problem, "give a copy, such as tensor.clone(), in place of a slice")
+        required = f"a multiple of {ALIGNMENT_BYTES} (IExecutionContext::setTensorAddress)"
+        hint = "give a copy, such as tensor.clone(), in place of a slice"
+        raise refused_input(name, f"{at}; TensorRT requires {required}", hint)
 
 
 def _check_dense(name: str, shape: tuple[int, ...], strides: tuple[float, ...]) -> None:
@@ -222,10 +218,9 @@ def _check_dense(name: str, shape: tuple[int, ...], strides: tuple[float, ...]) 
     expected = 1
     for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
         if extent != 1 and stride != expected:
-            problem = (
-                f"of shape {format_shape(shape)} is strided on the device; row-major without gaps is required"
-            )
-            raise refused_input(name, problem, "give .contiguous() or its like; nothing is copied silently")
+            strided = f"of shape {format_shape(shape)} is strided on the device"
+            hint = "give .contiguous() or its like; nothing is copied silently"
+            raise refused_input(name, f"{strided}; row-major without gaps is required", hint)
         expected *= extent
 
 
@@ -283,9 +278,8 @@ def make_output_allocator(module: Any, buffer: DeviceBuffer) -> Any:
         def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int:
             try:
                 if alignment and ALIGNMENT_BYTES % alignment:
-                    raise ModelError(
-                        f"output {tensor_name!r}: TensorRT asks for alignment to {alignment} bytes"
-                    )
+                    problem = f"TensorRT asks for alignment to {alignment} bytes"
+                    raise ModelError(f"output {tensor_name!r}: {problem}")
                 return buffer.reserve(size)
             except BaseException as error:  # Ctrl-C too
                 self._keep(error)
@@ -324,10 +318,10 @@ def make_listener(module: Any, context: PrimaryContext, wanted: Collection[str])
             if name not in wanted:
                 return True
             try:
-                dtype = numpy_dtype(type, name)
-            except ModelError:  # such as four bits
-                return True
-            try:
+                try:
+                    dtype = numpy_dtype(type, name)
+                except ModelError:  # such as four bits
+                    return True
                 array = np.empty(tuple(int(extent) for extent in shape), dtype)
                 context.cuda.synchronize(stream)
                 if array.nbytes and location == module.TensorLocation.HOST:
@@ -349,15 +343,12 @@ def listening(execution_context: Any, listener: Any) -> Iterator[None]:
     Bindings before 10.12 do not keep the listener alive.
     """
 
-    def switch(*, on: bool) -> None:
-        execution_context.set_all_tensors_debug_state(on)
+    with contextlib.ExitStack() as stack:
+        execution_context.set_debug_listener(listener)
+        stack.callback(execution_context.set_debug_listener, None)
+        execution_context.set_all_tensors_debug_state(True)
+        stack.callback(execution_context.set_all_tensors_debug_state, False)
         if hasattr(execution_context, "unfused_tensors_debug_state"):
-            execution_context.unfused_tensors_debug_state = on
-
-    execution_context.set_debug_listener(listener)
-    switch(on=True)
-    try:
+            execution_context.unfused_tensors_debug_state = True
+            stack.callback(setattr, execution_context, "unfused_tensors_debug_state", False)
         yield
-    finally:
-        switch(on=False)
-        execution_context.set_debug_listener(None)

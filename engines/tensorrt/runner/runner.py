@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ from .bound_context import BoundContext, Values
 from .cuda import Event, OutOfMemory, Stream
 from .io_tensors import FeedShapes, Profile, WideIntegers, fitting_profiles, model_io, refused_input
 from .loaded_engine import EngineUse, LoadedEngine
-from .memory import DeviceArray, DeviceInput, make_listener, read_device_input
+from .memory import DeviceInput, make_listener, read_device_input
 
 _WARMUP = 2
 _ENQUEUE = "execute_async_v3"
@@ -147,17 +147,11 @@ class TensorRTRunner(Runner):
     A feed is a numpy array, or an array on the same device with `__cuda_array_interface__`, such as a CUDA
     tensor of PyTorch: that is used where it lies, once its producer's stream has written it.
 
-    Args:
-        adapter: The TensorRT that built the engine.
-        path: The engine's file.
-        use: How it is loaded. With `cuda_graph`, `execute_async_v3` is captured once for each input shape,
-            after one ordinary run, and replayed; the graphs of the last four shapes are kept, and inputs on
-            the device are copied to where the graph reads. TensorRT-RTX captures and replays by itself.
-        streams: How many inferences of `infer_many` may be under way at once, each with an execution
-            context and buffers of its own.
-        declared: The model's inputs and outputs, where known: 64-bit integers that the engine has with 32
-            are narrowed if they fit. Outputs on the device stay as the engine has them.
-        share: An engine that another runner holds, in place of a file that is loaded again.
+    With `cuda_graph`, `execute_async_v3` is captured once for each input shape, after one ordinary run, and
+    replayed; the graphs of the last four shapes are kept, and inputs on the device are copied to where the
+    graph reads. TensorRT-RTX captures and replays by itself. So many inferences of `infer_many` as there are
+    streams may be under way at once. 64-bit integers of the `declared` inputs and outputs that the engine has
+    with 32 are narrowed if they fit; outputs on the device stay as the engine has them.
     """
 
     def __init__(
@@ -194,11 +188,8 @@ class TensorRTRunner(Runner):
             raise
 
     def share(self, *, streams: int = 1) -> TensorRTRunner:
-        """Return another runner of the same engine, such as one for another thread.
-
-        It has streams, execution contexts and buffers of its own; weights are on the device once. Either may
-        be closed first.
-        """
+        """Return another runner of the same engine, such as one for another thread, with weights on the
+        device once; either may be closed first."""
         self._require_open()
         if not self.can_be_shared:
             raise InvalidOption(f"{self._path}: {_OWN_PROFILE}", hint="load the engine again")
@@ -208,30 +199,14 @@ class TensorRTRunner(Runner):
 
     @property
     def can_be_shared(self) -> bool:
-        """Whether `share` is possible."""
         return self._loaded.contexts_share_profiles
 
     def __enter__(self) -> TensorRTRunner:
         return self
 
-    @overload
-    def infer(self, feeds: Feeds, *, on_device: Literal[False] = False) -> dict[str, NDArray[Any]]: ...
-
-    @overload
-    def infer(self, feeds: Feeds, *, on_device: Literal[True]) -> dict[str, DeviceArray]: ...
-
-    def infer(
-        self, feeds: Feeds, *, on_device: bool = False
-    ) -> dict[str, NDArray[Any]] | dict[str, DeviceArray]:
-        """Run once.
-
-        Args:
-            feeds: Input to array, on the host or on the device.
-            on_device: Leave the outputs on the GPU, valid until this runner is used again or closed.
-
-        Returns:
-            Output to array: copies that outlive the runner, or where they are on the device.
-        """
+    def infer(self, feeds: Feeds, *, on_device: bool = False) -> dict[str, Any]:
+        """Run once on arrays on the host or on the device, and return copies that outlive the runner; with
+        `on_device` the outputs on the GPU, valid until this runner is used again or closed."""
         self._require_open()
         with self._context.active("inference"):
             bound = self._bind(feeds)
@@ -268,12 +243,8 @@ class TensorRTRunner(Runner):
         """Bind the feeds and return the call that copies, runs and copies back.
 
         With CUDA graphs the capture happens here. The arrays that the call returns are the runner's own:
-        the next run writes them again.
-
-        Args:
-            feeds: Input to array.
-            on_device: Copy the feeds to the device once, here, and leave the outputs there: the call runs
-                alone, and waits.
+        the next run writes them again. With `on_device` the feeds are copied to the device once, here, and
+        the outputs stay there: the call runs alone, and waits.
         """
 
         def bind() -> tuple[BoundContext, object]:
@@ -300,10 +271,7 @@ class TensorRTRunner(Runner):
 
     @contextmanager
     def in_flight(self, feeds: Feeds, count: int) -> Iterator[Sequence[InFlight]]:
-        """Yield `count` inferences on streams of their own, in another runner of the same engine.
-
-        Inside the block the CUDA context stays current: use them in its thread alone.
-        """
+        """Yield `count` inferences on streams of their own; the CUDA context stays current in the block."""
         with self.share(streams=count) as other, self._context.active("inferences in flight"):
             slots = [other._bind(feeds, stream=index) for index in range(count)]
             yield [InFlight(bound.start, bound.synchronize) for bound in slots]
@@ -315,10 +283,8 @@ class TensorRTRunner(Runner):
             return self._bind(feeds).gpu_times(iterations)
 
     def layer_times(self, feeds: Feeds, iterations: int = 10) -> dict[str, float]:
-        """Return layer to its median time in milliseconds, by TensorRT's profiler, without CUDA graphs.
-
-        Layers are named as the engine was built to tell (profiling verbosity).
-        """
+        """Return layer, as the engine was built to name it, to its median time in milliseconds, by TensorRT's
+        profiler, without CUDA graphs."""
         self._require_open()
         if iterations < 1:
             raise InvalidOption(f"iterations: {iterations}; 1 or more is required")
@@ -357,7 +323,6 @@ class TensorRTRunner(Runner):
             raise ModelError(f"{self._path}: its runner is closed", hint="load it again")
 
     def _bind(self, feeds: Feeds, *, stream: int = 0, graph: bool = True) -> BoundContext:
-        """Check the feeds and bind them on a stream."""
         values, feed_shapes = self._check(feeds)
         slot, profile = self._slots.choose(stream, feed_shapes)
         self._after_producers(slot, values)

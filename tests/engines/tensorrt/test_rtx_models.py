@@ -27,7 +27,6 @@ from qcompile.engines.tensorrt.builder.inspector import in_metadata
 from qcompile.engines.tensorrt.builder.network import _layers_by_node
 from qcompile.engines.tensorrt.known_faults import KNOWN_FAULTS
 from qcompile.engines.tensorrt.log import make_log
-from qcompile.engines.words import faults_of
 from qcompile.model.weightless import fingerprint
 from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.words import Precision
@@ -266,7 +265,7 @@ def test_a_layer_kept_in_float32_stays_so_only_with_the_layer_behind_it(
 
 
 def names(target: str, version: str, gpu: str = "sm86") -> set[str]:
-    return {fault.name for fault in faults_of(KNOWN_FAULTS, target, version, gpu)}
+    return {fault.name for fault in KNOWN_FAULTS if fault.affects(target, version, gpu)}
 
 
 EVER = {"mod-by-float", "recurrent-layout"}

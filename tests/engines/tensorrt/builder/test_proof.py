@@ -23,7 +23,7 @@ from qcompile.engines.tensorrt.builder.inspector import (
     read_layers,
     spelled_precision,
 )
-from qcompile.engines.tensorrt.builder.proof import ComputeLayer, judge
+from qcompile.engines.tensorrt.builder.network import ComputeLayer, judge
 from qcompile.errors import BuildError, IntentNotReached
 
 LAYERS = 54

@@ -166,13 +166,13 @@ def used(monkeypatch: pytest.MonkeyPatch, gpu: SimulatedGpu) -> SimpleNamespace:
         seen.contexts.append(gpu.stack[-1])
         return ordinary(*arguments, **named)
 
-    def refuse(_: Any, path: Path, use: Any, declared: Any) -> Any:
+    def refuse(_: Any, path: Path, use: Any, *, declared: Any) -> Any:
         seen.verified.append(use.device)
         raise EngineUnavailable(f"{path.name} and {declared} are not run", engine="tensorrt")
 
     monkeypatch.setattr(refit, "open_plan", opened)
     monkeypatch.setattr("qcompile.engines.tensorrt.builder.inspector.open_plan", opened)
-    monkeypatch.setattr(engine.TensorRT, "_opened", refuse)
+    monkeypatch.setattr(engine, "TensorRTRunner", refuse)
     return seen
 
 
