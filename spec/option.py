@@ -9,6 +9,7 @@ the command line, the recipe's schema and the reference pages are made from.
 from __future__ import annotations
 
 import functools
+import re
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -64,15 +65,22 @@ class Spelling:
 _CONSTRAINTS = ("ge", "gt", "le", "lt", "pattern", "min_length")
 
 
-def option(sentence: str, **about: Any) -> Meta:
-    """Return what an annotation holds: a sentence, fields of `Spelling`, and constraints (`msgspec.Meta`)."""
+def option(sentence: str, usage: str = "", **about: Any) -> Meta:
+    """Return what an annotation holds: a sentence, fields of `Spelling`, and constraints (`msgspec.Meta`).
+
+    `usage` is the flag, the letter and the metavar, as far as there are any: "--input -i NAME:SHAPE".
+    """
+    spelled = re.fullmatch(r"(--\S+)? ?(-\w)? ?(.*)", usage)
+    assert spelled is not None, "every text has this form"
+    flag, short, metavar = spelled.groups("")
     constraints = {name: about.pop(name) for name in _CONSTRAINTS if name in about}
-    return Meta(description=sentence, extra={_SPELLING: Spelling(**about)}, **constraints)
+    spelling = Spelling(flag, short, metavar, **about)
+    return Meta(description=sentence, extra={_SPELLING: spelling}, **constraints)
 
 
-def argument(sentence: str, *, metavar: str = "") -> Meta:
+def argument(sentence: str) -> Meta:
     """Return what the annotation of an option holds that the command line takes by its position."""
-    return Meta(description=sentence, extra={_SPELLING: Spelling(metavar=metavar, argument=True)})
+    return option(sentence, argument=True)
 
 
 @dataclass(frozen=True)
