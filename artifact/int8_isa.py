@@ -20,13 +20,9 @@ _OF_0_2: Isa = "avx512-vnni"
 
 
 def int8_isa(manifest: Manifest | None) -> Isa:
-    """Return what an artifact's INT8 is for: by its options, its device, or its version.
+    """Return what an artifact's INT8 is for, by its options, its device, or its version.
 
-    Args:
-        manifest: Of any version; None for a file without one.
-
-    Returns:
-        "auto" where nothing tells, or no product of the artifact is of two integers of 8 bits.
+    It is "auto" where nothing tells, or no product of the artifact is of two integers of 8 bits.
     """
     if (
         manifest is None
@@ -56,14 +52,7 @@ def carried_isa(model: Path) -> dict[str, object]:
 def require_exact(
     path: str | Path, manifest: Manifest | None, *, on: Isa = "auto", hint: str = BUILD_AGAIN
 ) -> None:
-    """Refuse an artifact whose INT8 overflows on an instruction set.
-
-    Args:
-        path: Of the artifact.
-        manifest: Its manifest.
-        on: The instruction set that it is to run on; "auto" is this processor's.
-        hint: The way out.
-    """
+    """Refuse an artifact whose INT8 overflows on an instruction set; "auto" is this processor's."""
     isa = int8_isa(manifest)
     if not overflows(isa, isa_here() if on == "auto" else on):
         return

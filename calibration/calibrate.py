@@ -86,14 +86,10 @@ def calibrate(
         progress: Told of every sample.
         options: Fields of `CalibrateSpec` by name, in place of those of `spec`.
 
-    Returns:
-        The ranges file and its manifest.
-
     Raises:
         DataError: If samples do not fit or hold NaN or infinity.
         CalibrationError: If the model has no float activation, or one becomes NaN or infinite.
         ModelError: If ONNX Runtime refuses the model.
-        InvalidOption: If the method or the shard is misspelled.
     """
     output = Path(output)
     spec = spec_from_call(CalibrateSpec, spec, options)

@@ -38,14 +38,12 @@ class Spelling:
 
     Attributes:
         flag: Where it is not the name of the field, such as "--gpu" for `gpus`.
-        short: One letter, such as "-o".
         metavar: What stands for the value, and what an error requires.
         split: Pattern that divides one value into several.
         pairs: What stands between a name and its value, of an option that Python may give as a mapping.
         off: Whether the flag makes a true option false, as "--fresh" does for `resume`.
         argument: Whether it is given by position.
-        place: Whether it only says where a file lies. What the file holds decides, so keys and manifests have
-            digests in place of the option.
+        place: Whether it only says where a file lies. Keys and manifests have digests of what it holds.
         targets: The targets that have a use for it; empty for all.
         names: What its text names, of one that a recipe may spell as a path, as code or as an address.
     """
@@ -88,16 +86,11 @@ class Option:
     """One declared option.
 
     Attributes:
-        name: Its field.
         key: Its path in the spec, such as "tensorrt.workspace".
         annotation: Its type with all that `option` said.
         kind: Its type as msgspec sees it, without `None` and without the tuple around several values.
         choices: The values there are, of an option with a list of them; the empty one is none.
-        repeated: Whether it holds several values.
-        optional: Whether it may be None.
         default: What it is where it is not given; `msgspec.NODEFAULT` where it must be.
-        sentence: What it says.
-        spelling: How the command line spells it.
         table: The dataclass that it holds, in place of a value.
     """
 

@@ -216,12 +216,7 @@ class TensorRTOptions(Checked):
 
 
 def weights_on_gpu(text: str, total: int) -> int:
-    """Return how many bytes of weights stay on the GPU: of "all", a share such as "50%", or a size.
-
-    Args:
-        text: The value of `weight_streaming`.
-        total: Bytes of all weights that can stream.
-    """
+    """Return how many of `total` bytes of weights stay on the GPU: "all", a share ("50%"), or a size."""
     if text == "all":
         return total
     share = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)%", text, re.A)

@@ -178,13 +178,9 @@ def open_tapped(
     io: ModelIO | None,
     debug: Sequence[str] = (),
 ) -> Iterator[Run]:
-    """Yield the artifact with tensors to be read.
+    """Yield the artifact with tensors of its graph to be read; without names as it is, for its own outputs.
 
     Args:
-        path: The artifact.
-        runtime: Name of its engine.
-        names: Tensors of its graph; empty runs it as it is, for its own outputs.
-        threads: Threads of one run; 0 lets the runtime choose.
         folder: Where files of this run may lie.
         io: Inputs and outputs of an engine that does not say.
         debug: Debug tensors of an engine, which it shows beside its outputs.

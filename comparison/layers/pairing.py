@@ -32,7 +32,6 @@ class Pair:
     """A tensor of the reference and the one that stands for it in the artifact.
 
     Attributes:
-        reference, artifact: Names of the tensors.
         node, operator: What makes it in the artifact; its QuantizeLinear counts as part of the node, unless
             the float value is read elsewhere too and pairs by itself.
         form: How the artifact's is read.
@@ -51,12 +50,9 @@ class Pair:
 
 @dataclass(frozen=True)
 class Pairs:
-    """All pairs, in the artifact's order of execution.
+    """All pairs, in the artifact's order of execution, and float tensors without a partner.
 
-    Attributes:
-        pairs: See `Pair`.
-        reference_only: Float tensors of the reference that nothing stands for: folded into a kernel.
-        artifact_only: Float tensors of the artifact that are none of the reference's, without Q/DQ and casts.
+    Those of the reference are folded into a kernel; those of the artifact count without Q/DQ and casts.
     """
 
     pairs: tuple[Pair, ...]

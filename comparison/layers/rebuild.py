@@ -51,7 +51,6 @@ class EngineSource:
 
     Attributes:
         graph: The ONNX file that TensorRT parsed.
-        spec: What was asked for beside it.
         layers: Node to precision, where types are weak and some were kept.
         tf32: Whether products of float32 may round.
         profiles: The engine's optimization profiles: input to its "min", "opt" and "max".
@@ -359,10 +358,7 @@ class EngineRuns(LayerRuns):
         return sum(self._cost["reference"][index] for index in chosen) <= allowed
 
     def measure(self, chosen: Sequence[int]) -> dict[int, ErrorSums]:
-        """Build what lies before the tensors, run it, and return index to distance.
-
-        Where TensorRT refuses the part, the pairs are in `refused`.
-        """
+        """Build what lies before the tensors, run it, and return index to distance, or fill `refused`."""
         names = {self.pairs.pairs[index].artifact: index for index in chosen}
         self._tell(f"{len(names)} tensors" if len(names) > 1 else next(iter(names)))
         try:
@@ -378,11 +374,9 @@ class EngineRuns(LayerRuns):
         return {by_output[name]: ErrorSums.from_json(one) for name, one in answer["errors"].items()}
 
     def survey(self) -> tuple[dict[int, ErrorSums], dict[str, ErrorSums]]:
-        """Build the whole graph with debug tensors, run it, and return what they and its outputs tell.
+        """Build the whole graph with debug tensors and run it; return index, and output, to distance.
 
-        Returns:
-            Index to distance of the pairs that it shows, and output to distance. That a debug tensor is in
-            row-major order TensorRT does not say: these are hints.
+        That a debug tensor is in row-major order TensorRT does not say: these are hints.
         """
         names = {pair.artifact: index for index, pair in enumerate(self.pairs.pairs)}
         self._tell("the whole graph with debug tensors")

@@ -1,9 +1,7 @@
-"""Convert a tensor of an artifact into the form of its reference tensor.
+"""The two sides of a comparison, why two cannot be compared, and how a tensor is read as its reference's.
 
 Where a graph is quantized, the integers are read and scaled here: what a kernel writes is observed as it
 is, at a quarter of the memory, and the fusion of operator and QuantizeLinear is left alone.
-
-The two sides of a comparison, and the reasons why two sides cannot be compared.
 """
 
 from __future__ import annotations
@@ -174,14 +172,7 @@ _LOOK = "compare with the ONNX file that the engine was built from, to see insid
 
 @dataclass(frozen=True)
 class Side:
-    """An ONNX file, or an engine.
-
-    Attributes:
-        path, runtime: The file, and the name of its engine.
-        precision: "fp32", "tf32", "fp16", "bf16", "fp8", "int8" or "int4".
-        weightless: The graph; None for an engine, which shows its outputs alone.
-        io: Inputs and outputs.
-    """
+    """An ONNX file, or an engine, whose graph (`weightless`) is None: it shows its outputs alone."""
 
     path: Path
     runtime: str
@@ -191,7 +182,7 @@ class Side:
 
     @property
     def name(self) -> str:
-        """How it is called in progress and errors."""
+        """How progress and errors call it."""
         return self.path.name
 
     @property

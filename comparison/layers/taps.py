@@ -43,7 +43,6 @@ class LayerRuns:
     """The runs of one comparison.
 
     Attributes:
-        runs: Runs of the artifact so far.
         memory_bytes: Side to "plain" and "tapped", the largest memory of its runs.
         changed: Output of the artifact to its distance, with taps, from itself without; the largest noise.
         refused: Index of a pair to why it cannot be compared.
@@ -228,12 +227,7 @@ SILENCE_S = 600.0
 
 
 def run(job: Job, name: str, text: str, progress: Progress) -> dict[str, Any]:
-    """Carry out a job in a process of its own and return its answer.
-
-    Raises:
-        WorkerError: If the process died or hung, with its last output.
-        QCompileError: The error that the artifact's runtime raised.
-    """
+    """Carry out a job in a process of its own and return its answer."""
     with (
         held_folder(Path(job.feeds).parent, "run") as folder,
         Worker(name, threads=job.threads, timeout_s=SILENCE_S) as worker,
@@ -247,14 +241,7 @@ def run(job: Job, name: str, text: str, progress: Progress) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Samples:
-    """Batches on disk.
-
-    Attributes:
-        folder: Where `N.npz` lie.
-        where: What each batch is called in errors.
-        count: Samples in all of them.
-        shapes: Input to its shape in the first batch.
-    """
+    """Batches on disk, `N.npz` in a folder; what errors call each, and input to its shape in the first."""
 
     folder: Path
     where: tuple[str, ...]
@@ -340,10 +327,7 @@ def require_polygraphy() -> None:
 
 
 def save_results(runs: LayerRuns, chosen: Sequence[int], path: Path) -> None:
-    """Run both sides once more and save the values of pairs, under the names of the reference.
-
-    The runners are "reference" and "artifact"; one iteration is one batch.
-    """
+    """Run both sides once more and save the values of pairs by the reference's names, per batch."""
     from polygraphy.comparator import RunResults
     from polygraphy.logger import G_LOGGER
 
