@@ -145,7 +145,13 @@ class _Walk:
         self.readers = consumers(self.graph)
         self.outputs = {value.name for value in self.graph.output}
         self.nodes = {plain_name(node) for node in self.graph.node}
-        self.blocked = _blocked(self.graph)
+        # Tensors in ONNX Runtime's blocked layout, which only its own convolutions can read.
+        self.blocked = {
+            name
+            for node in self.graph.node
+            if node.domain == "com.microsoft.nchwc" and node.op_type != "ReorderOutput"
+            for name in node.output
+        }
         self.as_ref = {value.name: value.name for value in self.graph.input}  # tensor to the reference's
         self.upstream: dict[str, int] = {}  # tensor to the pairs before it, itself included
         self.nearest: dict[
@@ -243,7 +249,8 @@ class _Walk:
             if same or folded or name in self.outputs:
                 return name
         partner = self._by_node(node, index) or self._by_structure(node, index)
-        return self._after_activation(partner, name) if _fuses_activation(node) else partner
+        fuses = node.op_type.startswith("Fused") or any(a.name == "activation" for a in node.attribute)
+        return self._after_activation(partner, name) if fuses else partner
 
     def _by_node(self, node: onnx.NodeProto, index: int) -> str | None:
         twin = self.reference.nodes.get(plain_name(node))
@@ -286,17 +293,3 @@ class _Walk:
                 for node in readers
             )
         )
-
-
-def _blocked(graph: onnx.GraphProto) -> set[str]:
-    """Tensors in ONNX Runtime's blocked layout, which only its own convolutions can read."""
-    return {
-        name
-        for node in graph.node
-        if node.domain == "com.microsoft.nchwc" and node.op_type != "ReorderOutput"
-        for name in node.output
-    }
-
-
-def _fuses_activation(node: onnx.NodeProto) -> bool:
-    return node.op_type.startswith("Fused") or any(a.name == "activation" for a in node.attribute)

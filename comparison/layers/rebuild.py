@@ -262,15 +262,14 @@ class EngineRefinement(Refinement):
             together = any(self.pairs[index].upstream >> other & 1 for other in chosen)
             (self.beside.add if together else self.beside.discard)(index)
         gone = [
-            index for index in measured if index in plain and self._was_bad(plain[index], measured[index])
+            index
+            for index, sums in measured.items()
+            if index in plain and plain[index].snr_db < self.threshold_db <= sums.snr_db
         ]
         if gone:  # an output of the engine, right where its graph is built again
             self._not_reproduced()
             measured = {index: sums for index, sums in measured.items() if index not in gone}
         self._take(measured)
-
-    def _was_bad(self, before: ErrorSums, now: ErrorSums) -> bool:
-        return before.snr_db < self.threshold_db <= now.snr_db
 
     def _unconfirmed(self) -> list[int]:
         """The next tensors to be measured for a verdict: the first bad one alone, then those before it."""

@@ -92,7 +92,8 @@ class Search:
         for index in self.snr_db:
             if self.upstream[end] >> index & 1:
                 inside &= ~(self.upstream[index] | 1 << index)
-        return [index for index in _bits(inside & ~self._skipped) if index not in self.snr_db]
+        inside &= ~self._skipped
+        return [i for i in range(len(self.upstream)) if inside >> i & 1 and i not in self.snr_db]
 
     def choose(self, region: Sequence[int], fits: Callable[[Sequence[int]], bool], most: int) -> list[int]:
         """Return tensors of a region to be measured together: as many as fit, one at least."""
@@ -127,15 +128,6 @@ def packed(indexes: Sequence[int], fits: Callable[[Sequence[int]], bool], most: 
         else:
             groups.append([index])
     return groups
-
-
-def _bits(mask: int) -> list[int]:
-    positions = []
-    while mask:
-        low = mask & -mask
-        positions.append(low.bit_length() - 1)
-        mask ^= low
-    return positions
 
 
 def _largest(drops: Mapping[int, float]) -> int:

@@ -34,6 +34,7 @@ _MOVES = frozenset(
     Resize Slice Expand Pad NhwcMaxPool
     """.split()
 )
+_LOSES_AXES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Shape", "Size")
 _TO_LAST, _TO_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
 _MADE_BY_OPTIMIZER = re.compile(r"(_token_\d+|_nhwc|_nchwc|/MatMulAddFusion|/GemmTransposeFusion|_quant)+$")
 _BIAS_LAST = frozenset(["QLinearConv"])
@@ -136,14 +137,10 @@ class Forms:
         last = last or "nhwc" in node.domain or node.op_type.startswith("Nhwc")
         if node.op_type == "Transpose":
             last = order == _TO_LAST
-        elif not last and not _leaves_four_axes(node):
+        elif not last and node.op_type not in _LOSES_AXES:
             last = any(name in self.channels_last for name in node.input)
         if last:
             self.channels_last.update(node.output)
-
-
-def _leaves_four_axes(node: onnx.NodeProto) -> bool:
-    return node.op_type in ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Shape", "Size")
 
 
 def plain_name(node: onnx.NodeProto) -> str:

@@ -91,11 +91,10 @@ class LayerRuns:
 
     def fits(self, chosen: Sequence[int]) -> bool:
         """Whether taps may be read in one run: in memory they stay a small share of a run without."""
-        for side, cost in self._cost.items():
-            allowed = SHARE * self.memory_bytes[side]["plain"]
-            if sum(cost[index] for index in chosen) > allowed:
-                return False
-        return True
+        return all(
+            sum(cost[index] for index in chosen) <= SHARE * self.memory_bytes[side]["plain"]
+            for side, cost in self._cost.items()
+        )
 
     def measure(self, chosen: Sequence[int]) -> dict[int, ErrorSums]:
         """Run both with taps; return index to distance. Pairs that cannot be compared are in `refused`."""
@@ -136,7 +135,10 @@ class LayerRuns:
         for index in chosen:
             name, file = self.pairs.pairs[index].reference, self.tap_file(index)
             if name in inputs:
-                self._write_input(name, Path(written) / file)
+                (Path(written) / file).mkdir()
+                for number in range(len(self.samples.where)):
+                    values = self.samples.read(number, name)
+                    np.save(Path(written) / file / f"{number}.npy", values, allow_pickle=False)
             elif name in taps:
                 again.append((taps[name]["file"], file))
             else:
@@ -146,11 +148,6 @@ class LayerRuns:
         for first, other in again:
             (Path(written) / other).symlink_to(Path(written) / first)
         return written
-
-    def _write_input(self, name: str, folder: Path) -> None:
-        folder.mkdir()
-        for number in range(len(self.samples.where)):
-            np.save(folder / f"{number}.npy", self.samples.read(number, name), allow_pickle=False)
 
     def _compared(self, chosen: Sequence[int], written: str) -> dict[str, Any]:
         """Job of a run of the artifact that compares; an engine has its outputs and no taps."""
