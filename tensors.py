@@ -45,13 +45,8 @@ _EXTENTS = re.compile(
 
 @dataclass(frozen=True)
 class AxisExtents:
-    """What the spelling of an input says of a dynamic axis beyond its name.
-
-    Attributes:
-        axis: Index of the axis.
-        minimum: Least extent, 1 or more.
-        maximum: Largest extent; None where there is no limit.
-        traced: Extent to trace the model with; None where it is left to the exporter.
+    """What the spelling of an input says of a dynamic axis: its extents, None for no limit, and the one
+    to trace with; None leaves that to the exporter.
     """
 
     axis: int
@@ -65,7 +60,6 @@ class TensorInfo:
     """One input or output of a model.
 
     Attributes:
-        name: Tensor name.
         dtype: numpy's name of the element type, such as "float32".
         shape: Extents; a dynamic axis is a string.
         extents: What was said of the extents of dynamic axes; no part of what the tensor is.
@@ -278,13 +272,7 @@ def samples_in(feeds: Feeds) -> int:
 
 
 def check_feeds(inputs: Sequence[TensorInfo], feeds: Mapping[str, Any], subject: str) -> None:
-    """Refuse feeds that are not exactly what the inputs take: names, dtypes, ranks, fixed extents.
-
-    Args:
-        inputs: What the model takes.
-        feeds: Input name to array.
-        subject: Where the feeds come from, to begin the message with.
-    """
+    """Refuse feeds that are not exactly what the inputs take; a message begins with where they come from."""
     names = [tensor.name for tensor in inputs]
     for name in feeds:
         if name not in names:

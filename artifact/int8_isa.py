@@ -19,7 +19,7 @@ _OF_0_2: Isa = "avx512-vnni"
 
 
 def int8_isa(manifest: Manifest | None) -> Isa:
-    """Return what an artifact's INT8 is for: by its options, its device, or its version.
+    """Return what an artifact's INT8 is for, by its options, its device, or its version.
 
     It is "auto" where nothing tells, or no product of the artifact is of two integers of 8 bits.
     """

@@ -86,14 +86,10 @@ def calibrate(
         progress: Told of every sample.
         options: Fields of `CalibrateSpec` by name, in place of those of `spec`.
 
-    Returns:
-        The ranges file and its manifest.
-
     Raises:
         DataError: If samples do not fit or hold NaN or infinity.
         CalibrationError: If the model has no float activation, or one becomes NaN or infinite.
         ModelError: If ONNX Runtime refuses the model.
-        InvalidOption: If the method or the shard is misspelled.
     """
     output = Path(output)
     spec = spec_from_call(CalibrateSpec, spec, options)
@@ -166,12 +162,18 @@ def _run(
     data: Data, shard: Shard, workers: Workers, save: Callable[[int], None], start: int, progress: Progress
 ) -> None:
     total = data.total
-    if total is not None:
-        total = _samples_of(shard, total, data.batch_size if data.is_fixed else 1)
+    if total is not None:  # of samples that are dealt out in units of so many
+        unit = data.batch_size if data.is_fixed else 1
+        starts = range((shard.part - 1) * unit, total, shard.shards * unit)
+        total = sum(min(unit, total - start) for start in starts)
     if start:
         progress(f"continue after {workers.samples} samples", workers.samples, total)
     try:
-        for unit, batch in _units(data, shard, workers, start):
+        # What is not of the shard, or before `start`, is not decoded, where the data allows.
+        units: Iterator[tuple[int, Batch]] = enumerate(one_by_one(data, workers.run))
+        if shard.shards > 1 or start:
+            units = numbered_units(data, workers.run, lambda unit: unit >= start and shard.holds(unit))
+        for unit, batch in units:
             workers.submit(batch)
             progress("calibrate", workers.samples, total)
             save(unit + 1)
@@ -180,19 +182,6 @@ def _run(
         raise
     workers.drain()
     progress("calibrate", workers.samples, total)
-
-
-def _units(data: Data, shard: Shard, workers: Workers, start: int) -> Iterator[tuple[int, Batch]]:
-    """The units of a shard from `start` on; what is not among them is not decoded, where the data allows."""
-    if shard.shards == 1 and not start:
-        return enumerate(one_by_one(data, workers.run))
-    return numbered_units(data, workers.run, lambda unit: unit >= start and shard.holds(unit))
-
-
-def _samples_of(shard: Shard, total: int, unit: int) -> int:
-    """How many of `total` samples, dealt out in units of so many, a shard gets."""
-    starts = range((shard.part - 1) * unit, total, shard.shards * unit)
-    return sum(min(unit, total - start) for start in starts)
 
 
 def _weightless(model: str | Path | WeightlessModel) -> WeightlessModel:

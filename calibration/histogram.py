@@ -92,12 +92,7 @@ class Histogram:
         return int(self.counts.sum())
 
     def add(self, values: NDArray[Any], count: Count | None = None) -> None:
-        """Count the values of an array of any shape and float type.
-
-        Args:
-            values: float32 or float64, or a narrower float, which is widened exactly.
-            count: How, from `counting.make_count`; numpy's way by default.
-        """
+        """Count the values of an array of any shape and float type, by a `counting.make_count` or numpy."""
         flat = np.ascontiguousarray(values).reshape(-1)
         double = flat.dtype.kind == "f" and flat.dtype.itemsize > 4
         flat = flat.astype(np.float64 if double else np.float32, copy=False)  # native byte order, too
@@ -146,12 +141,7 @@ def _exponent_for(magnitude: float) -> int:
 def count_by_numpy(
     values: NDArray[Any], exponent: int, counts: NDArray[np.int64]
 ) -> tuple[int, float, float]:
-    """Count values if all of them fit.
-
-    Args:
-        values: float32 or float64 [n], n at least 1.
-        exponent: Bins are `2**exponent` wide.
-        counts: int64 [2 * BINS], added to.
+    """Count values [n], n at least 1, if all of them fit in bins `2**exponent` wide; `counts` is added to.
 
     Returns:
         How many were counted (all or none), and the least and largest value. Where not all were counted,

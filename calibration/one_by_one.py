@@ -25,8 +25,7 @@ It raises DataError or ModelError if the model fails on the batch."""
 def one_by_one(data: Data, run: Run, limit: int | None = None) -> Iterator[Batch]:
     """Yield the samples of the data one by one, or whole batches where that would change the tensors.
 
-    Args:
-        limit: Stop after this many samples; a batch that stays whole may exceed it. None yields all.
+    A batch that stays whole may exceed the `limit` of samples.
     """
     separable: bool | None = None
     samples = 0

@@ -23,14 +23,10 @@ from .thresholds import Method, amax_by_method, loss
 
 @dataclass(frozen=True)
 class TensorSummary:
-    """One observed tensor.
+    """One observed tensor: exact extremes, and the magnitude by each method.
 
-    Attributes:
-        tensor: Its name.
-        min, max: Exact extremes.
-        amax: Method name to magnitude.
-        clipped: Share of the values beyond the chosen magnitude, 0 to 1, to one bin.
-        snr_db: Estimated signal-to-noise ratio of quantization at the chosen magnitude.
+    `clipped` is the share of the values beyond the chosen magnitude, 0 to 1, to one bin; `snr_db` is the
+    estimated signal-to-noise ratio of quantization there.
     """
 
     tensor: str
@@ -47,11 +43,8 @@ class TensorSummary:
 
 
 def summarize(ranges: Ranges, *, method: Method | None = None, symmetric: bool = True) -> list[TensorSummary]:
-    """Return a summary of every observed tensor, the worst signal-to-noise ratio first.
-
-    Args:
-        method: What `clipped` and `snr_db` are of; the ranges' own by default.
-        symmetric: Whether for symmetric int8 or asymmetric uint8 (`quantization_error`).
+    """Return a summary of every observed tensor, the worst signal-to-noise ratio first, by `method` or the
+    ranges' own, for symmetric int8 or asymmetric uint8.
     """
     chosen = method or ranges.method
     observed = {name: h for name, h in ranges.histograms.items() if not h.is_empty}

@@ -23,12 +23,7 @@ _TINY = float(np.finfo(np.float32).tiny)
 
 @dataclass(frozen=True)
 class Scheme:
-    """Which integers a tensor is rounded to.
-
-    Attributes:
-        qmin, qmax: Smallest and largest integer.
-        symmetric: Whether zero_point is 0 and the scale follows from the largest magnitude.
-    """
+    """The integers that a tensor is rounded to; if symmetric, the scale is of the largest magnitude."""
 
     qmin: int
     qmax: int
@@ -60,11 +55,7 @@ class QParams:
 
 
 def choose_qparams(low: ArrayLike, high: ArrayLike, scheme: Scheme, axis: int | None = None) -> QParams:
-    """Return the parameters of a range, computed in float64.
-
-    Args:
-        low, high: Smallest and largest value, in the tensor's units: a number, or [channels] along `axis`.
-    """
+    """Return the parameters of a range in the tensor's units, in float64; [channels] along `axis`."""
     low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
     scale, zero_point = scale_and_zero_point(low, high, scheme)
     dtype = np.int8 if scheme.qmin < 0 else np.uint8
@@ -74,12 +65,7 @@ def choose_qparams(low: ArrayLike, high: ArrayLike, scheme: Scheme, axis: int | 
 
 
 def scale_and_zero_point(low: Any, high: Any, scheme: Scheme, xp: Any = np) -> tuple[Any, Any]:
-    """Return scale and zero_point of ranges, both in the dtype and shape of `low`.
-
-    Args:
-        low, high: Smallest and largest values; float arrays or tensors of one shape and dtype.
-        xp: The module of the arrays: numpy or torch.
-    """
+    """Return scale and zero_point of ranges, both in the dtype and shape of `low`; `xp` is numpy or torch."""
     low, high = xp.clip(low, None, 0.0), xp.clip(high, 0.0, None)
     if scheme.symmetric:
         scale = xp.maximum(-low, high) / scheme.qmax
@@ -104,10 +90,7 @@ def choose_weight_qparams(weight: NDArray[Any], axis: int) -> QParams:
 
 
 def per_channel(parameter: Any, axis: int | None, ndim: int) -> Any:
-    """Return an array or tensor [channels] in a shape that broadcasts along `axis` to `ndim` axes.
-
-    One value for the whole tensor, [], is returned as it is.
-    """
+    """Return an array or tensor [channels] so that it broadcasts along `axis` to `ndim` axes; [] as it is."""
     if axis is None or not parameter.ndim:
         return parameter
     shape = [1] * ndim

@@ -46,8 +46,7 @@ class Ranges:
         shared: Tensor name to the observed tensors whose ranges together are its own.
         skipped: Tensor name to the reason why it was not observed.
         fixed: Tensor name to amax, where no histograms are known: read from TensorRT's cache.
-        is_verified: Whether they are what was written, by the checksum of their file. A file of an earlier
-            version holds none.
+        is_verified: Whether their file's checksum says so. A file of an earlier version holds none.
     """
 
     model: str
@@ -70,11 +69,7 @@ class Ranges:
         return ", ".join(f"{digest}{portion}" for digest, portion in sorted(self.portions.items()))
 
     def require_model(self, path: Path, fingerprint: str) -> None:
-        """Refuse a model that was not the one observed.
-
-        Raises:
-            CalibrationError: Naming the file.
-        """
+        """Refuse a model that was not the one observed, naming the file."""
         if self.model != fingerprint:
             raise CalibrationError(
                 f"{path}: the ranges were observed on another model "
@@ -103,11 +98,7 @@ class Ranges:
         return self.shared.get(tensor, (tensor,))
 
     def histogram(self, tensor: str) -> Histogram:
-        """Return the counts of a tensor, or of those whose values it holds, together.
-
-        Raises:
-            CalibrationError: If the tensor was not observed.
-        """
+        """Return the counts of a tensor, or of those whose values it holds, together."""
         sources = [self.histograms[name] for name in self.sources(tensor) if name in self.histograms]
         values = [histogram for histogram in sources if not histogram.is_empty]
         if not values:
@@ -125,15 +116,11 @@ class Ranges:
         return total
 
     def amax(self, tensor: str, method: Method | None = None, *, symmetric: bool = True) -> float:
-        """Return the clipping magnitude of a tensor, by the method or by the default one.
+        """Return the clipping magnitude of a tensor, in its units, 0 or more; the int8 scale is amax / 127.
 
         Args:
             method: Chooses the threshold; `self.method` if it is None.
-            symmetric: Minimize the error on the grid of symmetric int8; else on that of 255 steps over the
-                range.
-
-        Returns:
-            amax in the tensor's units, 0 or more; the symmetric int8 scale is amax / 127.
+            symmetric: Minimize the error on the grid of symmetric int8; else of 255 steps over the range.
 
         Raises:
             CalibrationError: If the tensor was not observed, or is only known from a TensorRT cache and a
@@ -152,11 +139,7 @@ class Ranges:
     def limits(
         self, tensor: str, method: Method | None = None, *, symmetric: bool = True
     ) -> tuple[float, float]:
-        """Return (low, high), the range of a tensor that is quantized, in its units: low <= 0 <= high.
-
-        Raises:
-            CalibrationError: As `amax`.
-        """
+        """Return (low, high), the range of a tensor that is quantized, in its units: low <= 0 <= high."""
         if tensor in self.fixed:
             limit = self.amax(tensor, method)
             return -limit, limit
@@ -166,13 +149,7 @@ class Ranges:
         )
 
     def merge(self, other: Ranges) -> None:
-        """Add what another calibration of the same model counted: another shard, or other data.
-
-        The method stays this one's.
-
-        Raises:
-            CalibrationError: If it is of another model, observed other tensors, or saw the same samples.
-        """
+        """Add what another calibration of the same model counted: another shard, or other data."""
         if other.model != self.model:
             raise CalibrationError(
                 "ranges of different models cannot be merged",

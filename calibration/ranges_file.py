@@ -234,7 +234,6 @@ class Checkpoint:
         key: Everything that decides what is counted: another key is another calibration.
         units: How many units of the data were read: samples, or batches that are not taken apart.
         samples: How many samples were counted, of this shard.
-        histograms: Tensor name to counts.
     """
 
     key: Mapping[str, object]
@@ -314,11 +313,7 @@ def merge_files(
 ) -> Artifact:
     """Merge ranges files; all shards of one calibration give the file that one whole run gives.
 
-    Args:
-        files: Ranges files of one model, each sample in one of them.
-        output: Ranges file to write; may be one of the files.
-        all_of: What is to know of the data, where the files are all parts of one calibration: the manifest
-            is the one of a whole run, too.
+    With `all_of`, notes on the data, they are parts of one calibration: the manifest is a whole run's.
     """
     if not files:
         raise InvalidOption("no ranges files; at least one is required")

@@ -44,13 +44,10 @@ _FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 @dataclass(frozen=True)
 class Taps:
-    """The tensors to observe.
+    """The tensors to observe, in the model's order, and their types.
 
-    Attributes:
-        names: Names of float activations, in the model's order.
-        types: Name to dtype, for each of them.
-        shared: Name to the observed tensors that hold its values: its range is that of all of them.
-        skipped: Name to reason for tensors that need a scale and cannot be observed.
+    `shared` has the observed tensors that hold a tensor's values: its range is that of all of them.
+    `skipped` has the reason of each that needs a scale and cannot be observed.
     """
 
     names: tuple[str, ...]
@@ -60,12 +57,9 @@ class Taps:
 
 
 def choose_taps(model: onnx.ModelProto, scaled: Collection[str] | None = None) -> Taps:
-    """Choose the tensors to observe so that each tensor that gets a scale has a range.
+    """Choose the tensors to observe so that each tensor that gets a scale has a range, but constants.
 
-    Weights and other constants are left out: their range is read from the file.
-
-    Args:
-        scaled: Names of the tensors that get a scale. None takes inputs and outputs of `QUANTIZABLE` nodes.
+    `scaled` names the tensors that get a scale; None takes inputs and outputs of `QUANTIZABLE` nodes.
     """
     return _Choice(model).taps(scaled)
 

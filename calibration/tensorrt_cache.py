@@ -46,11 +46,7 @@ def format_cache(
     """Return the cache of ranges: every observed tensor, and every one that shares a range.
 
     A tensor that was always zero gets the scale 1 / 127: zero is exact at any scale, and TensorRT takes a
-    scale of zero without a word.
-
-    Args:
-        version: TensorRT's, as "8.5.3" or as the module says it.
-        method: How amax is chosen; the file's own method by default.
+    scale of zero without a word. `method` is the file's own by default.
     """
     if calibrator not in CALIBRATORS:
         raise InvalidOption(f"calibrator {calibrator!r} is unknown; known are {', '.join(CALIBRATORS)}")
@@ -78,10 +74,7 @@ def is_cache(path: Path) -> bool:
 
 
 def read_cache(path: Path, model: Path) -> Ranges:
-    """Return the scales of a cache as ranges of a model.
-
-    Names that TensorRT makes up for layers of its own are not the model's, and are left out.
-    """
+    """Return the scales of a cache as ranges of a model, without layers of TensorRT's own."""
     scales = parse_cache_bytes(require_file(path, what="cache").read_bytes(), path)
     weightless = read_weightless(model)
     graph = weightless.model.graph

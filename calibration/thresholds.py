@@ -41,12 +41,8 @@ np.empty(2 << 20)
 
 @dataclass(frozen=True)
 class Loss:
-    """What a threshold does to a tensor.
-
-    Attributes:
-        snr_db: Power of the values over the power of the quantization error, in decibels; infinite where
-            nothing is lost.
-        clipped: Share of the values beyond the threshold, 0 to 1, to one bin.
+    """What a threshold does to a tensor: the signal-to-noise ratio, infinite where nothing is lost, and
+    the share of the values beyond it, 0 to 1, to one bin.
     """
 
     snr_db: float
@@ -70,7 +66,6 @@ def amax_mse(histogram: Histogram, *, symmetric: bool) -> float:
 
     All multiples of the bin's width from 128 bins on are candidates, and the largest magnitude seen: where
     the first 128 bins hold all values, there is nothing to choose.
-
     """
     largest = histogram.largest
     used = math.ceil(largest / histogram.width)
@@ -94,10 +89,7 @@ def squared_errors(
     """Return the sum of squared errors for each candidate, in squared bins: float64 [len(candidates)].
 
     A level `v` between its two edges costs `sum n (c - v)**2`, three differences of prefix sums over counts
-    `n` and centres `c`.
-
-    Args:
-        candidates: Thresholds in bins, float64, above zero.
+    `n` and centres `c`. Candidates are thresholds in bins, above zero.
     """
     moments = _moments(histogram.counts, _CENTRES)
     errors = [
@@ -174,12 +166,7 @@ AUTO_TOLERANCE = 1.02
 
 @dataclass(frozen=True)
 class Method:
-    """How thresholds are chosen.
-
-    Attributes:
-        name: One of `METHODS`.
-        percentile: For "percentile", and for "auto", which tries it: above 0, at most 100.
-    """
+    """How thresholds are chosen; `percentile` is for "percentile", and for "auto", which tries it."""
 
     name: MethodName = "auto"
     percentile: float = DEFAULT_PERCENTILE
@@ -315,12 +302,7 @@ AUTO_WEIGHS: tuple[MethodName, ...] = ("minmax", "percentile", "entropy", "mse")
 
 
 def amax(histogram: Histogram, method: Method, *, symmetric: bool = True) -> float:
-    """Return the clipping magnitude by a method.
-
-    Args:
-        symmetric: Whether the target quantizes to symmetric int8 or to asymmetric uint8: "mse" and "auto"
-            mind it.
-    """
+    """Return the clipping magnitude by a method: "mse" and "auto" mind whether int8 is symmetric."""
     if method.name not in METHODS:
         raise InvalidOption(f"method {method.name!r} is unknown; known are {', '.join(METHODS)}")
     _require_values(histogram)

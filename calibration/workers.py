@@ -191,12 +191,10 @@ Histograms = dict[str, Histogram]
 
 
 class Workers:
-    """Runs samples and counts; use as a context manager.
+    """Runs samples and counts; use as a context manager. 0 threads take one per core.
 
-    Args:
-        threads: Threads in all; 0 takes one per core.
-        infinite: Whether activations may hold infinity, as the scores of masked attention do: their finite
-            values are counted, some of them perhaps twice. NaN is an error all the same.
+    With `infinite`, activations may hold infinity, as the scores of masked attention do: their finite values
+    are counted, some of them perhaps twice. NaN is an error all the same.
     """
 
     def __init__(self, model: WeightlessModel, taps: Taps, threads: int, *, infinite: bool = False) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ..errors import IntentNotReached
@@ -137,7 +136,13 @@ def build(session: Session, given: BuildCommand) -> None:
     from ..building import plan
 
     if given.dry_run:
-        _present_plan(session, plan(given.model, given, progress=session.progress), given.output)
+        planned = plan(given.model, given, progress=session.progress)
+        session.json(planned)
+        target, precision = planned.pop("target"), planned.pop("precision")
+        session.say(f"{given.output} would be built for {target}, {precision}; nothing was written")
+        for name, value in planned.items():
+            if value not in ({}, [], ""):
+                session.say(f"  {name}: {value}")
         return
     try:
         artifact = build_artifact(given.model, given.output, given, progress=session.progress)
@@ -176,14 +181,6 @@ def _note_layers(session: Session, proof: object) -> None:
         layers = proof.get(kind)
         for name, about in layers.items() if isinstance(layers, dict) else ():
             session.note(f"{kind}: {name}: {about['share']:.1%}: {about['reason']}")
-
-
-def _present_plan(session: Session, plan: dict[str, object], output: Path) -> None:
-    session.json(plan)
-    session.say(f"{output} would be built for {plan['target']}, {plan['precision']}; nothing was written")
-    for name, value in plan.items():
-        if name not in ("target", "precision") and value not in ({}, [], ""):
-            session.say(f"  {name}: {value}")
 
 
 @verb(

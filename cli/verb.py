@@ -132,8 +132,10 @@ def parameter(one: Option) -> click.Parameter:
     if default is not None:  # click takes None for a default too, and a required option for given
         about["default"] = default
     shows = default not in (None, 0, -1)
+    # A metavar with a space is a sentence of what is required.
+    metavar = one.name.upper() if " " in one.spelling.metavar else one.spelling.metavar or None
     return click.Option(
-        [*flags, name], type=_type(one), metavar=_metavar(one), multiple=one.repeated, required=one.required,
+        [*flags, name], type=_type(one), metavar=metavar, multiple=one.repeated, required=one.required,
         show_default=shows, **about,
     )  # fmt: skip
 
@@ -150,12 +152,6 @@ class _Choice(click.Choice[str]):
         if is_former or removed_option(f"{self._name}={value}"):
             return value
         return super().convert(value, param, ctx)
-
-
-def _metavar(one: Option) -> str | None:
-    if " " in one.spelling.metavar:  # a sentence of what is required
-        return one.name.upper()
-    return one.spelling.metavar or None
 
 
 def _type(one: Option) -> click.ParamType[Any]:
@@ -185,14 +181,11 @@ def read(spec: type[Spec], given: Mapping[str, Any], *, on_deprecated: OnDepreca
         if one.repeated and one.spelling.split:
             parts = [part.strip() for text in value for part in re.split(one.spelling.split, text)]
             value = [part for part in parts if part]
-        _table_of(one, values)[one.name] = list(value) if isinstance(value, tuple) else value
+        table = values
+        for step in one.key.split(".")[:-1]:
+            table = table.setdefault(step, {})
+        table[one.name] = list(value) if isinstance(value, tuple) else value
     return decode(spec, values, strict=False, on_deprecated=on_deprecated)
-
-
-def _table_of(one: Option, values: dict[str, Any]) -> dict[str, Any]:
-    for step in one.key.split(".")[:-1]:
-        values = values.setdefault(step, {})
-    return values
 
 
 def spelled(text: str, spec: type) -> str:

@@ -171,9 +171,7 @@ class AccuracyComparison:
         reference, artifact: Its values: shares for metrics in points.
         drop: How much worse the artifact is, in `unit`.
         low, high: Ends of the drop's paired 95% interval; None with too few samples.
-        samples: How many were evaluated.
         agreement: Share of equal predictions; None where nothing is predicted.
-        max_drop: The largest drop that passes; None for no limit.
     """
 
     metric: str
@@ -208,11 +206,9 @@ def evaluate(
     threads: int = 0,
     progress: Progress = silent,
 ) -> tuple[AccuracyComparison, list[Outputs], list[Outputs], int]:
-    """Run two artifacts on labelled samples, batch by batch, and compare their accuracy.
+    """Run two artifacts on labelled samples, batch by batch, and compare their accuracy on all.
 
-    Returns:
-        What both reach on all samples; the outputs of the reference and of the artifact for the first
-        batches, and how many samples these hold: `keep` at least, where there are as many.
+    Also returns the outputs of both for the first batches, and how many samples these hold: at least `keep`.
     """
     chosen = read_metric(metric, inputs=described_inputs(io, runnables))
     sums: list[ScoreSums] = []

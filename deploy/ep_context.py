@@ -1,21 +1,18 @@
 """`qcompile package ep-context`: an engine as an ONNX file for ONNX Runtime's provider, and for Windows ML.
 
 The provider builds such a file only on the GPU that will run it (onnxruntime issue 29757). TensorRT-RTX
-builds the engine without a GPU; what is added here is the graph around it, and what can be verified of it
-without the provider and without a GPU.
+builds the engine without a GPU; this adds the graph around it, and verifies what needs no provider.
 
 Providers are as their sources have them: microsoft/onnxruntime (`core/providers/nv_tensorrt_rtx/`, its tests
-`nv_ep_context_test.cc` and `nv_basic_test.cc`, `core/providers/tensorrt/`), NVIDIA/TensorRT-RTX-EP-ABI, the
-provider as a plugin (`src/onnx_ctx_model_helper.cc`, `src/tensorrt_rtx_provider_factory.cc`), and onnxruntime
-issue 29757. The graph is one EPContext node, and the engine's inputs and outputs. Its attributes are those of
-ONNX Runtime's schema (`core/graph/contrib_ops/contrib_defs.cc`, EPContext):
+`nv_ep_context_test.cc` and `nv_basic_test.cc`, `core/providers/tensorrt/`) and the plugin
+NVIDIA/TensorRT-RTX-EP-ABI (`src/onnx_ctx_model_helper.cc`, `src/tensorrt_rtx_provider_factory.cc`). The graph
+is one EPContext node (`core/graph/contrib_ops/contrib_defs.cc`):
 
 | attribute               | holds                                                                         |
 |-------------------------|-------------------------------------------------------------------------------|
 | `main_context`          | 1: the node owns its engine (providers of TensorRT write 0, and read neither) |
 | `embed_mode`            | 1: the engine is in the node; 0: in a file beside the model                   |
 | `ep_cache_context`      | the engine's bytes, or the name of that file                                  |
-| `ep_sdk_version`        | version of TensorRT that built the engine                                     |
 | `hardware_architecture` | `80+` for Ampere and newer, else the GPUs, such as `86`                       |
 | `partition_name`        | a name of this engine's own: the runtime cache is found by it                 |
 | `source`                | the provider; others leave the node alone                                     |
@@ -110,18 +107,9 @@ PROVIDERS = {
 
 @dataclass(frozen=True)
 class EpContext:
-    """An engine as an ONNX file.
+    """An engine as an ONNX file, with what the provider must be given and the user should know.
 
-    Attributes:
-        path: The ONNX file.
-        files: It, and the file with the engine unless that is embedded.
-        provider: Who loads it.
-        embedded: Whether the engine is inside.
-        architecture: What the file says the engine runs on.
-        io: Inputs and outputs.
-        provider_options: What the provider must be given.
-        checks: Verifications that ran.
-        warnings: What the user should know.
+    `files` are the ONNX file and that of the engine, unless it is embedded.
     """
 
     path: Path
@@ -364,10 +352,7 @@ def _require(path: Path, holds: bool, otherwise: str) -> None:
 def engine_graph(
     provider: Provider, io: ModelIO, manifest: Manifest, *, context: bytes, embedded: bool, header: bytes
 ) -> onnx.ModelProto:
-    """Return the model of an engine; the context is its bytes, or the name of the file that holds them.
-
-    The header is its first bytes; empty for a provider that does not read them.
-    """
+    """Return the model of an engine; `context` is its bytes or its file's name, `header` its first bytes."""
     from onnx import helper
 
     name = f"{provider.name}_{manifest.digest.removeprefix('sha256:')[:16]}"

@@ -160,16 +160,11 @@ class Packaged:
     """A model in a repository.
 
     Attributes:
-        folder: The model's.
-        name: As requests spell it.
-        version: The one that was added.
+        folder, name: Of the model, as requests spell it.
         versions: All that are there now.
-        backend: Which of Triton's backends serves it.
         max_batch_size: Largest batch that Triton forms; 0 for none.
         config: The text of `config.pbtxt`.
         files: What was written for the version, below its folder.
-        checks: Verifications that ran.
-        warnings: What the user should know.
         server: The command that serves the repository.
     """
 

@@ -51,7 +51,6 @@ class TritonModel:
         manifest: The artifact's; None for an ONNX file from elsewhere.
         profiles: Optimization profiles: input to its range.
         shape_tensors: Inputs whose values are shapes.
-        non_linear: Inputs and outputs in a memory format that is not linear.
         server_options: What `tritonserver` must be started with.
     """
 
@@ -70,11 +69,7 @@ class TritonModel:
 
 
 def read_triton_model(path: Path, *, verify: bool = True) -> TritonModel:
-    """Return an artifact as a Triton model.
-
-    Args:
-        path: An engine, ONNX or TorchScript file; all but ONNX need their manifest.
-    """
+    """Return an engine, ONNX or TorchScript file as a Triton model; all but ONNX need their manifest."""
     require_file(path, what="artifact")
     manifest = read_manifest(path)
     kind = manifest.kind if manifest else "onnx" if path.suffix.lower() == ".onnx" else ""

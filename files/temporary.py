@@ -56,10 +56,9 @@ _swept: OrderedDict[str, None] = OrderedDict()
 
 @contextmanager
 def temporary_folder(purpose: str) -> Iterator[Path]:
-    """Yield a new folder among the system's temporary files; it is removed at the end.
+    """Yield a new folder among the system's temporary files, with a word in its name; removed at the end.
 
-    What killed processes left there is removed, once for each process and place. `purpose` is a word of its
-    name, such as "simplify".
+    What killed processes left there is removed, once for each process and place.
     """
     with contextlib.ExitStack() as stack:
         try:

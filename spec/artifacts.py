@@ -43,20 +43,15 @@ _SHAPE_KINDS = ("min_shapes", "opt_shapes", "max_shapes")
 
 Exclude = Annotated[
     tuple[str, ...],
-    option(
-        "Layers that stay in floating point: name, glob or operator type.", metavar="PATTERN", split=COMMA
-    ),
+    option("Layers that stay in floating point: name, glob or operator type.", "PATTERN", split=COMMA),
 ]
-Inputs = Annotated[
-    tuple[str, ...],
-    option("Input of a PyTorch MODEL.", flag="--input", short="-i", metavar="NAME:SHAPE[:DTYPE]"),
-]
+Inputs = Annotated[tuple[str, ...], option("Input of a PyTorch MODEL.", "--input -i NAME:SHAPE[:DTYPE]")]
 """Of `build` and `tune`."""
 
 
 def _shapes(sentence: str) -> Meta:
     """What the annotation of shapes of an engine's inputs holds."""
-    return option(sentence, metavar="NAME:SHAPE", split=SHAPES, pairs=":", targets=TENSORRT_TARGETS)
+    return option(sentence, "NAME:SHAPE", split=SHAPES, pairs=":", targets=TENSORRT_TARGETS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +62,7 @@ class PrecisionOptions(Checked):
         str,
         option(
             f"Method that chooses the thresholds: {METHOD}; default: the method of the ranges.",
-            metavar=METHOD,
+            METHOD,
             pattern=f"^$|{METHOD_PATTERN}",
         ),
     ] = ""
@@ -75,8 +70,7 @@ class PrecisionOptions(Checked):
         tuple[LayerPrecision, ...],
         option(
             "Precision of layers by name, glob or operator type: fp32, fp16, bf16 or int8.",
-            flag="--layer",
-            metavar="PATTERN=PRECISION",
+            "--layer PATTERN=PRECISION",
             split=COMMA,
             pairs="=",
         ),
@@ -110,7 +104,7 @@ class QuantizeOptions(PrecisionOptions):
     exclude: Exclude = ()
     only: Annotated[
         tuple[str, ...],
-        option("The only layers to quantize: name, glob or operator type.", metavar="PATTERN", split=COMMA),
+        option("The only layers to quantize: name, glob or operator type.", "PATTERN", split=COMMA),
     ] = ()
     isa: Annotated[
         Isa,
@@ -156,8 +150,7 @@ class ArtifactOptions(QuantizeOptions):
         option(
             "Compute capability to build for, such as sm86; in a recipe, cluster makes an artifact for each "
             "of the cluster's GPUs; default: this machine's GPU.",
-            flag="--gpu",
-            metavar="SM",
+            "--gpu SM",
             split=COMMA,
             targets=TENSORRT_TARGETS,
         ),
@@ -221,7 +214,7 @@ class ArtifactSection(ArtifactOptions):
     """`[[artifact]]`: one thing to build."""
 
     name: Annotated[
-        str, option("Name of the artifact and of its file.", metavar="a plain file name", pattern=PLAIN_NAME)
+        str, option("Name of the artifact and of its file.", "a plain file name", pattern=PLAIN_NAME)
     ]
 
     def check(self) -> None:
@@ -250,7 +243,7 @@ class QuantizeSpec(QuantizeOptions):
         ),
     ] = "int8"
     ranges: Annotated[
-        Path | None, option("Ranges file for static INT8, FP8 and NVFP4.", metavar="FILE", place=True)
+        Path | None, option("Ranges file for static INT8, FP8 and NVFP4.", "FILE", place=True)
     ] = None
     weight_type: Annotated[WeightType, option("Type of the weights in mode dynamic.")] = "int8"
     balance: Annotated[
@@ -261,12 +254,12 @@ class QuantizeSpec(QuantizeOptions):
         option(
             "Leave the most sensitive layers of static INT8 in floating point until the outputs on the data "
             "reach this signal-to-noise ratio.",
-            metavar="DB",
+            "DB",
         ),
     ] = None
     data: Annotated[
         str | None,
-        option("Samples to measure output errors on and to fit corrections to.", metavar="DATA", place=True),
+        option("Samples to measure output errors on and to fit corrections to.", "DATA", place=True),
     ] = None
 
 
@@ -275,7 +268,7 @@ class QuantizeCommand(QuantizeSpec):
     """Quantize an ONNX MODEL to INT8, FP8, NVFP4, MXFP8 or INT4 for a target, or convert to FP16 or BF16."""
 
     model: Annotated[Path, argument("ONNX file.")]
-    output: Annotated[Path, option("ONNX file to write.", short="-o", metavar="FILE")]
+    output: Annotated[Path, option("ONNX file to write.", "-o FILE")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,22 +291,18 @@ class BuildSpec(ArtifactOptions):
     """All that `build` is told beside the model and the output."""
 
     ranges: Annotated[
-        Path | None,
-        option("Ranges file to quantize the model with before the build.", metavar="FILE", place=True),
+        Path | None, option("Ranges file to quantize the model with before the build.", "FILE", place=True)
     ] = None
     inputs: Inputs = ()
     threads: Annotated[int, option("Threads of a CPU runtime; 0 means the runtime's default.", ge=0)] = 0
     data: Annotated[
         str | None,
         option(
-            "Samples for the INT8 accuracy check, the artifact check and the calibrator.",
-            metavar="DATA",
-            place=True,
+            "Samples for the INT8 accuracy check, the artifact check and the calibrator.", "DATA", place=True
         ),
     ] = None
     calibration_cache: Annotated[
-        Path | None,
-        option("File for the scales that TensorRT's calibrator computes.", metavar="FILE", place=True),
+        Path | None, option("File for the scales that TensorRT's calibrator computes.", "FILE", place=True)
     ] = None
     trust: Annotated[bool, option("Load a .pt2 file that runs code when it is loaded.")] = False
 
@@ -337,7 +326,7 @@ class BuildCommand(BuildSpec):
     """Build MODEL for a target and verify the precision of its layers."""
 
     model: Annotated[str, argument("ONNX file; a PyTorch MODEL for torchscript.")]
-    output: Annotated[Path, option("Artifact to write.", short="-o", metavar="FILE")]
+    output: Annotated[Path, option("Artifact to write.", "-o FILE")]
     dry_run: Annotated[bool, option("Parse, check and print the planned build without building.")] = False
 
 
@@ -347,7 +336,7 @@ class RefitCommand(Checked):
 
     engine: Annotated[Path, argument("TensorRT engine.")]
     model: Annotated[Path, argument("ONNX file of the same structure.")]
-    output: Annotated[Path, option("Engine to write.", short="-o", metavar="FILE")]
+    output: Annotated[Path, option("Engine to write.", "-o FILE")]
 
 
 Built = TypeVar("Built", BuildSpec, ArtifactSection)

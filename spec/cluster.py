@@ -17,15 +17,12 @@ LOCAL = "local"
 class ConnectionOptions(Checked):
     """How a Dask scheduler is spoken to."""
 
-    tls_ca: Annotated[Path | None, option("Certificate of the cluster's authority.", metavar="FILE")] = None
-    tls_cert: Annotated[Path | None, option("Certificate of this machine.", metavar="FILE")] = None
-    tls_key: Annotated[Path | None, option("Private key of that certificate.", metavar="FILE")] = None
+    tls_ca: Annotated[Path | None, option("Certificate of the cluster's authority.", "FILE")] = None
+    tls_cert: Annotated[Path | None, option("Certificate of this machine.", "FILE")] = None
+    tls_key: Annotated[Path | None, option("Private key of that certificate.", "FILE")] = None
     insecure: Annotated[
         tuple[str, ...],
-        option(
-            "Host to speak to without TLS, although it is not this machine; give the host twice.",
-            metavar="HOST",
-        ),
+        option("Host to speak to without TLS, although it is not this machine; give the host twice.", "HOST"),
     ] = ()
 
 
@@ -38,7 +35,7 @@ class SchedulerOptions(ConnectionOptions):
         option(
             "Dask scheduler whose workers carry out the stages: tls://HOST:PORT, its file, or local for "
             "processes on this machine.",
-            metavar="ADDRESS",
+            "ADDRESS",
         ),
     ] = ""
     store: Annotated[
@@ -46,7 +43,7 @@ class SchedulerOptions(ConnectionOptions):
         option(
             "Folder or URL (fsspec) that this machine and all workers reach; it carries the files in place "
             "of Dask.",
-            metavar="URL",
+            "URL",
         ),
     ] = ""
 
@@ -56,7 +53,7 @@ class WorkerCommand(ConnectionOptions):
     """Start a worker of SCHEDULER that carries out stages and announces what this machine has."""
 
     scheduler: Annotated[str, argument("Address of a Dask scheduler, or its file.")]
-    store: Annotated[Path, option("Folder that keeps files and finished stages.", metavar="FOLDER")] = Path(
+    store: Annotated[Path, option("Folder that keeps files and finished stages.", "FOLDER")] = Path(
         "qcompile-worker"
     )
     name: Annotated[str, option("Name that tables and messages show; default: the host's.")] = ""
@@ -66,8 +63,7 @@ class WorkerCommand(ConnectionOptions):
         tuple[str, ...],
         option(
             "What the worker announces besides what was found, such as rack-7=1.",
-            flag="--resource",
-            metavar="NAME=NUMBER",
+            "--resource NAME=NUMBER",
             split=COMMA,
         ),
     ] = ()

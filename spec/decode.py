@@ -47,7 +47,6 @@ class Refused(InvalidOption, ValueError):
         key: Field of the option, or its path.
         problem: What is required, or what it contradicts; other options stand between backticks.
         value: The value; left out where the option alone is wrong.
-        hint: The way out.
         by_type: Whether the value is of another type than the option.
     """
 
@@ -103,13 +102,11 @@ def deprecated(text: str) -> None:
 def decode(
     kind: type[T], values: Mapping[str, Any], *, strict: bool = True, on_deprecated: OnDeprecated = deprecated
 ) -> T:
-    """Return a spec of these values.
+    """Return a spec of these values; `on_deprecated` hears of every former name of an instruction set.
 
     Args:
-        kind: Its type.
         values: Key to value, as TOML or JSON has them.
         strict: Whether a text is no number; the command line has nothing but texts.
-        on_deprecated: Of every former name of an instruction set.
     """
     values = current_isas(values, on_deprecated)
     _refuse_unknown(kind, values, "")
@@ -142,13 +139,7 @@ def current_isas(values: Mapping[str, Any], on_deprecated: OnDeprecated, prefix:
 
 
 def parse_spec(kind: type[T], values: Mapping[str, Any]) -> T:
-    """Return the spec of keyword arguments.
-
-    Args:
-        kind: Its type.
-        values: As `decode` takes them; None leaves an option at its default, and an option of pairs may be a
-            mapping.
-    """
+    """Return the spec of keyword arguments, as `decode` takes them; None leaves an option at its default."""
     options = {one.name: one for one in fields_of(kind)}
     present = {name: value for name, value in values.items() if value is not None}
     return decode(

@@ -47,11 +47,7 @@ class EngineRow(NamedTuple):
         return self.name if self.graph is None else self.graph
 
     def load(self) -> Any:
-        """Return its class; the runtime itself is not imported.
-
-        Raises:
-            EngineUnavailable: If its home has no such class, cannot be imported, or lacks an attribute.
-        """
+        """Return its class, or EngineUnavailable where that fails; the runtime itself is not imported."""
         from importlib import import_module
 
         from ..errors import EngineUnavailable
@@ -90,11 +86,7 @@ BUILT_IN = (
 
 @functools.cache
 def rows() -> Mapping[str, EngineRow]:
-    """Return name to row, of the engines here and of those that installed packages add.
-
-    Raises:
-        InvalidOption: If an added row lacks a field, has one that is unknown, or a name that is taken.
-    """
+    """Return name to row, of the engines here and of those that installed packages add."""
     from importlib.metadata import entry_points
 
     from ..errors import InvalidOption

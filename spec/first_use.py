@@ -22,20 +22,15 @@ class ProposalOptions(Checked):
         str,
         option(
             "Samples for calibration and for accuracy: one set is divided between the two, where it can be.",
-            metavar="DATA",
+            "DATA",
         ),
     ] = ""
-    calibration: Annotated[
-        str, option("Samples to calibrate on; default: those of --data.", metavar="DATA")
-    ] = ""
-    evaluation: Annotated[
-        str, option("Labelled samples for accuracy; default: those of --data.", metavar="DATA")
-    ] = ""
+    calibration: Annotated[str, option("Samples to calibrate on; default: those of --data.", "DATA")] = ""
+    evaluation: Annotated[str, option("Labelled samples for accuracy; default: those of --data.", "DATA")] = (
+        ""
+    )
     inputs: Annotated[
-        tuple[str, ...],
-        option(
-            "Input of a MODEL that declares none.", flag="--input", short="-i", metavar="NAME:SHAPE[:DTYPE]"
-        ),
+        tuple[str, ...], option("Input of a MODEL that declares none.", "--input -i NAME:SHAPE[:DTYPE]")
     ] = ()
     weights: WEIGHTS = ""
     download: DOWNLOAD = False
@@ -43,8 +38,7 @@ class ProposalOptions(Checked):
         tuple[str, ...],
         option(
             f"Runtime to build for: {', '.join(TARGETS)}; default: those installed.",
-            flag="--target",
-            metavar="TARGET",
+            "--target TARGET",
             split=COMMA,
         ),
     ] = ()
@@ -52,25 +46,21 @@ class ProposalOptions(Checked):
         tuple[str, ...],
         option(
             "Compute capability to build TensorRT-RTX engines for; default: sm86 and sm89, or the GPU here.",
-            flag="--gpu",
-            metavar="SM",
+            "--gpu SM",
             split=COMMA,
         ),
     ] = ()
     metric: Annotated[
         str,
         option(
-            f"Accuracy metric: {METRIC}; auto is by the task and the labels.",
-            metavar=METRIC,
-            pattern=METRIC_PATTERN,
+            f"Accuracy metric: {METRIC}; auto is by the task and the labels.", METRIC, pattern=METRIC_PATTERN
         ),
     ] = "auto"
     max_time_s: Annotated[
         Positive | None,
         option(
             "Time limit of the measurement, in seconds; default: by the number of artifacts.",
-            flag="--max-time",
-            metavar="SECONDS",
+            "--max-time SECONDS",
         ),
     ] = None
 
@@ -92,10 +82,9 @@ class ProposalOptions(Checked):
 class InitSpec(ProposalOptions):
     """All that `init` is told beside the model."""
 
-    output: Annotated[Path, option("Recipe to write.", short="-o", metavar="FILE")] = Path("recipe.toml")
+    output: Annotated[Path, option("Recipe to write.", "-o FILE")] = Path("recipe.toml")
     max_drop: Annotated[
-        NonNegative | None,
-        option("Largest drop in accuracy of a recommended artifact, in points.", metavar="POINTS"),
+        NonNegative | None, option("Largest drop in accuracy of a recommended artifact, in points.", "POINTS")
     ] = None
     force: Annotated[bool, option("Overwrite an existing recipe.")] = False
 
@@ -119,9 +108,7 @@ class AutoSpec(ProposalOptions):
     """All that `auto` is told beside the model."""
 
     max_drop: MaxDrop
-    output: Annotated[
-        Path | None, option("Folder to write; default: auto-NAME.", short="-o", metavar="FOLDER")
-    ] = None
+    output: Annotated[Path | None, option("Folder to write; default: auto-NAME.", "-o FOLDER")] = None
     force: Annotated[bool, option("Write the recipe in the folder anew.")] = False
 
 

@@ -40,12 +40,11 @@ class InspectCommand(InspectSpec):
 class ReportSpec(Budget):
     """All that `report` is told beside the results and the page."""
 
-    layers: Annotated[tuple[Path, ...], option("Layer comparison of `diff --layers`.", metavar="FILE")] = ()
+    layers: Annotated[tuple[Path, ...], option("Layer comparison of `diff --layers`.", "FILE")] = ()
     ranges: Annotated[
-        Path | None,
-        option("Ranges file; the report draws the histograms with the largest errors.", metavar="FILE"),
+        Path | None, option("Ranges file; the report draws the histograms with the largest errors.", "FILE")
     ] = None
-    recipe: Annotated[Path | None, option("Recipe to show if RESULTS has none.", metavar="FILE")] = None
+    recipe: Annotated[Path | None, option("Recipe to show if RESULTS has none.", "FILE")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +53,7 @@ class ReportCommand(ReportSpec):
     tables, charts, environment, and what repeats it."""
 
     results: Annotated[Path, argument("Results file of `bench` or `run`.")]
-    output: Annotated[Path, option("HTML file to write.", short="-o", metavar="FILE")] = Path("report.html")
+    output: Annotated[Path, option("HTML file to write.", "-o FILE")] = Path("report.html")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,14 +68,12 @@ class DoctorCommand(Checked):
         tuple[str, ...],
         option(
             "Compute capability to answer for, in place of this machine's GPUs.",
-            flag="--gpu",
-            metavar="sm86,sm89",
+            "--gpu sm86,sm89",
             split=COMMA,
         ),
     ] = ()
     python: Annotated[
-        tuple[str, ...],
-        option("Python interpreter with TensorFlow to look at.", metavar="tensorflow=INTERPRETER"),
+        tuple[str, ...], option("Python interpreter with TensorFlow to look at.", "tensorflow=INTERPRETER")
     ] = ()
 
 
@@ -101,26 +98,19 @@ class TritonOptions(Checked):
 
     max_batch_size: Annotated[
         Natural | None,
-        option(
-            "Largest batch; 0 turns batching off; default: the largest batch of the profiles, or 4.",
-            metavar="N",
-        ),
+        option("Largest batch; 0 turns batching off; default: the largest batch of the profiles, or 4.", "N"),
     ] = None
-    instances: Annotated[
-        int, option("Number of instances on each GPU, or on the CPU.", metavar="N", ge=1)
-    ] = 1
-    gpus: Annotated[
-        tuple[_Index, ...], option("GPUs to run on; default: all.", metavar="N,N", split=COMMA)
-    ] = ()
+    instances: Annotated[int, option("Number of instances on each GPU, or on the CPU.", "N", ge=1)] = 1
+    gpus: Annotated[tuple[_Index, ...], option("GPUs to run on; default: all.", "N,N", split=COMMA)] = ()
     kind: Annotated[Literal["", "gpu", "cpu"], option("Device to run on; default: the artifact's.")] = ""
     preferred_batch: Annotated[
-        tuple[Count, ...], option("Preferred batch sizes of dynamic batching.", metavar="N,N", split=COMMA)
+        tuple[Count, ...], option("Preferred batch sizes of dynamic batching.", "N,N", split=COMMA)
     ] = ()
     max_queue_delay_us: Annotated[
-        int, option("Longest time a request waits for a larger batch, in microseconds.", metavar="N", ge=0)
+        int, option("Longest time a request waits for a larger batch, in microseconds.", "N", ge=0)
     ] = 0
     dynamic_batching: Annotated[
-        bool, option("Turn dynamic batching off.", flag="--no-dynamic-batching", off=True)
+        bool, option("Turn dynamic batching off.", "--no-dynamic-batching", off=True)
     ] = True
     warm_up: Annotated[
         bool | None, option("Warm the model up with a request of zeros; default: where the shapes are known.")
@@ -129,7 +119,7 @@ class TritonOptions(Checked):
         tuple[str, ...],
         option(
             "Shape of an input in the warm-up request, if the artifact leaves it open.",
-            metavar="NAME:SHAPE",
+            "NAME:SHAPE",
             pairs=":",
         ),
     ] = ()
@@ -137,7 +127,7 @@ class TritonOptions(Checked):
         str,
         option(
             "Versions to serve: latest, latest:2, all or specific:1,3; default: Triton's, which is latest.",
-            metavar="latest[:N], all or specific:N,N",
+            "latest[:N], all or specific:N,N",
             pattern=_POLICY,
         ),
     ] = ""
@@ -173,8 +163,8 @@ class TritonOptions(Checked):
 class TritonSpec(TritonOptions):
     """All that `package_triton` is told beside the artifact and the repository."""
 
-    name: Annotated[str, option("Name of the model in requests.", metavar="NAME")]
-    version: Annotated[int, option("Number of the version to add.", metavar="N", ge=1)] = 1
+    name: Annotated[str, option("Name of the model in requests.", "NAME")]
+    version: Annotated[int, option("Number of the version to add.", "N", ge=1)] = 1
     overwrite: Annotated[bool, option("Replace an existing version and a config.pbtxt that was edited.")] = (
         False
     )
@@ -186,7 +176,7 @@ class TritonCommand(TritonSpec):
     model NAME, with config.pbtxt and its manifest."""
 
     artifact: Annotated[Path, argument("Artifact to serve.")]
-    output: Annotated[Path, option("Model repository.", short="-o", metavar="FOLDER")]
+    output: Annotated[Path, option("Model repository.", "-o FOLDER")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +196,4 @@ class EpContextCommand(EpContextSpec):
     ONNX Runtime's provider and Windows ML. No GPU is needed, and nothing runs."""
 
     artifact: Annotated[Path, argument("Engine to package.")]
-    output: Annotated[
-        Path, option("ONNX file to write; beside it, FILE.data holds the engine.", short="-o", metavar="FILE")
-    ]
+    output: Annotated[Path, option("ONNX file to write; beside it, FILE.data holds the engine.", "-o FILE")]

@@ -23,15 +23,12 @@ from .words import (
 )
 
 Inputs = Annotated[
-    tuple[str, ...],
-    option("Input that no artifact declares.", flag="--input", short="-i", metavar="NAME:SHAPE[:DTYPE]"),
+    tuple[str, ...], option("Input that no artifact declares.", "--input -i NAME:SHAPE[:DTYPE]")
 ]
 Trust = Annotated[bool, option("Run files without a matching manifest, and .pt2 files that run code.")]
-Evaluation = Annotated[
-    str | None, option("Labelled samples for accuracy and output difference.", metavar="DATA")
-]
+Evaluation = Annotated[str | None, option("Labelled samples for accuracy and output difference.", "DATA")]
 MetricName = Annotated[
-    str, option(f"Accuracy metric: {METRIC}.", metavar=METRIC, pattern=METRIC_PATTERN, names="metric")
+    str, option(f"Accuracy metric: {METRIC}.", METRIC, pattern=METRIC_PATTERN, names="metric")
 ]
 
 MAX_DROP = Annotated[
@@ -39,26 +36,22 @@ MAX_DROP = Annotated[
     option(
         "Largest drop in accuracy of an artifact that the report recommends, the interval's upper end "
         "included, in points; default: none that the interval shows.",
-        metavar="POINTS",
+        "POINTS",
     ),
 ]
 
 
 MaxDrop = Annotated[
-    float,
-    option("Largest drop in accuracy, in points, or in the metric's own unit.", metavar="POINTS", ge=0),
+    float, option("Largest drop in accuracy, in points, or in the metric's own unit.", "POINTS", ge=0)
 ]
 Pythons = Annotated[
     tuple[str, ...],
-    option("Python interpreter of an engine's workers.", metavar="ENGINE=INTERPRETER", names="interpreter"),
+    option("Python interpreter of an engine's workers.", "ENGINE=INTERPRETER", names="interpreter"),
 ]
 Timeout = Annotated[
     float,
     option(
-        "Time without an answer after which a worker counts as failed, in seconds.",
-        flag="--timeout",
-        metavar="SECONDS",
-        gt=0,
+        "Time without an answer after which a worker counts as failed, in seconds.", "--timeout SECONDS", gt=0
     ),
 ]
 """Of every verb that measures in worker processes, as those above."""
@@ -71,14 +64,11 @@ class Budget(Checked):
     max_drop: MAX_DROP = None
     max_size_mb: Annotated[
         Positive | None,
-        option(
-            "Largest file, with its side files, of an artifact that the report recommends, in MB.",
-            metavar="MB",
-        ),
+        option("Largest file, with its side files, of an artifact that the report recommends, in MB.", "MB"),
     ] = None
     max_latency_ms: Annotated[
         Positive | None,
-        option("Largest median latency of an artifact that the report recommends, in ms.", metavar="MS"),
+        option("Largest median latency of an artifact that the report recommends, in ms.", "MS"),
     ] = None
 
     @property
@@ -97,8 +87,7 @@ class BenchOptions(Checked):
         float,
         option(
             "Time limit for rounds and launches, in seconds; at least eight rounds run.",
-            flag="--max-time",
-            metavar="SECONDS",
+            "--max-time SECONDS",
             gt=0,
         ),
     ] = 60.0
@@ -107,20 +96,17 @@ class BenchOptions(Checked):
     ] = 0.01
     metric: MetricName = AUTO
     batch_sizes: Annotated[
-        tuple[Count, ...],
-        option("Batch sizes of an additional latency curve.", metavar="N,N,...", split=COMMA),
+        tuple[Count, ...], option("Batch sizes of an additional latency curve.", "N,N,...", split=COMMA)
     ] = ()
     clients: Annotated[
         tuple[Count, ...],
-        option(
-            "Numbers of concurrent clients of an additional latency curve.", metavar="N,N,...", split=COMMA
-        ),
+        option("Numbers of concurrent clients of an additional latency curve.", "N,N,...", split=COMMA),
     ] = ()
     streams: Annotated[
         tuple[Count, ...],
         option(
             "Numbers of inferences in flight of an additional throughput curve, on GPUs.",
-            metavar="N,N,...",
+            "N,N,...",
             split=COMMA,
         ),
     ] = ()
@@ -136,14 +122,13 @@ class BenchOptions(Checked):
     ] = False
     torch_modes: Annotated[
         tuple[TorchMode, ...],
-        option("Additional execution mode of each PyTorch MODEL among the artifacts.", flag="--torch"),
+        option("Additional execution mode of each PyTorch MODEL among the artifacts.", "--torch"),
     ] = ()
     models: Annotated[
         tuple[NamedModel, ...],
         option(
             "Additional PyTorch MODEL that is measured as it is, such as one quantized by torch.ao.",
-            flag="--model",
-            metavar="NAME=MODEL",
+            "--model NAME=MODEL",
             pairs="=",
             names="model",
         ),
@@ -153,8 +138,7 @@ class BenchOptions(Checked):
         option(
             "Device of PyTorch and ONNX Runtime: cpu (default), cuda or cuda:1; all measures every GPU of "
             "the machine for itself.",
-            flag="--device",
-            metavar="DEVICE",
+            "--device DEVICE",
         ),
     ] = ()
     python: Pythons = ()
@@ -183,12 +167,10 @@ class BenchSection(BenchOptions, Budget):
 class BenchSpec(BenchOptions):
     """All that `benchmark` is told beside the artifacts."""
 
-    baseline: Annotated[str, option("Artifact or MODEL to compare with.", metavar="MODEL")]
-    output: Annotated[
-        Path | None, option("Results file to write, such as results.json.", short="-o", metavar="FILE")
-    ] = None
+    baseline: Annotated[str, option("Artifact or MODEL to compare with.", "MODEL")]
+    output: Annotated[Path | None, option("Results file to write, such as results.json.", "-o FILE")] = None
     data: Annotated[
-        str | None, option("Samples; the first batch is timed instead of random input.", metavar="DATA")
+        str | None, option("Samples; the first batch is timed instead of random input.", "DATA")
     ] = None
     evaluation: Evaluation = None
     inputs: Inputs = ()
@@ -204,8 +186,8 @@ class BenchCommand(BenchSpec):
     """
 
     artifacts: Annotated[tuple[str, ...], argument("Artifacts to measure.")]
-    csv: Annotated[Path | None, option("CSV file to write.", metavar="FILE")] = None
-    markdown: Annotated[Path | None, option("Markdown file to write.", metavar="FILE")] = None
+    csv: Annotated[Path | None, option("CSV file to write.", "FILE")] = None
+    markdown: Annotated[Path | None, option("Markdown file to write.", "FILE")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,8 +195,7 @@ class CompareSpec(Checked):
     """All that `compare_results` is told beside the results."""
 
     limits: Annotated[
-        tuple[str, ...],
-        option("Limit: slower:5%, larger:10% or accuracy:0.5 (points).", flag="--fail-if", metavar="LIMIT"),
+        tuple[str, ...], option("Limit: slower:5%, larger:10% or accuracy:0.5 (points).", "--fail-if LIMIT")
     ] = ()
     relative: Annotated[bool, option("Compare speed-ups over each run's baseline instead of latencies.")] = (
         False
@@ -233,18 +214,14 @@ class CompareCommand(CompareSpec):
 
     old: Annotated[Path, argument("Results to compare with.")]
     new: Annotated[Path, argument("Results to judge.")]
-    output: Annotated[
-        Path | None, option("JSON file to write the comparison to.", short="-o", metavar="FILE")
-    ] = None
+    output: Annotated[Path | None, option("JSON file to write the comparison to.", "-o FILE")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _ComparisonOptions(Checked):
     """What outputs and layers are compared on."""
 
-    data: Annotated[str | None, option("Samples to compare on, instead of random input.", metavar="DATA")] = (
-        None
-    )
+    data: Annotated[str | None, option("Samples to compare on, instead of random input.", "DATA")] = None
     samples: Annotated[
         Count | None, option("Largest number of samples; default: 64 (all for --metric), or 8 with --layers.")
     ] = None
@@ -257,32 +234,24 @@ class DiffSpec(_ComparisonOptions):
     """All that `diff` is told beside the two sides."""
 
     inputs: Inputs = ()
-    atol: Annotated[tuple[str, ...], option("Absolute tolerance.", metavar="[OUTPUT:]NUMBER", pairs=":")] = ()
-    rtol: Annotated[tuple[str, ...], option("Relative tolerance.", metavar="[OUTPUT:]NUMBER", pairs=":")] = ()
-    snr: Annotated[
-        tuple[str, ...], option("Smallest signal-to-noise ratio.", metavar="[OUTPUT:]DB", pairs=":")
-    ] = ()
+    atol: Annotated[tuple[str, ...], option("Absolute tolerance.", "[OUTPUT:]NUMBER", pairs=":")] = ()
+    rtol: Annotated[tuple[str, ...], option("Relative tolerance.", "[OUTPUT:]NUMBER", pairs=":")] = ()
+    snr: Annotated[tuple[str, ...], option("Smallest signal-to-noise ratio.", "[OUTPUT:]DB", pairs=":")] = ()
     rules: Annotated[
         tuple[str, ...],
         option(
-            "Kind of an output: classes, embedding, labels or signal.",
-            flag="--judge",
-            metavar="[OUTPUT:]RULE",
-            pairs=":",
+            "Kind of an output: classes, embedding, labels or signal.", "--judge [OUTPUT:]RULE", pairs=":"
         ),
     ] = ()
     metric: Annotated[
         Metric | None,
-        option(
-            f"Accuracy to compare on labelled --data, beside the outputs: {METRIC}.",
-            metavar=METRIC,
-        ),
+        option(f"Accuracy to compare on labelled --data, beside the outputs: {METRIC}.", METRIC),
     ] = None
     max_drop: Annotated[
         NonNegative | None,
         option(
             "Largest drop in accuracy that passes, in points, or in the metric's own unit; default: any.",
-            metavar="POINTS",
+            "POINTS",
         ),
     ] = None
 
@@ -300,21 +269,19 @@ class LayerDiffSpec(_ComparisonOptions):
         option(
             "With --layers and an engine: most builds of parts of it; 0 compares its outputs alone; "
             "default: 3 + log2 of the number of tensors.",
-            metavar="N",
+            "N",
         ),
     ] = None
     threshold: Annotated[
         float | None,
         option(
-            "With --layers: signal-to-noise ratio below which a tensor diverges; default: by precision.",
-            metavar="DB",
+            "With --layers: signal-to-noise ratio below which a tensor diverges; default: by precision.", "DB"
         ),
     ] = None
     save_results: Annotated[
         Path | None,
         option(
-            "With --layers: file for the values around the first bad tensor, in Polygraphy's format.",
-            metavar="FILE",
+            "With --layers: file for the values around the first bad tensor, in Polygraphy's format.", "FILE"
         ),
     ] = None
 
@@ -336,14 +303,10 @@ class DiffCommand(LayerDiffSpec, DiffSpec):
     layers: Annotated[bool, option("Find the first tensor that diverges.")] = False
     graph: Annotated[
         Path | None,
-        option(
-            "With --layers and an engine: ONNX file that it was built from; default: REFERENCE.",
-            metavar="FILE",
-        ),
+        option("With --layers and an engine: ONNX file that it was built from; default: REFERENCE.", "FILE"),
     ] = None
     output: Annotated[
-        Path | None,
-        option("With --layers: JSON file to write, such as layers.json.", short="-o", metavar="FILE"),
+        Path | None, option("With --layers: JSON file to write, such as layers.json.", "-o FILE")
     ] = None
 
 
@@ -354,17 +317,16 @@ OutputsRule = Literal["auto", "same", "any"]
 class GateOptions(Checked):
     """What a new version must keep, and how it is measured."""
 
-    max_slower: Annotated[float, option("Slowdown that passes, in percent.", metavar="PERCENT", gt=0)] = 2.0
+    max_slower: Annotated[float, option("Slowdown that passes, in percent.", "PERCENT", gt=0)] = 2.0
     max_larger: Annotated[
-        float,
-        option("Growth of the file with its side files that passes, in percent.", metavar="PERCENT", ge=0),
+        float, option("Growth of the file with its side files that passes, in percent.", "PERCENT", ge=0)
     ] = 1.0
     max_drop: Annotated[
         NonNegative | None,
         option(
             "Largest drop in accuracy that passes, in points, or in the metric's own unit; default: one "
             "whose interval contains 0.",
-            metavar="POINTS",
+            "POINTS",
         ),
     ] = None
     outputs: Annotated[
@@ -381,7 +343,7 @@ class GateOptions(Checked):
         bool, option("Pass files that are the same byte for byte without measuring them.")
     ] = False
     data: Annotated[
-        str | None, option("Samples to time and compare outputs on, instead of random input.", metavar="DATA")
+        str | None, option("Samples to time and compare outputs on, instead of random input.", "DATA")
     ] = None
     evaluation: Evaluation = None
     metric: MetricName = AUTO
@@ -397,14 +359,12 @@ class GateOptions(Checked):
         float,
         option(
             "Time limit for the rounds and launches of a pair, in seconds; a clear case ends earlier.",
-            flag="--max-time",
-            metavar="SECONDS",
+            "--max-time SECONDS",
             gt=0,
         ),
     ] = 30.0
     device: Annotated[
-        str | None,
-        option("Device of PyTorch and ONNX Runtime: cpu (default), cuda or cuda:1.", metavar="DEVICE"),
+        str | None, option("Device of PyTorch and ONNX Runtime: cpu (default), cuda or cuda:1.", "DEVICE")
     ] = None
     python: Pythons = ()
     timeout_s: Timeout = 600.0
@@ -427,5 +387,5 @@ class GateCommand(GateOptions):
 
     old: Annotated[str, argument("Artifact, MODEL or folder to compare with, such as the main branch's.")]
     new: Annotated[str, argument("Artifact, MODEL or folder to judge.")]
-    junit: Annotated[Path | None, option("JUnit XML file to write.", metavar="FILE")] = None
-    markdown: Annotated[Path | None, option("Markdown file to write.", metavar="FILE")] = None
+    junit: Annotated[Path | None, option("JUnit XML file to write.", "FILE")] = None
+    markdown: Annotated[Path | None, option("Markdown file to write.", "FILE")] = None

@@ -18,7 +18,7 @@ WEIGHTS = Annotated[
     option(
         "Weights of a model by name or of a function: random, or a .safetensors or state dict; default: "
         "the model's own, from the local cache.",
-        metavar="random|FILE",
+        "random|FILE",
         names="weights",
     ),
 ]
@@ -34,18 +34,13 @@ class ExportOptions(Checked):
         option(
             "An input, in forward()'s order; a named axis is dynamic: height, height=64 (traced with 64), "
             "height=32..512.",
-            flag="--input",
-            short="-i",
-            metavar="NAME:SHAPE[:DTYPE]",
+            "--input -i NAME:SHAPE[:DTYPE]",
         ),
     ] = ()
     outputs: Annotated[
-        tuple[str, ...],
-        option("Name of an output, in the order of the outputs.", flag="--output-name", metavar="NAME"),
+        tuple[str, ...], option("Name of an output, in the order of the outputs.", "--output-name NAME")
     ] = ()
-    dynamic: Annotated[
-        tuple[str, ...], option("Dynamic axis, such as x:0=batch.", metavar="NAME:AXIS=LABEL")
-    ] = ()
+    dynamic: Annotated[tuple[str, ...], option("Dynamic axis, such as x:0=batch.", "NAME:AXIS=LABEL")] = ()
     opset: Annotated[int, option(f"ONNX opset to export, {OLDEST} to {NEWEST_EXPORTED}.")] = DEFAULT
     freeze_branches: Annotated[
         bool, option("Export the branches that the example takes, where a model branches on values.")
@@ -58,7 +53,7 @@ class ExportOptions(Checked):
         option(
             "How samples become the inputs: imagenet, cifar10, a model by name (timm:NAME, hf:FOLDER), or a "
             "JSON file; default: what the model says.",
-            metavar="NAME|FILE.json",
+            "NAME|FILE.json",
             names="preprocessing",
         ),
     ] = ""
@@ -66,7 +61,7 @@ class ExportOptions(Checked):
         tuple[str, ...],
         option(
             "Python interpreter that has TensorFlow, for a TensorFlow MODEL.",
-            metavar="tensorflow=INTERPRETER",
+            "tensorflow=INTERPRETER",
             names="interpreter",
         ),
     ] = ()
@@ -112,7 +107,7 @@ class ExportSpec(ExportOptions):
     ] = None
     data: Annotated[
         str | None,
-        option("Samples to trace with and to compare outputs on, instead of random input.", metavar="DATA"),
+        option("Samples to trace with and to compare outputs on, instead of random input.", "DATA"),
     ] = None
 
 
@@ -126,7 +121,7 @@ class ExportCommand(ExportSpec):
     """
 
     model: Annotated[str, argument("Model to export.")]
-    output: Annotated[Path, option("ONNX file to write.", short="-o", metavar="FILE")]
+    output: Annotated[Path, option("ONNX file to write.", "-o FILE")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +129,7 @@ class SimplifySpec(Checked):
     """All that `simplify` is told beside the model and the output."""
 
     data: Annotated[
-        str | None, option("Samples to check the outputs on, instead of random input.", metavar="DATA")
+        str | None, option("Samples to check the outputs on, instead of random input.", "DATA")
     ] = None
 
 
@@ -143,7 +138,7 @@ class SimplifyCommand(SimplifySpec):
     """Remove and fuse redundant nodes of an ONNX MODEL. The outputs and the dynamic axes stay the same."""
 
     model: Annotated[Path, argument("ONNX file.")]
-    output: Annotated[Path, option("ONNX file to write.", short="-o", metavar="FILE")]
+    output: Annotated[Path, option("ONNX file to write.", "-o FILE")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +149,7 @@ class CalibrateOptions(Checked):
         str,
         option(
             f"Method that chooses the thresholds: {METHOD}; `quantize` can choose another.",
-            metavar=METHOD,
+            METHOD,
             pattern=METHOD_PATTERN,
         ),
     ] = "auto"
@@ -169,7 +164,7 @@ class CalibrateSection(CalibrateOptions):
         str,
         option(
             "Ranges file or TensorRT's calibration cache of the model, instead of a calibration.",
-            metavar="FILE",
+            "FILE",
             names="ranges",
         ),
     ] = ""
@@ -181,18 +176,17 @@ class CalibrateSpec(CalibrateOptions):
 
     targets: Annotated[
         tuple[GraphTarget, ...],
-        option("Runtime to calibrate for; default: all; fewer are faster.", flag="--target", split=COMMA),
+        option("Runtime to calibrate for; default: all; fewer are faster.", "--target", split=COMMA),
     ] = ()
     shard: Annotated[
         str,
         option(
-            "Part of the samples to observe: every PARTS-th; `ranges merge` joins the parts.",
-            metavar="PART/PARTS",
+            "Part of the samples to observe: every PARTS-th; `ranges merge` joins the parts.", "PART/PARTS"
         ),
     ] = "1/1"
     threads: Annotated[int, option("Number of threads; 0 means one per core.", ge=0)] = 0
     resume: Annotated[
-        bool, option("Start over instead of resuming an interrupted calibration.", flag="--fresh", off=True)
+        bool, option("Start over instead of resuming an interrupted calibration.", "--fresh", off=True)
     ] = True
 
 
@@ -205,18 +199,17 @@ class CalibrateCommand(CalibrateSpec):
     data: Annotated[
         str,
         option(
-            "Samples: a folder of images or recordings, a file of texts or arrays, file.py:function.",
-            metavar="DATA",
+            "Samples: a folder of images or recordings, a file of texts or arrays, file.py:function.", "DATA"
         ),
     ]
-    output: Annotated[Path, option("Ranges file to write.", short="-o", metavar="FILE")]
+    output: Annotated[Path, option("Ranges file to write.", "-o FILE")]
 
 
 _CHOSEN = Annotated[
     str,
     option(
         f"Method that chooses the thresholds: {METHOD}; default: the file's.",
-        metavar=METHOD,
+        METHOD,
         pattern=f"^$|{METHOD_PATTERN}",
     ),
 ]
@@ -236,10 +229,8 @@ class ShowRangesCommand(Checked):
     top: Annotated[
         Count | None, option("Largest number of tensors to show; the default for --plot is 12.")
     ] = None
-    tensors: Annotated[
-        tuple[str, ...], option("Tensor to show; default: all.", flag="--tensor", metavar="NAME")
-    ] = ()
-    plot: Annotated[Path | None, option("File for a plot of the histograms, .svg.", metavar="FILE")] = None
+    tensors: Annotated[tuple[str, ...], option("Tensor to show; default: all.", "--tensor NAME")] = ()
+    plot: Annotated[Path | None, option("File for a plot of the histograms, .svg.", "FILE")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,7 +239,7 @@ class MergeRangesCommand(Checked):
     shards together give, bit by bit, the file of one whole run."""
 
     files: Annotated[tuple[Path, ...], argument("Ranges files.")]
-    output: Annotated[Path, option("Ranges file to write.", short="-o", metavar="FILE")]
+    output: Annotated[Path, option("Ranges file to write.", "-o FILE")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,14 +248,9 @@ class RangesCacheCommand(Checked):
     calibrating. `qcompile quantize --ranges CACHE` reads it back."""
 
     file: Annotated[Path, argument("Ranges file.")]
-    output: Annotated[Path, option("Cache to write.", short="-o", metavar="FILE")]
+    output: Annotated[Path, option("Cache to write.", "-o FILE")]
     version: Annotated[
-        str,
-        option(
-            "Version of TensorRT that reads the cache, such as 8.5.3.", flag="--tensorrt", metavar="VERSION"
-        ),
+        str, option("Version of TensorRT that reads the cache, such as 8.5.3.", "--tensorrt VERSION")
     ]
-    calibrator: Annotated[str, option("Name of the calibrator in the cache.", metavar="NAME")] = (
-        "EntropyCalibration2"
-    )
+    calibrator: Annotated[str, option("Name of the calibrator in the cache.", "NAME")] = "EntropyCalibration2"
     method: _CHOSEN = ""

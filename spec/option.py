@@ -9,6 +9,7 @@ the command line, the recipe's schema and the reference pages are made from.
 from __future__ import annotations
 
 import functools
+import re
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,14 +38,12 @@ class Spelling:
 
     Attributes:
         flag: Where it is not the name of the field, such as "--gpu" for `gpus`.
-        short: One letter, such as "-o".
         metavar: What stands for the value, and what an error requires.
         split: Pattern that divides one value into several.
         pairs: What stands between a name and its value, of an option that Python may give as a mapping.
         off: Whether the flag makes a true option false, as "--fresh" does for `resume`.
         argument: Whether it is given by position.
-        place: Whether it only says where a file lies. What the file holds decides, so keys and manifests have
-            digests in place of the option.
+        place: Whether it only says where a file lies. Keys and manifests have digests of what it holds.
         targets: The targets that have a use for it; empty for all.
         names: What its text names, of one that a recipe may spell as a path, as code or as an address.
     """
@@ -64,15 +63,22 @@ class Spelling:
 _CONSTRAINTS = ("ge", "gt", "le", "lt", "pattern", "min_length")
 
 
-def option(sentence: str, **about: Any) -> Meta:
-    """Return what an annotation holds: a sentence, fields of `Spelling`, and constraints (`msgspec.Meta`)."""
+def option(sentence: str, usage: str = "", **about: Any) -> Meta:
+    """Return what an annotation holds: a sentence, fields of `Spelling`, and constraints (`msgspec.Meta`).
+
+    `usage` is the flag, the letter and the metavar, as far as there are any: "--input -i NAME:SHAPE".
+    """
+    spelled = re.fullmatch(r"(--\S+)? ?(-\w)? ?(.*)", usage)
+    assert spelled is not None, "every text has this form"
+    flag, short, metavar = spelled.groups("")
     constraints = {name: about.pop(name) for name in _CONSTRAINTS if name in about}
-    return Meta(description=sentence, extra={_SPELLING: Spelling(**about)}, **constraints)
+    spelling = Spelling(flag, short, metavar, **about)
+    return Meta(description=sentence, extra={_SPELLING: spelling}, **constraints)
 
 
-def argument(sentence: str, *, metavar: str = "") -> Meta:
+def argument(sentence: str) -> Meta:
     """Return what the annotation of an option holds that the command line takes by its position."""
-    return Meta(description=sentence, extra={_SPELLING: Spelling(metavar=metavar, argument=True)})
+    return option(sentence, argument=True)
 
 
 @dataclass(frozen=True)
@@ -80,16 +86,11 @@ class Option:
     """One declared option.
 
     Attributes:
-        name: Its field.
         key: Its path in the spec, such as "tensorrt.workspace".
         annotation: Its type with all that `option` said.
         kind: Its type as msgspec sees it, without `None` and without the tuple around several values.
         choices: The values there are, of an option with a list of them; the empty one is none.
-        repeated: Whether it holds several values.
-        optional: Whether it may be None.
         default: What it is where it is not given; `msgspec.NODEFAULT` where it must be.
-        sentence: What it says.
-        spelling: How the command line spells it.
         table: The dataclass that it holds, in place of a value.
     """
 

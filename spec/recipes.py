@@ -39,15 +39,14 @@ class RecipeFile(Checked):
     """A model, its artifacts, and how to measure them. Paths are relative to the file."""
 
     version: Annotated[Literal[1], option("Version of the format.")]
-    name: Annotated[str, option("Name of the ONNX files.", metavar="a plain file name", pattern=PLAIN_NAME)]
+    name: Annotated[str, option("Name of the ONNX files.", "a plain file name", pattern=PLAIN_NAME)]
     model: Annotated[ModelSection, option("The source and how it is exported.")] = field(
         default_factory=ModelSection
     )
     artifact: Annotated[
         tuple[ArtifactSection, ...],
         option(
-            "Artifacts to build, one table each; with `[sweep]`, beside those of its matrix.",
-            metavar="[[artifact]]",
+            "Artifacts to build, one table each; with `[sweep]`, beside those of its matrix.", "[[artifact]]"
         ),
     ] = ()
     data: Annotated[DataSection, option("Samples for calibration and for accuracy.")] = field(
@@ -152,11 +151,11 @@ class RunSpec(Checked):
     """All that `run` is told beside the recipe."""
 
     output: Annotated[
-        Path | None, option("Folder of the artifacts, instead of the recipe's.", short="-o", metavar="FOLDER")
+        Path | None, option("Folder of the artifacts, instead of the recipe's.", "-o FOLDER")
     ] = None
     again: Annotated[
         tuple[str, ...],
-        option("Stage to run again although nothing changed, such as bench.", metavar="STAGE", split=COMMA),
+        option("Stage to run again although nothing changed, such as bench.", "STAGE", split=COMMA),
     ] = ()
     trust: Annotated[
         bool,
@@ -190,7 +189,7 @@ class SweepSpec(RunSpec):
         tuple[str, ...],
         option(
             "Cells to build and measure: glob over their names, such as *-int8; default: all.",
-            metavar="GLOB",
+            "GLOB",
             split=COMMA,
         ),
     ] = ()
@@ -217,23 +216,14 @@ class MigrateSpec(Checked):
     ] = None
     gpus: Annotated[
         tuple[str, ...],
-        option(
-            "Compute capability to build for, such as sm86; for tensorrt-rtx.",
-            flag="--gpu",
-            metavar="SM",
-            split=COMMA,
-        ),
+        option("Compute capability to build for, such as sm86; for tensorrt-rtx.", "--gpu SM", split=COMMA),
     ] = ()
     data: Annotated[
-        str | None, option("Samples to calibrate INT8 on, where the command names none.", metavar="DATA")
+        str | None, option("Samples to calibrate INT8 on, where the command names none.", "DATA")
     ] = None
     paths: Annotated[
         tuple[str, ...],
-        option(
-            "Name here of a folder or file of the command, such as /workspace=.",
-            flag="--path",
-            metavar="OLD=NEW",
-        ),
+        option("Name here of a folder or file of the command, such as /workspace=.", "--path OLD=NEW"),
     ] = ()
 
     def check(self) -> None:
@@ -251,7 +241,7 @@ class MigrateCommand(MigrateSpec):
     """
 
     command: Annotated[str, argument("Command line of trtexec or Polygraphy, or @FILE that holds it.")]
-    output: Annotated[Path, option("Recipe to write.", short="-o", metavar="FILE")] = Path("recipe.toml")
+    output: Annotated[Path, option("Recipe to write.", "-o FILE")] = Path("recipe.toml")
     allow_missing: Annotated[
         bool, option("Exit with 0 although an option has no equal; the table and the recipe name it.")
     ] = False
@@ -263,32 +253,27 @@ class TuneSpec(Checked):
 
     max_drop: MaxDrop
     calibration: Annotated[
-        str | None, option("Samples to calibrate on; default: those of --data.", metavar="DATA")
+        str | None, option("Samples to calibrate on; default: those of --data.", "DATA")
     ] = None
     metric: MetricName = AUTO
     targets: Annotated[
         tuple[str, ...],
         option(
             f"Runtime to try: {' or '.join(CPU_TARGETS)}; default: those installed.",
-            flag="--target",
-            metavar="TARGET",
+            "--target TARGET",
             split=COMMA,
         ),
     ] = ()
     inputs: Inputs = ()
     method: Annotated[
-        str,
-        option(
-            f"Method that chooses the thresholds: {METHOD}.", metavar=METHOD, pattern=f"^$|{METHOD_PATTERN}"
-        ),
+        str, option(f"Method that chooses the thresholds: {METHOD}.", METHOD, pattern=f"^$|{METHOD_PATTERN}")
     ] = ""
     exclude: Exclude = ()
     samples: Annotated[int | None, option("Largest number of samples to measure accuracy on.")] = None
     batch_size: Annotated[int | None, option("Samples per call of the latency measurement.")] = None
     threads: Annotated[int, option("Threads of every artifact; 0 means all cores.", ge=0)] = 0
     max_time_s: Annotated[
-        float,
-        option("Time limit of each measurement, in seconds.", flag="--max-time", metavar="SECONDS", gt=0),
+        float, option("Time limit of each measurement, in seconds.", "--max-time SECONDS", gt=0)
     ] = 60.0
 
 
@@ -297,5 +282,5 @@ class TuneCommand(SchedulerOptions, TuneSpec):
     """Rank the layers of MODEL by INT8 error, and find the fastest mix of INT8 and float in a budget."""
 
     model: Annotated[str, argument("ONNX file or PyTorch MODEL.")]
-    output: Annotated[Path, option("Folder to write.", short="-o", metavar="FOLDER")]
-    data: Annotated[str, option("Samples to measure accuracy on.", metavar="DATA")]
+    output: Annotated[Path, option("Folder to write.", "-o FOLDER")]
+    data: Annotated[str, option("Samples to measure accuracy on.", "DATA")]

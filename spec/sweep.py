@@ -53,21 +53,21 @@ class Combination:
 class SweepModel(Checked):
     """`[[sweep.model]]`: a model with inputs or data of its own, in place of the recipe's."""
 
-    name: Annotated[str, option("Name of the model.", metavar="a plain file name", pattern=PLAIN_NAME)]
+    name: Annotated[str, option("Name of the model.", "a plain file name", pattern=PLAIN_NAME)]
     source: Annotated[
-        str, option("MODEL, as `model.source` spells it.", min_length=1, metavar="MODEL", names="model")
+        str, option("MODEL, as `model.source` spells it.", "MODEL", min_length=1, names="model")
     ]
     inputs: Annotated[
-        tuple[str, ...], option("An input, as `model.inputs` spells it.", metavar="NAME:SHAPE[:DTYPE]")
+        tuple[str, ...], option("An input, as `model.inputs` spells it.", "NAME:SHAPE[:DTYPE]")
     ] = ()
     weights: Annotated[
-        str, option("Weights, as `model.weights` spells them.", metavar="random|FILE", names="weights")
+        str, option("Weights, as `model.weights` spells them.", "random|FILE", names="weights")
     ] = ""
     preprocessing: Annotated[
         str,
         option(
             "How samples become the inputs, as `model.preprocessing`.",
-            metavar="NAME|FILE.json",
+            "NAME|FILE.json",
             names="preprocessing",
         ),
     ] = ""
@@ -84,7 +84,7 @@ class SweepSection(Checked):
 
     models: Annotated[
         tuple[NamedModel, ...],
-        option("Model to sweep over, in place of `model.source`.", metavar="NAME=MODEL", names="model"),
+        option("Model to sweep over, in place of `model.source`.", "NAME=MODEL", names="model"),
     ] = ()
     model: Annotated[
         tuple[SweepModel, ...], option("Models with inputs or data of their own, one table each.")
@@ -100,7 +100,7 @@ class SweepSection(Checked):
         option(
             "Shape to measure: a batch size such as 8, an input such as x:8x3x224x224, or the least, the "
             "measured and the largest shape of an engine, x:1x3x224x224..8x3x224x224..32x3x224x224.",
-            metavar="[LABEL=]SHAPE",
+            "[LABEL=]SHAPE",
         ),
     ] = ()
     gpus: Annotated[
@@ -108,12 +108,12 @@ class SweepSection(Checked):
         option(
             "Compute capability to build for, such as sm86, or each for every kind that the workers have; an "
             "engine of TensorRT for each.",
-            metavar="SM",
+            "SM",
         ),
     ] = ()
     exclude: Annotated[
         tuple[str, ...],
-        option("Cells to leave out: globs over their names, such as *-openvino-fp16.", metavar="GLOB"),
+        option("Cells to leave out: globs over their names, such as *-openvino-fp16.", "GLOB"),
     ] = ()
 
     def check(self) -> None:

@@ -27,30 +27,20 @@ class TensorRTOptions(Checked):
 
     profiles: Annotated[
         tuple[str, ...],
-        option(
-            "Optimization profile with every dynamic input.",
-            flag="--profile",
-            metavar="NAME:MIN..OPT..MAX,...",
-        ),
+        option("Optimization profile with every dynamic input.", "--profile NAME:MIN..OPT..MAX,..."),
     ] = ()
     device: Annotated[
         int,
         option(
-            "Number of this machine's GPU to build, calibrate and verify on, as CUDA counts them.",
-            metavar="N",
-            ge=0,
+            "Number of this machine's GPU to build, calibrate and verify on, as CUDA counts them.", "N", ge=0
         ),
     ] = 0
     workspace: Annotated[
-        str, option("Largest workspace of a layer, such as 4G (powers of 1024).", metavar="SIZE")
+        str, option("Largest workspace of a layer, such as 4G (powers of 1024).", "SIZE")
     ] = ""
     memory_pools: Annotated[
         tuple[str, ...],
-        option(
-            "Size of another memory pool, such as tactic-shared-memory=64K.",
-            flag="--memory-pool",
-            metavar="NAME=SIZE",
-        ),
+        option("Size of another memory pool, such as tactic-shared-memory=64K.", "--memory-pool NAME=SIZE"),
     ] = ()
     optimization_level: Annotated[
         int, option("Builder optimization level, 0 to 5; -1 means TensorRT's default, 3.", ge=-1, le=5)
@@ -59,7 +49,7 @@ class TensorRTOptions(Checked):
         str,
         option(
             "Timing cache of kernel measurements: a file, off, or auto for one per device and version.",
-            metavar="FILE|auto|off",
+            "FILE|auto|off",
             names="cache",
         ),
     ] = AUTO
@@ -92,20 +82,18 @@ class TensorRTOptions(Checked):
         tuple[str, ...],
         option(
             "Type and memory format of an input or output, such as x=float16:hwc8.",
-            flag="--io-format",
-            metavar="NAME=[DTYPE][:FORMAT]",
+            "--io-format NAME=[DTYPE][:FORMAT]",
         ),
     ] = ()
     plugins: Annotated[
-        tuple[str, ...],
-        option("Plugin library to load.", flag="--plugin", metavar="LIBRARY", names="library"),
+        tuple[str, ...], option("Plugin library to load.", "--plugin LIBRARY", names="library")
     ] = ()
     weight_streaming: Annotated[
         str,
         option(
             "Weights that stay on the GPU while the others stream from the host: a share such as 50%, a size "
             "such as 2G, or all.",
-            metavar="PERCENT|SIZE|all",
+            "PERCENT|SIZE|all",
         ),
     ] = ""
     allocation_strategy: Annotated[
@@ -122,21 +110,19 @@ class TensorRTOptions(Checked):
         ),
     ] = -1
     tiling_l2_limit: Annotated[
-        str, option("Part of the L2 cache that tiling may use, such as 8M.", metavar="SIZE")
+        str, option("Part of the L2 cache that tiling may use, such as 8M.", "SIZE")
     ] = ""
     build_route: Annotated[
         str,
         option(
-            "Options of TensorRT's compiler, such as -conv_use_long_w=off; `dry_run` lists them.",
-            metavar="ROUTE",
+            "Options of TensorRT's compiler, such as -conv_use_long_w=off; `dry_run` lists them.", "ROUTE"
         ),
     ] = ""
     tactic_sources: Annotated[
         tuple[str, ...],
         option(
             "Tactic source, such as jit-convolutions; none disables all but TensorRT's own kernels.",
-            flag="--tactic-source",
-            metavar="NAME",
+            "--tactic-source NAME",
             split=COMMA,
         ),
     ] = ()
@@ -162,8 +148,7 @@ class TensorRTOptions(Checked):
         tuple[str, ...],
         option(
             "Known fault of TensorRT that is not worked around, such as cumsum-axes; all for every one.",
-            flag="--ignore-fault",
-            metavar="NAME",
+            "--ignore-fault NAME",
             split=COMMA,
         ),
     ] = ()
@@ -231,12 +216,7 @@ class TensorRTOptions(Checked):
 
 
 def weights_on_gpu(text: str, total: int) -> int:
-    """Return how many bytes of weights stay on the GPU: of "all", a share such as "50%", or a size.
-
-    Args:
-        text: The value of `weight_streaming`.
-        total: Bytes of all weights that can stream.
-    """
+    """Return how many of `total` bytes of weights stay on the GPU: "all", a share ("50%"), or a size."""
     if text == "all":
         return total
     share = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)%", text, re.A)

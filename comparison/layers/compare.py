@@ -40,19 +40,15 @@ def layer_diff(
     progress: Progress = silent,
     **options: Unpack[LayerDiffKeywords],
 ) -> LayerDiff:
-    """Compare an artifact with its reference tensor by tensor.
+    """Compare an artifact with its reference tensor by tensor; a tensor that diverges is a result, no error.
 
     Args:
         reference: ONNX file that is right by definition.
         artifact: Its quantized, FP16 or BF16 version, or an engine of TensorRT.
         spec: How.
-        source: What an engine was built from: parts of it are built and run, to see inside the engine.
-            Without it, the engine's outputs alone are compared.
+        source: What an engine was built from, to see inside; without it, its outputs alone are compared.
         progress: Told of every run.
         options: Fields of `LayerDiffSpec` by name, in place of those of `spec`.
-
-    Returns:
-        The comparison; a tensor that diverges is a result, not an error.
     """
     spec = spec_from_call(LayerDiffSpec, spec, options)
     if spec.save_results is not None:

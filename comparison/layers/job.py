@@ -178,13 +178,9 @@ def open_tapped(
     io: ModelIO | None,
     debug: Sequence[str] = (),
 ) -> Iterator[Run]:
-    """Yield the artifact with tensors to be read.
+    """Yield the artifact with tensors of its graph to be read; without names as it is, for its own outputs.
 
     Args:
-        path: The artifact.
-        runtime: Name of its engine.
-        names: Tensors of its graph; empty runs it as it is, for its own outputs.
-        threads: Threads of one run; 0 lets the runtime choose.
         folder: Where files of this run may lie.
         io: Inputs and outputs of an engine that does not say.
         debug: Debug tensors of an engine, which it shows beside its outputs.
@@ -225,7 +221,9 @@ def with_taps(model: onnx.ModelProto, names: Sequence[str]) -> tuple[onnx.ModelP
             continue
         value = onnx.ValueInfoProto(name=output)  # ONNX Runtime infers the type of its own operators
         if kind is not None:
-            elem_type = onnx.helper.np_dtype_to_tensor_dtype(_numpy_type(kind))
+            import ml_dtypes
+
+            elem_type = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(getattr(ml_dtypes, kind, kind)))
             value = onnx.helper.make_tensor_value_info(output, elem_type, None)
         copy.graph.output.append(value)
     return copy, outputs
@@ -254,10 +252,3 @@ def _translated(where: str) -> Iterator[None]:
             hint="check the sample's shape and values against the model, or give `data`",
             sample=where,
         ) from error
-
-
-def _numpy_type(kind: str) -> Any:
-    import ml_dtypes
-    import numpy as np
-
-    return np.dtype(getattr(ml_dtypes, kind)) if not hasattr(np, kind) else np.dtype(kind)

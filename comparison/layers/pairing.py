@@ -32,7 +32,6 @@ class Pair:
     """A tensor of the reference and the one that stands for it in the artifact.
 
     Attributes:
-        reference, artifact: Names of the tensors.
         node, operator: What makes it in the artifact; its QuantizeLinear counts as part of the node, unless
             the float value is read elsewhere too and pairs by itself.
         form: How the artifact's is read.
@@ -51,12 +50,9 @@ class Pair:
 
 @dataclass(frozen=True)
 class Pairs:
-    """All pairs, in the artifact's order of execution.
+    """All pairs, in the artifact's order of execution, and float tensors without a partner.
 
-    Attributes:
-        pairs: See `Pair`.
-        reference_only: Float tensors of the reference that nothing stands for: folded into a kernel.
-        artifact_only: Float tensors of the artifact that are none of the reference's, without Q/DQ and casts.
+    Those of the reference are folded into a kernel; those of the artifact count without Q/DQ and casts.
     """
 
     pairs: tuple[Pair, ...]
@@ -149,7 +145,13 @@ class _Walk:
         self.readers = consumers(self.graph)
         self.outputs = {value.name for value in self.graph.output}
         self.nodes = {plain_name(node) for node in self.graph.node}
-        self.blocked = _blocked(self.graph)
+        # Tensors in ONNX Runtime's blocked layout, which only its own convolutions can read.
+        self.blocked = {
+            name
+            for node in self.graph.node
+            if node.domain == "com.microsoft.nchwc" and node.op_type != "ReorderOutput"
+            for name in node.output
+        }
         self.as_ref = {value.name: value.name for value in self.graph.input}  # tensor to the reference's
         self.upstream: dict[str, int] = {}  # tensor to the pairs before it, itself included
         self.nearest: dict[
@@ -247,7 +249,8 @@ class _Walk:
             if same or folded or name in self.outputs:
                 return name
         partner = self._by_node(node, index) or self._by_structure(node, index)
-        return self._after_activation(partner, name) if _fuses_activation(node) else partner
+        fuses = node.op_type.startswith("Fused") or any(a.name == "activation" for a in node.attribute)
+        return self._after_activation(partner, name) if fuses else partner
 
     def _by_node(self, node: onnx.NodeProto, index: int) -> str | None:
         twin = self.reference.nodes.get(plain_name(node))
@@ -290,17 +293,3 @@ class _Walk:
                 for node in readers
             )
         )
-
-
-def _blocked(graph: onnx.GraphProto) -> set[str]:
-    """Tensors in ONNX Runtime's blocked layout, which only its own convolutions can read."""
-    return {
-        name
-        for node in graph.node
-        if node.domain == "com.microsoft.nchwc" and node.op_type != "ReorderOutput"
-        for name in node.output
-    }
-
-
-def _fuses_activation(node: onnx.NodeProto) -> bool:
-    return node.op_type.startswith("Fused") or any(a.name == "activation" for a in node.attribute)

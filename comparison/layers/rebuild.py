@@ -51,7 +51,6 @@ class EngineSource:
 
     Attributes:
         graph: The ONNX file that TensorRT parsed.
-        spec: What was asked for beside it.
         layers: Node to precision, where types are weak and some were kept.
         tf32: Whether products of float32 may round.
         profiles: The engine's optimization profiles: input to its "min", "opt" and "max".
@@ -263,15 +262,14 @@ class EngineRefinement(Refinement):
             together = any(self.pairs[index].upstream >> other & 1 for other in chosen)
             (self.beside.add if together else self.beside.discard)(index)
         gone = [
-            index for index in measured if index in plain and self._was_bad(plain[index], measured[index])
+            index
+            for index, sums in measured.items()
+            if index in plain and plain[index].snr_db < self.threshold_db <= sums.snr_db
         ]
         if gone:  # an output of the engine, right where its graph is built again
             self._not_reproduced()
             measured = {index: sums for index, sums in measured.items() if index not in gone}
         self._take(measured)
-
-    def _was_bad(self, before: ErrorSums, now: ErrorSums) -> bool:
-        return before.snr_db < self.threshold_db <= now.snr_db
 
     def _unconfirmed(self) -> list[int]:
         """The next tensors to be measured for a verdict: the first bad one alone, then those before it."""
@@ -359,10 +357,7 @@ class EngineRuns(LayerRuns):
         return sum(self._cost["reference"][index] for index in chosen) <= allowed
 
     def measure(self, chosen: Sequence[int]) -> dict[int, ErrorSums]:
-        """Build what lies before the tensors, run it, and return index to distance.
-
-        Where TensorRT refuses the part, the pairs are in `refused`.
-        """
+        """Build what lies before the tensors, run it, and return index to distance, or fill `refused`."""
         names = {self.pairs.pairs[index].artifact: index for index in chosen}
         self._tell(f"{len(names)} tensors" if len(names) > 1 else next(iter(names)))
         try:
@@ -378,11 +373,9 @@ class EngineRuns(LayerRuns):
         return {by_output[name]: ErrorSums.from_json(one) for name, one in answer["errors"].items()}
 
     def survey(self) -> tuple[dict[int, ErrorSums], dict[str, ErrorSums]]:
-        """Build the whole graph with debug tensors, run it, and return what they and its outputs tell.
+        """Build the whole graph with debug tensors and run it; return index, and output, to distance.
 
-        Returns:
-            Index to distance of the pairs that it shows, and output to distance. That a debug tensor is in
-            row-major order TensorRT does not say: these are hints.
+        That a debug tensor is in row-major order TensorRT does not say: these are hints.
         """
         names = {pair.artifact: index for index, pair in enumerate(self.pairs.pairs)}
         self._tell("the whole graph with debug tensors")

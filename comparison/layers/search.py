@@ -30,12 +30,7 @@ _EQUAL_DB = 1e-6
 
 
 class Search:
-    """What is known of the drops.
-
-    Args:
-        upstream: Per tensor, in order of execution, a bit for each tensor before it.
-        cap_db: See above.
-    """
+    """What is known of the drops; `upstream` has a bit for each tensor before one, in order of execution."""
 
     def __init__(self, upstream: Sequence[int], *, cap_db: float) -> None:
         self.upstream, self.cap_db = list(upstream), cap_db
@@ -67,8 +62,7 @@ class Search:
     def bad(self, threshold_db: float) -> int | None:
         """Return the first bad tensor; None if none is below the threshold.
 
-        It is the one with the largest drop that leads to one below the threshold, or where that is not
-        abrupt, the first below.
+        It is that with the largest drop on the way to one below, or where it is not abrupt, the first below.
         """
         below = [index for index, snr in self.snr_db.items() if snr < threshold_db]
         if not below:
@@ -86,10 +80,9 @@ class Search:
         return bad is not None and self.drops()[bad] < ABRUPT_DB
 
     def region(self, threshold_db: float) -> list[int]:
-        """Return the tensors between the first bad one and what was measured before it.
+        """Return the tensors between the first bad one and what was measured before it, in their order.
 
-        In order of execution; empty when there are none, and the drop is that of one tensor. Where nothing
-        is below the threshold, of the largest drop.
+        Empty where the drop is that of one tensor. Where nothing is below the threshold, of the largest drop.
         """
         if not self.snr_db:
             return [index for index in range(len(self.upstream)) if not self._skipped >> index & 1]
@@ -99,7 +92,8 @@ class Search:
         for index in self.snr_db:
             if self.upstream[end] >> index & 1:
                 inside &= ~(self.upstream[index] | 1 << index)
-        return [index for index in _bits(inside & ~self._skipped) if index not in self.snr_db]
+        inside &= ~self._skipped
+        return [i for i in range(len(self.upstream)) if inside >> i & 1 and i not in self.snr_db]
 
     def choose(self, region: Sequence[int], fits: Callable[[Sequence[int]], bool], most: int) -> list[int]:
         """Return tensors of a region to be measured together: as many as fit, one at least."""
@@ -117,8 +111,7 @@ class Search:
     def cut(self, region: Sequence[int], most: int) -> list[int]:
         """Return the tensors at which the first half of a region ends: what is read of it behind the half.
 
-        Wherever the largest drop then lies, no more than half of the region is left, however the graph
-        branches: each tensor of the first half lies before one of these, or is one.
+        However the graph branches, no more than half is left: each of the half lies before one, or is one.
         """
         ordered = sorted(region)
         half = ordered[: (len(ordered) + 1) // 2]
@@ -135,15 +128,6 @@ def packed(indexes: Sequence[int], fits: Callable[[Sequence[int]], bool], most: 
         else:
             groups.append([index])
     return groups
-
-
-def _bits(mask: int) -> list[int]:
-    positions = []
-    while mask:
-        low = mask & -mask
-        positions.append(low.bit_length() - 1)
-        mask ^= low
-    return positions
 
 
 def _largest(drops: Mapping[int, float]) -> int:

@@ -1,9 +1,7 @@
-"""Convert a tensor of an artifact into the form of its reference tensor.
+"""The two sides of a comparison, why two cannot be compared, and how a tensor is read as its reference's.
 
 Where a graph is quantized, the integers are read and scaled here: what a kernel writes is observed as it
 is, at a quarter of the memory, and the fusion of operator and QuantizeLinear is left alone.
-
-The two sides of a comparison, and the reasons why two sides cannot be compared.
 """
 
 from __future__ import annotations
@@ -36,6 +34,7 @@ _MOVES = frozenset(
     Resize Slice Expand Pad NhwcMaxPool
     """.split()
 )
+_LOSES_AXES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Shape", "Size")
 _TO_LAST, _TO_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
 _MADE_BY_OPTIMIZER = re.compile(r"(_token_\d+|_nhwc|_nchwc|/MatMulAddFusion|/GemmTransposeFusion|_quant)+$")
 _BIAS_LAST = frozenset(["QLinearConv"])
@@ -138,14 +137,10 @@ class Forms:
         last = last or "nhwc" in node.domain or node.op_type.startswith("Nhwc")
         if node.op_type == "Transpose":
             last = order == _TO_LAST
-        elif not last and not _leaves_four_axes(node):
+        elif not last and node.op_type not in _LOSES_AXES:
             last = any(name in self.channels_last for name in node.input)
         if last:
             self.channels_last.update(node.output)
-
-
-def _leaves_four_axes(node: onnx.NodeProto) -> bool:
-    return node.op_type in ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Shape", "Size")
 
 
 def plain_name(node: onnx.NodeProto) -> str:
@@ -174,14 +169,7 @@ _LOOK = "compare with the ONNX file that the engine was built from, to see insid
 
 @dataclass(frozen=True)
 class Side:
-    """An ONNX file, or an engine.
-
-    Attributes:
-        path, runtime: The file, and the name of its engine.
-        precision: "fp32", "tf32", "fp16", "bf16", "fp8", "int8" or "int4".
-        weightless: The graph; None for an engine, which shows its outputs alone.
-        io: Inputs and outputs.
-    """
+    """An ONNX file, or an engine, whose graph (`weightless`) is None: it shows its outputs alone."""
 
     path: Path
     runtime: str
@@ -191,7 +179,7 @@ class Side:
 
     @property
     def name(self) -> str:
-        """How it is called in progress and errors."""
+        """How progress and errors call it."""
         return self.path.name
 
     @property

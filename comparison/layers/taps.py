@@ -43,7 +43,6 @@ class LayerRuns:
     """The runs of one comparison.
 
     Attributes:
-        runs: Runs of the artifact so far.
         memory_bytes: Side to "plain" and "tapped", the largest memory of its runs.
         changed: Output of the artifact to its distance, with taps, from itself without; the largest noise.
         refused: Index of a pair to why it cannot be compared.
@@ -92,11 +91,10 @@ class LayerRuns:
 
     def fits(self, chosen: Sequence[int]) -> bool:
         """Whether taps may be read in one run: in memory they stay a small share of a run without."""
-        for side, cost in self._cost.items():
-            allowed = SHARE * self.memory_bytes[side]["plain"]
-            if sum(cost[index] for index in chosen) > allowed:
-                return False
-        return True
+        return all(
+            sum(cost[index] for index in chosen) <= SHARE * self.memory_bytes[side]["plain"]
+            for side, cost in self._cost.items()
+        )
 
     def measure(self, chosen: Sequence[int]) -> dict[int, ErrorSums]:
         """Run both with taps; return index to distance. Pairs that cannot be compared are in `refused`."""
@@ -137,7 +135,10 @@ class LayerRuns:
         for index in chosen:
             name, file = self.pairs.pairs[index].reference, self.tap_file(index)
             if name in inputs:
-                self._write_input(name, Path(written) / file)
+                (Path(written) / file).mkdir()
+                for number in range(len(self.samples.where)):
+                    values = self.samples.read(number, name)
+                    np.save(Path(written) / file / f"{number}.npy", values, allow_pickle=False)
             elif name in taps:
                 again.append((taps[name]["file"], file))
             else:
@@ -147,11 +148,6 @@ class LayerRuns:
         for first, other in again:
             (Path(written) / other).symlink_to(Path(written) / first)
         return written
-
-    def _write_input(self, name: str, folder: Path) -> None:
-        folder.mkdir()
-        for number in range(len(self.samples.where)):
-            np.save(folder / f"{number}.npy", self.samples.read(number, name), allow_pickle=False)
 
     def _compared(self, chosen: Sequence[int], written: str) -> dict[str, Any]:
         """Job of a run of the artifact that compares; an engine has its outputs and no taps."""
@@ -228,12 +224,7 @@ SILENCE_S = 600.0
 
 
 def run(job: Job, name: str, text: str, progress: Progress) -> dict[str, Any]:
-    """Carry out a job in a process of its own and return its answer.
-
-    Raises:
-        WorkerError: If the process died or hung, with its last output.
-        QCompileError: The error that the artifact's runtime raised.
-    """
+    """Carry out a job in a process of its own and return its answer."""
     with (
         held_folder(Path(job.feeds).parent, "run") as folder,
         Worker(name, threads=job.threads, timeout_s=SILENCE_S) as worker,
@@ -247,14 +238,7 @@ def run(job: Job, name: str, text: str, progress: Progress) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Samples:
-    """Batches on disk.
-
-    Attributes:
-        folder: Where `N.npz` lie.
-        where: What each batch is called in errors.
-        count: Samples in all of them.
-        shapes: Input to its shape in the first batch.
-    """
+    """Batches on disk, `N.npz` in a folder; what errors call each, and input to its shape in the first."""
 
     folder: Path
     where: tuple[str, ...]
@@ -340,10 +324,7 @@ def require_polygraphy() -> None:
 
 
 def save_results(runs: LayerRuns, chosen: Sequence[int], path: Path) -> None:
-    """Run both sides once more and save the values of pairs, under the names of the reference.
-
-    The runners are "reference" and "artifact"; one iteration is one batch.
-    """
+    """Run both sides once more and save the values of pairs by the reference's names, per batch."""
     from polygraphy.comparator import RunResults
     from polygraphy.logger import G_LOGGER
 

@@ -31,7 +31,7 @@ class Before(Checked):
 class After(Before):
     """Paint FILE."""
 
-    coats: Annotated[int, option("Number of coats.", flag="--coat", ge=1, le=9)] = 2
+    coats: Annotated[int, option("Number of coats.", "--coat", ge=1, le=9)] = 2
 
 
 def painted(spec: type[Before]) -> tuple[click.Command, list[Before]]:
@@ -83,10 +83,10 @@ def test_a_new_field_is_part_of_keys_and_of_the_manifests_options() -> None:
 class Frame(Checked):
     """A table in a table."""
 
-    width_mm: Annotated[float, option("Width of the frame.", flag="--frame", gt=0)] = 1.0
-    corners: Annotated[tuple[str, ...], option("A corner.", flag="--corner", split=COMMA)] = ()
+    width_mm: Annotated[float, option("Width of the frame.", "--frame", gt=0)] = 1.0
+    corners: Annotated[tuple[str, ...], option("A corner.", "--corner", split=COMMA)] = ()
     gilded: Annotated[bool, option("Gild it.")] = False
-    dry: Annotated[bool, option("Do not wait.", flag="--wet", off=True)] = True
+    dry: Annotated[bool, option("Do not wait.", "--wet", off=True)] = True
     varnish: Annotated[bool | None, option("Varnish it.")] = None
 
     def check(self) -> None:
