@@ -128,13 +128,19 @@ def test_the_options_of_a_manifest_of_before_are_read() -> None:
 
 
 def test_openvino_computes_an_artifact_of_before_as_its_manifest_says(
-    tiny_file: MakeFile, tmp_path: Path
+    tiny_file: MakeFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("openvino")
-    from qcompile.engines.openvino.engine import _as_built
+    from qcompile.engines.openvino import engine
 
     built = qcompile.build(tiny_file("mlp"), tmp_path / "b.onnx", target="openvino").path
     manifest = json.loads(manifest_path(built).read_text())
     manifest |= {"precision": "int8", "options": {"rest": "bf16", "gpus": [], "min_shapes": {}}}
     manifest_path(built).write_text(json.dumps(manifest))
-    assert _as_built(built) == "bf16"
+    computed_in: list[str] = []
+    monkeypatch.setattr(engine, "why_emulated", lambda _: "")
+    monkeypatch.setattr(
+        engine.OpenVino, "_compiled", lambda _, __, precision, *___, **____: computed_in.append(precision)
+    )
+    engine.OpenVino().open(str(built))
+    assert computed_in == ["bf16"]
