@@ -16,15 +16,14 @@ from ..spec.removed import removed_source
 from ..tensors import TensorInfo
 from .arrays import ArraySet
 from .images import AnnotatedImages, ImageFolder, MaskedImages
-from .readers import IMAGES, METADATA, RECORDINGS, TABLES, SampleSet, list_files, split_folder
+from .readers import FORMATS, IMAGES, METADATA, RECORDINGS, TABLES, SampleSet, list_files, split_folder
 from .rows import RowSet
 from .spelling import FILE_KEYS, FUNCTION, KEYS, Spelling, parse_spelling
 
 ARRAYS = ("npz", "npy", "arrays", "polygraphy")
-_BY_SUFFIX = {
-    ".npz": "npz", ".npy": "npy", ".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv",
-    ".tsv": "csv", ".json": "polygraphy", ".parquet": "datasets", ".arrow": "datasets",
-}  # fmt: skip
+_BY_SUFFIX = {".npz": "npz", ".npy": "npy", ".json": "polygraphy"} | {
+    suffix: kind for suffix, (kind, _) in FORMATS.items()
+}
 _SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")
 _PICKLES = (".pkl", ".pickle", ".pt", ".pth")
 _EXAMINED = 10_000

@@ -37,7 +37,13 @@ IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".we
 RECORDINGS = (".wav", ".flac", ".ogg")
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 """Labels and texts of the files beside it, as `imagefolder` and `audiofolder` of `datasets` read them."""
-TABLES = (".parquet", ".arrow")
+FORMATS: Mapping[str, tuple[str, str]] = {
+    ".txt": ("text", "text"), ".jsonl": ("jsonl", "json"), ".ndjson": ("jsonl", "json"),
+    ".csv": ("csv", "csv"), ".tsv": ("csv", "csv"),
+    ".parquet": ("datasets", "parquet"), ".arrow": ("datasets", "arrow"),
+}  # fmt: skip
+"""Ending of a file of rows to the kind of DATA that it is, and the builder of `datasets` that reads it."""
+TABLES = tuple(suffix for suffix, (kind, _) in FORMATS.items() if kind == "datasets")
 _BESIDE = (".csv", ".json", ".txt", ".md")
 _SPLITS = {
     "train": ("train", "training"), "validation": ("validation", "val", "valid"), "test": ("test", "testing"),

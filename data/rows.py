@@ -23,10 +23,10 @@ from ..tensors import TensorInfo
 from .images import ImageReader, image_input
 from .processors import AudioReader, TextReader
 from .readers import (
+    FORMATS,
     IMAGES,
     METADATA,
     RECORDINGS,
-    TABLES,
     Reader,
     SampleSet,
     digest_contents,
@@ -38,10 +38,6 @@ from .readers import (
 from .spelling import Spelling
 from .table import Table, _undecoded, load_rows
 
-_SUFFIXES = {
-    "text": (".txt",), "jsonl": (".jsonl", ".ndjson", ".json"), "csv": (".csv", ".tsv"), "datasets": TABLES,
-    "audio": (),
-}  # fmt: skip
 _SPLIT_OF_FILE = re.compile(r"(train|test|validation|valid|val|dev)\b|(.+?)-\d+-of-\d+")
 
 
@@ -51,7 +47,10 @@ class RowSet(SampleSet):
     def __init__(self, spelling: Spelling) -> None:
         self.spelling, path = spelling, Path(spelling.path)
         self.is_saved = any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
-        suffixes, split = _SUFFIXES[spelling.kind], spelling.query.get("split", "")
+        suffixes = tuple(suffix for suffix, (kind, _) in FORMATS.items() if kind == spelling.kind)
+        if spelling.kind == "jsonl":
+            suffixes += (".json",)
+        split = spelling.query.get("split", "")
         below = [] if path.is_file() else list(list_files(path))
         tables = [
             path / name

@@ -18,7 +18,7 @@ from ..model.load import find_preprocessing
 from ..model.named.description import network
 from ..model.preprocessing import PRESETS, Preprocessing, fit_preprocessing, preprocessing_of
 from ..tensors import TensorInfo
-from .readers import require_package
+from .readers import FORMATS, require_package
 from .spelling import Spelling, nearest
 
 IGNORED = -100
@@ -141,7 +141,6 @@ _TEXTS = (
 """Columns of texts by the names that data sets commonly give them; two are a pair."""
 _LABELS = ("label", "labels", "target", "ner_tags", "tags", "fine_label", "score")
 _TRANSCRIPTS = ("text", "sentence", "transcription", "transcript", "normalized_text")
-_BUILDERS = {".txt": "text", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
 
 
 class Table:
@@ -245,7 +244,7 @@ def load_rows(files: Sequence[Path], builder: str) -> Any:
     for file in files:
         require_file(file, what="data")
     suffix = files[0].suffix.lower()
-    builder = builder or _BUILDERS.get(suffix, "json")
+    builder = builder or FORMATS.get(suffix, ("", "json"))[1]
     options: dict[str, Any] = {"encoding": "utf-8-sig"} if builder in ("csv", "json", "text") else {}
     if builder == "csv":  # every column is text: "007" and "NA" stay what they are
         options |= {"keep_default_na": False, "sep": "\t" if suffix == ".tsv" else ","}
