@@ -213,7 +213,7 @@ def find_requantized(model: onnx.ModelProto) -> list[str]:
 
 def keep_layers_apart(model: onnx.ModelProto) -> list[str]:
     """Write a Sum in front of each such layer, in place; return their names."""
-    layers = requantized(model)
+    layers = list(requantized(model))
     names = [node_name(node) for _, node in layers]
     for graph, layer in layers:
         result, apart = layer.output[0], f"{layer.output[0]}/apart"
