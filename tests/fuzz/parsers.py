@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -43,7 +44,7 @@ from qcompile.data.images import decode
 from qcompile.data.processors import decode_audio
 from qcompile.data.spelling import parse_spelling, read_query
 from qcompile.engines.gpu import parse_devices
-from qcompile.engines.tensorrt.runner.loaded_engine import RuntimeCacheFile
+from qcompile.engines.tensorrt.runner.loaded_engine import SUFFIX, RuntimeCacheFile
 from qcompile.errors import ArtifactError, CalibrationError, InvalidOption, QCompileError
 from qcompile.model.input_notes import read_notes
 from qcompile.model.named.hf_configuration import processor_of
@@ -190,6 +191,12 @@ def command_line(content: bytes, _: Path) -> None:
         return
     with context:
         read(verb.spec, context.params, on_deprecated=lambda _: None)
+
+
+def runtime_cache(content: bytes, folder: Path) -> None:
+    cache = RuntimeCacheFile(_file(content, folder, f"e{SUFFIX}").with_name("e"), "1.7", "sha256:0")
+    cache.load(SimpleNamespace(deserialize=lambda _: True))
+    assert cache.note
 
 
 def migrate(content: bytes, _: Path) -> None:
@@ -348,7 +355,7 @@ PARSERS: dict[str, Parser] = {
     "checkpoint_file": Parser(checkpoint),
     "tensorrt_cache": Parser(lambda c, _: parse_cache_bytes(c, Path("c.cache"))),
     "runtime_cache": Parser(
-        lambda c, _: RuntimeCacheFile(Path("e"), "1.7", "sha256:0")._blob(b"qcompile runtime cache 1\n" + c),
+        lambda c, f: runtime_cache(b"qcompile runtime cache 1\n" + c, f),
         json=True,
     ),
     "npy": Parser(npy),

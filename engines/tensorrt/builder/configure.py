@@ -220,8 +220,10 @@ def _check_shapes(
                 problem = f"input {name!r} holds a shape of {count} values; its {kind} has {len(shape)}"
                 raise InvalidOption(problem, hint="give the least, usual and largest values it holds")
             if name not in shape_tensors and not tensor.accepts(shape):
-                misfit = f"{format_shape(shape)} does not fit {format_shape(tensor.shape)}"
-                raise InvalidOption(f"input {name!r}: {kind} shape {misfit}")
+                raise InvalidOption(
+                    f"input {name!r}: {kind} shape {format_shape(shape)} does not fit "
+                    f"{format_shape(tensor.shape)}"
+                )
 
 
 def _range(
@@ -251,9 +253,11 @@ def _range(
     low, high = low or opt, high or opt
     for smaller, larger, words in ((low, opt, ("min", "opt")), (opt, high, ("opt", "max"))):
         if any(a > b for a, b in zip(smaller, larger, strict=True)):
-            above = f"{format_shape(smaller)} is above {words[1]} {format_shape(larger)}"
-            hint = f"raise `{words[1]}_shapes` or lower `{words[0]}_shapes`"
-            raise InvalidOption(f"input {tensor.name!r}: {words[0]} shape {above}", hint=hint)
+            raise InvalidOption(
+                f"input {tensor.name!r}: {words[0]} shape {format_shape(smaller)} is above "
+                f"{words[1]} {format_shape(larger)}",
+                hint=f"raise `{words[1]}_shapes` or lower `{words[0]}_shapes`",
+            )
     return InputRange(tensor.name, low, opt, high, of_values)
 
 
