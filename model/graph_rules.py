@@ -1,22 +1,21 @@
-"""What the graph quantized for a runtime looks like: data that each engine's folder holds.
-
-x86 without VNNI multiplies uint8 by int8 with `vpmaddubsw`: two neighbouring products are added in int16,
-which saturates at 32,767, before sums go on in int32: 2 * 255 * 127 = 64,770 becomes 32,767.
-Which neighbours meet depends on the order in which a kernel reads weights:
-
-    flat    kernel positions, then channels: (0, 1), (2, 3), ... of all; pairs may cross positions
-    taps    the channels of one kernel position: (0, 1), (2, 3), ...; an odd last channel is alone
-"""
+"""What the graph quantized for a runtime looks like: data that each engine's folder holds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from numpy.typing import NDArray
 
 from ..errors import InvalidOption
 from ..spec.engines import rows
 from ..spec.words import ARM_ISAS, GRAPH_TARGETS, GraphPrecision, GraphTarget, Isa
+
+if TYPE_CHECKING:
+    import onnx
+
+    RunModel = Callable[[onnx.ModelProto, Mapping[str, NDArray[Any]]], dict[str, NDArray[Any]]]
 
 Order = Literal["", "flat", "taps"]
 
@@ -75,6 +74,7 @@ class GraphRules:
         formats: Precisions that it multiplies beyond int8, int4, fp16 and bf16.
         why_no_halves: Why the float parts of an INT8 graph cannot be halves; empty where they can.
         saturates: Instruction set to its kernels that add two products in 16 bits, as recorded of it.
+        run: Runs a model on it, to see which kernels saturate here; None where none does.
     """
 
     weighted: frozenset[str] = frozenset(["Conv", "ConvTranspose", "MatMul", "Gemm"])
@@ -91,6 +91,7 @@ class GraphRules:
     formats: tuple[GraphPrecision, ...] = ()
     why_no_halves: str = ""
     saturates: Mapping[Isa, SaturatingKernels] = field(default_factory=dict)
+    run: RunModel | None = None
 
     @property
     def symmetric(self) -> bool:
@@ -121,11 +122,6 @@ def graph_rules(target: GraphTarget) -> GraphRules:
     rules = rows()[target].load().rules
     assert isinstance(rules, GraphRules), f"engine {target}"  # its class has checked it
     return rules
-
-
-def saturating_kernels(target: GraphTarget, isa: Isa) -> SaturatingKernels:
-    """Return what saturates on an instruction set, not "auto"."""
-    return graph_rules(target).saturates.get(isa, NONE)
 
 
 def targets_where(test: Callable[[GraphRules], object]) -> str:

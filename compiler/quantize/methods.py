@@ -15,8 +15,9 @@ from ...calibration.taps import choose_taps
 from ...errors import InvalidOption, QuantizationError
 from ...model.graph import WEIGHTED, count_weighted, weighted_nodes, without_weights
 from ...model.graph_edits import name_nodes
-from ...model.graph_rules import NONE, graph_rules, saturating_kernels
+from ...model.graph_rules import NONE, graph_rules
 from ...model.onnx_file import load_onnx, save_onnx
+from ...model.saturating_kernels import saturating_kernels
 from ...model.session import import_onnxruntime
 from ...spec.opsets import FLOAT8
 from ...spec.words import ARM_ISAS, BLOCK_FORMATS, HALVES

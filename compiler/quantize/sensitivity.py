@@ -23,9 +23,10 @@ from ...data.batches import Data
 from ...files import temporary_folder
 from ...model.graph import WEIGHTED, attribute, consumers, tensor_values
 from ...model.graph_edits import set_nodes, store
-from ...model.graph_rules import GraphRules, SaturatingKernels, graph_rules, saturating_kernels
+from ...model.graph_rules import GraphRules, SaturatingKernels, graph_rules
 from ...model.judgement import ErrorSums, decibels
 from ...model.onnx_file import copy_model, save_onnx
+from ...model.saturating_kernels import saturating_kernels
 from ...model.session import make_session, run_session, session_options
 from ...processor import resolve_isa
 from ...progress import Progress, silent

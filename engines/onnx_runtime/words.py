@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
 from ...model.graph_rules import GraphRules, SaturatingKernels
+from ...model.session import import_onnxruntime, session_options
 from ..words import TRITON_TYPES, Proposal, TritonBackend
+
+if TYPE_CHECKING:
+    import onnx
 
 PACKAGES = dict.fromkeys(
     ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml"), "onnxruntime"
 )
 """Distributions that own the module; one of them is installed."""
+
+
+def run_model(model: onnx.ModelProto, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return the outputs of a small model, on one thread."""
+    session = import_onnxruntime().InferenceSession(
+        model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"]
+    )
+    names = [value.name for value in model.graph.output]
+    return dict(zip(names, session.run(names, dict(feeds)), strict=True))
 
 
 RULES = GraphRules(
@@ -25,6 +43,7 @@ RULES = GraphRules(
             dense="flat", grouped="flat", products="flat", dynamic="flat", recurrent="flat"
         )
     },
+    run=run_model,
 )
 
 _ALONE = "what ONNX Runtime alone gains: the fairest float to compare INT8 with"

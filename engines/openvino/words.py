@@ -2,8 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
 from ...model.graph_rules import GraphRules, SaturatingKernels
 from ..words import TRITON_TYPES, KnownFault, Proposal, TritonBackend
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def run_model(model: onnx.ModelProto, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return the outputs of a small model, on one thread and in float32 beside its integers."""
+    import openvino
+
+    core = openvino.Core()
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+    compiled = core.compile_model(core.read_model(model.SerializeToString()), "CPU", settings)
+    results = compiled(dict(feeds))
+    return {value.name: results[value.name] for value in model.graph.output}
+
 
 RULES = GraphRules(
     # With a zero point products of two activations fall to float (2026.4), so those are symmetric int8.
@@ -13,6 +33,7 @@ RULES = GraphRules(
     reads_nbits=True,
     # 2026.4.1 with ONEDNN_MAX_CPU_ISA=AVX2; 2026-11-23
     saturates={"avx2": SaturatingKernels(dense="taps", grouped="flat", products="flat", activations="flat")},
+    run=run_model,
 )
 
 PACKAGES = {"openvino": "openvino"}

@@ -15,7 +15,6 @@ import numpy as np
 import onnx
 import pytest
 from mode_models import Floats, normal, run, snr_db, written
-from saturation_probe import probe
 
 import qcompile
 from qcompile.artifact import Artifact
@@ -25,6 +24,7 @@ from qcompile.engines.openvino.kernels import Kernel
 from qcompile.engines.registry import engine
 from qcompile.errors import ArtifactError, BuildError, DataError, IntentNotReached, QCompileError
 from qcompile.model.judgement import output_error
+from qcompile.model.saturating_kernels import probe
 
 pytest.importorskip("openvino")
 

@@ -9,7 +9,7 @@ import torch
 from small_examples import EXAMPLES, copied, modules, value
 
 import qcompile
-from qcompile.model.graph_rules import saturating_kernels
+from qcompile.model.saturating_kernels import saturating_kernels
 from qcompile.pipeline.recipe import read_recipe
 from qcompile.processor import isa_here
 

@@ -14,16 +14,16 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-import saturation_probe as home
 from emulated import require_emulated, run_emulated
 from numpy.typing import NDArray
 from onnx import helper
-from saturation_probe import probe
 from written_models import model_of
 
 import qcompile
+import qcompile.model.saturating_kernels as home
 from qcompile.engines.registry import engine
-from qcompile.model.graph_rules import NONE, SaturatingKernels, graph_rules, saturating_kernels
+from qcompile.model.graph_rules import NONE, SaturatingKernels, graph_rules
+from qcompile.model.saturating_kernels import probe, saturating_kernels
 from qcompile.model.session import (
     make_session,
     missed_nodes,
@@ -60,19 +60,24 @@ def test_openvino_told_to_use_avx2_is_as_recorded() -> None:
     if isa_here() in ("neon", "neon-dotprod", "i8mm"):
         pytest.skip("ARM has no AVX2")
     code = """from qcompile.model.graph_rules import graph_rules
-from saturation_probe import probe
+from qcompile.model.saturating_kernels import probe
 print(probe("openvino") == graph_rules("openvino").saturates["avx2"])"""
-    support = str(Path(home.__file__).parent)
-    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "PYTHONPATH": support}
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "True"
 
 
-def test_kernels_are_those_of_the_instruction_set() -> None:
-    assert saturating_kernels("onnxruntime", "avx2").dense == "flat"
-    assert saturating_kernels("openvino", "avx2").dense == "taps"
+def test_another_instruction_set_is_looked_up_and_this_one_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(home, "isa_here", lambda: "avx512-vnni")
+    monkeypatch.setattr(home, "probe", lambda _: "asked")
+    assert saturating_kernels("onnxruntime", "avx512-vnni") == "asked"
+    monkeypatch.setattr(home, "isa_here", lambda: "avx2")
+    monkeypatch.setattr(home, "probe", lambda _: NONE)  # a file for AVX2 is for every processor that has it
+    assert saturating_kernels("openvino", "avx2") == graph_rules("openvino").saturates["avx2"]
+    monkeypatch.setattr(home, "isa_here", lambda: "avx512-vnni")
+    assert saturating_kernels("onnxruntime", "avx2") == graph_rules("onnxruntime").saturates["avx2"]
     assert saturating_kernels("openvino", "amx") == NONE
     assert saturating_kernels("tensorrt", "avx512-vnni") == NONE
     assert not NONE

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops._op_list import load_op
 from onnx_reference import OWN, integers_of, judged, watched
-from saturation_probe import probe
 from written_models import computed, text_model
 
 import qcompile
@@ -32,6 +31,7 @@ from qcompile.compiler.quantize.weights import rewrite
 from qcompile.errors import QuantizationError
 from qcompile.model.graph import WEIGHTED
 from qcompile.model.graph_rules import graph_rules
+from qcompile.model.saturating_kernels import probe
 from qcompile.spec.words import GRAPH_TARGETS
 
 Quantized = Callable[..., onnx.ModelProto]

@@ -37,7 +37,8 @@ from torchao.quantization.pt2e.quantizer import (
 )
 
 from ....errors import ExportError, InvalidOption, QuantizationError, first_line
-from ....model.graph_rules import graph_rules, saturating_kernels
+from ....model.graph_rules import graph_rules
+from ....model.saturating_kernels import saturating_kernels
 from ....progress import quiet
 from ....spec.words import GraphTarget, Isa
 from ..int8.pair_limits import LARGEST_SUM, PairLimits, pair_limits

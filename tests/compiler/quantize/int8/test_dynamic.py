@@ -17,8 +17,8 @@ from qcompile.compiler.quantize.int8.dynamic import WeightType, quantize_dynamic
 from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.compiler.quantize.request import match_nodes
 from qcompile.errors import QuantizationError
-from qcompile.model.graph_rules import saturating_kernels
 from qcompile.model.judgement import output_error
+from qcompile.model.saturating_kernels import saturating_kernels
 from qcompile.processor import isa_here
 
 HIDDEN = 4

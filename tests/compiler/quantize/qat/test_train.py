@@ -26,8 +26,8 @@ from qcompile.compiler.quantize.qat.finish_qdq import finish_qdq
 from qcompile.compiler.quantize.qat.quantizer import OPERATOR, TargetQuantizer, capture
 from qcompile.errors import ExportError, InvalidOption, QuantizationError
 from qcompile.model.graph import weighted_nodes
-from qcompile.model.graph_rules import saturating_kernels
 from qcompile.model.judgement import output_error
+from qcompile.model.saturating_kernels import saturating_kernels
 from qcompile.processor import isa_here
 from qcompile.progress import quiet
 

@@ -1,8 +1,15 @@
 """Which integer kernels of a runtime add two products in 16 bits, and which products are such a pair.
 
+x86 without VNNI multiplies uint8 by int8 with `vpmaddubsw`: two neighbouring products are added in int16,
+which saturates at 32,767, before sums go on in int32: 2 * 255 * 127 = 64,770 becomes 32,767.
+Which neighbours meet depends on the order in which a kernel reads weights:
+
+    flat    kernel positions, then channels: (0, 1), (2, 3), ... of all; pairs may cross positions
+    taps    the channels of one kernel position: (0, 1), (2, 3), ...; an odd last channel is alone
+
 `probe` asks the runtime that is here: a layer of each kind, activations of 255, and output channels with two
-weights of 127 each, at places that only one of the orders pairs. Its answers are what the rules of each
-engine hold (`GraphRules.saturates`).
+weights of 127 each, at places that only one of the orders pairs. For another instruction set than this
+processor's, the answers are recordings of the same probe.
 """
 
 from __future__ import annotations
@@ -14,8 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qcompile.model.graph_rules import Order, SaturatingKernels
-from qcompile.model.session import import_onnxruntime, session_options
+from ..processor import isa_here
+from ..spec.engines import rows
+from ..spec.words import GraphTarget, Isa
+from .graph_rules import NONE, Order, SaturatingKernels, graph_rules
 
 if TYPE_CHECKING:
     import onnx
@@ -23,33 +32,26 @@ if TYPE_CHECKING:
 _Feeds = Mapping[str, NDArray[Any]]
 
 
-def run_on_onnxruntime(model: onnx.ModelProto, feeds: _Feeds) -> dict[str, NDArray[Any]]:
-    """Return the outputs of a small model, on one thread."""
-    session = import_onnxruntime().InferenceSession(
-        model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"]
-    )
-    names = [value.name for value in model.graph.output]
-    return dict(zip(names, session.run(names, dict(feeds)), strict=True))
+def saturating_kernels(target: GraphTarget, isa: Isa) -> SaturatingKernels:
+    """Return what saturates on an instruction set, not "auto"; asked here where it is this processor's.
 
-
-def run_on_openvino(model: onnx.ModelProto, feeds: _Feeds) -> dict[str, NDArray[Any]]:
-    """Return the outputs of a small model, on one thread and in float32 beside its integers."""
-    import openvino
-
-    core = openvino.Core()
-    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
-    compiled = core.compile_model(core.read_model(model.SerializeToString()), "CPU", settings)
-    results = compiled(dict(feeds))
-    return {value.name: results[value.name] for value in model.graph.output}
+    Where nothing saturates here, the recording decides: a file for an instruction set is right on every
+    processor that has it.
+    """
+    rules = graph_rules(target)
+    is_here = isa == isa_here() and rules.run is not None and not rows()[target].load()().why_not_run()
+    found = probe(target) if is_here else NONE
+    return found or rules.saturates.get(isa, NONE)
 
 
 @functools.cache
-def probe(target: str) -> SaturatingKernels:
-    """Return which kernels of "onnxruntime" or "openvino" saturate on this processor."""
-    if target == "openvino":
-        results = run_on_openvino(*_static_layers())
-    else:
-        results = run_on_onnxruntime(*_static_layers()) | run_on_onnxruntime(*_dynamic_layers())
+def probe(target: GraphTarget) -> SaturatingKernels:
+    """Return which kernels of a runtime, whose rules say how to run a model, saturate on this processor."""
+    rules = graph_rules(target)
+    assert rules.run is not None, target
+    results = rules.run(*_static_layers())
+    if rules.by_onnxruntime:
+        results |= rules.run(*_dynamic_layers())
     return SaturatingKernels(**{name: _order(_sums(values)) for name, values in results.items()})
 
 
