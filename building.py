@@ -71,7 +71,8 @@ def plan(
     with trusting(asked.trust), _lowered(model, asked, progress) as lowered:
         request = request_for(model, asked, lowered, Path("dry-run"), progress)
         planned = engine(asked.target).plan(request)
-        return {"target": asked.target, "precision": request.precision, **planned}
+        passes = {"passes": dict(lowered.passes)}
+        return {"target": asked.target, "precision": request.precision, **planned, **passes}
 
 
 def build_lowered(
@@ -116,6 +117,7 @@ def request_for(
         samples=first_samples(model, spec) if engine(spec.target).takes == "onnx" else (),
         warnings=lowered.warnings,
         progress=progress,
+        graph=lowered.graph,
     )
 
 
@@ -169,7 +171,7 @@ def engine_graph(
     from .artifact import read_manifest
     from .engines.tensorrt.adapter import MODULES
     from .errors import ArtifactError, InvalidOption
-    from .model.weightless import fingerprint
+    from .model.onnx_graph import fingerprint
 
     path = Path(engine)
     manifest = read_manifest(path)  # the file itself is not opened here

@@ -23,7 +23,8 @@ from ..errors import DataError, EngineUnavailable, InvalidOption, MissingFile, W
 from ..files import temporary_folder
 from ..model.archives import check_program
 from ..model.graph import WeightsHeld, graph_precision, weights_of_graph
-from ..model.onnx_file import load_onnx, model_io
+from ..model.onnx_file import model_io
+from ..model.onnx_graph import read_graph
 from ..model.random_input import RandomInput, random_feeds
 from ..model.session import make_session, run_session, session_options
 from ..model.source import NAMED, parse_source
@@ -134,7 +135,7 @@ def describe(
     io, precision, runs_on, layers, made, weights = None, "fp32", "CPU", None, None, None
     warnings: tuple[str, ...] = ()
     if path.suffix == ".onnx":
-        proto = load_onnx(path)
+        proto = read_graph(path).load()
         io, precision, made = model_io(proto), graph_precision(proto), RandomInput(proto)
         weights = weights_of_graph(proto)
     if manifest:

@@ -14,7 +14,7 @@ from ..data.batches import Data
 from ..data.readers import Batch
 from ..errors import CalibrationError, InvalidOption, QCompileError
 from ..files import check_output, writing
-from ..model.weightless import WeightlessModel, read_weightless
+from ..model.onnx_graph import Graph, read_weightless
 from ..progress import Progress, silent
 from ..spec.decode import spec_from_call
 from ..spec.models import CalibrateSpec
@@ -60,7 +60,7 @@ def parse_shard(text: str) -> Shard:
 
 
 def calibrate(
-    model: str | Path | WeightlessModel,
+    model: str | Path | Graph,
     data: str | Data,
     output: str | Path,
     spec: CalibrateSpec | None = None,
@@ -115,7 +115,7 @@ def calibrate(
 
 
 def observe(
-    model: Path | WeightlessModel,
+    model: Path | Graph,
     data: Data,
     *,
     tensors: Collection[str] | None = None,
@@ -138,7 +138,7 @@ def observe(
             file=weightless.path,
         )
     progress("prepare the model")
-    ranges = Ranges(weightless.fingerprint(), shared=taps.shared, skipped=taps.skipped)
+    ranges = Ranges(weightless.digest(), shared=taps.shared, skipped=taps.skipped)
     identity = data.digest() + (f"[:{data.limit}]" if data.limit else "")
     key: dict[str, object] = {
         "model": ranges.model,
@@ -184,8 +184,8 @@ def _run(
     progress("calibrate", workers.samples, total)
 
 
-def _weightless(model: str | Path | WeightlessModel) -> WeightlessModel:
-    return model if isinstance(model, WeightlessModel) else read_weightless(Path(model))
+def _weightless(model: str | Path | Graph) -> Graph:
+    return model if isinstance(model, Graph) else read_weightless(Path(model))
 
 
 def _saver(

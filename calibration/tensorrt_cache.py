@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..errors import CalibrationError, InvalidOption
 from ..files import require_file
-from ..model.weightless import read_weightless
+from ..model.onnx_graph import read_weightless
 from .qparams import INT8
 from .ranges import Portion, Ranges
 from .thresholds import Method
@@ -92,7 +92,7 @@ def read_cache(path: Path, model: Path) -> Ranges:
     fixed = {name: scale * INT8.qmax for name, scale in scales.items() if name in known}
     if not fixed:
         raise CalibrationError(f"{path}: holds no tensor of {model}", file=path)
-    return Ranges(weightless.fingerprint(), {f"TensorRT's cache {path.name}": Portion(0)}, fixed=fixed)
+    return Ranges(weightless.digest(), {f"TensorRT's cache {path.name}": Portion(0)}, fixed=fixed)
 
 
 def parse_cache_bytes(content: bytes, path: Path) -> dict[str, float]:

@@ -29,9 +29,8 @@ from ..errors import CalibrationError, DataError, InvalidOption, first_line
 from ..files import temporary_folder
 from ..machine_memory import address_space_limit
 from ..model.graph import attribute, captured_names, holds_half
-from ..model.onnx_file import load_onnx
+from ..model.onnx_graph import Graph, read_graph
 from ..model.session import make_session, session_options, usable_cores
-from ..model.weightless import WeightlessModel
 from ..tensors import Feeds
 from .counting import make_count
 from .histogram import Count, Histogram, NonFinite
@@ -77,30 +76,27 @@ class Observer:
 
 
 @contextlib.contextmanager
-def open_observer(model: WeightlessModel, taps: Taps, threads: int) -> Iterator[Observer]:
+def open_observer(model: Graph, taps: Taps, threads: int) -> Iterator[Observer]:
     """Yield an observer of a model; taps that are inputs are left to the caller, who has the feeds."""
     inputs = {value.name for value in model.model.graph.input}
     outputs = {name: name for name in taps.names if name not in inputs}
-    content = _with_outputs(model.model, taps, outputs)
+    tapped = Graph(_with_outputs(model.model, taps, outputs), model.path)
     convolves = any(node.op_type in ("Conv", "ConvTranspose") for node in model.model.graph.node)
     # The layout level crashes the process on some float16 graphs: see `session_options`.
     layouts = not holds_half(model.model)
     options = session_options(threads, layouts=layouts)
-    weights = str(model.path.resolve().parent)  # of the file itself: ONNX Runtime follows no link
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", weights)
-    # The weightless model refers to the weights where they lie: they are mapped, not copied.
     with temporary_folder("calibrate") as folder:
         if convolves and layouts:
             written = folder / "optimized.onnx"
-            session = _without_reorders(model.path, content, options, written, outputs, threads)
+            session = _without_reorders(tapped, options, written, outputs, threads)
         else:
-            session = make_session(model.path, options, content=content)
-        del content
+            session = make_session(tapped, options)
+        del tapped
         yield Observer(session, outputs)
 
 
-def _with_outputs(model: onnx.ModelProto, taps: Taps, outputs: dict[str, str]) -> bytes:
-    """The serialized model with the taps among its outputs."""
+def _with_outputs(model: onnx.ModelProto, taps: Taps, outputs: dict[str, str]) -> onnx.ModelProto:
+    """The model with the taps among its outputs."""
     import onnx
 
     copy = onnx.ModelProto()
@@ -110,12 +106,11 @@ def _with_outputs(model: onnx.ModelProto, taps: Taps, outputs: dict[str, str]) -
         if output not in present:
             kind = getattr(onnx.TensorProto, _ONNX_NAMES[taps.types[tap]])
             copy.graph.output.append(onnx.helper.make_tensor_value_info(output, kind, None))
-    serialized: bytes = copy.SerializeToString()
-    return serialized
+    return copy
 
 
 def _without_reorders(
-    model: Path, content: bytes, options: Any, written: Path, outputs: dict[str, str], threads: int
+    model: Graph, options: Any, written: Path, outputs: dict[str, str], threads: int
 ) -> Any:
     """Return a session of the optimized graph whose `outputs`, which are renamed, skip the reorders."""
     options.optimized_model_filepath = str(written)
@@ -124,8 +119,8 @@ def _without_reorders(
     options.add_session_config_entry(
         "session.optimized_model_external_initializers_min_size_in_bytes", "1024"
     )
-    session = make_session(model, options, content=content)
-    optimized = load_onnx(written, external_data=False)
+    session = make_session(model, options)
+    optimized = read_graph(written).model
     skipped = _skip_reorders(optimized.graph, outputs)
     if not skipped:
         return session
@@ -197,7 +192,7 @@ class Workers:
     are counted, some of them perhaps twice. NaN is an error all the same.
     """
 
-    def __init__(self, model: WeightlessModel, taps: Taps, threads: int, *, infinite: bool = False) -> None:
+    def __init__(self, model: Graph, taps: Taps, threads: int, *, infinite: bool = False) -> None:
         if threads < 0:
             raise InvalidOption(f"`threads` {threads}: at least 0 is required", option="threads")
         self._model, self._taps, self._infinite = model, taps, infinite

@@ -139,10 +139,14 @@ def build(session: Session, given: BuildCommand) -> None:
         planned = plan(given.model, given, progress=session.progress)
         session.json(planned)
         target, precision = planned.pop("target"), planned.pop("precision")
+        passes = planned.pop("passes")
         session.say(f"{given.output} would be built for {target}, {precision}; nothing was written")
         for name, value in planned.items():
             if value not in ({}, [], ""):
                 session.say(f"  {name}: {value}")
+        assert isinstance(passes, Mapping), "name to the number of nodes that it changed"
+        for number, (name, changed) in enumerate(passes.items() if session.verbose else (), 1):
+            session.say(f"  pass {number}: {name}: {f'{changed} changed' if changed else 'nothing to do'}")
         return
     try:
         artifact = build_artifact(given.model, given.output, given, progress=session.progress)

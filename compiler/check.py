@@ -15,6 +15,7 @@ from ..data.batches import Data
 from ..model.graph import graph_precision
 from ..model.judgement import output_error
 from ..model.onnx_file import count_operators, model_io
+from ..model.onnx_graph import Graph
 from ..model.random_input import RandomInput
 from ..model.session import make_session, run_session, session_options
 from ..tensors import Feeds, format_shape
@@ -35,18 +36,18 @@ def graph_manifest(
 
 
 class OnnxReference:
-    """A plain ONNX Runtime session of a file, for comparing outputs.
+    """A plain ONNX Runtime session of a file or a graph, for comparing outputs.
 
     Args:
         integers: Whether it may make integer kernels of Q/DQ pairs, which say nothing of another runtime.
     """
 
-    def __init__(self, path: Path, *, optimize: bool = True, integers: bool = True) -> None:
+    def __init__(self, model: Path | Graph, *, optimize: bool = True, integers: bool = True) -> None:
         options = session_options(layouts=False, optimize=optimize, integers=integers)
         # That optimizer rounds stored floats between Q/DQ pairs once more, and by tensor.
         without = [] if integers else ["WeightBiasQuantization"]
-        self._session = make_session(path, options, without=without)
-        self.path = path
+        self._session = make_session(model, options, without=without)
+        self.path = model.path if isinstance(model, Graph) else model
         self.names = [value.name for value in self._session.get_outputs()]
 
     def __call__(self, feeds: Feeds) -> Outputs:

@@ -33,7 +33,8 @@ from ..artifact import Artifact, Check, Manifest, commit, load_artifact, tool_ve
 from ..engines.tensorrt.words import TRITON as TENSORRT
 from ..errors import ArtifactError, InvalidOption, ModelError, first_line
 from ..files import digest_files, manifest_path, require_file, writing
-from ..model.onnx_file import check_onnx, load_onnx, model_io
+from ..model.onnx_file import check_onnx, model_io
+from ..model.onnx_graph import read_graph
 from ..progress import Progress, silent
 from ..spec.decode import spec_from_call
 from ..spec.looking import EpContextSpec
@@ -283,7 +284,7 @@ def check_written(
     path: Path, provider: Provider, engine: Manifest, io: ModelIO
 ) -> tuple[list[Check], list[str]]:
     """Read a file back and verify it; return what held, and what could not be verified."""
-    model = load_onnx(path, external_data=False)
+    model = read_graph(path).model
     attributes = {item.name: item for item in model.graph.node[0].attribute}
     context, embedded = attributes["ep_cache_context"].s, bool(attributes["embed_mode"].i)
     digest, header = _engine_bytes(path, context, provider, embedded=embedded)

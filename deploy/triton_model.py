@@ -20,7 +20,8 @@ from ..engines.words import TritonBackend
 from ..errors import ArtifactError, EngineUnavailable, InvalidOption, ModelError
 from ..files import manifest_path, require_file
 from ..model.load import load_torch
-from ..model.onnx_file import external_files, load_onnx, model_io
+from ..model.onnx_file import external_files, model_io
+from ..model.onnx_graph import read_graph
 from ..model.pytorch import import_torch
 from ..model.session import make_session, session_options
 from ..model.source import parse_source
@@ -275,7 +276,7 @@ def onnx_io(path: Path, *, with_onnxruntime: bool) -> tuple[ModelIO, tuple[Check
     ONNX Runtime infers extents that the file leaves open, and Triton compares the configured outputs with
     what it inferred, exactly (onnxruntime_backend, `CompareDimsSupported`): so it is asked where it is here.
     """
-    model = load_onnx(path, external_data=False)
+    model = read_graph(path).model
     io = model_io(model)
     checks: tuple[Check, ...] = ()
     notes: list[str] = []
@@ -304,7 +305,7 @@ def onnx_side_files(path: Path) -> dict[str, Path]:
     """Return the files with a model's external data, by the place beside it that the model names."""
     folder = path.resolve().parent
     side_files: dict[str, Path] = {}
-    for file in external_files(path, load_onnx(path, external_data=False)):
+    for file in external_files(path, read_graph(path).model):
         if not file.is_file():
             raise ModelError(
                 f"{path}: its external data {file} does not exist",

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +20,7 @@ from ..artifact import Check, tool_versions
 from ..errors import EngineUnavailable, InvalidOption
 from ..model.graph import WeightsHeld
 from ..model.graph_rules import GraphRules
-from ..model.weightless import WeightlessModel
+from ..model.onnx_graph import Graph, read_graph
 from ..progress import Progress, silent
 from ..spec.artifacts import BuildSpec
 from ..spec.engines import rows
@@ -45,6 +45,7 @@ class BuildRequest:
         source: What the user gave, where `model` was made from it; for messages and the manifest.
         tf32: Whether products of float32 may round to 10 bits of mantissa, whatever the precision.
         samples: Real input to check the artifact on, batch by batch; without any it is random.
+        graph: The file in memory, where it is ONNX.
         debug_tensors: What an engine of TensorRT can show while it runs; None for all that is not fused.
     """
 
@@ -61,6 +62,12 @@ class BuildRequest:
     warnings: Sequence[str] = ()
     debug_tensors: Sequence[str] | None = ()
     progress: Progress = silent
+    graph: Graph | None = field(default=None, repr=False)
+
+    @cached_property
+    def onnx(self) -> Graph:
+        """The graph, of an engine that takes ONNX files: read here where it was made earlier."""
+        return self.graph or read_graph(Path(self.model))
 
     @property
     def precision(self) -> Precision:
@@ -347,7 +354,7 @@ class Engine(ABC):
 
     def open_tapped(
         self,
-        weightless: WeightlessModel,
+        weightless: Graph,
         model: onnx.ModelProto,
         outputs: Mapping[str, str],
         *,

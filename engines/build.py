@@ -26,9 +26,8 @@ from ..artifact import Artifact, Manifest, commit, tool_versions
 from ..errors import BuildError, EngineUnavailable, IntentNotReached
 from ..files import write_text, writing
 from ..model.multiply_adds import ALLOWED_SHARE, multiply_adds, named, shares
-from ..model.onnx_file import load_onnx
+from ..model.onnx_graph import Graph, fingerprint
 from ..model.source import digest_source, parse_source
-from ..model.weightless import fingerprint
 from ..spec.decode import non_default_options
 from .base import BuildOutcome, BuildRequest, Engine
 from .registry import engine
@@ -46,8 +45,7 @@ def build_engine(request: BuildRequest) -> Artifact:
     chosen.check(spec)
     with writing(final) as path:
         outcome = _build(chosen, request, path)
-        graph = load_onnx(Path(request.model), external_data=False) if chosen.takes == "onnx" else None
-        counts = multiply_adds(graph) if graph is not None else {}
+        counts = multiply_adds(request.onnx.model) if chosen.takes == "onnx" else {}
         weighed = weigh(request.precision, outcome, counts, strict=spec.strict)
         failure = weighed.failure or outcome.failure
         manifest = _manifest(chosen, request, outcome, weighed, counts)
@@ -238,13 +236,14 @@ def _reached_text(precision: str, outcome: BuildOutcome) -> str:
 def missed_or_refused(
     engine: Engine,
     request: BuildRequest,
+    source: Graph,
     planned: Sequence[str],
     left: Mapping[str, str],
-    without: Callable[[Mapping[str, str]], Path],
+    without: Callable[[Mapping[str, str]], Graph],
 ) -> Mapping[str, str]:
     """Return the layers that an engine computes in float, or for which it refuses the graph, with reasons.
 
-    The request's source is the float model; `left` are layers that are in float already; `without` quantizes
+    `source` is the float model; `left` are layers that are in float already; `without` quantizes
     with the layers it is given left in float, and returns the graph.
     """
     try:
@@ -254,9 +253,9 @@ def missed_or_refused(
 
     layers = [layer for layer in planned if layer not in left]
 
-    def is_taken(model: str) -> bool:
+    def is_taken(graph: Graph) -> bool:
         try:
-            engine.missed_layers(replace(request, model=model))
+            engine.missed_layers(replace(request, graph=graph))
         except BuildError:
             return False
         return True
@@ -264,9 +263,9 @@ def missed_or_refused(
     def takes(some: Sequence[str]) -> bool:
         request.progress("find the layers that it refuses")
         others = dict.fromkeys([layer for layer in layers if layer not in some], "is not tried yet")
-        return is_taken(str(without({**left, **others})))
+        return is_taken(without({**left, **others}))
 
-    if not layers or not is_taken(request.source):
+    if not layers or not is_taken(source):
         raise refusal
     refused = refused_layers(layers, takes)
     if refused is None or len(refused) == len(layers):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..artifact import digest_artifact, read_manifest
 from ..files import manifest_path, write_json
 from ..model.onnx_file import external_files
-from ..model.weightless import WeightlessModel
+from ..model.onnx_graph import Graph
 from ..tensors import Feeds
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @contextmanager
 def run_from_file(
     open_artifact: Callable[[str], Any],
-    weightless: WeightlessModel,
+    weightless: Graph,
     model: onnx.ModelProto,
     outputs: Mapping[str, str],
     folder: Path,

@@ -40,6 +40,7 @@ from ..model.graph import attribute, consumers, producers, tensor_values, weight
 from ..model.graph_edits import cut
 from ..model.judgement import decibels, enough_agreement, lowest_db
 from ..model.onnx_file import copy_model, model_io, save_onnx
+from ..model.onnx_graph import Graph
 from ..model.random_input import random_feeds, read_domains
 from ..model.reference_forms import (
     is_random,
@@ -298,15 +299,13 @@ class _Comparison:
         """Outputs of a graph by name, each a list by sample, without integer kernels."""
         io = model_io(graph)
         names = [tensor.name for tensor in io.outputs]
-        with temporary_folder("reference") as folder:
-            path = folder / "reference.onnx"
-            save_onnx(graph, path)
-            options = session_options(self.threads, integers=False, layouts=False)
-            session = make_session(path, options, without=[WEIGHT_BIAS_QUANTIZATION])
-            runs = [
-                run_session(session, names, {one.name: feeds[one.name] for one in io.inputs}, "the graph")
-                for feeds in self.feeds
-            ]
+        options = session_options(self.threads, integers=False, layouts=False)
+        reference = Graph(graph, Path("reference.onnx"))
+        session = make_session(reference, options, without=[WEIGHT_BIAS_QUANTIZATION])
+        runs = [
+            run_session(session, names, {one.name: feeds[one.name] for one in io.inputs}, "the graph")
+            for feeds in self.feeds
+        ]
         return {
             name: arrays
             for name, arrays in zip(names, map(list, zip(*runs, strict=True)), strict=True)

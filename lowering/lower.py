@@ -1,6 +1,8 @@
 """Which graph an engine needs for what was asked: decided here, and made from the float model.
 
-    model.onnx ─ quantize, or cast ─ types of inputs and outputs ─ operators it lacks ─ opset ─▶ graph.onnx
+    model.onnx ─ quantize, or cast ─ passes that fit it to the reader ─ constraints ─▶ graph.onnx
+
+The graph stays in memory on this road: it is read once, and written once.
 
 1. Where the graph has the types, they are written into it. An engine that tells which quantized layers it
    would compute in float is asked; the graph is quantized again without those, and without data until then.
@@ -12,8 +14,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -23,18 +24,18 @@ import msgspec
 
 from ..artifact import Manifest, commit, read_manifest
 from ..artifact.int8_isa import QUANTIZE_AGAIN, carried_isa, require_exact
-from ..compiler.opset.tensorrt_forms import find_trt_operators, in_standard_forms
+from ..compiler.opset.tensorrt_forms import find_trt_operators
 from ..data.batches import Data
 from ..errors import ArtifactError, InvalidOption
-from ..files import manifest_path, temporary_folder, writing
+from ..files import writing
 from ..model.graph import graph_precision, weighted_nodes
-from ..model.onnx_file import load_onnx, model_io, save_onnx
-from ..model.weightless import fingerprint, read_weightless
+from ..model.onnx_file import check_onnx, copy_model
+from ..model.onnx_graph import Graph, read_graph, read_weightless
 from ..processor import resolve_isa
 from ..progress import Progress, silent
 from ..spec.artifacts import with_floats
-from ..spec.words import CALIBRATED, WAY_OUT, FloatPrecision, Precision
-from .fitting import Fitting, half_left_to_engine
+from ..spec.words import CALIBRATED, HALVES, WAY_OUT, FloatPrecision, Precision
+from .passes import STANDARD_FORMS, Pass, fitting_passes, run_passes, without_faults
 
 if TYPE_CHECKING:
     from ..calibration import Ranges
@@ -44,7 +45,10 @@ if TYPE_CHECKING:
 
 _FLOATS = ("fp32", "tf32")
 _ROUNDS = 2
+_LOOKED_AT = 16  # samples in which FP16 looks for activations that overflow
+_BLIND = "no data was given: values beyond float16's 65504 were not looked for"
 _RECORD = "lowered"
+_NOT_RECORDED = ("path", "passes", "graph")
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,8 @@ class LoweredGraph:
         planned: Names of the layers that were to be quantized before the engine was asked.
         left_in_float: Those of them that it computes in float, with what it said; they are not quantized.
         worked_around: Known fault of the engine to the nodes that were rewritten because of it.
+        passes: Name of each pass that ran, in this order, to the number of nodes that it changed.
+        graph: The graph in memory, for an engine of ONNX files; a manifest does not hold it.
     """
 
     path: str
@@ -68,10 +74,13 @@ class LoweredGraph:
     left_in_float: Mapping[str, str] = field(default_factory=dict)
     warnings: Sequence[str] = ()
     worked_around: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    passes: Mapping[str, int] = field(default_factory=dict)
+    graph: Graph | None = field(default=None, compare=False)
 
     def as_json(self) -> dict[str, object]:
         """Return what the graph does not say, for its manifest."""
-        return {name: value for name, value in asdict(self).items() if name != "path"}
+        record = asdict(replace(self, graph=None))
+        return {name: value for name, value in record.items() if name not in _NOT_RECORDED}
 
 
 def load_lowered(path: Path) -> LoweredGraph:
@@ -121,32 +130,19 @@ def lower(
     engine(spec.target).check(spec)
     if capabilities.takes != "onnx":
         return LoweredGraph(str(model), spec.one_precision, spec.floats)
-    with writing(output) as path, _in_standard_forms(Path(model)) as standard:
-        lowering = _Lowering(standard, spec, chosen, capabilities, path, progress)
-        return lowering.run(output, Path(model), keep=keep)
+    with writing(output) as path:
+        source = read_graph(Path(model))
+        digest = source.digest()
+        counts, _ = run_passes([STANDARD_FORMS], source, source, progress)
+        lowering = _Lowering(source, digest, spec, chosen, capabilities, progress)
+        lowering.counts |= {name: count for name, count in counts.items() if count}
+        return lowering.run(path, output, keep=keep)
 
 
 def first_samples(model: str | Path, spec: BuildSpec, count: int = 16) -> list[Feeds]:
     """Return the first batches of the spec's data, one at least, up to so many samples; none without data."""
     data = spec.data
     return [] if data is None else Data(data, read_weightless(Path(model)).io.inputs).first_batches(count)
-
-
-@contextmanager
-def _in_standard_forms(model: Path) -> Iterator[Path]:
-    """A model with Q/DQ of ONNX in place of those of TensorRT, which ModelOpt writes; itself without them."""
-    if not find_trt_operators(read_weightless(model).model):
-        yield model
-        return
-    loaded = load_onnx(model)
-    standard = in_standard_forms(loaded)
-    if standard is loaded:
-        yield model
-        return
-    with temporary_folder("standard") as folder:
-        path = folder / model.name
-        save_onnx(standard, path)
-        yield path
 
 
 def _decided(
@@ -174,75 +170,107 @@ def _decided(
     return spec
 
 
-class _Lowering(Fitting):
-    """One model on its way to a graph at `path`, which every step reads and writes again."""
+class _Lowering:
+    """One model, in memory, on its way to the graph that an engine can build from.
 
-    manifest: Manifest | None = None
-    """Of the quantization, where there was one."""
+    After each `fit` its `warnings` say what the user should know, `worked_around` which nodes were rewritten
+    because of a known fault, and `counts` what the passes changed.
+    """
 
-    @property
-    def static(self) -> bool:
-        return self.needed in CALIBRATED and self.spec.mode == "static"
+    def __init__(
+        self,
+        source: Graph,
+        digest: str,
+        spec: BuildSpec,
+        ranges: Path | Ranges | None,
+        capabilities: Capabilities,
+        progress: Progress,
+    ) -> None:
+        self.source, self.digest, self.spec, self.ranges = source, digest, spec, ranges
+        self.capabilities, self.progress = capabilities, progress
+        weak = spec.tensorrt.typing == "weak"
+        self.needed = "fp32" if spec.calibrator else capabilities.needed(spec.precision, weak=weak)
+        self.static = self.needed in CALIBRATED and spec.mode == "static"
+        self.warnings: list[str] = []
+        self.worked_around: dict[str, Sequence[str]] = {}
+        self.counts: dict[str, int] = {}
+        self.manifest: Manifest | None = None  # of the quantization, where there was one
 
-    def run(self, output: Path, source: Path, *, keep: bool) -> LoweredGraph:
-        """Make the graph; `source` is the user's file, from which the model may have been rewritten."""
+    def run(self, path: Path, output: Path, *, keep: bool) -> LoweredGraph:
+        """Make the graph, at `path` if it is not the user's file; `output` is where that goes in the end."""
+        spec = self.spec
         planned: Sequence[str] = ()
         left: Mapping[str, str] = {}
         if not self._must_be_typed():
-            if self.needed == "int8":
-                require_exact(source, read_manifest(source), on=self.spec.isa, hint=QUANTIZE_AGAIN)
-            from ..compiler.quantize.half.precision import with_half_rest
-
-            half = self.capabilities.in_graph.get(self.spec.floats, "fp32")
-            given = with_half_rest(self.model, self.path, half) if self.static else self.model
-            graph = self.fit(given)
-        elif (
-            self.needed == "int8" and self.static and self.capabilities.tells_missed and not self.spec.strict
-        ):
+            graph = self._as_typed()
+        elif self.needed == "int8" and self.static and self.capabilities.tells_missed and not spec.strict:
             graph, planned, left = self._quantized_as_told()
         else:
-            graph = self._typed(data=self.spec.data)
-        layers, graph = self.constrained(graph)
-        if (keep or graph != source) and graph != self.path:
-            save_onnx(load_onnx(graph), self.path)
-            graph = self.path
+            graph = self._typed(data=spec.data)
+        layers = self._constrained(graph)
+        if keep or not graph.is_file:
+            self.progress("write the graph")
+            graph.save(path)
+            graph = Graph(graph.model, path, is_file=True)
+            if self.manifest is not None:
+                check_onnx(path)
         warnings = list(self.manifest.warnings) if self.manifest else []
-        if self.manifest and self.static and self.needed == "int8" and self.spec.data is None:
-            lost = "biases were not corrected, and " if self.spec.correct_bias else ""
+        if self.manifest and self.static and self.needed == "int8" and spec.data is None:
+            lost = "biases were not corrected, and " if spec.correct_bias else ""
             warnings.append(f"no data was given: {lost}what INT8 loses was judged on random input")
+        written = graph.path == path
         lowered = LoweredGraph(
-            str(output if graph == self.path else graph), self.spec.one_precision, self.spec.floats, layers,
-            planned, left, [*warnings, *self.warnings], self.worked_around,
+            str(output if written else graph.path), spec.one_precision, spec.floats, layers, planned, left,
+            [*warnings, *self.warnings], self.worked_around, self.counts,
+            Graph(graph.model, output if written else graph.path, is_file=True),
         )  # fmt: skip
-        if graph == self.path:
-            self._record(lowered, source)
+        if written:
+            self._record(lowered, path)
         return lowered
 
     def _must_be_typed(self) -> bool:
         """Whether the model is not of the needed precision yet."""
-        spec, needed, model = self.spec, self.needed, self.model
+        spec, needed, path = self.spec, self.needed, self.source.path
         if spec.calibrator:
             return False
         named = [*spec.layer_precisions, *spec.exclude, *spec.only] if needed != "fp32" else []
-        present = graph_precision(read_weightless(model).model)
+        present = graph_precision(self.source.model)
         if present == needed and not named:
             return False
         if present != "fp32":
             asked = f"{needed} with {', '.join(named)} in another" if named else needed
             hint = f"give `precision` {present}, or build from the float model"
-            raise InvalidOption(f"{model}: its graph is {present} already; {asked} was asked for", hint=hint)
+            raise InvalidOption(f"{path}: its graph is {present} already; {asked} was asked for", hint=hint)
         if needed == "int4" and spec.mode != "weights":
             hint = "quantize it first, with `mode` weights and `precision` int4"
-            raise InvalidOption(f"{model}: holds no weights of 4 bits, and int4 was asked for", hint=hint)
+            raise InvalidOption(f"{path}: holds no weights of 4 bits, and int4 was asked for", hint=hint)
         if self.static and self.ranges is None:
-            problem = f"{model}: holds no quantized layer, and {needed} was asked for"
+            problem = f"{path}: holds no quantized layer, and {needed} was asked for"
             hint = "quantize it first, or give `ranges` (`qcompile calibrate` writes them)"
             raise InvalidOption(problem, hint=hint, option="ranges")
         return True
 
-    def _typed(self, left: Mapping[str, str] = MappingProxyType({}), *, data: str | None = None) -> Path:
+    def _as_typed(self) -> Graph:
+        """Fit the model as it is; the float parts of a quantized one get the precision that is asked for."""
+        path = self.source.path
+        if self.needed == "int8":
+            require_exact(path, read_manifest(path), on=self.spec.isa, hint=QUANTIZE_AGAIN)
+        from ..compiler.quantize.half.precision import with_half_rest
+
+        half = self.capabilities.in_graph.get(self.spec.floats, "fp32") if self.static else "fp32"
+        passes = [Pass(f"float parts in {half}", lambda graph: with_half_rest(graph, half))]
+        return self.fit(self._copy(), passes if half in HALVES else [])
+
+    def _copy(self) -> Graph:
+        """The source, to edit; its file stays what it is until an edit."""
+        return Graph(copy_model(self.source.model), self.source.path, is_file=self.source.is_file)
+
+    def _typed(self, left: Mapping[str, str] = MappingProxyType({}), *, data: str | None = None) -> Graph:
         """Quantize or cast the model, and fit the graph to the engine."""
-        from ..compiler.quantize.quantize import quantize
+        from ..calibration import load_ranges
+        from ..calibration.tensorrt_cache import is_cache, read_cache
+        from ..compiler.quantize.quantize import quantize_in_memory
+        from ..compiler.quantize.request import check_options
         from ..model.graph_rules import graph_target
         from ..spec.artifacts import QuantizeSpec
         from ..spec.decode import shared
@@ -250,7 +278,7 @@ class _Lowering(Fitting):
         spec = self.spec
         waits = self.static and data is None and spec.data is not None  # for the data, which comes last
         floats = self.capabilities.in_graph.get(spec.floats, spec.floats)
-        asked = shared(
+        options = shared(
             QuantizeSpec,
             spec,
             target=graph_target(spec.target),
@@ -261,19 +289,38 @@ class _Lowering(Fitting):
             ranges=None,
             data=data,
         )
-        self.manifest = quantize(
-            self.model,
-            self.path,
-            asked,
-            ranges=self.ranges if self.static else None,
-            in_float=left,
-            progress=self.progress,
-        ).manifest
-        # The file is changed from here on; `_record` writes the manifest of what it becomes.
-        manifest_path(self.path).unlink(missing_ok=True)
-        return self.fit(self.path)
+        options = replace(options, isa=resolve_isa(options.isa, options.target))
+        check_options(options)
+        ranges = self.ranges if self.static else None
+        if isinstance(ranges, str | Path):
+            ranges = read_cache(ranges, self.source.path) if is_cache(ranges) else load_ranges(ranges)
+        graph, self.manifest = quantize_in_memory(
+            self.source, self.digest, options, ranges=ranges, in_float=left, progress=self.progress
+        )
+        self.counts[f"{self.needed} for {options.target}"] = len(graph.model.graph.node)
+        return self.fit(graph)
 
-    def _quantized_as_told(self) -> tuple[Path, Sequence[str], Mapping[str, str]]:
+    def fit(self, graph: Graph, passes: Sequence[Pass] = ()) -> Graph:
+        """Run passes on a graph, and those that fit it to the reader."""
+        spec, capabilities = self.spec, self.capabilities
+        self.warnings = []
+        every = [*passes, *fitting_passes(spec, capabilities, self.needed, self.source, self.warnings)]
+        counts, warnings = run_passes(every, graph, self.source, self.progress)
+        self.counts |= counts
+        self.warnings += warnings
+        if names := find_trt_operators(graph.model):
+            text = (
+                f"ONNX Runtime has no {', '.join(names)}: what the engine computes cannot be compared with it"
+            )
+            self.warnings.append(text)
+        counts, warnings, self.worked_around = without_faults(
+            graph, self.source, spec, capabilities, self.progress
+        )
+        self.counts |= counts
+        self.warnings = list(dict.fromkeys([*self.warnings, *warnings]))
+        return graph
+
+    def _quantized_as_told(self) -> tuple[Graph, Sequence[str], Mapping[str, str]]:
         """Ask the engine which quantized layers it computes in float, and quantize again without them.
 
         Their Q/DQ would only cost conversions. Without them others may miss, so it is asked again, at most
@@ -284,16 +331,17 @@ class _Lowering(Fitting):
         from ..engines.build import missed_or_refused
         from ..engines.registry import engine
 
-        spec, samples = self.spec, first_samples(self.model, self.spec, 1)
+        spec, source = self.spec, str(self.source.path)
+        samples = first_samples(source, spec, 1)
         graph = self._typed()
-        planned = [node.name for node in weighted_nodes(read_weightless(graph).model)["int8"]]
+        planned = [node.name for node in weighted_nodes(graph.model)["int8"]]
         left: dict[str, str] = {}
         for _ in range(_ROUNDS):
             self.progress("ask which layers run in float")
             request = BuildRequest(
-                str(graph), self.path, spec, str(self.model), samples=samples, progress=self.progress,
+                source, graph.path, spec, source, samples=samples, progress=self.progress, graph=graph,
             )  # fmt: skip
-            missed = missed_or_refused(engine(spec.target), request, planned, left, self._typed)
+            missed = missed_or_refused(engine(spec.target), request, self.source, planned, left, self._typed)
             if not missed or len(left) + len(missed) >= len(planned):
                 break
             left |= missed
@@ -302,16 +350,86 @@ class _Lowering(Fitting):
             graph = self._typed(left, data=spec.data)
         return graph, planned, left
 
-    def _record(self, lowered: LoweredGraph, source: Path) -> None:
+    def _constrained(self, graph: Graph) -> dict[str, str]:
+        """Return node of the graph to the precision it must have.
+
+        Where the engine chooses the types of half precision, each node of the graph gets a name, after which
+        layers are named. Constraints are the layers that the user names (`layers`, `exclude`, `only`), and
+        float32 for what half precision would break.
+        """
+        named = self._named()
+        half = half_left_to_engine(self.spec, self.capabilities)
+        if not half:
+            return named
+        from ..compiler.quantize.half.precision import nodes_to_protect
+
+        observed = self._observed() if half == "fp16" else None  # bf16 reaches as far as float32
+        protected = nodes_to_protect(graph.load(), HALVES[half], ranges=observed)
+        graph.edited()  # nodes have names
+        names = [node.name for node in graph.model.graph.node]
+        layers: dict[str, str] = {}
+        for layer, kind in named.items():
+            # A node of the model is in the graph itself, or those that it was written out in are.
+            parts = [layer] if layer in names else [name for name in names if name.startswith(f"{layer}/")]
+            layers |= dict.fromkeys(parts or [layer], kind)
+        if half == "fp16" and observed is None:
+            self.warnings.append(_BLIND)
+        self.counts["float32 for what half precision would break"] = len(protected)
+        return dict.fromkeys(protected, "fp32") | layers
+
+    def _observed(self) -> Ranges | None:
+        """The ranges that were given, or those of the first samples; None without either."""
+        from ..calibration import Ranges, load_ranges, observe
+        from ..calibration.tensorrt_cache import is_cache
+
+        ranges, data = self.ranges, self.spec.data
+        if isinstance(ranges, Ranges):
+            return ranges
+        if ranges is not None and not is_cache(ranges):
+            return load_ranges(ranges)
+        if data is None:
+            return None
+        samples = Data(data, self.source.io.inputs, batch_size=1, limit=_LOOKED_AT)
+        return observe(self.source, samples, infinite=True)  # the graph's inputs may be of other types
+
+    def _named(self) -> dict[str, str]:
+        """Node of the model to precision, of what the user named."""
+        from ..compiler.quantize.request import match_nodes
+
+        spec = self.spec
+        if spec.precision in _FLOATS or self.needed == spec.precision:
+            return {}
+        if not (spec.layers or spec.exclude or spec.only):
+            return {}
+        if not self.capabilities.keeps_layers:
+            problem = f"{spec.precision} for {spec.target}: it chooses the types of all layers by itself"
+            hint = "leave `layers` and `exclude` out, or choose another precision or target"
+            raise InvalidOption(problem, hint=hint)
+        graph = self.source.model.graph
+        above = dict.fromkeys(match_nodes(graph, spec.exclude, only=spec.only), "fp32")
+        layers = spec.layer_precisions.items()
+        return above | {name: kind for pattern, kind in layers for name in match_nodes(graph, [pattern])}
+
+    def _record(self, lowered: LoweredGraph, path: Path) -> None:
         """Write the manifest of the graph: that of its quantization, and what the graph does not say."""
         manifest = self.manifest or Manifest(
             kind="onnx",
             stage="lower",
             target=self.spec.target,
             precision=self.needed,
-            sources={"model": fingerprint(source)},
-            options=carried_isa(source),
+            sources={"model": self.digest},
+            options=carried_isa(self.source.path),
         )
-        io = model_io(load_onnx(self.path, external_data=False))
+        assert lowered.graph is not None, "it was written"
         options = {**manifest.options, _RECORD: lowered.as_json()}
-        commit(self.path, replace(manifest, io=io, options=options))
+        commit(path, replace(manifest, io=lowered.graph.io, options=options))
+
+
+def half_left_to_engine(spec: ArtifactOptions, capabilities: Capabilities) -> str:
+    """Return the half precision whose layers the engine chooses, "fp16" or "bf16"; empty for none."""
+    half = spec.precision if spec.precision in HALVES else spec.floats
+    if half not in HALVES or half not in capabilities.in_graph or not capabilities.keeps_layers:
+        return ""
+    weak = spec.tensorrt.typing == "weak"
+    chooses = bool(spec.calibrator) or capabilities.needed(half, weak=weak) == "fp32"
+    return half if chooses else ""

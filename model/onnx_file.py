@@ -12,12 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..artifact import checked_input, known_digest
+from ..artifact import known_digest
 from ..errors import ModelError
-from ..files import read_bytes
 from ..tensors import Dim, ModelIO, TensorInfo
 from .input_notes import read_notes
-from .onnx_checks import check_model, every_graph, every_tensor, finding, read_external
+from .onnx_checks import every_graph, every_tensor, finding, read_external
 from .source_paths import strip_source_paths
 
 if TYPE_CHECKING:
@@ -25,20 +24,6 @@ if TYPE_CHECKING:
 
 EXTERNAL_DATA_BYTES = (1 << 31) - (1 << 26)
 """Size from which weights go to a side file; 64 MiB under protobuf's 2 GB, for the graph itself."""
-
-
-def load_onnx(path: Path, *, external_data: bool = True) -> onnx.ModelProto:
-    """Return the model, by default with weights that lie in other files."""
-    checked_input(path, what="model")
-    import onnx
-
-    content = read_bytes(path, what="model")
-    with reading_onnx(path):
-        model = onnx.load_model_from_string(content)
-    check_model(model, path)
-    if external_data:
-        add_external_data(model, path)
-    return model
 
 
 @contextlib.contextmanager
@@ -71,19 +56,12 @@ def add_external_data(model: onnx.ModelProto, path: Path) -> None:
                 hint="keep the data file beside the model",
                 file=path,
             ) from error
-        tensor.data_location = TensorProto.DEFAULT
+        tensor.ClearField("data_location")
         del tensor.external_data[:]
 
 
-def load_checked(path: Path) -> onnx.ModelProto:
-    """Return the model after ONNX's checker and strict shape inference found nothing wrong."""
-    model = load_onnx(path)
-    check_onnx(path, infer_shapes=True)
-    return model
-
-
-def check_onnx(path: Path, *, infer_shapes: bool = False) -> None:
-    """Run ONNX's checker on the file, which also serves models over 2 GB.
+def check_onnx(path: Path, *, infer_shapes: bool = False, content: bytes | None = None) -> None:
+    """Run ONNX's checker on the file, which also serves models over 2 GB, or on the `content` that it names.
 
     With `infer_shapes` all shapes are inferred, strictly: what is declared must be what follows.
     """
@@ -91,7 +69,7 @@ def check_onnx(path: Path, *, infer_shapes: bool = False) -> None:
 
     refusals = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, OSError)
     try:
-        onnx.checker.check_model(str(path), full_check=infer_shapes)
+        onnx.checker.check_model(content or str(path), full_check=infer_shapes)
     except refusals as error:
         raise ModelError(
             f"{path}: ONNX's checker refuses it: {finding(error)}",
@@ -120,12 +98,13 @@ def save_onnx(model: onnx.ModelProto, path: Path) -> None:
     )
 
 
-def is_large(model: onnx.ModelProto) -> bool:
-    """Return whether the weights are too many for one protobuf file.
+def is_large(model: onnx.ModelProto, *, loaded: bool = False) -> bool:
+    """Return whether the weights, or those that are loaded, are too many for one protobuf file.
 
     Counted from shapes: protobuf's own `ByteSize` fails on exactly the models this is asked for.
     """
-    return sum(map(tensor_bytes, model.graph.initializer)) > EXTERNAL_DATA_BYTES
+    tensors = [t for t in model.graph.initializer if not (loaded and t.data_location == t.EXTERNAL)]
+    return sum(map(tensor_bytes, tensors)) > EXTERNAL_DATA_BYTES
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:

@@ -47,7 +47,7 @@ from .graph import (
     tensor_values,
     weighted_nodes,
 )
-from .weightless import read_weightless
+from .onnx_graph import Graph, read_graph
 
 if TYPE_CHECKING:
     import onnx
@@ -101,23 +101,32 @@ def session_options(
 
 
 def make_session(
-    path: Path,
+    model: Path | Graph,
     options: Any,
     *,
-    content: bytes | None = None,
     without: Sequence[str] = (),
     providers: Sequence[Any] = ("CPUExecutionProvider",),
     error: type[QCompileError] = ModelError,
 ) -> Any:
-    """Return a session of a file, on the processor unless other providers are given.
+    """Return a session of a file or a graph, on the processor unless other providers are given.
 
-    `content` is read in place of the file, which then only names it. The optimizers `without` are left out,
-    besides those that would change what is computed.
+    The large weights of a graph are mapped from the file that they lie in. The optimizers `without` are left
+    out, besides those that would change what is computed.
     """
+    source: str | bytes
+    if isinstance(model, Graph) and not model.is_file:
+        if (content := model.content()) is None:  # over 2 GB
+            with model.file() as file:
+                return make_session(file, options, without=without, providers=providers, error=error)
+        folder = str(model.path.resolve().parent)  # of the file itself: ONNX Runtime follows no link
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+        path, source, lossy = model.path, content, pad_optimizers(model.model)
+    else:
+        path = model.path if isinstance(model, Graph) else model
+        source, lossy = str(path), optimizers_that_lose_zeros(path)
     onnxruntime = import_onnxruntime()
     unoptimized = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    left_out = [*without, *optimizers_that_lose_zeros(path)]
-    source = str(path) if content is None else content
+    left_out = [*without, *lossy]
 
     def open_session() -> Any:
         return onnxruntime.InferenceSession(
@@ -142,7 +151,7 @@ def make_session(
 
 
 def optimize_file(
-    path: Path,
+    model: Path | Graph,
     output: Path,
     options: Any,
     *,
@@ -156,7 +165,7 @@ def optimize_file(
         options.add_session_config_entry(
             "session.optimized_model_external_initializers_file_name", f"{output.name}.data"
         )
-    make_session(path, options, without=without, error=error)
+    make_session(model, options, without=without, error=error)
 
 
 def run_session(session: Any, names: list[str], feeds: Feeds, subject: str) -> list[Any]:
@@ -275,7 +284,12 @@ def optimizers_that_lose_zeros(path: Path) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=256)
 def _optimizers(path: Path, _changed: int, _size: int) -> tuple[str, ...]:
-    return (PAD_FUSION,) if zero_padded_pools(read_weightless(path).model) else ()
+    return pad_optimizers(read_graph(path).model)
+
+
+def pad_optimizers(model: onnx.ModelProto) -> tuple[str, ...]:
+    """Return the optimizers that a session of the model must leave out."""
+    return (PAD_FUSION,) if zero_padded_pools(model) else ()
 
 
 def _is_zero(pad: onnx.NodeProto, stored: dict[str, onnx.TensorProto]) -> bool:

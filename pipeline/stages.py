@@ -171,7 +171,7 @@ def _placements(recipe: Recipe) -> list[GraphTarget]:
 
 
 def _calibration_data(recipe: Recipe, stage: Stage) -> Data:
-    from ..model.weightless import read_weightless
+    from ..model.onnx_graph import read_weightless
 
     path = stage.files["model"].path
     with accepting(path):  # the store knows it; the work reads the file, and looks at its manifest
@@ -257,7 +257,7 @@ def build_work(recipe: Recipe, stage: Stage, job: Job) -> object:
     """
     from ..building import build, build_lowered
     from ..lowering import load_lowered
-    from ..model.weightless import read_weightless
+    from ..model.onnx_graph import read_weightless
 
     one, graph = _built(recipe, stage), stage.files.get("graph")
     spec = _build_spec(recipe, one, stage.files.get("ranges"))

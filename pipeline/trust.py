@@ -351,7 +351,7 @@ def _external(path: Path) -> Iterator[Path]:
     """The external data of an ONNX file, as it lies beside the spelled path."""
     from ..artifact import accepting
     from ..model.onnx_file import external_files
-    from ..model.weightless import read_weightless
+    from ..model.onnx_graph import read_weightless
 
     with accepting(path):
         found = external_files(path, read_weightless(path).model)

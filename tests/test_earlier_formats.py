@@ -24,7 +24,8 @@ from qcompile.calibration.tensorrt_cache import read_cache
 from qcompile.comparison.layers.outcome import load_layers
 from qcompile.errors import ArtifactError, CalibrationError, QCompileError
 from qcompile.files import write_json
-from qcompile.model.onnx_file import count_operators, load_onnx
+from qcompile.model.onnx_file import count_operators
+from qcompile.model.onnx_graph import read_graph
 from qcompile.reporting.source import read_source
 
 ROOT = Path(__file__).parents[1]
@@ -104,7 +105,7 @@ def test_an_artifact_of_an_earlier_version_is_what_its_manifest_says_and_runs(
     assert manifest.precision == "int8"
     assert all(check.passed for check in manifest.checks)
     # Any processor runs these operators: none is of a memory layout.
-    assert set(count_operators(load_onnx(path))) == {"QuantizeLinear", "com.microsoft::QGemm"}
+    assert set(count_operators(read_graph(path).load())) == {"QuantizeLinear", "com.microsoft::QGemm"}
     features = manifest.device["features"]
     assert isinstance(features, list)
     on_processor(*features)

@@ -11,7 +11,7 @@ from scoring import top_k
 
 import qcompile
 from qcompile.data.batches import Data
-from qcompile.model.weightless import read_weightless
+from qcompile.model.onnx_graph import read_weightless
 from qcompile.tensors import parse_input
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

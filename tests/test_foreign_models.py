@@ -13,8 +13,7 @@ from written_models import model_of
 import qcompile
 from qcompile.errors import QCompileError, UnsupportedOperator
 from qcompile.model.graph import weighted_nodes
-from qcompile.model.onnx_file import load_onnx
-from qcompile.model.weightless import read_weightless
+from qcompile.model.onnx_graph import read_graph, read_weightless
 
 SMALL = ("squeezenet", "shufflenet")
 LARGE = ("inception_v1", "inception_v2", "resnet50", "densenet121", "bvlc_alexnet", "zfnet512", "vgg19")
@@ -37,7 +36,7 @@ def test_a_model_of_an_old_opset_goes_down_the_whole_road(
         int8 = qcompile.quantize(
             simple.path, tmp_path / f"{target}.onnx", ranges=ranges.path, target=target, data=str(data)
         )
-        planned = weighted_nodes(load_onnx(int8.path))["int8"]
+        planned = weighted_nodes(read_graph(int8.path).load())["int8"]
         assert len(planned) >= 20 or model.stem.endswith(("alexnet", "zfnet512", "vgg19"))
         built = qcompile.build(
             int8.path,

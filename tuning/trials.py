@@ -30,7 +30,8 @@ from ..engines.registry import capabilities, engine
 from ..errors import DataError, QCompileError
 from ..lowering import lower
 from ..model.graph_rules import graph_target
-from ..model.onnx_file import load_onnx, model_io
+from ..model.onnx_file import model_io
+from ..model.onnx_graph import read_graph
 from ..progress import Progress, silent
 from ..spec.artifacts import BuildSpec
 from ..spec.decode import parse_spec
@@ -115,7 +116,7 @@ class TrialMaker:
 
     def __init__(self, setting: TrialSetting, progress: Progress = silent) -> None:
         self.setting = setting
-        io = model_io(load_onnx(setting.model, external_data=False))
+        io = read_graph(setting.model).io
         self.ranges: Ranges = load_ranges(setting.ranges)
         metric = read_metric(setting.metric).for_inputs(io.inputs)
         self.batches: list[Batch] = list(Data(setting.data, io.inputs, limit=setting.samples))
@@ -178,7 +179,7 @@ def rank_part(
     setting: TrialSetting, target: Target, part: int = 1, parts: int = 1, *, progress: Progress = silent
 ) -> list[LayerSensitivity]:
     """Return the damage of the layers of one part of the graph, by default of all, the worst first."""
-    model = load_onnx(setting.model)
+    model = read_graph(setting.model).load()
     io = model_io(model)
     fixed = [one.shape[0] for one in io.inputs if one.shape and isinstance(one.shape[0], int)]
     limit = max([_LOOKED_AT, *fixed])  # at least a batch of a model that takes no smaller one

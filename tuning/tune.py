@@ -22,7 +22,7 @@ from ..errors import DataError, EngineUnavailable, IntentNotReached, InvalidOpti
 from ..files import write_json, write_text
 from ..model.graph import graph_precision
 from ..model.graph_rules import graph_target
-from ..model.onnx_file import load_onnx
+from ..model.onnx_graph import read_graph
 from ..model.source import parse_source
 from ..plain_text import plain_toml
 from ..processor import isa_here
@@ -129,7 +129,7 @@ def tune(
         raw = folder / "exported.onnx"
         export(source, raw, inputs=spec.inputs, progress=progress)
         simplify(raw, path, progress=progress)
-    proto = load_onnx(path)
+    proto = read_graph(path).load()
     if (precision := graph_precision(proto)) != "fp32":
         raise InvalidOption(f"{path}: its graph is {precision} already", hint="tune the float model instead")
     ranges, placements = folder / "model.ranges", tuple(sorted(set(map(graph_target, chosen_targets))))

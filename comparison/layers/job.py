@@ -27,7 +27,7 @@ from ...engines.registry import engine
 from ...errors import DataError, QCompileError, first_line
 from ...model.graph import infer_types
 from ...model.judgement import ErrorSums
-from ...model.weightless import read_weightless
+from ...model.onnx_graph import read_weightless
 from ...processes.arrays import load_arrays
 from ...tensors import Feeds, ModelIO
 from .sides import Form

@@ -31,7 +31,8 @@ from ...errors import BuildError, InvalidOption, ModelError
 from ...files import held_folder
 from ...model.graph_edits import cut
 from ...model.judgement import ErrorSums
-from ...model.onnx_file import load_onnx, save_onnx
+from ...model.onnx_file import save_onnx
+from ...model.onnx_graph import read_graph
 from ...progress import Progress
 from ...spec.artifacts import BuildSpec
 from ...spec.decode import non_default_options
@@ -85,7 +86,7 @@ class Rebuilder:
 
     def part(self, names: Sequence[str]) -> tuple[Side, dict[str, str]]:
         """Build what lies before tensors, and return it with tensor to the output that holds it."""
-        model = load_onnx(self.source.graph)
+        model = read_graph(self.source.graph).load()
         outputs = cut(model, names)
         nodes = {node.name for node in model.graph.node}
         inputs = {value.name for value in model.graph.input}
@@ -97,7 +98,7 @@ class Rebuilder:
 
     def whole(self, debug: Sequence[str]) -> Side:
         """Build the whole graph again, with debug tensors: those of names, or where none is fused away."""
-        model = load_onnx(self.source.graph, external_data=False)
+        model = read_graph(self.source.graph).model
         nodes = {node.name for node in model.graph.node}
         inputs = {value.name for value in model.graph.input}
         marks = None if self.survey == "unfused" else debug

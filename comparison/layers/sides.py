@@ -21,7 +21,7 @@ from ...engines.registry import engine
 from ...errors import EngineUnavailable, InvalidOption, ModelError
 from ...files import manifest_path, require_file
 from ...model.graph import graph_precision, weighted_nodes
-from ...model.weightless import WeightlessModel, read_weightless
+from ...model.onnx_graph import Graph, read_weightless
 from ...tensors import ModelIO, TensorInfo
 from .outcome import THRESHOLD_DB
 
@@ -174,7 +174,7 @@ class Side:
     path: Path
     runtime: str
     precision: str
-    weightless: WeightlessModel | None
+    weightless: Graph | None
     io: ModelIO
 
     @property

@@ -20,8 +20,8 @@ from ...errors import DataError, EngineUnavailable
 from ...files import held_folder, writing
 from ...model.graph import infer_shapes, infer_types, without_weights
 from ...model.judgement import ErrorSums
+from ...model.onnx_graph import Graph
 from ...model.random_input import RandomInput
-from ...model.weightless import WeightlessModel
 from ...processes.arrays import load_array, save_arrays
 from ...processes.worker import Worker
 from ...progress import Progress, quiet
@@ -250,7 +250,7 @@ class Samples:
         return load_array(self.folder / f"{number}.npz", name)
 
 
-def write_samples(reference: WeightlessModel, data: str | None, folder: Path, *, limit: int) -> Samples:
+def write_samples(reference: Graph, data: str | None, folder: Path, *, limit: int) -> Samples:
     """Write the samples one by one where the model allows it: what is tapped at once stays small."""
     folder.mkdir()
     where: list[str] = []
@@ -265,7 +265,7 @@ def write_samples(reference: WeightlessModel, data: str | None, folder: Path, *,
     return Samples(folder, tuple(where), count, shapes)
 
 
-def _batches(reference: WeightlessModel, data: str | None, limit: int) -> Any:
+def _batches(reference: Graph, data: str | None, limit: int) -> Any:
     if data is not None:
         for batch in Data(data, reference.io.inputs, batch_size=1, limit=limit):
             yield batch.where, batch.feeds

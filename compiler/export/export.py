@@ -16,7 +16,8 @@ from ...model.example import name_outputs
 from ...model.graph import graph_precision
 from ...model.input_notes import AxisRange, write_notes
 from ...model.load import find_preprocessing, load_torch
-from ...model.onnx_file import load_checked, load_onnx, model_io, opset
+from ...model.onnx_file import check_onnx, model_io, opset
+from ...model.onnx_graph import read_graph
 from ...model.preprocessing import Preprocessing
 from ...model.pytorch import LoadedModel, computes_otherwise_in_training, evaluated, is_plain
 from ...model.source import TENSORFLOW_KINDS, Source, parse_source
@@ -150,7 +151,8 @@ def _export(
         finish(path, spec.target)
         edit_in_place(path, lambda proto: rename_axes(proto, written.axes, example))
         progress("check the ONNX file")
-        proto = load_checked(path)
+        proto = read_graph(path).load()
+        check_onnx(path, infer_shapes=True)
         require_axes(example, model_io(proto).inputs, label)
         if opset(proto) != opset_version:
             raise ExportError(
@@ -181,7 +183,8 @@ def _export(
         limited = {name: limits for name, limits in ranges.items() if limits != example.ranges.get(name)}
         warnings += [f"axis {name!r} takes {spelled(limits)}" for name, limits in limited.items()]
         warnings += comparison.warnings
-        manifest = graph_manifest("export", load_onnx(path), TOOLS, options, checks=checks, warnings=warnings)
+        model = read_graph(path).model
+        manifest = graph_manifest("export", model, TOOLS, options, checks=checks, warnings=warnings)
         return Artifact(output, commit(path, manifest))
 
 

@@ -15,7 +15,8 @@ from ...errors import InvalidOption
 from ...files import writing
 from ...model.example import Example
 from ...model.input_notes import AxisRange, InputNote, read_notes, write_notes
-from ...model.onnx_file import check_onnx, external_files, load_checked, load_onnx, model_io, opset, save_onnx
+from ...model.onnx_file import check_onnx, external_files, model_io, opset, save_onnx
+from ...model.onnx_graph import read_graph
 from ...model.preprocessing import Preprocessing, as_json, fit_preprocessing
 from ...model.random_input import run_on
 from ...model.source import Source
@@ -73,9 +74,10 @@ def take_onnx(
     converter: Mapping[str, str] | None = None,
 ) -> Artifact:
     """Check and copy an ONNX file; `converter` is package to version of what tf2onnx converted it with."""
-    proto = load_checked(source.file)
+    graph = read_graph(source.file)
+    beside, proto = external_files(source.file, graph.model), graph.load()
+    check_onnx(source.file, infer_shapes=True)
     with writing(output) as path:
-        beside = external_files(source.file, load_onnx(source.file, external_data=False))
         if strip_source_paths(proto) or beside:
             save_onnx(proto, path)  # a side file gets the new name
         else:
@@ -90,7 +92,7 @@ def take_onnx(
         ]
         if preprocessing is not None:
             note_preprocessing(path, preprocessing, feeds)
-            proto = load_onnx(path)
+            proto = read_graph(path).load()
         options = {"model": source.spec, "opset": opset(proto), **carried_isa(source.file)}
         options |= {"exporter": "tf2onnx"} if converter else {}
         manifest = graph_manifest("export", proto, TOOLS, options, checks=checks)
@@ -104,7 +106,7 @@ def convert_tensorflow(
     """Write a SavedModel, Keras or TFLite file as ONNX with named axes; return it, and package to version."""
     python, highest = tensorflow_python(spec.python), min(spec.opset, NEWEST_BY_TF2ONNX)
     versions = convert(source, python, path, spec.outputs, opset=highest, trust=spec.trust)
-    proto = load_onnx(path)
+    proto = read_graph(path).load()
     tensors = input_shapes(model_io(proto).inputs, inputs, spec.dynamic)
     first = {tensor.shape[0] for tensor in tensors if tensor.shape}
     batch = first.pop() if len(first) == 1 else ""

@@ -22,7 +22,8 @@ from typing import Any, Literal
 from ...errors import ExportError, QCompileError, UnsupportedOperator, first_line
 from ...model.example import Example
 from ...model.input_notes import AxisRange
-from ...model.onnx_file import load_onnx, opset, save_onnx
+from ...model.onnx_file import opset, save_onnx
+from ...model.onnx_graph import read_graph
 from ...model.pytorch import flat_tensors, import_torch
 from ...model.source_paths import strip_source_paths
 from ...progress import quiet
@@ -127,7 +128,7 @@ def tensors_out(module: Any, example: Example) -> Any:
 
 def lower_to(path: Path, opset_version: int, label: str) -> None:
     """Bring what was exported to the opset that was asked for, where that is an older one."""
-    proto = load_onnx(path)
+    proto = read_graph(path).load()
     if opset(proto) <= opset_version:
         return
     try:
@@ -142,14 +143,14 @@ def lower_to(path: Path, opset_version: int, label: str) -> None:
 
 def finish(path: Path, target: GraphTarget) -> None:
     """Complete the Q/DQ of a model that was trained with it."""
-    proto = load_onnx(path)
+    proto = read_graph(path).load()
     if any(node.op_type == "QuantizeLinear" for node in proto.graph.node):
         save_onnx(finish_qdq(proto, target), path)
 
 
 def edit_in_place(path: Path, edit: Callable[[Any], None]) -> None:
     """Change the graph of a file; weights beside it stay where they are."""
-    proto = load_onnx(path, external_data=False)
+    proto = read_graph(path).model
     edit(proto)
     strip_source_paths(proto)
     path.write_bytes(proto.SerializeToString())

@@ -9,10 +9,11 @@ import onnx
 from ...artifact import Artifact, Check, commit
 from ...artifact.int8_isa import carried_isa
 from ...errors import ModelError, UnsupportedOperator, first_line
-from ...files import temporary_folder, writing
+from ...files import writing
 from ...model.graph import ONNX_DOMAINS, every_graph, graph_precision, without_weights
 from ...model.graph_edits import refill, set_nodes
-from ...model.onnx_file import check_onnx, copy_model, digest_model, load_onnx, opset, save_onnx
+from ...model.onnx_file import check_onnx, opset
+from ...model.onnx_graph import Graph, read_graph
 from ...progress import Progress, silent
 from ..check import OnnxReference, compare_outputs, graph_manifest, sample_feeds
 from .lower import lower_opset
@@ -35,37 +36,43 @@ def fit_opset(
         The file and its manifest; `options` tell the opset it was of and the one it is of. A model with
         operators that ONNX Runtime does not have is not compared, and a warning says so.
     """
-    model, output = Path(model), Path(output)
-    before = load_onnx(model)
-    check_onnx(model)
-    progress(f"bring opset {opset(before)} to {min(opset(before), highest)}")
-    after = lower_opset(before, highest)
-    checks, warnings, foreign = list[Check](), list[str](), foreign_operators(before)
-    with writing(output) as path:
-        save_onnx(after, path)
+    graph = read_graph(Path(model))
+    check_onnx(graph.path)
+    lowered, checks, warnings = in_older_opset(graph, highest, progress=progress)
+    with writing(Path(output)) as path:
+        lowered.save(path)
         check_onnx(path, infer_shapes=True)
-        checks.append(Check("ONNX checker and shape inference", True, f"opset {opset(after)}"))
-        if opset(after) != opset(before) and foreign:
-            warnings.append(f"{NOT_COMPARED}: it has {', '.join(foreign)}")
-        elif opset(after) != opset(before):
-            progress("compare with the model as it was")
-            checks.append(same_outputs(model, path, None))
-        options = {"opset": opset(after), "opset_before": opset(before), **carried_isa(model)}
-        sources = {"model": digest_model(model, load_onnx(model, external_data=False))}
+        checks.insert(0, Check("ONNX checker and shape inference", True, f"opset {lowered.opset}"))
+        options = {"opset": lowered.opset, "opset_before": graph.opset, **carried_isa(graph.path)}
         made = graph_manifest(
-            "fit opset", after, "onnx onnxruntime", options, sources=sources, checks=checks, warnings=warnings
-        )
+            "fit opset", lowered.model, "onnx onnxruntime", options, sources={"model": graph.digest()},
+            checks=checks, warnings=warnings,
+        )  # fmt: skip
         manifest = commit(path, made)
-    return Artifact(output, manifest)
+    return Artifact(Path(output), manifest)
 
 
-def same_outputs(model: Path, converted: Path, data: str | None) -> Check:
-    """Compare a file with the same model in another opset, on samples or random input."""
-    reference, converted_outputs = OnnxReference(model), OnnxReference(converted)
-    feeds = sample_feeds(load_onnx(model, external_data=False), data, reference)
+def in_older_opset(
+    graph: Graph, highest: int, *, progress: Progress = silent
+) -> tuple[Graph, list[Check], list[str]]:
+    """Return the graph in opset `highest`, or itself where it is no newer; what was checked; warnings."""
+    progress(f"bring opset {graph.opset} to {min(graph.opset, highest)}")
+    if graph.opset <= highest:
+        return graph, [], []
+    lowered, foreign = Graph(lower_opset(graph.load(), highest), graph.path), foreign_operators(graph.model)
+    if foreign:
+        return lowered, [], [f"{NOT_COMPARED}: it has {', '.join(foreign)}"]
+    progress("compare with the model as it was")
+    return lowered, [same_outputs(graph, lowered, None)], []
+
+
+def same_outputs(graph: Graph, converted: Graph, data: str | None) -> Check:
+    """Compare a graph with the same in another opset, on samples or random input."""
+    reference, converted_outputs = OnnxReference(graph), OnnxReference(converted)
+    feeds = sample_feeds(graph.model, data, reference)
     pairs = [(reference(item), converted_outputs(item)) for item in feeds]
     check = compare_outputs("same outputs as before", reference.names, pairs)
-    return _require_equal(check, model, "another opset", "otherwise export it to that opset")
+    return _require_equal(check, graph.path, "another opset", "otherwise export it to that opset")
 
 
 def _require_equal(check: Check, model: Path, form: str, way: str) -> Check:
@@ -78,22 +85,21 @@ def _require_equal(check: Check, model: Path, form: str, way: str) -> Check:
     return check
 
 
-def rewritten_outputs(model: Path, rewritten: Path) -> list[str]:
-    """Compare a file with the same model in other operators; say so where ONNX Runtime refuses the model."""
-    light = load_onnx(model, external_data=False)
-    if foreign := foreign_operators(light):
+def rewritten_outputs(graph: Graph, rewritten: Graph) -> list[str]:
+    """Compare a graph with the same in other operators; say so where ONNX Runtime refuses the graph."""
+    if foreign := foreign_operators(graph.model):
         return [f"{NOT_COMPARED}: it has {', '.join(foreign)}"]
     try:
-        reference = OnnxReference(model, integers=False)  # what the graph says, not what kernels make of it
-        feeds = list(sample_feeds(light, None, reference))
+        reference = OnnxReference(graph, integers=False)  # what the graph says, not what kernels make of it
+        feeds = list(sample_feeds(graph.model, None, reference))
         before = [reference(item) for item in feeds]
     except ModelError as error:
         return [f"{NOT_COMPARED}: {error.message}"]
     after = OnnxReference(rewritten, integers=False)
     pairs = [(outputs, after(item)) for outputs, item in zip(before, feeds, strict=True)]
-    lowest = _LOWEST_DB if graph_precision(light) == "fp32" else _LOWEST_ROUNDED_DB
+    lowest = _LOWEST_DB if graph_precision(graph.model) == "fp32" else _LOWEST_ROUNDED_DB
     check = compare_outputs("same outputs as before", reference.names, pairs, lowest_db=lowest)
-    _require_equal(check, model, "other operators", "`ignore_faults` all leaves known faults alone")
+    _require_equal(check, graph.path, "other operators", "`ignore_faults` all leaves known faults alone")
     return []
 
 
@@ -104,19 +110,14 @@ def foreign_operators(model: onnx.ModelProto) -> list[str]:
     return sorted(f"{domain}::{name}" for domain, name in nodes - defined if domain not in _DOMAINS)
 
 
-def in_newer_opset(
-    model: onnx.ModelProto, path: Path, lowest: int, *, data: str | None = None
-) -> onnx.ModelProto:
+def in_newer_opset(graph: Graph, lowest: int, *, data: str | None = None) -> onnx.ModelProto:
     """Return the model in opset `lowest` or newer; itself where it is no older."""
-    if opset(model) >= lowest:
-        return model
-    raised = copy_model(model)
-    upgrade_in_place(raised, lowest)
-    with temporary_folder("opset") as folder:
-        converted = folder / path.name
-        save_onnx(raised, converted)
-        same_outputs(path, converted, data)
-    return raised
+    if graph.opset >= lowest:
+        return graph.model
+    raised = graph.copy()
+    upgrade_in_place(raised.model, lowest)
+    same_outputs(graph, raised, data)
+    return raised.model
 
 
 def upgrade_opset(model: onnx.ModelProto, lowest: int) -> onnx.ModelProto:

@@ -32,7 +32,6 @@ TRT_FP4DynamicQuantize and TRT_MXFP8..., whose scales are computed at run time, 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from string import ascii_lowercase
 
 import numpy as np
@@ -42,8 +41,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ...errors import QCompileError
 from ...model.graph import ONNX_DOMAINS, attribute, every_graph, producers
 from ...model.graph_edits import drop_attributes, drop_unused_initializers, refill, store
-from ...model.onnx_file import copy_model, load_onnx, opset, save_onnx
-from ...model.weightless import read_weightless
+from ...model.onnx_file import copy_model, opset
 from ...spec.opsets import FLOAT8, INT4
 from .fit import upgrade_in_place
 from .scope import Chain, Scope, rewrite_operator
@@ -132,16 +130,6 @@ def _sums_of_rows(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto] | 
     sums = add("MatMul", [ones, add("Reshape", [updates, ints([-1, math.prod(rows)])])])
     add("Add", [data, add("Reshape", [sums, shape])], last=True)
     return chain.nodes
-
-
-def with_kernel_shapes(graph: Path, output: Path, target: str) -> Path:
-    """Return a graph that says them, for TensorRT; the file itself where it does already."""
-    if not target.startswith("tensorrt") or not write_kernel_shapes(read_weightless(graph).model):
-        return graph
-    model = load_onnx(graph)
-    write_kernel_shapes(model)
-    save_onnx(model, output)
-    return output
 
 
 def write_kernel_shapes(model: onnx.ModelProto) -> bool:

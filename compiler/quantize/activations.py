@@ -14,10 +14,8 @@ from ...calibration.one_by_one import one_by_one
 from ...data.batches import Data
 from ...data.readers import Batch
 from ...errors import CalibrationError
-from ...files import temporary_folder
-from ...model.onnx_file import copy_model, save_onnx
-from ...model.session import make_session, run_session, session_options
-from ...model.weightless import WeightlessModel
+from ...model.onnx_graph import Graph
+from ...model.session import WEIGHT_BIAS_QUANTIZATION, make_session, run_session, session_options
 from ...progress import Progress, silent
 
 _KEPT_ROWS = 1024
@@ -41,7 +39,7 @@ class Rows:
 
 
 def observe_rows(
-    model: onnx.ModelProto, axes: Mapping[str, int], data: Data, limit: int | None = None
+    model: Graph, axes: Mapping[str, int], data: Data, limit: int | None = None
 ) -> dict[str, Rows]:
     """Run the samples; return the extremes of each tensor's channels, and some of its rows.
 
@@ -67,7 +65,7 @@ def observe_rows(
 
 
 def run_samples(
-    model: onnx.ModelProto | WeightlessModel,
+    model: Graph,
     tensors: Collection[str],
     data: Data,
     limit: int | None = None,
@@ -86,8 +84,7 @@ def run_samples(
     Raises:
         CalibrationError: If a tensor becomes NaN or infinite.
     """
-    proto = model.model if isinstance(model, WeightlessModel) else model
-    inputs = {value.name for value in proto.graph.input}
+    inputs = {value.name for value in model.model.graph.input}
     computed = [name for name in tensors if name not in inputs]
     session = _session_returning(model, computed, integers=integers) if computed else None
     done, total = 0, data.total
@@ -112,19 +109,11 @@ def run_samples(
         progress(doing, done, total)
 
 
-def _session_returning(model: onnx.ModelProto | WeightlessModel, names: list[str], *, integers: bool) -> Any:
+def _session_returning(model: Graph, names: list[str], *, integers: bool) -> Any:
     """A session of the model with these outputs alone."""
-    copy = copy_model(model.model if isinstance(model, WeightlessModel) else model)
-    del copy.graph.output[:]
+    copy = model.copy()
+    del copy.model.graph.output[:]
     kind = onnx.TensorProto.FLOAT
-    copy.graph.output.extend(onnx.helper.make_tensor_value_info(name, kind, None) for name in names)
-    options = session_options(integers=integers)
-    if isinstance(model, WeightlessModel):
-        folder_of_weights = str(model.path.resolve().parent)  # they lie in the file itself
-        entry = "session.model_external_initializers_file_folder_path"
-        options.add_session_config_entry(entry, folder_of_weights)
-        return make_session(model.path, options, content=copy.SerializeToString())
-    with temporary_folder("channels") as folder:
-        file = folder / "model.onnx"
-        save_onnx(copy, file)  # a model over 2 GB cannot be handed over as bytes
-        return make_session(file, options, without=[] if integers else ["WeightBiasQuantization"])
+    copy.model.graph.output.extend(onnx.helper.make_tensor_value_info(name, kind, None) for name in names)
+    without = [] if integers else [WEIGHT_BIAS_QUANTIZATION]
+    return make_session(copy, session_options(integers=integers), without=without)

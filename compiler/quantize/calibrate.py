@@ -13,7 +13,7 @@ from ...errors import CalibrationError
 from ...model.graph_edits import name_nodes, store_constants
 from ...model.graph_rules import graph_rules
 from ...model.onnx_file import check_onnx, copy_model
-from ...model.weightless import WeightlessModel, read_weightless
+from ...model.onnx_graph import Graph, read_weightless
 from ...progress import Progress, silent
 from ...spec.decode import spec_from_call
 from ...spec.models import CalibrateSpec
@@ -72,7 +72,7 @@ def calibrate(
     )
 
 
-def tensors_to_calibrate(model: WeightlessModel, targets: Iterable[GraphTarget] = GRAPH_TARGETS) -> set[str]:
+def tensors_to_calibrate(model: Graph, targets: Iterable[GraphTarget] = GRAPH_TARGETS) -> set[str]:
     """Return the tensors that get a scale when a float model is quantized for the targets.
 
     The plan depends on the shapes of weights, not on their values.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -16,7 +15,7 @@ from ...errors import InvalidOption, QuantizationError
 from ...model.graph import WEIGHTED, count_weighted, weighted_nodes, without_weights
 from ...model.graph_edits import name_nodes
 from ...model.graph_rules import NONE, graph_rules
-from ...model.onnx_file import load_onnx, save_onnx
+from ...model.onnx_graph import Graph
 from ...model.saturating_kernels import saturating_kernels
 from ...model.session import import_onnxruntime
 from ...spec.opsets import FLOAT8
@@ -47,7 +46,7 @@ from .request import (
     nothing_to_quantize,
     require_reached,
 )
-from .search import best_static
+from .search import Judge, best_static
 from .weights.hessians import collect_hessians
 from .weights.rewrite import quantize_weights
 
@@ -56,7 +55,7 @@ _LEARNT_ON = 128  # samples for GPTQ
 _LOOKED_AT = 16  # samples in which FP16 looks for activations that overflow
 
 
-def quantize_graph(request: QuantizeRequest) -> Outcome:
+def quantize_graph(request: QuantizeRequest, judge: Judge) -> Outcome:
     """Do what is asked, in memory."""
     if request.spec.precision in HALVES:
         return _half(request)
@@ -64,7 +63,7 @@ def quantize_graph(request: QuantizeRequest) -> Outcome:
         return quantize_in_blocks(request)
     import_onnxruntime()  # its quantizer does all three, whatever the target is
     by_mode: dict[str, Callable[[QuantizeRequest], Outcome]] = {
-        "static": lambda asked: best_static(asked, _static),
+        "static": lambda asked: best_static(asked, _static, judge),
         "dynamic": _dynamic,
         "weights": _weights,
     }
@@ -79,7 +78,7 @@ def _half(request: QuantizeRequest) -> Outcome:
         warnings = _unobserved(request.model, ranges)
     elif request.spec.data is not None:
         request.progress("look for values beyond float16")
-        ranges = observe(request.path, request.samples(_LOOKED_AT), infinite=True)
+        ranges = observe(request.graph, request.samples(_LOOKED_AT), infinite=True)
     else:
         warnings = ["no data was given: values beyond float16's 65504 were not looked for"]
     dtype = HALVES[request.spec.precision]
@@ -95,7 +94,7 @@ def _half(request: QuantizeRequest) -> Outcome:
             hint="see `exclude`, `only` and `layers`, and the types of the model's tensors",
         )
     proof = {"nodes_by_precision": count_weighted(half), "left_in_float": kept}
-    return Outcome(lambda path: save_onnx(half, path), proof, warnings)
+    return Outcome(half, proof, warnings)
 
 
 def _weights(request: QuantizeRequest) -> Outcome:
@@ -113,7 +112,7 @@ def _weights(request: QuantizeRequest) -> Outcome:
 
     def hessians(keys: set[str]) -> Mapping[str, NDArray[Any]]:
         samples = request.samples(_LEARNT_ON)
-        observed = collect_hessians(request.path, keys, samples, _LEARNT_ON, request.progress)
+        observed = collect_hessians(request.graph, keys, samples, _LEARNT_ON, request.progress)
         request.progress("round the weights")
         return observed
 
@@ -125,28 +124,21 @@ def _weights(request: QuantizeRequest) -> Outcome:
         excluded=excluded,
         hessians=hessians if options.rounding == "gptq" else None,
     )
-    return Outcome(lambda path: save_onnx(model, path), {**proof, "quant_format": quant_format})
+    return Outcome(model, {**proof, "quant_format": quant_format})
 
 
 def _dynamic(request: QuantizeRequest) -> Outcome:
-    proof: dict[str, object] = {}
-
-    def write(path: Path) -> None:
-        model = prepare_graph(request.model)
-        left = match_nodes(model.graph, request.spec.exclude, only=request.spec.only)
-        stored = {tensor.name: tensor for tensor in model.graph.initializer}
-        tables = {node.name for node in model.graph.node if is_table(node, stored)} - left.keys()
-        planned, reached = quantize_dynamic(
-            model, path, excluded=left, weight_type=request.spec.weight_type,
-            kernels=saturating_kernels(request.spec.target, request.spec.isa),
-        )  # fmt: skip
-        made = load_onnx(path)
-        quantize_tables(made, tables)
-        keep_norms_apart(made.graph)
-        save_onnx(made, path)
-        proof.update({"planned": planned, "quantized": reached, "tables": sorted(tables)})
-
-    return Outcome(write, proof)
+    model = prepare_graph(request.model)
+    left = match_nodes(model.graph, request.spec.exclude, only=request.spec.only)
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    tables = {node.name for node in model.graph.node if is_table(node, stored)} - left.keys()
+    quantized, planned, reached = quantize_dynamic(
+        model, excluded=left, weight_type=request.spec.weight_type,
+        kernels=saturating_kernels(request.spec.target, request.spec.isa),
+    )  # fmt: skip
+    quantize_tables(quantized, tables)
+    keep_norms_apart(quantized.graph)
+    return Outcome(quantized, {"planned": planned, "quantized": reached, "tables": sorted(tables)})
 
 
 def _static(request: QuantizeRequest) -> Outcome:
@@ -155,7 +147,7 @@ def _static(request: QuantizeRequest) -> Outcome:
     float8 = request.spec.precision == "fp8"
     model = request.model
     if float8:
-        model = in_newer_opset(model, request.path, FLOAT8, data=request.spec.data)
+        model = in_newer_opset(request.graph, FLOAT8, data=request.spec.data)
     ready = prepare_graph(model)
     layers = layer_precisions(request, ready.graph)
     left = {name: layer.reason for name, layer in layers.items() if layer.kind != "int8"}
@@ -195,11 +187,11 @@ def _static(request: QuantizeRequest) -> Outcome:
     rounded = 0
     if request.spec.rounding == "gptq":
         samples = request.samples(_LEARNT_ON)
-        rounded = round_weights(request.path, result, samples, _LEARNT_ON, request.progress, pairs=pairs)
+        rounded = round_weights(request.graph, result, samples, _LEARNT_ON, request.progress, pairs=pairs)
     corrected = 0
     if request.spec.correct_bias and request.spec.data is not None:
         samples = request.samples(_CORRECTED_ON)
-        result, corrected = correct_biases(request.path, result, samples, progress=request.progress)
+        result, corrected = correct_biases(request.graph, result, samples, progress=request.progress)
     result, kept, missed = in_mixed_precision(request, result, layers)
     if rules.by_onnxruntime:
         keep_layers_apart(result)
@@ -216,23 +208,15 @@ def _static(request: QuantizeRequest) -> Outcome:
 
     warnings = [*_unfused(request.model.graph), *missed, *placement.warnings]
 
-    def write(path: Path) -> None:
-        save_onnx(result, path)
-        if not rules.by_onnxruntime:
-            return
-        request.progress("look at what ONNX Runtime executes")
-        counts, in_float = executed(path, planned, signed=request.spec.isa in ARM_ISAS)
-        if in_float.keys() - request.in_float.keys():
-            # As they are they only cost conversions: plan without them. What fed them may then miss, too.
-            again = _static(replace(request, in_float={**request.in_float, **in_float}))
-            again.write(path)
-            proof.update(again.proof)
-            warnings[:] = again.warnings
-            return
-        warnings.extend(require_executed(path, planned, in_float))
-        proof["as_executed"] = counts
-
-    return Outcome(write, proof, warnings)
+    if not rules.by_onnxruntime:
+        return Outcome(result, proof, warnings)
+    request.progress("look at what ONNX Runtime executes")
+    counts, in_float = executed(Graph(result, request.path), planned, signed=request.spec.isa in ARM_ISAS)
+    if in_float.keys() - request.in_float.keys():
+        # As they are they only cost conversions: plan without them. What fed them may then miss, too.
+        return _static(replace(request, in_float={**request.in_float, **in_float}))
+    warnings += require_executed(result, planned, in_float)
+    return Outcome(result, {**proof, "as_executed": counts}, warnings)
 
 
 def _unfused(graph: onnx.GraphProto) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ...artifact import Artifact, Check, Manifest, commit, tool_versions
@@ -14,21 +15,15 @@ from ...data.batches import Data
 from ...errors import InvalidOption, QuantizationError
 from ...files import writing
 from ...model.graph import graph_precision
-from ...model.onnx_file import (
-    add_external_data,
-    check_onnx,
-    count_operators,
-    digest_model,
-    load_onnx,
-    model_io,
-)
+from ...model.onnx_file import check_onnx, count_operators
+from ...model.onnx_graph import Graph, read_graph
 from ...processor import resolve_isa
 from ...progress import Progress, silent
 from ...spec.artifacts import QuantizeSpec
 from ...spec.decode import non_default_options, spec_from_call
 from ...spec.words import BLOCK_FORMATS, HALVES
 from .methods import quantize_graph
-from .request import QuantizeRequest, check_options, check_ranges
+from .request import Judged, QuantizeRequest, check_options, check_ranges
 from .search import Judge
 
 if TYPE_CHECKING:
@@ -70,70 +65,85 @@ def quantize(
         QuantizationError: If less was quantized than planned, the result computes NaN, or loses too much.
         InvalidOption: If the options contradict each other.
     """
-    model, output = Path(model), Path(output)
-    told: dict[str, object] = {**options}
+    path = Path(model)
+    overrides: dict[str, object] = {**options}
     if isinstance(ranges, str | Path):
-        told["ranges"], ranges = ranges, None
-    spec = spec_from_call(QuantizeSpec, spec, told)
+        overrides["ranges"], ranges = ranges, None
+    spec = spec_from_call(QuantizeSpec, spec, overrides)
     spec = replace(spec, isa=resolve_isa(spec.isa, spec.target))
     check_options(spec)
-    loaded = ranges
     if ranges is None and spec.ranges is not None:
-        loaded = read_cache(spec.ranges, model) if is_cache(spec.ranges) else load_ranges(spec.ranges)
-    proto = load_onnx(model, external_data=False)
-    digest = digest_model(model, proto)
-    add_external_data(proto, model)
-    io = model_io(proto)
-    request = QuantizeRequest(model, proto, digest, spec, loaded, in_float or {}, progress)
+        ranges = read_cache(spec.ranges, path) if is_cache(spec.ranges) else load_ranges(spec.ranges)
+    graph = read_graph(path)
+    quantized, manifest = quantize_in_memory(
+        graph, graph.digest(), spec, ranges=ranges, in_float=in_float or {}, progress=progress
+    )
+    with writing(Path(output)) as file:
+        quantized.save(file)
+        check_onnx(file)
+        return Artifact(Path(output), commit(file, manifest))
+
+
+def quantize_in_memory(
+    graph: Graph,
+    digest: str,
+    spec: QuantizeSpec,
+    *,
+    ranges: Ranges | None,
+    in_float: Mapping[str, str] = MappingProxyType({}),
+    progress: Progress = silent,
+) -> tuple[Graph, Manifest]:
+    """Return a graph quantized as the spec says, with its manifest, see `quantize`.
+
+    Args:
+        digest: Of the model's file, which ranges must be of.
+        spec: Its `isa` is none of "auto".
+    """
+    graph.load()
+    request = QuantizeRequest(graph, digest, spec, ranges, in_float, progress)
     check_ranges(request)
     if spec.data is not None:
-        next(iter(Data(spec.data, io.inputs)))  # before the work, not after it
-    present = graph_precision(proto)
+        next(iter(Data(spec.data, graph.io.inputs)))  # before the work, not after it
+    present = graph_precision(graph.model)
     if present != "fp32":
         raise InvalidOption(
-            f"{model}: its graph is {present} already", hint="quantize the float model instead"
+            f"{graph.path}: its graph is {present} already", hint="quantize the float model instead"
         )
     progress(f"quantize to {spec.precision}")
     method = {}  # what chose the thresholds of static quantization
-    if loaded is not None and spec.mode == "static":
-        method["method"] = "as in the cache" if loaded.fixed else spec.method or str(loaded.method)
-    with writing(output) as path:
-        outcome = quantize_graph(request)
-        outcome.write(path)
-        warnings = [*outcome.warnings, *(loaded.notes if loaded else ())]
-        check_onnx(path)
-        progress("compare with the float model")
-        check, poor = _compare(request, path)
-        if poor and not (spec.allow_loss or spec.data is None):
-            raise QuantizationError(
-                f"{model}: {poor}",
-                hint="try another `method`, `exclude` or `layers`, or `qcompile tune`; `allow_loss` keeps it",
-            )
-        if poor:
-            ask = "; random input may lie outside the ranges: `data` gives samples"
-            warnings.append(poor if spec.data is not None else f"{poor}{ask}")
-        manifest = commit(
-            path,
-            Manifest(
-                kind="onnx",
-                stage="quantize",
-                target=spec.target,
-                precision=spec.precision,
-                io=io,
-                sources={"model": digest} | ({"calibration data": loaded.data} if loaded else {}),
-                tools=tool_versions("onnx", "onnxruntime", "numpy"),
-                options=non_default_options(spec, without=("target", "precision")),
-                proof={**method, **outcome.proof, "operators": count_operators(load_onnx(path))},
-                checks=[check],
-                warnings=warnings,
-            ),
+    if ranges is not None and spec.mode == "static":
+        method["method"] = "as in the cache" if ranges.fixed else spec.method or str(ranges.method)
+    judge = Judge(request)
+    outcome = quantize_graph(request, judge)
+    warnings = [*outcome.warnings, *(ranges.notes if ranges else ())]
+    progress("compare with the float model")
+    check, poor = _judged(request, outcome.judged or judge(outcome.model))
+    if poor and not (spec.allow_loss or spec.data is None):
+        raise QuantizationError(
+            f"{graph.path}: {poor}",
+            hint="try another `method`, `exclude` or `layers`, or `qcompile tune`; `allow_loss` keeps it",
         )
-    return Artifact(output, manifest)
+    if poor:
+        ask = "; random input may lie outside the ranges: `data` gives samples"
+        warnings.append(poor if spec.data is not None else f"{poor}{ask}")
+    manifest = Manifest(
+        kind="onnx",
+        stage="quantize",
+        target=spec.target,
+        precision=spec.precision,
+        io=graph.io,
+        sources={"model": digest} | ({"calibration data": ranges.data} if ranges else {}),
+        tools=tool_versions("onnx", "onnxruntime", "numpy"),
+        options=non_default_options(spec, without=("target", "precision")),
+        proof={**method, **outcome.proof, "operators": count_operators(outcome.model)},
+        checks=[check],
+        warnings=warnings,
+    )
+    return Graph(outcome.model, graph.path), manifest
 
 
-def _compare(request: QuantizeRequest, path: Path) -> tuple[Check, str]:
+def _judged(request: QuantizeRequest, judged: Judged) -> tuple[Check, str]:
     """Return the SNR check against the float model, and the outputs that `diff` would reject, as text."""
-    judged = Judge(request).file(path)
     if judged.broken:
         raise QuantizationError(
             f"{request.path}: output {judged.broken!r} became NaN or infinite",

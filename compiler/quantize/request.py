@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import glob
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,8 @@ from ...calibration import Ranges
 from ...data.batches import Data
 from ...errors import CalibrationError, InvalidOption, QuantizationError
 from ...model.graph_rules import graph_rules, targets_where
-from ...model.onnx_file import model_io
+from ...model.judgement import Judgement
+from ...model.onnx_graph import Graph
 from ...progress import Progress, silent
 from ...spec.artifacts import QuantizeSpec
 from ...spec.words import BLOCK_FORMATS, CALIBRATED, HALVES
@@ -24,10 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class QuantizeRequest:
-    """One quantization of the float model in a file."""
+    """One quantization of a float model, whose weights are loaded."""
 
-    path: Path
-    model: onnx.ModelProto
+    graph: Graph
     digest: str
     spec: QuantizeSpec
     ranges: Ranges | None = None  # observed ranges, for static INT8, and for values beyond float16
@@ -35,6 +35,15 @@ class QuantizeRequest:
     # quantized
     in_float: Mapping[str, str] = field(default_factory=dict)
     progress: Progress = silent
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        return self.graph.model
+
+    @property
+    def path(self) -> Path:
+        """The file that names the model."""
+        return self.graph.path
 
     def asking(self, **options: Any) -> QuantizeRequest:
         """Return the request with other options."""
@@ -46,16 +55,33 @@ class QuantizeRequest:
             raise InvalidOption(
                 "`data` is missing; this quantization needs samples", hint="give `data`", option="data"
             )
-        return Data(self.spec.data, model_io(self.model).inputs, batch_size=1, limit=limit)
+        return Data(self.spec.data, self.graph.io.inputs, batch_size=1, limit=limit)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the outputs of a quantized graph are worth."""
+
+    outputs: tuple[Judgement, ...]
+    # signal-to-noise ratio of the worst output of floats, in decibels: -inf where one became NaN or
+    # infinite that was not, inf where there is none
+    snr_db: float
+    broken: str = ""  # name of an output that became NaN or infinite
+
+    @property
+    def failed(self) -> list[Judgement]:
+        """What `diff` would not let pass."""
+        return [one for one in self.outputs if not one.passed]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a mode made: `write` puts the file at a path."""
+    """The graph that a mode makes, and what is proven of it."""
 
-    write: Callable[[Path], object]
+    model: onnx.ModelProto
     proof: Mapping[str, object]
     warnings: Sequence[str] = ()
+    judged: Judged | None = None  # where the search judged it already
 
 
 def check_options(spec: QuantizeSpec) -> None:

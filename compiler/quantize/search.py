@@ -17,27 +17,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
-from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
+from numpy.typing import NDArray
 
 from ...calibration import Method, parse_method
 from ...errors import InvalidOption, QuantizationError
-from ...files import temporary_folder
 from ...model.graph_rules import graph_rules
-from ...model.judgement import SNR_DB, Judgement, judge_outputs
-from ...model.onnx_file import load_onnx, save_onnx
+from ...model.judgement import SNR_DB, judge_outputs
+from ...model.onnx_file import copy_model
+from ...model.onnx_graph import Graph
 from ...model.random_input import run_on
 from ...processor import why_not_exact
 from ...spec.words import BLOCK_FORMATS
+from ...tensors import Feeds
 from ..check import OnnxReference
 from ..opset.tensorrt_forms import scatter_adds_to_products
 from .balance.equalize import equalized
 from .balance.smooth import smoothed
 from .blocks.formats import simulated
 from .half.casts import in_float32
-from .request import Outcome, QuantizeRequest, exactly
+from .request import Judged, Outcome, QuantizeRequest, exactly
 from .sensitivity import rank_layers
 
 Once = Callable[[QuantizeRequest], Outcome]
@@ -69,7 +73,6 @@ class _Candidate:
 class _Search:
     """The best candidate for a model so far, and all that was tried."""
 
-    model: Path
     judge: Judge
     once: Once
     best: _Candidate
@@ -86,7 +89,7 @@ class _Search:
         """
         try:
             outcome = self.once(request)
-            judged = self.judge.written(outcome.write)
+            judged = self.judge(outcome.model)
         except QuantizationError as error:
             self.tried.append({"tried": what, "refused": str(error)})
             return False
@@ -101,7 +104,7 @@ class _Search:
         return True
 
 
-def best_static(request: QuantizeRequest, once: Once) -> Outcome:
+def best_static(request: QuantizeRequest, once: Once, judge: Judge) -> Outcome:
     """Return the best outcome of static quantization.
 
     Without `search`, without data, or with fixed scales, the model is quantized as it is.
@@ -114,19 +117,18 @@ def best_static(request: QuantizeRequest, once: Once) -> Outcome:
     searches = spec.search and spec.precision == "int8" and spec.data is not None
     if not searches or ranges is None or ranges.fixed:
         return once(request)
-    with temporary_folder("search") as folder:
-        return _searched(request, once, folder)
+    return _searched(request, once, judge)
 
 
-def _searched(request: QuantizeRequest, once: Once, folder: Path) -> Outcome:
+def _searched(request: QuantizeRequest, once: Once, judge: Judge) -> Outcome:
     request.progress("quantize, and compare")
     plain = request.asking(correct_bias=False)
-    judge, outcome = Judge(request), once(plain)
-    judged = judge.written(outcome.write)
-    search = _Search(request.path, judge, once, _Candidate(plain, outcome, judged))
+    outcome = once(plain)
+    judged = judge(outcome.model)
+    search = _Search(judge, once, _Candidate(plain, outcome, judged))
     chosen = _method(request)
     search.tried.append({"tried": str(chosen), "snr_db": round(judged.snr_db, 2)})
-    balancing = _balance(search, folder) if request.spec.balance else {}
+    balancing = _balance(search) if request.spec.balance else {}
     if request.spec.correct_bias:
         search.offer("corrected biases", search.request.asking(correct_bias=True), least_db=0.0)
     # Beside `auto`, where that was asked for.
@@ -140,15 +142,12 @@ def _searched(request: QuantizeRequest, once: Once, folder: Path) -> Outcome:
     if isinstance(left, dict):
         proof["left_in_float"] = {name: kept.get(name, reason) for name, reason in left.items()}
     proof["method"] = str(_method(search.request))
-    best = folder / "best.onnx"
-    outcome.write(best)  # while the folder is there: writing may plan again, from the balanced model
-    proof.update({key: value for key, value in outcome.proof.items() if key not in proof})
-    best_model, warnings = load_onnx(best), list(outcome.warnings)
+    warnings = list(outcome.warnings)
     if kept and request.spec.max_damage is None:  # nobody named these layers
         more = f" and {len(kept) - _NAMED} more" if len(kept) > _NAMED else ""
         layers = f"{', '.join(list(kept)[:_NAMED])}{more}"
         warnings.append(f"left in float, because `diff` would not let the outputs pass otherwise: {layers}")
-    return Outcome(lambda path: save_onnx(best_model, path), proof, warnings)
+    return Outcome(outcome.model, proof, warnings, search.best.judged)
 
 
 def _kept_in_float(search: _Search) -> dict[str, str]:
@@ -176,17 +175,17 @@ def _method(request: QuantizeRequest) -> Method:
     return parse_method(request.spec.method) if request.spec.method else request.ranges.method
 
 
-def _balance(search: _Search, folder: Path) -> dict[str, object]:
+def _balance(search: _Search) -> dict[str, object]:
     """Offer the equalized and the smoothed model; return what the proof tells of it."""
     told = dict[str, object]()
     assert search.request.ranges is not None, "best_static asks"
     data = search.request.samples(max(search.request.ranges.samples, 1))  # as many as were observed
     search.request.progress("equalize channels")
-    request, pairs = equalized(search.request, data, folder / "equalized.onnx")
+    request, pairs = equalized(search.request, data)
     if pairs:
         told["equalized_pairs"] = pairs if search.offer("equalized", request) else 0
     search.request.progress("smooth channels")
-    request, done = smoothed(search.request, data, folder / "smoothed.onnx")
+    request, done = smoothed(search.request, data)
     if done.rescaled:
         kept = search.offer("smoothed", request)
         gained = "the outputs gain by it" if kept else "the outputs do not gain by it"
@@ -230,7 +229,7 @@ def _take_back(
             low = middle
     if kept is None:
         raise QuantizationError(
-            f"{search.model}: {most_db:.1f} dB with {low} of {len(names)} layers in float; "
+            f"{request.path}: {most_db:.1f} dB with {low} of {len(names)} layers in float; "
             f"{required} is required",
             hint="lower `max_damage`, or keep the model in float",
         )
@@ -247,7 +246,7 @@ JUDGED_ON = 16
 _LEARNT_FROM = 32
 
 
-def reference(request: QuantizeRequest, path: Path) -> OnnxReference:
+def reference(request: QuantizeRequest, model: onnx.ModelProto) -> OnnxReference:
     """What runs the result: ONNX Runtime's CPU.
 
     It has next to no kernels for bfloat16, and none that adds float16 at indices: both are rewritten. Halves
@@ -257,35 +256,16 @@ def reference(request: QuantizeRequest, path: Path) -> OnnxReference:
     optimize = graph_rules(request.spec.target).by_onnxruntime and not why_not_exact(request.spec.isa)
     kinds = {request.spec.precision, request.spec.floats, *request.spec.layer_precisions.values()}
     if not kinds & {"bf16", "fp16", *BLOCK_FORMATS}:
-        return OnnxReference(path, optimize="fp8" not in kinds, integers=optimize)
-    model = load_onnx(path)
-    changed = not optimize and bool(scatter_adds_to_products(model))
+        graph = Graph(model, request.path)
+        return OnnxReference(graph, optimize="fp8" not in kinds, integers=optimize)
+    if not optimize:
+        model = copy_model(model)
+        scatter_adds_to_products(model)
     if kinds & set(BLOCK_FORMATS):
-        model, changed = simulated(model), True
+        model = simulated(model)
     if "bf16" in kinds:
-        model, changed = in_float32(model), True
-    if not changed:
-        return OnnxReference(path, optimize=optimize)
-    with temporary_folder("emulated") as folder:
-        emulated = folder / path.name
-        save_onnx(model, emulated)
-        return OnnxReference(emulated, optimize=optimize)
-
-
-@dataclass(frozen=True)
-class Judged:
-    """What the outputs of a quantized graph are worth."""
-
-    outputs: tuple[Judgement, ...]
-    # signal-to-noise ratio of the worst output of floats, in decibels: -inf where one became NaN or
-    # infinite that was not, inf where there is none
-    snr_db: float
-    broken: str = ""  # name of an output that became NaN or infinite
-
-    @property
-    def failed(self) -> list[Judgement]:
-        """What `diff` would not let pass."""
-        return [one for one in self.outputs if not one.passed]
+        model = in_float32(model)
+    return OnnxReference(Graph(model, request.path), optimize=optimize)
 
 
 class Judge:
@@ -293,34 +273,33 @@ class Judge:
 
     def __init__(self, request: QuantizeRequest) -> None:
         self._request = request
-        expected = OnnxReference(request.path)
+
+    @cached_property
+    def _samples(self) -> tuple[list[Feeds], dict[str, list[NDArray[Any]]]]:
+        """The feeds of each batch, and the float model's outputs by name, computed once."""
+        request = self._request
+        run = OnnxReference(request.graph)
         if request.spec.data is None:
-            feeds, outputs = run_on(request.model, None, expected)
-            self._feeds, batches = [feeds], [outputs]
+            feeds, outputs = run_on(request.model, None, run)
+            every, batches = [feeds], [outputs]
         else:
             # Samples behind those that are learnt from; the last of them where there are no more.
             data = request.samples(_LEARNT_FROM + JUDGED_ON)
-            every = list(data)
-            ends = list(accumulate(1 if data.is_fixed else batch.samples for batch in every))
+            samples = list(data)
+            ends = list(accumulate(1 if data.is_fixed else batch.samples for batch in samples))
             first = min(_LEARNT_FROM, max(ends[-1] - JUDGED_ON, 0))
-            self._feeds = [batch.feeds for last, batch in zip(ends, every, strict=True) if last > first]
-            batches = [expected(feeds) for feeds in self._feeds]
-        self._expected = dict(zip(expected.names, map(list, zip(*batches, strict=True)), strict=True))
+            every = [batch.feeds for last, batch in zip(ends, samples, strict=True) if last > first]
+            batches = [run(feeds) for feeds in every]
+        return every, dict(zip(run.names, map(list, zip(*batches, strict=True)), strict=True))
 
-    def written(self, write: Callable[[Path], object]) -> Judged:
-        with temporary_folder("candidate") as folder:
-            path = folder / "candidate.onnx"
-            write(path)
-            return self.file(path)
-
-    def file(self, path: Path) -> Judged:
-        """Judge the graph of a file, all samples together."""
-        run = reference(self._request, path)
-        outputs = list(zip(*(run(feeds) for feeds in self._feeds), strict=True))
+    def __call__(self, model: onnx.ModelProto) -> Judged:
+        """Judge a quantized model, all samples together."""
+        run, (every, required) = reference(self._request, model), self._samples
+        outputs = list(zip(*(run(feeds) for feeds in every), strict=True))
         actual = dict(zip(run.names, map(list, outputs), strict=True))
-        judged = tuple(judge_outputs(self._expected, actual))
-        floats = {name for name, batches in self._expected.items() if batches[0].dtype.kind == "f"}
-        pairs = {name: zip(self._expected[name], actual[name], strict=True) for name in floats}
+        judged = tuple(judge_outputs(required, actual))
+        floats = {name for name, batches in required.items() if batches[0].dtype.kind == "f"}
+        pairs = {name: zip(required[name], actual[name], strict=True) for name in floats}
         broken = [
             name
             for name, batches in pairs.items()

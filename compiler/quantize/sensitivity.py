@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,14 @@ from onnx import helper
 from ...calibration import Method, Ranges
 from ...calibration.qparams import INT8, UINT8, choose_qparams, choose_weight_qparams, dequantize, quantize
 from ...data.batches import Data
-from ...files import temporary_folder
 from ...model.graph import WEIGHTED, attribute, consumers, tensor_values
 from ...model.graph_edits import set_nodes, store
 from ...model.graph_rules import GraphRules, SaturatingKernels, graph_rules
 from ...model.judgement import ErrorSums, decibels
-from ...model.onnx_file import copy_model, save_onnx
+from ...model.onnx_file import copy_model
+from ...model.onnx_graph import Graph
 from ...model.saturating_kernels import saturating_kernels
-from ...model.session import make_session, run_session, session_options
+from ...model.session import WEIGHT_BIAS_QUANTIZATION, make_session, run_session, session_options
 from ...processor import resolve_isa
 from ...progress import Progress, silent
 from ...spec.words import GraphTarget, Isa
@@ -83,34 +84,32 @@ def rank_layers(
     outputs = [value.name for value in ready.graph.output]
     total = np.zeros(len(names))
     begin, end = ((len(names) * edge) // part[1] for edge in (part[0] - 1, part[0]))
-    with temporary_folder("tune") as folder:
-        errors, injected = folder / "errors.onnx", folder / "injected.onnx"
-        rules = graph_rules(target)
-        writes_integers = rules.quantizes_chains and not rules.writes_floats
-        written = _written_as_integers(ready, layers, planned) if writes_integers else {}
-        twins = _Twins(ready, limits, rules, kernels)
-        for layer in layers:
-            twins.add(layer, written.get(layer.name, ""))
-        set_nodes(twins.model.graph, twins.nodes)
-        save_onnx(twins.model, errors)
-        save_onnx(_with_injection(ready, layers), injected)
-        # That optimizer would round weights that stand between Q/DQ pairs once more, and by tensor.
-        first = make_session(errors, session_options(integers=False), without=["WeightBiasQuantization"])
-        second = make_session(injected, session_options())
-        samples = 0
-        for batch in data:
-            progress("damage of each layer", samples)
-            none = {_delta(name): np.zeros((), np.float32) for name in names}
-            clean = run_session(second, outputs, {**batch.feeds, **none}, batch.where)
-            for start in range(begin, end, _TOGETHER):
-                few = names[start : min(start + _TOGETHER, end)]
-                errors_of_few = run_session(first, [_error(name) for name in few], batch.feeds, batch.where)
-                for index, (name, error) in enumerate(zip(few, errors_of_few, strict=True), start):
-                    noisy = run_session(
-                        second, outputs, {**batch.feeds, **none, _delta(name): error}, batch.where
-                    )
-                    total[index] += _noise(clean, noisy)
-            samples += 1
+    rules = graph_rules(target)
+    writes_integers = rules.quantizes_chains and not rules.writes_floats
+    written = _written_as_integers(ready, layers, planned) if writes_integers else {}
+    twins = _Twins(ready, limits, rules, kernels)
+    for layer in layers:
+        twins.add(layer, written.get(layer.name, ""))
+    set_nodes(twins.model.graph, twins.nodes)
+    # That optimizer would round weights that stand between Q/DQ pairs once more, and by tensor.
+    errors = Graph(twins.model, Path("errors.onnx"))
+    first = make_session(errors, session_options(integers=False), without=[WEIGHT_BIAS_QUANTIZATION])
+    injected = Graph(_with_injection(ready, layers), Path("injected.onnx"))
+    second = make_session(injected, session_options())
+    samples = 0
+    for batch in data:
+        progress("damage of each layer", samples)
+        none = {_delta(name): np.zeros((), np.float32) for name in names}
+        clean = run_session(second, outputs, {**batch.feeds, **none}, batch.where)
+        for start in range(begin, end, _TOGETHER):
+            few = names[start : min(start + _TOGETHER, end)]
+            errors_of_few = run_session(first, [_error(name) for name in few], batch.feeds, batch.where)
+            for index, (name, error) in enumerate(zip(few, errors_of_few, strict=True), start):
+                noisy = run_session(
+                    second, outputs, {**batch.feeds, **none, _delta(name): error}, batch.where
+                )
+                total[index] += _noise(clean, noisy)
+        samples += 1
     damage = [
         LayerSensitivity(layer.name, layer.op_type, float(value) / max(samples, 1))
         for layer, value in zip(layers[begin:end], total[begin:end], strict=True)

@@ -32,8 +32,8 @@ from ...model.graph import (
     tensor_values,
 )
 from ...model.graph_edits import drop_unused_initializers, refill, set_values, store_constants
-from ...model.onnx_file import check_onnx, count_operators, is_large, load_onnx, model_io, opset, save_onnx
-from ...model.weightless import fingerprint
+from ...model.onnx_file import check_onnx, count_operators, is_large, model_io, opset, save_onnx
+from ...model.onnx_graph import read_graph
 from ...progress import Progress, quiet, silent
 from ...spec.decode import spec_from_call
 from ...spec.models import SimplifySpec
@@ -77,9 +77,10 @@ def simplify(
         DataError: If the data does not fit the model.
     """
     model, output, spec = Path(model), Path(output), spec_from_call(SimplifySpec, spec, options)
-    before = load_onnx(model)
+    graph = read_graph(model)
+    before = graph.load()
     check_onnx(model)
-    reference = OnnxReference(model)
+    reference = OnnxReference(graph)
     feeds = list(sample_feeds(before, spec.data, reference))
     expected = [reference(item) for item in feeds]
     progress("simplify")
@@ -95,7 +96,7 @@ def simplify(
         counts = {"nodes_before": old.total(), "nodes_after": old.total() + new.total()}
         manifest = graph_manifest(
             "simplify", after, "onnx onnxsim onnxruntime", {"opset": opset(after), **carried_isa(model)},
-            sources={"model": fingerprint(model)}, proof={**counts, "removed": removed}, checks=checks,
+            sources={"model": graph.digest()}, proof={**counts, "removed": removed}, checks=checks,
             warnings=[f"{problem}; the model was left as it is"] * bool(problem),
         )  # fmt: skip
         return Artifact(output, commit(path, manifest))
@@ -161,7 +162,7 @@ def _run_onnxsim(model: onnx.ModelProto, file: Path, folder: Path) -> onnx.Model
             output = scratch / file.name
             with quiet():
                 _, ok = onnxsim.simplify(str(file), output_path=str(output), skipped_optimizers=_FOREIGN)
-            simplified = load_onnx(output) if ok else None
+            simplified = read_graph(output).load() if ok else None
     if not ok:
         raise RuntimeError("its own check of the outputs failed")
     return simplified

@@ -14,11 +14,11 @@ from ...artifact import Check, read_manifest
 from ...errors import ArtifactError, BuildError, EngineUnavailable
 from ...files import temporary_folder
 from ...model.graph import count_weighted, holds_half, weighted_nodes
-from ...model.onnx_file import count_operators, external_files, is_large, load_onnx, model_io, save_onnx
+from ...model.onnx_file import count_operators, external_files, is_large, model_io, save_onnx
+from ...model.onnx_graph import Graph, read_graph
 from ...model.random_input import run_on
 from ...model.session import SIGNED_ACTIVATIONS, make_session, missed_nodes, optimize_file, session_options
 from ...model.source_paths import strip_source_paths
-from ...model.weightless import WeightlessModel, read_weightless
 from ...processor import (
     device_for,
     is_arm,
@@ -88,8 +88,8 @@ class OnnxRuntime(Engine):
     def build(self, request: BuildRequest) -> BuildOutcome:
         import onnxruntime
 
-        path = Path(request.model)
-        before = load_onnx(path)
+        path, before = Path(request.model), request.onnx.load()
+        beside = bool(external_files(path, read_graph(path).model))  # the optimizer refers to data there
         isa = resolve_isa(request.spec.isa, self.name)
         elsewhere = is_elsewhere(isa)
         request.progress(f"optimize for {isa if elsewhere else 'this processor'}")
@@ -100,7 +100,7 @@ class OnnxRuntime(Engine):
             options = session_options(threads, layouts=not (elsewhere or half))
             if is_foreign(isa):
                 options.add_session_config_entry(SIGNED_ACTIVATIONS, str(int(isa in ARM_ISAS)))
-            large = is_large(before) or bool(external_files(graph, read_weightless(graph).model))
+            large = is_large(before) or beside
             optimize_file(graph, output, options, large=large, without=_SLOWER, error=BuildError)
 
         def opened(file: Path) -> Runner:
@@ -112,9 +112,7 @@ class OnnxRuntime(Engine):
             )
 
         optimize(path, request.output)
-        after = load_onnx(request.output)
-        # The optimizer refers to data beside its input, which lies elsewhere.
-        beside = bool(external_files(path, read_weightless(path).model))
+        after = read_graph(request.output).load()
         numbered = not is_large(before) and put_in_order(after, before)
         if strip_source_paths(after) or numbered or (beside and not is_large(before)):
             save_onnx(after, request.output)
@@ -186,7 +184,7 @@ class OnnxRuntime(Engine):
     @contextmanager
     def open_tapped(
         self,
-        weightless: WeightlessModel,
+        weightless: Graph,
         model: onnx.ModelProto,
         outputs: Mapping[str, str],
         *,
@@ -198,9 +196,7 @@ class OnnxRuntime(Engine):
         # The layout level crashes the process on some float16 graphs: see `session_options`.
         options = session_options(threads, layouts=not holds_half(weightless.model), optimize=not built)
         options.enable_cpu_mem_arena = False
-        weights = str(weightless.path.resolve().parent)
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", weights)
-        session = make_session(weightless.path, options, content=model.SerializeToString())
+        session = make_session(Graph(model, weightless.path), options)
         yield functools.partial(_infer_tapped, session, with_others(outputs, session.get_outputs()))
 
     def kernel_times(
@@ -246,7 +242,7 @@ def _require_same_device(path: Path, device: Any, tools: dict[str, str]) -> None
     elif missing := missing_features(device):
         problem = f"optimized for a processor with {', '.join(missing)}, which this one lacks"
     elif blocks and other and blocks != other:
-        operators = count_operators(load_onnx(path, external_data=False))
+        operators = count_operators(read_graph(path).model)
         if any(name.startswith(_LAYOUTS) for name in operators):
             hint += "" if device.get("isa") == isa_here() else f", or there with `isa` {isa_here()}"
             problem = (

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from ...artifact import Check, read_manifest
 from ...errors import ArtifactError, BuildError, IntentNotReached, ModelError, first_line
-from ...files import temporary_folder
 from ...model.graph import weighted_nodes
-from ...model.onnx_file import load_onnx, model_io, save_onnx
+from ...model.onnx_file import model_io, save_onnx
+from ...model.onnx_graph import read_graph
 from ...model.random_input import run_on
 from ...model.session import usable_cores
 from ...processor import device_for, resolve_isa, why_emulated, why_unchecked
@@ -69,7 +69,7 @@ class OpenVino(Engine):
             problem = "OpenVINO does not tell which weights it keeps in 4 bits, so that cannot be proven"
             raise BuildError(problem, hint="choose `target` onnxruntime or tensorrt-rtx")
         self.check(request.spec)
-        before = load_onnx(Path(request.model))
+        before = request.onnx.load()
         save_onnx(before, request.output)
         request.progress("compile for this processor")
         feeds, computed = self._ask(before, request.output, request)
@@ -101,14 +101,12 @@ class OpenVino(Engine):
         )
 
     def missed_layers(self, request: BuildRequest) -> Mapping[str, str]:
-        model = load_onnx(Path(request.model))
-        with temporary_folder("ask") as folder:
-            path = folder / "asked.onnx"
-            save_onnx(model, path)
-            _, computed = self._ask(model, path, request)
+        graph = request.onnx
+        with graph.file() as path:
+            _, computed = self._ask(graph.model, path, request)
         return {
             node.name: computed[node.name].detail
-            for node in weighted_nodes(model)[request.precision]
+            for node in weighted_nodes(graph.model)[request.precision]
             if computed[node.name].precision not in (request.precision, UNREPORTED)
         }
 
@@ -142,7 +140,7 @@ class OpenVino(Engine):
             return self._compiled(path, precision, request.spec.threads, shown, dynamic=dynamic)
 
         def copy(path: Path, output: Path) -> None:
-            save_onnx(load_onnx(path), output)
+            read_graph(path).save(output)
 
         ways: dict[str, Callable[[Path], Runner]] = {"at their extents": opened}
         if any(tensor.dynamic_axes for tensor in model_io(graph).inputs):
@@ -168,7 +166,7 @@ class OpenVino(Engine):
     ) -> OpenVinoRunner:  # fmt: skip
         import openvino
 
-        io = model_io(load_onnx(path, external_data=False))  # what is damaged is refused before it is read
+        io = read_graph(path).io  # what is damaged is refused before it is read
         for tensor in io.inputs:
             if tensor.dtype.startswith(_NO_ARRAYS):
                 problem = f"input {tensor.name!r} is {tensor.dtype}, of which OpenVINO takes no array"

@@ -24,7 +24,6 @@ from ...errors import BuildError, DataError, EngineUnavailable, QCompileError
 from ...model.judgement import BY_SIGNAL, judge_by_precision, lowest_db
 from ...model.random_input import random_feeds, read_domains
 from ...model.session import make_session, run_session, session_options
-from ...model.weightless import read_weightless
 from ...tensors import Feeds, TensorInfo
 from ..base import BuildOutcome, BuildRequest, Runner
 
@@ -177,7 +176,7 @@ ONNX Runtime computes them, too, unoptimized and on the processor."""
 def trial_inputs(outcome: BuildOutcome, request: BuildRequest) -> list[tuple[str, Feeds]]:
     """Return inputs and what each is in words: the user's first batch, where there is one, then random input
     at OPT of every profile, and at its smallest and largest shapes where these are cheap."""
-    inputs, domains = outcome.io.inputs, read_domains(read_weightless(Path(request.model)).model)
+    inputs, domains = outcome.io.inputs, read_domains(request.onnx.model)
     data = {} if request.sample is None else _as_declared(request.sample, outcome)
     trials = [("the data", data)] if data else []
     holders = {tensor.name: tensor for tensor in inputs if not tensor.dynamic_axes}  # of shapes, as values

@@ -28,7 +28,7 @@ from qcompile.artifact import load_artifact
 from qcompile.calibration import Ranges, calibrate, load_ranges
 from qcompile.calibration.calibrate import Shard
 from qcompile.errors import CalibrationError, DataError, InvalidOption, MissingFile
-from qcompile.model.weightless import fingerprint
+from qcompile.model.onnx_graph import fingerprint
 
 
 def totals(said: Said) -> tuple[list[int], set[int | None]]:

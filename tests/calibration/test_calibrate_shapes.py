@@ -31,7 +31,7 @@ from qcompile.calibration import Ranges, observe
 from qcompile.calibration.taps import choose_taps
 from qcompile.data.batches import Data
 from qcompile.errors import CalibrationError
-from qcompile.model.weightless import read_weightless
+from qcompile.model.onnx_graph import read_weightless
 
 ROWS_MEET = {
     "attention": ("t = Transpose(x) m = MatMul(x, t) s = Softmax(m) y = MatMul(s, x)", {}),

@@ -96,7 +96,7 @@ import sys
 from pathlib import Path
 from qcompile.calibration import observe
 from qcompile.data.batches import Data
-from qcompile.model.weightless import read_weightless
+from qcompile.model.onnx_graph import read_weightless
 
 weightless = read_weightless(Path(sys.argv[1]))
 data = Data(sys.argv[2], weightless.io.inputs)

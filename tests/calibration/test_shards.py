@@ -28,7 +28,7 @@ from qcompile.calibration.ranges_file import merge_files
 from qcompile.data.batches import Data
 from qcompile.data.readers import Batch
 from qcompile.errors import CalibrationError, InvalidOption
-from qcompile.model.weightless import read_weightless
+from qcompile.model.onnx_graph import read_weightless
 
 
 def test_the_parts_of_a_shard_are_every_so_many_samples(network: Path, data: str) -> None:

@@ -17,6 +17,7 @@ import qcompile
 from qcompile.artifact import read_manifest
 from qcompile.data.batches import Data
 from qcompile.model.input_notes import InputNote, write_notes
+from qcompile.model.onnx_graph import read_weightless
 from qcompile.model.preprocessing import (
     AudioPreprocessing,
     ImagePreprocessing,
@@ -24,7 +25,6 @@ from qcompile.model.preprocessing import (
     TextPreprocessing,
     as_json,
 )
-from qcompile.model.weightless import read_weightless
 
 RNG = np.random.default_rng(0)
 IMAGES = """(float[batch,3,8,8] x) => (float[batch,2] out) {

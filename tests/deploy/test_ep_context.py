@@ -24,7 +24,8 @@ from qcompile.artifact import load_artifact
 from qcompile.cli import main
 from qcompile.deploy import ep_context, package_ep_context, package_triton
 from qcompile.errors import ArtifactError, InvalidOption, MissingFile, ModelError, QCompileError
-from qcompile.model.onnx_file import load_onnx, model_io
+from qcompile.model.onnx_file import model_io
+from qcompile.model.onnx_graph import read_graph
 
 RTX = "NvTensorRTRTXExecutionProvider"
 BATCHES = {"min_shapes": ["x:1x16"], "opt_shapes": ["x:2x16"], "max_shapes": ["x:8x16"]}
@@ -41,14 +42,14 @@ def engine(tiny_file: Callable[..., Path], tmp_path: Path) -> Path:
 
 def node_of(path: Path) -> dict[str, Any]:
     """The attributes of the one node."""
-    (node,) = load_onnx(path).graph.node
+    (node,) = read_graph(path).load().graph.node
     assert (node.op_type, node.domain) == ("EPContext", "com.microsoft")
     return {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
 
 
 def test_every_attribute_is_one_of_onnx_runtimes_schema(engine: Path, tmp_path: Path) -> None:
     (schema,) = (schema for schema in state.get_all_operator_schema() if schema.name == "EPContext")
-    written = load_onnx(package_ep_context(engine, tmp_path / "m.onnx").path)
+    written = read_graph(package_ep_context(engine, tmp_path / "m.onnx").path).load()
     (node,) = written.graph.node
     assert schema.domain == node.domain
     assert schema.since_version == {item.domain: item.version for item in written.opset_import}[node.domain]
@@ -67,7 +68,7 @@ def test_attributes_say_what_the_manifest_says(engine: Path, tmp_path: Path) -> 
     assert node["hardware_architecture"] == b"86,120"
     assert node["main_context"] == 1
     assert manifest.digest.removeprefix("sha256:")[:16] in node["partition_name"].decode()
-    assert model_io(load_onnx(packaged.path)) == manifest.io
+    assert model_io(read_graph(packaged.path).load()) == manifest.io
 
 
 @pytest.mark.parametrize("embed", [False, True])
@@ -152,7 +153,7 @@ def test_neither_provider_is_given_the_others_engine(engine: Path, tmp_path: Pat
         package_ep_context(engine, tmp_path / "m.onnx", provider="tensorrt")
     packaged = package_ep_context(plain, tmp_path / "m.onnx", provider="tensorrt")
     assert node_of(packaged.path)["source"] == b"TensorrtExecutionProvider"
-    assert not load_onnx(packaged.path).metadata_props
+    assert not read_graph(packaged.path).load().metadata_props
 
 
 def test_engines_that_no_provider_could_load_are_refused(tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ from qcompile.data.batches import Data
 from qcompile.engines.base import BuildRequest, Runner
 from qcompile.engines.values import Execution, Values, check_values
 from qcompile.model.judgement import output_error
-from qcompile.model.onnx_file import load_onnx, model_io
+from qcompile.model.onnx_file import model_io
+from qcompile.model.onnx_graph import read_graph
 from qcompile.model.session import make_session, run_session, session_options
 from qcompile.processor import is_arm
 from qcompile.spec.artifacts import BuildSpec
@@ -214,7 +215,7 @@ class OnHaswell(Runner):
     """A file with the default options of ONNX Runtime there, which optimize it there."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.io = path, model_io(load_onnx(path))
+        self.path, self.io = path, model_io(read_graph(path).load())
 
     def infer(self, feeds: dict[str, Array]) -> dict[str, Array]:
         (outputs,) = run_emulated("haswell", [(self.path, feeds)], self.path.parent / "haswell")
@@ -237,7 +238,7 @@ def checked(on_processor: Callable[..., None]) -> Callable[[Path, Array], Values
             str(path), path, BuildSpec(target="onnxruntime", precision="int8", isa="avx2"), samples=[{"x": x}]
         )
         execution = Execution("ONNX Runtime", shutil.copyfile, {"as it is": OnHaswell})
-        return check_values(request, load_onnx(path), path, execution, {"x": x})
+        return check_values(request, read_graph(path).load(), path, execution, {"x": x})
 
     return check
 

@@ -22,7 +22,8 @@ from qcompile.artifact import Check
 from qcompile.engines.base import BuildOutcome, Engine, Planned, Runner
 from qcompile.model.graph import weighted_nodes
 from qcompile.model.graph_rules import GraphRules
-from qcompile.model.onnx_file import load_onnx, model_io, save_onnx
+from qcompile.model.onnx_file import model_io, save_onnx
+from qcompile.model.onnx_graph import read_graph
 from qcompile.tensors import check_feeds
 
 
@@ -30,7 +31,7 @@ class ToyRunner(Runner):
     contains = "host to host: one run()"
 
     def __init__(self, path):
-        model = load_onnx(path)
+        model = read_graph(path).load()
         self.io, self._reference = model_io(model), ReferenceEvaluator(model)
 
     def infer(self, feeds):
@@ -53,7 +54,7 @@ class Toy(Engine):
     rules = GraphRules(weighted=frozenset(["MatMul"]), zero_points="none")
 
     def build(self, request):
-        model = load_onnx(Path(request.model))
+        model = read_graph(Path(request.model)).load()
         save_onnx(model, request.output)
         names = tuple(node.name for node in weighted_nodes(model)[request.precision])
         return BuildOutcome(
@@ -84,14 +85,14 @@ import json, sys
 from importlib.metadata import version
 from pathlib import Path
 import qcompile
-from qcompile.model.onnx_file import load_onnx
+from qcompile.model.onnx_graph import read_graph
 
 folder, said = Path(sys.argv[1]), {}
 metadata, data = folder / "toy_runtime-1.0.dist-info" / "METADATA", str(folder / "calibration.npz")
 model, int8, built = (folder / name for name in ("mlp.onnx", "mlp.int8.onnx", "built.onnx"))
 ranges = qcompile.calibrate(model, data, folder / "mlp.ranges", targets=["toy"]).path
 quantized = qcompile.quantize(model, int8, target="toy", ranges=ranges, allow_loss=True)
-said["quantized"] = sorted({node.op_type for node in load_onnx(int8).graph.node})
+said["quantized"] = sorted({node.op_type for node in read_graph(int8).load().graph.node})
 said["placed"] = quantized.manifest.proof["nodes_by_precision"]["int8"]
 said["tools"] = dict(qcompile.build(str(int8), built, target="toy", precision="int8").manifest.tools)
 with qcompile.load(built) as runner:

@@ -22,7 +22,8 @@ from qcompile.artifact.int8_isa import int8_isa
 from qcompile.cli import main
 from qcompile.errors import ArtifactError
 from qcompile.files import manifest_path
-from qcompile.model.onnx_file import count_operators, load_onnx
+from qcompile.model.onnx_file import count_operators
+from qcompile.model.onnx_graph import read_graph
 from qcompile.processes import child
 from qcompile.processor import isa_here
 
@@ -219,7 +220,9 @@ def test_layouts_of_another_processor_are_refused(
     tmp_path: Path, on_processor: OnProcessor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = qcompile.build(convolution(tmp_path / "m.onnx"), tmp_path / "f.onnx", target="onnxruntime").path
-    assert any("nchwc" in name for name in count_operators(load_onnx(path))), "only a real file shows it"
+    assert any("nchwc" in name for name in count_operators(read_graph(path).load())), (
+        "only a real file shows it"
+    )
     told(path, device={"architecture": "x86_64", "features": ["avx2"], "isa": "avx2"})
     on_processor("avx512_vnni")
     with pytest.raises(ArtifactError, match=r"in blocks of 8 channels.* in blocks of 16 here") as caught:
@@ -255,7 +258,7 @@ def test_builds_for_avx2_have_no_layouts(target: str, tmp_path: Path, on_process
         "built for avx2 on another processor, whose speed says nothing about it",
         "which kernels run on avx2 was not checked: the proof of types is of this processor (avx512-vnni)",
     ]
-    assert {node.domain for node in load_onnx(built.path).graph.node} <= {"", "com.microsoft"}
+    assert {node.domain for node in read_graph(built.path).load().graph.node} <= {"", "com.microsoft"}
     on_processor()
     qcompile.load(built.path).close()
     here = qcompile.build(model, tmp_path / "h.onnx", target=target, isa="avx2").manifest  # type: ignore[arg-type]

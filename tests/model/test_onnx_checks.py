@@ -25,13 +25,11 @@ from qcompile.model.onnx_file import (
     count_operators,
     dtype_name,
     external_files,
-    load_checked,
-    load_onnx,
     model_io,
     opset,
     save_onnx,
 )
-from qcompile.model.weightless import fingerprint, read_weightless
+from qcompile.model.onnx_graph import fingerprint, read_graph, read_weightless
 from qcompile.tensors import TensorInfo
 
 MakePath = Callable[..., Path]
@@ -46,12 +44,16 @@ def external(tiny: Tiny, tmp_path: Path) -> Path:
     return path
 
 
+def _load(path: Path) -> onnx.ModelProto:
+    return read_graph(path).load()
+
+
 def test_a_saved_model_is_read_as_it_was(tiny: Tiny, tmp_path: Path) -> None:
     save_onnx(tiny("residual"), tmp_path / "m.onnx")
-    assert load_onnx(tmp_path / "m.onnx") == load_checked(tmp_path / "m.onnx") == tiny("residual")
+    assert _load(tmp_path / "m.onnx") == tiny("residual")
     assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
     save_onnx(net(), tmp_path / "m.onnx")
-    assert load_checked(tmp_path / "m.onnx") == net()
+    assert _load(tmp_path / "m.onnx") == net()
 
 
 def test_weights_too_large_for_one_file_lie_beside_it(
@@ -59,23 +61,23 @@ def test_weights_too_large_for_one_file_lie_beside_it(
 ) -> None:
     monkeypatch.setattr(onnx_file, "EXTERNAL_DATA_BYTES", 2000)  # nobody tests with 2 GB
     save_onnx(tiny("mlp"), tmp_path / "m.onnx")
-    assert external_files(tmp_path / "m.onnx", load_onnx(tmp_path / "m.onnx", external_data=False)) == [
+    assert external_files(tmp_path / "m.onnx", read_graph(tmp_path / "m.onnx").model) == [
         tmp_path / "m.onnx.data"
     ]
-    weights = {t.name: numpy_helper.to_array(t) for t in load_checked(tmp_path / "m.onnx").graph.initializer}
+    weights = {t.name: numpy_helper.to_array(t) for t in _load(tmp_path / "m.onnx").graph.initializer}
     for tensor in tiny("mlp").graph.initializer:
         np.testing.assert_array_equal(weights[tensor.name], numpy_helper.to_array(tensor))
 
 
 def test_a_missing_file_is_named_with_the_nearest(tiny_file: MakePath) -> None:
     path = tiny_file("residual")
-    for read in (load_onnx, read_weightless, fingerprint):
+    for read in (read_graph, read_weightless, fingerprint):
         with pytest.raises(MissingFile) as caught:
             read(path.with_name("residuall.onnx"))
         assert caught.value.hint == f"did you mean {path}?"
 
 
-@pytest.mark.parametrize("read", [load_onnx, read_weightless, load_checked, fingerprint])
+@pytest.mark.parametrize("read", [read_graph, read_weightless, fingerprint])
 @pytest.mark.parametrize(
     "content",
     [
@@ -102,7 +104,7 @@ def test_without_external_data_inputs_and_outputs_are_read_and_values_are_not(ex
     assert io.inputs == (TensorInfo("x", "float32", ("batch", 16)),)
     assert io.outputs == (TensorInfo("y", "float32", ("batch", 8)),)
     with pytest.raises(ModelError, match=r"external\.onnx: its external data cannot be read") as caught:
-        load_onnx(external)
+        _load(external)
     assert caught.value.hint == "keep the data file beside the model"
 
 
@@ -117,10 +119,10 @@ def test_the_checker_names_the_file_and_its_finding(tiny: Tiny, tmp_path: Path) 
     onnx.save(model, path)
     check_onnx(path)
     with pytest.raises(ModelError, match=r"m\.onnx: ONNX's checker refuses it"):
-        load_checked(path)
+        check_onnx(path, infer_shapes=True)
     model.graph.node[0].op_type = "NoSuchOperator"
     onnx.save(model, path)
-    for check in (check_onnx, load_checked):
+    for check in (check_onnx, lambda path: check_onnx(path, infer_shapes=True)):
         with pytest.raises(ModelError, match=r"m\.onnx: ONNX's checker refuses it: .*NoSuchOperator"):
             check(path)
 
@@ -225,7 +227,7 @@ def test_a_name_that_is_no_utf8_is_refused(place: bytes, tmp_path: Path) -> None
     content = model.SerializeToString().replace(place, b"\xff" * len(place), 1)
     path = tmp_path / "m.onnx"
     path.write_bytes(content)
-    for read in (load_onnx, read_weightless):
+    for read in (read_graph, read_weightless):
         with pytest.raises(ModelError, match="holds a text that is no UTF-8"):
             read(path)
 
@@ -241,7 +243,7 @@ def test_graphs_nested_beyond_what_protobuf_reads_are_refused(tmp_path: Path) ->
         graph = field(1, field(5, field(6, graph)))
     path = tmp_path / "m.onnx"
     path.write_bytes(net().SerializeToString() + field(7, graph))
-    for read in (load_onnx, read_weightless):
+    for read in (read_graph, read_weightless):
         with pytest.raises(ModelError, match="not an ONNX model, or cut off"):
             read(path)
 
@@ -260,7 +262,7 @@ def test_oddments_that_nothing_reads_are_taken(tmp_path: Path) -> None:
     model.graph.node.append(helper.make_node("EfficientNMS_TRT", ["x"], ["boxes"]))  # a plugin of TensorRT
     path = tmp_path / "m.onnx"
     path.write_bytes(model.SerializeToString())
-    assert load_onnx(path) == model
+    assert _load(path) == model
 
 
 def _external(model: onnx.ModelProto, **entries: object) -> onnx.ModelProto:
@@ -335,7 +337,7 @@ def test_data_inside_the_folder_are_read_by_the_shape_and_through_links_inside(t
     for location in ("sub/w.bin", "inside"):
         path = tmp_path / "m.onnx"
         onnx.save(_external(net(), location=location, offset=36), path)
-        read = numpy_helper.to_array(load_onnx(path).graph.initializer[0])
+        read = numpy_helper.to_array(_load(path).graph.initializer[0])
         np.testing.assert_array_equal(read, values[9:].reshape(4, 4))
     assert external_path("inside", tmp_path.resolve()) == (tmp_path / "sub" / "w.bin").resolve()
 
@@ -360,8 +362,8 @@ def test_values_of_every_element_type_are_counted_as_onnx_stores_them(tmp_path: 
                 tensor.name = "extra"
                 model.graph.initializer.append(tensor)
                 path.write_bytes(model.SerializeToString())
-                load_onnx(path)
+                _load(path)
                 model.graph.initializer[1].dims[0] += 16
                 path.write_bytes(model.SerializeToString())
                 with pytest.raises(ModelError, match=r"are required|of shape"):
-                    load_onnx(path)
+                    _load(path)

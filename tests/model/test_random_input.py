@@ -13,7 +13,8 @@ from written_models import model_of
 
 from qcompile.errors import DataError, InvalidOption, ModelError
 from qcompile.model.input_notes import KEY, AxisRange, InputNote, read_notes, write_notes
-from qcompile.model.onnx_file import load_onnx, model_io, save_onnx
+from qcompile.model.onnx_file import model_io, save_onnx
+from qcompile.model.onnx_graph import read_graph
 from qcompile.model.preprocessing import (
     AudioPreprocessing,
     ImagePreprocessing,
@@ -190,7 +191,7 @@ def test_an_onnx_file_and_a_manifest_carry_it(tmp_path: Path) -> None:
     model = model_of("(float[batch, 3, 224, 224] x) => (float[n, 3, h, w] y) { y = Relu(x) }")
     write_notes(model, {"x": InputNote((1, 3, 224, 224), preprocessing=as_json(IMAGE))})
     save_onnx(model, tmp_path / "m.onnx")
-    io = model_io(load_onnx(tmp_path / "m.onnx"))
+    io = model_io(read_graph(tmp_path / "m.onnx").load())
     assert preprocessing_of(io.inputs) == IMAGE
     assert preprocessing_of(ModelIO.from_json(io.as_json()).inputs) == IMAGE  # type: ignore[arg-type]
     assert read_notes(model)["x"].example == (1, 3, 224, 224)

@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 import qcompile
 from qcompile.errors import InvalidOption, MissingFile, ModelError, QCompileError
 from qcompile.model.load import load_torch
-from qcompile.model.onnx_file import load_onnx, save_onnx
+from qcompile.model.onnx_file import save_onnx
+from qcompile.model.onnx_graph import read_graph
 from qcompile.model.pytorch import LoadedModel
 from qcompile.model.source import SourceOptions, digest_source, parse_query, parse_source
 from qcompile.model.source_paths import (
@@ -386,7 +387,9 @@ def test_the_same_file_in_two_folders_becomes_the_same_bytes_without_a_folder(
     for text in (str(tmp_path), library, "stack_trace", "site-packages", "def forward", "qcompile_source_"):
         assert text.encode() not in content
     names = {
-        entry.key for node in load_onnx(tmp_path / "one.onnx").graph.node for entry in node.metadata_props
+        entry.key
+        for node in read_graph(tmp_path / "one.onnx").load().graph.node
+        for entry in node.metadata_props
     }
     assert "namespace" in names  # errors name the module by it
 

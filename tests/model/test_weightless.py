@@ -22,7 +22,7 @@ from written_models import model_of
 
 from qcompile.errors import ModelError
 from qcompile.model.onnx_file import model_io
-from qcompile.model.weightless import KEPT_BYTES, fingerprint, read_weightless
+from qcompile.model.onnx_graph import KEPT_BYTES, fingerprint, read_weightless
 
 MakePath = Callable[..., Path]
 WIDTHS = {
@@ -214,7 +214,7 @@ def test_a_link_to_a_model_is_outlined_as_the_model(tmp_path: Path) -> None:
     link.symlink_to(path)
     found = read_weightless(link)
     assert found.model == read_weightless(path).model
-    assert found.fingerprint() == read_weightless(path).fingerprint() == sha256(path.read_bytes())
+    assert found.digest() == read_weightless(path).digest() == sha256(path.read_bytes())
 
 
 def reads_as_protobuf(content: bytes) -> onnx.ModelProto | None:
@@ -293,7 +293,7 @@ def test_the_fingerprint_is_the_digest_of_the_file_with_its_external_data(tmp_pa
     path.write_bytes(model.SerializeToString())
     assert {t.name for t in onnx.load(path).graph.initializer} == {"w1", "b1", "w2", "in_the_file"}
     expected = sha256(*((tmp_path / name).read_bytes() for name in ("m.onnx", "a.bin", "z.bin")))
-    assert read_weightless(path).fingerprint() == fingerprint(path) == expected
+    assert read_weightless(path).digest() == fingerprint(path) == expected
     assert_weightless(read_weightless(path), onnx.load(path, load_external_data=False))
 
 
@@ -301,10 +301,10 @@ def test_external_data_that_is_missing_is_named(tiny_file: Callable[..., Path], 
     model = onnx.load(tiny_file("mlp"))
     path = tmp_path / "ext.onnx"
     onnx.save(model, path, save_as_external_data=True, location="ext.bin", size_threshold=0)
-    digest = read_weightless(path).fingerprint()
+    digest = read_weightless(path).digest()
     (tmp_path / "links").mkdir()
     (tmp_path / "links/other.onnx").symlink_to(path)
-    assert read_weightless(tmp_path / "links/other.onnx").fingerprint() == digest
+    assert read_weightless(tmp_path / "links/other.onnx").digest() == digest
     (tmp_path / "ext.bin").unlink()
     with pytest.raises(ModelError, match=r"external data .*ext\.bin does not exist"):
-        read_weightless(path).fingerprint()
+        read_weightless(path).digest()

@@ -10,8 +10,7 @@ import pytest
 from written_models import text_model
 
 from qcompile.errors import ModelError
-from qcompile.model.onnx_file import load_onnx
-from qcompile.model.weightless import read_weightless
+from qcompile.model.onnx_graph import read_graph, read_weightless
 
 
 def net() -> onnx.ModelProto:
@@ -37,7 +36,7 @@ def refused(model: onnx.ModelProto, path: Path) -> str:
     """What both readers say; they say the same."""
     path.write_bytes(model.SerializeToString())
     said = []
-    for read in (load_onnx, read_weightless):
+    for read in (read_graph, read_weightless):
         with pytest.raises(ModelError) as caught:
             read(path)
         assert caught.value.hint

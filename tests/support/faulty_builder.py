@@ -26,8 +26,8 @@ from qcompile.engines.tensorrt.engine import TensorRT
 from qcompile.engines.tensorrt.runner.runner import TensorRTRunner
 from qcompile.files import writing
 from qcompile.model.graph import infer_types
-from qcompile.model.onnx_file import load_onnx, model_io
-from qcompile.model.weightless import fingerprint
+from qcompile.model.onnx_file import model_io
+from qcompile.model.onnx_graph import fingerprint, read_graph
 from qcompile.spec.artifacts import BuildSpec
 
 Fault = Callable[[onnx.ModelProto, set[str]], onnx.ModelProto]
@@ -63,7 +63,7 @@ class FaultyBuilder:
     def __call__(self, adapter: Adapter, request: BuildRequest) -> BuildOutcome:
         assert adapter is self.adapter
         self.before(request)
-        model = load_onnx(Path(request.model))
+        model = read_graph(Path(request.model)).load()
         self.parts.append([value.name for value in model.graph.output])
         profiles = self.write(model, request.output, request.debug_tensors)
         return BuildOutcome(
@@ -88,7 +88,7 @@ class FaultyBuilder:
 
     def engine(self, graph: Path, output: Path, precision: str = "fp32") -> Path:
         """Write the engine of a whole graph with its manifest, as `build` does."""
-        model = load_onnx(graph)
+        model = read_graph(graph).load()
         with writing(output) as path:
             profiles = self.write(model, path)
             digest = fingerprint(graph)
@@ -104,7 +104,7 @@ class FaultyBuilder:
     def source(self, graph: Path) -> EngineSource:
         """What `engine` was built from."""
         spec = BuildSpec(target=self.adapter.target)  # type: ignore[arg-type]
-        profiles = self.write(load_onnx(graph), graph.with_suffix(".unused"))
+        profiles = self.write(read_graph(graph).load(), graph.with_suffix(".unused"))
         return EngineSource(graph, spec, profiles=profiles)
 
 

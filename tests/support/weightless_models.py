@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto
 from written_models import model_of
 
-from qcompile.model.weightless import KEPT_BYTES, WeightlessModel
+from qcompile.model.onnx_graph import KEPT_BYTES, Graph
 
 
 def without_large_raw_data(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -29,7 +29,7 @@ def without_large_raw_data(model: onnx.ModelProto) -> onnx.ModelProto:
     return light
 
 
-def without_references(weightless: WeightlessModel) -> onnx.ModelProto:
+def without_references(weightless: Graph) -> onnx.ModelProto:
     """A weightless model with the references to its own file taken out."""
     light = onnx.ModelProto()
     light.CopyFrom(weightless.model)
@@ -51,7 +51,7 @@ def loaded(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
     return whole
 
 
-def assert_weightless(weightless: WeightlessModel, model: onnx.ModelProto) -> None:
+def assert_weightless(weightless: Graph, model: onnx.ModelProto) -> None:
     """A weightless model is the model without large raw data, and refers to where that lies in its file."""
     assert without_references(weightless) == without_large_raw_data(model)
     content = weightless.path.read_bytes()

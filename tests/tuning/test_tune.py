@@ -22,7 +22,7 @@ import qcompile
 from qcompile.artifact import is_manifest, load_artifact
 from qcompile.errors import DataError, EngineUnavailable, InvalidOption, QCompileError
 from qcompile.model.graph import weighted_nodes
-from qcompile.model.onnx_file import load_onnx
+from qcompile.model.onnx_graph import read_graph
 from qcompile.tuning import trials, tune
 from qcompile.tuning.trials import by_layer, compare_times
 
@@ -35,7 +35,7 @@ LAYERS = {"conv1", "conv3", "conv5", "conv6", "gemm10"}
 
 
 def in_int8(path: Path) -> set[str]:
-    return {node.name for node in weighted_nodes(load_onnx(path))["int8"]}
+    return {node.name for node in weighted_nodes(read_graph(path).load())["int8"]}
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "openvino"])

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from ....calibration import observe
 from ....data.batches import Data
 from ....model.graph import attribute, captured_names, consumers, producers, tensor_values
 from ....model.graph_edits import set_values, store_constants
-from ....model.onnx_file import copy_model, save_onnx
+from ....model.onnx_graph import Graph
 from ..activations import observe_rows
 from ..request import QuantizeRequest
 
@@ -88,29 +87,29 @@ def equalizable(model: onnx.ModelProto) -> dict[str, int]:
     return {pair.between: pair.axis for pair in _Chains(model.graph).pairs()}
 
 
-def equalized(request: QuantizeRequest, data: Data, path: Path) -> tuple[QuantizeRequest, int]:
-    """Return the request of the model equalized by its activations, written to `path`, and how many pairs."""
-    model = copy_model(request.model)
+def equalized(request: QuantizeRequest, data: Data) -> tuple[QuantizeRequest, int]:
+    """Return the request of the model equalized by its activations, and how many pairs."""
+    graph = request.graph.copy()
+    model = graph.model
     axes = equalizable(model)
-    rows = observe_rows(model, axes, data, LOOKED_AT)
+    rows = observe_rows(graph, axes, data, LOOKED_AT)
     rescaled = [name for pair in _Chains(model.graph).pairs() for name in pair.path]
     pairs = equalize(model, {name: seen.amax for name, seen in rows.items()})
-    return (balanced(request, model, rescaled, data, path) if pairs else request), pairs
+    return (balanced(request, graph, rescaled, data) if pairs else request), pairs
 
 
 def balanced(
-    request: QuantizeRequest, model: onnx.ModelProto, rescaled: Collection[str], data: Data, path: Path
+    request: QuantizeRequest, graph: Graph, rescaled: Collection[str], data: Data
 ) -> QuantizeRequest:
-    """Write a balanced model to `path`; return its request, with ranges of the rescaled tensors in place."""
-    save_onnx(model, path)
-    ranges, again = request.ranges, observe(path, data, tensors=rescaled)
+    """Return the request of a balanced model, with ranges of the rescaled tensors in place."""
+    ranges, again = request.ranges, observe(graph, data, tensors=rescaled)
     assert ranges is not None, "static quantization needs them"
     changed = set(rescaled)
     shared = {name: sources for name, sources in ranges.shared.items() if name not in changed}
     needed = {source for sources in shared.values() for source in sources} - again.histograms.keys()
     histograms = {n: one for n, one in ranges.histograms.items() if n not in changed or n in needed}
     ranges = replace(ranges, histograms={**histograms, **again.histograms}, shared={**shared, **again.shared})
-    return replace(request, path=path, model=model, ranges=ranges)
+    return replace(request, graph=graph, ranges=ranges)
 
 
 class Uses:

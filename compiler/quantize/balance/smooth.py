@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,7 +48,6 @@ from ....data.batches import Data
 from ....model.graph import attribute, infer_shapes, producers, tensor_values
 from ....model.graph_edits import name_nodes, set_values, store, store_constants
 from ....model.graph_rules import graph_rules
-from ....model.onnx_file import copy_model
 from ..activations import Rows, observe_rows
 from ..request import QuantizeRequest
 from .equalize import LARGEST_FACTOR, LOOKED_AT, Floats, Uses, balanced
@@ -112,12 +110,13 @@ def smoothable(model: onnx.ModelProto) -> set[str]:
     return {place.tensor for place in _Finder(model).find()[0]} & producers(model.graph).keys()
 
 
-def smoothed(request: QuantizeRequest, data: Data, path: Path) -> tuple[QuantizeRequest, Smoothed]:
-    """Return the request of the model smoothed, written to `path`, and what was done to it."""
-    model = copy_model(request.model)
-    observed = observe_rows(model, dict.fromkeys(smoothable(model), -1), data, LOOKED_AT)
+def smoothed(request: QuantizeRequest, data: Data) -> tuple[QuantizeRequest, Smoothed]:
+    """Return the request of the model smoothed, and what was done to it."""
+    graph = request.graph.copy()
+    model = graph.model
+    observed = observe_rows(graph, dict.fromkeys(smoothable(model), -1), data, LOOKED_AT)
     done = smooth(model, observed, symmetric=graph_rules(request.spec.target).symmetric)
-    return (balanced(request, model, done.rescaled, data, path) if done.rescaled else request), done
+    return (balanced(request, graph, done.rescaled, data) if done.rescaled else request), done
 
 
 def best_factors(

@@ -36,7 +36,6 @@ from ....model.graph import (
     weighted_nodes,
 )
 from ....model.graph_edits import drop_attributes, drop_unused_initializers, set_nodes, store
-from ....model.onnx_file import save_onnx
 from ....spec.opsets import FLOAT4, FLOAT8
 from ....spec.words import BlockFormat
 from ...opset.fit import in_newer_opset
@@ -177,7 +176,7 @@ class _Writer:
 def quantize_in_blocks(request: QuantizeRequest) -> Outcome:
     """Quantize the products of stored weights; what they leave in float may become float16 or bfloat16."""
     kind = cast("BlockFormat", request.spec.precision)
-    model = in_newer_opset(request.model, request.path, LOWEST_OPSET[kind], data=request.spec.data)
+    model = in_newer_opset(request.graph, LOWEST_OPSET[kind], data=request.spec.data)
     ready = prepare_graph(model)
     layers = layer_precisions(request, ready.graph)
     excluded = {name: layer.reason for name, layer in layers.items()}
@@ -203,7 +202,7 @@ def quantize_in_blocks(request: QuantizeRequest) -> Outcome:
         "left_in_fp32": kept,
         "block_size": BLOCK_SIZE[kind],
     }
-    return Outcome(lambda path: save_onnx(graph, path), proof, missed)
+    return Outcome(graph, proof, missed)
 
 
 def _amax(model: onnx.ModelProto, planned: list[str], request: QuantizeRequest) -> dict[str, float]:

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -50,7 +49,8 @@ from ....model.graph import (
     subgraphs,
 )
 from ....model.graph_edits import fix_initializers, name_nodes, rename_inputs, store_constants
-from ....model.onnx_file import copy_model, load_onnx, opset, save_onnx
+from ....model.onnx_file import copy_model, opset
+from ....model.onnx_graph import Graph
 from ....spec.words import HALVES
 from ..request import QuantizeRequest, match_nodes
 from .casts import (
@@ -299,19 +299,17 @@ def _amax(values: Any) -> float:
     return float(magnitudes[np.isfinite(magnitudes)].max(initial=0.0))
 
 
-def with_half_rest(model: Path, output: Path, precision: str) -> Path:
-    """Return the file of a quantized model whose float parts have a precision; the Q/DQ stay as they are.
+def with_half_rest(graph: Graph, precision: str) -> list[str]:
+    """Give the float parts of a quantized graph a precision; the Q/DQ stay as they are.
 
     A weakly typed TensorRT chose FP16 by a flag, for what the Q/DQ leave in float. A strongly typed one takes
-    the types of the graph. It is `model` itself for "fp32", and where it has half types already.
+    the types of the graph. It is left alone for "fp32", and where it has half types already. Returns the
+    names of its nodes where it was converted.
     """
-    if precision not in HALVES:
-        return model
-    proto = load_onnx(model)
-    if {*HALVES.values()} & {*infer_types(proto).values()}:
-        return model
-    save_onnx(to_half(proto, HALVES[precision])[0], output)
-    return output
+    if precision not in HALVES or {*HALVES.values()} & {*graph.types.values()}:
+        return []
+    graph.edited(to_half(graph.load(), HALVES[precision])[0])
+    return [node.name for node in graph.model.graph.node]
 
 
 _MEANS = ("ReduceMean", "GlobalAveragePool", "ReduceSum")

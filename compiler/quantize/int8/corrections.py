@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -31,7 +30,8 @@ from onnx import TensorProto
 from ....data.batches import Data
 from ....model.graph import attribute, captured_names, consumers, producers, tensor_values, weighted_nodes
 from ....model.graph_edits import set_values
-from ....model.onnx_file import copy_model, load_onnx, opset
+from ....model.onnx_file import copy_model, opset
+from ....model.onnx_graph import Graph
 from ....progress import Progress, silent
 from ...opset.fit import upgrade_in_place
 from ..activations import run_samples
@@ -46,7 +46,7 @@ _LAYERS = frozenset(["Conv", "Gemm", "MatMul"])
 
 
 def round_weights(
-    float_model_path: Path,
+    model: Graph,
     quantized: onnx.ModelProto,
     data: Data,
     limit: int,
@@ -61,7 +61,7 @@ def round_weights(
 
     `pairs` has the limits of float weights of which two products are added in 16 bits.
     """
-    reference = prepare_graph(load_onnx(float_model_path))
+    reference = prepare_graph(model.model)
     float_nodes = {node.name: node for node in reference.graph.node if node.op_type in _LAYERS}
     weights = {t.name: t for t in reference.graph.initializer}
     readers = consumers(reference.graph)
@@ -74,7 +74,7 @@ def round_weights(
         and len(readers[float_node.input[1]]) == 1
     }
     keys = {hessian_key(float_nodes[name]) for name in plan}
-    hessians = collect_hessians(float_model_path, keys, data, limit, progress)
+    hessians = collect_hessians(model, keys, data, limit, progress)
     progress("round the weights")
     stored = {tensor.name: tensor for tensor in quantized.graph.initializer}
     made_by = producers(quantized.graph)
@@ -118,7 +118,7 @@ _INT32 = np.iinfo(np.int32)
 
 
 def correct_biases(
-    float_model_path: Path, quantized: onnx.ModelProto, data: Data, progress: Progress = silent
+    model: Graph, quantized: onnx.ModelProto, data: Data, progress: Progress = silent
 ) -> tuple[onnx.ModelProto, int]:
     """Return a copy of a quantized model with corrected biases, and the number of layers corrected.
 
@@ -126,13 +126,13 @@ def correct_biases(
     a MatMul adds. Layers without one are left as they are.
     """
     corrected = copy_model(quantized)
-    reference = prepare_graph(load_onnx(float_model_path))
+    reference = prepare_graph(model.model)
     gemms = {node.name for node in quantized.graph.node if node.op_type == "Gemm"}
     others = {node.name for node in reference.graph.node if node.op_type != "Add"}
     join_biases(reference, exclude=others - gemms)
     upgrade_in_place(reference, opset(quantized))  # the layers of both stand in one graph
     layers = list(_layers(corrected, reference))
-    errors = _measure(reference, corrected, layers, data, progress)
+    errors = _measure(Graph(reference, model.path), corrected, layers, data, progress)
     for layer in layers:
         layer.correct(errors[layer.node.name])
     return corrected, len(layers)
@@ -214,14 +214,14 @@ def _bias_name(node: onnx.NodeProto, made_by: Any, readers: Any, kept: set[str])
 
 
 def _measure(
-    reference: onnx.ModelProto,
+    reference: Graph,
     quantized: onnx.ModelProto,
     layers: list[_Quantized],
     data: Data,
     progress: Progress,
 ) -> dict[str, NDArray[np.float64]]:
     """Name of a layer's output to float minus quantized, per channel, on average."""
-    beside = _with_quantized_layers(reference, quantized, layers)
+    beside = Graph(_with_quantized_layers(reference.model, quantized, layers), reference.path)
     axes = {layer.error_name: layer.axis for layer in layers}
     sums = {name: np.zeros(1) for name in axes}
     counts = dict.fromkeys(axes, 0)

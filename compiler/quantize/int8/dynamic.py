@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,10 +22,11 @@ from onnx.helper import make_node
 
 from ....calibration.qparams import choose_weight_qparams, quantize
 from ....errors import QuantizationError, first_line
+from ....files import temporary_folder
 from ....model.graph import attribute, consumers
 from ....model.graph_edits import drop_unused_initializers, set_nodes, sort_nodes, store
 from ....model.graph_rules import NONE, SaturatingKernels
-from ....model.onnx_file import load_onnx, save_onnx
+from ....model.onnx_graph import read_graph
 from ....progress import quiet
 from ....spec.words import WeightType
 from .pair_limits import product_limits
@@ -39,13 +39,12 @@ _INTEGER = ("MatMulInteger", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "QA
 
 def quantize_dynamic(
     model: onnx.ModelProto,
-    path: Path,
     *,
     excluded: Collection[str] = (),
     weight_type: WeightType = "int8",
     kernels: SaturatingKernels = NONE,
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Write the dynamically quantized model to `path`.
+) -> tuple[onnx.ModelProto, dict[str, int], dict[str, int]]:
+    """Quantize a model dynamically.
 
     Args:
         excluded: Names of nodes that stay in float.
@@ -55,8 +54,8 @@ def quantize_dynamic(
         kernels: What adds two products of uint8 by int8 in int16: int8 weights are fitted to it.
 
     Returns:
-        Operator to number of nodes planned, and integer operator to number of nodes reached. A GRU is
-        reached as "GRU (weights only)".
+        The model, operator to number of nodes planned, and integer operator to number of nodes reached. A
+        GRU is reached as "GRU (weights only)".
     """
     from onnxruntime.quantization import QuantType
     from onnxruntime.quantization import quantize_dynamic as quantize_by_onnxruntime
@@ -79,7 +78,8 @@ def quantize_dynamic(
     left = {node.name for node in model.graph.node if node.name not in names}
     left |= {f"{name}_MatMul" for name in left}  # as the quantizer calls what it makes of a Gemm
     try:
-        with quiet():
+        with quiet(), temporary_folder("dynamic") as folder:
+            path = folder / "dynamic.onnx"
             quantize_by_onnxruntime(
                 model,
                 path,
@@ -89,15 +89,14 @@ def quantize_dynamic(
                 nodes_to_exclude=sorted(left),
                 extra_options={"MatMulConstBOnly": True},
             )
+            written = read_graph(path).load()
     except Exception as error:  # its internals raise ValueError, TypeError, RuntimeError and others
         raise QuantizationError(f"ONNX Runtime's quantizer failed: {first_line(error)}") from error
-    written = load_onnx(path)
     sort_nodes(written.graph)  # the quantizer's own order leaves out what subgraphs read (1.31.1)
     if weight_type == "int8" and kernels:
         _fit_pairs(written, floats, kernels)
     if weight_type == "uint8":
         _lstms_to_uint8(written)
-    save_onnx(written, path)
     reached = Counter(node.op_type for node in written.graph.node if node.op_type in _INTEGER)
     reached += Counter({_WEIGHTS_ONLY: weights_only})
     if reached.total() < sum(planned.values()):
@@ -106,7 +105,7 @@ def quantize_dynamic(
             f"(planned {dict(planned)}, reached {dict(reached)})",
             hint="exclude the operator type that the quantizer passes over",
         )
-    return dict(planned), dict(reached)
+    return written, dict(planned), dict(reached)
 
 
 def _fit_pairs(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -22,7 +21,7 @@ from ....model.graph import count_weighted, producers, weighted_nodes
 from ....model.graph_edits import drop_unused_initializers, sort_nodes
 from ....model.graph_rules import GraphRules, graph_rules
 from ....model.multiply_adds import ALLOWED_SHARE, multiply_adds, named, shares
-from ....model.onnx_file import load_onnx
+from ....model.onnx_graph import Graph, read_graph
 from ....model.session import SIGNED_ACTIVATIONS, missed_nodes, optimize_file, session_options
 from ....progress import quiet
 from ....spec.words import Isa
@@ -293,7 +292,7 @@ def _quantizer_class(
 
 
 def executed(
-    path: Path, planned: Sequence[str], *, signed: bool = False
+    graph: Graph, planned: Sequence[str], *, signed: bool = False
 ) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
     """Return precision to operator to number of the weighted nodes that ONNX Runtime will execute, and the
     planned ones that it computes in float, each with what it computes them in.
@@ -305,20 +304,20 @@ def executed(
         options = session_options()
         if signed:
             options.add_session_config_entry(SIGNED_ACTIVATIONS, "1")
-        optimize_file(path, optimized, options)
-        model = load_onnx(optimized)
-    asked = [node for node in weighted_nodes(load_onnx(path))["int8"] if node.name in set(planned)]
+        optimize_file(graph, optimized, options)
+        model = read_graph(optimized).model
+    asked = [node for node in weighted_nodes(graph.model)["int8"] if node.name in set(planned)]
     missed, unknown = missed_nodes(asked, model, "int8")
     reasons = {name: f"ONNX Runtime computes it in {kind}" for name, kind in missed.items()}
     reasons |= dict.fromkeys(unknown, "ONNX Runtime does not compute it as an integer")
     return count_weighted(model, as_executed=True), reasons
 
 
-def require_executed(path: Path, planned: Sequence[str], missed: Mapping[str, str]) -> list[str]:
+def require_executed(model: onnx.ModelProto, planned: Sequence[str], missed: Mapping[str, str]) -> list[str]:
     """Weigh what missed; return what the user should know of it."""
     if not missed:
         return []
-    share, counted = shares(planned, multiply_adds(load_onnx(path, external_data=False)))
+    share, counted = shares(planned, multiply_adds(model))
     total = sum(share[name] for name in missed)
     text = (
         f"ONNX Runtime executes {len(planned) - len(missed)} of {len(planned)} planned nodes as integers; "

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,8 @@ from numpy.typing import NDArray
 from ....data.batches import Data
 from ....errors import CalibrationError
 from ....model.graph import attribute, producers
-from ....model.graph_edits import store_constants
-from ....model.weightless import read_weightless
+from ....model.graph_edits import fix_initializers, store_constants
+from ....model.onnx_graph import Graph
 from ....progress import Progress, silent
 from ..activations import run_samples
 
@@ -61,7 +60,7 @@ def hessian_of(
 
 
 def collect_hessians(
-    model_path: Path,
+    model: Graph,
     inputs_of: Iterable[str],
     data: Data,
     limit: int,
@@ -71,8 +70,9 @@ def collect_hessians(
 
     `inputs_of` has the `hessian_key` of nodes; the last axis of a tensor is K. A Hessian is float32 [K, K].
     """
-    weightless = read_weightless(model_path)
-    graph = weightless.model.graph
+    model = model.copy()
+    graph = model.model.graph
+    fix_initializers(model.model)
     store_constants(graph)
     weights = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     keys, made_by = set(inputs_of), producers(graph)
@@ -86,7 +86,7 @@ def collect_hessians(
         text = f"collect Hessians ({number + 1} of {len(groups)})" if len(groups) > 1 else "collect Hessians"
         sources = {key: convs[key].input[0] if key in convs else key for key in group}
         tensors = list(dict.fromkeys(sources.values()))
-        for arrays in run_samples(weightless, tensors, data, limit, progress, doing=text):
+        for arrays in run_samples(model, tensors, data, limit, progress, doing=text):
             for key, source in sources.items():
                 array = arrays[source]
                 conv = convs.get(key)

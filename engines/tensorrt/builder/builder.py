@@ -20,7 +20,6 @@ from typing import Any
 
 from ....artifact import Check
 from ....model.input_notes import read_notes
-from ....model.onnx_file import load_onnx, model_io, opset
 from ....progress import Progress
 from ....spec.decode import non_default_options
 from ...base import BuildOutcome, BuildRequest
@@ -124,8 +123,7 @@ def _prepare(adapter: Adapter, request: BuildRequest, scales: Scales) -> Prepare
     options = spec.tensorrt
     gpu = None if spec.gpus else find_gpu(options.device)
     timing_cache = cache_file(adapter, gpu, options.timing_cache)
-    model = load_onnx(path, external_data=False)
-    io, notes = model_io(model), read_notes(model)
+    io, notes = request.onnx.io, read_notes(request.onnx.model)
     if not any(tensor.dtype in ("int32", "int64") and len(tensor.shape) <= 1 for tensor in io.inputs):
         # Such an input can hold a shape; then only the parsed network tells what a range is of.
         make_profiles(io.inputs, spec, notes=notes)
@@ -195,16 +193,15 @@ def _build(adapter: Adapter, request: BuildRequest, scales: Scales) -> BuildOutc
         proof["calibration_batches"] = 0 if feeder is None else feeder.fed
     if options.strip_weights and not options.refit:
         proof["weights"] = weights_digest(Path(request.model))
-    model = load_onnx(Path(request.model), external_data=False)
     return BuildOutcome(
         kind="engine",
-        io=model_io(model),
+        io=request.onnx.io,
         planned=planned,
         reached=reached,
         proof=proof,
         device=prepared.gpu.as_json() if prepared.gpu else {"gpus": list(request.spec.gpus)},
         versions={adapter.package: adapter.version},
-        checks=[Check("TensorRT's parser accepts every node", True, f"opset {opset(model)}")],
+        checks=[Check("TensorRT's parser accepts every node", True, f"opset {request.onnx.opset}")],
         warnings=(*prepared.warnings, *prepared.log.warnings, *unsaid, *differs, *unkept),
         calibration_cache=feeder.cache if feeder is not None else b"",
         layers=layers,

@@ -29,7 +29,7 @@ from ....data.batches import Data
 from ....data.readers import Batch
 from ....errors import CalibrationError, DataError, InvalidOption
 from ....model.graph import graph_precision
-from ....model.weightless import read_weightless
+from ....model.onnx_graph import read_weightless
 from ....progress import Progress
 from ....tensors import format_shape
 from ...base import BuildRequest
@@ -242,7 +242,7 @@ def scaling(adapter: Adapter, request: BuildRequest) -> Iterator[Scales]:
         raise InvalidOption(f"{model}: its graph is {present} already; a calibrator takes the float graph")
     if spec.ranges is not None:
         ranges = load_ranges(spec.ranges)
-        ranges.require_model(model, weightless.fingerprint())
+        ranges.require_model(model, weightless.digest())
         method = parse_method(spec.method) if spec.method else None
         # A tensor that was always zero is exact at any scale, and 1 is one that TensorRT takes.
         yield {name: max(ranges.amax(name, method) or 1.0, _LEAST) for name in sorted(ranges.names())}

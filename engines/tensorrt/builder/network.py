@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from ....errors import BuildError, InvalidOption, UnsupportedOperator
 from ....model.graph import weighted_nodes
-from ....model.onnx_file import load_onnx, opset
-from ....model.weightless import read_weightless
+from ....model.onnx_file import opset
+from ....model.onnx_graph import read_graph
 from ...base import BuildRequest, Planned
 from ..adapter import Adapter, member_name
 from ..log import Log, last_error, setting
@@ -51,7 +51,7 @@ def parse(
     if not errors:
         reason = last_error(log, "no reason given")
         raise BuildError(f"{shown or path}: {adapter.name} cannot parse it: {reason}")
-    raise _refused(adapter, errors[0], load_onnx(path, external_data=False), shown or str(path))
+    raise _refused(adapter, errors[0], read_graph(path).model, shown or str(path))
 
 
 def _refused(adapter: Adapter, error: Any, model: onnx.ModelProto, shown: str) -> UnsupportedOperator:
@@ -348,7 +348,7 @@ def prove(
         and (chooses or layer.precision == precision)
     ]
     planned_names = tuple(dict.fromkeys(layer.name for layer in planned))
-    nodes = () if chooses else weighted_nodes(read_weightless(Path(request.model)).model).get(in_graph, ())
+    nodes = () if chooses else weighted_nodes(request.onnx.model).get(in_graph, ())
     # The parser may name a layer otherwise: where it has as many in the precision, no node is lost.
     states = {layer.name: f"in TensorRT's network it is {layer.precision}" for layer in layers}
     absent = [node.name for node in nodes if node.name not in planned_names]

@@ -12,8 +12,7 @@ from ....errors import ArtifactError, BuildError, EngineUnavailable, ModelError
 from ....files import writing
 from ....model.graph import tensor_values
 from ....model.onnx_checks import every_tensor
-from ....model.onnx_file import load_onnx, model_io
-from ....model.weightless import fingerprint
+from ....model.onnx_graph import fingerprint, read_graph
 from ....progress import Progress
 from ....tensors import ModelIO
 from ...gpu import find_gpu, why_no_gpu
@@ -40,7 +39,7 @@ def refit_plan(
         problem = f"{engine_file}: cannot be refitted here: {why_no_gpu()}"
         raise EngineUnavailable(problem, hint="refit it on the machine it is for", engine=adapter.target)
     check_version_and_gpu(engine_file, artifact.manifest, adapter, gpu)
-    io = model_io(load_onnx(graph, external_data=False))
+    io = read_graph(graph).io
     if artifact.manifest.io is not None and _plain(io) != _plain(artifact.manifest.io):
         problem = f"{source}: its inputs and outputs are not those of {engine_file}"
         hint = "refit takes other weights of the same model; build it instead"
@@ -93,7 +92,9 @@ def _refit(adapter: Adapter, opened: OpenPlan, graph: Path, source: str) -> None
             raise BuildError(f"{source}: {adapter.name} refuses its weights: {reasons}", hint=_SAME_MODEL)
     else:
         # Before 10 no parser refits, and weights go by the names of the initializers.
-        weights = {tensor.name: tensor_values(tensor) for tensor in load_onnx(graph).graph.initializer}
+        weights = {
+            tensor.name: tensor_values(tensor) for tensor in read_graph(graph).load().graph.initializer
+        }
         there = [name for name in refitter.get_all_weights() if name in weights]
         unknown = [name for name in there if not refitter.set_named_weights(name, weights[name])]
     missing = list(refitter.get_missing_weights()) + unknown
@@ -112,7 +113,7 @@ def weights_digest(graph: Path) -> str:
     identical to the build-time weights, behavior is undefined" (NvInfer.h of 10.16, kREFIT_IDENTICAL).
     """
     tensors = []
-    for tensor in every_tensor(load_onnx(graph)):
+    for tensor in every_tensor(read_graph(graph).load()):
         values = hashlib.sha256(tensor_values(tensor).tobytes()).hexdigest()
         tensors.append(f"{tensor.name} {tensor.data_type} {list(tensor.dims)} {values}")
     return f"sha256:{hashlib.sha256(chr(10).join(sorted(tensors)).encode()).hexdigest()}"

@@ -16,7 +16,8 @@ from qcompile.bench.outputs import describe, start
 from qcompile.bench.recorder import Recorder
 from qcompile.bench.results.row import Row
 from qcompile.errors import DataError, ModelError
-from qcompile.model.onnx_file import load_onnx, model_io
+from qcompile.model.onnx_file import model_io
+from qcompile.model.onnx_graph import read_graph
 from qcompile.processes.worker import Worker
 
 
@@ -36,7 +37,7 @@ def workers_of(artifacts: dict[str, str]) -> Iterator[tuple[dict[str, Worker], R
 def judged(artifacts: dict[str, str], data: Path | str, metric: str) -> dict[str, Row]:
     """The rows of artifacts, of which "base" is an ONNX file, after the evaluation."""
     with workers_of(artifacts) as (workers, recorder):
-        io = model_io(load_onnx(Path(artifacts["base"])))
+        io = model_io(read_graph(Path(artifacts["base"])).load())
         measure_quality(workers, recorder, io, str(data), read_metric(metric))
     return {row.name: row for row in recorder.rows}
 
@@ -109,7 +110,7 @@ def test_what_is_wrong_with_labels_or_metric_is_said_before_measuring(
     (tmp_path / "own.py").write_text("def fails(outputs, labels):\n    return outputs['logits']\n")
     np.savez(tmp_path / "two.npz", x=np.load(data)["x"], labels=np.zeros((20, 2), np.int64))
     np.savez(tmp_path / "nan.npz", x=np.full((20, 16), np.nan, np.float32), labels=np.zeros(20, np.int64))
-    io = model_io(load_onnx(model))
+    io = model_io(read_graph(model).load())
     with workers_of({"base": str(model)}) as (workers, _):
         worker = workers["base"]
         for path, metric, said in (
@@ -190,7 +191,7 @@ def test_memory_does_not_grow_with_the_data(tiny_file: Callable[..., Path], tmp_
     model = str(tiny_file("elementwise"))
     peaks = []
     with workers_of({"base": model, "same": model}) as (workers, recorder):
-        io = model_io(load_onnx(Path(model)))
+        io = model_io(read_graph(Path(model)).load())
         metric = read_metric(f"{tmp_path}/d.py:mean")
         for name in ("few", "few", "many"):  # the first imports what is imported once
             tracemalloc.start()
@@ -220,7 +221,7 @@ def test_texts_come_through_workers_and_choose_their_metric(tmp_path: Path) -> N
     texts[:10] = "a c"
     np.savez(tmp_path / "d.npz", x=x, labels=texts)
     model = transcriber(tmp_path / "t.onnx")
-    io = model_io(load_onnx(Path(model)))
+    io = model_io(read_graph(Path(model)).load())
     with workers_of({"base": model, "same": model}) as (workers, recorder):
         metric = check_evaluation(workers["base"], io, str(tmp_path / "d.npz"), read_metric("auto"))
         measure_quality(workers, recorder, io, str(tmp_path / "d.npz"), metric)

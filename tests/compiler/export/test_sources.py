@@ -36,7 +36,8 @@ from qcompile.errors import (
     UnsupportedOperator,
 )
 from qcompile.model.load import load_torch
-from qcompile.model.onnx_file import load_onnx, model_io
+from qcompile.model.onnx_file import model_io
+from qcompile.model.onnx_graph import read_graph
 from qcompile.model.source import parse_source
 from qcompile.model.tensorflow import convert, tensorflow_python
 from qcompile.progress import quiet
@@ -401,7 +402,7 @@ def test_models_keep_their_names_their_layout_and_their_axes(
     exported: Exported, models: Path, name: str, options: dict[str, Any], io: list[str]
 ) -> None:
     artifact = exported(name, **options)
-    found = model_io(load_onnx(artifact.path))
+    found = model_io(read_graph(artifact.path).load())
     assert [str(tensor) for tensor in (*found.inputs, *found.outputs)] == io
     assert all(check.passed for check in artifact.manifest.checks)
     assert artifact.manifest.options["exporter"] == "tf2onnx"

@@ -25,7 +25,8 @@ from qcompile.compiler.opset.fit import fit_opset
 from qcompile.compiler.opset.lower import require_operators, without_missing
 from qcompile.engines.tensorrt.parser_operators import parser_of
 from qcompile.errors import ExportError, ModelError, UnsupportedOperator
-from qcompile.model.onnx_file import copy_model, count_operators, load_onnx, model_io, opset
+from qcompile.model.onnx_file import copy_model, count_operators, model_io, opset
+from qcompile.model.onnx_graph import read_graph
 from qcompile.model.random_input import random_feeds
 
 STAGE = import_module("qcompile.compiler.opset.fit")
@@ -46,8 +47,12 @@ def mean(tmp_path: Path) -> Path:
 
 def test_a_newer_file_is_written_in_the_opset_asked_for_with_its_checks(mean: Path, tmp_path: Path) -> None:
     artifact = fit_opset(mean, tmp_path / "old.onnx", 17)
-    assert opset(load_onnx(artifact.path)) == 17
-    assert model_io(load_onnx(artifact.path)) == model_io(load_onnx(mean)) == artifact.manifest.io
+    assert opset(read_graph(artifact.path).load()) == 17
+    assert (
+        model_io(read_graph(artifact.path).load())
+        == model_io(read_graph(mean).load())
+        == artifact.manifest.io
+    )
     assert artifact.manifest.options == {"opset": 17, "opset_before": 18}
     assert [check.name for check in artifact.manifest.checks] == [
         "ONNX checker and shape inference",
@@ -60,14 +65,14 @@ def test_a_newer_file_is_written_in_the_opset_asked_for_with_its_checks(mean: Pa
 def test_an_older_file_is_written_as_it_is(tiny_file: Callable[..., Path], tmp_path: Path) -> None:
     path = tiny_file("residual", opset=15)
     artifact = fit_opset(path, tmp_path / "same.onnx", 17)
-    assert load_onnx(artifact.path) == load_onnx(path)
+    assert read_graph(artifact.path).load() == read_graph(path).load()
     assert len(artifact.manifest.checks) == 1
 
 
 def test_a_file_that_claims_an_older_opset_than_its_operators_have_is_refused(
     mean: Path, tmp_path: Path
 ) -> None:
-    model = load_onnx(mean)
+    model = read_graph(mean).load()
     model.opset_import[0].version = 17
     onnx.save(model, mean)
     with pytest.raises(ModelError, match=r"ReduceMean.* has input size 2 not in range"):
@@ -114,7 +119,7 @@ def test_weights_in_a_file_of_their_own_are_carried_along(
     mean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As for models over 2 GB, with the limit lowered: weights go to a side file again."""
-    model = load_onnx(mean)
+    model = read_graph(mean).load()
     weight = np.random.default_rng(0).standard_normal((4, 400)).astype(np.float32)
     model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
     model.graph.node.append(onnx.helper.make_node("MatMul", ["x", "w"], ["z"], "product"))
@@ -123,7 +128,7 @@ def test_weights_in_a_file_of_their_own_are_carried_along(
     monkeypatch.setattr("qcompile.model.onnx_file.EXTERNAL_DATA_BYTES", 1000)
     artifact = fit_opset(mean, tmp_path / "old.onnx", 17)
     assert (tmp_path / "old.onnx.data").stat().st_size >= weight.nbytes
-    assert count_operators(load_onnx(artifact.path)) == {"MatMul": 1, "ReduceMean": 1}
+    assert count_operators(read_graph(artifact.path).load()) == {"MatMul": 1, "ReduceMean": 1}
     assert artifact.manifest.checks[1].passed
 
 
@@ -186,7 +191,7 @@ def test_a_network_computes_the_same_in_opset_17(name: str, version: int, tmp_pa
     build, shape = NETWORKS[name]
     newer = export(build().eval(), tmp_path / "new.onnx", inputs=[shape], opset_version=version)
     older = fit_opset(newer.path, tmp_path / "old.onnx", 17)
-    assert opset(load_onnx(older.path)) == 17
+    assert opset(read_graph(older.path).load()) == 17
     assert older.manifest.checks[-1].passed
     assert older.manifest.io == newer.manifest.io
 
@@ -196,7 +201,7 @@ def test_export_writes_the_opset_asked_for(name: str, version: int, tmp_path: Pa
     torch.manual_seed(0)
     build, shape = NETWORKS[name]
     artifact = export(build().eval(), tmp_path / "m.onnx", inputs=[shape], opset_version=version)
-    assert opset(load_onnx(artifact.path)) == version == artifact.manifest.options["opset"]
+    assert opset(read_graph(artifact.path).load()) == version == artifact.manifest.options["opset"]
     assert all(check.passed for check in artifact.manifest.checks)
 
 

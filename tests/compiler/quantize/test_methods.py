@@ -23,7 +23,8 @@ from qcompile.compiler.quantize.weights import hessians
 from qcompile.compiler.quantize.weights.hessians import hessian_key
 from qcompile.data.batches import Data
 from qcompile.errors import InvalidOption, UnsupportedOperator
-from qcompile.model.onnx_file import load_onnx, model_io, opset
+from qcompile.model.onnx_file import model_io, opset
+from qcompile.model.onnx_graph import read_graph
 
 
 @pytest.mark.parametrize(
@@ -229,7 +230,7 @@ def test_hessians_beyond_the_budget_take_several_passes_and_are_the_same(
 ) -> None:
     path, npz = tiny_file("mlp"), tmp_path / "x.npz"
     np.savez(npz, x=np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32))
-    model = load_onnx(path)
+    model = read_graph(path).load()
     names = {hessian_key(node) for node in model.graph.node} - {""}
     assert len(names) > 1
 

@@ -17,9 +17,9 @@ from qcompile.calibration import calibrate
 from qcompile.compiler.quantize.int8.static import executed, require_executed
 from qcompile.compiler.quantize.quantize import quantize
 from qcompile.errors import CalibrationError, InvalidOption, QCompileError, QuantizationError
-from qcompile.model.onnx_file import load_onnx, model_io
+from qcompile.model.onnx_file import model_io
+from qcompile.model.onnx_graph import fingerprint, read_graph
 from qcompile.model.random_input import random_feeds
-from qcompile.model.weightless import fingerprint
 from qcompile.processor import is_arm, isa_here, processor
 from qcompile.spec.words import GraphTarget
 
@@ -57,7 +57,7 @@ def calibrated(model: Path, data: Path | None = None) -> tuple[Path, Path]:
     """Ranges of a model, and the data they are of: random input unless given."""
     if data is None:
         data = model.with_suffix(".npz")
-        np.savez(data, **random_feeds(model_io(load_onnx(model)).inputs, extent=16))  # type: ignore[arg-type]
+        np.savez(data, **random_feeds(model_io(read_graph(model).load()).inputs, extent=16))  # type: ignore[arg-type]
     return calibrate(model, str(data), model.with_suffix(".ranges"), method="minmax").path, data
 
 
@@ -225,7 +225,11 @@ def test_fp16_keeps_inputs_and_outputs_and_is_measured(
     observed: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:
     artifact = quantize(observed[0], tmp_path / "h.onnx", precision="fp16", exclude=["Gemm"])
-    assert artifact.manifest.io == model_io(load_onnx(observed[0])) == model_io(load_onnx(artifact.path))
+    assert (
+        artifact.manifest.io
+        == model_io(read_graph(observed[0]).load())
+        == model_io(read_graph(artifact.path).load())
+    )
     assert artifact.manifest.proof["nodes_by_precision"] == {
         "int8": {},
         "fp16": {"Conv": 2},

@@ -19,7 +19,8 @@ from mode_models import written
 from qcompile.engines.base import BuildOutcome, BuildRequest, Runner
 from qcompile.engines.tensorrt.verify import verified
 from qcompile.errors import ArtifactError, BuildError, DataError, EngineUnavailable, ModelError
-from qcompile.model.onnx_file import load_onnx, model_io
+from qcompile.model.onnx_file import model_io
+from qcompile.model.onnx_graph import read_graph
 from qcompile.model.session import make_session, session_options
 from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.tensorrt import TensorRTOptions
@@ -61,7 +62,7 @@ class Stand(Runner):
 
 def outcome(model: Path, *profiles: Profile) -> BuildOutcome:
     proof = {"profiles": list(profiles), "has_run": False}
-    return BuildOutcome("engine", model_io(load_onnx(model)), 1, 1, proof, {}, ())
+    return BuildOutcome("engine", model_io(read_graph(model).load()), 1, 1, proof, {}, ())
 
 
 def request(

@@ -20,7 +20,7 @@ from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.compiler.quantize.request import match_nodes
 from qcompile.errors import CalibrationError, InvalidOption
 from qcompile.model.graph import weighted_nodes
-from qcompile.model.weightless import read_weightless
+from qcompile.model.onnx_graph import read_weightless
 from qcompile.spec.words import GRAPH_TARGETS, GraphTarget
 
 ADDS = """(float[n,2,4,4] x) => (float[n,2,4,4] y)

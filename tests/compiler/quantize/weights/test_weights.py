@@ -23,7 +23,8 @@ from qcompile.compiler.quantize.weights.rewrite import quantize_weights
 from qcompile.compiler.quantize.weights.rounding import Rounded, gptq, packed, round_to_nearest
 from qcompile.data.batches import Data
 from qcompile.errors import CalibrationError, InvalidOption, QuantizationError
-from qcompile.model.onnx_file import load_onnx, model_io, save_onnx
+from qcompile.model.onnx_file import model_io, save_onnx
+from qcompile.model.onnx_graph import read_graph
 
 Floats = NDArray[np.float32]
 
@@ -388,7 +389,7 @@ def test_nothing_to_quantize_a_missing_hessian_and_a_broken_weight_are_errors(
 
 
 def data_of(path: Path, samples: Path) -> Data:
-    return Data(str(samples), model_io(load_onnx(path)).inputs, batch_size=8)
+    return Data(str(samples), model_io(read_graph(path).load()).inputs, batch_size=8)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,239 @@
+"""An ONNX model in memory: parsed once, handed from stage to stage, written once.
+
+Large weights stay where they were read: the file is mapped and walked as protobuf's wire format lays it
+out, and their bytes are stepped over. A file of gigabytes costs no more than its graph until a stage reads
+weights. It is protobuf, as ONNX Runtime, onnxsim, ONNX's converter and its shape inference take it;
+CONTRIBUTING.md says what onnx-ir would cost.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..artifact import checked_input
+from ..files import temporary_folder
+from ..tensors import ModelIO
+from .graph import consumers, infer_shapes, infer_types, producers
+from .graph_edits import fix_initializers
+from .onnx_checks import check_model
+from .onnx_file import (
+    add_external_data,
+    check_onnx,
+    copy_model,
+    digest_model,
+    is_large,
+    model_io,
+    opset,
+    reading_onnx,
+    save_onnx,
+)
+
+if TYPE_CHECKING:
+    import onnx
+
+KEPT_BYTES = 4096
+"""Weights up to this size keep their values: shapes, axes and the like, which shape inference reads."""
+
+# Field numbers of onnx.proto: ModelProto.graph, GraphProto.initializer, TensorProto.raw_data.
+_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+Buffer = bytes | mmap.mmap
+
+
+class Graph:
+    """A model, the file that its large weights lie in, and an index of its nodes.
+
+    Attributes:
+        model: The graph; large weights refer to the file as external data (location, offset, length), until
+            `load` brings them in.
+        path: The file that it was read from, which names it in messages.
+        is_file: Whether the file still is the graph: a runtime reads it there.
+    """
+
+    _INDEX = ("producers", "consumers", "stored", "types", "shapes")
+
+    def __init__(self, model: onnx.ModelProto, path: Path, *, is_file: bool = False) -> None:
+        self.model, self.path, self.is_file = model, path, is_file
+
+    @property
+    def io(self) -> ModelIO:
+        """Inputs and outputs."""
+        return model_io(self.model)
+
+    @property
+    def opset(self) -> int:
+        """The opset of ONNX's own operators."""
+        return opset(self.model)
+
+    @cached_property
+    def producers(self) -> dict[str, onnx.NodeProto]:
+        """Tensor name to the node that makes it."""
+        return producers(self.model.graph)
+
+    @cached_property
+    def consumers(self) -> dict[str, list[onnx.NodeProto]]:
+        """Tensor name to the nodes of the outermost graph that read it."""
+        return consumers(self.model.graph)
+
+    @cached_property
+    def stored(self) -> dict[str, onnx.TensorProto]:
+        """Name to initializer."""
+        return {tensor.name: tensor for tensor in self.model.graph.initializer}
+
+    @cached_property
+    def types(self) -> dict[str, str]:
+        """Tensor name to numpy's name of its type, where it can be inferred."""
+        return infer_types(self.model)
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int | str, ...]]:
+        """Tensor name to shape, where it can be inferred."""
+        return infer_shapes(self.model)
+
+    def edited(self, model: onnx.ModelProto | None = None) -> None:
+        """Forget the index, after `model` was edited, or another is in its place."""
+        self.model = self.model if model is None else model
+        self.is_file = False
+        for name in self._INDEX:
+            self.__dict__.pop(name, None)
+
+    def load(self) -> onnx.ModelProto:
+        """Return the model with all weights brought in."""
+        add_external_data(self.model, self.path)
+        return self.model
+
+    def copy(self) -> Graph:
+        """Return a copy to edit."""
+        return Graph(copy_model(self.model), self.path)
+
+    def digest(self) -> str:
+        """Return the digest of the file that it was read from, with its external data."""
+        return digest_model(self.path, self.model)
+
+    def save(self, path: Path) -> None:
+        """Write the graph with its weights, inside `files.writing`."""
+        save_onnx(self.load(), path)
+
+    @contextmanager
+    def file(self) -> Iterator[Path]:
+        """Yield a file of the graph, for a runtime: the one that it was read from while it is unchanged."""
+        if self.is_file:
+            yield self.path
+            return
+        with temporary_folder("graph") as folder:
+            path = folder / self.path.name
+            self.save(path)
+            yield path
+
+    def check(self) -> None:
+        """Run ONNX's checker and its strict shape inference on the graph with its weights."""
+        self.load()
+        content = None if self.is_file else self.content()
+        if content is not None:
+            check_onnx(self.path, infer_shapes=True, content=content)
+            return
+        with self.file() as path:
+            check_onnx(path, infer_shapes=True)
+
+    def content(self) -> bytes | None:
+        """Return the graph as bytes, large weights still in its file; None where they are too many."""
+        return None if is_large(self.model, loaded=True) else self.model.SerializeToString()
+
+
+def read_graph(path: Path) -> Graph:
+    """Read a file, but for its large weights."""
+    import onnx
+
+    checked_input(path, what="model")
+    model = onnx.ModelProto()
+    if path.stat().st_size:  # an empty file cannot be mapped
+        with (
+            reading_onnx(path),
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
+            _read_into(model, content, path.resolve().name)
+    check_model(model, path)
+    return Graph(model, path, is_file=True)
+
+
+def read_weightless(path: Path) -> Graph:
+    """Read a file to look at it: initializers that it lists as inputs are none."""
+    graph = read_graph(path)
+    fix_initializers(graph.model)
+    return graph
+
+
+def fingerprint(path: Path) -> str:
+    """Return the digest of an ONNX file with its external data, wherever that lies."""
+    return read_graph(path).digest()
+
+
+def _read_into(model: onnx.ModelProto, content: Buffer, name: str) -> None:
+    """Fill a model; the raw data of large initializers are replaced by where they lie."""
+    for field, kind, start, value, end in _fields(content, 0, len(content)):
+        if (field, kind) != (_GRAPH, _BYTES):
+            model.MergeFromString(content[start:end])
+            continue
+        model.graph.SetInParent()
+        for inner, inner_kind, inner_start, inner_value, inner_end in _fields(content, value, end):
+            is_large = inner_end - inner_value > KEPT_BYTES
+            if (inner, inner_kind) == (_INITIALIZER, _BYTES) and is_large:
+                _refer(model.graph.initializer.add(), content, inner_value, inner_end, name)
+            else:
+                model.graph.MergeFromString(content[inner_start:inner_end])
+
+
+def _refer(tensor: onnx.TensorProto, content: Buffer, start: int, end: int, name: str) -> None:
+    """Fill a tensor, its large raw data external."""
+    place: tuple[int, int] | None = None
+    for field, kind, field_start, value, field_end in _fields(content, start, end):
+        if field == _RAW_DATA and kind == _BYTES and field_end - value > KEPT_BYTES:
+            place = value, field_end - value
+        else:
+            tensor.MergeFromString(content[field_start:field_end])
+    if place is not None:  # last: a file may say `data_location: DEFAULT`, and the last one counts
+        tensor.data_location = tensor.EXTERNAL
+        for key, text in (("location", name), ("offset", place[0]), ("length", place[1])):
+            tensor.external_data.add(key=key, value=str(text))
+
+
+def _fields(content: Buffer, start: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield (number, wire type, where the field starts, where its value starts, where it ends)."""
+    position = start
+    while position < end:
+        key, value = _varint(content, position)
+        kind = key & 7
+        if kind == _VARINT:
+            _, after = _varint(content, value)
+        elif kind == _BYTES:
+            length, value = _varint(content, value)
+            after = value + length
+        elif kind in (_FIXED32, _FIXED64):
+            after = value + (4 if kind == _FIXED32 else 8)
+        else:
+            raise ValueError(f"wire type {kind} at byte {position}")
+        if after > end:
+            raise ValueError(f"a field ends at byte {after}, beyond {end}")
+        yield key >> 3, kind, position, value, after
+        position = after
+
+
+def _varint(content: Buffer, position: int) -> tuple[int, int]:
+    """The number at a position, and where the next byte lies."""
+    number = shift = 0
+    while True:
+        byte = content[position]
+        position += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, position
+        shift += 7
+        if shift > 63:
+            raise ValueError(f"no number at byte {position}")
