@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,6 @@ from qcompile.model.judgement import output_error
 from qcompile.spec.words import GraphTarget
 
 Floats = NDArray[np.float32]
-MakePath = Callable[..., Path]
-SEED = 3
 
 
 def data(path: Path, *shape: int) -> str:
@@ -152,12 +150,22 @@ def pointwise(w1: list[float], w2: list[float], between: str = "r = Relu(c)") ->
     )
 
 
-def test_the_factor_is_the_root_of_activations_by_weights() -> None:
-    model = pointwise([1.0, 1.0], [0.5, 4.0])
+@pytest.mark.parametrize(
+    ("weights", "largest", "expected"),
+    [
+        # s = sqrt(32 / 0.5) = 8, sqrt(1 / 4) = 1/2
+        (([1.0, 1.0], [0.5, 4.0]), [32, 1], ([0.125, 2.0], [4.0, 2.0])),
+        # Channels of zeros are left alone; of the last, s = sqrt(8 / 0.5) = 4.
+        (([0.0, 8.0, 8.0], [1.0, 0.0, 0.5]), [0, 1, 8], ([0.0, 8.0, 2.0], [1.0, 0.0, 2.0])),
+    ],
+)
+def test_the_factor_is_the_root_of_activations_by_weights(
+    weights: tuple[list[float], ...], largest: list[float], expected: tuple[list[float], ...]
+) -> None:
+    model = pointwise(*weights)
     assert equalizable(model) == {"r": 1}
-    equalize(model, {"r": np.array([32.0, 1.0], np.float32)})  # s = sqrt(32 / 0.5) = 8, sqrt(1 / 4) = 1/2
-    assert stored(model)["w1"].ravel().tolist() == [0.125, 2.0]
-    assert stored(model)["w2"].ravel().tolist() == [4.0, 2.0]
+    equalize(model, {"r": np.array(largest, np.float32)})
+    assert tuple(stored(model)[name].ravel().tolist() for name in ("w1", "w2")) == expected
 
 
 def test_a_depthwise_convolution_takes_all_that_activations_differ() -> None:
@@ -171,13 +179,6 @@ def test_a_depthwise_convolution_takes_all_that_activations_differ() -> None:
     after = outputs_of(model, x, "r1")[0].max(axis=(0, 2, 3))
     np.testing.assert_array_less(after[amax > 0], 1.42)
     np.testing.assert_array_less(0.70, after[amax > 0])
-
-
-def test_channels_of_zeros_are_left_alone() -> None:
-    model = pointwise([0.0, 8.0, 8.0], [1.0, 0.0, 0.5])
-    equalize(model, {"r": np.array([0, 1, 8], np.float32)})  # of the last, s = sqrt(8 / 0.5) = 4
-    assert stored(model)["w1"].ravel().tolist() == [0.0, 8.0, 2.0]
-    assert stored(model)["w2"].ravel().tolist() == [1.0, 0.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -197,16 +198,18 @@ def test_what_does_not_commute_with_factors_keeps_layers_apart(between: str) -> 
     assert model.SerializeToString() == before
 
 
-def test_a_pool_over_the_channels_of_a_product_keeps_layers_apart() -> None:
-    w = np.diag([8.0, 0.5, 1.0]).astype(np.float32)
-    text = """(float[N,2,3] x) => (float[N,2,3] y) {
-        m = MatMul(x, w1) p = MaxPool<kernel_shape=[3], pads=[1,1]>(m) y = MatMul(p, w2) }"""
-    assert not equalizable(model_of(text, w1=w, w2=w[::-1].copy()))
-
-
-def test_an_output_of_the_model_and_shared_weights_are_left_alone() -> None:
-    w = np.array([[8, 1], [0.5, 1]], np.float32)[:, :, None, None]
-    shared = f"({X} x) => ({X} y) {{ c = Conv(x, w) y = Conv(c, w) }}"
-    assert not equalizable(model_of(shared, w=w))
-    returned = f"({X} x) => ({X} c, {X} y) {{ c = Conv(x, w) y = Conv(c, v) }}"
-    assert not equalizable(model_of(returned, w=w, v=w[::-1].copy()))
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"({X} x) => ({X} y) {{ c = Conv(x, k) y = Conv(c, k) }}",  # one weight for two layers
+        f"({X} x) => ({X} c, {X} y) {{ c = Conv(x, k) y = Conv(c, v) }}",  # an output of the model
+        # A pool over the channels.
+        """(float[N,2,3] x) => (float[N,2,3] y) {
+        m = MatMul(x, w) p = MaxPool<kernel_shape=[3], pads=[1,1]>(m) y = MatMul(p, u) }""",
+    ],
+)
+def test_values_that_are_read_elsewhere_keep_layers_apart(text: str) -> None:
+    kernel, w = uneven(np.random.default_rng(0), 2, 2, 1, 1), np.diag([8.0, 0.5, 1.0]).astype(np.float32)
+    weights = {"k": kernel, "v": kernel[::-1].copy(), "w": w, "u": w[::-1].copy()}
+    named = {name: array for name, array in weights.items() if f" {name})" in text}
+    assert not equalizable(model_of(text, **named))

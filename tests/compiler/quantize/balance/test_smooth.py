@@ -48,30 +48,23 @@ FORMS = {
     "post-norm with a residual": (f"{{ {NORM} m = MatMul(n, w) y = Add(m, n) z = MatMul(n, v) }}", 1, 1),
     "Gemm after Reshape": (
         f"{HEADS} {{ {NORM} f = Reshape(n, rows) a = Gemm(f, w, c) y = Reshape(a, merge) s = Shape(n)"
-        " b = Gemm<transB=1>(f, v, c) z = Reshape(b, merge) t = Cast<to=1>(s) }",
-        1,
-        0,
+        " b = Gemm<transB=1>(f, v, c) z = Reshape(b, merge) t = Cast<to=1>(s) }", 1, 0,
     ),
     "Gemm after Reshape with a residual": (
         f"{HEADS} {{ {NORM} f = Reshape(n, rows) a = Gemm(f, w, c) r = Reshape(a, merge) y = Add(r, n)"
-        " b = Gemm(f, v, c) z = Reshape(b, merge) }",
-        1,
-        1,
+        " b = Gemm(f, v, c) z = Reshape(b, merge) }", 1, 1,
     ),
     "a GELU": (
         "{ o = Mul(x, gain) d = Erf(o) a = Add(d, one) g = Mul(o, a) y = MatMul(g, w) z = MatMul(g, v) }",
-        1,
-        1,
+        1, 1,
     ),
     "the projection of values": (
         f"{HEADS} {{ k = MatMul(x, w) b = Add(k, bias) s = Reshape(b, split) t = Transpose<perm=[0,2,1,3]>(s)"
         " s2 = Reshape(x, split) t2 = Transpose<perm=[0,2,1,3]>(s2) u = Transpose<perm=[0,1,3,2]>(t2)"
         " q = MatMul(t2, u) h = Softmax(q) o = MatMul(h, t) i = Transpose<perm=[0,2,1,3]>(o)"
-        " n = Reshape(i, merge) y = MatMul(n, v) z = Identity(x) }",
-        1,
-        0,
+        " n = Reshape(i, merge) y = MatMul(n, v) z = Identity(x) }", 1, 0,
     ),
-}
+}  # fmt: skip
 
 
 def form(name: str, seed: int) -> onnx.ModelProto:
@@ -118,11 +111,10 @@ def test_every_form_computes_the_same_and_its_channels_come_closer(name: str, se
 def test_a_multiplication_stands_between_the_reshape_and_its_products() -> None:
     # Where QuantizeLinear follows at once, OpenVINO fuses both; a Mul in front of the Reshape is executed.
     model = form("Gemm after Reshape with a residual", 0)
-    smooth(model, rows_of(model, np.random.default_rng(0).standard_normal((2, 5, 8)).astype(np.float32)))
+    smooth(model, rows_of(model, normal(2, 5, 8)))
     (mul,) = [node for node in model.graph.node if node.name.endswith("/smooth")]
     assert mul.input[0] == "f"
-    readers = [node.op_type for node in model.graph.node if mul.output[0] in node.input]
-    assert readers == ["Gemm", "Gemm"]
+    assert [node.op_type for node in model.graph.node if mul.output[0] in node.input] == ["Gemm", "Gemm"]
 
 
 @settings(deadline=None, max_examples=25)
@@ -219,40 +211,23 @@ def test_a_normalized_output_of_the_model_stays_as_it_is() -> None:
     np.testing.assert_allclose(outputs_of(model, x)[1], before[1], rtol=1e-6)
 
 
-@pytest.fixture
-def observed(tmp_path: Path) -> tuple[Path, Floats, Data]:
-    """The file of a model, samples, and the samples as data of batches of 8."""
-    model = model_of(
-        """(float[N,4,6] x) => (float[N,4,5] y, float[M,3] z) <int64[2] rows = {-1,6}> {
-        n = LayerNormalization(x, gain) y = MatMul(n, w) f = Reshape(n, rows) z = Gemm<transB=1>(f, v) }""",
-        gain=normal(6), w=normal(6, 5), v=normal(3, 6),
-    )  # fmt: skip
-    x = normal(20, 4, 6, seed=4)
-    onnx.save(model, tmp_path / "model.onnx")
-    np.savez(tmp_path / "data.npz", x=x)
-    data = Data(str(tmp_path / "data.npz"), model_io(model).inputs, batch_size=8)
-    return tmp_path / "model.onnx", x, data
+OBSERVED = """(float[N,4,6] x) => (float[N,4,5] y, float[M,3] z) <int64[2] rows = {-1,6}> {
+    n = LayerNormalization(x, gain) y = MatMul(n, w) f = Reshape(n, rows) z = Gemm<transB=1>(f, v) }"""
 
 
-@pytest.mark.parametrize("limit", [None, 3, 8, 11])
-def test_the_largest_magnitude_of_each_channel_is_found(
-    limit: int | None, observed: tuple[Path, Floats, Data]
-) -> None:
-    path, x, data = observed
-    found = observe_rows(onnx.load(path), {"n": -1, "z": 0, "y": 1}, data, limit)
-    n, z, y = (np.abs(array) for array in outputs_of(onnx.load(path), x[:limit], "n", "z", "y"))
-    np.testing.assert_allclose(found["n"].amax, n.max(axis=(0, 1)), rtol=1e-5)
-    np.testing.assert_allclose(found["y"].amax, y.max(axis=(0, 2)), rtol=1e-5)
-    np.testing.assert_allclose(found["z"].amax, z.max(axis=1).reshape(-1, 4).max(axis=0), rtol=1e-5)
-
-
-def test_values_that_are_not_finite_name_the_tensor_and_the_sample(
-    tmp_path: Path, observed: tuple[Path, Floats, Data]
-) -> None:
-    path, x, data = observed
+def test_the_largest_magnitude_of_each_channel_is_found(tmp_path: Path) -> None:
+    model = model_of(OBSERVED, gain=normal(6), w=normal(6, 5), v=normal(3, 6))
+    x, file = normal(20, 4, 6, seed=4), tmp_path / "data.npz"
+    np.savez(file, x=x)
+    data = Data(str(file), model_io(model).inputs, batch_size=8)
+    for limit in (None, 3, 8, 11):
+        found = observe_rows(model, {"n": -1, "z": 0, "y": 1}, data, limit)
+        n, z, y = (np.abs(array) for array in outputs_of(model, x[:limit], "n", "z", "y"))
+        np.testing.assert_allclose(found["n"].amax, n.max(axis=(0, 1)), rtol=1e-5)
+        np.testing.assert_allclose(found["y"].amax, y.max(axis=(0, 2)), rtol=1e-5)
+        np.testing.assert_allclose(found["z"].amax, z.max(axis=1).reshape(-1, 4).max(axis=0), rtol=1e-5)
     x[5, 0, 0] = np.nan
-    np.savez(tmp_path / "data.npz", x=x)
-    said = r"data.npz\[0:8\] sample 5: tensor 'n' becomes NaN"
-    with pytest.raises(CalibrationError, match=said) as caught:
-        observe_rows(onnx.load(path), {"n": -1}, data)
+    np.savez(file, x=x)
+    with pytest.raises(CalibrationError, match=r"data.npz\[0:8\] sample 5: tensor 'n' becomes NaN") as caught:
+        observe_rows(model, {"n": -1}, Data(str(file), model_io(model).inputs, batch_size=8))
     assert caught.value.data["tensor"] == "n"

@@ -107,7 +107,9 @@ def test_the_graph_computes_what_numpy_does_with_every_number_rounded(network: P
 
 
 def test_activations_are_quantized_by_scales_and_weights_are_stored_as_float8(network: Path) -> None:
-    model = onnx.load(fp8(network).path)
+    artifact = fp8(network)
+    model, manifest = onnx.load(artifact.path), artifact.manifest
+    onnx.checker.check_model(model, full_check=True)
     assert opset(model) == 19
     assert model.ir_version >= 9
     types = {t.name: t.data_type for t in model.graph.initializer}
@@ -115,21 +117,13 @@ def test_activations_are_quantized_by_scales_and_weights_are_stored_as_float8(ne
     assert all(node.input[0] not in types for node in model.graph.node if node.op_type == "QuantizeLinear")
     for node in weighted_nodes(model)["fp8"]:
         weight = next(n for n in model.graph.node if n.output[0] == node.input[1])
-        assert types[weight.input[0]] == TensorProto.FLOAT8E4M3FN
-        assert types[weight.input[2]] == TensorProto.FLOAT8E4M3FN
-    onnx.checker.check_model(model, full_check=True)
-
-
-def test_the_manifest_says_what_became_fp8_and_why_the_rest_did_not(network: Path) -> None:
-    artifact = fp8(network)
-    proof = artifact.manifest.proof
-    assert artifact.manifest.precision == graph_precision(onnx.load(artifact.path)) == "fp8"
-    assert proof["nodes_by_precision"]["fp8"] == {"Conv": 2, "Gemm": 1, "MatMul": 1}  # type: ignore[index]
-    assert proof["left_in_float"] == {
-        "first": "its 3 and 16 channels fit no FP8 kernel, which takes multiples of 16"
-    }
-    assert float(artifact.manifest.checks[0].detail.split()[0]) > 20
-    assert not proof["corrected_biases"]  # there are no samples
+        assert types[weight.input[0]] == types[weight.input[2]] == TensorProto.FLOAT8E4M3FN
+    assert manifest.precision == graph_precision(model) == "fp8"
+    assert manifest.proof["nodes_by_precision"]["fp8"] == {"Conv": 2, "Gemm": 1, "MatMul": 1}  # type: ignore[index]
+    reason = "its 3 and 16 channels fit no FP8 kernel, which takes multiples of 16"
+    assert manifest.proof["left_in_float"] == {"first": reason}
+    assert float(manifest.checks[0].detail.split()[0]) > 20
+    assert not manifest.proof["corrected_biases"]  # there are no samples
 
 
 def test_biases_are_corrected_where_there_are_samples(network: Path) -> None:
