@@ -1,4 +1,4 @@
-"""The Dockerfiles: linted, and built where Docker is; their steps are carried out without it."""
+"""The Dockerfiles: linted, and built where Docker is."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
-from packaged import ROOT, TO_BUILD, bare, packaged
-
-PLACES = ("/source", "/build", "/opt/qcompile", "/var/cache/pip")
-"""The folders of the image that the steps name."""
+from packaged import ROOT, TO_BUILD, packaged
 
 
 def instructions(name: str) -> list[tuple[str, str]]:
@@ -58,43 +55,6 @@ def context() -> set[str]:
         folders[:] = [name for name in folders if not ignored(name, folder)]
         found |= {os.path.join(folder, name) for name in files if not ignored(name, folder)}
     return found
-
-
-def replay(name: str, root: Path) -> Path:
-    """Carry out the steps of a Dockerfile's stages below a folder, without Docker; return its environment.
-
-    PyTorch comes from the indexes that pip has here. Bases, users and caches are left out.
-    """
-    for path in sorted(context()):
-        (root / "source" / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(ROOT / path, root / "source" / path)
-    (root / "build").mkdir()
-    (root / "bin").mkdir()
-    (root / "bin/python").symlink_to(sys.executable)
-    for _, steps in stages(name)[:-1]:
-        arguments = dict(rest.split("=", 1) for word, rest in steps if word == "ARG")
-        for word, rest in steps:
-            if word == "COPY" and not rest.startswith(("--from", ".")):
-                source, target = rest.split()
-                shutil.copyfile(ROOT / source, root / target.lstrip("/"))
-            elif word == "RUN":
-                _run(re.sub(r"--mount=\S+|--index-url \S+", "", rest), root, arguments)
-    return root / "opt/qcompile/bin"
-
-
-def _run(command: str, root: Path, arguments: dict[str, str]) -> None:
-    for place in PLACES:
-        command = re.sub(rf"(?<![\w/.]){re.escape(place)}\b", f"{root}{place}", command)
-    path = f"{root / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["sh", "-euc", command],
-        cwd=root / "source",
-        env=bare() | arguments | {"PATH": path},
-        capture_output=True,
-        text=True,
-        timeout=1800,
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
 
 
 FILES = ["Dockerfile", "Dockerfile.gpu"]
@@ -174,17 +134,3 @@ def test_an_image_is_built_where_docker_is(name: str) -> None:
     finally:
         subprocess.run([docker, "rmi", tag], check=False, timeout=300)
     assert json.loads(said)["packages"]["torch"].startswith(pins()["torch"])
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_the_steps_of_the_cpu_image_make_an_environment_that_works(tmp_path: Path) -> None:
-    """Context, wheel, environment and `doctor`, below a folder; needs a package index."""
-    programs = replay("Dockerfile", tmp_path / "image")
-    done = subprocess.run(
-        [str(programs / "qcompile"), "doctor", "--json"], cwd=tmp_path, capture_output=True, text=True,
-        timeout=300,
-    )  # fmt: skip
-    told = json.loads(done.stdout)
-    built = {one["target"] for one in told["targets"] if not one["why_not_build"]}
-    assert built >= {"onnxruntime", "openvino", "tensorrt-rtx", "torchscript"}

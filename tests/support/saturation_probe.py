@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from written_models import computed
 
 from qcompile.model.graph_rules import Order, SaturatingKernels
-from qcompile.model.session import import_onnxruntime, session_options
 
 if TYPE_CHECKING:
     import onnx
@@ -23,24 +23,15 @@ if TYPE_CHECKING:
 _Feeds = Mapping[str, NDArray[Any]]
 
 
-def run_on_onnxruntime(model: onnx.ModelProto, feeds: _Feeds) -> dict[str, NDArray[Any]]:
-    """Return the outputs of a small model, on one thread."""
-    session = import_onnxruntime().InferenceSession(
-        model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"]
-    )
-    names = [value.name for value in model.graph.output]
-    return dict(zip(names, session.run(names, dict(feeds)), strict=True))
-
-
-def run_on_openvino(model: onnx.ModelProto, feeds: _Feeds) -> dict[str, NDArray[Any]]:
+def run_on_openvino(model: onnx.ModelProto, feeds: _Feeds, **settings: Any) -> dict[str, NDArray[Any]]:
     """Return the outputs of a small model, on one thread and in float32 beside its integers."""
     import openvino
 
     core = openvino.Core()
-    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+    settings |= {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
     compiled = core.compile_model(core.read_model(model.SerializeToString()), "CPU", settings)
     results = compiled(dict(feeds))
-    return {value.name: results[value.name] for value in model.graph.output}
+    return {value.name: np.array(results[value.name]) for value in model.graph.output}
 
 
 @functools.cache
@@ -49,7 +40,7 @@ def probe(target: str) -> SaturatingKernels:
     if target == "openvino":
         results = run_on_openvino(*_static_layers())
     else:
-        results = run_on_onnxruntime(*_static_layers()) | run_on_onnxruntime(*_dynamic_layers())
+        results = computed(*_static_layers(), optimize=True) | computed(*_dynamic_layers(), optimize=True)
     return SaturatingKernels(**{name: _order(_sums(values)) for name, values in results.items()})
 
 
