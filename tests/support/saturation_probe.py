@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from written_models import computed
+from written_models import computed, text_model
 
 from qcompile.model.graph_rules import Order, SaturatingKernels
 
@@ -65,91 +65,58 @@ def _weights() -> NDArray[np.int8]:
     return weights
 
 
-def _static_layers() -> tuple[onnx.ModelProto, _Feeds]:
+def _static_layers() -> tuple[onnx.ModelProto, dict[str, NDArray[Any]]]:
     """A layer of each kind between Q/DQ of scale 1; what they read is 255 everywhere."""
-    from onnx import helper
-
     flat = _weights()
-    dense = flat.reshape(4, 2, 3).transpose(0, 2, 1)  # [out, channel, position]
-    layers: dict[str, tuple[str, NDArray[Any], tuple[int, ...], dict[str, int]]] = {
-        "dense": ("Conv", dense, (1, 3, 2), {}),
-        "grouped": ("Conv", np.concatenate([dense, dense]), (1, 6, 2), {"group": 2}),
-        "depthwise": ("Conv", flat[:, None], (1, 4, 6), {"group": 4}),
-        "products": ("MatMul", flat.T, (1, 6), {}),
-        "activations": ("MatMul", flat.T, (1, 6), {}),
+    dense = np.ascontiguousarray(flat.reshape(4, 2, 3).transpose(0, 2, 1))  # [out, channel, position]
+    columns = np.ascontiguousarray(flat.T)
+    layers: dict[str, tuple[str, NDArray[Any], tuple[int, ...]]] = {
+        "dense": ("Conv", dense, (1, 3, 2)),
+        "grouped": ("Conv<group = 2>", np.concatenate([dense, dense]), (1, 6, 2)),
+        "depthwise": ("Conv<group = 4>", flat[:, None], (1, 4, 6)),
+        "products": ("MatMul", columns, (1, 6)),
+        "activations": ("MatMul", columns, (1, 6)),
     }
-    nodes: list[onnx.NodeProto] = []
-    feeds: dict[str, NDArray[Any]] = {}
+    nodes, feeds = "", dict[str, NDArray[Any]]()
     stored: dict[str, Any] = {
         "one": np.float32(1), "step": np.float32(512), "zero": np.uint8(0), "none": np.int8(0),
     }  # fmt: skip
-
-    def rounded(name: str, scale: str, zero_point: str) -> str:
-        operands = [scale, zero_point]
-        nodes.append(helper.make_node("QuantizeLinear", [name, *operands], [f"{name}/q"]))
-        nodes.append(helper.make_node("DequantizeLinear", [f"{name}/q", *operands], [f"{name}/dq"]))
-        return f"{name}/dq"
-
-    for name, (operator, weights, shape, options) in layers.items():
-        x, w = f"{name}/x", f"{name}/w"
+    for name, (operator, weights, shape) in layers.items():
+        x, w, axis = f"{name}_x", f"{name}_w", int(operator == "MatMul")
         feeds[x] = np.full(shape, 255, np.float32)
-        operands = [rounded(x, "one", "zero")]
         if name == "activations":
             feeds[w] = weights.astype(np.float32)
-            operands.append(rounded(w, "one", "none"))
+            nodes += f"{w}q = QuantizeLinear({w}, one, none) {w}d = DequantizeLinear({w}q, one, none) "
         else:
-            axis = 1 if operator == "MatMul" else 0
             channels = weights.shape[axis]
-            stored |= {w: np.ascontiguousarray(weights), f"{w}/scale": np.ones(channels, np.float32)}
-            stored[f"{w}/zero"] = np.zeros(channels, np.int8)
-            parts = [w, f"{w}/scale", f"{w}/zero"]
-            nodes.append(helper.make_node("DequantizeLinear", parts, [f"{w}/dq"], axis=axis))
-            operands.append(f"{w}/dq")
-        nodes.append(helper.make_node(operator, operands, [f"{name}/y"], f"{name}/layer", **options))
-        rounded(f"{name}/y", "step", "zero")
-    return _model(nodes, stored, feeds, {name: f"{name}/y/dq" for name in layers}), feeds
+            stored |= {w: weights, f"{w}s": np.ones(channels, np.float32)}
+            stored[f"{w}z"] = np.zeros(channels, np.int8)
+            nodes += f"{w}d = DequantizeLinear<axis = {axis}>({w}, {w}s, {w}z) "
+        nodes += f"""{x}q = QuantizeLinear({x}, one, zero) {x}d = DequantizeLinear({x}q, one, zero)
+            {name}_y = {operator}({x}d, {w}d)
+            {name}_q = QuantizeLinear({name}_y, step, zero)
+            {name} = DequantizeLinear({name}_q, step, zero) """
+    inputs = ", ".join(f"float[{','.join(map(str, array.shape))}] {name}" for name, array in feeds.items())
+    text = f"({inputs}) => ({', '.join(f'float[] {name}' for name in layers)}) {{ {nodes} }}"
+    return text_model(text, **{name: np.asarray(array) for name, array in stored.items()}), feeds
 
 
-def _dynamic_layers() -> tuple[onnx.ModelProto, _Feeds]:
+def _dynamic_layers() -> tuple[onnx.ModelProto, dict[str, NDArray[Any]]]:
     """MatMulInteger, and an LSTM whose cell gates hold the weights; small sums keep its tanh straight."""
-    from onnx import helper
-
     flat = _weights()
     gates = np.zeros((1, 6, 4, 4), np.int8)
     gates[0, :, 3] = flat.T  # ONNX's order of gates: input, output, forget, cell
     stored = {
-        "weights": np.ascontiguousarray(flat.T), "zero": np.uint8(0), "none": np.zeros(1, np.int8),
-        "W": gates.reshape(1, 6, 16), "R": np.zeros((1, 4, 16), np.int8),
-        "W/scale": np.full(1, 1e-6, np.float32), "R/scale": np.ones(1, np.float32),
+        "weights": np.ascontiguousarray(flat.T), "zero": np.asarray(0, np.uint8),
+        "none": np.zeros(1, np.int8), "w": gates.reshape(1, 6, 16), "r": np.zeros((1, 4, 16), np.int8),
+        "ws": np.full(1, 1e-6, np.float32), "rs": np.ones(1, np.float32),
     }  # fmt: skip
-    operands = ["sequence", "W", "R", "", "", "", "", "", "W/scale", "none", "R/scale", "none"]
-    lstm = helper.make_node("DynamicQuantizeLSTM", operands, ["", "recurrent/y"], domain="com.microsoft")
-    lstm.attribute.append(helper.make_attribute("hidden_size", 4))
-    nodes = [
-        helper.make_node("MatMulInteger", ["x", "weights", "zero"], ["sums"]),
-        helper.make_node("Cast", ["sums"], ["dynamic/y"], to=1),
-        lstm,
-    ]
-    feeds: _Feeds = {"x": np.full((1, 6), 255, np.uint8), "sequence": np.ones((1, 1, 6), np.float32)}
-    return _model(nodes, stored, feeds, {"dynamic": "dynamic/y", "recurrent": "recurrent/y"}), feeds
-
-
-def _model(
-    nodes: list[onnx.NodeProto], stored: Mapping[str, Any], feeds: _Feeds, outputs: Mapping[str, str]
-) -> onnx.ModelProto:
-    """A model whose outputs are named after the kinds of layers."""
-    from onnx import helper, numpy_helper
-
-    made = [helper.make_node("Identity", [tensor], [name]) for name, tensor in outputs.items()]
-    inputs = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
-        for name, array in feeds.items()
-    ]
-    results = [helper.make_tensor_value_info(name, 1, None) for name in outputs]
-    weights = [numpy_helper.from_array(np.asarray(array), name) for name, array in stored.items()]
-    graph = helper.make_graph([*nodes, *made], "probe", inputs, results, weights)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    text = """(uint8[1,6] x, float[1,1,6] sequence) => (float[] dynamic, float[] recurrent) {
+        sums = MatMulInteger(x, weights, zero) dynamic = Cast<to = 1>(sums)
+        all, recurrent = com.microsoft.DynamicQuantizeLSTM<hidden_size = 4>
+            (sequence, w, r, , , , , , ws, none, rs, none) }"""
+    feeds = {"x": np.full((1, 6), 255, np.uint8), "sequence": np.ones((1, 1, 6), np.float32)}
+    return text_model(text, also=', "com.microsoft" : 1', **stored), feeds
 
 
 def _sums(values: NDArray[Any]) -> NDArray[Any]:

@@ -211,6 +211,26 @@ def test_a_balanced_model_is_planned_again_without_what_stays_in_float(
     assert "DequantizeLinear" not in {sources.get(name) for name in first.input[1:]}
 
 
+def test_what_gains_by_computing_fewer_layers_in_integers_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = {"w1": normal(16, 16, 1, 1), "w2": normal(16, 16, 1, 1), "w3": normal(4, 16, 1, 1)}
+    model = written(tmp_path / "m.onnx", BODY, **weights)
+    np.savez(tmp_path / "x.npz", x=normal(32, 16, 4, 4, scale=1.0))
+    calls: list[Path] = []
+
+    def without_first_later(path: Path, planned: list[str], **options: bool) -> object:
+        calls.append(path)
+        counts, missed = executed(path, planned, **options)
+        return counts, missed | ({"first": "for a test"} if len(calls) > 1 and "first" in planned else {})
+
+    monkeypatch.setattr(methods, "executed", without_first_later)
+    proof = static(model, tmp_path, balance=False, method="auto").manifest.proof
+    assert proof["nodes_by_precision"]["int8"] == {"Conv": 3}  # type: ignore[index]
+    refused = [entry.get("refused") for entry in proof["search"]]  # type: ignore[attr-defined]
+    assert "fewer layers are computed in integers" in refused
+
+
 FLOAT = "(float[N,64] x) => (float[N,64] y, float[N,64] z) { y = Add(x, a) z = Add(x, b) }"
 
 
