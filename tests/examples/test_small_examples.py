@@ -39,13 +39,14 @@ def test_training_runs(name: str, tmp_path: Path) -> None:
 
 def test_int8_keeps_the_accuracy_with_every_method_and_the_engine_holds_it(tmp_path: Path) -> None:
     folder = copied("digits", tmp_path)
-    report = built(folder, "onnx-int8-static", "openvino-int8", "rtx-int8", samples=64)
-    made = report.artifacts
+    made = built(folder, "onnx-int8-static", "openvino-int8", "rtx-int8", samples=64).artifacts
     for name in ("onnx-int8-static", "openvino-int8"):
         assert value(folder, made[name], "top1") > 0.985
         assert sum(read_manifest(made[name]).proof["layers_by_precision"]["int8"].values()) == 22
     assert made["rtx-int8"].stat().st_size > 500_000
-    model, ranges = (report.output / f"digits.{ending}" for ending in ("onnx", "ranges"))
+    shape, model = "image:[batch,3,32,32]", tmp_path / "m.onnx"
+    qcompile.export(f"{folder}/model.py:build", model, inputs=[shape])
+    ranges = qcompile.calibrate(model, f"{folder}/data.py:calibration", tmp_path / "r", samples=64).path
     for target, method in (("onnxruntime", "minmax"), ("onnxruntime", "entropy"), ("tensorrt", "percentile")):
         path = qcompile.quantize(model, tmp_path / "q.onnx", ranges=ranges, target=target, method=method).path  # type: ignore[arg-type]
         assert value(folder, path, "top1") > 0.985, (target, method)
