@@ -387,23 +387,3 @@ def test_float8_saturates_and_rounds_halves_to_even(kind: str) -> None:
         feeds = {"x": np.concatenate([x, np.arange(-500, 500, 0.25, np.float32), ends])}
         feeds["s"] = np.asarray(scale, np.float32)
         np.testing.assert_array_equal(computed(model, feeds)["y"], by_reference(model, feeds))
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("zeros", [False, True])
-def test_weights_of_few_bits_are_unpacked_as_their_schema_says(bits: int, zeros: bool) -> None:
-    random = np.random.default_rng(bits)
-    rows, columns, size = 6, 40, 16
-    blocks = -(-columns // size)
-    feeds = {
-        "x": np.eye(columns, dtype=np.float32),  # the product is the weight itself
-        "w": random.integers(0, 255, (rows, blocks, size * bits // 8), endpoint=True).astype(np.uint8),
-        "s": np.exp(random.uniform(-3, 0, rows * blocks)).astype(np.float32),
-        "z": random.integers(0, 255, rows * -(-blocks * bits // 8), endpoint=True).astype(np.uint8),
-    }
-    inputs = {"x": 1, "w": 2, "s": 1} | ({"z": 2} if zeros else {})
-    how = {"K": columns, "N": rows, "bits": bits, "block_size": size}
-    model = one_node("MatMulNBits", inputs, {"y": 1}, domain="com.microsoft", **how)
-    feeds = {name: feeds[name] for name in inputs}
-    expected = by_reference(model, feeds)
-    np.testing.assert_allclose(computed(model, feeds)["y"], expected, rtol=4 * 2.0**-24, atol=0)

@@ -171,14 +171,6 @@ def test_a_gemm_reads_its_weight_by_rows_whichever_way_it_was_stored(kind: Block
     )
 
 
-@pytest.mark.parametrize(("kind", "gpu", "builds"), [
-    ("nvfp4", "SM89", False), ("nvfp4", "SM86", False), ("mxfp8", "SM86", False), ("mxfp8", "SM89", True),
-])  # fmt: skip
-def test_what_tensorrt_rtx_itself_says_of_older_gpus(kind: BlockFormat, gpu: str, builds: bool) -> None:
-    # It builds MXFP8 for sm89 without a product of it; qcompile refuses that by name.
-    assert bool(rtx_build(blocks_of(kind, dtype=np.float16), gpu)[1]) is builds
-
-
 @pytest.mark.parametrize(("kind", "dequantizes"), [("nvfp4", False), ("mxfp8", True)])
 def test_engines_of_mxfp8_dequantize_and_those_of_nvfp4_do_not(kind: BlockFormat, dequantizes: bool) -> None:
     # Source: the programs in engines of TensorRT-RTX 1.7.1; a version with a product of MXFP8 fails here.

@@ -129,18 +129,6 @@ def test_weight_scales_are_the_largest_magnitude_of_each_output_channel_by_127(
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "tensorrt"])
-def test_a_gemm_computes_what_integers_by_hand_give(target: GraphTarget) -> None:
-    x, w, b = normal(6, 8, seed=1), normal(8, 5, seed=2), normal(5, seed=3)
-    model = model_of("(float[6,8] x) => (float[6,5] y) { [gemm] y = Gemm(x, w, b) }", w=w, b=b)
-    graph = quantized(model, target, {"x": (-2.0, 3.0), "y": (-9, 9)})
-    scale, zero, lowest, highest = (3 / 127, 0, -128, 127) if target == "tensorrt" else (5 / 255, 102, 0, 255)
-    integers = np.clip(np.round(x / np.float32(scale)) + zero, lowest, highest) - zero
-    scales = np.abs(w).max(axis=0) / 127
-    product = (integers @ np.round(w / scales)) * scale * scales
-    np.testing.assert_allclose(outputs_of(graph.model, x, optimize=True)[0], product + b, atol=2e-4)
-
-
-@pytest.mark.parametrize("target", ["onnxruntime", "tensorrt"])
 def test_ranges_are_there_and_finite_and_those_of_zeros_are_usable(
     target: GraphTarget, residual: onnx.ModelProto
 ) -> None:
