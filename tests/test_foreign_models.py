@@ -17,17 +17,7 @@ from qcompile.model.onnx_file import load_onnx
 from qcompile.model.weightless import read_weightless
 
 SMALL = ("squeezenet",)
-LARGE = ("shufflenet", "inception_v1", "inception_v2", "resnet50", "densenet121", "bvlc_alexnet", "zfnet512",
-         "vgg19")  # fmt: skip
-    "shufflenet",
-    "inception_v1",
-    "inception_v2",
-    "resnet50",
-    "densenet121",
-    "bvlc_alexnet",
-    "zfnet512",
-    "vgg19",
-)
+LARGE = "shufflenet inception_v1 inception_v2 resnet50 densenet121 bvlc_alexnet zfnet512 vgg19".split()
 
 
 @pytest.mark.parametrize("name", [*SMALL, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE)])

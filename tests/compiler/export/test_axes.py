@@ -229,6 +229,7 @@ BATCH, HEIGHT, OTHER = sympy.symbols("s0 s1 u0", integer=True, positive=True)
 TRACED = {"s0": 2, "s1": 64}
 
 
+DIVIDED = sympy.Eq(Mod(HEIGHT, FloorDiv(HEIGHT, 8)), 0, evaluate=False)
 WINDOWS = sympy.Eq(BATCH * HEIGHT, 8 * BATCH * FloorDiv(HEIGHT, 8), evaluate=False)
 
 
@@ -243,13 +244,7 @@ WINDOWS = sympy.Eq(BATCH * HEIGHT, 8 * BATCH * FloorDiv(HEIGHT, 8), evaluate=Fal
         # The remainder is that of the whole product.
         ([sympy.Ne(Mod(BATCH, BATCH * FloorDiv(HEIGHT, 4)), 0)], "s0", 1, None, AxisRange()),
         ([sympy.Ne(BATCH, HEIGHT)], "s0", 1, None, AxisRange()),
-        (
-            [sympy.Eq(Mod(HEIGHT, FloorDiv(HEIGHT, 8)), 0, evaluate=False)],
-            "s1",
-            1,
-            None,
-            AxisRange(8, None, 8),
-        ),
+        ([DIVIDED], "s1", 1, None, AxisRange(8, None, 8)),  # by nothing, below 8
         ([OTHER > 3, HEIGHT > OTHER], "s1", 1, None, AxisRange()),  # of a symbol that is no axis
     ],
 )
