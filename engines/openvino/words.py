@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     import onnx
 
 
-def run_model(model: onnx.ModelProto, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+def run_model(
+    model: onnx.ModelProto, feeds: Mapping[str, NDArray[Any]], **settings: object
+) -> dict[str, NDArray[Any]]:
     """Return the outputs of a small model, on one thread and in float32 beside its integers."""
     import openvino
 
     core = openvino.Core()
-    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+    settings |= {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
     compiled = core.compile_model(core.read_model(model.SerializeToString()), "CPU", settings)
     results = compiled(dict(feeds))
     return {value.name: results[value.name] for value in model.graph.output}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shlex
@@ -194,3 +195,24 @@ def test_the_table_of_precisions_has_what_can_be_built_and_nothing_else() -> Non
     assert named == buildable
     tree = page("precision").split("```")[3]
     assert set(re.findall(r"\b(?:fp|bf|tf|int|nvfp|mxfp)\d+\b", tree)) <= buildable
+
+
+GUIDE = (ROOT / "docs/tensorrt.md").read_text(encoding="utf-8")
+FILES = ("tensorrt-8.5.3.1", "tensorrt-10.16.1.11", "tensorrt-11.4.0.106", "tensorrt_rtx-1.7.1.116")
+ROWS = re.findall(r"^\| `([\w.]+)` \| (yes|–) \| (yes|–) \| (yes|–) \| (yes|–) \|", GUIDE, re.M)
+
+
+@pytest.mark.parametrize(("column", "file"), list(enumerate(FILES)), ids=FILES)
+def test_a_version_has_the_names_that_the_guide_says(column: int, file: str) -> None:
+    assert len(ROWS) == 20
+    names = json.loads((ROOT / f"tests/support/trt_api/{file}.json").read_text(encoding="utf-8"))["names"]
+    wrong = []
+    for name, *said in ROWS:
+        owner, _, member = name.partition(".")
+        entry = names.get(owner)
+        there = entry is not None and (
+            not member or member in [*entry.get("members", []), *entry.get("enum", [])]
+        )
+        if there != (said[column] == "yes"):
+            wrong.append(name)
+    assert not wrong, f"{file}: {wrong}"

@@ -19,7 +19,7 @@ ARM_PYTHON = "QCOMPILE_ARM_PYTHON"
 @pytest.fixture(scope="module")
 def edge(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Path]]:
     folder = copied("edge", tmp_path_factory.mktemp("edge"))
-    return folder, built(folder, "onnx-fp32-arm", "onnx-int8-arm", samples=64).artifacts
+    return folder, built(folder, "onnx-fp32-arm", "onnx-int8-arm", samples=24).artifacts
 
 
 def test_int8_keeps_the_size_and_the_accuracy_of_the_budget(edge: tuple[Path, dict[str, Path]]) -> None:

@@ -11,6 +11,8 @@ from small_examples import EXAMPLES, built, copied, modules, trains, value
 
 import qcompile
 from qcompile.artifact import read_manifest
+from qcompile.data.batches import Data
+from qcompile.tensors import parse_input
 
 
 def test_a_namesake_that_was_imported_before_is_put_aside(
@@ -35,13 +37,42 @@ def test_training_runs(name: str, tmp_path: Path) -> None:
     trains(copied(name, tmp_path), tmp_path / "w.safetensors")
 
 
-def test_int8_keeps_the_accuracy_and_the_engine_holds_it(tmp_path: Path) -> None:
+def test_int8_keeps_the_accuracy_with_every_method_and_the_engine_holds_it(tmp_path: Path) -> None:
     folder = copied("digits", tmp_path)
     made = built(folder, "onnx-int8-static", "openvino-int8", "rtx-int8", samples=64).artifacts
     for name in ("onnx-int8-static", "openvino-int8"):
         assert value(folder, made[name], "top1") > 0.985
         assert sum(read_manifest(made[name]).proof["layers_by_precision"]["int8"].values()) == 22
     assert made["rtx-int8"].stat().st_size > 500_000
+    shape, model = "image:[batch,3,32,32]", tmp_path / "m.onnx"
+    qcompile.export(f"{folder}/model.py:build", model, inputs=[shape])
+    ranges = qcompile.calibrate(model, f"{folder}/data.py:calibration", tmp_path / "r", samples=64).path
+    for target, method in (("onnxruntime", "minmax"), ("onnxruntime", "entropy"), ("tensorrt", "percentile")):
+        path = qcompile.quantize(model, tmp_path / "q.onnx", ranges=ranges, target=target, method=method).path  # type: ignore[arg-type]
+        assert value(folder, path, "top1") > 0.985, (target, method)
+
+
+def test_the_held_out_digits_are_not_among_the_calibration_digits() -> None:
+    rows = {
+        name: [
+            image.tobytes()
+            for batch in Data(f"{EXAMPLES}/digits/data.py:{name}", [parse_input("image:[batch,3,32,32]")])
+            for image in batch.feeds["image"]
+        ]
+        for name in ("calibration", "evaluation")
+    }
+    assert len(rows["evaluation"]) == 500
+    assert not {*rows["calibration"]} & {*rows["evaluation"]}
+
+
+def test_the_recipe_of_the_digits_asks_for_every_kind_of_artifact() -> None:
+    artifacts = qcompile.read_recipe(EXAMPLES / "digits/recipe.toml").artifact
+    kinds = (f"{a.target} {a.precision} {a.mode * (a.precision == 'int8')}" for a in artifacts)
+    assert {kind.strip() for kind in kinds} == {
+        "torchscript fp32", "onnxruntime fp32", "onnxruntime int8 dynamic", "onnxruntime int8 static",
+        "openvino int8 static", "tensorrt-rtx fp32", "tensorrt-rtx fp16", "tensorrt-rtx int8 static",
+    }  # fmt: skip
+    assert (EXAMPLES / "digits/resnet20.safetensors").stat().st_size < 1_300_000
 
 
 def test_the_digits_are_found_in_float_and_int8(tmp_path: Path) -> None:

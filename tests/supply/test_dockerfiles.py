@@ -1,4 +1,4 @@
-"""The Dockerfiles: linted, and built where Docker is; their steps are carried out without it."""
+"""The Dockerfiles, linted, and built where Docker is; what the repository pins and ships."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
-from packaged import ROOT, TO_BUILD, bare, packaged
-
-PLACES = ("/source", "/build", "/opt/qcompile", "/var/cache/pip")
-"""The folders of the image that the steps name."""
+from packaged import ROOT, TO_BUILD, build, copy_source, packaged
 
 
 def instructions(name: str) -> list[tuple[str, str]]:
@@ -58,43 +56,6 @@ def context() -> set[str]:
         folders[:] = [name for name in folders if not ignored(name, folder)]
         found |= {os.path.join(folder, name) for name in files if not ignored(name, folder)}
     return found
-
-
-def replay(name: str, root: Path) -> Path:
-    """Carry out the steps of a Dockerfile's stages below a folder, without Docker; return its environment.
-
-    PyTorch comes from the indexes that pip has here. Bases, users and caches are left out.
-    """
-    for path in sorted(context()):
-        (root / "source" / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(ROOT / path, root / "source" / path)
-    (root / "build").mkdir()
-    (root / "bin").mkdir()
-    (root / "bin/python").symlink_to(sys.executable)
-    for _, steps in stages(name)[:-1]:
-        arguments = dict(rest.split("=", 1) for word, rest in steps if word == "ARG")
-        for word, rest in steps:
-            if word == "COPY" and not rest.startswith(("--from", ".")):
-                source, target = rest.split()
-                shutil.copyfile(ROOT / source, root / target.lstrip("/"))
-            elif word == "RUN":
-                _run(re.sub(r"--mount=\S+|--index-url \S+", "", rest), root, arguments)
-    return root / "opt/qcompile/bin"
-
-
-def _run(command: str, root: Path, arguments: dict[str, str]) -> None:
-    for place in PLACES:
-        command = re.sub(rf"(?<![\w/.]){re.escape(place)}\b", f"{root}{place}", command)
-    path = f"{root / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["sh", "-euc", command],
-        cwd=root / "source",
-        env=bare() | arguments | {"PATH": path},
-        capture_output=True,
-        text=True,
-        timeout=1800,
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
 
 
 FILES = ["Dockerfile", "Dockerfile.gpu"]
@@ -176,15 +137,37 @@ def test_an_image_is_built_where_docker_is(name: str) -> None:
     assert json.loads(said)["packages"]["torch"].startswith(pins()["torch"])
 
 
+def test_the_lock_has_a_hash_for_every_pin() -> None:
+    text = (ROOT / "requirements-test.lock").read_text().replace("\\\n", " ")
+    locked = {line.split()[0]: line for line in text.splitlines() if re.match(r"[\w.-]+==", line)}
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    canonical = {re.sub(r"[-_.]+(?=[^=]*==)", "-", pin).lower() for pin in pins if not pin.startswith("#")}
+    assert locked.keys() == canonical, "make lock"
+    assert all("--hash=sha256:" in line for line in locked.values())
+
+
+def test_every_file_that_the_code_reads_is_packaged() -> None:
+    named = packaged()
+    assert all((ROOT / name.removeprefix("qcompile/")).is_file() for name in named)
+    rooms = [path.parent for path in ROOT.glob("*/__init__.py")]
+    found = (
+        path
+        for room in rooms
+        for path in room.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    )
+    assert not sorted({f"qcompile/{path.relative_to(ROOT)}" for path in found} - named), (
+        "package_data of setup.cfg"
+    )
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_the_steps_of_the_cpu_image_make_an_environment_that_works(tmp_path: Path) -> None:
-    """Context, wheel, environment and `doctor`, below a folder; needs a package index."""
-    programs = replay("Dockerfile", tmp_path / "image")
-    done = subprocess.run(
-        [str(programs / "qcompile"), "doctor", "--json"], cwd=tmp_path, capture_output=True, text=True,
-        timeout=300,
-    )  # fmt: skip
-    told = json.loads(done.stdout)
-    built = {one["target"] for one in told["targets"] if not one["why_not_build"]}
-    assert built >= {"onnxruntime", "openvino", "tensorrt-rtx", "torchscript"}
+def test_the_wheel_is_reproducible_and_holds_the_package_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1790000000")
+    wheels = [build(copy_source(tmp_path / name), tmp_path / f"{name}.dist") for name in ("first", "other")]
+    assert wheels[0].read_bytes() == wheels[1].read_bytes()
+    with zipfile.ZipFile(wheels[0]) as archive:
+        names = set(archive.namelist())
+    assert {name for name in names if ".dist-info/" not in name} == packaged()

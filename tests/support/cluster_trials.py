@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 from clusters import Cluster
-from onnx import TensorProto, helper, numpy_helper
+from written_models import model_of
 
 LIMIT_S = 300.0
 DETERMINISTIC = (".onnx", ".ranges", ".data")
@@ -59,27 +58,13 @@ def calibration():
 
 def model(weights: int = 0) -> onnx.ModelProto:
     """Two convolutions with a residual add: x [batch,4,16,16] to y; a further layer has so many bytes."""
-    rng = np.random.default_rng(0)
-
-    def weight(name: str, *shape: int) -> onnx.TensorProto:
-        return numpy_helper.from_array((rng.standard_normal(shape) * 0.3).astype(np.float32), name)
-
-    wide = max(3, weights // 16)
-    nodes = [
-        helper.make_node("Conv", ["x", "w1", "b1"], ["c1"], "conv1", pads=[1] * 4, kernel_shape=[3, 3]),
-        helper.make_node("Relu", ["c1"], ["r1"], "relu1"),
-        helper.make_node("Conv", ["r1", "w2", "b2"], ["c2"], "conv2", pads=[1] * 4, kernel_shape=[3, 3]),
-        helper.make_node("Add", ["c2", "r1"], ["a"], "add"),
-        helper.make_node("GlobalAveragePool", ["a"], ["p"], "pool"),
-        helper.make_node("Flatten", ["p"], ["f"], "flatten"),
-        helper.make_node("Gemm", ["f", "w3", "b3"], ["y"], "gemm", transB=1),
-    ]
-    stored = [weight("w1", 4, 4, 3, 3), weight("b1", 4), weight("w2", 4, 4, 3, 3), weight("b2", 4)]
-    stored += [weight("w3", wide, 4), weight("b3", wide)]
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4, 16, 16])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", wide])
-    graph = helper.make_graph(nodes, "small", [x], [y], stored)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    wide, how = max(3, weights // 16), "<pads = [1,1,1,1], kernel_shape = [3,3]>"
+    return model_of(f"""(float[batch,4,16,16] x) => (float[batch,{wide}] y)
+        <float[4,4,3,3] w1, float[4] b1, float[4,4,3,3] w2, float[4] b2,
+         float[{wide},4] w3, float[{wide}] b3> {{
+        [conv1] c1 = Conv {how} (x, w1, b1) [relu1] r1 = Relu (c1) [conv2] c2 = Conv {how} (r1, w2, b2)
+        [add] a = Add (c2, r1) [pool] p = GlobalAveragePool (a) [flatten] f = Flatten (p)
+        [gemm] y = Gemm <transB = 1> (f, w3, b3) }}""")
 
 
 def write_recipe(
@@ -136,11 +121,7 @@ def run_once(cluster: Cluster, recipe: Path, output: Path, *more: object) -> Sai
 
 
 def await_stage(cluster: Cluster, stage: str, client: Client, timeout_s: float = LIMIT_S) -> str:
-    """Wait until a stage is on a worker, and return the worker's name.
-
-    Raises:
-        RuntimeError: If the client ends before, or it takes too long.
-    """
+    """Wait until a stage is on a worker, and return the worker's name."""
     until = time.monotonic() + timeout_s
     with cluster.client() as asking:
         while time.monotonic() < until:

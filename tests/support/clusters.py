@@ -109,11 +109,7 @@ class Cluster:
         return self.folder / f"{name}-store"
 
     def wait(self, *names: str) -> None:
-        """Wait until these workers, or all that were started and live, have joined.
-
-        Raises:
-            RuntimeError: If one ends, or takes too long.
-        """
+        """Wait until these workers, or all that were started and live, have joined."""
         awaited = set(names) or {name for name, one in self.workers.items() if one.alive}
         with self.client() as client:
             for name in sorted(awaited):

@@ -62,13 +62,7 @@ def require_emulated(name: str) -> None:
 def run_emulated(
     name: str, cases: Sequence[tuple[onnx.ModelProto | Path, Arrays]], folder: Path
 ) -> list[Arrays]:
-    """Run models on an emulated processor, all in one child process; return output name to array for each.
-
-    Args:
-        name: Key of `PROCESSORS`.
-        cases: Models, or paths of ONNX files, each with its inputs.
-        folder: Gets the files of the run.
-    """
+    """Run models on an emulated processor, all in one child process; return output name to array for each."""
     folder.mkdir(parents=True, exist_ok=True)
     emulator, processor = PROCESSORS[name]
     command: list[str | Path] = [emulator, "-cpu", processor]

@@ -23,14 +23,7 @@ def build(
     *,
     shapes: dict[str, dict[str, tuple[int, ...]]] | None = None,
 ) -> Path:
-    """Build for 1 to 16 rows, without cuBLAS and cuDNN on TensorRT 8, which may not be there.
-
-    Args:
-        model: What to build.
-        folder: Where model and engine are written.
-        precision: Asked for.
-        shapes: `min_shapes`, `opt_shapes` and `max_shapes`, where they are others.
-    """
+    """Build for 1 to 16 rows, or `shapes`; without cuBLAS and cuDNN on TensorRT 8, which may not be there."""
     import tensorrt
 
     from qcompile.spec.tensorrt import TensorRTOptions

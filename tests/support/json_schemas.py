@@ -60,13 +60,9 @@ def schema_of(
     """Return the schema of a file of a type.
 
     Args:
-        name: What the file is.
-        file: Its type.
-        version: Of the format.
         parts: Types of keys of their names that hold other keys, too.
         properties: Schemas of keys, in place of those of the type.
         named: Types that these name.
-        optional: Keys that the file may lack.
         whole: Whether files hold every key of the types inside, too.
     """
     types = (file, *parts, *named)
@@ -78,10 +74,8 @@ def schema_of(
     keys |= properties or {}
     keys |= {one.__name__.lower(): {"$ref": f"#/$defs/{one.__name__}"} for one in parts}
     keys = {**kind, "schema_version": {"const": version, "description": "Of the format."}, **keys}
-    defined[file.__name__] |= {
-        "properties": keys,
-        "required": [key for key in keys if key not in optional],
-    }
+    required = [key for key in keys if key not in optional]
+    defined[file.__name__] |= {"properties": keys, "required": required}
     for part in defined.values():
         if whole and part is not top:
             part["required"] = [*part["properties"]]

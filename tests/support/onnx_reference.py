@@ -122,14 +122,9 @@ class Scan(OpRun):
         return True
 
     def _run(  # type: ignore[no-untyped-def]
-        self,
-        *args,
-        context=None,
-        num_scan_inputs=1,
-        scan_input_directions=None,
-        scan_output_directions=None,
-        **_,
-    ):
+        self, *args, context=None, num_scan_inputs=1, scan_input_directions=None,
+        scan_output_directions=None, **_,
+    ):  # fmt: skip
         states, rows = list(args[:-num_scan_inputs]), args[-num_scan_inputs:]
         steps, made = len(rows[0]), []
         backward = scan_input_directions or [0] * num_scan_inputs
@@ -176,11 +171,8 @@ def judged(
 ) -> tuple[list[Deviation], int]:
     """Return what of a runtime's tensors is wrong, and how many elements were judged.
 
-    Args:
-        model: The graph with Q/DQ.
-        feeds: Its inputs.
-        given: What a runtime made of some tensors: integers, and outputs.
-        slack: Steps beside `STEPS` by which an integer may be off, for kernels that round twice.
+    `given` is what the runtime made of integers and outputs; by `slack` steps beside `STEPS` an integer may
+    be off, for kernels that round twice.
     """
     judge = Judge(given, STEPS + slack)
     evaluator = ReferenceEvaluator(in_float64(model), new_ops=OWN)
@@ -201,10 +193,10 @@ def judged(
 
 def in_float64(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy whose floats are of 64 bits: stored ones, inputs, and those of Constant and Cast."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    _widen(copy.graph)
-    return copy
+    wide = onnx.ModelProto()
+    wide.CopyFrom(model)
+    _widen(wide.graph)
+    return wide
 
 
 def _widen(graph: onnx.GraphProto) -> None:
@@ -233,9 +225,7 @@ def _double(tensor: onnx.TensorProto) -> None:
 def watched(model: onnx.ModelProto, *, dequantized: bool = False) -> tuple[onnx.ModelProto, dict[str, str]]:
     """Return a copy that returns its integers too, and output name to the tensor that it tells.
 
-    Args:
-        model: With QuantizeLinear nodes of activations.
-        dequantized: Return what DequantizeLinear makes of them, as runtimes without integer outputs can.
+    With `dequantized` it returns what DequantizeLinear makes of them: some runtimes return no integers.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)

@@ -37,25 +37,16 @@ def make_engine(
         tensors({"x": ("batch", 3, 8, 8)} if inputs is None else inputs),
         tensors({"y": ("batch", 5)} if outputs is None else outputs),
     )
+    kinds = ("min", "opt", "max")
+    ranges = [
+        {name: dict(zip(kinds, map(list, item), strict=True)) for name, item in profile.items()}
+        for profile in profiles
+    ]
     manifest = Manifest(
-        kind="engine",
-        stage="build",
-        target=target,
-        precision="fp16",
-        io=io,
-        tools={"tensorrt": version},
-        device={"gpu": "sm86"} if device is None else device,
-        options=options or {},
-        proof={
-            "profiles": [
-                {
-                    name: dict(zip(("min", "opt", "max"), map(list, item), strict=True))
-                    for name, item in ranges.items()
-                }
-                for ranges in profiles
-            ]
-        },
-    )
+        kind="engine", stage="build", target=target, precision="fp16", io=io, tools={"tensorrt": version},
+        device={"gpu": "sm86"} if device is None else device, options=options or {},
+        proof={"profiles": ranges},
+    )  # fmt: skip
     with writing(path) as temporary:
         temporary.write_bytes(plan)
         commit(temporary, manifest)

@@ -31,12 +31,7 @@ def copy_example(folder: Path) -> Path:
 
 
 def check_walk(programs: Path, folder: Path) -> str:
-    """Run the example and the walk by an installed qcompile; return what the example prints.
-
-    Args:
-        programs: `bin` of an environment that holds the wheel.
-        folder: From `copy_example`.
-    """
+    """Run the example and the walk by the qcompile in `programs`; return what the example prints."""
     where = "import qcompile, qcompile.version; print(qcompile.__file__, qcompile.version.__file__)"
     said = _run([programs / "python", "-P", "-c", where], folder)
     assert all(path.startswith(str(programs.parent)) for path in said.split()), said

@@ -68,25 +68,18 @@ def _recipe() -> Iterator[str]:
     for one in fields_of(RecipeFile):
         if one.table is None:
             continue
-        heading = f"[[{one.name}]]" if one.repeated else f"[{one.name}]"
         inner = fields_of(one.table)
-        yield from (
-            "",
-            f"## `{heading}`",
-            "",
-            one.sentence,
-            "",
-            *_table([f for f in inner if f.table is None]),
-        )
+        yield from ("", f"## `{_heading(one, one.name)}`", "", one.sentence, "")
+        yield from _table([option for option in inner if option.table is None])
         for nested in inner:
             if nested.table is not None:
-                path = f"{one.name}.{nested.name}"
-                yield from ("", f"## `[[{path}]]`" if nested.repeated else f"## `[{path}]`", "")
-                yield from (
-                    (nested.table.__doc__ or "").partition("\n")[0],
-                    "",
-                    *_table(fields_of(nested.table)),
-                )
+                sentence = (nested.table.__doc__ or "").partition("\n")[0]
+                yield from ("", f"## `{_heading(nested, f'{one.name}.{nested.name}')}`", "", sentence, "")
+                yield from _table(fields_of(nested.table))
+
+
+def _heading(one: Option, path: str) -> str:
+    return f"[[{path}]]" if one.repeated else f"[{path}]"
 
 
 def _migration() -> Iterator[str]:
@@ -94,12 +87,8 @@ def _migration() -> Iterator[str]:
     yield from ("# Options of trtexec and Polygraphy", "", _MIGRATION)
     for tool in TOOLS:
         flags = list(dict.fromkeys(flags_of(tool).values()))
-        yield from (
-            "",
-            f"## {tool}",
-            "",
-            f"From {flags[0].source.partition('/args')[0]}, {len(flags)} options.",
-        )
+        yield from ("", f"## {tool}", "")
+        yield f"From {flags[0].source.partition('/args')[0]}, {len(flags)} options."
         yield from ("", "| option | versions | becomes | note |", "|---|---|---|---|")
         for flag in flags:
             spelled = ", ".join(f"`{dashed(name)}`" for name in (flag.name, *flag.also))
@@ -125,12 +114,9 @@ def _table(options: list[Option] | tuple[Option, ...]) -> Iterator[str]:
 
 def _limits(one: Option) -> str:
     limits = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-    said = [f"{word} {getattr(one.kind, name)}" for name, word in limits.items() if _limit(one, name)]
+    values = {word: getattr(one.kind, name, None) for name, word in limits.items()}
+    said = [f"{word} {value}" for word, value in values.items() if value is not None]
     return f", {', '.join(said)}" if said else ""
-
-
-def _limit(one: Option, name: str) -> bool:
-    return getattr(one.kind, name, None) is not None
 
 
 def _value(one: Option) -> str:

@@ -6,7 +6,7 @@ Weights are random, after He et al. 2015, so that the signal reaches the end.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -69,44 +69,35 @@ def resnet(width: int, depths: tuple[int, ...], classes: int) -> nn.Module:
     return classifier(body, channels, classes)
 
 
-def inverted(
-    inputs: int, outputs: int, size: int, stride: int, times: int, act: type[nn.Module], excite: bool
-) -> nn.Module:
-    """An inverted bottleneck: `times` as wide, one channel at a time, narrow again."""
-    inner = inputs * times
-    layers: list[nn.Module] = [unit(inputs, inner, act=act())] if times != 1 else []
-    layers.append(unit(inner, inner, size, stride, groups=inner, act=act()))
-    layers += [SqueezeExcite(inner, max(1, inputs // 4))] * excite
-    body = nn.Sequential(*layers, unit(inner, outputs))
-    return Residual(body, nn.Identity(), nn.Identity()) if stride == 1 and inputs == outputs else body
+Stages = Sequence[tuple[int, ...]]
+
+
+def inverted(stages: Stages, last: int, classes: int, act: type[nn.Module]) -> nn.Module:
+    """Inverted bottlenecks: `times` as wide, one channel at a time, narrow again.
+
+    A stage is (times, channels, depth, stride) of MobileNetV2 (Sandler et al. 2018), or has a window as well
+    and squeezes and excites, as in EfficientNet (Tan and Le 2019).
+    """
+    body: list[nn.Module] = [unit(3, 32, 3, 2, act=act())]
+    channels = 32
+    for times, width, depth, first_stride, *window in stages:
+        for stride in (first_stride, *[1] * (depth - 1)):
+            inner = channels * times
+            layers: list[nn.Module] = [unit(channels, inner, act=act())] if times != 1 else []
+            layers.append(unit(inner, inner, *window or [3], stride, groups=inner, act=act()))
+            layers += [SqueezeExcite(inner, max(1, channels // 4))] * len(window)
+            block: nn.Module = nn.Sequential(*layers, unit(inner, width))
+            if stride == 1 and channels == width:
+                block = Residual(block, nn.Identity(), nn.Identity())
+            body.append(block)
+            channels = width
+    return classifier([*body, unit(channels, last, act=act())], last, classes)
 
 
 MOBILENET_V2 = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2),
                 (6, 320, 1, 1))  # fmt: skip
 EFFICIENTNET_B0 = ((1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3), (6, 112, 3, 1, 5),
                    (6, 192, 4, 2, 5), (6, 320, 1, 1, 3))  # fmt: skip
-
-
-def mobilenet(stages: tuple[tuple[int, int, int, int], ...], last: int, classes: int) -> nn.Module:
-    """MobileNetV2 (Sandler et al. 2018); a stage is expansion, channels, depth, stride."""
-    body: list[nn.Module] = [unit(3, 32, 3, 2, act=nn.ReLU6())]
-    channels = 32
-    for times, width, depth, stride in stages:
-        for index in range(depth):
-            body.append(inverted(channels, width, 3, 1 if index else stride, times, nn.ReLU6, False))
-            channels = width
-    return classifier([*body, unit(channels, last, act=nn.ReLU6())], last, classes)
-
-
-def efficientnet(stages: tuple[tuple[int, int, int, int, int], ...], last: int, classes: int) -> nn.Module:
-    """EfficientNet (Tan and Le 2019); a stage is expansion, channels, depth, stride, window."""
-    body: list[nn.Module] = [unit(3, 32, 3, 2, act=nn.SiLU())]
-    channels = 32
-    for times, width, depth, stride, size in stages:
-        for index in range(depth):
-            body.append(inverted(channels, width, size, 1 if index else stride, times, nn.SiLU, True))
-            channels = width
-    return classifier([*body, unit(channels, last, act=nn.SiLU())], last, classes)
 
 
 def vgg(stages: tuple[tuple[int, ...], ...], places: int, hidden: int, classes: int) -> nn.Module:
@@ -294,8 +285,8 @@ def _recipes(
 COMPACT = _recipes(
     {
         "resnet": lambda: resnet(32, (1, 1, 2, 1), 100),
-        "mobilenet": lambda: mobilenet(_SMALL_V2, 640, 100),
-        "efficientnet": lambda: efficientnet(_SMALL_B0, 640, 100),
+        "mobilenet": lambda: inverted(_SMALL_V2, 640, 100, nn.ReLU6),
+        "efficientnet": lambda: inverted(_SMALL_B0, 640, 100, nn.SiLU),
         "vgg": lambda: vgg(_SMALL_VGG, 4, 1024, 100),
         "bert": lambda: Bert(2000, 64, 192, 4, 2),
         "bert-length": lambda: Bert(2000, 64, 192, 4, 2),
@@ -309,8 +300,8 @@ COMPACT = _recipes(
 FULL = _recipes(
     {
         "resnet": lambda: resnet(64, (3, 4, 6, 3), 1000),
-        "mobilenet": lambda: mobilenet(MOBILENET_V2, 1280, 1000),
-        "efficientnet": lambda: efficientnet(EFFICIENTNET_B0, 1280, 1000),
+        "mobilenet": lambda: inverted(MOBILENET_V2, 1280, 1000, nn.ReLU6),
+        "efficientnet": lambda: inverted(EFFICIENTNET_B0, 1280, 1000, nn.SiLU),
         "vgg": lambda: vgg(_VGG_16, 49, 4096, 1000),
         "bert": lambda: Bert(30522, 512, 768, 12, 12),
         "bert-length": lambda: Bert(30522, 512, 768, 12, 12),

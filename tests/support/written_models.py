@@ -81,8 +81,6 @@ def computed(
     """Return the outputs, or the tensors `names`, of one thread of ONNX Runtime.
 
     Args:
-        model: The graph, or its file.
-        feeds: Its inputs.
         names: Tensors in place of the outputs; inputs are not among them.
         optimize: Whether nodes are fused; without, each is computed by its own kernel.
         optimized: File for the graph that the optimizer makes.

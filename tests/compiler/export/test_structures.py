@@ -1,7 +1,4 @@
-"""Inputs and outputs inside structures, caches, training mode and random models.
-
-A failed export says which operator, in which module, at which line of the user's own file.
-"""
+"""Inputs and outputs inside structures, caches, training mode; failures name operator, module and line."""
 
 from __future__ import annotations
 
@@ -86,21 +83,12 @@ def test_inputs_and_outputs_in_structures_are_named_by_path(source: str, tmp_pat
 
 
 def test_an_axis_of_an_input_in_a_structure_is_made_dynamic_by_its_path(source: str, tmp_path: Path) -> None:
-    artifact = export(
-        f"{source}:of_dict", tmp_path / "m.onnx", inputs=["batch.image:[n,3]", "batch.meta.age:[n,1]"]
-    )
-    image, age = np.ones((5, 3), np.float32), np.ones((5, 1), np.float32)
-    np.testing.assert_array_equal(
-        run_file(artifact.path, **{"batch.image": image, "batch.meta.age": age})["output"], image + 1
-    )
-
-
-def test_an_input_that_no_path_leads_to_is_refused_with_those_there_are(source: str, tmp_path: Path) -> None:
+    inputs = ["batch.image:[n,3]", "batch.meta.age:[n,1]"]
+    artifact = export(f"{source}:of_dict", tmp_path / "m.onnx", inputs=inputs)
+    feeds = {"batch.image": np.ones((5, 3), np.float32), "batch.meta.age": np.ones((5, 1), np.float32)}
+    np.testing.assert_array_equal(run_file(artifact.path, **feeds)["output"], np.full((5, 3), 2))
     with pytest.raises(InvalidOption, match=r"inputs are batch\.image, batch\.meta\.age"):
         export(f"{source}:of_dict", tmp_path / "m.onnx", inputs=["image:[n,3]"])
-
-
-def test_an_example_with_foreign_objects_is_refused_with_their_place(source: str, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="example: x is object"):
         export(f"{source}:odd", tmp_path / "m.onnx")
 
@@ -233,30 +221,26 @@ def line_of(comment: str) -> int:
     return next(n for n, line in enumerate(INEXPRESSIBLE.splitlines(), 1) if line.endswith(comment))
 
 
-def refuse(inexpressible: Path, function: str) -> ExportError:
-    """Export, and return the error."""
+def test_what_cannot_be_exported_is_named_with_its_line_and_the_way_out(
+    inexpressible: Path,
+) -> None:
     output = inexpressible.parent / "out" / "m.onnx"
-    with pytest.raises(ExportError) as caught:
-        export(f"{inexpressible}:{function}", output, inputs=["x:4x4"])
-    assert list(output.parent.iterdir()) == []
-    return caught.value
-
-
-def test_an_unsupported_operator_is_named_with_its_module_and_line(inexpressible: Path) -> None:
-    error = refuse(inexpressible, "eigen")
-    assert error.data["operator"] == "aten.linalg_eig"
-    assert error.data["module"] == "body.1 (Eigen)"
-    assert "operator aten.linalg_eig in module body.1 (Eigen) has no ONNX form" in error.message
-    assert f"(models.py, line {line_of('# no ONNX form')}, in forward)" in error.message
-    assert error.hint
-
-
-def test_a_branch_on_data_is_named_with_its_line_and_the_way_out(inexpressible: Path) -> None:
-    error = refuse(inexpressible, "branch")
-    assert "branches on a value of its input" in error.message
-    assert f"(models.py, line {line_of('# depends on data')}, in forward)" in error.message
-    assert "torch.where" in error.hint
-    assert "`freeze_branches`" in error.hint
+    errors = {}
+    for function in ("eigen", "branch"):
+        with pytest.raises(ExportError) as caught:
+            export(f"{inexpressible}:{function}", output, inputs=["x:4x4"])
+        assert list(output.parent.iterdir()) == []
+        errors[function] = caught.value
+    eigen, branch = errors["eigen"], errors["branch"]
+    assert eigen.data["operator"] == "aten.linalg_eig"
+    assert eigen.data["module"] == "body.1 (Eigen)"
+    assert "operator aten.linalg_eig in module body.1 (Eigen) has no ONNX form" in eigen.message
+    assert f"(models.py, line {line_of('# no ONNX form')}, in forward)" in eigen.message
+    assert eigen.hint
+    assert "branches on a value of its input" in branch.message
+    assert f"(models.py, line {line_of('# depends on data')}, in forward)" in branch.message
+    assert "torch.where" in branch.hint
+    assert "`freeze_branches`" in branch.hint
 
 
 def test_a_branch_that_the_user_freezes_is_exported_and_its_place_is_said(
@@ -294,17 +278,10 @@ def test_a_frozen_branch_that_a_sample_does_not_take_is_refused(inexpressible: P
     assert not (tmp_path / "m.onnx").exists()
 
 
-def test_an_error_of_ours_passes_through_unchanged() -> None:
-    error = InvalidOption("as it was")
-    assert explain_export_failure(error, "model") is error
-
-
 def test_an_error_that_nobody_knows_keeps_its_type_and_first_line() -> None:
-    try:
-        try:
-            raise KeyError("deep down")
-        except KeyError as deep:
-            raise RuntimeError("the outer words") from deep
-    except RuntimeError as error:
-        explained = explain_export_failure(error, "net.py:build")
+    outer = RuntimeError("the outer words")
+    outer.__cause__ = KeyError("deep down")
+    explained = explain_export_failure(outer, "net.py:build")
     assert explained.message == "net.py:build: the exporter failed with KeyError: 'deep down'"
+    ours = InvalidOption("as it was")
+    assert explain_export_failure(ours, "model") is ours

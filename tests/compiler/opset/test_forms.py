@@ -1,10 +1,4 @@
-"""Operators in TensorRT's forms compute the same, and its parser takes them.
-
-Blocks side by side are put back to an image as PyTorch's fold does; others keep Col2Im.
-
-Sums over the edges of a graph, as a product with a matrix of ones: the same numbers, and RTX builds it.
-
-A convolution whose weights are quantized says its kernel_shape, which TensorRT's parser needs."""
+"""Operators in TensorRT's forms compute the same, and its parser takes them."""
 
 from __future__ import annotations
 
@@ -65,23 +59,47 @@ def test_the_identity_is_that_of_numpy(rows: int, columns: int, k: int, own: boo
     assert found.dtype == (np.int64 if own else np.float32)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "(float[n,m] x) => (float[n,m] y) { e = EyeLike(x) y = Add(e, x) }",
-        '(float[n,4] x) => (float[n,n] y) { y = Einsum<equation="Nc,Mc->NM">(x, x) }',
+BUILT: dict[str, tuple[str, dict[str, tuple[int, ...]], int]] = {
+    "an identity": ("(float[n,m] x) => (float[n,m] y) { e = EyeLike(x) y = Add(e, x) }", {"x": (3, 4)}, 0),
+    "an Einsum in capitals": (
+        '(float[n,4] x) => (float[n,n] y) { y = Einsum<equation="Nc,Mc->NM">(x, x) }', {"x": (3, 4)}, 0,
+    ),
+    "a fold": (
         """(float[n,8,4] x) => (float[n,2,4,4] y) <int64[2] image = {4,4}, int64[2] block = {2,2}> {
-            y = Col2Im<strides=[2,2]>(x, image, block) }""",
-    ],
-)
-def test_an_engine_is_built_of_what_the_parser_refuses_as_it_is(text: str, tmp_path: Path) -> None:
-    onnx.save(model_of(text, opset=18), tmp_path / "m.onnx")
-    shapes = {"x": (2, 8, 4) if "Col2Im" in text else (3, 4)}
-    made = qcompile.build(
-        tmp_path / "m.onnx", tmp_path / "m.engine", target="tensorrt-rtx", gpus=["sm86"],
+        y = Col2Im<strides=[2,2]>(x, image, block) }""", {"x": (2, 8, 4)}, 0,
+    ),
+    "a transform": (
+        """(float[n,16,1] x) => (float[n,r] y) <int64 length = {16}> {
+        f = DFT<axis = 1, onesided = 1>(x, length) y = ReduceSumSquare<axes = [2]>(f) }""",
+        {"x": (2, 16, 1)}, 1,
+    ),
+    "a sum over edges": (  # the sum is a product, too
+        """(float[nodes,3] x, int64[2,edges] edges) => (float[nodes,3] y) <float[3,3] w, int64 source = {0},
+        int64 target = {1}, int64[1] last = {-1}> {
+        h = MatMul(x, w) from = Gather <axis = 0> (edges, source) to = Gather <axis = 0> (edges, target)
+        messages = Gather <axis = 0> (h, from) index = Unsqueeze(to, last)
+        [sum] y = ScatterND <reduction = "add"> (x, index, messages) }""",
+        {"x": (5, 3), "edges": (2, 8)}, 2,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_an_engine_is_built_of_what_the_parser_refuses_as_it_is(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    text, shapes, products = BUILT[name]
+    model, opset = tmp_path / "m.onnx", 17 if "DFT" in text else 18
+    onnx.save(model_of(text, opset=opset), model)
+    built = qcompile.build(
+        model, tmp_path / "m.engine", target="tensorrt-rtx", gpus=["sm86"],
         min_shapes=shapes, opt_shapes=shapes, max_shapes=shapes,
     )  # fmt: skip
-    assert made.path.stat().st_size
+    assert built.path.stat().st_size
+    assert built.manifest.proof["reached_in_precision"] == products
+    if "DFT" in text:
+        pytest.importorskip("openvino")  # which has none either
+        proof = qcompile.build(model, tmp_path / "m.xml", target="openvino").manifest.proof
+        assert proof["reached_in_precision"] == products
 
 
 def fold(image: tuple[int, int], block: tuple[int, int], attributes: str) -> onnx.ModelProto:
@@ -137,28 +155,9 @@ def test_rows_are_added_as_numpy_adds_them() -> None:
     assert "ScatterND" not in {node.op_type for node in model.graph.node}
     (found,) = outputs_of(model, {"x": x, "edges": edges})
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("changed", ['reduction = "mul"', 'reduction = "none"'])
-def test_what_does_not_add_stays(changed: str) -> None:
-    model = parser.parse_model(GRAPH.replace('reduction = "add"', changed))
-    assert scatter_adds_to_products(model) == []
-
-
-def test_rtx_builds_a_sum_over_edges(tmp_path: Path) -> None:
-    pytest.importorskip("tensorrt_rtx")
-    text = GRAPH.replace("from = Gather", "h = MatMul(x, w) from = Gather").replace("(x, from)", "(h, from)")
-    model = parser.parse_model(text)
-    weight = np.random.default_rng(1).standard_normal((3, 3)).astype(np.float32)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
-    onnx.save(model, tmp_path / "graph.onnx")
-    shapes = {"x": (5, 3), "edges": (2, 8)}
-    built = qcompile.build(
-        tmp_path / "graph.onnx", tmp_path / "graph.engine", target="tensorrt-rtx", precision="fp16",
-        gpus=["sm86"], min_shapes=shapes, opt_shapes=shapes, max_shapes={"x": (50, 3), "edges": (2, 80)},
-    )  # fmt: skip
-    proof = built.manifest.proof
-    assert proof["reached_in_precision"] == proof["planned_in_precision"] == 2  # the sum is a product, too
+    for reduction in ("mul", "none"):
+        other = parser.parse_model(GRAPH.replace('reduction = "add"', f'reduction = "{reduction}"'))
+        assert scatter_adds_to_products(other) == []
 
 
 def conv_3x5() -> onnx.ModelProto:
@@ -176,19 +175,15 @@ def conv(model: onnx.ModelProto) -> onnx.NodeProto:
     return next(node for node in model.graph.node if node.op_type == "Conv")
 
 
-def test_it_is_written_where_the_weights_are_behind_qdq() -> None:
-    model = quantized(conv_3x5(), feeds())
+def test_a_kernel_shape_is_written_where_the_weights_are_behind_qdq() -> None:
+    model, plain = quantized(conv_3x5(), feeds()), conv_3x5()
     (before,) = outputs_of(model, feeds())
     assert write_kernel_shapes(model)
     assert attribute(conv(model), "kernel_shape") == [3, 5]
     np.testing.assert_array_equal(outputs_of(model, feeds())[0], before)
     assert not write_kernel_shapes(model), "it is there now"
-
-
-def test_weights_that_are_initializers_need_none() -> None:
-    model = conv_3x5()
-    assert not write_kernel_shapes(model)
-    assert attribute(conv(model), "kernel_shape") is None
+    assert not write_kernel_shapes(plain), "the parser has the weights"
+    assert attribute(conv(plain), "kernel_shape") is None
 
 
 @pytest.mark.parametrize("target", ["tensorrt-rtx", "onnxruntime"])
@@ -299,14 +294,3 @@ def test_a_transform_of_great_length_or_of_other_points_stays() -> None:
         model = transformed(OPSET_17, shape, 17, length=length)
         assert dft_to_products(model) == []
         assert "DFT" in {node.op_type for node in model.graph.node}
-
-
-@pytest.mark.parametrize("target", ["openvino", "tensorrt-rtx"])
-def test_runtimes_without_it_build_the_product(target: str, tmp_path: Path) -> None:
-    pytest.importorskip("openvino")
-    onnx.save(transformed(OPSET_17, "n,16,1", 17, length=np.array(16)), tmp_path / "m.onnx")
-    options = {}
-    if target == "tensorrt-rtx":
-        options = {"gpus": ["sm86"]} | {f"{kind}_shapes": {"x": (2, 16, 1)} for kind in ("min", "opt", "max")}
-    built = qcompile.build(tmp_path / "m.onnx", tmp_path / "b", target=target, **options)  # type: ignore[arg-type]
-    assert built.manifest.proof["reached_in_precision"] == 1

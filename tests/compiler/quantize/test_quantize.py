@@ -87,12 +87,8 @@ def test_the_manifest_says_what_was_done_and_how_well(
     assert manifest.options == {"exclude": ["conv2"], **own}  # what differs from the defaults
     assert manifest.proof["method"] == "minmax"
     assert manifest.sources["model"] == fingerprint(model)
-    assert manifest.proof["nodes_by_precision"] == {
-        "int8": {"Conv": 1, "Gemm": 1},
-        "fp16": {},
-        "bf16": {},
-        "fp32": {"Conv": 1},
-    }
+    counts = {"int8": {"Conv": 1, "Gemm": 1}, "fp16": {}, "bf16": {}, "fp32": {"Conv": 1}}
+    assert manifest.proof["nodes_by_precision"] == counts
     assert manifest.proof["left_in_float"] == {"conv2": "excluded by 'conv2'"}
     assert decibels(manifest.checks[0].detail) > 25
     assert [text.split(",")[0] for text in manifest.warnings] == (
@@ -146,10 +142,7 @@ def test_ranges_of_another_model_are_refused(
         ({"precision": "int4"}, "int4 is for weights alone"),
         ({"precision": "int3"}, "one of int8, fp8, int4, nvfp4, mxfp8, fp16, bf16 is required"),
         ({"precision": "fp8"}, "fp8 with `target` onnxruntime: only TensorRT multiplies FP8"),
-        (
-            {"precision": "fp8", "target": "openvino"},
-            "fp8 with `target` openvino: only TensorRT multiplies FP8",
-        ),
+        ({"precision": "fp8", "target": "openvino"}, "fp8 with `target` openvino: only TensorRT multiplies"),
         ({"precision": "fp8", "target": "tensorrt", "mode": "dynamic"}, "fp8 with `mode` dynamic"),
         ({"precision": "fp8", "target": "tensorrt"}, "static FP8 needs the ranges"),
         ({"precision": "nvfp4"}, "nvfp4 with `target` onnxruntime: only TensorRT multiplies NVFP4"),
@@ -157,24 +150,16 @@ def test_ranges_of_another_model_are_refused(
         ({"precision": "nvfp4", "target": "tensorrt", "mode": "weights"}, "nvfp4 with `mode` weights"),
         ({"precision": "nvfp4", "target": "tensorrt"}, "static NVFP4 needs the ranges"),
         ({"precision": "mxfp8", "target": "tensorrt", "rounding": "gptq"}, "`rounding` gptq with mxfp8"),
-        (
-            {"precision": "fp8", "target": "tensorrt", "layers": {"*": "int8"}},
-            "`layers` int8 is for static INT8",
-        ),
-        (
-            {"mode": "dynamic", "float_precision": "fp16"},
-            "`float_precision` mixes precisions in `mode` static; `mode` is dynamic",
-        ),
+        ({"precision": "fp8", "target": "tensorrt", "layers": {"*": "int8"}}, "`layers` int8 is for static"),
+        ({"mode": "dynamic", "float_precision": "fp16"}, "`float_precision` mixes .*; `mode` is dynamic"),
         ({"layers": {"*": "fp16"}, "float_precision": "bf16"}, "fp16 and bf16 in one graph"),
         ({"layers": {"*": "fp8"}}, "PATTERN=PRECISION is required\\n.*fp32, fp16, bf16 or int8"),
         ({"mode": "other"}, "one of static, dynamic, weights is required"),
         ({"mode": "weights", "precision": "int4", "rounding": "gptq"}, "needs samples"),
-        (
-            {"mode": "weights", "precision": "int4", "target": "tensorrt", "quant_format": "nbits"},
-            "`quant_format` 'nbits' needs ONNX Runtime's own operators",
-        ),
+        ({"mode": "weights", "precision": "int4", "target": "tensorrt", "quant_format": "nbits"},
+         "`quant_format` 'nbits' needs ONNX Runtime's own operators"),
     ],
-)
+)  # fmt: skip
 def test_contradictory_options_are_refused_before_the_work(
     options: dict[str, str], message: str, tiny_file: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -183,30 +168,17 @@ def test_contradictory_options_are_refused_before_the_work(
     assert not (tmp_path / "q.onnx").exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "message", "hint"),
-    [
-        (
-            """(float[n,4] x) => (float[n,4] y) <float[16] flat, int64[2] shape = {4,4}> {
-            w = Reshape(flat, shape) y = MatMul(x, w) }""",
-            "nothing to quantize",
-            "simplify first",
-        ),
-        (
-            """(float[n,2,4,4] x) => (float[n,2,4,4] y) <float[2,2,1,1] w> {
-            [upsample] y = ConvTranspose(x, w) }""",
-            "nothing to quantize: .*upsample.* no integer kernel",
-            "",
-        ),
-    ],
-)
-def test_nothing_to_quantize_is_refused_with_the_reason(
-    text: str, message: str, hint: str, tmp_path: Path
-) -> None:
-    model = write(text, tmp_path / "m.onnx")
-    with pytest.raises(QuantizationError, match=message) as caught:
-        quantize(model, tmp_path / "q.onnx", ranges=calibrated(model)[0], target="onnxruntime")
-    assert hint in caught.value.hint
+def test_nothing_to_quantize_is_refused_with_the_reason(tmp_path: Path) -> None:
+    computed = """(float[n,4] x) => (float[n,4] y) <float[16] flat, int64[2] shape = {4,4}> {
+        w = Reshape(flat, shape) y = MatMul(x, w) }"""
+    upsampled = """(float[n,2,4,4] x) => (float[n,2,4,4] y) <float[2,2,1,1] w> {
+        [upsample] y = ConvTranspose(x, w) }"""
+    reason = "nothing to quantize: .*upsample.* no integer kernel"
+    for text, message, hint in ((computed, "nothing to quantize", "simplify first"), (upsampled, reason, "")):
+        model = write(text, tmp_path / "m.onnx")
+        with pytest.raises(QuantizationError, match=message) as caught:
+            quantize(model, tmp_path / "q.onnx", ranges=calibrated(model)[0], target="onnxruntime")
+        assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize("first", ["int8", "fp16"])
@@ -230,12 +202,8 @@ def test_fp16_keeps_inputs_and_outputs_and_is_measured(
         == model_io(read_graph(observed[0]).load())
         == model_io(read_graph(artifact.path).load())
     )
-    assert artifact.manifest.proof["nodes_by_precision"] == {
-        "int8": {},
-        "fp16": {"Conv": 2},
-        "bf16": {},
-        "fp32": {"Gemm": 1},
-    }
+    counts = {"int8": {}, "fp16": {"Conv": 2}, "bf16": {}, "fp32": {"Gemm": 1}}
+    assert artifact.manifest.proof["nodes_by_precision"] == counts
     assert artifact.manifest.proof["left_in_float"] == {"gemm": "excluded by 'Gemm'"}
     assert decibels(artifact.manifest.checks[0].detail) > 40
 
@@ -259,17 +227,13 @@ def test_avx2_gets_weights_whose_pairs_fit_in_16_bits(residual: Path, tmp_path: 
     for name in ("avx512-vnni", "avx2"):
         artifact = qcompile.quantize(residual, tmp_path / f"{name}.onnx", ranges=ranges, isa=name)
         assert artifact.manifest.options["isa"] == name
-        weights = [
-            a.astype(int)
-            for a in stored(onnx.load(artifact.path)).values()
-            if a.dtype == np.int8 and a.ndim > 1
-        ]
+        arrays = stored(onnx.load(artifact.path)).values()
+        weights = [array.astype(int) for array in arrays if array.dtype == np.int8 and array.ndim > 1]
         assert len(weights) == 3
         depths = [w.transpose(0, 2, 3, 1).reshape(len(w), -1) if w.ndim == 4 else w for w in weights]
         pairs = [depth.reshape(len(depth), -1, 2) for depth in depths]
-        largest[name] = max(
-            int(np.abs(np.where(p * s > 0, p, 0).sum(-1)).max()) for p in pairs for s in (1, -1)
-        )
+        sums = [np.where(pair * sign > 0, pair, 0).sum(-1) for pair in pairs for sign in (1, -1)]
+        largest[name] = max(int(np.abs(values).max()) for values in sums)
         assert all(127 >= np.abs(w).max() > 64 for w in weights)
     assert largest["avx2"] <= 128 < largest["avx512-vnni"]
     seen = np.load(x)["x"]

@@ -124,9 +124,8 @@ def test_the_most_damaging_layers_stay_in_float_until_it_is_enough(folder: Path,
 
 
 def test_damage_that_no_layers_spare_is_an_error(folder: Path) -> None:
-    with pytest.raises(
-        QuantizationError, match=r"encoder.onnx: .* 3 of 4 layers in float; 300 dB is required"
-    ):
+    said = r"encoder.onnx: .* 3 of 4 layers in float; 300 dB is required"
+    with pytest.raises(QuantizationError, match=said):
         quantized(folder, max_damage=300)
     with pytest.raises(InvalidOption, match="`max_damage` is measured on samples"):
         quantized(folder, data=None, max_damage=20)
@@ -151,21 +150,14 @@ def hostile(folder: Path) -> Path:
 
 def test_quantize_judges_all_samples_together_as_diff_does(tmp_path: Path) -> None:
     # The first sample is faint: alone it drowns in the noise of a scale that fits the others.
-    weights = np.random.default_rng(5).standard_normal((16, 8)).astype(np.float32)
-    onnx.save(
-        model_of("(float[N,16] x) => (float[N,8] y) { y = MatMul(x, w) }", named=True, w=weights),
-        tmp_path / "m.onnx",
-    )
+    body = "(float[N,16] x) => (float[N,8] y) { y = MatMul(x, w) }"
+    model = written(tmp_path / "m.onnx", body, w=normal(16, 8, scale=1.0))
     x = normal(16, 16, scale=1.0)
     x[0] *= 0.002
-    data = str(tmp_path / "x.npz")
-    np.savez(data, x=x)
-    qcompile.calibrate(tmp_path / "m.onnx", data, tmp_path / "m.ranges")
-    made = qcompile.quantize(
-        tmp_path / "m.onnx", tmp_path / "q.onnx", ranges=tmp_path / "m.ranges", data=data
-    )
+    np.savez(tmp_path / "x.npz", x=x)
+    made = static(model, tmp_path, method="auto")
     (check,) = made.manifest.checks
-    found = qcompile.diff(str(tmp_path / "m.onnx"), str(tmp_path / "q.onnx"), data=data)
+    found = qcompile.diff(str(model), str(made.path), data=str(tmp_path / "x.npz"))
     assert found
     assert check.detail.startswith(f"{found.outputs[0].snr_db:.1f} dB")
 
@@ -217,6 +209,26 @@ def test_a_balanced_model_is_planned_again_without_what_stays_in_float(
     sources = {output: node.op_type for node in graph.node for output in node.output}
     (first,) = [node for node in graph.node if node.name == "first"]
     assert "DequantizeLinear" not in {sources.get(name) for name in first.input[1:]}
+
+
+def test_what_gains_by_computing_fewer_layers_in_integers_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = {"w1": normal(16, 16, 1, 1), "w2": normal(16, 16, 1, 1), "w3": normal(4, 16, 1, 1)}
+    model = written(tmp_path / "m.onnx", BODY, **weights)
+    np.savez(tmp_path / "x.npz", x=normal(32, 16, 4, 4, scale=1.0))
+    calls: list[Path] = []
+
+    def without_first_later(path: Path, planned: list[str], **options: bool) -> object:
+        calls.append(path)
+        counts, missed = executed(path, planned, **options)
+        return counts, missed | ({"first": "for a test"} if len(calls) > 1 and "first" in planned else {})
+
+    monkeypatch.setattr(methods, "executed", without_first_later)
+    proof = static(model, tmp_path, balance=False, method="auto").manifest.proof
+    assert proof["nodes_by_precision"]["int8"] == {"Conv": 3}  # type: ignore[index]
+    refused = [entry.get("refused") for entry in proof["search"]]  # type: ignore[attr-defined]
+    assert "fewer layers are computed in integers" in refused
 
 
 FLOAT = "(float[N,64] x) => (float[N,64] y, float[N,64] z) { y = Add(x, a) z = Add(x, b) }"
@@ -280,8 +292,8 @@ def test_rows_that_meet_in_the_model_are_run_together(name: str, tmp_path: Path)
     np.testing.assert_allclose(hessian, 2 * whole.T @ whole, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("limit", [None, 1, 7, 9])
-def test_samples_of_a_batch_axis_are_run_one_by_one(limit: int | None, tmp_path: Path) -> None:
+def test_samples_of_a_batch_axis_are_run_one_by_one(tmp_path: Path) -> None:
     path, data = model_and_data("a = Relu(x) y = MatMul(a, w)", [normal(7, 4), normal(5, 4)], tmp_path)
-    extents = [arrays["a"].shape[0] for arrays in run_samples(onnx.load(path), ["a"], data, limit)]
-    assert extents == [1] * (limit or 12)
+    for limit in (None, 1, 7, 9):
+        extents = [arrays["a"].shape[0] for arrays in run_samples(onnx.load(path), ["a"], data, limit)]
+        assert extents == [1] * (limit or 12)

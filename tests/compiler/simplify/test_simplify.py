@@ -1,9 +1,4 @@
-"""Fewer nodes and the same model; whatever onnxsim breaks, the model is left as it was.
-
-What exporters leave in attention goes, and nothing else changes.
-
-A pool over everything is global; any other stays.
-"""
+"""Fewer nodes and the same model; whatever onnxsim breaks, the model is left as it was."""
 
 from __future__ import annotations
 
@@ -25,7 +20,7 @@ from written_models import model_of, outputs_of
 
 import qcompile
 from qcompile.compiler.simplify.simplify import pool_globally, simplify, simplify_attention
-from qcompile.errors import DataError, ModelError
+from qcompile.errors import DataError
 from qcompile.model.input_notes import KEY, InputNote, read_notes, write_notes
 from qcompile.model.onnx_file import copy_model, model_io
 from qcompile.model.onnx_graph import read_graph
@@ -144,26 +139,15 @@ def test_a_simplifier_that_changes_the_model_leaves_it_as_it_was_with_a_warning(
     assert artifact.manifest.proof["removed"] == {}
 
 
-def test_the_outputs_are_compared_on_the_data_when_there_is_some(
+def test_the_outputs_are_compared_on_the_data_which_must_fit(
     tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path
 ) -> None:
     artifact = simplify(tiny_file("mlp"), tmp_path / "out.onnx", data=str(samples("mlp", 16)))
     (check,) = (check for check in artifact.manifest.checks if check.name == "same outputs as before")
     assert check.detail.startswith("2 inputs")
-
-
-def test_data_that_does_not_fit_is_an_error_and_leaves_nothing(
-    tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path
-) -> None:
     with pytest.raises(DataError, match=r"'x' has shape 8x16; \[batch,4,8,8\] is required"):
         simplify(tiny_file("residual"), tmp_path / "out" / "m.onnx", data=str(samples("mlp")))
     assert not (tmp_path / "out").exists()
-
-
-def test_a_damaged_model_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "m.onnx").write_bytes(b"not a model")
-    with pytest.raises(ModelError, match="not an ONNX model, or cut off"):
-        simplify(tmp_path / "m.onnx", tmp_path / "out.onnx")
 
 
 class Attention(torch.nn.Module):
@@ -243,16 +227,12 @@ def attended_by(model: onnx.ModelProto, batch: int = 2) -> list[NDArray[Any]]:
     return list(session.run(None, {name: array for name, array in feeds.items() if name in wanted}))
 
 
-def operators(model: onnx.ModelProto) -> Counter[str]:
-    return Counter(node.op_type for node in model.graph.node)
-
-
 def test_all_three_go_and_the_outputs_stay_also_where_a_row_is_masked_as_a_whole() -> None:
     model = make()
     before = attended_by(model)
     assert simplify_attention(model) == ALL
     onnx.checker.check_model(model, full_check=True)
-    assert operators(model) == {
+    assert Counter(node.op_type for node in model.graph.node) == {
         "MatMul": 5, "Add": 2, "Reshape": 3, "Transpose": 3, "Where": 1, "Softmax": 1,
     }  # fmt: skip
     np.testing.assert_allclose(attended_by(model)[0], before[0], rtol=1e-5, atol=1e-6)
@@ -288,51 +268,38 @@ def test_what_would_change_the_outputs_stays(
     np.testing.assert_allclose(attended_by(model)[0], before[0], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kept", ["q", "q1", "qs", "k4", "p"])
-def test_what_is_an_output_of_the_model_keeps_its_value(kept: str) -> None:
-    model = make()
-    model.graph.output.append(onnx.helper.make_tensor_value_info(kept, onnx.TensorProto.FLOAT, None))
-    before = attended_by(model)
-    simplify_attention(model)
-    for found, expected in zip(attended_by(model), before, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+def test_what_is_an_output_of_the_model_keeps_its_value() -> None:
+    for inside in ("q", "q1", "qs", "k4", "p"):
+        model = make()
+        model.graph.output.append(onnx.helper.make_tensor_value_info(inside, onnx.TensorProto.FLOAT, None))
+        before = attended_by(model)
+        simplify_attention(model)
+        for found, expected in zip(attended_by(model), before, strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def pool(operator: str, attributes: str, shape: str = "n,2,7,5", result: str = "n,2,p,q") -> onnx.ModelProto:
-    return parser.parse_model(
-        f'<ir_version: 8, opset_import: ["" : 19]> g (float[{shape}] x) => (float[{result}] y) '
+@pytest.mark.parametrize(
+    ("operator", "attributes", "shape", "becomes_global"),
+    [
+        ("AveragePool", "kernel_shape = [7, 5]", "n,2,7,5", True),
+        ("AveragePool", "kernel_shape = [64, 64], strides = [64, 64], ceil_mode = 1", "n,2,7,5", True),
+        ("AveragePool", "kernel_shape = [7, 5], pads = [0, 0, 0, 0], count_include_pad = 1", "n,2,7,5", True),
+        ("MaxPool", "kernel_shape = [7, 5]", "n,2,7,5", True),
+        ("AveragePool", "kernel_shape = [7, 4]", "n,2,7,5", False),
+        ("AveragePool", "kernel_shape = [7, 5], pads = [1, 1, 1, 1]", "n,2,7,5", False),
+        ("AveragePool", "kernel_shape = [7, 5]", "n,2,h,w", False),
+    ],
+)
+def test_a_window_over_the_whole_image_is_global_and_any_other_stays(
+    operator: str, attributes: str, shape: str, becomes_global: bool
+) -> None:
+    model = parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 19]> g (float[{shape}] x) => (float[n,2,p,q] y) '
         f"{{ y = {operator} <{attributes}> (x) }}"
     )
-
-
-@pytest.mark.parametrize(
-    ("operator", "attributes"),
-    [
-        ("AveragePool", "kernel_shape = [7, 5]"),
-        ("AveragePool", "kernel_shape = [64, 64], strides = [64, 64], ceil_mode = 1"),
-        ("AveragePool", "kernel_shape = [7, 5], pads = [0, 0, 0, 0], count_include_pad = 1"),
-        ("MaxPool", "kernel_shape = [7, 5]"),
-    ],
-)
-def test_a_window_over_the_whole_image_is_global(operator: str, attributes: str) -> None:
-    model = pool(operator, attributes, result="n,2,1,1")
     x = np.random.default_rng(0).standard_normal((3, 2, 7, 5)).astype(np.float32)
     expected = outputs_of(model, x)[0]
-    assert pool_globally(model) == 1
+    assert pool_globally(model) == becomes_global
+    assert model.graph.node[0].op_type == ("Global" if becomes_global else "") + operator
     onnx.checker.check_model(model, full_check=True)
-    assert model.graph.node[0].op_type == f"Global{operator}"
     np.testing.assert_allclose(outputs_of(model, x)[0], expected, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("attributes", "shape"),
-    [
-        ("kernel_shape = [7, 4]", "n,2,7,5"),
-        ("kernel_shape = [7, 5], pads = [1, 1, 1, 1]", "n,2,7,5"),
-        ("kernel_shape = [7, 5]", "n,2,h,w"),
-    ],
-)
-def test_any_other_stays(attributes: str, shape: str) -> None:
-    model = pool("AveragePool", attributes, shape)
-    assert pool_globally(model) == 0
-    assert model.graph.node[0].op_type == "AveragePool"

@@ -143,18 +143,6 @@ def test_a_mask_of_the_lowest_float_is_not_made_smaller() -> None:
     np.testing.assert_allclose(found, np.full((3, 4), 0.25), rtol=1e-3)
 
 
-def test_resize_keeps_float32_scales_behind_a_float16_image() -> None:
-    half, kept = to_half(graph_of("resize"))
-    assert kept == {}
-    assert operands(half, "Resize") == [TensorProto.FLOAT16, TensorProto.FLOAT]
-
-
-def test_nodes_with_graphs_inside_keep_their_types_with_the_reason() -> None:
-    for name, operator in (("branch", "If"), ("loop", "Loop")):
-        _, kept = to_half(graph_of(name))
-        assert f"{operator} keeps its types" in kept.values()
-
-
 CONSTANTS = {
     "an initializer": "<float[1] k = {VALUE}> {",
     "a Constant": "{ k = Constant <value = float[1] {VALUE}> ()",
@@ -189,14 +177,11 @@ def test_a_row_of_zeros_is_divided_by_the_least_norm_and_not_by_zero(divide: str
     x = np.array([[0, 0, 0, 0], [3, 0, 4, 0]], np.float32)
     half, kept = to_half(model)
     assert any("keeps a divisor from zero" in reason for reason in kept.values())
+    usual = to_half(graph_of("normalization"))[1]  # whose epsilon float16 holds
+    assert not any("divisor" in reason for reason in usual.values())
     (found,), (expected,) = run(half, x=x), run(model, x=x)
     np.testing.assert_array_equal(found[0], 0)
     np.testing.assert_allclose(found, expected, rtol=2e-3)
-
-
-def test_what_a_usual_epsilon_keeps_from_zero_is_divided_by_in_half() -> None:
-    kept = to_half(graph_of("normalization"))[1]
-    assert not any("divisor" in reason for reason in kept.values())
 
 
 def test_a_weight_that_is_subnormal_as_a_whole_keeps_its_node_and_one_in_part_does_not() -> None:
@@ -256,9 +241,6 @@ def test_the_opset_is_raised_no_further_than_the_type_needs(name: str, dtype: Ha
     assert ([item.version for item in half.opset_import], kept) == ([opset], {})
     onnx.checker.check_model(half, full_check=True)
     assert output_error(run(graph_of(name))[0], run(half)[0]).snr_db > 40
-
-
-def test_float16_raises_the_opset_for_q_and_dq_alone() -> None:
     text = "(float[n,4] x) => (float[n,4] y) <int64 one = {1}> { [sum] h = CumSum(x, one) y = Neg(h) }"
     half, kept = to_half(graph_of(text, opset=13))  # TensorRT 8 reads no opset beyond 17
     assert ([item.version for item in half.opset_import], set(kept)) == ([13], {"sum"})
@@ -280,11 +262,25 @@ def test_large_weights_and_names_survive_a_raised_opset() -> None:
 def test_a_blocked_node_stays_in_float32_between_casts() -> None:
     model = graph_of(LINEAR)
     name_nodes(model.graph)
-    (name,) = (node.name for node in model.graph.node if node.op_type == "MatMul")
-    half, kept = to_half(model, block={name: "excluded"})
-    assert kept == {name: "excluded"}
+    half, kept = to_half(model, block={model.graph.node[0].name: "excluded"})
+    assert kept == {model.graph.node[0].name: "excluded"}
     assert set(operands(half, "MatMul")) == {TensorProto.FLOAT}
     assert set(operands(half, "Relu")) == {TensorProto.FLOAT16}
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("branch", {"If keeps its types"}),
+        ("loop", {"Loop keeps its types"}),
+        ("resize", set()),
+    ],
+)
+def test_what_is_kept_in_float32_says_why(name: str, kept: set[str]) -> None:
+    half, reasons = to_half(graph_of(name))
+    assert kept == set(reasons.values())
+    if name == "resize":
+        assert operands(half, "Resize") == [TensorProto.FLOAT16, TensorProto.FLOAT]  # its scales
 
 
 def test_an_activation_observed_beyond_65504_keeps_its_nodes_in_float32() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from numpy.typing import NDArray
 from written_models import model_of, normal
 
 import qcompile
@@ -17,7 +16,6 @@ from qcompile.calibration import load_ranges
 from qcompile.compiler.quantize.calibrate import tensors_to_calibrate
 from qcompile.compiler.quantize.int8.placement import plan
 from qcompile.compiler.quantize.prepare import prepare_graph
-from qcompile.compiler.quantize.request import match_nodes
 from qcompile.errors import CalibrationError, InvalidOption
 from qcompile.model.graph import weighted_nodes
 from qcompile.model.onnx_graph import read_weightless
@@ -61,20 +59,18 @@ def residual(tiny: Callable[..., onnx.ModelProto]) -> onnx.ModelProto:
     return prepare_graph(tiny("residual"))
 
 
-def test_tensorrt_quantizes_what_computes_and_the_add_that_closes_the_residual(
+def test_a_target_quantizes_what_computes_and_what_it_keeps_in_integers_between(
     residual: onnx.ModelProto,
 ) -> None:
-    assert plan(residual, "tensorrt").nodes == ("conv1", "conv2", "add", "gemm")
-
-
-def test_onnxruntime_quantizes_what_lies_between_too(residual: onnx.ModelProto) -> None:
+    assert plan(residual, "tensorrt").nodes == ("conv1", "conv2", "add", "gemm")  # the residual's Add
+    assert plan(read(ADDS), "tensorrt").nodes == ("conv", "closing")  # no other
     placement = plan(residual, "onnxruntime")
     assert placement.nodes == tuple(node.name for node in residual.graph.node)
     assert placement.left_in_float == {}
-
-
-def test_tensorrt_leaves_other_adds_in_float() -> None:
-    assert plan(read(ADDS), "tensorrt").nodes == ("conv", "closing")
+    with pytest.raises(InvalidOption, match="'tpu' is unknown; known are onnxruntime, openvino, tensorrt"):
+        plan(residual, "tpu")  # type: ignore[arg-type]
+    residual.graph.node[0].domain = "com.example"
+    assert "conv1" not in plan(residual, "onnxruntime").nodes
 
 
 @pytest.mark.parametrize(
@@ -101,11 +97,6 @@ def test_what_computes_is_planned_or_left_in_float_with_the_reason(
         assert placement.left_in_float["conv"] == "its weight is computed at run time"
 
 
-def test_an_operator_of_a_foreign_domain_is_never_quantized(residual: onnx.ModelProto) -> None:
-    residual.graph.node[0].domain = "com.example"
-    assert "conv1" not in plan(residual, "onnxruntime").nodes
-
-
 @pytest.mark.parametrize(
     ("pattern", "gone"),
     [
@@ -113,34 +104,25 @@ def test_an_operator_of_a_foreign_domain_is_never_quantized(residual: onnx.Model
         ("conv?", {"conv1", "conv2"}),
         ("Conv", {"conv1", "conv2"}),
         ("*", {"conv1", "conv2", "gemm"}),
+        ("/head/*", {"/head/0/Conv"}),
     ],
 )
 def test_names_globs_and_types_exclude_nodes_and_are_the_reason(
     pattern: str, gone: set[str], residual: onnx.ModelProto
 ) -> None:
+    if pattern.startswith("/"):  # paths of modules
+        residual.graph.node[0].name, residual.graph.node[2].name = "/head/0/Conv", "/Head/1/Conv"
     placement = plan(residual, "tensorrt", exclude=[pattern])
     assert placement.left_in_float == dict.fromkeys(gone, f"excluded by {pattern!r}")
     assert not gone & set(placement.nodes)
 
 
-@pytest.mark.parametrize("pattern", ["conv9", "Convolution", "/head/*"])
-def test_a_pattern_that_matches_nothing_is_an_error(pattern: str, residual: onnx.ModelProto) -> None:
-    with pytest.raises(InvalidOption, match="no node of that name, glob or operator type") as caught:
-        plan(residual, "onnxruntime", exclude=["Gemm", pattern])
-    assert repr(pattern) in caught.value.message
-    assert caught.value.data["option"] == "exclude"
-
-
-def test_a_glob_matches_paths_of_modules(residual: onnx.ModelProto) -> None:
-    residual.graph.node[0].name = "/head/0/Conv"
-    residual.graph.node[2].name = "/Head/1/Conv"
-    assert set(match_nodes(residual.graph, ["/head/*"])) == {"/head/0/Conv"}
-
-
-def test_an_unknown_target_is_an_error_with_the_known_ones(residual: onnx.ModelProto) -> None:
-    known = "target 'tpu' is unknown; known are onnxruntime, openvino, tensorrt"
-    with pytest.raises(InvalidOption, match=known):
-        plan(residual, "tpu")  # type: ignore[arg-type]
+def test_a_pattern_that_matches_nothing_is_an_error(residual: onnx.ModelProto) -> None:
+    for pattern in ("conv9", "Convolution", "/head/*"):
+        with pytest.raises(InvalidOption, match="no node of that name, glob or operator type") as caught:
+            plan(residual, "onnxruntime", exclude=["Gemm", pattern])
+        assert repr(pattern) in caught.value.message
+        assert caught.value.data["option"] == "exclude"
 
 
 BRANCHES = """(float[n,2,4,4] x) => (float[n,2,4,4] y, float[n,2,4,4] z)
@@ -199,7 +181,6 @@ def test_a_large_table_is_quantized_for_runtimes_that_gather_integers(target: Gr
 
 
 MakePath = Callable[..., Path]
-Array = NDArray[np.generic]
 BOTH = ("onnxruntime", "tensorrt")
 ALL = ("onnxruntime", "openvino", "tensorrt")
 
@@ -264,25 +245,17 @@ def test_a_model_with_nothing_to_quantize_cannot_be_calibrated(
 
 ROADS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemms with factors and other biases": (
-        """
-        a = Gemm <alpha = 0.5, beta = 2.0> (x, w1, b1)  b = Relu(a)
-        y = Gemm <transB = 1> (b, w2, b2)
-        """,
+        "a = Gemm <alpha = 0.5, beta = 2.0> (x, w1, b1) b = Relu(a) y = Gemm <transB = 1> (b, w2, b2)",
         "(float[n, 4] x) => (float[n, 3] y)",
         {"w1": normal(4, 6), "b1": normal(1, 6), "w2": normal(3, 6), "b2": normal(1)},
     ),
     "a sum that closes a residual branch": (
-        """
-        a = Conv <pads = [1, 1, 1, 1]> (x, w)  b = Sum (a, x)  c = Clip (b, low, high)
-        y = Conv (c, w)
-        """,
+        "a = Conv <pads = [1, 1, 1, 1]> (x, w) b = Sum (a, x) c = Clip (b, low, high) y = Conv (c, w)",
         "(float[n, 4, 8, 8] x) => (float[n, 4, 6, 6] y)",
         {"w": normal(4, 4, 3, 3), "low": np.array(0, np.float32), "high": np.array(6, np.float32)},
     ),
     "weights in constant nodes": (
-        """
-        w = Constant <value = float[2, 2] {0.5, -0.25, 1.0, 2.0}> ()  a = MatMul(x, w)  y = Relu(a)
-        """,
+        "w = Constant <value = float[2, 2] {0.5, -0.25, 1.0, 2.0}> () a = MatMul(x, w) y = Relu(a)",
         "(float[n, 2] x) => (float[n, 2] y)",
         {},
     ),
@@ -311,12 +284,10 @@ def road(request: pytest.FixtureRequest, tiny_file: MakePath, samples: MakePath)
     if name not in ROADS:
         return tiny_file(name), str(samples(name, 8))
     body, signature, weights = ROADS[name]
-    folder = tiny_file("mlp").parent
-    model = folder / "model.onnx"
+    model, data = (tiny_file("mlp").with_name(file) for file in ("model.onnx", "data.npz"))
     onnx.save(model_of(f"{signature} {{ {body} }}", **weights), model)
     (tensor,) = read_weightless(model).io.inputs
-    data = folder / "data.npz"
-    np.savez(data, x=np.random.default_rng(0).standard_normal((8, *tensor.shape[1:])).astype(np.float32))
+    np.savez(data, x=normal(8, *map(int, tensor.shape[1:])))
     return model, str(data)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -101,24 +100,11 @@ def test_onnx_runtime_computes_what_was_trained(
     with torch.no_grad():
         expected = model(x).numpy()
     assert output_error(expected, outputs_of(graph, x.numpy(), optimize=True)[0]).snr_db > 30
-    assert Counter(node.op_type for node in weighted_nodes(graph)["int8"]) == {
-        "Conv": 3,
-        "Gemm": 1,
-        "MatMul": 1,
-    }
-    assert not weighted_nodes(graph)["fp32"]
-
-
-def test_onnx_runtime_fuses_every_operator(
-    ready: dict[str, tuple[Any, onnx.ModelProto]], tmp_path: Path
-) -> None:
-    image = np.zeros((1, 3, 16, 16), np.float32)
-    outputs_of(ready["onnxruntime"][1], image, optimized=tmp_path / "optimized.onnx")
-    found = Counter(node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node)
-    assert found["QLinearConv"] == 3
-    assert found["QLinearAdd"] == found["QGemm"] == found["QLinearGlobalAveragePool"] == 1
-    assert found["MatMulIntegerToFloat"] == 1
-    assert not found["Conv"] + found["FusedConv"] + found["Gemm"] + found["MatMul"] + found["Relu"]
+    nodes = weighted_nodes(graph)
+    assert Counter(node.op_type for node in nodes["int8"]) == {"Conv": 3, "Gemm": 1, "MatMul": 1}
+    assert not nodes["fp32"]
+    if target == "tensorrt":
+        assert list(rtx_build(graph, "SM86")[0]) == ["int8"]
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -219,20 +205,16 @@ class Mutating(nn.Module):
         return self.third(z) + y.mul_(2.0)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_before_training_only_rounding_is_added(target: Any) -> None:
+def test_before_training_only_rounding_is_added() -> None:
     torch.manual_seed(0)
     model, x = Mutating().eval(), torch.randn(4, 3, 5, 5)
-    prepared = qat.prepare(model, x, target)
     expected = model(x).detach().numpy()
-    for observed in (False, True):
-        prepared.train(observed)
-        qat.freeze(prepared, ranges=False)
-        assert 30 < output_error(expected, prepared(x).detach().numpy()).snr_db < 70
-
-
-def test_tensorrt_rtx_takes_every_layer_in_int8(ready: dict[str, tuple[Any, onnx.ModelProto]]) -> None:
-    assert list(rtx_build(ready["tensorrt"][1], "SM86")[0]) == ["int8"]
+    for target in TARGETS:
+        prepared = qat.prepare(model, x, target)  # type: ignore[arg-type]
+        for observed in (False, True):
+            prepared.train(observed)
+            qat.freeze(prepared, ranges=False)
+            assert 30 < output_error(expected, prepared(x).detach().numpy()).snr_db < 70, target
 
 
 def test_excluded_layers_stay_in_float() -> None:
@@ -263,9 +245,8 @@ def test_what_cannot_be_is_refused_with_the_reason() -> None:
 
 
 def test_importing_it_loads_nothing_heavy() -> None:
-    code = "import sys, qcompile; qcompile.qat; print({'torch', 'onnx', 'torchao'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
+    code = "import sys, qcompile; qcompile.qat; assert not {'torch', 'onnx', 'torchao'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 class Branches(nn.Module):

@@ -6,16 +6,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 from mode_models import PRODUCTS, WIDTH, normal, run, snr_db, static, written
+from numpy.typing import NDArray
 from onnx import parser
 from rtx_builds import rtx_build
 from written_models import model_of, outputs_of, stored
 
 import qcompile
+from qcompile.compiler.check import OnnxReference
+from qcompile.compiler.io_types import INTEGERS, set_io_types
 from qcompile.compiler.opset.fit import upgrade_opset
 from qcompile.compiler.quantize.prepare import prepare_graph
 from qcompile.compiler.quantize.quantize import quantize
@@ -25,6 +29,7 @@ from qcompile.data.batches import Data
 from qcompile.errors import InvalidOption, UnsupportedOperator
 from qcompile.model.onnx_file import model_io, opset
 from qcompile.model.onnx_graph import read_graph
+from qcompile.model.session import make_session, optimize_file, session_options
 
 
 @pytest.mark.parametrize(
@@ -72,34 +77,19 @@ def operand_types(path: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("options", "integers", "types"),
     [
-        (
-            {"float_precision": "fp16"},
-            3,
-            dict.fromkeys(["conv1", "relu1", "conv2", "add", "pool", "gemm"], "FLOAT16"),
-        ),
-        (
-            {"float_precision": "fp16", "layers": {"gemm": "fp32", "pool": "fp16"}},
-            2,
-            {"conv2": "FLOAT16", "pool": "FLOAT16", "gemm": "FLOAT"},
-        ),
-        (
-            {"float_precision": "fp32", "layers": {"gemm": "fp16"}},
-            2,
-            {"conv1": "FLOAT", "pool": "FLOAT", "gemm": "FLOAT16"},
-        ),
-        (
-            {"float_precision": "bf16", "layers": {"conv[1]": "fp32"}},
-            2,
-            {"conv1": "FLOAT", "gemm": "BFLOAT16"},
-        ),
+        ({"float_precision": "fp16"}, 3,
+         dict.fromkeys(["conv1", "relu1", "conv2", "add", "pool", "gemm"], "FLOAT16")),
+        ({"float_precision": "fp16", "layers": {"gemm": "fp32", "pool": "fp16"}}, 2,
+         {"conv2": "FLOAT16", "pool": "FLOAT16", "gemm": "FLOAT"}),
+        ({"float_precision": "fp32", "layers": {"gemm": "fp16"}}, 2,
+         {"conv1": "FLOAT", "pool": "FLOAT", "gemm": "FLOAT16"}),
+        ({"float_precision": "bf16", "layers": {"conv[1]": "fp32"}}, 2,
+         {"conv1": "FLOAT", "gemm": "BFLOAT16"}),
         ({"layers": {"Conv": "fp32", "conv2": "int8"}}, 1, {"conv1": "FLOAT", "conv2": "FLOAT"}),
-        (
-            {"layers": {"*": "fp32", "conv2": "int8", "gemm": "int8"}, "float_precision": "fp16"},
-            2,
-            {"conv1": "FLOAT", "conv2": "FLOAT16", "add": "FLOAT", "pool": "FLOAT"},
-        ),
+        ({"layers": {"*": "fp32", "conv2": "int8", "gemm": "int8"}, "float_precision": "fp16"}, 2,
+         {"conv1": "FLOAT", "conv2": "FLOAT16", "add": "FLOAT", "pool": "FLOAT"}),
     ],
-)
+)  # fmt: skip
 def test_layers_and_the_rest_have_the_types_that_were_asked_for(
     options: dict[str, Any], integers: int, types: dict[str, str], residual: Path, tmp_path: Path
 ) -> None:
@@ -113,20 +103,13 @@ def test_layers_and_the_rest_have_the_types_that_were_asked_for(
         assert snr_db(run(residual, x=x), run(artifact.path, optimize=False, x=x)) > 25
 
 
-def test_a_layer_that_cannot_have_its_type_is_said(residual: Path, tmp_path: Path) -> None:
+def test_a_layer_that_cannot_have_its_type_is_said_or_refused(residual: Path, tmp_path: Path) -> None:
     artifact = static(residual, tmp_path, layers={"gemm": "fp16"})
     assert artifact.manifest.proof["nodes_by_precision"]["fp32"] == {"Gemm": 1}  # type: ignore[index]
     assert any("'gemm' was to be fp16: 'f_DequantizeLinear'" in text for text in artifact.manifest.warnings)
-
-
-@pytest.mark.parametrize(
-    "options", [{"float_precision": "fp16"}, {"float_precision": "bf16"}, {"layers": {"gemm": "bf16"}}]
-)
-def test_halves_that_onnx_runtime_cannot_run_beside_integers_are_refused(
-    options: dict[str, Any], residual: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(InvalidOption, match="for onnxruntime"):
-        static(residual, tmp_path, **options)
+    for options in ({"float_precision": "fp16"}, {"float_precision": "bf16"}, {"layers": {"gemm": "bf16"}}):
+        with pytest.raises(InvalidOption, match="for onnxruntime"):  # which runs none beside integers
+            static(residual, tmp_path, **options)
 
 
 def test_a_mixed_graph_is_built_by_tensorrt_rtx(residual: Path, tmp_path: Path) -> None:
@@ -162,39 +145,23 @@ def test_dynamic_stores_a_large_table_as_int8(only: list[str], tmp_path: Path) -
 
 def test_an_old_opset_is_raised_to_13_and_computes_the_same(tiny: Callable[..., onnx.ModelProto]) -> None:
     model = tiny("residual", opset=9)
+    model.ir_version = 3
+    model.graph.input.append(onnx.helper.make_tensor_value_info("w3", 1, [3, 4]))  # as files of old had it
+    model.graph.node[0].name = model.graph.node[1].name = "same"
+    model.graph.node[2].name = ""
     ready = prepare_graph(model)
+    onnx.checker.check_model(ready)
     assert opset(ready) == 13
     assert ready.ir_version >= 8
-    x = normal(3, 4, 8, 8)
-    np.testing.assert_allclose(outputs_of(ready, x)[0], outputs_of(model, x)[0], rtol=1e-5, atol=1e-6)
-
-
-def test_an_operator_that_cannot_be_raised_is_named() -> None:
-    model = parser.parse_model(
-        '<ir_version: 3, opset_import: ["" : 8]> tiny (float[2,3] x) => (float[2,3] y) { y = GoneByNow(x) }'
-    )
-    with pytest.raises(UnsupportedOperator, match=r"opset 8 cannot be converted to 13: .*GoneByNow"):
-        upgrade_opset(model, 13)
-
-
-def test_initializers_are_no_inputs_any_more() -> None:
-    model = model_of(
-        "(float[2,3] x, float[3] w) => (float[2,3] y) <float[3] w = {1,2,3}> { y = Mul(x, w) }",
-        opset=9,
-    )
-    model.ir_version = 3
-    ready = prepare_graph(model)
     assert [value.name for value in ready.graph.input] == ["x"]
-    onnx.checker.check_model(ready)
-
-
-def test_every_node_gets_a_name_of_its_own() -> None:
-    model = model_of("(float[2,3] x) => (float[2,3] y) { a = Relu(x) b = Relu(a) c = Abs(b) y = Abs(c) }")
-    model.graph.node[0].name = model.graph.node[1].name = "same"
-    names = [node.name for node in prepare_graph(model).graph.node]
+    names = [node.name for node in ready.graph.node]
     assert names[0] == "same"
-    assert all(names)
-    assert len(set(names)) == 4
+    assert len({*names} - {""}) == len(model.graph.node)
+    expected = outputs_of(tiny("residual", opset=9), x := normal(3, 4, 8, 8))[0]
+    np.testing.assert_allclose(outputs_of(ready, x)[0], expected, rtol=1e-5, atol=1e-6)
+    text = '<ir_version: 3, opset_import: ["" : 8]> g (float[2,3] x) => (float[2,3] y) { y = GoneByNow(x) }'
+    with pytest.raises(UnsupportedOperator, match=r"opset 8 cannot be converted to 13: .*GoneByNow"):
+        upgrade_opset(parser.parse_model(text), 13)
 
 
 def test_a_sum_of_two_becomes_an_add_and_a_sum_of_three_stays() -> None:
@@ -244,3 +211,139 @@ def test_hessians_beyond_the_budget_take_several_passes_and_are_the_same(
     assert once.keys() == several.keys() == names
     for name, hessian in once.items():
         np.testing.assert_array_equal(several[name], hessian)
+
+
+EMBEDDED = """(int64[n] ids, float[n,2] x, bool choose) => (float[n,2] y, int64[n] next, float[n,2] twice) {
+    twice = Add(x, x)
+    y = If(choose) <then_branch = t () => (float[n,2] a) { a = Mul(twice, x) },
+                    else_branch = e () => (float[n,2] b) { b = Sub(x, twice) }>
+    one = Constant <value_int = 1> ()  next = Add(ids, one)
+}
+"""
+
+
+def types_of(model: onnx.ModelProto) -> dict[str, str]:
+    """Name to type of every input and output."""
+    io = model_io(model)
+    return {tensor.name: tensor.dtype for tensor in (*io.inputs, *io.outputs)}
+
+
+@pytest.fixture
+def embedded() -> onnx.ModelProto:
+    """Integers, floats, and tensors that graphs inside nodes read."""
+    return model_of(EMBEDDED)
+
+
+def feeds(**types: str) -> dict[str, NDArray[np.generic]]:
+    """Feeds of the embedded model, cast to types."""
+    x = np.random.default_rng(0).standard_normal((3, 2))
+    return {
+        "ids": np.array([1, 2, 100], types.get("ids", "int64")),
+        "x": x.astype(types.get("x", "float32")),
+        "choose": np.array(True),
+    }
+
+
+@pytest.mark.parametrize("floats", ["float16", "float64"])
+@pytest.mark.parametrize("integers", [name for name in INTEGERS if name != "int64"])
+def test_floats_and_integers_are_cast_at_the_edge(
+    embedded: onnx.ModelProto, floats: str, integers: str
+) -> None:
+    outside = {"x": floats, "y": floats, "ids": integers, "next": integers}
+    model = set_io_types(embedded, outside)
+    assert types_of(model) == types_of(embedded) | outside
+    fed = feeds(x=floats, ids=integers)
+    y, following, twice = outputs_of(model, fed)
+    expected = outputs_of(embedded, feeds() | {"x": fed["x"].astype(np.float32)})
+    assert (y.dtype, following.dtype) == (floats, integers)
+    np.testing.assert_array_equal(y, expected[0].astype(floats))
+    np.testing.assert_array_equal(following, [2, 3, 101])
+    np.testing.assert_array_equal(twice, expected[2])
+
+
+def test_an_output_that_is_read_inside_keeps_its_precision_there(embedded: onnx.ModelProto) -> None:
+    model = set_io_types(embedded, {"twice": "float16"})
+    y, _, twice = outputs_of(model, feeds())
+    expected = outputs_of(embedded, feeds())
+    assert twice.dtype == np.float16
+    np.testing.assert_array_equal(y, expected[0])
+
+
+def test_bfloat16_is_possible_where_the_opset_has_it(tiny: Callable[..., onnx.ModelProto]) -> None:
+    model = set_io_types(tiny("mlp"), {"x": "bfloat16", "y": "bfloat16"})
+    assert types_of(model) == {"x": "bfloat16", "y": "bfloat16"}
+    onnx.checker.check_model(model, full_check=True)
+    x = np.random.default_rng(0).standard_normal((2, 16)).astype(ml_dtypes.bfloat16)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    value = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(
+        x.view(np.uint16), onnx.TensorProto.BFLOAT16
+    )
+    binding = session.io_binding()
+    binding.bind_ortvalue_input("x", value)
+    binding.bind_output("y")
+    session.run_with_iobinding(binding)
+    assert binding.get_outputs()[0].data_type() == "tensor(bfloat16)"
+    with pytest.raises(InvalidOption, match="Cast of bfloat16 needs opset 13; the model is of 11"):
+        set_io_types(tiny("mlp", opset=11), {"x": "bfloat16"})
+
+
+def test_there_and_back_is_the_same_up_to_rounding_and_the_model_given_is_untouched(
+    tiny: Callable[..., onnx.ModelProto],
+) -> None:
+    model = tiny("residual")
+    before = model.SerializeToString(deterministic=True)
+    changed = set_io_types(set_io_types(model, {"x": "float16"}), {"x": "float32"})
+    assert model.SerializeToString(deterministic=True) == before
+    x = np.random.default_rng(0).standard_normal((2, 4, 8, 8)).astype(np.float32)
+    rounded = x.astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(outputs_of(changed, {"x": x})[0], outputs_of(model, {"x": rounded})[0])
+
+
+def test_a_stored_tensor_may_be_an_output_and_an_input_that_is_one_keeps_its_type() -> None:
+    text = "(float[2] x) => (float[2] y, float[2] w) <float[2] w = {1.5, 2.5}> { y = Mul(x, w) }"
+    y, w = outputs_of(set_io_types(model_of(text), {"w": "float64"}), {"x": np.ones(2, np.float32)})
+    assert w.dtype == np.float64
+    np.testing.assert_array_equal(w, [1.5, 2.5])
+    np.testing.assert_array_equal(y, [1.5, 2.5])
+    model = model_of("(float[2] x) => (float[2] x, float[2] y) { y = Relu(x) }")
+    with pytest.raises(InvalidOption, match="is both an input and an output of the model"):
+        set_io_types(model, {"x": "float16"})
+
+
+@pytest.mark.parametrize(
+    ("types", "message"),
+    [
+        ({"z": "float16"}, "named 'z': inputs are ids, x, choose; outputs are y, next, twice"),
+        ({"x": "half"}, "'half' was asked for; float16, bfloat16, float32, float64 are possible"),
+        ({"x": "int8"}, "'x' of float32: 'int8' was asked for; float16"),
+        ({"ids": "float32"}, "'ids' of int64: 'float32' was asked for; int8, uint8"),
+        ({"choose": "int8"}, "'choose' of bool: 'int8' was asked for; no other type is possible"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_can(
+    embedded: onnx.ModelProto, types: dict[str, str], message: str
+) -> None:
+    with pytest.raises(InvalidOption, match=message):
+        set_io_types(embedded, types)
+
+
+@pytest.mark.parametrize("target", ["openvino", "tensorrt"])
+def test_pairs_stay_pairs_and_compute_what_they_say(target: str, tmp_path: Path) -> None:
+    model = written(
+        tmp_path / "m.onnx",
+        "(float[n,16] x) => (float[n,16] y) { a = MatMul(x, w) b = Relu(a) y = MatMul(b, v) }",
+        w=normal(16, 16),
+        v=normal(16, 16, seed=1),
+    )
+    x = normal(64, 16)
+    np.savez(tmp_path / "x.npz", x=x)
+    made = static(model, tmp_path, target=target).path
+    plain = make_session(made, session_options(optimize=False)).run(None, {"x": x})[0]
+    np.testing.assert_allclose(OnnxReference(made, integers=False)({"x": x})[0], plain, rtol=1e-5, atol=1e-6)
+
+    optimized = tmp_path / "optimized.onnx"
+    optimize_file(made, optimized, session_options(integers=False), without=["WeightBiasQuantization"])
+    kinds = [node.op_type for node in onnx.load(optimized).graph.node]
+    assert kinds.count("QuantizeLinear") == 2  # of the activations; the weights' are computed once
+    assert not any(kind.startswith("QLinear") or "Integer" in kind for kind in kinds)
+    assert onnxruntime.InferenceSession(optimized, providers=["CPUExecutionProvider"])
