@@ -7,7 +7,7 @@ PrecisionOptions ◀── QuantizeOptions ◀─┬─ QuantizeSpec ◀── Q
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -54,7 +54,6 @@ def _shapes(sentence: str) -> Meta:
     return option(sentence, "NAME:SHAPE", split=SHAPES, pairs=":", targets=TENSORRT_TARGETS)
 
 
-@dataclass(frozen=True, kw_only=True)
 class PrecisionOptions(Checked):
     """The precision of single layers, and what INT8 may cost."""
 
@@ -94,7 +93,6 @@ class PrecisionOptions(Checked):
         return {name: precision for name, _, precision in (text.rpartition("=") for text in self.layers)}
 
 
-@dataclass(frozen=True, kw_only=True)
 class QuantizeOptions(PrecisionOptions):
     """How a graph is quantized."""
 
@@ -137,7 +135,6 @@ class QuantizeOptions(PrecisionOptions):
     ] = ""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ArtifactOptions(QuantizeOptions):
     """What is built, and what the build must prove."""
 
@@ -209,7 +206,6 @@ class ArtifactOptions(QuantizeOptions):
         return self.calibrator not in ("", "ranges")
 
 
-@dataclass(frozen=True, kw_only=True)
 class ArtifactSection(ArtifactOptions):
     """`[[artifact]]`: one thing to build."""
 
@@ -230,7 +226,6 @@ class ArtifactSection(ArtifactOptions):
         return static and not self.calibrates_itself
 
 
-@dataclass(frozen=True, kw_only=True)
 class QuantizeSpec(QuantizeOptions):
     """All that `quantize` is told beside the model and the output."""
 
@@ -263,7 +258,6 @@ class QuantizeSpec(QuantizeOptions):
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class QuantizeCommand(QuantizeSpec):
     """Quantize an ONNX MODEL to INT8, FP8, NVFP4, MXFP8 or INT4 for a target, or convert to FP16 or BF16."""
 
@@ -271,7 +265,6 @@ class QuantizeCommand(QuantizeSpec):
     output: Annotated[Path, option("ONNX file to write.", "-o FILE")]
 
 
-@dataclass(frozen=True, kw_only=True)
 class QatSpec(Checked):
     """All that `qat.prepare` is told beside the model and its inputs."""
 
@@ -286,7 +279,6 @@ class QatSpec(Checked):
     ] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class BuildSpec(ArtifactOptions):
     """All that `build` is told beside the model and the output."""
 
@@ -321,7 +313,6 @@ class BuildSpec(ArtifactOptions):
             raise Refused("calibrator", "give `ranges` and no `data`", value=self.calibrator)
 
 
-@dataclass(frozen=True, kw_only=True)
 class BuildCommand(BuildSpec):
     """Build MODEL for a target and verify the precision of its layers."""
 
@@ -330,7 +321,6 @@ class BuildCommand(BuildSpec):
     dry_run: Annotated[bool, option("Parse, check and print the planned build without building.")] = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class RefitCommand(Checked):
     """Replace the weights of ENGINE with those of MODEL, which has the same structure, without a build."""
 

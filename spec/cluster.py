@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +12,6 @@ LOCAL = "local"
 """Processes on this machine, in place of a scheduler's address."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ConnectionOptions(Checked):
     """How a Dask scheduler is spoken to."""
 
@@ -26,7 +24,6 @@ class ConnectionOptions(Checked):
     ] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class SchedulerOptions(ConnectionOptions):
     """Where the stages of a recipe run."""
 
@@ -48,7 +45,6 @@ class SchedulerOptions(ConnectionOptions):
     ] = ""
 
 
-@dataclass(frozen=True, kw_only=True)
 class WorkerCommand(ConnectionOptions):
     """Start a worker of SCHEDULER that carries out stages and announces what this machine has."""
 

@@ -15,7 +15,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -24,6 +24,14 @@ from ..tensors import format_shape, parse_shapes
 from .option import Option, as_path, fields_of
 from .removed import removed_option
 from .words import FORMER_ISAS
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:  # `typing` has it from Python 3.11 on
+
+    def dataclass_transform(**_):
+        return lambda cls: cls
+
 
 T = TypeVar("T")
 
@@ -72,14 +80,20 @@ class Refused(InvalidOption, ValueError):
         return f"is {_shown(self.value) if self.by_type else _printed(self.value)}; {self.problem}"
 
 
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field,))
 class Checked:
-    """A frozen dataclass whose fields are options: every value is checked however it was made."""
+    """A frozen dataclass of options by keyword: every value is checked however it was made."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+    def __init_subclass__(cls) -> None:
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
     def __post_init__(self) -> None:
-        for one in fields_of(type(self)):
-            value = getattr(self, one.name)
-            if one.table is None:
-                object.__setattr__(self, one.name, _converted(one, paired(one, value)))
+        for option in fields_of(type(self)):
+            value = getattr(self, option.name)
+            if option.table is None:
+                object.__setattr__(self, option.name, _converted(option, paired(option, value)))
         self.check()
 
     def check(self) -> None:

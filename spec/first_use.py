@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +13,6 @@ from .option import COMMA, argument, option
 from .words import METRIC, METRIC_PATTERN, TARGETS, NonNegative, Positive, Target
 
 
-@dataclass(frozen=True, kw_only=True)
 class ProposalOptions(Checked):
     """What a recipe is proposed from."""
 
@@ -78,7 +76,6 @@ class ProposalOptions(Checked):
         return tuple(name for name in TARGETS if name in self.targets)
 
 
-@dataclass(frozen=True, kw_only=True)
 class InitSpec(ProposalOptions):
     """All that `init` is told beside the model."""
 
@@ -92,7 +89,6 @@ class InitSpec(ProposalOptions):
 _MODEL = Annotated[str, argument("Model: timm:NAME, hf:NAME_OR_FOLDER, file.py:function, .onnx, ...")]
 
 
-@dataclass(frozen=True, kw_only=True)
 class InitCommand(InitSpec):
     """Write a commented recipe for MODEL, which `qcompile run` runs as it is.
 
@@ -103,7 +99,6 @@ class InitCommand(InitSpec):
     model: _MODEL
 
 
-@dataclass(frozen=True, kw_only=True)
 class AutoSpec(ProposalOptions):
     """All that `auto` is told beside the model."""
 
@@ -112,7 +107,6 @@ class AutoSpec(ProposalOptions):
     force: Annotated[bool, option("Write the recipe in the folder anew.")] = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class AutoCommand(SchedulerOptions, AutoSpec):
     """Find the artifact of MODEL to use, within an accuracy budget: init, run, tune, report.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,7 +16,6 @@ _Index = Annotated[int, Meta(ge=0)]
 _POLICY = r"^(|latest(:[1-9]\d*)?|all|specific:\d+(,\d+)*)$"
 
 
-@dataclass(frozen=True, kw_only=True)
 class InspectSpec(Checked):
     """All that `inspect` is told beside the file."""
 
@@ -29,14 +27,12 @@ class InspectSpec(Checked):
     ] = "fp16"
 
 
-@dataclass(frozen=True, kw_only=True)
 class InspectCommand(InspectSpec):
     """Describe FILE: ONNX, engine, TorchScript, ranges or results."""
 
     file: Annotated[Path, argument("File to describe.")]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReportSpec(Budget):
     """All that `report` is told beside the results and the page."""
 
@@ -47,7 +43,6 @@ class ReportSpec(Budget):
     recipe: Annotated[Path | None, option("Recipe to show if RESULTS has none.", "FILE")] = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReportCommand(ReportSpec):
     """Write RESULTS of `bench` or `run` as one HTML file that loads nothing: which artifact to use and why,
     tables, charts, environment, and what repeats it."""
@@ -56,7 +51,6 @@ class ReportCommand(ReportSpec):
     output: Annotated[Path, option("HTML file to write.", "-o FILE")] = Path("report.html")
 
 
-@dataclass(frozen=True, kw_only=True)
 class DoctorCommand(Checked):
     """List what is installed and which targets work here. Give the reason and the fix for the others.
 
@@ -77,7 +71,6 @@ class DoctorCommand(Checked):
     ] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class LoadSpec(Checked):
     """All that `load` is told beside the artifact and its device."""
 
@@ -92,7 +85,6 @@ class LoadSpec(Checked):
     ] = True
 
 
-@dataclass(frozen=True, kw_only=True)
 class TritonOptions(Checked):
     """What Triton is told beside the model. Defaults leave the choice to the artifact or to Triton."""
 
@@ -159,7 +151,6 @@ class TritonOptions(Checked):
         return tuple(sorted(map(int, numbers.split(",")))) if kind == "specific" else ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class TritonSpec(TritonOptions):
     """All that `package_triton` is told beside the artifact and the repository."""
 
@@ -170,7 +161,6 @@ class TritonSpec(TritonOptions):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class TritonCommand(TritonSpec):
     """Put ARTIFACT (an engine, ONNX or TorchScript file) into a Triton model repository: as version N of
     model NAME, with config.pbtxt and its manifest."""
@@ -179,7 +169,6 @@ class TritonCommand(TritonSpec):
     output: Annotated[Path, option("Model repository.", "-o FOLDER")]
 
 
-@dataclass(frozen=True, kw_only=True)
 class EpContextSpec(Checked):
     """All that `package_ep_context` is told beside the engine and the output."""
 
@@ -190,7 +179,6 @@ class EpContextSpec(Checked):
     ] = ""
 
 
-@dataclass(frozen=True, kw_only=True)
 class EpContextCommand(EpContextSpec):
     """Write ARTIFACT (an engine of TensorRT-RTX or TensorRT) as an ONNX file with one EPContext node, for
     ONNX Runtime's provider and Windows ML. No GPU is needed, and nothing runs."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -57,7 +56,6 @@ Timeout = Annotated[
 """Of every verb that measures in worker processes, as those above."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Budget(Checked):
     """The most that an artifact may take to be recommended; without a limit, anything."""
 
@@ -78,7 +76,6 @@ class Budget(Checked):
         return {name: value for name, value in values.items() if value is not None}
 
 
-@dataclass(frozen=True, kw_only=True)
 class BenchOptions(Checked):
     """How artifacts are measured."""
 
@@ -152,7 +149,6 @@ class BenchOptions(Checked):
                 raise Refused(name, "different numbers are required", value=list(counts))
 
 
-@dataclass(frozen=True, kw_only=True)
 class BenchSection(BenchOptions, Budget):
     """`[bench]`: how the artifacts are measured. A recipe without it builds only.
 
@@ -163,7 +159,6 @@ class BenchSection(BenchOptions, Budget):
     baseline: Annotated[str, option("Artifact to compare with; pytorch is the model itself.")] = BASELINE
 
 
-@dataclass(frozen=True, kw_only=True)
 class BenchSpec(BenchOptions):
     """All that `benchmark` is told beside the artifacts."""
 
@@ -178,7 +173,6 @@ class BenchSpec(BenchOptions):
     trust: Trust = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class BenchCommand(BenchSpec):
     """Measure ARTIFACTS against a baseline, each in separate processes, in interleaved rounds.
 
@@ -190,7 +184,6 @@ class BenchCommand(BenchSpec):
     markdown: Annotated[Path | None, option("Markdown file to write.", "FILE")] = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class CompareSpec(Checked):
     """All that `compare_results` is told beside the results."""
 
@@ -205,7 +198,6 @@ class CompareSpec(Checked):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class CompareCommand(CompareSpec):
     """Compare the results of two runs: latency, size and accuracy of each artifact.
 
@@ -217,7 +209,6 @@ class CompareCommand(CompareSpec):
     output: Annotated[Path | None, option("JSON file to write the comparison to.", "-o FILE")] = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class _ComparisonOptions(Checked):
     """What outputs and layers are compared on."""
 
@@ -229,7 +220,6 @@ class _ComparisonOptions(Checked):
     trust: Trust = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class DiffSpec(_ComparisonOptions):
     """All that `diff` is told beside the two sides."""
 
@@ -256,7 +246,6 @@ class DiffSpec(_ComparisonOptions):
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class LayerDiffSpec(_ComparisonOptions):
     """All that `layer_diff` is told beside the two sides."""
 
@@ -286,7 +275,6 @@ class LayerDiffSpec(_ComparisonOptions):
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class DiffCommand(LayerDiffSpec, DiffSpec):
     """Compare the outputs of ARTIFACT and REFERENCE with Polygraphy; exit code 1 on a mismatch.
 
@@ -313,7 +301,6 @@ class DiffCommand(LayerDiffSpec, DiffSpec):
 OutputsRule = Literal["auto", "same", "any"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class GateOptions(Checked):
     """What a new version must keep, and how it is measured."""
 
@@ -376,7 +363,6 @@ class GateOptions(Checked):
             raise Refused("max_drop", "accuracy needs labelled samples", hint="give `evaluation`")
 
 
-@dataclass(frozen=True, kw_only=True)
 class GateCommand(GateOptions):
     """Measure OLD and NEW, interleaved in one job; exit code 1 if NEW is slower, larger or less accurate.
 

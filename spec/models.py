@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +24,6 @@ WEIGHTS = Annotated[
 DOWNLOAD = Annotated[bool, option("Let the package of a model by name download what its cache lacks.")]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExportOptions(Checked):
     """How a model is exported."""
 
@@ -76,7 +74,6 @@ class ExportOptions(Checked):
                     raise Refused(name, error.message.removeprefix(f"{name}: "), hint=error.hint) from error
 
 
-@dataclass(frozen=True, kw_only=True)
 class ModelSection(ExportOptions):
     """`[model]`: the source and how it is exported."""
 
@@ -98,7 +95,6 @@ class ModelSection(ExportOptions):
     simplify: Annotated[bool, option("Simplify the exported graph.")] = True
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExportSpec(ExportOptions):
     """All that `export` is told beside the model and the output."""
 
@@ -111,7 +107,6 @@ class ExportSpec(ExportOptions):
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExportCommand(ExportSpec):
     """Export MODEL to ONNX, check it, and compare its outputs with PyTorch's.
 
@@ -124,7 +119,6 @@ class ExportCommand(ExportSpec):
     output: Annotated[Path, option("ONNX file to write.", "-o FILE")]
 
 
-@dataclass(frozen=True, kw_only=True)
 class SimplifySpec(Checked):
     """All that `simplify` is told beside the model and the output."""
 
@@ -133,7 +127,6 @@ class SimplifySpec(Checked):
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class SimplifyCommand(SimplifySpec):
     """Remove and fuse redundant nodes of an ONNX MODEL. The outputs and the dynamic axes stay the same."""
 
@@ -141,7 +134,6 @@ class SimplifyCommand(SimplifySpec):
     output: Annotated[Path, option("ONNX file to write.", "-o FILE")]
 
 
-@dataclass(frozen=True, kw_only=True)
 class CalibrateOptions(Checked):
     """How activations are observed."""
 
@@ -156,7 +148,6 @@ class CalibrateOptions(Checked):
     samples: Annotated[int, option("Largest number of samples; 0 means all.", ge=0)] = 0
 
 
-@dataclass(frozen=True, kw_only=True)
 class CalibrateSection(CalibrateOptions):
     """`[calibrate]`: how activations are observed."""
 
@@ -170,7 +161,6 @@ class CalibrateSection(CalibrateOptions):
     ] = ""
 
 
-@dataclass(frozen=True, kw_only=True)
 class CalibrateSpec(CalibrateOptions):
     """All that `calibrate` is told beside the model, the data and the output."""
 
@@ -190,7 +180,6 @@ class CalibrateSpec(CalibrateOptions):
     ] = True
 
 
-@dataclass(frozen=True, kw_only=True)
 class CalibrateCommand(CalibrateSpec):
     """Observe the activations of an ONNX MODEL over samples, in one pass and bounded memory. An
     interrupted calibration continues when it is run again."""
@@ -215,7 +204,6 @@ _CHOSEN = Annotated[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ShowRangesCommand(Checked):
     """Show every observed tensor of a ranges FILE: extremes, thresholds by method, the share of the values
     clipped and the signal-to-noise ratio of eight bits, estimated from the histogram."""
@@ -233,7 +221,6 @@ class ShowRangesCommand(Checked):
     plot: Annotated[Path | None, option("File for a plot of the histograms, .svg.", "FILE")] = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class MergeRangesCommand(Checked):
     """Merge ranges FILES of one model: shards of the same data, or different data. The merge is exact: all
     shards together give, bit by bit, the file of one whole run."""
@@ -242,7 +229,6 @@ class MergeRangesCommand(Checked):
     output: Annotated[Path, option("Ranges file to write.", "-o FILE")]
 
 
-@dataclass(frozen=True, kw_only=True)
 class RangesCacheCommand(Checked):
     """Write the scales of a ranges FILE as a calibration cache, which TensorRT 8 and 10 read instead of
     calibrating. `qcompile quantize --ranges CACHE` reads it back."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,7 +21,6 @@ from .words import AUTO, BASELINE, CPU_TARGETS, FORMER_ISAS, METHOD, METHOD_PATT
 RECIPE_VERSION = 1
 
 
-@dataclass(frozen=True, kw_only=True)
 class DataSection(Checked):
     """`[data]`: samples for calibration and for accuracy."""
 
@@ -34,7 +33,6 @@ class DataSection(Checked):
     ] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class RecipeFile(Checked):
     """A model, its artifacts, and how to measure them. Paths are relative to the file."""
 
@@ -146,7 +144,6 @@ def _describe(table: dict[str, Any], kind: type) -> None:
             properties["isa"]["anyOf"] = enums
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunSpec(Checked):
     """All that `run` is told beside the recipe."""
 
@@ -163,7 +160,6 @@ class RunSpec(Checked):
     ] = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunOptions(RunSpec, SchedulerOptions):
     """How the stages of recipes are carried out, and where."""
 
@@ -173,7 +169,6 @@ class RunOptions(RunSpec, SchedulerOptions):
     ] = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunCommand(RunOptions):
     """Run the stages of a RECIPE. Finished stages are skipped, after a kill too."""
 
@@ -181,7 +176,6 @@ class RunCommand(RunOptions):
     schema: Annotated[bool, option("Print the JSON Schema of recipes, for editors.")] = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class SweepSpec(RunSpec):
     """All that `sweep` is told beside the recipe."""
 
@@ -195,7 +189,6 @@ class SweepSpec(RunSpec):
     ] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class SweepCommand(SweepSpec, RunOptions):
     """Run the recipes of the matrix in `[sweep]` of a RECIPE: model x shape x target x precision x GPU. What
     fails is a cell that says why; running again does only what is missing.
@@ -206,7 +199,6 @@ class SweepCommand(SweepSpec, RunOptions):
     recipe: Annotated[Path, argument("TOML file.")]
 
 
-@dataclass(frozen=True, kw_only=True)
 class MigrateSpec(Checked):
     """All that `migrate` is told beside the command and the recipe to write."""
 
@@ -232,7 +224,6 @@ class MigrateSpec(Checked):
             raise Refused("gpus", "is for tensorrt-rtx; the target is tensorrt", hint="leave it out")
 
 
-@dataclass(frozen=True, kw_only=True)
 class MigrateCommand(MigrateSpec):
     """Write the recipe of COMMAND, a command line of trtexec or Polygraphy, for TensorRT without precision
     flags and calibrators: 10, 11 and RTX. A calibration cache becomes a ranges file.
@@ -247,7 +238,6 @@ class MigrateCommand(MigrateSpec):
     ] = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class TuneSpec(Checked):
     """All that `tune` is told beside the model, the data and the output."""
 
@@ -277,7 +267,6 @@ class TuneSpec(Checked):
     ] = 60.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class TuneCommand(SchedulerOptions, TuneSpec):
     """Rank the layers of MODEL by INT8 error, and find the fastest mix of INT8 and float in a budget."""
 

@@ -49,7 +49,6 @@ class Combination:
         return "-".join(filter(None, (self.target, self.precision, self.gpu)))
 
 
-@dataclass(frozen=True, kw_only=True)
 class SweepModel(Checked):
     """`[[sweep.model]]`: a model with inputs or data of its own, in place of the recipe's."""
 
@@ -77,7 +76,6 @@ class SweepModel(Checked):
     ] = ""
 
 
-@dataclass(frozen=True, kw_only=True)
 class SweepSection(Checked):
     """`[sweep]`: models, shapes, targets, precisions and GPUs, of which `qcompile sweep` builds and measures
     every combination."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Literal
 
@@ -17,7 +16,6 @@ _PERCENT = 100
 AUTO, OFF = "auto", "off"
 
 
-@dataclass(frozen=True)
 class TensorRTOptions(Checked):
     """Options of one build. The default of each leaves the choice to TensorRT.
 

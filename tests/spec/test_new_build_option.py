@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -32,21 +32,18 @@ MakeFile = Callable[..., Path]
 Colour = Annotated[Literal["red", "blue"], option("Colour of the artifact.")]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ColouredSpec(BuildSpec):
     """What `build` is told, with one more option."""
 
     colour: Colour = "red"
 
 
-@dataclass(frozen=True, kw_only=True)
 class ColouredSection(ArtifactSection):
     """`[[artifact]]` with it."""
 
     colour: Colour = "red"
 
 
-@dataclass(frozen=True, kw_only=True)
 class ColouredCommand(BuildCommand):
     """Build a coloured artifact."""
 

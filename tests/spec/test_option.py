@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,7 +19,6 @@ from qcompile.spec.decode import Checked, Refused, decode, key, non_default_opti
 from qcompile.spec.option import COMMA, argument, fields_of, option, options_of
 
 
-@dataclass(frozen=True, kw_only=True)
 class Before(Checked):
     """Paint FILE."""
 
@@ -27,7 +26,6 @@ class Before(Checked):
     colour: Annotated[Literal["red", "blue"], option("Colour of the paint.")] = "red"
 
 
-@dataclass(frozen=True, kw_only=True)
 class After(Before):
     """Paint FILE."""
 
@@ -79,7 +77,6 @@ def test_a_new_field_is_part_of_keys_and_of_the_manifests_options() -> None:
     assert non_default_options(chosen) == {"file": Path("a"), "coats": 3}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Frame(Checked):
     """A table in a table."""
 
@@ -95,7 +92,6 @@ class Frame(Checked):
             raise Refused("gilded", "belongs to a `width_mm` of 2 and more")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Picture(Checked):
     """Hang a picture."""
 
