@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..spec.first_use import AutoCommand, InitCommand
-from ..spec.recipes import TuneCommand
+from ..spec.recipes import AutoCommand, InitCommand, TuneCommand
 from .recipes import executor_of, listener_of
 from .session import Session
 from .tables import add_row, bytes_text, make_table, present_results

@@ -13,9 +13,17 @@ import click
 
 from ..errors import InvalidOption
 from ..processes.untrusted import is_child
-from ..spec.cluster import LOCAL, SchedulerOptions, WorkerCommand
 from ..spec.option import fields_of
-from ..spec.recipes import MigrateCommand, RunCommand, RunOptions, SweepCommand, recipe_schema
+from ..spec.recipes import (
+    LOCAL,
+    MigrateCommand,
+    RunCommand,
+    RunOptions,
+    SchedulerOptions,
+    SweepCommand,
+    WorkerCommand,
+    recipe_schema,
+)
 from .session import Session, refuse_trust
 from .tables import DASH, add_row, bytes_text, make_table, present_results
 from .verb import Verb, verb

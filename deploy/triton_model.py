@@ -13,8 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ..artifact import Check, Manifest, load_artifact, read_manifest
-from ..artifact.int8_isa import PACKAGE_ELSEWHERE, require_exact
+from ..artifact import PACKAGE_ELSEWHERE, Check, Manifest, load_artifact, read_manifest, require_exact
 from ..engines.registry import engine
 from ..engines.words import TritonBackend
 from ..errors import ArtifactError, EngineUnavailable, InvalidOption, ModelError

@@ -1,8 +1,10 @@
-"""The recipe: `qcompile run`, `tune`, and the sections of the TOML file."""
+"""The recipe and the verbs around it: `run`, `sweep`, `migrate`, `tune`, `init`, `auto`, `worker`.
+
+`SchedulerOptions` are of every verb that takes a cluster.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,13 +12,82 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from .artifacts import PLAIN_NAME, ArtifactSection, Exclude, Inputs
-from .cluster import SchedulerOptions
 from .decode import Checked, Refused
 from .measure import BenchSection, MaxDrop, MetricName
-from .models import CalibrateSection, ModelSection
-from .option import COMMA, argument, fields_of, option
+from .models import DOWNLOAD, WEIGHTS, CalibrateSection, ModelSection
+from .option import COMMA, argument, option
 from .sweep import SweepSection
-from .words import AUTO, BASELINE, CPU_TARGETS, FORMER_ISAS, METHOD, METHOD_PATTERN
+from .words import (
+    AUTO,
+    BASELINE,
+    CPU_TARGETS,
+    FORMER_ISAS,
+    METHOD,
+    METHOD_PATTERN,
+    METRIC,
+    METRIC_PATTERN,
+    TARGETS,
+    NonNegative,
+    Positive,
+    Target,
+)
+
+LOCAL = "local"
+"""Processes on this machine, in place of a scheduler's address."""
+
+
+class ConnectionOptions(Checked):
+    """How a Dask scheduler is spoken to."""
+
+    tls_ca: Annotated[Path | None, option("Certificate of the cluster's authority.", "FILE")] = None
+    tls_cert: Annotated[Path | None, option("Certificate of this machine.", "FILE")] = None
+    tls_key: Annotated[Path | None, option("Private key of that certificate.", "FILE")] = None
+    insecure: Annotated[
+        tuple[str, ...],
+        option("Host to speak to without TLS, although it is not this machine; give the host twice.", "HOST"),
+    ] = ()
+
+
+class SchedulerOptions(ConnectionOptions):
+    """Where the stages of a recipe run."""
+
+    scheduler: Annotated[
+        str,
+        option(
+            "Dask scheduler whose workers carry out the stages: tls://HOST:PORT, its file, or local for "
+            "processes on this machine.",
+            "ADDRESS",
+        ),
+    ] = ""
+    store: Annotated[
+        str,
+        option(
+            "Folder or URL (fsspec) that this machine and all workers reach; it carries the files in place "
+            "of Dask.",
+            "URL",
+        ),
+    ] = ""
+
+
+class WorkerCommand(ConnectionOptions):
+    """Start a worker of SCHEDULER that carries out stages and announces what this machine has."""
+
+    scheduler: Annotated[str, argument("Address of a Dask scheduler, or its file.")]
+    store: Annotated[Path, option("Folder that keeps files and finished stages.", "FOLDER")] = Path(
+        "qcompile-worker"
+    )
+    name: Annotated[str, option("Name that tables and messages show; default: the host's.")] = ""
+    slots: Annotated[int, option("Stages at a time, which share the cores.", ge=1)] = 1
+    cores: Annotated[int, option("Cores that the stages may use; 0 means all.", ge=0)] = 0
+    resources: Annotated[
+        tuple[str, ...],
+        option(
+            "What the worker announces besides what was found, such as rack-7=1.",
+            "--resource NAME=NUMBER",
+            split=COMMA,
+        ),
+    ] = ()
+
 
 RECIPE_VERSION = 1
 
@@ -118,30 +189,16 @@ class RecipeFile(Checked):
 
 
 def recipe_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a recipe, for editors."""
+    """Return the JSON Schema of a recipe, for editors: what msgspec knows, that the keys are all, and the
+    names that instruction sets had before."""
     schema = msgspec.json.schema(RecipeFile)
-    for kind in _tables(RecipeFile):
-        _describe(schema["$defs"][kind.__name__], kind)
+    for table in schema["$defs"].values():
+        table["additionalProperties"] = False
+        if isa := table["properties"].get("isa"):
+            isa["anyOf"] = [{"enum": isa.pop("enum")}, {"enum": [*FORMER_ISAS], "deprecated": True}]
     recipe = schema["$defs"][RecipeFile.__name__]
     recipe["anyOf"] = [{"required": ["model", "artifact"]}, {"required": ["sweep"]}]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "qcompile recipe", **schema}
-
-
-def _tables(kind: type) -> Iterator[type]:
-    yield kind
-    for one in fields_of(kind):
-        if one.table is not None:
-            yield from _tables(one.table)
-
-
-def _describe(table: dict[str, Any], kind: type) -> None:
-    """Say what msgspec does not know: that keys are all, and which names instruction sets had before."""
-    table["additionalProperties"] = False
-    properties = table["properties"]
-    for one in fields_of(kind):
-        if one.name == "isa":
-            enums = [{"enum": properties["isa"].pop("enum")}, {"enum": [*FORMER_ISAS], "deprecated": True}]
-            properties["isa"]["anyOf"] = enums
 
 
 class RunSpec(Checked):
@@ -273,3 +330,108 @@ class TuneCommand(SchedulerOptions, TuneSpec):
     model: Annotated[str, argument("ONNX file or PyTorch MODEL.")]
     output: Annotated[Path, option("Folder to write.", "-o FOLDER")]
     data: Annotated[str, option("Samples to measure accuracy on.", "DATA")]
+
+
+class ProposalOptions(Checked):
+    """What a recipe is proposed from."""
+
+    data: Annotated[
+        str,
+        option(
+            "Samples for calibration and for accuracy: one set is divided between the two, where it can be.",
+            "DATA",
+        ),
+    ] = ""
+    calibration: Annotated[str, option("Samples to calibrate on; default: those of --data.", "DATA")] = ""
+    evaluation: Annotated[str, option("Labelled samples for accuracy; default: those of --data.", "DATA")] = (
+        ""
+    )
+    inputs: Annotated[
+        tuple[str, ...], option("Input of a MODEL that declares none.", "--input -i NAME:SHAPE[:DTYPE]")
+    ] = ()
+    weights: WEIGHTS = ""
+    download: DOWNLOAD = False
+    targets: Annotated[
+        tuple[str, ...],
+        option(
+            f"Runtime to build for: {', '.join(TARGETS)}; default: those installed.",
+            "--target TARGET",
+            split=COMMA,
+        ),
+    ] = ()
+    gpus: Annotated[
+        tuple[str, ...],
+        option(
+            "Compute capability to build TensorRT-RTX engines for; default: sm86 and sm89, or the GPU here.",
+            "--gpu SM",
+            split=COMMA,
+        ),
+    ] = ()
+    metric: Annotated[
+        str,
+        option(
+            f"Accuracy metric: {METRIC}; auto is by the task and the labels.", METRIC, pattern=METRIC_PATTERN
+        ),
+    ] = "auto"
+    max_time_s: Annotated[
+        Positive | None,
+        option(
+            "Time limit of the measurement, in seconds; default: by the number of artifacts.",
+            "--max-time SECONDS",
+        ),
+    ] = None
+
+    trust: Annotated[bool, option("Load a .pt2 that runs code, or a SavedModel that touches files.")] = False
+
+    def check(self) -> None:
+        """Refuse a target that there is none of."""
+        for target in self.targets:
+            if target not in TARGETS:
+                raise Refused("targets", f"one of {', '.join(TARGETS)} is required", value=target)
+
+    @property
+    def asked(self) -> tuple[Target, ...]:
+        """The targets that were asked for, in the order of all."""
+        return tuple(name for name in TARGETS if name in self.targets)
+
+
+class InitSpec(ProposalOptions):
+    """All that `init` is told beside the model."""
+
+    output: Annotated[Path, option("Recipe to write.", "-o FILE")] = Path("recipe.toml")
+    max_drop: Annotated[
+        NonNegative | None, option("Largest drop in accuracy of a recommended artifact, in points.", "POINTS")
+    ] = None
+    force: Annotated[bool, option("Overwrite an existing recipe.")] = False
+
+
+_MODEL = Annotated[str, argument("Model: timm:NAME, hf:NAME_OR_FOLDER, file.py:function, .onnx, ...")]
+
+
+class InitCommand(InitSpec):
+    """Write a commented recipe for MODEL, which `qcompile run` runs as it is.
+
+    It looks at the model, the data and what is installed here. Each choice has a comment with its reason.
+    Without data, the recipe builds and measures what needs none.
+    """
+
+    model: _MODEL
+
+
+class AutoSpec(ProposalOptions):
+    """All that `auto` is told beside the model."""
+
+    max_drop: MaxDrop
+    output: Annotated[Path | None, option("Folder to write; default: auto-NAME.", "-o FOLDER")] = None
+    force: Annotated[bool, option("Write the recipe in the folder anew.")] = False
+
+
+class AutoCommand(SchedulerOptions, AutoSpec):
+    """Find the artifact of MODEL to use, within an accuracy budget: init, run, tune, report.
+
+    The last line names the artifact and what it costs. The exit code is 1 if no artifact is faster within the
+    budget. An artifact keeps the budget if the upper end of the interval of its drop does. A second call
+    skips what is done.
+    """
+
+    model: _MODEL

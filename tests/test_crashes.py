@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from qcompile.artifact import commit, digest_artifact, read_manifest
-from qcompile.artifact.artifact import Manifest
+from qcompile.artifact import Manifest, commit, digest_artifact, read_manifest
 from qcompile.files import manifest_path, writing
 
 CALLS = ("replace", "unlink", "fsync")

@@ -47,7 +47,7 @@ def of_recipe(path: Path) -> int:
 
 
 FORMATS: dict[str, tuple[str, Callable[[Path], int]]] = {
-    "artifact/artifact.py SCHEMA_VERSION": ("formats/*/int8.onnx.json", of_json),
+    "artifact.py SCHEMA_VERSION": ("formats/*/int8.onnx.json", of_json),
     "bench/results/results.py SCHEMA_VERSION": ("formats/*/results.json", of_json),
     "calibration/ranges_file.py FORMAT_VERSION": ("formats/*/*.ranges", of_metadata),
     "calibration/ranges_file.py _FIXED_VERSION": ("formats/*/*.ranges", of_metadata),

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qcompile import artifact
 from qcompile.artifact import (
     Check,
     Manifest,
     accept,
     accepting,
-    artifact,
     checked_input,
     commit,
     is_manifest,

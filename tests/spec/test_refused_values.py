@@ -18,12 +18,11 @@ from qcompile.errors import InvalidOption, RecipeError
 from qcompile.pipeline.recipe import parse_recipe
 from qcompile.spec.artifacts import BuildCommand, QuantizeCommand
 from qcompile.spec.decode import Refused, decode
-from qcompile.spec.first_use import AutoCommand
 from qcompile.spec.looking import ReportCommand
 from qcompile.spec.measure import BenchCommand, BenchOptions, Budget, CompareCommand, DiffCommand
 from qcompile.spec.models import CalibrateCommand, ExportCommand
 from qcompile.spec.option import Option, options_of
-from qcompile.spec.recipes import RecipeFile, TuneCommand
+from qcompile.spec.recipes import AutoCommand, RecipeFile, TuneCommand
 
 SPECS = (
     AutoCommand, BenchCommand, BuildCommand, CalibrateCommand, CompareCommand, DiffCommand, ExportCommand,
