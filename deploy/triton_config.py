@@ -22,6 +22,7 @@ from typing import Any
 from ..engines.tensorrt.words import TRITON as TENSORRT
 from ..engines.words import TRITON_TYPES as TYPES
 from ..errors import ArtifactError, EngineUnavailable, InvalidOption, first_line
+from ..spec.decode import Refused
 from ..spec.looking import TritonOptions
 from ..tensors import TensorInfo, format_shape
 from .triton_model import TritonModel
@@ -52,11 +53,8 @@ def make_config(model: TritonModel, name: str, options: TritonOptions) -> Config
         server.append("--cache-config=local,size=104857600")
         notes.append("response_cache needs a cache in the server, here of 100 MiB")
     if options.cuda_graph and backend is not TENSORRT:
-        raise InvalidOption(
-            f"`cuda_graph`: only Triton's tensorrt backend runs CUDA graphs; the backend is {backend.name}",
-            hint="leave it out",
-            option="cuda_graph",
-        )
+        problem = f"only Triton's tensorrt backend runs CUDA graphs; the backend is {backend.name}"
+        raise Refused("cuda_graph", problem, hint="leave it out")
     built = model.manifest.options if model.manifest else {}
     strategy = {"string_value": "ON_PROFILE_CHANGE"}  # Triton's other one is STATIC, the default
     allocation = {"execution_context_allocation_strategy": strategy}
@@ -147,9 +145,7 @@ def _dynamic_batching(options: TritonOptions, size: int) -> Message | None:
     if size <= 1 or not options.dynamic_batching:
         return None
     if preferred and preferred[-1] > size:
-        raise InvalidOption(
-            f"`preferred_batch` {preferred[-1]}: max_batch_size is {size}", option="preferred_batch"
-        )
+        raise Refused("preferred_batch", f"max_batch_size is {size}", value=preferred[-1])
     fields: dict[str, Any] = {}
     if preferred:
         fields["preferred_batch_size"] = preferred
@@ -202,35 +198,30 @@ _SHOWN = 4
 
 def max_batch_size(model: TritonModel, options: TritonOptions) -> tuple[int, list[str]]:
     """Return `max_batch_size`, 0 for none, and what the user should know."""
-    asked = options.max_batch_size
-    if asked == 0:
+    limit = options.max_batch_size
+    if limit == 0:
         return 0, []
     reason = _why_no_batches(model)
-    if reason and asked:
-        raise InvalidOption(
-            f"`max_batch_size` {asked}: {model.path}: {reason}",
-            hint="leave it out: every request is then a whole batch",
-            option="max_batch_size",
-        )
+    if reason and limit:
+        hint = "leave it out: every request is then a whole batch"
+        raise Refused("max_batch_size", f"{model.path}: {reason}", value=limit, hint=hint)
     if reason:
         return 0, [f"no batching: {reason}"]
     axes = list(dict.fromkeys(str(tensor.shape[0]) for tensor in (*model.io.inputs, *model.io.outputs)))
     unsure = len(axes) > 1 or "?" in axes
-    if unsure and asked is None:
+    if unsure and limit is None:
         reason = f"the first axes are {_shown(axes)}, which may not be one batch"
         return 0, [f"no batching: {reason}; `max_batch_size` says that they are"]
     taken = f"the first axes {_shown(axes)} are taken for one batch, as `max_batch_size` says"
     notes = [taken] if unsure else []
     batches = profile_batches(model)
     most = max((last for _, last in batches), default=None)
-    if most is not None and asked is not None and asked > most:
-        raise InvalidOption(
-            f"`max_batch_size` {asked}: the profiles of {model.path} end at {most}",
-            hint=f"give {most} or less, or build with larger `max_shapes`",
-            option="max_batch_size",
-        )
-    size = asked or most or DEFAULT_MAX_BATCH
-    if asked is None and most is None:
+    if most is not None and limit is not None and limit > most:
+        problem = f"the profiles of {model.path} end at {most}"
+        hint = f"give {most} or less, or build with larger `max_shapes`"
+        raise Refused("max_batch_size", problem, value=limit, hint=hint)
+    size = limit or most or DEFAULT_MAX_BATCH
+    if limit is None and most is None:
         notes.append(
             f"max_batch_size is {size}, Triton's own where nothing limits it; `max_batch_size` sets it"
         )
@@ -290,7 +281,7 @@ def warm_up(model: TritonModel, options: TritonOptions, size: int) -> tuple[list
     _check_shapes(model, options, size)
     reason = _why_cold(model, options, size)
     if reason and options.warm_up:
-        raise InvalidOption(f"`warm_up`: {model.path}: {reason}", hint=_hint(model), option="warm_up")
+        raise Refused("warm_up", f"{model.path}: {reason}", hint=_hint(model))
     if reason:
         return [], [f"no warm-up: {reason}{f'; {hint}' if (hint := _hint(model)) else ''}"]
     if not model.profiles:
