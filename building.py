@@ -51,9 +51,9 @@ def build(
         IntentNotReached: If too many layers do not have the precision that was asked for.
         ModelError: If the graph makes a tensor that no memory holds.
     """
-    asked = spec_from_call(BuildSpec, spec, options)
-    with trusting(asked.trust), _lowered(model, asked, progress) as lowered:
-        return build_lowered(model, output, asked, lowered, progress=progress)
+    checked = spec_from_call(BuildSpec, spec, options)
+    with trusting(checked.trust), _lowered(model, checked, progress) as lowered:
+        return build_lowered(model, output, checked, lowered, progress=progress)
 
 
 def plan(
@@ -67,11 +67,11 @@ def plan(
     """Prepare, parse and check everything that `build` would, and return what would be built."""
     from .engines.registry import engine
 
-    asked = spec_from_call(BuildSpec, spec, options)
-    with trusting(asked.trust), _lowered(model, asked, progress) as lowered:
-        request = request_for(model, asked, lowered, Path("dry-run"), progress)
-        planned = engine(asked.target).plan(request)
-        return {"target": asked.target, "precision": request.precision, **planned}
+    checked = spec_from_call(BuildSpec, spec, options)
+    with trusting(checked.trust), _lowered(model, checked, progress) as lowered:
+        request = request_for(model, checked, lowered, Path("dry-run"), progress)
+        planned = engine(checked.target).plan(request)
+        return {"target": checked.target, "precision": request.precision, **planned}
 
 
 def build_lowered(
@@ -174,9 +174,9 @@ def engine_graph(
     path = Path(engine)
     manifest = read_manifest(path)  # the file itself is not opened here
     if manifest is None or manifest.target not in MODULES:
-        found = f"is for {manifest.target or 'no target'}" if manifest else "has no manifest"
+        state = f"is for {manifest.target or 'no target'}" if manifest else "has no manifest"
         hint = "give what `qcompile build` made, with its .json beside it"
-        problem = f"{path}: {found}; an engine of TensorRT with its manifest is required"
+        problem = f"{path}: {state}; an engine of TensorRT with its manifest is required"
         raise ArtifactError(problem, hint=hint, file=path)
     if manifest.options.get("calibrator"):
         problem = f"{path}: TensorRT was given scales or calibrated, which a manifest does not keep"
@@ -202,13 +202,13 @@ def _spec_of(manifest: Manifest, *, only: Collection[str] = ()) -> BuildSpec:
     """What an engine was asked for, or some of it; the places of files are not in a manifest."""
 
     def options(kind: type) -> dict[str, object]:
-        names = {one.name for one in fields_of(kind)}
+        names = {option.name for option in fields_of(kind)}
         names &= set(only) or names
         return {name: value for name, value in manifest.current_options.items() if name in names}
 
-    known = {"target": manifest.target, "precision": manifest.precision, "float_precision": "fp32"}
+    recorded = {"target": manifest.target, "precision": manifest.precision, "float_precision": "fp32"}
     # 0.2.0 left `float_precision` out where it was fp32.
-    return parse_spec(BuildSpec, {**known, **options(BuildSpec), "tensorrt": options(TensorRTOptions)})
+    return parse_spec(BuildSpec, {**recorded, **options(BuildSpec), "tensorrt": options(TensorRTOptions)})
 
 
 @contextmanager

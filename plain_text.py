@@ -30,9 +30,10 @@ def plain_lines(text: object) -> str:
     Lines after the first are indented by four or more, so that no line end in a name begins what looks like
     another message. Tabs stay.
     """
-    first, *others = str(text).split("\n")
-    indented = [one if not one or one.startswith(_INDENT) else _INDENT + one for one in others]
-    return "\n".join("\t".join(map(plain, line.split("\t"))) for line in (first, *indented))
+    lines = str(text).split("\n")
+    for index, line in enumerate(lines[1:], 1):
+        lines[index] = line if not line or line.startswith(_INDENT) else _INDENT + line
+    return "\n".join("\t".join(map(plain, line.split("\t"))) for line in lines)
 
 
 def plain_json(text: str) -> str:

@@ -89,8 +89,8 @@ class TensorInfo:
 
     def as_json(self) -> dict[str, object]:
         """Return the form used in manifests and results."""
-        said = {"preprocessing": dict(self.preprocessing)} if self.preprocessing is not None else {}
-        return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape), **said}
+        preprocessing = {"preprocessing": dict(self.preprocessing)} if self.preprocessing is not None else {}
+        return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape), **preprocessing}
 
     @staticmethod
     def from_json(value: Mapping[str, object]) -> TensorInfo:
@@ -98,12 +98,12 @@ class TensorInfo:
         shape = value["shape"]
         if not isinstance(shape, list):
             raise InvalidOption(f"tensor {value.get('name')!r}: shape {shape!r} is not a list")
-        said = value.get("preprocessing")
+        preprocessing = value.get("preprocessing")
         return TensorInfo(
             str(value["name"]),
             str(value["dtype"]),
             tuple(shape),
-            preprocessing=said if isinstance(said, Mapping) else None,
+            preprocessing=preprocessing if isinstance(preprocessing, Mapping) else None,
         )
 
 

@@ -23,11 +23,11 @@ from .verb import verb
     "qcompile export net.pt2 -o net.onnx --input x:1x16 --opset 18",
     "qcompile export model.keras -o model.onnx --python tensorflow=tf/bin/python",
 )
-def export(session: Session, given: ExportCommand) -> None:
+def export(session: Session, options: ExportCommand) -> None:
     """Print the file and its checks."""
     from ..compiler.export import export as export_model
 
-    present_artifact(session, export_model(given.model, given.output, given, progress=session.progress))
+    present_artifact(session, export_model(options.model, options.output, options, progress=session.progress))
 
 
 @verb(
@@ -35,11 +35,11 @@ def export(session: Session, given: ExportCommand) -> None:
     "qcompile simplify model.onnx -o model.simple.onnx",
     "qcompile simplify model.onnx -o model.simple.onnx --data samples.npz",
 )
-def simplify(session: Session, given: SimplifyCommand) -> None:
+def simplify(session: Session, options: SimplifyCommand) -> None:
     """Print what was removed."""
     from ..compiler.simplify.simplify import simplify as simplify_model
 
-    artifact = simplify_model(given.model, given.output, given, progress=session.progress)
+    artifact = simplify_model(options.model, options.output, options, progress=session.progress)
     proof = artifact.manifest.proof
     removed = proof["removed"]
     assert isinstance(removed, dict)
@@ -53,11 +53,13 @@ def simplify(session: Session, given: SimplifyCommand) -> None:
     "qcompile calibrate model.onnx --data data.py:calibration -o model.ranges --method percentile:99.9",
     "qcompile calibrate model.onnx --data images/ -o part2.ranges --shard 2/8",
 )
-def calibrate(session: Session, given: CalibrateCommand) -> None:
+def calibrate(session: Session, options: CalibrateCommand) -> None:
     """Print how many tensors were observed over how many samples."""
     from ..compiler.quantize.calibrate import calibrate as calibrate_model
 
-    artifact = calibrate_model(given.model, given.data, given.output, given, progress=session.progress)
+    artifact = calibrate_model(
+        options.model, options.data, options.output, options, progress=session.progress
+    )
     proof = artifact.manifest.proof
     shared = f", {proof['shared']} more share their ranges" if proof["shared"] else ""
     present_artifact(session, artifact, f"{proof['tensors']} tensors over {proof['samples']} samples{shared}")
@@ -74,13 +76,13 @@ def calibrate(session: Session, given: CalibrateCommand) -> None:
     "qcompile quantize model.onnx -o mixed.onnx --ranges model.ranges --target tensorrt "
     "--float-precision fp16 --layer '/head/*=fp32'",
 )
-def quantize(session: Session, given: QuantizeCommand) -> None:
+def quantize(session: Session, options: QuantizeCommand) -> None:
     """Print what was quantized and what was left in floating point."""
     from ..compiler.quantize.quantize import quantize as quantize_model
 
-    artifact = quantize_model(given.model, given.output, given, progress=session.progress)
+    artifact = quantize_model(options.model, options.output, options, progress=session.progress)
     present_artifact(
-        session, artifact, *_details(artifact.manifest.proof, given.precision, verbose=session.verbose)
+        session, artifact, *_details(artifact.manifest.proof, options.precision, verbose=session.verbose)
     )
 
 
@@ -94,25 +96,25 @@ def _details(proof: object, precision: str, *, verbose: bool) -> list[str]:
     if "quantized" in proof:
         counts = ", ".join(f"{count} {operator}" for operator, count in proof["quantized"].items())
         lines.append(f"{precision}: {counts}")
-    left = proof.get("left_in_float", {})
-    lines += [f"left in float: {name} ({reason})" for name, reason in list(left.items())[:10]]
-    if len(left) > 10:
-        lines.append(f"left in float: {len(left) - 10} more, see the manifest")
+    in_float = proof.get("left_in_float", {})
+    lines += [f"left in float: {name} ({reason})" for name, reason in list(in_float.items())[:10]]
+    if len(in_float) > 10:
+        lines.append(f"left in float: {len(in_float) - 10} more, see the manifest")
     return lines
 
 
 def _searched(proof: dict[str, Any], *, verbose: bool) -> list[str]:
     """What was tried, and where channels were evened out; each place where that is asked for."""
     lines = [
-        f"tried: {one['tried']}: {one['refused'] if 'refused' in one else '{:.1f} dB'.format(one['snr_db'])}"
-        for one in proof.get("search", [])
+        f"tried: {trial['tried']}: {trial.get('refused') or '{:.1f} dB'.format(trial['snr_db'])}"
+        for trial in proof.get("search", [])
     ]
-    smoothed, left = proof.get("smoothed", {}), proof.get("left_alone", {})
+    smoothed, left_alone = proof.get("smoothed", {}), proof.get("left_alone", {})
     if smoothed:
-        lines.append(f"smoothed: {len(smoothed)} tensors, {len(left)} products left alone")
+        lines.append(f"smoothed: {len(smoothed)} tensors, {len(left_alone)} products left alone")
     if verbose:
         lines += [f"smoothed: {name} ({how})" for name, how in smoothed.items()]
-        lines += [f"not smoothed: {name} ({reason})" for name, reason in left.items()]
+        lines += [f"not smoothed: {name} ({reason})" for name, reason in left_alone.items()]
     return lines
 
 
@@ -130,30 +132,30 @@ def _searched(proof: dict[str, Any], *, verbose: bool) -> list[str]:
     "--dry-run -o model.engine",
     "qcompile build model.py:build --target torchscript --input x:1x3x224x224 -o model.pt",
 )
-def build(session: Session, given: BuildCommand) -> None:
+def build(session: Session, options: BuildCommand) -> None:
     """Print what was proven of the artifact."""
     from ..building import build as build_artifact
     from ..building import plan
 
-    if given.dry_run:
-        planned = plan(given.model, given, progress=session.progress)
+    if options.dry_run:
+        planned = plan(options.model, options, progress=session.progress)
         session.json(planned)
         target, precision = planned.pop("target"), planned.pop("precision")
-        session.say(f"{given.output} would be built for {target}, {precision}; nothing was written")
+        session.say(f"{options.output} would be built for {target}, {precision}; nothing was written")
         for name, value in planned.items():
             if value not in ({}, [], ""):
                 session.say(f"  {name}: {value}")
         return
     try:
-        artifact = build_artifact(given.model, given.output, given, progress=session.progress)
+        artifact = build_artifact(options.model, options.output, options, progress=session.progress)
     except IntentNotReached as error:
         _note_layers(session, error.data.get("proof", {}))
         raise
     _note_layers(session, artifact.manifest.proof)
-    proof, asked = artifact.manifest.proof, artifact.manifest.precision
+    proof, precision = artifact.manifest.proof, artifact.manifest.precision
     lines = [
         f"proof: {proof['reached_in_precision']} of {proof['planned_in_precision']} layers that "
-        f"compute are {asked}{_unreported(proof)}",
+        f"compute are {precision}{_unreported(proof)}",
         *profile_lines(proof),
     ]
     if proof.get("engine_layers"):
@@ -190,9 +192,9 @@ def _note_layers(session: Session, proof: object) -> None:
     "qcompile build model.onnx --target tensorrt --strip-weights -o small.engine",
     "qcompile refit small.engine model.onnx -o model.engine",
 )
-def refit(session: Session, given: RefitCommand) -> None:
+def refit(session: Session, options: RefitCommand) -> None:
     """Print the engine and where its weights are from."""
     from ..building import refit as refit_engine
 
-    artifact = refit_engine(given.engine, given.model, given.output, progress=session.progress)
-    present_artifact(session, artifact, f"weights of {given.model}")
+    artifact = refit_engine(options.engine, options.model, options.output, progress=session.progress)
+    present_artifact(session, artifact, f"weights of {options.model}")

@@ -33,21 +33,17 @@ if TYPE_CHECKING:
     "qcompile diff model.onnx model.int8.onnx --layers --data data.npz -o layers.json",
     "qcompile diff model.onnx int8.engine --layers --graph model.int8.onnx --data data.npz",
 )
-def diff(session: Session, given: DiffCommand) -> int:
+def diff(session: Session, options: DiffCommand) -> int:
     """Print how far the outputs, or the layers, are apart."""
-    if given.layers:
-        _refuse(
-            given,
-            _fields_apart(DiffSpec, LayerDiffSpec),
-            "belongs to the comparison of outputs",
-            "leave it out, or `layers`",
-        )
-        return _layers(session, given)
+    if options.layers:
+        of_outputs = _fields_apart(DiffSpec, LayerDiffSpec)
+        _refuse(options, of_outputs, "belongs to the comparison of outputs", "leave it out, or `layers`")
+        return _layers(session, options)
     of_layers = ("graph", "output", *_fields_apart(LayerDiffSpec, DiffSpec))
-    _refuse(given, of_layers, "belongs to the comparison of layers", "give `layers` too")
+    _refuse(options, of_layers, "belongs to the comparison of layers", "give `layers` too")
     from ..comparison.diff import diff as compare
 
-    difference = compare(given.reference, given.artifact, given, progress=session.progress)
+    difference = compare(options.reference, options.artifact, options, progress=session.progress)
     session.json(difference.as_json())
     if not session.quiet:
         session.table(difference_table(difference))
@@ -56,17 +52,19 @@ def diff(session: Session, given: DiffCommand) -> int:
     return 0 if difference else 1
 
 
-def _layers(session: Session, given: DiffCommand) -> int:
+def _layers(session: Session, options: DiffCommand) -> int:
     from ..comparison.layers import layer_diff
     from ..files import check_output
 
-    written = [path for path in (given.output, given.save_results) if path is not None]
+    written = [path for path in (options.output, options.save_results) if path is not None]
     for path in written:
         check_output(path)
-    with _source(session, given) as source:
-        layers = layer_diff(given.reference, given.artifact, given, source=source, progress=session.progress)
-    if given.output is not None:
-        layers.save(given.output)
+    with _source(session, options) as source:
+        layers = layer_diff(
+            options.reference, options.artifact, options, source=source, progress=session.progress
+        )
+    if options.output is not None:
+        layers.save(options.output)
     session.json(layers.as_json())
     if not session.quiet:
         session.table(layers_table(layers))
@@ -82,31 +80,30 @@ def _layers(session: Session, given: DiffCommand) -> int:
 
 
 @contextmanager
-def _source(session: Session, given: DiffCommand) -> Iterator[EngineSource | None]:
+def _source(session: Session, options: DiffCommand) -> Iterator[EngineSource | None]:
     """What an engine was built from; None for other artifacts, and where its outputs are enough."""
     from ..comparison.layers.rebuild import EngineSource
     from ..comparison.layers.sides import artifact_side
 
-    if Path(given.artifact).suffix not in (".engine", ".plan"):
-        _refuse(given, ("graph", "max_builds"), "belongs to an engine", "leave it out")
-    elif given.max_builds != 0:
+    if Path(options.artifact).suffix not in (".engine", ".plan"):
+        _refuse(options, ("graph", "max_builds"), "belongs to an engine", "leave it out")
+    elif options.max_builds != 0:
         from ..artifact import read_manifest
         from ..building import engine_graph
         from ..errors import InvalidOption
 
-        artifact_side(given.artifact, trust=given.trust)  # whether it can run, before any work
+        artifact_side(options.artifact, trust=options.trust)  # whether it can run, before any work
         with ExitStack() as stack:
             try:
-                built_from = engine_graph(
-                    given.artifact, given.graph or given.reference, progress=session.progress
-                )
-                lowered, spec = stack.enter_context(built_from)
+                model = options.graph or options.reference
+                graph = engine_graph(options.artifact, model, progress=session.progress)
+                lowered, spec = stack.enter_context(graph)
             except InvalidOption as error:
-                if given.graph is not None:
+                if options.graph is not None:
                     raise
                 session.warn([f"its outputs alone are compared: {error.message}; {error.hint} (`--graph`)"])
             else:
-                manifest = read_manifest(Path(given.artifact))
+                manifest = read_manifest(Path(options.artifact))
                 assert manifest is not None, "`engine_graph` requires it"
                 profiles: Any = manifest.proof.get("profiles", [])
                 tf32 = bool(manifest.options.get("tf32"))
@@ -117,13 +114,13 @@ def _source(session: Session, given: DiffCommand) -> Iterator[EngineSource | Non
 
 def _fields_apart(kind: type, other: type) -> list[str]:
     """The options of a spec that another one lacks."""
-    present = {one.name for one in fields_of(other)}
-    return [one.name for one in fields_of(kind) if one.name not in present]
+    present = {option.name for option in fields_of(other)}
+    return [option.name for option in fields_of(kind) if option.name not in present]
 
 
-def _refuse(given: DiffCommand, names: Sequence[str], why: str, hint: str) -> None:
+def _refuse(options: DiffCommand, names: Sequence[str], why: str, hint: str) -> None:
     for name in names:
-        if getattr(given, name) not in (None, ()):
+        if getattr(options, name) not in (None, ()):
             raise Refused(name, why, hint=hint)
 
 
@@ -219,7 +216,9 @@ def unpaired(diff: LayerDiff) -> str:
 
 
 def _branches(around: Sequence[Neighbour], root: int, way: int, indent: str) -> list[str]:
-    children = [i for i, one in enumerate(around) if one.under == root and one.steps * way > 0]
+    children = [
+        i for i, neighbour in enumerate(around) if neighbour.under == root and neighbour.steps * way > 0
+    ]
     lines = []
     for index in children:
         last = index == children[-1]
@@ -228,9 +227,9 @@ def _branches(around: Sequence[Neighbour], root: int, way: int, indent: str) -> 
     return lines
 
 
-def _line(one: Neighbour, lead: str) -> str:
-    measured = "not measured" if one.snr_db is None else decibels(one.snr_db)
-    return f"{lead}{one.tensor}  {one.operator} {one.node}  {measured}"
+def _line(neighbour: Neighbour, lead: str) -> str:
+    measured = "not measured" if neighbour.snr_db is None else decibels(neighbour.snr_db)
+    return f"{lead}{neighbour.tensor}  {neighbour.operator} {neighbour.node}  {measured}"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -27,8 +27,8 @@ class BenchGroup(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put the default command in front, and remember what was typed."""
         ctx.meta[_ARGUMENTS] = list(args)
-        known = args[:1] and args[0] in self.commands
-        return super().parse_args(ctx, args if known else [_MEASURE, *args])
+        is_command = args[:1] and args[0] in self.commands
+        return super().parse_args(ctx, args if is_command else [_MEASURE, *args])
 
 
 class MeasureVerb(Verb):
@@ -59,7 +59,7 @@ def bench() -> None:
     cls=MeasureVerb,
     short_help="measure artifacts against a baseline",
 )
-def measure(session: Session, given: BenchCommand) -> int:
+def measure(session: Session, options: BenchCommand) -> int:
     """Print the table of what was measured."""
     from ..bench.benchmark import benchmark
     from ..bench.results.render import save_csv, save_markdown
@@ -67,22 +67,22 @@ def measure(session: Session, given: BenchCommand) -> int:
 
     try:
         results = benchmark(
-            given.artifacts,
-            given,
+            options.artifacts,
+            options,
             command=["qcompile", "bench", *click.get_current_context().meta.get(_ARGUMENTS, ())],
             progress=session.progress,
         )
     except BenchInterrupted as stopped:
         results = stopped.results
-    if given.csv is not None:
-        save_csv(results, given.csv)
-    if given.markdown is not None:
-        save_markdown(results, given.markdown)
+    if options.csv is not None:
+        save_csv(results, options.csv)
+    if options.markdown is not None:
+        save_markdown(results, options.markdown)
     session.json(results.as_json())
     present_results(session, results)
     if results.interrupted:
-        kept = f"; what was measured is in {given.output}" if given.output else ""
-        session.warn([f"interrupted{kept}"])
+        file = f"; what was measured is in {options.output}" if options.output else ""
+        session.warn([f"interrupted{file}"])
         return 130
     return 1 if any(row.status == "failed" for row in results.rows) else 0
 
@@ -94,15 +94,15 @@ def measure(session: Session, given: BenchCommand) -> int:
     "qcompile bench compare laptop.json server.json --across-machines",
     short_help="compare new results with old ones",
 )
-def compare(session: Session, given: CompareCommand) -> int:
+def compare(session: Session, options: CompareCommand) -> int:
     """Print the table of changes, and which limits they break."""
     from ..bench.results.regress import compare_results
     from ..bench.results.results import load_results
     from ..files import write_json
 
-    comparison = compare_results(load_results(given.old), load_results(given.new), given)
-    if given.output is not None:
-        write_json(given.output, comparison.as_json())
+    comparison = compare_results(load_results(options.old), load_results(options.new), options)
+    if options.output is not None:
+        write_json(options.output, comparison.as_json())
     session.json(comparison.as_json())
     session.table(regression_table(comparison))
     for change in comparison.changes:
@@ -124,20 +124,20 @@ for _command in (measure, compare):
     "qcompile gate main/out out --skip-identical --threads 1 --junit gate.xml --markdown gate.md",
     "qcompile gate old.engine new.engine --python tensorrt=/opt/trt/bin/python --max-slower 3",
 )
-def gate(session: Session, given: GateCommand) -> int:
+def gate(session: Session, options: GateCommand) -> int:
     """Print the table of checks, and why one failed."""
     from ..bench.gate.gate import gate as judge
     from ..bench.gate.gate import notes_of, save_junit, save_markdown
     from ..files import check_output
 
-    for path in (given.junit, given.markdown):
+    for path in (options.junit, options.markdown):
         if path is not None:
             check_output(path)
-    result = judge(given.old, given.new, given, progress=session.progress)
-    if given.junit is not None:
-        save_junit(result, given.junit)
-    if given.markdown is not None:
-        save_markdown(result, given.markdown)
+    result = judge(options.old, options.new, options, progress=session.progress)
+    if options.junit is not None:
+        save_junit(result, options.junit)
+    if options.markdown is not None:
+        save_markdown(result, options.markdown)
     session.json(result.as_json())
     session.table(gate_table(result))
     for note in notes_of(result):
@@ -147,8 +147,8 @@ def gate(session: Session, given: GateCommand) -> int:
         session.note(f"  hint: {hint}")
     for pair in result.pairs:
         is_open = any(check.state == "undecided" for check in pair.checks)
-        told = [*(pair.disturbed if is_open else ()), *(pair.warnings if session.verbose else ())]
-        session.warn(f"{pair.name}: {text}" for text in told)
+        lines = [*(pair.disturbed if is_open else ()), *(pair.warnings if session.verbose else ())]
+        session.warn(f"{pair.name}: {text}" for text in lines)
     session.say(f"gate {result.words}")
     return 0 if result else 1
 
@@ -170,12 +170,12 @@ def gate_table(result: GateResult) -> Table:
     "qcompile report results.json -o report.html",
     "qcompile report results.json -o report.html --layers layers.json --ranges model.ranges",
 )
-def report(session: Session, given: ReportCommand) -> None:
+def report(session: Session, options: ReportCommand) -> None:
     """Print where the page is."""
     from ..reporting import write_report
 
     session.progress("draw")
-    path = write_report(given.results, given.output, given)
+    path = write_report(options.results, options.output, options)
     size = path.stat().st_size
     session.json({"path": str(path), "size_bytes": size})
     session.say(f"{path}  {bytes_text(size)}, loads nothing: open it in a browser, print it, send it")

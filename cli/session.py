@@ -161,13 +161,12 @@ class Session:
         self._display.start()
 
 
-def _pace(done: int, seconds: float, left: int) -> str:
+def _pace(done: int, seconds: float, remaining: int) -> str:
     """How fast it goes and how long it will take: "48.1/s, 12 s left"; empty while nobody can know."""
     if done < 1 or seconds < 1:
         return ""
     rate = done / seconds
-    remaining = f", {left / rate:.0f} s left" if left > 0 else ""
-    return f"{rate:.3g}/s{remaining}"
+    return f"{rate:.3g}/s" + (f", {remaining / rate:.0f} s left" if remaining > 0 else "")
 
 
 def session_options(*, files: bool = True) -> list[click.Option]:
@@ -215,21 +214,21 @@ def watched(options: dict[str, Any], *, as_json: bool) -> int | None:
     Its options are taken out. Returns the exit code, or None where this process carries the command out.
     """
     untrusted = options.pop(_FLAG, False)
-    given = {"memory_gb": options.pop(_MEMORY, None), "time_s": options.pop(_TIME, None)}
-    given = {name: value for name, value in given.items() if value is not None}
+    typed = {"memory_gb": options.pop(_MEMORY, None), "time_s": options.pop(_TIME, None)}
+    typed = {name: value for name, value in typed.items() if value is not None}
     from ..processes.untrusted import is_child, limit_self
 
     if is_child():
         limit_self()
         return None
     if not untrusted:
-        if given:
+        if typed:
             raise click.UsageError("--memory-limit-gb and --time-limit-s need --untrusted")
         return None
     if options.get("trust"):
         refuse_trust("--trust")
     try:
-        limits = Limits(**given)
+        limits = Limits(**typed)
         from ..processes.untrusted import run_untrusted
 
         finished = run_untrusted(click.get_current_context().find_root().obj, limits, capture=as_json)

@@ -69,8 +69,8 @@ def storage_error(error: OSError, path: Path | None = None) -> StorageError | No
         return None
     # Of a copy, the second is the target.
     copied = error.filename2 if error.errno in _NO_ROOM else None
-    given = copied or error.filename
-    named = given if isinstance(given, str | os.PathLike) else path
+    name = copied or error.filename
+    named = name if isinstance(name, str | os.PathLike) else path
     if named is None and error.errno not in _NO_ROOM:
         return None
     return _made(error.errno, None if named is None else Path(named))
@@ -88,9 +88,9 @@ def hidden_storage_error(error: BaseException, path: Path) -> StorageError | Non
             return seen
         if isinstance(seen, OSError) and seen.errno in _NO_ROOM:
             return storage_error(seen, path)
-        said = [number for number in _NO_ROOM if os.strerror(number).lower() in str(seen).lower()]
-        if said:
-            return _made(said[0], path)
+        reason = [number for number in _NO_ROOM if os.strerror(number).lower() in str(seen).lower()]
+        if reason:
+            return _made(reason[0], path)
     for place in (path.parent, _temporary()):
         if place is not None and is_full(place):
             why = f"{public(path)}: {os.strerror(errno.ENOSPC)} ({place}); {first_line(error)}"
@@ -163,8 +163,8 @@ def _made(number: int, path: Path | None) -> StorageError:
 
 
 def _unknown(error: OSError, path: Path) -> QCompileError:
-    said = error.strerror or first_line(error)
-    return StorageError(f"{path}: cannot be read ({said})", hint="give a regular file", file=path)
+    reason = error.strerror or first_line(error)
+    return StorageError(f"{path}: cannot be read ({reason})", hint="give a regular file", file=path)
 
 
 _CHUNK_BYTES = 1 << 20

@@ -159,8 +159,8 @@ def _remove_if_abandoned(path: Path, pid: int) -> None:
     if handle is None:
         return
     try:
-        held = _lock(handle, wait=False)
-        if held or (held is None and time.time() - status.st_mtime > _OLD_S):
+        locked = _lock(handle, wait=False)
+        if locked or (locked is None and time.time() - status.st_mtime > _OLD_S):
             shutil.rmtree(path, ignore_errors=True)
     finally:
         if handle >= 0:

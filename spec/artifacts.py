@@ -173,12 +173,12 @@ class ArtifactOptions(QuantizeOptions):
 
     def check(self) -> None:
         """Read the shapes, and refuse what the target or the precision has no use for."""
-        for one in fields_of(type(self)):
-            targets, value = one.spelling.targets, getattr(self, one.name)
-            if targets and self.target not in targets and value != one.default:
-                inner = f".{next(iter(non_default_options(value)))}" if one.table is not None else ""
+        for entry in fields_of(type(self)):
+            targets, value = entry.spelling.targets, getattr(self, entry.name)
+            if targets and self.target not in targets and value != entry.default:
+                inner = f".{next(iter(non_default_options(value)))}" if entry.table is not None else ""
                 problem = f"is for {' and '.join(targets)}; the target is {self.target}"
-                raise Refused(f"{one.name}{inner}", problem, hint="leave it out")
+                raise Refused(f"{entry.name}{inner}", problem, hint="leave it out")
         for kind in _SHAPE_KINDS:
             self.shapes(kind)
         if CLUSTER in self.gpus and self.gpus != (CLUSTER,):

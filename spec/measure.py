@@ -72,7 +72,7 @@ class Budget(Checked):
     @property
     def limits(self) -> dict[str, float]:
         """Name to value of the limits that there are."""
-        values = {one.name: getattr(self, one.name) for one in fields_of(Budget)}
+        values = {limit.name: getattr(self, limit.name) for limit in fields_of(Budget)}
         return {name: value for name, value in values.items() if value is not None}
 
 

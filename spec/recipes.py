@@ -137,9 +137,9 @@ class RecipeFile(Checked):
         if self.calibrate.ranges and self.model.simplify:
             problem = "must be false: `calibrate.ranges` belong to the very file they were made with"
             raise Refused("model.simplify", problem, value=True)
-        names = {one.name for one in self.artifact}
+        names = {artifact.name for artifact in self.artifact}
         if self.sweep is not None:
-            names |= {one.name for one in self.sweep.combinations()}
+            names |= {artifact.name for artifact in self.sweep.combinations()}
         if self.bench and self.bench.baseline not in (BASELINE, *names):
             problem = f"one of {', '.join((BASELINE, *sorted(names)))} is required"
             raise Refused("bench.baseline", problem, value=self.bench.baseline)
@@ -162,20 +162,20 @@ class RecipeFile(Checked):
         if self.sweep is None:
             taken.add(self.name)
         else:
-            taken |= {one.name for one in self.sweep.every_model()}
-            taken |= {one.name for one in self.sweep.combinations()}
-        for index, one in enumerate(self.artifact):
-            if one.name in taken:
+            taken |= {artifact.name for artifact in self.sweep.every_model()}
+            taken |= {artifact.name for artifact in self.sweep.combinations()}
+        for index, artifact in enumerate(self.artifact):
+            if artifact.name in taken:
                 raise Refused(
-                    f"artifact[{index}].name", "another name is required: it is taken", value=one.name
+                    f"artifact[{index}].name", "another name is required: it is taken", value=artifact.name
                 )
-            taken.add(one.name)
+            taken.add(artifact.name)
             if self.sweep is not None:
                 continue
-            if one.needs_ranges and not (self.has_ranges or self.may_be_quantized):
-                raise Refused("data.calibration", f"is missing; {one.name!r} is static INT8")
-            if one.calibrates_itself and not self.data.calibration:
-                raise Refused("data.calibration", f"is missing; TensorRT calibrates {one.name!r} on it")
+            if artifact.needs_ranges and not (self.has_ranges or self.may_be_quantized):
+                raise Refused("data.calibration", f"is missing; {artifact.name!r} is static INT8")
+            if artifact.calibrates_itself and not self.data.calibration:
+                raise Refused("data.calibration", f"is missing; TensorRT calibrates {artifact.name!r} on it")
 
     @property
     def has_ranges(self) -> bool:

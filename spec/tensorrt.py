@@ -200,9 +200,9 @@ class TensorRTOptions(Checked):
         """Input or output to (dtype, format), either of which may be empty."""
         formats = {}
         for text in self.io_formats:
-            name, equals, rest = text.rpartition("=")
-            match = re.fullmatch(r"([a-z]+\d*)?(?::([a-z_]+\d*))?", rest)
-            if not (name and equals and rest and match):
+            name, equals, form = text.rpartition("=")
+            match = re.fullmatch(r"([a-z]+\d*)?(?::([a-z_]+\d*))?", form)
+            if not (name and equals and form and match):
                 hint = "for instance x=float16:chw32, or y=float16"
                 raise Refused("io_formats", "NAME=[DTYPE][:FORMAT] is required", value=text, hint=hint)
             formats[name] = (match[1] or "", match[2] or "")
