@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import click
 import msgspec
@@ -15,6 +15,7 @@ from jsonschema import Draft202012Validator
 from qcompile.cli.session import Session
 from qcompile.cli.verb import verb
 from qcompile.errors import InvalidOption
+from qcompile.spec.artifacts import BuildSpec, with_floats
 from qcompile.spec.decode import Checked, Refused, decode, key, non_default_options
 from qcompile.spec.option import COMMA, argument, fields_of, option, options_of
 
@@ -124,10 +125,8 @@ def test_an_error_names_the_option_as_it_is_typed_or_by_its_path() -> None:
     assert failed.data["option"] == "--gilded"
     with pytest.raises(Refused) as caught:
         decode(Picture, {"rows": [{}, {"gilded": True}]})
-    assert (caught.value.key, caught.value.sentence) == (
-        "rows[1].gilded",
-        "belongs to a `width_mm` of 2 and more",
-    )
+    sentence = "belongs to a `width_mm` of 2 and more"
+    assert (caught.value.key, caught.value.sentence) == ("rows[1].gilded", sentence)
     with pytest.raises(Refused, match=r"did you mean frame\.gilded") as caught:
         decode(Picture, {"frame": {"guilded": True}})
     assert caught.value.key == "frame.guilded"
@@ -152,3 +151,21 @@ def test_a_value_of_another_type_is_named_with_its_type(values: dict[str, object
     with pytest.raises(Refused) as caught:
         decode(Picture, values)
     assert caught.value.sentence == said
+
+
+@pytest.mark.parametrize(
+    ("options", "chosen", "floats"),
+    [
+        ({"target": "tensorrt", "precision": "int8"}, "fp16", "fp16"),
+        ({"target": "tensorrt-rtx", "precision": "int8"}, "fp16", "fp16"),
+        ({"target": "tensorrt-rtx", "precision": "int8", "layers": ("a=bf16",)}, "bf16", "bf16"),
+        ({"target": "tensorrt-rtx", "precision": "int8", "float_precision": "fp32"}, "fp32", "fp32"),
+        ({"target": "tensorrt", "precision": "int8", "mode": "weights"}, "auto", "fp32"),
+        ({"target": "tensorrt", "precision": "fp8"}, "auto", "fp32"),
+        ({"target": "onnxruntime", "precision": "int8"}, "auto", "fp32"),
+        ({"target": "openvino", "precision": "int8", "float_precision": "bf16"}, "bf16", "bf16"),
+    ],
+)
+def test_auto_is_fp16_in_int8_for_tensorrt(options: dict[str, Any], chosen: str, floats: str) -> None:
+    spec = with_floats(BuildSpec(**options))
+    assert (spec.float_precision, spec.floats) == (chosen, floats)
