@@ -8,10 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .artifact import Artifact, Manifest
+from .artifact import Artifact, Manifest, load_artifact, read_manifest
+from .engines.base import BuildRequest
+from .engines.build import build_engine, require_builder
+from .engines.registry import capabilities, engine
+from .engines.tensorrt.adapter import MODULES, load_adapter
+from .errors import ArtifactError, InvalidOption
 from .files import temporary_folder
 from .lowering import LoweredGraph, first_samples, lower
 from .model.archives import trusting
+from .model.weightless import fingerprint
 from .processor import resolve_isa
 from .progress import Progress, silent
 from .spec.artifacts import BuildSpec
@@ -22,7 +28,6 @@ from .spec.tensorrt import TensorRTOptions
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from .engines.base import BuildRequest
     from .spec.keywords import BuildKeywords
 
 
@@ -65,8 +70,6 @@ def plan(
     **options: Unpack[BuildKeywords],
 ) -> dict[str, object]:
     """Prepare, parse and check everything that `build` would, and return what would be built."""
-    from .engines.registry import engine
-
     checked = spec_from_call(BuildSpec, spec, options)
     with trusting(checked.trust), _lowered(model, checked, progress) as lowered:
         request = request_for(model, checked, lowered, Path("dry-run"), progress)
@@ -83,8 +86,6 @@ def build_lowered(
     progress: Progress = silent,
 ) -> Artifact:
     """Build from a graph that was lowered for the spec, see `build`."""
-    from .engines.build import build_engine
-
     return build_engine(request_for(model, spec, lowered, Path(output), progress))
 
 
@@ -92,9 +93,6 @@ def request_for(
     model: str | Path, spec: BuildSpec, lowered: LoweredGraph, output: Path, progress: Progress
 ) -> BuildRequest:
     """Return what a builder is asked for: a graph that is lowered, and what the spec says beside it."""
-    from .engines.base import BuildRequest
-    from .engines.registry import engine
-
     same_floats = spec.floats == lowered.float_precision
     lowered_spec = replace(
         spec,
@@ -138,10 +136,7 @@ def refit(
         ModelError: If the graph has other inputs and outputs.
         BuildError: If weights are missing or TensorRT refuses them, naming them.
     """
-    from .artifact import load_artifact
-    from .engines.tensorrt.adapter import MODULES, load_adapter
     from .engines.tensorrt.builder.refit import refit_plan
-    from .errors import InvalidOption
 
     path = Path(engine)
     manifest = load_artifact(path).manifest
@@ -166,11 +161,6 @@ def engine_graph(
 
     The model is the ONNX file that `build` was given, or what it made of it: that is made again.
     """
-    from .artifact import read_manifest
-    from .engines.tensorrt.adapter import MODULES
-    from .errors import ArtifactError, InvalidOption
-    from .model.weightless import fingerprint
-
     path = Path(engine)
     manifest = read_manifest(path)  # the file itself is not opened here
     if manifest is None or manifest.target not in MODULES:
@@ -214,10 +204,7 @@ def _spec_of(manifest: Manifest, *, only: Collection[str] = ()) -> BuildSpec:
 @contextmanager
 def _lowered(model: str | Path, spec: BuildSpec, progress: Progress) -> Iterator[LoweredGraph]:
     """A graph that the engine can build from, which lives as long as this."""
-    from .engines.build import require_builder
-    from .engines.registry import capabilities
-
-    engine = require_builder(spec.target)
+    runtime = require_builder(spec.target)
     with temporary_folder("build") as folder:
         graph = folder / Path(model).name
-        yield lower(model, spec, capabilities(engine), graph, progress=progress)
+        yield lower(model, spec, capabilities(runtime), graph, progress=progress)

@@ -57,10 +57,9 @@ def address_space_left() -> int | None:
     limit = address_space_limit()
     if limit is None:
         return None
-    try:
+    pages = 0
+    with contextlib.suppress(OSError, ValueError):
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except (OSError, ValueError):
-        return limit
     return max(limit - pages * os.sysconf("SC_PAGE_SIZE"), 0)
 
 

@@ -21,7 +21,7 @@ _SEEN = re.compile(r"[^\x20-\x7e]")
 
 def plain(text: object) -> str:
     """Return one line in which every character is seen: escapes in place of controls, marks and line ends."""
-    return _SEEN.sub(_shown, str(text))
+    return _SEEN.sub(lambda match: match[0] if _is_printed(match[0]) else repr(match[0])[1:-1], str(text))
 
 
 def plain_lines(text: object) -> str:
@@ -45,11 +45,6 @@ def plain_toml(text: str) -> str:
     """Return a text as TOML spells it: JSON's escapes are among TOML's, but for pairs."""
     dumped = json.dumps(text, ensure_ascii=False)
     return _SEEN.sub(lambda match: _escaped(match[0], lambda point: f"\\U{point:08x}"), dumped)
-
-
-def _shown(match: re.Match[str]) -> str:
-    sign = match[0]
-    return sign if _is_printed(sign) else repr(sign)[1:-1]
 
 
 def _escaped(sign: str, wide: Callable[[int], str]) -> str:
