@@ -208,11 +208,8 @@ def _provider(engine: Artifact, target: str) -> Provider:
     provider = PROVIDERS[manifest.target]
     if target and PROVIDERS[target] is not provider:
         problem = f"{path} was built by {manifest.target}, which {PROVIDERS[target].name} cannot load"
-        raise InvalidOption(
-            f"`provider` {target}: {problem}; the source of the node is {provider.name}",
-            hint=f"build it with `target` {target}",
-            option="provider",
-        )
+        problem = f"`provider` {target}: {problem}; the source of the node is {provider.name}"
+        raise InvalidOption(problem, hint=f"build it with `target` {target}", option="provider")
     return provider
 
 
@@ -229,10 +226,8 @@ def _io(engine: Artifact) -> ModelIO:
         if tensor.dtype not in TENSORRT.dtypes:
             raise InvalidOption(f"{path}: {tensor.name!r} is {tensor.dtype}, which TensorRT's providers lack")
         if tensor.name in formats:
-            raise InvalidOption(
-                f"{path}: {tensor.name!r} is in a memory format of its own; ONNX Runtime's are linear",
-                hint="build without `io_formats`",
-            )
+            problem = f"{path}: {tensor.name!r} is in a memory format of its own; ONNX Runtime's are linear"
+            raise InvalidOption(problem, hint="build without `io_formats`")
     return io
 
 
@@ -245,11 +240,8 @@ def _unfit(engine: Artifact, provider: Provider) -> list[str]:
     least = ", ".join(f"sm{number}" for number in provider.gpus)
     limits = f"{provider.name} takes {least} and sm{provider.newest_gpus} and newer"
     if len(unfit) == len(gpus) and manifest.options.get("hardware_compatible") != "ampere+":
-        raise InvalidOption(
-            f"{engine.path}: was built for {', '.join(gpus)}; {limits}",
-            hint="build it for one of these with `gpus`",
-            option="gpus",
-        )
+        problem = f"{engine.path}: was built for {', '.join(gpus)}; {limits}"
+        raise InvalidOption(problem, hint="build it for one of these with `gpus`", option="gpus")
     notes = [f"{', '.join(unfit)}: not usable: {limits}"] if unfit else []
     profiles = manifest.proof.get("profiles")
     if provider.choice_of_profile and isinstance(profiles, list) and len(profiles) > 1:

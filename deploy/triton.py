@@ -237,17 +237,12 @@ def _check_place(folder: Path, present: Sequence[int], spec: TritonSpec) -> None
     """Refuse what would take something away that nobody said may go."""
     version = spec.version
     if (folder / str(version)).exists() and not spec.overwrite:
-        raise InvalidOption(
-            f"{folder}: version {version} is there",
-            hint=f"give `version` {max([version, *present]) + 1}, or `overwrite`",
-            option="version",
-        )
+        hint = f"give `version` {max([version, *present]) + 1}, or `overwrite`"
+        raise InvalidOption(f"{folder}: version {version} is there", hint=hint, option="version")
     if edited(folder / CONFIG) and not spec.overwrite:
-        raise InvalidOption(
-            f"{folder / CONFIG}: was not written by qcompile, or was changed since",
-            hint="`overwrite` replaces it; keep a copy of your changes",
-            option="overwrite",
-        )
+        problem = f"{folder / CONFIG}: was not written by qcompile, or was changed since"
+        hint = "`overwrite` replaces it; keep a copy of your changes"
+        raise InvalidOption(problem, hint=hint, option="overwrite")
     absent = sorted(set(spec.specific_versions) - {version, *present})
     if absent:
         raise Refused("version_policy", f"version {', '.join(map(str, absent))} is not in {folder}")
@@ -262,35 +257,28 @@ def _check_same(model: TritonModel, config: Config, folder: Path, version: int) 
     if not differing and len(before.profiles) != len(model.profiles):
         differing = f"{len(before.profiles)} optimization profiles", str(len(model.profiles))
     if differing:
-        raise InvalidOption(
-            f"{folder}: version {version} has {differing[0]}; this one has {differing[1]}",
-            hint="give another `name`: one configuration serves all versions of a model",
-        )
-    most = max((last for _, last in profile_batches(before)), default=config.max_batch_size)
-    if config.max_batch_size > most:
-        raise InvalidOption(
-            f"{folder}: version {version} takes batches up to {most}; this one up to {config.max_batch_size}",
-            hint=f"give `max_batch_size` {most}, or another `name`",
-            option="max_batch_size",
-        )
+        problem = f"{folder}: version {version} has {differing[0]}; this one has {differing[1]}"
+        hint = "give another `name`: one configuration serves all versions of a model"
+        raise InvalidOption(problem, hint=hint)
+    size = config.max_batch_size
+    most = max((last for _, last in profile_batches(before)), default=size)
+    if size > most:
+        problem = f"{folder}: version {version} takes batches up to {most}; this one up to {size}"
+        hint = f"give `max_batch_size` {most}, or another `name`"
+        raise InvalidOption(problem, hint=hint, option="max_batch_size")
 
 
 def _read_version(model: TritonModel, folder: Path, version: int) -> TritonModel:
     """A version that is there already, read as it lies: Triton names its files, not its maker."""
     file = folder / str(version) / model.backend.file
     file = file / model.backend.file if file.is_dir() else file
+    subject, hint = f"{folder}: version {version}", "give another `name`"
     try:
         before = read_triton_model(file, verify=False)
     except QCompileError as error:
-        raise InvalidOption(
-            f"{folder}: version {version} cannot be compared with this one: {error.message}",
-            hint="give another `name`",
-        ) from error
+        problem = f"{subject} cannot be compared with this one: {error.message}"
+        raise InvalidOption(problem, hint=hint) from error
     if before.backend is not model.backend:
-        raise ArtifactError(
-            f"{folder}: version {version} is for the {before.backend.name} backend; "
-            f"this one is for {model.backend.name}",
-            hint="give another `name`",
-            file=file,
-        )
+        problem = f"is for the {before.backend.name} backend; this one is for {model.backend.name}"
+        raise ArtifactError(f"{subject} {problem}", hint=hint, file=file)
     return before

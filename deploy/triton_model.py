@@ -181,14 +181,13 @@ def _tensorrt_io(io: ModelIO, manifest: Manifest) -> tuple[ModelIO, list[str]]:
     if not major.isdigit() or int(major) >= _INT64_BEFORE:
         return io, []
     wide = [tensor.name for tensor in (*io.inputs, *io.outputs) if tensor.dtype == "int64"]
-
-    def narrowed(tensors: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
-        return tuple(
-            replace(tensor, dtype="int32") if tensor.dtype == "int64" else tensor for tensor in tensors
-        )
-
+    dtypes = {"int64": "int32"}
+    inputs, outputs = (
+        tuple(replace(tensor, dtype=dtypes.get(tensor.dtype, tensor.dtype)) for tensor in tensors)
+        for tensors in (io.inputs, io.outputs)
+    )
     note = f"TensorRT {version} made int32 of int64 {', '.join(wide)}: requests send int32"
-    return ModelIO(narrowed(io.inputs), narrowed(io.outputs)), [note] if wide else []
+    return ModelIO(inputs, outputs), [note] if wide else []
 
 
 def _profiles(path: Path, manifest: Manifest) -> list[dict[str, Range]]:
@@ -220,8 +219,7 @@ def non_linear(manifest: Manifest) -> frozenset[str]:
 
 def _engine_needs(manifest: Manifest) -> tuple[list[str], tuple[str, ...]]:
     """Notes on the server, and its options, that follow from how the engine was built."""
-    version = manifest.tools.get("tensorrt", "")
-    version = version or "unknown"
+    version = manifest.tools.get("tensorrt") or "unknown"
     device = ", ".join(f"{key} {value}" for key, value in manifest.device.items()) or "unknown"
     options = []
     notes = [f"built by TensorRT {version} on {device}: the server must have that version and such a GPU"]
@@ -242,13 +240,11 @@ def _engine_needs(manifest: Manifest) -> tuple[list[str], tuple[str, ...]]:
 def _check_types(model: TritonModel) -> None:
     for tensor in (*model.io.inputs, *model.io.outputs):
         if tensor.dtype not in model.backend.dtypes:
-            raise InvalidOption(
-                f"{model.path}: {tensor.name!r} is {tensor.dtype}; Triton's {model.backend.name} backend "
-                f"takes {', '.join(sorted(model.backend.dtypes))}",
-                hint="export the model with another type there",
-            )
+            backend, dtypes = model.backend.name, ", ".join(sorted(model.backend.dtypes))
+            problem = f"{tensor.name!r} is {tensor.dtype}; Triton's {backend} backend takes {dtypes}"
+            raise InvalidOption(f"{model.path}: {problem}", hint="export the model with another type there")
         if not tensor.name:
-            raise ArtifactError(f"{model.path}: an input or output has no name", file=model.path)
+            raise refused(model.path, "an input or output has no name", "")
 
 
 def onnx_io(path: Path, *, with_onnxruntime: bool) -> tuple[ModelIO, tuple[Check, ...], list[str]]:
@@ -267,18 +263,13 @@ def onnx_io(path: Path, *, with_onnxruntime: bool) -> tuple[ModelIO, tuple[Check
             checks = (Check("ONNX Runtime loads it", True, "inputs and outputs are what it tells"),)
         except (EngineUnavailable, ModelError) as error:
             notes.append(f"not loaded by ONNX Runtime here: {error.message}")
-    unknown = {
-        value.name
-        for value in (*model.graph.input, *model.graph.output)
-        if not value.type.tensor_type.HasField("shape")
-    }
+    values = (*model.graph.input, *model.graph.output)
+    unknown = {value.name for value in values if not value.type.tensor_type.HasField("shape")}
     for tensor in (*io.inputs, *io.outputs):
         if tensor.name in unknown and not tensor.shape:
-            raise ModelError(
-                f"{path}: the rank of {tensor.name!r} is not known; Triton must be told its dims",
-                hint="export the model with declared shapes, or simplify it",
-                file=path,
-            )
+            problem = f"{path}: the rank of {tensor.name!r} is not known; Triton must be told its dims"
+            hint = "export the model with declared shapes, or simplify it"
+            raise ModelError(problem, hint=hint, file=path)
     return io, checks, notes
 
 
@@ -288,11 +279,8 @@ def onnx_side_files(path: Path) -> dict[str, Path]:
     side_files: dict[str, Path] = {}
     for file in external_files(path, load_onnx(path, external_data=False)):
         if not file.is_file():
-            raise ModelError(
-                f"{path}: its external data {file} does not exist",
-                hint="keep the data file beside the model",
-                file=path,
-            )
+            problem = f"{path}: its external data {file} does not exist"
+            raise ModelError(problem, hint="keep the data file beside the model", file=path)
         side_files[file.relative_to(folder).as_posix()] = file
     return side_files
 
