@@ -246,12 +246,3 @@ def test_names_of_a_recipe_that_lead_out_of_its_folder_are_refused(
     )
     refused("run", folder / "recipe.toml")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["m.onnx", "recipe", "recipe.toml"]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_names_of_served_models_that_lead_out_of_the_repository_are_refused(
-    name: str, tmp_path: Path, refused: Ask, tiny_file: MakePath
-) -> None:
-    model, repository = tiny_file("mlp"), tmp_path / "inner" / "repository"
-    refused("package", "triton", model, "--name", name, "-o", repository)
-    assert not [path for path in tmp_path.rglob("*") if path.name == "config.pbtxt"]
