@@ -53,12 +53,11 @@ _VERBS = {
 """Help of each verb, in the order of the road."""
 
 _MODULES = {
-    "compile": ("export", "simplify", "calibrate", "quantize", "build", "refit"),
+    "compile": ("export", "simplify", "calibrate", "ranges", "quantize", "build", "refit"),
     "diff": ("diff",),
     "first_use": ("auto", "init", "tune"),
     "look": ("inspect", "doctor", "package"),
     "measure": ("bench", "gate", "report"),
-    "ranges": ("ranges",),
     "recipes": ("run", "sweep", "worker", "migrate"),
 }
 """Module of this room to its verbs. It is imported when one of them is called."""
