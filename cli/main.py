@@ -54,10 +54,9 @@ _VERBS = {
 
 _MODULES = {
     "compile": ("export", "simplify", "calibrate", "ranges", "quantize", "build", "refit"),
-    "diff": ("diff",),
     "first_use": ("auto", "init", "tune"),
     "look": ("inspect", "doctor", "package"),
-    "measure": ("bench", "gate", "report"),
+    "measure": ("bench", "gate", "diff", "report"),
     "recipes": ("run", "sweep", "worker", "migrate"),
 }
 """Module of this room to its verbs. It is imported when one of them is called."""
