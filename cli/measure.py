@@ -370,20 +370,17 @@ def footer(diff: LayerDiff) -> str:
 
 def unpaired(diff: LayerDiff) -> str:
     """Return how many tensors have no partner; empty when all have."""
-    parts = []
-    if diff.pairs.reference_only:
-        parts.append(
-            f"{len(diff.pairs.reference_only)} of the reference ({_some(diff.pairs.reference_only)})"
-        )
-    if diff.pairs.artifact_only:
-        parts.append(f"{len(diff.pairs.artifact_only)} of the artifact ({_some(diff.pairs.artifact_only)})")
+    sides = {"reference": diff.pairs.reference_only, "artifact": diff.pairs.artifact_only}
+    parts = [
+        f"{len(names)} of the {side} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+        for side, names in sides.items()
+        if names
+    ]
     return f"without a partner: {'; '.join(parts)}" if parts else ""
 
 
 def _branches(around: Sequence[Neighbour], root: int, way: int, indent: str) -> list[str]:
-    children = [
-        i for i, neighbour in enumerate(around) if neighbour.under == root and neighbour.steps * way > 0
-    ]
+    children = [i for i, near in enumerate(around) if near.under == root and near.steps * way > 0]
     lines = []
     for index in children:
         last = index == children[-1]
@@ -395,7 +392,3 @@ def _branches(around: Sequence[Neighbour], root: int, way: int, indent: str) -> 
 def _line(neighbour: Neighbour, lead: str) -> str:
     measured = "not measured" if neighbour.snr_db is None else decibels(neighbour.snr_db)
     return f"{lead}{neighbour.tensor}  {neighbour.operator} {neighbour.node}  {measured}"
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -171,8 +171,16 @@ def _pace(done: int, seconds: float, remaining: int) -> str:
 
 def session_options(*, files: bool = True) -> list[click.Option]:
     """Return `-v`, `-q`, `--json`, which every command has, and `--untrusted` where it reads files."""
+    memory = f"With --untrusted: memory that all its processes may hold. [default: {MEMORY_GB:g}]"
+    time_s = f"With --untrusted: seconds that the command may take. [default: {TIME_S:g}]"
+    untrusted = "Files may come from strangers: work in another process, with limits."
+    limits = [
+        click.Option(["--untrusted"], is_flag=True, help=untrusted),
+        click.Option(["--memory-limit-gb"], type=click.FLOAT, help=memory),
+        click.Option(["--time-limit-s"], type=click.FLOAT, help=time_s),
+    ]
     return [
-        *(untrusted_options() if files else ()),
+        *(limits if files else ()),
         click.Option(["-v", "--verbose"], is_flag=True, help="Show every step; tracebacks of errors."),
         click.Option(["-q", "--quiet"], is_flag=True, help="No progress, no tables."),
         click.Option(["--json", "as_json"], is_flag=True, help="Print JSON in place of tables."),
@@ -185,27 +193,6 @@ def examples(*lines: str) -> str:
 
 
 _FLAG, _MEMORY, _TIME = "untrusted", "memory_limit_gb", "time_limit_s"
-
-
-def untrusted_options() -> list[click.Option]:
-    """Return `--untrusted` and its limits."""
-    return [
-        click.Option(
-            ["--untrusted"],
-            is_flag=True,
-            help="Files may come from strangers: work in another process, with limits.",
-        ),
-        click.Option(
-            ["--memory-limit-gb"],
-            type=click.FLOAT,
-            help=f"With --untrusted: memory that all its processes may hold. [default: {MEMORY_GB:g}]",
-        ),
-        click.Option(
-            ["--time-limit-s"],
-            type=click.FLOAT,
-            help=f"With --untrusted: seconds that the command may take. [default: {TIME_S:g}]",
-        ),
-    ]
 
 
 def watched(options: dict[str, Any], *, as_json: bool) -> int | None:

@@ -32,6 +32,9 @@ def ranges(tmp_path: Path) -> tuple[str, Path]:
     return "--ranges", tmp_path / "m.ranges"
 
 
+INT4 = "--mode weights --precision int4"
+
+
 def succeeded(said: Said) -> dict[str, Any]:
     assert said.code == 0, said.err
     return said.json
@@ -49,10 +52,7 @@ def succeeded(said: Said) -> dict[str, Any]:
         ("--mode dynamic --float-precision fp16", "mixes precisions in --mode static"),
         ("--float-precision int8", "'--float-precision'"),
         ("--only con1", "--only 'con1': no node of that name, glob or operator type"),
-        (
-            "--mode weights --precision int4 --quant-format nbits --target tensorrt",
-            "--quant-format 'nbits' needs ONNX Runtime's own operators",
-        ),
+        (f"{INT4} --quant-format nbits --target tensorrt", "'nbits' needs ONNX Runtime's own operators"),
         ("--precision int4", "--mode weights"),
     ],
 )
@@ -70,12 +70,8 @@ def test_layers_and_the_rest_make_a_mixed_graph(run: Qc, ranges: tuple[str, Path
     made = succeeded(run(*ranges, *options.split()))
     assert made["options"]["layers"] == ["conv1=fp32", "pool=fp16", "gemm=fp16"]
     assert made["options"]["float_precision"] == "fp16"
-    assert made["proof"]["nodes_by_precision"] == {
-        "int8": {"Conv": 1},
-        "fp16": {"Gemm": 1},
-        "bf16": {},
-        "fp32": {"Conv": 1},
-    }
+    counts = {"int8": {"Conv": 1}, "fp16": {"Gemm": 1}, "bf16": {}, "fp32": {"Conv": 1}}
+    assert made["proof"]["nodes_by_precision"] == counts
 
 
 def test_only_takes_names_and_globs_separated_by_commas(run: Qc, ranges: tuple[str, Path]) -> None:
@@ -89,8 +85,8 @@ def test_only_takes_names_and_globs_separated_by_commas(run: Qc, ranges: tuple[s
     ("quant_format", "operator"), [("nbits", "MatMulNBits"), ("qdq", "DequantizeLinear")]
 )
 def test_the_form_of_weights_is_chosen(quant_format: str, operator: str, run: Qc, tmp_path: Path) -> None:
-    options = ("--mode", "weights", "--precision", "int4", "--block-size", 16, "--quant-format", quant_format)
-    made = succeeded(run(*options, "--json"))
+    options = f"{INT4} --block-size 16 --quant-format {quant_format} --json"
+    made = succeeded(run(*options.split()))
     assert made["proof"]["quant_format"] == quant_format
     assert made["options"]["block_size"] == 16
     assert operator in {node.op_type for node in onnx.load(tmp_path / "q.onnx").graph.node}
@@ -110,17 +106,12 @@ def test_a_build_is_told_the_rest(qc: Qc, ranges: tuple[str, Path], tmp_path: Pa
     assert succeeded(said)["options"]["float_precision"] == "fp16"
 
 
-@pytest.mark.parametrize("seed", ["1", "2", "3"])
+@pytest.mark.parametrize("seed", ["1", "2"])
 def test_what_is_told_is_in_the_order_of_the_graph_whatever_the_hashes(
     seed: str, tiny_file: MakePath, tmp_path: Path
 ) -> None:
     words = ["quantize", str(tiny_file("residual")), "-o", str(tmp_path / "q.onnx")]
     words += ["--mode", "weights", "--precision", "int4", "--target", "tensorrt"]
-    done = subprocess.run(
-        [sys.executable, "-m", "qcompile", *words],
-        env={**os.environ, "PYTHONHASHSEED": seed},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    environment, program = {**os.environ, "PYTHONHASHSEED": seed}, [sys.executable, "-m", "qcompile"]
+    done = subprocess.run([*program, *words], env=environment, capture_output=True, text=True, check=True)
     assert "int4: 2 Conv, 1 Gemm" in done.stdout
