@@ -20,7 +20,14 @@ from ..spec.models import (
     SimplifyCommand,
 )
 from .session import RoadGroup, Session
-from .tables import add_row, bytes_text, make_table, present_artifact, profile_lines
+from .tables import (
+    add_row,
+    bytes_text,
+    left_in_float_lines,
+    make_table,
+    present_artifact,
+    profile_lines,
+)  # fmt: skip
 from .verb import verb
 
 if TYPE_CHECKING:
@@ -110,11 +117,7 @@ def _details(proof: object, precision: str, *, verbose: bool) -> list[str]:
     if "quantized" in proof:
         counts = ", ".join(f"{count} {operator}" for operator, count in proof["quantized"].items())
         lines.append(f"{precision}: {counts}")
-    in_float = proof.get("left_in_float", {})
-    lines += [f"left in float: {name} ({reason})" for name, reason in list(in_float.items())[:10]]
-    if len(in_float) > 10:
-        lines.append(f"left in float: {len(in_float) - 10} more, see the manifest")
-    return lines
+    return lines + left_in_float_lines(proof, "the manifest")
 
 
 def _searched(proof: dict[str, Any], *, verbose: bool) -> list[str]:

@@ -11,7 +11,15 @@ import click
 from ..spec.looking import DoctorCommand, EpContextCommand, InspectCommand, TritonCommand
 from ..tensors import ModelIO
 from .session import RoadGroup, Session
-from .tables import add_row, bytes_text, make_table, present_io, profile_lines, results_table
+from .tables import (
+    add_row,
+    bytes_text,
+    left_in_float_lines,
+    make_table,
+    present_io,
+    profile_lines,
+    results_table,
+)  # fmt: skip
 from .verb import verb
 
 if TYPE_CHECKING:
@@ -81,9 +89,6 @@ def _show_results(session: Session, facts: dict[str, Any]) -> None:
     session.table(results_table(load_results(Path(facts["file"])), width=session.width))
 
 
-_LEFT_SHOWN = 10
-
-
 def _show_manifest(session: Session, facts: dict[str, Any]) -> None:
     manifest = facts.get("manifest")
     if manifest is None:
@@ -116,11 +121,8 @@ def _show_manifest(session: Session, facts: dict[str, Any]) -> None:
     for word in ("evidence", "inspector"):
         if proof.get(word):
             session.say(f"  {word}: {proof[word]}")
-    in_float = proof.get("left_in_float", {})
-    for name, reason in list(in_float.items())[:_LEFT_SHOWN]:
-        session.say(f"  left in float: {name} ({reason})")
-    if len(in_float) > _LEFT_SHOWN:
-        session.say(f"  left in float: {len(in_float) - _LEFT_SHOWN} more, see its .json")
+    for line in left_in_float_lines(proof, "its .json"):
+        session.say(f"  {line}")
     if proof.get("has_run") is False:
         session.say("  it has not been run: the proof is the types of the network")
     for check in manifest["checks"]:

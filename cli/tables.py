@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["DASH", "add_row", "bytes_text", "make_table"]
 
 _WIDE = 150
+_LISTED = 10
 
 
 def make_table(title: str, *columns: str, text: bool = False) -> Table:
@@ -238,6 +239,14 @@ def profile_lines(proof: Mapping[str, Any]) -> list[str]:
         for ranges in proof.get("profiles", [])
         if ranges
     ]
+
+
+def left_in_float_lines(proof: Mapping[str, Any], place: str) -> list[str]:
+    """Say the first ten layers that stayed in floating point, and in what place the others are listed."""
+    layers = proof.get("left_in_float", {})
+    lines = [f"left in float: {name} ({reason})" for name, reason in layers.items()]
+    more = f"left in float: {len(lines) - _LISTED} more, see {place}"
+    return lines[:_LISTED] + ([more] if len(lines) > _LISTED else [])
 
 
 def present_results(session: Session, results: Results) -> None:

@@ -141,6 +141,7 @@ def test_a_tensor_knows_its_dynamic_axes_and_what_fits() -> None:
     assert tensor.dynamic_axes == {0: "batch", 2: "width"}
     assert tensor.accepts((7, 3, 9))
     assert not tensor.accepts((7, 4, 9))
+    assert not tensor.accepts((7, 2, 9))
     assert not tensor.accepts((7, 3))
     assert fill_dynamic(tensor, 5) == (5, 3, 5)
 

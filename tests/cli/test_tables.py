@@ -19,7 +19,7 @@ from sweeps import RECIPE, write_sweep
 from qcompile.bench.results.results import Results
 from qcompile.bench.results.row import CurvePoint, GpuLatency, Row
 from qcompile.cli.main import missing_package
-from qcompile.cli.tables import curve_table, gpu_table
+from qcompile.cli.tables import curve_table, gpu_table, left_in_float_lines
 from qcompile.cli.verb import respell, spelled
 from qcompile.errors import InvalidOption
 from qcompile.spec.artifacts import BuildCommand
@@ -198,6 +198,14 @@ def test_a_field_is_shown_as_the_flag_that_is_typed() -> None:
             assert error.data["option"] == flag, name
     assert spelled("`gpus`, `tensorrt.workspace`, `rules`", BuildCommand) == "--gpu, --workspace, --judge"
     assert spelled("give `again`, `layers`", RunCommand) == "give --again, `layers`"  # a key of the recipe
+
+
+@pytest.mark.parametrize(("count", "shown"), [(0, 0), (10, 10), (12, 11)])
+def test_ten_layers_in_float_are_listed(count: int, shown: int) -> None:
+    proof = {"left_in_float": {f"conv{number}": "excluded" for number in range(count)}}
+    lines = left_in_float_lines(proof, "the manifest")
+    assert (len(lines), "left in float: 2 more, see the manifest" in lines) == (shown, count == 12)
+    assert lines[:1] == ["left in float: conv0 (excluded)"][:shown]
 
 
 def test_a_word_that_is_no_option_stays_between_its_backticks() -> None:

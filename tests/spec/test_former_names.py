@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from reference_pages import verbs
 
 import qcompile
-from qcompile.artifact import Manifest
+from qcompile.artifact import Manifest, int8_isa
 from qcompile.cli.main import group
 from qcompile.cli.session import Session
 from qcompile.cli.verb import verb
@@ -122,6 +122,12 @@ def test_the_options_of_a_manifest_of_before_are_read() -> None:
         "float_precision": "bf16", "isa": "avx512-vnni", "quant_format": "qdq", "calibrator": "ranges",
         "unknown": 1,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("old", FORMER_ISAS)
+def test_the_device_of_a_manifest_of_before_tells_the_instruction_set(old: str) -> None:
+    manifest = Manifest("onnx", "build", "openvino", "int8", device={"isa": old, "features": ["avx2"]})
+    assert int8_isa(manifest) == FORMER_ISAS[old]
 
 
 def test_openvino_computes_an_artifact_of_before_as_its_manifest_says(
