@@ -19,6 +19,7 @@ from sweeps import RECIPE, write_sweep
 from qcompile.bench.results.results import Results
 from qcompile.bench.results.row import CurvePoint, GpuLatency, Row
 from qcompile.cli.main import missing_package
+from qcompile.cli.session import _pace
 from qcompile.cli.tables import curve_table, gpu_table, left_in_float_lines
 from qcompile.cli.verb import respell, spelled
 from qcompile.errors import InvalidOption
@@ -206,6 +207,16 @@ def test_ten_layers_in_float_are_listed(count: int, shown: int) -> None:
     lines = left_in_float_lines(proof, "the manifest")
     assert (len(lines), "left in float: 2 more, see the manifest" in lines) == (shown, count == 12)
     assert lines[:1] == ["left in float: conv0 (excluded)"][:shown]
+
+
+@pytest.mark.parametrize(
+    ("done", "seconds", "remaining", "text"),
+    [(0, 9.0, 5, ""), (3, 0.5, 5, ""), (20, 2.0, 100, "10/s, 10 s left"), (481, 10.0, 0, "48.1/s")],
+)
+def test_the_pace_is_told_as_soon_as_it_is_known(
+    done: int, seconds: float, remaining: int, text: str
+) -> None:
+    assert _pace(done, seconds, remaining) == text
 
 
 def test_a_word_that_is_no_option_stays_between_its_backticks() -> None:
