@@ -213,9 +213,7 @@ def test_ten_layers_in_float_are_listed(count: int, shown: int) -> None:
     ("done", "seconds", "remaining", "text"),
     [(0, 9.0, 5, ""), (3, 0.5, 5, ""), (20, 2.0, 100, "10/s, 10 s left"), (481, 10.0, 0, "48.1/s")],
 )
-def test_the_pace_is_told_as_soon_as_it_is_known(
-    done: int, seconds: float, remaining: int, text: str
-) -> None:
+def test_the_pace_is_told_once_it_is_known(done: int, seconds: float, remaining: int, text: str) -> None:
     assert _pace(done, seconds, remaining) == text
 
 
