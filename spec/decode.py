@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import traceback
+import typing
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,7 +22,7 @@ import msgspec
 
 from ..errors import InvalidOption, UsageError
 from ..tensors import format_shape, parse_shapes
-from .option import Option, as_path, fields_of
+from .option import Option, as_path, described, fields_of
 from .removed import removed_option
 from .words import FORMER_ISAS
 
@@ -87,6 +88,8 @@ class Checked:
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
     def __init_subclass__(cls) -> None:
+        hints = typing.get_type_hints(cls, include_extras=True)
+        cls.__annotations__ = {name: described(hints[name]) for name in vars(cls).get("__annotations__", ())}
         dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
     def __post_init__(self) -> None:

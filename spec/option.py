@@ -1,6 +1,6 @@
-"""How an option is declared, once: a field of a frozen dataclass whose annotation holds `option(...)`.
+"""How an option is declared, once: a field whose annotation holds a sentence and, behind it, `option(...)`.
 
-    isa: Annotated[Isa, option("Instruction set that static INT8 for onnxruntime runs on.")] = "vnni"
+    isa: Annotated[Isa, "Instruction set that static INT8 for onnxruntime runs on."] = "auto"
 
 The type and the constraints are msgspec's, which decodes and checks; the sentence and the spelling are what
 the command line, the recipe's schema and the reference pages are made from.
@@ -11,9 +11,10 @@ from __future__ import annotations
 import functools
 import re
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, inspect
@@ -61,8 +62,8 @@ class Spelling:
 _CONSTRAINTS = ("ge", "gt", "le", "lt", "pattern", "min_length")
 
 
-def option(sentence: str, usage: str = "", **about: Any) -> Meta:
-    """Return what an annotation holds: a sentence, fields of `Spelling`, and constraints (`msgspec.Meta`).
+def option(usage: str = "", **about: Any) -> Callable[[str], Meta]:
+    """Return what an annotation holds behind its sentence: fields of `Spelling`, and `msgspec.Meta`'s limits.
 
     `usage` is the flag, the letter and the metavar, as far as there are any: "--input -i NAME:SHAPE".
     """
@@ -71,12 +72,25 @@ def option(sentence: str, usage: str = "", **about: Any) -> Meta:
     flag, short, metavar = spelled.groups("")
     constraints = {name: about.pop(name) for name in _CONSTRAINTS if name in about}
     spelling = Spelling(flag, short, metavar, **about)
-    return Meta(description=sentence, extra={_SPELLING: spelling}, **constraints)
+    return lambda sentence: Meta(description=sentence, extra={_SPELLING: spelling}, **constraints)
 
 
 def argument(sentence: str) -> Meta:
     """Return what the annotation of an option holds that the command line takes by its position."""
-    return option(sentence, argument=True)
+    return option(argument=True)(sentence)
+
+
+def described(hint: Any) -> Any:
+    """Return an annotation of a type, a sentence, and what `option` said, as msgspec reads it."""
+    metadata = getattr(hint, "__metadata__", ())
+    sentences = [index for index, part in enumerate(metadata) if isinstance(part, str)]
+    if not sentences:
+        return hint
+    sentence, *about = metadata[sentences[0] :]
+    kind = hint.__origin__
+    for part in (*metadata[: sentences[0]], (about[0] if about else option())(sentence)):
+        kind = Annotated[kind, part]
+    return kind
 
 
 @dataclass(frozen=True)

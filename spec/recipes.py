@@ -39,12 +39,13 @@ LOCAL = "local"
 class ConnectionOptions(Checked):
     """How a Dask scheduler is spoken to."""
 
-    tls_ca: Annotated[Path | None, option("Certificate of the cluster's authority.", "FILE")] = None
-    tls_cert: Annotated[Path | None, option("Certificate of this machine.", "FILE")] = None
-    tls_key: Annotated[Path | None, option("Private key of that certificate.", "FILE")] = None
+    tls_ca: Annotated[Path | None, "Certificate of the cluster's authority.", option("FILE")] = None
+    tls_cert: Annotated[Path | None, "Certificate of this machine.", option("FILE")] = None
+    tls_key: Annotated[Path | None, "Private key of that certificate.", option("FILE")] = None
     insecure: Annotated[
         tuple[str, ...],
-        option("Host to speak to without TLS, although it is not this machine; give the host twice.", "HOST"),
+        "Host to speak to without TLS, although it is not this machine; give the host twice.",
+        option("HOST"),
     ] = ()
 
 
@@ -53,19 +54,15 @@ class SchedulerOptions(ConnectionOptions):
 
     scheduler: Annotated[
         str,
-        option(
-            "Dask scheduler whose workers carry out the stages: tls://HOST:PORT, its file, or local for "
-            "processes on this machine.",
-            "ADDRESS",
-        ),
+        "Dask scheduler whose workers carry out the stages: tls://HOST:PORT, its file, or local for "
+        "processes on this machine.",
+        option("ADDRESS"),
     ] = ""
     store: Annotated[
         str,
-        option(
-            "Folder or URL (fsspec) that this machine and all workers reach; it carries the files in place "
-            "of Dask.",
-            "URL",
-        ),
+        "Folder or URL (fsspec) that this machine and all workers reach; it carries the files in place "
+        "of Dask.",
+        option("URL"),
     ] = ""
 
 
@@ -73,19 +70,16 @@ class WorkerCommand(ConnectionOptions):
     """Start a worker of SCHEDULER that carries out stages and announces what this machine has."""
 
     scheduler: Annotated[str, argument("Address of a Dask scheduler, or its file.")]
-    store: Annotated[Path, option("Folder that keeps files and finished stages.", "FOLDER")] = Path(
+    store: Annotated[Path, "Folder that keeps files and finished stages.", option("FOLDER")] = Path(
         "qcompile-worker"
     )
-    name: Annotated[str, option("Name that tables and messages show; default: the host's.")] = ""
-    slots: Annotated[int, option("Stages at a time, which share the cores.", ge=1)] = 1
-    cores: Annotated[int, option("Cores that the stages may use; 0 means all.", ge=0)] = 0
+    name: Annotated[str, "Name that tables and messages show; default: the host's."] = ""
+    slots: Annotated[int, "Stages at a time, which share the cores.", option(ge=1)] = 1
+    cores: Annotated[int, "Cores that the stages may use; 0 means all.", option(ge=0)] = 0
     resources: Annotated[
         tuple[str, ...],
-        option(
-            "What the worker announces besides what was found, such as rack-7=1.",
-            "--resource NAME=NUMBER",
-            split=COMMA,
-        ),
+        "What the worker announces besides what was found, such as rack-7=1.",
+        option("--resource NAME=NUMBER", split=COMMA),
     ] = ()
 
 
@@ -95,40 +89,37 @@ RECIPE_VERSION = 1
 class DataSection(Checked):
     """`[data]`: samples for calibration and for accuracy."""
 
-    calibration: Annotated[str, option("Samples to calibrate on.", names="data")] = ""
+    calibration: Annotated[str, "Samples to calibrate on.", option(names="data")] = ""
     evaluation: Annotated[
-        str, option("Labelled samples for accuracy and output difference.", names="data")
+        str, "Labelled samples for accuracy and output difference.", option(names="data")
     ] = ""
     depends: Annotated[
-        tuple[str, ...], option("Files outside the folder that the data function reads.", names="file")
+        tuple[str, ...], "Files outside the folder that the data function reads.", option(names="file")
     ] = ()
 
 
 class RecipeFile(Checked):
     """A model, its artifacts, and how to measure them. Paths are relative to the file."""
 
-    version: Annotated[Literal[1], option("Version of the format.")]
-    name: Annotated[str, option("Name of the ONNX files.", "a plain file name", pattern=PLAIN_NAME)]
-    model: Annotated[ModelSection, option("The source and how it is exported.")] = field(
-        default_factory=ModelSection
-    )
+    version: Annotated[Literal[1], "Version of the format."]
+    name: Annotated[str, "Name of the ONNX files.", option("a plain file name", pattern=PLAIN_NAME)]
+    model: Annotated[ModelSection, "The source and how it is exported."] = field(default_factory=ModelSection)
     artifact: Annotated[
         tuple[ArtifactSection, ...],
-        option(
-            "Artifacts to build, one table each; with `[sweep]`, beside those of its matrix.", "[[artifact]]"
-        ),
+        "Artifacts to build, one table each; with `[sweep]`, beside those of its matrix.",
+        option("[[artifact]]"),
     ] = ()
-    data: Annotated[DataSection, option("Samples for calibration and for accuracy.")] = field(
+    data: Annotated[DataSection, "Samples for calibration and for accuracy."] = field(
         default_factory=DataSection
     )
-    calibrate: Annotated[CalibrateSection, option("How activations are observed.")] = field(
+    calibrate: Annotated[CalibrateSection, "How activations are observed."] = field(
         default_factory=CalibrateSection
     )
     bench: Annotated[
-        BenchSection | None, option("How the artifacts are measured; without it, nothing is measured.")
+        BenchSection | None, "How the artifacts are measured; without it, nothing is measured."
     ] = None
-    sweep: Annotated[SweepSection | None, option("A matrix of artifacts, for `qcompile sweep`.")] = None
-    output: Annotated[str, option("Folder of the artifacts.", names="output")] = "out"
+    sweep: Annotated[SweepSection | None, "A matrix of artifacts, for `qcompile sweep`."] = None
+    output: Annotated[str, "Folder of the artifacts.", option(names="output")] = "out"
 
     def check(self) -> None:
         """Refuse sections that contradict each other."""
@@ -205,15 +196,15 @@ class RunSpec(Checked):
     """All that `run` is told beside the recipe."""
 
     output: Annotated[
-        Path | None, option("Folder of the artifacts, instead of the recipe's.", "-o FOLDER")
+        Path | None, "Folder of the artifacts, instead of the recipe's.", option("-o FOLDER")
     ] = None
     again: Annotated[
         tuple[str, ...],
-        option("Stage to run again although nothing changed, such as bench.", "STAGE", split=COMMA),
+        "Stage to run again although nothing changed, such as bench.",
+        option("STAGE", split=COMMA),
     ] = ()
     trust: Annotated[
-        bool,
-        option("Run code that the recipe names outside its folder, write there, and load files with code."),
+        bool, "Run code that the recipe names outside its folder, write there, and load files with code."
     ] = False
 
 
@@ -221,8 +212,7 @@ class RunOptions(RunSpec, SchedulerOptions):
     """How the stages of recipes are carried out, and where."""
 
     dry_run: Annotated[
-        bool,
-        option("Print the stages, what is done or changed, and their estimated time, memory and disk space."),
+        bool, "Print the stages, what is done or changed, and their estimated time, memory and disk space."
     ] = False
 
 
@@ -230,7 +220,7 @@ class RunCommand(RunOptions):
     """Run the stages of a RECIPE. Finished stages are skipped, after a kill too."""
 
     recipe: Annotated[Path | None, argument("TOML file.")] = None
-    schema: Annotated[bool, option("Print the JSON Schema of recipes, for editors.")] = False
+    schema: Annotated[bool, "Print the JSON Schema of recipes, for editors."] = False
 
 
 class SweepSpec(RunSpec):
@@ -238,11 +228,8 @@ class SweepSpec(RunSpec):
 
     only: Annotated[
         tuple[str, ...],
-        option(
-            "Cells to build and measure: glob over their names, such as *-int8; default: all.",
-            "GLOB",
-            split=COMMA,
-        ),
+        "Cells to build and measure: glob over their names, such as *-int8; default: all.",
+        option("GLOB", split=COMMA),
     ] = ()
 
 
@@ -261,18 +248,20 @@ class MigrateSpec(Checked):
 
     target: Annotated[
         Literal["tensorrt", "tensorrt-rtx"] | None,
-        option("Runtime that the recipe builds for; default: the command's."),
+        "Runtime that the recipe builds for; default: the command's.",
     ] = None
     gpus: Annotated[
         tuple[str, ...],
-        option("Compute capability to build for, such as sm86; for tensorrt-rtx.", "--gpu SM", split=COMMA),
+        "Compute capability to build for, such as sm86; for tensorrt-rtx.",
+        option("--gpu SM", split=COMMA),
     ] = ()
     data: Annotated[
-        str | None, option("Samples to calibrate INT8 on, where the command names none.", "DATA")
+        str | None, "Samples to calibrate INT8 on, where the command names none.", option("DATA")
     ] = None
     paths: Annotated[
         tuple[str, ...],
-        option("Name here of a folder or file of the command, such as /workspace=.", "--path OLD=NEW"),
+        "Name here of a folder or file of the command, such as /workspace=.",
+        option("--path OLD=NEW"),
     ] = ()
 
     def check(self) -> None:
@@ -289,9 +278,9 @@ class MigrateCommand(MigrateSpec):
     """
 
     command: Annotated[str, argument("Command line of trtexec or Polygraphy, or @FILE that holds it.")]
-    output: Annotated[Path, option("Recipe to write.", "-o FILE")] = Path("recipe.toml")
+    output: Annotated[Path, "Recipe to write.", option("-o FILE")] = Path("recipe.toml")
     allow_missing: Annotated[
-        bool, option("Exit with 0 although an option has no equal; the table and the recipe name it.")
+        bool, "Exit with 0 although an option has no equal; the table and the recipe name it."
     ] = False
 
 
@@ -300,27 +289,24 @@ class TuneSpec(Checked):
 
     max_drop: MaxDrop
     calibration: Annotated[
-        str | None, option("Samples to calibrate on; default: those of --data.", "DATA")
+        str | None, "Samples to calibrate on; default: those of --data.", option("DATA")
     ] = None
     metric: MetricName = AUTO
     targets: Annotated[
         tuple[str, ...],
-        option(
-            f"Runtime to try: {' or '.join(CPU_TARGETS)}; default: those installed.",
-            "--target TARGET",
-            split=COMMA,
-        ),
+        f"Runtime to try: {' or '.join(CPU_TARGETS)}; default: those installed.",
+        option("--target TARGET", split=COMMA),
     ] = ()
     inputs: Inputs = ()
     method: Annotated[
-        str, option(f"Method that chooses the thresholds: {METHOD}.", METHOD, pattern=f"^$|{METHOD_PATTERN}")
+        str, f"Method that chooses the thresholds: {METHOD}.", option(METHOD, pattern=f"^$|{METHOD_PATTERN}")
     ] = ""
     exclude: Exclude = ()
-    samples: Annotated[int | None, option("Largest number of samples to measure accuracy on.")] = None
-    batch_size: Annotated[int | None, option("Samples per call of the latency measurement.")] = None
-    threads: Annotated[int, option("Threads of every artifact; 0 means all cores.", ge=0)] = 0
+    samples: Annotated[int | None, "Largest number of samples to measure accuracy on."] = None
+    batch_size: Annotated[int | None, "Samples per call of the latency measurement."] = None
+    threads: Annotated[int, "Threads of every artifact; 0 means all cores.", option(ge=0)] = 0
     max_time_s: Annotated[
-        float, option("Time limit of each measurement, in seconds.", "--max-time SECONDS", gt=0)
+        float, "Time limit of each measurement, in seconds.", option("--max-time SECONDS", gt=0)
     ] = 60.0
 
 
@@ -328,8 +314,8 @@ class TuneCommand(SchedulerOptions, TuneSpec):
     """Rank the layers of MODEL by INT8 error, and find the fastest mix of INT8 and float in a budget."""
 
     model: Annotated[str, argument("ONNX file or PyTorch MODEL.")]
-    output: Annotated[Path, option("Folder to write.", "-o FOLDER")]
-    data: Annotated[str, option("Samples to measure accuracy on.", "DATA")]
+    output: Annotated[Path, "Folder to write.", option("-o FOLDER")]
+    data: Annotated[str, "Samples to measure accuracy on.", option("DATA")]
 
 
 class ProposalOptions(Checked):
@@ -337,51 +323,40 @@ class ProposalOptions(Checked):
 
     data: Annotated[
         str,
-        option(
-            "Samples for calibration and for accuracy: one set is divided between the two, where it can be.",
-            "DATA",
-        ),
+        "Samples for calibration and for accuracy: one set is divided between the two, where it can be.",
+        option("DATA"),
     ] = ""
-    calibration: Annotated[str, option("Samples to calibrate on; default: those of --data.", "DATA")] = ""
-    evaluation: Annotated[str, option("Labelled samples for accuracy; default: those of --data.", "DATA")] = (
+    calibration: Annotated[str, "Samples to calibrate on; default: those of --data.", option("DATA")] = ""
+    evaluation: Annotated[str, "Labelled samples for accuracy; default: those of --data.", option("DATA")] = (
         ""
     )
     inputs: Annotated[
-        tuple[str, ...], option("Input of a MODEL that declares none.", "--input -i NAME:SHAPE[:DTYPE]")
+        tuple[str, ...], "Input of a MODEL that declares none.", option("--input -i NAME:SHAPE[:DTYPE]")
     ] = ()
     weights: WEIGHTS = ""
     download: DOWNLOAD = False
     targets: Annotated[
         tuple[str, ...],
-        option(
-            f"Runtime to build for: {', '.join(TARGETS)}; default: those installed.",
-            "--target TARGET",
-            split=COMMA,
-        ),
+        f"Runtime to build for: {', '.join(TARGETS)}; default: those installed.",
+        option("--target TARGET", split=COMMA),
     ] = ()
     gpus: Annotated[
         tuple[str, ...],
-        option(
-            "Compute capability to build TensorRT-RTX engines for; default: sm86 and sm89, or the GPU here.",
-            "--gpu SM",
-            split=COMMA,
-        ),
+        "Compute capability to build TensorRT-RTX engines for; default: sm86 and sm89, or the GPU here.",
+        option("--gpu SM", split=COMMA),
     ] = ()
     metric: Annotated[
         str,
-        option(
-            f"Accuracy metric: {METRIC}; auto is by the task and the labels.", METRIC, pattern=METRIC_PATTERN
-        ),
+        f"Accuracy metric: {METRIC}; auto is by the task and the labels.",
+        option(METRIC, pattern=METRIC_PATTERN),
     ] = "auto"
     max_time_s: Annotated[
         Positive | None,
-        option(
-            "Time limit of the measurement, in seconds; default: by the number of artifacts.",
-            "--max-time SECONDS",
-        ),
+        "Time limit of the measurement, in seconds; default: by the number of artifacts.",
+        option("--max-time SECONDS"),
     ] = None
 
-    trust: Annotated[bool, option("Load a .pt2 that runs code, or a SavedModel that touches files.")] = False
+    trust: Annotated[bool, "Load a .pt2 that runs code, or a SavedModel that touches files."] = False
 
     def check(self) -> None:
         """Refuse a target that there is none of."""
@@ -398,11 +373,11 @@ class ProposalOptions(Checked):
 class InitSpec(ProposalOptions):
     """All that `init` is told beside the model."""
 
-    output: Annotated[Path, option("Recipe to write.", "-o FILE")] = Path("recipe.toml")
+    output: Annotated[Path, "Recipe to write.", option("-o FILE")] = Path("recipe.toml")
     max_drop: Annotated[
-        NonNegative | None, option("Largest drop in accuracy of a recommended artifact, in points.", "POINTS")
+        NonNegative | None, "Largest drop in accuracy of a recommended artifact, in points.", option("POINTS")
     ] = None
-    force: Annotated[bool, option("Overwrite an existing recipe.")] = False
+    force: Annotated[bool, "Overwrite an existing recipe."] = False
 
 
 _MODEL = Annotated[str, argument("Model: timm:NAME, hf:NAME_OR_FOLDER, file.py:function, .onnx, ...")]
@@ -422,8 +397,8 @@ class AutoSpec(ProposalOptions):
     """All that `auto` is told beside the model."""
 
     max_drop: MaxDrop
-    output: Annotated[Path | None, option("Folder to write; default: auto-NAME.", "-o FOLDER")] = None
-    force: Annotated[bool, option("Write the recipe in the folder anew.")] = False
+    output: Annotated[Path | None, "Folder to write; default: auto-NAME.", option("-o FOLDER")] = None
+    force: Annotated[bool, "Write the recipe in the folder anew."] = False
 
 
 class AutoCommand(SchedulerOptions, AutoSpec):

@@ -26,10 +26,9 @@ from qcompile.processor import isa_here
 from qcompile.progress import silent
 from qcompile.spec.artifacts import ArtifactSection, BuildCommand, BuildSpec
 from qcompile.spec.decode import shared
-from qcompile.spec.option import option
 
 MakeFile = Callable[..., Path]
-Colour = Annotated[Literal["red", "blue"], option("Colour of the artifact.")]
+Colour = Annotated[Literal["red", "blue"], "Colour of the artifact."]
 
 
 class ColouredSpec(BuildSpec):

@@ -18,19 +18,20 @@ from qcompile.errors import InvalidOption
 from qcompile.spec.artifacts import BuildSpec, with_floats
 from qcompile.spec.decode import Checked, Refused, decode, key, non_default_options
 from qcompile.spec.option import COMMA, argument, fields_of, option, options_of
+from qcompile.spec.words import Count
 
 
 class Before(Checked):
     """Paint FILE."""
 
     file: Annotated[Path, argument("File to paint.")]
-    colour: Annotated[Literal["red", "blue"], option("Colour of the paint.")] = "red"
+    colour: Annotated[Literal["red", "blue"], "Colour of the paint."] = "red"
 
 
 class After(Before):
     """Paint FILE."""
 
-    coats: Annotated[int, option("Number of coats.", "--coat", ge=1, le=9)] = 2
+    coats: Annotated[int, "Number of coats.", option("--coat", ge=1, le=9)] = 2
 
 
 def painted(spec: type[Before]) -> tuple[click.Command, list[Before]]:
@@ -81,11 +82,12 @@ def test_a_new_field_is_part_of_keys_and_of_the_manifests_options() -> None:
 class Frame(Checked):
     """A table in a table."""
 
-    width_mm: Annotated[float, option("Width of the frame.", "--frame", gt=0)] = 1.0
-    corners: Annotated[tuple[str, ...], option("A corner.", "--corner", split=COMMA)] = ()
-    gilded: Annotated[bool, option("Gild it.")] = False
-    dry: Annotated[bool, option("Do not wait.", "--wet", off=True)] = True
-    varnish: Annotated[bool | None, option("Varnish it.")] = None
+    width_mm: Annotated[float, "Width of the frame.", option("--frame", gt=0)] = 1.0
+    corners: Annotated[tuple[str, ...], "A corner.", option("--corner", split=COMMA)] = ()
+    gilded: Annotated[bool, "Gild it."] = False
+    nails: Annotated[Count, "Number of nails."] = 4
+    dry: Annotated[bool, "Do not wait.", option("--wet", off=True)] = True
+    varnish: Annotated[bool | None, "Varnish it."] = None
 
     def check(self) -> None:
         """Gold needs width."""
@@ -133,6 +135,9 @@ def test_an_error_names_the_option_as_it_is_typed_or_by_its_path() -> None:
 
 
 def test_options_of_tables_have_their_path_and_their_default() -> None:
+    assert all(option.sentence for option in options_of(Frame))
+    with pytest.raises(Refused, match="`nails` 0: at least 1 is required"):
+        Frame(nails=0)
     found = {one.key: one.default for one in options_of(Picture)}
     assert found["frame.width_mm"] == 1.0
     assert [one.name for one in fields_of(Picture)] == ["frame", "rows"]
