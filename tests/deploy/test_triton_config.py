@@ -54,7 +54,7 @@ def configured(tmp_path: Path) -> Make:
 def test_a_dynamic_batch_leaves_dims_and_its_largest_is_the_profile_s(configured: Make) -> None:
     found, config = configured()
     assert (found.name, found.backend, found.platform) == ("net", "tensorrt", "tensorrt_plan")
-    assert found.max_batch_size == 16
+    assert found.max_batch_size == configured({"max_batch_size": 16})[0].max_batch_size == 16
     assert dims((*found.input, *found.output)) == [[3, 8, 8], [5]]
     assert found.HasField("dynamic_batching")
     (group,) = found.instance_group
