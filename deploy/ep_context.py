@@ -98,9 +98,7 @@ RTX = Provider(
         "nv_profile_index"
     ),
 )
-PROVIDERS = {
-    provider.target: provider for provider in (RTX, Provider("tensorrt", "TensorrtExecutionProvider"))
-}
+PROVIDERS = {RTX.target: RTX, "tensorrt": Provider("tensorrt", "TensorrtExecutionProvider")}
 """Target of an engine to the provider that loads it."""
 
 

@@ -110,9 +110,8 @@ def deprecated(text: str) -> None:
     """Warn the caller of this package of a former name."""
     inside = str(Path(__file__).parents[1]) + os.sep
     frames = traceback.walk_stack(sys._getframe())
-    level = next(
-        (n for n, (frame, _) in enumerate(frames) if not frame.f_code.co_filename.startswith(inside)), 0
-    )
+    outside = (not frame.f_code.co_filename.startswith(inside) for frame, _ in frames)
+    level = next((depth for depth, is_caller in enumerate(outside) if is_caller), 0)
     warnings.warn(text, DeprecationWarning, stacklevel=level + 1)
 
 
@@ -159,10 +158,9 @@ def parse_spec(kind: type[T], values: Mapping[str, Any]) -> T:
     """Return the spec of keyword arguments, as `decode` takes them; None leaves an option at its default."""
     options = {option.name: option for option in fields_of(kind)}
     present = {name: value for name, value in values.items() if value is not None}
-    return decode(
-        kind,
-        {name: paired(options[name], value) if name in options else value for name, value in present.items()},
-    )
+    for name in present.keys() & options.keys():
+        present[name] = paired(options[name], present[name])
+    return decode(kind, present)
 
 
 def spec_from_call(kind: type[T], spec: object, values: Mapping[str, Any]) -> T:
@@ -320,11 +318,8 @@ def non_default_options(spec: object, *, without: tuple[str, ...] = ()) -> dict[
         value = getattr(spec, option.name)
         if option.name in without or option.spelling.place or value == option.default:
             continue
-        changes |= (
-            non_default_options(value)
-            if option.table is not None and not option.repeated
-            else {option.name: _plain(value)}
-        )
+        is_table = option.table is not None and not option.repeated
+        changes |= non_default_options(value) if is_table else {option.name: _plain(value)}
     return changes
 
 
