@@ -14,10 +14,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from . import telemetry
+from .spec.engines import switch_off_telemetry
 from .version import __version__
 
-telemetry.switch_off()  # before any runtime is imported, in workers, too
+switch_off_telemetry()  # before any runtime is imported, in workers, too
 
 if TYPE_CHECKING:
     from .artifact import Artifact, Manifest, load_artifact

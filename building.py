@@ -8,10 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .artifact import Artifact, Manifest
+from .artifact import Artifact, Manifest, load_artifact, read_manifest
+from .engines.base import BuildRequest
+from .engines.build import build_engine, require_builder
+from .engines.registry import capabilities, engine
+from .engines.tensorrt.adapter import MODULES, load_adapter
+from .errors import ArtifactError, InvalidOption
 from .files import temporary_folder
 from .lowering import LoweredGraph, first_samples, lower
 from .model.archives import trusting
+from .model.onnx_graph import fingerprint
 from .processor import resolve_isa
 from .progress import Progress, silent
 from .spec.artifacts import BuildSpec
@@ -22,7 +28,6 @@ from .spec.tensorrt import TensorRTOptions
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from .engines.base import BuildRequest
     from .spec.keywords import BuildKeywords
 
 
@@ -51,9 +56,9 @@ def build(
         IntentNotReached: If too many layers do not have the precision that was asked for.
         ModelError: If the graph makes a tensor that no memory holds.
     """
-    asked = spec_from_call(BuildSpec, spec, options)
-    with trusting(asked.trust), _lowered(model, asked, progress) as lowered:
-        return build_lowered(model, output, asked, lowered, progress=progress)
+    checked = spec_from_call(BuildSpec, spec, options)
+    with trusting(checked.trust), _lowered(model, checked, progress) as lowered:
+        return build_lowered(model, output, checked, lowered, progress=progress)
 
 
 def plan(
@@ -65,14 +70,12 @@ def plan(
     **options: Unpack[BuildKeywords],
 ) -> dict[str, object]:
     """Prepare, parse and check everything that `build` would, and return what would be built."""
-    from .engines.registry import engine
-
-    asked = spec_from_call(BuildSpec, spec, options)
-    with trusting(asked.trust), _lowered(model, asked, progress) as lowered:
-        request = request_for(model, asked, lowered, Path("dry-run"), progress)
-        planned = engine(asked.target).plan(request)
+    checked = spec_from_call(BuildSpec, spec, options)
+    with trusting(checked.trust), _lowered(model, checked, progress) as lowered:
+        request = request_for(model, checked, lowered, Path("dry-run"), progress)
+        planned = engine(checked.target).plan(request)
         passes = {"passes": dict(lowered.passes)}
-        return {"target": asked.target, "precision": request.precision, **planned, **passes}
+        return {"target": checked.target, "precision": request.precision, **planned, **passes}
 
 
 def build_lowered(
@@ -84,8 +87,6 @@ def build_lowered(
     progress: Progress = silent,
 ) -> Artifact:
     """Build from a graph that was lowered for the spec, see `build`."""
-    from .engines.build import build_engine
-
     return build_engine(request_for(model, spec, lowered, Path(output), progress))
 
 
@@ -93,9 +94,6 @@ def request_for(
     model: str | Path, spec: BuildSpec, lowered: LoweredGraph, output: Path, progress: Progress
 ) -> BuildRequest:
     """Return what a builder is asked for: a graph that is lowered, and what the spec says beside it."""
-    from .engines.base import BuildRequest
-    from .engines.registry import engine
-
     same_floats = spec.floats == lowered.float_precision
     lowered_spec = replace(
         spec,
@@ -140,10 +138,7 @@ def refit(
         ModelError: If the graph has other inputs and outputs.
         BuildError: If weights are missing or TensorRT refuses them, naming them.
     """
-    from .artifact import load_artifact
-    from .engines.tensorrt.adapter import MODULES, load_adapter
     from .engines.tensorrt.builder.refit import refit_plan
-    from .errors import InvalidOption
 
     path = Path(engine)
     manifest = load_artifact(path).manifest
@@ -168,17 +163,12 @@ def engine_graph(
 
     The model is the ONNX file that `build` was given, or what it made of it: that is made again.
     """
-    from .artifact import read_manifest
-    from .engines.tensorrt.adapter import MODULES
-    from .errors import ArtifactError, InvalidOption
-    from .model.onnx_graph import fingerprint
-
     path = Path(engine)
     manifest = read_manifest(path)  # the file itself is not opened here
     if manifest is None or manifest.target not in MODULES:
-        found = f"is for {manifest.target or 'no target'}" if manifest else "has no manifest"
+        state = f"is for {manifest.target or 'no target'}" if manifest else "has no manifest"
         hint = "give what `qcompile build` made, with its .json beside it"
-        problem = f"{path}: {found}; an engine of TensorRT with its manifest is required"
+        problem = f"{path}: {state}; an engine of TensorRT with its manifest is required"
         raise ArtifactError(problem, hint=hint, file=path)
     if manifest.options.get("calibrator"):
         problem = f"{path}: TensorRT was given scales or calibrated, which a manifest does not keep"
@@ -204,22 +194,19 @@ def _spec_of(manifest: Manifest, *, only: Collection[str] = ()) -> BuildSpec:
     """What an engine was asked for, or some of it; the places of files are not in a manifest."""
 
     def options(kind: type) -> dict[str, object]:
-        names = {one.name for one in fields_of(kind)}
+        names = {option.name for option in fields_of(kind)}
         names &= set(only) or names
         return {name: value for name, value in manifest.current_options.items() if name in names}
 
-    known = {"target": manifest.target, "precision": manifest.precision, "float_precision": "fp32"}
+    recorded = {"target": manifest.target, "precision": manifest.precision, "float_precision": "fp32"}
     # 0.2.0 left `float_precision` out where it was fp32.
-    return parse_spec(BuildSpec, {**known, **options(BuildSpec), "tensorrt": options(TensorRTOptions)})
+    return parse_spec(BuildSpec, {**recorded, **options(BuildSpec), "tensorrt": options(TensorRTOptions)})
 
 
 @contextmanager
 def _lowered(model: str | Path, spec: BuildSpec, progress: Progress) -> Iterator[LoweredGraph]:
     """A graph that the engine can build from, which lives as long as this."""
-    from .engines.build import require_builder
-    from .engines.registry import capabilities
-
-    engine = require_builder(spec.target)
+    runtime = require_builder(spec.target)
     with temporary_folder("build") as folder:
         graph = folder / Path(model).name
-        yield lower(model, spec, capabilities(engine), graph, progress=progress)
+        yield lower(model, spec, capabilities(runtime), graph, progress=progress)

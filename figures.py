@@ -134,8 +134,8 @@ def clean(value: Any) -> Any:
     if isinstance(value, str):
         if value.isprintable():
             return value
-        kept = (letter if letter.isprintable() or letter in "\n\t" else "�" for letter in value)
-        return "".join(kept)
+        letters = (letter if letter.isprintable() or letter in "\n\t" else "�" for letter in value)
+        return "".join(letters)
     if isinstance(value, Mapping):
         return {clean(str(key)): clean(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -33,13 +33,13 @@ _DEEPEST = 20
 
 def machine_bytes() -> int | None:
     """Return the memory of the machine or of the container, the smaller one; None where nothing tells."""
-    known = []
+    limits = []
     with contextlib.suppress(AttributeError, ValueError, OSError):
-        known.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     for path in _CGROUP_LIMITS:
         with contextlib.suppress(OSError, ValueError):  # "max": no limit
-            known.append(int(Path(path).read_text()))
-    return min((value for value in known if value > 0), default=None)
+            limits.append(int(Path(path).read_text()))
+    return min((value for value in limits if value > 0), default=None)
 
 
 def address_space_limit() -> int | None:
@@ -57,10 +57,9 @@ def address_space_left() -> int | None:
     limit = address_space_limit()
     if limit is None:
         return None
-    try:
+    pages = 0
+    with contextlib.suppress(OSError, ValueError):
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except (OSError, ValueError):
-        return limit
     return max(limit - pages * os.sysconf("SC_PAGE_SIZE"), 0)
 
 
@@ -70,9 +69,9 @@ def require_address_space(needed_bytes: int, step: str) -> None:
     The OpenBLAS that scipy 1.17.1 loads (0.3.30) tries again for ever where it gets no memory: it is not
     loaded where that could happen.
     """
-    left = address_space_left()
-    if left is not None and left < needed_bytes:
-        raise _made(step, f"{left:,} bytes of address space are left, {needed_bytes:,} are required")
+    room = address_space_left()
+    if room is not None and room < needed_bytes:
+        raise _made(step, f"{room:,} bytes of address space are left, {needed_bytes:,} are required")
 
 
 def out_of_memory(error: BaseException, step: str) -> OutOfMemory | None:
@@ -95,11 +94,11 @@ def out_of_memory(error: BaseException, step: str) -> OutOfMemory | None:
 def _is_about_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
-    said = (error.message if isinstance(error, QCompileError) else str(error)).lower()
-    if "cuda" in said:  # the device's own memory: whoever uses it says so
+    words = (error.message if isinstance(error, QCompileError) else str(error)).lower()
+    if "cuda" in words:  # the device's own memory: whoever uses it says so
         return False
-    return any(word in said for word in _SAYS) or (
-        address_space_limit() is not None and any(word in said for word in _SAYS_UNDER_A_LIMIT)
+    return any(word in words for word in _SAYS) or (
+        address_space_limit() is not None and any(word in words for word in _SAYS_UNDER_A_LIMIT)
     )
 
 

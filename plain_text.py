@@ -21,7 +21,7 @@ _SEEN = re.compile(r"[^\x20-\x7e]")
 
 def plain(text: object) -> str:
     """Return one line in which every character is seen: escapes in place of controls, marks and line ends."""
-    return _SEEN.sub(_shown, str(text))
+    return _SEEN.sub(lambda match: match[0] if _is_printed(match[0]) else repr(match[0])[1:-1], str(text))
 
 
 def plain_lines(text: object) -> str:
@@ -30,9 +30,10 @@ def plain_lines(text: object) -> str:
     Lines after the first are indented by four or more, so that no line end in a name begins what looks like
     another message. Tabs stay.
     """
-    first, *others = str(text).split("\n")
-    indented = [one if not one or one.startswith(_INDENT) else _INDENT + one for one in others]
-    return "\n".join("\t".join(map(plain, line.split("\t"))) for line in (first, *indented))
+    lines = str(text).split("\n")
+    for index, line in enumerate(lines[1:], 1):
+        lines[index] = line if not line or line.startswith(_INDENT) else _INDENT + line
+    return "\n".join("\t".join(map(plain, line.split("\t"))) for line in lines)
 
 
 def plain_json(text: str) -> str:
@@ -44,11 +45,6 @@ def plain_toml(text: str) -> str:
     """Return a text as TOML spells it: JSON's escapes are among TOML's, but for pairs."""
     dumped = json.dumps(text, ensure_ascii=False)
     return _SEEN.sub(lambda match: _escaped(match[0], lambda point: f"\\U{point:08x}"), dumped)
-
-
-def _shown(match: re.Match[str]) -> str:
-    sign = match[0]
-    return sign if _is_printed(sign) else repr(sign)[1:-1]
 
 
 def _escaped(sign: str, wide: Callable[[int], str]) -> str:

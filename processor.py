@@ -54,8 +54,8 @@ def isa_here() -> Isa:
 
 def isa_of(features: Collection[str], *, arm: bool) -> Isa:
     """Return the instruction set that multiplies integers of 8 bits on a processor with these features."""
-    known = (isa for isa, flag in _ISAS.items() if flag in features and (isa in ARM_ISAS) == arm)
-    return next(known, "neon" if arm else "avx2")
+    present = (isa for isa, flag in _ISAS.items() if flag in features and (isa in ARM_ISAS) == arm)
+    return next(present, "neon" if arm else "avx2")
 
 
 def resolve_isa(isa: Isa, target: str) -> Isa:
@@ -125,23 +125,23 @@ def why_emulated(precision: str) -> str:
 
     It is empty, too, where the system tells no instruction sets at all: there the runtime's word must do.
     """
-    here = processor()
-    features = here["features"]
+    machine = processor()
+    features = machine["features"]
     family = "arm" if is_arm() else "x86"
     needed = _MULTIPLY_IN.get(precision, {}).get(family, ())
     if not needed or not isinstance(features, list) or not features or set(needed) & set(features):
         return ""
-    return f"{here['processor']} does not multiply in {precision} (it has no {', no '.join(needed)})"
+    return f"{machine['processor']} does not multiply in {precision} (it has no {', no '.join(needed)})"
 
 
 def missing_features(device: Mapping[str, object]) -> list[str]:
     """Return what an artifact's device had and this machine lacks; without features it is any."""
-    here = processor()
+    machine = processor()
     if "features" not in device:
         return []
-    if "architecture" in device and device.get("architecture") != here["architecture"]:
+    if "architecture" in device and device.get("architecture") != machine["architecture"]:
         return [str(device.get("architecture"))]
-    needed, present = device.get("features"), here["features"]
+    needed, present = device.get("features"), machine["features"]
     if not isinstance(needed, list) or not isinstance(present, list):
         return []
     return [feature for feature in needed if feature not in present]

@@ -60,7 +60,6 @@ _SILENCE = _Silence()
 def quiet() -> contextlib.AbstractContextManager[None]:
     """Drop what libraries print, warn and log in the block.
 
-    Exporters and quantizers write progress and advice to both streams, in which our own words would
-    drown. Failures are not affected: they arrive as exceptions.
+    Exporters and quantizers write progress and advice to both streams. Failures arrive as exceptions.
     """
     return _SILENCE

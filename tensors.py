@@ -89,8 +89,8 @@ class TensorInfo:
 
     def as_json(self) -> dict[str, object]:
         """Return the form used in manifests and results."""
-        said = {"preprocessing": dict(self.preprocessing)} if self.preprocessing is not None else {}
-        return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape), **said}
+        preprocessing = {"preprocessing": dict(self.preprocessing)} if self.preprocessing is not None else {}
+        return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape), **preprocessing}
 
     @staticmethod
     def from_json(value: Mapping[str, object]) -> TensorInfo:
@@ -98,13 +98,9 @@ class TensorInfo:
         shape = value["shape"]
         if not isinstance(shape, list):
             raise InvalidOption(f"tensor {value.get('name')!r}: shape {shape!r} is not a list")
-        said = value.get("preprocessing")
-        return TensorInfo(
-            str(value["name"]),
-            str(value["dtype"]),
-            tuple(shape),
-            preprocessing=said if isinstance(said, Mapping) else None,
-        )
+        preprocessing = value.get("preprocessing")
+        preprocessing = preprocessing if isinstance(preprocessing, Mapping) else None
+        return TensorInfo(str(value["name"]), str(value["dtype"]), tuple(shape), preprocessing=preprocessing)
 
 
 @dataclass(frozen=True)
@@ -116,10 +112,7 @@ class ModelIO:
 
     def as_json(self) -> dict[str, object]:
         """Return the form used in manifests and results."""
-        return {
-            "inputs": [tensor.as_json() for tensor in self.inputs],
-            "outputs": [tensor.as_json() for tensor in self.outputs],
-        }
+        return {name: [tensor.as_json() for tensor in tensors] for name, tensors in vars(self).items()}
 
     @staticmethod
     def from_json(value: Mapping[str, Iterable[Mapping[str, object]]]) -> ModelIO:
@@ -151,11 +144,8 @@ def parse_shape(text: str, *, option: str = "shape") -> tuple[Dim, ...]:
         parts = body.split("x")
     elif re.fullmatch(_AXIS, body):
         # `batchx3x224` would be one axis of that name, and a misspelled dtype a shape.
-        raise InvalidOption(
-            f"{option}: {text!r} is neither 1x3x224x224 nor between brackets, as names of axes are",
-            hint="write for instance [batch,3,224,224]",
-            option=option,
-        )
+        problem = f"{option}: {text!r} is neither 1x3x224x224 nor between brackets, as names of axes are"
+        raise InvalidOption(problem, hint="write for instance [batch,3,224,224]", option=option)
     else:
         parts = [body]
     return tuple(_parse_dim(part.strip(), text, option) for part in parts)
@@ -165,11 +155,8 @@ def parse_named_shape(text: str, *, option: str = "shape") -> tuple[str, tuple[D
     """Read `NAME:SHAPE`. Names may hold colons (`serving_default:0`): the last one divides."""
     name, colon, shape = text.rpartition(":")
     if not colon or not name:
-        raise InvalidOption(
-            f"{option}: {text!r} has no input name",
-            hint="write NAME:SHAPE, such as x:1x3x224x224",
-            option=option,
-        )
+        hint = "write NAME:SHAPE, such as x:1x3x224x224"
+        raise InvalidOption(f"{option}: {text!r} has no input name", hint=hint, option=option)
     return name, parse_shape(shape, option=option)
 
 
@@ -202,27 +189,16 @@ def _between_commas(body: str) -> list[str] | None:
 
 def _axis_extents(axis: int, match: re.Match[str], subject: str) -> AxisExtents:
     name, least, middle, most, only = match.groups()
-    extents = AxisExtents(
-        axis,
-        int(least) if least else 1,
-        int(most) if most else None,
-        int(only) if only else int(middle) if middle else None,
-    )
-    highest = extents.maximum
-    if extents.minimum < 1 or (highest is not None and highest < max(extents.minimum, 2)):
-        raise InvalidOption(
-            f"{subject}: axis {name!r} from {extents.minimum} to {highest} is no range",
-            hint=f"give the least extent first, for instance {name}=32..512",
-        )
-    if extents.traced is not None and not max(extents.minimum, 2) <= extents.traced <= (
-        highest or extents.traced
-    ):
-        raise InvalidOption(
-            f"{subject}: axis {name!r} cannot be traced with {extents.traced}; an extent of the range, "
-            "and 2 or more, is required",
-            hint="PyTorch takes an axis of extent 1 for a fixed one" if extents.traced < 2 else "",
-        )
-    return extents
+    minimum, maximum = int(least or 1), int(most) if most else None
+    traced = int(only or middle) if only or middle else None
+    if minimum < 1 or (maximum is not None and maximum < max(minimum, 2)):
+        problem = f"{subject}: axis {name!r} from {minimum} to {maximum} is no range"
+        raise InvalidOption(problem, hint=f"give the least extent first, for instance {name}=32..512")
+    if traced is not None and not max(minimum, 2) <= traced <= (maximum or traced):
+        problem = f"{subject}: axis {name!r} cannot be traced with {traced}; an extent of the range, and 2 or"
+        hint = "PyTorch takes an axis of extent 1 for a fixed one" if traced < 2 else ""
+        raise InvalidOption(f"{problem} more, is required", hint=hint)
+    return AxisExtents(axis, minimum, maximum, traced)
 
 
 def parse_shapes(texts: Iterable[str], *, option: str) -> dict[str, tuple[int, ...]]:
@@ -240,11 +216,10 @@ def parse_dynamic_axis(text: str, *, option: str = "`dynamic`") -> tuple[str, in
     """Read `INPUT:AXIS[=NAME]`, such as `x:0=batch`; the name defaults to `INPUT_AXIS`."""
     match = re.fullmatch(r"(.+):([0-9]{1,3})(?:=([A-Za-z_]\w*))?", text.strip())
     if not match:
-        raise InvalidOption(
-            f"{option}: {text!r} is not INPUT:AXIS=NAME", hint="write for instance x:0=batch", option=option
-        )
-    name, axis, label = match.group(1), int(match.group(2)), match.group(3)
-    return name, axis, label or f"{re.sub(r'[^A-Za-z0-9_]', '_', name)}_{axis}"
+        problem = f"{option}: {text!r} is not INPUT:AXIS=NAME"
+        raise InvalidOption(problem, hint="write for instance x:0=batch", option=option)
+    name, axis, label = match.groups()
+    return name, int(axis), label or f"{re.sub(r'[^A-Za-z0-9_]', '_', name)}_{int(axis)}"
 
 
 def concrete(shape: Sequence[Dim], subject: str) -> tuple[int, ...]:
@@ -252,10 +227,8 @@ def concrete(shape: Sequence[Dim], subject: str) -> tuple[int, ...]:
     extents: list[int] = []
     for axis, dim in enumerate(shape):
         if isinstance(dim, str):
-            raise InvalidOption(
-                f"{subject}: axis {axis} is dynamic ({dim}); a number is required here",
-                hint="give every extent as a number",
-            )
+            problem = f"{subject}: axis {axis} is dynamic ({dim}); a number is required here"
+            raise InvalidOption(problem, hint="give every extent as a number")
         extents.append(dim)
     return tuple(extents)
 
@@ -274,41 +247,32 @@ def samples_in(feeds: Feeds) -> int:
 def check_feeds(inputs: Sequence[TensorInfo], feeds: Mapping[str, Any], subject: str) -> None:
     """Refuse feeds that are not exactly what the inputs take; a message begins with where they come from."""
     names = [tensor.name for tensor in inputs]
-    for name in feeds:
-        if name not in names:
-            raise DataError(
-                f"{subject}: no input {name!r} in the model; it takes {', '.join(names)}", tensor=name
-            )
+    if unknown := [name for name in feeds if name not in names]:
+        problem = f"{subject}: no input {unknown[0]!r} in the model; it takes {', '.join(names)}"
+        raise DataError(problem, tensor=unknown[0])
     for tensor in inputs:
-        if tensor.name not in feeds:
-            raise DataError(f"{subject}: input {tensor.name!r} is missing", tensor=tensor.name)
-        array = feeds[tensor.name]
-        dtype = "string" if array.dtype.kind in "OUS" else str(array.dtype)
-        if dtype != tensor.dtype and tensor.dtype != "undefined":
-            raise DataError(
-                f"{subject}: input {tensor.name!r} is {dtype}; {tensor.dtype} is required",
-                hint=f"give array.astype({tensor.dtype!r}); nothing is converted silently",
-                tensor=tensor.name,
-            )
-        if not tensor.accepts(array.shape):
-            raise DataError(
-                f"{subject}: input {tensor.name!r} has shape {format_shape(array.shape)}; "
-                f"{format_shape(tensor.shape)} is required",
-                tensor=tensor.name,
-            )
+        array, problem, hint = feeds.get(tensor.name), "", ""
+        if array is None:
+            problem = "is missing"
+        elif (dtype := _dtype_of(array)) != tensor.dtype != "undefined":
+            problem = f"is {dtype}; {tensor.dtype} is required"
+            hint = f"give array.astype({tensor.dtype!r}); nothing is converted silently"
+        elif not tensor.accepts(array.shape):
+            problem = f"has shape {format_shape(array.shape)}; {format_shape(tensor.shape)} is required"
+        if problem:
+            raise DataError(f"{subject}: input {tensor.name!r} {problem}", hint=hint, tensor=tensor.name)
+
+
+def _dtype_of(array: Any) -> str:
+    return "string" if array.dtype.kind in "OUS" else str(array.dtype)
 
 
 def _parse_dim(part: str, text: str, option: str) -> Dim:
     if re.fullmatch(_NUMBER, part):
         return int(part)
-    if re.fullmatch(r"[0-9]+", part):
-        raise InvalidOption(
-            f"{option}: an extent of {len(part)} digits; at most 18 are required", option=option
-        )
     if re.fullmatch(_AXIS, part):
         return part
-    raise InvalidOption(
-        f"{option}: {part!r} in {text!r} is neither an extent nor a name of an axis",
-        hint="write for instance 1x3x224x224 or [batch,3,224,224]",
-        option=option,
-    )
+    problem = f"{option}: {part!r} in {text!r} is neither an extent nor a name of an axis"
+    if re.fullmatch(r"[0-9]+", part):
+        problem = f"{option}: an extent of {len(part)} digits; at most 18 are required"
+    raise InvalidOption(problem, hint="write for instance 1x3x224x224 or [batch,3,224,224]", option=option)

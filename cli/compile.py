@@ -1,16 +1,37 @@
-"""The verbs that write models: `export`, `simplify`, `calibrate`, `quantize`, `build`, `refit`."""
+"""The verbs that write models: `export`, `simplify`, `calibrate`, `ranges`, `quantize`, `build`, `refit`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
 
 from ..errors import IntentNotReached
 from ..spec.artifacts import BuildCommand, QuantizeCommand, RefitCommand
-from ..spec.models import CalibrateCommand, ExportCommand, SimplifyCommand
-from .session import Session
-from .tables import bytes_text, present_artifact, profile_lines
+from ..spec.decode import Refused
+from ..spec.models import (
+    CalibrateCommand,
+    ExportCommand,
+    MergeRangesCommand,
+    RangesCacheCommand,
+    ShowRangesCommand,
+    SimplifyCommand,
+)
+from .session import RoadGroup, Session
+from .tables import (
+    add_row,
+    bytes_text,
+    left_in_float_lines,
+    make_table,
+    present_artifact,
+    profile_lines,
+)  # fmt: skip
 from .verb import verb
+
+if TYPE_CHECKING:
+    from ..calibration.plot import TensorSummary
 
 
 @verb(
@@ -23,11 +44,11 @@ from .verb import verb
     "qcompile export net.pt2 -o net.onnx --input x:1x16 --opset 18",
     "qcompile export model.keras -o model.onnx --python tensorflow=tf/bin/python",
 )
-def export(session: Session, given: ExportCommand) -> None:
+def export(session: Session, options: ExportCommand) -> None:
     """Print the file and its checks."""
     from ..compiler.export import export as export_model
 
-    present_artifact(session, export_model(given.model, given.output, given, progress=session.progress))
+    present_artifact(session, export_model(options.model, options.output, options, progress=session.progress))
 
 
 @verb(
@@ -35,11 +56,11 @@ def export(session: Session, given: ExportCommand) -> None:
     "qcompile simplify model.onnx -o model.simple.onnx",
     "qcompile simplify model.onnx -o model.simple.onnx --data samples.npz",
 )
-def simplify(session: Session, given: SimplifyCommand) -> None:
+def simplify(session: Session, options: SimplifyCommand) -> None:
     """Print what was removed."""
     from ..compiler.simplify.simplify import simplify as simplify_model
 
-    artifact = simplify_model(given.model, given.output, given, progress=session.progress)
+    artifact = simplify_model(options.model, options.output, options, progress=session.progress)
     proof = artifact.manifest.proof
     removed = proof["removed"]
     assert isinstance(removed, dict)
@@ -53,11 +74,13 @@ def simplify(session: Session, given: SimplifyCommand) -> None:
     "qcompile calibrate model.onnx --data data.py:calibration -o model.ranges --method percentile:99.9",
     "qcompile calibrate model.onnx --data images/ -o part2.ranges --shard 2/8",
 )
-def calibrate(session: Session, given: CalibrateCommand) -> None:
+def calibrate(session: Session, options: CalibrateCommand) -> None:
     """Print how many tensors were observed over how many samples."""
     from ..compiler.quantize.calibrate import calibrate as calibrate_model
 
-    artifact = calibrate_model(given.model, given.data, given.output, given, progress=session.progress)
+    artifact = calibrate_model(
+        options.model, options.data, options.output, options, progress=session.progress
+    )
     proof = artifact.manifest.proof
     shared = f", {proof['shared']} more share their ranges" if proof["shared"] else ""
     present_artifact(session, artifact, f"{proof['tensors']} tensors over {proof['samples']} samples{shared}")
@@ -74,13 +97,13 @@ def calibrate(session: Session, given: CalibrateCommand) -> None:
     "qcompile quantize model.onnx -o mixed.onnx --ranges model.ranges --target tensorrt "
     "--float-precision fp16 --layer '/head/*=fp32'",
 )
-def quantize(session: Session, given: QuantizeCommand) -> None:
+def quantize(session: Session, options: QuantizeCommand) -> None:
     """Print what was quantized and what was left in floating point."""
     from ..compiler.quantize.quantize import quantize as quantize_model
 
-    artifact = quantize_model(given.model, given.output, given, progress=session.progress)
+    artifact = quantize_model(options.model, options.output, options, progress=session.progress)
     present_artifact(
-        session, artifact, *_details(artifact.manifest.proof, given.precision, verbose=session.verbose)
+        session, artifact, *_details(artifact.manifest.proof, options.precision, verbose=session.verbose)
     )
 
 
@@ -94,25 +117,21 @@ def _details(proof: object, precision: str, *, verbose: bool) -> list[str]:
     if "quantized" in proof:
         counts = ", ".join(f"{count} {operator}" for operator, count in proof["quantized"].items())
         lines.append(f"{precision}: {counts}")
-    left = proof.get("left_in_float", {})
-    lines += [f"left in float: {name} ({reason})" for name, reason in list(left.items())[:10]]
-    if len(left) > 10:
-        lines.append(f"left in float: {len(left) - 10} more, see the manifest")
-    return lines
+    return lines + left_in_float_lines(proof, "the manifest")
 
 
 def _searched(proof: dict[str, Any], *, verbose: bool) -> list[str]:
     """What was tried, and where channels were evened out; each place where that is asked for."""
     lines = [
-        f"tried: {one['tried']}: {one['refused'] if 'refused' in one else '{:.1f} dB'.format(one['snr_db'])}"
-        for one in proof.get("search", [])
+        f"tried: {trial['tried']}: {trial.get('refused') or '{:.1f} dB'.format(trial['snr_db'])}"
+        for trial in proof.get("search", [])
     ]
-    smoothed, left = proof.get("smoothed", {}), proof.get("left_alone", {})
+    smoothed, left_alone = proof.get("smoothed", {}), proof.get("left_alone", {})
     if smoothed:
-        lines.append(f"smoothed: {len(smoothed)} tensors, {len(left)} products left alone")
+        lines.append(f"smoothed: {len(smoothed)} tensors, {len(left_alone)} products left alone")
     if verbose:
         lines += [f"smoothed: {name} ({how})" for name, how in smoothed.items()]
-        lines += [f"not smoothed: {name} ({reason})" for name, reason in left.items()]
+        lines += [f"not smoothed: {name} ({reason})" for name, reason in left_alone.items()]
     return lines
 
 
@@ -130,17 +149,17 @@ def _searched(proof: dict[str, Any], *, verbose: bool) -> list[str]:
     "--dry-run -o model.engine",
     "qcompile build model.py:build --target torchscript --input x:1x3x224x224 -o model.pt",
 )
-def build(session: Session, given: BuildCommand) -> None:
+def build(session: Session, options: BuildCommand) -> None:
     """Print what was proven of the artifact."""
     from ..building import build as build_artifact
     from ..building import plan
 
-    if given.dry_run:
-        planned = plan(given.model, given, progress=session.progress)
+    if options.dry_run:
+        planned = plan(options.model, options, progress=session.progress)
         session.json(planned)
         target, precision = planned.pop("target"), planned.pop("precision")
         passes = planned.pop("passes")
-        session.say(f"{given.output} would be built for {target}, {precision}; nothing was written")
+        session.say(f"{options.output} would be built for {target}, {precision}; nothing was written")
         for name, value in planned.items():
             if value not in ({}, [], ""):
                 session.say(f"  {name}: {value}")
@@ -149,15 +168,15 @@ def build(session: Session, given: BuildCommand) -> None:
             session.say(f"  pass {number}: {name}: {f'{changed} changed' if changed else 'nothing to do'}")
         return
     try:
-        artifact = build_artifact(given.model, given.output, given, progress=session.progress)
+        artifact = build_artifact(options.model, options.output, options, progress=session.progress)
     except IntentNotReached as error:
         _note_layers(session, error.data.get("proof", {}))
         raise
     _note_layers(session, artifact.manifest.proof)
-    proof, asked = artifact.manifest.proof, artifact.manifest.precision
+    proof, precision = artifact.manifest.proof, artifact.manifest.precision
     lines = [
         f"proof: {proof['reached_in_precision']} of {proof['planned_in_precision']} layers that "
-        f"compute are {asked}{_unreported(proof)}",
+        f"compute are {precision}{_unreported(proof)}",
         *profile_lines(proof),
     ]
     if proof.get("engine_layers"):
@@ -194,9 +213,123 @@ def _note_layers(session: Session, proof: object) -> None:
     "qcompile build model.onnx --target tensorrt --strip-weights -o small.engine",
     "qcompile refit small.engine model.onnx -o model.engine",
 )
-def refit(session: Session, given: RefitCommand) -> None:
+def refit(session: Session, options: RefitCommand) -> None:
     """Print the engine and where its weights are from."""
     from ..building import refit as refit_engine
 
-    artifact = refit_engine(given.engine, given.model, given.output, progress=session.progress)
-    present_artifact(session, artifact, f"weights of {given.model}")
+    artifact = refit_engine(options.engine, options.model, options.output, progress=session.progress)
+    present_artifact(session, artifact, f"weights of {options.model}")
+
+
+@click.group(cls=RoadGroup, short_help="show ranges, merge shards, write TensorRT's cache")
+def ranges() -> None:
+    """Work with the ranges files that `qcompile calibrate` writes."""
+
+
+@verb(
+    ShowRangesCommand,
+    "qcompile ranges show model.ranges",
+    "qcompile ranges show model.ranges --method mse --top 10 --plot worst.svg",
+    short_help="show tensors with their thresholds, the largest error first",
+)
+def show(session: Session, options: ShowRangesCommand) -> None:
+    """Print the table of tensors."""
+    file, plot, tensors = options.file, options.plot, options.tensors
+    from ..calibration import load_ranges, parse_method
+    from ..calibration.plot import SUFFIX, plot_ranges, summarize
+    from ..files import writing
+
+    if plot is not None and plot.suffix != SUFFIX:
+        raise Refused("plot", f"{SUFFIX} is required", value=str(plot))
+    loaded = load_ranges(file)
+    session.warn(loaded.notes)
+    method = parse_method(options.method) if options.method else loaded.method
+    if method.name != "percentile":
+        method = replace(method, percentile=loaded.method.percentile)
+    loaded.method = method
+    session.progress("choose thresholds")
+    summaries = summarize(loaded, symmetric=options.target == "tensorrt")
+    for name in tensors:
+        if name in loaded.shared:
+            shared = ", ".join(loaded.shared[name])
+            raise Refused("tensors", f"takes its range from {shared}", value=name, hint=f"`tensors` {shared}")
+        if name not in loaded.histograms:
+            raise Refused("tensors", "was not observed", value=name, hint="leave it out to see all")
+    summaries = [summary for summary in summaries if not tensors or summary.tensor in tensors]
+    listed = summaries[: options.top] if options.top else summaries
+    session.json(
+        {
+            "model": loaded.model,
+            "samples": loaded.samples,
+            "method": str(method),
+            "target": options.target,
+            "tensors": [summary.as_json() for summary in listed],
+            "shared": {name: list(sources) for name, sources in loaded.shared.items()},
+            "skipped": dict(loaded.skipped),
+            **({"fixed": dict(loaded.fixed)} if loaded.fixed else {}),
+        }
+    )
+    session.say(f"{file}  {loaded.samples} samples, {len(summaries)} tensors, {method} for {options.target}")
+    _table(session, listed)
+    for name, amax in loaded.fixed.items():
+        session.say(f"  {name}: amax {amax:.4g}, of TensorRT's cache")
+    for name, reason in loaded.skipped.items():
+        session.say(f"  skipped {name}: {reason}")
+    if plot is not None:
+        session.progress("draw")
+        with writing(plot) as path:
+            plot_ranges(loaded, summaries[: options.top or 12], path)
+        session.say(f"{plot}")
+
+
+def _table(session: Session, summaries: list[TensorSummary]) -> None:
+    if not summaries:
+        return
+    methods = list(summaries[0].amax)
+    columns = [f"amax\n{name}" for name in methods]
+    table = make_table("", "tensor", "min", "max", *columns, "clipped", "SNR")
+    for summary in summaries:
+        values = (summary.min, summary.max, *summary.amax.values())
+        snr = "exact" if summary.snr_db == float("inf") else f"{summary.snr_db:.1f} dB"
+        add_row(table, summary.tensor, *(f"{value:.4g}" for value in values), f"{summary.clipped:.3%}", snr)
+    session.table(table)
+
+
+@verb(
+    MergeRangesCommand,
+    "qcompile ranges merge part1.ranges part2.ranges -o model.ranges",
+    short_help="merge the shards of one calibration",
+)
+def merge(session: Session, options: MergeRangesCommand) -> None:
+    """Print the merged file."""
+    from ..calibration.ranges_file import merge_files
+
+    artifact = merge_files(options.files, options.output, progress=session.progress)
+    present_artifact(
+        session, artifact, f"{artifact.manifest.proof['samples']} samples of {len(options.files)} files"
+    )
+
+
+@verb(
+    RangesCacheCommand,
+    "qcompile ranges cache model.ranges -o model.cache --tensorrt 8.5.3",
+    short_help="write TensorRT's calibration cache",
+)
+def cache(session: Session, options: RangesCacheCommand) -> None:
+    """Print the header of the cache."""
+    from ..calibration import load_ranges, parse_method
+    from ..calibration.tensorrt_cache import format_cache
+    from ..files import write_text
+
+    loaded = load_ranges(options.file)
+    session.warn(loaded.notes)
+    method = parse_method(options.method) if options.method else None
+    text = format_cache(loaded, version=options.version, calibrator=options.calibrator, method=method)
+    write_text(options.output, text)
+    lines = text.splitlines()
+    session.json({"path": str(options.output), "header": lines[0], "tensors": len(lines) - 1})
+    session.say(f"{options.output}  {lines[0]}, {len(lines) - 1} tensors")
+
+
+for _command in (show, merge, cache):
+    ranges.add_command(_command)

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..spec.first_use import AutoCommand, InitCommand
-from ..spec.recipes import TuneCommand
+from ..spec.recipes import AutoCommand, InitCommand, TuneCommand
 from .recipes import executor_of, listener_of
 from .session import Session
 from .tables import add_row, bytes_text, make_table, present_results
@@ -24,31 +23,31 @@ if TYPE_CHECKING:
     "qcompile auto model.py:build --data data.npz --max-drop 0.5 -o compiled",
     "qcompile auto hf:distilbert-base-uncased --data reviews.jsonl --max-drop 1 --target openvino",
 )
-def auto(session: Session, given: AutoCommand) -> int:
+def auto(session: Session, options: AutoCommand) -> int:
     """Print the table of what was measured, the answer in one sentence, and where everything is."""
     from ..pipeline.auto import auto as find_artifact
     from ..pipeline.auto import folder_of
 
-    with executor_of(session, given, folder_of(given.model, given.output)) as executor:
-        found = find_artifact(
-            given.model, given, executor=executor, progress=session.progress,
+    with executor_of(session, options, folder_of(options.model, options.output)) as executor:
+        outcome = find_artifact(
+            options.model, options, executor=executor, progress=session.progress,
             listener=listener_of(session, executor),
         )  # fmt: skip
-    session.json(found.as_json())
-    if found.report.results is not None:
-        present_results(session, found.report.results)
-    session.warn(found.notes)
-    if set(found.stages.values()) <= {"skipped"}:
+    session.json(outcome.as_json())
+    if outcome.report.results is not None:
+        present_results(session, outcome.report.results)
+    session.warn(outcome.notes)
+    if set(outcome.stages.values()) <= {"skipped"}:
         session.note("nothing changed: every stage was done already")
-    session.say(found.recommendation.sentence)
-    if found.artifact:
-        session.say(f"artifact: {_shown(found.artifact)}")
-    if found.report.page:
-        session.say(f"report:   {_shown(found.report.page)}")
-    elif found.report.why_no_page:
-        session.note(f"no report: {found.report.why_no_page}")
-    session.say(f"recipe:   {found.recipe}")
-    return 0 if found.recommendation.artifact else 1
+    session.say(outcome.recommendation.sentence)
+    if outcome.artifact:
+        session.say(f"artifact: {_shown(outcome.artifact)}")
+    if outcome.report.page:
+        session.say(f"report:   {_shown(outcome.report.page)}")
+    elif outcome.report.why_no_page:
+        session.note(f"no report: {outcome.report.why_no_page}")
+    session.say(f"recipe:   {outcome.recipe}")
+    return 0 if outcome.recommendation.artifact else 1
 
 
 def _shown(path: Path) -> str:
@@ -62,22 +61,22 @@ def _shown(path: Path) -> str:
     "qcompile init model.py:build --data data.npz --max-drop 0.5 -o recipe.toml",
     "qcompile init model.onnx --target openvino --target tensorrt-rtx --gpu sm89",
 )
-def init(session: Session, given: InitCommand) -> None:
+def init(session: Session, options: InitCommand) -> None:
     """Print the artifacts with their reasons, and what was left out."""
     from ..pipeline.propose.init import init as write_recipe
     from ..pipeline.trust import needs_trust
 
     written = write_recipe(
-        given.model, given.output, given, command=("qcompile", *sys.argv[1:]), progress=session.progress
+        options.model, options.output, options, command=("qcompile", *sys.argv[1:]), progress=session.progress
     )
     session.json(written.as_json())
     if not (session.quiet or session.as_json):
         table = make_table("", "artifact", "for", "why", text=True)
-        for one in written.choice.artifacts:
-            add_row(table, one.name, one.target, one.why)
+        for artifact in written.choice.artifacts:
+            add_row(table, artifact.name, artifact.target, artifact.why)
         session.table(table)
-        for left in written.choice.left_out:
-            session.note(f"left out: {left}")
+        for reason in written.choice.left_out:
+            session.note(f"left out: {reason}")
     session.warn([*written.model.notes, *written.data.notes])
     session.say(f"recipe: {written.path}")
     session.say(f"  qcompile run {written.path}{' --trust' if needs_trust(written.recipe) else ''}")
@@ -94,23 +93,23 @@ _SHOWN = 10
     "qcompile tune model.onnx --data data.npz --metric cosine --max-drop 0.1 -o tuned",
     "qcompile tune model.onnx --data data.npz --max-drop 0.5 -o tuned --scheduler tls://head:8786",
 )
-def tune(session: Session, given: TuneCommand) -> None:
+def tune(session: Session, options: TuneCommand) -> None:
     """Print the layers by their error, the trials, and the best model."""
     from ..bench.results.row import unit_of
     from ..figures import accuracy_text
     from ..pipeline.run import on_executor
     from ..tuning import tune as tune_model
 
-    with executor_of(session, given, given.output) as executor:
+    with executor_of(session, options, options.output) as executor:
         tuned = tune_model(
-            given.model,
-            given.data,
-            given.output,
-            given,
-            elsewhere=on_executor(executor, given.output, progress=session.progress) if executor else None,
+            options.model,
+            options.data,
+            options.output,
+            options,
+            elsewhere=on_executor(executor, options.output, progress=session.progress) if executor else None,
             progress=session.progress,
         )
-    picture = _picture(tuned, given.output, given.max_drop)
+    picture = _picture(tuned, options.output, options.max_drop)
     session.json(tuned.as_json())
     session.warn(tuned.notes)
     _show(session, tuned)
@@ -139,12 +138,12 @@ def _picture(tuned: TuneResult, output: Path, max_drop: float) -> Path:
 def _show(session: Session, tuned: TuneResult) -> None:
     for target, ranked in tuned.damage.items():
         layers = make_table(f"layers by damage, {target}", "layer", "operator", "SNR of the outputs, dB")
-        for one in ranked[:_SHOWN]:
-            add_row(layers, one.layer, one.operator, f"{one.snr_db:.1f}")
+        for layer in ranked[:_SHOWN]:
+            add_row(layers, layer.layer, layer.operator, f"{layer.snr_db:.1f}")
         session.table(layers)
     columns = ("artifact", "", "in float", f"{tuned.metric} drop", "latency, ms", "against float", "size")
     trials = make_table("trials", *columns)
-    for trial in sorted(tuned.trials.values(), key=lambda one: (not one.latency_ms, one.latency_ms)):
+    for trial in sorted(tuned.trials.values(), key=lambda trial: (not trial.latency_ms, trial.latency_ms)):
         timed = [f"{trial.latency_ms:.3g}", f"{trial.speedup.get('value', 1.0):.2f}x"]
         mark = "best" if trial is tuned.best else "front" if trial.name in tuned.front else ""
         add_row(

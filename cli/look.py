@@ -11,7 +11,15 @@ import click
 from ..spec.looking import DoctorCommand, EpContextCommand, InspectCommand, TritonCommand
 from ..tensors import ModelIO
 from .session import RoadGroup, Session
-from .tables import add_row, bytes_text, make_table, present_io, profile_lines, results_table
+from .tables import (
+    add_row,
+    bytes_text,
+    left_in_float_lines,
+    make_table,
+    present_io,
+    profile_lines,
+    results_table,
+)  # fmt: skip
 from .verb import verb
 
 if TYPE_CHECKING:
@@ -26,11 +34,11 @@ if TYPE_CHECKING:
     "qcompile inspect model.engine",
     "qcompile inspect model.ranges --json",
 )
-def inspect(session: Session, given: InspectCommand) -> int:
+def inspect(session: Session, options: InspectCommand) -> int:
     """Print what is known of a file; the exit code is 1 if it is not what its manifest says."""
     from ..reporting.inspection import inspect as look
 
-    facts = look(given.file, given)
+    facts = look(options.file, options)
     session.json(facts)
     session.say(f"{facts['file']}: {facts['kind']}, {bytes_text(facts['size_bytes'])}")
     _SHOW.get(facts["kind"], _show_manifest)(session, facts)
@@ -81,19 +89,16 @@ def _show_results(session: Session, facts: dict[str, Any]) -> None:
     session.table(results_table(load_results(Path(facts["file"])), width=session.width))
 
 
-_LEFT_SHOWN = 10
-
-
 def _show_manifest(session: Session, facts: dict[str, Any]) -> None:
     manifest = facts.get("manifest")
     if manifest is None:
         session.say("  no manifest: not made by qcompile, or its .json was left behind")
         return
     if not facts["matches_manifest"]:
-        digest, said = facts["digest"][:19], manifest["digest"][:19]
+        digest, recorded = facts["digest"][:19], manifest["digest"][:19]
         session.warn(
             [
-                f"the file is not the one its manifest describes: digest {digest}… differs from {said}…; "
+                f"the file is not the one its manifest describes: digest {digest}… differs from {recorded}…; "
                 f"it was changed. Make it again, or remove {facts['file']}.json if the change was meant"
             ]
         )
@@ -116,11 +121,8 @@ def _show_manifest(session: Session, facts: dict[str, Any]) -> None:
     for word in ("evidence", "inspector"):
         if proof.get(word):
             session.say(f"  {word}: {proof[word]}")
-    left = proof.get("left_in_float", {})
-    for name, reason in list(left.items())[:_LEFT_SHOWN]:
-        session.say(f"  left in float: {name} ({reason})")
-    if len(left) > _LEFT_SHOWN:
-        session.say(f"  left in float: {len(left) - _LEFT_SHOWN} more, see its .json")
+    for line in left_in_float_lines(proof, "its .json"):
+        session.say(f"  {line}")
     if proof.get("has_run") is False:
         session.say("  it has not been run: the proof is the types of the network")
     for check in manifest["checks"]:
@@ -144,12 +146,12 @@ _SHOW = {
     "qcompile doctor --python tensorflow=tf/bin/python",
     files=False,
 )
-def doctor(session: Session, given: DoctorCommand) -> int:
+def doctor(session: Session, options: DoctorCommand) -> int:
     """Print what the machine can do and the state of every target."""
     from ..engines import doctor as diagnose
 
     session.progress("look at the installation")
-    diagnosis = diagnose(given)
+    diagnosis = diagnose(options)
     session.json(asdict(diagnosis))
     machine: dict[str, Any] = diagnosis.machine
     session.say(f"Python {diagnosis.python}, {diagnosis.system}, {machine['processor']}")
@@ -228,11 +230,11 @@ def package() -> None:
     "--warm-up-shapes input_ids:8x128",
     short_help="write a model repository for Triton Inference Server",
 )
-def triton(session: Session, given: TritonCommand) -> None:
+def triton(session: Session, options: TritonCommand) -> None:
     """Print what was laid out, and how to serve it."""
     from ..deploy import package_triton
 
-    packaged = package_triton(given.artifact, given.output, given, progress=session.progress)
+    packaged = package_triton(options.artifact, options.output, options, progress=session.progress)
     session.json(packaged.as_json())
     batch = f"batches up to {packaged.max_batch_size}" if packaged.max_batch_size else "no batching"
     session.say(f"{packaged.folder}  version {packaged.version}, {packaged.backend}, {batch}")
@@ -251,11 +253,11 @@ def triton(session: Session, given: TritonCommand) -> None:
     "qcompile package ep-context model.engine -o model_ctx.onnx --embed",
     short_help="write an ONNX file with the engine inside for ONNX Runtime and Windows ML",
 )
-def ep_context(session: Session, given: EpContextCommand) -> None:
+def ep_context(session: Session, options: EpContextCommand) -> None:
     """Print what was written, and what the provider needs."""
     from ..deploy import package_ep_context
 
-    packaged = package_ep_context(given.artifact, given.output, given, progress=session.progress)
+    packaged = package_ep_context(options.artifact, options.output, options, progress=session.progress)
     session.json(packaged.as_json())
     place = "inside" if packaged.embedded else f"beside it, in {packaged.files[-1].name}"
     session.say(f"{packaged.path}  for {packaged.provider}, GPUs {packaged.architecture}, the engine {place}")

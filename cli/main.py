@@ -53,12 +53,10 @@ _VERBS = {
 """Help of each verb, in the order of the road."""
 
 _MODULES = {
-    "compile": ("export", "simplify", "calibrate", "quantize", "build", "refit"),
-    "diff": ("diff",),
+    "compile": ("export", "simplify", "calibrate", "ranges", "quantize", "build", "refit"),
     "first_use": ("auto", "init", "tune"),
     "look": ("inspect", "doctor", "package"),
-    "measure": ("bench", "gate", "report"),
-    "ranges": ("ranges",),
+    "measure": ("bench", "gate", "diff", "report"),
     "recipes": ("run", "sweep", "worker", "migrate"),
 }
 """Module of this room to its verbs. It is imported when one of them is called."""

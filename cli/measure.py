@@ -1,21 +1,30 @@
-"""The verbs that measure and judge: `bench`, `bench compare`, `gate`, `report`."""
+"""The verbs that measure, judge and compare: `bench`, `bench compare`, `gate`, `report`, `diff`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..figures import decibels
+from ..spec.decode import Refused
 from ..spec.looking import ReportCommand
-from ..spec.measure import BenchCommand, CompareCommand, GateCommand
+from ..spec.measure import BenchCommand, CompareCommand, DiffCommand, DiffSpec, GateCommand, LayerDiffSpec
+from ..spec.option import fields_of
+from . import tables
 from .session import Session
-from .tables import add_row, bytes_text, make_table, present_results, regression_table
 from .verb import Verb, verb
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from ..bench.gate.gate import GateResult
+    from ..comparison.layers.outcome import LayerDiff, Neighbour
+    from ..comparison.layers.rebuild import EngineSource
 
 _ARGUMENTS = "qcompile.bench.arguments"
 _MEASURE = "measure"
@@ -27,8 +36,8 @@ class BenchGroup(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put the default command in front, and remember what was typed."""
         ctx.meta[_ARGUMENTS] = list(args)
-        known = args[:1] and args[0] in self.commands
-        return super().parse_args(ctx, args if known else [_MEASURE, *args])
+        is_command = args[:1] and args[0] in self.commands
+        return super().parse_args(ctx, args if is_command else [_MEASURE, *args])
 
 
 class MeasureVerb(Verb):
@@ -59,7 +68,7 @@ def bench() -> None:
     cls=MeasureVerb,
     short_help="measure artifacts against a baseline",
 )
-def measure(session: Session, given: BenchCommand) -> int:
+def measure(session: Session, options: BenchCommand) -> int:
     """Print the table of what was measured."""
     from ..bench.benchmark import benchmark
     from ..bench.results.render import save_csv, save_markdown
@@ -67,22 +76,22 @@ def measure(session: Session, given: BenchCommand) -> int:
 
     try:
         results = benchmark(
-            given.artifacts,
-            given,
+            options.artifacts,
+            options,
             command=["qcompile", "bench", *click.get_current_context().meta.get(_ARGUMENTS, ())],
             progress=session.progress,
         )
     except BenchInterrupted as stopped:
         results = stopped.results
-    if given.csv is not None:
-        save_csv(results, given.csv)
-    if given.markdown is not None:
-        save_markdown(results, given.markdown)
+    if options.csv is not None:
+        save_csv(results, options.csv)
+    if options.markdown is not None:
+        save_markdown(results, options.markdown)
     session.json(results.as_json())
-    present_results(session, results)
+    tables.present_results(session, results)
     if results.interrupted:
-        kept = f"; what was measured is in {given.output}" if given.output else ""
-        session.warn([f"interrupted{kept}"])
+        file = f"; what was measured is in {options.output}" if options.output else ""
+        session.warn([f"interrupted{file}"])
         return 130
     return 1 if any(row.status == "failed" for row in results.rows) else 0
 
@@ -94,17 +103,17 @@ def measure(session: Session, given: BenchCommand) -> int:
     "qcompile bench compare laptop.json server.json --across-machines",
     short_help="compare new results with old ones",
 )
-def compare(session: Session, given: CompareCommand) -> int:
+def compare(session: Session, options: CompareCommand) -> int:
     """Print the table of changes, and which limits they break."""
     from ..bench.results.regress import compare_results
     from ..bench.results.results import load_results
     from ..files import write_json
 
-    comparison = compare_results(load_results(given.old), load_results(given.new), given)
-    if given.output is not None:
-        write_json(given.output, comparison.as_json())
+    comparison = compare_results(load_results(options.old), load_results(options.new), options)
+    if options.output is not None:
+        write_json(options.output, comparison.as_json())
     session.json(comparison.as_json())
-    session.table(regression_table(comparison))
+    session.table(tables.regression_table(comparison))
     for change in comparison.changes:
         if change.reason:
             session.note(f"{change.name}: {change.reason}")
@@ -124,20 +133,20 @@ for _command in (measure, compare):
     "qcompile gate main/out out --skip-identical --threads 1 --junit gate.xml --markdown gate.md",
     "qcompile gate old.engine new.engine --python tensorrt=/opt/trt/bin/python --max-slower 3",
 )
-def gate(session: Session, given: GateCommand) -> int:
+def gate(session: Session, options: GateCommand) -> int:
     """Print the table of checks, and why one failed."""
     from ..bench.gate.gate import gate as judge
     from ..bench.gate.gate import notes_of, save_junit, save_markdown
     from ..files import check_output
 
-    for path in (given.junit, given.markdown):
+    for path in (options.junit, options.markdown):
         if path is not None:
             check_output(path)
-    result = judge(given.old, given.new, given, progress=session.progress)
-    if given.junit is not None:
-        save_junit(result, given.junit)
-    if given.markdown is not None:
-        save_markdown(result, given.markdown)
+    result = judge(options.old, options.new, options, progress=session.progress)
+    if options.junit is not None:
+        save_junit(result, options.junit)
+    if options.markdown is not None:
+        save_markdown(result, options.markdown)
     session.json(result.as_json())
     session.table(gate_table(result))
     for note in notes_of(result):
@@ -147,8 +156,8 @@ def gate(session: Session, given: GateCommand) -> int:
         session.note(f"  hint: {hint}")
     for pair in result.pairs:
         is_open = any(check.state == "undecided" for check in pair.checks)
-        told = [*(pair.disturbed if is_open else ()), *(pair.warnings if session.verbose else ())]
-        session.warn(f"{pair.name}: {text}" for text in told)
+        lines = [*(pair.disturbed if is_open else ()), *(pair.warnings if session.verbose else ())]
+        session.warn(f"{pair.name}: {text}" for text in lines)
     session.say(f"gate {result.words}")
     return 0 if result else 1
 
@@ -157,11 +166,11 @@ def gate_table(result: GateResult) -> Table:
     """Return the table of a gate, one row for each check."""
     from ..bench.gate.gate import cells_of
 
-    table = make_table(
+    table = tables.make_table(
         f"{result.machine} · {result.threads} threads", "artifact", "check", "old", "new", "change", "verdict"
     )
     for pair, check in result.checks():
-        add_row(table, *cells_of(result, pair, check))
+        tables.add_row(table, *cells_of(result, pair, check))
     return table
 
 
@@ -170,12 +179,216 @@ def gate_table(result: GateResult) -> Table:
     "qcompile report results.json -o report.html",
     "qcompile report results.json -o report.html --layers layers.json --ranges model.ranges",
 )
-def report(session: Session, given: ReportCommand) -> None:
+def report(session: Session, options: ReportCommand) -> None:
     """Print where the page is."""
     from ..reporting import write_report
 
     session.progress("draw")
-    path = write_report(given.results, given.output, given)
+    path = write_report(options.results, options.output, options)
     size = path.stat().st_size
     session.json({"path": str(path), "size_bytes": size})
-    session.say(f"{path}  {bytes_text(size)}, loads nothing: open it in a browser, print it, send it")
+    session.say(f"{path}  {tables.bytes_text(size)}, loads nothing: open it in a browser, print it, send it")
+
+
+@verb(
+    DiffCommand,
+    "qcompile diff model.py:build model.int8.onnx --data data.py:evaluation",
+    "qcompile diff model.onnx model.fp16.onnx --atol logits:1e-2 --rtol 1e-2",
+    "qcompile diff model.onnx model.int8.onnx --snr 20",
+    "qcompile diff model.onnx model.int8.onnx --judge features:signal --judge scores:classes",
+    "qcompile diff model.onnx model.int8.onnx --data data.py:evaluation --metric top1 --max-drop 0.5",
+    "qcompile diff model.onnx model.int8.onnx --layers --data data.npz -o layers.json",
+    "qcompile diff model.onnx int8.engine --layers --graph model.int8.onnx --data data.npz",
+)
+def diff(session: Session, options: DiffCommand) -> int:
+    """Print how far the outputs, or the layers, are apart."""
+    if options.layers:
+        of_outputs = _fields_apart(DiffSpec, LayerDiffSpec)
+        _refuse(options, of_outputs, "belongs to the comparison of outputs", "leave it out, or `layers`")
+        return _layers(session, options)
+    of_layers = ("graph", "output", *_fields_apart(LayerDiffSpec, DiffSpec))
+    _refuse(options, of_layers, "belongs to the comparison of layers", "give `layers` too")
+    from ..comparison.diff import diff as compare
+
+    difference = compare(options.reference, options.artifact, options, progress=session.progress)
+    session.json(difference.as_json())
+    if not session.quiet:
+        session.table(tables.difference_table(difference))
+    if difference.accuracy is not None:
+        session.say(tables.accuracy_line(difference.accuracy))
+    return 0 if difference else 1
+
+
+def _layers(session: Session, options: DiffCommand) -> int:
+    from ..comparison.layers import layer_diff
+    from ..files import check_output
+
+    written = [path for path in (options.output, options.save_results) if path is not None]
+    for path in written:
+        check_output(path)
+    with _source(session, options) as source:
+        layers = layer_diff(
+            options.reference, options.artifact, options, source=source, progress=session.progress
+        )
+    if options.output is not None:
+        layers.save(options.output)
+    session.json(layers.as_json())
+    if not session.quiet:
+        session.table(layers_table(layers))
+        lines = (verdict(layers), *neighbourhood(layers), *inside(layers))
+        for line in (*lines, unpaired(layers)):
+            if line:
+                session.say(line)
+        session.say(footer(layers))
+        for path in written:
+            session.say(f"written: {path}")
+    session.warn(layers.warnings)
+    return 0 if layers else 1
+
+
+@contextmanager
+def _source(session: Session, options: DiffCommand) -> Iterator[EngineSource | None]:
+    """What an engine was built from; None for other artifacts, and where its outputs are enough."""
+    from ..comparison.layers.rebuild import EngineSource
+    from ..comparison.layers.sides import artifact_side
+
+    if Path(options.artifact).suffix not in (".engine", ".plan"):
+        _refuse(options, ("graph", "max_builds"), "belongs to an engine", "leave it out")
+    elif options.max_builds != 0:
+        from ..artifact import read_manifest
+        from ..building import engine_graph
+        from ..errors import InvalidOption
+
+        artifact_side(options.artifact, trust=options.trust)  # whether it can run, before any work
+        with ExitStack() as stack:
+            try:
+                model = options.graph or options.reference
+                graph = engine_graph(options.artifact, model, progress=session.progress)
+                lowered, spec = stack.enter_context(graph)
+            except InvalidOption as error:
+                if options.graph is not None:
+                    raise
+                session.warn([f"its outputs alone are compared: {error.message}; {error.hint} (`--graph`)"])
+            else:
+                manifest = read_manifest(Path(options.artifact))
+                assert manifest is not None, "`engine_graph` requires it"
+                profiles: Any = manifest.proof.get("profiles", [])
+                tf32 = bool(manifest.options.get("tf32"))
+                yield EngineSource(Path(lowered.path), spec, lowered.layers, tf32, profiles)
+                return
+    yield None
+
+
+def _fields_apart(kind: type, other: type) -> list[str]:
+    """The options of a spec that another one lacks."""
+    present = {option.name for option in fields_of(other)}
+    return [option.name for option in fields_of(kind) if option.name not in present]
+
+
+def _refuse(options: DiffCommand, names: Sequence[str], why: str, hint: str) -> None:
+    for name in names:
+        if getattr(options, name) not in (None, ()):
+            raise Refused(name, why, hint=hint)
+
+
+ROWS = 15
+
+
+def layers_table(diff: LayerDiff, *, rows: int = ROWS) -> Table:
+    """Return the table of the layers that lose most, the first bad one on top."""
+    table = tables.make_table(
+        f"{diff.artifact} against {diff.reference}: {diff.samples} samples, {len(diff.layers)} of "
+        f"{diff.pairs.paired} pairs of tensors, judged as {diff.precision}",
+        "tensor", "operator", "node", "SNR", "lost here", "largest error", "elements",
+    )  # fmt: skip
+    for column in table.columns[1:3]:
+        column.justify = "left"
+    for layer in diff.layers[:rows]:
+        tables.add_row(
+            table,
+            layer.tensor,
+            layer.operator,
+            layer.node,
+            decibels(layer.snr_db),
+            f"{layer.drop_db:.1f} dB",
+            f"{layer.max_abs_error:.3g} of {layer.max_abs:.3g}",
+            f"{layer.elements:,}",
+        )
+    return table
+
+
+def verdict(diff: LayerDiff) -> str:
+    """Return the finding in a sentence."""
+    if diff.first_bad is None:
+        seen = "no tensor diverges" if diff.complete else f"none of the {len(diff.layers)} measured diverges"
+        lowest = min((layer.snr_db for layer in diff.layers), default=math.inf)
+        if lowest == math.inf:
+            return f"{seen}: all are equal"
+        return f"{seen}: the lowest SNR is {decibels(lowest)}, {diff.threshold_db:g} dB is required"
+    bad = diff.layers[0]
+    where = f"{bad.tensor}, made by {bad.operator} {bad.node}"
+    if diff.gradual:
+        most = max(layer.drop_db for layer in diff.layers)
+        first = "first" if diff.complete else "first measured"
+        return (
+            f"noise adds up: no tensor loses more than {most:.1f} dB by itself; the {first} below "
+            f"{diff.threshold_db:g} dB is {where} ({decibels(bad.snr_db)})"
+        )
+    return f"first bad tensor: {where} ({decibels(bad.snr_db)}, {bad.drop_db:.1f} dB lost here)"
+
+
+def neighbourhood(diff: LayerDiff) -> list[str]:
+    """Return the first bad tensor, what it is made of and what reads it, two steps each way."""
+    if not diff.around:
+        return []
+    lines = [_line(diff.around[0], "")]
+    for way, title in ((-1, "made of"), (1, "read by")):
+        branches = _branches(diff.around, 0, way, "  ")
+        lines += [f"  {title}", *branches] if branches else []
+    return lines
+
+
+def inside(diff: LayerDiff) -> list[str]:
+    """Return what the search inside an engine took, and what it could not tell."""
+    search = diff.engine
+    if search is None:
+        return []
+    debug = {"unfused": "unfused tensors, ", "marked": "marked tensors, "}.get(search.survey, "")
+    lines = [f"inside the engine: {debug}{search.builds} of at most {search.max_builds} builds"]
+    if diff.first_bad is not None and search.after_db is not None:
+        before = ", ".join(f"{name} {decibels(snr)}" for name, snr in search.before.items())
+        sure = "confirmed in a graph that ends there" if search.confirmed else "not confirmed"
+        lines.append(f"  before: {before or 'not measured'}; after: {decibels(search.after_db)}; {sure}")
+    return [*lines, *(f"  not known: {text}" for text in search.unknown)]
+
+
+def footer(diff: LayerDiff) -> str:
+    """Return what it took."""
+    tapped, plain = map(tables.bytes_text, (diff.peak_memory_bytes, diff.plain_peak_memory_bytes))
+    return f"{diff.runs} runs of the artifact; peak memory {tapped} with taps, {plain} without"
+
+
+def unpaired(diff: LayerDiff) -> str:
+    """Return how many tensors have no partner; empty when all have."""
+    sides = {"reference": diff.pairs.reference_only, "artifact": diff.pairs.artifact_only}
+    parts = [
+        f"{len(names)} of the {side} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+        for side, names in sides.items()
+        if names
+    ]
+    return f"without a partner: {'; '.join(parts)}" if parts else ""
+
+
+def _branches(around: Sequence[Neighbour], root: int, way: int, indent: str) -> list[str]:
+    children = [i for i, near in enumerate(around) if near.under == root and near.steps * way > 0]
+    lines = []
+    for index in children:
+        last = index == children[-1]
+        lines.append(_line(around[index], f"{indent}{'└─' if last else '├─'} "))
+        lines += _branches(around, index, way, indent + ("   " if last else "│  "))
+    return lines
+
+
+def _line(neighbour: Neighbour, lead: str) -> str:
+    measured = "not measured" if neighbour.snr_db is None else decibels(neighbour.snr_db)
+    return f"{lead}{neighbour.tensor}  {neighbour.operator} {neighbour.node}  {measured}"

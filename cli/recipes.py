@@ -13,9 +13,8 @@ import click
 
 from ..errors import InvalidOption
 from ..processes.untrusted import is_child
-from ..spec.cluster import LOCAL, SchedulerOptions, WorkerCommand
+from ..spec import recipes
 from ..spec.option import fields_of
-from ..spec.recipes import MigrateCommand, RunCommand, RunOptions, SweepCommand, recipe_schema
 from .session import Session, refuse_trust
 from .tables import DASH, add_row, bytes_text, make_table, present_results
 from .verb import Verb, verb
@@ -30,15 +29,18 @@ _WORKER = "worker"
 
 
 @contextlib.contextmanager
-def executor_of(session: Session, given: SchedulerOptions, output: Path) -> Iterator[Executor | None]:
+def executor_of(
+    session: Session, options: recipes.SchedulerOptions, output: Path
+) -> Iterator[Executor | None]:
     """Connect to the scheduler that was typed; None without one: this process carries the stages out.
 
     Local workers keep their files in the folder of the artifacts, `output`.
     """
-    if not given.scheduler:
-        for one in fields_of(SchedulerOptions):
-            if getattr(given, one.name):
-                raise InvalidOption(f"`{one.name}` is for `scheduler`, which is missing", option=one.name)
+    if not options.scheduler:
+        for option in fields_of(recipes.SchedulerOptions):
+            if getattr(options, option.name):
+                problem = f"`{option.name}` is for `scheduler`, which is missing"
+                raise InvalidOption(problem, option=option.name)
         yield None
         return
     from ..cluster.connection import connect
@@ -46,9 +48,9 @@ def executor_of(session: Session, given: SchedulerOptions, output: Path) -> Iter
 
     session.progress("connect to the scheduler")
     with connect(
-        given.scheduler,
-        given,
-        store=output / FOLDER / _WORKER if given.scheduler == LOCAL else given.store or None,
+        options.scheduler,
+        options,
+        store=output / FOLDER / _WORKER if options.scheduler == recipes.LOCAL else options.store or None,
         told=lambda text: session.warn([text]),
     ) as executor:
         names = ", ".join(sorted(facts.name for facts in executor.workers.values()))
@@ -69,29 +71,29 @@ def listener_of(session: Session, executor: Executor | None = None) -> StageList
 
 
 @verb(
-    RunCommand,
+    recipes.RunCommand,
     "qcompile run examples/digits/recipe.toml",
     "qcompile run recipe.toml -o /tmp/out --again bench",
     "qcompile run recipe.toml --dry-run",
     "qcompile run recipe.toml --scheduler tcp://127.0.0.1:8786",
     "qcompile run --schema > recipe.schema.json",
 )
-def run(session: Session, given: RunCommand) -> int:
+def run(session: Session, options: recipes.RunCommand) -> int:
     """Print what was done, and the table of what was measured."""
-    if given.schema:
-        click.echo(json.dumps(recipe_schema(), indent=2))
+    if options.schema:
+        click.echo(json.dumps(recipes.recipe_schema(), indent=2))
         return 0
-    if given.recipe is None:
+    if options.recipe is None:
         raise click.UsageError("Missing argument 'RECIPE'.")
     from ..pipeline.plan import plan
     from ..pipeline.run import run as run_recipe
 
-    return carry_out(session, given, given.recipe, run_recipe, plan)
+    return carry_out(session, options, options.recipe, run_recipe, plan)
 
 
 def carry_out(
     session: Session,
-    given: RunOptions,
+    options: recipes.RunOptions,
     path: Path,
     run_recipe: Callable[..., RunReport],
     plan: Callable[..., Plan],
@@ -102,17 +104,17 @@ def carry_out(
     recipe = read_recipe(path, told=lambda text: session.warn([text]))
     if recipe.model.trust and is_child():
         refuse_trust("model.trust of the recipe")
-    if given.dry_run and given.scheduler:
+    if options.dry_run and options.scheduler:
         raise InvalidOption(
             "`dry_run` tells what this machine would do; it is required without `scheduler`",
             hint="leave one of them out",
             option="dry_run",
         )
-    if given.dry_run:
-        return _show_plan(session, plan(recipe, given, progress=session.progress))
-    with executor_of(session, given, given.output or recipe.folder / recipe.output) as executor:
+    if options.dry_run:
+        return _show_plan(session, plan(recipe, options, progress=session.progress))
+    with executor_of(session, options, options.output or recipe.folder / recipe.output) as executor:
         report = run_recipe(
-            recipe, given, executor=executor, progress=session.progress,
+            recipe, options, executor=executor, progress=session.progress,
             listener=listener_of(session, executor),
         )  # fmt: skip
     return _present(session, report)
@@ -155,12 +157,12 @@ def _present_budget(session: Session, budget: dict[str, str] | None) -> bool:
     """Print what keeps the budget and what speaks against the others; return whether anything keeps it."""
     if budget is None:
         return True
-    kept = [name for name, reason in budget.items() if not reason]
-    session.say(f"within the budget: {', '.join(kept) or 'no artifact'}")
+    within = [name for name, reason in budget.items() if not reason]
+    session.say(f"within the budget: {', '.join(within) or 'no artifact'}")
     for name, reason in budget.items():
         if reason:
             session.say(f"  not {name}: {reason}")
-    return bool(kept)
+    return bool(within)
 
 
 def _show_plan(session: Session, planned: Plan) -> int:
@@ -169,11 +171,11 @@ def _show_plan(session: Session, planned: Plan) -> int:
     if session.quiet or session.as_json:
         return 0
     table = make_table("", "stage", "state", "seconds", "memory", "disk", "from", "why")
-    for one in planned.stages:
-        took = one.estimate
+    for stage in planned.stages:
+        took = stage.estimate
         seconds = DASH if took.seconds is None else f"{took.seconds:.1f}"
         sizes = [bytes_text(took.peak_bytes), bytes_text(took.disk_bytes)]
-        add_row(table, one.name, one.state, seconds, *sizes, took.source, one.why)
+        add_row(table, stage.name, stage.state, seconds, *sizes, took.source, stage.why)
     session.table(table)
     if not planned.pending:
         session.say("nothing to do: every stage is done")
@@ -204,31 +206,31 @@ _THIS_PROCESS = "none"
 
 
 @verb(
-    SweepCommand,
+    recipes.SweepCommand,
     "qcompile sweep recipe.toml",
     "qcompile sweep recipe.toml --dry-run",
     "qcompile sweep recipe.toml --only '*-int8' --again bench",
     "qcompile sweep recipe.toml --scheduler local",
     "qcompile sweep recipe.toml --scheduler tls://scheduler:8786 -o /data/sweep",
 )
-def sweep(session: Session, given: SweepCommand) -> int:
+def sweep(session: Session, options: recipes.SweepCommand) -> int:
     """Print what was done, and one table of all that was measured."""
     from ..pipeline.sweep import plan_sweep
     from ..pipeline.sweep import sweep as sweep_recipe
 
-    if given.scheduler == _THIS_PROCESS:
-        given = replace(given, scheduler="")
-    return carry_out(session, given, given.recipe, sweep_recipe, plan_sweep)
+    if options.scheduler == _THIS_PROCESS:
+        options = replace(options, scheduler="")
+    return carry_out(session, options, options.recipe, sweep_recipe, plan_sweep)
 
 
 @verb(
-    WorkerCommand,
+    recipes.WorkerCommand,
     "qcompile worker tcp://127.0.0.1:8786",
     "qcompile worker tls://10.0.0.1:8786 --tls-ca ca.pem --tls-cert worker.pem --tls-key worker.key",
     "qcompile worker scheduler.json --store /scratch/qcompile --slots 2",
     files=False,
 )
-def worker(session: Session, given: WorkerCommand) -> None:
+def worker(session: Session, options: recipes.WorkerCommand) -> None:
     """Print what the worker announces, and work until a signal ends it."""
     from ..cluster.connection import serve
 
@@ -240,12 +242,12 @@ def worker(session: Session, given: WorkerCommand) -> None:
             session.note(f"joined again, at {facts.address}")
             return
         session.json({"name": facts.name, "address": facts.address, "resources": dict(facts.resources)})
-        session.say(f"worker {facts.name} at {facts.address}, store {given.store}")
+        session.say(f"worker {facts.name} at {facts.address}, store {options.store}")
         shown = sorted(name for name in facts.resources if name != "slots" and "=" not in name)
-        stages = "stage" if given.slots == 1 else "stages"
-        session.say(f"  {given.slots} {stages} at a time; announces {', '.join(shown)}")
+        stages = "stage" if options.slots == 1 else "stages"
+        session.say(f"  {options.slots} {stages} at a time; announces {', '.join(shown)}")
 
-    serve(given, announced=announced, told=session.note)
+    serve(options, announced=announced, told=session.note)
 
 
 _WORDS = {"kept": "becomes", "missing": "NO EQUAL", "unneeded": "not needed"}
@@ -265,7 +267,7 @@ class _OneText(Verb):
 
 
 @verb(
-    MigrateCommand,
+    recipes.MigrateCommand,
     "qcompile migrate 'trtexec --onnx=model.onnx --fp16 --saveEngine=model.engine'",
     "qcompile migrate 'trtexec --onnx=model.onnx --int8 --calib=model.cache' "
     "--target tensorrt-rtx --gpu sm86",
@@ -274,21 +276,23 @@ class _OneText(Verb):
     cls=_OneText,
     files=False,
 )
-def migrate(session: Session, given: MigrateCommand) -> int:
+def migrate(session: Session, options: recipes.MigrateCommand) -> int:
     """Print what became of each option."""
     from ..pipeline.migrate import migrate as write_recipe
 
-    done = write_recipe(given.command, given.output, given)
+    done = write_recipe(options.command, options.output, options)
     session.json(done.as_json())
     if not (session.quiet or session.as_json):
         table = make_table("", f"option of {done.tool}", "here", "key of the recipe", "note", text=True)
-        for one in done.outcomes:
-            add_row(table, one.flag, _WORDS[one.fate], one.to or DASH, session.spelled(one.note))
+        for outcome in done.outcomes:
+            add_row(
+                table, outcome.flag, _WORDS[outcome.fate], outcome.to or DASH, session.spelled(outcome.note)
+            )
         session.table(table)
-    session.warn(f"{one.flag}: no equal: {one.note}" for one in done.missing)
+    session.warn(f"{outcome.flag}: no equal: {outcome.note}" for outcome in done.missing)
     if done.ranges:
         session.say(f"ranges of the calibration cache: {done.ranges}")
     session.say(f"recipe: {done.recipe}")
     for command in done.then:
         session.say(f"  {command}")
-    return 1 if done.missing and not given.allow_missing else 0
+    return 1 if done.missing and not options.allow_missing else 0

@@ -161,19 +161,26 @@ class Session:
         self._display.start()
 
 
-def _pace(done: int, seconds: float, left: int) -> str:
+def _pace(done: int, seconds: float, remaining: int) -> str:
     """How fast it goes and how long it will take: "48.1/s, 12 s left"; empty while nobody can know."""
     if done < 1 or seconds < 1:
         return ""
     rate = done / seconds
-    remaining = f", {left / rate:.0f} s left" if left > 0 else ""
-    return f"{rate:.3g}/s{remaining}"
+    return f"{rate:.3g}/s" + (f", {remaining / rate:.0f} s left" if remaining > 0 else "")
 
 
 def session_options(*, files: bool = True) -> list[click.Option]:
     """Return `-v`, `-q`, `--json`, which every command has, and `--untrusted` where it reads files."""
+    memory = f"With --untrusted: memory that all its processes may hold. [default: {MEMORY_GB:g}]"
+    time_s = f"With --untrusted: seconds that the command may take. [default: {TIME_S:g}]"
+    untrusted = "Files may come from strangers: work in another process, with limits."
+    limits = [
+        click.Option(["--untrusted"], is_flag=True, help=untrusted),
+        click.Option(["--memory-limit-gb"], type=click.FLOAT, help=memory),
+        click.Option(["--time-limit-s"], type=click.FLOAT, help=time_s),
+    ]
     return [
-        *(untrusted_options() if files else ()),
+        *(limits if files else ()),
         click.Option(["-v", "--verbose"], is_flag=True, help="Show every step; tracebacks of errors."),
         click.Option(["-q", "--quiet"], is_flag=True, help="No progress, no tables."),
         click.Option(["--json", "as_json"], is_flag=True, help="Print JSON in place of tables."),
@@ -188,48 +195,27 @@ def examples(*lines: str) -> str:
 _FLAG, _MEMORY, _TIME = "untrusted", "memory_limit_gb", "time_limit_s"
 
 
-def untrusted_options() -> list[click.Option]:
-    """Return `--untrusted` and its limits."""
-    return [
-        click.Option(
-            ["--untrusted"],
-            is_flag=True,
-            help="Files may come from strangers: work in another process, with limits.",
-        ),
-        click.Option(
-            ["--memory-limit-gb"],
-            type=click.FLOAT,
-            help=f"With --untrusted: memory that all its processes may hold. [default: {MEMORY_GB:g}]",
-        ),
-        click.Option(
-            ["--time-limit-s"],
-            type=click.FLOAT,
-            help=f"With --untrusted: seconds that the command may take. [default: {TIME_S:g}]",
-        ),
-    ]
-
-
 def watched(options: dict[str, Any], *, as_json: bool) -> int | None:
     """Carry out the command that was typed in a process of its own, if `--untrusted` was typed.
 
     Its options are taken out. Returns the exit code, or None where this process carries the command out.
     """
     untrusted = options.pop(_FLAG, False)
-    given = {"memory_gb": options.pop(_MEMORY, None), "time_s": options.pop(_TIME, None)}
-    given = {name: value for name, value in given.items() if value is not None}
+    typed = {"memory_gb": options.pop(_MEMORY, None), "time_s": options.pop(_TIME, None)}
+    typed = {name: value for name, value in typed.items() if value is not None}
     from ..processes.untrusted import is_child, limit_self
 
     if is_child():
         limit_self()
         return None
     if not untrusted:
-        if given:
+        if typed:
             raise click.UsageError("--memory-limit-gb and --time-limit-s need --untrusted")
         return None
     if options.get("trust"):
         refuse_trust("--trust")
     try:
-        limits = Limits(**given)
+        limits = Limits(**typed)
         from ..processes.untrusted import run_untrusted
 
         finished = run_untrusted(click.get_current_context().find_root().obj, limits, capture=as_json)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["DASH", "add_row", "bytes_text", "make_table"]
 
 _WIDE = 150
+_LISTED = 10
 
 
 def make_table(title: str, *columns: str, text: bool = False) -> Table:
@@ -31,8 +32,8 @@ def make_table(title: str, *columns: str, text: bool = False) -> Table:
 
     table = Table(title=Text(plain(title)) if title else None, title_justify="left", header_style="bold")
     for index, column in enumerate(columns):
-        left = text or index == 0
-        table.add_column(Text(_cell(column)), justify="left" if left else "right", no_wrap=index == 0)
+        is_text = text or index == 0
+        table.add_column(Text(_cell(column)), justify="left" if is_text else "right", no_wrap=index == 0)
     return table
 
 
@@ -85,7 +86,7 @@ def _cells(row: Row, baseline: str, *, wide: bool) -> list[str]:
     columns = columns_of("terminal")
     if text.problem:
         where = f"not run here:{gap}{row.runs_on}" if row.status == "not run" else row.status
-        cells = {one.key: getattr(text, one.key) if one.of_file else DASH for one in columns}
+        cells = {column.key: getattr(text, column.key) if column.of_file else DASH for column in columns}
         return [*(cells | {"runtime": where}).values()]
     comma = f",{gap}" if wide else gap
     compared = gap.join([text.speedup, f"{text.interval} {text.verdict}".rstrip()])
@@ -96,7 +97,7 @@ def _cells(row: Row, baseline: str, *, wide: bool) -> list[str]:
         "size": f"{text.size}{comma}{text.memory}",
         "accuracy": f"{text.accuracy}{comma}{text.drop}" if row.accuracy else DASH,
     }
-    return [together.get(one.key, getattr(text, one.key)) for one in columns]
+    return [together.get(column.key, getattr(text, column.key)) for column in columns]
 
 
 def reasons(results: Results) -> list[str]:
@@ -196,14 +197,14 @@ def difference_table(difference: Comparison) -> Table:
     return table
 
 
-def accuracy_line(found: AccuracyComparison) -> str:
-    values = " and ".join(accuracy_text(value, found.unit) for value in (found.reference, found.artifact))
-    ends = drop_interval(found.low, found.high, found.unit)
-    drop = f"{drop_text(found.drop, found.unit)} {ends}".rstrip()
-    line = f"{found.metric}: {values} on {found.samples} samples, drop {drop} {found.unit}"
-    if found.max_drop is not None:
-        verdict = "pass" if found else "TOO LARGE"
-        line += f", at most {drop_text(found.max_drop, found.unit)} is required: {verdict}"
+def accuracy_line(accuracy: AccuracyComparison) -> str:
+    unit = accuracy.unit
+    values = " and ".join(accuracy_text(value, unit) for value in (accuracy.reference, accuracy.artifact))
+    drop = f"{drop_text(accuracy.drop, unit)} {drop_interval(accuracy.low, accuracy.high, unit)}".rstrip()
+    line = f"{accuracy.metric}: {values} on {accuracy.samples} samples, drop {drop} {unit}"
+    if accuracy.max_drop is not None:
+        verdict = "pass" if accuracy else "TOO LARGE"
+        line += f", at most {drop_text(accuracy.max_drop, unit)} is required: {verdict}"
     return line
 
 
@@ -232,12 +233,20 @@ def profile_lines(proof: Mapping[str, Any]) -> list[str]:
     return [
         "profile "
         + ", ".join(
-            f"{name}:" + "..".join(format_shape(one[kind]) for kind in ("min", "opt", "max"))
-            for name, one in ranges.items()
+            f"{name}:" + "..".join(format_shape(shapes[kind]) for kind in ("min", "opt", "max"))
+            for name, shapes in ranges.items()
         )
         for ranges in proof.get("profiles", [])
         if ranges
     ]
+
+
+def left_in_float_lines(proof: Mapping[str, Any], place: str) -> list[str]:
+    """Say the first ten layers that stayed in floating point, and in what place the others are listed."""
+    layers = proof.get("left_in_float", {})
+    lines = [f"left in float: {name} ({reason})" for name, reason in layers.items()]
+    more = f"left in float: {len(lines) - _LISTED} more, see {place}"
+    return lines[:_LISTED] + ([more] if len(lines) > _LISTED else [])
 
 
 def present_results(session: Session, results: Results) -> None:

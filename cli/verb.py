@@ -69,7 +69,7 @@ class Verb(click.Command):
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the options of the spec, those of its tables last, and those of every command."""
         if not self.params:
-            options = sorted(options_of(self.spec), key=lambda one: "." in one.key)
+            options = sorted(options_of(self.spec), key=lambda option: "." in option.key)
             self.params = [*map(parameter, options), *session_options(files=self.files)]
         return super().get_params(ctx)
 
@@ -96,56 +96,56 @@ def verb(
                 respell(error, spec)
                 raise
 
-        made = cls(
+        command = cls(
             function.__name__,
             callback=Session.of(called),
             help=spec.__doc__,
             short_help=short_help,
             epilog=examples(*shown),
         )
-        made.spec, made.files = spec, files
-        return made
+        command.spec, command.files = spec, files
+        return command
 
     return decorate
 
 
-def parameter(one: Option) -> click.Parameter:
+def parameter(option: Option) -> click.Parameter:
     """Return the argument or the option of the command line that a field becomes."""
-    name = one.key.replace(".", "__")
-    default = None if one.required or one.default in (None, (), "") else one.default
-    if one.spelling.argument:
-        many = -1 if one.repeated else 1
-        return click.Argument([name], type=_type(one), nargs=many, required=one.required)
-    flags = [*filter(None, [one.spelling.short]), one.flag]
-    about: dict[str, Any] = {"help": one.sentence}
-    if isinstance(one.kind, msgspec.inspect.BoolType):
-        if one.spelling.off:
+    name, spelling = option.key.replace(".", "__"), option.spelling
+    default = None if option.required or option.default in (None, (), "") else option.default
+    if spelling.argument:
+        many = -1 if option.repeated else 1
+        return click.Argument([name], type=_type(option), nargs=many, required=option.required)
+    flags = [*filter(None, [spelling.short]), option.flag]
+    about: dict[str, Any] = {"help": option.sentence}
+    if isinstance(option.kind, msgspec.inspect.BoolType):
+        if spelling.off:
             about |= {"is_flag": True, "flag_value": False, "default": True}
-        elif one.default is not False:
-            flags, about["default"] = [f"{one.flag}/--no-{one.flag[2:]}"], one.default
-            about["help"] = one.sentence if one.default is None else f"{one.sentence} On by default."
+        elif option.default is not False:
+            flags, about["default"] = [f"{option.flag}/--no-{option.flag[2:]}"], option.default
+            about["help"] = option.sentence if option.default is None else f"{option.sentence} On by default."
         else:
             about |= {"is_flag": True}
         return click.Option([*flags, name], **about)
-    if one.repeated:
-        about["help"] = f"{one.sentence} May be repeated."
+    if option.repeated:
+        about["help"] = f"{option.sentence} May be repeated."
     if default is not None:  # click takes None for a default too, and a required option for given
         about["default"] = default
     shows = default not in (None, 0, -1)
     # A metavar with a space is a sentence of what is required.
-    metavar = one.name.upper() if " " in one.spelling.metavar else one.spelling.metavar or None
+    metavar = option.name.upper() if " " in spelling.metavar else spelling.metavar or None
     return click.Option(
-        [*flags, name], type=_type(one), metavar=metavar, multiple=one.repeated, required=one.required,
-        show_default=shows, **about,
+        [*flags, name], type=_type(option), metavar=metavar, multiple=option.repeated,
+        required=option.required, show_default=shows, **about,
     )  # fmt: skip
 
 
 class _Choice(click.Choice[str]):
     """The values of an option. `decode` reads former names of instruction sets, and says what went."""
 
-    def __init__(self, one: Option) -> None:
-        super().__init__(one.choices)
-        self._name = one.name
+    def __init__(self, option: Option) -> None:
+        super().__init__(option.choices)
+        self._name = option.name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         is_former = self._name == "isa" and value in FORMER_ISAS
@@ -154,12 +154,12 @@ class _Choice(click.Choice[str]):
         return super().convert(value, param, ctx)
 
 
-def _type(one: Option) -> click.ParamType[Any]:
-    kind = one.kind
-    if one.spelling.split or isinstance(kind, msgspec.inspect.StrType):
-        return Text(one)
-    if one.choices:
-        return _Choice(one)
+def _type(option: Option) -> click.ParamType[Any]:
+    kind = option.kind
+    if option.spelling.split or isinstance(kind, msgspec.inspect.StrType):
+        return Text(option)
+    if option.choices:
+        return _Choice(option)
     if isinstance(kind, msgspec.inspect.IntType):
         return click.IntRange(kind.ge, kind.le) if kind.ge is not None or kind.le is not None else click.INT
     if isinstance(kind, msgspec.inspect.FloatType):
@@ -171,31 +171,31 @@ _NEXT_STEPS = (BuildCommand, QuantizeCommand, ExportCommand, CalibrateCommand, B
 """Commands whose options a message may name beside those of the typed command, in order of precedence."""
 
 
-def read(spec: type[Spec], given: Mapping[str, Any], *, on_deprecated: OnDeprecated = deprecated) -> Spec:
+def read(spec: type[Spec], typed: Mapping[str, Any], *, on_deprecated: OnDeprecated = deprecated) -> Spec:
     """Return the spec of what was typed; `on_deprecated` hears of former names."""
     values: dict[str, Any] = {}
-    for one in options_of(spec):
-        value = given[one.key.replace(".", "__")]
+    for option in options_of(spec):
+        value = typed[option.key.replace(".", "__")]
         if value is None or value == ():
             continue
-        if one.repeated and one.spelling.split:
-            parts = [part.strip() for text in value for part in re.split(one.spelling.split, text)]
+        if option.repeated and option.spelling.split:
+            parts = [part.strip() for text in value for part in re.split(option.spelling.split, text)]
             value = [part for part in parts if part]
         table = values
-        for step in one.key.split(".")[:-1]:
+        for step in option.key.split(".")[:-1]:
             table = table.setdefault(step, {})
-        table[one.name] = list(value) if isinstance(value, tuple) else value
+        table[option.name] = list(value) if isinstance(value, tuple) else value
     return decode(spec, values, strict=False, on_deprecated=on_deprecated)
 
 
 def spelled(text: str, spec: type) -> str:
     """Spell the options between backticks as they are typed; the keys of a recipe are their fields."""
-    known = () if spec in (RunCommand, MigrateCommand, SweepCommand) else _NEXT_STEPS
+    kinds = () if spec in (RunCommand, MigrateCommand, SweepCommand) else _NEXT_STEPS
     flags: dict[str, str] = {}
-    for one in (one for kind in (spec, *known) for one in options_of(kind)):
-        flag = one.name.upper() if one.spelling.argument else one.flag
-        flags.setdefault(one.name, flag)
-        flags.setdefault(one.key, flag)
+    for option in (option for kind in (spec, *kinds) for option in options_of(kind)):
+        flag = option.name.upper() if option.spelling.argument else option.flag
+        flags.setdefault(option.name, flag)
+        flags.setdefault(option.key, flag)
     return re.sub(r"`([\w.]+)((?:\[\d+\])*)`", lambda match: flags.get(match[1], match[0]), text)
 
 

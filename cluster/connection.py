@@ -15,8 +15,8 @@ from ..errors import EngineUnavailable, InvalidOption, QCompileError, first_line
 from ..files.temporary import temporary_folder
 from ..machine_memory import machine_bytes
 from ..model.session import usable_cores
-from ..spec.cluster import LOCAL, ConnectionOptions, WorkerCommand
 from ..spec.decode import spec_from_call
+from ..spec.recipes import LOCAL, ConnectionOptions, WorkerCommand
 from .executor import ClusterExecutor, Fleet
 from .resources import (
     Facts,

@@ -31,15 +31,15 @@ from typing import TYPE_CHECKING
 
 from ..artifact import Artifact, Check, Manifest, commit, load_artifact, tool_versions
 from ..engines.tensorrt.words import TRITON as TENSORRT
-from ..errors import ArtifactError, InvalidOption, ModelError, first_line
+from ..errors import InvalidOption, ModelError, first_line
 from ..files import digest_files, manifest_path, require_file, writing
 from ..model.onnx_file import check_onnx, model_io
 from ..model.onnx_graph import read_graph
 from ..progress import Progress, silent
-from ..spec.decode import spec_from_call
+from ..spec.decode import Refused, spec_from_call
 from ..spec.looking import EpContextSpec
 from ..tensors import ModelIO, TensorInfo
-from .triton_model import non_linear, require_weights
+from .triton_model import BUILD_AGAIN, non_linear, refused, require_weights
 
 if TYPE_CHECKING:
     import onnx
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
 LARGEST_EMBEDDED = (1 << 31) - (1 << 20)
 """Bytes of an engine that fits into a protobuf file; 1 MiB under its 2 GB, for the graph."""
-
 
 OPERATOR, DOMAIN = "EPContext", "com.microsoft"
 COMPATIBILITY = "ep_compatibility_info."
@@ -100,9 +99,7 @@ RTX = Provider(
         "nv_profile_index"
     ),
 )
-PROVIDERS = {
-    provider.target: provider for provider in (RTX, Provider("tensorrt", "TensorrtExecutionProvider"))
-}
+PROVIDERS = {RTX.target: RTX, "tensorrt": Provider("tensorrt", "TensorrtExecutionProvider")}
 """Target of an engine to the provider that loads it."""
 
 
@@ -161,33 +158,30 @@ def package_ep_context(
         raise InvalidOption(f"output {final}: an .onnx file is required", option="output")
     progress("check the engine")
     engine = load_artifact(source)
-    chosen = _provider(engine, spec.provider)
+    provider = _provider(engine, spec.provider)
     io = _io(engine)
-    warnings = [*_unfit(engine, chosen), "not run: no GPU has loaded this file"]
+    warnings = [*_unfit(engine, provider), "not run: no GPU has loaded this file"]
     if embed and source.stat().st_size > LARGEST_EMBEDDED:
-        raise InvalidOption(
-            f"`embed`: the engine has {source.stat().st_size:,} bytes; an ONNX file holds less than 2 GB",
-            hint="leave `embed` out: the engine then lies beside the file",
-            option="embed",
-        )
+        problem = f"the engine has {source.stat().st_size:,} bytes; an ONNX file holds less than 2 GB"
+        raise Refused("embed", problem, hint="leave `embed` out: the engine then lies beside the file")
     progress("write")
     with writing(final) as path:
         beside = path.with_name(f"{path.name}.data")
         if not embed:
             shutil.copyfile(source, beside)
         with source.open("rb") as file:
-            header = file.read(chosen.header_bytes)
+            header = file.read(provider.header_bytes)
             file.seek(0)
             context = file.read() if embed else beside.name.encode()
-        model = engine_graph(chosen, io, engine.manifest, context=context, embedded=embed, header=header)
+        model = engine_graph(provider, io, engine.manifest, context=context, embedded=embed, header=header)
         path.write_bytes(model.SerializeToString())
         del model, context
         progress("verify")
-        checks, notes = check_written(path, chosen, engine.manifest, io)
+        checks, notes = check_written(path, provider, engine.manifest, io)
         warnings += notes
         before = engine.manifest
         # The engine's manifest, as far as it is still true, and what was made of it.
-        proof = {"provider": chosen.name, "provider_options": list(chosen.needs),
+        proof = {"provider": provider.name, "provider_options": list(provider.needs),
                  "engine_bytes": before.size_bytes, "has_run": False}  # fmt: skip
         manifest = replace(
             before, kind="onnx", stage="package", target="onnxruntime", io=io,
@@ -199,29 +193,23 @@ def package_ep_context(
         commit(path, manifest)
     files = [final] if embed else [final, final.with_name(beside.name)]
     return EpContext(
-        final, files, chosen.name, embed, architecture(engine.manifest), io, chosen.needs,
+        final, files, provider.name, embed, architecture(engine.manifest), io, provider.needs,
         checks, warnings,
     )  # fmt: skip
 
 
-def _provider(engine: Artifact, asked: str) -> Provider:
+def _provider(engine: Artifact, target: str) -> Provider:
+    """The provider of an engine; `target` is that of the one to load it, or empty."""
     manifest, path = engine.manifest, engine.path
     if manifest.kind != "engine" or manifest.target not in PROVIDERS:
-        raise ArtifactError(
-            f"{path}: is {manifest.kind} for {manifest.target or 'any target'}; an engine of TensorRT or "
-            "TensorRT-RTX is required",
-            hint="build one with `target` tensorrt-rtx",
-            file=path,
-        )
-    own = PROVIDERS[manifest.target]
-    if asked and PROVIDERS[asked] is not own:
-        raise InvalidOption(
-            f"`provider` {asked}: {path} was built by {manifest.target}, which "
-            f"{PROVIDERS[asked].name} cannot load; the source of the node is {own.name}",
-            hint=f"build it with `target` {asked}",
-            option="provider",
-        )
-    return own
+        problem = f"is {manifest.kind} for {manifest.target or 'any target'}; an engine of TensorRT or"
+        raise refused(path, f"{problem} TensorRT-RTX is required", "build one with `target` tensorrt-rtx")
+    provider = PROVIDERS[manifest.target]
+    if target and PROVIDERS[target] is not provider:
+        problem = f"{path} was built by {manifest.target}, which {PROVIDERS[target].name} cannot load"
+        problem = f"`provider` {target}: {problem}; the source of the node is {provider.name}"
+        raise InvalidOption(problem, hint=f"build it with `target` {target}", option="provider")
+    return provider
 
 
 def _io(engine: Artifact) -> ModelIO:
@@ -231,20 +219,14 @@ def _io(engine: Artifact) -> ModelIO:
     require_weights(path, manifest, f"is stored without weights; {source}")
     io = manifest.io
     if io is None or not io.inputs or not io.outputs:
-        raise ArtifactError(
-            f"{path}: {manifest_path(path).name} names no inputs and outputs",
-            hint="build the engine again",
-            file=path,
-        )
+        raise refused(path, f"{manifest_path(path).name} names no inputs and outputs", BUILD_AGAIN)
     formats = non_linear(manifest)
     for tensor in (*io.inputs, *io.outputs):
         if tensor.dtype not in TENSORRT.dtypes:
             raise InvalidOption(f"{path}: {tensor.name!r} is {tensor.dtype}, which TensorRT's providers lack")
         if tensor.name in formats:
-            raise InvalidOption(
-                f"{path}: {tensor.name!r} is in a memory format of its own; ONNX Runtime's are linear",
-                hint="build without `io_formats`",
-            )
+            problem = f"{path}: {tensor.name!r} is in a memory format of its own; ONNX Runtime's are linear"
+            raise InvalidOption(problem, hint="build without `io_formats`")
     return io
 
 
@@ -252,20 +234,13 @@ def _unfit(engine: Artifact, provider: Provider) -> list[str]:
     """What stands against the GPUs and the options that the engine was built for."""
     manifest, gpus = engine.manifest, gpus_of(engine.manifest)
     if not gpus:
-        raise ArtifactError(
-            f"{engine.path}: its manifest names no GPU that it was built for",
-            hint="build the engine again",
-            file=engine.path,
-        )
+        raise refused(engine.path, "its manifest names no GPU that it was built for", BUILD_AGAIN)
     unfit = [gpu for gpu in gpus if not provider.takes(gpu)]
     least = ", ".join(f"sm{number}" for number in provider.gpus)
     limits = f"{provider.name} takes {least} and sm{provider.newest_gpus} and newer"
     if len(unfit) == len(gpus) and manifest.options.get("hardware_compatible") != "ampere+":
-        raise InvalidOption(
-            f"{engine.path}: was built for {', '.join(gpus)}; {limits}",
-            hint="build it for one of these with `gpus`",
-            option="gpus",
-        )
+        problem = f"{engine.path}: was built for {', '.join(gpus)}; {limits}"
+        raise InvalidOption(problem, hint="build it for one of these with `gpus`", option="gpus")
     notes = [f"{', '.join(unfit)}: not usable: {limits}"] if unfit else []
     profiles = manifest.proof.get("profiles")
     if provider.choice_of_profile and isinstance(profiles, list) and len(profiles) > 1:
@@ -298,8 +273,8 @@ def check_written(
     check_onnx(path)
     checks.append(Check("ONNX's checker accepts the graph", True, f"one {OPERATOR} for {provider.name}"))
     if provider.header_bytes:
-        said = {item.key: item.value for item in model.metadata_props}[COMPATIBILITY + provider.name]
-        _require(path, said == header.hex(), "its compatibility information is not the engine's header")
+        recorded = {item.key: item.value for item in model.metadata_props}[COMPATIBILITY + provider.name]
+        _require(path, recorded == header.hex(), "its compatibility information is not the engine's header")
         checks.append(Check("its metadata holds the engine's header", True, f"{provider.header_bytes} bytes"))
     del model, context, attributes
     read = _onnx_runtime_reads_it(path, provider)
@@ -337,9 +312,9 @@ def _onnx_runtime_reads_it(path: Path, provider: Provider) -> Check | str:
         # The processor alone is offered: an engine is executable code, and is not loaded here.
         onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as refusal:  # its exceptions share no narrower base
-        said = first_line(refusal)
-        valid = type(refusal).__name__ == _WANTS_PROVIDER and OPERATOR in said
-        _require(path, valid, f"ONNX Runtime {onnxruntime.__version__} refuses it: {said}")
+        reason = first_line(refusal)
+        valid = type(refusal).__name__ == _WANTS_PROVIDER and OPERATOR in reason
+        _require(path, valid, f"ONNX Runtime {onnxruntime.__version__} refuses it: {reason}")
         detail = f"{onnxruntime.__version__}; what it lacks here is {provider.name}"
         return Check("ONNX Runtime's schema accepts the node", True, detail)
     raise ModelError(f"{path}: ONNX Runtime runs it without {provider.name}", file=path)

@@ -24,7 +24,7 @@ from ..errors import ArtifactError, InvalidOption, QCompileError
 from ..files import digest_files, held_folder, remove_stale
 from ..files.storage import storage_error
 from ..progress import Progress, silent
-from ..spec.decode import spec_from_call
+from ..spec.decode import Refused, spec_from_call
 from ..spec.looking import TritonOptions, TritonSpec
 from .triton_config import Config, format_config, make_config, profile_batches, spelled, tensor_fields
 from .triton_model import TritonModel, read_triton_model
@@ -44,11 +44,8 @@ _NAME_BYTES = 255
 def model_folder(repository: Path, name: str) -> Path:
     """Return where a model lies."""
     if not _NAME.fullmatch(name) or not name.isprintable() or len(os.fsencode(name)) > _NAME_BYTES:
-        raise InvalidOption(
-            f"`name` {name!r}: is the name of a folder and part of an address; "
-            "no space, slash or control character, and no dot at its beginning",
-            option="name",
-        )
+        problem = "is the name of a folder and part of an address; no space, slash or control character, and"
+        raise Refused("name", f"{problem} no dot at its beginning", value=name)
     for path in (repository, repository / name):
         if path.exists() and not path.is_dir():
             raise InvalidOption(f"output {path}: is a file; a folder is required", option="output")
@@ -64,12 +61,6 @@ def versions_in(folder: Path) -> list[int]:
     )
 
 
-def with_header(text: str) -> str:
-    """Return a configuration that `edited` knows as ours."""
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return f"# Written by qcompile package triton; what follows is sha256:{digest}\n{text}"
-
-
 def edited(config: Path) -> bool:
     """Whether a configuration that is there is another's, or ours with changes."""
     if not config.is_file():
@@ -82,7 +73,7 @@ def edited(config: Path) -> bool:
 @contextmanager
 def beside(repository: Path) -> Iterator[Path]:
     """Yield an empty hidden folder from which files can be renamed into the repository."""
-    there = repository.is_dir()
+    is_new = not repository.is_dir()
     with contextlib.ExitStack() as stack:
         try:
             repository.mkdir(parents=True, exist_ok=True)
@@ -93,7 +84,7 @@ def beside(repository: Path) -> Iterator[Path]:
             yield temporary
         finally:
             stack.close()
-            if not there and not any(repository.iterdir()):
+            if is_new and not any(repository.iterdir()):
                 repository.rmdir()
 
 
@@ -128,8 +119,8 @@ def copy_files(files: Mapping[str, Path], folder: Path) -> None:
         raise _refused(folder.name, error) from error
 
 
-def put_in_place(made: Path, folder: Path, version: int) -> None:
-    """Move `made` (a version's folder and the configuration) to where the model lies, or change nothing."""
+def put_in_place(staged: Path, folder: Path, version: int) -> None:
+    """Move `staged` (a version's folder and the configuration) to where the model lies, or change nothing."""
     undo: list[tuple[Path, Path]] = []
 
     def move(source: Path, target: Path) -> None:
@@ -138,14 +129,14 @@ def put_in_place(made: Path, folder: Path, version: int) -> None:
 
     try:
         if not folder.exists():
-            move(made, folder)
+            move(staged, folder)
             return
-        kept = made.with_name("replaced")
-        kept.mkdir()
+        replaced = staged.with_name("replaced")
+        replaced.mkdir()
         for name in (str(version), CONFIG):
             if (folder / name).exists():
-                move(folder / name, kept / name)
-            move(made / name, folder / name)
+                move(folder / name, replaced / name)
+            move(staged / name, folder / name)
     except BaseException as error:
         for target, source in reversed(undo):
             if target.exists() and not source.exists():
@@ -215,24 +206,25 @@ def package_triton(
         MissingFile, ArtifactError, ModelError: If the artifact is missing, damaged, or nothing Triton serves.
         InvalidOption: If an option or the model that is there stands against it. Nothing is then written.
     """
-    asked = spec_from_call(TritonSpec, spec or options, keywords)
-    repository, name, version = Path(repository), asked.name, asked.version
+    checked = spec_from_call(TritonSpec, spec or options, keywords)
+    repository, name, version = Path(repository), checked.name, checked.version
     folder = model_folder(repository, name)
-    others = [number for number in versions_in(folder) if number != version]
-    _check_place(folder, others, asked)
+    present = [number for number in versions_in(folder) if number != version]
+    _check_place(folder, present, checked)
     progress("check the artifact")
     model = read_triton_model(Path(artifact))
-    config = make_config(model, name, asked)
-    for other in others:
-        _check_same(model, config, folder, other)
-    text = with_header(format_config(config.fields))
+    config = make_config(model, name, checked)
+    for number in present:
+        _check_same(model, config, folder, number)
+    text = format_config(config.fields)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    text = f"# Written by qcompile package triton; what follows is sha256:{digest}\n{text}"
     with beside(repository) as temporary:
-        made = temporary / name
-        made.mkdir()
+        staged = temporary / name
         progress("copy")
-        copy_files(model.files, made / str(version))
-        (made / CONFIG).write_text(text, encoding="utf-8")
-        put_in_place(made, folder, version)
+        copy_files(model.files, staged / str(version))
+        (staged / CONFIG).write_text(text, encoding="utf-8")
+        put_in_place(staged, folder, version)
     server = ["tritonserver", f"--model-repository={repository.resolve()}", *config.server_options]
     return Packaged(
         folder, name, version, versions_in(folder), model.backend.name, config.max_batch_size, config=text,
@@ -241,27 +233,19 @@ def package_triton(
     )  # fmt: skip
 
 
-def _check_place(folder: Path, others: Sequence[int], spec: TritonSpec) -> None:
+def _check_place(folder: Path, present: Sequence[int], spec: TritonSpec) -> None:
     """Refuse what would take something away that nobody said may go."""
     version = spec.version
     if (folder / str(version)).exists() and not spec.overwrite:
-        raise InvalidOption(
-            f"{folder}: version {version} is there",
-            hint=f"give `version` {max([version, *others]) + 1}, or `overwrite`",
-            option="version",
-        )
+        hint = f"give `version` {max([version, *present]) + 1}, or `overwrite`"
+        raise InvalidOption(f"{folder}: version {version} is there", hint=hint, option="version")
     if edited(folder / CONFIG) and not spec.overwrite:
-        raise InvalidOption(
-            f"{folder / CONFIG}: was not written by qcompile, or was changed since",
-            hint="`overwrite` replaces it; keep a copy of your changes",
-            option="overwrite",
-        )
-    absent = sorted(set(spec.specific_versions) - {version, *others})
+        problem = f"{folder / CONFIG}: was not written by qcompile, or was changed since"
+        hint = "`overwrite` replaces it; keep a copy of your changes"
+        raise InvalidOption(problem, hint=hint, option="overwrite")
+    absent = sorted(set(spec.specific_versions) - {version, *present})
     if absent:
-        raise InvalidOption(
-            f"`version_policy`: version {', '.join(map(str, absent))} is not in {folder}",
-            option="version_policy",
-        )
+        raise Refused("version_policy", f"version {', '.join(map(str, absent))} is not in {folder}")
 
 
 def _check_same(model: TritonModel, config: Config, folder: Path, version: int) -> None:
@@ -273,35 +257,28 @@ def _check_same(model: TritonModel, config: Config, folder: Path, version: int) 
     if not differing and len(before.profiles) != len(model.profiles):
         differing = f"{len(before.profiles)} optimization profiles", str(len(model.profiles))
     if differing:
-        raise InvalidOption(
-            f"{folder}: version {version} has {differing[0]}; this one has {differing[1]}",
-            hint="give another `name`: one configuration serves all versions of a model",
-        )
-    most = max((last for _, last in profile_batches(before)), default=config.max_batch_size)
-    if config.max_batch_size > most:
-        raise InvalidOption(
-            f"{folder}: version {version} takes batches up to {most}; this one up to {config.max_batch_size}",
-            hint=f"give `max_batch_size` {most}, or another `name`",
-            option="max_batch_size",
-        )
+        problem = f"{folder}: version {version} has {differing[0]}; this one has {differing[1]}"
+        hint = "give another `name`: one configuration serves all versions of a model"
+        raise InvalidOption(problem, hint=hint)
+    size = config.max_batch_size
+    most = max((last for _, last in profile_batches(before)), default=size)
+    if size > most:
+        problem = f"{folder}: version {version} takes batches up to {most}; this one up to {size}"
+        hint = f"give `max_batch_size` {most}, or another `name`"
+        raise InvalidOption(problem, hint=hint, option="max_batch_size")
 
 
 def _read_version(model: TritonModel, folder: Path, version: int) -> TritonModel:
     """A version that is there already, read as it lies: Triton names its files, not its maker."""
     file = folder / str(version) / model.backend.file
     file = file / model.backend.file if file.is_dir() else file
+    subject, hint = f"{folder}: version {version}", "give another `name`"
     try:
         before = read_triton_model(file, verify=False)
     except QCompileError as error:
-        raise InvalidOption(
-            f"{folder}: version {version} cannot be compared with this one: {error.message}",
-            hint="give another `name`",
-        ) from error
+        problem = f"{subject} cannot be compared with this one: {error.message}"
+        raise InvalidOption(problem, hint=hint) from error
     if before.backend is not model.backend:
-        raise ArtifactError(
-            f"{folder}: version {version} is for the {before.backend.name} backend; "
-            f"this one is for {model.backend.name}",
-            hint="give another `name`",
-            file=file,
-        )
+        problem = f"is for the {before.backend.name} backend; this one is for {model.backend.name}"
+        raise ArtifactError(f"{subject} {problem}", hint=hint, file=file)
     return before

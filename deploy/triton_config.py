@@ -22,6 +22,7 @@ from typing import Any
 from ..engines.tensorrt.words import TRITON as TENSORRT
 from ..engines.words import TRITON_TYPES as TYPES
 from ..errors import ArtifactError, EngineUnavailable, InvalidOption, first_line
+from ..spec.decode import Refused
 from ..spec.looking import TritonOptions
 from ..tensors import TensorInfo, format_shape
 from .triton_model import TritonModel
@@ -52,31 +53,27 @@ def make_config(model: TritonModel, name: str, options: TritonOptions) -> Config
         server.append("--cache-config=local,size=104857600")
         notes.append("response_cache needs a cache in the server, here of 100 MiB")
     if options.cuda_graph and backend is not TENSORRT:
-        raise InvalidOption(
-            f"`cuda_graph`: only Triton's tensorrt backend runs CUDA graphs; the backend is {backend.name}",
-            hint="leave it out",
-            option="cuda_graph",
-        )
+        problem = f"only Triton's tensorrt backend runs CUDA graphs; the backend is {backend.name}"
+        raise Refused("cuda_graph", problem, hint="leave it out")
     built = model.manifest.options if model.manifest else {}
     strategy = {"string_value": "ON_PROFILE_CHANGE"}  # Triton's other one is STATIC, the default
     allocation = {"execution_context_allocation_strategy": strategy}
-    fields: dict[str, Any] = {
-        "name": name,
-        "backend": backend.name,
-        "platform": backend.platform or None,
-        "default_model_filename": backend.file if backend.default_file else None,
-        "max_batch_size": size,
-        "input": [_tensor(model, tensor, size) for tensor in model.io.inputs],
-        "output": [_tensor(model, tensor, size) for tensor in model.io.outputs],
-        "instance_group": [_instances(model, options)],
-        "version_policy": _version_policy(options) if options.version_policy else None,
-        "dynamic_batching": _dynamic_batching(options, size),
-        "optimization": {"cuda": {"graphs": True}} if options.cuda_graph else None,
-        "response_cache": {"enable": True} if options.response_cache else None,
-        "model_warmup": warm or None,
-        "parameters": allocation if built.get("allocation_strategy") in ("profile", "runtime") else None,
-    }
-    fields = {field: value for field, value in fields.items() if value is not None}
+    fields = _present(
+        name=name,
+        backend=backend.name,
+        platform=backend.platform or None,
+        default_model_filename=backend.file if backend.default_file else None,
+        max_batch_size=size,
+        input=[_tensor(model, tensor, size) for tensor in model.io.inputs],
+        output=[_tensor(model, tensor, size) for tensor in model.io.outputs],
+        instance_group=[_instances(model, options)],
+        version_policy=_version_policy(options) if options.version_policy else None,
+        dynamic_batching=_dynamic_batching(options, size),
+        optimization={"cuda": {"graphs": True}} if options.cuda_graph else None,
+        response_cache={"enable": True} if options.response_cache else None,
+        model_warmup=warm or None,
+        parameters=allocation if built.get("allocation_strategy") in ("profile", "runtime") else None,
+    )
     return Config(fields, size, (*model.notes, *notes, *warm_up_notes), tuple(server))
 
 
@@ -88,24 +85,25 @@ def tensor_fields(model: TritonModel, *, batched: bool) -> list[Message]:
 def _tensor(model: TritonModel, tensor: TensorInfo, size: int) -> Message:
     """One input or output: without its batch axis where there is one; rank 0 is not allowed in `dims`."""
     shape = tensor.shape[1:] if size else tensor.shape
-    if any(extent == 0 for extent in shape):
-        raise InvalidOption(
-            f"{model.path}: {tensor.name!r} is {format_shape(tensor.shape)}; Triton takes no extent of 0"
-        )
+    subject = f"{model.path}: {tensor.name!r} is"
+    if 0 in shape:
+        raise InvalidOption(f"{subject} {format_shape(tensor.shape)}; Triton takes no extent of 0")
     if not tensor.shape and model.backend.name != "onnxruntime":
-        raise InvalidOption(
-            f"{model.path}: {tensor.name!r} is a scalar; only Triton's onnxruntime backend takes scalars",
-            hint="export the model with an axis of extent 1 there",
-        )
+        problem = f"{subject} a scalar; only Triton's onnxruntime backend takes scalars"
+        raise InvalidOption(problem, hint="export the model with an axis of extent 1 there")
     dims = [extent if isinstance(extent, int) else -1 for extent in shape]
-    fields: dict[str, Any] = {"name": tensor.name, "data_type": TYPES[tensor.dtype], "dims": dims or [1]}
-    if size and not shape:
-        fields["reshape"] = {}  # an empty shape: the batch is its only axis ("Reshape")
-    if tensor.name in model.shape_tensors:
-        fields["is_shape_tensor"] = True
-    if tensor.name in model.non_linear:
-        fields["is_non_linear_format_io"] = True
-    return fields
+    return _present(
+        name=tensor.name,
+        data_type=TYPES[tensor.dtype],
+        dims=dims or [1],
+        reshape={} if size and not shape else None,  # the batch is its only axis ("Reshape")
+        is_shape_tensor=True if tensor.name in model.shape_tensors else None,
+        is_non_linear_format_io=True if tensor.name in model.non_linear else None,
+    )
+
+
+def _present(**fields: Any) -> Message:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _version_policy(options: TritonOptions) -> Message:
@@ -118,20 +116,16 @@ def _version_policy(options: TritonOptions) -> Message:
 def _instances(model: TritonModel, options: TritonOptions) -> Message:
     kind = options.kind or ("gpu" if options.gpus else model.kind)
     if kind and kind not in model.backend.kinds:
-        raise InvalidOption(
-            f"{'`gpus`' if options.gpus else f'`kind` {kind}'}: Triton's {model.backend.name} backend "
-            f"runs only on {' or '.join(model.backend.kinds)}",
-            hint="leave it out",
-            option="kind",
-        )
-    fields: dict[str, Any] = {"count": options.instances}
-    if kind:  # else Triton takes the GPUs, and the CPU where there is none
-        fields["kind"] = f"KIND_{kind.upper()}"
-    if options.gpus:
-        fields["gpus"] = list(options.gpus)
-    if len(model.profiles) > 1:  # by itself it takes the first alone
-        fields["profile"] = [str(index) for index in range(len(model.profiles))]
-    return fields
+        subject = "`gpus`" if options.gpus else f"`kind` {kind}"
+        problem = f"Triton's {model.backend.name} backend runs only on {' or '.join(model.backend.kinds)}"
+        raise InvalidOption(f"{subject}: {problem}", hint="leave it out", option="kind")
+    profiles = [str(index) for index in range(len(model.profiles))]
+    return _present(
+        count=options.instances,
+        kind=f"KIND_{kind.upper()}" if kind else None,  # Triton takes the GPUs, else the CPU
+        gpus=list(options.gpus) or None,
+        profile=profiles if len(profiles) > 1 else None,  # by itself it takes the first alone
+    )
 
 
 def _dynamic_batching(options: TritonOptions, size: int) -> Message | None:
@@ -139,23 +133,16 @@ def _dynamic_batching(options: TritonOptions, size: int) -> Message | None:
     wishes = {"`preferred_batch`": preferred, "`max_queue_delay_us`": options.max_queue_delay_us}
     named = [option for option, value in wishes.items() if value]
     if size <= 1 and named:
-        raise InvalidOption(
-            f"{', '.join(named)}: max_batch_size is {size}; there are no batches to form",
-            hint="leave it out, or give `max_batch_size`",
-            option=named[0],
-        )
+        problem = f"{', '.join(named)}: max_batch_size is {size}; there are no batches to form"
+        raise InvalidOption(problem, hint="leave it out, or give `max_batch_size`", option=named[0])
     if size <= 1 or not options.dynamic_batching:
         return None
     if preferred and preferred[-1] > size:
-        raise InvalidOption(
-            f"`preferred_batch` {preferred[-1]}: max_batch_size is {size}", option="preferred_batch"
-        )
-    fields: dict[str, Any] = {}
-    if preferred:
-        fields["preferred_batch_size"] = preferred
-    if options.max_queue_delay_us:
-        fields["max_queue_delay_microseconds"] = options.max_queue_delay_us
-    return fields
+        raise Refused("preferred_batch", f"max_batch_size is {size}", value=preferred[-1])
+    return _present(
+        preferred_batch_size=preferred or None,
+        max_queue_delay_microseconds=options.max_queue_delay_us or None,
+    )
 
 
 def spelled(tensors: Iterable[Message]) -> str:
@@ -166,19 +153,14 @@ def spelled(tensors: Iterable[Message]) -> str:
 Message = Mapping[str, Any]
 """Fields of a protobuf message by name: enumerations by their names, messages as mappings."""
 
-_INSTALL = "pip install 'qcompile[triton]'"
-
 
 def format_config(fields: Message) -> str:
     """Return the text form of a `ModelConfig` (common, protobuf/model_config.proto)."""
     try:
         definition: Any = importlib.import_module("tritonclient.grpc.model_config_pb2")
     except (ImportError, RuntimeError, TypeError) as error:  # a half installed one raises RuntimeError
-        raise EngineUnavailable(
-            f"config.pbtxt: Triton's definitions are missing ({first_line(error)})",
-            hint=_INSTALL,
-            engine="triton",
-        ) from error
+        problem = f"config.pbtxt: Triton's definitions are missing ({first_line(error)})"
+        raise EngineUnavailable(problem, hint="pip install 'qcompile[triton]'", engine="triton") from error
     from google.protobuf import json_format, text_format
 
     try:
@@ -202,35 +184,30 @@ _SHOWN = 4
 
 def max_batch_size(model: TritonModel, options: TritonOptions) -> tuple[int, list[str]]:
     """Return `max_batch_size`, 0 for none, and what the user should know."""
-    asked = options.max_batch_size
-    if asked == 0:
+    limit = options.max_batch_size
+    if limit == 0:
         return 0, []
     reason = _why_no_batches(model)
-    if reason and asked:
-        raise InvalidOption(
-            f"`max_batch_size` {asked}: {model.path}: {reason}",
-            hint="leave it out: every request is then a whole batch",
-            option="max_batch_size",
-        )
+    if reason and limit:
+        hint = "leave it out: every request is then a whole batch"
+        raise Refused("max_batch_size", f"{model.path}: {reason}", value=limit, hint=hint)
     if reason:
         return 0, [f"no batching: {reason}"]
     axes = list(dict.fromkeys(str(tensor.shape[0]) for tensor in (*model.io.inputs, *model.io.outputs)))
     unsure = len(axes) > 1 or "?" in axes
-    if unsure and asked is None:
+    if unsure and limit is None:
         reason = f"the first axes are {_shown(axes)}, which may not be one batch"
         return 0, [f"no batching: {reason}; `max_batch_size` says that they are"]
     taken = f"the first axes {_shown(axes)} are taken for one batch, as `max_batch_size` says"
     notes = [taken] if unsure else []
     batches = profile_batches(model)
     most = max((last for _, last in batches), default=None)
-    if most is not None and asked is not None and asked > most:
-        raise InvalidOption(
-            f"`max_batch_size` {asked}: the profiles of {model.path} end at {most}",
-            hint=f"give {most} or less, or build with larger `max_shapes`",
-            option="max_batch_size",
-        )
-    size = asked or most or DEFAULT_MAX_BATCH
-    if asked is None and most is None:
+    if most is not None and limit is not None and limit > most:
+        problem = f"the profiles of {model.path} end at {most}"
+        hint = f"give {most} or less, or build with larger `max_shapes`"
+        raise Refused("max_batch_size", problem, value=limit, hint=hint)
+    size = limit or most or DEFAULT_MAX_BATCH
+    if limit is None and most is None:
         notes.append(
             f"max_batch_size is {size}, Triton's own where nothing limits it; `max_batch_size` sets it"
         )
@@ -289,10 +266,11 @@ def warm_up(model: TritonModel, options: TritonOptions, size: int) -> tuple[list
         return [], []
     _check_shapes(model, options, size)
     reason = _why_cold(model, options, size)
+    hint = "" if model.shape_tensors else "`warm_up_shapes` gives them"
     if reason and options.warm_up:
-        raise InvalidOption(f"`warm_up`: {model.path}: {reason}", hint=_hint(model), option="warm_up")
+        raise Refused("warm_up", f"{model.path}: {reason}", hint=hint)
     if reason:
-        return [], [f"no warm-up: {reason}{f'; {hint}' if (hint := _hint(model)) else ''}"]
+        return [], ["; ".join(filter(None, (f"no warm-up: {reason}", hint)))]
     if not model.profiles:
         return [_sample(model, "largest batch" if size else "one request", options.shapes, size)], []
     return [
@@ -327,28 +305,20 @@ def _why_cold(model: TritonModel, options: TritonOptions, size: int) -> str:
     return ""
 
 
-def _hint(model: TritonModel) -> str:
-    return "" if model.shape_tensors else "`warm_up_shapes` gives them"
-
-
 def _check_shapes(model: TritonModel, options: TritonOptions, size: int) -> None:
+    problem, hint = "", ""
     if options.warm_up_shapes and model.profiles:
-        raise InvalidOption(
-            "`warm_up_shapes`: an engine is warmed up at the optimum of its profiles",
-            hint="leave it out",
-            option="warm_up_shapes",
-        )
+        problem, hint = "an engine is warmed up at the optimum of its profiles", "leave it out"
     tensors = {tensor.name: tensor for tensor in model.io.inputs}
     for name, shape in options.shapes.items():
         if name not in tensors:
-            raise InvalidOption(f"`warm_up_shapes`: no input {name!r}; the inputs are {', '.join(tensors)}")
-        if not tensors[name].accepts(shape) or 0 in shape:
-            raise InvalidOption(
-                f"`warm_up_shapes`: {format_shape(shape)} does not fit "
-                f"{name}:{format_shape(tensors[name].shape)}"
-            )
+            problem = problem or f"no input {name!r}; the inputs are {', '.join(tensors)}"
+        elif not tensors[name].accepts(shape) or 0 in shape:
+            required = format_shape(tensors[name].shape)
+            problem = problem or f"{format_shape(shape)} does not fit {name}:{required}"
     batches = {shape[0] for shape in options.shapes.values()} if size else set()
     if len(batches) > 1 or any(batch > size for batch in batches):
-        raise InvalidOption(
-            f"`warm_up_shapes`: batches {', '.join(map(str, sorted(batches)))}; one up to {size} is required"
-        )
+        sizes = ", ".join(map(str, sorted(batches)))
+        problem = problem or f"batches {sizes}; one up to {size} is required"
+    if problem:
+        raise Refused("warm_up_shapes", problem, hint=hint)

@@ -13,8 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ..artifact import Check, Manifest, load_artifact, read_manifest
-from ..artifact.int8_isa import PACKAGE_ELSEWHERE, require_exact
+from ..artifact import PACKAGE_ELSEWHERE, Check, Manifest, load_artifact, read_manifest, require_exact
 from ..engines.registry import engine
 from ..engines.words import TritonBackend
 from ..errors import ArtifactError, EngineUnavailable, InvalidOption, ModelError
@@ -30,6 +29,11 @@ from ..tensors import ModelIO, TensorInfo
 
 _INT64_BEFORE = 10
 """TensorRT 8's parser casts int64 inputs to int32 (onnx-tensorrt, docs/operators.md)."""
+BUILD_AGAIN = "build the engine again"
+
+
+def refused(path: Path, problem: str, hint: str) -> ArtifactError:
+    return ArtifactError(f"{path}: {problem}", hint=hint, file=path)
 
 
 @dataclass(frozen=True)
@@ -75,12 +79,9 @@ def read_triton_model(path: Path, *, verify: bool = True) -> TritonModel:
     manifest = read_manifest(path)
     kind = manifest.kind if manifest else "onnx" if path.suffix.lower() == ".onnx" else ""
     if kind not in _READERS:
-        raise ArtifactError(
-            f"{path}: {f'is a {kind} file' if kind else 'has no manifest that says what it is'}; "
-            "Triton takes engines, ONNX and TorchScript",
-            hint="give what qcompile build made, with its manifest beside it, or an .onnx file",
-            file=path,
-        )
+        problem = f"is a {kind} file" if kind else "has no manifest that says what it is"
+        hint = "give what qcompile build made, with its manifest beside it, or an .onnx file"
+        raise refused(path, f"{problem}; Triton takes engines, ONNX and TorchScript", hint)
     checks: tuple[Check, ...] = ()
     if manifest is not None and verify:
         load_artifact(path)
@@ -99,11 +100,9 @@ def _read_engine(path: Path, manifest: Manifest | None) -> TritonModel:
     assert manifest is not None  # an engine without one is of no kind
     backend = engine(manifest.target).triton
     if backend is None:
-        raise ArtifactError(
-            f"{path}: built for {manifest.target}; Triton's tensorrt backend loads plans of TensorRT itself",
-            hint="build with `target` tensorrt on the GPU that will serve, or package the ONNX file",
-            file=path,
-        )
+        problem = f"built for {manifest.target}; Triton's tensorrt backend loads plans of TensorRT itself"
+        hint = "build with `target` tensorrt on the GPU that will serve, or package the ONNX file"
+        raise refused(path, problem, hint)
     require_weights(path, manifest, "stored without weights (`strip_weights`); Triton loads whole plans")
     io, notes = _tensorrt_io(_manifest_io(path, manifest), manifest)
     profiles = _profiles(path, manifest)
@@ -123,24 +122,21 @@ def _read_engine(path: Path, manifest: Manifest | None) -> TritonModel:
 def require_weights(path: Path, manifest: Manifest, problem: str) -> None:
     """Refuse an engine that is stored without weights."""
     if manifest.options.get("strip_weights") and not manifest.proof.get("refitted_with"):
-        hint = f"give it weights first: qcompile refit {path} MODEL.onnx -o full.engine"
-        raise ArtifactError(f"{path}: {problem}", hint=hint, file=path)
+        raise refused(
+            path, problem, f"give it weights first: qcompile refit {path} MODEL.onnx -o full.engine"
+        )
 
 
 def _read_onnx(path: Path, manifest: Manifest | None) -> TritonModel:
     if manifest and (provider := manifest.proof.get("provider")):
-        raise ArtifactError(
-            f"{path}: holds an engine for {provider}; Triton's onnxruntime backend has no such provider",
-            hint="package an engine built with `target` tensorrt, or the ONNX file it was built from",
-            file=path,
-        )
-    onnx_runtime = engine("onnxruntime").triton
-    is_bound = manifest and manifest.target in CPU_TARGETS
-    backend = engine(manifest.target).triton if manifest and is_bound else onnx_runtime
+        problem = f"holds an engine for {provider}; Triton's onnxruntime backend has no such provider"
+        hint = "package an engine built with `target` tensorrt, or the ONNX file it was built from"
+        raise refused(path, problem, hint)
+    is_bound = manifest is not None and manifest.target in CPU_TARGETS
+    target = manifest.target if manifest and is_bound else "onnxruntime"
+    backend = engine(target).triton
     if backend is None:
-        raise ArtifactError(
-            f"{path}: Triton has no backend for {manifest.target if manifest else ''}", file=path
-        )
+        raise refused(path, f"Triton has no backend for {target}", "")
     notes = [] if manifest else [f"{path.name} has no manifest: nothing says how it was verified"]
     if manifest and manifest.target.startswith("tensorrt"):
         notes.append(f"its Q/DQ is placed for {manifest.target}, and ONNX Runtime will run it")
@@ -162,8 +158,8 @@ def _read_torchscript(path: Path, manifest: Manifest | None) -> TritonModel:
     names = [*positional_names(path, io), *(f"OUTPUT__{index}" for index in range(len(io.outputs)))]
     tensors = [*zip((*io.inputs, *io.outputs), names, strict=True)]
     renamed = [replace(tensor, name=name) for tensor, name in tensors]
-    said = ", ".join(f"{name} is {tensor.name}" for tensor, name in tensors)
-    note = f"TorchScript keeps no names that Triton could read: {said}"
+    names_of = ", ".join(f"{name} is {tensor.name}" for tensor, name in tensors)
+    note = f"TorchScript keeps no names that Triton could read: {names_of}"
     io = ModelIO(tuple(renamed[:count]), tuple(renamed[count:]))
     backend = engine(manifest.target).triton
     assert backend is not None, manifest.target
@@ -175,11 +171,8 @@ _READERS = {"engine": _read_engine, "onnx": _read_onnx, "torchscript": _read_tor
 
 def _manifest_io(path: Path, manifest: Manifest) -> ModelIO:
     if manifest.io is None or not manifest.io.inputs or not manifest.io.outputs:
-        raise ArtifactError(
-            f"{path}: its manifest names no inputs and outputs; Triton must be told them",
-            hint="make the artifact again",
-            file=path,
-        )
+        problem = "its manifest names no inputs and outputs; Triton must be told them"
+        raise refused(path, problem, "make the artifact again")
     return manifest.io
 
 
@@ -189,36 +182,29 @@ def _tensorrt_io(io: ModelIO, manifest: Manifest) -> tuple[ModelIO, list[str]]:
     if not major.isdigit() or int(major) >= _INT64_BEFORE:
         return io, []
     wide = [tensor.name for tensor in (*io.inputs, *io.outputs) if tensor.dtype == "int64"]
-
-    def narrowed(tensors: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
-        return tuple(
-            replace(tensor, dtype="int32") if tensor.dtype == "int64" else tensor for tensor in tensors
-        )
-
+    dtypes = {"int64": "int32"}
+    inputs, outputs = (
+        tuple(replace(tensor, dtype=dtypes.get(tensor.dtype, tensor.dtype)) for tensor in tensors)
+        for tensors in (io.inputs, io.outputs)
+    )
     note = f"TensorRT {version} made int32 of int64 {', '.join(wide)}: requests send int32"
-    return ModelIO(narrowed(io.inputs), narrowed(io.outputs)), [note] if wide else []
+    return ModelIO(inputs, outputs), [note] if wide else []
 
 
 def _profiles(path: Path, manifest: Manifest) -> list[dict[str, Range]]:
     try:
         profiles = msgspec.convert(manifest.proof.get("profiles", []), list[dict[str, Range]])
     except msgspec.ValidationError as error:
-        raise ArtifactError(
-            f"{manifest_path(path)}: its profiles cannot be read ({type(error).__name__}: {error})",
-            hint="build the engine again",
-            file=manifest_path(path),
-        ) from error
+        problem = f"its profiles cannot be read ({type(error).__name__}: {error})"
+        raise refused(manifest_path(path), problem, BUILD_AGAIN) from error
     assert manifest.io is not None
     dynamic = {tensor.name: len(tensor.shape) for tensor in manifest.io.inputs if tensor.dynamic_axes}
     for index, ranges in enumerate(profiles or [{}]):
         ranks = {name: {len(item.min), len(item.opt), len(item.max)} for name, item in ranges.items()}
         wrong = sorted(name for name, rank in dynamic.items() if ranks.get(name) != {rank})
         if wrong:
-            raise ArtifactError(
-                f"{path}: profile {index} of its manifest has no whole range for {', '.join(wrong)}",
-                hint="build the engine again",
-                file=path,
-            )
+            problem = f"profile {index} of its manifest has no whole range for {', '.join(wrong)}"
+            raise refused(path, problem, BUILD_AGAIN)
     return profiles
 
 
@@ -226,27 +212,21 @@ def non_linear(manifest: Manifest) -> frozenset[str]:
     texts = manifest.options.get("io_formats", [])
     names = set()
     for text in texts if isinstance(texts, list) else []:
-        name, _, rest = str(text).rpartition("=")
-        if rest.partition(":")[2] not in ("", "linear"):
+        name, _, form = str(text).rpartition("=")
+        if form.partition(":")[2] not in ("", "linear"):
             names.add(name)
     return frozenset(names)
 
 
 def _engine_needs(manifest: Manifest) -> tuple[list[str], tuple[str, ...]]:
     """Notes on the server, and its options, that follow from how the engine was built."""
-    version = manifest.tools.get("tensorrt", "")
-    device = ", ".join(f"{key} {value}" for key, value in manifest.device.items())
-    notes, options = [], []
+    version = manifest.tools.get("tensorrt") or "unknown"
+    device = ", ".join(f"{key} {value}" for key, value in manifest.device.items()) or "unknown"
+    options = []
+    notes = [f"built by TensorRT {version} on {device}: the server must have that version and such a GPU"]
     if manifest.options.get("version_compatible"):
         options.append("--backend-config=tensorrt,version-compatible=true")
-        notes.append(
-            f"built by TensorRT {version or 'unknown'} for it and newer ones, on {device or 'unknown'}"
-        )
-    else:
-        notes.append(
-            f"built by TensorRT {version or 'unknown'} on {device or 'unknown'}: "
-            "the server must have that version and such a GPU"
-        )
+        notes = [f"built by TensorRT {version} for it and newer ones, on {device}"]
     plugins = manifest.options.get("plugins")
     if isinstance(plugins, list) and plugins:
         options.append(f"--backend-config=tensorrt,plugins={';'.join(map(str, plugins))}")
@@ -261,13 +241,11 @@ def _engine_needs(manifest: Manifest) -> tuple[list[str], tuple[str, ...]]:
 def _check_types(model: TritonModel) -> None:
     for tensor in (*model.io.inputs, *model.io.outputs):
         if tensor.dtype not in model.backend.dtypes:
-            raise InvalidOption(
-                f"{model.path}: {tensor.name!r} is {tensor.dtype}; Triton's {model.backend.name} backend "
-                f"takes {', '.join(sorted(model.backend.dtypes))}",
-                hint="export the model with another type there",
-            )
+            backend, dtypes = model.backend.name, ", ".join(sorted(model.backend.dtypes))
+            problem = f"{tensor.name!r} is {tensor.dtype}; Triton's {backend} backend takes {dtypes}"
+            raise InvalidOption(f"{model.path}: {problem}", hint="export the model with another type there")
         if not tensor.name:
-            raise ArtifactError(f"{model.path}: an input or output has no name", file=model.path)
+            raise refused(model.path, "an input or output has no name", "")
 
 
 def onnx_io(path: Path, *, with_onnxruntime: bool) -> tuple[ModelIO, tuple[Check, ...], list[str]]:
@@ -286,18 +264,13 @@ def onnx_io(path: Path, *, with_onnxruntime: bool) -> tuple[ModelIO, tuple[Check
             checks = (Check("ONNX Runtime loads it", True, "inputs and outputs are what it tells"),)
         except (EngineUnavailable, ModelError) as error:
             notes.append(f"not loaded by ONNX Runtime here: {error.message}")
-    unknown = {
-        value.name
-        for value in (*model.graph.input, *model.graph.output)
-        if not value.type.tensor_type.HasField("shape")
-    }
+    values = (*model.graph.input, *model.graph.output)
+    unknown = {value.name for value in values if not value.type.tensor_type.HasField("shape")}
     for tensor in (*io.inputs, *io.outputs):
         if tensor.name in unknown and not tensor.shape:
-            raise ModelError(
-                f"{path}: the rank of {tensor.name!r} is not known; Triton must be told its dims",
-                hint="export the model with declared shapes, or simplify it",
-                file=path,
-            )
+            problem = f"{path}: the rank of {tensor.name!r} is not known; Triton must be told its dims"
+            hint = "export the model with declared shapes, or simplify it"
+            raise ModelError(problem, hint=hint, file=path)
     return io, checks, notes
 
 
@@ -307,11 +280,8 @@ def onnx_side_files(path: Path) -> dict[str, Path]:
     side_files: dict[str, Path] = {}
     for file in external_files(path, read_graph(path).model):
         if not file.is_file():
-            raise ModelError(
-                f"{path}: its external data {file} does not exist",
-                hint="keep the data file beside the model",
-                file=path,
-            )
+            problem = f"{path}: its external data {file} does not exist"
+            raise ModelError(problem, hint="keep the data file beside the model", file=path)
         side_files[file.relative_to(folder).as_posix()] = file
     return side_files
 
@@ -339,11 +309,15 @@ def positional_names(path: Path, io: ModelIO) -> list[str]:
     names = [argument.name for argument in arguments]
     types = [str(argument.type) for argument in arguments]
     returned = _tensors_of(schema.returns[0].type if len(schema.returns) == 1 else None)
+    problem = required = ""
     if any(kind != "Tensor" for kind in types) or len(types) != len(io.inputs):
-        raise _not_plain(path, f"forward takes ({', '.join(types)})", f"{len(io.inputs)} tensors")
-    if returned != len(io.outputs):
-        what = ", ".join(str(value.type) for value in schema.returns)
-        raise _not_plain(path, f"forward returns {what}", f"a tensor or a tuple of {len(io.outputs)}")
+        problem, required = f"forward takes ({', '.join(types)})", f"{len(io.inputs)} tensors"
+    elif returned != len(io.outputs):
+        problem = f"forward returns {', '.join(str(value.type) for value in schema.returns)}"
+        required = f"a tensor or a tuple of {len(io.outputs)}"
+    if problem:
+        problem = f"{problem}; Triton's pytorch backend is given {required} here"
+        raise refused(path, problem, "package the ONNX file in its place")
     by_name = all(tensor.name in names for tensor in io.inputs)
     places = [names.index(tensor.name) for tensor in io.inputs] if by_name else range(len(io.inputs))
     return [f"INPUT__{place}" for place in places]
@@ -357,11 +331,3 @@ def _tensors_of(kind: Any) -> int:
         return -1
     elements = [str(element) for element in kind.elements()]
     return len(elements) if all(element == "Tensor" for element in elements) else -1
-
-
-def _not_plain(path: Path, problem: str, required: str) -> ArtifactError:
-    return ArtifactError(
-        f"{path}: {problem}; Triton's pytorch backend is given {required} here",
-        hint="package the ONNX file in its place",
-        file=path,
-    )

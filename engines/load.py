@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..artifact import accept, checked_input, read_manifest
-from ..artifact.int8_isa import require_exact
+from ..artifact import accept, checked_input, read_manifest, require_exact
 from ..errors import ArtifactError, InvalidOption
 from ..files import manifest_path, require_file
 from ..model.archives import trusting

@@ -20,15 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..errors import (
-    ArtifactError,
-    InvalidOption,
-    MissingFile,
-    QCompileError,
-    StorageError,
-    UsageError,
-    first_line,
-)
+from ..errors import ArtifactError, InvalidOption, MissingFile, StorageError, UsageError, first_line
 
 TEMPORARY = ".qcompile-tmp-"
 """Beginning of the names of what is not finished; a process id follows."""
@@ -69,8 +61,8 @@ def storage_error(error: OSError, path: Path | None = None) -> StorageError | No
         return None
     # Of a copy, the second is the target.
     copied = error.filename2 if error.errno in _NO_ROOM else None
-    given = copied or error.filename
-    named = given if isinstance(given, str | os.PathLike) else path
+    name = copied or error.filename
+    named = name if isinstance(name, str | os.PathLike) else path
     if named is None and error.errno not in _NO_ROOM:
         return None
     return _made(error.errno, None if named is None else Path(named))
@@ -88,11 +80,14 @@ def hidden_storage_error(error: BaseException, path: Path) -> StorageError | Non
             return seen
         if isinstance(seen, OSError) and seen.errno in _NO_ROOM:
             return storage_error(seen, path)
-        said = [number for number in _NO_ROOM if os.strerror(number).lower() in str(seen).lower()]
-        if said:
-            return _made(said[0], path)
-    for place in (path.parent, _temporary()):
-        if place is not None and is_full(place):
+        reason = [number for number in _NO_ROOM if os.strerror(number).lower() in str(seen).lower()]
+        if reason:
+            return _made(reason[0], path)
+    places = [path.parent]
+    with contextlib.suppress(OSError):
+        places.append(Path(tempfile.gettempdir()))
+    for place in places:
+        if is_full(place):
             why = f"{public(path)}: {os.strerror(errno.ENOSPC)} ({place}); {first_line(error)}"
             return StorageError(why, hint=_ROOM, file=public(path))
     return None
@@ -131,7 +126,9 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise (storage_error(error, path) or _unknown(error, path)) from error
+        problem = f"{path}: cannot be read ({error.strerror or first_line(error)})"
+        unknown = StorageError(problem, hint="give a regular file", file=path)
+        raise (storage_error(error, path) or unknown) from error
 
 
 def public(path: Path) -> Path:
@@ -148,23 +145,9 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
             seen = seen.__cause__ or seen.__context__
 
 
-def _temporary() -> Path | None:
-    try:
-        return Path(tempfile.gettempdir())
-    except OSError:
-        return None
-
-
 def _made(number: int, path: Path | None) -> StorageError:
-    subject = "a file" if path is None else str(public(path))
-    return StorageError(
-        f"{subject}: {os.strerror(number)}", hint=_HINTS[number], file=None if path is None else public(path)
-    )
-
-
-def _unknown(error: OSError, path: Path) -> QCompileError:
-    said = error.strerror or first_line(error)
-    return StorageError(f"{path}: cannot be read ({said})", hint="give a regular file", file=path)
+    file = None if path is None else public(path)
+    return StorageError(f"{file or 'a file'}: {os.strerror(number)}", hint=_HINTS[number], file=file)
 
 
 _CHUNK_BYTES = 1 << 20

@@ -114,11 +114,8 @@ def held_folder(parent: Path, purpose: str = "") -> Iterator[Path]:
 def _tell(parent: Path) -> None:
     """Tell the process that watches this one where a temporary folder is made."""
     if places := os.environ.get(PLACES):
-        with (
-            contextlib.suppress(OSError),
-            open(places, "a", encoding="utf-8", errors="surrogateescape") as file,
-        ):
-            file.write(f"{parent.absolute()}\0")
+        with contextlib.suppress(OSError), open(places, "ab") as file:
+            file.write(os.fsencode(parent.absolute()) + b"\0")
 
 
 def sweep(folder: Path) -> None:
@@ -159,8 +156,8 @@ def _remove_if_abandoned(path: Path, pid: int) -> None:
     if handle is None:
         return
     try:
-        held = _lock(handle, wait=False)
-        if held or (held is None and time.time() - status.st_mtime > _OLD_S):
+        locked = _lock(handle, wait=False)
+        if locked or (locked is None and time.time() - status.st_mtime > _OLD_S):
             shutil.rmtree(path, ignore_errors=True)
     finally:
         if handle >= 0:
@@ -230,9 +227,8 @@ def _is_about(error: OSError, folder: Path) -> bool:
 
 
 def _no_temporary(error: OSError, place: object) -> StorageError:
-    return StorageError(
-        f"temporary files {place}: {error.strerror}", hint="free space, or set TMPDIR", file=str(place)
-    )
+    problem = f"temporary files {place}: {error.strerror}"
+    return StorageError(problem, hint="free space, or set TMPDIR", file=str(place))
 
 
 def open_lock(path: Path) -> IO[str]:
@@ -259,9 +255,8 @@ def lock(file: IO[str], output: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        raise InvalidOption(
-            f"`output` {output}: another run is using it", hint="wait for it, or give another `output`"
-        ) from error
+        problem = f"`output` {output}: another run is using it"
+        raise InvalidOption(problem, hint="wait for it, or give another `output`") from error
 
 
 @contextmanager
@@ -330,22 +325,14 @@ def _move_in(temporary: Path, final: Path) -> None:
         former = [manifest_path(final)]
         if data.is_file() or temporary / data.name in written:
             former += [final, data]
-        removed = [_removed(path) for path in former]
-        if any(removed):
-            _sync_folder(final.parent)
+        for path in former:
+            path.unlink(missing_ok=True)
+        _sync_folder(final.parent)
     for path in written:
         if path == manifest:
             _sync_folder(final.parent)
         os.replace(path, final.with_name(path.name))
     _sync_folder(final.parent)
-
-
-def _removed(path: Path) -> bool:
-    try:
-        path.unlink()
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def _sync_folder(folder: Path) -> None:

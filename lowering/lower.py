@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..artifact import Manifest, commit, read_manifest
-from ..artifact.int8_isa import QUANTIZE_AGAIN, carried_isa, require_exact
+from ..artifact import QUANTIZE_AGAIN, Manifest, carried_isa, commit, read_manifest, require_exact
 from ..compiler.opset.tensorrt_forms import find_trt_operators
 from ..data.batches import Data
 from ..errors import ArtifactError, InvalidOption

@@ -29,7 +29,7 @@ from ..progress import Progress, silent
 from ..reporting.summary import Recommendation, recommend
 from ..spec.decode import key as options_key
 from ..spec.decode import shared, spec_from_call
-from ..spec.first_use import AutoSpec, InitSpec
+from ..spec.recipes import AutoSpec, InitSpec
 from ..spec.words import CPU_TARGETS, Isa, Target
 from .bench_stages import RESULTS
 from .propose.init import init

@@ -16,7 +16,6 @@ import re
 import sys
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +47,6 @@ _MOST_DOTS = 5000
 __all__ = ["BASELINE", "ArtifactSection", "Recipe", "read_recipe", "tomllib"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Recipe(RecipeFile):
     """A whole recipe, and the file that it was read from, or would be written to."""
 

@@ -7,7 +7,7 @@ PrecisionOptions ◀── QuantizeOptions ◀─┬─ QuantizeSpec ◀── Q
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -43,44 +43,37 @@ _SHAPE_KINDS = ("min_shapes", "opt_shapes", "max_shapes")
 
 Exclude = Annotated[
     tuple[str, ...],
-    option("Layers that stay in floating point: name, glob or operator type.", "PATTERN", split=COMMA),
+    "Layers that stay in floating point: name, glob or operator type.",
+    option("PATTERN", split=COMMA),
 ]
-Inputs = Annotated[tuple[str, ...], option("Input of a PyTorch MODEL.", "--input -i NAME:SHAPE[:DTYPE]")]
+Inputs = Annotated[tuple[str, ...], "Input of a PyTorch MODEL.", option("--input -i NAME:SHAPE[:DTYPE]")]
 """Of `build` and `tune`."""
 
 
 def _shapes(sentence: str) -> Meta:
     """What the annotation of shapes of an engine's inputs holds."""
-    return option(sentence, "NAME:SHAPE", split=SHAPES, pairs=":", targets=TENSORRT_TARGETS)
+    return option("NAME:SHAPE", split=SHAPES, pairs=":", targets=TENSORRT_TARGETS)(sentence)
 
 
-@dataclass(frozen=True, kw_only=True)
 class PrecisionOptions(Checked):
     """The precision of single layers, and what INT8 may cost."""
 
     method: Annotated[
         str,
-        option(
-            f"Method that chooses the thresholds: {METHOD}; default: the method of the ranges.",
-            METHOD,
-            pattern=f"^$|{METHOD_PATTERN}",
-        ),
+        f"Method that chooses the thresholds: {METHOD}; default: the method of the ranges.",
+        option(METHOD, pattern=f"^$|{METHOD_PATTERN}"),
     ] = ""
     layers: Annotated[
         tuple[LayerPrecision, ...],
-        option(
-            "Precision of layers by name, glob or operator type: fp32, fp16, bf16 or int8.",
-            "--layer PATTERN=PRECISION",
-            split=COMMA,
-            pairs="=",
-        ),
+        "Precision of layers by name, glob or operator type: fp32, fp16, bf16 or int8.",
+        option("--layer PATTERN=PRECISION", split=COMMA, pairs="="),
     ] = ()
     float_precision: Annotated[
         FloatChoice,
-        option("Precision of layers that stay in floating point; auto: fp16 in INT8 of TensorRT, else fp32."),
+        "Precision of layers that stay in floating point; auto: fp16 in INT8 of TensorRT, else fp32.",
     ] = "auto"
     allow_loss: Annotated[
-        bool, option("Keep an INT8 model whose outputs on the data differ by more than `diff` allows.")
+        bool, "Keep an INT8 model whose outputs on the data differ by more than `diff` allows."
     ] = False
 
     @property
@@ -94,94 +87,79 @@ class PrecisionOptions(Checked):
         return {name: precision for name, _, precision in (text.rpartition("=") for text in self.layers)}
 
 
-@dataclass(frozen=True, kw_only=True)
 class QuantizeOptions(PrecisionOptions):
     """How a graph is quantized."""
 
     mode: Annotated[
-        Mode, option("Kind of quantization: calibrated scales, scales computed at run time, or weights only.")
+        Mode, "Kind of quantization: calibrated scales, scales computed at run time, or weights only."
     ] = "static"
     exclude: Exclude = ()
     only: Annotated[
         tuple[str, ...],
-        option("The only layers to quantize: name, glob or operator type.", "PATTERN", split=COMMA),
+        "The only layers to quantize: name, glob or operator type.",
+        option("PATTERN", split=COMMA),
     ] = ()
     isa: Annotated[
         Isa,
-        option(
-            "Instruction set of the CPU that will run INT8; auto means this machine's. Files for avx2 run on "
-            "every x86 CPU."
-        ),
+        "Instruction set of the CPU that will run INT8; auto means this machine's. Files for avx2 run on "
+        "every x86 CPU.",
     ] = "auto"
     correct_bias: Annotated[
-        bool, option("Subtract the mean error of static INT8, measured on the data, from the biases.")
+        bool, "Subtract the mean error of static INT8, measured on the data, from the biases."
     ] = True
     search: Annotated[
-        bool,
-        option("Quantize static INT8 in several ways and keep the graph with the most accurate outputs."),
+        bool, "Quantize static INT8 in several ways and keep the graph with the most accurate outputs."
     ] = True
     block_size: Annotated[
         int,
-        option(
-            "Number of weights that share a scale in mode weights; 0 means one scale per output channel.",
-            ge=0,
-        ),
+        "Number of weights that share a scale in mode weights; 0 means one scale per output channel.",
+        option(ge=0),
     ] = 64
     rounding: Annotated[
-        Rounding,
-        option("Rounding of weights: to nearest (rtn), or to the least output error on the data (gptq)."),
+        Rounding, "Rounding of weights: to nearest (rtn), or to the least output error on the data (gptq)."
     ] = "rtn"
     quant_format: Annotated[
         QuantFormat,
-        option("Operators of mode weights: ONNX Runtime's (nbits) or ONNX's (qdq); default: the target's."),
+        "Operators of mode weights: ONNX Runtime's (nbits) or ONNX's (qdq); default: the target's.",
     ] = ""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ArtifactOptions(QuantizeOptions):
     """What is built, and what the build must prove."""
 
-    target: Annotated[Target, option("Runtime that the artifact is for.")]
-    precision: Annotated[
-        BuildPrecision, option("Precision that the layers must reach, or the build fails.")
-    ] = "fp32"
+    target: Annotated[Target, "Runtime that the artifact is for."]
+    precision: Annotated[BuildPrecision, "Precision that the layers must reach, or the build fails."] = "fp32"
     gpus: Annotated[
         tuple[str, ...],
-        option(
-            "Compute capability to build for, such as sm86; in a recipe, cluster makes an artifact for each "
-            "of the cluster's GPUs; default: this machine's GPU.",
-            "--gpu SM",
-            split=COMMA,
-            targets=TENSORRT_TARGETS,
-        ),
+        "Compute capability to build for, such as sm86; in a recipe, cluster makes an artifact for each "
+        "of the cluster's GPUs; default: this machine's GPU.",
+        option("--gpu SM", split=COMMA, targets=TENSORRT_TARGETS),
     ] = ()
     min_shapes: Annotated[tuple[str, ...], _shapes("Smallest shape of an input.")] = ()
     opt_shapes: Annotated[tuple[str, ...], _shapes("Shape of an input to optimize for.")] = ()
     max_shapes: Annotated[tuple[str, ...], _shapes("Largest shape of an input.")] = ()
     calibrator: Annotated[
         Calibrator,
-        option(
-            "Source of the INT8 scales of TensorRT 8.5 to 10, in place of Q/DQ: the ranges file (ranges), or "
-            "TensorRT's own calibrator on the data.",
-            targets=TENSORRT_TARGETS,
-        ),
+        "Source of the INT8 scales of TensorRT 8.5 to 10, in place of Q/DQ: the ranges file (ranges), or "
+        "TensorRT's own calibrator on the data.",
+        option(targets=TENSORRT_TARGETS),
     ] = ""
     allow_fallback: Annotated[
-        bool, option("Keep an artifact that does not reach its precision or accuracy, with a warning.")
+        bool, "Keep an artifact that does not reach its precision or accuracy, with a warning."
     ] = False
-    strict: Annotated[bool, option("Fail if a single layer does not reach the precision.")] = False
-    tensorrt: Annotated[TensorRTOptions, option("TensorRT's own options.", targets=TENSORRT_TARGETS)] = field(
+    strict: Annotated[bool, "Fail if a single layer does not reach the precision."] = False
+    tensorrt: Annotated[TensorRTOptions, "TensorRT's own options.", option(targets=TENSORRT_TARGETS)] = field(
         default_factory=TensorRTOptions
     )
 
     def check(self) -> None:
         """Read the shapes, and refuse what the target or the precision has no use for."""
-        for one in fields_of(type(self)):
-            targets, value = one.spelling.targets, getattr(self, one.name)
-            if targets and self.target not in targets and value != one.default:
-                inner = f".{next(iter(non_default_options(value)))}" if one.table is not None else ""
+        for entry in fields_of(type(self)):
+            targets, value = entry.spelling.targets, getattr(self, entry.name)
+            if targets and self.target not in targets and value != entry.default:
+                inner = f".{next(iter(non_default_options(value)))}" if entry.table is not None else ""
                 problem = f"is for {' and '.join(targets)}; the target is {self.target}"
-                raise Refused(f"{one.name}{inner}", problem, hint="leave it out")
+                raise Refused(f"{entry.name}{inner}", problem, hint="leave it out")
         for kind in _SHAPE_KINDS:
             self.shapes(kind)
         if CLUSTER in self.gpus and self.gpus != (CLUSTER,):
@@ -209,12 +187,11 @@ class ArtifactOptions(QuantizeOptions):
         return self.calibrator not in ("", "ranges")
 
 
-@dataclass(frozen=True, kw_only=True)
 class ArtifactSection(ArtifactOptions):
     """`[[artifact]]`: one thing to build."""
 
     name: Annotated[
-        str, option("Name of the artifact and of its file.", "a plain file name", pattern=PLAIN_NAME)
+        str, "Name of the artifact and of its file.", option("a plain file name", pattern=PLAIN_NAME)
     ]
 
     def check(self) -> None:
@@ -230,81 +207,71 @@ class ArtifactSection(ArtifactOptions):
         return static and not self.calibrates_itself
 
 
-@dataclass(frozen=True, kw_only=True)
 class QuantizeSpec(QuantizeOptions):
     """All that `quantize` is told beside the model and the output."""
 
-    target: Annotated[GraphTarget, option("Runtime that the Q/DQ nodes are placed for.")] = "onnxruntime"
+    target: Annotated[GraphTarget, "Runtime that the Q/DQ nodes are placed for."] = "onnxruntime"
     precision: Annotated[
         GraphPrecision,
-        option(
-            "Precision of the graph to write; for TensorRT alone: fp8 on GPUs from sm89, nvfp4 and mxfp8 on "
-            "GPUs from sm100."
-        ),
+        "Precision of the graph to write; for TensorRT alone: fp8 on GPUs from sm89, nvfp4 and mxfp8 on "
+        "GPUs from sm100.",
     ] = "int8"
     ranges: Annotated[
-        Path | None, option("Ranges file for static INT8, FP8 and NVFP4.", "FILE", place=True)
+        Path | None, "Ranges file for static INT8, FP8 and NVFP4.", option("FILE", place=True)
     ] = None
-    weight_type: Annotated[WeightType, option("Type of the weights in mode dynamic.")] = "int8"
+    weight_type: Annotated[WeightType, "Type of the weights in mode dynamic."] = "int8"
     balance: Annotated[
-        bool, option("Equalize the channels of static INT8 where that improves the outputs on the data.")
+        bool, "Equalize the channels of static INT8 where that improves the outputs on the data."
     ] = True
     max_damage: Annotated[
         float | None,
-        option(
-            "Leave the most sensitive layers of static INT8 in floating point until the outputs on the data "
-            "reach this signal-to-noise ratio.",
-            "DB",
-        ),
+        "Leave the most sensitive layers of static INT8 in floating point until the outputs on the data "
+        "reach this signal-to-noise ratio.",
+        option("DB"),
     ] = None
     data: Annotated[
         str | None,
-        option("Samples to measure output errors on and to fit corrections to.", "DATA", place=True),
+        "Samples to measure output errors on and to fit corrections to.",
+        option("DATA", place=True),
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class QuantizeCommand(QuantizeSpec):
     """Quantize an ONNX MODEL to INT8, FP8, NVFP4, MXFP8 or INT4 for a target, or convert to FP16 or BF16."""
 
     model: Annotated[Path, argument("ONNX file.")]
-    output: Annotated[Path, option("ONNX file to write.", "-o FILE")]
+    output: Annotated[Path, "ONNX file to write.", option("-o FILE")]
 
 
-@dataclass(frozen=True, kw_only=True)
 class QatSpec(Checked):
     """All that `qat.prepare` is told beside the model and its inputs."""
 
     target: Annotated[
-        GraphTarget, option("Runtime that grids and places are chosen for; tensorrt also for TensorRT-RTX.")
+        GraphTarget, "Runtime that grids and places are chosen for; tensorrt also for TensorRT-RTX."
     ] = "onnxruntime"
-    isa: Annotated[
-        Isa, option("Instruction set of the CPU that will run INT8; auto means this machine's.")
-    ] = "auto"
+    isa: Annotated[Isa, "Instruction set of the CPU that will run INT8; auto means this machine's."] = "auto"
     exclude: Annotated[
-        tuple[str, ...], option("Globs of names of modules (`fc`, `stages.0.*`) that stay in float.")
+        tuple[str, ...], "Globs of names of modules (`fc`, `stages.0.*`) that stay in float."
     ] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class BuildSpec(ArtifactOptions):
     """All that `build` is told beside the model and the output."""
 
     ranges: Annotated[
-        Path | None, option("Ranges file to quantize the model with before the build.", "FILE", place=True)
+        Path | None, "Ranges file to quantize the model with before the build.", option("FILE", place=True)
     ] = None
     inputs: Inputs = ()
-    threads: Annotated[int, option("Threads of a CPU runtime; 0 means the runtime's default.", ge=0)] = 0
+    threads: Annotated[int, "Threads of a CPU runtime; 0 means the runtime's default.", option(ge=0)] = 0
     data: Annotated[
         str | None,
-        option(
-            "Samples for the INT8 accuracy check, the artifact check and the calibrator.", "DATA", place=True
-        ),
+        "Samples for the INT8 accuracy check, the artifact check and the calibrator.",
+        option("DATA", place=True),
     ] = None
     calibration_cache: Annotated[
-        Path | None, option("File for the scales that TensorRT's calibrator computes.", "FILE", place=True)
+        Path | None, "File for the scales that TensorRT's calibrator computes.", option("FILE", place=True)
     ] = None
-    trust: Annotated[bool, option("Load a .pt2 file that runs code when it is loaded.")] = False
+    trust: Annotated[bool, "Load a .pt2 file that runs code when it is loaded."] = False
 
     def check(self) -> None:
         """Refuse files that the calibrator has no use for, and require those that it needs."""
@@ -321,22 +288,20 @@ class BuildSpec(ArtifactOptions):
             raise Refused("calibrator", "give `ranges` and no `data`", value=self.calibrator)
 
 
-@dataclass(frozen=True, kw_only=True)
 class BuildCommand(BuildSpec):
     """Build MODEL for a target and verify the precision of its layers."""
 
     model: Annotated[str, argument("ONNX file; a PyTorch MODEL for torchscript.")]
-    output: Annotated[Path, option("Artifact to write.", "-o FILE")]
-    dry_run: Annotated[bool, option("Parse, check and print the planned build without building.")] = False
+    output: Annotated[Path, "Artifact to write.", option("-o FILE")]
+    dry_run: Annotated[bool, "Parse, check and print the planned build without building."] = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class RefitCommand(Checked):
     """Replace the weights of ENGINE with those of MODEL, which has the same structure, without a build."""
 
     engine: Annotated[Path, argument("TensorRT engine.")]
     model: Annotated[Path, argument("ONNX file of the same structure.")]
-    output: Annotated[Path, option("Engine to write.", "-o FILE")]
+    output: Annotated[Path, "Engine to write.", option("-o FILE")]
 
 
 Built = TypeVar("Built", BuildSpec, ArtifactSection)

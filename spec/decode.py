@@ -12,18 +12,27 @@ import os
 import re
 import sys
 import traceback
+import typing
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import msgspec
 
 from ..errors import InvalidOption, UsageError
 from ..tensors import format_shape, parse_shapes
-from .option import Option, as_path, fields_of
+from .option import Option, as_path, described, fields_of
 from .removed import removed_option
 from .words import FORMER_ISAS
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:  # `typing` has it from Python 3.11 on
+
+    def dataclass_transform(**_):
+        return lambda cls: cls
+
 
 T = TypeVar("T")
 
@@ -72,14 +81,22 @@ class Refused(InvalidOption, ValueError):
         return f"is {_shown(self.value) if self.by_type else _printed(self.value)}; {self.problem}"
 
 
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field,))
 class Checked:
-    """A frozen dataclass whose fields are options: every value is checked however it was made."""
+    """A frozen dataclass of options by keyword: every value is checked however it was made."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+    def __init_subclass__(cls) -> None:
+        hints = typing.get_type_hints(cls, include_extras=True)
+        cls.__annotations__ = {name: described(hints[name]) for name in vars(cls).get("__annotations__", ())}
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
     def __post_init__(self) -> None:
-        for one in fields_of(type(self)):
-            value = getattr(self, one.name)
-            if one.table is None:
-                object.__setattr__(self, one.name, _converted(one, paired(one, value)))
+        for option in fields_of(type(self)):
+            value = getattr(self, option.name)
+            if option.table is None:
+                object.__setattr__(self, option.name, _converted(option, paired(option, value)))
         self.check()
 
     def check(self) -> None:
@@ -93,9 +110,8 @@ def deprecated(text: str) -> None:
     """Warn the caller of this package of a former name."""
     inside = str(Path(__file__).parents[1]) + os.sep
     frames = traceback.walk_stack(sys._getframe())
-    level = next(
-        (n for n, (frame, _) in enumerate(frames) if not frame.f_code.co_filename.startswith(inside)), 0
-    )
+    outside = (not frame.f_code.co_filename.startswith(inside) for frame, _ in frames)
+    level = next((depth for depth, is_caller in enumerate(outside) if is_caller), 0)
     warnings.warn(text, DeprecationWarning, stacklevel=level + 1)
 
 
@@ -140,12 +156,11 @@ def current_isas(values: Mapping[str, Any], on_deprecated: OnDeprecated, prefix:
 
 def parse_spec(kind: type[T], values: Mapping[str, Any]) -> T:
     """Return the spec of keyword arguments, as `decode` takes them; None leaves an option at its default."""
-    options = {one.name: one for one in fields_of(kind)}
+    options = {option.name: option for option in fields_of(kind)}
     present = {name: value for name, value in values.items() if value is not None}
-    return decode(
-        kind,
-        {name: paired(options[name], value) if name in options else value for name, value in present.items()},
-    )
+    for name in present.keys() & options.keys():
+        present[name] = paired(options[name], present[name])
+    return decode(kind, present)
 
 
 def spec_from_call(kind: type[T], spec: object, values: Mapping[str, Any]) -> T:
@@ -165,7 +180,7 @@ def shared(kind: type[T], spec: object, **more: Any) -> T:
 
 def common(kind: type, spec: object) -> dict[str, Any]:
     """Return the options of a spec that another type has too."""
-    names = {one.name for one in fields_of(kind)} & {one.name for one in fields_of(type(spec))}
+    names = {option.name for option in fields_of(kind)} & {option.name for option in fields_of(type(spec))}
     return {name: getattr(spec, name) for name in names}
 
 
@@ -177,28 +192,28 @@ def read_shapes(spec: object, name: str) -> dict[str, tuple[int, ...]]:
         raise Refused(name, error.message.removeprefix(f"{name}: "), hint=error.hint) from error
 
 
-def paired(one: Option, value: object) -> object:
+def paired(option: Option, value: object) -> object:
     """Return the pairs of a mapping as they are typed, such as "x:1x3x224x224"; another value as it is."""
-    if not (one.spelling.pairs and isinstance(value, Mapping)):
+    if not (option.spelling.pairs and isinstance(value, Mapping)):
         return value
-    return [f"{name}{one.spelling.pairs}{_half(half)}" for name, half in value.items()]
+    return [f"{name}{option.spelling.pairs}{_half(half)}" for name, half in value.items()]
 
 
 def _half(value: object) -> str:
     return format_shape(value) if isinstance(value, tuple | list) else str(value)
 
 
-def _converted(one: Option, value: object) -> object:
+def _converted(option: Option, value: object) -> object:
     try:
-        converted = msgspec.convert(value, one.annotation, dec_hook=as_path)
+        converted = msgspec.convert(value, option.annotation, dec_hook=as_path)
     except msgspec.ValidationError as error:
         text, _, place = str(error).rpartition(" - at `$")
         text, place = (text, place.rstrip("`")) if text else (str(error), "")
-        raise _worded(text, f"{one.name}{place}", one, _at(place, value)) from error
+        raise _worded(text, f"{option.name}{place}", option, _at(place, value)) from error
     for index, item in enumerate(converted if isinstance(converted, tuple) else (converted,)):
         problem = _unusable(item)
         if problem:
-            key = f"{one.name}[{index}]" if isinstance(converted, tuple) else one.name
+            key = f"{option.name}[{index}]" if isinstance(converted, tuple) else option.name
             raise Refused(key, problem, value=str(item) if isinstance(item, Path) else item)
     return converted
 
@@ -221,39 +236,39 @@ def _explained(text: str, place: str, kind: type, values: Mapping[str, Any]) -> 
     return _worded(text, place, _option_at(kind, place), _at(place, values))
 
 
-def _worded(text: str, key: str, one: Option, value: object) -> Refused:
+def _worded(text: str, key: str, option: Option, value: object) -> Refused:
     """Put an error of msgspec into words."""
     if text.startswith("Invalid enum value"):
-        near = difflib.get_close_matches(str(value), one.choices, n=1)
-        hint = removed_option(f"{one.name}={value}") or (f"did you mean {near[0]!r}?" if near else "")
-        least = "one of " if len(one.choices) > 1 else ""
-        return Refused(key, f"{least}{', '.join(one.choices)} is required", value=value, hint=hint)
+        near = difflib.get_close_matches(str(value), option.choices, n=1)
+        hint = removed_option(f"{option.name}={value}") or (f"did you mean {near[0]!r}?" if near else "")
+        least = "one of " if len(option.choices) > 1 else ""
+        return Refused(key, f"{least}{', '.join(option.choices)} is required", value=value, hint=hint)
     expected = re.fullmatch(r"Expected `([\w |]+)`(.*)", text)
-    name, rest = (expected[1].removesuffix(" | null"), expected[2]) if expected else ("", "")
-    bound = re.search(r"^ (of length )?([<>]=?) (\S+)$", rest)
+    name, bound_text = (expected[1].removesuffix(" | null"), expected[2]) if expected else ("", "")
+    bound = re.search(r"^ (of length )?([<>]=?) (\S+)$", bound_text)
     if bound and bound[1]:
-        return Refused(key, f"is empty; at least one {one.spelling.metavar} is required")
+        return Refused(key, f"is empty; at least one {option.spelling.metavar} is required")
     if bound:
         return Refused(key, f"{_BOUNDS[bound[2]]} {bound[3].removesuffix('.0')} is required", value=value)
     if text == "Number out of range":
         return Refused(key, "a finite number is required", value=value)
-    if "regex" in rest:
-        required = one.spelling.metavar or "another form"
+    if "regex" in bound_text:
+        required = option.spelling.metavar or "another form"
         near = difflib.get_close_matches(str(value), re.findall(r"\w+", required), n=1, cutoff=0.7)
-        hint = f"did you mean {near[0]!r}?" if near else one.sentence
+        hint = f"did you mean {near[0]!r}?" if near else option.sentence
         return Refused(key, f"{required} is required", value=value, hint=hint)
     return Refused(key, f"{_NAMES.get(name, name or text)} is required", value=value, by_type=True)
 
 
 def _refuse_unknown(kind: type, values: Mapping[str, Any], prefix: str) -> None:
     """msgspec ignores keys that a dataclass does not have."""
-    known = {one.name: one for one in fields_of(kind)}
+    options = {option.name: option for option in fields_of(kind)}
     for key, value in values.items():
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {prefix}{near[0]}?" if near else f"known keys: {', '.join(known)}"
+        if key not in options:
+            near = difflib.get_close_matches(key, options, n=1)
+            hint = f"did you mean {prefix}{near[0]}?" if near else f"known keys: {', '.join(options)}"
             raise Refused(f"{prefix}{key}", "is unknown", hint=removed_option(f"{prefix}{key}") or hint)
-        table = known[key].table
+        table = options[key].table
         if table is not None and isinstance(value, dict):
             _refuse_unknown(table, value, f"{prefix}{key}.")
         if table is not None and isinstance(value, list):
@@ -265,11 +280,11 @@ def _refuse_unknown(kind: type, values: Mapping[str, Any], prefix: str) -> None:
 def _option_at(kind: Any, place: str) -> Option:
     """The option that a path such as `artifact[0].layers[1]` leads to."""
     for name in re.findall(r"\.?(\w+)(?:\[\d+\])*", place):
-        one = next(one for one in fields_of(kind) if one.name == name)
-        if one.table is None:
+        option = next(option for option in fields_of(kind) if option.name == name)
+        if option.table is None:
             break
-        kind = one.table
-    return one
+        kind = option.table
+    return option
 
 
 def _at(place: str, value: Any) -> Any:
@@ -299,15 +314,12 @@ def non_default_options(spec: object, *, without: tuple[str, ...] = ()) -> dict[
     Options of tables stand among the others, as on the command line. Places of files are left out.
     """
     changes: dict[str, object] = {}
-    for one in fields_of(type(spec)):
-        value = getattr(spec, one.name)
-        if one.name in without or one.spelling.place or value == one.default:
+    for option in fields_of(type(spec)):
+        value = getattr(spec, option.name)
+        if option.name in without or option.spelling.place or value == option.default:
             continue
-        changes |= (
-            non_default_options(value)
-            if one.table is not None and not one.repeated
-            else {one.name: _plain(value)}
-        )
+        is_table = option.table is not None and not option.repeated
+        changes |= non_default_options(value) if is_table else {option.name: _plain(value)}
     return changes
 
 
@@ -317,13 +329,13 @@ def key(spec: object, *, without: tuple[str, ...] = ()) -> dict[str, object]:
     Places of files are left out: the stage adds the digests of what they hold.
     """
     return {
-        one.name: _plain(getattr(spec, one.name))
-        for one in fields_of(type(spec))
-        if one.name not in without and not one.spelling.place
+        option.name: _plain(getattr(spec, option.name))
+        for option in fields_of(type(spec))
+        if option.name not in without and not option.spelling.place
     }
 
 
 def _plain(value: object) -> object:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return key(value)
-    return [_plain(one) for one in value] if isinstance(value, tuple) else value
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value

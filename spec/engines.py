@@ -10,6 +10,8 @@ the other fields of `EngineRow`. What defines the mapping is imported with `qcom
 from __future__ import annotations
 
 import functools
+import os
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -103,3 +105,15 @@ def rows() -> Mapping[str, EngineRow]:
                 hint="an entry point of group qcompile.engines is a mapping with home and title",
             ) from error
     return table
+
+
+def switch_off_telemetry() -> None:
+    """Keep the runtimes from reporting their use, in this process and its children, before any is imported.
+
+    huggingface_hub would send names of libraries and versions with every download.
+    """
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    for row in BUILT_IN:
+        os.environ.update(row.environment)  # whatever it was: nothing of ours reports
+        for module in row.blocked:
+            sys.modules.setdefault(module, None)  # type: ignore[arg-type]  # importing it fails

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,46 +16,39 @@ _Index = Annotated[int, Meta(ge=0)]
 _POLICY = r"^(|latest(:[1-9]\d*)?|all|specific:\d+(,\d+)*)$"
 
 
-@dataclass(frozen=True, kw_only=True)
 class InspectSpec(Checked):
     """All that `inspect` is told beside the file."""
 
-    nodes: Annotated[bool, option("List every node of an ONNX file and its padding for Tensor Cores.")] = (
-        False
+    nodes: Annotated[bool, "List every node of an ONNX file and its padding for Tensor Cores."] = False
+    precision: Annotated[TensorCorePrecision, "Precision that the column Tensor Cores of --nodes is for."] = (
+        "fp16"
     )
-    precision: Annotated[
-        TensorCorePrecision, option("Precision that the column Tensor Cores of --nodes is for.")
-    ] = "fp16"
 
 
-@dataclass(frozen=True, kw_only=True)
 class InspectCommand(InspectSpec):
     """Describe FILE: ONNX, engine, TorchScript, ranges or results."""
 
     file: Annotated[Path, argument("File to describe.")]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReportSpec(Budget):
     """All that `report` is told beside the results and the page."""
 
-    layers: Annotated[tuple[Path, ...], option("Layer comparison of `diff --layers`.", "FILE")] = ()
+    layers: Annotated[tuple[Path, ...], "Layer comparison of `diff --layers`.", option("FILE")] = ()
     ranges: Annotated[
-        Path | None, option("Ranges file; the report draws the histograms with the largest errors.", "FILE")
+        Path | None, "Ranges file; the report draws the histograms with the largest errors.", option("FILE")
     ] = None
-    recipe: Annotated[Path | None, option("Recipe to show if RESULTS has none.", "FILE")] = None
+    recipe: Annotated[Path | None, "Recipe to show if RESULTS has none.", option("FILE")] = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReportCommand(ReportSpec):
     """Write RESULTS of `bench` or `run` as one HTML file that loads nothing: which artifact to use and why,
     tables, charts, environment, and what repeats it."""
 
     results: Annotated[Path, argument("Results file of `bench` or `run`.")]
-    output: Annotated[Path, option("HTML file to write.", "-o FILE")] = Path("report.html")
+    output: Annotated[Path, "HTML file to write.", option("-o FILE")] = Path("report.html")
 
 
-@dataclass(frozen=True, kw_only=True)
 class DoctorCommand(Checked):
     """List what is installed and which targets work here. Give the reason and the fix for the others.
 
@@ -66,73 +58,63 @@ class DoctorCommand(Checked):
 
     gpus: Annotated[
         tuple[str, ...],
-        option(
-            "Compute capability to answer for, in place of this machine's GPUs.",
-            "--gpu sm86,sm89",
-            split=COMMA,
-        ),
+        "Compute capability to answer for, in place of this machine's GPUs.",
+        option("--gpu sm86,sm89", split=COMMA),
     ] = ()
     python: Annotated[
-        tuple[str, ...], option("Python interpreter with TensorFlow to look at.", "tensorflow=INTERPRETER")
+        tuple[str, ...], "Python interpreter with TensorFlow to look at.", option("tensorflow=INTERPRETER")
     ] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class LoadSpec(Checked):
     """All that `load` is told beside the artifact and its device."""
 
-    threads: Annotated[int, option("Threads of a CPU runtime; 0 means the runtime's default.", ge=0)] = 0
+    threads: Annotated[int, "Threads of a CPU runtime; 0 means the runtime's default.", option(ge=0)] = 0
     trust: Trust = False
     streams: Annotated[
-        Count, option("Inferences of an engine that can run at once, each on a CUDA stream of its own.")
+        Count, "Inferences of an engine that can run at once, each on a CUDA stream of its own."
     ] = 1
-    cuda_graph: Annotated[bool, option("Capture an engine's inference once, and replay it.")] = False
+    cuda_graph: Annotated[bool, "Capture an engine's inference once, and replay it."] = False
     runtime_cache: Annotated[
-        bool, option("Keep the kernels that TensorRT-RTX compiles in a file beside the engine.")
+        bool, "Keep the kernels that TensorRT-RTX compiles in a file beside the engine."
     ] = True
 
 
-@dataclass(frozen=True, kw_only=True)
 class TritonOptions(Checked):
     """What Triton is told beside the model. Defaults leave the choice to the artifact or to Triton."""
 
     max_batch_size: Annotated[
         Natural | None,
-        option("Largest batch; 0 turns batching off; default: the largest batch of the profiles, or 4.", "N"),
+        "Largest batch; 0 turns batching off; default: the largest batch of the profiles, or 4.",
+        option("N"),
     ] = None
-    instances: Annotated[int, option("Number of instances on each GPU, or on the CPU.", "N", ge=1)] = 1
-    gpus: Annotated[tuple[_Index, ...], option("GPUs to run on; default: all.", "N,N", split=COMMA)] = ()
-    kind: Annotated[Literal["", "gpu", "cpu"], option("Device to run on; default: the artifact's.")] = ""
+    instances: Annotated[int, "Number of instances on each GPU, or on the CPU.", option("N", ge=1)] = 1
+    gpus: Annotated[tuple[_Index, ...], "GPUs to run on; default: all.", option("N,N", split=COMMA)] = ()
+    kind: Annotated[Literal["", "gpu", "cpu"], "Device to run on; default: the artifact's."] = ""
     preferred_batch: Annotated[
-        tuple[Count, ...], option("Preferred batch sizes of dynamic batching.", "N,N", split=COMMA)
+        tuple[Count, ...], "Preferred batch sizes of dynamic batching.", option("N,N", split=COMMA)
     ] = ()
     max_queue_delay_us: Annotated[
-        int, option("Longest time a request waits for a larger batch, in microseconds.", "N", ge=0)
+        int, "Longest time a request waits for a larger batch, in microseconds.", option("N", ge=0)
     ] = 0
     dynamic_batching: Annotated[
-        bool, option("Turn dynamic batching off.", "--no-dynamic-batching", off=True)
+        bool, "Turn dynamic batching off.", option("--no-dynamic-batching", off=True)
     ] = True
     warm_up: Annotated[
-        bool | None, option("Warm the model up with a request of zeros; default: where the shapes are known.")
+        bool | None, "Warm the model up with a request of zeros; default: where the shapes are known."
     ] = None
     warm_up_shapes: Annotated[
         tuple[str, ...],
-        option(
-            "Shape of an input in the warm-up request, if the artifact leaves it open.",
-            "NAME:SHAPE",
-            pairs=":",
-        ),
+        "Shape of an input in the warm-up request, if the artifact leaves it open.",
+        option("NAME:SHAPE", pairs=":"),
     ] = ()
     version_policy: Annotated[
         str,
-        option(
-            "Versions to serve: latest, latest:2, all or specific:1,3; default: Triton's, which is latest.",
-            "latest[:N], all or specific:N,N",
-            pattern=_POLICY,
-        ),
+        "Versions to serve: latest, latest:2, all or specific:1,3; default: Triton's, which is latest.",
+        option("latest[:N], all or specific:N,N", pattern=_POLICY),
     ] = ""
-    response_cache: Annotated[bool, option("Cache responses, if the server has a response cache.")] = False
-    cuda_graph: Annotated[bool, option("Execute an engine with CUDA graphs.")] = False
+    response_cache: Annotated[bool, "Cache responses, if the server has a response cache."] = False
+    cuda_graph: Annotated[bool, "Execute an engine with CUDA graphs."] = False
 
     def check(self) -> None:
         """Read the shapes, and refuse options that contradict each other."""
@@ -159,41 +141,35 @@ class TritonOptions(Checked):
         return tuple(sorted(map(int, numbers.split(",")))) if kind == "specific" else ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class TritonSpec(TritonOptions):
     """All that `package_triton` is told beside the artifact and the repository."""
 
-    name: Annotated[str, option("Name of the model in requests.", "NAME")]
-    version: Annotated[int, option("Number of the version to add.", "N", ge=1)] = 1
-    overwrite: Annotated[bool, option("Replace an existing version and a config.pbtxt that was edited.")] = (
-        False
-    )
+    name: Annotated[str, "Name of the model in requests.", option("NAME")]
+    version: Annotated[int, "Number of the version to add.", option("N", ge=1)] = 1
+    overwrite: Annotated[bool, "Replace an existing version and a config.pbtxt that was edited."] = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class TritonCommand(TritonSpec):
     """Put ARTIFACT (an engine, ONNX or TorchScript file) into a Triton model repository: as version N of
     model NAME, with config.pbtxt and its manifest."""
 
     artifact: Annotated[Path, argument("Artifact to serve.")]
-    output: Annotated[Path, option("Model repository.", "-o FOLDER")]
+    output: Annotated[Path, "Model repository.", option("-o FOLDER")]
 
 
-@dataclass(frozen=True, kw_only=True)
 class EpContextSpec(Checked):
     """All that `package_ep_context` is told beside the engine and the output."""
 
-    embed: Annotated[bool, option("Put the engine into the ONNX file.")] = False
+    embed: Annotated[bool, "Put the engine into the ONNX file."] = False
     provider: Annotated[
         Literal["", "tensorrt-rtx", "tensorrt"],
-        option("Provider that will load it; default: the one for the engine."),
+        "Provider that will load it; default: the one for the engine.",
     ] = ""
 
 
-@dataclass(frozen=True, kw_only=True)
 class EpContextCommand(EpContextSpec):
     """Write ARTIFACT (an engine of TensorRT-RTX or TensorRT) as an ONNX file with one EPContext node, for
     ONNX Runtime's provider and Windows ML. No GPU is needed, and nothing runs."""
 
     artifact: Annotated[Path, argument("Engine to package.")]
-    output: Annotated[Path, option("ONNX file to write; beside it, FILE.data holds the engine.", "-o FILE")]
+    output: Annotated[Path, "ONNX file to write; beside it, FILE.data holds the engine.", option("-o FILE")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,123 +22,109 @@ from .words import (
 )
 
 Inputs = Annotated[
-    tuple[str, ...], option("Input that no artifact declares.", "--input -i NAME:SHAPE[:DTYPE]")
+    tuple[str, ...], "Input that no artifact declares.", option("--input -i NAME:SHAPE[:DTYPE]")
 ]
-Trust = Annotated[bool, option("Run files without a matching manifest, and .pt2 files that run code.")]
-Evaluation = Annotated[str | None, option("Labelled samples for accuracy and output difference.", "DATA")]
+Trust = Annotated[bool, "Run files without a matching manifest, and .pt2 files that run code."]
+Evaluation = Annotated[str | None, "Labelled samples for accuracy and output difference.", option("DATA")]
 MetricName = Annotated[
-    str, option(f"Accuracy metric: {METRIC}.", METRIC, pattern=METRIC_PATTERN, names="metric")
+    str, f"Accuracy metric: {METRIC}.", option(METRIC, pattern=METRIC_PATTERN, names="metric")
 ]
 
 MAX_DROP = Annotated[
     NonNegative | None,
-    option(
-        "Largest drop in accuracy of an artifact that the report recommends, the interval's upper end "
-        "included, in points; default: none that the interval shows.",
-        "POINTS",
-    ),
+    "Largest drop in accuracy of an artifact that the report recommends, the interval's upper end "
+    "included, in points; default: none that the interval shows.",
+    option("POINTS"),
 ]
 
 
 MaxDrop = Annotated[
-    float, option("Largest drop in accuracy, in points, or in the metric's own unit.", "POINTS", ge=0)
+    float, "Largest drop in accuracy, in points, or in the metric's own unit.", option("POINTS", ge=0)
 ]
 Pythons = Annotated[
     tuple[str, ...],
-    option("Python interpreter of an engine's workers.", "ENGINE=INTERPRETER", names="interpreter"),
+    "Python interpreter of an engine's workers.",
+    option("ENGINE=INTERPRETER", names="interpreter"),
 ]
 Timeout = Annotated[
     float,
-    option(
-        "Time without an answer after which a worker counts as failed, in seconds.", "--timeout SECONDS", gt=0
-    ),
+    "Time without an answer after which a worker counts as failed, in seconds.",
+    option("--timeout SECONDS", gt=0),
 ]
 """Of every verb that measures in worker processes, as those above."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Budget(Checked):
     """The most that an artifact may take to be recommended; without a limit, anything."""
 
     max_drop: MAX_DROP = None
     max_size_mb: Annotated[
         Positive | None,
-        option("Largest file, with its side files, of an artifact that the report recommends, in MB.", "MB"),
+        "Largest file, with its side files, of an artifact that the report recommends, in MB.",
+        option("MB"),
     ] = None
     max_latency_ms: Annotated[
         Positive | None,
-        option("Largest median latency of an artifact that the report recommends, in ms.", "MS"),
+        "Largest median latency of an artifact that the report recommends, in ms.",
+        option("MS"),
     ] = None
 
     @property
     def limits(self) -> dict[str, float]:
         """Name to value of the limits that there are."""
-        values = {one.name: getattr(self, one.name) for one in fields_of(Budget)}
+        values = {limit.name: getattr(self, limit.name) for limit in fields_of(Budget)}
         return {name: value for name, value in values.items() if value is not None}
 
 
-@dataclass(frozen=True, kw_only=True)
 class BenchOptions(Checked):
     """How artifacts are measured."""
 
-    threads: Annotated[int, option("Threads of every artifact; 0 means all usable cores.", ge=0)] = 0
+    threads: Annotated[int, "Threads of every artifact; 0 means all usable cores.", option(ge=0)] = 0
     max_time_s: Annotated[
         float,
-        option(
-            "Time limit for rounds and launches, in seconds; at least eight rounds run.",
-            "--max-time SECONDS",
-            gt=0,
-        ),
+        "Time limit for rounds and launches, in seconds; at least eight rounds run.",
+        option("--max-time SECONDS", gt=0),
     ] = 60.0
     precision_target: Annotated[
-        float, option("Relative width of the speed-up intervals at which measuring stops.", gt=0, lt=1)
+        float, "Relative width of the speed-up intervals at which measuring stops.", option(gt=0, lt=1)
     ] = 0.01
     metric: MetricName = AUTO
     batch_sizes: Annotated[
-        tuple[Count, ...], option("Batch sizes of an additional latency curve.", "N,N,...", split=COMMA)
+        tuple[Count, ...], "Batch sizes of an additional latency curve.", option("N,N,...", split=COMMA)
     ] = ()
     clients: Annotated[
         tuple[Count, ...],
-        option("Numbers of concurrent clients of an additional latency curve.", "N,N,...", split=COMMA),
+        "Numbers of concurrent clients of an additional latency curve.",
+        option("N,N,...", split=COMMA),
     ] = ()
     streams: Annotated[
         tuple[Count, ...],
-        option(
-            "Numbers of inferences in flight of an additional throughput curve, on GPUs.",
-            "N,N,...",
-            split=COMMA,
-        ),
+        "Numbers of inferences in flight of an additional throughput curve, on GPUs.",
+        option("N,N,...", split=COMMA),
     ] = ()
     cuda_graph: Annotated[
         bool | None,
-        option(
-            "CUDA graphs of TensorRT engines: true adds a row with them to the row without, false leaves "
-            "them out; by default the one row has them where an inference can be captured."
-        ),
+        "CUDA graphs of TensorRT engines: true adds a row with them to the row without, false leaves "
+        "them out; by default the one row has them where an inference can be captured.",
     ] = None
     layer_times: Annotated[
-        bool, option("Time of each layer, by the runtime's own profiler, after everything else is measured.")
+        bool, "Time of each layer, by the runtime's own profiler, after everything else is measured."
     ] = False
     torch_modes: Annotated[
         tuple[TorchMode, ...],
-        option("Additional execution mode of each PyTorch MODEL among the artifacts.", "--torch"),
+        "Additional execution mode of each PyTorch MODEL among the artifacts.",
+        option("--torch"),
     ] = ()
     models: Annotated[
         tuple[NamedModel, ...],
-        option(
-            "Additional PyTorch MODEL that is measured as it is, such as one quantized by torch.ao.",
-            "--model NAME=MODEL",
-            pairs="=",
-            names="model",
-        ),
+        "Additional PyTorch MODEL that is measured as it is, such as one quantized by torch.ao.",
+        option("--model NAME=MODEL", pairs="=", names="model"),
     ] = ()
     devices: Annotated[
         tuple[str, ...],
-        option(
-            "Device of PyTorch and ONNX Runtime: cpu (default), cuda or cuda:1; all measures every GPU of "
-            "the machine for itself.",
-            "--device DEVICE",
-        ),
+        "Device of PyTorch and ONNX Runtime: cpu (default), cuda or cuda:1; all measures every GPU of "
+        "the machine for itself.",
+        option("--device DEVICE"),
     ] = ()
     python: Pythons = ()
     timeout_s: Timeout = 600.0
@@ -152,33 +137,30 @@ class BenchOptions(Checked):
                 raise Refused(name, "different numbers are required", value=list(counts))
 
 
-@dataclass(frozen=True, kw_only=True)
 class BenchSection(BenchOptions, Budget):
     """`[bench]`: how the artifacts are measured. A recipe without it builds only.
 
     With a limit on size, latency or drop, the exit code of `run` is 1 if no measured artifact keeps them all.
     """
 
-    batch_size: Annotated[int, option("Samples per call.", ge=1)] = 1
-    baseline: Annotated[str, option("Artifact to compare with; pytorch is the model itself.")] = BASELINE
+    batch_size: Annotated[int, "Samples per call.", option(ge=1)] = 1
+    baseline: Annotated[str, "Artifact to compare with; pytorch is the model itself."] = BASELINE
 
 
-@dataclass(frozen=True, kw_only=True)
 class BenchSpec(BenchOptions):
     """All that `benchmark` is told beside the artifacts."""
 
-    baseline: Annotated[str, option("Artifact or MODEL to compare with.", "MODEL")]
-    output: Annotated[Path | None, option("Results file to write, such as results.json.", "-o FILE")] = None
+    baseline: Annotated[str, "Artifact or MODEL to compare with.", option("MODEL")]
+    output: Annotated[Path | None, "Results file to write, such as results.json.", option("-o FILE")] = None
     data: Annotated[
-        str | None, option("Samples; the first batch is timed instead of random input.", "DATA")
+        str | None, "Samples; the first batch is timed instead of random input.", option("DATA")
     ] = None
     evaluation: Evaluation = None
     inputs: Inputs = ()
-    batch_size: Annotated[int | None, option("Samples per call of a model with a dynamic batch.")] = None
+    batch_size: Annotated[int | None, "Samples per call of a model with a dynamic batch."] = None
     trust: Trust = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class BenchCommand(BenchSpec):
     """Measure ARTIFACTS against a baseline, each in separate processes, in interleaved rounds.
 
@@ -186,26 +168,20 @@ class BenchCommand(BenchSpec):
     """
 
     artifacts: Annotated[tuple[str, ...], argument("Artifacts to measure.")]
-    csv: Annotated[Path | None, option("CSV file to write.", "FILE")] = None
-    markdown: Annotated[Path | None, option("Markdown file to write.", "FILE")] = None
+    csv: Annotated[Path | None, "CSV file to write.", option("FILE")] = None
+    markdown: Annotated[Path | None, "Markdown file to write.", option("FILE")] = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class CompareSpec(Checked):
     """All that `compare_results` is told beside the results."""
 
     limits: Annotated[
-        tuple[str, ...], option("Limit: slower:5%, larger:10% or accuracy:0.5 (points).", "--fail-if LIMIT")
+        tuple[str, ...], "Limit: slower:5%, larger:10% or accuracy:0.5 (points).", option("--fail-if LIMIT")
     ] = ()
-    relative: Annotated[bool, option("Compare speed-ups over each run's baseline instead of latencies.")] = (
-        False
-    )
-    across_machines: Annotated[bool, option("Show the results of different machines without a verdict.")] = (
-        False
-    )
+    relative: Annotated[bool, "Compare speed-ups over each run's baseline instead of latencies."] = False
+    across_machines: Annotated[bool, "Show the results of different machines without a verdict."] = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class CompareCommand(CompareSpec):
     """Compare the results of two runs: latency, size and accuracy of each artifact.
 
@@ -214,79 +190,69 @@ class CompareCommand(CompareSpec):
 
     old: Annotated[Path, argument("Results to compare with.")]
     new: Annotated[Path, argument("Results to judge.")]
-    output: Annotated[Path | None, option("JSON file to write the comparison to.", "-o FILE")] = None
+    output: Annotated[Path | None, "JSON file to write the comparison to.", option("-o FILE")] = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class _ComparisonOptions(Checked):
     """What outputs and layers are compared on."""
 
-    data: Annotated[str | None, option("Samples to compare on, instead of random input.", "DATA")] = None
+    data: Annotated[str | None, "Samples to compare on, instead of random input.", option("DATA")] = None
     samples: Annotated[
-        Count | None, option("Largest number of samples; default: 64 (all for --metric), or 8 with --layers.")
+        Count | None, "Largest number of samples; default: 64 (all for --metric), or 8 with --layers."
     ] = None
-    threads: Annotated[int, option("Threads of each model; 0 means the runtime's default.", ge=0)] = 0
+    threads: Annotated[int, "Threads of each model; 0 means the runtime's default.", option(ge=0)] = 0
     trust: Trust = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class DiffSpec(_ComparisonOptions):
     """All that `diff` is told beside the two sides."""
 
     inputs: Inputs = ()
-    atol: Annotated[tuple[str, ...], option("Absolute tolerance.", "[OUTPUT:]NUMBER", pairs=":")] = ()
-    rtol: Annotated[tuple[str, ...], option("Relative tolerance.", "[OUTPUT:]NUMBER", pairs=":")] = ()
-    snr: Annotated[tuple[str, ...], option("Smallest signal-to-noise ratio.", "[OUTPUT:]DB", pairs=":")] = ()
+    atol: Annotated[tuple[str, ...], "Absolute tolerance.", option("[OUTPUT:]NUMBER", pairs=":")] = ()
+    rtol: Annotated[tuple[str, ...], "Relative tolerance.", option("[OUTPUT:]NUMBER", pairs=":")] = ()
+    snr: Annotated[tuple[str, ...], "Smallest signal-to-noise ratio.", option("[OUTPUT:]DB", pairs=":")] = ()
     rules: Annotated[
         tuple[str, ...],
-        option(
-            "Kind of an output: classes, embedding, labels or signal.", "--judge [OUTPUT:]RULE", pairs=":"
-        ),
+        "Kind of an output: classes, embedding, labels or signal.",
+        option("--judge [OUTPUT:]RULE", pairs=":"),
     ] = ()
     metric: Annotated[
         Metric | None,
-        option(f"Accuracy to compare on labelled --data, beside the outputs: {METRIC}.", METRIC),
+        f"Accuracy to compare on labelled --data, beside the outputs: {METRIC}.",
+        option(METRIC),
     ] = None
     max_drop: Annotated[
         NonNegative | None,
-        option(
-            "Largest drop in accuracy that passes, in points, or in the metric's own unit; default: any.",
-            "POINTS",
-        ),
+        "Largest drop in accuracy that passes, in points, or in the metric's own unit; default: any.",
+        option("POINTS"),
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class LayerDiffSpec(_ComparisonOptions):
     """All that `layer_diff` is told beside the two sides."""
 
     taps: Annotated[
         Count | None,
-        option("With --layers: number of tensors to read in one run; default: as many as memory allows."),
+        "With --layers: number of tensors to read in one run; default: as many as memory allows.",
     ] = None
     max_builds: Annotated[
         Natural | None,
-        option(
-            "With --layers and an engine: most builds of parts of it; 0 compares its outputs alone; "
-            "default: 3 + log2 of the number of tensors.",
-            "N",
-        ),
+        "With --layers and an engine: most builds of parts of it; 0 compares its outputs alone; "
+        "default: 3 + log2 of the number of tensors.",
+        option("N"),
     ] = None
     threshold: Annotated[
         float | None,
-        option(
-            "With --layers: signal-to-noise ratio below which a tensor diverges; default: by precision.", "DB"
-        ),
+        "With --layers: signal-to-noise ratio below which a tensor diverges; default: by precision.",
+        option("DB"),
     ] = None
     save_results: Annotated[
         Path | None,
-        option(
-            "With --layers: file for the values around the first bad tensor, in Polygraphy's format.", "FILE"
-        ),
+        "With --layers: file for the values around the first bad tensor, in Polygraphy's format.",
+        option("FILE"),
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class DiffCommand(LayerDiffSpec, DiffSpec):
     """Compare the outputs of ARTIFACT and REFERENCE with Polygraphy; exit code 1 on a mismatch.
 
@@ -300,71 +266,63 @@ class DiffCommand(LayerDiffSpec, DiffSpec):
 
     reference: Annotated[str, argument("Artifact or MODEL to compare with.")]
     artifact: Annotated[str, argument("Artifact or MODEL to judge.")]
-    layers: Annotated[bool, option("Find the first tensor that diverges.")] = False
+    layers: Annotated[bool, "Find the first tensor that diverges."] = False
     graph: Annotated[
         Path | None,
-        option("With --layers and an engine: ONNX file that it was built from; default: REFERENCE.", "FILE"),
+        "With --layers and an engine: ONNX file that it was built from; default: REFERENCE.",
+        option("FILE"),
     ] = None
     output: Annotated[
-        Path | None, option("With --layers: JSON file to write, such as layers.json.", "-o FILE")
+        Path | None, "With --layers: JSON file to write, such as layers.json.", option("-o FILE")
     ] = None
 
 
 OutputsRule = Literal["auto", "same", "any"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class GateOptions(Checked):
     """What a new version must keep, and how it is measured."""
 
-    max_slower: Annotated[float, option("Slowdown that passes, in percent.", "PERCENT", gt=0)] = 2.0
+    max_slower: Annotated[float, "Slowdown that passes, in percent.", option("PERCENT", gt=0)] = 2.0
     max_larger: Annotated[
-        float, option("Growth of the file with its side files that passes, in percent.", "PERCENT", ge=0)
+        float, "Growth of the file with its side files that passes, in percent.", option("PERCENT", ge=0)
     ] = 1.0
     max_drop: Annotated[
         NonNegative | None,
-        option(
-            "Largest drop in accuracy that passes, in points, or in the metric's own unit; default: one "
-            "whose interval contains 0.",
-            "POINTS",
-        ),
+        "Largest drop in accuracy that passes, in points, or in the metric's own unit; default: one "
+        "whose interval contains 0.",
+        option("POINTS"),
     ] = None
     outputs: Annotated[
         OutputsRule,
-        option(
-            "Whether the outputs must be the same within the default tolerances of `diff`; auto: yes, unless "
-            "accuracy decides or the precisions differ."
-        ),
+        "Whether the outputs must be the same within the default tolerances of `diff`; auto: yes, unless "
+        "accuracy decides or the precisions differ.",
     ] = "auto"
-    strict: Annotated[
-        bool, option("Fail also where nothing could be decided, or an artifact cannot run here.")
-    ] = False
-    skip_identical: Annotated[
-        bool, option("Pass files that are the same byte for byte without measuring them.")
-    ] = False
+    strict: Annotated[bool, "Fail also where nothing could be decided, or an artifact cannot run here."] = (
+        False
+    )
+    skip_identical: Annotated[bool, "Pass files that are the same byte for byte without measuring them."] = (
+        False
+    )
     data: Annotated[
-        str | None, option("Samples to time and compare outputs on, instead of random input.", "DATA")
+        str | None, "Samples to time and compare outputs on, instead of random input.", option("DATA")
     ] = None
     evaluation: Evaluation = None
     metric: MetricName = AUTO
     inputs: Inputs = ()
-    batch_size: Annotated[int | None, option("Samples per call of a model with a dynamic batch.")] = None
+    batch_size: Annotated[int | None, "Samples per call of a model with a dynamic batch."] = None
     threads: Annotated[
         int,
-        option(
-            "Threads of every artifact; 0 means all usable cores. Take 1 where others use the cores.", ge=0
-        ),
+        "Threads of every artifact; 0 means all usable cores. Take 1 where others use the cores.",
+        option(ge=0),
     ] = 0
     max_time_s: Annotated[
         float,
-        option(
-            "Time limit for the rounds and launches of a pair, in seconds; a clear case ends earlier.",
-            "--max-time SECONDS",
-            gt=0,
-        ),
+        "Time limit for the rounds and launches of a pair, in seconds; a clear case ends earlier.",
+        option("--max-time SECONDS", gt=0),
     ] = 30.0
     device: Annotated[
-        str | None, option("Device of PyTorch and ONNX Runtime: cpu (default), cuda or cuda:1.", "DEVICE")
+        str | None, "Device of PyTorch and ONNX Runtime: cpu (default), cuda or cuda:1.", option("DEVICE")
     ] = None
     python: Pythons = ()
     timeout_s: Timeout = 600.0
@@ -376,7 +334,6 @@ class GateOptions(Checked):
             raise Refused("max_drop", "accuracy needs labelled samples", hint="give `evaluation`")
 
 
-@dataclass(frozen=True, kw_only=True)
 class GateCommand(GateOptions):
     """Measure OLD and NEW, interleaved in one job; exit code 1 if NEW is slower, larger or less accurate.
 
@@ -387,5 +344,5 @@ class GateCommand(GateOptions):
 
     old: Annotated[str, argument("Artifact, MODEL or folder to compare with, such as the main branch's.")]
     new: Annotated[str, argument("Artifact, MODEL or folder to judge.")]
-    junit: Annotated[Path | None, option("JUnit XML file to write.", "FILE")] = None
-    markdown: Annotated[Path | None, option("Markdown file to write.", "FILE")] = None
+    junit: Annotated[Path | None, "JUnit XML file to write.", option("FILE")] = None
+    markdown: Annotated[Path | None, "Markdown file to write.", option("FILE")] = None

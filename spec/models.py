@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -15,55 +14,43 @@ from .words import METHOD, METHOD_PATTERN, Count, GraphTarget
 
 WEIGHTS = Annotated[
     str,
-    option(
-        "Weights of a model by name or of a function: random, or a .safetensors or state dict; default: "
-        "the model's own, from the local cache.",
-        "random|FILE",
-        names="weights",
-    ),
+    "Weights of a model by name or of a function: random, or a .safetensors or state dict; default: "
+    "the model's own, from the local cache.",
+    option("random|FILE", names="weights"),
 ]
-DOWNLOAD = Annotated[bool, option("Let the package of a model by name download what its cache lacks.")]
+DOWNLOAD = Annotated[bool, "Let the package of a model by name download what its cache lacks."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExportOptions(Checked):
     """How a model is exported."""
 
     inputs: Annotated[
         tuple[str, ...],
-        option(
-            "An input, in forward()'s order; a named axis is dynamic: height, height=64 (traced with 64), "
-            "height=32..512.",
-            "--input -i NAME:SHAPE[:DTYPE]",
-        ),
+        "An input, in forward()'s order; a named axis is dynamic: height, height=64 (traced with 64), "
+        "height=32..512.",
+        option("--input -i NAME:SHAPE[:DTYPE]"),
     ] = ()
     outputs: Annotated[
-        tuple[str, ...], option("Name of an output, in the order of the outputs.", "--output-name NAME")
+        tuple[str, ...], "Name of an output, in the order of the outputs.", option("--output-name NAME")
     ] = ()
-    dynamic: Annotated[tuple[str, ...], option("Dynamic axis, such as x:0=batch.", "NAME:AXIS=LABEL")] = ()
-    opset: Annotated[int, option(f"ONNX opset to export, {OLDEST} to {NEWEST_EXPORTED}.")] = DEFAULT
+    dynamic: Annotated[tuple[str, ...], "Dynamic axis, such as x:0=batch.", option("NAME:AXIS=LABEL")] = ()
+    opset: Annotated[int, f"ONNX opset to export, {OLDEST} to {NEWEST_EXPORTED}."] = DEFAULT
     freeze_branches: Annotated[
-        bool, option("Export the branches that the example takes, where a model branches on values.")
+        bool, "Export the branches that the example takes, where a model branches on values."
     ] = False
-    trust: Annotated[bool, option("Load a .pt2 that runs code, or a SavedModel that touches files.")] = False
+    trust: Annotated[bool, "Load a .pt2 that runs code, or a SavedModel that touches files."] = False
     weights: WEIGHTS = ""
     download: DOWNLOAD = False
     preprocessing: Annotated[
         str,
-        option(
-            "How samples become the inputs: imagenet, cifar10, a model by name (timm:NAME, hf:FOLDER), or a "
-            "JSON file; default: what the model says.",
-            "NAME|FILE.json",
-            names="preprocessing",
-        ),
+        "How samples become the inputs: imagenet, cifar10, a model by name (timm:NAME, hf:FOLDER), or a "
+        "JSON file; default: what the model says.",
+        option("NAME|FILE.json", names="preprocessing"),
     ] = ""
     python: Annotated[
         tuple[str, ...],
-        option(
-            "Python interpreter that has TensorFlow, for a TensorFlow MODEL.",
-            "tensorflow=INTERPRETER",
-            names="interpreter",
-        ),
+        "Python interpreter that has TensorFlow, for a TensorFlow MODEL.",
+        option("tensorflow=INTERPRETER", names="interpreter"),
     ] = ()
 
     def check(self) -> None:
@@ -76,42 +63,37 @@ class ExportOptions(Checked):
                     raise Refused(name, error.message.removeprefix(f"{name}: "), hint=error.hint) from error
 
 
-@dataclass(frozen=True, kw_only=True)
 class ModelSection(ExportOptions):
     """`[model]`: the source and how it is exported."""
 
     source: Annotated[
         str,
-        option(
-            "MODEL: torchvision:NAME, timm:NAME, hf:NAME_OR_FOLDER, file.py:function, "
-            "package.module:function, .pt2, TorchScript, .onnx, a SavedModel folder, .keras, .h5 or .tflite; "
-            "required without `sweep.models`.",
-            names="model",
-        ),
+        "MODEL: torchvision:NAME, timm:NAME, hf:NAME_OR_FOLDER, file.py:function, "
+        "package.module:function, .pt2, TorchScript, .onnx, a SavedModel folder, .keras, .h5 or .tflite; "
+        "required without `sweep.models`.",
+        option(names="model"),
     ] = ""
     depends: Annotated[
         tuple[str, ...],
-        option(
-            "Files outside the model's folder that it reads; a change triggers a new export.", names="file"
-        ),
+        "Files outside the model's folder that it reads; a change triggers a new export.",
+        option(names="file"),
     ] = ()
-    simplify: Annotated[bool, option("Simplify the exported graph.")] = True
+    simplify: Annotated[bool, "Simplify the exported graph."] = True
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExportSpec(ExportOptions):
     """All that `export` is told beside the model and the output."""
 
     target: Annotated[
-        GraphTarget | None, option("Runtime of the Q/DQ nodes of a model trained with fake quantization.")
+        GraphTarget | None, "Runtime of the Q/DQ nodes of a model trained with fake quantization."
     ] = None
     data: Annotated[
         str | None,
-        option("Samples to trace with and to compare outputs on, instead of random input.", "DATA"),
+        "Samples to trace with and to compare outputs on, instead of random input.",
+        option("DATA"),
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExportCommand(ExportSpec):
     """Export MODEL to ONNX, check it, and compare its outputs with PyTorch's.
 
@@ -121,76 +103,64 @@ class ExportCommand(ExportSpec):
     """
 
     model: Annotated[str, argument("Model to export.")]
-    output: Annotated[Path, option("ONNX file to write.", "-o FILE")]
+    output: Annotated[Path, "ONNX file to write.", option("-o FILE")]
 
 
-@dataclass(frozen=True, kw_only=True)
 class SimplifySpec(Checked):
     """All that `simplify` is told beside the model and the output."""
 
     data: Annotated[
-        str | None, option("Samples to check the outputs on, instead of random input.", "DATA")
+        str | None, "Samples to check the outputs on, instead of random input.", option("DATA")
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class SimplifyCommand(SimplifySpec):
     """Remove and fuse redundant nodes of an ONNX MODEL. The outputs and the dynamic axes stay the same."""
 
     model: Annotated[Path, argument("ONNX file.")]
-    output: Annotated[Path, option("ONNX file to write.", "-o FILE")]
+    output: Annotated[Path, "ONNX file to write.", option("-o FILE")]
 
 
-@dataclass(frozen=True, kw_only=True)
 class CalibrateOptions(Checked):
     """How activations are observed."""
 
     method: Annotated[
         str,
-        option(
-            f"Method that chooses the thresholds: {METHOD}; `quantize` can choose another.",
-            METHOD,
-            pattern=METHOD_PATTERN,
-        ),
+        f"Method that chooses the thresholds: {METHOD}; `quantize` can choose another.",
+        option(METHOD, pattern=METHOD_PATTERN),
     ] = "auto"
-    samples: Annotated[int, option("Largest number of samples; 0 means all.", ge=0)] = 0
+    samples: Annotated[int, "Largest number of samples; 0 means all.", option(ge=0)] = 0
 
 
-@dataclass(frozen=True, kw_only=True)
 class CalibrateSection(CalibrateOptions):
     """`[calibrate]`: how activations are observed."""
 
     ranges: Annotated[
         str,
-        option(
-            "Ranges file or TensorRT's calibration cache of the model, instead of a calibration.",
-            "FILE",
-            names="ranges",
-        ),
+        "Ranges file or TensorRT's calibration cache of the model, instead of a calibration.",
+        option("FILE", names="ranges"),
     ] = ""
 
 
-@dataclass(frozen=True, kw_only=True)
 class CalibrateSpec(CalibrateOptions):
     """All that `calibrate` is told beside the model, the data and the output."""
 
     targets: Annotated[
         tuple[GraphTarget, ...],
-        option("Runtime to calibrate for; default: all; fewer are faster.", "--target", split=COMMA),
+        "Runtime to calibrate for; default: all; fewer are faster.",
+        option("--target", split=COMMA),
     ] = ()
     shard: Annotated[
         str,
-        option(
-            "Part of the samples to observe: every PARTS-th; `ranges merge` joins the parts.", "PART/PARTS"
-        ),
+        "Part of the samples to observe: every PARTS-th; `ranges merge` joins the parts.",
+        option("PART/PARTS"),
     ] = "1/1"
-    threads: Annotated[int, option("Number of threads; 0 means one per core.", ge=0)] = 0
+    threads: Annotated[int, "Number of threads; 0 means one per core.", option(ge=0)] = 0
     resume: Annotated[
-        bool, option("Start over instead of resuming an interrupted calibration.", "--fresh", off=True)
+        bool, "Start over instead of resuming an interrupted calibration.", option("--fresh", off=True)
     ] = True
 
 
-@dataclass(frozen=True, kw_only=True)
 class CalibrateCommand(CalibrateSpec):
     """Observe the activations of an ONNX MODEL over samples, in one pass and bounded memory. An
     interrupted calibration continues when it is run again."""
@@ -198,24 +168,19 @@ class CalibrateCommand(CalibrateSpec):
     model: Annotated[Path, argument("ONNX file.")]
     data: Annotated[
         str,
-        option(
-            "Samples: a folder of images or recordings, a file of texts or arrays, file.py:function.", "DATA"
-        ),
+        "Samples: a folder of images or recordings, a file of texts or arrays, file.py:function.",
+        option("DATA"),
     ]
-    output: Annotated[Path, option("Ranges file to write.", "-o FILE")]
+    output: Annotated[Path, "Ranges file to write.", option("-o FILE")]
 
 
 _CHOSEN = Annotated[
     str,
-    option(
-        f"Method that chooses the thresholds: {METHOD}; default: the file's.",
-        METHOD,
-        pattern=f"^$|{METHOD_PATTERN}",
-    ),
+    f"Method that chooses the thresholds: {METHOD}; default: the file's.",
+    option(METHOD, pattern=f"^$|{METHOD_PATTERN}"),
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ShowRangesCommand(Checked):
     """Show every observed tensor of a ranges FILE: extremes, thresholds by method, the share of the values
     clipped and the signal-to-noise ratio of eight bits, estimated from the histogram."""
@@ -223,34 +188,29 @@ class ShowRangesCommand(Checked):
     file: Annotated[Path, argument("Ranges file.")]
     method: _CHOSEN = ""
     target: Annotated[
-        GraphTarget,
-        option("Runtime whose quantization error is estimated: asymmetric uint8 or symmetric int8."),
+        GraphTarget, "Runtime whose quantization error is estimated: asymmetric uint8 or symmetric int8."
     ] = "onnxruntime"
-    top: Annotated[
-        Count | None, option("Largest number of tensors to show; the default for --plot is 12.")
-    ] = None
-    tensors: Annotated[tuple[str, ...], option("Tensor to show; default: all.", "--tensor NAME")] = ()
-    plot: Annotated[Path | None, option("File for a plot of the histograms, .svg.", "FILE")] = None
+    top: Annotated[Count | None, "Largest number of tensors to show; the default for --plot is 12."] = None
+    tensors: Annotated[tuple[str, ...], "Tensor to show; default: all.", option("--tensor NAME")] = ()
+    plot: Annotated[Path | None, "File for a plot of the histograms, .svg.", option("FILE")] = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class MergeRangesCommand(Checked):
     """Merge ranges FILES of one model: shards of the same data, or different data. The merge is exact: all
     shards together give, bit by bit, the file of one whole run."""
 
     files: Annotated[tuple[Path, ...], argument("Ranges files.")]
-    output: Annotated[Path, option("Ranges file to write.", "-o FILE")]
+    output: Annotated[Path, "Ranges file to write.", option("-o FILE")]
 
 
-@dataclass(frozen=True, kw_only=True)
 class RangesCacheCommand(Checked):
     """Write the scales of a ranges FILE as a calibration cache, which TensorRT 8 and 10 read instead of
     calibrating. `qcompile quantize --ranges CACHE` reads it back."""
 
     file: Annotated[Path, argument("Ranges file.")]
-    output: Annotated[Path, option("Cache to write.", "-o FILE")]
+    output: Annotated[Path, "Cache to write.", option("-o FILE")]
     version: Annotated[
-        str, option("Version of TensorRT that reads the cache, such as 8.5.3.", "--tensorrt VERSION")
+        str, "Version of TensorRT that reads the cache, such as 8.5.3.", option("--tensorrt VERSION")
     ]
-    calibrator: Annotated[str, option("Name of the calibrator in the cache.", "NAME")] = "EntropyCalibration2"
+    calibrator: Annotated[str, "Name of the calibrator in the cache.", option("NAME")] = "EntropyCalibration2"
     method: _CHOSEN = ""

@@ -1,6 +1,6 @@
-"""How an option is declared, once: a field of a frozen dataclass whose annotation holds `option(...)`.
+"""How an option is declared, once: a field whose annotation holds a sentence and, behind it, `option(...)`.
 
-    isa: Annotated[Isa, option("Instruction set that static INT8 for onnxruntime runs on.")] = "vnni"
+    isa: Annotated[Isa, "Instruction set that static INT8 for onnxruntime runs on."] = "auto"
 
 The type and the constraints are msgspec's, which decodes and checks; the sentence and the spelling are what
 the command line, the recipe's schema and the reference pages are made from.
@@ -11,14 +11,13 @@ from __future__ import annotations
 import functools
 import re
 import typing
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
-from msgspec.inspect import type_info
+from msgspec import Meta, inspect
 
 COMMA = r","
 SHAPES = r",(?=[^,\[\]]*:)"
@@ -63,8 +62,8 @@ class Spelling:
 _CONSTRAINTS = ("ge", "gt", "le", "lt", "pattern", "min_length")
 
 
-def option(sentence: str, usage: str = "", **about: Any) -> Meta:
-    """Return what an annotation holds: a sentence, fields of `Spelling`, and constraints (`msgspec.Meta`).
+def option(usage: str = "", **about: Any) -> Callable[[str], Meta]:
+    """Return what an annotation holds behind its sentence: fields of `Spelling`, and `msgspec.Meta`'s limits.
 
     `usage` is the flag, the letter and the metavar, as far as there are any: "--input -i NAME:SHAPE".
     """
@@ -73,12 +72,25 @@ def option(sentence: str, usage: str = "", **about: Any) -> Meta:
     flag, short, metavar = spelled.groups("")
     constraints = {name: about.pop(name) for name in _CONSTRAINTS if name in about}
     spelling = Spelling(flag, short, metavar, **about)
-    return Meta(description=sentence, extra={_SPELLING: spelling}, **constraints)
+    return lambda sentence: Meta(description=sentence, extra={_SPELLING: spelling}, **constraints)
 
 
 def argument(sentence: str) -> Meta:
     """Return what the annotation of an option holds that the command line takes by its position."""
-    return option(sentence, argument=True)
+    return option(argument=True)(sentence)
+
+
+def described(hint: Any) -> Any:
+    """Return an annotation of a type, a sentence, and what `option` said, as msgspec reads it."""
+    metadata = getattr(hint, "__metadata__", ())
+    sentences = [index for index, part in enumerate(metadata) if isinstance(part, str)]
+    if not sentences:
+        return hint
+    sentence, *about = metadata[sentences[0] :]
+    kind = hint.__origin__
+    for part in (*metadata[: sentences[0]], (about[0] if about else option())(sentence)):
+        kind = Annotated[kind, part]
+    return kind
 
 
 @dataclass(frozen=True)
@@ -97,7 +109,7 @@ class Option:
     name: str
     key: str
     annotation: Any
-    kind: msgspec.inspect.Type
+    kind: inspect.Type
     choices: tuple[str, ...]
     repeated: bool
     optional: bool
@@ -125,48 +137,45 @@ def fields_of(kind: Any) -> tuple[Option, ...]:
 @functools.cache
 def _fields_of(kind: Any) -> tuple[Option, ...]:
     hints = typing.get_type_hints(kind, include_extras=True)
-    about = type_info(kind)
-    assert isinstance(about, msgspec.inspect.DataclassType)
+    about = inspect.type_info(kind)
+    assert isinstance(about, inspect.DataclassType)
     return tuple(_read(field, hints[field.name]) for field in about.fields)
 
 
 def options_of(kind: type) -> tuple[Option, ...]:
     """Return every option of a spec, those of its tables with their path."""
-    return tuple(_flat(kind, ""))
-
-
-def _flat(kind: type, prefix: str) -> Iterator[Option]:
-    for one in fields_of(kind):
-        key = f"{prefix}{one.name}"
-        if one.table is not None and not one.repeated:
-            yield from _flat(one.table, f"{key}.")
+    options: list[Option] = []
+    for field in fields_of(kind):
+        if field.table is None or field.repeated:
+            options.append(field)
         else:
-            yield Option(**{**vars(one), "key": key})
+            options += (replace(inner, key=f"{field.name}.{inner.key}") for inner in options_of(field.table))
+    return tuple(options)
 
 
-def _read(field: msgspec.inspect.Field, annotation: Any) -> Option:
-    kind, said = _bare(field.type)
-    optional = isinstance(kind, msgspec.inspect.UnionType)
-    if isinstance(kind, msgspec.inspect.UnionType):
-        kind, inner = _bare(next(one for one in kind.types if not isinstance(one, msgspec.inspect.NoneType)))
-        said = said or inner
-    repeated = isinstance(kind, msgspec.inspect.VarTupleType)
-    if isinstance(kind, msgspec.inspect.VarTupleType):
+def _read(field: inspect.Field, annotation: Any) -> Option:
+    kind, about = _bare(field.type)
+    optional = isinstance(kind, inspect.UnionType)
+    if isinstance(kind, inspect.UnionType):
+        kind, inner = _bare(next(kind_ for kind_ in kind.types if not isinstance(kind_, inspect.NoneType)))
+        about = about or inner
+    repeated = isinstance(kind, inspect.VarTupleType)
+    if isinstance(kind, inspect.VarTupleType):
         kind, _ = _bare(kind.item_type)
-    table = kind.cls if isinstance(kind, msgspec.inspect.DataclassType) else None
+    table = kind.cls if isinstance(kind, inspect.DataclassType) else None
     default = field.default
     if field.default_factory is not msgspec.NODEFAULT:
         default = field.default_factory()
-    sentence, spelling = said or ("", Spelling())
+    sentence, spelling = about or ("", Spelling())
     return Option(
         field.name, field.name, annotation, kind, _choices(annotation), repeated, optional, default,
         sentence, spelling, table,
     )  # fmt: skip
 
 
-def _bare(kind: msgspec.inspect.Type) -> tuple[msgspec.inspect.Type, tuple[str, Spelling] | None]:
+def _bare(kind: inspect.Type) -> tuple[inspect.Type, tuple[str, Spelling] | None]:
     """A type without what `option` said of it, and that."""
-    if not isinstance(kind, msgspec.inspect.Metadata):
+    if not isinstance(kind, inspect.Metadata):
         return kind, None
     if not kind.extra:
         return kind.type, None
@@ -176,7 +185,7 @@ def _bare(kind: msgspec.inspect.Type) -> tuple[msgspec.inspect.Type, tuple[str, 
 def _choices(annotation: Any) -> tuple[str, ...]:
     if typing.get_origin(annotation) is typing.Literal:
         return tuple(str(value) for value in typing.get_args(annotation) if value)
-    inner = (_choices(one) for one in typing.get_args(annotation))
+    inner = (_choices(part) for part in typing.get_args(annotation))
     return next((choices for choices in inner if choices), ())
 
 

@@ -1,65 +1,125 @@
-"""The recipe: `qcompile run`, `tune`, and the sections of the TOML file."""
+"""The recipe and the verbs around it: `run`, `sweep`, `migrate`, `tune`, `init`, `auto`, `worker`.
+
+`SchedulerOptions` are of every verb that takes a cluster.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from .artifacts import PLAIN_NAME, ArtifactSection, Exclude, Inputs
-from .cluster import SchedulerOptions
 from .decode import Checked, Refused
 from .measure import BenchSection, MaxDrop, MetricName
-from .models import CalibrateSection, ModelSection
-from .option import COMMA, argument, fields_of, option
+from .models import DOWNLOAD, WEIGHTS, CalibrateSection, ModelSection
+from .option import COMMA, argument, option
 from .sweep import SweepSection
-from .words import AUTO, BASELINE, CPU_TARGETS, FORMER_ISAS, METHOD, METHOD_PATTERN
+from .words import (
+    AUTO,
+    BASELINE,
+    CPU_TARGETS,
+    FORMER_ISAS,
+    METHOD,
+    METHOD_PATTERN,
+    METRIC,
+    METRIC_PATTERN,
+    TARGETS,
+    NonNegative,
+    Positive,
+    Target,
+)
+
+LOCAL = "local"
+"""Processes on this machine, in place of a scheduler's address."""
+
+
+class ConnectionOptions(Checked):
+    """How a Dask scheduler is spoken to."""
+
+    tls_ca: Annotated[Path | None, "Certificate of the cluster's authority.", option("FILE")] = None
+    tls_cert: Annotated[Path | None, "Certificate of this machine.", option("FILE")] = None
+    tls_key: Annotated[Path | None, "Private key of that certificate.", option("FILE")] = None
+    insecure: Annotated[
+        tuple[str, ...],
+        "Host to speak to without TLS, although it is not this machine; give the host twice.",
+        option("HOST"),
+    ] = ()
+
+
+class SchedulerOptions(ConnectionOptions):
+    """Where the stages of a recipe run."""
+
+    scheduler: Annotated[
+        str,
+        "Dask scheduler whose workers carry out the stages: tls://HOST:PORT, its file, or local for "
+        "processes on this machine.",
+        option("ADDRESS"),
+    ] = ""
+    store: Annotated[
+        str,
+        "Folder or URL (fsspec) that this machine and all workers reach; it carries the files in place "
+        "of Dask.",
+        option("URL"),
+    ] = ""
+
+
+class WorkerCommand(ConnectionOptions):
+    """Start a worker of SCHEDULER that carries out stages and announces what this machine has."""
+
+    scheduler: Annotated[str, argument("Address of a Dask scheduler, or its file.")]
+    store: Annotated[Path, "Folder that keeps files and finished stages.", option("FOLDER")] = Path(
+        "qcompile-worker"
+    )
+    name: Annotated[str, "Name that tables and messages show; default: the host's."] = ""
+    slots: Annotated[int, "Stages at a time, which share the cores.", option(ge=1)] = 1
+    cores: Annotated[int, "Cores that the stages may use; 0 means all.", option(ge=0)] = 0
+    resources: Annotated[
+        tuple[str, ...],
+        "What the worker announces besides what was found, such as rack-7=1.",
+        option("--resource NAME=NUMBER", split=COMMA),
+    ] = ()
+
 
 RECIPE_VERSION = 1
 
 
-@dataclass(frozen=True, kw_only=True)
 class DataSection(Checked):
     """`[data]`: samples for calibration and for accuracy."""
 
-    calibration: Annotated[str, option("Samples to calibrate on.", names="data")] = ""
+    calibration: Annotated[str, "Samples to calibrate on.", option(names="data")] = ""
     evaluation: Annotated[
-        str, option("Labelled samples for accuracy and output difference.", names="data")
+        str, "Labelled samples for accuracy and output difference.", option(names="data")
     ] = ""
     depends: Annotated[
-        tuple[str, ...], option("Files outside the folder that the data function reads.", names="file")
+        tuple[str, ...], "Files outside the folder that the data function reads.", option(names="file")
     ] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class RecipeFile(Checked):
     """A model, its artifacts, and how to measure them. Paths are relative to the file."""
 
-    version: Annotated[Literal[1], option("Version of the format.")]
-    name: Annotated[str, option("Name of the ONNX files.", "a plain file name", pattern=PLAIN_NAME)]
-    model: Annotated[ModelSection, option("The source and how it is exported.")] = field(
-        default_factory=ModelSection
-    )
+    version: Annotated[Literal[1], "Version of the format."]
+    name: Annotated[str, "Name of the ONNX files.", option("a plain file name", pattern=PLAIN_NAME)]
+    model: Annotated[ModelSection, "The source and how it is exported."] = field(default_factory=ModelSection)
     artifact: Annotated[
         tuple[ArtifactSection, ...],
-        option(
-            "Artifacts to build, one table each; with `[sweep]`, beside those of its matrix.", "[[artifact]]"
-        ),
+        "Artifacts to build, one table each; with `[sweep]`, beside those of its matrix.",
+        option("[[artifact]]"),
     ] = ()
-    data: Annotated[DataSection, option("Samples for calibration and for accuracy.")] = field(
+    data: Annotated[DataSection, "Samples for calibration and for accuracy."] = field(
         default_factory=DataSection
     )
-    calibrate: Annotated[CalibrateSection, option("How activations are observed.")] = field(
+    calibrate: Annotated[CalibrateSection, "How activations are observed."] = field(
         default_factory=CalibrateSection
     )
     bench: Annotated[
-        BenchSection | None, option("How the artifacts are measured; without it, nothing is measured.")
+        BenchSection | None, "How the artifacts are measured; without it, nothing is measured."
     ] = None
-    sweep: Annotated[SweepSection | None, option("A matrix of artifacts, for `qcompile sweep`.")] = None
-    output: Annotated[str, option("Folder of the artifacts.", names="output")] = "out"
+    sweep: Annotated[SweepSection | None, "A matrix of artifacts, for `qcompile sweep`."] = None
+    output: Annotated[str, "Folder of the artifacts.", option(names="output")] = "out"
 
     def check(self) -> None:
         """Refuse sections that contradict each other."""
@@ -68,9 +128,9 @@ class RecipeFile(Checked):
         if self.calibrate.ranges and self.model.simplify:
             problem = "must be false: `calibrate.ranges` belong to the very file they were made with"
             raise Refused("model.simplify", problem, value=True)
-        names = {one.name for one in self.artifact}
+        names = {artifact.name for artifact in self.artifact}
         if self.sweep is not None:
-            names |= {one.name for one in self.sweep.combinations()}
+            names |= {artifact.name for artifact in self.sweep.combinations()}
         if self.bench and self.bench.baseline not in (BASELINE, *names):
             problem = f"one of {', '.join((BASELINE, *sorted(names)))} is required"
             raise Refused("bench.baseline", problem, value=self.bench.baseline)
@@ -93,20 +153,20 @@ class RecipeFile(Checked):
         if self.sweep is None:
             taken.add(self.name)
         else:
-            taken |= {one.name for one in self.sweep.every_model()}
-            taken |= {one.name for one in self.sweep.combinations()}
-        for index, one in enumerate(self.artifact):
-            if one.name in taken:
+            taken |= {artifact.name for artifact in self.sweep.every_model()}
+            taken |= {artifact.name for artifact in self.sweep.combinations()}
+        for index, artifact in enumerate(self.artifact):
+            if artifact.name in taken:
                 raise Refused(
-                    f"artifact[{index}].name", "another name is required: it is taken", value=one.name
+                    f"artifact[{index}].name", "another name is required: it is taken", value=artifact.name
                 )
-            taken.add(one.name)
+            taken.add(artifact.name)
             if self.sweep is not None:
                 continue
-            if one.needs_ranges and not (self.has_ranges or self.may_be_quantized):
-                raise Refused("data.calibration", f"is missing; {one.name!r} is static INT8")
-            if one.calibrates_itself and not self.data.calibration:
-                raise Refused("data.calibration", f"is missing; TensorRT calibrates {one.name!r} on it")
+            if artifact.needs_ranges and not (self.has_ranges or self.may_be_quantized):
+                raise Refused("data.calibration", f"is missing; {artifact.name!r} is static INT8")
+            if artifact.calibrates_itself and not self.data.calibration:
+                raise Refused("data.calibration", f"is missing; TensorRT calibrates {artifact.name!r} on it")
 
     @property
     def has_ranges(self) -> bool:
@@ -120,82 +180,59 @@ class RecipeFile(Checked):
 
 
 def recipe_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a recipe, for editors."""
+    """Return the JSON Schema of a recipe, for editors: what msgspec knows, that the keys are all, and the
+    names that instruction sets had before."""
     schema = msgspec.json.schema(RecipeFile)
-    for kind in _tables(RecipeFile):
-        _describe(schema["$defs"][kind.__name__], kind)
+    for table in schema["$defs"].values():
+        table["additionalProperties"] = False
+        if isa := table["properties"].get("isa"):
+            isa["anyOf"] = [{"enum": isa.pop("enum")}, {"enum": [*FORMER_ISAS], "deprecated": True}]
     recipe = schema["$defs"][RecipeFile.__name__]
     recipe["anyOf"] = [{"required": ["model", "artifact"]}, {"required": ["sweep"]}]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "qcompile recipe", **schema}
 
 
-def _tables(kind: type) -> Iterator[type]:
-    yield kind
-    for one in fields_of(kind):
-        if one.table is not None:
-            yield from _tables(one.table)
-
-
-def _describe(table: dict[str, Any], kind: type) -> None:
-    """Say what msgspec does not know: that keys are all, and which names instruction sets had before."""
-    table["additionalProperties"] = False
-    properties = table["properties"]
-    for one in fields_of(kind):
-        if one.name == "isa":
-            enums = [{"enum": properties["isa"].pop("enum")}, {"enum": [*FORMER_ISAS], "deprecated": True}]
-            properties["isa"]["anyOf"] = enums
-
-
-@dataclass(frozen=True, kw_only=True)
 class RunSpec(Checked):
     """All that `run` is told beside the recipe."""
 
     output: Annotated[
-        Path | None, option("Folder of the artifacts, instead of the recipe's.", "-o FOLDER")
+        Path | None, "Folder of the artifacts, instead of the recipe's.", option("-o FOLDER")
     ] = None
     again: Annotated[
         tuple[str, ...],
-        option("Stage to run again although nothing changed, such as bench.", "STAGE", split=COMMA),
+        "Stage to run again although nothing changed, such as bench.",
+        option("STAGE", split=COMMA),
     ] = ()
     trust: Annotated[
-        bool,
-        option("Run code that the recipe names outside its folder, write there, and load files with code."),
+        bool, "Run code that the recipe names outside its folder, write there, and load files with code."
     ] = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunOptions(RunSpec, SchedulerOptions):
     """How the stages of recipes are carried out, and where."""
 
     dry_run: Annotated[
-        bool,
-        option("Print the stages, what is done or changed, and their estimated time, memory and disk space."),
+        bool, "Print the stages, what is done or changed, and their estimated time, memory and disk space."
     ] = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunCommand(RunOptions):
     """Run the stages of a RECIPE. Finished stages are skipped, after a kill too."""
 
     recipe: Annotated[Path | None, argument("TOML file.")] = None
-    schema: Annotated[bool, option("Print the JSON Schema of recipes, for editors.")] = False
+    schema: Annotated[bool, "Print the JSON Schema of recipes, for editors."] = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class SweepSpec(RunSpec):
     """All that `sweep` is told beside the recipe."""
 
     only: Annotated[
         tuple[str, ...],
-        option(
-            "Cells to build and measure: glob over their names, such as *-int8; default: all.",
-            "GLOB",
-            split=COMMA,
-        ),
+        "Cells to build and measure: glob over their names, such as *-int8; default: all.",
+        option("GLOB", split=COMMA),
     ] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class SweepCommand(SweepSpec, RunOptions):
     """Run the recipes of the matrix in `[sweep]` of a RECIPE: model x shape x target x precision x GPU. What
     fails is a cell that says why; running again does only what is missing.
@@ -206,24 +243,25 @@ class SweepCommand(SweepSpec, RunOptions):
     recipe: Annotated[Path, argument("TOML file.")]
 
 
-@dataclass(frozen=True, kw_only=True)
 class MigrateSpec(Checked):
     """All that `migrate` is told beside the command and the recipe to write."""
 
     target: Annotated[
         Literal["tensorrt", "tensorrt-rtx"] | None,
-        option("Runtime that the recipe builds for; default: the command's."),
+        "Runtime that the recipe builds for; default: the command's.",
     ] = None
     gpus: Annotated[
         tuple[str, ...],
-        option("Compute capability to build for, such as sm86; for tensorrt-rtx.", "--gpu SM", split=COMMA),
+        "Compute capability to build for, such as sm86; for tensorrt-rtx.",
+        option("--gpu SM", split=COMMA),
     ] = ()
     data: Annotated[
-        str | None, option("Samples to calibrate INT8 on, where the command names none.", "DATA")
+        str | None, "Samples to calibrate INT8 on, where the command names none.", option("DATA")
     ] = None
     paths: Annotated[
         tuple[str, ...],
-        option("Name here of a folder or file of the command, such as /workspace=.", "--path OLD=NEW"),
+        "Name here of a folder or file of the command, such as /workspace=.",
+        option("--path OLD=NEW"),
     ] = ()
 
     def check(self) -> None:
@@ -232,7 +270,6 @@ class MigrateSpec(Checked):
             raise Refused("gpus", "is for tensorrt-rtx; the target is tensorrt", hint="leave it out")
 
 
-@dataclass(frozen=True, kw_only=True)
 class MigrateCommand(MigrateSpec):
     """Write the recipe of COMMAND, a command line of trtexec or Polygraphy, for TensorRT without precision
     flags and calibrators: 10, 11 and RTX. A calibration cache becomes a ranges file.
@@ -241,46 +278,135 @@ class MigrateCommand(MigrateSpec):
     """
 
     command: Annotated[str, argument("Command line of trtexec or Polygraphy, or @FILE that holds it.")]
-    output: Annotated[Path, option("Recipe to write.", "-o FILE")] = Path("recipe.toml")
+    output: Annotated[Path, "Recipe to write.", option("-o FILE")] = Path("recipe.toml")
     allow_missing: Annotated[
-        bool, option("Exit with 0 although an option has no equal; the table and the recipe name it.")
+        bool, "Exit with 0 although an option has no equal; the table and the recipe name it."
     ] = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class TuneSpec(Checked):
     """All that `tune` is told beside the model, the data and the output."""
 
     max_drop: MaxDrop
     calibration: Annotated[
-        str | None, option("Samples to calibrate on; default: those of --data.", "DATA")
+        str | None, "Samples to calibrate on; default: those of --data.", option("DATA")
     ] = None
     metric: MetricName = AUTO
     targets: Annotated[
         tuple[str, ...],
-        option(
-            f"Runtime to try: {' or '.join(CPU_TARGETS)}; default: those installed.",
-            "--target TARGET",
-            split=COMMA,
-        ),
+        f"Runtime to try: {' or '.join(CPU_TARGETS)}; default: those installed.",
+        option("--target TARGET", split=COMMA),
     ] = ()
     inputs: Inputs = ()
     method: Annotated[
-        str, option(f"Method that chooses the thresholds: {METHOD}.", METHOD, pattern=f"^$|{METHOD_PATTERN}")
+        str, f"Method that chooses the thresholds: {METHOD}.", option(METHOD, pattern=f"^$|{METHOD_PATTERN}")
     ] = ""
     exclude: Exclude = ()
-    samples: Annotated[int | None, option("Largest number of samples to measure accuracy on.")] = None
-    batch_size: Annotated[int | None, option("Samples per call of the latency measurement.")] = None
-    threads: Annotated[int, option("Threads of every artifact; 0 means all cores.", ge=0)] = 0
+    samples: Annotated[int | None, "Largest number of samples to measure accuracy on."] = None
+    batch_size: Annotated[int | None, "Samples per call of the latency measurement."] = None
+    threads: Annotated[int, "Threads of every artifact; 0 means all cores.", option(ge=0)] = 0
     max_time_s: Annotated[
-        float, option("Time limit of each measurement, in seconds.", "--max-time SECONDS", gt=0)
+        float, "Time limit of each measurement, in seconds.", option("--max-time SECONDS", gt=0)
     ] = 60.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class TuneCommand(SchedulerOptions, TuneSpec):
     """Rank the layers of MODEL by INT8 error, and find the fastest mix of INT8 and float in a budget."""
 
     model: Annotated[str, argument("ONNX file or PyTorch MODEL.")]
-    output: Annotated[Path, option("Folder to write.", "-o FOLDER")]
-    data: Annotated[str, option("Samples to measure accuracy on.", "DATA")]
+    output: Annotated[Path, "Folder to write.", option("-o FOLDER")]
+    data: Annotated[str, "Samples to measure accuracy on.", option("DATA")]
+
+
+class ProposalOptions(Checked):
+    """What a recipe is proposed from."""
+
+    data: Annotated[
+        str,
+        "Samples for calibration and for accuracy: one set is divided between the two, where it can be.",
+        option("DATA"),
+    ] = ""
+    calibration: Annotated[str, "Samples to calibrate on; default: those of --data.", option("DATA")] = ""
+    evaluation: Annotated[str, "Labelled samples for accuracy; default: those of --data.", option("DATA")] = (
+        ""
+    )
+    inputs: Annotated[
+        tuple[str, ...], "Input of a MODEL that declares none.", option("--input -i NAME:SHAPE[:DTYPE]")
+    ] = ()
+    weights: WEIGHTS = ""
+    download: DOWNLOAD = False
+    targets: Annotated[
+        tuple[str, ...],
+        f"Runtime to build for: {', '.join(TARGETS)}; default: those installed.",
+        option("--target TARGET", split=COMMA),
+    ] = ()
+    gpus: Annotated[
+        tuple[str, ...],
+        "Compute capability to build TensorRT-RTX engines for; default: sm86 and sm89, or the GPU here.",
+        option("--gpu SM", split=COMMA),
+    ] = ()
+    metric: Annotated[
+        str,
+        f"Accuracy metric: {METRIC}; auto is by the task and the labels.",
+        option(METRIC, pattern=METRIC_PATTERN),
+    ] = "auto"
+    max_time_s: Annotated[
+        Positive | None,
+        "Time limit of the measurement, in seconds; default: by the number of artifacts.",
+        option("--max-time SECONDS"),
+    ] = None
+
+    trust: Annotated[bool, "Load a .pt2 that runs code, or a SavedModel that touches files."] = False
+
+    def check(self) -> None:
+        """Refuse a target that there is none of."""
+        for target in self.targets:
+            if target not in TARGETS:
+                raise Refused("targets", f"one of {', '.join(TARGETS)} is required", value=target)
+
+    @property
+    def asked(self) -> tuple[Target, ...]:
+        """The targets that were asked for, in the order of all."""
+        return tuple(name for name in TARGETS if name in self.targets)
+
+
+class InitSpec(ProposalOptions):
+    """All that `init` is told beside the model."""
+
+    output: Annotated[Path, "Recipe to write.", option("-o FILE")] = Path("recipe.toml")
+    max_drop: Annotated[
+        NonNegative | None, "Largest drop in accuracy of a recommended artifact, in points.", option("POINTS")
+    ] = None
+    force: Annotated[bool, "Overwrite an existing recipe."] = False
+
+
+_MODEL = Annotated[str, argument("Model: timm:NAME, hf:NAME_OR_FOLDER, file.py:function, .onnx, ...")]
+
+
+class InitCommand(InitSpec):
+    """Write a commented recipe for MODEL, which `qcompile run` runs as it is.
+
+    It looks at the model, the data and what is installed here. Each choice has a comment with its reason.
+    Without data, the recipe builds and measures what needs none.
+    """
+
+    model: _MODEL
+
+
+class AutoSpec(ProposalOptions):
+    """All that `auto` is told beside the model."""
+
+    max_drop: MaxDrop
+    output: Annotated[Path | None, "Folder to write; default: auto-NAME.", option("-o FOLDER")] = None
+    force: Annotated[bool, "Write the recipe in the folder anew."] = False
+
+
+class AutoCommand(SchedulerOptions, AutoSpec):
+    """Find the artifact of MODEL to use, within an accuracy budget: init, run, tune, report.
+
+    The last line names the artifact and what it costs. The exit code is 1 if no artifact is faster within the
+    budget. An artifact keeps the budget if the upper end of the interval of its drop does. A second call
+    skips what is done.
+    """
+
+    model: _MODEL

@@ -68,7 +68,7 @@ def removed_option(name: str, command: str = "") -> str:
     """Return what to say of an option that went, by flag or key ("bench.rates"), or an empty text."""
     key = name.lstrip("-").removeprefix("no-").replace("-", "_")
     keys = (f"{command}.{key}", key, key.rpartition(".")[2])
-    return _sentence(name, next((OPTIONS[one] for one in keys if one in OPTIONS), None))
+    return _sentence(name, next((OPTIONS[option] for option in keys if option in OPTIONS), None))
 
 
 def removed_source(text: str) -> str:

@@ -49,71 +49,58 @@ class Combination:
         return "-".join(filter(None, (self.target, self.precision, self.gpu)))
 
 
-@dataclass(frozen=True, kw_only=True)
 class SweepModel(Checked):
     """`[[sweep.model]]`: a model with inputs or data of its own, in place of the recipe's."""
 
-    name: Annotated[str, option("Name of the model.", "a plain file name", pattern=PLAIN_NAME)]
+    name: Annotated[str, "Name of the model.", option("a plain file name", pattern=PLAIN_NAME)]
     source: Annotated[
-        str, option("MODEL, as `model.source` spells it.", "MODEL", min_length=1, names="model")
+        str, "MODEL, as `model.source` spells it.", option("MODEL", min_length=1, names="model")
     ]
     inputs: Annotated[
-        tuple[str, ...], option("An input, as `model.inputs` spells it.", "NAME:SHAPE[:DTYPE]")
+        tuple[str, ...], "An input, as `model.inputs` spells it.", option("NAME:SHAPE[:DTYPE]")
     ] = ()
     weights: Annotated[
-        str, option("Weights, as `model.weights` spells them.", "random|FILE", names="weights")
+        str, "Weights, as `model.weights` spells them.", option("random|FILE", names="weights")
     ] = ""
     preprocessing: Annotated[
         str,
-        option(
-            "How samples become the inputs, as `model.preprocessing`.",
-            "NAME|FILE.json",
-            names="preprocessing",
-        ),
+        "How samples become the inputs, as `model.preprocessing`.",
+        option("NAME|FILE.json", names="preprocessing"),
     ] = ""
-    calibration: Annotated[str, option("Samples to calibrate on.", names="data")] = ""
+    calibration: Annotated[str, "Samples to calibrate on.", option(names="data")] = ""
     evaluation: Annotated[
-        str, option("Labelled samples for accuracy and output difference.", names="data")
+        str, "Labelled samples for accuracy and output difference.", option(names="data")
     ] = ""
 
 
-@dataclass(frozen=True, kw_only=True)
 class SweepSection(Checked):
     """`[sweep]`: models, shapes, targets, precisions and GPUs, of which `qcompile sweep` builds and measures
     every combination."""
 
     models: Annotated[
         tuple[NamedModel, ...],
-        option("Model to sweep over, in place of `model.source`.", "NAME=MODEL", names="model"),
+        "Model to sweep over, in place of `model.source`.",
+        option("NAME=MODEL", names="model"),
     ] = ()
-    model: Annotated[
-        tuple[SweepModel, ...], option("Models with inputs or data of their own, one table each.")
-    ] = ()
-    targets: Annotated[
-        tuple[Target, ...], option("Runtime to build for; an artifact for each of `precisions`.")
-    ] = ()
-    precisions: Annotated[
-        tuple[BuildPrecision, ...], option("Precision to build in, for each of `targets`.")
-    ] = ()
+    model: Annotated[tuple[SweepModel, ...], "Models with inputs or data of their own, one table each."] = ()
+    targets: Annotated[tuple[Target, ...], "Runtime to build for; an artifact for each of `precisions`."] = ()
+    precisions: Annotated[tuple[BuildPrecision, ...], "Precision to build in, for each of `targets`."] = ()
     shapes: Annotated[
         tuple[str, ...],
-        option(
-            "Shape to measure: a batch size such as 8, an input such as x:8x3x224x224, or the least, the "
-            "measured and the largest shape of an engine, x:1x3x224x224..8x3x224x224..32x3x224x224.",
-            "[LABEL=]SHAPE",
-        ),
+        "Shape to measure: a batch size such as 8, an input such as x:8x3x224x224, or the least, the "
+        "measured and the largest shape of an engine, x:1x3x224x224..8x3x224x224..32x3x224x224.",
+        option("[LABEL=]SHAPE"),
     ] = ()
     gpus: Annotated[
         tuple[str, ...],
-        option(
-            "Compute capability to build for, such as sm86, or each for every kind that the workers have; an "
-            "engine of TensorRT for each.",
-            "SM",
-        ),
+        "Compute capability to build for, such as sm86, or each for every kind that the workers have; an "
+        "engine of TensorRT for each.",
+        option("SM"),
     ] = ()
     exclude: Annotated[
         tuple[str, ...],
-        option("Cells to leave out: globs over their names, such as *-openvino-fp16.", "GLOB"),
+        "Cells to leave out: globs over their names, such as *-openvino-fp16.",
+        option("GLOB"),
     ] = ()
 
     def check(self) -> None:

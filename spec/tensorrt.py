@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Literal
 
@@ -17,7 +16,6 @@ _PERCENT = 100
 AUTO, OFF = "auto", "off"
 
 
-@dataclass(frozen=True)
 class TensorRTOptions(Checked):
     """Options of one build. The default of each leaves the choice to TensorRT.
 
@@ -27,130 +25,108 @@ class TensorRTOptions(Checked):
 
     profiles: Annotated[
         tuple[str, ...],
-        option("Optimization profile with every dynamic input.", "--profile NAME:MIN..OPT..MAX,..."),
+        "Optimization profile with every dynamic input.",
+        option("--profile NAME:MIN..OPT..MAX,..."),
     ] = ()
     device: Annotated[
         int,
-        option(
-            "Number of this machine's GPU to build, calibrate and verify on, as CUDA counts them.", "N", ge=0
-        ),
+        "Number of this machine's GPU to build, calibrate and verify on, as CUDA counts them.",
+        option("N", ge=0),
     ] = 0
     workspace: Annotated[
-        str, option("Largest workspace of a layer, such as 4G (powers of 1024).", "SIZE")
+        str, "Largest workspace of a layer, such as 4G (powers of 1024).", option("SIZE")
     ] = ""
     memory_pools: Annotated[
         tuple[str, ...],
-        option("Size of another memory pool, such as tactic-shared-memory=64K.", "--memory-pool NAME=SIZE"),
+        "Size of another memory pool, such as tactic-shared-memory=64K.",
+        option("--memory-pool NAME=SIZE"),
     ] = ()
     optimization_level: Annotated[
-        int, option("Builder optimization level, 0 to 5; -1 means TensorRT's default, 3.", ge=-1, le=5)
+        int, "Builder optimization level, 0 to 5; -1 means TensorRT's default, 3.", option(ge=-1, le=5)
     ] = -1
     timing_cache: Annotated[
         str,
-        option(
-            "Timing cache of kernel measurements: a file, off, or auto for one per device and version.",
-            "FILE|auto|off",
-            names="cache",
-        ),
+        "Timing cache of kernel measurements: a file, off, or auto for one per device and version.",
+        option("FILE|auto|off", names="cache"),
     ] = AUTO
-    refit: Annotated[bool, option("Make the engine refittable by `qcompile refit`.")] = False
+    refit: Annotated[bool, "Make the engine refittable by `qcompile refit`."] = False
     profiling_verbosity: Annotated[
         Literal["", "detailed", "layer-names", "none"],
-        option(
-            "What the engine tells of its layers; detailed by default. Where others than qcompile run it, "
-            "detailed costs latency."
-        ),
+        "What the engine tells of its layers; detailed by default. Where others than qcompile run it, "
+        "detailed costs latency.",
     ] = ""
-    strip_weights: Annotated[
-        bool, option("Store the engine without weights; it needs a refit before it runs.")
-    ] = False
+    strip_weights: Annotated[bool, "Store the engine without weights; it needs a refit before it runs."] = (
+        False
+    )
     version_compatible: Annotated[
-        bool, option("Build an engine that newer TensorRT of the same major version loads.")
+        bool, "Build an engine that newer TensorRT of the same major version loads."
     ] = False
     exclude_lean_runtime: Annotated[
-        bool, option("Omit the lean runtime that version compatibility adds to the engine.")
+        bool, "Omit the lean runtime that version compatibility adds to the engine."
     ] = False
     hardware_compatible: Annotated[
-        Literal["", "ampere+", "same-sm"], option("GPUs that the engine runs on in addition to this one.")
+        Literal["", "ampere+", "same-sm"], "GPUs that the engine runs on in addition to this one."
     ] = ""
     dla_core: Annotated[
-        int, option("Deep learning accelerator (DLA) core to build for; -1 means the GPU.", ge=-1)
+        int, "Deep learning accelerator (DLA) core to build for; -1 means the GPU.", option(ge=-1)
     ] = -1
-    gpu_fallback: Annotated[bool, option("Run the layers that the DLA does not support on the GPU.")] = False
-    sparse_weights: Annotated[bool, option("Allow kernels for 2:4 sparse weights.")] = False
+    gpu_fallback: Annotated[bool, "Run the layers that the DLA does not support on the GPU."] = False
+    sparse_weights: Annotated[bool, "Allow kernels for 2:4 sparse weights."] = False
     io_formats: Annotated[
         tuple[str, ...],
-        option(
-            "Type and memory format of an input or output, such as x=float16:hwc8.",
-            "--io-format NAME=[DTYPE][:FORMAT]",
-        ),
+        "Type and memory format of an input or output, such as x=float16:hwc8.",
+        option("--io-format NAME=[DTYPE][:FORMAT]"),
     ] = ()
     plugins: Annotated[
-        tuple[str, ...], option("Plugin library to load.", "--plugin LIBRARY", names="library")
+        tuple[str, ...], "Plugin library to load.", option("--plugin LIBRARY", names="library")
     ] = ()
     weight_streaming: Annotated[
         str,
-        option(
-            "Weights that stay on the GPU while the others stream from the host: a share such as 50%, a size "
-            "such as 2G, or all.",
-            "PERCENT|SIZE|all",
-        ),
+        "Weights that stay on the GPU while the others stream from the host: a share such as 50%, a size "
+        "such as 2G, or all.",
+        option("PERCENT|SIZE|all"),
     ] = ""
     allocation_strategy: Annotated[
         Literal["", "static", "profile", "runtime"],
-        option(
-            "Shapes that an execution context has memory for: the largest of all profiles (static, the "
-            "default), those of the chosen profile, or those of the inference (runtime)."
-        ),
+        "Shapes that an execution context has memory for: the largest of all profiles (static, the "
+        "default), those of the chosen profile, or those of the inference (runtime).",
     ] = ""
     tiling_level: Annotated[
         int,
-        option(
-            "Effort of tiling layers for the L2 cache, 0 to 3; -1 means TensorRT's default, 0.", ge=-1, le=3
-        ),
+        "Effort of tiling layers for the L2 cache, 0 to 3; -1 means TensorRT's default, 0.",
+        option(ge=-1, le=3),
     ] = -1
     tiling_l2_limit: Annotated[
-        str, option("Part of the L2 cache that tiling may use, such as 8M.", "SIZE")
+        str, "Part of the L2 cache that tiling may use, such as 8M.", option("SIZE")
     ] = ""
     build_route: Annotated[
         str,
-        option(
-            "Options of TensorRT's compiler, such as -conv_use_long_w=off; `dry_run` lists them.", "ROUTE"
-        ),
+        "Options of TensorRT's compiler, such as -conv_use_long_w=off; `dry_run` lists them.",
+        option("ROUTE"),
     ] = ""
     tactic_sources: Annotated[
         tuple[str, ...],
-        option(
-            "Tactic source, such as jit-convolutions; none disables all but TensorRT's own kernels.",
-            "--tactic-source NAME",
-            split=COMMA,
-        ),
+        "Tactic source, such as jit-convolutions; none disables all but TensorRT's own kernels.",
+        option("--tactic-source NAME", split=COMMA),
     ] = ()
     aux_streams: Annotated[
-        int, option("Largest number of auxiliary streams; -1 means TensorRT's default.", ge=-1)
+        int, "Largest number of auxiliary streams; -1 means TensorRT's default.", option(ge=-1)
     ] = -1
 
     typing: Annotated[
         Literal["", "strong", "weak"],
-        option(
-            "Who chooses the types of layers: the graph (strong), or TensorRT by what flags permit (weak, "
-            "TensorRT 8 and 10); strong wherever it can be by default."
-        ),
+        "Who chooses the types of layers: the graph (strong), or TensorRT by what flags permit (weak, "
+        "TensorRT 8 and 10); strong wherever it can be by default.",
     ] = ""
     precision_constraints: Annotated[
         Literal["", "obey", "prefer"],
-        option(
-            "What named layers of a weakly typed network demand: obey fails where there is no such kernel, "
-            "prefer takes another; obey by default."
-        ),
+        "What named layers of a weakly typed network demand: obey fails where there is no such kernel, "
+        "prefer takes another; obey by default.",
     ] = ""
     ignore_faults: Annotated[
         tuple[str, ...],
-        option(
-            "Known fault of TensorRT that is not worked around, such as cumsum-axes; all for every one.",
-            "--ignore-fault NAME",
-            split=COMMA,
-        ),
+        "Known fault of TensorRT that is not worked around, such as cumsum-axes; all for every one.",
+        option("--ignore-fault NAME", split=COMMA),
     ] = ()
 
     def check(self) -> None:
@@ -202,9 +178,9 @@ class TensorRTOptions(Checked):
         """Input or output to (dtype, format), either of which may be empty."""
         formats = {}
         for text in self.io_formats:
-            name, equals, rest = text.rpartition("=")
-            match = re.fullmatch(r"([a-z]+\d*)?(?::([a-z_]+\d*))?", rest)
-            if not (name and equals and rest and match):
+            name, equals, form = text.rpartition("=")
+            match = re.fullmatch(r"([a-z]+\d*)?(?::([a-z_]+\d*))?", form)
+            if not (name and equals and form and match):
                 hint = "for instance x=float16:chw32, or y=float16"
                 raise Refused("io_formats", "NAME=[DTYPE][:FORMAT] is required", value=text, hint=hint)
             formats[name] = (match[1] or "", match[2] or "")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ROOMS = (
-    "artifact", "bench", "calibration", "cli", "cluster", "comparison", "compiler", "data", "deploy",
+    "bench", "calibration", "cli", "cluster", "comparison", "compiler", "data", "deploy",
     "engines", "files", "lowering", "model", "pipeline", "reporting", "spec", "processes", "tuning",
 )  # fmt: skip
 SOURCES = sorted(
@@ -28,7 +28,6 @@ ONNX = GROUND | {"model", "data"}
 BUILT = ONNX | {"calibration", "compiler", "engines"}
 ALLOWED = {
     "version": set[str](),
-    "telemetry": {"spec"},
     "errors": set[str](),
     "tensors": {"errors"},
     "progress": set[str](),

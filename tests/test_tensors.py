@@ -1,13 +1,22 @@
+"""Shapes, inputs, axes, tolerances and sizes: what is spelled is read, and what is none is refused."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qcompile.calibration.tensorrt_cache import version_code
+from qcompile.comparison.diff import parse_tolerances
 from qcompile.errors import DataError, InvalidOption
+from qcompile.model.source import SourceOptions, parse_query
+from qcompile.pipeline.migrate.intent import read_size, trtexec_shapes
+from qcompile.pipeline.recipe import _read_profile
+from qcompile.spec.tensorrt import parse_bytes
 from qcompile.tensors import (
     AxisExtents,
     ModelIO,
@@ -132,6 +141,7 @@ def test_a_tensor_knows_its_dynamic_axes_and_what_fits() -> None:
     assert tensor.dynamic_axes == {0: "batch", 2: "width"}
     assert tensor.accepts((7, 3, 9))
     assert not tensor.accepts((7, 4, 9))
+    assert not tensor.accepts((7, 2, 9))
     assert not tensor.accepts((7, 3))
     assert fill_dynamic(tensor, 5) == (5, 3, 5)
 
@@ -198,3 +208,40 @@ def test_what_is_no_input_is_refused(said: str, texts: list[str]) -> None:
         with pytest.raises(InvalidOption, match=said):
             parse_input(f"x:{text}")
     assert parse_input("x:[h=..]").shape == ("h",)
+
+
+ODD: dict[Callable[[str], object], tuple[str, ...]] = {
+    lambda text: parse_tolerances([text], option="`atol`"): (
+        "inf", "-inf", "y:1e999", "-1", "y:-0.1", "", "y:", "1e-3x", "0x1",
+    ),
+    partial(read_size, "--memPoolSize"): ("nan", "inf", "-1", "1e999", "infM", "nanB"),
+    partial(read_size, "--memPoolSize", unit="M"): ("nan", "inf", "-1", "1e999", "infM", "nanB"),
+    version_code: (f"1.{DIGITS}",),
+    partial(parse_bytes, option="workspace"): (DIGITS,),
+    partial(parse_query, spec="m"): (f"seed={DIGITS}",),
+    partial(trtexec_shapes, "--shapes"): (f"x:1x{DIGITS}",),
+}  # fmt: skip
+"""What other readers of spellings refuse: numbers that none holds."""
+
+
+@pytest.mark.parametrize(("read", "texts"), ODD.items(), ids=range(len(ODD)))
+def test_what_is_no_number_is_refused(read: Callable[[str], object], texts: tuple[str, ...]) -> None:
+    for text in texts:
+        with pytest.raises(InvalidOption):
+            read(text)
+
+
+def test_tolerances_and_profiles_are_read() -> None:
+    assert parse_tolerances(["1", "y:1e-3"], option="`atol`") == {"": 1.0, "y": 1e-3}
+    with pytest.raises(InvalidOption, match="a finite number from 0"):
+        parse_tolerances(["nan"], option="`atol`")
+    with pytest.raises(InvalidOption, match=r"output 'y' is given twice"):
+        parse_tolerances(["1", "y:1", "y:2"], option="`atol`")
+    assert _read_profile("1" * 100_000) == {}  # in no time: its pattern took minutes
+    assert _read_profile("a:1x3..2x3..4x3,b:c:[1]..[2]..[4]") == {"a": (1, 4), "b:c": (1, 4)}
+
+
+def test_names_of_files_that_are_no_utf_8_are_written_as_they_were_read() -> None:
+    options = parse_query("weights=a%FF\udcc7", "m")
+    assert options == SourceOptions(weights="a\udcff\udcc7")
+    assert parse_query(options.query[1:], "m") == options

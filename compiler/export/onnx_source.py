@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...artifact import Artifact, Check, commit
-from ...artifact.int8_isa import carried_isa
+from ...artifact import Artifact, Check, carried_isa, commit
 from ...data.batches import Data
 from ...errors import InvalidOption
 from ...files import writing

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import onnx
 
-from ...artifact import Artifact, Check, commit
-from ...artifact.int8_isa import carried_isa
+from ...artifact import Artifact, Check, carried_isa, commit
 from ...errors import ModelError, UnsupportedOperator, first_line
 from ...files import writing
 from ...model.graph import ONNX_DOMAINS, every_graph, graph_precision, without_weights

@@ -16,8 +16,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from ...artifact import Artifact, Check, commit
-from ...artifact.int8_isa import carried_isa
+from ...artifact import Artifact, Check, carried_isa, commit
 from ...errors import EngineUnavailable, first_line
 from ...files import held_folder, writing
 from ...files.storage import hidden_storage_error

@@ -30,7 +30,7 @@ from ...model.source import parse_source
 from ...model.user_code import beside, call, load_function
 from ...processor import why_emulated
 from ...progress import Progress
-from ...spec.first_use import InitSpec
+from ...spec.recipes import InitSpec
 from ...spec.words import AUTO, TARGETS, TENSORRT_TARGETS, Target
 from ...tensors import Feeds, TensorInfo, format_shape
 from ..recipe import DEFAULT_MAX

@@ -17,7 +17,7 @@ from ...plain_text import plain
 from ...processor import processor
 from ...progress import Progress, silent
 from ...spec.decode import spec_from_call
-from ...spec.first_use import InitSpec
+from ...spec.recipes import InitSpec
 from ...tensors import Feeds
 from ..recipe import Recipe, parse_recipe, toml
 from .choose import (

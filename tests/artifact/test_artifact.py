@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qcompile import artifact
 from qcompile.artifact import (
     Check,
     Manifest,
     accept,
     accepting,
-    artifact,
     checked_input,
     commit,
     is_manifest,
@@ -61,23 +61,6 @@ def make(path: Path, content: bytes = b"graph", *, data: bytes = b"") -> Path:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-def test_side_files_appear_first_and_the_manifest_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever ends the process in between, no manifest lies beside a file that is not its own."""
-    moved: list[str] = []
-    move = os.replace
-
-    def note(source: Path, target: Path) -> None:
-        move(source, target)
-        if Path(target).parent == tmp_path:
-            moved.append(Path(target).name)
-
-    monkeypatch.setattr("os.replace", note)
-    make(tmp_path / "m.onnx", data=b"weights")
-    assert moved == ["m.onnx.data", "m.onnx", "m.onnx.json"]
 
 
 def test_files_appear_only_when_the_block_is_over(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from commands import Qc
+from commands import MakePath, Qc
 from mode_models import normal, written
 from onnx import TensorProto, helper
 from safetensors import safe_open
@@ -20,8 +20,10 @@ from qcompile.artifact import Manifest, commit
 from qcompile.cli import main
 from qcompile.compiler.quantize.calibrate import calibrate
 from qcompile.compiler.simplify.simplify import simplify
+from qcompile.engines import engine
 from qcompile.files import manifest_path, writing
 
+Printed = Callable[..., tuple[int, str]]
 RTX = ["--target", "tensorrt-rtx", "--gpu", "sm86", "-o", "o.engine"]
 VERBS: list[list[str]] = [
     ["inspect", "m.onnx"],
@@ -58,21 +60,20 @@ def _recursive(model: onnx.ModelProto) -> None:
 
 
 def _elsewhere(model: onnx.ModelProto, location: str) -> None:
-    tensor = model.graph.initializer[0]
-    tensor.ClearField("raw_data")
-    tensor.data_location = TensorProto.EXTERNAL
-    tensor.external_data.add(key="location", value=location)
+    tensor(model).ClearField("raw_data")
+    tensor(model).data_location = TensorProto.EXTERNAL
+    tensor(model).external_data.add(key="location", value=location)
 
 
-def _short(model: onnx.ModelProto) -> None:
-    model.graph.initializer[0].raw_data = b"123"
+def tensor(model: onnx.ModelProto) -> TensorProto:
+    return model.graph.initializer[0]
 
 
-def _zero(model: onnx.ModelProto) -> None:
-    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 0
+def batch(model: onnx.ModelProto) -> onnx.TensorShapeProto.Dimension:
+    return model.graph.input[0].type.tensor_type.shape.dim[0]
 
 
-CASES: dict[str, tuple[Callable[[onnx.ModelProto], None], str]] = {
+CASES: dict[str, tuple[Callable[[onnx.ModelProto], object], str]] = {
     "a sequence": (_sequence, "output 'y' is a sequence; tensors alone are supported"),
     "a recursive function": (_recursive, "own::again -> own::again"),
     "the memory of this process": (
@@ -80,8 +81,15 @@ CASES: dict[str, tuple[Callable[[onnx.ModelProto], None], str]] = {
         "external data '/proc/self/mem' of tensor 'w1': is an absolute path",
     ),
     "a link": (lambda model: _elsewhere(model, "link"), "external data 'link' of tensor 'w1': is a link to"),
-    "short data": (_short, "tensor 'w1' of shape 16x32 holds 3 bytes; 2048 are required"),
-    "no batch": (_zero, "input 'x' has an axis of extent 0; 1 or more is required"),
+    "short data": (
+        lambda model: setattr(tensor(model), "raw_data", b"123"),
+        "tensor 'w1' of shape 16x32 holds 3 bytes; 2048 are required",
+    ),
+    "no batch": (
+        lambda model: setattr(batch(model), "dim_value", 0),
+        "input 'x' has an axis of extent 0; 1 or more is required",
+    ),
+    **{f"cut off at {size}": (lambda _: None, "m.onnx: ") for size in (0, 1, 100, 900)},
 }
 
 
@@ -103,7 +111,8 @@ def test_every_verb_refuses_it_in_one_message(
     np.savez("d.npz", x=np.ones((4, 16), np.float32))
     model = tiny("mlp")
     change(model)
-    Path("m.onnx").write_bytes(model.SerializeToString())
+    size = int(case.split()[-1]) if case.startswith("cut off") else None
+    Path("m.onnx").write_bytes(model.SerializeToString()[:size])
     before = sorted(path.name for path in folder.iterdir())
     for words in VERBS:
         with pytest.raises(SystemExit) as ended:
@@ -268,3 +277,60 @@ def test_json_of_another_tool_beside_a_model_is_no_manifest(qc: Qc) -> None:
     Path("float.onnx.json").write_text('{"audio": {"sample_rate": 22050}, "espeak": {"voice": "de"}}')
     assert qc("quantize", "float.onnx", "--precision", "fp16", "-o", "o.onnx").code == 0
     assert "no manifest" in qc("inspect", "float.onnx").out
+
+
+def test_empty_calibration_data_are_an_error(printed: Printed, tiny_file: MakePath, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=np.zeros((0, 4, 8, 8), np.float32))
+    (tmp_path / "folder").mkdir()
+    for data in ("x.npz", "folder"):
+        output = tmp_path / "r.ranges"
+        code, said = printed("calibrate", tiny_file("residual"), "--data", tmp_path / data, "-o", output)
+        assert (code, "at least one is required" in said, output.exists()) == (1, True, False)
+
+
+def test_usage_errors_exit_with_2(printed: Printed, tiny_file: MakePath, tmp_path: Path) -> None:
+    model = tiny_file("residual")
+    out = tmp_path / "o"
+    for arguments in (
+        ("no-such-verb",),
+        ("export",),
+        ("build", model, "--target", "tensort", "-o", out),
+        ("build", model, "--target", "tensorrt-rtx", "--gpu", "sm1", "-o", out),
+        ("build", model, "--target", "tensorrt-rtx", "--gpu", "sm86", "--min-shapes", "x:zz:1", "-o", out),
+        ("quantize", model, "-o", out),
+        ("calibrate", model, "--data", tmp_path / "none.npz", "-o", out),
+        ("calibrate", model, "--data", model, "-o", out),
+        ("bench", model, "--baseline", model, "--metric", "top7"),
+        ("run", tmp_path / "none.toml"),
+        ("simplify", model, "-o", tmp_path),
+        ("doctor", "-v", "-q"),
+    ):
+        code, said = printed(*arguments)
+        assert code == 2, (arguments, said)
+        assert not out.exists()
+
+
+def test_a_target_that_cannot_work_here_says_why_and_what_to_do(
+    printed: Printed, tiny_file: MakePath, tmp_path: Path
+) -> None:
+    reason = engine("tensorrt").why_not_build()
+    if not reason:
+        pytest.skip("TensorRT and a GPU are here")
+    code, said = printed("build", tiny_file("mlp"), "--target", "tensorrt", "-o", tmp_path / "o.engine")
+    assert code == 1
+    assert reason in said
+    assert "hint:" in said
+
+
+def test_diff_exits_with_1_on_a_mismatch(printed: Printed, tiny_file: MakePath) -> None:
+    first = tiny_file("residual")
+    second = tiny_file("residual", file="other.onnx", opset=13)
+    assert printed("diff", first, second)[0] == 0
+    model = onnx.load(first)
+    next(node for node in model.graph.node if node.name == "gemm").attribute.append(
+        onnx.helper.make_attribute("alpha", 1.5)
+    )
+    onnx.save(model, second)
+    code, said = printed("diff", first, second)
+    assert code == 1
+    assert "MISMATCH" in said

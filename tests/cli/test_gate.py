@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from commands import MakePath, Qc
+from msgspec.structs import replace
 from onnx import helper
 
 import qcompile
@@ -200,6 +201,16 @@ def test_one_command_writes_every_form_and_says_how_to_repeat_it(
     same = tmp_path / "r.json"
     code, out, _ = qc("bench", "compare", same, same, "--fail-if", "slower:50%")
     assert code == 0
+
+
+@pytest.mark.parametrize(("status", "code"), [("failed", 1), ("not run", 0), ("measured", 0)])
+def test_a_failed_row_is_the_exit_code_of_a_bench(
+    qc: Qc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, code: int
+) -> None:
+    results = load_results(results_file(tmp_path / "r.json", 1.0))
+    results = replace(results, rows=[replace(results.rows[0], status=status, reason="for a test")])
+    monkeypatch.setattr("qcompile.bench.benchmark.benchmark", lambda *_, **__: results)
+    assert qc("bench", "a.onnx", "--baseline", "a.onnx").code == code
 
 
 def test_help_of_the_default_command_shows_what_is_typed(qc: Qc) -> None:

@@ -133,6 +133,7 @@ def test_the_table_shows_what_the_json_holds(done: Qc, file: Path) -> None:
         assert [float(cell) for cell in row[1:-2]] == pytest.approx(figures, rel=1e-3)
         assert float(row[-2].removesuffix("%")) == pytest.approx(100 * one["clipped"], abs=6e-4)
         assert row[-1] == ("exact" if one["snr_db"] is None else f"{one['snr_db']:.1f} dB")
+    assert done("ranges", "show", file, "-q") == Said(0, "", "")
 
 
 @pytest.mark.parametrize("method", ["minmax", "percentile:90", "mse"])
@@ -173,10 +174,6 @@ def test_what_was_not_observed_is_shown_with_its_reason(done: Qc, tmp_path: Path
     assert done("ranges", "show", tmp_path / "a.ranges", "--json").json["tensors"] == []
 
 
-def test_quiet_shows_nothing(done: Qc, file: Path) -> None:
-    assert done("ranges", "show", file, "-q") == Said(0, "", "")
-
-
 def test_show_draws_the_worst(done: Qc, tmp_path: Path) -> None:
     file = handmade(tmp_path / "a.ranges", 14)
     plot = tmp_path / "worst.svg"
@@ -200,10 +197,7 @@ CACHE = "ranges cache {file} -o {out} "
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        *(
-            (f"{CALIBRATE}--shard={shard}", f"{shard!r}|PART/PARTS")
-            for shard in ("4/3", "")
-        ),
+        *((f"{CALIBRATE}--shard={shard}", f"{shard!r}|PART/PARTS") for shard in ("4/3", "")),
         (f"{CALIBRATE}--method kl", METHODS_ARE),
         (f"{CALIBRATE}--target tensort", "'tensort'"),
         *((f"ranges show {{file}} --plot {{out}}/{to}", ".svg is required") for to in ("a.png", "a", "svg")),
@@ -271,13 +265,6 @@ def test_inspect_sums_a_ranges_file_up_and_points_to_the_rest(done: Qc, file: Pa
     assert facts["matches_manifest"] is True
 
 
-def test_the_command_that_inspect_points_to_works(done: Qc, file: Path) -> None:
-    line = next(line for line in done("inspect", file).out.splitlines() if "ranges show" in line)
-    words = line.split()
-    command = words[words.index("qcompile") + 1 : words.index("ranges") + 3]
-    assert done(*command).out == done("ranges", "show", file).out
-
-
 # ranges merge
 def shards(done: Qc, model: Path, data: Path, count: int) -> list[Path]:
     """Ranges files of every shard, made one by one."""
@@ -289,7 +276,7 @@ def shards(done: Qc, model: Path, data: Path, count: int) -> list[Path]:
     return files
 
 
-@pytest.mark.parametrize("count", [3, 20])
+@pytest.mark.parametrize("count", [3, 17])
 def test_merged_shards_have_the_bytes_of_the_whole(
     done: Qc, model: Path, data: Path, file: Path, tmp_path: Path, count: int
 ) -> None:

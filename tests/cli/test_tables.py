@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from commands import Qc
 from msgspec.structs import replace
+from reference_pages import verbs
 from report_results import layers_json, results_json, write
 from rich.console import Console
 from sweeps import RECIPE, write_sweep
@@ -19,13 +19,14 @@ from sweeps import RECIPE, write_sweep
 from qcompile.bench.results.results import Results
 from qcompile.bench.results.row import CurvePoint, GpuLatency, Row
 from qcompile.cli.main import missing_package
-from qcompile.cli.tables import curve_table, gpu_table
+from qcompile.cli.session import _pace
+from qcompile.cli.tables import curve_table, gpu_table, left_in_float_lines
 from qcompile.cli.verb import respell, spelled
 from qcompile.errors import InvalidOption
-from qcompile.spec.artifacts import BuildCommand, QuantizeCommand
-from qcompile.spec.looking import InspectCommand, ReportCommand
-from qcompile.spec.measure import BenchCommand, CompareCommand, DiffCommand
-from qcompile.spec.models import CalibrateCommand, ExportCommand, MergeRangesCommand, RangesCacheCommand
+from qcompile.spec.artifacts import BuildCommand
+from qcompile.spec.looking import InspectCommand
+from qcompile.spec.measure import BenchCommand, CompareCommand
+from qcompile.spec.models import MergeRangesCommand
 from qcompile.spec.option import options_of
 from qcompile.spec.recipes import RunCommand, TuneCommand
 
@@ -78,43 +79,34 @@ def test_inferences_in_flight_are_a_curve() -> None:
     assert curve_table(results(rows), "concurrency") is None
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "qcompile", "report", *words], cwd=folder, capture_output=True, text=True
-    )
-
-
-def test_a_report_is_written_and_its_size_said(tmp_path: Path) -> None:
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with results and layers."""
     write(tmp_path / "results.json", results_json(2))
     write(tmp_path / "layers.json", layers_json())
-    done = run(tmp_path, "results.json", "-o", "out/report.html", "--layers", "layers.json")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("out/report.html  ")
-    assert "loads nothing" in done.stdout
-    text = (tmp_path / "out/report.html").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_report_is_written_and_its_size_said(done: Qc) -> None:
+    said = done("report", "results.json", "-o", "out/report.html", "--layers", "layers.json").out
+    assert said.startswith("out/report.html  ")
+    assert "loads nothing" in said
+    text = Path("out/report.html").read_text(encoding="utf-8")
     assert text.startswith("<!doctype html>")
     assert "Errors of the layers" in text
+    told = done("report", "results.json", "--json").json
+    assert told == {"path": "report.html", "size_bytes": Path("report.html").stat().st_size}
 
 
-def test_json_names_the_file(tmp_path: Path) -> None:
-    write(tmp_path / "results.json", results_json(1))
-    done = run(tmp_path, "results.json", "--json")
-    assert json.loads(done.stdout) == {
-        "path": "report.html",
-        "size_bytes": (tmp_path / "report.html").stat().st_size,
-    }
-
-
-def test_a_wrong_file_is_an_error_with_a_way_out(tmp_path: Path) -> None:
-    write(tmp_path / "layers.json", layers_json())
-    write(tmp_path / "results.json", results_json(1))
-    done = run(tmp_path, "layers.json")
-    assert done.returncode == 1
-    assert "qcompile.results" in done.stderr
-    done = run(tmp_path, "resuls.json")
-    assert done.returncode == 2
-    assert "did you mean results.json?" in done.stderr
-    assert not (tmp_path / "report.html").exists()
+def test_a_wrong_file_is_an_error_with_a_way_out(qc: Qc, folder: Path) -> None:
+    for code, file, words in (
+        (1, "layers.json", "qcompile.results"), (2, "resuls.json", "did you mean results.json?"),
+    ):  # fmt: skip
+        said = qc("report", file)
+        assert (said.code, words in said.err) == (code, True), said
+    assert not (folder / "report.html").exists()
 
 
 MakePath = Callable[..., Path]
@@ -189,42 +181,40 @@ def test_other_errors_are_left_as_they_are(error: Exception) -> None:
     assert missing_package(error) is None
 
 
+OF_THE_NEXT_STEP = {
+    MergeRangesCommand: ("targets", "--target"), CompareCommand: ("max_time_s", "--max-time"),
+    TuneCommand: ("layers", "--layer"), InspectCommand: ("trust", "--trust"),
+}  # fmt: skip
+"""Options that a message names, and the typed command has not."""
+
+
+def test_a_field_is_shown_as_the_flag_that_is_typed() -> None:
+    for name, command in verbs():
+        options = [option for option in options_of(command.spec) if not option.spelling.argument]
+        flags = [(option.key, option.flag) for option in options]
+        for field, flag in [*flags, *filter(None, [OF_THE_NEXT_STEP.get(command.spec)])]:
+            error = InvalidOption(f"`{field}` 3: wrong", hint=f"leave `{field}` out", option=field)
+            respell(error, command.spec)
+            assert str(error) == f"{flag} 3: wrong\n  hint: leave {flag} out", name
+            assert error.data["option"] == flag, name
+    assert spelled("`gpus`, `tensorrt.workspace`, `rules`", BuildCommand) == "--gpu, --workspace, --judge"
+    assert spelled("give `again`, `layers`", RunCommand) == "give --again, `layers`"  # a key of the recipe
+
+
+@pytest.mark.parametrize(("count", "shown"), [(0, 0), (10, 10), (12, 11)])
+def test_ten_layers_in_float_are_listed(count: int, shown: int) -> None:
+    proof = {"left_in_float": {f"conv{number}": "excluded" for number in range(count)}}
+    lines = left_in_float_lines(proof, "the manifest")
+    assert (len(lines), "left in float: 2 more, see the manifest" in lines) == (shown, count == 12)
+    assert lines[:1] == ["left in float: conv0 (excluded)"][:shown]
+
+
 @pytest.mark.parametrize(
-    ("spec", "field", "flag"),
-    [
-        (BuildCommand, "gpus", "--gpu"),
-        (BuildCommand, "layers", "--layer"),
-        (BuildCommand, "min_shapes", "--min-shapes"),
-        (BuildCommand, "io_formats", "--io-format"),
-        (BuildCommand, "profiles", "--profile"),
-        (BuildCommand, "tensorrt.workspace", "--workspace"),
-        (QuantizeCommand, "max_damage", "--max-damage"),
-        (ExportCommand, "inputs", "--input"),
-        (ExportCommand, "dynamic", "--dynamic"),
-        (CalibrateCommand, "targets", "--target"),
-        (CalibrateCommand, "shard", "--shard"),
-        (MergeRangesCommand, "targets", "--target"),
-        (RangesCacheCommand, "method", "--method"),
-        (BenchCommand, "torch_modes", "--torch"),
-        (BenchCommand, "devices", "--device"),
-        (BenchCommand, "max_time_s", "--max-time"),
-        (BenchCommand, "python", "--python"),
-        (CompareCommand, "limits", "--fail-if"),
-        (CompareCommand, "max_time_s", "--max-time"),
-        (DiffCommand, "layers", "--layers"),
-        (DiffCommand, "rules", "--judge"),
-        (ReportCommand, "layers", "--layers"),
-        (TuneCommand, "max_drop", "--max-drop"),
-        (TuneCommand, "layers", "--layer"),
-        (InspectCommand, "trust", "--trust"),
-    ],
+    ("done", "seconds", "remaining", "text"),
+    [(0, 9.0, 5, ""), (3, 0.5, 5, ""), (20, 2.0, 100, "10/s, 10 s left"), (481, 10.0, 0, "48.1/s")],
 )
-def test_a_field_is_shown_as_the_flag_that_is_typed(spec: type, field: str, flag: str) -> None:
-    error = InvalidOption(f"`{field}` 3: wrong", hint=f"leave `{field}` out", option=field)
-    respell(error, spec)
-    assert (str(error), error.data["option"]) == (f"{flag} 3: wrong\n  hint: leave {flag} out", flag)
-    typed = field in {one.name for one in options_of(RunCommand)}
-    assert spelled(f"give `{field}`", RunCommand) == (f"give {flag}" if typed else f"give `{field}`")
+def test_the_pace_is_told_once_it_is_known(done: int, seconds: float, remaining: int, text: str) -> None:
+    assert _pace(done, seconds, remaining) == text
 
 
 def test_a_word_that_is_no_option_stays_between_its_backticks() -> None:

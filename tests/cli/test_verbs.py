@@ -1,13 +1,19 @@
-"""Every verb by its command: what it prints, its JSON, `-q`."""
+"""Every verb by its command: what it prints, its JSON, `-q`, its help, which loads no heavy package."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.shell_completion import ShellComplete
 from commands import Qc
+
+from qcompile.cli.main import group
 
 MakePath = Callable[..., Path]
 
@@ -106,3 +112,101 @@ def test_inspect_lists_nodes_with_their_precision(json_of: Json, done: Qc, tiny_
     assert nodes["relu1"]["precision"] == ""
     assert "K 4 -> 8" in done("inspect", model, "--nodes").out
     assert "K 4 -> 16" in done("inspect", model, "--nodes", "--precision", "int8").out
+
+
+VERBS = tuple(
+    "auto init export simplify calibrate ranges quantize tune build refit bench gate diff "
+    "report run sweep worker migrate package inspect doctor".split()
+)
+_GROUPS = {"ranges": ("show", "merge", "cache"), "package": ("triton",)}
+COMMANDS = (
+    *(verb for verb in VERBS if verb not in _GROUPS),
+    *(f"{group} {command}" for group, commands in _GROUPS.items() for command in commands),
+)
+LINES = ("--version", "", *_GROUPS, *COMMANDS, "<tab>")
+HEAVY = (
+    "torch", "onnx", "onnxruntime", "numpy", "tensorrt", "tensorrt_rtx", "polygraphy", "rich", "onnxsim",
+    "numba", "safetensors", "jinja2",
+)  # fmt: skip
+
+
+Shown = dict[str, tuple[str, list[str]]]
+PROBE = """
+import contextlib, io, json, os, sys
+import qcompile
+from qcompile.cli import main
+dir(qcompile)
+shown, lines, heavy = {}, *map(json.loads, sys.argv[1:])
+for line in lines:
+    words = [*line.split(), "--help"]
+    if line == "--version":
+        words = [line]
+    elif line == "<tab>":
+        words = []
+        os.environ.update(_QCOMPILE_COMPLETE="bash_complete", COMP_WORDS="qcompile tune --ta", COMP_CWORD="2")
+    said = io.TextIOWrapper(io.BytesIO(), "utf-8")
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        main(words)
+    said.flush()
+    shown[line] = said.buffer.getvalue().decode(), [name for name in heavy if name in sys.modules]
+print(json.dumps(shown))
+"""
+
+
+@pytest.fixture(scope="module")
+def shown() -> Shown:
+    """What each command says of itself, and the heavy packages in memory after it, in one new process."""
+    words = [sys.executable, "-c", PROBE, json.dumps(LINES), json.dumps(HEAVY)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    found: Shown = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("command", LINES)
+def test_help_and_completion_load_nothing_heavy(shown: Shown, command: str) -> None:
+    said, heavy = shown[command]
+    assert said
+    assert heavy == []
+
+
+def test_completion_offers_an_option(shown: Shown) -> None:
+    assert shown["<tab>"][0].startswith("plain,--target")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_shows_an_example_and_the_common_options(shown: Shown, command: str) -> None:
+    said, _ = shown[command]
+    examples = [line.split() for line in said.partition("Examples:")[2].splitlines()]
+    typed = ["qcompile", *command.split()]
+    assert any(line[: len(typed)] == typed for line in examples)
+    for option in ("--verbose", "--quiet", "--json", "--help"):
+        assert option in said
+    assert ("--output" in said) or command in ("diff", "inspect", "doctor", "ranges show", "worker")
+
+
+@pytest.mark.parametrize(
+    ("group", "listed"), [("", VERBS), ("ranges", ("show", "merge", "cache"))], ids=["qcompile", "ranges"]
+)
+def test_commands_are_listed_in_the_order_of_the_road(
+    shown: Shown, group: str, listed: tuple[str, ...]
+) -> None:
+    lines = [line.split() for line in shown[group][0].partition("Commands:")[2].splitlines()]
+    assert tuple(words[0] for words in lines if words) == listed
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("cal", ["calibrate"]),
+        ("build --tar", ["--target"]),
+        ("build m.onnx --target tensorrt", ["tensorrt-rtx", "tensorrt"]),
+        ("tune m.onnx --target onnxruntime,o", ["onnxruntime,openvino"]),
+        ("tune m.onnx --metric cos", ["cosine"]),
+        ("run re", ["files"]),  # the shell's own names
+        ("tune m.onnx --data x", ["files"]),
+    ],
+)
+def test_a_shell_completes(line: str, offered: list[str]) -> None:
+    *words, last = line.split(" ")
+    found = ShellComplete(group, {}, "qcompile", "_QCOMPILE_COMPLETE").get_completions(words, last)
+    assert [one.value if one.type == "plain" else f"{one.type}s" for one in found] == offered

@@ -86,6 +86,9 @@ def test_the_engine_comes_back_byte_by_byte_and_onnx_runtime_lacks_nothing_but_t
     assert manifest.proof["has_run"] is False
     assert manifest.device == {"gpus": ["sm86", "sm120"]}
     assert manifest.warnings[-1] == "not run: no GPU has loaded this file"
+    assert not [text for text in manifest.warnings if "not usable" in text], (
+        "sm120 is the first of the newest"
+    )
     moved = tmp_path / "elsewhere"
     moved.mkdir()
     for file in tmp_path.glob("m.onnx*"):

@@ -33,6 +33,10 @@ from qcompile.files import writing
 LARGER = {"x": ((1, 3, 8, 8), (8, 3, 8, 8), (32, 3, 8, 8))}
 
 
+UNSAFE = ("../up", "/tmp/absolute", "a/b", "a\\b", "..", ".", ".hidden", "", "a\0b", "a\nb\0")
+"""Names that lead out of a folder, or are none."""
+
+
 def tree(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
@@ -192,7 +196,7 @@ def test_a_copy_that_differs_is_refused(
     assert not repository.exists()
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", ".net", "a/b", "a\\b", "a b", "a\n", "a\0", "n" * 256])
+@pytest.mark.parametrize("name", [*UNSAFE, ".net", "a b", "a\n", "n" * 256])
 def test_names_that_are_no_folder_are_refused(engine: Path, repository: Path, name: str) -> None:
     with pytest.raises(InvalidOption, match="`name`"):
         package_triton(engine, repository, name=name)

@@ -17,8 +17,7 @@ from commands import Qc, Said
 from mode_models import normal, written
 
 import qcompile
-from qcompile.artifact import Manifest, read_manifest
-from qcompile.artifact.int8_isa import int8_isa
+from qcompile.artifact import Manifest, int8_isa, read_manifest
 from qcompile.cli import main
 from qcompile.errors import ArtifactError
 from qcompile.files import manifest_path

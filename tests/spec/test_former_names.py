@@ -1,4 +1,4 @@
-"""Names that options and values had before: what is still read, and where the others are refused."""
+"""Names that options and values had before: what is still read, and what is said in place of the others."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ from jsonschema import Draft202012Validator
 from reference_pages import verbs
 
 import qcompile
-from qcompile.artifact import Manifest
+from qcompile.artifact import Manifest, int8_isa
+from qcompile.cli.main import group
 from qcompile.cli.session import Session
 from qcompile.cli.verb import verb
 from qcompile.errors import InvalidOption, RecipeError
 from qcompile.files import manifest_path
 from qcompile.pipeline.recipe import read_recipe
 from qcompile.spec.artifacts import BuildSpec
-from qcompile.spec.decode import parse_spec
+from qcompile.spec.decode import Refused, decode, parse_spec
+from qcompile.spec.measure import BenchCommand
 from qcompile.spec.option import options_of
 from qcompile.spec.recipes import recipe_schema
+from qcompile.spec.removed import COMMANDS, OPTIONS, SOURCES, removed_option, removed_source
 from qcompile.spec.words import FORMER_ISAS
 
 MakeFile = Callable[..., Path]
@@ -38,13 +41,7 @@ REMOVED = [
 
 def required(spec: type) -> list[str]:
     """What a command must be given beside the option."""
-    more = {
-        "target": "tensorrt",
-        "precision": "int8",
-        "ranges": "m.ranges",
-        "output": "made",
-        "model": "m.onnx",
-    }
+    more = {"target": "tensorrt", "precision": "int8", "ranges": "m.ranges", "output": "o", "model": "m.onnx"}
     return [
         word
         for one in options_of(spec)
@@ -127,6 +124,12 @@ def test_the_options_of_a_manifest_of_before_are_read() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("old", FORMER_ISAS)
+def test_the_device_of_a_manifest_of_before_tells_the_instruction_set(old: str) -> None:
+    manifest = Manifest("onnx", "build", "openvino", "int8", device={"isa": old, "features": ["avx2"]})
+    assert int8_isa(manifest) == FORMER_ISAS[old]
+
+
 def test_openvino_computes_an_artifact_of_before_as_its_manifest_says(
     tiny_file: MakeFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,3 +147,31 @@ def test_openvino_computes_an_artifact_of_before_as_its_manifest_says(
     )
     engine.OpenVino().open(str(built))
     assert computed_in == ["bf16"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_says_what_to_use_instead(name: str) -> None:
+    result = CliRunner().invoke(group, [name])
+    assert result.exit_code == 2
+    assert f"{name} went with 0.3.0: {COMMANDS[name]}" in result.output
+    with pytest.raises(AttributeError, match=r"went with 0\.3\.0"):
+        getattr(qcompile, name)
+
+
+def test_a_name_that_never_was_is_unknown_only() -> None:
+    assert "went with" not in CliRunner().invoke(group, ["frobnicate"]).output
+    with pytest.raises(AttributeError, match="has no attribute 'frobnicate'"):
+        _ = qcompile.frobnicate
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_key_of_a_recipe_says_what_to_use_instead(name: str) -> None:
+    with pytest.raises(Refused) as refused:
+        decode(BenchCommand, {name.rpartition(".")[2]: 1})
+    if removed_option(name.rpartition(".")[2]):
+        assert OPTIONS[name] in refused.value.hint
+
+
+@pytest.mark.parametrize("prefix", SOURCES)
+def test_a_prefix_says_what_to_use_instead(prefix: str) -> None:
+    assert SOURCES[prefix] in removed_source(f"{prefix}:anything")

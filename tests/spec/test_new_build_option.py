@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,27 +26,23 @@ from qcompile.processor import isa_here
 from qcompile.progress import silent
 from qcompile.spec.artifacts import ArtifactSection, BuildCommand, BuildSpec
 from qcompile.spec.decode import shared
-from qcompile.spec.option import option
 
 MakeFile = Callable[..., Path]
-Colour = Annotated[Literal["red", "blue"], option("Colour of the artifact.")]
+Colour = Annotated[Literal["red", "blue"], "Colour of the artifact."]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ColouredSpec(BuildSpec):
     """What `build` is told, with one more option."""
 
     colour: Colour = "red"
 
 
-@dataclass(frozen=True, kw_only=True)
 class ColouredSection(ArtifactSection):
     """`[[artifact]]` with it."""
 
     colour: Colour = "red"
 
 
-@dataclass(frozen=True, kw_only=True)
 class ColouredCommand(BuildCommand):
     """Build a coloured artifact."""
 

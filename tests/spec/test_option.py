@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import click
 import msgspec
@@ -15,23 +15,23 @@ from jsonschema import Draft202012Validator
 from qcompile.cli.session import Session
 from qcompile.cli.verb import verb
 from qcompile.errors import InvalidOption
+from qcompile.spec.artifacts import BuildSpec, with_floats
 from qcompile.spec.decode import Checked, Refused, decode, key, non_default_options
 from qcompile.spec.option import COMMA, argument, fields_of, option, options_of
+from qcompile.spec.words import Count
 
 
-@dataclass(frozen=True, kw_only=True)
 class Before(Checked):
     """Paint FILE."""
 
     file: Annotated[Path, argument("File to paint.")]
-    colour: Annotated[Literal["red", "blue"], option("Colour of the paint.")] = "red"
+    colour: Annotated[Literal["red", "blue"], "Colour of the paint."] = "red"
 
 
-@dataclass(frozen=True, kw_only=True)
 class After(Before):
     """Paint FILE."""
 
-    coats: Annotated[int, option("Number of coats.", "--coat", ge=1, le=9)] = 2
+    coats: Annotated[int, "Number of coats.", option("--coat", ge=1, le=9)] = 2
 
 
 def painted(spec: type[Before]) -> tuple[click.Command, list[Before]]:
@@ -79,15 +79,15 @@ def test_a_new_field_is_part_of_keys_and_of_the_manifests_options() -> None:
     assert non_default_options(chosen) == {"file": Path("a"), "coats": 3}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Frame(Checked):
     """A table in a table."""
 
-    width_mm: Annotated[float, option("Width of the frame.", "--frame", gt=0)] = 1.0
-    corners: Annotated[tuple[str, ...], option("A corner.", "--corner", split=COMMA)] = ()
-    gilded: Annotated[bool, option("Gild it.")] = False
-    dry: Annotated[bool, option("Do not wait.", "--wet", off=True)] = True
-    varnish: Annotated[bool | None, option("Varnish it.")] = None
+    width_mm: Annotated[float, "Width of the frame.", option("--frame", gt=0)] = 1.0
+    corners: Annotated[tuple[str, ...], "A corner.", option("--corner", split=COMMA)] = ()
+    gilded: Annotated[bool, "Gild it."] = False
+    nails: Annotated[Count, "Number of nails."] = 4
+    dry: Annotated[bool, "Do not wait.", option("--wet", off=True)] = True
+    varnish: Annotated[bool | None, "Varnish it."] = None
 
     def check(self) -> None:
         """Gold needs width."""
@@ -95,7 +95,6 @@ class Frame(Checked):
             raise Refused("gilded", "belongs to a `width_mm` of 2 and more")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Picture(Checked):
     """Hang a picture."""
 
@@ -128,16 +127,17 @@ def test_an_error_names_the_option_as_it_is_typed_or_by_its_path() -> None:
     assert failed.data["option"] == "--gilded"
     with pytest.raises(Refused) as caught:
         decode(Picture, {"rows": [{}, {"gilded": True}]})
-    assert (caught.value.key, caught.value.sentence) == (
-        "rows[1].gilded",
-        "belongs to a `width_mm` of 2 and more",
-    )
+    sentence = "belongs to a `width_mm` of 2 and more"
+    assert (caught.value.key, caught.value.sentence) == ("rows[1].gilded", sentence)
     with pytest.raises(Refused, match=r"did you mean frame\.gilded") as caught:
         decode(Picture, {"frame": {"guilded": True}})
     assert caught.value.key == "frame.guilded"
 
 
 def test_options_of_tables_have_their_path_and_their_default() -> None:
+    assert all(option.sentence for option in options_of(Frame))
+    with pytest.raises(Refused, match="`nails` 0: at least 1 is required"):
+        Frame(nails=0)
     found = {one.key: one.default for one in options_of(Picture)}
     assert found["frame.width_mm"] == 1.0
     assert [one.name for one in fields_of(Picture)] == ["frame", "rows"]
@@ -156,3 +156,21 @@ def test_a_value_of_another_type_is_named_with_its_type(values: dict[str, object
     with pytest.raises(Refused) as caught:
         decode(Picture, values)
     assert caught.value.sentence == said
+
+
+@pytest.mark.parametrize(
+    ("options", "chosen", "floats"),
+    [
+        ({"target": "tensorrt", "precision": "int8"}, "fp16", "fp16"),
+        ({"target": "tensorrt-rtx", "precision": "int8"}, "fp16", "fp16"),
+        ({"target": "tensorrt-rtx", "precision": "int8", "layers": ("a=bf16",)}, "bf16", "bf16"),
+        ({"target": "tensorrt-rtx", "precision": "int8", "float_precision": "fp32"}, "fp32", "fp32"),
+        ({"target": "tensorrt", "precision": "int8", "mode": "weights"}, "auto", "fp32"),
+        ({"target": "tensorrt", "precision": "fp8"}, "auto", "fp32"),
+        ({"target": "onnxruntime", "precision": "int8"}, "auto", "fp32"),
+        ({"target": "openvino", "precision": "int8", "float_precision": "bf16"}, "bf16", "bf16"),
+    ],
+)
+def test_auto_is_fp16_in_int8_for_tensorrt(options: dict[str, Any], chosen: str, floats: str) -> None:
+    spec = with_floats(BuildSpec(**options))
+    assert (spec.float_precision, spec.floats) == (chosen, floats)

@@ -77,20 +77,22 @@ def test_a_command_hands_its_object_to_the_verb(name: str) -> None:
     )
     kinds = {command.spec.__name__ for command in commands() if issubclass(command.spec, SPECS[name])}
     for function in functions:
-        arguments = {ast.unparse(one) for one in getattr(function.decorator_list[0], "args", ())}
+        arguments = {
+            ast.unparse(one).rpartition(".")[2] for one in getattr(function.decorator_list[0], "args", ())
+        }
         if arguments & kinds:
             calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
-            assert any(ast.unparse(one) == "given" for call in calls for one in call.args), function.name
+            assert any(ast.unparse(one) == "options" for call in calls for one in call.args), function.name
 
 
 @pytest.mark.parametrize("path", sorted(CLI.glob("*.py")), ids=lambda path: path.stem)
 def test_no_command_lists_its_options_once_more(path: Path) -> None:
-    """`x=given.x, y=given.y` forgets the option that comes next."""
+    """`x=options.x, y=options.y` forgets the option that comes next."""
     for call in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)):
         repeated = [
             word.arg
             for word in call.keywords
-            if isinstance(word.value, ast.Attribute) and ast.unparse(word.value) == f"given.{word.arg}"
+            if isinstance(word.value, ast.Attribute) and ast.unparse(word.value) == f"options.{word.arg}"
         ]
         assert len(repeated) < 3, f"{path.name}:{call.lineno}: {', '.join(map(str, repeated))}"
 

@@ -9,6 +9,7 @@ import inspect
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -20,8 +21,10 @@ from reference_pages import FOLDER, pages, verbs
 
 import qcompile
 from qcompile.cli.main import group
+from qcompile.pipeline.propose import init
 from qcompile.spec.artifacts import BuildSpec
 from qcompile.spec.option import fields_of, options_of
+from qcompile.spec.words import TARGETS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -83,18 +86,23 @@ def test_run_prints_the_schema() -> None:
     assert "Missing argument 'RECIPE'" in missing.output
 
 
-def recipe(text: str) -> Any:
-    return tomllib.loads(text)
+VALIDATOR = Draft202012Validator(SCHEMA)
+RECIPES = {*ROOT.glob("**/*recipe*.toml"), *ROOT.glob("examples/*/*.toml")} - {*ROOT.glob("tests/samples/*")}
 
 
-@pytest.mark.parametrize(
-    "path",
-    sorted({*ROOT.glob("**/*recipe*.toml")} - {*ROOT.glob("tests/samples/*")}),
-    ids=lambda path: path.parent.name,
-)
+@pytest.mark.parametrize("path", sorted(RECIPES), ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_the_recipes_of_the_repository_fit_the_schema(path: Path) -> None:
-    errors = list(Draft202012Validator(SCHEMA).iter_errors(recipe(path.read_text(encoding="utf-8"))))
-    assert errors == []
+    VALIDATOR.check_schema(SCHEMA)
+    assert list(VALIDATOR.iter_errors(tomllib.loads(path.read_text(encoding="utf-8")))) == []
+
+
+def test_it_accepts_what_init_writes_and_the_recipe_names_it(
+    tiny_file: Callable[..., Path], samples: Callable[..., Path], tmp_path: Path
+) -> None:
+    data, model = str(samples("residual", 16)), str(tiny_file("residual"))
+    text = init(model, tmp_path / "recipe.toml", data=data, targets=TARGETS, max_drop=0.5).text
+    VALIDATOR.validate(tomllib.loads(text))
+    assert text.splitlines()[0] == f"#:schema {(ROOT / 'docs/recipe.schema.json').as_uri()}"
 
 
 @pytest.mark.parametrize(
@@ -103,6 +111,7 @@ def test_the_recipes_of_the_repository_fit_the_schema(path: Path) -> None:
         'outptu = "x"',
         'name = "../x"',
         "[model]\nsorce = 1",
+        "[model]\nsource = 1",
         '[[artifact]]\nname = "a"\ntarget = "tensort"',
         '[[artifact]]\nname = "a"\ntarget = "openvino"\nlayers = ["gemm"]',
         '[[artifact]]\nname = "a"\ntarget = "tensorrt"\n[artifact.tensorrt]\noptimization_level = 6',
@@ -114,6 +123,6 @@ def test_an_editor_finds_what_the_reader_refuses(wrong: str) -> None:
         "version": 1, "name": "net", "model": {"source": "m.py:build"},
         "artifact": [{"name": "cpu", "target": "onnxruntime"}],
     }  # fmt: skip
-    validator = Draft202012Validator(SCHEMA)
-    assert validator.is_valid(right)
-    assert not validator.is_valid({**right, **recipe(wrong)})
+    assert VALIDATOR.is_valid(right)
+    assert not VALIDATOR.is_valid({**right, **tomllib.loads(wrong)})
+    assert not VALIDATOR.is_valid({key: value for key, value in right.items() if key != "artifact"})

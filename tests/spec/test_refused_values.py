@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from qcompile.cli.measure import bench
 from qcompile.errors import InvalidOption, RecipeError
 from qcompile.pipeline.recipe import parse_recipe
-from qcompile.spec.artifacts import BuildCommand, QuantizeCommand
+from qcompile.spec.artifacts import BuildCommand, BuildSpec, QuantizeCommand
 from qcompile.spec.decode import Refused, decode
-from qcompile.spec.first_use import AutoCommand
 from qcompile.spec.looking import ReportCommand
 from qcompile.spec.measure import BenchCommand, BenchOptions, Budget, CompareCommand, DiffCommand
 from qcompile.spec.models import CalibrateCommand, ExportCommand
 from qcompile.spec.option import Option, options_of
-from qcompile.spec.recipes import RecipeFile, TuneCommand
+from qcompile.spec.recipes import AutoCommand, RecipeFile, TuneCommand
+from qcompile.spec.tensorrt import TensorRTOptions
 
 SPECS = (
     AutoCommand, BenchCommand, BuildCommand, CalibrateCommand, CompareCommand, DiffCommand, ExportCommand,
@@ -114,6 +114,31 @@ def test_no_text_holds_nul(bench: str, source: str, key: str) -> None:
     assert caught.value.data["key"] == key
     with pytest.raises(InvalidOption, match="without the character NUL"):
         ReportCommand(results=Path("a\0b"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gpus": ("cluster", "sm86")}, "`gpus`: 'cluster' stands for all of them"),
+        ({"gpus": ("cluster",)}, "'cluster' is for recipes that `run` carries out"),
+        ({"gpus": ("sm86",), "tensorrt": TensorRTOptions(device=1)}, "`tensorrt.device`: excludes `gpus`"),
+        ({"precision": "fp16", "calibrator": "native"}, "is for `precision` int8; the precision is fp16"),
+        ({"calibrator": "native"}, "give `data` and no `ranges`"),
+        ({"calibrator": "native", "data": "x.npz", "ranges": "m.ranges"}, "give `data` and no `ranges`"),
+        ({"calibrator": "ranges"}, "give `ranges` and no `data`"),
+        ({"calibrator": "ranges", "data": "x.npz", "ranges": "m.ranges"}, "give `ranges` and no `data`"),
+        ({"calibration_cache": "m.cache"}, "is for `calibrator` native, entropy or minmax"),
+    ],
+)
+def test_options_of_a_build_that_contradict_each_other_are_refused(
+    options: dict[str, Any], message: str
+) -> None:
+    int8: dict[str, Any] = {"target": "tensorrt", "precision": "int8"}
+    with pytest.raises(Refused, match=message):
+        BuildSpec(**int8 | options)
+    assert BuildSpec(
+        **int8, calibrator="entropy", data="x.npz", calibration_cache="m.cache"
+    ).calibrates_itself
 
 
 @pytest.mark.parametrize(

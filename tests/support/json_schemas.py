@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from qcompile.artifact.artifact import IO, SCHEMA_VERSION, Device, Manifest, Proof
+from qcompile.artifact import IO, SCHEMA_VERSION, Device, Manifest, Proof
 from qcompile.bench.results.results import SCHEMA_VERSION as RESULTS_VERSION
 from qcompile.bench.results.results import Environment, Results, Run, Settings
 from qcompile.calibration import ranges_file

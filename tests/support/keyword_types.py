@@ -12,13 +12,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from qcompile.spec.artifacts import BuildSpec, QatSpec, QuantizeSpec
-from qcompile.spec.cluster import ConnectionOptions
-from qcompile.spec.first_use import AutoSpec, InitSpec
 from qcompile.spec.looking import DoctorCommand, EpContextSpec, InspectSpec, LoadSpec, ReportSpec, TritonSpec
 from qcompile.spec.measure import BenchSpec, CompareSpec, DiffSpec, GateOptions, LayerDiffSpec
 from qcompile.spec.models import CalibrateSpec, ExportSpec, SimplifySpec
 from qcompile.spec.option import Option, fields_of
-from qcompile.spec.recipes import MigrateSpec, RunSpec, SweepSpec, TuneSpec
+from qcompile.spec.recipes import (
+    AutoSpec,
+    ConnectionOptions,
+    InitSpec,
+    MigrateSpec,
+    RunSpec,
+    SweepSpec,
+    TuneSpec,
+)
 
 _HEAD = '''\
 """Keyword arguments of the verbs, for type checkers alone. Written by `make reference` from spec/."""

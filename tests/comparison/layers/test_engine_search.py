@@ -254,7 +254,7 @@ def test_values_around_the_fault_are_kept_for_polygraphy(
 def test_the_shown_lines_name_both_sides_builds_and_what_is_not_known(
     search: Search, tiny: MakeModel
 ) -> None:
-    from qcompile.cli.diff import inside, verdict
+    from qcompile.cli.measure import inside, verdict
 
     diff = search(tiny("residual"), at("a"), version="10.16")
     assert diff.engine is not None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import qcompile
-from qcompile.cli.diff import diff
+from qcompile.cli.measure import diff
 from qcompile.pipeline.migrate import Migration
 from qcompile.pipeline.migrate.intent import TOOLS, Tool, tomllib
 

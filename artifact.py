@@ -2,7 +2,7 @@
 
 `model.engine` lies beside `model.engine.json`; `files` writes both as one. `Manifest` is the file, key for
 key behind `schema_version`; every field is typed when it is read. A manifest is self-attested: it finds
-accidents, and no attackers.
+accidents, and no attackers. It also tells for which instruction set INT8 is, and whether it is exact here.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, TypedDict, cast
 
 import msgspec
 
-from ..errors import ArtifactError
-from ..files import digest_files, manifest_path, read_json, require_file, side_files, write_json
-from ..spec.words import FORMER_ISAS
-from ..tensors import ModelIO
+from .errors import ArtifactError
+from .files import digest_files, manifest_path, read_json, require_file, side_files, write_json
+from .processor import isa_here, isa_of, overflows, why_not_exact
+from .spec.words import CPU_TARGETS, FORMER_ISAS, ISAS, Isa
+from .tensors import ModelIO
+from .version import tool_versions as tool_versions  # beside what it is written into
 
 SCHEMA_VERSION = 1
 _DTYPE = re.compile(
@@ -203,7 +205,7 @@ class Manifest:
             "checks": [dataclasses.asdict(check) for check in self.checks],
             "warnings": list(self.warnings),
         }
-        plain = {name: dict(one) if isinstance(one, Mapping) else one for name, one in values.items()}
+        plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
         return {"schema_version": SCHEMA_VERSION, **plain}
 
 
@@ -242,11 +244,15 @@ def decode_manifest(value: Any, file: Path) -> Manifest:
     try:
         _check_text(value)
         manifest = msgspec.convert(value, Manifest)
-        if missing := [one.name for one in dataclasses.fields(Manifest) if one.name not in value]:
+        if missing := [field.name for field in dataclasses.fields(Manifest) if field.name not in value]:
             raise ValueError(f"Object missing required field `{missing[0]}`")
         if manifest.kind == "engine":
             msgspec.convert(value, OfEngine)
-        proof = {name: _with_unreported(counts) for name, counts in manifest.proof.items()}
+        proof = dict(manifest.proof)
+        for name, counts in proof.items():
+            if isinstance(counts, dict) and isinstance(counts.get("untold"), dict):  # of older manifests
+                renamed = {"unreported" if key == "untold" else key: layers for key, layers in counts.items()}
+                proof[name] = renamed
         msgspec.convert(value | {"proof": proof}, Read)
         return dataclasses.replace(
             manifest, proof=proof, checks=tuple(manifest.checks), warnings=tuple(manifest.warnings)
@@ -257,13 +263,6 @@ def decode_manifest(value: Any, file: Path) -> Manifest:
         ) from error
 
 
-def _with_unreported(counts: object) -> object:
-    """Layers by precision, where layers of unknown precision were "untold" in older manifests."""
-    if not isinstance(counts, dict) or not isinstance(counts.get("untold"), dict):
-        return counts
-    return {"unreported" if name == "untold" else name: value for name, value in counts.items()}
-
-
 def _check_text(value: object) -> None:
     """Refuse JSON that could not be written again: nested deeply, or with halves of characters."""
     level, depth = [value], 0
@@ -272,13 +271,13 @@ def _check_text(value: object) -> None:
         if depth > _DEEPEST:
             raise ValueError(f"nested deeper than {_DEEPEST} levels")
         inner: list[object] = []
-        for one in level:
-            if isinstance(one, dict):
-                inner += [*one.keys(), *one.values()]
-            elif isinstance(one, list):
-                inner += one
-            elif isinstance(one, str) and not one.isascii():
-                one.encode()  # a lone surrogate raises UnicodeEncodeError, which is a ValueError
+        for item in level:
+            if isinstance(item, dict):
+                inner += [*item.keys(), *item.values()]
+            elif isinstance(item, list):
+                inner += item
+            elif isinstance(item, str) and not item.isascii():
+                item.encode()  # a lone surrogate raises UnicodeEncodeError, which is a ValueError
         level = inner
 
 
@@ -357,11 +356,10 @@ def accepting(path: Path) -> Iterator[None]:
 
 def _require_digest(path: Path, manifest: Manifest, digest: str) -> None:
     if digest != manifest.digest:
-        beside = manifest_path(path)
         raise ArtifactError(
             f"{path}: digest {digest[:19]}… differs from its manifest's {manifest.digest[:19]}…",
-            hint=f"the file was changed after it was made; make it again, or remove {beside} if the change "
-            "was meant",
+            hint="the file was changed after it was made; make it again, or remove "
+            f"{manifest_path(path)} if the change was meant",
             file=path,
         )
 
@@ -391,8 +389,8 @@ def _version_of(paths: Sequence[Path]) -> _Version:
     """Which files these are, and when they were changed last: path, device, inode, size, time in ns."""
     statuses = [(str(path.absolute()), path.stat()) for path in paths]
     return tuple(
-        (name, one.st_dev, one.st_ino, one.st_size, max(one.st_mtime_ns, one.st_ctime_ns))
-        for name, one in statuses
+        (name, status.st_dev, status.st_ino, status.st_size, max(status.st_mtime_ns, status.st_ctime_ns))
+        for name, status in statuses
     )
 
 
@@ -405,16 +403,48 @@ def size_bytes(path: Path) -> int:
     return sum(item.stat().st_size for item in (path, *side_files(path)))
 
 
-def tool_versions(*packages: str) -> dict[str, str]:
-    """Return the versions of installed packages, qcompile's own first; absent ones are left out."""
-    from importlib.metadata import PackageNotFoundError, version
+_EXACT = "with `isa` avx2, which every x86 processor computes exactly"
+BUILD_AGAIN = f"build it again here, or {_EXACT}"
+QUANTIZE_AGAIN = f"quantize the float model again here, or {_EXACT}"
+PACKAGE_ELSEWHERE = f"package it on a processor like the server's, or build it {_EXACT}"
+_OF_0_2: Isa = "avx512-vnni"
+"""What `quantize` of 0.2.0 quantized for where its manifest does not say: its default, then named "vnni"."""
 
-    from ..version import __version__
 
-    versions = {"qcompile": __version__}
-    for package in packages:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return versions
+def int8_isa(manifest: Manifest | None) -> Isa:
+    """Return what an artifact's INT8 is for, by its options, its device, or its version; else "auto"."""
+    if (
+        manifest is None
+        or manifest.target not in ("", *CPU_TARGETS)
+        or manifest.precision != "int8"
+        or manifest.options.get("mode", "static") not in ("static", "dynamic")
+    ):
+        return "auto"
+    device = manifest.device
+    of_device = FORMER_ISAS.get(str(device.get("isa")), device.get("isa"))
+    for isa in (manifest.current_options.get("isa"), of_device):
+        if isa in ISAS and isa != "auto":
+            return cast(Isa, isa)
+    if manifest.stage == "quantize" and manifest.target:
+        return _OF_0_2
+    features = device.get("features")
+    if manifest.stage != "build" or not isinstance(features, list) or not features:
+        return "auto"
+    return isa_of(features, arm=str(device.get("architecture")).startswith(("arm", "aarch")))
+
+
+def carried_isa(model: Path) -> dict[str, object]:
+    """Return the option of a manifest that says what the INT8 of a file is for, for a file made from it."""
+    isa = int8_isa(read_manifest(model))
+    return {} if isa == "auto" else {"isa": isa}
+
+
+def require_exact(
+    path: str | Path, manifest: Manifest | None, *, on: Isa = "auto", hint: str = BUILD_AGAIN
+) -> None:
+    """Refuse an artifact whose INT8 overflows on an instruction set; "auto" is this processor's."""
+    isa = int8_isa(manifest)
+    if not overflows(isa, isa_here() if on == "auto" else on):
+        return
+    reason = why_not_exact(isa) or f"its INT8 is for {isa}; on {on} products would overflow, added in 16 bits"
+    raise ArtifactError(f"{path}: {reason}", hint=hint, file=path)
