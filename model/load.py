@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ..artifact import checked_input
 from ..errors import EngineUnavailable, InvalidOption, ModelError
@@ -133,8 +132,7 @@ def describe_named(source: Source) -> Description:
     """Return task, inputs, preprocessing and outputs of a model by name, without its weights."""
     _import(source)
     with quiet():
-        description: Description = _package(source).describe(source)
-    return description
+        return _describe(source)
 
 
 def load_named(source: Source) -> LoadedModel:
@@ -148,12 +146,11 @@ def load_named(source: Source) -> LoadedModel:
             "or FILE is required",
             hint="leave classes out",
         )
-    package = _package(source)
     with quiet():
-        description: Description = package.describe(source)
+        description = _describe(source)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(options.seed)
-            module = package.load(source, description)
+            module = description.load()
         if options.file:
             # The package's own module, whose names of tensors a file of weights has.
             wrapped = type(module).__module__.startswith(f"{__package__}.named.")
@@ -172,9 +169,9 @@ def load_named(source: Source) -> LoadedModel:
     )
 
 
-def _package(source: Source) -> Any:
-    """What describes and what loads a model of a package."""
-    return importlib.import_module(f".named.{source.kind}_models", __package__)
+def _describe(source: Source) -> Description:
+    module = importlib.import_module(f".named.{source.kind}_models", __package__)
+    return module.describe(source)  # type: ignore[no-any-return]
 
 
 def _import(source: Source) -> str:

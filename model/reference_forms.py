@@ -19,6 +19,7 @@ rounded, and so are the weights of products.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -134,7 +135,7 @@ def with_halves(model: onnx.ModelProto, precision: str) -> onnx.ModelProto:
                 nodes += _clipped(graph, f"{name}/exact", f"{name}/within", (-limit, limit))
                 for operand, output, to in ((f"{name}/within", f"{name}/half", _HALVES[precision]),
                                             (f"{name}/half", name, onnx.TensorProto.FLOAT)):  # fmt: skip
-                    nodes.append(_made("Cast", [operand], output))
+                    nodes.append(_node("Cast", [operand], output))
                     nodes[-1].attribute.append(onnx.helper.make_attribute("to", to))
     set_nodes(graph, nodes)
     return result
@@ -156,8 +157,8 @@ def without_roundings(model: onnx.ModelProto) -> onnx.ModelProto:
         for node in graph.node
         if node.op_type == "DynamicQuantizeLinear"
         and all(
-            one.op_type in (*_PRODUCTS, "QAttention") and one.input[1] in stored
-            for one in readers.get(node.output[0], ())
+            reader.op_type in (*_PRODUCTS, "QAttention") and reader.input[1] in stored
+            for reader in readers.get(node.output[0], ())
         )
     }
     nodes: list[onnx.NodeProto] = []
@@ -166,7 +167,7 @@ def without_roundings(model: onnx.ModelProto) -> onnx.ModelProto:
         if maker is not None and maker.input[0] not in constants and (limits := _limits(maker, node, stored)):
             nodes += _clipped(graph, maker.input[0], node.output[0], limits)
         elif node.op_type == "DynamicQuantizeLinear" and node.output[0] in dynamic:
-            nodes.append(_made("Identity", [node.input[0]], node.output[0]))
+            nodes.append(_node("Identity", [node.input[0]], node.output[0]))
             store(graph, node.output[1], np.float32(1))
             store(graph, node.output[2], np.uint8(0))
         elif node.op_type in (*_PRODUCTS, "QAttention") and node.input[0] in dynamic:
@@ -211,7 +212,7 @@ def _clipped(
     low, high = (
         store(graph, f"{output}/{end}", limit) for end, limit in zip(("low", "high"), limits, strict=True)
     )
-    return [_made("Max", [value, low], f"{output}/above"), _made("Min", [f"{output}/above", high], output)]
+    return [_node("Max", [value, low], f"{output}/above"), _node("Min", [f"{output}/above", high], output)]
 
 
 def _float_product(graph: onnx.GraphProto, node: onnx.NodeProto, stored: Stored) -> onnx.NodeProto:
@@ -219,13 +220,10 @@ def _float_product(graph: onnx.GraphProto, node: onnx.NodeProto, stored: Stored)
     if node.op_type == "QAttention":
         weight = _dequantized(graph, stored, node.input[1], _at(node, 7), _at(node, 4))
         operands = [node.input[0], weight, node.input[2], _at(node, 5), _at(node, 8)]
-        made = _made("Attention", operands, node.output[0], node)
-        made.domain = node.domain
-        made.output.extend(node.output[1:])
-        return made
+        return _in_place_of(node, "Attention", operands)
     axis = -1 if node.op_type == "MatMulInteger" else 0
     weight = _dequantized(graph, stored, node.input[1], _at(node, 3), "", axis=axis)
-    return _made(_PRODUCTS[node.op_type], [node.input[0], weight], node.output[0], node)
+    return _in_place_of(node, _PRODUCTS[node.op_type], [node.input[0], weight])
 
 
 def _float_lstm(graph: onnx.GraphProto, node: onnx.NodeProto, stored: Stored) -> onnx.NodeProto:
@@ -234,9 +232,7 @@ def _float_lstm(graph: onnx.GraphProto, node: onnx.NodeProto, stored: Stored) ->
         _dequantized(graph, stored, node.input[place], _at(node, zero), _at(node, scale), swapped=True)
         for place, scale, zero in ((1, 8, 9), (2, 10, 11))
     ]
-    made = _made("LSTM", [node.input[0], *weights, *node.input[3:8]], node.output[0], node)
-    made.output.extend(node.output[1:])
-    return made
+    return _in_place_of(node, "LSTM", [node.input[0], *weights, *node.input[3:8]])
 
 
 def _dequantized(
@@ -268,12 +264,17 @@ def _at(node: onnx.NodeProto, place: int) -> str:
     return node.input[place] if len(node.input) > place else ""
 
 
-def _made(
-    operator: str, operands: list[str], output: str, like: onnx.NodeProto | None = None
-) -> onnx.NodeProto:
+def _node(operator: str, operands: list[str], output: str) -> onnx.NodeProto:
     from onnx import helper
 
-    made = helper.make_node(operator, operands, [output], name=output if like is None else like.name)
-    if like is not None:
-        made.attribute.extend(like.attribute)
-    return made
+    return helper.make_node(operator, operands, [output], name=output)
+
+
+def _in_place_of(node: onnx.NodeProto, operator: str, operands: list[str]) -> onnx.NodeProto:
+    """A node of another operator and other operands, with the name, attributes and outputs of this one."""
+    replacement = copy.deepcopy(node)
+    replacement.op_type = operator
+    replacement.input[:] = operands
+    if operator != "Attention":
+        replacement.domain = ""
+    return replacement

@@ -239,18 +239,10 @@ def script(path: Path, text: str) -> str:
     return f"tensorflow={path}"
 
 
-def test_the_spellings_of_tensorflow_models(tmp_path: Path) -> None:
-    for name in ("m.keras", "m.h5", "m.tflite"):
-        (tmp_path / name).write_bytes(b"")
-    (tmp_path / "saved").mkdir()
-    (tmp_path / "saved" / "saved_model.pb").write_bytes(b"")
-    kinds = {name: parse_source(name, base=tmp_path) for name in ("m.keras", "m.h5", "m.tflite", "saved")}
-    assert [source.kind for source in kinds.values()] == ["keras", "keras", "tflite", "savedmodel"]
-    assert parse_source("saved:serve", base=tmp_path).function == "serve"
-    with pytest.raises(MissingFile):
-        parse_source("none.keras", base=tmp_path)
+def test_a_tensorflow_model_is_nothing_that_pytorch_runs(tmp_path: Path) -> None:
+    (tmp_path / "m.keras").write_bytes(b"")
     with pytest.raises(ModelError, match="cannot be run by PyTorch\n  hint: export it"):
-        load_torch(kinds["m.keras"])
+        load_torch(parse_source("m.keras", base=tmp_path))
 
 
 @pytest.mark.parametrize(
